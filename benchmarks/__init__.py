@@ -1,1 +1,2 @@
-"""The benchmarks behind `make bench`: eight points, each with its marks, measured on this machine."""
+"""The benchmarks behind `make bench`: eight points, each with its marks, measured on this
+machine."""

@@ -1,8 +1,9 @@
-"""Measures the chosen points (all, without a choice), prints them with their marks, and keeps them as JSON.
+"""Measures the chosen points (all, without a choice), prints them with their marks, and keeps them
+as JSON.
 
 python -m benchmarks                      every point
 python -m benchmarks 1 8 --records 550000
-python -m benchmarks --scale 0.02 --warm-up 20 --seconds 10 --rounds 4      a quick look whether everything works
+python -m benchmarks --scale 0.02 --warm-up 20 --seconds 10 --rounds 4   to see whether all works
 python -m benchmarks --full --engine embedded
 """
 
@@ -38,7 +39,9 @@ def main() -> None:
     results: list[Result] = []
     failed = False
     try:
-        with tempfile.TemporaryDirectory(prefix="watersmeet-bench-", ignore_cleanup_errors=True) as name:
+        with tempfile.TemporaryDirectory(
+            prefix="watersmeet-bench-", ignore_cleanup_errors=True
+        ) as name:
             # Last come those that start Spark in this process, where it stays.
             for measured in (backlog, latency, batches):
                 try:
@@ -57,18 +60,57 @@ def main() -> None:
 def _parse() -> argparse.Namespace:
     defaults = Sizes()
     parser = argparse.ArgumentParser(
-        prog="python -m benchmarks", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="python -m benchmarks",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("points", metavar="POINT", type=int, nargs="*", help="1 to 10; without any, all of them")
-    parser.add_argument("--engine", choices=ENGINES, help="what is measured; without one, both in turns")
-    parser.add_argument("--records", type=int, default=defaults.records, help="records of the backlog (%(default)s)")
-    parser.add_argument("--full", action="store_true", help="ten times the records for point 6, 20 million rows for point 4")
-    parser.add_argument("--scale", type=float, default=1.0, help="so much of every number of records and rows (%(default)s)")
-    parser.add_argument("--partitions", type=int, default=defaults.partitions, help="partitions of a topic (%(default)s)")
-    parser.add_argument("--rounds", type=int, default=defaults.rounds, help="batches of points 3 and 4 (%(default)s)")
-    parser.add_argument("--warm-up", type=float, default=defaults.warm_up_s, help="seconds before point 2 (%(default)s)")
-    parser.add_argument("--seconds", type=float, default=defaults.measured_s, help="seconds of point 2 (%(default)s)")
-    parser.add_argument("--out", type=Path, default=Path("results.json"), help="where the JSON goes (%(default)s)")
+    parser.add_argument(
+        "points", metavar="POINT", type=int, nargs="*", help="1 to 10; without any, all of them"
+    )
+    parser.add_argument(
+        "--engine", choices=ENGINES, help="what is measured; without one, both in turns"
+    )
+    parser.add_argument(
+        "--records", type=int, default=defaults.records, help="records of the backlog (%(default)s)"
+    )
+    parser.add_argument(
+        "--full",
+        action="store_true",
+        help="ten times the records for point 6, 20 million rows for point 4",
+    )
+    parser.add_argument(
+        "--scale",
+        type=float,
+        default=1.0,
+        help="so much of every number of records and rows (%(default)s)",
+    )
+    parser.add_argument(
+        "--partitions",
+        type=int,
+        default=defaults.partitions,
+        help="partitions of a topic (%(default)s)",
+    )
+    parser.add_argument(
+        "--rounds",
+        type=int,
+        default=defaults.rounds,
+        help="batches of points 3 and 4 (%(default)s)",
+    )
+    parser.add_argument(
+        "--warm-up",
+        type=float,
+        default=defaults.warm_up_s,
+        help="seconds before point 2 (%(default)s)",
+    )
+    parser.add_argument(
+        "--seconds",
+        type=float,
+        default=defaults.measured_s,
+        help="seconds of point 2 (%(default)s)",
+    )
+    parser.add_argument(
+        "--out", type=Path, default=Path("results.json"), help="where the JSON goes (%(default)s)"
+    )
     options = parser.parse_args()
     if not set(options.points) <= set(range(1, 11)):
         parser.error("the points are 1 to 10")

@@ -1,7 +1,8 @@
-"""Points 1 and 6 to 10: a backlog from the start of the process to its end, with every table written and every message out.
+"""Points 1 and 6 to 10: a backlog from the start of the process to its end, with every table
+written and every message out.
 
-Producing the input is not timed. `watersmeet run --once` is, as a process of its own; so are the floors and the peers, over the
-same topics of the same broker, one after the other.
+Producing the input is not timed. `watersmeet run --once` is, as a process of its own; so are the
+floors and the peers, over the same topics of the same broker, one after the other.
 """
 
 from __future__ import annotations
@@ -47,9 +48,12 @@ class Run:
     """When each layer was last heard of, in seconds from the start of the process."""
 
     def shares(self) -> dict[str, float]:
-        """What part of the run each layer took: from the last news of the one before to its own last news."""
+        """What part of the run each layer took: from the last news of the one before to its own
+        last news."""
         shares, since = {}, 0.0
-        for layer, until in sorted({**self.steps, "end": self.seconds}.items(), key=lambda step: step[1]):
+        for layer, until in sorted(
+            {**self.steps, "end": self.seconds}.items(), key=lambda step: step[1]
+        ):
             shares[layer] = round((until - since) / self.seconds, 3)
             since = until
         return shares
@@ -66,41 +70,69 @@ class River:
     sessions: int
     input_bytes: int
 
-    def run(self, engine: str, name: str, master: str | None = None, *, has_tenants: bool = False) -> Run:
-        """`watersmeet run --once` into a lake and a sink of its own. Raises ProgramError where not every session came out."""
+    def run(
+        self, engine: str, name: str, master: str | None = None, *, has_tenants: bool = False
+    ) -> Run:
+        """`watersmeet run --once` into a lake and a sink of its own. Raises ProgramError where not
+        every session came out."""
         name = f"{engine}_{name}"
         folder, sink = self.folder / name, f"merged_{name}"
         spark = {} if master is None else {"spark.master": master}
-        file = write_configuration(folder, self.bootstrap_servers, sink=sink, engine=engine, spark=spark, has_tenants=has_tenants)
+        file = write_configuration(
+            folder,
+            self.bootstrap_servers,
+            sink=sink,
+            engine=engine,
+            spark=spark,
+            has_tenants=has_tenants,
+        )
         settings = load_settings(file)
         with program(folder, "-m", "pipelines", "run", "--once") as running:
             running.wait()
         tails = read_tails(settings.kafka, settings.publish.topic, self.partitions)
         published = sum(sequence_tail(last).seq + 1 for last in tails.values())
         if published != self.sessions:
-            raise ProgramError(f"{published} messages came out of {self.sessions} sessions: {running.said()[-2000:]}")
-        tell(f"run {name}: {self.records / running.seconds:,.0f} records/s over {self.partitions} partitions")
-        return Run(folder, running.seconds, running.memory.peak_bytes, _steps(running.said(), running.began))
+            raise ProgramError(
+                f"{published} messages came out of {self.sessions} sessions: "
+                f"{running.said()[-2000:]}"
+            )
+        tell(
+            f"run {name}: {self.records / running.seconds:,.0f} records/s over {self.partitions} "
+            "partitions"
+        )
+        return Run(
+            folder,
+            running.seconds,
+            running.memory.peak_bytes,
+            _steps(running.said(), running.began),
+        )
 
     def peer(self, name: str) -> tuple[float, int]:
         """A peer's seconds, and how many messages it wrote."""
         folder = self.folder / name
         shutil.rmtree(folder, ignore_errors=True)
         module = f"benchmarks.peers.{name}"
-        with program(folder, "-m", module, self.bootstrap_servers, str(folder), str(self.partitions)) as running:
+        with program(
+            folder, "-m", module, self.bootstrap_servers, str(folder), str(self.partitions)
+        ) as running:
             running.wait()
         cluster = Cluster(load_settings(self.folder / "watersmeet.yml").kafka)
         topic = f"merged_by_{name}"
         messages = 0
         if topic in cluster.partition_counts([topic]):
-            messages = sum(end - first for first, end in cluster.bounds(topic, self.partitions).values())
+            messages = sum(
+                end - first for first, end in cluster.bounds(topic, self.partitions).values()
+            )
         tell(f"{name}: {self.records / running.seconds:,.0f} records/s, {messages:,} messages")
         return running.seconds, messages
 
 
 @contextmanager
-def river(folder: Path, records: int, partitions: int, tenants: int | None = None) -> Iterator[River]:
-    """A broker with so many records, a session's order among eleven of them; nothing of it is left afterwards.
+def river(
+    folder: Path, records: int, partitions: int, tenants: int | None = None
+) -> Iterator[River]:
+    """A broker with so many records, a session's order among eleven of them; nothing of it is left
+    afterwards.
 
     `tenants`: so many of them have records in each partition.
     """
@@ -108,7 +140,9 @@ def river(folder: Path, records: int, partitions: int, tenants: int | None = Non
     try:
         with embedded_broker(folder / "broker") as bootstrap_servers:
             settings = load_settings(write_configuration(folder, bootstrap_servers))
-            count, size = fill_topics(Cluster(settings.kafka), settings, records - orders, orders, partitions, tenants)
+            count, size = fill_topics(
+                Cluster(settings.kafka), settings, records - orders, orders, partitions, tenants
+            )
             tell(f"{count:,} records in {partitions} partitions, {size:,} bytes")
             yield River(folder, bootstrap_servers, partitions, count, orders, size)
     finally:
@@ -151,11 +185,14 @@ def measure(numbers: Set[int], sizes: Sizes, folder: Path) -> Iterator[Result]:
             for engine, both in of_wide.items():
                 many, few = _quicker(both).seconds, _quicker(runs[engine]).seconds
                 details = {wide.partitions: round(many, 1), small.partitions: round(few, 1)}
-                yield Result(points.MANY_PARTITIONS, engine, many / few, {"seconds_by_partitions": details})
+                yield Result(
+                    points.MANY_PARTITIONS, engine, many / few, {"seconds_by_partitions": details}
+                )
 
 
 def _run_again(river: River, runs: Mapping[str, list[Run]]) -> None:
-    """What the marks are about is run twice, in turns, and the better of both counts: the machine is slower at times."""
+    """What the marks are about is run twice, in turns, and the better of both counts: the machine
+    is slower at times."""
     for engine, mine in runs.items():
         mine.append(river.run(engine, "again"))
 
@@ -182,7 +219,11 @@ def _against_others(small: River, runs: Mapping[str, list[Run]]) -> Iterator[Res
         yield Result(points.BACKLOG, engine, small.records / best.seconds, details)
         for name, of_peer in taken.items():
             seconds, messages = min(of_peer)
-            details = {"seconds": [round(each, 1) for each, _ in of_peer], "messages": messages, "sessions": small.sessions}
+            details = {
+                "seconds": [round(each, 1) for each, _ in of_peer],
+                "messages": messages,
+                "sessions": small.sessions,
+            }
             rate = {"records_per_second": round(small.records / seconds)}
             yield Result(PEERS[name], engine, seconds / best.seconds, rate | details)
 
@@ -199,9 +240,19 @@ def _large(large: River, engine: str, floor: float, plain: Run) -> Iterator[Resu
     """Point 6; the broker is not counted."""
     run = large.run(engine, "plain")
     seconds = {"seconds": round(run.seconds, 1), "seconds_of_floor_b": round(floor, 1)}
-    yield Result(points.LARGE_BACKLOG, engine, large.records / run.seconds, {"records": large.records, **seconds})
+    yield Result(
+        points.LARGE_BACKLOG,
+        engine,
+        large.records / run.seconds,
+        {"records": large.records, **seconds},
+    )
     yield Result(points.LARGE_OF_FLOOR_B, engine, floor / run.seconds)
-    yield Result(points.MEMORY, engine, run.peak_bytes / 2**30, {"peak_bytes": [run.peak_bytes, plain.peak_bytes]})
+    yield Result(
+        points.MEMORY,
+        engine,
+        run.peak_bytes / 2**30,
+        {"peak_bytes": [run.peak_bytes, plain.peak_bytes]},
+    )
     yield Result(points.MEMORY_GROWTH, engine, run.peak_bytes / plain.peak_bytes)
 
 
@@ -219,18 +270,25 @@ def _tenants(of_tenants: River, engine: str, point: points.Point) -> Result:
     for turn in ("first", "second"):
         plain.append(of_tenants.run(engine, f"plain_{turn}").seconds)
         by_tenant.append(of_tenants.run(engine, f"tenants_{turn}", has_tenants=True).seconds)
-    seconds = {"without": [round(each, 1) for each in plain], "with": [round(each, 1) for each in by_tenant]}
+    seconds = {
+        "without": [round(each, 1) for each in plain],
+        "with": [round(each, 1) for each in by_tenant],
+    }
     return Result(point, engine, min(by_tenant) / min(plain), {"seconds": seconds})
 
 
 def _disk(small: River, engine: str, plain: Run) -> Iterator[Result]:
     """Point 8; whatever maintenance replaces is kept until the retention is over."""
     lake = plain.folder / "lake"
-    yield Result(points.DISK, engine, bytes_in(lake) / small.input_bytes, {"input_bytes": small.input_bytes})
+    yield Result(
+        points.DISK, engine, bytes_in(lake) / small.input_bytes, {"input_bytes": small.input_bytes}
+    )
     _command(plain.folder, "maintain")
     yield Result(points.DISK_MAINTAINED, engine, bytes_in(lake) / small.input_bytes)
     present = sum(
-        Path(file).stat().st_size for log in lake.glob("*/_delta_log") for file in DeltaTable(str(log.parent)).file_uris()
+        Path(file).stat().st_size
+        for log in lake.glob("*/_delta_log")
+        for file in DeltaTable(str(log.parent)).file_uris()
     )
     yield Result(points.DISK_PRESENT, engine, present / small.input_bytes)
 

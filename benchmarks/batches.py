@@ -1,8 +1,9 @@
-"""Points 3, 4 and 5: what one batch of silver costs once the JVM is warm, beside long history and many open rows.
+"""Points 3, 4 and 5: what one batch of silver costs once the JVM is warm, beside long history and
+many open rows.
 
-In this process, without Kafka: rows go straight into bronze as the bronze stream would have written them, and only then is
-the clock started. Lakes that are compared take turns, so that both meet the same JVM. A figure is the median of the second half
-of the rounds.
+In this process, without Kafka: rows go straight into bronze as the bronze stream would have written
+them, and only then is the clock started. Lakes that are compared take turns, so that both meet the
+same JVM. A figure is the median of the second half of the rounds.
 """
 
 from __future__ import annotations
@@ -21,7 +22,14 @@ from pyspark.sql import Column, SparkSession
 from pyspark.sql import functions as F
 
 from benchmarks import points
-from benchmarks.inputs import DAY_MS, START_MS, TIMEOUT_MS, heartbeat_value, record_value, write_configuration
+from benchmarks.inputs import (
+    DAY_MS,
+    START_MS,
+    TIMEOUT_MS,
+    heartbeat_value,
+    record_value,
+    write_configuration,
+)
 from benchmarks.points import Result, Sizes
 from benchmarks.programs import bytes_in, tell
 from pipelines.core.types import ddl
@@ -44,7 +52,8 @@ CHUNK = 1_000_000
 
 @dataclass
 class SmallBatches:
-    """A lake whose bronze gets one small batch after the other, and the silver that merges each of them at once."""
+    """A lake whose bronze gets one small batch after the other, and the silver that merges each of
+    them at once."""
 
     engine: Engine
     settings: Settings
@@ -56,24 +65,34 @@ class SmallBatches:
     _random: random.Random = field(default_factory=lambda: random.Random(1))
 
     def seconds(self, *, touched: int = 0, new: int = 0, step_ms: int = 1) -> float:
-        """How long silver takes for a batch that moves every clock by `step_ms` and holds a record for each of so many open rows
-        and new keys.
+        """How long silver takes for a batch that moves every clock by `step_ms` and holds a record
+        for each of so many open rows and new keys.
         """
         since, self.now_ms = self.now_ms, self.now_ms + step_ms
-        keys = [(_open_key(n), n % PARTITIONS) for n in self._random.sample(range(self.open_rows), touched)]
+        keys = [
+            (_open_key(n), n % PARTITIONS)
+            for n in self._random.sample(range(self.open_rows), touched)
+        ]
         keys += [(f"new{n:08d}", n % PARTITIONS) for n in range(self.new_keys, self.new_keys + new)]
         self.new_keys += new
         rows: dict[str, list[tuple[object, ...]]] = {source: [] for source in self.settings.sources}
         for i, (key, partition) in enumerate(keys):
-            source, event_time = ("orders" if i % 11 == 0 else "tracking"), since + i * step_ms // len(keys)
+            source, event_time = (
+                ("orders" if i % 11 == 0 else "tracking"),
+                since + i * step_ms // len(keys),
+            )
             rows[source].append(self._row(source, partition, event_time, key))
         for source, own in rows.items():
-            own += [self._row(source, partition, self.now_ms, None) for partition in range(PARTITIONS)]
+            own += [
+                self._row(source, partition, self.now_ms, None) for partition in range(PARTITIONS)
+            ]
             table = tables.bronze(source)
             layout = self.engine.lake.layout[table]
             found = self.engine.rows(layout.rows(own))
             # As from Kafka: with Spark a file for each topic-partition.
-            self.engine.append(table, self.engine.per_partition(_as_they_are, [found], layout.schema))
+            self.engine.append(
+                table, self.engine.per_partition(_as_they_are, [found], layout.schema)
+            )
         began = time.perf_counter()
         plan = next(self.silver.drain())
         seconds = time.perf_counter() - began
@@ -83,7 +102,8 @@ class SmallBatches:
         return seconds
 
     def restart_seconds(self) -> float:
-        """How long a new silver takes to find out where it stands, and that there is nothing to do."""
+        """How long a new silver takes to find out where it stands, and that there is nothing to
+        do."""
         began = time.perf_counter()
         batches = list(Silver(Owner(self.engine), self.settings, PARTITIONS).drain())
         seconds = time.perf_counter() - began
@@ -91,11 +111,24 @@ class SmallBatches:
             raise RuntimeError(f"{len(batches)} batches were left")
         return seconds
 
-    def _row(self, source: str, partition: int, event_time: int, key: str | None) -> tuple[object, ...]:
+    def _row(
+        self, source: str, partition: int, event_time: int, key: str | None
+    ) -> tuple[object, ...]:
         offset = self._offsets[source, partition]
         self._offsets[source, partition] += 1
-        value = heartbeat_value(event_time) if key is None else record_value(key, event_time, source)
-        of_kafka: tuple[object, ...] = (source, partition, offset, event_time, 0, None, value.encode(), [])
+        value = (
+            heartbeat_value(event_time) if key is None else record_value(key, event_time, source)
+        )
+        of_kafka: tuple[object, ...] = (
+            source,
+            partition,
+            offset,
+            event_time,
+            0,
+            None,
+            value.encode(),
+            [],
+        )
         return *of_kafka, key, event_time, key is None, None, None
 
 
@@ -114,12 +147,21 @@ def measure(numbers: Set[int], sizes: Sizes, folder: Path) -> Iterator[Result]:
         spark.stop()
 
 
-def _beside_history(numbers: Set[int], sizes: Sizes, spark: SparkSession, engine: str, folder: Path) -> Iterator[Result]:
-    """Points 3 and 4. Where only the clock moves, nothing times out; beside the records, about fifty rows do."""
+def _beside_history(
+    numbers: Set[int], sizes: Sizes, spark: SparkSession, engine: str, folder: Path
+) -> Iterator[Result]:
+    """Points 3 and 4. Where only the clock moves, nothing times out; beside the records, about
+    fifty rows do."""
     lengths = [sizes.short_history, sizes.history] if 4 in numbers else [sizes.short_history]
-    lakes = [_lake(folder / str(i), spark, engine, timed_out=rows, open_rows=OPEN_ROWS) for i, rows in enumerate(lengths)]
+    lakes = [
+        _lake(folder / str(i), spark, engine, timed_out=rows, open_rows=OPEN_ROWS)
+        for i, rows in enumerate(lengths)
+    ]
     clock = [[lake.seconds() for lake in lakes] for _ in range(sizes.rounds)]
-    small = [[lake.seconds(touched=500, new=500, step_ms=1000) for lake in lakes] for _ in range(sizes.rounds)]
+    small = [
+        [lake.seconds(touched=500, new=500, step_ms=1000) for lake in lakes]
+        for _ in range(sizes.rounds)
+    ]
     if 3 in numbers:
         yield Result(points.CLOCK_BATCH, engine, _warm(clock)[0], {"rounds": _rounded(clock)})
         yield Result(points.SMALL_BATCH, engine, _warm(small)[0], {"rounds": _rounded(small)})
@@ -134,28 +176,59 @@ def _beside_history(numbers: Set[int], sizes: Sizes, spark: SparkSession, engine
 def _with_change_data_feed(
     sizes: Sizes, spark: SparkSession, engine: str, folder: Path, without: SmallBatches
 ) -> Iterator[Result]:
-    """What the option costs: the same batches in a lake that has it, in turns with one that has not."""
-    fed = _lake(folder / "fed", spark, engine, timed_out=sizes.short_history, open_rows=OPEN_ROWS, change_data_feed=True)
+    """What the option costs: the same batches in a lake that has it, in turns with one that has
+    not."""
+    fed = _lake(
+        folder / "fed",
+        spark,
+        engine,
+        timed_out=sizes.short_history,
+        open_rows=OPEN_ROWS,
+        change_data_feed=True,
+    )
     silvers = [Path(f"{lake.settings.lake}/{tables.SILVER}") for lake in (fed, without)]
     before = [bytes_in(silver) for silver in silvers]
     rounds = [
-        [lake.seconds(touched=500, new=500, step_ms=1000) for lake in (fed, without)] for _ in range(max(2, sizes.rounds // 2))
+        [lake.seconds(touched=500, new=500, step_ms=1000) for lake in (fed, without)]
+        for _ in range(max(2, sizes.rounds // 2))
     ]
     with_it, without_it = _warm(rounds)
     grown = [bytes_in(silver) - size for silver, size in zip(silvers, before, strict=True)]
     yield Result(points.CHANGE_FEED, engine, with_it / without_it, {"rounds": _rounded(rounds)})
-    yield Result(points.CHANGE_FEED_DISK, engine, grown[0] / grown[1], {"bytes": grown, "batches": len(rounds)})
+    yield Result(
+        points.CHANGE_FEED_DISK,
+        engine,
+        grown[0] / grown[1],
+        {"bytes": grown, "batches": len(rounds)},
+    )
 
 
-def _beside_open_rows(sizes: Sizes, spark: SparkSession, engine: str, folder: Path) -> Iterator[Result]:
+def _beside_open_rows(
+    sizes: Sizes, spark: SparkSession, engine: str, folder: Path
+) -> Iterator[Result]:
     """Point 5. Hardly a row times out meanwhile."""
     many = _lake(folder / "many", spark, engine, timed_out=0, open_rows=sizes.open_rows)
     few = _lake(folder / "few", spark, engine, timed_out=0, open_rows=sizes.few_open_rows)
-    full = _lake(folder / "full", spark, engine, timed_out=0, open_rows=sizes.few_open_rows, parts=10)
-    rounds = [[lake.seconds(touched=1000) for lake in (many, few, full)] for _ in range(max(2, sizes.rounds // 2))]
+    full = _lake(
+        folder / "full", spark, engine, timed_out=0, open_rows=sizes.few_open_rows, parts=10
+    )
+    rounds = [
+        [lake.seconds(touched=1000) for lake in (many, few, full)]
+        for _ in range(max(2, sizes.rounds // 2))
+    ]
     of_many, of_few, of_full = _warm(rounds)
-    yield Result(points.OPEN_STATE, engine, of_many, {"open_rows": sizes.open_rows, "rounds": _rounded(rounds)})
-    yield Result(points.OPEN_GROWTH, engine, of_many / of_few, {"open_rows": [sizes.open_rows, sizes.few_open_rows]})
+    yield Result(
+        points.OPEN_STATE,
+        engine,
+        of_many,
+        {"open_rows": sizes.open_rows, "rounds": _rounded(rounds)},
+    )
+    yield Result(
+        points.OPEN_GROWTH,
+        engine,
+        of_many / of_few,
+        {"open_rows": [sizes.open_rows, sizes.few_open_rows]},
+    )
     yield Result(points.OPEN_CONTENT, engine, of_full / of_few, {"open_rows": sizes.few_open_rows})
     shutil.rmtree(folder)
 
@@ -169,7 +242,9 @@ def _rounded(rounds: Sequence[Sequence[float]]) -> list[list[float]]:
     return [[round(seconds, 3) for seconds in times] for times in rounds]
 
 
-def _ratio(point: points.Point, engine: str, lengths: Sequence[int], rounds: Sequence[Sequence[float]]) -> Result:
+def _ratio(
+    point: points.Point, engine: str, lengths: Sequence[int], rounds: Sequence[Sequence[float]]
+) -> Result:
     short, long = _warm(rounds)
     seconds = {lengths[0]: round(short, 3), lengths[1]: round(long, 3)}
     return Result(point, engine, long / short, {"seconds_by_timed_out_rows": seconds})
@@ -187,24 +262,53 @@ def _lake(
 ) -> SmallBatches:
     """A lake with so many rows in silver, each of `parts` clicks and an order."""
     settings = load_settings(write_configuration(folder, "127.0.0.1:1", engine=chosen))
-    settings = settings.model_copy(update={"silver": SilverSettings(change_data_feed=change_data_feed)})
+    settings = settings.model_copy(
+        update={"silver": SilverSettings(change_data_feed=change_data_feed)}
+    )
     by_spark = SparkEngine(spark, Lake(settings))
-    engine: Engine = by_spark if chosen == "spark" else EmbeddedEngine(Lake(settings), lambda: by_spark)
+    engine: Engine = (
+        by_spark if chosen == "spark" else EmbeddedEngine(Lake(settings), lambda: by_spark)
+    )
     create_missing(engine)
     tell(f"a lake of {timed_out:,} timed-out and {open_rows:,} open rows of {parts} + 1 parts ...")
-    _add_rows(by_spark, "timed_out", timed_out, parts, first_ms=START_MS - 400 * DAY_MS, span_ms=365 * DAY_MS)
+    _add_rows(
+        by_spark,
+        "timed_out",
+        timed_out,
+        parts,
+        first_ms=START_MS - 400 * DAY_MS,
+        span_ms=365 * DAY_MS,
+    )
     # A second is left on either side: nothing times out before the clock has moved that far.
-    _add_rows(by_spark, "open", open_rows, parts, first_ms=START_MS - TIMEOUT_MS + 1000, span_ms=TIMEOUT_MS - 2000)
+    _add_rows(
+        by_spark,
+        "open",
+        open_rows,
+        parts,
+        first_ms=START_MS - TIMEOUT_MS + 1000,
+        span_ms=TIMEOUT_MS - 2000,
+    )
     return SmallBatches(engine, settings, open_rows, Silver(Owner(engine), settings, PARTITIONS))
 
 
-def _add_rows(engine: SparkEngine, status: str, rows: int, parts: int, *, first_ms: int, span_ms: int) -> None:
-    """Rows with event times spread evenly over a span, in chunks; their parts' offsets are below those of bronze."""
+def _add_rows(
+    engine: SparkEngine, status: str, rows: int, parts: int, *, first_ms: int, span_ms: int
+) -> None:
+    """Rows with event times spread evenly over a span, in chunks; their parts' offsets are below
+    those of bronze."""
     event_time = F.timestamp_millis(F.expr(f"{first_ms} + id * {span_ms} div {max(1, rows)}"))
 
     def part(n: Column) -> Column:
-        value = F.format_string('{"n":%d,"ts":%d,"type":"tracking","page":"/article/view"}', n, F.unix_millis(event_time))
-        return F.struct((-F.col("id") * parts - n).alias("offset"), event_time.alias("event_time"), value.alias("value"))
+        value = F.format_string(
+            '{"n":%d,"ts":%d,"type":"tracking","page":"/article/view"}',
+            n,
+            F.unix_millis(event_time),
+        )
+        return F.struct(
+            (-F.col("id") * parts - n).alias("offset"),
+            event_time.alias("event_time"),
+            value.alias("value"),
+        )
 
     is_over = status == "timed_out"
     columns = {
@@ -222,7 +326,10 @@ def _add_rows(engine: SparkEngine, status: str, rows: int, parts: int, *, first_
     for begin in range(0, rows, CHUNK):
         chunk = engine.spark.range(begin, min(begin + CHUNK, rows), 1, 4)
         schema = engine.lake.layout[tables.SILVER].schema
-        engine.append(tables.SILVER, chunk.select(*[columns[f.name].cast(ddl(f.type)).alias(f.name) for f in schema]))
+        engine.append(
+            tables.SILVER,
+            chunk.select(*[columns[f.name].cast(ddl(f.type)).alias(f.name) for f in schema]),
+        )
 
 
 def _as_they_are(rows: pa.Table) -> pa.Table:

@@ -1,7 +1,9 @@
-"""Made-up input, the same in each run: sessions of ten `tracking` records and one `orders` record, over a day of event time.
+"""Made-up input, the same in each run: sessions of ten `tracking` records and one `orders` record,
+over a day of event time.
 
-A session lasts five minutes and ends with its order. Records come in order of event time, and every topic-partition is closed
-by a heartbeat a day later, so that everything times out: one merge record per session.
+A session lasts five minutes and ends with its order. Records come in order of event time, and every
+topic-partition is closed by a heartbeat a day later, so that everything times out: one merge record
+per session.
 """
 
 from __future__ import annotations
@@ -28,15 +30,18 @@ engine: {engine}
 lake: ./lake
 kafka: {{bootstrap_servers: "{bootstrap_servers}"}}
 sources:
-  tracking: {{topic: tracking, key: ssid, event_time: ts, heartbeat: {{field: type, equals: heartbeat}}}}
-  orders: {{topic: orders, key: ssid, event_time: ts, heartbeat: {{field: type, equals: heartbeat}}}}
+  tracking: {{topic: tracking, key: ssid, event_time: ts,
+    heartbeat: {{field: type, equals: heartbeat}}}}
+  orders: {{topic: orders, key: ssid, event_time: ts,
+    heartbeat: {{field: type, equals: heartbeat}}}}
 merge: {merge}
 publish: {{topic: {sink}}}
 spark: {spark}
 """
 
 _SLICE = 20_000
-"""So many sessions are sorted together: a few hundred thousand records are in memory, however many there are in all."""
+"""So many sessions are sorted together: a few hundred thousand records are in memory, however many
+there are in all."""
 
 
 def write_configuration(
@@ -49,27 +54,36 @@ def write_configuration(
     spark: Mapping[str, str] | None = None,
     has_tenants: bool = False,
 ) -> Path:
-    """The folder's `watersmeet.yml`, for a lake beside it; `spark`: settings of the session that it starts.
+    """The folder's `watersmeet.yml`, for a lake beside it; `spark`: settings of the session that it
+    starts.
 
     With tenants, the clock of each may be an hour behind.
     """
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / "watersmeet.yml"
-    merge = {"timeout": f"{timeout_ms}ms"} | ({"tenant": "org", "tenant_max_lag": "1h"} if has_tenants else {})
+    merge = {"timeout": f"{timeout_ms}ms"} | (
+        {"tenant": "org", "tenant_max_lag": "1h"} if has_tenants else {}
+    )
     values = {"bootstrap_servers": bootstrap_servers, "sink": sink, "engine": engine}
-    file.write_text(CONFIGURATION.format(**values, merge=json.dumps(merge), spark=json.dumps(dict(spark or {}))))
+    file.write_text(
+        CONFIGURATION.format(**values, merge=json.dumps(merge), spark=json.dumps(dict(spark or {})))
+    )
     return file
 
 
 def session_key(session: int) -> str:
-    """The key of a session; neighbours have nothing in common, as with real session ids, and no two share one."""
+    """The key of a session; neighbours have nothing in common, as with real session ids, and no two
+    share one."""
     return f"s{session * 2_654_435_761 % 2**32:08x}"
 
 
 def record_value(key: str, event_time: int, topic: str, tenant: int | None = None) -> str:
     """A record's JSON; `aid` looks random and is the same in each run."""
     aid, org = event_time * 7_919 % 1_800_000, "" if tenant is None else f',"org":"o{tenant}"'
-    return f'{{"ssid":"{key}","ts":{event_time},"type":"{topic}","aid":{aid},"page":"/article/view"{org}}}'
+    return (
+        f'{{"ssid":"{key}","ts":{event_time},"type":"{topic}","aid":{aid},'
+        f'"page":"/article/view"{org}}}'
+    )
 
 
 def heartbeat_value(event_time: int) -> str:
@@ -78,7 +92,8 @@ def heartbeat_value(event_time: int) -> str:
 
 
 def records(tracking: int, orders: int) -> Iterator[tuple[int, int, int]]:
-    """(event time, session, index of its topic in `TOPICS`), in order of event time; there is a session for every order."""
+    """(event time, session, index of its topic in `TOPICS`), in order of event time; there is a
+    session for every order."""
     rng = random.Random(1)
     pending: list[tuple[int, int, int]] = []
     for session in range(orders):
@@ -97,9 +112,15 @@ def records(tracking: int, orders: int) -> Iterator[tuple[int, int, int]]:
 
 
 def fill_topics(
-    cluster: Cluster, settings: Settings, tracking: int, orders: int, partitions: int, tenants: int | None = None
+    cluster: Cluster,
+    settings: Settings,
+    tracking: int,
+    orders: int,
+    partitions: int,
+    tenants: int | None = None,
 ) -> tuple[int, int]:
-    """Makes and fills both topics; returns how many records they hold, heartbeats included, and the bytes of their values.
+    """Makes and fills both topics; returns how many records they hold, heartbeats included, and the
+    bytes of their values.
 
     `tenants`: so many of them are in each partition, and take turns in its sessions.
     """
@@ -116,16 +137,25 @@ def fill_topics(
                 producer.poll(0.1)
         count, size = count + 1, size + len(value)
     producer.flush()
-    held = sum(end - first for topic in TOPICS for first, end in cluster.bounds(topic, partitions).values())
+    held = sum(
+        end - first for topic in TOPICS for first, end in cluster.bounds(topic, partitions).values()
+    )
     if held != count:
         raise RuntimeError(f"the topics hold {held} of {count} records")
     return count, size
 
 
-def _messages(tracking: int, orders: int, partitions: int, tenants: int | None) -> Iterator[tuple[str, int, int, str]]:
+def _messages(
+    tracking: int, orders: int, partitions: int, tenants: int | None
+) -> Iterator[tuple[str, int, int, str]]:
     for event_time, session, kind in records(tracking, orders):
         topic, tenant = TOPICS[kind], None if tenants is None else session // partitions % tenants
-        yield topic, session % partitions, event_time, record_value(session_key(session), event_time, topic, tenant)
+        yield (
+            topic,
+            session % partitions,
+            event_time,
+            record_value(session_key(session), event_time, topic, tenant),
+        )
     end = START_MS + 2 * DAY_MS
     for topic in TOPICS:
         for partition in range(partitions):

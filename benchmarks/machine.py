@@ -43,9 +43,10 @@ def _java_version() -> str:
 class PeakMemory:
     """Samples the memory of a process and all that it starts; `peak_bytes` is the largest sum seen.
 
-    A page that processes share counts in each of them in proportion (PSS), so that the sum is what the machine needs. The kernel
-    walks through all pages for it, which took a tenth of two cores where it was asked five times a second: it is asked once a
-    second, and whenever the resident sizes, which cost nothing, are larger than ever.
+    A page that processes share counts in each of them in proportion (PSS), so that the sum is what
+    the machine needs. The kernel walks through all pages for it, which took a tenth of two cores
+    where it was asked five times a second: it is asked once a second, and whenever the resident
+    sizes, which cost nothing, are larger than ever.
     """
 
     def __init__(self, pid: int) -> None:
@@ -59,12 +60,18 @@ class PeakMemory:
         self._thread.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
         self._ended.set()
         self._thread.join()
 
     def end_family(self) -> None:
-        """Ends the process and everything that it was seen to start, as far as it still runs; after the `with` block."""
+        """Ends the process and everything that it was seen to start, as far as it still runs; after
+        the `with` block."""
         self._find_family()
         with suppress(psutil.NoSuchProcess):
             self._root.kill()
@@ -81,7 +88,9 @@ class PeakMemory:
             resident, now = self._sum(lambda member: member.memory_info().rss), time.monotonic()
             if resident > largest or now - asked_at > _AT_LEAST_EVERY_S:
                 largest, asked_at = max(resident, largest), now
-                self.peak_bytes = max(self.peak_bytes, self._sum(lambda member: member.memory_full_info().pss))
+                self.peak_bytes = max(
+                    self.peak_bytes, self._sum(lambda member: member.memory_full_info().pss)
+                )
 
     def _sum(self, bytes_of: Callable[[psutil.Process], int]) -> int:
         total = 0

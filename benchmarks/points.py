@@ -18,7 +18,8 @@ ENGINES = ("spark", "embedded")
 
 @dataclass(frozen=True)
 class Point:
-    """A figure of one of the ten points, and its first and second mark on each engine; one without a mark is only reported."""
+    """A figure of one of the ten points, and its first and second mark on each engine; one without
+    a mark is only reported."""
 
     number: int
     name: str
@@ -48,8 +49,12 @@ SMALL_BATCH = Point(3, "batch of 1,000 records", "s", "lower", (2.5, 1.5), (0.4,
 CHANGE_FEED = Point(3, "the same with the change data feed, to without", "x", "lower")
 CHANGE_FEED_DISK = Point(3, "bytes that such batches add to silver, to without", "x", "lower")
 HISTORY = Point(4, "batch, long history to short", "x", "lower", (1.15,), (1.15,))
-HISTORY_RESTART = Point(4, "silver's restart, long history to short", "x", "lower", (1.15,), (1.15,))
-OPEN_STATE = Point(5, "batch that touches 1,000 of many open rows", "s", "lower", (5.0,), (3.0, 1.0))
+HISTORY_RESTART = Point(
+    4, "silver's restart, long history to short", "x", "lower", (1.15,), (1.15,)
+)
+OPEN_STATE = Point(
+    5, "batch that touches 1,000 of many open rows", "s", "lower", (5.0,), (3.0, 1.0)
+)
 OPEN_GROWTH = Point(5, "same batch, many open rows to few", "x", "lower")
 OPEN_CONTENT = Point(5, "same batch, open rows of ten times the content", "x", "lower")
 LARGE_BACKLOG = Point(6, "large backlog, whole run", "records/s", "higher")
@@ -98,13 +103,21 @@ class Result:
         marks = self.point.marks(self.engine)
         if not marks:
             return f"{figure} {self.point.unit}"
-        reached = [name for name, mark in zip(("first", "second"), marks, strict=False) if self.point.reaches(self.value, mark)]
-        return f"{figure} {self.point.unit} ({' / '.join(f'{mark:g}' for mark in marks)}: {reached[-1] if reached else 'no'})"
+        reached = [
+            name
+            for name, mark in zip(("first", "second"), marks, strict=False)
+            if self.point.reaches(self.value, mark)
+        ]
+        return (
+            f"{figure} {self.point.unit} ({' / '.join(f'{mark:g}' for mark in marks)}: "
+            f"{reached[-1] if reached else 'no'})"
+        )
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """How much is measured, and on which engines; `full` is what the marks were set for, the defaults are less."""
+    """How much is measured, and on which engines; `full` is what the marks were set for, the
+    defaults are less."""
 
     engines: tuple[str, ...] = ENGINES
     records: int = 1_100_000
@@ -125,9 +138,12 @@ class Sizes:
         return replace(self, large_factor=10, history=20_000_000)
 
     def scaled(self, scale: float) -> Sizes:
-        """The same with so much of every number of records and rows, as far as a batch of a thousand can be made of them."""
+        """The same with so much of every number of records and rows, as far as a batch of a
+        thousand can be made of them."""
         names = ("records", "history", "short_history", "open_rows", "few_open_rows")
-        changed: dict[str, Any] = {name: max(2_000, round(getattr(self, name) * scale)) for name in names}
+        changed: dict[str, Any] = {
+            name: max(2_000, round(getattr(self, name) * scale)) for name in names
+        }
         return replace(self, **changed)
 
 
@@ -138,6 +154,8 @@ def print_results(results: Sequence[Result], document: Mapping[str, Any]) -> Non
     table = Table("point", "", *engines, title=f"{title}; a lake in a folder", title_justify="left")
     of = {(result.point, result.engine): result.summary() for result in results}
     for point in sorted({result.point: None for result in results}, key=lambda point: point.number):
-        table.add_row(str(point.number), point.name, *[of.get((point, engine), "") for engine in engines])
+        table.add_row(
+            str(point.number), point.name, *[of.get((point, engine), "") for engine in engines]
+        )
     console = Console()
     (console if console.is_terminal else Console(width=_WIDTH)).print(table)

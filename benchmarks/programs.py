@@ -1,4 +1,5 @@
-"""Programs as processes of their own, and the broker that they talk to: started, watched and ended here."""
+"""Programs as processes of their own, and the broker that they talk to: started, watched and ended
+here."""
 
 from __future__ import annotations
 
@@ -42,7 +43,9 @@ class Program:
         try:
             status = self.process.wait(timeout_s)
         except subprocess.TimeoutExpired:
-            raise ProgramError(f"{self.name} did not end within {timeout_s:.0f} s: {self.said()[-2000:]}") from None
+            raise ProgramError(
+                f"{self.name} did not end within {timeout_s:.0f} s: {self.said()[-2000:]}"
+            ) from None
         self.seconds = time.time() - self.began
         if status != 0:
             raise ProgramError(f"{self.name} ended with status {status}: {self.said()[-2000:]}")
@@ -53,7 +56,8 @@ class Program:
         self.wait(300)
 
     def await_words(self, words: str, timeout_s: float = 180) -> None:
-        """Returns once it has said the words. Raises ProgramError where it ends before, or says nothing of the kind."""
+        """Returns once it has said the words. Raises ProgramError where it ends before, or says
+        nothing of the kind."""
         until = time.monotonic() + timeout_s
         while words not in self.said():
             if self.process.poll() is not None or time.monotonic() > until:
@@ -67,7 +71,8 @@ class Program:
 
 @contextmanager
 def program(folder: Path, *arguments: str) -> Iterator[Program]:
-    """A Python program with these arguments, in this folder; afterwards neither it nor anything it started is left."""
+    """A Python program with these arguments, in this folder; afterwards neither it nor anything it
+    started is left."""
     folder.mkdir(parents=True, exist_ok=True)
     log = folder / f"program-{time.monotonic_ns()}.log"
     # This checkout is what is measured, whatever is installed.
@@ -75,7 +80,9 @@ def program(folder: Path, *arguments: str) -> Iterator[Program]:
     began = time.time()
     with log.open("wb") as output:
         command = [sys.executable, *arguments]
-        process = subprocess.Popen(command, stdout=output, stderr=output, env=environment, cwd=folder)
+        process = subprocess.Popen(
+            command, stdout=output, stderr=output, env=environment, cwd=folder
+        )
     memory = PeakMemory(process.pid)
     try:
         with memory:

@@ -1,3 +1,4 @@
-"""Watersmeet merges Kafka topics by event time on Spark and Delta Lake and publishes each finished record once, in order."""
+"""Watersmeet merges Kafka topics by event time on Spark and Delta Lake and publishes each finished
+record once, in order."""
 
 __version__ = "0.1.0"

@@ -59,13 +59,17 @@ bad.
 """
 
 
-def kafka_input(settings: Settings, source: str, offsets: Mapping[int, int], given_up: Collection[int] = ()) -> KafkaInput:
+def kafka_input(
+    settings: Settings, source: str, offsets: Mapping[int, int], given_up: Collection[int] = ()
+) -> KafkaInput:
     """Return how an input is read from Kafka, from these offsets on, by partition.
 
     `given_up`: ids of schemas that are no longer waited for.
     """
     kafka, rules = settings.kafka, rules_of(settings, source_of(source), given_up)
-    return KafkaInput(source, kafka, settings.inputs[source], dict(offsets), kafka.max_offsets_per_batch, rules)
+    return KafkaInput(
+        source, kafka, settings.inputs[source], dict(offsets), kafka.max_offsets_per_batch, rules
+    )
 
 
 @dataclass
@@ -104,7 +108,9 @@ class Bronze:
         """The Delta application of its commits to the table."""
         return application_of(self.source)
 
-    def start(self, offsets: Mapping[int, int], guard: Callable[[Callable[[], None]], None], *, once: bool) -> Running:
+    def start(
+        self, offsets: Mapping[int, int], guard: Callable[[Callable[[], None]], None], *, once: bool
+    ) -> Running:
         """Start the stream and return it. It reads from the offsets of each partition on.
 
         It ends at what Kafka has now (`once`), or reads without end. `guard` runs the work of a
@@ -115,7 +121,9 @@ class Bronze:
         self._note_unknown_schema(None if self._running is None else self._running.failure)
         self._erased = read_erased(self._engine.questions, self.source, offsets)
         source = kafka_input(self.settings, self.source, offsets, self._given_up)
-        self._running = self._engine.follow_kafka(source, lambda rows: guard(lambda: self._take(rows)), once=once)
+        self._running = self._engine.follow_kafka(
+            source, lambda rows: guard(lambda: self._take(rows)), once=once
+        )
         return self._running
 
     def has_given_up(self, failure: Exception) -> bool:
@@ -141,7 +149,10 @@ class Bronze:
         schema_id = None if failure is None else unknown_schema_of(failure)
         if schema_id is None or schema_id in self._given_up:
             return
-        now, since = now_ms(), unknown_schemas(self._engine.questions, source_of(self.source)).get(schema_id)
+        now, since = (
+            now_ms(),
+            unknown_schemas(self._engine.questions, source_of(self.source)).get(schema_id),
+        )
         if since is None:
             since = now
             self._note_schemas({schema_id: None})
@@ -155,8 +166,12 @@ class Bronze:
 
         None: the source waits for the schema. `UNKNOWN`: it no longer does.
         """
-        rows = [(source_of(self.source), schema_id, text, now_ms()) for schema_id, text in texts.items()]
-        self._engine.append(tables.WRITER_SCHEMAS, self._engine.lake.layout[tables.WRITER_SCHEMAS].rows(rows))
+        rows = [
+            (source_of(self.source), schema_id, text, now_ms()) for schema_id, text in texts.items()
+        ]
+        self._engine.append(
+            tables.WRITER_SCHEMAS, self._engine.lake.layout[tables.WRITER_SCHEMAS].rows(rows)
+        )
 
     def _take(self, rows: Rows) -> None:
         try:
@@ -181,9 +196,13 @@ class Bronze:
         with self.owner.step("bronze", "note"):
             self.note(commit)
         reach("bronze.done")
-        self._tell_reached({p: until for p, (_, until) in ranges_of(commit.facts["ranges"]).items()})
+        self._tell_reached(
+            {p: until for p, (_, until) in ranges_of(commit.facts["ranges"]).items()}
+        )
         self.owner.tell(Handled("bronze", {self.settings.inputs[self.source]: _outcomes(found)}))
-        self.reporter.tell(self.table, f"{records} records, {refused} refused", records=records, refused=refused)
+        self.reporter.tell(
+            self.table, f"{records} records, {refused} refused", records=records, refused=refused
+        )
         if self.maintenance is not None:
             self.maintenance.after_commit()
         self._is_unsure, self._waiting_since = False, None
@@ -192,7 +211,9 @@ class Bronze:
         """Return rows read from Kafka as `forget` leaves them; `erased`: offsets by partition."""
         if not erased:
             return rows
-        return self._engine.per_partition(partial(without_erased, erased=erased), [rows], self._engine.lake.schema(self.table))
+        return self._engine.per_partition(
+            partial(without_erased, erased=erased), [rows], self._engine.lake.schema(self.table)
+        )
 
     def counted(self, rows: Rows) -> pa.Table:
         """Return counts of rows by partition, reason and `heartbeat`.
@@ -223,8 +244,14 @@ class Bronze:
         ranges = _ranges(found)
         if self._is_unsure:
             last = last_decision(self._engine.questions, self.table, self.application)
-            ends = {} if last is None else {p: until for p, (_, until) in ranges_of(last[1].facts["ranges"]).items()}
-            if last is not None and all(until <= ends.get(p, 0) for p, (_, until) in ranges.items()):
+            ends = (
+                {}
+                if last is None
+                else {p: until for p, (_, until) in ranges_of(last[1].facts["ranges"]).items()}
+            )
+            if last is not None and all(
+                until <= ends.get(p, 0) for p, (_, until) in ranges.items()
+            ):
                 return last[1]
             if any(since < ends.get(p, 0) for p, (since, _) in ranges.items()):
                 schema = self._engine.lake.schema(self.table)
@@ -243,7 +270,11 @@ class Bronze:
             known = known_schemas(self._engine.questions, source_of(self.source))
             new -= {schema_id for schema_id, text in known.items() if text != UNKNOWN}
             schemas = Registry(registry, self._given_up)
-            texts = {schema_id: text for schema_id in sorted(new) if (text := schemas[schema_id]) != UNKNOWN}
+            texts = {
+                schema_id: text
+                for schema_id in sorted(new)
+                if (text := schemas[schema_id]) != UNKNOWN
+            }
             if texts:
                 self._note_schemas(texts)
             self._kept_schemas |= wanted - (new - texts.keys())
@@ -260,7 +291,11 @@ class Bronze:
         refused: Where = [[*terms, ("reason", "is not null", None)] for terms in within(ranges)]
         schema = self._engine.lake.layout[tables.QUARANTINE].schema
         columns = [name for name in schema.names if name != "source"]
-        inputs = [self._engine.read(self.table, columns, refused, constants={"source": source_of(self.source)})]
+        inputs = [
+            self._engine.read(
+                self.table, columns, refused, constants={"source": source_of(self.source)}
+            )
+        ]
         if commit.facts["fills"]:
             known: Where = [[("source", "=", self.source), *terms] for terms in within(ranges)]
             inputs.append(self._engine.read(tables.QUARANTINE, ["partition", "offset"], known))
@@ -293,11 +328,19 @@ class Bronze:
             by_place = reasons.sort_by([("partition", "ascending"), ("first", "ascending")])
             first = by_place.filter(pc.equal(by_place["reason"], reason)).slice(0, 1).to_pylist()[0]
             topic = self.settings.inputs[self.source]
-            raise QuarantineLimitError(self.source, refused, records, reason, f"{topic}[{first['partition']}]@{first['first']}")
+            raise QuarantineLimitError(
+                self.source,
+                refused,
+                records,
+                reason,
+                f"{topic}[{first['partition']}]@{first['first']}",
+            )
         self._unjudged = 0, 0
 
     def _tell_reached(self, offsets: Mapping[int, int]) -> None:
-        self.owner.tell(Reached({TopicPartition(self.source, p): offset for p, offset in offsets.items()}))
+        self.owner.tell(
+            Reached({TopicPartition(self.source, p): offset for p, offset in offsets.items()})
+        )
 
     @property
     def _registry(self) -> RegistrySettings | None:
@@ -322,10 +365,14 @@ def _beyond(rows: pa.Table, *, ends: Mapping[int, int]) -> pa.Table:
     return rows.filter(pa.array(int64s(rows["offset"]) >= since))
 
 
-def _to_note(rows: pa.Table, known: pa.Table | None = None, *, ranges: Mapping[int, tuple[int, int]]) -> pa.Table:
+def _to_note(
+    rows: pa.Table, known: pa.Table | None = None, *, ranges: Mapping[int, tuple[int, int]]
+) -> pa.Table:
     """Return the rows in their partition's range `[from, until)` that are not among `known`."""
     partitions, numbers = np.unique(int64s(rows["partition"]), return_inverse=True)
-    ends = np.array([ranges.get(int(p), (0, 0)) for p in partitions], np.int64).reshape(-1, 2)[numbers]
+    ends = np.array([ranges.get(int(p), (0, 0)) for p in partitions], np.int64).reshape(-1, 2)[
+        numbers
+    ]
     offsets = int64s(rows["offset"])
     found = rows.filter(pa.array((offsets >= ends[:, 0]) & (offsets < ends[:, 1])))
     return found if known is None else without_known(found, known)

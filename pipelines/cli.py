@@ -22,7 +22,15 @@ import typer
 import pipelines
 from pipelines.audit import show
 from pipelines.commands.answers import answer, print_json, print_text
-from pipelines.commands.arguments import DEFAULT_CONFIG, Config, Json, parse_as_of, parse_target, parse_time_ms, parse_window
+from pipelines.commands.arguments import (
+    DEFAULT_CONFIG,
+    Config,
+    Json,
+    parse_as_of,
+    parse_target,
+    parse_time_ms,
+    parse_window,
+)
 from pipelines.commands.asking import evaluator, questions_of, unchecked
 from pipelines.commands.broker import broker_app
 from pipelines.core.texts import without_controls
@@ -38,7 +46,8 @@ caller: lakes and pages hold records.
 
 app = typer.Typer(
     name="watersmeet",
-    help="Merges Kafka topics by event time on Delta tables and publishes each finished record once, in order.",
+    help="Merges Kafka topics by event time on Delta tables and publishes each finished record "
+    "once, in order.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -54,7 +63,9 @@ def _main(
     context: typer.Context,
     config: Config = DEFAULT_CONFIG,
     version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
-    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show the stack trace of an error.")] = False,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", "-v", help="Show the stack trace of an error.")
+    ] = False,
 ) -> None:
     set_up_logging(verbose=verbose)
     context.default_map = {name: {"config": str(config)} for name in _ASK + _CHANGE}
@@ -69,7 +80,8 @@ def init(
     directory: Annotated[Path, typer.Argument(help="Where to write; made if missing.")] = Path(),
     as_json: Json = False,
 ) -> None:
-    """Write a commented watersmeet.yml for the engine that can run here, and example schemas and suites of expectations."""
+    """Write a commented watersmeet.yml for the engine that can run here, and example schemas and
+    suites of expectations."""
     from pipelines.dev.init import choose_engine, init_view, write_example
 
     engine, reason = choose_engine()
@@ -79,10 +91,14 @@ def init(
 
 @app.command()
 def fetch(
-    into: Annotated[Path | None, typer.Option(help="The folder; default: your cache, where they are looked for.")] = None,
+    into: Annotated[
+        Path | None,
+        typer.Option(help="The folder; default: your cache, where they are looked for."),
+    ] = None,
     as_json: Json = False,
 ) -> None:
-    """Fetch the pinned JVM artifacts of Spark and of the embedded broker, as their first use does."""
+    """Fetch the pinned JVM artifacts of Spark and of the embedded broker, as their first use
+    does."""
     from pipelines.jvm.artifacts import GROUPS, cache_folder
     from pipelines.jvm.artifacts import fetch as fetch_group
 
@@ -99,16 +115,33 @@ def validate(config: Config = DEFAULT_CONFIG, as_json: Json = False) -> None:
         raise typer.Exit(2)
     if not as_json:
         print_text(f"{config}: everything fits; a run would now read")
-    places = [{name: row[name] for name in ("source", "partition", "transaction")} for row in preview if "transaction" in row]
+    places = [
+        {name: row[name] for name in ("source", "partition", "transaction")}
+        for row in preview
+        if "transaction" in row
+    ]
     transactions = {"transactions": places} if places else {}
-    told = {"ok": True, "problems": [], **transactions, **({"warnings": warnings} if warnings else {})}
+    told = {
+        "ok": True,
+        "problems": [],
+        **transactions,
+        **({"warnings": warnings} if warnings else {}),
+    }
     answer(told, as_json, lambda _: show.preview_view(preview, warnings))
 
 
-def _find_problems(config: Path) -> tuple[list[dict[str, str]], list[dict[str, str]], list[dict[str, Any]]]:
+def _find_problems(
+    config: Path,
+) -> tuple[list[dict[str, str]], list[dict[str, str]], list[dict[str, Any]]]:
     """Return the problems; if there are none, also the warnings and what a run would read."""
     from pipelines.audit.problems import Problem
-    from pipelines.audit.validate import check_kafka, check_keys, check_lake, check_registries, check_schemas
+    from pipelines.audit.validate import (
+        check_kafka,
+        check_keys,
+        check_lake,
+        check_registries,
+        check_schemas,
+    )
     from pipelines.engine.choice import open_engine
     from pipelines.lake.location import Lake
     from pipelines.quality.command import check_suites
@@ -117,28 +150,47 @@ def _find_problems(config: Path) -> tuple[list[dict[str, str]], list[dict[str, s
         settings = load_settings(config)
     except ConfigurationError as error:
         return [Problem(str(error), str(config), "correct the configuration")._asdict()], [], []
-    problems = check_kafka(settings) + check_schemas(settings) + check_registries(settings) + check_suites(settings)
+    problems = (
+        check_kafka(settings)
+        + check_schemas(settings)
+        + check_registries(settings)
+        + check_suites(settings)
+    )
     preview: list[dict[str, Any]] = []
-    if not any(problem.where.endswith(".schema") for problem in problems):  # without its schemas, silver has no columns
+    # Without its schemas, silver has no columns.
+    if not any(problem.where.endswith(".schema") for problem in problems):
         of_lake, preview = check_lake(
-            Lake(settings), unchecked(settings), settings, lambda: open_engine(settings), with_kafka=not problems
+            Lake(settings),
+            unchecked(settings),
+            settings,
+            lambda: open_engine(settings),
+            with_kafka=not problems,
         )
         problems += of_lake
     warnings: list[Problem] = []
     if not problems:
         of_keys, warnings = check_keys(settings, unchecked(settings))
         problems += of_keys
-    return [problem._asdict() for problem in problems], [warning._asdict() for warning in warnings], preview
+    return (
+        [problem._asdict() for problem in problems],
+        [warning._asdict() for warning in warnings],
+        preview,
+    )
 
 
 @app.command("try")
 def try_rules(
-    file: Annotated[Path, typer.Argument(help="A file with a record in each line, as a JSON object.")],
+    file: Annotated[
+        Path, typer.Argument(help="A file with a record in each line, as a JSON object.")
+    ],
     config: Config = DEFAULT_CONFIG,
-    close: Annotated[bool, typer.Option(help="Let time go on at the end until every merge record has timed out.")] = True,
+    close: Annotated[
+        bool, typer.Option(help="Let time go on at the end until every merge record has timed out.")
+    ] = True,
     as_json: Json = False,
 ) -> None:
-    """Show what the configuration makes of the records in a file, without Kafka and without a lake."""
+    """Show what the configuration makes of the records in a file, without Kafka and without a
+    lake."""
     from pipelines.trying import try_file
 
     answer(try_file(config, file, close=close), as_json, show.try_view)
@@ -146,11 +198,16 @@ def try_rules(
 
 @app.command()
 def run(
-    layers: Annotated[Literal["all", "bronze", "silver", "gold"], typer.Argument(help="Which layers.")] = "all",
+    layers: Annotated[
+        Literal["all", "bronze", "silver", "gold"], typer.Argument(help="Which layers.")
+    ] = "all",
     config: Config = DEFAULT_CONFIG,
-    once: Annotated[bool, typer.Option("--once", help="Handle everything available now, then exit.")] = False,
+    once: Annotated[
+        bool, typer.Option("--once", help="Handle everything available now, then exit.")
+    ] = False,
     log_format: Annotated[
-        Literal["text", "json"], typer.Option(help="How the log is written to standard error; json: one object a line.")
+        Literal["text", "json"],
+        typer.Option(help="How the log is written to standard error; json: one object a line."),
     ] = "text",
     as_json: Json = False,
 ) -> None:
@@ -184,10 +241,13 @@ def run(
 @app.command()
 def repartition(
     config: Config = DEFAULT_CONFIG,
-    once: Annotated[bool, typer.Option("--once", help="Handle everything available now, then exit.")] = False,
+    once: Annotated[
+        bool, typer.Option("--once", help="Handle everything available now, then exit.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
-    """Write the topics of sources that have `repartition`, by their merge keys, until stopped (SIGINT, SIGTERM), or once."""
+    """Write the topics of sources that have `repartition`, by their merge keys, until stopped
+    (SIGINT, SIGTERM), or once."""
     from pipelines.monitoring.metrics import serving
     from pipelines.repartition import repartition as write
     from pipelines.running.lineage import sending
@@ -202,7 +262,8 @@ def repartition(
 
 @app.command()
 def status(config: Config = DEFAULT_CONFIG, as_json: Json = False) -> None:
-    """Show where every partition stands: heads, clock, lead, lag, and how many records ended where."""
+    """Show where every partition stands: heads, clock, lead, lag, and how many records ended
+    where."""
     from pipelines.audit.status import status as find_status
 
     settings = load_settings(config)
@@ -213,29 +274,46 @@ def status(config: Config = DEFAULT_CONFIG, as_json: Json = False) -> None:
 def explain(
     key: Annotated[str, typer.Argument(help="The key of merge records.")],
     as_of: Annotated[
-        str | None, typer.Option("--as-of", help="As of a version of silver, or a time such as 2026-01-01T00:00:00Z.")
+        str | None,
+        typer.Option(
+            "--as-of", help="As of a version of silver, or a time such as 2026-01-01T00:00:00Z."
+        ),
     ] = None,
-    tenant: Annotated[str | None, typer.Option(help="Of this tenant alone, where the key is one of several tenants.")] = None,
+    tenant: Annotated[
+        str | None,
+        typer.Option(help="Of this tenant alone, where the key is one of several tenants."),
+    ] = None,
     config: Config = DEFAULT_CONFIG,
     as_json: Json = False,
 ) -> None:
-    """Show a key's merge records: their parts, how and when each was merged, and what became of them."""
+    """Show a key's merge records: their parts, how and when each was merged, and what became of
+    them."""
     from pipelines.audit.explain import explain as tell
 
     settings = load_settings(config)
-    found = tell(questions_of(settings), settings, key, None if as_of is None else parse_as_of(as_of), tenant)
+    found = tell(
+        questions_of(settings), settings, key, None if as_of is None else parse_as_of(as_of), tenant
+    )
     answer(found, as_json, show.explain_view)
 
 
 @app.command()
 def verify(
     config: Config = DEFAULT_CONFIG,
-    full: Annotated[bool, typer.Option("--full", help="Compare every key with the merge model, not a sample.")] = False,
-    against: Annotated[Path | None, typer.Option("--against", help="Compare silver with a rebuild, and nothing else.")] = None,
-    generation: Annotated[int | None, typer.Option(help="Of this generation; by default the newest, with --full all.")] = None,
+    full: Annotated[
+        bool, typer.Option("--full", help="Compare every key with the merge model, not a sample.")
+    ] = False,
+    against: Annotated[
+        Path | None,
+        typer.Option("--against", help="Compare silver with a rebuild, and nothing else."),
+    ] = None,
+    generation: Annotated[
+        int | None, typer.Option(help="Of this generation; by default the newest, with --full all.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
-    """Check the promises on the data itself: Kafka, bronze, silver, the sink; exit status 3 where one is broken."""
+    """Check the promises on the data itself: Kafka, bronze, silver, the sink; exit status 3 where
+    one is broken."""
     from pipelines.audit.rebuild import rebuilt_settings, verify_against
     from pipelines.audit.verify import verify as find_broken
 
@@ -245,8 +323,12 @@ def verify(
         judge = evaluator(asked, settings) if full else None
         found = find_broken(asked, settings, full=full, generation=generation, evaluate=judge)
     else:
-        found = verify_against(asked, unchecked(rebuilt_settings(settings, against)), settings, against, generation)
-    kept = "every promise is kept" + ("" if full else " (silver: for a sample of its keys; --full checks all of them)")
+        found = verify_against(
+            asked, unchecked(rebuilt_settings(settings, against)), settings, against, generation
+        )
+    kept = "every promise is kept" + (
+        "" if full else " (silver: for a sample of its keys; --full checks all of them)"
+    )
     sound = kept if against is None else f"silver and late are the same as in {against}"
     answer(found, as_json, (lambda _: f"{config}: {sound}") if found["ok"] else show.problems_view)
     if not as_json:
@@ -259,50 +341,95 @@ def verify(
 @app.command()
 def rebuild(
     into: Annotated[Path, typer.Option("--into", help="A new folder for it.")],
-    timeout: Annotated[str | None, typer.Option("--timeout", help="Another merge.timeout than the lake's, such as 60m.")] = None,
-    gap: Annotated[str | None, typer.Option("--gap", help="Another merge.window.gap than the lake's, with --max.")] = None,
-    longest: Annotated[str | None, typer.Option("--max", help="Another merge.window.max than the lake's, with --gap.")] = None,
-    lag: Annotated[str | None, typer.Option("--tenant-max-lag", help="Another merge.tenant_max_lag than the lake's.")] = None,
-    generation: Annotated[int | None, typer.Option(help="Of this generation; by default the newest.")] = None,
+    timeout: Annotated[
+        str | None,
+        typer.Option("--timeout", help="Another merge.timeout than the lake's, such as 60m."),
+    ] = None,
+    gap: Annotated[
+        str | None,
+        typer.Option("--gap", help="Another merge.window.gap than the lake's, with --max."),
+    ] = None,
+    longest: Annotated[
+        str | None,
+        typer.Option("--max", help="Another merge.window.max than the lake's, with --gap."),
+    ] = None,
+    lag: Annotated[
+        str | None,
+        typer.Option("--tenant-max-lag", help="Another merge.tenant_max_lag than the lake's."),
+    ] = None,
+    generation: Annotated[
+        int | None, typer.Option(help="Of this generation; by default the newest.")
+    ] = None,
     config: Config = DEFAULT_CONFIG,
     as_json: Json = False,
 ) -> None:
-    """Derive silver again from bronze alone, up to its last batch, and compare the two; the lake is not changed."""
+    """Derive silver again from bronze alone, up to its last batch, and compare the two; the lake is
+    not changed."""
     from pipelines.audit.rebuild import rebuild as derive_again
 
     settings = load_settings(config)
-    window, lag_ms = parse_window(timeout, gap, longest), None if lag is None else parse_duration(lag)
+    window, lag_ms = (
+        parse_window(timeout, gap, longest),
+        None if lag is None else parse_duration(lag),
+    )
     with reporting() as reporter:
-        asked, tell = questions_of(settings), lambda plan: reporter.tell("rebuild", f"batch {plan.batch}")
-        found = derive_again(asked, settings, into, window, tell, lag_ms=lag_ms, generation=generation)
+        asked, tell = (
+            questions_of(settings),
+            lambda plan: reporter.tell("rebuild", f"batch {plan.batch}"),
+        )
+        found = derive_again(
+            asked, settings, into, window, tell, lag_ms=lag_ms, generation=generation
+        )
     answer(found, as_json, show.rebuild_view)
 
 
 @app.command()
 def redrive(
-    reason: Annotated[str, typer.Option("--reason", help="Why they were refused, such as event_time_in_future.")],
-    since: Annotated[str | None, typer.Option("--since", help="Only what Kafka took at this time or later.")] = None,
-    apply: Annotated[bool, typer.Option("--apply", help="Do it; otherwise only show what would be sent.")] = False,
+    reason: Annotated[
+        str, typer.Option("--reason", help="Why they were refused, such as event_time_in_future.")
+    ],
+    since: Annotated[
+        str | None, typer.Option("--since", help="Only what Kafka took at this time or later.")
+    ] = None,
+    apply: Annotated[
+        bool, typer.Option("--apply", help="Do it; otherwise only show what would be sent.")
+    ] = False,
     config: Config = DEFAULT_CONFIG,
     as_json: Json = False,
 ) -> None:
-    """Send refused records to their source topic again, as they came, each once; says first how many."""
+    """Send refused records to their source topic again, as they came, each once; says first how
+    many."""
     from pipelines.operations.redrive import Redrive
 
-    settings, since_ms = load_settings(config), None if since is None else parse_time_ms("--since", since)
-    answer(Redrive(questions_of(settings), settings, reason, since_ms).run(apply=apply), as_json, show.redrive_view)
+    settings, since_ms = (
+        load_settings(config),
+        None if since is None else parse_time_ms("--since", since),
+    )
+    answer(
+        Redrive(questions_of(settings), settings, reason, since_ms).run(apply=apply),
+        as_json,
+        show.redrive_view,
+    )
 
 
 @app.command()
 def forget(
     key: Annotated[str, typer.Argument(help="The key of merge records.")],
-    apply: Annotated[bool, typer.Option("--apply", help="Do it; otherwise only show where the key is.")] = False,
-    tombstone: Annotated[bool, typer.Option("--tombstone", help="Also send the sink a message without a value for it.")] = False,
-    tenant: Annotated[str | None, typer.Option(help="Of this tenant alone; otherwise the key of every tenant.")] = None,
+    apply: Annotated[
+        bool, typer.Option("--apply", help="Do it; otherwise only show where the key is.")
+    ] = False,
+    tombstone: Annotated[
+        bool,
+        typer.Option("--tombstone", help="Also send the sink a message without a value for it."),
+    ] = False,
+    tenant: Annotated[
+        str | None, typer.Option(help="Of this tenant alone; otherwise the key of every tenant.")
+    ] = None,
     config: Config = DEFAULT_CONFIG,
     as_json: Json = False,
 ) -> None:
-    """Erase a key's records from every table; says where they are, and what holds them for longer and until when."""
+    """Erase a key's records from every table; says where they are, and what holds them for longer
+    and until when."""
     from pipelines.operations.forget import Forgetting, forgotten
 
     settings = load_settings(config)
@@ -317,13 +444,21 @@ def forget(
 @app.command()
 def check(
     since: Annotated[
-        int | None, typer.Option("--since", min=0, help="Look at everything since a version of silver, not since the last check.")
+        int | None,
+        typer.Option(
+            "--since",
+            min=0,
+            help="Look at everything since a version of silver, not since the last check.",
+        ),
     ] = None,
-    html: Annotated[Path | None, typer.Option("--html", help="Also write an HTML page with the results.")] = None,
+    html: Annotated[
+        Path | None, typer.Option("--html", help="Also write an HTML page with the results.")
+    ] = None,
     config: Config = DEFAULT_CONFIG,
     as_json: Json = False,
 ) -> None:
-    """Check what is new in the lake against the suites of expectations; exit status 3 where one is not met."""
+    """Check what is new in the lake against the suites of expectations; exit status 3 where one is
+    not met."""
     from pipelines.quality.command import check_lake
 
     done = check_lake(load_settings(config), since, html)
@@ -340,7 +475,8 @@ def report(
     config: Config = DEFAULT_CONFIG,
     as_json: Json = False,
 ) -> None:
-    """Write one HTML page with charts of the lake: clocks, leads, throughput, delays, what was refused, match rates."""
+    """Write one HTML page with charts of the lake: clocks, leads, throughput, delays, what was
+    refused, match rates."""
     from pipelines.audit.page import check_writable, write_page
     from pipelines.audit.report import read_report
     from pipelines.audit.report_page import page
@@ -354,12 +490,17 @@ def report(
 
 @app.command()
 def reset(
-    to: Annotated[str, typer.Option("--to", help="earliest, latest, or a time such as 2026-01-01T00:00:00Z.")],
-    yes: Annotated[bool, typer.Option("--yes", help="Do it; otherwise only show what would be done.")] = False,
+    to: Annotated[
+        str, typer.Option("--to", help="earliest, latest, or a time such as 2026-01-01T00:00:00Z.")
+    ],
+    yes: Annotated[
+        bool, typer.Option("--yes", help="Do it; otherwise only show what would be done.")
+    ] = False,
     config: Config = DEFAULT_CONFIG,
     as_json: Json = False,
 ) -> None:
-    """Continue reading somewhere else, with fresh state; says first what would be skipped or read again."""
+    """Continue reading somewhere else, with fresh state; says first what would be skipped or read
+    again."""
     from pipelines.run import LAYERS, Run
     from pipelines.running.beginning import Jump, targets_of
     from pipelines.running.owner import Owner
@@ -372,23 +513,30 @@ def reset(
         targets = targets_of(kept, partitions, target)
         if yes:
             with this_run.owned() as owned:
-                jump = Jump(owned.owner, kept, partitions, str(target), targets, owned.gold.recover())
+                jump = Jump(
+                    owned.owner, kept, partitions, str(target), targets, owned.gold.recover()
+                )
                 found = {**jump.preview(), "done": True}
                 jump.commit()
         else:
             nobody = Owner(this_run.engine)  # without a lease: it only reads
-            jump = Jump(nobody, kept, partitions, str(target), targets, read_last_messages(kept, partitions))
+            jump = Jump(
+                nobody, kept, partitions, str(target), targets, read_last_messages(kept, partitions)
+            )
             found = {**jump.preview(), "done": False}
     answer(found, as_json, show.reset_view)
 
 
 @app.command()
 def evolve(
-    apply: Annotated[bool, typer.Option("--apply", help="Record it; otherwise only show what would change.")] = False,
+    apply: Annotated[
+        bool, typer.Option("--apply", help="Record it; otherwise only show what would change.")
+    ] = False,
     config: Config = DEFAULT_CONFIG,
     as_json: Json = False,
 ) -> None:
-    """Compare the configuration's rules with the lake's, and record them as its next epoch; a run that goes on ends."""
+    """Compare the configuration's rules with the lake's, and record them as its next epoch; a run
+    that goes on ends."""
     from pipelines.operations.evolve import evolve as record
     from pipelines.operations.evolve import preview
 
@@ -403,7 +551,8 @@ def evolve(
 
 @app.command()
 def maintain(config: Config = DEFAULT_CONFIG, as_json: Json = False) -> None:
-    """Delete rows that `keep` lets go, compact, and remove files older than `retention`; a run does so by itself."""
+    """Delete rows that `keep` lets go, compact, and remove files older than `retention`; a run does
+    so by itself."""
     from pipelines.lake.maintenance import maintain as maintain_tables
     from pipelines.run import LAYERS, Run, kept_by
 
@@ -416,12 +565,16 @@ def maintain(config: Config = DEFAULT_CONFIG, as_json: Json = False) -> None:
 
 @app.command()
 def demo(
-    directory: Annotated[Path, typer.Option("--dir", help="Where the demo's lake and broker live.")] = Path("demo-lake"),
+    directory: Annotated[
+        Path, typer.Option("--dir", help="Where the demo's lake and broker live.")
+    ] = Path("demo-lake"),
     engine: Annotated[
-        Literal["spark", "embedded"] | None, typer.Option(help="What runs the layers; default: spark where it can run here.")
+        Literal["spark", "embedded"] | None,
+        typer.Option(help="What runs the layers; default: spark where it can run here."),
     ] = None,
 ) -> None:
-    """Run the whole pipeline on real clickstream data against a real broker, and show what came out."""
+    """Run the whole pipeline on real clickstream data against a real broker, and show what came
+    out."""
     from pipelines.dev.demo import run_demo
     from pipelines.dev.init import choose_engine
 
@@ -450,7 +603,10 @@ def _ended_by_signals() -> Iterator[None]:
     An engine may take long to start, and owns nothing yet. Afterwards the signals do what they did
     before, although Spark has installed a handler of its own.
     """
-    before = {number: signal.signal(number, lambda *_: sys.exit()) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {
+        number: signal.signal(number, lambda *_: sys.exit())
+        for number in (signal.SIGINT, signal.SIGTERM)
+    }
     try:
         yield
     finally:
@@ -476,7 +632,9 @@ def main() -> None:
 
 def _fail(sentence: str, exit_code: int) -> None:
     if logs_are_json():
-        logging.getLogger("watersmeet").error("%s", sentence, extra={"facts": {"exit_status": exit_code}})
+        logging.getLogger("watersmeet").error(
+            "%s", sentence, extra={"facts": {"exit_status": exit_code}}
+        )
     else:
         sys.stderr.write(f"watersmeet: {without_controls(sentence)}\n")
     sys.exit(exit_code)

@@ -28,14 +28,17 @@ class WatersmeetError(Exception):
         return _again, (type(self), self.args, vars(self))
 
 
-def _again(kind: type[WatersmeetError], sentence: tuple[Any, ...], facts: Mapping[str, Any]) -> WatersmeetError:
+def _again(
+    kind: type[WatersmeetError], sentence: tuple[Any, ...], facts: Mapping[str, Any]
+) -> WatersmeetError:
     error = kind.__new__(kind, *sentence)
     error.__dict__.update(facts)
     return error
 
 
 class ConfigurationError(WatersmeetError):
-    """The configuration, a schema or a topic is not what it must be (exit status 2); nothing was started."""
+    """The configuration, a schema or a topic is not what it must be (exit status 2); nothing was
+    started."""
 
     exit_code = 2
 
@@ -50,8 +53,13 @@ class KafkaUnreachableError(KafkaTransientError):
     """No broker answered at the configured address within the time given."""
 
     def __init__(self, bootstrap_servers: str, detail: str, fix: str | None = None) -> None:
-        usual = "start it, or correct kafka.bootstrap_servers, or security.protocol and the ssl. options in kafka.options"
-        super().__init__(f"no Kafka broker answers at {bootstrap_servers} ({detail}); {fix or usual}")
+        usual = (
+            "start it, or correct kafka.bootstrap_servers, or security.protocol and the ssl. "
+            "options in kafka.options"
+        )
+        super().__init__(
+            f"no Kafka broker answers at {bootstrap_servers} ({detail}); {fix or usual}"
+        )
         self.bootstrap_servers = bootstrap_servers
 
 
@@ -67,7 +75,8 @@ class KafkaUnsettledError(KafkaTransientError):
 
 
 class KafkaAccessError(WatersmeetError):
-    """Kafka refused the client: its password, a certificate or a missing permission. Waiting does not help."""
+    """Kafka refused the client: its password, a certificate or a missing permission. Waiting does
+    not help."""
 
 
 class KafkaRequestError(WatersmeetError):
@@ -81,7 +90,8 @@ class OpenTransactionError(KafkaRequestError):
 
     def __init__(self, topic: str, partition: int, offset: int) -> None:
         super().__init__(
-            f"{topic}[{partition}] has an open transaction of another producer at offset {offset}, behind which nothing can be "
+            f"{topic}[{partition}] has an open transaction of another producer at offset {offset}, "
+            "behind which nothing can be "
             "read; try again when it has ended"
         )
         self.topic, self.partition, self.offset = topic, partition, offset
@@ -107,7 +117,8 @@ class RegistryUnreachableError(RegistryError):
 
     def __init__(self, url: str, detail: str) -> None:
         super().__init__(
-            f"the schema registry does not answer at {address_of(url)} ({detail}); start it, or correct the source's registry"
+            f"the schema registry does not answer at {address_of(url)} ({detail}); start it, or "
+            "correct the source's registry"
         )
         self.address = address_of(url)
 
@@ -124,7 +135,8 @@ class UnknownWriterSchemaError(RegistryError):
 
     def __init__(self, url: str, schema_id: int) -> None:
         super().__init__(
-            f"a record was written with schema {schema_id}, which the schema registry at {address_of(url)} does not have; "
+            f"a record was written with schema {schema_id}, which the schema registry at "
+            f"{address_of(url)} does not have; "
             "register it there under this id, or jump over the record with `watersmeet reset`"
         )
         self.address, self.schema_id = address_of(url), schema_id
@@ -138,7 +150,8 @@ class RegistryAccessError(RegistryError):
 
     def __init__(self, url: str, detail: str) -> None:
         super().__init__(
-            f"the schema registry at {address_of(url)} refuses ({detail}); correct the options of the source's registry"
+            f"the schema registry at {address_of(url)} refuses ({detail}); correct the options of "
+            "the source's registry"
         )
         self.address = address_of(url)
 
@@ -153,16 +166,21 @@ class StoreUnreachableError(StoreError):
     retriable = True
 
     def __init__(self, address: str) -> None:
-        super().__init__(f"the object store of {address} does not answer; start it, or correct its endpoint in `storage`")
+        super().__init__(
+            f"the object store of {address} does not answer; start it, or correct its endpoint in "
+            "`storage`"
+        )
         self.address = address
 
 
 class StoreAccessError(StoreError):
-    """The object store refused the client: its credentials, or a missing permission. Waiting does not help."""
+    """The object store refused the client: its credentials, or a missing permission. Waiting does
+    not help."""
 
     def __init__(self, address: str, doing: str) -> None:
         super().__init__(
-            f"the object store refuses {doing} at {address}: the credentials are wrong, or lack the permission; correct them in "
+            f"the object store refuses {doing} at {address}: the credentials are wrong, or lack "
+            "the permission; correct them in "
             "`storage` or the environment"
         )
         self.address, self.doing = address, doing
@@ -172,7 +190,10 @@ class MissingPackageError(ConfigurationError):
     """A package that belongs to an extra of Watersmeet is not installed."""
 
     def __init__(self, package: str, extra: str, otherwise: str = "") -> None:
-        super().__init__(f'the package {package} is not installed: `pip install "watersmeet[{extra}]"` brings it{otherwise}')
+        super().__init__(
+            f'the package {package} is not installed: `pip install "watersmeet[{extra}]"` brings '
+            f"it{otherwise}"
+        )
         self.package, self.extra = package, extra
 
 
@@ -190,12 +211,18 @@ class LeaseTakenError(WatersmeetError):
     `change`: the command of that process, if it is one that changes the lake.
     """
 
-    def __init__(self, layer: str, place: str, host: str, pid: int, change: str | None = None) -> None:
+    def __init__(
+        self, layer: str, place: str, host: str, pid: int, change: str | None = None
+    ) -> None:
         stop = "a layer has one owner at a time; stop that one first"
         wait = (
-            f"`watersmeet {change}` has it for a moment; try again when that one has ended, or call it again if it was cut short"
+            f"`watersmeet {change}` has it for a moment; try again when that one has ended, or "
+            "call it again if it was cut short"
         )
-        super().__init__(f"{layer} of {place} is being written by process {pid} on {host}: {wait if change else stop}")
+        super().__init__(
+            f"{layer} of {place} is being written by process {pid} on {host}: "
+            f"{wait if change else stop}"
+        )
         self.layer, self.host, self.pid, self.change = layer, host, pid, change
 
 
@@ -209,7 +236,10 @@ class LeaseLostError(WatersmeetError):
         by, what = "another process while this one was silent", "run only one of the two"
         if change is not None:
             by, what = f"`watersmeet {change}`", "start it again"
-        super().__init__(f"{place} has been taken over by {by}: this one is fenced and writes nothing more; {what}")
+        super().__init__(
+            f"{place} has been taken over by {by}: this one is fenced and writes nothing more; "
+            f"{what}"
+        )
         self.change = change
 
 
@@ -223,7 +253,8 @@ class CommitRepeatedError(WatersmeetError):
 
     def __init__(self, table: str, place: str) -> None:
         super().__init__(
-            f"a commit to {table} of {place} was made by an earlier try, whose answer did not come; "
+            f"a commit to {table} of {place} was made by an earlier try, whose answer did not "
+            "come; "
             "if this goes on, look at what the store answers"
         )
         self.table = table
@@ -237,8 +268,10 @@ class UnreadableRecordsError(WatersmeetError):
 
     def __init__(self, topic: str, partition: int, offset: int, end: int) -> None:
         super().__init__(
-            f"{topic}[{partition}] cannot be read at offset {offset}: unpacked, what was sent together there "
-            f"(offsets {offset} to {end - 1}) has more bytes than receive.message.max.bytes, or it is damaged; "
+            f"{topic}[{partition}] cannot be read at offset {offset}: unpacked, what was sent "
+            "together there "
+            f"(offsets {offset} to {end - 1}) has more bytes than receive.message.max.bytes, or it "
+            "is damaged; "
             "set that to 2147483647 in kafka.options, or give these records up: "
             f"delete what is before offset {end} from Kafka, and set kafka.on_data_loss: continue"
         )
@@ -252,9 +285,13 @@ class DataLossError(WatersmeetError):
     """
 
     def __init__(self, source: str, topic: str, missing: Mapping[int, tuple[int, int]]) -> None:
-        ranges = ", ".join(f"{topic}[{p}] from {since} to {until - 1}" for p, (since, until) in sorted(missing.items()))
+        ranges = ", ".join(
+            f"{topic}[{p}] from {since} to {until - 1}"
+            for p, (since, until) in sorted(missing.items())
+        )
         super().__init__(
-            f"Kafka no longer has offsets of {source} that were not read yet: {ranges}; restore them, or accept the loss with "
+            f"Kafka no longer has offsets of {source} that were not read yet: {ranges}; restore "
+            "them, or accept the loss with "
             "kafka.on_data_loss: continue"
         )
         self.source, self.topic, self.missing = source, topic, dict(missing)
@@ -263,10 +300,14 @@ class DataLossError(WatersmeetError):
 class MissingRecordsError(WatersmeetError):
     """A batch of silver read fewer records of bronze than its plan had counted."""
 
-    def __init__(self, source: str, partition: int, since: int, until: int, found: int, expected: int) -> None:
+    def __init__(
+        self, source: str, partition: int, since: int, until: int, found: int, expected: int
+    ) -> None:
         super().__init__(
-            f"bronze of {source} has lost records: {found} of {expected} were read of partition {partition}, offsets {since} to "
-            f"{until - 1}, and nothing was merged; bring the files of bronze_{source.partition('/')[0]} back, or look for what "
+            f"bronze of {source} has lost records: {found} of {expected} were read of partition "
+            f"{partition}, offsets {since} to "
+            f"{until - 1}, and nothing was merged; bring the files of "
+            f"bronze_{source.partition('/')[0]} back, or look for what "
             "deletes them"
         )
         self.source, self.partition, self.found, self.expected = source, partition, found, expected
@@ -281,8 +322,10 @@ class QuarantineLimitError(WatersmeetError):
 
     def __init__(self, source: str, refused: int, records: int, reason: str, example: str) -> None:
         super().__init__(
-            f"{source}: {refused} of {records} records would go to quarantine, most of them as {reason} (such as {example}): "
-            "none of them was written; correct the configuration, or accept them with a higher kafka.quarantine_limit"
+            f"{source}: {refused} of {records} records would go to quarantine, most of them as "
+            f"{reason} (such as {example}): "
+            "none of them was written; correct the configuration, or accept them with a higher "
+            "kafka.quarantine_limit"
         )
         self.source, self.refused, self.records, self.reason = source, refused, records, reason
 
@@ -292,7 +335,8 @@ class FencedError(WatersmeetError):
 
     def __init__(self, topic: str) -> None:
         super().__init__(
-            f"{topic} has been taken over by another process: this one is fenced and writes nothing more; run only one of the two"
+            f"{topic} has been taken over by another process: this one is fenced and writes "
+            "nothing more; run only one of the two"
         )
         self.topic = topic
 
@@ -300,9 +344,12 @@ class FencedError(WatersmeetError):
 class ForeignMessageError(WatersmeetError):
     """The last message of a topic is not from Watersmeet, so it does not say where to go on."""
 
-    def __init__(self, topic: str, partition: int, offset: int, header: str = "watersmeet.seq") -> None:
+    def __init__(
+        self, topic: str, partition: int, offset: int, header: str = "watersmeet.seq"
+    ) -> None:
         super().__init__(
-            f"{topic}[{partition}] ends with a message at offset {offset} that has no {header} header of this lake: "
+            f"{topic}[{partition}] ends with a message at offset {offset} that has no {header} "
+            "header of this lake: "
             "only Watersmeet may write to this topic, for one lake; name another one"
         )
         self.topic, self.partition, self.offset = topic, partition, offset
@@ -311,7 +358,9 @@ class ForeignMessageError(WatersmeetError):
 class PublishingError(WatersmeetError):
     """A publication failed before its commit; readers of committed messages see nothing of it."""
 
-    def __init__(self, topic: str, reason: str, *, retriable: bool = True, is_too_large: bool = False) -> None:
+    def __init__(
+        self, topic: str, reason: str, *, retriable: bool = True, is_too_large: bool = False
+    ) -> None:
         super().__init__(f"publishing to {topic} failed: {reason}")
         self.topic, self.reason, self.retriable = topic, reason, retriable
         self.is_too_large = is_too_large
@@ -328,7 +377,8 @@ class TransactionTimeoutError(WatersmeetError):
 
     def __init__(self, topic: str, seconds: int) -> None:
         super().__init__(
-            f"publishing to {topic} failed: its transaction was not done after {seconds} s; a smaller one is tried next"
+            f"publishing to {topic} failed: its transaction was not done after {seconds} s; a "
+            "smaller one is tried next"
         )
         self.topic, self.seconds = topic, seconds
 
@@ -339,7 +389,10 @@ class SinkReplacedError(WatersmeetError):
     retriable = True
 
     def __init__(self, topic: str) -> None:
-        super().__init__(f"publishing to {topic} failed: it was deleted, or deleted and made again, meanwhile; it begins anew")
+        super().__init__(
+            f"publishing to {topic} failed: it was deleted, or deleted and made again, meanwhile; "
+            "it begins anew"
+        )
         self.topic = topic
 
 
@@ -357,7 +410,10 @@ def root_cause(error: BaseException) -> str:
     if own := _own(error):
         return own[1]
     if _is_gone(error):
-        return "Spark's JVM has ended: its log above says why, such as too little memory (spark.driver.memory)"
+        return (
+            "Spark's JVM has ended: its log above says why, such as too little memory "
+            "(spark.driver.memory)"
+        )
     _, is_traced, trace = str(error).rpartition(_TRACEBACK)
     raised = re.findall(r"^(\w[\w.]*: .+)$", trace, re.MULTILINE) if is_traced else []
     caused = re.findall(r"^\s*Caused by: (?:[\w$]+\.)*([\w$]+: .+)$", str(error), re.MULTILINE)
@@ -434,7 +490,11 @@ def kinds() -> list[str]:
 
 
 def _kinds() -> list[type[WatersmeetError]]:
-    return [kind for kind in globals().values() if isinstance(kind, type) and issubclass(kind, WatersmeetError)]
+    return [
+        kind
+        for kind in globals().values()
+        if isinstance(kind, type) and issubclass(kind, WatersmeetError)
+    ]
 
 
 EXTRAS: Mapping[str, str] = {
@@ -471,6 +531,8 @@ def _own(error: BaseException) -> tuple[type[WatersmeetError], str] | None:
     known = missing_package(error) or error
     if isinstance(known, WatersmeetError):
         return type(known), str(known)
-    found = re.findall(r"^\s*(?:[\w.]+Exception: )?pipelines\.errors\.(\w+): (.+)$", str(error), re.MULTILINE)
+    found = re.findall(
+        r"^\s*(?:[\w.]+Exception: )?pipelines\.errors\.(\w+): (.+)$", str(error), re.MULTILINE
+    )
     by_name = {kind.__name__: kind for kind in _kinds()}
     return (by_name[found[-1][0]], found[-1][1]) if found and found[-1][0] in by_name else None

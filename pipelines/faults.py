@@ -25,7 +25,8 @@ POINTS: Final = (
     "silver.notes",  # silver has the batch, none of its notes is written
     "silver.progress",  # its late records are written, progress is not
     "silver.done",  # all of it is written, and gold does not know
-    "publisher.begin",  # an earlier publisher is fenced, its transaction aborted, the sink's tails are not read
+    # An earlier publisher is fenced, its transaction aborted, the sink's tails are not read.
+    "publisher.begin",
     "gold.publish",  # what is to be published is known, no transaction has begun
     "publisher.produce",  # a transaction has begun, the next chunk of its messages is not produced
     "publisher.commit",  # every message has reached the broker, the transaction is open

@@ -106,7 +106,9 @@ class Gold:
     _sink: str = ""
     """The sink topic as `published` names it; a new topic starts again with the first message."""
     _size: TransactionSize = field(
-        default_factory=lambda: TransactionSize(MAX_PER_TRANSACTION, min(MAX_PER_PIECE, MAX_PER_TRANSACTION))
+        default_factory=lambda: TransactionSize(
+            MAX_PER_TRANSACTION, min(MAX_PER_PIECE, MAX_PER_TRANSACTION)
+        )
     )
     _generations: Generations = field(default_factory=Generations)
     """Empty until the lake has begun. No other one begins while this process is the owner."""
@@ -120,12 +122,20 @@ class Gold:
             self._tails = None  # after a failure, only the sink knows what is published
             with self.owner.step("gold", "plan"):
                 limit_bytes = max(1, LIMIT_BYTES * self._size.limit // self._size.largest)
-                limits = self.partitions, self._size.limit, MAX_PER_PIECE, self._clocks(), limit_bytes
+                limits = (
+                    self.partitions,
+                    self._size.limit,
+                    MAX_PER_PIECE,
+                    self._clocks(),
+                    limit_bytes,
+                )
                 if not self._generations:
                     self._generations = read_generations(self._engine.questions, self.settings)
                 if not self._generations:
                     return  # the lake has not begun
-                found = pending(self._engine.questions, tails, *limits, self._generations.newest.from_batch)
+                found = pending(
+                    self._engine.questions, tails, *limits, self._generations.newest.from_batch
+                )
             if found.pieces and self._sink != self._identified():
                 continue  # and recover: the sink was deleted, or created again
             try:
@@ -133,7 +143,9 @@ class Gold:
             except TransactionTimeoutError as error:
                 if not self._size.timed_out(found.records):
                     raise
-                log.warning("%s: about %d messages instead of %d", error, self._size.limit, found.records)
+                log.warning(
+                    "%s: about %d messages instead of %d", error, self._size.limit, found.records
+                )
                 self.owner.tell(Failed(kind_of(error), is_retried=True))
                 continue
             self._tails = tails | {p.partition: p.tail for p in publications}
@@ -167,7 +179,10 @@ class Gold:
         self._noted_ms = max(self._noted_ms, last_noted_ms(self._engine.questions))
         noted = last_published(self._engine.questions, self._sink)
         self._publisher.begin()
-        found = {p: sequence_tail(message) for p, message in self._publisher.tails(self.partitions).items()}
+        found = {
+            p: sequence_tail(message)
+            for p, message in self._publisher.tails(self.partitions).items()
+        }
         counts_as_out = self.settings.publish.delivery == "at_most_once"
         # A partition that retention has emptied has no message in the sink: its noted tail stays.
         tails, missing = dict(noted), []
@@ -189,7 +204,11 @@ class Gold:
         """
         tails = self.recover()
         last = self._publisher.tails(self.partitions)
-        is_said = {p for p, m in last.items() if m.key() == key.encode() and FORGOTTEN in dict(headers_of(m))}
+        is_said = {
+            p
+            for p, m in last.items()
+            if m.key() == key.encode() and FORGOTTEN in dict(headers_of(m))
+        }
         wanted = sorted((tails.keys() & partitions if partitions else tails.keys()) - is_said)
         self._publisher.send([tombstones(key, [(p, tails[p]) for p in wanted])])
         return len(wanted)
@@ -211,7 +230,8 @@ class Gold:
         headers = self._headers(found)
         reach("gold.publish")
         if self.settings.publish.delivery == "at_most_once":
-            # What is noted is never sent again, so the messages are counted first, in a pass of their own.
+            # What is noted is never sent again, so the messages are counted first, in a pass of
+            # their own.
             promised = self._promised(found, tails)
             self._note(promised)
             with self.owner.step("gold", "publish"):
@@ -219,19 +239,26 @@ class Gold:
             return promised
         ends: dict[int, Tail] = {}
         with self.owner.step("gold", "publish"):
-            offsets = self._publisher.send(_followed(self._messages(found, tails, headers), ends), self._check_sink)
-        publications = _publications({p: end._replace(offset=offsets[p]) for p, end in ends.items()}, tails)
+            offsets = self._publisher.send(
+                _followed(self._messages(found, tails, headers), ends), self._check_sink
+            )
+        publications = _publications(
+            {p: end._replace(offset=offsets[p]) for p, end in ends.items()}, tails
+        )
         reach("gold.note")
         with self.owner.step("gold", "note"):
             self._note(publications)
         return publications
 
-    def _messages(self, found: Pending, tails: Mapping[int, Tail], headers: Mapping[int, Headers]) -> Iterator[pa.Table]:
+    def _messages(
+        self, found: Pending, tails: Mapping[int, Tail], headers: Mapping[int, Headers]
+    ) -> Iterator[pa.Table]:
         """Yield the messages of what is pending (steps 2 and 3), each table for one partition."""
         ends = dict(tails)
         for piece in found.pieces:
             rows = self._rows(piece, found.order, found.from_batch)
-            rows = rows.sort_by([(name, "ascending") for name in found.order.columns])  # texts as UTF-8
+            # Texts as UTF-8.
+            rows = rows.sort_by([(name, "ascending") for name in found.order.columns])
             for partition, extent in piece.items():
                 mine = rows.filter(pc.equal(rows["partition"], partition))
                 times = times_ms(mine[found.order.column])
@@ -242,7 +269,9 @@ class Gold:
                         ends[partition] = _end_of(made)
                         yield made
 
-    def _with_headers(self, rows: pa.Table, headers: Headers, extent: Extent) -> Iterator[tuple[pa.Table, Headers]]:
+    def _with_headers(
+        self, rows: pa.Table, headers: Headers, extent: Extent
+    ) -> Iterator[tuple[pa.Table, Headers]]:
         """Yield the rows of a partition in parts, each with the headers of its messages.
 
         In a transaction only the last message has headers, since all of its messages are published
@@ -251,7 +280,8 @@ class Gold:
         if self.settings.publish.delivery != "exactly_once":
             yield rows, headers
             return
-        last = rows.num_rows if extent.end is not None else max(rows.num_rows - 1, 0)  # more of the last time may follow
+        # More of the last time may follow.
+        last = rows.num_rows if extent.end is not None else max(rows.num_rows - 1, 0)
         yield rows.slice(0, last), {}
         yield rows.slice(last), headers
 
@@ -260,12 +290,21 @@ class Gold:
 
         The value follows the rules of the epoch that finished the row.
         """
-        columns = ["partition", "merge_key", "event_time", "last_event_time", *self.settings.sources]
+        columns = [
+            "partition",
+            "merge_key",
+            "event_time",
+            "last_event_time",
+            *self.settings.sources,
+        ]
         columns += [name for name in order.columns if name not in columns]
         where = of_piece(order, piece, from_batch)
         found, until = [], None
         for epoch in reversed(self._epochs):
-            of_batches = [("batch", ">=", epoch.from_batch), *([] if until is None else [("batch", "<", until)])]
+            of_batches = [
+                ("batch", ">=", epoch.from_batch),
+                *([] if until is None else [("batch", "<", until)]),
+            ]
             mine = where if len(self._epochs) == 1 else [[*terms, *of_batches] for terms in where]
             rows = self._engine.questions.rows(tables.SILVER, columns, mine)
             found.append(valued(self._engine, rows, epoch.settings))
@@ -288,26 +327,41 @@ class Gold:
         A partition's last messages carry them. Its first messages do too if a part of the batch may
         be published alone.
         """
-        headers: dict[int, dict[int, list[tuple[str, bytes]]]] = {partition: {} for partition in found.extents}
+        headers: dict[int, dict[int, list[tuple[str, bytes]]]] = {
+            partition: {} for partition in found.extents
+        }
         ends = [{p: extent.last for p, extent in found.extents.items()}]
         if self.settings.publish.delivery != "exactly_once":
             ends.append({p: extent.first for p, extent in found.extents.items()})
         generation = self._generations.newest
-        rules = read_fingerprints(self._engine.questions, self.settings, self._epochs, self._generations)
+        rules = read_fingerprints(
+            self._engine.questions, self.settings, self._epochs, self._generations
+        )
         merge, is_closed = self._epochs.current.settings.merge, found.order.column == "closed_at"
         longest_ms = merge.window.longest_ms + (merge.tenant_max_lag_ms or 0)
         decisions = self._decisions(generation)
         is_lived = self._is_lived(generation) or any(decisions.values())
         for times in ends:
-            positions = {p: read_again_from(time, longest_ms if is_closed else None) for p, time in times.items()}
+            positions = {
+                p: read_again_from(time, longest_ms if is_closed else None)
+                for p, time in times.items()
+            }
             lag_ms = merge.tenant_max_lag_ms
-            closings = {} if lag_ms is None else {p: Closings(time, found.extents[p].last, lag_ms) for p, time in times.items()}
+            closings = (
+                {}
+                if lag_ms is None
+                else {p: Closings(time, found.extents[p].last, lag_ms) for p, time in times.items()}
+            )
             for partition, offsets in self._min_offsets(generation, positions, decisions).items():
                 idle = idle_header(decisions[partition], offsets, closings.get(partition))
                 fingerprints = rules.of(partition, offsets, positions[partition])
                 said = recovery_headers(offsets, idle, fingerprints, is_lived=is_lived)
                 if said[0][0] == NO_RECOVERY:
-                    log.warning("partition %d: what a lost lake needs of idle decisions does not fit into a message", partition)
+                    log.warning(
+                        "partition %d: what a lost lake needs of idle decisions does not fit into "
+                        "a message",
+                        partition,
+                    )
                 headers[partition][times[partition]] = said
         return dict(headers)
 
@@ -318,13 +372,18 @@ class Gold:
 
     def _decisions(self, generation: Generation) -> dict[int, dict[str, list[IdleDecision]]]:
         """Return the idle policy's decisions in a generation, by partition and input."""
-        decisions: dict[int, dict[str, list[IdleDecision]]] = {partition: {} for partition in range(self.partitions)}
+        decisions: dict[int, dict[str, list[IdleDecision]]] = {
+            partition: {} for partition in range(self.partitions)
+        }
         for tp, decision in read_decisions(self._engine.questions, generation):
             decisions[tp.partition].setdefault(tp.source, []).append(decision)
         return decisions
 
     def _min_offsets(
-        self, generation: Generation, times: Mapping[int, int], decisions: Mapping[int, Mapping[str, Sequence[IdleDecision]]]
+        self,
+        generation: Generation,
+        times: Mapping[int, int],
+        decisions: Mapping[int, Mapping[str, Sequence[IdleDecision]]],
     ) -> dict[int, dict[str, int]]:
         """Return, by partition and input, a generation's first offset at a position (ms) >= a time.
 
@@ -334,7 +393,9 @@ class Gold:
         offsets: dict[int, dict[str, int]] = {partition: {} for partition in times}
         for source in self.settings.inputs:
             since = generation.offsets_of(source)
-            first = first_offsets(self._engine.questions, tables.bronze(source), "event_time", times, since)
+            first = first_offsets(
+                self._engine.questions, tables.bronze(source), "event_time", times, since
+            )
             for p, time in times.items():
                 records = [(first[p], time)] if p in first else []
                 mine = decisions[p].get(source, ())
@@ -354,14 +415,33 @@ class Gold:
         self._noted_ms = max(now_ms(), self._noted_ms + 1)
         noted = {"committed_at": self._noted_ms, "sink": self._sink}
         rows = [
-            {"partition": p, "first_seq": first, "last_seq": t.seq, "last_event_time": t.event_time, "last_key": t.key}
-            | {"sink_offset": t.offset, "last_due": t.due, "last_closed_at": t.closed_at, "last_tenant": t.tenant, **noted}
+            {
+                "partition": p,
+                "first_seq": first,
+                "last_seq": t.seq,
+                "last_event_time": t.event_time,
+                "last_key": t.key,
+            }
+            | {
+                "sink_offset": t.offset,
+                "last_due": t.due,
+                "last_closed_at": t.closed_at,
+                "last_tenant": t.tenant,
+                **noted,
+            }
             for p, first, t in publications
         ]
-        self.owner.append(tables.PUBLISHED, self._engine.lake.layout[tables.PUBLISHED].rows_of(rows))
+        self.owner.append(
+            tables.PUBLISHED, self._engine.lake.layout[tables.PUBLISHED].rows_of(rows)
+        )
 
-    def _tell_published(self, publications: Sequence[Publication], tails: Mapping[int, Tail]) -> None:
-        topic, messages = self.settings.publish.topic, sum(p.tail.seq - p.first_seq + 1 for p in publications)
+    def _tell_published(
+        self, publications: Sequence[Publication], tails: Mapping[int, Tail]
+    ) -> None:
+        topic, messages = (
+            self.settings.publish.topic,
+            sum(p.tail.seq - p.first_seq + 1 for p in publications),
+        )
         if messages:
             self.owner.tell(Handled("gold", {topic: {("published", ""): messages}}))
         self.owner.tell(Published(topic, {p: tail.seq for p, tail in tails.items()}))
@@ -369,7 +449,9 @@ class Gold:
     def _ensure_topic(self) -> None:
         topic = self.settings.publish.topic
         if topic not in self._cluster.partition_counts([topic]):
-            self._cluster.create_topic(topic, self.partitions, sink_settings(self.settings), SMALLER_MESSAGES)
+            self._cluster.create_topic(
+                topic, self.partitions, sink_settings(self.settings), SMALLER_MESSAGES
+            )
 
     @cached_property
     def _epochs(self) -> Epochs:
@@ -410,12 +492,17 @@ def valued(engine: Engine, rows: pa.Table, settings: Settings) -> pa.Table:
         of_epoch = as_read(rows, {name: source.read_type for name, source in sources.items()})
         return rows.append_column("value", message_values(of_epoch, list(sources)))
     of_epoch = as_read(rows, {name: source.value_type for name, source in sources.items()})
-    return rows.append_column("value", engine.evaluate(of_epoch, {"value": value})["value"].cast(pa.large_binary()))
+    return rows.append_column(
+        "value", engine.evaluate(of_epoch, {"value": value})["value"].cast(pa.large_binary())
+    )
 
 
 def _publications(ends: Mapping[int, Tail], tails: Mapping[int, Tail]) -> list[Publication]:
     """Return what was published by partition, after these tails and up to these ends."""
-    return [Publication(p, tails[p].seq + 1 if p in tails else 0, end) for p, end in sorted(ends.items())]
+    return [
+        Publication(p, tails[p].seq + 1 if p in tails else 0, end)
+        for p, end in sorted(ends.items())
+    ]
 
 
 def _followed(pieces: Iterator[pa.Table], ends: dict[int, Tail]) -> Iterator[pa.Table]:

@@ -59,9 +59,13 @@ def live(engine: SparkEngine, settings: Settings) -> DataFrame:
     asked, passed = engine.questions, dict[str, dict[int, int]]()
     if generations := read_generations(asked, settings):
         last = last_batch(asked)
-        for tp, offset in reached(asked, generations.newest, 0 if last is None else last[0].batch + 1).items():
+        for tp, offset in reached(
+            asked, generations.newest, 0 if last is None else last[0].batch + 1
+        ).items():
             passed.setdefault(tp.source, {})[tp.partition] = offset
-    return engine.spark.sql(live_sql(engine.lake, settings, passed, due_columns(asked), decodes=True))
+    return engine.spark.sql(
+        live_sql(engine.lake, settings, passed, due_columns(asked), decodes=True)
+    )
 
 
 def _decoded(schema: AvroSchema, value: bytes, partition: int, offset: int) -> Any:
@@ -73,7 +77,12 @@ def _decoder(source: str) -> str:
 
 
 def live_sql(
-    lake: Lake, settings: Settings, skipping: Skipping | None = None, due: Sequence[str] = (), *, decodes: bool = False
+    lake: Lake,
+    settings: Settings,
+    skipping: Skipping | None = None,
+    due: Sequence[str] = (),
+    *,
+    decodes: bool = False,
 ) -> str:
     """Return the view as a query in Spark SQL, with the columns of `live`.
 
@@ -88,41 +97,55 @@ def live_sql(
     further = "".join(f", {name}" for name in due) + (", tenant, `position`" if has_tenants else "")
     nothing_of = "".join(f", CAST(NULL AS {ddl(DUE.field(name).type)})" for name in due)
     nothing_of += ", tenant, CAST(NULL AS TIMESTAMP)" if has_tenants else ""
-    unmerged = {name: _beyond(name, lake, settings, known.get(name, {}), decodes) for name in inputs}
+    unmerged = {
+        name: _beyond(name, lake, settings, known.get(name, {}), decodes) for name in inputs
+    }
     beyond = ", ".join(f"{_unmerged(name)} AS ({query})" for name, query in unmerged.items())
     heads = " ".join(
-        f"UNION ALL SELECT '{name}' AS source, `partition`, event_time AS head FROM {_unmerged(name)}" for name in inputs
+        f"UNION ALL SELECT '{name}' AS source, `partition`, event_time AS head FROM "
+        f"{_unmerged(name)}"
+        for name in inputs
     )
-    by_source = ", ".join(f"MAX(CASE WHEN source = '{name}' THEN head END) AS `{name}`" for name in inputs)
-    parts = ", ".join(_sorted_parts(source, has_topics=source in settings.with_topics) for source in sources)
+    by_source = ", ".join(
+        f"MAX(CASE WHEN source = '{name}' THEN head END) AS `{name}`" for name in inputs
+    )
+    parts = ", ".join(
+        _sorted_parts(source, has_topics=source in settings.with_topics) for source in sources
+    )
     return f"""
         WITH begun AS (
             SELECT {_input("", settings)}, `partition`, start_offset, from_batch FROM {begins}
             WHERE source IS NOT NULL AND generation = (SELECT MAX(generation) FROM {begins})
         ), merged AS (
             SELECT {_input("", settings)}, `partition`, until_offset, position FROM {progress}
-            WHERE batch = (SELECT MAX(batch) FROM {progress}) AND batch >= COALESCE((SELECT MAX(from_batch) FROM begun), 0)
+            WHERE batch = (SELECT MAX(batch) FROM {progress})
+                AND batch >= COALESCE((SELECT MAX(from_batch) FROM begun), 0)
         ), passed AS (
-            SELECT source, `partition`, COALESCE(until_offset, start_offset) AS until_offset, position
+            SELECT source, `partition`, COALESCE(until_offset, start_offset) AS until_offset,
+                position
             FROM begun FULL JOIN merged USING (source, `partition`)
         ), {beyond}, heads AS (
             SELECT `partition`, {by_source} FROM (
                 SELECT source, `partition`, position AS head FROM passed {heads}
                 UNION ALL
-                SELECT i.source, i.`partition`, i.event_time AS head FROM {_decided(lake, settings)} AS i
-                LEFT JOIN passed AS p USING (source, `partition`) WHERE i.after_offset + 1 >= COALESCE(p.until_offset, 0)
+                SELECT i.source, i.`partition`, i.event_time AS head
+                FROM {_decided(lake, settings)} AS i
+                LEFT JOIN passed AS p USING (source, `partition`)
+                WHERE i.after_offset + 1 >= COALESCE(p.until_offset, 0)
             ) GROUP BY `partition`
         ), stuck AS (
             SELECT `partition`, {_waits_for(inputs)} AS waits_for FROM heads
         ), waiting AS (
             {" UNION ALL ".join(_waiting(name, settings, whose) for name in inputs)}
         )
-        SELECT `partition`, merge_key, status, event_time, last_event_time, {columns}, valid, invalid_reason, batch{further},
+        SELECT `partition`, merge_key, status, event_time, last_event_time, {columns}, valid,
+            invalid_reason, batch{further},
             CAST(NULL AS ARRAY<STRING>) AS waits_for
         FROM {sql_name(lake, tables.SILVER)}
         UNION ALL
         SELECT `partition`, merge_key, 'waiting', MIN(event_time), MAX(event_time), {parts},
-            CAST(NULL AS BOOLEAN), CAST(NULL AS STRING), CAST(NULL AS BIGINT){nothing_of}, FIRST(waits_for)
+            CAST(NULL AS BOOLEAN), CAST(NULL AS STRING), CAST(NULL AS BIGINT){nothing_of},
+            FIRST(waits_for)
         FROM waiting LEFT JOIN stuck USING (`partition`) GROUP BY `partition`, merge_key{whose}"""
 
 
@@ -136,7 +159,10 @@ def _input(of: str, settings: Settings) -> str:
     if not settings.with_topics:
         return f"{of}source"
     several = ", ".join(f"'{source}'" for source in settings.with_topics)
-    return f"CASE WHEN {of}source IN ({several}) THEN CONCAT({of}source, '{SEPARATOR}', {of}topic) ELSE {of}source END AS source"
+    return (
+        f"CASE WHEN {of}source IN ({several}) THEN CONCAT({of}source, '{SEPARATOR}', {of}topic) "
+        f"ELSE {of}source END AS source"
+    )
 
 
 def _decided(lake: Lake, settings: Settings) -> str:
@@ -146,27 +172,41 @@ def _decided(lake: Lake, settings: Settings) -> str:
     """
     table, begins = (sql_name(lake, name) for name in (tables.IDLE_HEARTBEATS, tables.GENERATIONS))
     newest = f"COALESCE(generation, 0) = (SELECT COALESCE(MAX(generation), 0) FROM {begins})"
-    return f"(SELECT {_input('', settings)}, `partition`, event_time, after_offset FROM {table} WHERE {newest})"
+    return (
+        f"(SELECT {_input('', settings)}, `partition`, event_time, after_offset FROM {table} WHERE "
+        f"{newest})"
+    )
 
 
-def _beyond(name: str, lake: Lake, settings: Settings, passed: Mapping[int, int], decodes: bool) -> str:
+def _beyond(
+    name: str, lake: Lake, settings: Settings, passed: Mapping[int, int], decodes: bool
+) -> str:
     """Return a query of the records of bronze that the merge has not consumed."""
     read, source = sql_name(lake, tables.bronze(name)), source_of(name)
     if passed:
         near = within({partition: (until, None) for partition, until in passed.items()})
-        terms = [" AND ".join(f"`{column}` {operator} {value}" for column, operator, value in term) for term in near]
+        terms = [
+            " AND ".join(f"`{column}` {operator} {value}" for column, operator, value in term)
+            for term in near
+        ]
         others = f"`partition` NOT IN ({', '.join(map(str, passed))})"
         read = f"(SELECT * FROM {read} WHERE {' OR '.join([*terms, others])})"
     kind = settings.sources[source].value_type
     value = _value("b.value", kind)
     if settings.sources[source].format == "avro":
-        value = f"{_decoder(source)}(b.value, b.`partition`, b.`offset`)" if decodes else f"CAST(NULL AS {ddl(kind)})"
+        value = (
+            f"{_decoder(source)}(b.value, b.`partition`, b.`offset`)"
+            if decodes
+            else f"CAST(NULL AS {ddl(kind)})"
+        )
     whose = ", b.tenant" if settings.merge.has_tenants else ""
     whose += ", b.topic" if topic_of(name) else ""
     mine = f" AND b.topic = '{topic_of(name)}'" if topic_of(name) else ""
     return f"""
-        SELECT b.`partition`, b.`offset`, b.event_time, b.merge_key, b.heartbeat{whose}, {value} AS value
-        FROM {read} AS b LEFT JOIN passed AS p ON p.source = '{name}' AND p.`partition` = b.`partition`
+        SELECT b.`partition`, b.`offset`, b.event_time, b.merge_key, b.heartbeat{whose},
+            {value} AS value
+        FROM {read} AS b
+        LEFT JOIN passed AS p ON p.source = '{name}' AND p.`partition` = b.`partition`
         WHERE b.`offset` >= COALESCE(p.until_offset, 0) AND b.event_time IS NOT NULL{mine}"""
 
 
@@ -186,7 +226,8 @@ def _json_ddl(kind: pa.DataType) -> str:
     bounds make the cast exact.
     """
     if pa.types.is_struct(kind):
-        return f"STRUCT<{', '.join(f'{quoted(field.name)}: {_json_ddl(field.type)}' for field in kind)}>"
+        fields = (f"{quoted(field.name)}: {_json_ddl(field.type)}" for field in kind)
+        return f"STRUCT<{', '.join(fields)}>"
     if pa.types.is_list(kind):
         return f"ARRAY<{_json_ddl(kind.value_type)}>"
     if pa.types.is_map(kind):
@@ -198,7 +239,9 @@ def _waits_for(sources: Sequence[str]) -> str:
     """Return SQL for the inputs without a head; if all have one, those with the smallest."""
     names = ", ".join(f"`{source}`" for source in sources)
     missing = ", ".join(f"CASE WHEN `{source}` IS NULL THEN '{source}' END" for source in sources)
-    slowest = ", ".join(f"CASE WHEN `{source}` = LEAST({names}) THEN '{source}' END" for source in sources)
+    slowest = ", ".join(
+        f"CASE WHEN `{source}` = LEAST({names}) THEN '{source}' END" for source in sources
+    )
     all_known = " AND ".join(f"`{source}` IS NOT NULL" for source in sources)
     return f"ARRAY_COMPACT(CASE WHEN {all_known} THEN ARRAY({slowest}) ELSE ARRAY({missing}) END)"
 
@@ -206,21 +249,38 @@ def _waits_for(sources: Sequence[str]) -> str:
 def _waiting(name: str, settings: Settings, whose: str) -> str:
     """Return a query of an input's waiting records, each as a part in the column of its source."""
     place = "event_time: TIMESTAMP, `offset`: BIGINT"
-    places = dict.fromkeys(settings.sources, place) | dict.fromkeys(settings.with_topics, f"topic: STRING, {place}")
+    places = dict.fromkeys(settings.sources, place) | dict.fromkeys(
+        settings.with_topics, f"topic: STRING, {place}"
+    )
     parts = {
-        other: f"CAST(NULL AS STRUCT<{places[other]}, value: {ddl(kept.value_type)}>)" for other, kept in settings.sources.items()
+        other: f"CAST(NULL AS STRUCT<{places[other]}, value: {ddl(kept.value_type)}>)"
+        for other, kept in settings.sources.items()
     }
-    parts[source_of(name)] = f"STRUCT({'topic, ' if topic_of(name) else ''}event_time, `offset`, value)"
+    parts[source_of(name)] = (
+        f"STRUCT({'topic, ' if topic_of(name) else ''}event_time, `offset`, value)"
+    )
     columns = ", ".join(f"{part} AS `{other}`" for other, part in parts.items())
-    return f"SELECT `partition`, merge_key{whose}, event_time, {columns} FROM {_unmerged(name)} WHERE NOT heartbeat"
+    return (
+        f"SELECT `partition`, merge_key{whose}, event_time, {columns} FROM {_unmerged(name)} WHERE "
+        "NOT heartbeat"
+    )
 
 
 def _sorted_parts(source: str, *, has_topics: bool) -> str:
     """Return SQL for a source's parts in silver's order: by (event time, topic, offset)."""
     topic = "'topic', p.topic, " if has_topics else ""
     by_topic = " WHEN p.topic < q.topic THEN -1 WHEN p.topic > q.topic THEN 1" if has_topics else ""
-    part = f"p -> NAMED_STRUCT({topic}'offset', p.`offset`, 'event_time', p.event_time, 'value', p.value)"
+    part = (
+        f"p -> NAMED_STRUCT({topic}'offset', p.`offset`, 'event_time', p.event_time, 'value', "
+        "p.value)"
+    )
     # Not ordered by the whole part: its value may have maps, which cannot be compared.
-    times = "WHEN p.event_time < q.event_time THEN -1 WHEN p.event_time > q.event_time THEN 1" + by_topic
-    order = f"(p, q) -> CASE {times} WHEN p.`offset` < q.`offset` THEN -1 WHEN p.`offset` > q.`offset` THEN 1 ELSE 0 END"
+    times = (
+        "WHEN p.event_time < q.event_time THEN -1 WHEN p.event_time > q.event_time THEN 1"
+        + by_topic
+    )
+    order = (
+        f"(p, q) -> CASE {times} WHEN p.`offset` < q.`offset` THEN -1 WHEN p.`offset` > q.`offset` "
+        "THEN 1 ELSE 0 END"
+    )
     return f"TRANSFORM(ARRAY_SORT(COLLECT_LIST(`{source}`), {order}), {part}) AS `{source}`"

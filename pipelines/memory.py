@@ -25,7 +25,8 @@ def keep_little() -> None:
     """
     cores = os.cpu_count() or 1
     of_jemalloc = f"narenas:{cores},dirty_decay_ms:500,muzzy_decay_ms:0,background_thread:true"
-    os.environ.setdefault("_RJEM_MALLOC_CONF", of_jemalloc)  # jemalloc's variable under the prefix that Rust gives it
+    # Jemalloc's variable under the prefix that Rust gives it.
+    os.environ.setdefault("_RJEM_MALLOC_CONF", of_jemalloc)
     if "MALLOC_ARENA_MAX" in os.environ:
         return
     # For child processes: glibc reads it when a process starts.

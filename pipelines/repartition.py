@@ -115,16 +115,23 @@ def repartition(
     """
     if problems := check_options(settings.kafka):
         raise ConfigurationError(problems[0])
-    registries = [of for name in settings.repartitioned if (of := settings.sources[name].registry) is not None]
+    registries = [
+        of for name in settings.repartitioned if (of := settings.sources[name].registry) is not None
+    ]
     for registry in registries:
         Registry(registry).check_options()
     tell = all_of(observers)
     if not settings.repartitioned:
-        raise ConfigurationError("sources: none of them is repartitioned; add `repartition: {from: ..., partitions: ...}` to one")
+        raise ConfigurationError(
+            "sources: none of them is repartitioned; add `repartition: {from: ..., partitions: "
+            "...}` to one"
+        )
     longest_ms = max((registry.unknown_after_ms or 0 for registry in registries), default=0)
     patience = Patience(reporter, stopping, patience_s + longest_ms / 1000, tell=tell)
     with ThreadPoolExecutor(1) as reader:
-        stages = [Repartition(settings, name, reader, reporter, tell) for name in settings.repartitioned]
+        stages = [
+            Repartition(settings, name, reader, reporter, tell) for name in settings.repartitioned
+        ]
         for stage in stages:
             patience.bear(stage.look)
         while not stopping.is_set():
@@ -185,11 +192,17 @@ class Repartition:
 
     @property
     def _offsets_at_once(self) -> int:
-        return max(1, self.settings.kafka.max_offsets_per_batch * self._size.limit // self._size.largest)
+        return max(
+            1, self.settings.kafka.max_offsets_per_batch * self._size.limit // self._size.largest
+        )
 
     def __post_init__(self) -> None:
         kept = self.settings.repartitioned[self.source]
-        self.origins, self.topic, self.partitions = kept.from_topics, self.settings.inputs[self.source], kept.partitions
+        self.origins, self.topic, self.partitions = (
+            kept.from_topics,
+            self.settings.inputs[self.source],
+            kept.partitions,
+        )
         self._cluster = Cluster(self.settings.kafka)
 
     def look(self) -> None:
@@ -203,7 +216,11 @@ class Repartition:
             self._look_at_topics()
             self._looked = now
         found = {topic: self._cluster.bounds(topic, self._counts[topic]) for topic in self.origins}
-        self._bounds = {InputPartition(topic, p): bounds for topic, of_topic in found.items() for p, bounds in of_topic.items()}
+        self._bounds = {
+            InputPartition(topic, p): bounds
+            for topic, of_topic in found.items()
+            for p, bounds in of_topic.items()
+        }
         self.is_done = False
 
     def _look_at_topics(self) -> None:
@@ -211,12 +228,15 @@ class Repartition:
         if missing := [topic for topic in self.origins if topic not in self._counts]:
             raise ConfigurationError(
                 f"sources.{self.source}.repartition.from: there is no topic {missing[0]} at "
-                f"{self.settings.kafka.bootstrap_servers}; create it, or name the one that has the records"
+                f"{self.settings.kafka.bootstrap_servers}; create it, or name the one that has the "
+                "records"
             )
         identities = {topic: self._cluster.identified(topic) for topic in self.origins}
         for topic, before in self._identities.items():
             if identities[topic] != before:
-                raise TopicChangedError(f"{topic} was deleted and made again while it was being repartitioned")
+                raise TopicChangedError(
+                    f"{topic} was deleted and made again while it was being repartitioned"
+                )
         self._identities = identities
         if self._state is not None and self._cluster.identified(self.topic) != self._written_to:
             self._state = None  # only the new topic says how much is written to it
@@ -227,32 +247,56 @@ class Repartition:
 
         Afterwards `is_done` says whether that was all.
         """
-        state, self._state = self._state or self._taken_up(), None  # after a failure, only the topic knows what is written
+        # After a failure, only the topic knows what is written.
+        state, self._state = (
+            self._state or self._taken_up(),
+            None,
+        )
         ends = {of: end for of, (_, end) in self._bounds.items()}
         for of, (first, _) in self._bounds.items():
             state.offsets.setdefault(of, first)
         self._begin_reading(state)
         self._end_reading(state)
-        taken, positions = state.lockstep.take(of for of, end in ends.items() if state.offsets[of] < end)
+        taken, positions = state.lockstep.take(
+            of for of, end in ends.items() if state.offsets[of] < end
+        )
         state.written = Written(
-            self._identities, state.offsets | state.lockstep.first_offsets(), {**state.written.positions, **positions}
+            self._identities,
+            state.offsets | state.lockstep.first_offsets(),
+            {**state.written.positions, **positions},
         )
         self._begin_reading(state)
         if taken.num_rows:
             began = time.monotonic()
             self._write(copies(taken, self.partitions, state.written))
             counts = taken["topic"].value_counts()
-            self.records.update(dict(zip(*(counts.field(i).to_pylist() for i in (0, 1)), strict=True)))
+            self.records.update(
+                dict(zip(*(counts.field(i).to_pylist() for i in (0, 1)), strict=True))
+            )
             self.tell(StepDone(_LAYER, "write", time.monotonic() - began))
             self.tell(Handled(_LAYER, {self.topic: {("copied", ""): taken.num_rows}}))
             self.reporter.tell(
-                self.source, f"{taken.num_rows} records written to {self.topic}", records=taken.num_rows, topic=self.topic
+                self.source,
+                f"{taken.num_rows} records written to {self.topic}",
+                records=taken.num_rows,
+                topic=self.topic,
             )
-        self.is_done = not taken.num_rows and all(state.offsets[of] >= end for of, end in ends.items())
+        self.is_done = not taken.num_rows and all(
+            state.offsets[of] >= end for of, end in ends.items()
+        )
         self._state = state
-        left = {of: max(0, end - max(first, state.written.offsets[of])) for of, (first, end) in self._bounds.items()}
+        left = {
+            of: max(0, end - max(first, state.written.offsets[of]))
+            for of, (first, end) in self._bounds.items()
+        }
         for topic in self.origins:
-            self.tell(Behind(_LAYER, topic, {of.partition: records for of, records in left.items() if of.topic == topic}))
+            self.tell(
+                Behind(
+                    _LAYER,
+                    topic,
+                    {of.partition: records for of, records in left.items() if of.topic == topic},
+                )
+            )
         if taken.num_rows:
             self._show(state.written.offsets)
 
@@ -287,11 +331,19 @@ class Repartition:
         """Yield the command's answer for this source: a row for each topic that is read."""
         ends, offsets = {}, dict[InputPartition, int]()
         if self._state is not None:  # else it was stopped before anything was known
-            ends = {p: end for p, (_, end) in self._cluster.settled_bounds(self.topic, self.partitions).items()}
+            ends = {
+                p: end
+                for p, (_, end) in self._cluster.settled_bounds(self.topic, self.partitions).items()
+            }
             offsets = dict(sorted(self._state.written.offsets.items()))
         for topic in self.origins:
             read = {of.partition: offset for of, offset in offsets.items() if of.topic == topic}
-            row = {"source": self.source, "from": topic, "topic": self.topic, "records": self.records[topic]}
+            row = {
+                "source": self.source,
+                "from": topic,
+                "topic": self.topic,
+                "records": self.records[topic],
+            }
             yield {**row, "read": read, "ends": ends}
 
     def _begin_reading(self, state: _State) -> None:
@@ -299,7 +351,10 @@ class Repartition:
 
         Only inputs without waiting records are read, an equal share of each.
         """
-        waiting, share = state.lockstep.first_offsets(), max(1, self._offsets_at_once // len(self._bounds))
+        waiting, share = (
+            state.lockstep.first_offsets(),
+            max(1, self._offsets_at_once // len(self._bounds)),
+        )
         ranges = [
             Range(*of, since, min(since + share, end))
             for of, (_, end) in sorted(self._bounds.items())
@@ -326,7 +381,10 @@ class Repartition:
 
     def _note_unknown_schema(self, failure: Exception) -> None:
         """Give up a schema that the registry lacks, once `registry.unknown_after` has passed."""
-        registry, schema_id = self.settings.sources[self.source].registry, unknown_schema_of(failure)
+        registry, schema_id = (
+            self.settings.sources[self.source].registry,
+            unknown_schema_of(failure),
+        )
         if registry is None or registry.unknown_after_ms is None or schema_id is None:
             return
         now = time.monotonic()
@@ -336,12 +394,23 @@ class Repartition:
 
     def _read(self, ranges: Sequence[Range]) -> list[_Read]:
         """Return the records of ranges, topic by topic, as far as there is room for them."""
-        decode, found = partial(route, rules=rules_of(self.settings, self.source, self._given_up)), []
+        decode, found = (
+            partial(route, rules=rules_of(self.settings, self.source, self._given_up)),
+            [],
+        )
         for topic in self.origins:
             of_topic = [wanted for wanted in ranges if wanted.topic == topic]
-            room = READ_BYTES * self._size.limit // self._size.largest * len(of_topic) // len(self._bounds)
+            room = (
+                READ_BYTES
+                * self._size.limit
+                // self._size.largest
+                * len(of_topic)
+                // len(self._bounds)
+            )
             rows, reached = read_decoded(self.settings.kafka, of_topic, decode, ROUTED, room)
-            found.append((rows, {InputPartition(topic, p): offset for p, offset in reached.items()}))
+            found.append(
+                (rows, {InputPartition(topic, p): offset for p, offset in reached.items()})
+            )
         return found
 
     # -- what is written
@@ -352,7 +421,9 @@ class Repartition:
         Raises LeaseTakenError while the lake gets other rules.
         """
         check_not_changing(self._questions, self._lake, EVOLVE)
-        check_repartition_rules(read_epochs(self._questions, self.settings), self.settings, self.source)
+        check_repartition_rules(
+            read_epochs(self._questions, self.settings), self.settings, self.source
+        )
 
     def _taken_up(self) -> _State:
         """Return the state of the topic, once nobody else can write to it.
@@ -366,7 +437,8 @@ class Repartition:
             self._cluster.create_topic(self.topic, self.partitions, wanted)
         elif counts[self.topic] != self.partitions:
             raise ConfigurationError(
-                f"sources.{self.source}.repartition.partitions: {self.topic} has {counts[self.topic]} partitions; "
+                f"sources.{self.source}.repartition.partitions: {self.topic} has "
+                f"{counts[self.topic]} partitions; "
                 "name that number, or another topic and another lake for another number"
             )
         self._written_to = self._cluster.identified(self.topic)
@@ -374,9 +446,15 @@ class Repartition:
         self._check_lake()
         known = self._written()
         offsets = dict(known.offsets)
-        lost = {of: (at, first) for of, at in offsets.items() if at < (first := self._bounds.get(of, (0, 0))[0])}
+        lost = {
+            of: (at, first)
+            for of, at in offsets.items()
+            if at < (first := self._bounds.get(of, (0, 0))[0])
+        }
         for topic in self.origins if self.settings.kafka.on_data_loss == "stop" else ():
-            if of_topic := {of.partition: places for of, places in lost.items() if of.topic == topic}:
+            if of_topic := {
+                of.partition: places for of, places in lost.items() if of.topic == topic
+            }:
                 raise DataLossError(self.source, topic, of_topic)
         offsets |= {of: first for of, (_, first) in lost.items()}
         return _State(known, offsets, Lockstep(self.origins, dict(known.positions)))
@@ -390,13 +468,19 @@ class Repartition:
         """
         bounds = self._cluster.settled_bounds(self.topic, self.partitions)
         tails = read_tails(
-            self.settings.kafka, self.topic, self.partitions, bounds, lambda message: not is_redriven(headers_of(message))
+            self.settings.kafka,
+            self.topic,
+            self.partitions,
+            bounds,
+            lambda message: not is_redriven(headers_of(message)),
         )
         for p, (first, end) in bounds.items():
             if p not in tails and first > 0:
                 raise TopicChangedError(
-                    f"{self.topic}[{p}] ends at offset {end} and holds no message any more, so that nobody knows how much of "
-                    f"{' and '.join(self.origins)} was written: its retention must keep the last messages; name another topic "
+                    f"{self.topic}[{p}] ends at offset {end} and holds no message any more, so "
+                    "that nobody knows how much of "
+                    f"{' and '.join(self.origins)} was written: its retention must keep the last "
+                    "messages; name another topic "
                     "and another lake"
                 )
         said = [_stands_at(message) for message in tails.values()]
@@ -404,10 +488,16 @@ class Repartition:
             mine = self._identities.get(topic)
             if identified != mine and not (mine and self._has_the_records(topic, tails.values())):
                 raise ConfigurationError(
-                    f"sources.{self.source}.repartition.from: {self.topic} was written from {identified}, and `from` names "
-                    f"{mine or ' and '.join(self.origins)}; name that topic, too, or write to another one with another lake"
+                    f"sources.{self.source}.repartition.from: {self.topic} was written from "
+                    f"{identified}, and `from` names "
+                    f"{mine or ' and '.join(self.origins)}; name that topic, too, or write to "
+                    "another one with another lake"
                 )
-        return max(said, key=lambda each: sum(each.offsets.values()), default=Written(self._identities, {}, {}))
+        return max(
+            said,
+            key=lambda each: sum(each.offsets.values()),
+            default=Written(self._identities, {}, {}),
+        )
 
     def _has_the_records(self, topic: str, messages: Iterable[Message]) -> bool:
         """Return True if a topic to be read has the records of which these messages are copies.
@@ -415,7 +505,11 @@ class Repartition:
         It has them after a move of the cluster with its offsets. At least one record must be there,
         and none may differ.
         """
-        copied = [(place, message) for message in messages if (place := origin_of(headers_of(message))).topic == topic]
+        copied = [
+            (place, message)
+            for message in messages
+            if (place := origin_of(headers_of(message))).topic == topic
+        ]
         return bool(copied) and all(self._is_copy(*each) for each in copied)
 
     def _is_copy(self, place: Origin, message: Message) -> bool:
@@ -426,7 +520,10 @@ class Repartition:
         rows = pa.Table.from_batches(there, KAFKA)
         sent = message.timestamp()[1]
         # As `copies` writes them.
-        times = [sent if time < 0 else max(1, time) for time in times_ms(rows["kafka_timestamp"]).tolist()]
+        times = [
+            sent if time < 0 else max(1, time)
+            for time in times_ms(rows["kafka_timestamp"]).tolist()
+        ]
         records = zip(rows["key"].to_pylist(), rows["value"].to_pylist(), times, strict=True)
         return (message.key(), message.value(), sent) in records
 

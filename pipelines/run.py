@@ -20,7 +20,14 @@ from pipelines.core.types import ddl, widened
 from pipelines.engine import Engine, Running
 from pipelines.engine.choice import create_tables, open_engine
 from pipelines.engine.threads import RunningThread
-from pipelines.errors import ConfigurationError, KafkaTransientError, LeaseLostError, LeaseTakenError, is_data_loss, kind_of
+from pipelines.errors import (
+    ConfigurationError,
+    KafkaTransientError,
+    LeaseLostError,
+    LeaseTakenError,
+    is_data_loss,
+    kind_of,
+)
 from pipelines.gold import Gold
 from pipelines.kafka.cluster import Cluster, co_partitioned, topics_of
 from pipelines.kafka.groups import Groups
@@ -30,12 +37,34 @@ from pipelines.kafka.registry import Registry
 from pipelines.kafka.silence import Silence
 from pipelines.kafka.watch import Watch
 from pipelines.lake import tables
-from pipelines.lake.commits import APPLICATION, DELETING, EVOLVING, RESETTING, application_of, bronze_application, last_commit
+from pipelines.lake.commits import (
+    APPLICATION,
+    DELETING,
+    EVOLVING,
+    RESETTING,
+    application_of,
+    bronze_application,
+    last_commit,
+)
 from pipelines.lake.conflicts import suppress_conflict
-from pipelines.lake.epochs import Epochs, changes, check_rules, epoch_row, keep_first_epoch, may_begin_anew, read_epochs
+from pipelines.lake.epochs import (
+    Epochs,
+    changes,
+    check_rules,
+    epoch_row,
+    keep_first_epoch,
+    may_begin_anew,
+    read_epochs,
+)
 from pipelines.lake.features import check_features
 from pipelines.lake.fingerprints import is_noted, keep_read_since
-from pipelines.lake.identity import check_identity, check_layout, identity, keep_identity, keep_moved
+from pipelines.lake.identity import (
+    check_identity,
+    check_layout,
+    identity,
+    keep_identity,
+    keep_moved,
+)
 from pipelines.lake.lease import FORGET, Lease
 from pipelines.lake.location import Lake
 from pipelines.lake.maintenance import Maintenance, keep_properties
@@ -96,7 +125,9 @@ class Run:
             if source.registry is not None:
                 Registry(source.registry).check_options()
         cluster = Cluster(self.settings.kafka)
-        self.partitions = co_partitioned(self.settings, cluster.partition_counts(topics_of(self.settings)))
+        self.partitions = co_partitioned(
+            self.settings, cluster.partition_counts(topics_of(self.settings))
+        )
         lake = Lake(self.settings)
         check_writable(lake)
         self.engine = open_engine(self.settings)
@@ -108,9 +139,17 @@ class Run:
         rules = self.settings.rules()
         if not self._begins_anew(questions, epochs):
             check_rules(epochs, self.settings)
-        self.settings = epochs.current.settings.under(rules) if changes(epochs, self.settings) else epochs.current.settings
+        self.settings = (
+            epochs.current.settings.under(rules)
+            if changes(epochs, self.settings)
+            else epochs.current.settings
+        )
         self.engine.lake = Lake(self.settings)
-        found = check_expressions(self.engine, self.settings) if has_expressions(self.settings.publish) else []
+        found = (
+            check_expressions(self.engine, self.settings)
+            if has_expressions(self.settings.publish)
+            else []
+        )
         found += check_tables(self.engine.lake, questions)
         if found:
             what, where, fix = found[0]
@@ -123,12 +162,20 @@ class Run:
         if self.settings.quality.every is not None and "silver" in self.layers:
             from pipelines.quality.beside import Checker  # imports Great Expectations
 
-            self._beside.append(Checker(self.engine, self.settings, self.settings.quality.every, self.reporter, observe))
+            self._beside.append(
+                Checker(
+                    self.engine, self.settings, self.settings.quality.every, self.reporter, observe
+                )
+            )
         if self.observers:
-            self._beside.append(Sampler(self.settings, self.partitions, self.layers, self.engine.questions, observe))
+            self._beside.append(
+                Sampler(self.settings, self.partitions, self.layers, self.engine.questions, observe)
+            )
         self.tell = all_of([*self.observers, *self._beside])
         check_store = partial(check_writable, lake) if stored(lake) else None
-        self.patience = Patience(self.reporter, self.stopping, self.patience_s, check_store, self.tell)
+        self.patience = Patience(
+            self.reporter, self.stopping, self.patience_s, check_store, self.tell
+        )
         self.reporter.tell("lake", "ready")
 
     def _widen_shared(self, *names: str) -> None:
@@ -172,7 +219,9 @@ class Run:
         try:
             if not self.stopping.is_set():
                 start_all(streams)
-            while not (self.stopping.wait(LOOK_EVERY_S) or all(stream.is_done for stream in streams)):
+            while not (
+                self.stopping.wait(LOOK_EVERY_S) or all(stream.is_done for stream in streams)
+            ):
                 watch.look()
                 for stream in streams:
                     stream.look_after()
@@ -219,7 +268,9 @@ class Run:
         ids = Cluster(self.settings.kafka).topic_ids(topics_of(self.settings))
         facts = identity(self.settings, self.partitions, ids)
         moved = moved_topics(questions, self.settings, self.partitions, facts)
-        check_identity(questions, {field: fact for field, fact in facts.items() if field not in moved})
+        check_identity(
+            questions, {field: fact for field, fact in facts.items() if field not in moved}
+        )
         written = [pair for layer in self.layers for pair in _written_by(layer, self.settings)]
 
         def lost() -> None:
@@ -227,13 +278,18 @@ class Run:
             self.tell(OwnerChanged(self.layers, lease.token, is_owner=False))
             self.stopping.set()
 
-        lease = Lease(self.engine.lake, questions, self.engine.append, self.layers, change, on_lost=lost)
+        lease = Lease(
+            self.engine.lake, questions, self.engine.append, self.layers, change, on_lost=lost
+        )
 
         def largest_known() -> int:
             """Return the largest fencing token in the last commits of the layers' tables; 0 if
             none.
             """
-            return max((found[1].token for pair in written if (found := last_commit(questions, *pair))), default=0)
+            return max(
+                (found[1].token for pair in written if (found := last_commit(questions, *pair))),
+                default=0,
+            )
 
         self._widen_shared(tables.LEASES)
         lease.take(largest_known)
@@ -241,16 +297,27 @@ class Run:
             self.tell(OwnerChanged(self.layers, lease.token, is_owner=True))
             owner = Owner(self.engine, lease.token, self.tell, is_observed=bool(self.observers))
             own = {
-                "bronze": [*map(tables.bronze, self.settings.sources), tables.QUARANTINE, tables.RECOVERED],
+                "bronze": [
+                    *map(tables.bronze, self.settings.sources),
+                    tables.QUARANTINE,
+                    tables.RECOVERED,
+                ],
                 "silver": [tables.SILVER, tables.LATE, tables.PROGRESS],
                 "gold": [tables.PUBLISHED],
             }
             for layer in self.layers:
                 if widen(self.engine, own[layer]) and layer == "silver":
                     create_view(self.engine)
-            self._widen_shared(*{table for table, _ in written}.difference(*[own[layer] for layer in self.layers]))
+            self._widen_shared(
+                *{table for table, _ in written}.difference(*[own[layer] for layer in self.layers])
+            )
             fence_all(owner, written)  # after widening, since a fence writes every column
-            keep_moved(questions, self.engine.append, self.settings, {field: facts[field] for field in moved})
+            keep_moved(
+                questions,
+                self.engine.append,
+                self.settings,
+                {field: facts[field] for field in moved},
+            )
             keep_identity(questions, self.engine.append, self.settings, facts)
             keep_first_epoch(questions, self.engine.append, self.settings, now_ms())
             # The epochs may have changed since the run was created.
@@ -289,7 +356,12 @@ class Run:
             self.tell(OwnerChanged(self.layers, lease.token, is_owner=False))
 
 
-def going_on(begin: Callable[[], None], asked_to_stop: threading.Event, stopping: threading.Event, reporter: Reporter) -> None:
+def going_on(
+    begin: Callable[[], None],
+    asked_to_stop: threading.Event,
+    stopping: threading.Event,
+    reporter: Reporter,
+) -> None:
     """Run `begin`, and run it again each time `watersmeet forget` has taken its layers and ended.
 
     The run that `begin` starts ends when `stopping` is set. To ask it to stop, set `asked_to_stop`
@@ -314,7 +386,9 @@ class Owned:
     def __init__(self, run: Run, owner: Owner, lease: Lease, *, can_be_idle: bool) -> None:
         self._run, self._settings, self.owner, self._lease = run, run.settings, owner, lease
         idle_after_ms = self._settings.merge.idle_after_ms if can_be_idle else None
-        self._silence = Silence(self._settings, idle_after_ms) if idle_after_ms is not None else None
+        self._silence = (
+            Silence(self._settings, idle_after_ms) if idle_after_ms is not None else None
+        )
         self.silver = Silver(owner, self._settings, run.partitions, self._silence)
         self.gold = Gold(owner, self._settings, run.partitions, lease.check)
         self.letters = [
@@ -324,7 +398,9 @@ class Owned:
         self.expire = partial(expire, owner, self._settings)
         self._expire_some = partial(self.expire, is_sparing=True)
         self._maintenance = {
-            layer: Maintenance(owner.engine, kept_by(layer, self._settings), expire=self._expire_some)
+            layer: Maintenance(
+                owner.engine, kept_by(layer, self._settings), expire=self._expire_some
+            )
             for layer in ("silver", "gold")
         }
         self._news = {layer: threading.Event() for layer in ("silver", "gold")}
@@ -359,11 +435,23 @@ class Owned:
 
         They run up to what there is now (`once`), or until they are stopped.
         """
-        bronze = [self.bronze(name, once=once) for name in self._settings.inputs] if "bronze" in self._run.layers else []
+        bronze = (
+            [self.bronze(name, once=once) for name in self._settings.inputs]
+            if "bronze" in self._run.layers
+            else []
+        )
         silver, gold = [], []
         if "silver" in self._run.layers:
             upstream = [tables.bronze(source) for source in self._settings.sources]
-            silver = [self._following("silver", upstream, bronze if once else None, self.drain_silver, self._silence_is_due)]
+            silver = [
+                self._following(
+                    "silver",
+                    upstream,
+                    bronze if once else None,
+                    self.drain_silver,
+                    self._silence_is_due,
+                )
+            ]
         if "gold" in self._run.layers:
             upstream = [tables.SILVER, *self._settings.publish.dead_letter_topics]
             gold = [self._following("gold", upstream, silver if once else None, self.drain_gold)]
@@ -372,7 +460,9 @@ class Owned:
     def bronze(self, source: str, *, once: bool) -> Stream:
         """Return the stream of an input; each time it is started, it begins where the lake says."""
         run, engine = self._run, self.owner.engine
-        maintenance = Maintenance(engine, kept_by("bronze", self._settings, source), expire=self._expire_some)
+        maintenance = Maintenance(
+            engine, kept_by("bronze", self._settings, source), expire=self._expire_some
+        )
         bronze = Bronze(self.owner, self._settings, source, run.reporter, maintenance)
         reading = NextOffsets(engine.questions, self._settings, run.partitions, self.owner)
 
@@ -409,12 +499,17 @@ class Owned:
         for publications in self.gold.drain(self._run.stopping.is_set):
             messages = sum(p.tail.seq - p.first_seq + 1 for p in publications)
             topic = self._settings.publish.topic
-            self._run.reporter.tell("gold", f"{messages} messages published to {topic}", messages=messages, topic=topic)
+            self._run.reporter.tell(
+                "gold", f"{messages} messages published to {topic}", messages=messages, topic=topic
+            )
             self._maintenance["gold"].after_commit()
         for letters in self.letters:
             for sent in letters.drain(self._run.stopping.is_set):
                 self._run.reporter.tell(
-                    "gold", f"{sent} dead letters sent to {letters.topic}", messages=sent, topic=letters.topic
+                    "gold",
+                    f"{sent} dead letters sent to {letters.topic}",
+                    messages=sent,
+                    topic=letters.topic,
                 )
                 self._maintenance["gold"].after_commit()
 
@@ -436,7 +531,11 @@ class Owned:
         """
         if until_done is not None:
             news = self._news[layer]
-            return Stream(Gate(self._run.patience), lambda gate: following(gate, drain, until_done, news), ends=True)
+            return Stream(
+                Gate(self._run.patience),
+                lambda gate: following(gate, drain, until_done, news),
+                ends=True,
+            )
 
         def begin(gate: Gate) -> Running:
             """Start following the versions of the tables that the layer reads."""
@@ -459,7 +558,9 @@ def create_view(engine: Engine) -> None:
     if engine.lake.is_catalog:
         from pipelines.live import VIEW, live_sql  # imports Spark
 
-        engine.create_view(VIEW, live_sql(engine.lake, engine.lake.settings, due=due_columns(engine.questions)))
+        engine.create_view(
+            VIEW, live_sql(engine.lake, engine.lake.settings, due=due_columns(engine.questions))
+        )
 
 
 def widen(engine: Engine, names: Sequence[str]) -> bool:
@@ -472,7 +573,9 @@ def widen(engine: Engine, names: Sequence[str]) -> bool:
     for table in (engine.lake.layout[name] for name in names):
         found = engine.questions.columns(table.name)
         has_all = set(table.schema.names) <= set(found.names)
-        if not has_all or any(not _holds(found.field(wanted.name).type, wanted.type) for wanted in table.schema):
+        if not has_all or any(
+            not _holds(found.field(wanted.name).type, wanted.type) for wanted in table.schema
+        ):
             engine.widen(table)
             lacked = True
     return lacked
@@ -508,7 +611,10 @@ def _written_by(layer: str, settings: Settings) -> list[tuple[str, str]]:
     epochs = (tables.EPOCHS, EVOLVING)
     if layer == "bronze":
         read = [(tables.bronze(source_of(name)), application_of(name)) for name in settings.inputs]
-        deleted = [(name, DELETING) for name in (*map(tables.bronze, settings.sources), tables.QUARANTINE, tables.ERASED)]
+        deleted = [
+            (name, DELETING)
+            for name in (*map(tables.bronze, settings.sources), tables.QUARANTINE, tables.ERASED)
+        ]
         beginnings = (tables.GENERATIONS, tables.RESETS, tables.IDLE_HEARTBEATS, tables.RECOVERED)
         decided = [(table, bronze_application()) for table in beginnings]
         return [*read, *decided, *deleted, epochs]
@@ -526,17 +632,33 @@ def kept_by(layer: str, settings: Settings, source: str | None = None) -> list[s
     Each table has one keeper.
     """
     if layer == "silver":
-        return [tables.SILVER, tables.LATE, tables.PROGRESS, tables.IDLE_HEARTBEATS, tables.RESETS, tables.QUALITY]
+        return [
+            tables.SILVER,
+            tables.LATE,
+            tables.PROGRESS,
+            tables.IDLE_HEARTBEATS,
+            tables.RESETS,
+            tables.QUALITY,
+        ]
     if layer == "gold":
         return [tables.PUBLISHED, tables.DEAD_LETTERS]
     first = next(iter(settings.inputs))
-    shared = [tables.QUARANTINE, tables.RECOVERED, tables.CONFIGURATION, tables.LEASES, tables.FLOORS]
+    shared = [
+        tables.QUARANTINE,
+        tables.RECOVERED,
+        tables.CONFIGURATION,
+        tables.LEASES,
+        tables.FLOORS,
+    ]
     shared += [tables.GENERATIONS, tables.ERASED]
     shared += [tables.WRITER_SCHEMAS] if tables.has_registry(settings) else []
     if source is None:
         return [*map(tables.bronze, settings.sources), *shared]
     is_keeper = of_source(settings.inputs, source_of(source))[0] == source
-    return [*([tables.bronze(source_of(source))] if is_keeper else []), *(shared if source == first else [])]
+    return [
+        *([tables.bronze(source_of(source))] if is_keeper else []),
+        *(shared if source == first else []),
+    ]
 
 
 def _utc(ms: int | None) -> str:

@@ -26,9 +26,20 @@ from pydantic import (
 )
 
 from pipelines.configuration import values as kinds
-from pipelines.configuration.file import RefusedError, first_sentence, known_instead, read_values, sentence_of
+from pipelines.configuration.file import (
+    RefusedError,
+    first_sentence,
+    known_instead,
+    read_values,
+    sentence_of,
+)
 from pipelines.configuration.sources import Part, RepartitionSettings, SourceSettings
-from pipelines.configuration.values import RESERVED_NAMES, StartOffsets, StartTimestamp, parse_duration
+from pipelines.configuration.values import (
+    RESERVED_NAMES,
+    StartOffsets,
+    StartTimestamp,
+    parse_duration,
+)
 from pipelines.core.inputs import InputPlace, input_of, of_source, source_of
 from pipelines.core.window import Window
 from pipelines.errors import ConfigurationError
@@ -36,14 +47,25 @@ from pipelines.errors import ConfigurationError
 if TYPE_CHECKING:  # heavy, and the command line starts without it
     from pipelines.core.reading import ReadingRules
 
-__all__ = ["RESERVED_NAMES", "CatalogLake", "Settings", "StartOffsets", "StartTimestamp", "load_settings", "parse_duration"]
+__all__ = [
+    "RESERVED_NAMES",
+    "CatalogLake",
+    "Settings",
+    "StartOffsets",
+    "StartTimestamp",
+    "load_settings",
+    "parse_duration",
+]
 
 
 _KAFKA_RULES = {"max_record_bytes": "max_record_bytes"}
 _MERGE_RULES = {"timeout": "timeout_ms", "window": "window_by_gap", "max_future": "max_future_ms"}
 _TENANT_RULES = {"tenant_max_lag": "tenant_max_lag_ms"}
 _PUBLISH_RULES = {name: name for name in ("valid", "value", "max_bytes")}
-_SOURCE_RULES = {"schema": "schema_file", **{name: name for name in ("key", "event_time", "where", "heartbeat", "tombstone")}}
+_SOURCE_RULES = {
+    "schema": "schema_file",
+    **{name: name for name in ("key", "event_time", "where", "heartbeat", "tombstone")},
+}
 """Rules that may change in an existing lake (in all of these mappings): names in YAML, with the
 attributes.
 """
@@ -82,7 +104,9 @@ class WindowSettings(Part):
     @model_validator(mode="after")
     def _is_not_over_before_the_gap(self) -> "WindowSettings":
         if self.max_ms < self.gap_ms:
-            raise RefusedError("{path} is shorter than the gap; give it the length of the gap at least", "max")
+            raise RefusedError(
+                "{path} is shorter than the gap; give it the length of the gap at least", "max"
+            )
         return self
 
 
@@ -95,10 +119,14 @@ class MergeSettings(Part):
     timeout_ms: kinds.PositiveDuration | None = Field(default=None, validation_alias="timeout")
     window_by_gap: WindowSettings | None = Field(default=None, validation_alias="window")
     tenant: kinds.DottedPath | None = None
-    tenant_max_lag_ms: kinds.Duration | None = Field(default=None, validation_alias="tenant_max_lag")
+    tenant_max_lag_ms: kinds.Duration | None = Field(
+        default=None, validation_alias="tenant_max_lag"
+    )
     max_future_ms: kinds.Duration = Field(default=86_400_000, validation_alias="max_future")
     max_records_per_batch: kinds.Count = 1_000_000
-    idle_after_ms: kinds.PositiveDuration | None = Field(default=None, validation_alias="idle_after")
+    idle_after_ms: kinds.PositiveDuration | None = Field(
+        default=None, validation_alias="idle_after"
+    )
     _had_window: bool = PrivateAttr(default=False)
 
     @property
@@ -131,12 +159,17 @@ class MergeSettings(Part):
         """Return these settings with another window, as if there had never been one before."""
         if window.max_ms is None:
             return self.changed(timeout_ms=window.gap_ms, window_by_gap=None)
-        return self.changed(timeout_ms=None, window_by_gap=WindowSettings(gap_ms=window.gap_ms, max_ms=window.max_ms))
+        return self.changed(
+            timeout_ms=None,
+            window_by_gap=WindowSettings(gap_ms=window.gap_ms, max_ms=window.max_ms),
+        )
 
     @model_validator(mode="after")
     def _has_one_window(self) -> "MergeSettings":
         if self.timeout_ms is None and self.window_by_gap is None:
-            raise RefusedError("required field `{path}` is missing; add it, such as `timeout: 30m`", "timeout")
+            raise RefusedError(
+                "required field `{path}` is missing; add it, such as `timeout: 30m`", "timeout"
+            )
         if self.timeout_ms is not None and self.window_by_gap is not None:
             raise RefusedError("`{path}` has both `timeout` and `window`; leave one of them out")
         return self
@@ -144,10 +177,16 @@ class MergeSettings(Part):
     @model_validator(mode="after")
     def _has_tenants_with_a_lag(self) -> "MergeSettings":
         if self.has_tenants and self.tenant_max_lag_ms is None:
-            sentence = "required field `{path}` is missing where there is a tenant; add it, such as `tenant_max_lag: 24h`"
+            sentence = (
+                "required field `{path}` is missing where there is a tenant; add it, such as "
+                "`tenant_max_lag: 24h`"
+            )
             raise RefusedError(sentence, "tenant_max_lag")
         if not self.has_tenants and self.tenant_max_lag_ms is not None:
-            raise RefusedError("{path} is for a merge with `tenant` alone; add that, or leave this out", "tenant_max_lag")
+            raise RefusedError(
+                "{path} is for a merge with `tenant` alone; add that, or leave this out",
+                "tenant_max_lag",
+            )
         return self
 
 
@@ -184,11 +223,14 @@ class KeepSettings(Part):
     bronze_ms: kinds.PositiveDuration | None = Field(default=None, validation_alias="bronze")
     silver_ms: kinds.PositiveDuration | None = Field(default=None, validation_alias="silver")
     late_ms: kinds.PositiveDuration | None = Field(default=None, validation_alias="late")
-    quarantine_ms: kinds.PositiveDuration | None = Field(default=None, validation_alias="quarantine")
+    quarantine_ms: kinds.PositiveDuration | None = Field(
+        default=None, validation_alias="quarantine"
+    )
 
 
 class QualitySettings(Part):
-    """The user's suites of expectations, and after how many batches of silver a run checks them beside the stream."""
+    """The user's suites of expectations, and after how many batches of silver a run checks them
+    beside the stream."""
 
     suites: list[kinds.Schema] = Field(default_factory=list)
     every: kinds.Count | None = None
@@ -210,7 +252,10 @@ class LineageSettings(Part):
     @model_validator(mode="after")
     def _goes_to_one_place(self) -> "LineageSettings":
         if (self.file is None) == (self.url is None):
-            raise RefusedError("`{path}` needs one of `file` and `url`; name a file, or the URL of an OpenLineage backend")
+            raise RefusedError(
+                "`{path}` needs one of `file` and `url`; name a file, or the URL of an OpenLineage "
+                "backend"
+            )
         return self
 
 
@@ -219,12 +264,14 @@ def _shape_of_lake(value: object) -> str:
 
 
 class Settings(Part):
-    """The whole configuration; paths are absolute, durations in ms, sizes in bytes, sources in their written order."""
+    """The whole configuration; paths are absolute, durations in ms, sizes in bytes, sources in
+    their written order."""
 
     name: kinds.Name = Field(examples=["shop"])
     engine: Literal["spark", "embedded"] = "spark"
     lake: Annotated[
-        Annotated[kinds.Location, Tag("<location>")] | Annotated[CatalogLake, Tag("<catalog>")], Discriminator(_shape_of_lake)
+        Annotated[kinds.Location, Tag("<location>")] | Annotated[CatalogLake, Tag("<catalog>")],
+        Discriminator(_shape_of_lake),
     ] = Field(examples=["./lake"])
     storage: kinds.Options = Field(default_factory=dict)
     spark: kinds.Options = Field(default_factory=dict)
@@ -247,7 +294,9 @@ class Settings(Part):
         """
         mine = self.sources[source]
         first = next(name for name, other in self.sources.items() if other.topics == mine.topics)
-        rules = mine.reading_rules(self.merge.max_future_ms, self.tenant_path(source), leaves_undecodable=source != first)
+        rules = mine.reading_rules(
+            self.merge.max_future_ms, self.tenant_path(source), leaves_undecodable=source != first
+        )
         return replace(rules, max_record_bytes=self.kafka.max_record_bytes)
 
     def tenant_path(self, source: str) -> str | None:
@@ -287,9 +336,13 @@ class Settings(Part):
         for *path, part, names in self._ruled():
             values = part.model_dump(include=set(names.values()))
             for name, attribute in names.items():
-                found[".".join([*path, name])] = values[attribute] if name != "schema" else _schema_text(part.schema_file)
+                found[".".join([*path, name])] = (
+                    values[attribute] if name != "schema" else _schema_text(part.schema_file)
+                )
             if "schema" in names and part.schema_file and part.schema_file.since:
-                found[".".join([*path, _SINCE])] = {str(p): offset for p, offset in part.schema_file.since.items()}
+                found[".".join([*path, _SINCE])] = {
+                    str(p): offset for p, offset in part.schema_file.since.items()
+                }
         return found
 
     @property
@@ -304,14 +357,24 @@ class Settings(Part):
         for *path, part, names in self._ruled():
             for name, attribute in names.items():
                 value = rules[".".join([*path, name])]
-                if path[0] == "publish" or name in ("timeout", "window") or value == type(part).model_fields[attribute].default:
+                if (
+                    path[0] == "publish"
+                    or name in ("timeout", "window")
+                    or value == type(part).model_fields[attribute].default
+                ):
                     continue
                 if name == "schema":  # in which the order of names means nothing
                     with suppress(ValueError):
                         value = json.loads(value)
                 found[".".join([*path, name])] = value
-        found |= {f"sources.{name}.tenant": self.tenant_path(name) for name in self.sources if self.merge.has_tenants}
-        return hashlib.sha256(json.dumps(found, sort_keys=True, default=str).encode()).hexdigest()[:8]
+        found |= {
+            f"sources.{name}.tenant": self.tenant_path(name)
+            for name in self.sources
+            if self.merge.has_tenants
+        }
+        return hashlib.sha256(json.dumps(found, sort_keys=True, default=str).encode()).hexdigest()[
+            :8
+        ]
 
     def under(self, rules: Mapping[str, Any]) -> "Settings":
         """Return these settings with later rules, as `rules` of other settings returned them."""
@@ -337,7 +400,11 @@ class Settings(Part):
     @property
     def repartitioned(self) -> dict[str, RepartitionSettings]:
         """The settings of repartitioning, by the source whose topic is written."""
-        return {name: source.repartition for name, source in self.sources.items() if source.repartition is not None}
+        return {
+            name: source.repartition
+            for name, source in self.sources.items()
+            if source.repartition is not None
+        }
 
     def before_epochs(self) -> "Settings":
         """Return these settings as those of a lake that has had no schema or window by gap yet."""
@@ -350,10 +417,17 @@ class Settings(Part):
 
         For each part: its path, the part, and the attributes that are rules by their names in YAML.
         """
-        of_sources = [("sources", name, source, _SOURCE_RULES) for name, source in self.sources.items()]
+        of_sources = [
+            ("sources", name, source, _SOURCE_RULES) for name, source in self.sources.items()
+        ]
         of_merge = {**_MERGE_RULES, **(_TENANT_RULES if self.merge.has_tenants else {})}
         of_kafka = "kafka", self.kafka, _KAFKA_RULES
-        return [of_kafka, ("merge", self.merge, of_merge), ("publish", self.publish, _PUBLISH_RULES), *of_sources]
+        return [
+            of_kafka,
+            ("merge", self.merge, of_merge),
+            ("publish", self.publish, _PUBLISH_RULES),
+            *of_sources,
+        ]
 
     @property
     def digest(self) -> str:
@@ -361,7 +435,10 @@ class Settings(Part):
 
         It is equal for two runs that do the same.
         """
-        places: Any = dict.fromkeys(["engine", "lake", "storage", "spark", "checkpoints", "quality", "metrics", "lineage"], True)
+        places: Any = dict.fromkeys(
+            ["engine", "lake", "storage", "spark", "checkpoints", "quality", "metrics", "lineage"],
+            True,
+        )
         of_source = {"schema_file", "registry", "repartition"}
         if not self.merge.has_tenants:
             of_source.add("tenant")
@@ -377,7 +454,10 @@ class Settings(Part):
         if value is not None or "lake" not in info.data:
             return value
         if isinstance(info.data["lake"], CatalogLake):
-            raise RefusedError("`{path}` is needed where the lake is a catalog; name a folder or an object-store URI")
+            raise RefusedError(
+                "`{path}` is needed where the lake is a catalog; name a folder or an object-store "
+                "URI"
+            )
         return f"{info.data['lake']}/_checkpoints"
 
     @model_validator(mode="after")
@@ -398,29 +478,59 @@ class Settings(Part):
             used[topic] = by
 
         for name, source in self.sources.items():
-            right = "give each source a topic of its own, or each of the two its own records with `where`"
-            if any(len(other.topics) > 1 and set(source.topics) & set(other.topics) for other in self.sources.values()):
-                right = "a source of several topics shares none of them; give each source topics of its own"
-            is_role = source.where is not None and source.repartition is None and len(source.topics) == 1
+            right = (
+                "give each source a topic of its own, or each of the two its own records with "
+                "`where`"
+            )
+            if any(
+                len(other.topics) > 1 and set(source.topics) & set(other.topics)
+                for other in self.sources.values()
+            ):
+                right = (
+                    "a source of several topics shares none of them; give each source topics of "
+                    "its own"
+                )
+            is_role = (
+                source.where is not None and source.repartition is None and len(source.topics) == 1
+            )
             for topic in source.topics:
                 use(topic, f"source `{name}`", right, "sources", name, "topic", is_role=is_role)
         for name, repartition in self.repartitioned.items():
             at = "sources", name, "repartition", "from"
             for topic in repartition.from_topics:
-                use(topic, f"`{'.'.join(at)}`", "write the records to another topic than they come from", *at)
+                use(
+                    topic,
+                    f"`{'.'.join(at)}`",
+                    "write the records to another topic than they come from",
+                    *at,
+                )
         use(self.publish.topic, "`publish.topic`", "publish to another topic", "publish", "topic")
         for table, topic in self.publish.dead_letter_topics.items():
             field = f"{table}_topic"
-            use(topic, f"`publish.{field}`", "send these records to a topic of their own", "publish", field)
+            use(
+                topic,
+                f"`publish.{field}`",
+                "send these records to a topic of their own",
+                "publish",
+                field,
+            )
         return self
 
     @model_validator(mode="after")
     def _names_no_source_as_a_column_of_silver(self) -> "Settings":
-        of_tenants = kinds.COLUMNS_OF_TENANTS | kinds.NAMES_OF_STEPS_OF_TENANTS if self.merge.has_tenants else frozenset()
+        of_tenants = (
+            kinds.COLUMNS_OF_TENANTS | kinds.NAMES_OF_STEPS_OF_TENANTS
+            if self.merge.has_tenants
+            else frozenset()
+        )
         columns = of_tenants | (kinds.COLUMNS_OF_WINDOWS if self.merge.has_due else frozenset())
         for name in self.sources:
             if name in columns:
-                raise RefusedError(f"{{path}}: `{name}` is a column of silver; give the source another name", "sources", name)
+                raise RefusedError(
+                    f"{{path}}: `{name}` is a column of silver; give the source another name",
+                    "sources",
+                    name,
+                )
         return self
 
     @model_validator(mode="after")
@@ -432,7 +542,9 @@ class Settings(Part):
         """
         for name in ("bronze", "silver", "late"):
             if self.merge.has_tenants and getattr(self.keep, f"{name}_ms") is not None:
-                raise RefusedError("{path} is not possible where there are tenants; leave it out", "keep", name)
+                raise RefusedError(
+                    "{path} is not possible where there are tenants; leave it out", "keep", name
+                )
         return self
 
     @model_validator(mode="after")
@@ -441,11 +553,17 @@ class Settings(Part):
         for name, source in self.sources.items():
             at = "sources", name, "tenant"
             if source.tenant is not None and not self.merge.has_tenants:
-                raise RefusedError("{path} is for a merge with `merge.tenant` alone; add that, or leave this out", *at)
+                raise RefusedError(
+                    "{path} is for a merge with `merge.tenant` alone; add that, or leave this out",
+                    *at,
+                )
             first = of_topic.setdefault(source.topics[0], name)
             path, other = self.tenant_path(name), self.tenant_path(first)
             if path != other:  # in a topic, the records of one source move the others' time
-                sentence = f"{{path}}: `{path}` is not `{other}`, where source `{first}` of the same topic has its tenants"
+                sentence = (
+                    f"{{path}}: `{path}` is not `{other}`, where source `{first}` of the same "
+                    "topic has its tenants"
+                )
                 raise RefusedError(f"{sentence}; give both the same path", *at)
         return self
 
@@ -455,7 +573,8 @@ class Settings(Part):
         for name, count in counts.items():
             if count != (first := next(iter(counts.values()))):
                 sentence = (
-                    f"{{path}}: {count} is not the {first} of source `{next(iter(counts))}`; give all sources the same number"
+                    f"{{path}}: {count} is not the {first} of source `{next(iter(counts))}`; give "
+                    "all sources the same number"
                 )
                 raise RefusedError(sentence, "sources", name, "repartition", "partitions")
         return self
@@ -465,7 +584,10 @@ class Settings(Part):
         named = self.kafka.start.offsets if isinstance(self.kafka.start, StartOffsets) else {}
         for name in named:
             if name not in self.inputs:
-                at, instead = ("kafka", "start", "offsets", name), known_instead(name, list(self.inputs))
+                at, instead = (
+                    ("kafka", "start", "offsets", name),
+                    known_instead(name, list(self.inputs)),
+                )
                 if name in self.sources:
                     instead = f"name each by its topic, such as `{of_source(self.inputs, name)[0]}`"
                     raise RefusedError(f"{{path}} has several topics; {instead}", *at)
@@ -486,7 +608,9 @@ def _schema_text(schema: kinds.SchemaFile | None) -> str | None:
         return schema.text.decode(errors="replace")
 
 
-def _next_schema(before: kinds.SchemaFile | None, text: str | None, since: Mapping[str, int]) -> kinds.SchemaFile | None:
+def _next_schema(
+    before: kinds.SchemaFile | None, text: str | None, since: Mapping[str, int]
+) -> kinds.SchemaFile | None:
     """Return the schema of an epoch.
 
     `before`: the schema of the epoch before it. `since`: by partition, the first offset whose value
@@ -497,7 +621,9 @@ def _next_schema(before: kinds.SchemaFile | None, text: str | None, since: Mappi
     if before.text == text.encode():
         return before
     earlier = (*before.earlier, kinds.SchemaFile(before.path, before.text, (), before.since))
-    return kinds.SchemaFile(before.path, text.encode(), earlier, {int(p): offset for p, offset in since.items()})
+    return kinds.SchemaFile(
+        before.path, text.encode(), earlier, {int(p): offset for p, offset in since.items()}
+    )
 
 
 def load_settings(path: Path, environ: Mapping[str, str] | None = None) -> Settings:
@@ -513,6 +639,9 @@ def load_settings(path: Path, environ: Mapping[str, str] | None = None) -> Setti
     except RefusedError as refusal:
         sentence = sentence_of(refusal.sentence, refusal.at)
     except RecursionError:
-        sentence = "is not usable YAML: mappings or lists that contain themselves, or are nested too deeply; write them out"
+        sentence = (
+            "is not usable YAML: mappings or lists that contain themselves, or are nested too "
+            "deeply; write them out"
+        )
     # Raised outside the handlers, so that the error has no cause that contains values.
     raise ConfigurationError(f"{path}: {sentence}")

@@ -125,7 +125,11 @@ class Silver:
         """Read, merge and commit a planned batch, and write its notes (steps 2 to 5)."""
         if self._engine.questions.version(tables.SILVER) != self._version:
             check_table(self._engine.questions, self._engine.lake, tables.SILVER)
-        planner, self._planner = self.planner, None  # after a failure, only the tables know whether the batch was committed
+        # After a failure, only the tables know whether the batch was committed.
+        planner, self._planner = (
+            self.planner,
+            None,
+        )
         if planner.tenants is not None and planner.begins_epoch(plan):
             self._note_waited(plan, planner)
         commit = self.owner.next_commit(tables.SILVER, facts=facts_of(plan, self.settings))
@@ -152,7 +156,9 @@ class Silver:
         """True where the lake says where its newest generation begins; before, nothing can be
         planned.
         """
-        return self._planner is not None or bool(read_generations(self._engine.questions, self.settings))
+        return self._planner is not None or bool(
+            read_generations(self._engine.questions, self.settings)
+        )
 
     @property
     def planner(self) -> Planner:
@@ -183,14 +189,18 @@ class Silver:
             generation.number,
         )
         if self.settings.merge.has_tenants:
-            planner.tenants = Tenants(HEADS.empty_table(), left.tenant_horizons, read_since(questions, generation))
+            planner.tenants = Tenants(
+                HEADS.empty_table(), left.tenant_horizons, read_since(questions, generation)
+            )
             self._drop_undecided(-1 if last is None else last[0].batch)
         planner.decided(read_decisions(questions, generation))
         if last is not None and last[0].batch >= generation.from_batch:
             plan, version, commit = last
             if not self._is_noted(plan):
                 is_first = plan.batch == generation.from_batch
-                then = planner.before(plan, {} if is_first else clocks_after(questions, plan.batch - 1))
+                then = planner.before(
+                    plan, {} if is_first else clocks_after(questions, plan.batch - 1)
+                )
                 self._recover_tenants(then, Moment(then.cursors, then.clocks), left)
                 self._note(plan, commit, version, then)
             planner.done(plan)
@@ -221,12 +231,25 @@ class Silver:
         batch = self._batch(plan, planner)
         records = self._records(plan)
         tenant = TENANT.names if batch.has_tenants else []
-        of_held = ["partition", "merge_key", "event_time", "last_event_time", *self.settings.sources, RECORD_BYTES.name]
+        of_held = [
+            "partition",
+            "merge_key",
+            "event_time",
+            "last_event_time",
+            *self.settings.sources,
+            RECORD_BYTES.name,
+        ]
         of_held += ["due"] if batch.has_due else []
         of_held += ["status", "position", *tenant] if batch.has_tenants else []
         inputs = [*records, *self._heads(planner)]
         if self._has_messages:
-            of_message = ["partition", "merge_key", "event_time", *(DUE.names if batch.has_due else ()), *tenant]
+            of_message = [
+                "partition",
+                "merge_key",
+                "event_time",
+                *(DUE.names if batch.has_due else ()),
+                *tenant,
+            ]
             inputs.append(self._engine.read(tables.RECOVERED, of_message, MESSAGES))
         expected, schema, held = planner.records(plan), batch.changed_schema(), self._held(batch)
         is_new = held.keys == []  # no existing row changes
@@ -235,7 +258,9 @@ class Silver:
             if self._engine.merge_in_pieces(held, merging, inputs, schema, self._judge, commit):
                 return
         inputs.append(self._engine.read(tables.SILVER, of_held, held.where))
-        changed = self._engine.per_partition(_merging(batch, len(records), expected), inputs, schema)
+        changed = self._engine.per_partition(
+            _merging(batch, len(records), expected), inputs, schema
+        )
         write = self._engine.append if is_new else self._engine.merge
         write(tables.SILVER, self._judge(changed), commit)
 
@@ -262,7 +287,9 @@ class Silver:
         """
         limit = self._engine.merge_bytes
         if self._held_bytes is None or self._held_bytes > limit:
-            size = self._engine.questions.summary(tables.SILVER, [], {"bytes": ("sum", RECORD_BYTES.name)}, held.where)
+            size = self._engine.questions.summary(
+                tables.SILVER, [], {"bytes": ("sum", RECORD_BYTES.name)}, held.where
+            )
             self._held_bytes = size["bytes"][0].as_py() or 0
         held_bytes = self._held_bytes
         if held_bytes <= limit:
@@ -272,7 +299,13 @@ class Silver:
 
     def _changing_keys(self, batch: Batch, held: Held) -> list[str]:
         """Return the keys of the open rows that a batch may change."""
-        columns = ["partition", "merge_key", "event_time", "last_event_time", *(["due"] if batch.has_due else [])]
+        columns = [
+            "partition",
+            "merge_key",
+            "event_time",
+            "last_event_time",
+            *(["due"] if batch.has_due else []),
+        ]
         rows = self._engine.questions.rows(tables.SILVER, columns, held.where)
         found = rows.filter(pa.array(may_change(rows, self._keys(batch.plan), batch)))
         return sorted(set(found["merge_key"].to_pylist()))
@@ -281,9 +314,19 @@ class Silver:
         """Return the partitions and keys of a batch's records."""
         found = []
         for source in self.settings.inputs:
-            ranges = {tp.partition: (r.from_offset, r.until_offset) for tp, r in plan.ranges.items() if tp.source == source}
-            keyed: Where = [[*terms, ("merge_key", "is not null", None)] for terms in within(ranges)]
-            found.append(self._engine.questions.rows(tables.bronze(source), ["partition", "merge_key"], keyed))
+            ranges = {
+                tp.partition: (r.from_offset, r.until_offset)
+                for tp, r in plan.ranges.items()
+                if tp.source == source
+            }
+            keyed: Where = [
+                [*terms, ("merge_key", "is not null", None)] for terms in within(ranges)
+            ]
+            found.append(
+                self._engine.questions.rows(
+                    tables.bronze(source), ["partition", "merge_key"], keyed
+                )
+            )
         return pa.concat_tables(found)
 
     def _records(self, plan: BatchPlan) -> list[Rows]:
@@ -295,8 +338,12 @@ class Silver:
         has_tenants = self.settings.merge.has_tenants
         records = []
         for source in self.settings.inputs:
+            # With the first one that waits.
             ranges = {
-                tp.partition: (done.from_offset, done.until_offset + has_tenants)  # with the first one that waits
+                tp.partition: (
+                    done.from_offset,
+                    done.until_offset + has_tenants,
+                )
                 for tp, done in plan.ranges.items()
                 if tp.source == source and (has_tenants or not done.is_empty)
             }
@@ -308,7 +355,9 @@ class Silver:
         """Return the records of bronze at these offsets that have a time."""
         timed: Where = [[*terms, ("event_time", "is not null", None)] for terms in within(ranges)]
         columns = [*_OF_BRONZE, *(TENANT.names if self.settings.merge.has_tenants else ())]
-        return self._engine.read(tables.bronze(source), columns, timed, constants={"source": source})
+        return self._engine.read(
+            tables.bronze(source), columns, timed, constants={"source": source}
+        )
 
     def _heads(self, planner: Planner) -> list[Rows]:
         """Return the tenants' heads that the batch before has left, if there are tenants."""
@@ -321,12 +370,16 @@ class Silver:
             batch = self._batch(plan, planner)
             self._engine.append(tables.LATE, self._late(batch, planner), commit)
         reach("silver.progress")
-        self._engine.append(tables.PROGRESS, progress_rows(plan, self.settings, version, now_ms()), commit)
+        self._engine.append(
+            tables.PROGRESS, progress_rows(plan, self.settings, version, now_ms()), commit
+        )
 
     def _late(self, batch: Batch, planner: Planner) -> Rows:
         """Return the late records of a batch."""
         schema, records = late_schema(has_tenants=batch.has_tenants), self._records(batch.plan)
-        return self._engine.per_partition(_finding_late(batch, len(records)), [*records, *self._heads(planner)], schema)
+        return self._engine.per_partition(
+            _finding_late(batch, len(records)), [*records, *self._heads(planner)], schema
+        )
 
     def _note_waited(self, plan: BatchPlan, planner: Planner) -> None:
         """Write to `late` the waiting records that a new epoch's rules make late; its first batch
@@ -337,26 +390,42 @@ class Silver:
         that are not committed, and a start deletes them.
         """
         waits: Where = [[("status", "=", "waiting")]]
-        first = self._engine.questions.summary(tables.SILVER, ["partition"], {"first": ("min", "position")}, waits)
-        positions = dict(zip(first["partition"].to_pylist(), first["first"].to_pylist(), strict=True))
+        first = self._engine.questions.summary(
+            tables.SILVER, ["partition"], {"first": ("min", "position")}, waits
+        )
+        positions = dict(
+            zip(first["partition"].to_pylist(), first["first"].to_pylist(), strict=True)
+        )
         if not positions:
             return
         records = []
         for source in self.settings.inputs:
             since = self._generation.offsets_of(source)
-            begins = first_offsets(self._engine.questions, tables.bronze(source), "event_time", positions, since)
-            ranges = {p: (offset, plan.ranges[TopicPartition(source, p)].from_offset) for p, offset in begins.items()}
+            begins = first_offsets(
+                self._engine.questions, tables.bronze(source), "event_time", positions, since
+            )
+            ranges = {
+                p: (offset, plan.ranges[TopicPartition(source, p)].from_offset)
+                for p, offset in begins.items()
+            }
             records.append(self._read(source, ranges))
         columns = ["partition", "event_time", "position", *TENANT.names, *self.settings.sources]
-        inputs, batch = [*records, self._engine.read(tables.SILVER, columns, waits)], self._batch(plan, planner)
-        late = self._engine.per_partition(_finding_late_again(batch), inputs, late_schema(has_tenants=True))
+        inputs, batch = (
+            [*records, self._engine.read(tables.SILVER, columns, waits)],
+            self._batch(plan, planner),
+        )
+        late = self._engine.per_partition(
+            _finding_late_again(batch), inputs, late_schema(has_tenants=True)
+        )
         self.owner.append(tables.LATE, late, DELETING)
 
     def _drop_undecided(self, last: int) -> None:
         """Delete late records of batches that a crash kept from being committed."""
         undecided: Where = [[("batch", ">", last)]]
         if row_count(self._engine.questions, tables.LATE, undecided):
-            self.owner.change(tables.LATE, DELETING, partial(self._engine.delete, tables.LATE, undecided))
+            self.owner.change(
+                tables.LATE, DELETING, partial(self._engine.delete, tables.LATE, undecided)
+            )
 
     def _tell(self, plan: BatchPlan | None) -> None:
         """Report what a batch has processed, and the progress of the merge, with or without a
@@ -364,18 +433,27 @@ class Silver:
         """
         if plan is not None and self.owner.is_observed:
             counts = outcomes(
-                self._engine.questions, self.settings, plan, was_recovered=self._has_messages or bool(plan.generation)
+                self._engine.questions,
+                self.settings,
+                plan,
+                was_recovered=self._has_messages or bool(plan.generation),
             )
             self.owner.tell(Handled("silver", counts))
         self.owner.tell(self.planner.standing())
 
     def _batch(self, plan: BatchPlan, planner: Planner) -> Batch:
         avro = avro_schemas(self._engine.questions, self.settings)
-        batch = batch_of(plan, self.settings, planner.rules, planner.idle, avro, self._engine.lake.settings)
+        batch = batch_of(
+            plan, self.settings, planner.rules, planner.idle, avro, self._engine.lake.settings
+        )
         batch = replace(batch, begins_epoch=planner.begins_epoch(plan))
         if not plan.generation and not planner.has_redriven:
             return batch
-        ranges = {tp: (done.from_offset, done.until_offset) for tp, done in plan.ranges.items() if not done.is_empty}
+        ranges = {
+            tp: (done.from_offset, done.until_offset)
+            for tp, done in plan.ranges.items()
+            if not done.is_empty
+        }
         return replace(batch, out=read_out(self._engine.questions, self._generation, ranges))
 
     def _decide_idle(self) -> bool:
@@ -389,21 +467,33 @@ class Silver:
         heads, idle = planner.heads(), dict[int, Idle]()
         for p in range(self.partitions):
             here = {tp.source: head for tp, head in heads.items() if tp.partition == p}
-            decision = decide(here, {tp.source for tp in silent if tp.partition == p and not planner.waits(tp)})
+            decision = decide(
+                here, {tp.source for tp in silent if tp.partition == p and not planner.waits(tp)}
+            )
             if decision is not None:
                 after = [TopicPartition(source, p) for source in decision.sources]
-                if self.silence.has_nothing_beyond({tp: planner.cursors[tp].next_offset - 1 for tp in after}):
+                if self.silence.has_nothing_beyond(
+                    {tp: planner.cursors[tp].next_offset - 1 for tp in after}
+                ):
                     idle[p] = decision
         told = planner.told(idle)
         decided = [
-            (tp, IdleDecision(planner.cursors[tp].next_offset - 1, decision.event_time, told.get(p, ())))
+            (
+                tp,
+                IdleDecision(
+                    planner.cursors[tp].next_offset - 1, decision.event_time, told.get(p, ())
+                ),
+            )
             for p, decision in idle.items()
             for tp in (TopicPartition(source, p) for source in decision.sources)
         ]
         if decided:
             reach("idle.decide")
             self._planner = None  # after a failure, only the table knows whether it was decided
-            self.owner.append(tables.IDLE_HEARTBEATS, decision_rows(self.settings, decided, now_ms(), planner.generation))
+            self.owner.append(
+                tables.IDLE_HEARTBEATS,
+                decision_rows(self.settings, decided, now_ms(), planner.generation),
+            )
             planner.decided(decided)
             self._planner = planner
         return bool(decided)
@@ -442,7 +532,10 @@ def batch_of(
     types = {name: source.value_type for name, source in (of_lake or settings).sources.items()}
     read_types = {name: source.read_type for name, source in settings.sources.items()}
     max_bytes = settings.publish.max_bytes if settings.publish.value is None else None
-    has_due, topics = (of_lake or settings).merge.has_due, tuple(settings.inputs) if settings.with_topics else ()
+    has_due, topics = (
+        (of_lake or settings).merge.has_due,
+        tuple(settings.inputs) if settings.with_topics else (),
+    )
     return Batch(plan, types, rules, idle, max_bytes, read_types, avro, has_due, topics=topics)
 
 
@@ -470,13 +563,17 @@ def _merging(batch: Batch, sources: int, expected: Mapping[TopicPartition, int])
     return merging
 
 
-def _merging_in_pieces(batch: Batch, sources: int, expected: Mapping[TopicPartition, int]) -> InPieces:
+def _merging_in_pieces(
+    batch: Batch, sources: int, expected: Mapping[TopicPartition, int]
+) -> InPieces:
     """Return a function that applies `core.merge.merge_in_pieces`.
 
     Its inputs are what silver holds, in chunks, and then those of `_split`.
     """
 
-    def merging(pieces: Iterator[pa.Table], *inputs: pa.Table) -> Iterator[tuple[pa.Table, pa.Table]]:
+    def merging(
+        pieces: Iterator[pa.Table], *inputs: pa.Table
+    ) -> Iterator[tuple[pa.Table, pa.Table]]:
         """Yield each chunk, and what a batch changes in it."""
         records, heads, recovered = _split(inputs, batch, sources, expected)
         return merge_in_pieces(records, pieces, batch, recovered, heads)
@@ -498,9 +595,14 @@ def _split(
     return records, heads, more.pop(0) if more else None
 
 
-def _check_complete(records: pa.Table, plan: BatchPlan, expected: Mapping[TopicPartition, int]) -> None:
+def _check_complete(
+    records: pa.Table, plan: BatchPlan, expected: Mapping[TopicPartition, int]
+) -> None:
     partitions = int64s(records["partition"])
-    offsets, sources = int64s(records["offset"]), records["source"].combine_chunks().dictionary_encode()
+    offsets, sources = (
+        int64s(records["offset"]),
+        records["source"].combine_chunks().dictionary_encode(),
+    )
     names = sources.dictionary.to_pylist()
     numbers = int64s(sources.indices)
     here = {*np.unique(partitions).tolist()}
@@ -511,7 +613,9 @@ def _check_complete(records: pa.Table, plan: BatchPlan, expected: Mapping[TopicP
             number = names.index(tp.source) if tp.source in names else -1
             found = np.count_nonzero(is_its & (numbers == number))
             if found < count:
-                raise MissingRecordsError(tp.source, tp.partition, done.from_offset, done.until_offset, found, count)
+                raise MissingRecordsError(
+                    tp.source, tp.partition, done.from_offset, done.until_offset, found, count
+                )
 
 
 def _finding_late(batch: Batch, sources: int) -> Function:
@@ -519,7 +623,9 @@ def _finding_late(batch: Batch, sources: int) -> Function:
 
     def finding(*inputs: pa.Table) -> pa.Table:
         """Return the late records; `inputs`: records by source, and with tenants their heads."""
-        return late(_together(inputs[:sources], batch), batch, inputs[-1] if batch.has_tenants else None)
+        return late(
+            _together(inputs[:sources], batch), batch, inputs[-1] if batch.has_tenants else None
+        )
 
     return finding
 
@@ -535,4 +641,8 @@ def _finding_late_again(batch: Batch) -> Function:
 
 
 def _together(records: Sequence[pa.Table], batch: Batch) -> pa.Table:
-    return pa.concat_tables(records) if records else record_schema(has_tenants=batch.has_tenants).empty_table()
+    return (
+        pa.concat_tables(records)
+        if records
+        else record_schema(has_tenants=batch.has_tenants).empty_table()
+    )

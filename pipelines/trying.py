@@ -32,7 +32,14 @@ from pipelines.core.idle import IdleDecision
 from pipelines.core.inputs import input_of, of_source, source_of
 from pipelines.core.merge import RECORD_SCHEMA, late, late_schema, merge, silver_schema
 from pipelines.core.message import messages
-from pipelines.core.plan import NOTHING_AVAILABLE, Available, Cursor, Rules, TopicPartition, plan_batch
+from pipelines.core.plan import (
+    NOTHING_AVAILABLE,
+    Available,
+    Cursor,
+    Rules,
+    TopicPartition,
+    plan_batch,
+)
 from pipelines.core.reading import KAFKA, read_records
 from pipelines.core.sequence import ID, SEQ
 from pipelines.core.tenants import HEADS, TenantClocks
@@ -59,7 +66,9 @@ Place: TypeAlias = tuple[str, int, int]
 """Input, partition and offset of a record."""
 
 
-def try_file(configuration: Settings | Path | str, file: Path, *, close: bool = True) -> dict[str, Any]:
+def try_file(
+    configuration: Settings | Path | str, file: Path, *, close: bool = True
+) -> dict[str, Any]:
     """Return `try_records` of a file with a JSON object in each line.
 
     `line` is the number of the line there. Blank lines are skipped. A value that is an object is
@@ -70,13 +79,21 @@ def try_file(configuration: Settings | Path | str, file: Path, *, close: bool = 
         lines = file.read_bytes().splitlines()
     except OSError as error:
         raise ConfigurationError(
-            f"{file}: cannot be read ({error.strerror}); name a file with a JSON object in each line"
+            f"{file}: cannot be read ({error.strerror}); name a file with a JSON object in each "
+            "line"
         ) from None
-    return _tried(configuration, ((f"{file}, line {n}", n, text) for n, text in enumerate(lines, 1) if text.strip()), close=close)
+    return _tried(
+        configuration,
+        ((f"{file}, line {n}", n, text) for n, text in enumerate(lines, 1) if text.strip()),
+        close=close,
+    )
 
 
 def try_records(
-    configuration: Settings | Path | str, records: Iterable[Mapping[str, Any]], *, close: bool = True
+    configuration: Settings | Path | str,
+    records: Iterable[Mapping[str, Any]],
+    *,
+    close: bool = True,
 ) -> dict[str, Any]:
     """Return what a configuration makes of some records, in the order in which they came.
 
@@ -103,18 +120,37 @@ def try_records(
 
     Raises ConfigurationError if the configuration or a record is not what it should be.
     """
-    return _tried(configuration, ((f"record {n}", n, record) for n, record in enumerate(records, 1)), close=close)
+    return _tried(
+        configuration,
+        ((f"record {n}", n, record) for n, record in enumerate(records, 1)),
+        close=close,
+    )
 
 
 def _tried(
-    configuration: Settings | Path | str, sent: Iterable[tuple[str, int, bytes | Mapping[str, Any]]], *, close: bool
+    configuration: Settings | Path | str,
+    sent: Iterable[tuple[str, int, bytes | Mapping[str, Any]]],
+    *,
+    close: bool,
 ) -> dict[str, Any]:
-    settings = configuration if isinstance(configuration, Settings) else load_settings(Path(configuration))
-    avro = {name: replace(source.avro_schema, writers=None) for name, source in settings.sources.items() if source.avro_schema}
+    settings = (
+        configuration if isinstance(configuration, Settings) else load_settings(Path(configuration))
+    )
+    avro = {
+        name: replace(source.avro_schema, writers=None)
+        for name, source in settings.sources.items()
+        if source.avro_schema
+    }
     encoders = {name: encoder(schema.text) for name, schema in avro.items()}
     # All in this process: the first expression starts Spark here, and nowhere else.
-    spark = {name: value for name, value in settings.spark.items() if name not in ("spark.master", "spark.remote")}
-    engine = open_engine(settings.model_copy(update={"engine": "embedded", "lake": "lake", "spark": spark}))
+    spark = {
+        name: value
+        for name, value in settings.spark.items()
+        if name not in ("spark.master", "spark.remote")
+    }
+    engine = open_engine(
+        settings.model_copy(update={"engine": "embedded", "lake": "lake", "spark": spark})
+    )
     if has_expressions(settings.publish):
         for what, where, fix in check_expressions(engine, settings):
             raise ConfigurationError(f"{where}: {what}; {fix}")
@@ -123,7 +159,9 @@ def _tried(
     offsets: Counter[tuple[str, int]] = Counter()
     for place, number, record in sent:
         try:
-            source, partition, *said = _checked(_parsed(record) if isinstance(record, bytes) else record, settings, encoders)
+            source, partition, *said = _checked(
+                _parsed(record) if isinstance(record, bytes) else record, settings, encoders
+            )
         except _WrongError as wrong:
             raise ConfigurationError(f"{place}: {wrong}") from None
         topic = settings.inputs[source]
@@ -150,7 +188,9 @@ def _parsed(text: bytes) -> Mapping[str, Any]:
             spelled = json.loads(text, parse_int=orjson.Fragment, parse_float=orjson.Fragment)
             found["value"] = orjson.dumps(spelled["value"]).decode()
     except (ValueError, TypeError, RecursionError) as error:
-        raise _WrongError(f"is no strict JSON ({error}); write an object such as {_EXAMPLE}") from None
+        raise _WrongError(
+            f"is no strict JSON ({error}); write an object such as {_EXAMPLE}"
+        ) from None
     if not isinstance(found, dict):
         raise _WrongError(f"is no JSON object; write one such as {_EXAMPLE}")
     return found
@@ -163,23 +203,36 @@ def _no_constant(name: str) -> None:
     raise ValueError(f"{name} is no JSON")
 
 
-def _checked(record: Mapping[str, Any], settings: Settings, encoders: Mapping[str, Callable[[Any], bytes]]) -> tuple[Any, ...]:
+def _checked(
+    record: Mapping[str, Any], settings: Settings, encoders: Mapping[str, Callable[[Any], bytes]]
+) -> tuple[Any, ...]:
     """Return source, partition, Kafka timestamp (us), its type, key, value and headers."""
     for name in record:
         if name not in _FIELDS:
             raise _WrongError(f"unknown field `{name}`; {known_instead(str(name), _FIELDS)}")
-    source, partition, time_ms = record.get("source"), record.get("partition", 0), record.get("timestamp")
+    source, partition, time_ms = (
+        record.get("source"),
+        record.get("partition", 0),
+        record.get("timestamp"),
+    )
     if not isinstance(source, str) or source not in settings.inputs:
         what, instead = "is no source", known_instead(str(source), list(settings.inputs))
         if str(source) in settings.sources:
-            what, instead = "has several topics", f"name one, such as `{of_source(settings.inputs, str(source))[0]}`"
+            what, instead = (
+                "has several topics",
+                f"name one, such as `{of_source(settings.inputs, str(source))[0]}`",
+            )
         raise _WrongError(f"`source` is `{source}`, which {what}; {instead}")
     if "value" not in record:
         raise _WrongError("`value` is missing; add it, null for a tombstone")
     if type(partition) is not int or not 0 <= partition <= LARGEST_PARTITION:
-        raise _WrongError(f"`partition` is `{partition}`; write a whole number from 0 to {LARGEST_PARTITION}")
+        raise _WrongError(
+            f"`partition` is `{partition}`; write a whole number from 0 to {LARGEST_PARTITION}"
+        )
     if time_ms is not None and (type(time_ms) is not int or not 0 <= time_ms <= LARGEST_TIME_MS):
-        raise _WrongError(f"`timestamp` is `{time_ms}`; write whole milliseconds since 1970, or leave it out")
+        raise _WrongError(
+            f"`timestamp` is `{time_ms}`; write whole milliseconds since 1970, or leave it out"
+        )
     headers = record.get("headers") or {}
     if not isinstance(headers, Mapping):
         raise _WrongError('`headers` are no object; write them as {"name": "text"}')
@@ -187,7 +240,9 @@ def _checked(record: Mapping[str, Any], settings: Settings, encoders: Mapping[st
     # The largest time is after every event time.
     kafka_time = (LARGEST_TIME_MS if time_ms is None else time_ms) * 1000
     value = (
-        _avro(encoders[source_of(source)], record["value"]) if source_of(source) in encoders else _bytes("value", record["value"])
+        _avro(encoders[source_of(source)], record["value"])
+        if source_of(source) in encoders
+        else _bytes("value", record["value"])
     )
     return source, partition, kafka_time, 0, _bytes("key", record.get("key")), value, sent
 
@@ -200,25 +255,36 @@ def _avro(encode: Callable[[Any], bytes], value: object) -> bytes | None:
     except UnencodableError as error:
         raise _WrongError(str(error)) from None
     except ValueError:
-        raise _WrongError("`value` is text that is no JSON, and the source's values are Avro; write an object") from None
+        raise _WrongError(
+            "`value` is text that is no JSON, and the source's values are Avro; write an object"
+        ) from None
 
 
 def _bytes(name: str, value: object) -> bytes | None:
     if value is None or isinstance(value, bytes):
         return value
     try:
-        text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+        text = (
+            value
+            if isinstance(value, str)
+            else json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+        )
         return text.encode()
     except (ValueError, TypeError, RecursionError) as error:
         raise _WrongError(f"`{name}` cannot be sent ({error}); write it as text") from None
 
 
-def _bronze(settings: Settings, rows: Mapping[str, list[tuple[Any, ...]]], avro: Mapping[str, AvroSchema]) -> pa.Table:
+def _bronze(
+    settings: Settings, rows: Mapping[str, list[tuple[Any, ...]]], avro: Mapping[str, AvroSchema]
+) -> pa.Table:
     """Return the records of all sources as they are read: bronze's columns and `source`."""
     tables = []
     for source, mine in rows.items():
         columns = list(zip(*mine, strict=True)) or [()] * len(KAFKA)
-        kafka = pa.table([pa.array(column, kind) for column, kind in zip(columns, KAFKA.types, strict=True)], schema=KAFKA)
+        kafka = pa.table(
+            [pa.array(column, kind) for column, kind in zip(columns, KAFKA.types, strict=True)],
+            schema=KAFKA,
+        )
         rules = settings.reading_rules(source_of(source))
         read = read_records(kafka, replace(rules, schema=avro.get(source_of(source), rules.schema)))
         tables.append(read.append_column("source", pa.repeat(pa.scalar(source), len(read))))
@@ -245,19 +311,34 @@ class _Trial:
     def answer(self, *, close: bool) -> dict[str, Any]:
         """Return what `try_records` does."""
         partitions = sorted({partition for _, partition, _ in self.lines})
-        cursors = {TopicPartition(source, p): Cursor() for source in self.settings.inputs for p in partitions}
+        cursors = {
+            TopicPartition(source, p): Cursor()
+            for source in self.settings.inputs
+            for p in partitions
+        }
         types = {name: source.value_type for name, source in self.settings.sources.items()}
         has_due, has_tenants = self.settings.merge.has_due, self.settings.merge.has_tenants
-        silver = silver_schema(types, self.settings.with_topics, has_due=has_due, has_tenants=has_tenants).empty_table()
+        silver = silver_schema(
+            types, self.settings.with_topics, has_due=has_due, has_tenants=has_tenants
+        ).empty_table()
         was_late, heads = late_schema(has_tenants=has_tenants).empty_table(), HEADS.empty_table()
         clocks: list[Mapping[int, int]] = [{}]
-        rules = Rules(self.settings.merge.window, is_plain=not has_due, lag_ms=self.settings.merge.tenant_max_lag_ms)
+        rules = Rules(
+            self.settings.merge.window,
+            is_plain=not has_due,
+            lag_ms=self.settings.merge.tenant_max_lag_ms,
+        )
         for batch in range(1 + close):
             idle = self._far_ahead(cursors) if batch == _AT_END else {}
             plan = plan_batch(batch, cursors, self._available(cursors, idle), clocks[-1], rules)
             if plan is not None:
                 this = batch_of(plan, self.settings, rules, idle, self.avro)
-                changed = merge(self._timed, silver.filter(pc.not_equal(silver["status"], "timed_out")), this, heads=heads)
+                changed = merge(
+                    self._timed,
+                    silver.filter(pc.not_equal(silver["status"], "timed_out")),
+                    this,
+                    heads=heads,
+                )
                 changed = changed.select(this.changed_schema().names).cast(this.changed_schema())
                 silver = _replaced(silver, judged(self.engine, changed, self.settings.publish))
                 was_late = pa.concat_tables([was_late, late(self._timed, this, heads)])
@@ -265,13 +346,17 @@ class _Trial:
                 if rules.lag_ms is not None:
                     heads = TenantClocks.of(self._timed, heads, plan, idle, rules.lag_ms).heads()
             clocks.append(clocks[-1] if plan is None else plan.clocks)
-        silver = silver.sort_by([(name, "ascending") for name in ("partition", "event_time", *self._whose, "merge_key")])
+        silver = silver.sort_by(
+            [(name, "ascending") for name in ("partition", "event_time", *self._whose, "merge_key")]
+        )
         return {
             "clocks": [{"partition": p, "clock": clocks[1].get(p)} for p in partitions],
             "records": self._records(silver.filter(pc.not_equal(silver["status"], "waiting"))),
             "messages": [message for p in partitions for message in self._messages(p, silver)],
             "late": self._told(was_late, "merge_key", *self._whose, "event_time", "position"),
-            "quarantined": self._told(self.bronze.filter(pc.is_valid(self.bronze["reason"])), "reason", "detail"),
+            "quarantined": self._told(
+                self.bronze.filter(pc.is_valid(self.bronze["reason"])), "reason", "detail"
+            ),
             "waiting": self._waiting(cursors, silver),
             "read": {source: self._counts(source) for source in self.settings.inputs},
         }
@@ -279,7 +364,9 @@ class _Trial:
     @property
     def _timed(self) -> pa.Table:
         """The records that have a time."""
-        return self.bronze.filter(pc.is_valid(self.bronze["event_time"])).select([*RECORD_SCHEMA.names, *self._whose])
+        return self.bronze.filter(pc.is_valid(self.bronze["event_time"])).select(
+            [*RECORD_SCHEMA.names, *self._whose]
+        )
 
     @property
     def _whose(self) -> list[str]:
@@ -287,22 +374,38 @@ class _Trial:
         return TENANT.names if self.settings.merge.has_tenants else []
 
     def _available(
-        self, cursors: Mapping[TopicPartition, Cursor], idle: Mapping[TopicPartition, Sequence[IdleDecision]]
+        self,
+        cursors: Mapping[TopicPartition, Cursor],
+        idle: Mapping[TopicPartition, Sequence[IdleDecision]],
     ) -> dict[TopicPartition, Available]:
         """Return the records that the merge has not consumed yet, with these heartbeats."""
         found: dict[TopicPartition, Available] = {}
         for source in self.settings.inputs:
-            mine = self.bronze.filter(pc.equal(self.bronze["source"], source)).select(["partition", "offset", "event_time"])
-            ahead = {tp.partition: (cursor.next_offset, NEVER) for tp, cursor in cursors.items() if tp.source == source}
+            mine = self.bronze.filter(pc.equal(self.bronze["source"], source)).select(
+                ["partition", "offset", "event_time"]
+            )
+            ahead = {
+                tp.partition: (cursor.next_offset, NEVER)
+                for tp, cursor in cursors.items()
+                if tp.source == source
+            }
             found |= by_partition(source, answer(mine), ahead)
-        return found | {tp: found.get(tp, NOTHING_AVAILABLE).with_idle(beats) for tp, beats in idle.items()}
+        return found | {
+            tp: found.get(tp, NOTHING_AVAILABLE).with_idle(beats) for tp, beats in idle.items()
+        }
 
-    def _far_ahead(self, cursors: Mapping[TopicPartition, Cursor]) -> dict[TopicPartition, list[IdleDecision]]:
+    def _far_ahead(
+        self, cursors: Mapping[TopicPartition, Cursor]
+    ) -> dict[TopicPartition, list[IdleDecision]]:
         """Return a heartbeat after the last record of every topic-partition that times everything
         out.
         """
         rules = self.settings.merge
-        last = max(answer(self._timed)["event_time"].to_pylist(), default=0) + rules.window.longest_ms + 1
+        last = (
+            max(answer(self._timed)["event_time"].to_pylist(), default=0)
+            + rules.window.longest_ms
+            + 1
+        )
         last += rules.tenant_max_lag_ms or 0
         records = Counter((source, partition) for source, partition, _ in self.lines)
         return {tp: [IdleDecision(records[tp] - 1, last)] for tp in cursors}
@@ -310,7 +413,16 @@ class _Trial:
     # -- the answer's parts
 
     def _records(self, silver: pa.Table) -> list[dict[str, Any]]:
-        columns = ["partition", "merge_key", "event_time", "last_event_time", "status", "valid", "invalid_reason", "batch"]
+        columns = [
+            "partition",
+            "merge_key",
+            "event_time",
+            "last_event_time",
+            "status",
+            "valid",
+            "invalid_reason",
+            "batch",
+        ]
         columns += [*(DUE.names if self.settings.merge.has_due else []), *self._whose]
         found = []
         for row in answer(silver.select([*columns, *self.settings.sources])).to_pylist():
@@ -330,9 +442,22 @@ class _Trial:
 
     def _messages(self, partition: int, silver: pa.Table) -> list[dict[str, Any]]:
         """Return the messages that gold would send to a partition."""
-        is_out = pc.and_(pc.equal(silver["partition"], partition), pc.fill_null(silver["valid"], False))
-        order = BY_TENANT if self._whose else BY_CLOSING if self.settings.merge.has_due else BY_EVENT_TIME
-        columns = ["partition", "last_event_time", *dict.fromkeys(["event_time", *order.columns]), *self.settings.sources]
+        is_out = pc.and_(
+            pc.equal(silver["partition"], partition), pc.fill_null(silver["valid"], False)
+        )
+        order = (
+            BY_TENANT
+            if self._whose
+            else BY_CLOSING
+            if self.settings.merge.has_due
+            else BY_EVENT_TIME
+        )
+        columns = [
+            "partition",
+            "last_event_time",
+            *dict.fromkeys(["event_time", *order.columns]),
+            *self.settings.sources,
+        ]
         rows = valued(self.engine, silver.filter(is_out).select(columns), self.settings)
         rows = rows.sort_by([(name, "ascending") for name in order.columns])
         made = messages(rows, rows["value"], None, {})
@@ -342,17 +467,28 @@ class _Trial:
             text = None if row["value"] is None else row["value"].decode(errors="backslashreplace")
             place = {"partition": partition, "seq": int(headers[SEQ]), "id": headers[ID]}
             place |= {name: row[name] for name in self._whose}
-            told.append({**place, "key": row["key"].decode(), "timestamp": row["timestamp"], "value": text})
+            told.append(
+                {**place, "key": row["key"].decode(), "timestamp": row["timestamp"], "value": text}
+            )
         return told
 
-    def _waiting(self, cursors: Mapping[TopicPartition, Cursor], silver: pa.Table) -> list[dict[str, Any]]:
+    def _waiting(
+        self, cursors: Mapping[TopicPartition, Cursor], silver: pa.Table
+    ) -> list[dict[str, Any]]:
         """Return the records that the clock (with tenants, their tenant's) has not reached."""
         rows, at = self.bronze.filter(pc.is_valid(self.bronze["merge_key"])), dict[Place, int]()
         for row in answer(silver.filter(pc.equal(silver["status"], "waiting"))).to_pylist():
-            at |= {(name, row["partition"], part["offset"]): row["position"] for name, part in self._parts_of(row)}
+            at |= {
+                (name, row["partition"], part["offset"]): row["position"]
+                for name, part in self._parts_of(row)
+            }
         found = []
         for row in self._told(rows, "merge_key", *self._whose, "event_time"):
-            place = self.settings.input(row["source"], row["topic"]), row["partition"], row["offset"]
+            place = (
+                self.settings.input(row["source"], row["topic"]),
+                row["partition"],
+                row["offset"],
+            )
             if place in at or row["offset"] >= cursors[TopicPartition(*place[:2])].next_offset:
                 found.append(row | ({"position": at.get(place)} if self._whose else {}))
         return found
@@ -366,19 +502,33 @@ class _Trial:
     def _told(self, rows: pa.Table, *columns: str) -> list[dict[str, Any]]:
         """Return records in the order in which they came: their coordinates, and some columns."""
         found = []
-        for row in answer(rows.select(["source", "topic", "partition", "offset", *columns])).to_pylist():
+        for row in answer(
+            rows.select(["source", "topic", "partition", "offset", *columns])
+        ).to_pylist():
             name = self.settings.input(source_of(row["source"]), row["topic"])
             place = self._place(name, row["partition"], row["offset"])
-            found.append({**place, **{"key" if name == "merge_key" else name: row[name] for name in columns}})
+            found.append(
+                {**place, **{"key" if name == "merge_key" else name: row[name] for name in columns}}
+            )
         return sorted(found, key=itemgetter("line"))
 
     def _parts_of(self, row: Mapping[str, Any]) -> list[tuple[str, dict[str, Any]]]:
         """Return the parts of a row of silver, each with its input."""
-        return [(input_of(source, part.get("topic", "")), part) for source in self.settings.sources for part in row[source]]
+        return [
+            (input_of(source, part.get("topic", "")), part)
+            for source in self.settings.sources
+            for part in row[source]
+        ]
 
     def _place(self, name: str, partition: int, offset: int) -> dict[str, Any]:
         (source, topic), line = self.settings.place(name), self.lines[name, partition, offset]
-        return {"source": source, "topic": topic, "partition": partition, "offset": offset, "line": line}
+        return {
+            "source": source,
+            "topic": topic,
+            "partition": partition,
+            "offset": offset,
+            "line": line,
+        }
 
 
 def _replaced(silver: pa.Table, changed: pa.Table) -> pa.Table:
@@ -386,13 +536,24 @@ def _replaced(silver: pa.Table, changed: pa.Table) -> pa.Table:
     has_tenants = "passes" in changed.column_names
     key = ["partition", "merge_key", *(TENANT.names if has_tenants else [])]
     gone = set(zip(*(changed[name].to_pylist() for name in (*key, "replaces")), strict=True))
-    is_kept = [row not in gone for row in zip(*(silver[name].to_pylist() for name in (*key, "event_time")), strict=True)]
+    is_kept = [
+        row not in gone
+        for row in zip(*(silver[name].to_pylist() for name in (*key, "event_time")), strict=True)
+    ]
     if has_tenants:
-        passes = {tuple(row[name] for name in key): row["passes"] for row in changed.to_pylist() if row["passes"] is not None}
+        passes = {
+            tuple(row[name] for name in key): row["passes"]
+            for row in changed.to_pylist()
+            if row["passes"] is not None
+        }
         rows = zip(silver.select([*key, "status", "position"]).to_pylist(), is_kept, strict=True)
         is_kept = [
-            kept if row["status"] != "waiting" else row["position"] > passes.get(tuple(row[name] for name in key), _BEFORE)
+            kept
+            if row["status"] != "waiting"
+            else row["position"] > passes.get(tuple(row[name] for name in key), _BEFORE)
             for row, kept in rows
         ]
         changed = changed.filter(pc.is_valid(changed["status"]))
-    return pa.concat_tables([silver.filter(pa.array(is_kept, pa.bool_())), changed.select(silver.column_names)])
+    return pa.concat_tables(
+        [silver.filter(pa.array(is_kept, pa.bool_())), changed.select(silver.column_names)]
+    )

@@ -19,12 +19,15 @@ from tests.support import effort
 from tests.support.lakes import OpenSpark
 from tests.support.rivers import STARTED, River, RunProcess
 
-# Tests run much code a few times: what the optimising compiler costs never comes back (a third of all processor time).
-# (Without the optimising compiler the JVM keeps little room for compiled code, and once it is full compiles no more.)
+# Tests run much code a few times: what the optimising compiler costs never comes back (a third of
+# all processor time). (Without the optimising compiler the JVM keeps little room for compiled code,
+# and once it is full compiles no more.)
 QUICK_START = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:ReservedCodeCacheSize=240m"
-# Spark loads 27,000 classes: with the JVM's own first sizes it collects everything again and again while it starts.
+# Spark loads 27,000 classes: with the JVM's own first sizes it collects everything again and again
+# while it starts.
 os.environ.setdefault(JAVA_OPTIONS, f"{QUICK_START} -XX:MetaspaceSize=256m -XX:NewSize=300m")
-# A worker of the test run has no main file, which pyspark takes for its own doctests: importing parts of it would exit.
+# A worker of the test run has no main file, which pyspark takes for its own doctests: importing
+# parts of it would exit.
 sys.modules["__main__"].__dict__.setdefault("__file__", __file__)
 SPARK_DEFAULTS = Path(__file__).parent / "support" / "spark"
 os.environ.setdefault("SPARK_CONF_DIR", str(SPARK_DEFAULTS))
@@ -34,7 +37,8 @@ os.environ.setdefault("KAFKA_HEAP_OPTS", f"-Xmx512m {QUICK_START}")
 SHARED_FOLDER = pytest.StashKey[Path]()
 
 SPARK = "spark"
-"""How the groups of the tests begin that need a Spark session: of laws and of all others, each in a process of a run."""
+"""How the groups of the tests begin that need a Spark session: of laws and of all others, each in a
+process of a run."""
 
 SPARK_TESTS = (
     "tests/faults/test_lives.py",
@@ -57,8 +61,8 @@ SPARK_TESTS = (
     "tests/laws/test_touched.py",
     "tests/laws/test_turns.py",
 )
-"""How the ids begin of tests that need it without saying so: for the user's expressions, which are Spark SQL on both engines, or
-for tables.
+"""How the ids begin of tests that need it without saying so: for the user's expressions, which are
+Spark SQL on both engines, or for tables.
 """
 
 SECURED = "tests/kafka/test_secured"
@@ -72,17 +76,31 @@ IN_PROCESSES_OF_THEIR_OWN = (
 )
 """How the ids begin of tests whose runs with Spark are never in the process of the tests."""
 
-LAWS_FOR_EVERY_CHANGE = tuple(f"tests/laws/test_{name}.py" for name in ("engine", "rebuild", "sessions", "silver", "touched"))
-"""The laws of which `make test` tries some on Spark; those of the other files are long, and have a session of their own."""
+LAWS_FOR_EVERY_CHANGE = tuple(
+    f"tests/laws/test_{name}.py" for name in ("engine", "rebuild", "sessions", "silver", "touched")
+)
+"""The laws of which `make test` tries some on Spark; those of the other files are long, and have a
+session of their own."""
 
 TAKE_LONGEST = (
-    *(SPARK, "faults", "installed", "lower_bounds", "secured", "transaction_size", "repartition", "forget", "notebooks"),
+    *(
+        SPARK,
+        "faults",
+        "installed",
+        "lower_bounds",
+        "secured",
+        "transaction_size",
+        "repartition",
+        "forget",
+        "notebooks",
+    ),
     *("verify", "explain", "property", "integration", "quality", "audit", "laws"),
 )
 
 
 def group_of(test: str) -> str:
-    """Return which tests are together in one process of a run: those that need Spark's session, or those of a file."""
+    """Return which tests are together in one process of a run: those that need Spark's session, or
+    those of a file."""
     file = test.partition("::")[0]
     says_so = SPARK in test and not test.startswith(IN_PROCESSES_OF_THEIR_OWN)
     if not says_so and not test.startswith(SPARK_TESTS):
@@ -105,7 +123,8 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> GroupSchedul
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Make the folder of what all processes of a run share, or take the one that the first of them has made."""
+    """Make the folder of what all processes of a run share, or take the one that the first of them
+    has made."""
     given = getattr(config, "workerinput", {}).get("shared_folder")
     config.stash[SHARED_FOLDER] = Path(given or tempfile.mkdtemp(prefix="watersmeet-tests-"))
 
@@ -135,10 +154,13 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Begin with what takes longest, so that no process of a run is left with it at the end.
 
-    Whoever asks for Spark's session is in one of its groups: `spark_is_opened_by_its_group_alone` sees those that open it later.
+    Whoever asks for Spark's session is in one of its groups: `spark_is_opened_by_its_group_alone`
+    sees those that open it later.
     """
     for item in items:
-        if "root_session" in getattr(item, "fixturenames", ()) and not group_of(item.nodeid).startswith(SPARK):
+        if "root_session" in getattr(item, "fixturenames", ()) and not group_of(
+            item.nodeid
+        ).startswith(SPARK):
             raise pytest.UsageError(f"{item.nodeid} needs Spark's session: name it in SPARK_TESTS")
 
     def rank(item: pytest.Item) -> int:
@@ -150,7 +172,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def open_spark() -> Iterator[OpenSpark]:
-    """The one Spark session of this process, started by the first test that needs it: starting it costs more than most tests."""
+    """The one Spark session of this process, started by the first test that needs it: starting it
+    costs more than most tests."""
 
     @cache
     def session() -> SparkSession:
@@ -177,12 +200,15 @@ def spark_is_opened_by_its_group_alone(request: pytest.FixtureRequest) -> Iterat
     was_open = SparkSession.getActiveSession() is not None
     yield
     if not was_open and SparkSession.getActiveSession() is not None:
-        assert group_of(request.node.nodeid).startswith(SPARK), "its id, or SPARK_TESTS, should say that it needs Spark"
+        assert group_of(request.node.nodeid).startswith(SPARK), (
+            "its id, or SPARK_TESTS, should say that it needs Spark"
+        )
 
 
 @pytest.fixture
 def on_spark(request: pytest.FixtureRequest) -> Callable[[River], River]:
-    """Has a river whose engine is Spark run on the one that is there; others are left as they are, and start none."""
+    """Has a river whose engine is Spark run on the one that is there; others are left as they are,
+    and start none."""
 
     def use(river: River) -> River:
         if river.config["engine"] == "spark":
@@ -202,7 +228,8 @@ def no_run_outlives_its_test() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def kafka(request: pytest.FixtureRequest) -> str:
-    """The bootstrap servers of a real broker, which all processes of a run share: topics have the names of their tests."""
+    """The bootstrap servers of a real broker, which all processes of a run share: topics have the
+    names of their tests."""
     folder = request.config.stash[SHARED_FOLDER] / "broker"
     folder.mkdir(exist_ok=True)
     started = broker.start(folder)  # the second process finds it running

@@ -1,4 +1,5 @@
-"""What the peers share: their arguments, the topics as one stream, and the topic that they write to."""
+"""What the peers share: their arguments, the topics as one stream, and the topic that they write
+to."""
 
 from __future__ import annotations
 
@@ -33,10 +34,14 @@ _SETTINGS = {
 
 
 def peer_session() -> SparkSession:
-    """A local session with Delta Lake and Spark's own Kafka source, and none of Watersmeet's settings."""
+    """A local session with Delta Lake and Spark's own Kafka source, and none of Watersmeet's
+    settings."""
     jars = [jar for name in ("spark", "benchmarks") for jar in sorted((JARS / name).glob("*.jar"))]
     if not any(jar.name.startswith("spark-sql-kafka") for jar in jars):
-        sys.exit("Spark's Kafka source is missing: run `make bench`, or `python bin/fetch-jars benchmarks/ivy.xml`")
+        sys.exit(
+            "Spark's Kafka source is missing: run `make bench`, or `python bin/fetch-jars "
+            "benchmarks/ivy.xml`"
+        )
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     builder = SparkSession.builder.config("spark.jars", ",".join(map(str, jars)))
     for name, value in _SETTINGS.items():
@@ -66,7 +71,9 @@ def parsed(kafka: DataFrame) -> DataFrame:
     """topic, value (its text), ssid (null in a heartbeat) and ts (ms)."""
     fields = F.from_json("text", "ssid STRING, ts BIGINT")
     text = kafka.select("topic", F.col("value").cast("string").alias("text"))
-    return text.select("topic", F.col("text").alias("value"), fields.alias("f")).select("topic", "value", "f.ssid", "f.ts")
+    return text.select("topic", F.col("text").alias("value"), fields.alias("f")).select(
+        "topic", "value", "f.ssid", "f.ts"
+    )
 
 
 def joined_values(parts: str) -> Column:
@@ -76,10 +83,14 @@ def joined_values(parts: str) -> Column:
 
 def make_topic(bootstrap_servers: str, topic: str, partitions: int) -> None:
     """The topic exists afterwards, and keeps what is written to it."""
-    Cluster(KafkaSettings(bootstrap_servers=bootstrap_servers)).create_topic(topic, partitions, {"retention.ms": "-1"})
+    Cluster(KafkaSettings(bootstrap_servers=bootstrap_servers)).create_topic(
+        topic, partitions, {"retention.ms": "-1"}
+    )
 
 
 def run(writer: DataStreamWriter, folder: Path) -> None:
     """Everything available now goes through the stream; returns at its end."""
     checkpoint = str(folder / "checkpoint")
-    writer.option("checkpointLocation", checkpoint).trigger(availableNow=True).start().awaitTermination()
+    writer.option("checkpointLocation", checkpoint).trigger(
+        availableNow=True
+    ).start().awaitTermination()

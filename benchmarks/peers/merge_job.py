@@ -1,9 +1,10 @@
 """The merge as a foreachBatch job with Delta MERGE, tuned as the books say.
 
-Large batches, one row per key before MERGE, a target with deletion vectors whose open rows are a partition of their own,
-adaptive execution, few shuffle partitions. A row is closed, and published, once its last event time is older than the largest
-event time seen by more than the timeout. That is not exact (one clock for all partitions, whatever their order of arrival), not
-ordered, and at least once.
+Large batches, one row per key before MERGE, a target with deletion vectors whose open rows are a
+partition of their own, adaptive execution, few shuffle partitions. A row is closed, and published,
+once its last event time is older than the largest event time seen by more than the timeout. That is
+not exact (one clock for all partitions, whatever their order of arrival), not ordered, and at least
+once.
 """
 
 from __future__ import annotations
@@ -12,12 +13,24 @@ from delta.tables import DeltaTable
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from benchmarks.peers.common import TIMEOUT_MS, arguments, joined_values, kafka_stream, make_topic, parsed, peer_session, run
+from benchmarks.peers.common import (
+    TIMEOUT_MS,
+    arguments,
+    joined_values,
+    kafka_stream,
+    make_topic,
+    parsed,
+    peer_session,
+    run,
+)
 
 TOPIC = "merged_by_merge_job"
 OFFSETS_PER_BATCH = 250_000
 _PARTS = "ARRAY<STRUCT<ts: BIGINT, value: STRING>>"
-_COLUMNS = f"ssid STRING, status STRING, event_time BIGINT, last_event_time BIGINT, tracking {_PARTS}, orders {_PARTS}"
+_COLUMNS = (
+    f"ssid STRING, status STRING, event_time BIGINT, last_event_time BIGINT, tracking {_PARTS}, "
+    f"orders {_PARTS}"
+)
 _MESSAGE = '{"key":"%s","event_time":%d,"last_event_time":%d,"tracking":[%s],"orders":[%s]}'
 
 
@@ -31,7 +44,9 @@ def main() -> None:
     spark.conf.set("spark.databricks.delta.snapshotPartitions", "2")
     path = str(folder / "target")
     properties = "TBLPROPERTIES ('delta.enableDeletionVectors' = 'true')"
-    spark.sql(f"CREATE TABLE delta.`{path}` ({_COLUMNS}) USING delta PARTITIONED BY (status) {properties}")
+    spark.sql(
+        f"CREATE TABLE delta.`{path}` ({_COLUMNS}) USING delta PARTITIONED BY (status) {properties}"
+    )
     largest = 0
 
     def merge(batch: DataFrame, _: int) -> None:
@@ -47,15 +62,25 @@ def main() -> None:
         _publish(spark.read.format("delta").load(path).where(is_over), bootstrap_servers)
         target.update(is_over, {"status": F.lit("closed")})
 
-    run(parsed(kafka_stream(spark, bootstrap_servers, OFFSETS_PER_BATCH)).writeStream.foreachBatch(merge), folder)
+    run(
+        parsed(kafka_stream(spark, bootstrap_servers, OFFSETS_PER_BATCH)).writeStream.foreachBatch(
+            merge
+        ),
+        folder,
+    )
     spark.stop()
 
 
 def _folded(records: DataFrame) -> DataFrame:
     """One row per key: MERGE may not meet a key twice."""
     part = F.struct("ts", "value")
-    arrays = [F.collect_list(F.when(F.col("topic") == topic, part)).alias(topic) for topic in ("tracking", "orders")]
-    return records.groupBy("ssid").agg(F.min("ts").alias("event_time"), F.max("ts").alias("last_event_time"), *arrays)
+    arrays = [
+        F.collect_list(F.when(F.col("topic") == topic, part)).alias(topic)
+        for topic in ("tracking", "orders")
+    ]
+    return records.groupBy("ssid").agg(
+        F.min("ts").alias("event_time"), F.max("ts").alias("last_event_time"), *arrays
+    )
 
 
 def _merge(target: DeltaTable, folded: DataFrame) -> None:
@@ -66,15 +91,23 @@ def _merge(target: DeltaTable, folded: DataFrame) -> None:
         "tracking": F.expr("concat(t.tracking, s.tracking)"),
         "orders": F.expr("concat(t.orders, s.orders)"),
     }
-    merge = target.alias("t").merge(folded.alias("s"), "t.status = 'open' AND t.ssid = s.ssid").whenMatchedUpdate(set=joined)
-    merge.whenNotMatchedInsert(values={"status": F.lit("open"), **{name: F.col(f"s.{name}") for name in names}}).execute()
+    merge = (
+        target.alias("t")
+        .merge(folded.alias("s"), "t.status = 'open' AND t.ssid = s.ssid")
+        .whenMatchedUpdate(set=joined)
+    )
+    merge.whenNotMatchedInsert(
+        values={"status": F.lit("open"), **{name: F.col(f"s.{name}") for name in names}}
+    ).execute()
 
 
 def _publish(closed: DataFrame, bootstrap_servers: str) -> None:
     values = [joined_values(topic) for topic in ("tracking", "orders")]
     message = F.format_string(_MESSAGE, "ssid", "event_time", "last_event_time", *values)
     messages = closed.select(F.col("ssid").alias("key"), message.alias("value"))
-    messages.write.format("kafka").option("kafka.bootstrap.servers", bootstrap_servers).option("topic", TOPIC).save()
+    messages.write.format("kafka").option("kafka.bootstrap.servers", bootstrap_servers).option(
+        "topic", TOPIC
+    ).save()
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """The merge as a stateful Spark job: transformWithState on rows, event-time timers, RocksDB.
 
-One watermark for all partitions decides what has timed out and what came too late, so it is not exact; nor is it ordered, and
-Spark's Kafka sink is at least once.
+One watermark for all partitions decides what has timed out and what came too late, so it is not
+exact; nor is it ordered, and Spark's Kafka sink is at least once.
 """
 
 from __future__ import annotations
@@ -18,7 +18,15 @@ from pyspark.sql.streaming.stateful_processor import (
     TimerValues,
 )
 
-from benchmarks.peers.common import TIMEOUT_MS, arguments, kafka_stream, make_topic, parsed, peer_session, run
+from benchmarks.peers.common import (
+    TIMEOUT_MS,
+    arguments,
+    kafka_stream,
+    make_topic,
+    parsed,
+    peer_session,
+    run,
+)
 
 TOPIC = "merged_by_state_job"
 OFFSETS_PER_BATCH = 250_000
@@ -27,7 +35,8 @@ _MESSAGE = '{{"key":"{}","event_time":{},"last_event_time":{},"tracking":[{}],"o
 
 
 class Merge(StatefulProcessor):
-    """Collects a key's records from the first until the timeout after it; names of methods and arguments are Spark's."""
+    """Collects a key's records from the first until the timeout after it; names of methods and
+    arguments are Spark's."""
 
     def init(self, handle: StatefulProcessorHandle) -> None:
         """Declares the state of a key: its event time, and its records."""
@@ -69,7 +78,10 @@ class Merge(StatefulProcessor):
     def _finished(self, key: str, new: list[tuple[int, str, str]]) -> Row:
         parts = sorted([*self._parts.get(), *new])
         self._parts.clear()
-        values = [",".join(value for _, of, value in parts if of == topic) for topic in ("tracking", "orders")]
+        values = [
+            ",".join(value for _, of, value in parts if of == topic)
+            for topic in ("tracking", "orders")
+        ]
         return Row(key=key, value=_MESSAGE.format(key, parts[0][0], parts[-1][0], *values))
 
 
@@ -79,17 +91,29 @@ def main() -> None:
     make_topic(bootstrap_servers, TOPIC, partitions)
     spark = peer_session()
     spark.conf.set("spark.sql.shuffle.partitions", str(partitions))
-    spark.conf.set(f"{_STATE}.providerClass", "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider")
+    spark.conf.set(
+        f"{_STATE}.providerClass",
+        "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider",
+    )
     spark.conf.set(f"{_STATE}.rocksdb.changelogCheckpointing.enabled", "true")
     records = parsed(kafka_stream(spark, bootstrap_servers, OFFSETS_PER_BATCH))
-    timed = records.withColumn("at", F.timestamp_millis("ts")).withWatermark("at", f"{TIMEOUT_MS} milliseconds")
+    timed = records.withColumn("at", F.timestamp_millis("ts")).withWatermark(
+        "at", f"{TIMEOUT_MS} milliseconds"
+    )
     # A filter would be pushed below the watermark, which the heartbeats must move.
     merged = (
         timed.withColumn("ssid", F.coalesce("ssid", F.lit("")))
         .groupBy("ssid")
-        .transformWithState(Merge(), "key STRING, value STRING", outputMode="Append", timeMode="EventTime")
+        .transformWithState(
+            Merge(), "key STRING, value STRING", outputMode="Append", timeMode="EventTime"
+        )
     )
-    run(merged.writeStream.format("kafka").option("kafka.bootstrap.servers", bootstrap_servers).option("topic", TOPIC), folder)
+    run(
+        merged.writeStream.format("kafka")
+        .option("kafka.bootstrap.servers", bootstrap_servers)
+        .option("topic", TOPIC),
+        folder,
+    )
     spark.stop()
 
 

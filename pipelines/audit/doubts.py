@@ -66,14 +66,24 @@ SAMPLE_BYTES = 64 * 1024 * 1024
 """About how many bytes of records from Kafka are kept, to be read again in other units."""
 
 _TIMED_OUT: Condition = ("status", "=", "timed_out")
-_FINISHED: Where = [[_TIMED_OUT, ("invalid_reason", "is null", None)], [_TIMED_OUT, ("invalid_reason", "!=", "reset")]]
+_FINISHED: Where = [
+    [_TIMED_OUT, ("invalid_reason", "is null", None)],
+    [_TIMED_OUT, ("invalid_reason", "!=", "reset")],
+]
 """Finished merge records, without those that a jump (`watersmeet reset`) closed: these are not
 complete.
 """
 
-_FIX_KEYS = "compare the keys of the sources (`sources.NAME.key`), and what their producers serialize them with"
-_FIX_FORM = "give all sources one serializer for the key, or name it in their values (`sources.NAME.key`)"
-_FIX_TIMES = "look at unit and time zone of each source's event time; or give the merge a longer timeout"
+_FIX_KEYS = (
+    "compare the keys of the sources (`sources.NAME.key`), and what their producers serialize them "
+    "with"
+)
+_FIX_FORM = (
+    "give all sources one serializer for the key, or name it in their values (`sources.NAME.key`)"
+)
+_FIX_TIMES = (
+    "look at unit and time zone of each source's event time; or give the merge a longer timeout"
+)
 
 
 # -- the lake
@@ -84,10 +94,20 @@ def unmet_in_lake(questions: Questions, settings: Settings) -> list[Problem] | N
 
     Only the merge records that finished last count. None where too few have finished.
     """
-    if not questions.exists(tables.SILVER) or not set(settings.sources) <= set(questions.columns(tables.SILVER).names):
+    if not questions.exists(tables.SILVER) or not set(settings.sources) <= set(
+        questions.columns(tables.SILVER).names
+    ):
         return None
-    figures = {"rows": ("count", "*"), "first": ("min", "event_time"), "last": ("max", "event_time")}
-    batches = questions.summary(tables.SILVER, ["batch"], figures, _FINISHED).sort_by([("batch", "descending")]).to_pylist()
+    figures = {
+        "rows": ("count", "*"),
+        "first": ("min", "event_time"),
+        "last": ("max", "event_time"),
+    }
+    batches = (
+        questions.summary(tables.SILVER, ["batch"], figures, _FINISHED)
+        .sort_by([("batch", "descending")])
+        .to_pylist()
+    )
     count, chosen = 0, list[dict[str, Any]]()
     for batch in batches:
         chosen.append(batch)
@@ -100,25 +120,40 @@ def unmet_in_lake(questions: Questions, settings: Settings) -> list[Problem] | N
     spans = _spans(count, min(b["first"] for b in chosen), max(b["last"] for b in chosen))
     tenant = TENANT.names if settings.merge.has_tenants else []
     names = ["partition", "merge_key", "event_time", "last_event_time", *tenant, *settings.sources]
-    rows = questions.select(tables.SILVER, names, [[*term, *since, *span] for term in _FINISHED for span in spans])
+    rows = questions.select(
+        tables.SILVER, names, [[*term, *since, *span] for term in _FINISHED for span in spans]
+    )
     sizes = {name: int64s(pc.list_value_length(rows[name])) for name in settings.sources}
-    groups = [[name for name in settings.sources if sizes[name][row]] for row in range(rows.num_rows)]
+    groups = [
+        [name for name in settings.sources if sizes[name][row]] for row in range(rows.num_rows)
+    ]
     found = lonely(groups)
     if not found.counts:
         return []
-    places = zip(rows["partition"].to_pylist(), _tenants(rows), *(rows[n].to_pylist() for n in names[1:4]), strict=True)
+    places = zip(
+        rows["partition"].to_pylist(),
+        _tenants(rows),
+        *(rows[n].to_pylist() for n in names[1:4]),
+        strict=True,
+    )
     appearances = [
         Appearance(source, p, tenant_name, key, first, last)
         for sources, (p, tenant_name, key, first, last) in zip(groups, places, strict=True)
         for source in sources
     ]
     if found.is_every_one:
-        counts = ", ".join(f"{name} {sum(name in sources for sources in groups):,}" for name in settings.sources)
-        what = f"of the last {len(groups):,} finished merge records none has records of two sources ({counts})"
+        counts = ", ".join(
+            f"{name} {sum(name in sources for sources in groups):,}" for name in settings.sources
+        )
+        what = (
+            f"of the last {len(groups):,} finished merge records none has records of two sources "
+            f"({counts})"
+        )
         return [_problem(what, "silver", appearances, settings)]
     return [
         _problem(
-            f"of the last {n:,} finished merge records with records of {name} none has one of another source",
+            f"of the last {n:,} finished merge records with records of {name} none has one of "
+            "another source",
             f"silver.{name}",
             _against(name, appearances),
             settings,
@@ -152,7 +187,9 @@ def _against(name: str, appearances: Sequence[Appearance]) -> list[Appearance]:
     return [each if each.source == name else each._replace(source=others) for each in appearances]
 
 
-def odd_times_in_lake(questions: Questions, settings: Settings, ends: Mapping[TopicPartition, int]) -> list[Problem]:
+def odd_times_in_lake(
+    questions: Questions, settings: Settings, ends: Mapping[TopicPartition, int]
+) -> list[Problem]:
     """Return problems about sources whose last event times in bronze are decades from Kafka's
     timestamps.
 
@@ -163,9 +200,16 @@ def odd_times_in_lake(questions: Questions, settings: Settings, ends: Mapping[To
         mine = {tp.partition: end for tp, end in ends.items() if tp.source == name and end > 0}
         last = {p: (max(0, mine[p] - LAST), mine[p]) for p in sorted(mine)[:PARTITIONS]}
         table = tables.bronze(name)
-        if last and questions.exists(table) and are_odd(questions.rows(table, _TIMES, within(last))):
+        if (
+            last
+            and questions.exists(table)
+            and are_odd(questions.rows(table, _TIMES, within(last)))
+        ):
             found += _odd(
-                settings, name, questions.rows(table, KAFKA.names, within(last)), _lake_rules(questions, settings, name)
+                settings,
+                name,
+                questions.rows(table, KAFKA.names, within(last)),
+                _lake_rules(questions, settings, name),
             )
     return found
 
@@ -187,7 +231,11 @@ def _lake_rules(questions: Questions, settings: Settings, name: str) -> ReadingR
 
 
 def doubts_in_kafka(
-    settings: Settings, partitions: int, since: Callable[[str], Mapping[int, int]], *, with_keys: bool
+    settings: Settings,
+    partitions: int,
+    since: Callable[[str], Mapping[int, int]],
+    *,
+    with_keys: bool,
 ) -> Iterator[Problem]:
     """Yield problems about the last records of each source in Kafka.
 
@@ -206,10 +254,14 @@ def doubts_in_kafka(
             read = read_records(batch, rules)
             read = read.filter(pc.is_valid(read["merge_key"]))
             columns = read["partition"].to_pylist(), _tenants(read), read["merge_key"].to_pylist()
-            for p, tenant, key, time in zip(*columns, times_ms(read["event_time"]).tolist(), strict=True):
+            for p, tenant, key, time in zip(
+                *columns, times_ms(read["event_time"]).tolist(), strict=True
+            ):
                 at = appearances.setdefault((p, tenant, key), {})
                 before = at.get(source, Appearance(source, p, tenant, key, time, time))
-                at[source] = before._replace(first=min(before.first, time), last=max(before.last, time))
+                at[source] = before._replace(
+                    first=min(before.first, time), last=max(before.last, time)
+                )
         if sample:
             yield from _odd(settings, name, pa.Table.from_batches(sample), rules)
     every = [each for at in appearances.values() for each in at.values()]
@@ -217,7 +269,10 @@ def doubts_in_kafka(
     found = lonely(appearances.values())
     if with_keys and found.counts and sum(n >= ENOUGH for n in counts.values()) > 1:
         name = min(found.counts, key=lambda each: found.counts[each])
-        what = f"none of the {found.counts[name]:,} keys in the last records of {name} is one in those of another source"
+        what = (
+            f"none of the {found.counts[name]:,} keys in the last records of {name} is one in "
+            "those of another source"
+        )
         mine = every if found.is_every_one and len(counts) == 2 else _against(name, every)
         yield _problem(what, f"sources.{name}.key", mine, settings)
 
@@ -234,43 +289,62 @@ def unbounded_times(settings: Settings) -> Iterator[Problem]:
     for name, source in settings.sources.items():
         repartition = settings.repartitioned.get(name)
         at = f"sources.{name}.topic" if repartition is None else f"sources.{name}.repartition.from"
-        topics |= dict.fromkeys(source.topics if repartition is None else repartition.from_topics, at)
+        topics |= dict.fromkeys(
+            source.topics if repartition is None else repartition.from_topics, at
+        )
     for topic, where in topics.items():
         try:
             found = cluster.topic_settings(topic)
         except KafkaAccessError:
             continue
         latest = found.get(AFTER_MAX)
-        if found.get("message.timestamp.type") == "CreateTime" and (latest is None or int(latest) > LAST_EVENT_TIME_MS):
+        if found.get("message.timestamp.type") == "CreateTime" and (
+            latest is None or int(latest) > LAST_EVENT_TIME_MS
+        ):
             what = (
-                f"producers choose event time and timestamp of {topic} without a bound: one record of the year 9999 silences it"
+                f"producers choose event time and timestamp of {topic} without a bound: one record "
+                "of the year 9999 silences it"
             )
-            fix = f"set {AFTER_MAX} to {after_max(settings)} on it (kafka-configs.sh), or message.timestamp.type to LogAppendTime"
+            fix = (
+                f"set {AFTER_MAX} to {after_max(settings)} on it (kafka-configs.sh), or "
+                "message.timestamp.type to LogAppendTime"
+            )
             yield Problem(what, where, fix)
 
 
 # -- sentences
 
 
-def heads_in_future(settings: Settings, heads: Mapping[TopicPartition, int], now_ms: int) -> Iterator[Problem]:
+def heads_in_future(
+    settings: Settings, heads: Mapping[TopicPartition, int], now_ms: int
+) -> Iterator[Problem]:
     """Yield a problem for each head (ms) that is more than `max_future` ahead of the wall clock.
 
     Until that time, all records of the source wait.
     """
     for tp, head in heads.items():
         if head - now_ms > settings.merge.max_future_ms:
-            what = f"the head, {utc(head)}, lies {duration(head - now_ms)} ahead of the wall clock: all records after it wait"
-            fix = f"bound {AFTER_MAX} on the topic, then jump over that record with `watersmeet reset --to latest`"
+            what = (
+                f"the head, {utc(head)}, lies {duration(head - now_ms)} ahead of the wall clock: "
+                "all records after it wait"
+            )
+            fix = (
+                f"bound {AFTER_MAX} on the topic, then jump over that record with `watersmeet "
+                "reset --to latest`"
+            )
             yield Problem(what, f"{settings.inputs[tp.source]}[{tp.partition}]", fix)
 
 
-def _odd(settings: Settings, name: str, records: pa.Table, rules: ReadingRules) -> Iterator[Problem]:
+def _odd(
+    settings: Settings, name: str, records: pa.Table, rules: ReadingRules
+) -> Iterator[Problem]:
     if (odd := odd_times(records, rules)) is None:
         return
     source = source_of(name)
     told = "no event time" if odd.event_time is None else f"the event time {utc(odd.event_time)}"
     what = (
-        f"{odd.odd:,} of the last {odd.records:,} records have event times decades from Kafka's own timestamps, or none: "
+        f"{odd.odd:,} of the last {odd.records:,} records have event times decades from Kafka's "
+        "own timestamps, or none: "
         f"{told} where Kafka has {utc(odd.kafka_timestamp)}"
     )
     kept = settings.sources[source].time
@@ -279,22 +353,39 @@ def _odd(settings: Settings, name: str, records: pa.Table, rules: ReadingRules) 
     if odd.unit is not None:
         text = ", text: true" if kept.text else ""
         written = f"event_time: {{field: {field}, unit: {odd.unit}{text}}}"
-        fix = f"`unit: {odd.unit}` would fit: `{written}`, which a lake that has begun gets by `evolve`"
+        fix = (
+            f"`unit: {odd.unit}` would fit: `{written}`, which a lake that has begun gets by "
+            "`evolve`"
+        )
     yield Problem(what, f"sources.{source}.event_time", fix)
 
 
-def _problem(what: str, where: str, appearances: Sequence[Appearance], settings: Settings) -> Problem:
+def _problem(
+    what: str, where: str, appearances: Sequence[Appearance], settings: Settings
+) -> Problem:
     found = why_unmet(appearances)
     if found is None:
         return Problem(what, where, _FIX_KEYS)
     one, other = (f"{each.key!r} of {each.source}" for each in (found.one, found.other))
     if found.what == APART_IN_TIME:
         allowed = f"the merge waits for {duration(settings.merge.window.gap_ms)}"
-        why = f"the nearest records of one key, {found.one.key!r}, lie {duration(gap_ms(found.one, found.other))} apart"
+        why = (
+            f"the nearest records of one key, {found.one.key!r}, lie "
+            f"{duration(gap_ms(found.one, found.other))} apart"
+        )
         return Problem(f"{what}: {why}, and {allowed}", where, _FIX_TIMES)
     if found.what == APART_IN_PARTITION:
-        places = f"{found.one.partition} of {found.one.source} and {found.other.partition} of {found.other.source}"
-        return Problem(f"{what}: the key {found.one.key!r} is in the partitions {places}", where, FIX_PARTITIONS)
+        places = (
+            f"{found.one.partition} of {found.one.source} and {found.other.partition} of "
+            f"{found.other.source}"
+        )
+        return Problem(
+            f"{what}: the key {found.one.key!r} is in the partitions {places}",
+            where,
+            FIX_PARTITIONS,
+        )
     if found.what == UNLIKE:
         return Problem(f"{what}, such as {one} and {other}", where, _FIX_KEYS)
-    return Problem(f"{what}: what differs is {found.what}, as in {one} and {other}", where, _FIX_FORM)
+    return Problem(
+        f"{what}: what differs is {found.what}, as in {one} and {other}", where, _FIX_FORM
+    )

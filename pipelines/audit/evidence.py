@@ -38,7 +38,16 @@ from pipelines.lake.schemas import avro_schemas
 from pipelines.lake.unpublished import is_complete, reached
 from pipelines.settings import Settings
 
-OF_PROGRESS: Final = ("partition", "source", "batch", "from_offset", "until_offset", "head", "clock", "position")
+OF_PROGRESS: Final = (
+    "partition",
+    "source",
+    "batch",
+    "from_offset",
+    "until_offset",
+    "head",
+    "clock",
+    "position",
+)
 """Columns that are read of `progress`."""
 
 SAMPLED_RECORDS = 100_000
@@ -135,7 +144,10 @@ class Evidence:
     @cached_property
     def again(self) -> Mapping[TopicPartition, Sequence[tuple[int, int]]]:
         """Offset ranges `[since, until)` that jumps back led to once more, by topic-partition."""
-        found, furthest = defaultdict[TopicPartition, list[tuple[int, int]]](list), dict[TopicPartition, int]()
+        found, furthest = (
+            defaultdict[TopicPartition, list[tuple[int, int]]](list),
+            dict[TopicPartition, int](),
+        )
         for ended, jump in pairwise(self.generations):
             for tp, at in reached(self.questions, ended, jump.from_batch).items():
                 furthest[tp] = max(at, ended.begin.get(tp, 0), furthest.get(tp, 0))
@@ -146,7 +158,11 @@ class Evidence:
     def further_columns(self) -> Sequence[str]:
         """Columns of silver for when merge records were closed and whose they are, if any."""
         of_tenants = [*TENANT.names, "position"] if self.has_tenants else []
-        return [*due_columns(self.questions), *of_tenants] if self.questions.exists(tables.SILVER) else []
+        return (
+            [*due_columns(self.questions), *of_tenants]
+            if self.questions.exists(tables.SILVER)
+            else []
+        )
 
     @cached_property
     def avro(self) -> Sequence[Mapping[str, AvroSchema]]:
@@ -168,14 +184,19 @@ class Evidence:
 
     def epoch_of(self, tp: TopicPartition, offset: int) -> Epoch:
         """Return the epoch by whose rules a record was merged, or would be merged."""
-        return next((epoch for epoch, end in self.through if offset < end.until.get(tp, 0)), self.through[-1][0])
+        return next(
+            (epoch for epoch, end in self.through if offset < end.until.get(tp, 0)),
+            self.through[-1][0],
+        )
 
     def is_sampled(self, key: str | None) -> bool:
         """Return True where a key belongs to the sample; a null never does.
 
         After every batch the sample is another one.
         """
-        return key is not None and zlib.crc32(key.encode(), max(0, self.last_batch)) % self.one_in == 0
+        return (
+            key is not None and zlib.crc32(key.encode(), max(0, self.last_batch)) % self.one_in == 0
+        )
 
     def is_unpublished(self, partition: int, place: Place) -> bool:
         """Return True where a finished record with this place in the order of publication is in no
@@ -184,7 +205,10 @@ class Evidence:
         It then sorts at or before the tail behind which the generation began, or after the tail at
         which the generation ended.
         """
-        tail, last = self.generation.tails.get(partition), None if self.following is None else self.following.tails.get(partition)
+        tail, last = (
+            self.generation.tails.get(partition),
+            None if self.following is None else self.following.tails.get(partition),
+        )
         is_behind = tail is not None and place <= tail.place
         return is_behind or (self.following is not None and (last is None or place > last.place))
 
@@ -198,7 +222,12 @@ def numbers(column: pa.Array | pa.ChunkedArray, null: int | None = None) -> npt.
 
 
 def read_evidence(
-    questions: Questions, settings: Settings, partitions: int, generation: int | None = None, *, full: bool = True
+    questions: Questions,
+    settings: Settings,
+    partitions: int,
+    generation: int | None = None,
+    *,
+    full: bool = True,
 ) -> Evidence:
     """Read a generation as it is now, by default the newest, with everything that it is judged by.
 
@@ -210,13 +239,22 @@ def read_evidence(
         every = [TopicPartition(source, p) for source in settings.inputs for p in range(partitions)]
         generations = Generations([Generation(0, 0, dict.fromkeys(every, 0), {})])
     one = chosen(generations, generation)
-    version, batch, progress = _silver_now(questions, settings, generations, one, [end for _, end in epochs.ends()])
+    version, batch, progress = _silver_now(
+        questions, settings, generations, one, [end for _, end in epochs.ends()]
+    )
     noted = defaultdict(list)
     for row in progress.to_pylist():
         noted[row["batch"]].append(row)
-    passed = [(epoch, _end_of(noted.get(end, []))) for epoch, end in epochs.ends() if one.from_batch <= end < batch]
+    passed = [
+        (epoch, _end_of(noted.get(end, [])))
+        for epoch, end in epochs.ends()
+        if one.from_batch <= end < batch
+    ]
     end = _end_of(noted.get(batch, []) if batch >= one.from_batch else [])
-    through = [*passed, (epochs.of(max(batch, one.from_batch)), end._replace(until={**one.begin, **end.until}))]
+    through = [
+        *passed,
+        (epochs.of(max(batch, one.from_batch)), end._replace(until={**one.begin, **end.until})),
+    ]
     bronze = [name for name in map(tables.bronze, settings.sources) if questions.exists(name)]
     counts = [row_count(questions, name) for name in bronze]
     one_in = 1 if full else max(1, sum(counts) // SAMPLED_RECORDS)
@@ -229,7 +267,9 @@ def read_evidence(
         through,
         _read_messages(questions, settings, one),
         read_since(questions, one) if questions.exists(tables.RECOVERED) else {},
-        read_out(questions, one) if questions.exists(tables.RECOVERED) and len(bronze) == len(settings.sources) else {},
+        read_out(questions, one)
+        if questions.exists(tables.RECOVERED) and len(bronze) == len(settings.sources)
+        else {},
         full,
         one_in,
         epochs,
@@ -245,10 +285,16 @@ def chosen(generations: Generations, number: int | None) -> Generation:
 
     Raises ConfigurationError where there is none.
     """
-    found = generations.newest if number is None else next((each for each in generations if each.number == number), None)
+    found = (
+        generations.newest
+        if number is None
+        else next((each for each in generations if each.number == number), None)
+    )
     if found is None:
         newest = generations.newest.number
-        raise ConfigurationError(f"--generation: this lake has no generation {number}; the newest is {newest}")
+        raise ConfigurationError(
+            f"--generation: this lake has no generation {number}; the newest is {newest}"
+        )
     return found
 
 
@@ -290,7 +336,11 @@ def _end_of(rows: Sequence[Mapping[str, Any]]) -> End:
 
 
 def _silver_now(
-    questions: Questions, settings: Settings, generations: Generations, generation: Generation, ends: Sequence[int]
+    questions: Questions,
+    settings: Settings,
+    generations: Generations,
+    generation: Generation,
+    ends: Sequence[int],
 ) -> tuple[int | None, int, pa.Table]:
     """Return a version of silver, a generation's last batch, and rows of `progress`.
 
@@ -300,17 +350,30 @@ def _silver_now(
     version, last = None, None
     while questions.exists(tables.SILVER) and questions.exists(tables.PROGRESS):
         version, last = questions.version(tables.SILVER), last_batch(questions)
-        if questions.version(tables.SILVER) == version:  # else another batch came between the questions
+        # Else another batch came between the questions.
+        if questions.version(tables.SILVER) == version:
             break
     following, first = generations.after(generation), generation.from_batch
-    batch = max(first - 1, -1 if last is None else last[0].batch) if following is None else following.from_batch - 1
+    batch = (
+        max(first - 1, -1 if last is None else last[0].batch)
+        if following is None
+        else following.from_batch - 1
+    )
     wanted = sorted({end for end in [*ends, batch] if first <= end <= batch})
-    noted = read_table(questions, settings, tables.PROGRESS, OF_PROGRESS, [[("batch", "in", wanted)]])
-    if last is not None and last[0].batch == batch >= first and not pc.any(pc.equal(noted["batch"], batch)).as_py():
+    noted = read_table(
+        questions, settings, tables.PROGRESS, OF_PROGRESS, [[("batch", "in", wanted)]]
+    )
+    if (
+        last is not None
+        and last[0].batch == batch >= first
+        and not pc.any(pc.equal(noted["batch"], batch)).as_py()
+    ):
         now = in_milliseconds(progress_rows(last[0], settings, last[1], 0))
         noted = pa.concat_tables([noted, named(now, noted.column_names, settings.with_topics)])
     return version, batch, noted
 
 
-def _by_topic_partition(rows: Sequence[Mapping[str, Any]], column: str) -> dict[TopicPartition, int]:
+def _by_topic_partition(
+    rows: Sequence[Mapping[str, Any]], column: str
+) -> dict[TopicPartition, int]:
     return {TopicPartition(row["source"], row["partition"]): row[column] for row in rows}

@@ -74,7 +74,11 @@ class Moment(NamedTuple):
 
 
 def explain(
-    questions: Questions, settings: Settings, key: str, as_of: int | datetime | None = None, tenant: str | None = None
+    questions: Questions,
+    settings: Settings,
+    key: str,
+    as_of: int | datetime | None = None,
+    tenant: str | None = None,
 ) -> dict[str, Any]:
     """Return the answer of `explain --json`. Times are epoch ms.
 
@@ -95,11 +99,24 @@ def explain(
         raise ConfigurationError("--tenant: this lake has no tenants; leave it out")
     questions = Snapshot(questions, settings)
     if not questions.exists(tables.SILVER) or not questions.exists(tables.PROGRESS):
-        return {"key": key, "as_of": None, "records": [], "late": [], "quarantined": [], "waiting": [], "near": []}
+        return {
+            "key": key,
+            "as_of": None,
+            "records": [],
+            "late": [],
+            "quarantined": [],
+            "waiting": [],
+            "near": [],
+        }
     last = last_batch(questions)
     moment = _moment(questions, as_of, -1 if last is None else last[0].batch)
     life = _Life(questions, settings, key, tenant, moment, None if last is None else last[:2])
-    found = {"records": life.records(), "late": life.late(), "quarantined": life.quarantined(), "waiting": life.waiting()}
+    found = {
+        "records": life.records(),
+        "late": life.late(),
+        "quarantined": life.quarantined(),
+        "waiting": life.waiting(),
+    }
     near = [] if any(found.values()) else _near(questions, key)
     generations = read_generations(questions, settings)
     is_now = as_of is None and bool(generations)
@@ -113,16 +130,28 @@ def _moment(questions: Questions, as_of: int | datetime | None, last: int) -> Mo
         return Moment(last, None, None)
     newest = questions.version(tables.SILVER)
     if isinstance(as_of, int) and as_of > newest:
-        raise ConfigurationError(f"--as-of: silver has no version {as_of} yet; the newest is {newest}")
-    known = ("committed_at", "<=", _ms(as_of)) if isinstance(as_of, datetime) else ("silver_version", "<=", as_of)
+        raise ConfigurationError(
+            f"--as-of: silver has no version {as_of} yet; the newest is {newest}"
+        )
+    known = (
+        ("committed_at", "<=", _ms(as_of))
+        if isinstance(as_of, datetime)
+        else ("silver_version", "<=", as_of)
+    )
     columns = {"batch": "batch", "version": "silver_version", "at": "committed_at"}
     values = {name: ("max", column) for name, column in columns.items()}
     [row] = questions.summary(tables.PROGRESS, [], values, [[known]]).to_pylist()
     is_before_all = row["batch"] is None
     if isinstance(as_of, datetime):
-        return Moment(-1, 0, _ms(as_of)) if is_before_all else Moment(row["batch"], row["version"], _ms(as_of))
+        return (
+            Moment(-1, 0, _ms(as_of))
+            if is_before_all
+            else Moment(row["batch"], row["version"], _ms(as_of))
+        )
     if is_before_all:
-        return Moment(-1, as_of, questions.history(tables.SILVER, newest - as_of + 1)[-1].committed_at_ms)
+        return Moment(
+            -1, as_of, questions.history(tables.SILVER, newest - as_of + 1)[-1].committed_at_ms
+        )
     return Moment(row["batch"], as_of, row["at"])
 
 
@@ -153,7 +182,10 @@ class _Life:
     @property
     def _mine(self) -> list[Condition]:
         """Conditions on the key, and on the tenant where one is named."""
-        return [("merge_key", "=", self.key), *([] if self.tenant is None else [("tenant", "=", self.tenant)])]
+        return [
+            ("merge_key", "=", self.key),
+            *([] if self.tenant is None else [("tenant", "=", self.tenant)]),
+        ]
 
     @cached_property
     def _whose(self) -> list[str]:
@@ -162,13 +194,33 @@ class _Life:
 
     @cached_property
     def _rows(self) -> list[Found]:
-        columns = ["partition", "merge_key", "status", "event_time", "last_event_time", "valid", "invalid_reason", "batch"]
-        columns += [*self._due, *self._whose, *(["position"] if self._whose else []), *self.settings.sources]
+        columns = [
+            "partition",
+            "merge_key",
+            "status",
+            "event_time",
+            "last_event_time",
+            "valid",
+            "invalid_reason",
+            "batch",
+        ]
+        columns += [
+            *self._due,
+            *self._whose,
+            *(["position"] if self._whose else []),
+            *self.settings.sources,
+        ]
         try:
-            found = self.questions.select(tables.SILVER, columns, [self._mine], version=self.moment.version)
+            found = self.questions.select(
+                tables.SILVER, columns, [self._mine], version=self.moment.version
+            )
         except VersionGoneError as error:
-            kept = f"versions are kept for `retention` ({self.settings.retention_ms // 3_600_000} h)"
-            raise WatersmeetError(f"version {self.moment.version} of silver cannot be read any more: {kept}") from error
+            kept = (
+                f"versions are kept for `retention` ({self.settings.retention_ms // 3_600_000} h)"
+            )
+            raise WatersmeetError(
+                f"version {self.moment.version} of silver cannot be read any more: {kept}"
+            ) from error
         return sorted(found.to_pylist(), key=itemgetter("partition", "event_time", *self._whose))
 
     @cached_property
@@ -176,31 +228,71 @@ class _Life:
         """Columns of silver for when merge records were closed, if it had them at that moment."""
         return DUE.names if self._epochs.of(self.moment.batch).settings.merge.has_due else ()
 
-    def _record(self, row: Found, known: Mapping[tuple[int, TopicPartition, int], Found], sink: _Sink) -> Found:
-        is_open, p, generation = row["status"] == "open", row["partition"], self._generations.of(row["batch"])
-        parts = [known[generation.number, TopicPartition(name, p), part["offset"]] for name, part in self._parts_of(row)]
+    def _record(
+        self, row: Found, known: Mapping[tuple[int, TopicPartition, int], Found], sink: _Sink
+    ) -> Found:
+        is_open, p, generation = (
+            row["status"] == "open",
+            row["partition"],
+            self._generations.of(row["batch"]),
+        )
+        parts = [
+            known[generation.number, TopicPartition(name, p), part["offset"]]
+            for name, part in self._parts_of(row)
+        ]
         # Bronze may have deleted parts by now. Their positions are unknown, and were the smallest.
-        first = min(parts, key=lambda part: (part["position"] is not None, part["position"] or part["event_time"]), default=None)
+        first = min(
+            parts,
+            key=lambda part: (part["position"] is not None, part["position"] or part["event_time"]),
+            default=None,
+        )
         batch = self.moment.batch if is_open else row["batch"]
         then = [r for r in self._progress if (r["batch"], r["partition"]) == (batch, p)]
         clock, heads = (then[0]["clock"] if then else None), {r["source"]: r["head"] for r in then}
-        closed = {"batch": batch, "version": self._versions.get(batch), "clock": clock, "heads": dict(sorted(heads.items()))}
-        is_published = row["status"] == "timed_out" and row["valid"] and not self._is_behind(row, generation)
+        closed = {
+            "batch": batch,
+            "version": self._versions.get(batch),
+            "clock": clock,
+            "heads": dict(sorted(heads.items())),
+        }
+        is_published = (
+            row["status"] == "timed_out" and row["valid"] and not self._is_behind(row, generation)
+        )
         return {
-            **{name: row[name] for name in ("partition", "event_time", "last_event_time", "status", "valid", "invalid_reason")},
+            **{
+                name: row[name]
+                for name in (
+                    "partition",
+                    "event_time",
+                    "last_event_time",
+                    "status",
+                    "valid",
+                    "invalid_reason",
+                )
+            },
             "reason": self._reason(row, clock),
             "parts": [{**part, "rule": "opened" if part is first else "joined"} for part in parts],
             "closed": None if is_open else closed,
             **{name: row[name] for name in (*self._due, *self._whose)},
-            "published": sink.sent_as(p, row, self._generations.batches(generation)) if is_published else None,
+            "published": sink.sent_as(p, row, self._generations.batches(generation))
+            if is_published
+            else None,
         }
 
     def _reason(self, row: Found, clock: int | None) -> str:
         """Return, in a sentence, which rule has decided."""
         epoch = self._epochs.current if row["status"] == "open" else self._epochs.of(row["batch"])
         window, generation = epoch.settings.merge.window, self._generations.of(row["batch"])
-        due = window.due(row["event_time"], row["last_event_time"]) if row.get("due") is None else row["due"]
-        said = "last event time + gap" if due == row["last_event_time"] + window.gap_ms else "event time + max"
+        due = (
+            window.due(row["event_time"], row["last_event_time"])
+            if row.get("due") is None
+            else row["due"]
+        )
+        said = (
+            "last event time + gap"
+            if due == row["last_event_time"] + window.gap_ms
+            else "event time + max"
+        )
         limit = f"{'event time + timeout' if window.is_timeout else said} ({utc(due)})"
         now = "undefined" if clock is None else utc(clock)
         if row["status"] == "open" and self._whose:
@@ -208,14 +300,25 @@ class _Life:
         if row["status"] == "open":
             return f"open: times out once the clock has passed {limit}; it is {now}"
         if row["invalid_reason"] == "reset":
-            return f"closed unpublished by a deliberate reset, with which generation {generation.number + 1} began"
+            return (
+                "closed unpublished by a deliberate reset, with which generation "
+                f"{generation.number + 1} began"
+            )
         unpublished = _UNPUBLISHED.get(row["invalid_reason"] or "", "")
         if row["valid"] and self._is_behind(row, generation):
-            unpublished = f"; not published: it sorts before what was out when generation {generation.number} began"
+            unpublished = (
+                "; not published: it sorts before what was out when generation "
+                f"{generation.number} began"
+            )
         if self._whose:
-            closed = f"the clock of tenant {row['tenant']!r} passed {limit} when the clock of all came to {utc(row['closed_at'])}"
+            closed = (
+                f"the clock of tenant {row['tenant']!r} passed {limit} when the clock of all came "
+                f"to {utc(row['closed_at'])}"
+            )
             return f"timed out in batch {row['batch']}, at the clock {now}: {closed}{unpublished}"
-        return f"timed out in batch {row['batch']}: the clock, {now}, had passed {limit}{unpublished}"
+        return (
+            f"timed out in batch {row['batch']}: the clock, {now}, had passed {limit}{unpublished}"
+        )
 
     @cached_property
     def _epochs(self) -> Epochs:
@@ -230,7 +333,11 @@ class _Life:
         publishes.
         """
         tail = generation.tails.get(row["partition"])
-        place = place_of(row["event_time"], row["merge_key"], *(row.get(name) for name in ("due", "closed_at", "tenant")))
+        place = place_of(
+            row["event_time"],
+            row["merge_key"],
+            *(row.get(name) for name in ("due", "closed_at", "tenant")),
+        )
         return tail is not None and place <= tail.place
 
     def _parts(self) -> dict[tuple[int, TopicPartition, int], Found]:
@@ -242,23 +349,40 @@ class _Life:
         for row in self._rows:
             number = self._generations.of(row["batch"]).number
             for name, part in self._parts_of(row):
-                times[number, TopicPartition(name, row["partition"])][part["offset"]] = _ms(part["event_time"])
+                times[number, TopicPartition(name, row["partition"])][part["offset"]] = _ms(
+                    part["event_time"]
+                )
         found = {}
         for (number, tp), mine in times.items():
             place = self._place(tp)
             for offset, (batch, of_all, position) in self._merged(tp, sorted(mine), number).items():
-                came = {"position": position if self._whose else of_all, "batch": batch, "version": self._versions.get(batch)}
-                found[number, tp, offset] = {**place, "offset": offset, "event_time": mine[offset], **came}
+                came = {
+                    "position": position if self._whose else of_all,
+                    "batch": batch,
+                    "version": self._versions.get(batch),
+                }
+                found[number, tp, offset] = {
+                    **place,
+                    "offset": offset,
+                    "event_time": mine[offset],
+                    **came,
+                }
         return found
 
     def _parts_of(self, row: Found) -> list[tuple[str, Found]]:
         """Return the parts in a row of silver, each with its input."""
-        return [(input_of(source, part.get("topic", "")), part) for source in self.settings.sources for part in row[source]]
+        return [
+            (input_of(source, part.get("topic", "")), part)
+            for source in self.settings.sources
+            for part in row[source]
+        ]
 
     def _place(self, tp: TopicPartition) -> Found:
         return {**self.settings.place(tp.source)._asdict(), "partition": tp.partition}
 
-    def _merged(self, tp: TopicPartition, offsets: Sequence[int], number: int) -> dict[int, tuple[int, int | None, int | None]]:
+    def _merged(
+        self, tp: TopicPartition, offsets: Sequence[int], number: int
+    ) -> dict[int, tuple[int, int | None, int | None]]:
         """Return the batch of generation `number` that merged each offset, and the record's two
         positions.
 
@@ -270,29 +394,45 @@ class _Life:
         of_tp = {
             r["batch"]: r
             for r in self._progress
-            if (r["source"], r["partition"]) == tp and self._generations.of(r["batch"]).number == number
+            if (r["source"], r["partition"]) == tp
+            and self._generations.of(r["batch"]).number == number
         }
         here: dict[int, list[int]] = defaultdict(list)
         for offset in offsets:
             done = (b for b, r in of_tp.items() if r["from_offset"] <= offset < r["until_offset"])
             here[max(done)].append(offset)
         ranges = {batch: (of_tp[batch]["from_offset"], mine[-1]) for batch, mine in here.items()}
-        where = [[("partition", "=", tp.partition), ("offset", ">=", a), ("offset", "<=", b)] for a, b in ranges.values()]
-        read = self.questions.select(tables.bronze(tp.source), ["offset", "event_time", *self._whose], where).sort_by("offset")
+        where = [
+            [("partition", "=", tp.partition), ("offset", ">=", a), ("offset", "<=", b)]
+            for a, b in ranges.values()
+        ]
+        read = self.questions.select(
+            tables.bronze(tp.source), ["offset", "event_time", *self._whose], where
+        ).sort_by("offset")
         offset, time = read["offset"].to_numpy(), read["event_time"].fill_null(NO_TIME).to_numpy()
         merged: dict[int, tuple[int, int | None, int | None]] = {}
         for batch, (since, until) in ranges.items():
             mine = (offset >= since) & (offset <= until)
-            spoken = [d for of, d in self._decisions[number] if of == tp and since <= d.after_offset + 1 <= until]
+            spoken = [
+                d
+                for of, d in self._decisions[number]
+                if of == tp and since <= d.after_offset + 1 <= until
+            ]
             rows = Available(offset[mine], time[mine]).with_idle(spoken)
             before = of_tp.get(batch - 1, {})
             cursor = Cursor(since, before.get("position"))
-            positions = dict(zip(rows.offsets.tolist(), positions_of(cursor, rows).tolist(), strict=True))
+            positions = dict(
+                zip(rows.offsets.tolist(), positions_of(cursor, rows).tolist(), strict=True)
+            )
             own: Mapping[int, int] = {}
             if self._whose and here[batch][-1] in positions:
                 last, then = positions[here[batch][-1]], (cursor, before.get("clock"))
-                own = self._tenants.positions(tp, batch, then, read.filter(pa.array(mine)), last, spoken)
-            merged.update({each: (batch, positions.get(each), own.get(each)) for each in here[batch]})
+                own = self._tenants.positions(
+                    tp, batch, then, read.filter(pa.array(mine)), last, spoken
+                )
+            merged.update(
+                {each: (batch, positions.get(each), own.get(each)) for each in here[batch]}
+            )
         return merged
 
     @cached_property
@@ -303,11 +443,23 @@ class _Life:
     def late(self) -> list[Found]:
         """Return the late records, by position."""
         rows = sorted(self._late, key=itemgetter("position"))
-        return [{**row, "version": self._versions.get(row["batch"]), **self._why_late(row)} for row in rows]
+        return [
+            {**row, "version": self._versions.get(row["batch"]), **self._why_late(row)}
+            for row in rows
+        ]
 
     @cached_property
     def _late(self) -> list[Found]:
-        names = ("source", "topic", "partition", "offset", "event_time", "position", "batch", *self._whose)
+        names = (
+            "source",
+            "topic",
+            "partition",
+            "offset",
+            "event_time",
+            "position",
+            "batch",
+            *self._whose,
+        )
         return self._then(tables.LATE, names, *self._mine, ("batch", "<=", self.moment.batch))
 
     def _why_late(self, row: Found) -> Found:
@@ -334,13 +486,27 @@ class _Life:
         """
         found = [self._waiting(row) for row in self._rows if row["status"] == "waiting"]
         for source in self.settings.inputs:
-            now = [row for row in self._progress if (row["batch"], row["source"]) == (self.moment.batch, source)]
+            now = [
+                row
+                for row in self._progress
+                if (row["batch"], row["source"]) == (self.moment.batch, source)
+            ]
             passed = {row["partition"]: row["until_offset"] for row in now}
             wanted = *self._mine, ("offset", ">=", min(passed.values(), default=0))
-            rows = self._then(tables.bronze(source), ("topic", "partition", "offset", "event_time", *self._whose), *wanted)
-            unread = {"position": None, "reason": "the clock of all has not come to it"} if self._whose else {}
+            rows = self._then(
+                tables.bronze(source),
+                ("topic", "partition", "offset", "event_time", *self._whose),
+                *wanted,
+            )
+            unread = (
+                {"position": None, "reason": "the clock of all has not come to it"}
+                if self._whose
+                else {}
+            )
             found += [
-                {"source": source_of(source), **row, **unread} for row in rows if row["offset"] >= passed.get(row["partition"], 0)
+                {"source": source_of(source), **row, **unread}
+                for row in rows
+                if row["offset"] >= passed.get(row["partition"], 0)
             ]
         return found
 
@@ -356,7 +522,9 @@ class _Life:
         """Return rows of a table as it was at the moment, by coordinates."""
         if not self.questions.exists(table):
             return []
-        version = None if self.moment.at is None else self.questions.version_at(table, self.moment.at)
+        version = (
+            None if self.moment.at is None else self.questions.version_at(table, self.moment.at)
+        )
         if version is None and self.moment.at is not None:
             return []  # the table did not exist yet
         rows = self.questions.select(table, names, [list(conditions)], version=version)
@@ -369,11 +537,32 @@ class _Life:
         Every batch of the partitions that have records of the key, and of the other partitions the
         moment's batch alone.
         """
-        columns = ["batch", "source", "partition", "from_offset", "until_offset", "head", "clock", "position"]
-        batch, partitions = self.moment.batch, {row["partition"] for row in (*self._rows, *self._late)}
-        where: Where = [[("batch", "<=", batch), ("partition", "in", sorted(partitions))], [("batch", "=", batch)]]
-        rows: list[Found] = self.questions.select(tables.PROGRESS, [*columns, "silver_version"], where).to_pylist()
-        if self.last is not None and self.last[0].batch == batch and all(row["batch"] < batch for row in rows):
+        columns = [
+            "batch",
+            "source",
+            "partition",
+            "from_offset",
+            "until_offset",
+            "head",
+            "clock",
+            "position",
+        ]
+        batch, partitions = (
+            self.moment.batch,
+            {row["partition"] for row in (*self._rows, *self._late)},
+        )
+        where: Where = [
+            [("batch", "<=", batch), ("partition", "in", sorted(partitions))],
+            [("batch", "=", batch)],
+        ]
+        rows: list[Found] = self.questions.select(
+            tables.PROGRESS, [*columns, "silver_version"], where
+        ).to_pylist()
+        if (
+            self.last is not None
+            and self.last[0].batch == batch
+            and all(row["batch"] < batch for row in rows)
+        ):
             now = in_milliseconds(progress_rows(self.last[0], self.settings, self.last[1], 0))
             wanted = [name for name in now.column_names if name != "topic"]
             rows += named(now, wanted, self.settings.with_topics).to_pylist()
@@ -387,7 +576,10 @@ class _Life:
     def _decisions(self) -> Mapping[int, list[Decided]]:
         """Decisions of the idle policy, by generation."""
         is_there = self.questions.exists(tables.IDLE_HEARTBEATS)
-        return {each.number: read_decisions(self.questions, each) if is_there else [] for each in self._generations}
+        return {
+            each.number: read_decisions(self.questions, each) if is_there else []
+            for each in self._generations
+        }
 
 
 class _Sink:
@@ -403,7 +595,9 @@ class _Sink:
             self._name = last_sink(questions, self._known)
         self._cluster, self._is_away = Cluster(settings.kafka, PATIENCE_S), False
 
-    def sent_as(self, partition: int, row: Found, batches: Sequence[Condition]) -> dict[str, int | None] | None:
+    def sent_as(
+        self, partition: int, row: Found, batches: Sequence[Condition]
+    ) -> dict[str, int | None] | None:
         """Return partition, offset and seq of the message of a finished, valid record of these
         batches.
 
@@ -415,29 +609,50 @@ class _Sink:
         order = BY_EVENT_TIME if row.get("closed_at") is None else orders(self._questions)[-1]
         place = [row[name] for name in order.columns]
         # The first transaction whose last message sorts at or after the record wrote it.
-        names = {name: "last_key" if name == "merge_key" else f"last_{name}" for name in order.columns}
+        names = {
+            name: "last_key" if name == "merge_key" else f"last_{name}" for name in order.columns
+        }
         of_sink = [("partition", "=", partition), ("sink", "=", self._name), *self._known]
         where = [[*of_sink, *term] for term in lexicographic(list(names.values()), place, ">")]
-        rows = self._questions.select(tables.PUBLISHED, ["last_seq", *names.values(), "sink_offset"], where).to_pylist()
+        rows = self._questions.select(
+            tables.PUBLISHED, ["last_seq", *names.values(), "sink_offset"], where
+        ).to_pylist()
         if not rows:
             return None
         last = min(rows, key=lambda row: int(row["last_seq"]))
-        until_last = self._finished(batches, partition, order, place[0], [last[name] for name in names.values()])
+        until_last = self._finished(
+            batches, partition, order, place[0], [last[name] for name in names.values()]
+        )
         behind = until_last - self._finished(batches, partition, order, place[0], place)
         offset, is_out = None if last["sink_offset"] is None else last["sink_offset"] - behind, True
         if offset is not None and not self._is_away:
             tenant = row["tenant"] if self._settings.merge.has_tenants else ""
             id = message_id(partition, row["event_time"], row["merge_key"], tenant)
             offset, is_out = self._looked_up(partition, id.encode(), offset)
-        return {"partition": partition, "offset": offset, "seq": last["last_seq"] - behind} if is_out else None
+        return (
+            {"partition": partition, "offset": offset, "seq": last["last_seq"] - behind}
+            if is_out
+            else None
+        )
 
-    def _finished(self, batches: Sequence[Condition], partition: int, order: Order, since: int, place: Sequence[Any]) -> int:
+    def _finished(
+        self,
+        batches: Sequence[Condition],
+        partition: int,
+        order: Order,
+        since: int,
+        place: Sequence[Any],
+    ) -> int:
         """Return how many finished, valid records there are from a time on, up to a place in
         publication order.
 
         The record at the place counts, too.
         """
-        mine: list[Condition] = [("partition", "=", partition), ("status", "=", "timed_out"), ("valid", "=", True)]
+        mine: list[Condition] = [
+            ("partition", "=", partition),
+            ("status", "=", "timed_out"),
+            ("valid", "=", True),
+        ]
         mine += [*batches, *order.conditions, (order.column, ">=", since)]
         where = [[*mine, *term] for term in lexicographic(order.columns, place, "<")]
         found = self._questions.summary(tables.SILVER, [], {"rows": ("count", "*")}, where)
@@ -457,8 +672,12 @@ class _Sink:
         try:
             first, end = self._cluster.bounds_of(topic, [partition])[partition]
             for start in (max(first, guess - _MARKERS), first):
-                for batch in read_range(kafka, Range(topic, partition, start, min(guess + 1, end)), timeout_s=PATIENCE_S):
-                    for offset, headers in zip(batch["offset"].to_pylist(), batch["headers"].to_pylist(), strict=True):
+                for batch in read_range(
+                    kafka, Range(topic, partition, start, min(guess + 1, end)), timeout_s=PATIENCE_S
+                ):
+                    for offset, headers in zip(
+                        batch["offset"].to_pylist(), batch["headers"].to_pylist(), strict=True
+                    ):
                         if {"key": ID, "value": record_id} in (headers or []):
                             return int(offset), True
         except WatersmeetError:

@@ -30,7 +30,9 @@ class OfTenants:
     `ends`: rows of `progress` of that batch, one for every topic-partition.
     """
 
-    def __init__(self, questions: Questions, epochs: Epochs, batch: int, ends: Iterable[Found]) -> None:
+    def __init__(
+        self, questions: Questions, epochs: Epochs, batch: int, ends: Iterable[Found]
+    ) -> None:
         self._questions, self._epochs, self._batch = questions, epochs, batch
         self._ends = {TopicPartition(row["source"], row["partition"]): row for row in ends}
 
@@ -41,7 +43,9 @@ class OfTenants:
         """
         held: dict[str, int] = {}
         for source, clocks in self._by_source.items():
-            time = int(clocks.clocks(np.array([partition]), pa.chunked_array([[tenant]], pa.string()))[0])
+            time = int(
+                clocks.clocks(np.array([partition]), pa.chunked_array([[tenant]], pa.string()))[0]
+            )
             held |= {} if time == NO_TIME else {source: time}
         clock = min(held.values(), default=None)
         return clock, [source for source, time in held.items() if time == clock]
@@ -53,8 +57,12 @@ class OfTenants:
         for source in sorted({tp.source for tp in self._ends}):
             mine = {tp: row for tp, row in self._ends.items() if tp.source == source}
             cursors = {tp: Cursor(row["until_offset"], row["position"]) for tp, row in mine.items()}
-            clocks = {tp.partition: row["clock"] for tp, row in mine.items() if row["clock"] is not None}
-            found[source] = clocks_at(self._questions, self._epochs, self._batch, Moment(cursors, clocks))
+            clocks = {
+                tp.partition: row["clock"] for tp, row in mine.items() if row["clock"] is not None
+            }
+            found[source] = clocks_at(
+                self._questions, self._epochs, self._batch, Moment(cursors, clocks)
+            )
         return found
 
     def positions(
@@ -78,23 +86,38 @@ class OfTenants:
         heads = clocks_at(self._questions, self._epochs, batch, moment).heads()
         until = int(rows["offset"].to_numpy().max(initial=cursor.next_offset - 1)) + 1
         plan = BatchPlan(
-            batch, {tp: OffsetRange(cursor.next_offset, until, cursor.position, last, last)}, {tp.partition: last}, False
+            batch,
+            {tp: OffsetRange(cursor.next_offset, until, cursor.position, last, last)},
+            {tp.partition: last},
+            False,
         )
         records = rows.append_column("source", pa.repeat(pa.scalar(tp.source), len(rows)))
-        records = records.append_column("partition", pa.repeat(pa.scalar(tp.partition, pa.int32()), len(rows)))
+        records = records.append_column(
+            "partition", pa.repeat(pa.scalar(tp.partition, pa.int32()), len(rows))
+        )
         lag_ms = self._epochs.of(batch).settings.merge.tenant_max_lag_ms or 0
         found = TenantClocks.of(records, heads, plan, {tp: idle}, lag_ms).positions
-        return {o: v for o, v in zip(rows["offset"].to_pylist(), found.tolist(), strict=True) if v != NO_TIME}
+        return {
+            o: v
+            for o, v in zip(rows["offset"].to_pylist(), found.tolist(), strict=True)
+            if v != NO_TIME
+        }
 
     # -- why, in sentences
 
     def why_open(self, partition: int, tenant: str, limit: str) -> str:
         """Return why a merge record is open that can be joined until a limit."""
-        return f"open: times out once the clock of tenant {tenant!r} has passed {limit}; it is {self._told(partition, tenant)}"
+        return (
+            f"open: times out once the clock of tenant {tenant!r} has passed {limit}; it is "
+            f"{self._told(partition, tenant)}"
+        )
 
     def why_waiting(self, partition: int, tenant: str, position: int) -> str:
         """Return why a record waits that was read at a position (ms) of its tenant."""
-        return f"read at {utc(position)} of tenant {tenant!r}, whose clock is {self._told(partition, tenant)}"
+        return (
+            f"read at {utc(position)} of tenant {tenant!r}, whose clock is "
+            f"{self._told(partition, tenant)}"
+        )
 
     def why_late(self, tenant: str, row: Found, of_all: int | None) -> str:
         """Return why a record is in `late`.
@@ -107,14 +130,26 @@ class OfTenants:
             return f"late: before what an earlier epoch had timed out of tenant {tenant!r}"
         name = "timeout" if window.is_timeout else "gap"
         limit = utc(position - window.gap_ms)
-        why = f"late: before {limit}, which is the position of tenant {tenant!r}, {utc(position)}, less the {name}"
+        why = (
+            f"late: before {limit}, which is the position of tenant {tenant!r}, {utc(position)}, "
+            f"less the {name}"
+        )
         if of_all is not None and position == of_all - (merge.tenant_max_lag_ms or 0):
-            why += f"; that is as far behind the position of all, {utc(of_all)}, as merge.tenant_max_lag lets it be"
+            why += (
+                f"; that is as far behind the position of all, {utc(of_all)}, as "
+                "merge.tenant_max_lag lets it be"
+            )
         return why
 
     def _told(self, partition: int, tenant: str) -> str:
         clock, held = self.clock(partition, tenant)
         if clock is None:
             return "undefined"
-        of_all = next((row["clock"] for tp, row in self._ends.items() if tp.partition == partition), None)
-        return utc(clock) + ("" if clock == of_all else f", held by {' and '.join(held)}; the clock of all is {utc(of_all)}")
+        of_all = next(
+            (row["clock"] for tp, row in self._ends.items() if tp.partition == partition), None
+        )
+        return utc(clock) + (
+            ""
+            if clock == of_all
+            else f", held by {' and '.join(held)}; the clock of all is {utc(of_all)}"
+        )

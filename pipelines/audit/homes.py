@@ -42,8 +42,14 @@ ENOUGH = 10
 APART = 0.25
 """Share of these keys without a common partition above which it is no accident."""
 
-FIX = "give all sources one key and one partitioner, or repartition those that have others (`sources.NAME.repartition`)"
-_FIX_HOME = "write it by its merge key with Java's default partitioner (murmur2), or repartition this source, too"
+FIX = (
+    "give all sources one key and one partitioner, or repartition those that have others "
+    "(`sources.NAME.repartition`)"
+)
+_FIX_HOME = (
+    "write it by its merge key with Java's default partitioner (murmur2), or repartition this "
+    "source, too"
+)
 
 
 class Place(NamedTuple):
@@ -67,7 +73,10 @@ def check_home(place: Place, partitions: int, findings: Findings) -> None:
     """
     if (home := murmur2(place.key.encode()) % partitions) != place.partition:
         findings.add(
-            f"the key {place.key!r} belongs to partition {home}: this record never meets those there", str(place), _FIX_HOME
+            f"the key {place.key!r} belongs to partition {home}: this record never meets those "
+            "there",
+            str(place),
+            _FIX_HOME,
         )
 
 
@@ -83,7 +92,9 @@ class Homes:
         """Add the keys of a topic-partition's records, by offset, with their tenants where there
         are some.
         """
-        hashes, firsts = np.unique(np.fromiter(map(hash, keys.values()), np.int64), return_index=True)
+        hashes, firsts = np.unique(
+            np.fromiter(map(hash, keys.values()), np.int64), return_index=True
+        )
         self._topic_partitions.append(tp)
         self._found.append((hashes, np.fromiter(keys, np.int64)[firsts]))
 
@@ -109,10 +120,14 @@ class Homes:
             places.append(f"{settings.inputs[tp.source]}[{tp.partition}]@{offsets[row]}")
         count = len(np.unique(hashes[apart]))
         what = "keys are in more than one partition, where their records never meet"
-        return f"{what}: {count:,} of those looked at, such as that of {' and '.join(places)}; {FIX}"
+        return (
+            f"{what}: {count:,} of those looked at, such as that of {' and '.join(places)}; {FIX}"
+        )
 
 
-def check_sample(settings: Settings, partitions: int, since: Callable[[str], Mapping[int, int]] = lambda _: {}) -> list[Problem]:
+def check_sample(
+    settings: Settings, partitions: int, since: Callable[[str], Mapping[int, int]] = lambda _: {}
+) -> list[Problem]:
     """Return problems with how the sources are partitioned, judged by the last records of some
     partitions.
 
@@ -124,7 +139,9 @@ def check_sample(settings: Settings, partitions: int, since: Callable[[str], Map
         for place in found:
             check_home(place, partitions, findings)
         return list(findings.told())
-    by_source: dict[str, dict[tuple[str, str], list[Place]]] = {name: {} for name in settings.inputs}
+    by_source: dict[str, dict[tuple[str, str], list[Place]]] = {
+        name: {} for name in settings.inputs
+    }
     for place in found:
         by_source[place.source].setdefault((place.key, place.tenant or ""), []).append(place)
     first, *others = by_source.items()
@@ -133,7 +150,10 @@ def check_sample(settings: Settings, partitions: int, since: Callable[[str], Map
         apart = [key for key in shared if not _partitions(keys[key]) & _partitions(first[1][key])]
         if len(shared) >= ENOUGH and len(apart) > APART * len(shared):
             example = apart[0]
-            what = f"{len(apart)} of {len(shared)} keys that {first[0]} and {name} share are in different partitions"
+            what = (
+                f"{len(apart)} of {len(shared)} keys that {first[0]} and {name} share are in "
+                "different partitions"
+            )
             where = f"key {example[0]!r}: {first[1][example][0]} and {keys[example][0]}"
             findings.add(f"{what}, so that their records never meet", where, FIX)
     return list(findings.told())
@@ -143,7 +163,9 @@ def _partitions(places: Iterable[Place]) -> set[int]:
     return {place.partition for place in places}
 
 
-def read_sample(settings: Settings, partitions: int, name: str, since: Mapping[int, int]) -> Iterator[pa.RecordBatch]:
+def read_sample(
+    settings: Settings, partitions: int, name: str, since: Mapping[int, int]
+) -> Iterator[pa.RecordBatch]:
     """Yield the last records of some partitions of an input; the partitions are the same for each
     input.
 
@@ -155,13 +177,22 @@ def read_sample(settings: Settings, partitions: int, name: str, since: Mapping[i
         yield from read_range(settings.kafka, Range(topic, p, begin, end))
 
 
-def _sampled(settings: Settings, partitions: int, since: Callable[[str], Mapping[int, int]]) -> Iterator[Place]:
+def _sampled(
+    settings: Settings, partitions: int, since: Callable[[str], Mapping[int, int]]
+) -> Iterator[Place]:
     """Yield the records with a key in a sample of each input."""
-    names = ["merge_key", "partition", "offset", *(TENANT.names if settings.merge.has_tenants else [])]
+    names = [
+        "merge_key",
+        "partition",
+        "offset",
+        *(TENANT.names if settings.merge.has_tenants else []),
+    ]
     for name, topic in settings.inputs.items():
         rules = rules_of(settings, source_of(name))
         for batch in read_sample(settings, partitions, name, since(name)):
             read = read_records(batch, rules)
-            for key, p, offset, *tenant in zip(*(read[column].to_pylist() for column in names), strict=True):
+            for key, p, offset, *tenant in zip(
+                *(read[column].to_pylist() for column in names), strict=True
+            ):
                 if key is not None:
                     yield Place(key, name, topic, p, offset, *tenant)

@@ -17,13 +17,15 @@ _PAGE = """<!DOCTYPE html>
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <meta http-equiv="Content-Security-Policy" content="{policy}">
 <style>
-body {{ font: 15px/1.45 system-ui, sans-serif; color: #222; max-width: 1000px; margin: 2rem auto; padding: 0 1rem }}
+body {{ font: 15px/1.45 system-ui, sans-serif; color: #222;
+  max-width: 1000px; margin: 2rem auto; padding: 0 1rem }}
 h1, h3, dd {{ margin: 0; overflow-wrap: anywhere }}
 h2 {{ margin: 2.8rem 0 0; border-bottom: 1px solid #bbb }}
 figcaption, .about, dt, th {{ color: #555; font-weight: normal }}
 dl {{ display: grid; grid-template-columns: max-content 1fr; gap: .1rem 1rem }}
 table {{ border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: .9rem }}
-th, td {{ text-align: right; white-space: nowrap; padding: .15rem .7rem; border-bottom: 1px solid #ddd }}
+th, td {{ text-align: right; white-space: nowrap; padding: .15rem .7rem;
+  border-bottom: 1px solid #ddd }}
 .table {{ overflow: auto; max-height: 24rem }}
 @media print {{ body {{ max-width: none }} .table {{ max-height: none }} }}
 {style}
@@ -44,13 +46,20 @@ def document(title: str, body: str, style: str, policy: str) -> str:
     (Content-Security-Policy).
     """
     return _PAGE.format(
-        title=escape(title), body=body, style=style, policy=f"default-src 'none'; style-src 'unsafe-inline'{policy}"
+        title=escape(title),
+        body=body,
+        style=style,
+        policy=f"default-src 'none'; style-src 'unsafe-inline'{policy}",
     )
 
 
 def facts_list(facts: Mapping[str, str]) -> str:
     """Return facts, by name, as an HTML list."""
-    return "<dl>" + "".join(f"<dt>{escape(name)}</dt><dd>{escape(fact)}</dd>" for name, fact in facts.items()) + "</dl>"
+    return (
+        "<dl>"
+        + "".join(f"<dt>{escape(name)}</dt><dd>{escape(fact)}</dd>" for name, fact in facts.items())
+        + "</dl>"
+    )
 
 
 def check_writable(option: str, out: Path) -> None:
@@ -59,8 +68,15 @@ def check_writable(option: str, out: Path) -> None:
     Call it before the lake is read.
     """
     folder = out.absolute().parent
-    if out.is_dir() or not folder.is_dir() or not os.access(out if out.exists() else folder, os.W_OK):
-        raise ConfigurationError(f"{option}: {out} cannot be written; name a file in an existing folder that you may write to")
+    if (
+        out.is_dir()
+        or not folder.is_dir()
+        or not os.access(out if out.exists() else folder, os.W_OK)
+    ):
+        raise ConfigurationError(
+            f"{option}: {out} cannot be written; name a file in an existing folder that you may "
+            "write to"
+        )
 
 
 def write_page(option: str, out: Path, text: str) -> None:
@@ -71,4 +87,6 @@ def write_page(option: str, out: Path, text: str) -> None:
     try:
         out.write_text(text, encoding="utf-8")
     except OSError as error:
-        raise ConfigurationError(f"{option}: {out} cannot be written ({error.strerror}); name another file") from error
+        raise ConfigurationError(
+            f"{option}: {out} cannot be written ({error.strerror}); name another file"
+        ) from error

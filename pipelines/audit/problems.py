@@ -31,7 +31,11 @@ def as_problem(error: Exception, where: str) -> Problem:
     """
     what, _, fix = str(error).rpartition("; ")
     place = re.match(r"([a-z_]+(?:\.[a-z0-9_]+)*): ", what)
-    return Problem(what.removeprefix(place[0]) if place else what or str(error), place[1] if place else where, fix)
+    return Problem(
+        what.removeprefix(place[0]) if place else what or str(error),
+        place[1] if place else where,
+        fix,
+    )
 
 
 class Findings:
@@ -51,17 +55,26 @@ class Findings:
     def of(self, what: str) -> Findings:
         """Return the same findings, with the name of what they are about."""
         found = Findings(f"{what}, {self.check}")
-        found.more, found.problems = self.more, [each._replace(where=f"{what}, {each.where}") for each in self.problems]
+        found.more, found.problems = (
+            self.more,
+            [each._replace(where=f"{what}, {each.where}") for each in self.problems],
+        )
         return found
 
     def told(self) -> Iterator[Problem]:
         """Yield the problems, and one that counts those that are not shown."""
         yield from self.problems
         if self.more:
-            yield Problem(f"{self.more:,} more problems like these", self.check, "fix those first, then verify again")
+            yield Problem(
+                f"{self.more:,} more problems like these",
+                self.check,
+                "fix those first, then verify again",
+            )
 
 
-def different(one: Iterable[_Row], other: Iterable[_Row], key: Callable[[_Row], Any]) -> list[tuple[Any, list[_Row], list[_Row]]]:
+def different(
+    one: Iterable[_Row], other: Iterable[_Row], key: Callable[[_Row], Any]
+) -> list[tuple[Any, list[_Row], list[_Row]]]:
     """Return the rows that only one of two collections has, by key in order.
 
     Each item has a key, the rows that only `one` has, and the rows that only `other` has. A row

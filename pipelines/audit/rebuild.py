@@ -89,7 +89,9 @@ def rebuild(
     snapshot = Snapshot(questions, settings)
     questions = before_unnoted(snapshot)
     settings = read_epochs(questions, settings).current.settings
-    evidence = read_evidence(questions, settings, _partitions(questions, settings), generation, full=True)
+    evidence = read_evidence(
+        questions, settings, _partitions(questions, settings), generation, full=True
+    )
     if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
         raise ConfigurationError(f"--into: {directory} is not an empty folder; name a new one")
     if lag_ms is not None and not settings.merge.has_tenants:
@@ -117,8 +119,14 @@ def rebuild(
         raise
     _check_history(snapshot, settings, directory)
     number = evidence.generation.number
-    now, facts = now_ms(), {OF_BATCH: str(evidence.last_batch), OF_GENERATION: str(number), **_rules_of(wanted)}
-    into.append(tables.CONFIGURATION, into.lake.layout[tables.CONFIGURATION].rows((*fact, now) for fact in facts.items()))
+    now, facts = (
+        now_ms(),
+        {OF_BATCH: str(evidence.last_batch), OF_GENERATION: str(number), **_rules_of(wanted)},
+    )
+    into.append(
+        tables.CONFIGURATION,
+        into.lake.layout[tables.CONFIGURATION].rows((*fact, now) for fact in facts.items()),
+    )
     since = {p: history.batch for p, history in evidence.history.items()}
     lags = settings.merge.tenant_max_lag_ms, wanted.merge.tenant_max_lag_ms
     return {
@@ -127,7 +135,11 @@ def rebuild(
         "generation": number,
         "timeout_ms": {"lake": settings.merge.timeout_ms, "rebuilt": wanted.merge.timeout_ms},
         "window": {"lake": _window_of(settings), "rebuilt": _window_of(wanted)},
-        **({"tenant_max_lag_ms": dict(zip(("lake", "rebuilt"), lags, strict=True))} if settings.merge.has_tenants else {}),
+        **(
+            {"tenant_max_lag_ms": dict(zip(("lake", "rebuilt"), lags, strict=True))}
+            if settings.merge.has_tenants
+            else {}
+        ),
         "lake": content_of(here, settings, questions, evidence.batches, since),
         "rebuilt": content_of(into, settings, into.questions),
     }
@@ -138,7 +150,8 @@ class HistoryMovedError(WatersmeetError):
 
     def __init__(self, location: str, directory: Path) -> None:
         super().__init__(
-            f"{location}: records were taken out of bronze while it was derived again, by `keep`, `forget` or by hand, so that "
+            f"{location}: records were taken out of bronze while it was derived again, by `keep`, "
+            "`forget` or by hand, so that "
             f"{directory} may lack them; delete that folder, and rebuild again"
         )
 
@@ -152,7 +165,10 @@ def _check_history(snapshot: Snapshot, settings: Settings, directory: Path) -> N
 def _rules_of(settings: Settings) -> dict[str, str]:
     """Return the settings that decide which merge records there are, as a rebuild records them."""
     merge = settings.merge
-    return {OF_WINDOW: str(merge.window), **({OF_LAG: str(merge.tenant_max_lag_ms)} if merge.has_tenants else {})}
+    return {
+        OF_WINDOW: str(merge.window),
+        **({OF_LAG: str(merge.tenant_max_lag_ms)} if merge.has_tenants else {}),
+    }
 
 
 def _window_of(settings: Settings) -> dict[str, int | None] | None:
@@ -184,7 +200,10 @@ def content_of(
     to the batch `since` of its partition does not count.
     """
     sources = list(settings.sources)
-    names = [*_COUNTS, *(f"{kind}_{source}" for source in sources for kind in ("merged", "matched"))]
+    names = [
+        *_COUNTS,
+        *(f"{kind}_{source}" for source in sources for kind in ("merged", "matched")),
+    ]
     schema = pa.schema([("partition", pa.int32()), *((name, pa.int64()) for name in names)])
     rows = engine.read(
         tables.SILVER,
@@ -192,12 +211,18 @@ def content_of(
         [list(batches)] if batches else (),
         version=questions.version(tables.SILVER),
     )
-    counted = engine.per_partition(partial(_counted, sources=sources, schema=schema, since=since), [rows], schema)
+    counted = engine.per_partition(
+        partial(_counted, sources=sources, schema=schema, since=since), [rows], schema
+    )
     [found] = engine.summary(counted, [], {name: ("sum", name) for name in names}).to_pylist()
     known: Where = [list(batches)] if batches else ()
     late_of: Counter[str] = Counter()
-    for row in questions.summary(tables.LATE, ["source", "partition", "batch"], {"n": ("count", "*")}, known).to_pylist():
-        late_of[source_of(row["source"])] += row["n"] * (row["batch"] > since.get(row["partition"], -1))
+    for row in questions.summary(
+        tables.LATE, ["source", "partition", "batch"], {"n": ("count", "*")}, known
+    ).to_pylist():
+        late_of[source_of(row["source"])] += row["n"] * (
+            row["batch"] > since.get(row["partition"], -1)
+        )
     of_sources = {
         source: {
             "merged": found[f"merged_{source}"] or 0,
@@ -210,13 +235,17 @@ def content_of(
     return {**{name: found[name] or 0 for name in counts}, "sources": of_sources}
 
 
-def _counted(rows: pa.Table, sources: list[str], schema: pa.Schema, since: Mapping[int, int]) -> pa.Table:
+def _counted(
+    rows: pa.Table, sources: list[str], schema: pa.Schema, since: Mapping[int, int]
+) -> pa.Table:
     """Return the counts of some rows, as one row of no particular partition."""
     every = _alive(rows, since)
     rows = every.filter(pc.not_equal(every["status"], "waiting"))
     sizes = [pc.list_value_length(rows[source]) for source in sources]
     is_complete = pc.greater(pc.min_element_wise(*sizes), 0)
-    sums = [pc.sum(pc.equal(every["status"], status)) for status in ("open", "waiting", "timed_out")]
+    sums = [
+        pc.sum(pc.equal(every["status"], status)) for status in ("open", "waiting", "timed_out")
+    ]
     sums += [pc.sum(column) for column in (rows["valid"], is_complete)]
     sums += [pc.sum(each) for size in sizes for each in (size, size.filter(is_complete))]
     counts = [0, rows.num_rows, *(each.as_py() for each in sums)]
@@ -231,31 +260,58 @@ def _alive(rows: pa.Table, since: Mapping[int, int]) -> pa.Table:
     return rows.filter(pc.or_(pc.not_equal(rows["status"], "timed_out"), pa.array(changed)))
 
 
-def _open_then(rows: pa.Table, ends: Mapping[TopicPartition, int], since: Mapping[int, int], sources: Sequence[str]) -> pa.Table:
+def _open_then(
+    rows: pa.Table,
+    ends: Mapping[TopicPartition, int],
+    since: Mapping[int, int],
+    sources: Sequence[str],
+) -> pa.Table:
     return open_before(_alive(rows, since), ends, sources)
 
 
-def _begin(here: Engine, owner: Owner, settings: Settings, evidence: Evidence, begins: Mapping[int, History], epoch: int) -> None:
+def _begin(
+    here: Engine,
+    owner: Owner,
+    settings: Settings,
+    evidence: Evidence,
+    begins: Mapping[int, History],
+    epoch: int,
+) -> None:
     """Write a rebuild's batch for partitions whose history does not begin with the lake.
 
     It has the merge records that were open there then, and how far the merge was. `epoch`: that of
     the rebuild whose rules closed none of these records.
     """
     into = owner.engine
-    last, number, clocks, ends = last_batch(into.questions), 0, dict[int, int](), dict[TopicPartition, int]()
-    ranges = {tp: OffsetRange(since, since, None, None, None) for tp, since in evidence.generation.begin.items()}
+    last, number, clocks, ends = (
+        last_batch(into.questions),
+        0,
+        dict[int, int](),
+        dict[TopicPartition, int](),
+    )
+    ranges = {
+        tp: OffsetRange(since, since, None, None, None)
+        for tp, since in evidence.generation.begin.items()
+    }
     if last is not None:
         number, clocks = last[0].batch + 1, dict(last[0].clocks)
         for tp, done in last[0].ranges.items():
-            ranges[tp] = OffsetRange(done.until_offset, done.until_offset, done.position, done.position, done.head)
+            ranges[tp] = OffsetRange(
+                done.until_offset, done.until_offset, done.position, done.position, done.head
+            )
     for p, history in begins.items():
         for source, offset in history.offsets.items():
             tp, position = TopicPartition(source, p), history.positions[source]
             ends[tp], ranges[tp] = offset, OffsetRange(offset, offset, position, position, position)
         if history.clock is not None:
             clocks[p] = history.clock
-    plan = BatchPlan(number, ranges, clocks, has_late=False, generation=evidence.generation.number, epoch=epoch)
-    schema, since = into.lake.layout[tables.SILVER].schema, {p: history.batch for p, history in begins.items()}
+    plan = BatchPlan(
+        number, ranges, clocks, has_late=False, generation=evidence.generation.number, epoch=epoch
+    )
+    schema, since = (
+        into.lake.layout[tables.SILVER].schema,
+        {p: history.batch for p, history in begins.items()},
+    )
     changed: Where = [[("status", "!=", "timed_out")], [("batch", ">", min(since.values()))]]
     changed = [[*term, ("partition", "in", [*begins]), *evidence.batches] for term in changed]
     stored = evidence.questions.columns(tables.SILVER).names
@@ -269,13 +325,19 @@ def _begin(here: Engine, owner: Owner, settings: Settings, evidence: Evidence, b
             opened = opened.append_column(column, pa.nulls(len(opened), column.type))
     opened = opened.select(schema.names).cast(schema)
     commit = owner.next_commit(tables.SILVER, facts=facts_of(plan, settings))
-    into.merge(tables.SILVER, into.rows(opened.append_column("replaces", pa.nulls(len(opened), TIME))), commit)
+    into.merge(
+        tables.SILVER,
+        into.rows(opened.append_column("replaces", pa.nulls(len(opened), TIME))),
+        commit,
+    )
     owner.confirm(tables.SILVER, commit)
     floors = [("silver", p, batch, None, now_ms()) for p, batch in since.items()]
     into.append(tables.FLOORS, into.lake.layout[tables.FLOORS].rows(floors))
 
 
-def _end(tp: TopicPartition, until: int, head: int | None, evidence: Evidence, later: Container[int]) -> End:
+def _end(
+    tp: TopicPartition, until: int, head: int | None, evidence: Evidence, later: Container[int]
+) -> End:
     """Return where an epoch ends in a topic-partition.
 
     In partitions whose history begins `later`, the epoch has nothing to merge.
@@ -288,7 +350,9 @@ def _end(tp: TopicPartition, until: int, head: int | None, evidence: Evidence, l
     return End(history.offsets[tp.source], history.clock)
 
 
-def _batches(here: Engine, into: Engine, rebuilt: Callable[[Settings], Settings], evidence: Evidence) -> Iterator[BatchPlan]:
+def _batches(
+    here: Engine, into: Engine, rebuilt: Callable[[Settings], Settings], evidence: Evidence
+) -> Iterator[BatchPlan]:
     """Merge the generation into `into`, epoch by epoch, and yield each batch.
 
     `rebuilt`: returns the rebuild's settings for those of an epoch.
@@ -303,15 +367,30 @@ def _batches(here: Engine, into: Engine, rebuilt: Callable[[Settings], Settings]
         into.append(tables.RECOVERED, recovered.rows_of(known))
     later = dict(evidence.history)
     next_epochs = [epoch.from_batch for epoch, _ in evidence.through[1:]]
-    for number_there, ((epoch, end), until_batch) in enumerate(zip_longest(evidence.through, next_epochs)):
-        begins = {p: history for p, history in later.items() if until_batch is None or history.batch < until_batch}
+    for number_there, ((epoch, end), until_batch) in enumerate(
+        zip_longest(evidence.through, next_epochs)
+    ):
+        begins = {
+            p: history
+            for p, history in later.items()
+            if until_batch is None or history.batch < until_batch
+        }
         later = {p: history for p, history in later.items() if p not in begins}
         settings = rebuilt(epoch.settings)
         if begins:
             _begin(here, owner, settings, evidence, begins, max(0, number_there - 1))
-        ends = {tp: _end(tp, offset, end.heads.get(tp), evidence, later) for tp, offset in end.until.items()}
+        ends = {
+            tp: _end(tp, offset, end.heads.get(tp), evidence, later)
+            for tp, offset in end.until.items()
+        }
         last = last_batch(into.questions)
-        begin_epoch(into.questions, into.append, settings, 0 if last is None else last[0].batch + 1, now_ms())
+        begin_epoch(
+            into.questions,
+            into.append,
+            settings,
+            0 if last is None else last[0].batch + 1,
+            now_ms(),
+        )
         known_epochs = [each for each in evidence.epochs if each.number <= epoch.number]
         like_these = Epochs(each._replace(settings=rebuilt(each.settings)) for each in known_epochs)
         left = passed(evidence.questions, like_these, evidence.generation)
@@ -321,10 +400,15 @@ def _batches(here: Engine, into: Engine, rebuilt: Callable[[Settings], Settings]
 def _partitions(questions: Questions, settings: Settings) -> int:
     last = None
     if questions.exists(tables.PROGRESS):
-        last = questions.summary(tables.PROGRESS, [], {"last": ("max", "partition")})["last"][0].as_py()
+        last = questions.summary(tables.PROGRESS, [], {"last": ("max", "partition")})["last"][
+            0
+        ].as_py()
     if last is None:
         place = Lake(settings).location
-        raise ConfigurationError(f"{place}: silver has merged nothing yet, so there is nothing to derive again; run it first")
+        raise ConfigurationError(
+            f"{place}: silver has merged nothing yet, so there is nothing to derive again; run it "
+            "first"
+        )
     return int(last) + 1
 
 
@@ -334,7 +418,11 @@ Row = tuple[Any, ...]
 
 
 def verify_against(
-    here: Questions, there: Questions, settings: Settings, directory: Path, generation: int | None = None
+    here: Questions,
+    there: Questions,
+    settings: Settings,
+    directory: Path,
+    generation: int | None = None,
 ) -> dict[str, Any]:
     """Compare silver and late with the rebuild `there`, and return the answer of
     `verify --against --json`.
@@ -352,32 +440,50 @@ def verify_against(
         found = there.select(tables.CONFIGURATION, ["field", "value"])
         facts = dict(zip(found["field"].to_pylist(), found["value"].to_pylist(), strict=True))
     if OF_BATCH not in facts:
-        raise ConfigurationError(f"--against: {directory} holds no complete rebuild; `watersmeet rebuild --into DIR` makes one")
+        raise ConfigurationError(
+            f"--against: {directory} holds no complete rebuild; `watersmeet rebuild --into DIR` "
+            "makes one"
+        )
     if facts.get(OF_LAG, "") != _rules_of(settings).get(OF_LAG, ""):
         raise ConfigurationError(
-            f"--against: {directory} was derived with a tenant_max_lag of {facts.get(OF_LAG)} ms, which makes other merge "
+            f"--against: {directory} was derived with a tenant_max_lag of {facts.get(OF_LAG)} ms, "
+            "which makes other merge "
             "records; rebuild without another one"
         )
     if facts[OF_WINDOW] != str(settings.merge.window):
         kind = "gap" if "," in facts[OF_WINDOW] else "timeout"
         raise ConfigurationError(
-            f"--against: {directory} was derived with a {kind} of {facts[OF_WINDOW]}, which makes other merge records; "
+            f"--against: {directory} was derived with a {kind} of {facts[OF_WINDOW]}, which makes "
+            "other merge records; "
             "rebuild without another one"
         )
     own = chosen(read_generations(here, settings), int(facts.get(OF_GENERATION, "0")))
     if generation is not None and generation != own.number:
         raise ConfigurationError(
-            f"--against: {directory} was derived from generation {own.number}, and not from {generation}; leave `--generation` "
+            f"--against: {directory} was derived from generation {own.number}, and not from "
+            f"{generation}; leave `--generation` "
             f"out, or rebuild with `--generation {generation}`"
         )
     batch = int(facts[OF_BATCH])
-    silver = ["partition", "merge_key", "event_time", "last_event_time", "status", *settings.sources, "valid", "invalid_reason"]
+    silver = [
+        "partition",
+        "merge_key",
+        "event_time",
+        "last_event_time",
+        "status",
+        *settings.sources,
+        "valid",
+        "invalid_reason",
+    ]
     silver += [name for name in due_columns(here) if name in due_columns(there)]
     late = ["partition", "source", "offset", "merge_key", "event_time", "position", "value"]
     if settings.merge.has_tenants:
         silver, late = [*silver, *TENANT.names, "position"], [*late, *TENANT.names]
     if batch > (-1 if (last := last_batch(here)) is None else last[0].batch):
-        raise WatersmeetError(f"--against: {directory} goes up to batch {batch}, which this lake does not have; rebuild again")
+        raise WatersmeetError(
+            f"--against: {directory} goes up to batch {batch}, which this lake does not have; "
+            "rebuild again"
+        )
     version, in_silver, in_late = _version_after(here, batch), Findings("silver"), Findings("late")
     since, kept = read_floors(there).batches, read_floors(here).times
     for first, until in groups(_partitions(here, settings)):
@@ -385,21 +491,37 @@ def verify_against(
         of_own = [*mine, ("batch", ">=", own.from_batch)]
         alive: Where = [of_own]
         if since:  # what was finished before the rebuild's history begins is left out
-            places = [(("partition", "=", p), ("batch", ">", since.get(p, -1))) for p in range(first, until)]
-            alive = [[*of_own, ("status", "!=", "timed_out")], *([*place, of_own[-1]] for place in places)]
-        rows = _rows(here, tables.SILVER, silver, alive, version), _rows(there, tables.SILVER, silver, [mine])
+            places = [
+                (("partition", "=", p), ("batch", ">", since.get(p, -1)))
+                for p in range(first, until)
+            ]
+            alive = [
+                [*of_own, ("status", "!=", "timed_out")],
+                *([*place, of_own[-1]] for place in places),
+            ]
+        rows = (
+            _rows(here, tables.SILVER, silver, alive, version),
+            _rows(there, tables.SILVER, silver, [mine]),
+        )
         rows = _kept(rows[0], silver, kept), _kept(rows[1], silver, kept)
         for key, one, other in different(*rows, itemgetter(slice(3))):
             in_silver.add(_told(one, other, silver), place(*key))
         times = {p: ("position", ">=", kept.get((tables.LATE, p), 0)) for p in range(first, until)}
         known: Where = [
-            [("partition", "=", p), ("batch", ">", max(since.get(p, -1), own.from_batch - 1)), ("batch", "<=", batch), times[p]]
+            [
+                ("partition", "=", p),
+                ("batch", ">", max(since.get(p, -1), own.from_batch - 1)),
+                ("batch", "<=", batch),
+                times[p],
+            ]
             for p in times
         ]
         all_there: Where = [[("partition", "=", p), times[p]] for p in times]
         rows = _rows(here, tables.LATE, late, known), _rows(there, tables.LATE, late, all_there)
         for (partition, source, offset), one, other in different(*rows, itemgetter(slice(3))):
-            in_late.add(_told(one, other, late), f"late: {settings.inputs[source]}[{partition}]@{offset}")
+            in_late.add(
+                _told(one, other, late), f"late: {settings.inputs[source]}[{partition}]@{offset}"
+            )
     return answer([in_silver, in_late])
 
 
@@ -409,32 +531,56 @@ def _version_after(questions: Questions, batch: int) -> int:
     if last is not None and last[0].batch == batch:
         return max(version, last[1])  # a key may have been forgotten since
     of_batch: Where = [[("batch", "=", batch)]]
-    [version] = questions.summary(tables.PROGRESS, [], {"version": ("max", "silver_version")}, of_batch)["version"].to_pylist()
+    [version] = questions.summary(
+        tables.PROGRESS, [], {"version": ("max", "silver_version")}, of_batch
+    )["version"].to_pylist()
     if version is None:
-        raise WatersmeetError(f"it is not known which version of silver batch {batch} made; rebuild again")
+        raise WatersmeetError(
+            f"it is not known which version of silver batch {batch} made; rebuild again"
+        )
     return int(version)
 
 
-def _kept(rows: Iterator[Row], names: Sequence[str], floors: Mapping[tuple[str, int], int]) -> Iterator[Row]:
+def _kept(
+    rows: Iterator[Row], names: Sequence[str], floors: Mapping[tuple[str, int], int]
+) -> Iterator[Row]:
     """Return the rows of silver without those that `keep` has deleted, or may delete.
 
     These were finished before the table begins.
     """
-    partition, status, last = (names.index(name) for name in ("partition", "status", "last_event_time"))
+    partition, status, last = (
+        names.index(name) for name in ("partition", "status", "last_event_time")
+    )
     limits = {p: time for (table, p), time in floors.items() if table == tables.SILVER}
-    return (row for row in rows if row[status] != "timed_out" or row[last] >= limits.get(row[partition], row[last]))
+    return (
+        row
+        for row in rows
+        if row[status] != "timed_out" or row[last] >= limits.get(row[partition], row[last])
+    )
 
 
-def _rows(questions: Questions, table: str, columns: list[str], where: Where, version: int | None = None) -> Iterator[Row]:
+def _rows(
+    questions: Questions, table: str, columns: list[str], where: Where, version: int | None = None
+) -> Iterator[Row]:
     """Return rows whose first three columns identify them, with nested values as text."""
     if not questions.exists(table):
         return iter(())
     found = questions.select(table, columns, where, version=version)
-    return zip(*(map(repr, c.to_pylist()) if pa.types.is_nested(c.type) else c.to_pylist() for c in found.columns), strict=True)
+    return zip(
+        *(
+            map(repr, c.to_pylist()) if pa.types.is_nested(c.type) else c.to_pylist()
+            for c in found.columns
+        ),
+        strict=True,
+    )
 
 
 def _told(here: list[Row], there: list[Row], names: list[str]) -> str:
     if not here or not there:
         return "the rebuild does not have it" if here else "only the rebuild has it"
-    differing = [name for i, name in enumerate(names) if [row[i] for row in here] != [row[i] for row in there]]
+    differing = [
+        name
+        for i, name in enumerate(names)
+        if [row[i] for row in here] != [row[i] for row in there]
+    ]
     return f"the rebuild has a different {', '.join(differing)}"

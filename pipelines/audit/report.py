@@ -17,7 +17,20 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipelines.audit import report_charts as charts
-from pipelines.audit.report_charts import Figure, Numbers, Row, Section, Spec, Steps, colour, drawn, held, in_unit, layer, number
+from pipelines.audit.report_charts import (
+    Figure,
+    Numbers,
+    Row,
+    Section,
+    Spec,
+    Steps,
+    colour,
+    drawn,
+    held,
+    in_unit,
+    layer,
+    number,
+)
 from pipelines.audit.show import duration, utc
 from pipelines.core.times import LAST_EVENT_TIME_MS
 from pipelines.core.window import Window
@@ -28,7 +41,15 @@ from pipelines.lake.order import due_columns
 from pipelines.lake.progress import last_batch
 from pipelines.lake.questions import Condition, Questions, Where
 from pipelines.lake.snapshot import Snapshot
-from pipelines.lake.tables import IDLE_HEARTBEATS, LATE, PROGRESS, PUBLISHED, QUARANTINE, SILVER, bronze
+from pipelines.lake.tables import (
+    IDLE_HEARTBEATS,
+    LATE,
+    PROGRESS,
+    PUBLISHED,
+    QUARANTINE,
+    SILVER,
+    bronze,
+)
 from pipelines.lake.tenants import clocks_at, times_of, unfinished
 from pipelines.settings import Settings
 
@@ -41,15 +62,32 @@ SHARE_OF = 10  # merge records per share on average, as long as FEWEST_SHARES st
 FEWEST_SHARES = 24
 PIECE_ROWS = 2_000_000  # maximum number of times read at once, and of rows of progress (the latest)
 SAMPLED_RECORDS = 100_000  # where more have finished, about this many are read with their parts
-ALL_SOURCES, _GOLD = "all sources", "gold, all sources"  # beside the sources' names, none of which has a space in it
+# Beside the sources' names, none of which has a space in it.
+ALL_SOURCES, _GOLD = (
+    "all sources",
+    "gold, all sources",
+)
 NONE = -1  # null in arrays of times, offsets and numbers, none of which is negative
 
 COUNTS = ("in bronze", "open", "timed out", "not valid", "late", "quarantined", "published")
 COUNTS_OF_TENANTS = ("in bronze", "open", "waiting", *COUNTS[2:])
 SLOWEST_TENANTS = 10  # maximum number of tenants furthest behind that are named
-_PROGRESS = ("batch", "source", "partition", "from_offset", "until_offset", "head", "clock", "committed_at")
-_IS_RECORD: list[Condition] = [("status", "!=", "waiting")]  # what waits for its tenant's clock is no merge record yet
-_NOT_RESET: Where = [[*_IS_RECORD, ("invalid_reason", "is null", None)], [*_IS_RECORD, ("invalid_reason", "!=", "reset")]]
+_PROGRESS = (
+    "batch",
+    "source",
+    "partition",
+    "from_offset",
+    "until_offset",
+    "head",
+    "clock",
+    "committed_at",
+)
+# What waits for its tenant's clock is no merge record yet.
+_IS_RECORD: list[Condition] = [("status", "!=", "waiting")]
+_NOT_RESET: Where = [
+    [*_IS_RECORD, ("invalid_reason", "is null", None)],
+    [*_IS_RECORD, ("invalid_reason", "!=", "reset")],
+]
 _SIZES = (*range(1, 9), *(2**n for n in range(4, 32)))
 _NO_CLOCK = "No partition has a clock: in each there is a source without a record."
 _SHOWN = f" Of more than {SHOWN_PARTITIONS} partitions, those whose clocks are furthest behind."
@@ -87,7 +125,9 @@ def read_report(questions: Questions, settings: Settings, now_ms: int) -> Report
         "lake": Lake(settings).location,
         "sources": ", ".join(settings.sources),
         **_window_of(settings),
-        "last batch of silver": f"{batches[-1]:,}, committed at {utc(int(committed[-1]))}" if len(batches) else "none yet",
+        "last batch of silver": f"{batches[-1]:,}, committed at {utc(int(committed[-1]))}"
+        if len(batches)
+        else "none yet",
     }
     return Report(settings.name, facts, sections)
 
@@ -101,9 +141,15 @@ class _Reading:
 
     def __init__(self, questions: Questions, settings: Settings) -> None:
         self.questions, self.settings, self.layout = questions, settings, Lake(settings).layout
-        self.sources, self.inputs, self.window = tuple(settings.sources), tuple(settings.inputs), settings.merge.window
+        self.sources, self.inputs, self.window = (
+            tuple(settings.sources),
+            tuple(settings.inputs),
+            settings.merge.window,
+        )
         self.due = due_columns(questions) if questions.exists(SILVER) else []
-        [(count, first, last)] = self.summary(PROGRESS, [], "count *", "min batch", "max batch") or [(0, 0, 0)]
+        [(count, first, last)] = self.summary(
+            PROGRESS, [], "count *", "min batch", "max batch"
+        ) or [(0, 0, 0)]
         is_long = count > PIECE_ROWS
         earliest = last + 1 - (last + 1 - first) * PIECE_ROWS // count if is_long else 0
         found = self.read(PROGRESS, _PROGRESS, [[("batch", ">=", earliest)]])
@@ -117,12 +163,16 @@ class _Reading:
 
     def partitions(self) -> Figure:
         """Return each partition's clock, and what became of its records."""
-        counts: dict[int, Counter[str]] = defaultdict(Counter, {p: Counter() for p in set(self.progress["partition"].tolist())})
+        counts: dict[int, Counter[str]] = defaultdict(
+            Counter, {p: Counter() for p in set(self.progress["partition"].tolist())}
+        )
         in_bronze = [("in bronze", bronze(source)) for source in self.sources]
         for name, table in (*in_bronze, ("late", LATE), ("quarantined", QUARANTINE)):
             for p, count in self.summary(table, ["partition"], "count *"):
                 counts[p][name] += count
-        for p, status, valid, count in self.summary(SILVER, ["partition", "status", "valid"], "count *"):
+        for p, status, valid, count in self.summary(
+            SILVER, ["partition", "status", "valid"], "count *"
+        ):
             counts[p][status.replace("_", " ")] += count
             counts[p]["not valid"] += count * (valid is False)
         for p, last_seq in self.summary(PUBLISHED, ["partition"], "max last_seq"):
@@ -131,11 +181,22 @@ class _Reading:
         places += [(str(p), [p], self.clocks.get(p)) for p in sorted(counts)]
         names = COUNTS_OF_TENANTS if self.settings.merge.has_tenants else COUNTS
         rows: list[Row] = [
-            {"partition": title, "clock (UTC)": utc(clock), **{name: sum(counts[p][name] for p in mine) for name in names}}
+            {
+                "partition": title,
+                "clock (UTC)": utc(clock),
+                **{name: sum(counts[p][name] for p in mine) for name in names},
+            }
             for title, mine, clock in places
         ]
-        caption = "The smallest clock of all, and sums. Merge records that timed out and are not valid are not published."
-        caption += " Waiting: records that were read and wait for their tenants' clocks." if names != COUNTS else ""
+        caption = (
+            "The smallest clock of all, and sums. Merge records that timed out and are not valid "
+            "are not published."
+        )
+        caption += (
+            " Waiting: records that were read and wait for their tenants' clocks."
+            if names != COUNTS
+            else ""
+        )
         return Figure("Clocks and counts", caption if rows else "The lake has no record yet.", rows)
 
     def slowest_tenants(self) -> Iterator[Figure]:
@@ -145,14 +206,23 @@ class _Reading:
         """
         if not self.settings.merge.has_tenants:
             return
-        title, last = "Slowest tenants", last_batch(self.questions) if self.questions.exists(PROGRESS) else None
+        title, last = (
+            "Slowest tenants",
+            last_batch(self.questions) if self.questions.exists(PROGRESS) else None,
+        )
         if last is None or not (left := unfinished(self.questions)).num_rows:
             yield Figure(title, "No tenant has anything open or waiting.", [])
             return
-        moment, epochs = Moment(last[0].cursors(), last[0].clocks), read_epochs(self.questions, self.settings)
+        moment, epochs = (
+            Moment(last[0].cursors(), last[0].clocks),
+            read_epochs(self.questions, self.settings),
+        )
         times = times_of(left, clocks_at(self.questions, epochs, last[0].batch, moment))
         times.sort(key=lambda each: (each[2] or 0) - moment.clocks.get(each[0], 0))
-        counts = {(row["partition"], row["tenant"], row["status"]): row["rows"] for row in left.to_pylist()}
+        counts = {
+            (row["partition"], row["tenant"], row["status"]): row["rows"]
+            for row in left.to_pylist()
+        }
         rows: list[Row] = [
             {
                 "tenant": tenant,
@@ -163,16 +233,26 @@ class _Reading:
             }
             for p, tenant, clock in times[:SLOWEST_TENANTS]
         ]
-        caption = f"How far their clocks are behind that of their partition; of {len(times):,} with something open or waiting."
+        caption = (
+            f"How far their clocks are behind that of their partition; of {len(times):,} with "
+            "something open or waiting."
+        )
         yield Figure(title, caption, rows)
 
     def refused(self) -> Figure:
         """Return how many records are in no merge record, and why."""
         late = [("late", *found) for found in self.summary(LATE, ["source"], "count *")]
         found = [*sorted(late), *sorted(self.summary(QUARANTINE, ["reason", "source"], "count *"))]
-        caption = "Records that are in no merge record: they came too late, or are in quarantine for this reason."
+        caption = (
+            "Records that are in no merge record: they came too late, or are in quarantine for "
+            "this reason."
+        )
         rows = _rows(("reason", "source", "records"), found)
-        return Figure("Late and refused records", caption if rows else "No record came late, and none was quarantined.", rows)
+        return Figure(
+            "Late and refused records",
+            caption if rows else "No record came late, and none was quarantined.",
+            rows,
+        )
 
     def wall_time(self) -> Iterator[Figure]:
         """Yield figures of when Watersmeet did what.
@@ -180,10 +260,17 @@ class _Reading:
         Clocks, leads and idle sources are those of the partitions that are shown.
         """
         names = ["partition", "first_seq", "last_seq", "last_event_time", "committed_at"]
-        if self.questions.exists(PUBLISHED) and "last_closed_at" in self.questions.columns(PUBLISHED).names:
+        if (
+            self.questions.exists(PUBLISHED)
+            and "last_closed_at" in self.questions.columns(PUBLISHED).names
+        ):
             names.append("last_closed_at")
         published = self.read(PUBLISHED, names, [[("committed_at", ">=", self.since)]])
-        spoken = self.read(IDLE_HEARTBEATS, ("source", "partition", "decided_at"), [[("decided_at", ">=", self.since)]])
+        spoken = self.read(
+            IDLE_HEARTBEATS,
+            ("source", "partition", "decided_at"),
+            [[("decided_at", ">=", self.since)]],
+        )
         committed = self.progress["committed_at"]
         times = np.concatenate([committed, published["committed_at"], spoken["decided_at"]])
         if not len(times):
@@ -199,10 +286,19 @@ class _Reading:
         x = charts.time("wall time", steps.first, steps.end)
         yield self.clock_figure(steps, x)
         yield from self.lead_figures(steps, spoken, x)
-        passed = {source: np.where(self.progress["source"] == source, self.progress["passed"], 0) for source in self.inputs}
-        totals = {source: steps.totals(committed, counts) for source, counts in passed.items() if len(committed)}
+        passed = {
+            source: np.where(self.progress["source"] == source, self.progress["passed"], 0)
+            for source in self.inputs
+        }
+        totals = {
+            source: steps.totals(committed, counts)
+            for source, counts in passed.items()
+            if len(committed)
+        }
         yield _rate("Silver: offsets merged per second", steps, totals, x, "offsets a second")
-        messages = steps.totals(published["committed_at"], published["last_seq"] - published["first_seq"] + 1)
+        messages = steps.totals(
+            published["committed_at"], published["last_seq"] - published["first_seq"] + 1
+        )
         totals = {_GOLD: messages} if messages.any() else {}
         yield _rate("Gold: messages published per second", steps, totals, x, "messages a second")
         yield self.delay_figure(steps, published, x)
@@ -211,12 +307,22 @@ class _Reading:
         """Return each partition's clock after the last batch of each step."""
         at = steps.floor(self.progress["committed_at"]) + steps.width
         ends = _zipped(self.progress["partition"], at, self.progress["clock"])
-        last = {(p, at): None if clock == NONE else clock for p, at, clock in ends if p in self.shown}
+        last = {
+            (p, at): None if clock == NONE else clock for p, at, clock in ends if p in self.shown
+        }
         known = [clock for clock in last.values() if clock is not None]
-        rows = _rows(("partition", "at", "clock"), ((*key, last[key]) for key in sorted(last))) if known else []
-        mark = charts.LINE | {"point": len(rows) <= 30 * len(self.shown)}  # a point alone makes no line, and must be seen
+        rows = (
+            _rows(("partition", "at", "clock"), ((*key, last[key]) for key in sorted(last)))
+            if known
+            else []
+        )
+        # A point alone makes no line, and must be seen.
+        mark = charts.LINE | {"point": len(rows) <= 30 * len(self.shown)}
         y = charts.time("event time", min(known, default=0), max(known, default=0), "clock")
-        caption = f"How far event time had come, after the last batch of each step of {duration(steps.width)}.{_SHOWN}"
+        caption = (
+            "How far event time had come, after the last batch of each step of "
+            f"{duration(steps.width)}.{_SHOWN}"
+        )
         lines = layer(mark, x=x, y=y, color=colour(self.shown, "partition"))
         return drawn("Clock of each partition", caption, rows, lines, nothing=_NO_CLOCK, height=240)
 
@@ -226,55 +332,119 @@ class _Reading:
         Steps in which the idle policy decided for the source are shaded.
         """
         progress = self.progress
-        ahead = np.isin(progress["partition"], self.shown) & (progress["clock"] != NONE) & (progress["head"] != NONE)
-        leads = {"source": progress["source"], "partition": progress["partition"], "at": steps.floor(progress["committed_at"])}
-        found = _grouped(_chosen({**leads, "lead": progress["head"] - progress["clock"]}, ahead), lead="max")
+        ahead = (
+            np.isin(progress["partition"], self.shown)
+            & (progress["clock"] != NONE)
+            & (progress["head"] != NONE)
+        )
+        leads = {
+            "source": progress["source"],
+            "partition": progress["partition"],
+            "at": steps.floor(progress["committed_at"]),
+        }
+        found = _grouped(
+            _chosen({**leads, "lead": progress["head"] - progress["clock"]}, ahead), lead="max"
+        )
         rows, unit = in_unit(found, "lead")
-        y = number("lead", unit, scale={"domain": [0, max((row["lead"] for row in rows), default=0) or 1]})
+        y = number(
+            "lead", unit, scale={"domain": [0, max((row["lead"] for row in rows), default=0) or 1]}
+        )
         lines = layer(charts.LINE, x=x, y=y, color=colour(self.shown, "partition"))
         caption = (
-            f"Head minus clock: the largest in each step of {duration(steps.width)}, kept up to the next batch. The clock waits "
+            f"Head minus clock: the largest in each step of {duration(steps.width)}, kept up to "
+            "the next batch. The clock waits "
             f"for the source whose lead is 0. Shaded: the idle policy spoke for the source.{_SHOWN}"
         )
-        marked = sorted(set(_zipped(spoken["source"], spoken["partition"], steps.floor(spoken["decided_at"]))))
-        place = {"x": x | {"field": "since"}, "x2": {"field": "until"}, "detail": {"field": "partition"}}
+        marked = sorted(
+            set(_zipped(spoken["source"], spoken["partition"], steps.floor(spoken["decided_at"])))
+        )
+        place = {
+            "x": x | {"field": "since"},
+            "x2": {"field": "until"},
+            "detail": {"field": "partition"},
+        }
         for source in self.inputs:
             mine = held([row for row in rows if row["source"] == source], "partition", steps.end)
-            bands = ((p, at, at + steps.width) for of, p, at in marked if of == source and p in self.shown)
+            bands = (
+                (p, at, at + steps.width)
+                for of, p, at in marked
+                if of == source and p in self.shown
+            )
             shade = layer(charts.SHADE, _rows(("partition", "since", "until"), bands), **place)
-            yield drawn(f"Lead of {source} over the clock", caption, mine, shade, lines, nothing=_NO_CLOCK, height=110)
+            yield drawn(
+                f"Lead of {source} over the clock",
+                caption,
+                mine,
+                shade,
+                lines,
+                nothing=_NO_CLOCK,
+                height=110,
+            )
 
     def delay_figure(self, steps: Steps, published: Columns, x: Spec) -> Figure:
         """Return the delay of each layer's work behind event time."""
-        known, noted = _chosen(self.progress, self.progress["head"] != NONE), published["committed_at"]
+        known, noted = (
+            _chosen(self.progress, self.progress["head"] != NONE),
+            published["committed_at"],
+        )
         delays = {
             "of": np.concatenate([known["source"], np.full(len(noted), _GOLD, object)]),
             "at": steps.floor(np.concatenate([known["committed_at"], noted])),
-            "ms": np.concatenate([known["committed_at"] - known["head"], noted - _closed_at(published, self.window)]),
+            "ms": np.concatenate(
+                [known["committed_at"] - known["head"], noted - _closed_at(published, self.window)]
+            ),
         }
-        rows, unit = in_unit(_grouped(delays, least="min", mean="mean", most="max"), "least", "mean", "most")
+        rows, unit = in_unit(
+            _grouped(delays, least="min", mean="mean", most="max"), "least", "mean", "most"
+        )
         both: dict[str, Any] = {"x": x, "color": colour([*self.inputs, _GOLD])}
         spans = layer(charts.SPAN, y=number("least", unit), y2={"field": "most"}, **both)
         caption = (
-            "Silver: from a source's head, the latest event time that a batch knew of it, until the batch's commit. Gold: from "
-            "when a transaction's last message timed out until its publication was noted. For old data, that is its age. "
-            f"A dot is the mean in a step of {duration(steps.width)}, its bar goes from the shortest to the longest."
+            "Silver: from a source's head, the latest event time that a batch knew of it, until "
+            "the batch's commit. Gold: from "
+            "when a transaction's last message timed out until its publication was noted. For old "
+            "data, that is its age. "
+            f"A dot is the mean in a step of {duration(steps.width)}, its bar goes from the "
+            "shortest to the longest."
         )
-        return drawn("Delay behind event time", caption, rows, spans, layer(charts.DOT, y=number("mean", unit), **both))
+        return drawn(
+            "Delay behind event time",
+            caption,
+            rows,
+            spans,
+            layer(charts.DOT, y=number("mean", unit), **both),
+        )
 
     def arrivals(self) -> Figure:
         """Return bronze's records by Kafka's timestamps."""
         title, column = "Bronze: records per second", "kafka_timestamp"
         in_range: Where = [[(column, ">=", 0), (column, "<=", LAST_EVENT_TIME_MS)]]
         out_of_range: Where = [[(column, "<", 0)], [(column, ">", LAST_EVENT_TIME_MS)]]
-        beyond = sum(count for s in self.sources for (count,) in self.summary(bronze(s), [], "count *", where=out_of_range))
-        note = f" {beyond:,} records have a timestamp of Kafka's that no calendar has, and are not drawn." if beyond else ""
-        spans = [self.summary(bronze(s), [], f"min {column}", f"max {column}", where=in_range) for s in self.sources]
+        beyond = sum(
+            count
+            for s in self.sources
+            for (count,) in self.summary(bronze(s), [], "count *", where=out_of_range)
+        )
+        note = (
+            f" {beyond:,} records have a timestamp of Kafka's that no calendar has, and are not "
+            "drawn."
+            if beyond
+            else ""
+        )
+        spans = [
+            self.summary(bronze(s), [], f"min {column}", f"max {column}", where=in_range)
+            for s in self.sources
+        ]
         sent = [time for span in spans for row in span for time in row if time is not None]
         if not sent:
-            return Figure(title, f"Bronze has no record {'to draw' if beyond else 'yet'}.{note}", [])
+            return Figure(
+                title, f"Bronze has no record {'to draw' if beyond else 'yet'}.{note}", []
+            )
         steps = Steps.over(sent, STEPS, narrowest=1000)
-        none, pieces = np.zeros(steps.number), {s: self.times(bronze(s), column, in_range) for s in self.sources}
+        none, pieces = (
+            np.zeros(steps.number),
+            {s: self.times(bronze(s), column, in_range) for s in self.sources},
+        )
         totals = {source: sum(map(steps.totals, times), none) for source, times in pieces.items()}
         x = charts.time("Kafka's timestamp", steps.first, steps.end)
         figure = _rate(title, steps, totals, x, "records a second")
@@ -291,7 +461,9 @@ class _Reading:
         if not found:
             yield Figure("Merge records", "Silver has no merge record yet.", [])
             return
-        finished = sum(count for status, why, count, *_ in found if status == "timed_out" and why != "reset")
+        finished = sum(
+            count for status, why, count, *_ in found if status == "timed_out" and why != "reset"
+        )
         event_times = [time for *_, first, last in found for time in (first, last)]
         until = max([*event_times, *self.clocks.values()])
         steps = Steps.over([*event_times, until], STEPS)
@@ -299,38 +471,74 @@ class _Reading:
 
         part = steps.width * SAMPLED_RECORDS // max(finished, 1)
         spans = [[("event_time", ">=", at), ("event_time", "<=", at + part)] for at in steps.starts]
-        where = [[("status", "=", "timed_out"), *span] for span in (spans if finished > SAMPLED_RECORDS else [[]])]
-        sample = self.read(SILVER, ("event_time", "last_event_time", "invalid_reason", *self.sources), where)
+        where = [
+            [("status", "=", "timed_out"), *span]
+            for span in (spans if finished > SAMPLED_RECORDS else [[]])
+        ]
+        sample = self.read(
+            SILVER, ("event_time", "last_event_time", "invalid_reason", *self.sources), where
+        )
         sample = _chosen(sample, sample["invalid_reason"] != "reset")
         times, lengths = sample["event_time"], {source: sample[source] for source in self.sources}
-        about = f"Of {len(times):,} of the {finished:,} that have timed out (without those that a jump closed)."
+        about = (
+            f"Of {len(times):,} of the {finished:,} that have timed out (without those that a jump "
+            "closed)."
+        )
         yield self.match_figure(steps, x, times, lengths, about)
         caption = f"How many merge records have this many parts, all sources together. {about}"
         yield _histogram(
-            "Size of merge records", caption, {size: str(size) for size in _SIZES}, np.asarray(sum(lengths.values()))
+            "Size of merge records",
+            caption,
+            {size: str(size) for size in _SIZES},
+            np.asarray(sum(lengths.values())),
         )
         caption = f"From the first to the last event time of their parts. {about}"
         durations = {longest: duration(longest) for longest in (0, *charts.WIDTHS)}
-        yield _histogram("Duration of merge records", caption, durations, sample["last_event_time"] - times)
+        yield _histogram(
+            "Duration of merge records", caption, durations, sample["last_event_time"] - times
+        )
         yield self.open_figure(steps, x, until)
 
-    def match_figure(self, steps: Steps, x: Spec, times: Numbers, lengths: Mapping[str, Numbers], about: str) -> Figure:
+    def match_figure(
+        self, steps: Steps, x: Spec, times: Numbers, lengths: Mapping[str, Numbers], about: str
+    ) -> Figure:
         """Return the share of finished merge records that have parts of each source.
 
         The steps are so wide that each holds some of them on average.
         """
-        wide = Steps.over([steps.first, steps.end - 1], min(STEPS, max(len(times) // SHARE_OF, FEWEST_SHARES)), steps.width)
+        wide = Steps.over(
+            [steps.first, steps.end - 1],
+            min(STEPS, max(len(times) // SHARE_OF, FEWEST_SHARES)),
+            steps.width,
+        )
         of_all = np.minimum.reduce([*lengths.values()])
         rows: list[Row] = []
         for of, length in {ALL_SOURCES: of_all, **lengths}.items() if len(times) else ():
-            for at, records, matched in _zipped(np.array(wide.starts), wide.totals(times), wide.totals(times[length > 0])):
+            for at, records, matched in _zipped(
+                np.array(wide.starts), wide.totals(times), wide.totals(times[length > 0])
+            ):
                 middle = (max(at, steps.first) + min(at + wide.width, steps.end)) // 2
-                rows.append({"of": of, "at": middle, "share": matched / records if records else None})
+                rows.append(
+                    {"of": of, "at": middle, "share": matched / records if records else None}
+                )
         y = number("share", "of merge records", scale={"domain": [0, 1]}, format=".0%")
-        dashes = {"field": "of", "legend": None}  # one of the lines is often the same as that of all sources
-        points = layer(charts.POINTS, x=x, y=y, color=colour([ALL_SOURCES, *self.sources]), strokeDash=dashes)
-        overall = f"{np.mean(of_all > 0):.1%} of the merge records have parts of all sources. " if rows else ""
-        caption = f"{overall}The shares in steps of {duration(wide.width)}, of all sources and of each. {about}"
+        # One of the lines is often the same as that of all sources.
+        dashes = {
+            "field": "of",
+            "legend": None,
+        }
+        points = layer(
+            charts.POINTS, x=x, y=y, color=colour([ALL_SOURCES, *self.sources]), strokeDash=dashes
+        )
+        overall = (
+            f"{np.mean(of_all > 0):.1%} of the merge records have parts of all sources. "
+            if rows
+            else ""
+        )
+        caption = (
+            f"{overall}The shares in steps of {duration(wide.width)}, of all sources and of each. "
+            f"{about}"
+        )
         return drawn("Match rate", caption, rows, points, nothing=_NONE_FINISHED, height=200)
 
     def open_figure(self, steps: Steps, x: Spec, until: int) -> Figure:
@@ -341,22 +549,36 @@ class _Reading:
             for sign, at in ((1, times), *ends):  # a share of that step is left after either time
                 change += sign * steps.totals(at)
                 share += sign * steps.totals(at, 1 - at % steps.width / steps.width)
-        for at in self.times(SILVER, "due", [[*term, ("due", "is not null", None)] for term in _NOT_RESET]) if self.due else ():
+        for at in (
+            self.times(
+                SILVER, "due", [[*term, ("due", "is not null", None)] for term in _NOT_RESET]
+            )
+            if self.due
+            else ()
+        ):
             change -= steps.totals(at)
             share -= steps.totals(at, 1 - at % steps.width / steps.width)
         means = zip(steps.starts, (np.cumsum(change) - change + share).tolist(), strict=True)
         # The step that the largest clock is still in is left out: its mean is not known yet.
-        rows = [{"of": "open", "at": at, "open": round(mean, 3)} for at, mean in means if at + steps.width <= until]
+        rows = [
+            {"of": "open", "at": at, "open": round(mean, 3)}
+            for at, mean in means
+            if at + steps.width <= until
+        ]
         caption = (
-            "Computed, not observed: each record counts from its event time on, for as long as it can be joined, but for those "
-            f"that a jump closed. The mean of each step of {duration(steps.width)}, all partitions together."
+            "Computed, not observed: each record counts from its event time on, for as long as it "
+            "can be joined, but for those "
+            f"that a jump closed. The mean of each step of {duration(steps.width)}, all partitions "
+            "together."
         )
         area = layer(charts.AREA, x=x, y=number("open", "merge records"))
         return drawn("Open merge records", caption, held(rows, "of", until), area, height=200)
 
     # -- questions
 
-    def summary(self, table: str, by: Sequence[str], *figures: str, where: Where = ()) -> list[tuple[Any, ...]]:
+    def summary(
+        self, table: str, by: Sequence[str], *figures: str, where: Where = ()
+    ) -> list[tuple[Any, ...]]:
         """Return a tuple for each combination of `by`, with figures such as `max batch`.
 
         A table without rows has none.
@@ -371,14 +593,23 @@ class _Reading:
     def read(self, table: str, columns: Sequence[str], where: Where) -> Columns:
         """Return the columns as arrays: of texts, of the lengths of lists, or else of integers."""
         is_there = self.questions.exists(table)
-        found = self.questions.select(table, columns, where) if is_there else self.layout[table].schema.empty_table()
+        found = (
+            self.questions.select(table, columns, where)
+            if is_there
+            else self.layout[table].schema.empty_table()
+        )
         return {name: _array(found[name]) for name in columns}
 
     def times(self, table: str, column: str, where: Where = ((),)) -> Iterator[Numbers]:
         """Yield a column of times in pieces of at most PIECE_ROWS."""
-        for count, first, last in self.summary(table, [], "count *", f"min {column}", f"max {column}", where=where):
+        for count, first, last in self.summary(
+            table, [], "count *", f"min {column}", f"max {column}", where=where
+        ):
             if count > PIECE_ROWS and first < last:
-                for half in ((column, "<=", (first + last) // 2), (column, ">", (first + last) // 2)):
+                for half in (
+                    (column, "<=", (first + last) // 2),
+                    (column, ">", (first + last) // 2),
+                ):
                     yield from self.times(table, column, [[*term, half] for term in where])
             else:
                 yield self.read(table, [column], where)[column]
@@ -406,8 +637,15 @@ def _closed_at(published: Columns, window: Window) -> Numbers:
 def _rate(title: str, steps: Steps, totals: Mapping[str, Numbers], x: Spec, unit: str) -> Figure:
     """Return a chart of the rates per second in every step, stacked by name."""
     rates = {of: (counts * 1000 / steps.width).round(3) for of, counts in totals.items()}
-    rows = [{"of": of, "at": at, unit: n} for of, each in rates.items() for at, n in _zipped(np.array(steps.starts), each)]
-    caption = f"In steps of {duration(steps.width)}; in bronze and silver with heartbeats, late and refused records."
+    rows = [
+        {"of": of, "at": at, unit: n}
+        for of, each in rates.items()
+        for at, n in _zipped(np.array(steps.starts), each)
+    ]
+    caption = (
+        f"In steps of {duration(steps.width)}; in bronze and silver with heartbeats, late and "
+        "refused records."
+    )
     area = layer(charts.AREA, x=x, y=number(unit, unit) | {"stack": "zero"}, color=colour(totals))
     return drawn(title, caption, held(rows, "of", steps.end), area)
 
@@ -418,7 +656,10 @@ def _histogram(title: str, caption: str, most: Mapping[int, str], values: Number
     `most`: the numbers, each with its label.
     """
     counts = np.bincount(np.searchsorted([*most], values)).tolist() if len(values) else []
-    rows = [{"up to": label, "merge records": count} for label, count in zip(most.values(), counts, strict=False)]
+    rows = [
+        {"up to": label, "merge records": count}
+        for label, count in zip(most.values(), counts, strict=False)
+    ]
     x = {"field": "up to", "sort": None, "axis": {"title": "up to", "labelAngle": 0}}
     columns = layer(charts.COLUMN, x=x, y=number("merge records", "merge records"))
     return drawn(title, caption, rows, columns, nothing=_NONE_FINISHED, height=180)
@@ -452,6 +693,12 @@ def _grouped(columns: Columns, **figures: str) -> list[Row]:
     `figures`: by name, what Arrow calls the aggregation.
     """
     *by, last = columns
-    found: pa.Table = pa.table(columns).group_by(by).aggregate([(last, figure) for figure in figures.values()])
-    rows: list[Row] = found.rename_columns([*by, *figures]).sort_by([(name, "ascending") for name in by]).to_pylist()
+    found: pa.Table = (
+        pa.table(columns).group_by(by).aggregate([(last, figure) for figure in figures.values()])
+    )
+    rows: list[Row] = (
+        found.rename_columns([*by, *figures])
+        .sort_by([(name, "ascending") for name in by])
+        .to_pylist()
+    )
     return rows

@@ -25,7 +25,13 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#4
 for paper.
 """
 
-UNITS = (("days", 86_400_000), ("hours", 3_600_000), ("minutes", 60_000), ("seconds", 1000), ("milliseconds", 1))
+UNITS = (
+    ("days", 86_400_000),
+    ("hours", 3_600_000),
+    ("minutes", 60_000),
+    ("seconds", 1000),
+    ("milliseconds", 1),
+)
 WIDTHS = (
     *(1, 2, 5, 10, 20, 50, 100, 200, 500),
     *(n * 1000 for n in (1, 2, 5, 10, 15, 30)),
@@ -54,7 +60,11 @@ class Steps(NamedTuple):
 
         They are as narrow as possible, but not below `narrowest`.
         """
-        first, last, widths = min(times), max(times), [width for width in WIDTHS if width >= narrowest]
+        first, last, widths = (
+            min(times),
+            max(times),
+            [width for width in WIDTHS if width >= narrowest],
+        )
         width = next((w for w in widths if last // w - first // w < most), widths[-1])
         return cls(first - first % width, width, last // width - first // width + 1)
 
@@ -79,7 +89,9 @@ class Steps(NamedTuple):
         """
         inside = (times >= self.first) & (times < self.end)
         which = (times[inside] - self.first) // self.width
-        return np.bincount(which, None if weights is None else weights[inside], minlength=self.number)
+        return np.bincount(
+            which, None if weights is None else weights[inside], minlength=self.number
+        )
 
 
 class Figure(NamedTuple):
@@ -105,13 +117,23 @@ class Section(NamedTuple):
 
 
 def drawn(
-    title: str, caption: str, rows: Sequence[Row], *layers: Spec, nothing: str = "Nothing yet.", height: int = 150
+    title: str,
+    caption: str,
+    rows: Sequence[Row],
+    *layers: Spec,
+    nothing: str = "Nothing yet.",
+    height: int = 150,
 ) -> Figure:
     """Return a figure with a chart of its rows in layers, the first at the bottom.
 
     Without rows, its caption is the sentence `nothing`.
     """
-    chart = {"width": "container", "height": height, "data": {"values": rows}, "layer": list(layers)}
+    chart = {
+        "width": "container",
+        "height": height,
+        "data": {"values": rows},
+        "layer": list(layers),
+    }
     return Figure(title, caption, rows, chart) if rows else Figure(title, nothing, rows)
 
 
@@ -142,28 +164,50 @@ def time(name: str, first: int, end: int, field: str = "at") -> Spec:
     """
     scale = {"type": "utc", "domain": [first, end], "nice": False}
     days = " to ".join(dict.fromkeys(utc(min(at, LAST_EVENT_TIME_MS))[:10] for at in (first, end)))
-    labels = f"utcFormat(datum.value, '{time_format(first, end)}')"  # as the axis's `format`, tooltips would have it too
-    axis = {"title": f"{name} (UTC), {days}", "labelExpr": labels, "tickCount": {"expr": "width / 90"}}
+    # As the axis's `format`, tooltips would have it too.
+    labels = f"utcFormat(datum.value, '{time_format(first, end)}')"
+    axis = {
+        "title": f"{name} (UTC), {days}",
+        "labelExpr": labels,
+        "tickCount": {"expr": "width / 90"},
+    }
     return {"field": field, "type": "temporal", "scale": scale, "axis": axis}
 
 
 def number(field: str, title: str, scale: Spec | None = None, **axis: Any) -> Spec:
     """Return a channel of numbers."""
-    return {"field": field, "type": "quantitative", "scale": scale or {}, "axis": {"title": title, "tickCount": 5, **axis}}
+    return {
+        "field": field,
+        "type": "quantitative",
+        "scale": scale or {},
+        "axis": {"title": title, "tickCount": 5, **axis},
+    }
 
 
 def colour(names: Iterable[Any], field: str = "of") -> Spec:
     """Return a channel with a colour for each name, in their order. It has a legend where there are
     several.
     """
-    scale = {"domain": (domain := list(names)), "range": [COLOURS[i % len(COLOURS)] for i in range(len(domain))]}
+    scale = {
+        "domain": (domain := list(names)),
+        "range": [COLOURS[i % len(COLOURS)] for i in range(len(domain))],
+    }
     title = None if field == "of" else field
-    return {"field": field, "scale": scale, "legend": {"title": title, "symbolType": "square"} if len(domain) > 1 else None}
+    return {
+        "field": field,
+        "scale": scale,
+        "legend": {"title": title, "symbolType": "square"} if len(domain) > 1 else None,
+    }
 
 
 def time_format(first: int, end: int) -> str:
     """Return a format with as much of a time as tells the ticks between the two apart."""
-    formats = [(10_000, "%H:%M:%S.%L"), (600_000, "%H:%M:%S"), (86_400_000, "%H:%M"), (8 * 86_400_000, "%m-%d %H:%M")]
+    formats = [
+        (10_000, "%H:%M:%S.%L"),
+        (600_000, "%H:%M:%S"),
+        (86_400_000, "%H:%M"),
+        (8 * 86_400_000, "%m-%d %H:%M"),
+    ]
     return next((text for width, text in formats if end - first <= width), "%Y-%m-%d")
 
 
@@ -177,7 +221,9 @@ def in_unit(rows: Iterable[Mapping[str, Any]], *fields: str) -> tuple[list[Row],
     known = list(rows)
     longest = max((abs(row[field]) for row in known for field in fields), default=0)
     unit, length = next((unit for unit in UNITS if longest >= unit[1]), UNITS[-1])
-    return [{**row, **{field: round(row[field] / length, 3) for field in fields}} for row in known], unit
+    return [
+        {**row, **{field: round(row[field] / length, 3) for field in fields}} for row in known
+    ], unit
 
 
 def held(rows: Sequence[Row], by: str, end: int) -> list[Row]:

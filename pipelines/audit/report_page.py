@@ -22,10 +22,15 @@ _STYLE = """figure { margin: 1.8rem 0 0; break-inside: avoid }
 _SCRIPTS = """<script>{library}</script>
 <script>const CHARTS = {charts};
 for (const [id, spec] of Object.entries(CHARTS)) {{
-  vegaEmbed("#" + id, spec, {options}).catch(error => {{ document.getElementById(id).textContent = String(error); }});
+  vegaEmbed("#" + id, spec, {options}).catch(error => {{
+    document.getElementById(id).textContent = String(error);
+  }});
 }}
 </script>"""
-_NO_SCRIPTS = "<noscript><p>The charts are drawn by the script in this page, which this browser does not run.</p></noscript>"
+_NO_SCRIPTS = (
+    "<noscript><p>The charts are drawn by the script in this page, which this browser does not "
+    "run.</p></noscript>"
+)
 
 _POLICY = "; script-src 'unsafe-inline' 'unsafe-eval'; img-src data: blob:"
 """Policy with which a browser loads nothing, whatever the page's scripts try.
@@ -34,11 +39,21 @@ Vega compiles its expressions, hence the `eval`.
 """
 
 _TEXT: Spec = {"labelFontSize": 11, "titleFontSize": 11, "titleFontWeight": "normal"}
+# So that a time has the same place in every chart of a section.
 _CONFIG: Spec = {
     "font": "system-ui, sans-serif",
-    "axis": {**_TEXT, "gridColor": "#e4e4e4", "labelOverlap": True, "labelSeparation": 6, "labelFlush": False},
+    "axis": {
+        **_TEXT,
+        "gridColor": "#e4e4e4",
+        "labelOverlap": True,
+        "labelSeparation": 6,
+        "labelFlush": False,
+    },
     "axisX": {"grid": True},
-    "axisY": {"minExtent": 84, "maxExtent": 84},  # so that a time has the same place in every chart of a section
+    "axisY": {
+        "minExtent": 84,
+        "maxExtent": 84,
+    },
     "legend": {**_TEXT, "orient": "top", "symbolOpacity": 1},
     "timeFormat": "%Y-%m-%d %H:%M:%S.%L",  # in tooltips
     "view": {"stroke": None},
@@ -61,7 +76,9 @@ def page(report: Report) -> str:
     specs: dict[str, Spec] = {}
     body = [_NO_SCRIPTS, facts_list(report.facts)]
     for section in report.sections:
-        body.append(f'<h2>{escape(section.title)}</h2>\n<p class="about">{escape(section.about)}</p>')
+        body.append(
+            f'<h2>{escape(section.title)}</h2>\n<p class="about">{escape(section.about)}</p>'
+        )
         for title, caption, rows, chart in section.figures:
             body.append(f"<figure>\n<h3>{escape(title)}</h3>")
             if chart:
@@ -70,14 +87,26 @@ def page(report: Report) -> str:
             elif rows:
                 body.append(_table(rows))
             body.append(f"<figcaption>{escape(caption)}</figcaption>\n</figure>")
-    body.append(_SCRIPTS.format(library=_library(), charts=_as_script(specs), options=_as_script(_OPTIONS)))
+    body.append(
+        _SCRIPTS.format(library=_library(), charts=_as_script(specs), options=_as_script(_OPTIONS))
+    )
     return document(f"Watersmeet: {report.name}", "\n".join(body), _STYLE, _POLICY)
 
 
 def _table(rows: Sequence[Row]) -> str:
-    cells = ("".join(f"<td>{escape(f'{cell:,}' if type(cell) is int else cell)}</td>" for cell in row.values()) for row in rows)
+    cells = (
+        "".join(
+            f"<td>{escape(f'{cell:,}' if type(cell) is int else cell)}</td>"
+            for cell in row.values()
+        )
+        for row in rows
+    )
     head = "".join(f"<th>{escape(name)}</th>" for name in rows[0])
-    return '<div class="table"><table>\n' + "\n".join(f"<tr>{line}</tr>" for line in (head, *cells)) + "\n</table></div>"
+    return (
+        '<div class="table"><table>\n'
+        + "\n".join(f"<tr>{line}</tr>" for line in (head, *cells))
+        + "\n</table></div>"
+    )
 
 
 def _as_script(value: object) -> str:

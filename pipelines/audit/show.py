@@ -25,21 +25,34 @@ def status_view(found: dict[str, Any]) -> Group:
     A paragraph has the partition's clock and counts, then a line for each source.
     """
     partitions = [part for partition in found["partitions"] for part in _partition(partition)]
-    return Group(*partitions, *_quality(found["quality"]), *warnings_view(found.get("warnings", [])))
+    return Group(
+        *partitions, *_quality(found["quality"]), *warnings_view(found.get("warnings", []))
+    )
 
 
 def warnings_view(found: list[dict[str, str]]) -> list[Text]:
     """Return a paragraph for each warning: where, what looks wrong, and what to do about it."""
-    return [Text.assemble(("warning", "yellow"), f" {each['where']}: {each['what']}; {each['fix']}") for each in found]
+    return [
+        Text.assemble(("warning", "yellow"), f" {each['where']}: {each['what']}; {each['fix']}")
+        for each in found
+    ]
 
 
 def _quality(found: list[dict[str, Any]]) -> list[RenderableType]:
     if not found:
         return []
-    table = Table("suite", "table", "checked at", "expectations", "not met", box=None, header_style="dim")
+    table = Table(
+        "suite", "table", "checked at", "expectations", "not met", box=None, header_style="dim"
+    )
     for row in found:
         failed = f"[{'red' if row['failed'] else 'green'}]{row['failed']:,}[/]"
-        table.add_row(escape(row["suite"]), row["table"], utc(row["checked_at"]), f"{row['expectations']:,}", failed)
+        table.add_row(
+            escape(row["suite"]),
+            row["table"],
+            utc(row["checked_at"]),
+            f"{row['expectations']:,}",
+            failed,
+        )
     return ["[bold]quality[/]  (watersmeet check)", table]
 
 
@@ -50,8 +63,17 @@ def _partition(found: dict[str, Any]) -> tuple[RenderableType, ...]:
     sources = Table("", "state", "head", "lead", "lag", "", box=None, header_style="dim")
     for name, at in found["sources"].items():
         state = f"[{_STATE_STYLES[at['state']]}]{at['state']}[/]"
-        sources.add_row(name, state, utc(at["head"]), duration(at["lead"]), f"{at['lag']:,}", transaction_text(at))
-    stuck = "".join(f"  [red]waits for {name}\\[{found['partition']}][/]" for name in waited_for(found))
+        sources.add_row(
+            name,
+            state,
+            utc(at["head"]),
+            duration(at["lead"]),
+            f"{at['lag']:,}",
+            transaction_text(at),
+        )
+    stuck = "".join(
+        f"  [red]waits for {name}\\[{found['partition']}][/]" for name in waited_for(found)
+    )
     title = f"[bold]partition {found['partition']}[/]  clock {utc(found['clock'])}{stuck}"
     return title, f"  {facts}", *_tenants(found), sources, ""
 
@@ -63,21 +85,35 @@ def _tenants(found: dict[str, Any]) -> list[RenderableType]:
     """
     if "tenants" not in found:
         return []
-    told, slowest, leading = [f"tenants [bold]{found['tenants']:,}[/]"], found["slowest"], found["leading"]
+    told, slowest, leading = (
+        [f"tenants [bold]{found['tenants']:,}[/]"],
+        found["slowest"],
+        found["leading"],
+    )
     if slowest is not None and slowest["clock"] is not None:
-        told.append(f"slowest {escape(repr(slowest['tenant']))} {duration(found['clock'] - slowest['clock'])} behind the clock")
+        told.append(
+            f"slowest {escape(repr(slowest['tenant']))} "
+            f"{duration(found['clock'] - slowest['clock'])} behind the clock"
+        )
     if leading is not None and found["clock"] is not None and leading["head"] > found["clock"]:
         whose = "nobody" if leading["tenant"] is None else repr(leading["tenant"])
-        told.append(f"leading {escape(whose)} {duration(leading['head'] - found['clock'])} ahead on {leading['source']}")
+        told.append(
+            f"leading {escape(whose)} {duration(leading['head'] - found['clock'])} ahead on "
+            f"{leading['source']}"
+        )
     return [f"  {' · '.join(told)}"]
 
 
 def transaction_text(row: Mapping[str, Any]) -> str:
-    """Return what is said of an open transaction of another producer; nothing where the row has none."""
+    """Return what is said of an open transaction of another producer; nothing where the row has
+    none."""
     if "transaction" not in row:
         return ""
     found = row["transaction"]
-    return f"[red]a transaction is open since {utc(found['since'])}: {found['behind']:,} offsets wait behind it[/]"
+    return (
+        f"[red]a transaction is open since {utc(found['since'])}: {found['behind']:,} offsets wait "
+        "behind it[/]"
+    )
 
 
 def waited_for(found: dict[str, Any]) -> list[str]:
@@ -111,7 +147,17 @@ def maintain_view(found: dict[str, Any]) -> Table:
 
 def preview_view(rows: list[dict[str, Any]], warnings: list[dict[str, str]]) -> Group:
     """Return what a run would read, a line for each topic-partition, and then what looks wrong."""
-    table = Table("source", "partition", "from", "until", "offsets", "because of", "", box=None, header_style="dim")
+    table = Table(
+        "source",
+        "partition",
+        "from",
+        "until",
+        "offsets",
+        "because of",
+        "",
+        box=None,
+        header_style="dim",
+    )
     for row in rows:
         offsets = row["until_offset"] - row["from_offset"]
         numbers = (row["partition"], row["from_offset"], row["until_offset"], f"{offsets:,}")
@@ -121,10 +167,21 @@ def preview_view(rows: list[dict[str, Any]], warnings: list[dict[str, str]]) -> 
 
 def redrive_view(found: dict[str, Any]) -> Group:
     """Return what a redrive sends, or has sent."""
-    table = Table("table", "source", "topic", "refused", "redriven before", "redriven now", box=None, header_style="dim")
+    table = Table(
+        "table",
+        "source",
+        "topic",
+        "refused",
+        "redriven before",
+        "redriven now",
+        box=None,
+        header_style="dim",
+    )
     for row in found["records"]:
         numbers = (row["found"], row["before"], row["after"])
-        table.add_row(row["table"], row["source"], row["topic"], *[f"{number:,}" for number in numbers])
+        table.add_row(
+            row["table"], row["source"], row["topic"], *[f"{number:,}" for number in numbers]
+        )
     left = sum(row["found"] - row["after"] for row in found["records"])
     did = f"{found['sent']:,} records refused as {found['reason']} were sent again"
     would = f"{left:,} records refused as {found['reason']} would be sent again"
@@ -138,7 +195,8 @@ def repartition_view(found: dict[str, Any]) -> str:
     for row in found["sources"]:
         ends = ", ".join(f"[{partition}]@{end}" for partition, end in row["ends"].items())
         lines.append(
-            f"{row['source']}: {row['records']:,} records of {row['from']} written to {row['topic']}, which ends at {ends}"
+            f"{row['source']}: {row['records']:,} records of {row['from']} written to "
+            f"{row['topic']}, which ends at {ends}"
         )
     return "\n".join(lines)
 
@@ -150,7 +208,9 @@ def forget_view(found: dict[str, Any]) -> Group:
         table.add_row(row["table"], f"{row['before']:,}", f"{row['after']:,}")
     held = Table("held elsewhere", "records", "until", box=None, header_style="dim")
     for row in found["held"]:
-        held.add_row(row["where"], "" if row["records"] is None else f"{row['records']:,}", utc(row["until"]))
+        held.add_row(
+            row["where"], "" if row["records"] is None else f"{row['records']:,}", utc(row["until"])
+        )
     hint = "" if found["applied"] else "\nNothing was changed. Do it with --apply."
     sent = f"\nTombstones sent: {found['tombstones']}" if found["tombstones"] else ""
     return Group(table, "", held, hint or sent)
@@ -159,11 +219,19 @@ def forget_view(found: dict[str, Any]) -> Group:
 def reset_view(found: dict[str, Any]) -> Group:
     """Return what a jump does, or has done."""
     does = "jumped" if found["done"] else "would jump"
-    table = Table("source", "partition", "from", "to", "skipped", "read again", box=None, header_style="dim")
+    table = Table(
+        "source", "partition", "from", "to", "skipped", "read again", box=None, header_style="dim"
+    )
     for jump in found["jumps"]:
-        numbers = [jump[name] for name in ("partition", "from_offset", "to_offset", "skipped", "read_again")]
+        numbers = [
+            jump[name]
+            for name in ("partition", "from_offset", "to_offset", "skipped", "read_again")
+        ]
         table.add_row(jump["source"], *[f"{number:,}" for number in numbers])
-    closed = f"{found['open_records_closed']:,} open records and {found['unpublished_records_closed']:,} finished ones"
+    closed = (
+        f"{found['open_records_closed']:,} open records and "
+        f"{found['unpublished_records_closed']:,} finished ones"
+    )
     closes = f"{closed} {'were' if found['done'] else 'would be'} closed unpublished"
     hint = "" if found["done"] else "\nNothing was changed. Do it with --yes."
     return Group(f"{does} to {found['to']}; {closes}", table, hint)
@@ -172,7 +240,10 @@ def reset_view(found: dict[str, Any]) -> Group:
 def evolve_view(found: dict[str, Any]) -> Group | str:
     """Return what changes in the rules of a lake, or has changed."""
     if not found["changes"]:
-        return f"the lake has these rules, in epoch {found['epoch']} from batch {found['from_batch']:,} on"
+        return (
+            f"the lake has these rules, in epoch {found['epoch']} from batch "
+            f"{found['from_batch']:,} on"
+        )
     table = Table("", "before", "after", box=None, header_style="dim")
     for change in found["changes"]:
         for field, before, after in _parted(change["field"], change["before"], change["after"]):
@@ -183,9 +254,18 @@ def evolve_view(found: dict[str, Any]) -> Group | str:
     does = "begins" if found["applied"] else "would begin"
     hint = "" if found["applied"] else "\nNothing was changed. Do it with --apply."
     if found.get("read_first"):
-        verb = "was read first, by the rules of before" if found["applied"] else "is read first, by the rules of now"
-        hint = f"\nWhat `repartition` has written of {' and '.join(found['read_first'])} {verb}; it ends: start it again{hint}"
-    return Group(table, f"epoch {found['epoch']} {does} with batch {found['from_batch']:,} of silver{hint}")
+        verb = (
+            "was read first, by the rules of before"
+            if found["applied"]
+            else "is read first, by the rules of now"
+        )
+        hint = (
+            f"\nWhat `repartition` has written of {' and '.join(found['read_first'])} {verb}; it "
+            f"ends: start it again{hint}"
+        )
+    return Group(
+        table, f"epoch {found['epoch']} {does} with batch {found['from_batch']:,} of silver{hint}"
+    )
 
 
 def _parted(field: str, before: Any, after: Any) -> Iterator[tuple[str, Any, Any]]:
@@ -198,7 +278,9 @@ def _parted(field: str, before: Any, after: Any) -> Iterator[tuple[str, Any, Any
         return
     parts = _parts(before), _parts(after)
     for name in dict.fromkeys([*parts[0], *parts[1]]):
-        old, new = (json.dumps(each[name], ensure_ascii=False) if name in each else None for each in parts)
+        old, new = (
+            json.dumps(each[name], ensure_ascii=False) if name in each else None for each in parts
+        )
         if old != new:
             yield f"{field}, {name}", old, new
 
@@ -231,14 +313,31 @@ def check_view(found: dict[str, Any]) -> Group:
     for (name, suite), rows in suites.items():
         met = sum(row["success"] for row in rows)
         style = "green" if met == len(rows) else "red"
-        table.add_row(escape(name), escape(suite), f"{rows[0]['total']:,}", str(len(rows)), f"[{style}]{met}[/]")
+        table.add_row(
+            escape(name),
+            escape(suite),
+            f"{rows[0]['total']:,}",
+            str(len(rows)),
+            f"[{style}]{met}[/]",
+        )
     told: list[RenderableType] = [table] if suites else []
-    told += [f"[red]not met[/] {escape(row['table'])}: {escape(row['expectation'])} ({escape(_found(row))})" for row in failed]
-    told += [f"[yellow]not looked at[/] {escape(name)}: {escape(why)}" for name, why in found["skipped"].items()]
+    told += [
+        f"[red]not met[/] {escape(row['table'])}: {escape(row['expectation'])} "
+        f"({escape(_found(row))})"
+        for row in failed
+    ]
+    told += [
+        f"[yellow]not looked at[/] {escape(name)}: {escape(why)}"
+        for name, why in found["skipped"].items()
+    ]
     if found["nothing_new"]:
         told.append(f"nothing new since the last check: {escape(', '.join(found['nothing_new']))}")
     if suites:
-        verdict = f"{len(failed)} of {len(found['results'])} expectations are not met" if failed else "every expectation is met"
+        verdict = (
+            f"{len(failed)} of {len(found['results'])} expectations are not met"
+            if failed
+            else "every expectation is met"
+        )
         told.append(f"[bold]{verdict}[/]")
     return Group(*told)
 
@@ -254,27 +353,49 @@ def _found(row: dict[str, Any]) -> str:
 
 def rebuild_view(found: dict[str, Any]) -> Group:
     """Return what silver holds beside what the rebuild holds."""
-    lake, rebuilt, timeouts, windows = found["lake"], found["rebuilt"], found["timeout_ms"], found["window"]
-    own = [f"T = {duration(timeouts[n])}" if windows[n] is None else _window(windows[n]) for n in ("lake", "rebuilt")]
+    lake, rebuilt, timeouts, windows = (
+        found["lake"],
+        found["rebuilt"],
+        found["timeout_ms"],
+        found["window"],
+    )
+    own = [
+        f"T = {duration(timeouts[n])}" if windows[n] is None else _window(windows[n])
+        for n in ("lake", "rebuilt")
+    ]
     if (lags := found.get("tenant_max_lag_ms")) is not None:
-        own = [f"{told}, lag {duration(lags[n])}" for told, n in zip(own, ("lake", "rebuilt"), strict=True)]
+        own = [
+            f"{told}, lag {duration(lags[n])}"
+            for told, n in zip(own, ("lake", "rebuilt"), strict=True)
+        ]
     titles = [f"{name}, {window}" for name, window in zip(("lake", "rebuilt"), own, strict=True)]
     first = Column("", no_wrap=True)
     table = Table(first, *titles, "difference", box=None, header_style="dim", padding=(0, 2, 0, 0))
-    for name in [name for name in ("records", "open", "timed_out", "valid", "complete", "waiting") if name in lake]:
+    for name in [
+        name
+        for name in ("records", "open", "timed_out", "valid", "complete", "waiting")
+        if name in lake
+    ]:
         titles_of = {"records": "merge records", "waiting": "waiting for their tenant's clock"}
         title = titles_of.get(name, f"  {name.replace('_', ' ')}")
         table.add_row(title, *_compared(lake[name], rebuilt[name]))
     for source, of_lake in lake["sources"].items():
         for name, count in of_lake.items():
-            table.add_row(f"{source}: {name.replace('_', ' ')}", *_compared(count, rebuilt["sources"][source][name]))
+            table.add_row(
+                f"{source}: {name.replace('_', ' ')}",
+                *_compared(count, rebuilt["sources"][source][name]),
+            )
     hint = "complete: with parts of every source"
     if None in windows.values():
         hint = f"T: the timeout; {hint}"
     if own[0] == own[1]:
         hint += f"\nRow by row: watersmeet verify --against {escape(found['into'])}"
     of = f" of generation {found['generation']}" if found.get("generation") else ""
-    return Group(f"silver up to batch {found['batch']}{of}, derived again into {escape(found['into'])}", table, hint)
+    return Group(
+        f"silver up to batch {found['batch']}{of}, derived again into {escape(found['into'])}",
+        table,
+        hint,
+    )
 
 
 def _window(found: Mapping[str, int]) -> str:
@@ -307,23 +428,42 @@ def explain_view(found: dict[str, Any]) -> Group:
     Each merge record is a paragraph, the newest first.
     """
     key, moment = escape(repr(found["key"])), found["as_of"]
-    when = "" if moment is None else f" as of version {moment['version']} of silver ({utc(moment['at'])})"
-    newest = sorted(found["records"], key=lambda record: (record["event_time"], record["partition"]), reverse=True)
-    told: list[RenderableType] = [part for record in newest[:SHOWN_RECORDS] for part in _merge_record(record)]
+    when = (
+        ""
+        if moment is None
+        else f" as of version {moment['version']} of silver ({utc(moment['at'])})"
+    )
+    newest = sorted(
+        found["records"],
+        key=lambda record: (record["event_time"], record["partition"]),
+        reverse=True,
+    )
+    told: list[RenderableType] = [
+        part for record in newest[:SHOWN_RECORDS] for part in _merge_record(record)
+    ]
     for name, title, columns in _SECTIONS:
         if rows := found[name]:
             whose, many = ["tenant"] if "tenant" in rows[0] else [], ""
             if len(rows) > SHOWN_RECORDS:
                 many = f": {len(rows):,}, the last {SHOWN_RECORDS} are shown"
                 rows = sorted(rows, key=lambda row: row.get("event_time", 0))[-SHOWN_RECORDS:]
-            told += [f"[bold]{title.removeprefix('in bronze, ' if whose else '')}[/]{many}", _records(rows, *columns, *whose)]
+            told += [
+                f"[bold]{title.removeprefix('in bronze, ' if whose else '')}[/]{many}",
+                _records(rows, *columns, *whose),
+            ]
             told += [f"  {escape(_place(row))}: {escape(row['reason'])}" for row in rows if whose]
     if not told:
         near = ", ".join(escape(repr(each)) for each in found["near"])
-        nothing = f"nothing is known of the key {key}{when}" + (f"; similar keys: {near}" if near else "")
+        nothing = f"nothing is known of the key {key}{when}" + (
+            f"; similar keys: {near}" if near else ""
+        )
         return Group(nothing, *warnings_view(found.get("warnings", [])))
     count = len(found["records"])
-    some = f"; the newest {SHOWN_RECORDS} are shown, and all by --json" if count > SHOWN_RECORDS else ""
+    some = (
+        f"; the newest {SHOWN_RECORDS} are shown, and all by --json"
+        if count > SHOWN_RECORDS
+        else ""
+    )
     some = some or (", the newest first" if count > 1 else "")
     return Group(
         f"[bold]{key}[/]: {count:,} merge record{'s' * (count != 1)}{when}{some}",
@@ -335,16 +475,35 @@ def explain_view(found: dict[str, Any]) -> Group:
 
 def _merge_record(record: dict[str, Any]) -> tuple[RenderableType, ...]:
     out, closed = record["published"], record["closed"]
-    published = "" if out is None else f" · published as number {out['seq']} at offset {out['offset']}"
+    published = (
+        "" if out is None else f" · published as number {out['seq']} at offset {out['offset']}"
+    )
     valid = "" if record["valid"] is None else " · valid" if record["valid"] else " · not valid"
     span = f"{utc(record['event_time'])} to {utc(record['last_event_time'])}"
-    heads = "" if closed is None else ", ".join(f"{name} {utc(head)}" for name, head in closed["heads"].items())
+    heads = (
+        ""
+        if closed is None
+        else ", ".join(f"{name} {utc(head)}" for name, head in closed["heads"].items())
+    )
     whose = f" · tenant {escape(repr(record['tenant']))}" if "tenant" in record else ""
-    first = f"[bold]partition {record['partition']}{whose} · {span}[/] · {record['status'].replace('_', ' ')}{valid}{published}"
-    lines = [first, f"  {escape(record['reason'])}", *([f"  heads then: {escape(heads)}"] if heads else [])]
+    first = (
+        f"[bold]partition {record['partition']}{whose} · {span}[/] · "
+        f"{record['status'].replace('_', ' ')}{valid}{published}"
+    )
+    lines = [
+        first,
+        f"  {escape(record['reason'])}",
+        *([f"  heads then: {escape(heads)}"] if heads else []),
+    ]
     earlier = len(record["parts"]) - SHOWN_PARTS
     lines += [f"  {earlier:,} earlier parts, then"] if earlier > 0 else []
-    return *lines, _records(record["parts"][-SHOWN_PARTS:], "event_time", "position", "rule", "batch", "version"), ""
+    return (
+        *lines,
+        _records(
+            record["parts"][-SHOWN_PARTS:], "event_time", "position", "rule", "batch", "version"
+        ),
+        "",
+    )
 
 
 def _records(rows: list[dict[str, Any]], *more: str) -> Table:
@@ -352,12 +511,22 @@ def _records(rows: list[dict[str, Any]], *more: str) -> Table:
 
     A position is shown as its distance from the event time.
     """
-    table = Table("record", *[n.replace("_", " ") for n in more], box=None, header_style="dim", padding=(0, 2, 0, 0))
+    table = Table(
+        "record",
+        *[n.replace("_", " ") for n in more],
+        box=None,
+        header_style="dim",
+        padding=(0, 2, 0, 0),
+    )
     for row in rows:
         told = {name: "-" if row[name] is None else str(row[name]) for name in more}
         told |= {"event_time": utc(row["event_time"])} if "event_time" in more else {}
         if row.get("position") is not None:
-            told |= {"position": f"+{duration(row['position'] - row['event_time'])}"} if "position" in more else {}
+            told |= (
+                {"position": f"+{duration(row['position'] - row['event_time'])}"}
+                if "position" in more
+                else {}
+            )
         table.add_row(*map(escape, (_place(row), *told.values())))
     return table
 
@@ -378,22 +547,44 @@ def try_view(found: dict[str, Any]) -> Group:
         status = row["status"].replace("_", " ") + (" at the end" if row["at_end"] else "")
         status += f" · not valid ({row['invalid_reason']})" if row["valid"] is False else ""
         span = f"{utc(row['event_time'])} to {utc(row['last_event_time'])}"
-        parts = ", ".join(f"{part['source']}@{part['offset']} (line {part['line']})" for part in row["parts"])
-        place = f"partition {row['partition']}" + (f" · tenant {row['tenant']!r}" if "tenant" in row else "")
-        told += [f"[bold]{escape(repr(row['key']))}[/] · {escape(place)} · {span} · {status}", f"  {parts}"]
+        parts = ", ".join(
+            f"{part['source']}@{part['offset']} (line {part['line']})" for part in row["parts"]
+        )
+        place = f"partition {row['partition']}" + (
+            f" · tenant {row['tenant']!r}" if "tenant" in row else ""
+        )
+        told += [
+            f"[bold]{escape(repr(row['key']))}[/] · {escape(place)} · {span} · {status}",
+            f"  {parts}",
+        ]
     told += [""] if found["records"] else ["no merge record", ""]
     for message in found["messages"]:
         whose = f" · tenant {message['tenant']!r}" if "tenant" in message else ""
-        place = f"partition {message['partition']} · seq {message['seq']}{whose} · key {message['key']!r}"
-        told += [f"[bold]message[/] · {escape(place)} · timestamp {message['timestamp']}", escape(str(message["value"])), ""]
+        place = (
+            f"partition {message['partition']} · seq {message['seq']}{whose} · key "
+            f"{message['key']!r}"
+        )
+        told += [
+            f"[bold]message[/] · {escape(place)} · timestamp {message['timestamp']}",
+            escape(str(message["value"])),
+            "",
+        ]
     for name, title, columns in (
         ("late", "late: never merged", ("key", "event_time", "position")),
         ("quarantined", "refused", ("reason", "detail")),
         ("waiting", "waiting for the clock", ("key", "event_time")),
     ):
         if rows := found[name]:
-            of_tenants = [column for column in ("tenant", "position") if column in rows[0] and column not in columns]
-            told += [f"[bold]{title}[/]", _records(rows, "line", *of_tenants[:1], *columns, *of_tenants[1:]), ""]
+            of_tenants = [
+                column
+                for column in ("tenant", "position")
+                if column in rows[0] and column not in columns
+            ]
+            told += [
+                f"[bold]{title}[/]",
+                _records(rows, "line", *of_tenants[:1], *columns, *of_tenants[1:]),
+                "",
+            ]
     return Group(*told)
 
 

@@ -55,7 +55,9 @@ Transactions = Mapping[TopicPartition, OpenTransaction]
 Row = dict[str, Any]
 
 
-def status(questions: Questions, settings: Settings, patience_s: float = PATIENCE_S) -> dict[str, Any]:
+def status(
+    questions: Questions, settings: Settings, patience_s: float = PATIENCE_S
+) -> dict[str, Any]:
     """Return the answer of `status --json`. Times are epoch ms, null where there is none yet.
 
     By partition:
@@ -82,7 +84,10 @@ def status(questions: Questions, settings: Settings, patience_s: float = PATIENC
     has_tenants = settings.merge.has_tenants
     questions = Snapshot(questions, settings)
     with ThreadPoolExecutor(_THREADS) as pool:
-        of_kafka, quality = pool.submit(_bounds, settings, patience_s), pool.submit(last_results, questions)
+        of_kafka, quality = (
+            pool.submit(_bounds, settings, patience_s),
+            pool.submit(last_results, questions),
+        )
         generations = read_generations(questions, settings)
         newest = generations.newest if generations else Generation(0, 0, {}, {})
         unmet = pool.submit(unmet_in_lake, questions, settings)
@@ -94,7 +99,11 @@ def status(questions: Questions, settings: Settings, patience_s: float = PATIENC
         found = pool.map(lambda source: _beyond(questions, source, since), settings.inputs)
         new = {tp: row for rows in found for tp, row in rows.items()}
         of_tenants = pool.submit(_slowest, questions, settings) if has_tenants else None
-        counted = (tables.SILVER, "partition", "status"), (tables.LATE, "partition"), (tables.QUARANTINE, "partition")
+        counted = (
+            (tables.SILVER, "partition", "status"),
+            (tables.LATE, "partition"),
+            (tables.QUARANTINE, "partition"),
+        )
         silver, late, quarantined = pool.map(lambda each: _counts(questions, *each), counted)
         bounds: Bounds | None = None
         transactions: Transactions = {}
@@ -106,18 +115,35 @@ def status(questions: Questions, settings: Settings, patience_s: float = PATIENC
         every = [TopicPartition(source, p) for source in settings.inputs for p in partitions]
         ends = {tp: max(since.get(tp, 0), new[tp]["last"] + 1 if tp in new else 0) for tp in every}
         odd = pool.submit(odd_times_in_lake, questions, settings, ends)
-        behind = dict(zip(every, pool.map(lambda tp: _behind(settings, tp, ends[tp], bounds), every), strict=True))
+        behind = dict(
+            zip(
+                every,
+                pool.map(lambda tp: _behind(settings, tp, ends[tp], bounds), every),
+                strict=True,
+            )
+        )
     answers: list[Row] = []
     for p in partitions:
         sources: dict[str, dict[str, Any]] = {}
         for tp in [TopicPartition(source, p) for source in settings.inputs]:
             # An idle decision holds for a source until its next record.
-            idle = [d.event_time for d in [decisions.get(tp)] if d is not None and d.after_offset + 1 >= ends[tp]]
+            idle = [
+                d.event_time
+                for d in [decisions.get(tp)]
+                if d is not None and d.after_offset + 1 >= ends[tp]
+            ]
             known = [passed.get(tp, Cursor()).position, new.get(tp, {}).get("head"), *idle]
             head = max((time for time in known if time is not None), default=None)
             waiting = new[tp]["records"] if tp in new else 0
-            state = "idle" if idle else "waiting" if head is None else "held" if waiting else "active"
-            sources[tp.source] = {"head": head, "lead": None, "lag": waiting + behind[tp], "state": state}
+            state = (
+                "idle" if idle else "waiting" if head is None else "held" if waiting else "active"
+            )
+            sources[tp.source] = {
+                "head": head,
+                "lead": None,
+                "lag": waiting + behind[tp],
+                "state": state,
+            }
             if tp in transactions:
                 sources[tp.source]["transaction"] = transactions[tp].as_row()
         heads = [at["head"] for at in sources.values()]
@@ -126,19 +152,39 @@ def status(questions: Questions, settings: Settings, patience_s: float = PATIENC
             at["lead"] = None if clock is None else at["head"] - clock
             if at["state"] == "held" and at["lead"] == 0:  # nothing waits for another source
                 at["state"] = "active"
-        counts = {"open": silver.get((p, "open"), 0), "timed_out": silver.get((p, "timed_out"), 0), "late": late.get((p,), 0)}
-        counts |= {"quarantined": quarantined.get((p,), 0), "published": published[p].seq + 1 if p in published else 0}
+        counts = {
+            "open": silver.get((p, "open"), 0),
+            "timed_out": silver.get((p, "timed_out"), 0),
+            "late": late.get((p,), 0),
+        }
+        counts |= {
+            "quarantined": quarantined.get((p,), 0),
+            "published": published[p].seq + 1 if p in published else 0,
+        }
         counts |= {"behind_sink": behind_sink.get(p, 0)}
         counts |= {"waiting": silver.get((p, "waiting"), 0)} if has_tenants else {}
         answers.append({"partition": p, "clock": clock, **counts, "sources": sources})
     if of_tenants is not None:
         answers = _with_tenants(questions, answers, of_tenants.result())
-    found_heads = {TopicPartition(name, row["partition"]): at["head"] for row in answers for name, at in row["sources"].items()}
+    found_heads = {
+        TopicPartition(name, row["partition"]): at["head"]
+        for row in answers
+        for name, at in row["sources"].items()
+    }
     last_heads = {tp: head for tp, head in found_heads.items() if head is not None}
     ahead = heads_in_future(settings, last_heads, time.time_ns() // 1_000_000)
-    problems = [*_unknown_schemas(questions, settings), *(unmet.result() or []), *odd.result(), *ahead]
+    problems = [
+        *_unknown_schemas(questions, settings),
+        *(unmet.result() or []),
+        *odd.result(),
+        *ahead,
+    ]
     warnings = [*(problem._asdict() for problem in problems), *unnoted.result().warnings]
-    return {"partitions": answers, "quality": quality.result(), **({"warnings": warnings} if warnings else {})}
+    return {
+        "partitions": answers,
+        "quality": quality.result(),
+        **({"warnings": warnings} if warnings else {}),
+    }
 
 
 def _unknown_schemas(questions: Questions, settings: Settings) -> list[Problem]:
@@ -147,10 +193,12 @@ def _unknown_schemas(questions: Questions, settings: Settings) -> list[Problem]:
     """
     return [
         Problem(
-            f"since {utc(since)} the registry does not have schema {schema_id}, which a record was written with; the source "
+            f"since {utc(since)} the registry does not have schema {schema_id}, which a record was "
+            "written with; the source "
             "waits for it, or its records are refused once registry.unknown_after is over",
             f"sources.{name}.registry",
-            "register it under this id; or set registry.unknown_after; or jump over the record with `watersmeet reset`",
+            "register it under this id; or set registry.unknown_after; or jump over the record "
+            "with `watersmeet reset`",
         )
         for name, source in settings.sources.items()
         if source.registry is not None
@@ -158,7 +206,9 @@ def _unknown_schemas(questions: Questions, settings: Settings) -> list[Problem]:
     ]
 
 
-def _with_tenants(questions: Questions, rows: list[Row], slowest: Mapping[int, Slowest]) -> list[Row]:
+def _with_tenants(
+    questions: Questions, rows: list[Row], slowest: Mapping[int, Slowest]
+) -> list[Row]:
     """Return the partitions' rows with `tenants`, `slowest` and `leading`.
 
     These say how many tenants have something open or waiting, which of them is behind the others,
@@ -166,30 +216,49 @@ def _with_tenants(questions: Questions, rows: list[Row], slowest: Mapping[int, S
     """
     ahead: dict[TopicPartition, int] = {}
     for row in rows:
-        heads = [(at["head"], source) for source, at in row["sources"].items() if at["head"] is not None]
+        heads = [
+            (at["head"], source) for source, at in row["sources"].items() if at["head"] is not None
+        ]
         for head, source in [max(heads)] if heads else []:
             ahead[TopicPartition(source, row["partition"])] = head
     tenants = tenants_of(questions, ahead)
-    leading = {tp.partition: {"tenant": tenants.get(tp), "source": tp.source, "head": head} for tp, head in ahead.items()}
+    leading = {
+        tp.partition: {"tenant": tenants.get(tp), "source": tp.source, "head": head}
+        for tp, head in ahead.items()
+    }
     found = []
     for row in rows:
         count, tenant, clock = slowest.get(row["partition"], NOBODY)
         behind = None if tenant is None else {"tenant": tenant, "clock": clock}
-        found.append({**row, "tenants": count, "slowest": behind, "leading": leading.get(row["partition"])})
+        found.append(
+            {**row, "tenants": count, "slowest": behind, "leading": leading.get(row["partition"])}
+        )
     return found
 
 
 # -- the tables
 
 
-def _rows(questions: Questions, table: str, by: Sequence[str], where: Where = (), **values: tuple[str, str]) -> list[Row]:
+def _rows(
+    questions: Questions,
+    table: str,
+    by: Sequence[str],
+    where: Where = (),
+    **values: tuple[str, str],
+) -> list[Row]:
     """Return a summary of a table; without rows where the table does not exist yet."""
-    return questions.summary(table, by, values, where).to_pylist() if questions.exists(table) else []
+    return (
+        questions.summary(table, by, values, where).to_pylist() if questions.exists(table) else []
+    )
 
 
 def _passed(questions: Questions, generation: Generation) -> dict[TopicPartition, Cursor]:
     """Return how far the merge has passed each topic-partition in a generation."""
-    last = last_batch(questions) if questions.exists(tables.SILVER) and questions.exists(tables.PROGRESS) else None
+    last = (
+        last_batch(questions)
+        if questions.exists(tables.SILVER) and questions.exists(tables.PROGRESS)
+        else None
+    )
     return {} if last is None or last[0].batch < generation.from_batch else last[0].cursors()
 
 
@@ -199,35 +268,60 @@ def _behind_sink(questions: Questions, generation: Generation) -> Mapping[int, i
 
 def _slowest(questions: Questions, settings: Settings) -> dict[int, Slowest]:
     """Return the slowest tenant of each partition, as silver's last batch left them."""
-    last = last_batch(questions) if questions.exists(tables.SILVER) and questions.exists(tables.PROGRESS) else None
+    last = (
+        last_batch(questions)
+        if questions.exists(tables.SILVER) and questions.exists(tables.PROGRESS)
+        else None
+    )
     if last is None or not (rows := unfinished(questions)).num_rows:
         return {}
     moment = Moment(last[0].cursors(), last[0].clocks)
-    return slowest(rows, clocks_at(questions, read_epochs(questions, settings), last[0].batch, moment))
+    return slowest(
+        rows, clocks_at(questions, read_epochs(questions, settings), last[0].batch, moment)
+    )
 
 
 def _decisions(questions: Questions, generation: Generation) -> dict[TopicPartition, IdleDecision]:
     """Return the last decision of the idle policy for each topic-partition."""
-    return dict(read_decisions(questions, generation)) if questions.exists(tables.IDLE_HEARTBEATS) else {}
+    return (
+        dict(read_decisions(questions, generation))
+        if questions.exists(tables.IDLE_HEARTBEATS)
+        else {}
+    )
 
 
-def _beyond(questions: Questions, source: str, since: Mapping[TopicPartition, int]) -> dict[TopicPartition, Row]:
+def _beyond(
+    questions: Questions, source: str, since: Mapping[TopicPartition, int]
+) -> dict[TopicPartition, Row]:
     """Return what bronze holds of a source from some offsets on, by topic-partition.
 
     That is: the number of `records`, their `head` (ms), and the `last` offset.
     """
     mine = {tp.partition: (offset, None) for tp, offset in since.items() if tp.source == source}
     known, end = sorted(mine), max(mine, default=-1) + 1
-    parts: list[Where] = [[[("partition", ">=", end)], [("partition", "in", sorted({*range(end)} - {*mine}))]]]
-    # With more partitions in one question, neighbours would share a term, and their rows could not be told apart.
-    parts += [within({p: mine[p] for p in known[i : i + MAX_TERMS]}) for i in range(0, len(known), MAX_TERMS)]
+    parts: list[Where] = [
+        [[("partition", ">=", end)], [("partition", "in", sorted({*range(end)} - {*mine}))]]
+    ]
+    # With more partitions in one question, neighbours would share a term, and their rows could not
+    # be told apart.
+    parts += [
+        within({p: mine[p] for p in known[i : i + MAX_TERMS]})
+        for i in range(0, len(known), MAX_TERMS)
+    ]
     values = {"records": ("count", "*"), "head": ("max", "event_time"), "last": ("max", "offset")}
-    rows = [row for where in parts for row in _rows(questions, tables.bronze(source), ["partition"], where, **values)]
+    rows = [
+        row
+        for where in parts
+        for row in _rows(questions, tables.bronze(source), ["partition"], where, **values)
+    ]
     return {TopicPartition(source, row["partition"]): row for row in rows}
 
 
 def _counts(questions: Questions, table: str, *by: str) -> dict[tuple[Any, ...], int]:
-    return {tuple(row[name] for name in by): row["rows"] for row in _rows(questions, table, by, rows=("count", "*"))}
+    return {
+        tuple(row[name] for name in by): row["rows"]
+        for row in _rows(questions, table, by, rows=("count", "*"))
+    }
 
 
 # -- Kafka

@@ -41,16 +41,26 @@ class Unnoted(NamedTuple):
         """Problems that say what is missing from an answer that relies on the tables."""
         fix = "wait a moment, or start the run, which writes them first"
         missing = [] if self.batch is None else [("late records", f"batch {self.batch} of silver")]
-        missing += [("refused records", f"the last batch of {name}") for name in sorted({tp.source for tp in self.refused})]
-        return [Problem(f"{records} of {of} may be missing here", of, fix)._asdict() for records, of in missing]
+        missing += [
+            ("refused records", f"the last batch of {name}")
+            for name in sorted({tp.source for tp in self.refused})
+        ]
+        return [
+            Problem(f"{records} of {of} may be missing here", of, fix)._asdict()
+            for records, of in missing
+        ]
 
     @property
     def notes(self) -> list[str]:
         """Sentences that a reader of an answer should know."""
-        cut_short = f"batch {self.batch} of silver is committed, and its notes are not written yet; the next start writes them"
+        cut_short = (
+            f"batch {self.batch} of silver is committed, and its notes are not written yet; the "
+            "next start writes them"
+        )
         found = [] if self.batch is None else [f"{cut_short}, and it is judged as if it had"]
         return found + [
-            f"refused records of {name} are not in quarantine yet; the next start writes them, and they are judged as if it had"
+            f"refused records of {name} are not in quarantine yet; the next start writes them, and "
+            "they are judged as if it had"
             for name in sorted({tp.source for tp in self.refused})
         ]
 
@@ -73,7 +83,10 @@ def read_unnoted(questions: Questions, settings: Settings, generation: Generatio
     # The first batch of an epoch judges again what waits for its tenant, which may have come long
     # before, and may be late now.
     begins = settings.merge.has_tenants and plan.epoch > 0
-    passed = {tp: (0 if begins else done.from_offset, done.until_offset) for tp, done in plan.ranges.items()}
+    passed = {
+        tp: (0 if begins else done.from_offset, done.until_offset)
+        for tp, done in plan.ranges.items()
+    }
     return Unnoted(plan.batch, passed if plan.has_late else {}, refused)
 
 

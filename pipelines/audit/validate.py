@@ -60,16 +60,28 @@ def check_kafka(settings: Settings) -> list[Problem]:
             found = cluster.partition_counts(kept.from_topics)
             if missing := [topic for topic in kept.from_topics if topic not in found]:
                 fix = "create it, or name the topic that has the records"
-                return [Problem(f"there is no topic {missing[0]}", f"sources.{name}.repartition.from", fix)]
+                return [
+                    Problem(
+                        f"there is no topic {missing[0]}", f"sources.{name}.repartition.from", fix
+                    )
+                ]
         co_partitioned(settings, counts)
         cluster.check_transactions()
         for name, kept in settings.repartitioned.items():
             topic, wanted = settings.inputs[name], copy_settings(cluster, kept.from_topics)
-            problems += _unfit_settings(f"sources.{name}.topic", topic, wanted, cluster.topic_settings(topic))
+            problems += _unfit_settings(
+                f"sources.{name}.topic", topic, wanted, cluster.topic_settings(topic)
+            )
         for name, topic in written_topics(settings).items():
             if topic in counts:  # gold creates a missing one with these settings
-                wanted = sink_settings(settings) if name == "topic" else dead_letter_settings(cluster, settings)
-                problems += _unfit_settings(f"publish.{name}", topic, wanted, cluster.topic_settings(topic))
+                wanted = (
+                    sink_settings(settings)
+                    if name == "topic"
+                    else dead_letter_settings(cluster, settings)
+                )
+                problems += _unfit_settings(
+                    f"publish.{name}", topic, wanted, cluster.topic_settings(topic)
+                )
     except WatersmeetError as error:
         return [as_problem(error, "kafka")]
     return problems
@@ -86,7 +98,9 @@ def check_keys(settings: Settings, questions: Questions) -> tuple[list[Problem],
     by other rules.
     """
     try:
-        partitions = co_partitioned(settings, Cluster(settings.kafka).partition_counts(topics_of(settings)))
+        partitions = co_partitioned(
+            settings, Cluster(settings.kafka).partition_counts(topics_of(settings))
+        )
         has_changed = len(read_epochs(questions, settings)) > 1
         reading = NextOffsets(questions, settings, partitions)
 
@@ -105,13 +119,19 @@ def check_keys(settings: Settings, questions: Questions) -> tuple[list[Problem],
         return [as_problem(error, "kafka")], []
 
 
-def _unfit_settings(where: str, topic: str, wanted: Mapping[str, str], found: Mapping[str, str]) -> Iterator[Problem]:
+def _unfit_settings(
+    where: str, topic: str, wanted: Mapping[str, str], found: Mapping[str, str]
+) -> Iterator[Problem]:
     """Yield a problem for each setting in which an existing topic differs from what gold would have
     made.
 
     Only differences that lose or refuse messages count.
     """
-    at_least = {"message.timestamp.after.max.ms", "message.timestamp.before.max.ms", "max.message.bytes"}
+    at_least = {
+        "message.timestamp.after.max.ms",
+        "message.timestamp.before.max.ms",
+        "max.message.bytes",
+    }
     for name, value in wanted.items():
         has = found.get(name, value)
         if has == value or (name in at_least and int(has) >= int(value)):
@@ -159,10 +179,15 @@ def check_expressions(engine: Engine, settings: Settings) -> list[Problem]:
     Both must say the same in every run. Returns the problems.
     """
     silver, merge = engine.lake.layout[tables.SILVER].schema, settings.merge
-    not_content = _JUDGED.union(DUE.names if merge.has_due else (), ["position"] if merge.has_tenants else ())
+    not_content = _JUDGED.union(
+        DUE.names if merge.has_due else (), ["position"] if merge.has_tenants else ()
+    )
     content = pa.schema([field for field in silver if field.name not in not_content])
     publish, problems = settings.publish, []
-    for name, text, kinds in (("valid", publish.valid, (pa.bool_(),)), ("value", publish.value, (pa.string(), pa.binary()))):
+    for name, text, kinds in (
+        ("valid", publish.valid, (pa.bool_(),)),
+        ("value", publish.value, (pa.string(), pa.binary())),
+    ):
         if text is not None and (what := engine.expression_problem(text, content, kinds)):
             wanted = " or ".join(ddl(kind).lower() for kind in kinds)
             fix = f"write an expression over {', '.join(content.names)} that gives a {wanted}"
@@ -171,7 +196,12 @@ def check_expressions(engine: Engine, settings: Settings) -> list[Problem]:
 
 
 def check_lake(
-    lake: Lake, questions: Questions, settings: Settings, engine: Callable[[], Engine], *, with_kafka: bool
+    lake: Lake,
+    questions: Questions,
+    settings: Settings,
+    engine: Callable[[], Engine],
+    *,
+    with_kafka: bool,
 ) -> tuple[list[Problem], list[dict[str, Any]]]:
     """Check expressions and tables, and whether the lake was begun with this configuration.
 
@@ -205,7 +235,10 @@ def check_lake(
         facts = identity(settings, partitions, cluster.topic_ids(topics))
         for field in moved_topics(questions, settings, partitions, facts):
             del facts[field]
-        problems = [as_problem(ConfigurationError(text), "configuration") for text in differences(questions, facts)]
+        problems = [
+            as_problem(ConfigurationError(text), "configuration")
+            for text in differences(questions, facts)
+        ]
         if not may_begin_anew(questions, epochs := read_epochs(questions, settings), settings):
             check_rules(epochs, settings)
         return problems, [] if problems else preview(questions, settings, partitions)
@@ -227,9 +260,15 @@ def check_tables(lake: Lake, questions: Questions) -> list[Problem]:
             if field.name not in found.names and field.name in tables.added(name):
                 continue
             has = ddl(found.field(field.name).type) if field.name in found.names else "missing"
-            if has != ddl(field.type) and (has == "missing" or not _becomes(found.field(field.name).type, field.type)):
-                what = f"{name}.{field.name} is {has}, and this configuration needs {ddl(field.type)}"
-                problems.append(Problem(what, lake.address(name), "use another lake for this configuration"))
+            if has != ddl(field.type) and (
+                has == "missing" or not _becomes(found.field(field.name).type, field.type)
+            ):
+                what = (
+                    f"{name}.{field.name} is {has}, and this configuration needs {ddl(field.type)}"
+                )
+                problems.append(
+                    Problem(what, lake.address(name), "use another lake for this configuration")
+                )
     return problems
 
 

@@ -52,7 +52,14 @@ import pyarrow.compute as pc
 from pipelines.audit.evidence import KNOWN_BATCHES, NEVER, Evidence, Ints, numbers, read_evidence
 from pipelines.audit.homes import Homes, Place, check_home
 from pipelines.audit.problems import REBUILD, Findings, answer
-from pipelines.audit.verify_evidence import DECISION, Outcome, Partition, Read, place, read_partitions
+from pipelines.audit.verify_evidence import (
+    DECISION,
+    Outcome,
+    Partition,
+    Read,
+    place,
+    read_partitions,
+)
 from pipelines.audit.verify_letters import Box, check_letters, read_boxes
 from pipelines.audit.verify_model import PUBLISHED, check_model, expected
 from pipelines.audit.verify_sink import Evaluate, Judge, Sink, check_sink, read_limits, read_sink
@@ -109,7 +116,9 @@ def verify(
     """
     for looks in count(1):
         try:
-            found, snapshot = _look(questions, settings, evaluate, timeout_s, generation, is_full=full)
+            found, snapshot = _look(
+                questions, settings, evaluate, timeout_s, generation, is_full=full
+            )
         except VersionGoneError:
             if looks >= LOOKS:
                 raise
@@ -156,19 +165,31 @@ def _look(
     bounds = {name: cluster.bounds(topic, partitions) for name, topic in settings.inputs.items()}
     snapshot = Snapshot(questions, settings)
     every = [each.number for each in read_generations(snapshot, settings)]
-    wanted: Sequence[int | None] = every if is_full and generation is None and every else [generation]
+    wanted: Sequence[int | None] = (
+        every if is_full and generation is None and every else [generation]
+    )
     findings, notes = list[Findings](), list[str]()
     for number in wanted:
         evidence = read_evidence(snapshot, settings, partitions, number, full=is_full)
         is_newest, is_only = evidence.following is None, len(evidence.generations) == 1
-        said = _check_generation(evidence, bounds, evaluate, sink if is_newest else None, boxes if is_newest else ())
-        findings += said[0] if is_only else [found.of(f"generation {evidence.generation.number}") for found in said[0]]
+        said = _check_generation(
+            evidence, bounds, evaluate, sink if is_newest else None, boxes if is_newest else ()
+        )
+        findings += (
+            said[0]
+            if is_only
+            else [found.of(f"generation {evidence.generation.number}") for found in said[0]]
+        )
         notes += [note for note in said[1] if note not in notes]
     return answer(findings, notes), snapshot
 
 
 def _check_generation(
-    evidence: Evidence, bounds: Bounds, evaluate: Evaluate | None, sink: Sink | None, boxes: Sequence[Box]
+    evidence: Evidence,
+    bounds: Bounds,
+    evaluate: Evaluate | None,
+    sink: Sink | None,
+    boxes: Sequence[Box],
 ) -> tuple[list[Findings], list[str]]:
     """Return what is found in a generation, and what a reader should know.
 
@@ -176,9 +197,21 @@ def _check_generation(
     """
     settings, judge = evidence.settings, Judge(evidence.settings, evidence.epochs, evaluate)
     limits, homes = None if sink is None else read_limits(evidence), Homes()
-    names = ["places", "keys", "bronze", "forgotten keys", "outcomes", "rows of silver", "clock", "the merge model"]
+    names = [
+        "places",
+        "keys",
+        "bronze",
+        "forgotten keys",
+        "outcomes",
+        "rows of silver",
+        "clock",
+        "the merge model",
+    ]
     names += ["versions of silver", "sink"]
-    findings = {name: Findings(name) for name in [*names, *(f"dead letters of {box.table}" for box in boxes)]}
+    findings = {
+        name: Findings(name)
+        for name in [*names, *(f"dead letters of {box.table}" for box in boxes)]
+    }
     if evidence.following is None:
         check_places(evidence, findings["places"])
     check_versions(evidence, findings["versions of silver"])
@@ -197,7 +230,8 @@ def _check_generation(
     if evidence.is_closing:
         number = evidence.generation.number
         notes.append(
-            f"a jump has ended generation {number}, and its records that are not out are not closed yet; the next start closes "
+            f"a jump has ended generation {number}, and its records that are not out are not "
+            "closed yet; the next start closes "
             "them, and they are judged as if it had"
         )
     return list(findings.values()), [*notes, *evidence.unnoted.notes]
@@ -208,7 +242,9 @@ def check_partition(partition: Partition, judge: Judge, findings: Mapping[str, F
     partition, erasing = _without_erased(partition.judged, findings["forgotten keys"])
     model = expected(partition)
     partition = _with_unnoted(partition, model.outcomes)
-    outcomes = [outcome for outcome in model.outcomes if (outcome.tenant, outcome.key) not in erasing.keys]
+    outcomes = [
+        outcome for outcome in model.outcomes if (outcome.tenant, outcome.key) not in erasing.keys
+    ]
     check_outcomes(partition, model.outcomes, erasing, findings["outcomes"])
     check_rows(partition, model.clocks, judge, findings["rows of silver"])
     check_clock(partition, findings["clock"])
@@ -259,7 +295,8 @@ def _without_erased(partition: Partition, findings: Findings) -> tuple[Partition
         keys.add((outcome.tenant, outcome.key))
         parts.extend(each for each in places if each not in erased)
         findings.add(
-            f"`forget` was cut short: {'late' if outcome.status == 'late' else 'silver'} still has a record of the key",
+            f"`forget` was cut short: {'late' if outcome.status == 'late' else 'silver'} still has "
+            "a record of the key",
             place(partition.number, outcome.key, outcome.event_time, outcome.tenant),
             "call `watersmeet forget` for the key again",
         )
@@ -284,16 +321,24 @@ def check_places(evidence: Evidence, findings: Findings) -> None:
         by = [column for column in ("source", "topic", "partition") if column in table.schema.names]
         if "partition" not in by or not questions.exists(name):
             continue
-        owners = [each for each in settings.inputs if name == tables.bronze(source_of(each))] or settings.inputs
+        owners = [
+            each for each in settings.inputs if name == tables.bronze(source_of(each))
+        ] or settings.inputs
         places = [settings.place(each)._asdict() for each in owners]
         known = {tuple(each[column] for column in by[:-1]) for each in places}
         for row in questions.summary(name, by, {"rows": ("count", "*")}).to_pylist():
             *of, partition, rows = row.values()
             is_message = name in (tables.RECOVERED, tables.GENERATIONS) and set(of) == {None}
-            if partition not in range(evidence.partitions) or not (tuple(of) in known or is_message):
+            if partition not in range(evidence.partitions) or not (
+                tuple(of) in known or is_message
+            ):
                 where = ", ".join(f"{column} {row[column]}" for column in by)
                 fix = "delete them, if this is the lake of these topics"
-                findings.add(f"{rows:,} rows that belong to no partition of the topics", f"{name}: {where}", fix)
+                findings.add(
+                    f"{rows:,} rows that belong to no partition of the topics",
+                    f"{name}: {where}",
+                    fix,
+                )
 
 
 def check_homes(partition: Partition, homes: Homes, findings: Findings) -> None:
@@ -308,7 +353,9 @@ def check_homes(partition: Partition, homes: Homes, findings: Findings) -> None:
         homes.add(tp, keys)
         if evidence.settings.repartitioned:
             for offset, (key, _) in keys.items():
-                place = Place(key, tp.source, evidence.settings.inputs[tp.source], tp.partition, offset)
+                place = Place(
+                    key, tp.source, evidence.settings.inputs[tp.source], tp.partition, offset
+                )
                 check_home(place, evidence.partitions, findings)
 
 
@@ -320,21 +367,39 @@ def check_offsets(partition: Partition, bounds: Bounds, findings: Findings) -> N
     """
     evidence = partition.evidence
     for tp, log in partition.logs.items():
-        where, (first, end) = f"{tables.bronze(source_of(tp.source))}: ", bounds[tp.source].get(tp.partition, (0, 0))
+        where, (first, end) = (
+            f"{tables.bronze(source_of(tp.source))}: ",
+            bounds[tp.source].get(tp.partition, (0, 0)),
+        )
         for offset, rows in log.repeated.items():
             fix = "delete all but one of the rows with this offset"
-            findings.add(f"the record is in bronze {rows} times", where + evidence.at(tp, offset), fix)
+            findings.add(
+                f"the record is in bronze {rows} times", where + evidence.at(tp, offset), fix
+            )
         last, known = evidence.end.until.get(tp, 0), evidence.history.get(tp.partition)
         if evidence.following is None:
             last = max([last, *(log.offset[-1:] + 1).tolist()])
-        skipped = [(0, max(first, evidence.generation.begin.get(tp, 0), known.offsets[tp.source] if known else 0))]
+        skipped = [
+            (
+                0,
+                max(
+                    first,
+                    evidence.generation.begin.get(tp, 0),
+                    known.offsets[tp.source] if known else 0,
+                ),
+            )
+        ]
         kafka, topic = evidence.settings.kafka, evidence.settings.inputs[tp.source]
         for gap in gaps(log.offset, skipped, min(last, end)):
             for batch in read_range(kafka, Range(topic, tp.partition, *gap)):
                 for offset in np.setdiff1d(batch["offset"].to_numpy(), log.offset).tolist():
                     if offset >= skipped[0][1]:
                         fix = "start a new lake while Kafka still has it"
-                        findings.add("bronze lacks a record that Kafka has", where + evidence.at(tp, offset), fix)
+                        findings.add(
+                            "bronze lacks a record that Kafka has",
+                            where + evidence.at(tp, offset),
+                            fix,
+                        )
 
 
 def gaps(offsets: Ints, skipped: Sequence[tuple[int, int]], end: int) -> list[tuple[int, int]]:
@@ -346,9 +411,14 @@ def gaps(offsets: Ints, skipped: Sequence[tuple[int, int]], end: int) -> list[tu
     begins = np.concatenate([offsets, [since for since, _ in skipped], [end]]).astype(np.int64)
     ends = np.concatenate([offsets + 1, [until for _, until in skipped], [end]]).astype(np.int64)
     order = np.argsort(begins, kind="stable")
-    reached, begins = np.append(0, np.maximum.accumulate(ends[order])[:-1]), np.minimum(begins[order], end)
+    reached, begins = (
+        np.append(0, np.maximum.accumulate(ends[order])[:-1]),
+        np.minimum(begins[order], end),
+    )
     found: list[tuple[int, int]] = []
-    for since, until in zip(reached[reached < begins].tolist(), begins[reached < begins].tolist(), strict=True):
+    for since, until in zip(
+        reached[reached < begins].tolist(), begins[reached < begins].tolist(), strict=True
+    ):
         is_near = bool(found) and since - found[-1][1] <= NEAR
         found.append((found.pop()[0] if is_near else since, until))
     return found
@@ -359,7 +429,9 @@ def gaps(offsets: Ints, skipped: Sequence[tuple[int, int]], end: int) -> list[tu
 _OUTCOMES = ["merge records, late and recovered", "merge records, waiting, late and recovered"]
 
 
-def check_outcomes(partition: Partition, model: Iterable[Outcome], erasing: Erasing, findings: Findings) -> None:
+def check_outcomes(
+    partition: Partition, model: Iterable[Outcome], erasing: Erasing, findings: Findings
+) -> None:
     """Check that every record that the merge has passed has exactly one outcome.
 
     - It is in one merge record, waiting, late, or published before a recovery.
@@ -386,18 +458,36 @@ def check_outcomes(partition: Partition, model: Iterable[Outcome], erasing: Eras
             "quarantine": (log.quarantined, refused, log.refused),
         }
         since, until = evidence.unnoted.passed.get(tp, (0, 0))
-        not_known = (log.passed >= since) & (log.passed < until) & ~np.isin(log.passed, list(log.sampled))
-        wanted[_OUTCOMES[evidence.has_tenants]] = np.array(found[tp.source], np.int64), log.passed[~not_known], log.passed
+        not_known = (
+            (log.passed >= since) & (log.passed < until) & ~np.isin(log.passed, list(log.sampled))
+        )
+        wanted[_OUTCOMES[evidence.has_tenants]] = (
+            np.array(found[tp.source], np.int64),
+            log.passed[~not_known],
+            log.passed,
+        )
         for name, (here, required, allowed) in wanted.items():
             offsets, counts = np.unique(here, return_counts=True)
-            wrong = [(o, f"appears {n} times") for o, n in zip(offsets[counts > 1], counts[counts > 1], strict=True)]
+            wrong = [
+                (o, f"appears {n} times")
+                for o, n in zip(offsets[counts > 1], counts[counts > 1], strict=True)
+            ]
             wrong += [(offset, "is missing") for offset in np.setdiff1d(required, offsets)]
             wrong += [(offset, "must not be there") for offset in np.setdiff1d(offsets, allowed)]
-            fix = "let quarantine hold bronze's refused rows, each once" if name == "quarantine" else REBUILD
+            fix = (
+                "let quarantine hold bronze's refused rows, each once"
+                if name == "quarantine"
+                else REBUILD
+            )
             for offset, what in wrong:
-                findings.add(f"{name}: the record {what}", f"{table}: {evidence.at(tp, offset)}", fix)
+                findings.add(
+                    f"{name}: the record {what}", f"{table}: {evidence.at(tp, offset)}", fix
+                )
         for offset in log.unread.tolist():
-            fix = "give the row the event time or the reason that its value has, or start a new lake while Kafka still has it"
+            fix = (
+                "give the row the event time or the reason that its value has, or start a new lake "
+                "while Kafka still has it"
+            )
             what = "a record with a value was neither read nor refused"
             findings.add(what, f"{table}: {evidence.at(tp, offset)}", fix)
 
@@ -405,7 +495,9 @@ def check_outcomes(partition: Partition, model: Iterable[Outcome], erasing: Eras
 # -- checks 3, 4, and of 5 what is valid
 
 
-def check_rows(partition: Partition, clocks: Mapping[int, int], judge: Judge, findings: Findings) -> None:
+def check_rows(
+    partition: Partition, clocks: Mapping[int, int], judge: Judge, findings: Findings
+) -> None:
     """Check the rows of a partition.
 
     - A key of a tenant has at most one open row, and no two rows with the same event time. Rows
@@ -421,26 +513,48 @@ def check_rows(partition: Partition, clocks: Mapping[int, int], judge: Judge, fi
     for i, row in enumerate(partition.rows):
         key, status, time, last, *_, tenant, position = row.outcome
         (epoch, now), what = partition.judged_in(row), ""
-        clock, whose = (clocks.get(i), "its tenant's clock") if evidence.has_tenants else (now, "the clock")
+        clock, whose = (
+            (clocks.get(i), "its tenant's clock") if evidence.has_tenants else (now, "the clock")
+        )
         has_ended = evidence.following is not None
         if status == "waiting":
-            is_right = clock is not None and now is not None and position is not None and clock < position <= now
-            what = "" if is_right and not has_ended else f"has the position {position}, and the clock of all is {now}"
+            is_right = (
+                clock is not None
+                and now is not None
+                and position is not None
+                and clock < position <= now
+            )
+            what = (
+                ""
+                if is_right and not has_ended
+                else f"has the position {position}, and the clock of all is {now}"
+            )
         else:
             due = epoch.settings.merge.window.due(time, last)
             is_past = clock is not None and due < clock
-            rows["rows with the same partition, key and event time", tenant, key, time] += status != "reset"
-            if (status == "open" and (is_past or has_ended)) or (status == "timed_out" and not is_past):
+            rows["rows with the same partition, key and event time", tenant, key, time] += (
+                status != "reset"
+            )
+            if (status == "open" and (is_past or has_ended)) or (
+                status == "timed_out" and not is_past
+            ):
                 what = f"can be joined until {due}"
         rows["open rows for one key", tenant, key, None] += status == "open"
         if what:
-            told = f"the row is {status.replace('_', ' ')} although {whose} is {clock}, and it {what}"
+            told = (
+                f"the row is {status.replace('_', ' ')} although {whose} is {clock}, and it {what}"
+            )
             findings.add(told, place(p, key, time, tenant))
-        is_closed = status == "timed_out" and has_ended and evidence.is_unpublished(p, row.outcome.place)
+        is_closed = (
+            status == "timed_out" and has_ended and evidence.is_unpublished(p, row.outcome.place)
+        )
         right = judge.right(row, is_closed=is_closed)
         if (row.valid, row.invalid_reason) not in right:
             allowed = " or ".join(f"{valid} ({reason})" for valid, reason in right)
-            findings.add(f"valid is {row.valid} ({row.invalid_reason}), and must be {allowed}", place(p, key, time, tenant))
+            findings.add(
+                f"valid is {row.valid} ({row.invalid_reason}), and must be {allowed}",
+                place(p, key, time, tenant),
+            )
     for (what, tenant, key, time), n in rows.items():
         if n > 1:
             findings.add(f"{n} {what}", place(p, key, time, tenant))
@@ -457,53 +571,87 @@ def check_clock(partition: Partition, findings: Findings) -> None:
     position it has reached is passed, and no other.
     """
     evidence, progress = partition.evidence, partition.progress
-    by_batch = progress.group_by("batch").aggregate([("head", "min"), ("clock", "min"), ("clock", "max"), ("source", "count")])
+    by_batch = progress.group_by("batch").aggregate(
+        [("head", "min"), ("clock", "min"), ("clock", "max"), ("source", "count")]
+    )
     for row in by_batch.sort_by("batch").to_pylist():
         where = f"progress: batch {row['batch']}, partition {partition.number}"
         for clock in sorted({row["clock_min"], row["clock_max"]} - {row["head_min"]}):
             findings.add(f"the clock is {clock}, and the smallest head {row['head_min']}", where)
         if row["source_count"] != len(partition.logs):
-            findings.add(f"there are {row['source_count']} rows for {len(partition.logs)} sources", where)
+            findings.add(
+                f"there are {row['source_count']} rows for {len(partition.logs)} sources", where
+            )
     for tp, log in partition.logs.items():
         mine = progress.filter(pc.equal(progress["source"], tp.source))
         columns = {name: numbers(mine[name]) for name in mine.column_names[2:]}
         for batch, what, offset in _unlike(log.read, **columns):
             topic = f"{evidence.settings.inputs[tp.source]}[{tp.partition}]"
-            findings.add(what, f"progress: batch {batch}, {topic}" if offset is None else f"{topic}@{offset}")
+            findings.add(
+                what, f"progress: batch {batch}, {topic}" if offset is None else f"{topic}@{offset}"
+            )
 
 
 def _unlike(
-    read: Read, batch: Ints, from_offset: Ints, until_offset: Ints, head: Ints, clock: Ints, position: Ints
+    read: Read,
+    batch: Ints,
+    from_offset: Ints,
+    until_offset: Ints,
+    head: Ints,
+    clock: Ints,
+    position: Ints,
 ) -> Iterator[tuple[int, str, int | None]]:
     """Yield the first batches that bronze does not bear out: number, what is wrong, and at which
     offset.
     """
     records = np.flatnonzero(read.kind != DECISION)
-    offsets, of_records = np.append(read.offset[records], NEVER), np.append(read.position[records], NEVER)
-    passed, ahead = np.searchsorted(offsets, until_offset), np.searchsorted(of_records, clock, side="right")
+    offsets, of_records = (
+        np.append(read.offset[records], NEVER),
+        np.append(read.position[records], NEVER),
+    )
+    passed, ahead = (
+        np.searchsorted(offsets, until_offset),
+        np.searchsorted(of_records, clock, side="right"),
+    )
     positions = np.append(read.before, read.position)
     # A decision that follows the last offset passed may have come before the batch or after it.
-    certain = np.maximum(np.append(0, records + 1)[passed], np.searchsorted(read.offset, until_offset - 1))
+    certain = np.maximum(
+        np.append(0, records + 1)[passed], np.searchsorted(read.offset, until_offset - 1)
+    )
     least, most = positions[certain], positions[np.searchsorted(read.offset, until_offset)]
     is_next = np.append(False, np.diff(batch) == 1)
-    is_torn = np.append(False, np.diff(batch) == 0) | (is_next & (from_offset != np.roll(until_offset, 1)))
+    is_torn = np.append(False, np.diff(batch) == 0) | (
+        is_next & (from_offset != np.roll(until_offset, 1))
+    )
 
     def first(wrong: npt.NDArray[np.bool_]) -> Iterable[int]:
-        """The index of the first true element, in a list of one; an empty list where none is true."""
+        """The index of the first true element, in a list of one; an empty list where none is
+        true."""
         return [int(j) for j in np.flatnonzero(wrong)[:1]]
 
     for j in first(is_torn):
-        yield int(batch[j]), f"it begins at offset {from_offset[j]}, where the batch before it did not end", None
+        yield (
+            int(batch[j]),
+            f"it begins at offset {from_offset[j]}, where the batch before it did not end",
+            None,
+        )
     for j in first(~np.isin(position, positions) | (position < least) | (position > most)):
         yield int(batch[j]), f"the position is {position[j]}, and bronze gives {least[j]}", None
-    for j in first(~np.isin(head, positions) | (head < position) | ((head == clock) & (position < clock))):
+    for j in first(
+        ~np.isin(head, positions) | (head < position) | ((head == clock) & (position < clock))
+    ):
         bronze = f"bronze has {least[j]} at offset {until_offset[j]} and gets to {positions[-1]}"
         yield int(batch[j]), f"the head is {head[j]}, and {bronze}", None
     for j in first(ahead < passed):
-        what = f"passed, with the clock at {clock[j]}, although the position is {of_records[ahead[j]]}"
+        what = (
+            f"passed, with the clock at {clock[j]}, although the position is {of_records[ahead[j]]}"
+        )
         yield int(batch[j]), what, int(offsets[ahead[j]])
     for j in first(of_records[passed] < clock + (head != clock)):
-        what = f"not passed, with the clock at {clock[j]}, although the position is {of_records[passed[j]]}"
+        what = (
+            f"not passed, with the clock at {clock[j]}, although the position is "
+            f"{of_records[passed[j]]}"
+        )
         yield int(batch[j]), what, int(offsets[passed[j]])
 
 
@@ -517,10 +665,23 @@ def check_versions(evidence: Evidence, findings: Findings) -> None:
         return
     history = evidence.questions.history(tables.SILVER, None if evidence.is_full else KNOWN_BATCHES)
     commits = ((version.number, commit_of(tables.SILVER, version)) for version in history)
-    batches = {number: None if c is None or c.is_fence else c.facts.get("batch") for number, c in commits}
+    batches = {
+        number: None if c is None or c.is_fence else c.facts.get("batch") for number, c in commits
+    }
     known: Where = [[("silver_version", ">=", min(batches)), ("batch", "<=", evidence.last_batch)]]
-    noted = evidence.questions.summary(tables.PROGRESS, ["batch", "silver_version"], {"rows": ("count", "*")}, known)
-    for batch, version in sorted(zip(noted["batch"].to_pylist(), noted["silver_version"].to_pylist(), strict=True)):
+    noted = evidence.questions.summary(
+        tables.PROGRESS, ["batch", "silver_version"], {"rows": ("count", "*")}, known
+    )
+    for batch, version in sorted(
+        zip(noted["batch"].to_pylist(), noted["silver_version"].to_pylist(), strict=True)
+    ):
         if batches.get(version) != batch:
-            fix = "let progress.silver_version name the version that silver's history has for the batch"
-            findings.add(f"version {version} of silver is not the commit of this batch", f"progress: batch {batch}", fix)
+            fix = (
+                "let progress.silver_version name the version that silver's history has for the "
+                "batch"
+            )
+            findings.add(
+                f"version {version} of silver is not the commit of this batch",
+                f"progress: batch {batch}",
+                fix,
+            )

@@ -15,7 +15,15 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipelines.audit.evidence import KNOWN_BATCHES, NONE, OF_PROGRESS, Evidence, Ints, numbers, read_table
+from pipelines.audit.evidence import (
+    KNOWN_BATCHES,
+    NONE,
+    OF_PROGRESS,
+    Evidence,
+    Ints,
+    numbers,
+    read_table,
+)
 from pipelines.audit.verify_values import as_kept, packed
 from pipelines.core.columns import input_names
 from pipelines.core.inputs import source_of
@@ -58,11 +66,15 @@ class Outcome(NamedTuple):
     position: int | None = None
 
     def __str__(self) -> str:
-        parts = [f"{source}@{offset} ({', '.join(str(each)[:40] for each in more)})" for source, offset, *more in self.parts[:5]]
+        parts = [
+            f"{source}@{offset} ({', '.join(str(each)[:40] for each in more)})"
+            for source, offset, *more in self.parts[:5]
+        ]
         told = {"due": self.due, "closed at": self.closed_at, "position": self.position}
         times = "".join(f", {name} {time}" for name, time in told.items() if time is not None)
         return (
-            f"{self.status} from {self.event_time} to {self.last}{times} of {', '.join(parts)}{', ...' * (len(self.parts) > 5)}"
+            f"{self.status} from {self.event_time} to {self.last}{times} of "
+            f"{', '.join(parts)}{', ...' * (len(self.parts) > 5)}"
         )
 
     @property
@@ -178,19 +190,25 @@ class Partition:
         since = self.evidence.history.get(self.number)
         if since is None:
             return self
-        return replace(self, rows=[r for r in self.rows if not r.is_finished or r.batch > since.batch])
+        return replace(
+            self, rows=[r for r in self.rows if not r.is_finished or r.batch > since.batch]
+        )
 
     def judged_in(self, row: Row) -> tuple[Epoch, int | None]:
         """Return the epoch by whose rules a row is what it is, and the clock (ms) that decided."""
         epoch, end = self.evidence.through[-1]
         if not row.is_finished:
             return epoch, end.clocks.get(self.number)
-        return self.evidence.epochs.of(row.batch), self._clocks.get(row.batch, end.clocks.get(self.number, NONE))
+        return self.evidence.epochs.of(row.batch), self._clocks.get(
+            row.batch, end.clocks.get(self.number, NONE)
+        )
 
     @cached_property
     def _clocks(self) -> Mapping[int, int]:
         """Clocks (ms) by batch."""
-        return dict(zip(*(self.progress[name].to_pylist() for name in ("batch", "clock")), strict=True))
+        return dict(
+            zip(*(self.progress[name].to_pylist() for name in ("batch", "clock")), strict=True)
+        )
 
     def is_judged(self, source: str, offset: int) -> bool:
         """Return True where a record came since the partition's history begins."""
@@ -201,7 +219,9 @@ class Partition:
 def place(partition: int, key: str, event_time: int | None = None, tenant: str = ALL) -> str:
     """Return a merge record's coordinates, for a sentence; event time in ms."""
     whose = "" if tenant == ALL else f"tenant {tenant!r}, "
-    return f"silver: partition {partition}, {whose}key {key!r}" + ("" if event_time is None else f", event_time {event_time}")
+    return f"silver: partition {partition}, {whose}key {key!r}" + (
+        "" if event_time is None else f", event_time {event_time}"
+    )
 
 
 def groups(partitions: int) -> list[tuple[int, int]]:
@@ -211,36 +231,67 @@ def groups(partitions: int) -> list[tuple[int, int]]:
 
 
 _COLUMNS = {
-    tables.SILVER: ["merge_key", "status", "event_time", "last_event_time", "batch", "valid", "invalid_reason"],
+    tables.SILVER: [
+        "merge_key",
+        "status",
+        "event_time",
+        "last_event_time",
+        "batch",
+        "valid",
+        "invalid_reason",
+    ],
     tables.LATE: ["merge_key", "source", "offset", "event_time", "position", "value", "batch"],
     tables.QUARANTINE: ["source", "offset"],
     tables.IDLE_HEARTBEATS: ["source", "after_offset", "event_time", "decided_at"],
     tables.RECOVERED: ["merge_key", "event_time", *DUE.names, *TENANT.names],
 }
 _WITH_TENANT = [tables.LATE, tables.IDLE_HEARTBEATS]
-_OF_BRONZE = ["partition", "offset", "event_time", "heartbeat", "reason", "merge_key", "value", "kafka_timestamp"]
+_OF_BRONZE = [
+    "partition",
+    "offset",
+    "event_time",
+    "heartbeat",
+    "reason",
+    "merge_key",
+    "value",
+    "kafka_timestamp",
+]
 """Columns that are read of bronze; `has_value` is added."""
 _TIMES = ["head", "clock", "position"]
 
 
-def read_partitions(evidence: Evidence, evaluated: Callable[[pa.Table], pa.Table]) -> Iterator[Partition]:
+def read_partitions(
+    evidence: Evidence, evaluated: Callable[[pa.Table], pa.Table]
+) -> Iterator[Partition]:
     """Yield every partition of the topics.
 
     Outcomes are read before bronze, so that bronze has what they name. `evaluated`: adds the
     columns `holds` and `told` (`Row.value`) to rows of silver.
     """
     sources, further = list(evidence.settings.sources), evidence.further_columns
-    whose, begun = TENANT.names if evidence.has_tenants else [], {epoch.from_batch for epoch in evidence.epochs[1:]}
+    whose, begun = (
+        TENANT.names if evidence.has_tenants else [],
+        {epoch.from_batch for epoch in evidence.epochs[1:]},
+    )
     for first, until in groups(evidence.partitions):
-        here, found = [("partition", ">=", first), ("partition", "<", until)], {tables.RECOVERED: evidence.recovered}
+        here, found = (
+            [("partition", ">=", first), ("partition", "<", until)],
+            {tables.RECOVERED: evidence.recovered},
+        )
         for table in _COLUMNS.keys() - found.keys():
-            columns = ["partition", *_COLUMNS[table], *([*further, *sources] if table == tables.SILVER else [])]
+            columns = [
+                "partition",
+                *_COLUMNS[table],
+                *([*further, *sources] if table == tables.SILVER else []),
+            ]
             columns += whose if table in _WITH_TENANT else []
             where = [*here, ("batch", "<=", evidence.last_batch)] if table == tables.LATE else here
             if table == tables.IDLE_HEARTBEATS and evidence.questions.exists(table):
                 columns += own_generation(evidence.questions, table)
             version = evidence.version if table == tables.SILVER else None
-            found[table] = read_table(evidence.questions, evidence.settings, table, columns, [where], version)
+            found[table] = read_table(
+                evidence.questions, evidence.settings, table, columns, [where], version
+            )
         found[tables.SILVER] = evaluated(found[tables.SILVER])
         found[tables.PROGRESS] = _read_progress(evidence, here)
         found[tables.IDLE_HEARTBEATS] = _own_decisions(evidence, found[tables.IDLE_HEARTBEATS])
@@ -248,22 +299,39 @@ def read_partitions(evidence: Evidence, evaluated: Callable[[pa.Table], pa.Table
         for p in range(first, until):
             mine = {table: _of(rows, "partition", p) for table, rows in found.items()}
             if (history := evidence.history.get(p)) is not None:
-                mine[tables.PROGRESS] = mine[tables.PROGRESS].filter(pc.greater(mine[tables.PROGRESS]["batch"], history.batch))
-                mine |= {table: _since(mine[table], history) for table in (tables.LATE, tables.QUARANTINE)}
+                mine[tables.PROGRESS] = mine[tables.PROGRESS].filter(
+                    pc.greater(mine[tables.PROGRESS]["batch"], history.batch)
+                )
+                mine |= {
+                    table: _since(mine[table], history)
+                    for table in (tables.LATE, tables.QUARANTINE)
+                }
             tps = [TopicPartition(name, p) for name in evidence.settings.inputs]
-            logs = {tp: _log(evidence, tp, _of(bronze[tp.source], "partition", p), mine) for tp in tps}
-            late, late_before, late_anew = list[Outcome](), list[tuple[str, int]](), set[tuple[str, int]]()
+            logs = {
+                tp: _log(evidence, tp, _of(bronze[tp.source], "partition", p), mine) for tp in tps
+            }
+            late, late_before, late_anew = (
+                list[Outcome](),
+                list[tuple[str, int]](),
+                set[tuple[str, int]](),
+            )
             for k, s, o, t, w, v, batch, *tenant in _tuples(mine[tables.LATE], tables.LATE, *whose):
                 if not evidence.is_own(batch):
                     late_before.append((s, o))
                     continue
-                late.append(Outcome(k, "late", t, w, ((s, o, t, v),), tenant=tenant[0] if tenant else ALL))
+                late.append(
+                    Outcome(k, "late", t, w, ((s, o, t, v),), tenant=tenant[0] if tenant else ALL)
+                )
                 if tenant and batch in begun:
                     late_anew.add((s, o))
             recovered = list(_tuples(mine[tables.RECOVERED], tables.RECOVERED))
             every = list(_rows(mine[tables.SILVER], sources, further))
             rows = [_closed(evidence, p, row) for row in every if evidence.is_own(row.batch)]
-            others = [row for row in every if row.valid and row.is_finished and not evidence.is_own(row.batch)]
+            others = [
+                row
+                for row in every
+                if row.valid and row.is_finished and not evidence.is_own(row.batch)
+            ]
             known = late, late_before, recovered, mine[tables.PROGRESS], late_anew
             yield Partition(evidence, p, logs, rows, others, *known)
 
@@ -284,7 +352,9 @@ def _closed(evidence: Evidence, partition: int, row: Row) -> Row:
         found = found._replace(status="reset", due=None, closed_at=None, position=None)
         return row._replace(outcome=found, valid=False, invalid_reason="reset")
     if row.valid and evidence.is_unpublished(partition, found.place):
-        return row._replace(outcome=found._replace(status="reset"), valid=False, invalid_reason="reset")
+        return row._replace(
+            outcome=found._replace(status="reset"), valid=False, invalid_reason="reset"
+        )
     return row
 
 
@@ -295,7 +365,12 @@ def _of(rows: pa.Table, column: str, value: Any) -> pa.Table:
 def _since(rows: pa.Table, history: History) -> pa.Table:
     """Return the rows of records that came since a history begins."""
     sources, offsets = rows["source"].to_pylist(), rows["offset"].to_pylist()
-    return rows.filter(pa.array([o >= history.offsets.get(s, 0) for s, o in zip(sources, offsets, strict=True)], pa.bool_()))
+    return rows.filter(
+        pa.array(
+            [o >= history.offsets.get(s, 0) for s, o in zip(sources, offsets, strict=True)],
+            pa.bool_(),
+        )
+    )
 
 
 def _tuples(rows: pa.Table, table: str, *more: str) -> Iterator[tuple[Any, ...]]:
@@ -309,10 +384,15 @@ def _read_progress(evidence: Evidence, here: Sequence[tuple[str, str, Any]]) -> 
     first, last, ends = evidence.generation.from_batch, evidence.last_batch, evidence.progress
     since = first if evidence.is_full else max(first, last - KNOWN_BATCHES + 1)
     others = [*here, ("batch", ">=", since), ("batch", "<=", last)]
-    found = read_table(evidence.questions, evidence.settings, tables.PROGRESS, OF_PROGRESS, [others])
+    found = read_table(
+        evidence.questions, evidence.settings, tables.PROGRESS, OF_PROGRESS, [others]
+    )
     is_new = pc.invert(pc.is_in(ends["batch"], value_set=pc.unique(found["batch"])))
     found = pa.concat_tables([found, ends.filter(is_new)]).sort_by("batch")
-    return pa.table([found[n].fill_null(NONE) if n in _TIMES else found[n] for n in OF_PROGRESS], list(OF_PROGRESS))
+    return pa.table(
+        [found[n].fill_null(NONE) if n in _TIMES else found[n] for n in OF_PROGRESS],
+        list(OF_PROGRESS),
+    )
 
 
 def _read_bronze(evidence: Evidence, source: str, here: Sequence[tuple[str, str, Any]]) -> pa.Table:
@@ -324,68 +404,115 @@ def _read_bronze(evidence: Evidence, source: str, here: Sequence[tuple[str, str,
     columns = [*_OF_BRONZE, *(TENANT.names if evidence.has_tenants else [])]
     rows = read_table(evidence.questions, evidence.settings, tables.bronze(source), columns, [here])
     recovered = set(evidence.recovered["merge_key"].to_pylist())
-    is_sampled = pa.array([evidence.is_sampled(key) or key in recovered for key in rows["merge_key"].to_pylist()], pa.bool_())
+    is_sampled = pa.array(
+        [evidence.is_sampled(key) or key in recovered for key in rows["merge_key"].to_pylist()],
+        pa.bool_(),
+    )
     if evidence.since:
         lag = max(epoch.settings.merge.tenant_max_lag_ms or 0 for epoch in evidence.epochs)
-        is_sampled = pc.or_(is_sampled, pc.less(rows["event_time"], max(evidence.since.values()) + lag).fill_null(False))
+        is_sampled = pc.or_(
+            is_sampled,
+            pc.less(rows["event_time"], max(evidence.since.values()) + lag).fill_null(False),
+        )
     values = pc.if_else(is_sampled, rows["value"], pa.scalar(None, pa.binary()))
-    return rows.append_column("has_value", pc.is_valid(rows["value"])).set_column(6, "value", values)
+    return rows.append_column("has_value", pc.is_valid(rows["value"])).set_column(
+        6, "value", values
+    )
 
 
-def _log(evidence: Evidence, tp: TopicPartition, rows: pa.Table, found: Mapping[str, pa.Table]) -> Log:
+def _log(
+    evidence: Evidence, tp: TopicPartition, rows: pa.Table, found: Mapping[str, pa.Table]
+) -> Log:
     history = evidence.history.get(tp.partition)
     since = 0 if history is None else history.offsets[tp.source]
-    before = NONE if history is None or history.positions[tp.source] is None else int(history.positions[tp.source] or 0)
+    before = (
+        NONE
+        if history is None or history.positions[tp.source] is None
+        else int(history.positions[tp.source] or 0)
+    )
     rows = rows.filter(pc.greater_equal(rows["offset"], since))
-    offset, firsts, counts = np.unique(numbers(rows["offset"]), return_index=True, return_counts=True)
+    offset, firsts, counts = np.unique(
+        numbers(rows["offset"]), return_index=True, return_counts=True
+    )
     repeated = dict(zip(offset[counts > 1].tolist(), counts[counts > 1].tolist(), strict=True))
     rows = rows.take(pa.array(firsts))
     time, is_refused = numbers(rows["event_time"], 0), numbers(pc.is_valid(rows["reason"]))
-    erased = frozenset(offset[numbers(rows["heartbeat"].fill_null(False)) & ~numbers(rows["has_value"])].tolist())
+    erased = frozenset(
+        offset[numbers(rows["heartbeat"].fill_null(False)) & ~numbers(rows["has_value"])].tolist()
+    )
     # A record that is neither timed nor refused is a tombstone that was skipped.
     is_timed = numbers(pc.is_valid(rows["event_time"]))
     kind = np.where(numbers(rows["heartbeat"].fill_null(False)), HEARTBEAT, KEYED)
     spoken_rows, of_tenants = _decisions(_of(found[tables.IDLE_HEARTBEATS], "source", tp.source))
-    after, spoken_time, decided = (numbers(spoken_rows[name]) for name in ("after_offset", "event_time", "decided_at"))
+    after, spoken_time, decided = (
+        numbers(spoken_rows[name]) for name in ("after_offset", "event_time", "decided_at")
+    )
     begin, end = max(since, evidence.generation.begin.get(tp, 0)), evidence.end.until.get(tp, 0)
     is_read = is_timed & ~is_refused & (offset >= begin)
     spoken = after >= begin - 1
-    at, kinds = np.append(offset[is_read], after[spoken]), np.append(kind[is_read], np.full(spoken.sum(), DECISION))
-    order = np.lexsort((kinds == DECISION, at))  # a decision follows the record whose offset it bears
+    at, kinds = (
+        np.append(offset[is_read], after[spoken]),
+        np.append(kind[is_read], np.full(spoken.sum(), DECISION)),
+    )
+    # A decision follows the record whose offset it bears.
+    order = np.lexsort((kinds == DECISION, at))
     times = np.append(time[is_read], spoken_time[spoken])[order]
     positions = np.maximum.accumulate(np.append(before, times))[1:]
     whose: list[tuple[int, str | None, Mapping[str, int] | None]] = []
     if evidence.has_tenants:
         mine: list[tuple[str | None, Mapping[str, int] | None]] = [
             *((tenant, None) for tenant in rows["tenant"].filter(pa.array(is_read)).to_pylist()),
-            *((None, of_tenants[each]) for each in zip(after[spoken].tolist(), decided[spoken].tolist(), strict=True)),
+            *(
+                (None, of_tenants[each])
+                for each in zip(after[spoken].tolist(), decided[spoken].tolist(), strict=True)
+            ),
         ]
         whose = [(t, *mine[i]) for t, i in zip(times.tolist(), order.tolist(), strict=True)]
     read = Read(at[order], positions, kinds[order], before, whose)
     out = evidence.out.get(tp, np.array([], np.int64))
     passed = np.setdiff1d(read.keyed(end).offset, out)
     source = source_of(tp.source)
-    old = offset[numbers(rows["kafka_timestamp"], 0) < evidence.floors.times.get((tables.QUARANTINE, tp.partition), 0)]
+    old = offset[
+        numbers(rows["kafka_timestamp"], 0)
+        < evidence.floors.times.get((tables.QUARANTINE, tp.partition), 0)
+    ]
     kept = found[tables.SILVER].schema.field(source).type.value_type.field("value").type
     unread = offset[~is_timed & ~is_refused & numbers(rows["has_value"]) & (offset >= begin)]
     # Where several sources share a topic (`where`), each passes over the records of the others:
     # they have no time that it can read.
-    unread = np.array([o for o in unread if evidence.epoch_of(tp, o).settings.sources[source].where is None], np.int64)
+    unread = np.array(
+        [o for o in unread if evidence.epoch_of(tp, o).settings.sources[source].where is None],
+        np.int64,
+    )
     is_merged = is_timed & ~is_refused & (kind == KEYED) & (offset >= begin) & ~np.isin(offset, out)
     rows = rows.filter(pc.and_(pa.array(is_merged), pc.is_valid(rows["value"])))
     columns = [rows[name].to_pylist() for name in ("offset", "merge_key", "event_time", "value")]
     columns.append(rows["tenant"].to_pylist() if evidence.has_tenants else [None] * len(rows))
-    decoders = [schemas[source].decoder_of_accepted() if source in schemas else None for schemas in evidence.avro]
+    decoders = [
+        schemas[source].decoder_of_accepted() if source in schemas else None
+        for schemas in evidence.avro
+    ]
     sampled = {}
     for o, key, t, value, tenant in zip(*columns, strict=True):
         epoch = evidence.epoch_of(tp, o)
         decode = decoders[epoch.number]
         content = value if decode is None else decode(value, tp.partition, o)
-        sampled[o] = (key, t, value, as_kept(content, epoch.settings.sources[source].read_type, kept), tenant)
-    quarantined, refused = numbers(_of(found[tables.QUARANTINE], "source", tp.source)["offset"]), offset[is_refused]
+        sampled[o] = (
+            key,
+            t,
+            value,
+            as_kept(content, epoch.settings.sources[source].read_type, kept),
+            tenant,
+        )
+    quarantined, refused = (
+        numbers(_of(found[tables.QUARANTINE], "source", tp.source)["offset"]),
+        offset[is_refused],
+    )
     if tp in evidence.unnoted.refused:
         first, last = evidence.unnoted.refused[tp]
-        quarantined = np.append(quarantined, np.setdiff1d(refused[(refused >= first) & (refused < last)], quarantined))
+        quarantined = np.append(
+            quarantined, np.setdiff1d(refused[(refused >= first) & (refused < last)], quarantined)
+        )
     return Log(offset, repeated, refused, old, unread, quarantined, passed, read, sampled, erased)
 
 
@@ -408,14 +535,35 @@ def _rows(silver: pa.Table, sources: Sequence[str], further: Sequence[str]) -> I
     for source in sources:
         lists = silver[source].combine_chunks()
         flat = pc.list_flatten(lists)
-        offsets, times, values = (pc.struct_field(flat, name) for name in ("offset", "event_time", "value"))
+        offsets, times, values = (
+            pc.struct_field(flat, name) for name in ("offset", "event_time", "value")
+        )
         times_ms = (numbers(times.cast(pa.int64())) // 1000).tolist()
         is_typed = pa.types.is_struct(values.type)
-        texts = map(packed, values.to_pylist()) if is_typed else values.cast(pa.binary()).to_pylist()
-        found = list(zip(input_names(source, flat).to_pylist(), offsets.to_pylist(), times_ms, texts, strict=False))
+        texts = (
+            map(packed, values.to_pylist()) if is_typed else values.cast(pa.binary()).to_pylist()
+        )
+        found = list(
+            zip(
+                input_names(source, flat).to_pylist(),
+                offsets.to_pylist(),
+                times_ms,
+                texts,
+                strict=False,
+            )
+        )
         ends = np.cumsum(numbers(pc.list_value_length(lists), 0)).tolist()
         of_sources.append([found[a:b] for a, b in zip([0, *ends], ends, strict=False)])
     rows = _tuples(silver, tables.SILVER, "holds", "told", *further)
-    for (key, status, first, last, batch, valid, reason, holds, told, *more), *parts in zip(rows, *of_sources, strict=True):
+    for (key, status, first, last, batch, valid, reason, holds, told, *more), *parts in zip(
+        rows, *of_sources, strict=True
+    ):
         status = "reset" if status == "timed_out" and reason == "reset" else status
-        yield Row(Outcome(key, status, first, last, tuple(chain(*parts)), *more), batch, valid, reason, holds, told)
+        yield Row(
+            Outcome(key, status, first, last, tuple(chain(*parts)), *more),
+            batch,
+            valid,
+            reason,
+            holds,
+            told,
+        )

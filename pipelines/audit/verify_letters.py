@@ -16,7 +16,16 @@ import pyarrow as pa
 from pipelines.audit.evidence import NEVER, Evidence, Ints
 from pipelines.audit.problems import Findings
 from pipelines.audit.verify_evidence import Partition
-from pipelines.core.letters import LATE, NEXT_OFFSETS, OFFSET, PARTITION, REASON, TOPIC, VALUE_BYTES, next_offsets
+from pipelines.core.letters import (
+    LATE,
+    NEXT_OFFSETS,
+    OFFSET,
+    PARTITION,
+    REASON,
+    TOPIC,
+    VALUE_BYTES,
+    next_offsets,
+)
 from pipelines.core.plan import TopicPartition
 from pipelines.core.reading import FORGOTTEN
 from pipelines.kafka.cluster import Cluster
@@ -68,7 +77,9 @@ class Letter(NamedTuple):
     content: Mapping[str, Any]
 
 
-def read_boxes(questions: Questions, settings: Settings, partitions: int, counts: Mapping[str, int]) -> list[Box]:
+def read_boxes(
+    questions: Questions, settings: Settings, partitions: int, counts: Mapping[str, int]
+) -> list[Box]:
     """Return the ends of the topics of dead letters as they are now.
 
     `counts`: has the topics that exist. What was noted as sent is read first, so it is in the
@@ -98,12 +109,17 @@ def check_letters(partition: Partition, box: Box, findings: Findings) -> None:
     last, said = dict.fromkeys(sent, -1), dict(box.noted.get(p, {}))
     stands: Mapping[str, Any] = {}
     where = ""
-    for batch in read_range(partition.evidence.settings.kafka, Range(box.topic, p, first, end), READ):
+    for batch in read_range(
+        partition.evidence.settings.kafka, Range(box.topic, p, first, end), READ
+    ):
         stands = {header["key"]: header["value"] for header in batch["headers"][-1].as_py() or []}
         where, by_source = f"{box.topic}[{p}]@{batch['offset'][-1]}", defaultdict(list)
         for letter in _read(batch, partition, box, findings):
             if letter.offset <= last[letter.source]:
-                what = f"it comes after the record at offset {last[letter.source]}: a repeat, or out of order"
+                what = (
+                    f"it comes after the record at offset {last[letter.source]}: a repeat, or out "
+                    "of order"
+                )
                 findings.add(what, letter.where, box.refill)
                 continue
             last[letter.source] = letter.offset
@@ -116,13 +132,16 @@ def check_letters(partition: Partition, box: Box, findings: Findings) -> None:
             said[source] = max(min(offset, NEVER), said.get(source, 0))
     for source, found in sent.items():
         offsets = np.concatenate(found)
-        begin = 0 if first == 0 else int(offsets.min(initial=NEVER))  # else retention has deleted letters
+        # Else retention has deleted letters.
+        begin = 0 if first == 0 else int(offsets.min(initial=NEVER))
         missing = np.setdiff1d(known[source], offsets)
         missing = missing[(missing >= begin) & (missing < said.get(source, 0))]
         _check_missing(partition, box, TopicPartition(source, p), missing, findings)
 
 
-def _read(batch: pa.RecordBatch, partition: Partition, box: Box, findings: Findings) -> Iterator[Letter]:
+def _read(
+    batch: pa.RecordBatch, partition: Partition, box: Box, findings: Findings
+) -> Iterator[Letter]:
     """Yield the dead letters among some messages.
 
     A record may itself have been one: of headers with one name, ours are the last.
@@ -134,39 +153,74 @@ def _read(batch: pa.RecordBatch, partition: Partition, box: Box, findings: Findi
         own = [(header["key"], header["value"]) for header in headers or []]
         if own and own[-1][0] == NEXT_OFFSETS:
             own.pop()
-        ours = {name: (text or b"").decode(errors="replace") for name, text in own[-len(_COORDINATES) :]}
-        source, offset, where = sources.get(ours.get(TOPIC, "")), ours.get(OFFSET, ""), f"{box.topic}[{p}]@{at}"
+        ours = {
+            name: (text or b"").decode(errors="replace") for name, text in own[-len(_COORDINATES) :]
+        }
+        source, offset, where = (
+            sources.get(ours.get(TOPIC, "")),
+            ours.get(OFFSET, ""),
+            f"{box.topic}[{p}]@{at}",
+        )
         is_offset = len(offset) < 20 and offset.isdecimal() and int(offset) < NEVER
-        if tuple(ours) != _COORDINATES or source is None or not is_offset or ours[PARTITION] != str(p):
-            what = f"not a dead letter of these sources: {', '.join(_COORDINATES)} do not say which record it was"
+        if (
+            tuple(ours) != _COORDINATES
+            or source is None
+            or not is_offset
+            or ours[PARTITION] != str(p)
+        ):
+            what = (
+                f"not a dead letter of these sources: {', '.join(_COORDINATES)} do not say which "
+                "record it was"
+            )
             findings.add(what, where, box.refill)
             continue
         rest = own[: -len(_COORDINATES)]
         content = {"key": key, "value": value, "headers": rest, "reason": ours[REASON]}
         if rest and rest[-1][0] == VALUE_BYTES:  # the topic had no room for the value
-            size, is_bare = (rest.pop()[1] or b"").decode(errors="replace"), not rest and key is None
-            content = {"bytes": size, **({} if is_bare else {"key": key, "headers": rest}), "reason": ours[REASON]}
+            size, is_bare = (
+                (rest.pop()[1] or b"").decode(errors="replace"),
+                not rest and key is None,
+            )
+            content = {
+                "bytes": size,
+                **({} if is_bare else {"key": key, "headers": rest}),
+                "reason": ours[REASON],
+            }
         place = evidence.at(TopicPartition(source, p), int(offset))
         yield Letter(f"{where}: {place}", source, int(offset), content)
 
 
-def _standing(stands: Mapping[str, Any], last: Mapping[str, int], where: str, box: Box, findings: Findings) -> Mapping[str, int]:
+def _standing(
+    stands: Mapping[str, Any], last: Mapping[str, int], where: str, box: Box, findings: Findings
+) -> Mapping[str, int]:
     """Return, by source, the offset up to which records are there, as a partition's last message
     says.
     """
     try:
         said = next_offsets(stands)
     except ValueError:
-        findings.add(f"the last message has no {NEXT_OFFSETS}, by which gold goes on", where, box.refill)
+        findings.add(
+            f"the last message has no {NEXT_OFFSETS}, by which gold goes on", where, box.refill
+        )
         return {source: offset + 1 for source, offset in last.items()}
     for source, offset in last.items():
         if said.get(source, 0) <= offset:
-            what = f"{NEXT_OFFSETS} has {said.get(source, 0)} for {source}, and offset {offset} was sent"
+            what = (
+                f"{NEXT_OFFSETS} has {said.get(source, 0)} for {source}, and offset {offset} was "
+                "sent"
+            )
             findings.add(what, where, box.refill)
     return said
 
 
-def _compare(partition: Partition, box: Box, tp: TopicPartition, letters: list[Letter], known: Ints, findings: Findings) -> None:
+def _compare(
+    partition: Partition,
+    box: Box,
+    tp: TopicPartition,
+    letters: list[Letter],
+    known: Ints,
+    findings: Findings,
+) -> None:
     """Check that each letter is of a record that the table has, and is as bronze has that record.
 
     `known`: the offsets of the table's records, in order.
@@ -184,15 +238,24 @@ def _compare(partition: Partition, box: Box, tp: TopicPartition, letters: list[L
         if not is_known[i]:
             findings.add(f"{box.table} has no such record", letter.where, box.refill)
         elif record is not None:  # else check 1 says so
-            right = {**record, "headers": [(header["key"], header["value"]) for header in record["headers"] or []]}
+            right = {
+                **record,
+                "headers": [(header["key"], header["value"]) for header in record["headers"] or []],
+            }
             right["bytes"] = str(len(record["value"] or b""))
             right["reason"] = LATE if box.table == tables.LATE else record["reason"]
-            if differing := [name for name, value in letter.content.items() if value != right[name]]:
+            if differing := [
+                name for name, value in letter.content.items() if value != right[name]
+            ]:
                 verb = "differs" if len(differing) == 1 else "differ"
-                findings.add(f"{' and '.join(differing)} {verb} from the record's", letter.where, box.refill)
+                findings.add(
+                    f"{' and '.join(differing)} {verb} from the record's", letter.where, box.refill
+                )
 
 
-def _check_missing(partition: Partition, box: Box, tp: TopicPartition, missing: Ints, findings: Findings) -> None:
+def _check_missing(
+    partition: Partition, box: Box, tp: TopicPartition, missing: Ints, findings: Findings
+) -> None:
     """Report records as missing from the topic: the table has them at these offsets, and later ones
     were sent.
     """
@@ -203,7 +266,11 @@ def _check_missing(partition: Partition, box: Box, tp: TopicPartition, missing: 
         for offset in some.tolist():
             if offset not in records or not _is_forgotten(records[offset]):
                 where = f"{box.topic}[{tp.partition}]: {partition.evidence.at(tp, offset)}"
-                findings.add(f"a record of {box.table} is missing, although the topic has later ones", where, box.refill)
+                findings.add(
+                    f"a record of {box.table} is missing, although the topic has later ones",
+                    where,
+                    box.refill,
+                )
 
 
 def _of_table(partition: Partition, box: Box) -> dict[str, Ints]:
@@ -221,21 +288,31 @@ def _of_table(partition: Partition, box: Box) -> dict[str, Ints]:
     return {source: np.unique(np.array(offsets, np.int64)) for source, offsets in late.items()}
 
 
-def _is_judged(partition: Partition, box: Box, tp: TopicPartition, offsets: Ints) -> npt.NDArray[np.bool_]:
+def _is_judged(
+    partition: Partition, box: Box, tp: TopicPartition, offsets: Ints
+) -> npt.NDArray[np.bool_]:
     """Return, for records that the table lacks, True where they must not be in the topic."""
     evidence, log = partition.evidence, partition.logs[tp]
     is_judged = ~np.isin(offsets, log.old) & ~_is_found_again(partition, box, tp, offsets)
-    is_judged &= np.array([partition.is_judged(tp.source, offset) for offset in offsets.tolist()], bool)
+    is_judged &= np.array(
+        [partition.is_judged(tp.source, offset) for offset in offsets.tolist()], bool
+    )
     first = evidence.generations[0]
     is_judged &= offsets >= first.begin.get(tp, 0)
     if first.kind == "sink" or first.begin.get(tp, 0):
         # The lost lake may have sent records that this one has not come to yet.
-        reached = evidence.end.until.get(tp, 0) if box.table == tables.LATE else int(log.offset.max(initial=-1)) + 1
+        reached = (
+            evidence.end.until.get(tp, 0)
+            if box.table == tables.LATE
+            else int(log.offset.max(initial=-1)) + 1
+        )
         is_judged &= offsets < reached
     return is_judged
 
 
-def _is_found_again(partition: Partition, box: Box, tp: TopicPartition, offsets: Ints) -> npt.NDArray[np.bool_]:
+def _is_found_again(
+    partition: Partition, box: Box, tp: TopicPartition, offsets: Ints
+) -> npt.NDArray[np.bool_]:
     """Return True where a record may have come to the table after later ones had been sent.
 
     Such a record is not sent. A jump back finds anew which records are late, and reads refused ones
@@ -243,7 +320,9 @@ def _is_found_again(partition: Partition, box: Box, tp: TopicPartition, offsets:
     """
     evidence, found = partition.evidence, np.zeros(len(offsets), bool)
     if box.table == tables.LATE:
-        found |= np.isin(offsets, [offset for source, offset in partition.late_anew if source == tp.source])
+        found |= np.isin(
+            offsets, [offset for source, offset in partition.late_anew if source == tp.source]
+        )
     for since, until in evidence.again.get(tp, ()):
         found |= (offsets >= since) & (offsets < until)
     return found
@@ -253,9 +332,15 @@ def _records(evidence: Evidence, tp: TopicPartition, offsets: Ints) -> dict[int,
     """Return what bronze has of some records of a topic-partition, by offset."""
     if not len(offsets):
         return {}
-    span = [("partition", "=", tp.partition), ("offset", ">=", int(offsets.min())), ("offset", "<=", int(offsets.max()))]
+    span = [
+        ("partition", "=", tp.partition),
+        ("offset", ">=", int(offsets.min())),
+        ("offset", "<=", int(offsets.max())),
+    ]
     columns = ["offset", "key", "value", "headers", "reason", "detail", "heartbeat"]
-    found = evidence.questions.select(tables.bronze(tp.source), columns, [[*span, ("offset", "in", offsets.tolist())]])
+    found = evidence.questions.select(
+        tables.bronze(tp.source), columns, [[*span, ("offset", "in", offsets.tolist())]]
+    )
     return {row["offset"]: row for row in found.to_pylist()}
 
 

@@ -1,4 +1,5 @@
-"""Check 5 of `verify`: silver and late are what the merge model makes of bronze's records, for a sample of keys or for all."""
+"""Check 5 of `verify`: silver and late are what the merge model makes of bronze's records, for a
+sample of keys or for all."""
 
 from __future__ import annotations
 
@@ -13,7 +14,15 @@ from pipelines.audit.evidence import End
 from pipelines.audit.problems import Findings, different
 from pipelines.audit.verify_evidence import DECISION, Log, Outcome, Partition, Read, place
 from pipelines.core.inputs import input_of, source_of, topic_of
-from pipelines.core.model import ALL, MergeRecord, MergeRules, Part, PartitionMerge, PublishedRecord, Record
+from pipelines.core.model import (
+    ALL,
+    MergeRecord,
+    MergeRules,
+    Part,
+    PartitionMerge,
+    PublishedRecord,
+    Record,
+)
 from pipelines.core.plan import TopicPartition
 from pipelines.core.window import Window
 from pipelines.lake.epochs import Epoch
@@ -28,21 +37,42 @@ Message = tuple[str, int, "int | None", "int | None", "str | None"]
 """A message read back: its key, event time, due and closed_at (ms), and tenant."""
 
 
-def check_model(partition: Partition, model: Iterable[Outcome], erasing: Set[tuple[str, str]], findings: Findings) -> None:
+def check_model(
+    partition: Partition,
+    model: Iterable[Outcome],
+    erasing: Set[tuple[str, str]],
+    findings: Findings,
+) -> None:
     """Check that the tables have the model's outcomes for sampled keys, and no others.
 
     Outcomes are merge records, waiting records and late ones. Keys, by tenant, that `forget` has
     begun to erase (`erasing`) do not count.
     """
-    is_sampled, here = partition.evidence.is_sampled, [*(row.outcome for row in partition.rows), *partition.late]
-    known = (outcome for outcome in here if is_sampled(outcome.key) and (outcome.tenant, outcome.key) not in erasing)
+    is_sampled, here = (
+        partition.evidence.is_sampled,
+        [*(row.outcome for row in partition.rows), *partition.late],
+    )
+    known = (
+        outcome
+        for outcome in here
+        if is_sampled(outcome.key) and (outcome.tenant, outcome.key) not in erasing
+    )
     found = (_as_ended(partition, outcome) for outcome in known)
-    right = (_as_ended(partition, each) for each in model if is_sampled(each.key) and each.status != PUBLISHED)
-    for (key, tenant), *sides in different(found, right, lambda outcome: (outcome.key, outcome.tenant)):
-        tables_have, model_has = ("; ".join(map(str, sorted(side)[:3])) or "nothing" for side in sides)
+    right = (
+        _as_ended(partition, each)
+        for each in model
+        if is_sampled(each.key) and each.status != PUBLISHED
+    )
+    for (key, tenant), *sides in different(
+        found, right, lambda outcome: (outcome.key, outcome.tenant)
+    ):
+        tables_have, model_has = (
+            "; ".join(map(str, sorted(side)[:3])) or "nothing" for side in sides
+        )
         time = min(outcome.event_time for side in sides for outcome in side)
         findings.add(
-            f"the tables have {tables_have}, and the merge model {model_has}", place(partition.number, key, time, tenant)
+            f"the tables have {tables_have}, and the merge model {model_has}",
+            place(partition.number, key, time, tenant),
         )
 
 
@@ -56,7 +86,9 @@ def _as_ended(partition: Partition, outcome: Outcome) -> Outcome:
     if outcome.status in ("open", "waiting"):
         last = outcome.event_time if outcome.status == "waiting" else outcome.last
         return outcome._replace(status="reset", last=last, due=None, closed_at=None, position=None)
-    is_closed = outcome.status == "timed_out" and partition.evidence.is_unpublished(partition.number, outcome.place)
+    is_closed = outcome.status == "timed_out" and partition.evidence.is_unpublished(
+        partition.number, outcome.place
+    )
     return outcome._replace(status="reset") if is_closed else outcome
 
 
@@ -82,7 +114,9 @@ def expected(partition: Partition) -> Expected:
     logs = {tp.source: log for tp, log in partition.logs.items()}
     arrived = {
         tp.source: list(
-            _of_all(tp.source, log.read, log) if settings.merge.has_tenants else _of_sample(tp, log, end.until.get(tp, 0))
+            _of_all(tp.source, log.read, log)
+            if settings.merge.has_tenants
+            else _of_sample(tp, log, end.until.get(tp, 0))
         )
         for tp, log in partition.logs.items()
     }
@@ -107,7 +141,10 @@ def expected(partition: Partition) -> Expected:
     )
     for row in life:
         value = 2 if row.status == "late" else 3
-        parts = (told.get(part[:2]) or (*part, logs[part[0]].sampled[part[1]][value]) for part in row.parts)
+        parts = (
+            told.get(part[:2]) or (*part, logs[part[0]].sampled[part[1]][value])
+            for part in row.parts
+        )
         found.append(row._replace(parts=tuple(parts)))
     return Expected(found, clocks)
 
@@ -145,7 +182,11 @@ def _open_before(partition: Partition) -> dict[str, list[tuple[Any, ...]]]:
     These are the parts of the key's merge record that was open then, as silver has them.
     """
     found = {}
-    for key, parts in ((r.outcome.key, r.outcome.parts) for r in partition.rows if partition.evidence.is_sampled(r.outcome.key)):
+    for key, parts in (
+        (r.outcome.key, r.outcome.parts)
+        for r in partition.rows
+        if partition.evidence.is_sampled(r.outcome.key)
+    ):
         if before := [part for part in parts if not partition.is_judged(*part[:2])]:
             found[key] = before
     return found
@@ -178,12 +219,17 @@ def outcomes(
     first = through[0][0].settings.merge
     sources = tuple(dict.fromkeys(map(source_of, inputs)))
     topics = inputs if inputs != sources else ()
-    rules = MergeRules(sources, first.window.gap_ms, first.window.max_ms, first.tenant_max_lag_ms, topics)
+    rules = MergeRules(
+        sources, first.window.gap_ms, first.window.max_ms, first.tenant_max_lag_ms, topics
+    )
     model, left = PartitionMerge(rules, recovered=messages), dict(arrived)
     if passed_over_before is not None:
         model.since = passed_over_before
     for key, mine in before.items():
-        times, opened = [time for _, _, time, *_ in mine], {source: list[Part]() for source in sources}
+        times, opened = (
+            [time for _, _, time, *_ in mine],
+            {source: list[Part]() for source in sources},
+        )
         for source, offset, time, *_ in mine:
             opened[source_of(source)].append(Part(time, offset, topic_of(source)))
         model.open[ALL, key] = MergeRecord(key, min(times), max(times), opened)
@@ -192,25 +238,61 @@ def outcomes(
         model.is_plain &= not step.has_due
         model.begin_epoch(step.window.gap_ms, step.window.max_ms, step.lag_ms)
         if step.lag_ms is None:
-            reached = {s: [one for one in waits if one[1].offset < step.untils[s]] for s, waits in left.items()}
-            left = {s: [one for one in waits if one[1].offset >= step.untils[s]] for s, waits in left.items()}
+            reached = {
+                s: [one for one in waits if one[1].offset < step.untils[s]]
+                for s, waits in left.items()
+            }
+            left = {
+                s: [one for one in waits if one[1].offset >= step.untils[s]]
+                for s, waits in left.items()
+            }
             model.advance_to(dict.fromkeys(inputs, step.clock), reached)
         else:
             left = {s: _arrive(model, waits, step, s) for s, waits in left.items()}
             model.advance()
         hear(step.epoch, model)
-    alone: list[tuple[str, Record, int, int | None]] = [("late", late.record, late.position, None) for late in model.late]
+    alone: list[tuple[str, Record, int, int | None]] = [
+        ("late", late.record, late.position, None) for late in model.late
+    ]
     alone += [(PUBLISHED, record, record.event_time, None) for record in model.already_published]
-    alone += [("waiting", record, record.event_time, position) for position, record in model.waiting]
+    alone += [
+        ("waiting", record, record.event_time, position) for position, record in model.waiting
+    ]
     for status, r, last, position in alone:
         part = r.source, r.offset, r.event_time
-        yield Outcome(r.key or "", status, r.event_time, last, (part,), tenant=r.tenant or ALL, position=position)
-    for status, row in [*(("timed_out", row) for row in model.timed_out), *(("open", row) for row in model.open.values())]:
-        parts = tuple(
-            (input_of(s, part.topic), part.offset, part.event_time) for s, mine in row.parts.items() for part in sorted(mine)
+        yield Outcome(
+            r.key or "",
+            status,
+            r.event_time,
+            last,
+            (part,),
+            tenant=r.tenant or ALL,
+            position=position,
         )
-        due = model.rules.due(row.event_time, row.last_event_time) if status == "open" and not model.is_plain else row.due
-        yield Outcome(row.key, status, row.event_time, row.last_event_time, parts, due, row.closed_at, row.tenant)
+    for status, row in [
+        *(("timed_out", row) for row in model.timed_out),
+        *(("open", row) for row in model.open.values()),
+    ]:
+        parts = tuple(
+            (input_of(s, part.topic), part.offset, part.event_time)
+            for s, mine in row.parts.items()
+            for part in sorted(mine)
+        )
+        due = (
+            model.rules.due(row.event_time, row.last_event_time)
+            if status == "open" and not model.is_plain
+            else row.due
+        )
+        yield Outcome(
+            row.key,
+            status,
+            row.event_time,
+            row.last_event_time,
+            parts,
+            due,
+            row.closed_at,
+            row.tenant,
+        )
 
 
 class Step(NamedTuple):
@@ -230,7 +312,9 @@ class Step(NamedTuple):
     has_due: bool
 
 
-def _arrive(model: PartitionMerge, waits: list[tuple[int, Record]], step: Step, source: str) -> list[tuple[int, Record]]:
+def _arrive(
+    model: PartitionMerge, waits: list[tuple[int, Record]], step: Step, source: str
+) -> list[tuple[int, Record]]:
     """Give the model a source's records up to the end of a step, and return those that come later.
 
     The model gets what was passed. Where more was known then, it also gets the record that waited.
@@ -244,7 +328,9 @@ def _arrive(model: PartitionMerge, waits: list[tuple[int, Record]], step: Step, 
     return waits[passed:]
 
 
-def _steps(through: Sequence[tuple[Epoch, End]], partition: int, inputs: Sequence[str]) -> Iterator[Step]:
+def _steps(
+    through: Sequence[tuple[Epoch, End]], partition: int, inputs: Sequence[str]
+) -> Iterator[Step]:
     """Yield the steps that a partition went through, as far as it had a clock."""
     tps = {s: TopicPartition(s, partition) for s in inputs}
     for epoch, end in through:
@@ -252,4 +338,12 @@ def _steps(through: Sequence[tuple[Epoch, End]], partition: int, inputs: Sequenc
         if clock is not None:
             untils = {s: end.until.get(tp, 0) for s, tp in tps.items()}
             heads = {s: end.heads[tp] for s, tp in tps.items() if tp in end.heads}
-            yield Step(epoch.number, merge.window, merge.tenant_max_lag_ms, clock, untils, heads, merge.has_due)
+            yield Step(
+                epoch.number,
+                merge.window,
+                merge.tenant_max_lag_ms,
+                clock,
+                untils,
+                heads,
+                merge.has_due,
+            )

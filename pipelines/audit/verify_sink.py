@@ -18,7 +18,17 @@ from pipelines.audit.evidence import NEVER, Evidence, read_table
 from pipelines.audit.problems import Findings
 from pipelines.audit.verify_evidence import Partition, Row
 from pipelines.core.message import as_read, message_bytes, message_values
-from pipelines.core.sequence import FORGOTTEN, ID, PLAIN, SEQ, Place, Tail, message_id, place_of, standing
+from pipelines.core.sequence import (
+    FORGOTTEN,
+    ID,
+    PLAIN,
+    SEQ,
+    Place,
+    Tail,
+    message_id,
+    place_of,
+    standing,
+)
 from pipelines.core.types import TIME
 from pipelines.kafka.cluster import Cluster
 from pipelines.kafka.reading import Range, read_range
@@ -56,12 +66,20 @@ class Judge:
     The user's own expressions count where there is something to evaluate them.
     """
 
-    def __init__(self, settings: Settings, epochs: Epochs, evaluate: Evaluate | None = None) -> None:
+    def __init__(
+        self, settings: Settings, epochs: Epochs, evaluate: Evaluate | None = None
+    ) -> None:
         self.settings, self.epochs, self.evaluate = settings, epochs, evaluate
-        used = {name for epoch in epochs for name in _expressions(epoch)} if evaluate is None else set()
+        used = (
+            {name for epoch in epochs for name in _expressions(epoch)}
+            if evaluate is None
+            else set()
+        )
         self.unevaluated = [f"publish.{name}" for name in ("valid", "value") if name in used]
         self._knows_messages = "publish.value" not in self.unevaluated
-        self._has_schema = any(pa.types.is_struct(source.value_type) for source in settings.sources.values())
+        self._has_schema = any(
+            pa.types.is_struct(source.value_type) for source in settings.sources.values()
+        )
 
     def evaluated(self, rows: pa.Table) -> pa.Table:
         """Return rows of silver with `holds` and `told`: what the predicate says of them, and their
@@ -71,28 +89,45 @@ class Judge:
         numbers = np.searchsorted(begins, rows["batch"].to_numpy(), side="right")
         of_epochs = [np.flatnonzero(numbers == i) for i in range(len(self.epochs))]
         found = [
-            self._of_epoch(rows.take(pa.array(mine)), e) for mine, e in zip(of_epochs, self.epochs, strict=True) if len(mine)
+            self._of_epoch(rows.take(pa.array(mine)), e)
+            for mine, e in zip(of_epochs, self.epochs, strict=True)
+            if len(mine)
         ]
         if not found:
             return self._of_epoch(rows, self.epochs.current)
-        return pa.concat_tables(found).take(pa.array(np.argsort(np.concatenate(of_epochs), kind="stable")))
+        return pa.concat_tables(found).take(
+            pa.array(np.argsort(np.concatenate(of_epochs), kind="stable"))
+        )
 
     def _of_epoch(self, rows: pa.Table, epoch: Epoch) -> pa.Table:
         """Return `evaluated` for rows that the rules of one epoch have judged, or would judge."""
         sources, expressions = epoch.settings.sources, _expressions(epoch)
         stored = rows
         for name in ("event_time", "last_event_time"):
-            stored = stored.set_column(stored.column_names.index(name), name, pc.multiply(rows[name], 1000).cast(TIME))
+            stored = stored.set_column(
+                stored.column_names.index(name), name, pc.multiply(rows[name], 1000).cast(TIME)
+            )
         holds: Any = pa.repeat(True, rows.num_rows)
         value: Any = None
         if "value" not in expressions:
-            value = _values(as_read(stored, {name: source.read_type for name, source in sources.items()}), list(sources))
+            value = _values(
+                as_read(stored, {name: source.read_type for name, source in sources.items()}),
+                list(sources),
+            )
         known = as_read(stored, {name: source.value_type for name, source in sources.items()})
         found = self.evaluate(known, expressions) if self.evaluate and expressions else None
         if "valid" in expressions:
-            holds = pa.nulls(rows.num_rows, pa.bool_()) if found is None else found["valid"].fill_null(False)
+            holds = (
+                pa.nulls(rows.num_rows, pa.bool_())
+                if found is None
+                else found["valid"].fill_null(False)
+            )
         if "value" in expressions:
-            value = pa.nulls(rows.num_rows, pa.large_binary()) if found is None else found["value"].cast(pa.large_binary())
+            value = (
+                pa.nulls(rows.num_rows, pa.large_binary())
+                if found is None
+                else found["value"].cast(pa.large_binary())
+            )
         return rows.append_column("holds", holds).append_column("told", value)
 
     def is_same(self, message: bytes | None, row: Row) -> bool:
@@ -118,12 +153,22 @@ class Judge:
         if row.outcome.status != "timed_out":
             return [(False, "reset") if row.is_finished else (None, None)]
         beside = len(row.outcome.key.encode()), len(row.outcome.tenant.encode())
-        fits = message_bytes(len(row.value or b""), *beside) <= self.epochs.of(row.batch).settings.publish.max_bytes
-        sized: list[tuple[bool | None, str | None]] = [(True, None)] if fits else [(False, "too_large")]
+        fits = (
+            message_bytes(len(row.value or b""), *beside)
+            <= self.epochs.of(row.batch).settings.publish.max_bytes
+        )
+        sized: list[tuple[bool | None, str | None]] = (
+            [(True, None)] if fits else [(False, "too_large")]
+        )
         if not self._knows_messages:
             sized = [(True, None), (False, "too_large")]
-        right = [*([] if row.holds is False else sized), *([] if row.holds else [(False, "predicate")])]
-        return [(False, "reset") if is_closed and valid else (valid, reason) for valid, reason in right]
+        right = [
+            *([] if row.holds is False else sized),
+            *([] if row.holds else [(False, "predicate")]),
+        ]
+        return [
+            (False, "reset") if is_closed and valid else (valid, reason) for valid, reason in right
+        ]
 
 
 def _expressions(epoch: Epoch) -> dict[str, str]:
@@ -143,7 +188,10 @@ def _values(rows: pa.Table, sources: Sequence[str]) -> pa.ChunkedArray:
         if rows.num_rows == 1:
             return pa.chunked_array([pa.nulls(1, pa.large_binary())])
     half = rows.num_rows // 2
-    return pa.chunked_array([*_values(rows[:half], sources).chunks, *_values(rows[half:], sources).chunks], pa.large_binary())
+    return pa.chunked_array(
+        [*_values(rows[:half], sources).chunks, *_values(rows[half:], sources).chunks],
+        pa.large_binary(),
+    )
 
 
 # -- the sink
@@ -195,18 +243,26 @@ def read_limits(evidence: Evidence) -> Limits:
     first = evidence.generations[0]
     compared = {p: [(tail.place, tail.seq)] for p, tail in first.tails.items()}
     due = {p: [tail.place] for p, tail in evidence.generation.tails.items()}
-    for row in evidence.recovered.to_pylist() if not first.tails else ():  # by an earlier version, which did not keep the tails
-        place = place_of(row["event_time"], row["merge_key"], row["due"], row["closed_at"], row["tenant"])
+    # By an earlier version, which did not keep the tails.
+    for row in evidence.recovered.to_pylist() if not first.tails else ():
+        place = place_of(
+            row["event_time"], row["merge_key"], row["due"], row["closed_at"], row["tenant"]
+        )
         compared.setdefault(row["partition"], []).append((place, NEVER))
         due.setdefault(row["partition"], []).append(place)
     names = ["partition", "event_time"]
     found = read_table(evidence.questions, evidence.settings, tables.FORGOTTEN, names)
     forgotten = set(zip(*(found[name].to_pylist() for name in names), strict=True))
-    largest = {p: max(messages) for p, messages in compared.items()}, {p: max(places) for p, places in due.items()}
+    largest = (
+        {p: max(messages) for p, messages in compared.items()},
+        {p: max(places) for p, places in due.items()},
+    )
     return Limits(*largest, forgotten)
 
 
-def check_sink(partition: Partition, sink: Sink, limits: Limits, judge: Judge, findings: Findings) -> None:
+def check_sink(
+    partition: Partition, sink: Sink, limits: Limits, judge: Judge, findings: Findings
+) -> None:
     """Check one partition of the sink.
 
     - Numbers rise by one, and places rise.
@@ -217,27 +273,46 @@ def check_sink(partition: Partition, sink: Sink, limits: Limits, judge: Judge, f
     Under `at_most_once` a failure may leave a gap; under `at_least_once` a message may come again.
     """
     p, settings = partition.number, judge.settings
-    (first, end), delivery, topic = sink.bounds.get(p, (0, 0)), settings.publish.delivery, f"{settings.publish.topic}[{p}]"
+    (first, end), delivery, topic = (
+        sink.bounds.get(p, (0, 0)),
+        settings.publish.delivery,
+        f"{settings.publish.topic}[{p}]",
+    )
     compared_place, compared_seq = limits.compared.get(p, (_NOWHERE, -1))
-    due = {r.outcome.place: r for r in partition.rows if r.outcome.status == "timed_out" and r.valid}
+    due = {
+        r.outcome.place: r for r in partition.rows if r.outcome.status == "timed_out" and r.valid
+    }
     rows: dict[Place, list[Row]] = defaultdict(list)
     for row in (*due.values(), *partition.published):
         rows[row.outcome.place].append(row)
     parts: set[tuple[str, int]] = set()
-    deleted_before = partition.evidence.floors.times.get((SILVER, p), 0)  # ms; by last event time, which is no earlier
-    seq, last, where = -1 if first == 0 else None, _NOWHERE, ""  # a partition from which nothing was deleted begins with 0
+    # In ms; by last event time, which is no earlier.
+    deleted_before = partition.evidence.floors.times.get((SILVER, p), 0)
+    # A partition from which nothing was deleted begins with 0.
+    seq, last, where = (
+        -1 if first == 0 else None,
+        _NOWHERE,
+        "",
+    )
     out: set[Place] = set()
     said: set[int] = set()
     for message in _messages(settings, p, first, end):
         offset, number, says, id, *_ = message
         if says is None:
-            findings.add(f"not a message of Watersmeet: {SEQ} or {ID} is missing", f"{topic}@{offset}", REFILL)
+            findings.add(
+                f"not a message of Watersmeet: {SEQ} or {ID} is missing",
+                f"{topic}@{offset}",
+                REFILL,
+            )
             continue
         if delivery == "at_least_once":
             if hash(message[1:]) in said:
                 continue
             said.add(hash(message[1:]))
-        place, where = says.place, f"{topic}@{offset}: seq {number}, {_record(says.key, says.place)}"
+        place, where = (
+            says.place,
+            f"{topic}@{offset}: seq {number}, {_record(says.key, says.place)}",
+        )
         if seq is not None and number <= seq:
             findings.add(f"seq {number} after {seq}: a repeat, or out of order", where, REFILL)
         elif seq is not None and number > seq + 1 and delivery != "at_most_once":
@@ -245,7 +320,9 @@ def check_sink(partition: Partition, sink: Sink, limits: Limits, judge: Judge, f
         elif place <= last:
             findings.add(f"{id} is not in the order of publication", where, REFILL)
         is_compared = place > compared_place or number > compared_seq
-        is_compared &= place in rows or (says.event_time >= deleted_before and (p, says.event_time) not in limits.forgotten)
+        is_compared &= place in rows or (
+            says.event_time >= deleted_before and (p, says.event_time) not in limits.forgotten
+        )
         if is_compared:
             own, wrong = _its_row(message, p, rows.get(place, ()), judge)
             # Where the place does not rise, that is reported already.
@@ -254,7 +331,11 @@ def check_sink(partition: Partition, sink: Sink, limits: Limits, judge: Judge, f
                 findings.add(wrong, where, REFILL)
             if twice:
                 source, number_of_it = twice[0]
-                findings.add(f"the record {source}@{number_of_it} is in an earlier message, too", where, REFILL)
+                findings.add(
+                    f"the record {source}@{number_of_it} is in an earlier message, too",
+                    where,
+                    REFILL,
+                )
             parts.update(part[:2] for part in own)
         seq, last = max(number, number if seq is None else seq), max(place, last)
         out.add(place)
@@ -286,7 +367,9 @@ def _messages(settings: Settings, partition: int, first: int, end: int) -> Itera
             yield offset, -1 if says is None else says.seq, says, id, key, time // 1000, value
 
 
-def _its_row(message: Message, partition: int, rows: Sequence[Row], judge: Judge) -> tuple[Sequence[tuple[Any, ...]], str | None]:
+def _its_row(
+    message: Message, partition: int, rows: Sequence[Row], judge: Judge
+) -> tuple[Sequence[tuple[Any, ...]], str | None]:
     """Return the parts of the row of silver that a message is of, and what is not as the row has
     it.
 
@@ -306,10 +389,18 @@ def _unlike(message: Message, partition: int, row: Row, judge: Judge) -> str | N
     is_same["timestamp"] = timestamp == max(1, found.event_time)
     is_same["id"] = id == message_id(partition, found.event_time, found.key, found.tenant)
     differing = [part for part, same in is_same.items() if not same]
-    return f"{' and '.join(differing)} differ{'s' * (len(differing) == 1)} from silver's record" if differing else None
+    return (
+        f"{' and '.join(differing)} differ{'s' * (len(differing) == 1)} from silver's record"
+        if differing
+        else None
+    )
 
 
 def _record(key: str, place: Place) -> str:
     whose = f"tenant {place.tenant.decode()!r}, " if place.tenant else ""
-    time = f"event_time {place.time}" if place.closed_at == PLAIN else f"closed_at {place.closed_at}, due {place.time}"
+    time = (
+        f"event_time {place.time}"
+        if place.closed_at == PLAIN
+        else f"closed_at {place.closed_at}, due {place.time}"
+    )
     return f"{whose}key {key!r}, {time}"

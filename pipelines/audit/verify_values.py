@@ -34,18 +34,38 @@ def _field(value: Any, kind: pa.DataType) -> Any:
     Null where the value has none, or where it has another type that an earlier schema let pass.
     """
     if pa.types.is_struct(kind):
-        return {field.name: _field(value.get(field.name), field.type) for field in kind} if isinstance(value, dict) else None
+        return (
+            {field.name: _field(value.get(field.name), field.type) for field in kind}
+            if isinstance(value, dict)
+            else None
+        )
     if pa.types.is_list(kind):
-        return [_field(each, kind.value_type) for each in value] if isinstance(value, list) else None
+        return (
+            [_field(each, kind.value_type) for each in value] if isinstance(value, list) else None
+        )
     if pa.types.is_map(kind):  # as Arrow has it: pairs
-        pairs = value.items() if isinstance(value, dict) else value if isinstance(value, tuple) else None
-        return None if pairs is None else tuple((name, _field(each, kind.item_type)) for name, each in pairs)
+        pairs = (
+            value.items()
+            if isinstance(value, dict)
+            else value
+            if isinstance(value, tuple)
+            else None
+        )
+        return (
+            None
+            if pairs is None
+            else tuple((name, _field(each, kind.item_type)) for name, each in pairs)
+        )
     if is_exact(kind):
         with suppress(ValueError):
             return value if isinstance(value, date) else exact(value, kind)
         return None
     if pa.types.is_integer(kind):
-        return int(value) if isinstance(value, (int, Decimal)) and not isinstance(value, bool) else None
+        return (
+            int(value)
+            if isinstance(value, (int, Decimal)) and not isinstance(value, bool)
+            else None
+        )
     if pa.types.is_floating(kind):
         return float(value) if isinstance(value, (int, float, Decimal)) else None
     return value if isinstance(value, bool if pa.types.is_boolean(kind) else str) else None

@@ -13,7 +13,9 @@ from rich.segment import Segment
 from pipelines.core.texts import without_controls
 
 
-def answer(found: dict[str, Any], as_json: bool, view: Callable[[dict[str, Any]], RenderableType]) -> None:
+def answer(
+    found: dict[str, Any], as_json: bool, view: Callable[[dict[str, Any]], RenderableType]
+) -> None:
     """Print the answer as one JSON document, or what `view` makes of it for people."""
     if as_json:
         print_json(found)
@@ -31,7 +33,11 @@ class _Harmless:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         for segment in console.render(self._shown, options):
-            yield segment if segment.control else Segment(without_controls(segment.text), segment.style)
+            yield (
+                segment
+                if segment.control
+                else Segment(without_controls(segment.text), segment.style)
+            )
 
 
 def print_text(text: str) -> None:

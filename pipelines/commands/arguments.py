@@ -16,8 +16,15 @@ from pipelines.core.window import Window
 from pipelines.errors import ConfigurationError
 from pipelines.settings import parse_duration
 
-Config = Annotated[Path, typer.Option("--config", "-c", help="The configuration file; also accepted before the command.")]
-Json = Annotated[bool, typer.Option("--json", help="One JSON document on standard output, nothing else there.")]
+Config = Annotated[
+    Path,
+    typer.Option(
+        "--config", "-c", help="The configuration file; also accepted before the command."
+    ),
+]
+Json = Annotated[
+    bool, typer.Option("--json", help="One JSON document on standard output, nothing else there.")
+]
 DEFAULT_CONFIG = Path("watersmeet.yml")
 
 
@@ -32,7 +39,9 @@ def parse_as_of(text: str) -> int | datetime:
     """Return a version of silver, or a time."""
     if text.isdecimal():
         return int(text)
-    return datetime.fromtimestamp(parse_time_ms("--as-of", text, "a version of silver or ") / 1000, timezone.utc)
+    return datetime.fromtimestamp(
+        parse_time_ms("--as-of", text, "a version of silver or ") / 1000, timezone.utc
+    )
 
 
 def parse_window(timeout: str | None, gap: str | None, longest: str | None) -> Window | None:
@@ -45,7 +54,8 @@ def parse_window(timeout: str | None, gap: str | None, longest: str | None) -> W
         window = Window(parse_duration(gap), parse_duration(longest))
         if not 0 < window.gap_ms <= window.longest_ms:
             raise ConfigurationError(
-                f"--gap, --max: from `{gap}` to `{longest}` is no window; give a gap that is no longer than the max"
+                f"--gap, --max: from `{gap}` to `{longest}` is no window; give a gap that is no "
+                "longer than the max"
             )
         return window
     return None if timeout is None else Window(parse_duration(timeout))
@@ -57,5 +67,7 @@ def parse_time_ms(option: str, text: str, others: str = "") -> int:
     """
     time_ms = parse_iso_8601(text)
     if time_ms is None:
-        raise ConfigurationError(f"{option}: `{text}` is not a time; use {others}a time such as 2026-01-01T00:00:00Z")
+        raise ConfigurationError(
+            f"{option}: `{text}` is not a time; use {others}a time such as 2026-01-01T00:00:00Z"
+        )
     return time_ms

@@ -55,5 +55,7 @@ def evaluator(asked: Questions, settings: Settings) -> Any:
     from pipelines.engine.choice import open_engine
     from pipelines.lake.epochs import read_epochs
 
-    is_needed = any(has_expressions(epoch.settings.publish) for epoch in read_epochs(asked, settings))
+    is_needed = any(
+        has_expressions(epoch.settings.publish) for epoch in read_epochs(asked, settings)
+    )
     return open_engine(settings).evaluate if is_needed else None

@@ -17,7 +17,9 @@ if TYPE_CHECKING:
     from pipelines.dev.broker import BrokerStatus
     from pipelines.kafka.permissions import Permission
 
-broker_app = typer.Typer(help="The embedded single-node Kafka, for development.", no_args_is_help=True)
+broker_app = typer.Typer(
+    help="The embedded single-node Kafka, for development.", no_args_is_help=True
+)
 
 Directory = Annotated[Path, typer.Option("--dir", help="The broker's folder.")]
 DEFAULT_BROKER = Path("broker")
@@ -25,10 +27,17 @@ DEFAULT_BROKER = Path("broker")
 
 @broker_app.command()
 def start(
-    port: Annotated[int | None, typer.Option(min=1, max=65535, help="Default: the last one used here, or a free one.")] = None,
+    port: Annotated[
+        int | None,
+        typer.Option(min=1, max=65535, help="Default: the last one used here, or a free one."),
+    ] = None,
     directory: Directory = DEFAULT_BROKER,
     secure: Annotated[
-        bool, typer.Option("--secure", help="Ask for a password over TLS, and allow just what the configuration needs.")
+        bool,
+        typer.Option(
+            "--secure",
+            help="Ask for a password over TLS, and allow just what the configuration needs.",
+        ),
     ] = False,
     config: Config = DEFAULT_CONFIG,
     as_json: Json = False,
@@ -37,7 +46,9 @@ def start(
     from pipelines.dev import broker
 
     allowed = _permissions(config) if secure else None
-    _show_broker(broker.start(directory, port, secure=secure, allowed=allowed or ()), as_json, allowed)
+    _show_broker(
+        broker.start(directory, port, secure=secure, allowed=allowed or ()), as_json, allowed
+    )
 
 
 @broker_app.command()
@@ -67,7 +78,9 @@ def _permissions(config: Path) -> list[Permission]:
     return permissions(load_settings(config, {PASSWORD_VARIABLE: "none yet", **os.environ}))
 
 
-def _show_broker(found: BrokerStatus, as_json: bool, allowed: Sequence[Permission] | None = None) -> None:
+def _show_broker(
+    found: BrokerStatus, as_json: bool, allowed: Sequence[Permission] | None = None
+) -> None:
     from pipelines.dev.show import broker_facts, broker_view
 
     answer(broker_facts(found, allowed), as_json, broker_view)

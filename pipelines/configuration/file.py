@@ -53,19 +53,29 @@ def read_values(path: Path, environ: Mapping[str, str]) -> object:
         content = path.read_bytes()
         loader = yaml.SafeLoader(content)
         document = loader.get_single_node()
-        if document is not None and _size(document, {}) > (limit := max(_LARGEST_SIZE, 2 * len(content))):
-            raise RefusedError(f"is not usable YAML: its aliases stand for more than {limit} characters; write them out")
+        if document is not None and _size(document, {}) > (
+            limit := max(_LARGEST_SIZE, 2 * len(content))
+        ):
+            raise RefusedError(
+                f"is not usable YAML: its aliases stand for more than {limit} characters; write "
+                "them out"
+            )
         _refuse_repeated_keys(document, (), set())
         _refuse_guesses(document, (), set(), loader)
         values: object = None if document is None else loader.construct_document(document)
     except OSError as error:
-        raise RefusedError(f"cannot be read ({error.strerror}); name another file with -c, or write one with `init`") from None
+        raise RefusedError(
+            f"cannot be read ({error.strerror}); name another file with -c, or write one with "
+            "`init`"
+        ) from None
     except yaml.YAMLError as error:
         raise RefusedError(_yaml_problem(error)) from None
     except RefusedError:
         raise
     except (ValueError, LookupError, AttributeError, TypeError):
-        raise RefusedError("is not valid YAML: a value does not fit its tag or type; put text in quotes") from None
+        raise RefusedError(
+            "is not valid YAML: a value does not fit its tag or type; put text in quotes"
+        ) from None
     if values is None:
         raise RefusedError("is empty; write a configuration, or let `init` write an example")
     if not isinstance(values, dict):
@@ -77,7 +87,11 @@ def _yaml_problem(error: yaml.YAMLError) -> str:
     mark = getattr(error, "problem_mark", None)
     where = f" in line {mark.line + 1}, column {mark.column + 1}" if mark else ""
     # PyYAML quotes an alias or a tag, which may be a secret: a value that lacks its quotes.
-    what = re.sub(r"(alias|anchor|handle|tag) .*", r"\1", getattr(error, "problem", None) or "unreadable characters")
+    what = re.sub(
+        r"(alias|anchor|handle|tag) .*",
+        r"\1",
+        getattr(error, "problem", None) or "unreadable characters",
+    )
     return f"is not valid YAML{where}: {what}"
 
 
@@ -96,7 +110,9 @@ def _size(node: yaml.Node, sizes: dict[int, int]) -> int:
     return sizes[id(node)]
 
 
-def _refuse_guesses(node: yaml.Node | None, at: tuple[str, ...], seen: set[int], loader: yaml.SafeLoader) -> None:
+def _refuse_guesses(
+    node: yaml.Node | None, at: tuple[str, ...], seen: set[int], loader: yaml.SafeLoader
+) -> None:
     """Raise RefusedError for a scalar without quotes that YAML takes for something else than it
     looks like.
 
@@ -140,7 +156,10 @@ def _refuse_other_json(spelled: str, value: object, at: tuple[str, ...]) -> None
 def _refuse_other_text(spelled: str, value: object, at: tuple[str, ...]) -> None:
     """Raise RefusedError, without the value, which may be a secret."""
     if not isinstance(value, str) and _as_json(value) != spelled:
-        raise RefusedError(f"{{path}} is {_kind_of(value)} in YAML, and not as it is spelled; put it in quotes", *at)
+        raise RefusedError(
+            f"{{path}} is {_kind_of(value)} in YAML, and not as it is spelled; put it in quotes",
+            *at,
+        )
 
 
 def _as_json(value: object) -> str | None:
@@ -164,7 +183,11 @@ def _refuse_repeated_keys(node: yaml.Node | None, at: tuple[str, ...], seen: set
         for key, value in node.value:
             name = str(key.value)
             if name in names:
-                raise RefusedError(f"field `{{path}}` is repeated in line {key.start_mark.line + 1}; keep one", *at, name)
+                raise RefusedError(
+                    f"field `{{path}}` is repeated in line {key.start_mark.line + 1}; keep one",
+                    *at,
+                    name,
+                )
             names.add(name)
             _refuse_repeated_keys(value, (*at, name), seen)
 
@@ -181,7 +204,8 @@ def _substituted(value: object, environ: Mapping[str, str], *at: str) -> object:
         return value
     if at[:2] in _RULES or (at[:1] == ("sources",) and at[2:3] and at[2] in _RULES_OF_SOURCES):
         raise RefusedError(
-            "{path} must not have `${`: a rule is kept with the lake for ever, where everybody who reads the lake sees it, "
+            "{path} must not have `${`: a rule is kept with the lake for ever, where everybody who "
+            "reads the lake sees it, "
             "and must be the same wherever it is used; write it out, without secrets",
             *at,
         )
@@ -193,7 +217,9 @@ def _substituted(value: object, environ: Mapping[str, str], *at: str) -> object:
         """
         name = match[1] or ""
         if not re.fullmatch("[A-Za-z_][A-Za-z0-9_]*", name):
-            raise RefusedError("{path}: `${` must be followed by the name of an environment variable and `}`", *at)
+            raise RefusedError(
+                "{path}: `${` must be followed by the name of an environment variable and `}`", *at
+            )
         if name not in environ:
             raise RefusedError(f"{{path}}: the environment variable {name} is not set; set it", *at)
         names.append(f"${{{name}}}")
@@ -238,7 +264,11 @@ def first_sentence(error: ValidationError) -> str:
 def sentence_of(sentence: str, at: tuple[str, ...], value: object = None, **facts: object) -> str:
     """Return the sentence on one line, with its place, its value and further facts filled in."""
     filled = {name: str(fact).replace("'", "") for name, fact in facts.items()}
-    filled |= {"path": " ".join(".".join(at).split()), "value": _shown(value), "kind": _kind_of(value)}
+    filled |= {
+        "path": " ".join(".".join(at).split()),
+        "value": _shown(value),
+        "kind": _kind_of(value),
+    }
     return re.sub(r"\{(\w+)\}", lambda match: filled.get(match[1], match[0]), sentence)
 
 
@@ -257,7 +287,13 @@ def _kind_of(value: object) -> str:
     """Return the kind of a value of YAML, in words that do not show the value."""
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
-    kinds: dict[Any, str] = {str: "text", (int, float): "a number", Mapping: "a mapping", list: "a list", date: "a date"}
+    kinds: dict[Any, str] = {
+        str: "text",
+        (int, float): "a number",
+        Mapping: "a mapping",
+        list: "a list",
+        date: "a date",
+    }
     return next((name for kind, name in kinds.items() if isinstance(value, kind)), "a tagged value")
 
 

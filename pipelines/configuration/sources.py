@@ -39,17 +39,24 @@ class Part(BaseModel):
     never shows a secret.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True, hide_input_in_errors=True)
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", populate_by_name=True, hide_input_in_errors=True
+    )
 
     @model_validator(mode="before")
     @classmethod
     def _has_its_own_fields(cls, data: object, info: ValidationInfo) -> object:
-        if info.context is None or not isinstance(data, Mapping):  # built in Python, by the names of the attributes; or no part
+        # Built in Python, by the names of the attributes; or no part.
+        if info.context is None or not isinstance(data, Mapping):
             return data
-        fields = {str(field.validation_alias or name): field for name, field in cls.model_fields.items()}
+        fields = {
+            str(field.validation_alias or name): field for name, field in cls.model_fields.items()
+        }
         for name in data:
             if name not in fields:
-                raise RefusedError(f"unknown field `{{path}}`; {known_instead(str(name), list(fields))}", str(name))
+                raise RefusedError(
+                    f"unknown field `{{path}}`; {known_instead(str(name), list(fields))}", str(name)
+                )
         for name, field in fields.items():
             if field.is_required() and name not in data:
                 example = f", such as `{name}: {field.examples[0]}`" if field.examples else ""
@@ -60,7 +67,9 @@ class Part(BaseModel):
         """Return the part with other values of some attributes, and nothing computed from the old
         ones.
         """
-        return type(self)(**{name: getattr(self, name) for name in type(self).model_fields} | values)
+        return type(self)(
+            **{name: getattr(self, name) for name in type(self).model_fields} | values
+        )
 
     def __repr_args__(self) -> Any:
         for name, value in super().__repr_args__():
@@ -90,7 +99,9 @@ class EventTime(Part):
     text: kinds.Flag = False
 
     @model_serializer(mode="wrap")
-    def _is_kept_as_before_there_was_text(self, kept: SerializerFunctionWrapHandler) -> dict[str, Any]:
+    def _is_kept_as_before_there_was_text(
+        self, kept: SerializerFunctionWrapHandler
+    ) -> dict[str, Any]:
         found: dict[str, Any] = kept(self)
         if not self.text:
             found.pop("text", None)
@@ -113,7 +124,9 @@ class RegistrySettings(Part):
 
     url: kinds.Url = Field(examples=["http://127.0.0.1:8081"], repr=False)
     options: kinds.RegistryOptions = {}
-    unknown_after_ms: kinds.PositiveDuration | None = Field(default=None, validation_alias="unknown_after")
+    unknown_after_ms: kinds.PositiveDuration | None = Field(
+        default=None, validation_alias="unknown_after"
+    )
 
 
 class RepartitionSettings(Part):
@@ -143,7 +156,8 @@ class SourceSettings(Part):
     key: kinds.Paths | None = None
     tenant: kinds.DottedPath | None = None
     event_time: Annotated[
-        Annotated[kinds.Paths, Tag("<path>")] | Annotated[EventTime, Tag("<parts>")], Discriminator(_shape_of_event_time)
+        Annotated[kinds.Paths, Tag("<path>")] | Annotated[EventTime, Tag("<parts>")],
+        Discriminator(_shape_of_event_time),
     ] = Field(examples=["ts"])
     tombstone: Literal["quarantine", "skip"] = "quarantine"
     where: Equality | None = None
@@ -164,23 +178,38 @@ class SourceSettings(Part):
     def _is_a_path_where_the_rest_is_usual(
         cls, found: "str | tuple[str, ...] | EventTime"
     ) -> "str | tuple[str, ...] | EventTime":
-        return found.field if isinstance(found, EventTime) and found.unit == "ms" and not found.text else found
+        return (
+            found.field
+            if isinstance(found, EventTime) and found.unit == "ms" and not found.text
+            else found
+        )
 
     @property
     def time(self) -> EventTime:
         """The place of the event time, however that is written."""
-        return self.event_time if isinstance(self.event_time, EventTime) else EventTime(field=self.event_time)
+        return (
+            self.event_time
+            if isinstance(self.event_time, EventTime)
+            else EventTime(field=self.event_time)
+        )
 
     @model_validator(mode="after")
     def _is_readable(self, info: ValidationInfo) -> "SourceSettings":
         if info.context is None:  # built in Python, perhaps of a lake that has had no schema yet
             return self
         if self.format == "avro" and self.schema_file is None:
-            raise RefusedError("required field `{path}` is missing; Avro cannot be read without it, so name a file", "schema")
+            raise RefusedError(
+                "required field `{path}` is missing; Avro cannot be read without it, so name a "
+                "file",
+                "schema",
+            )
         if self.registry is not None and self.format != "avro":
             raise RefusedError("{path} is for `format: avro` alone; leave it out", "registry")
         if self.repartition is not None and len(self.topics) > 1:
-            raise RefusedError("{path} is not possible where the source has several topics; name one topic", "repartition")
+            raise RefusedError(
+                "{path} is not possible where the source has several topics; name one topic",
+                "repartition",
+            )
         return self
 
     @cached_property
@@ -202,14 +231,20 @@ class SourceSettings(Part):
 
         if self.format != "avro" or self.schema_file is None:
             return None
-        found = avro_schema(self.schema_file.text, self.schema_file.path, None if self.registry is None else {})
+        found = avro_schema(
+            self.schema_file.text, self.schema_file.path, None if self.registry is None else {}
+        )
         earlier = [source.avro_schema for source in self._earlier]
         return replace(found, earlier=tuple(filter(None, earlier)), since=self.schema_file.since)
 
     @property
     def _earlier(self) -> "list[SourceSettings]":
         """The source with each schema that a living lake had in this one's place."""
-        return [self.changed(schema_file=file) for file in self.schema_file.earlier] if self.schema_file else []
+        return (
+            [self.changed(schema_file=file) for file in self.schema_file.earlier]
+            if self.schema_file
+            else []
+        )
 
     @cached_property
     def read_type(self) -> "pa.DataType":
@@ -227,7 +262,9 @@ class SourceSettings(Part):
 
         return reduce(widened, [*(source.read_type for source in self._earlier), self.read_type])
 
-    def reading_rules(self, max_future_ms: int, tenant: str | None = None, *, leaves_undecodable: bool = False) -> "ReadingRules":
+    def reading_rules(
+        self, max_future_ms: int, tenant: str | None = None, *, leaves_undecodable: bool = False
+    ) -> "ReadingRules":
         """Return the rules by which this source's records are read.
 
         `tenant`: the path of their tenant, where there are tenants. `leaves_undecodable`: records
@@ -235,7 +272,10 @@ class SourceSettings(Part):
         """
         from pipelines.core.reading import ReadingRules
 
-        (event_time, *other_times), (key, *other_keys) = _parsed(self.time.field), _parsed(self.key) if self.key else (None,)
+        (event_time, *other_times), (key, *other_keys) = (
+            _parsed(self.time.field),
+            _parsed(self.key) if self.key else (None,),
+        )
         return ReadingRules(
             event_time=event_time,
             max_future_ms=max_future_ms,

@@ -10,7 +10,15 @@ from datetime import date, datetime, timedelta
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, StringConstraints, Tag, ValidationInfo
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Discriminator,
+    Field,
+    StringConstraints,
+    Tag,
+    ValidationInfo,
+)
 
 from pipelines.configuration.file import FromEnvironment, RefusedError
 from pipelines.core.paths import PATH_PATTERN
@@ -18,7 +26,14 @@ from pipelines.core.times import LAST_EVENT_TIME_MS, parse_iso_8601
 from pipelines.errors import ConfigurationError
 
 DURATION_UNITS_MS: Final = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
-SIZE_UNITS: Final = {"kB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
+SIZE_UNITS: Final = {
+    "kB": 10**3,
+    "MB": 10**6,
+    "GB": 10**9,
+    "KiB": 2**10,
+    "MiB": 2**20,
+    "GiB": 2**30,
+}
 
 # Row limits of Spark and partition numbers of Kafka are 32-bit; its offsets are 64-bit.
 LARGEST_COUNT: Final = 2**31 - 1
@@ -32,7 +47,16 @@ SHORTEST_RETENTION_MS: Final = 3_600_000
 # column of the live view.
 RESERVED_NAMES: Final = frozenset(
     [
-        *("partition", "merge_key", "status", "event_time", "last_event_time", "valid", "invalid_reason", "batch"),
+        *(
+            "partition",
+            "merge_key",
+            "status",
+            "event_time",
+            "last_event_time",
+            "valid",
+            "invalid_reason",
+            "batch",
+        ),
         *("generation", "record_bytes", "key", "waits_for"),
     ]
 )
@@ -69,7 +93,8 @@ def parse_duration(text: str) -> int:
     """
     match = re.fullmatch(r"([0-9]{1,18})(ms|s|m|h|d)", text)
     duration_ms = int(match[1]) * DURATION_UNITS_MS[match[2]] if match else -1
-    if not 0 <= duration_ms <= LAST_EVENT_TIME_MS:  # nothing longer can mean anything; and sums of two stay inside a bigint
+    # Nothing longer can mean anything; and sums of two stay inside a bigint.
+    if not 0 <= duration_ms <= LAST_EVENT_TIME_MS:
         raise ConfigurationError(f"`{text}` {_NOT_A_DURATION}")
     return duration_ms
 
@@ -97,12 +122,15 @@ def _duration(shortest_ms: int = 0, right: str = "") -> BeforeValidator:
 def _share(value: object, info: ValidationInfo) -> float:
     """Return a percentage such as `50%` as a share of 1."""
     share = 0.0
-    if info.context is None and isinstance(value, (int, float)):  # built in Python, as the share itself
+    # Built in Python, as the share itself.
+    if info.context is None and isinstance(value, (int, float)):
         share = float(value)
     elif isinstance(value, str) and (match := re.fullmatch(r"([0-9]{1,3}(\.[0-9]{1,9})?)%", value)):
         share = float(match[1]) / 100
     if not 0 < share <= 1:
-        raise RefusedError("{path}: {value} is not a percentage above 0% and up to 100%; write one such as `50%`")
+        raise RefusedError(
+            "{path}: {value} is not a percentage above 0% and up to 100%; write one such as `50%`"
+        )
     return share
 
 
@@ -149,14 +177,24 @@ def _timestamp(given: object) -> int:
     value = given.isoformat() if isinstance(given, date) else _whole(given)
     timestamp_ms = parse_iso_8601(value) if isinstance(value, str) else value
     if type(timestamp_ms) is not int:
-        raise RefusedError("{path}: {value} is not a time; write ISO 8601, such as `2026-01-01T00:00:00Z`, or epoch milliseconds")
+        raise RefusedError(
+            "{path}: {value} is not a time; write ISO 8601, such as `2026-01-01T00:00:00Z`, or "
+            "epoch milliseconds"
+        )
     if not 0 <= timestamp_ms <= LAST_EVENT_TIME_MS:
-        raise RefusedError("{path}: {value} is out of range; it must lie from 1970 to the year 9999")
+        raise RefusedError(
+            "{path}: {value} is out of range; it must lie from 1970 to the year 9999"
+        )
     return timestamp_ms
 
 
 Count = Annotated[int, _number(1, LARGEST_COUNT)]
-Size = Annotated[int, _number(1, LARGEST_MESSAGE, "a size in bytes (such as `8MiB`, or a whole number)", units=SIZE_UNITS)]
+Size = Annotated[
+    int,
+    _number(
+        1, LARGEST_MESSAGE, "a size in bytes (such as `8MiB`, or a whole number)", units=SIZE_UNITS
+    ),
+]
 Port = Annotated[int, _number(1, 65_535)]
 Partition = Annotated[int, _number(0, LARGEST_COUNT, digits=str)]
 Offset = Annotated[int, _number(0, LARGEST_OFFSET)]
@@ -180,8 +218,11 @@ def _matching(pattern: str, what: str) -> AfterValidator:
 
 
 def _url(text: str) -> str:
-    if not re.fullmatch(r"https?://[^\s/@]+(/[^\s@]*)?", text):  # perhaps with a password, so it is not shown
-        raise RefusedError("{path} is not a URL; write http:// or https://, a host, and no password")
+    # Perhaps with a password, so it is not shown.
+    if not re.fullmatch(r"https?://[^\s/@]+(/[^\s@]*)?", text):
+        raise RefusedError(
+            "{path} is not a URL; write http:// or https://, a host, and no password"
+        )
     return text
 
 
@@ -225,7 +266,9 @@ def _schema_file(value: object, info: ValidationInfo) -> SchemaFile:
     try:
         return SchemaFile(path, path.read_bytes())
     except OSError:
-        raise RefusedError("{path}: {value} is not a file that can be read; paths start at this file's folder") from None
+        raise RefusedError(
+            "{path}: {value} is not a file that can be read; paths start at this file's folder"
+        ) from None
 
 
 def _absolute(path: Path, info: ValidationInfo) -> Path:
@@ -233,7 +276,9 @@ def _absolute(path: Path, info: ValidationInfo) -> Path:
     try:
         return (folder / path.expanduser()).resolve()
     except (OSError, RuntimeError, ValueError):  # a loop of links, no home folder, a null character
-        raise RefusedError("{path}: {value} is not a path; name one, absolute or from this file's folder") from None
+        raise RefusedError(
+            "{path}: {value} is not a path; name one, absolute or from this file's folder"
+        ) from None
 
 
 def _names_of_topics(names: tuple[str, ...]) -> tuple[str, ...]:
@@ -261,16 +306,27 @@ def _shape_of_names(value: object) -> str:
 Text = Annotated[str, StringConstraints(strict=True, pattern=r"\S")]
 Location = Annotated[Text, AfterValidator(_location)]
 Schema = Annotated[SchemaFile, BeforeValidator(_schema_file)]
-Name = Annotated[Text, _matching("[A-Za-z0-9._-]+", "a name; use letters, digits, `-`, `_` and `.`")]
+Name = Annotated[
+    Text, _matching("[A-Za-z0-9._-]+", "a name; use letters, digits, `-`, `_` and `.`")
+]
 Url = Annotated[Text, AfterValidator(_url)]
-Identifier = Annotated[Text, _matching(r"[^\s`./]+", "a name in a catalog; leave out blanks, dots, slashes and backticks")]
+Identifier = Annotated[
+    Text,
+    _matching(r"[^\s`./]+", "a name in a catalog; leave out blanks, dots, slashes and backticks"),
+]
 TopicName = Annotated[
-    Text, _matching(r"(?!\.{1,2}$)[A-Za-z0-9._-]{1,249}", "a topic name; Kafka takes letters, digits, `.`, `_` and `-`")
+    Text,
+    _matching(
+        r"(?!\.{1,2}$)[A-Za-z0-9._-]{1,249}",
+        "a topic name; Kafka takes letters, digits, `.`, `_` and `-`",
+    ),
 ]
 
 Topics = Annotated[
     Annotated[TopicName, Tag("<name>")]
-    | Annotated[tuple[TopicName, ...], Field(min_length=1), AfterValidator(_names_of_topics), Tag("<names>")],
+    | Annotated[
+        tuple[TopicName, ...], Field(min_length=1), AfterValidator(_names_of_topics), Tag("<names>")
+    ],
     Discriminator(_shape_of_names),
 ]
 """One topic, or several."""
@@ -284,18 +340,24 @@ DottedPath = Annotated[
     Text,
     _matching(
         PATH_PATTERN,
-        r"a dotted path; join field names by single dots, such as `meta.ts`, and write `\.` for a dot in a name",
+        r"a dotted path; join field names by single dots, such as `meta.ts`, and write `\.` for a "
+        r"dot in a name",
     ),
 ]
 
 Paths = Annotated[
     Annotated[DottedPath, Tag("<name>")]
-    | Annotated[tuple[DottedPath, ...], Field(min_length=1), AfterValidator(_different), Tag("<names>")],
+    | Annotated[
+        tuple[DottedPath, ...], Field(min_length=1), AfterValidator(_different), Tag("<names>")
+    ],
     Discriminator(_shape_of_names),
 ]
 """One path, or several of which the first that is there counts; a list of one is that one."""
 _SERVER = r"\s*([A-Za-z0-9_]+://)?(\[[0-9A-Fa-f:.]+\]|[^\s,:/\[\]]+):[0-9]{1,5}\s*"
-Servers = Annotated[Text, _matching(f"{_SERVER}(,{_SERVER})*", "a list of brokers; write host:port, separated by commas")]
+Servers = Annotated[
+    Text,
+    _matching(f"{_SERVER}(,{_SERVER})*", "a list of brokers; write host:port, separated by commas"),
+]
 
 
 # -- scalars and options
@@ -310,14 +372,17 @@ def _flag(value: object) -> bool:
 
 
 def _scalar(value: object) -> str | int | float | bool:
-    if not isinstance(value, (str, int, float)) or (isinstance(value, float) and not math.isfinite(value)):
+    if not isinstance(value, (str, int, float)) or (
+        isinstance(value, float) and not math.isfinite(value)
+    ):
         raise RefusedError("{path} must be text, a number, true or false, not {kind}")
     return str(value) if isinstance(value, str) else value
 
 
 def _named(value: object) -> object:
     for name in value if isinstance(value, Mapping) else ():
-        if not re.fullmatch(r"[A-Za-z0-9._-]+", str(name)):  # perhaps `name=value`, so it is not shown
+        # Perhaps `name=value`, so it is not shown.
+        if not re.fullmatch(r"[A-Za-z0-9._-]+", str(name)):
             raise RefusedError("{path} has a name that no option can have; write `name: value`")
     return value
 
@@ -332,7 +397,11 @@ def _not_own(options: dict[str, str]) -> dict[str, str]:
         if OWN_OPTIONS.fullmatch(name):
             raise RefusedError("{path} is set by Watersmeet itself; leave it out", name)
         if name.startswith("kafka."):
-            raise RefusedError("{path}: options are named as librdkafka names them; leave out the leading `kafka.`", name)
+            raise RefusedError(
+                "{path}: options are named as librdkafka names them; leave out the leading "
+                "`kafka.`",
+                name,
+            )
     return options
 
 
@@ -376,12 +445,18 @@ class StartOffsets:
     """
 
     offsets: Annotated[
-        dict[Annotated[str, BeforeValidator(str)], Annotated[dict[Partition, Offset], Field(min_length=1)]], Field(min_length=1)
+        dict[
+            Annotated[str, BeforeValidator(str)],
+            Annotated[dict[Partition, Offset], Field(min_length=1)],
+        ],
+        Field(min_length=1),
     ]
 
     def __str__(self) -> str:
         """Return the start as in YAML, partitions in order."""
-        by_source = {source: _flow(dict(sorted(offsets.items()))) for source, offsets in self.offsets.items()}
+        by_source = {
+            source: _flow(dict(sorted(offsets.items()))) for source, offsets in self.offsets.items()
+        }
         return _flow({"offsets": _flow(by_source)})
 
 
@@ -393,7 +468,9 @@ def _kind_of_start(value: object) -> str | None:
     if isinstance(value, (StartTimestamp, StartOffsets)):
         return f"<{type(value).__name__}>"
     if isinstance(value, Mapping):
-        return {("timestamp",): "<StartTimestamp>", ("offsets",): "<StartOffsets>"}.get(tuple(value))
+        return {("timestamp",): "<StartTimestamp>", ("offsets",): "<StartOffsets>"}.get(
+            tuple(value)
+        )
     return "<word>" if isinstance(value, str) and value in ("earliest", "latest", "sink") else None
 
 

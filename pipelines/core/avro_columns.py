@@ -25,7 +25,14 @@ from pipelines.core.types import TIME
 
 _Convert: TypeAlias = Callable[[Any], Any]
 
-NO_SCHEMA: Final = (SchemaParseException, LookupError, TypeError, ValueError, AttributeError, RecursionError)
+NO_SCHEMA: Final = (
+    SchemaParseException,
+    LookupError,
+    TypeError,
+    ValueError,
+    AttributeError,
+    RecursionError,
+)
 """Exceptions, beside UnknownType, that fastavro raises for a document that is not a schema."""
 
 _PLAIN: Final = {
@@ -43,7 +50,9 @@ _PLAIN: Final = {
 
 _OWN: Final = "watersmeet-"
 UNITS_US: Final = {"millis": 1000, "micros": 1}
-_TIMESTAMPS: Final = frozenset(f"{local}timestamp-{unit}" for local in ("", "local-") for unit in ("millis", "micros", "nanos"))
+_TIMESTAMPS: Final = frozenset(
+    f"{local}timestamp-{unit}" for local in ("", "local-") for unit in ("millis", "micros", "nanos")
+)
 _RENAMED: Final = frozenset(["decimal", "timestamp-nanos", "local-timestamp-nanos", "uuid"])
 """Logical types that this module reads itself, under names of its own.
 
@@ -68,9 +77,13 @@ def parsed(document: Any) -> Parsed:
     try:
         return Parsed(parse_schema(_renamed(document), named), named)
     except UnknownType as error:
-        raise UnfitError(f"names the type `{error.name}`, which it does not define; define it in the file") from None
+        raise UnfitError(
+            f"names the type `{error.name}`, which it does not define; define it in the file"
+        ) from None
     except NO_SCHEMA as error:
-        raise UnfitError(f"is no valid Avro schema ({type(error).__name__}: {error}); correct it") from None
+        raise UnfitError(
+            f"is no valid Avro schema ({type(error).__name__}: {error}); correct it"
+        ) from None
 
 
 def _renamed(node: Any) -> Any:
@@ -85,7 +98,9 @@ def _renamed(node: Any) -> Any:
     if not isinstance(node, dict):
         return node
     node = {name: each for name, each in node.items() if not name.startswith("__")}
-    node |= {name: _renamed(node[name]) for name in ("type", "fields", "items", "values") if name in node}
+    node |= {
+        name: _renamed(node[name]) for name in ("type", "fields", "items", "values") if name in node
+    }
     if node.get("logicalType") in _RENAMED:
         if node["logicalType"] == "decimal":
             _check_decimal(node)
@@ -95,8 +110,16 @@ def _renamed(node: Any) -> Any:
 
 def _check_decimal(node: Mapping[str, Any]) -> None:
     precision, scale = node.get("precision"), node.get("scale", 0)
-    if type(precision) is not int or type(scale) is not int or not 0 <= scale <= precision or not precision:
-        raise UnfitError("has a decimal without a `precision` of 1 or more and a `scale` of at most that; give it both")
+    if (
+        type(precision) is not int
+        or type(scale) is not int
+        or not 0 <= scale <= precision
+        or not precision
+    ):
+        raise UnfitError(
+            "has a decimal without a `precision` of 1 or more and a `scale` of at most that; give "
+            "it both"
+        )
 
 
 class Column(NamedTuple):
@@ -148,23 +171,39 @@ class _Columns:
             return Column(pa.list_(item.type), item.convert and partial(_list, item.convert))
         if kind == "map":
             value = self.of(schema["values"], f"{where}[]", inside)
-            return Column(pa.map_(pa.string(), value.type), value.convert and partial(_map, value.convert))
+            return Column(
+                pa.map_(pa.string(), value.type), value.convert and partial(_map, value.convert)
+            )
         if kind in ("record", "error"):
             return self._of_record(schema, where, inside)
         if kind in self.named:
             return self.of(self.named[kind], where, inside)
-        raise _refused(where, f"is {kind} and nothing else; give it a type that a table column can have")
+        raise _refused(
+            where, f"is {kind} and nothing else; give it a type that a table column can have"
+        )
 
     def _of_union(self, choices: list[Any], where: str, inside: tuple[str, ...]) -> Column:
         rest = [choice for choice in choices if choice not in ("null", {"type": "null"})]
         if len(rest) != 1:
-            raise _refused(where, "is a union of several types, or of none but null, and a table column has one; give it one")
+            raise _refused(
+                where,
+                "is a union of several types, or of none but null, and a table column has one; "
+                "give it one",
+            )
         column = self.of(rest[0], where, inside)
-        return Column(column.type, column.convert and partial(_optional, column.convert)) if len(choices) > 1 else column
+        return (
+            Column(column.type, column.convert and partial(_optional, column.convert))
+            if len(choices) > 1
+            else column
+        )
 
     def _of_record(self, schema: Mapping[str, Any], where: str, inside: tuple[str, ...]) -> Column:
         if schema["name"] in inside:
-            raise _refused(where, f"is a `{schema['name']}` inside of itself, and a column has an end; write its levels out")
+            raise _refused(
+                where,
+                f"is a `{schema['name']}` inside of itself, and a column has an end; write its "
+                "levels out",
+            )
         if not schema["fields"]:
             raise _refused(where, "is a record without fields; give it one")
         spellings: dict[str, str] = {}
@@ -177,12 +216,19 @@ class _Columns:
             if name in columns:
                 raise _refused(path, "is there twice; rename one")
             if (other := spellings.setdefault(name.lower(), name)) != name:
-                raise _refused(path, f"differs from `{other}` only in case, which columns do not; rename one")
+                raise _refused(
+                    path, f"differs from `{other}` only in case, which columns do not; rename one"
+                )
             columns[name] = self.of(each["type"], path, (*inside, schema["name"]))
         if self.is_resolved:
-            defaults = {each["name"]: each["default"] for each in schema["fields"] if "default" in each}
+            defaults = {
+                each["name"]: each["default"] for each in schema["fields"] if "default" in each
+            }
             every = {name: column.convert or _as_it_is for name, column in columns.items()}
-            return Column(pa.struct([(n, c.type) for n, c in columns.items()]), partial(_resolved_record, every, defaults))
+            return Column(
+                pa.struct([(n, c.type) for n, c in columns.items()]),
+                partial(_resolved_record, every, defaults),
+            )
         converts = {name: column.convert for name, column in columns.items() if column.convert}
         kind = pa.struct([(name, column.type) for name, column in columns.items()])
         return Column(kind, partial(_record, converts) if converts else None)
@@ -207,7 +253,11 @@ def _of_logical_type(schema: Mapping[str, Any], where: str) -> Column | None:
         case ("bytes" | "fixed", "decimal"):
             precision, scale = schema["precision"], schema.get("scale", 0)
             if precision > MAX_DIGITS:
-                raise _refused(where, f"is a decimal of {precision} digits, and a table column has up to {MAX_DIGITS}; use fewer")
+                raise _refused(
+                    where,
+                    f"is a decimal of {precision} digits, and a table column has up to "
+                    f"{MAX_DIGITS}; use fewer",
+                )
             return Column(pa.decimal128(precision, scale), partial(_decimal, precision, scale))
         case ("int", "date"):
             return Column(pa.date32(), _date)
@@ -236,7 +286,9 @@ def _read_nanoseconds(data: int, writer_schema: Any = None, reader_schema: Any =
 
 
 LOGICAL_READERS[f"bytes-{_OWN}decimal"] = LOGICAL_READERS[f"fixed-{_OWN}decimal"] = _read_decimal
-LOGICAL_READERS[f"long-{_OWN}timestamp-nanos"] = LOGICAL_READERS[f"long-{_OWN}local-timestamp-nanos"] = _read_nanoseconds
+LOGICAL_READERS[f"long-{_OWN}timestamp-nanos"] = LOGICAL_READERS[
+    f"long-{_OWN}local-timestamp-nanos"
+] = _read_nanoseconds
 
 
 def _checked(of_python: type, found: Any) -> Any:
@@ -276,17 +328,24 @@ def _record(converts: Mapping[str, _Convert], found: dict[str, Any]) -> dict[str
     return found
 
 
-def _resolved_record(converts: Mapping[str, _Convert], defaults: Mapping[str, Any], found: dict[str, Any]) -> dict[str, Any]:
+def _resolved_record(
+    converts: Mapping[str, _Convert], defaults: Mapping[str, Any], found: dict[str, Any]
+) -> dict[str, Any]:
     """Convert the fields of a record.
 
     A record that is itself a default may leave out fields that have a default.
     """
-    return {name: convert(found[name] if name in found else defaults[name]) for name, convert in converts.items()}
+    return {
+        name: convert(found[name] if name in found else defaults[name])
+        for name, convert in converts.items()
+    }
 
 
 def _decimal(precision: int, scale: int, found: Decimal | bytes | str) -> Decimal:
     if not isinstance(found, Decimal):  # written without the logical type, or a default
-        found = _read_decimal(_default_bytes(found) if isinstance(found, str) else found, {"scale": scale})
+        found = _read_decimal(
+            _default_bytes(found) if isinstance(found, str) else found, {"scale": scale}
+        )
     return exact_decimal(precision, scale, found)
 
 
@@ -312,7 +371,11 @@ def _date(found: date | int) -> date:
 def _timestamp(unit: str, found: datetime | int) -> datetime:
     """Return a time, or a number in a unit since the epoch, as a time in UTC."""
     if isinstance(found, int):
-        return _read_nanoseconds(found) if unit == "nanos" else EPOCH + timedelta(microseconds=found * UNITS_US[unit])
+        return (
+            _read_nanoseconds(found)
+            if unit == "nanos"
+            else EPOCH + timedelta(microseconds=found * UNITS_US[unit])
+        )
     return found if found.tzinfo is timezone.utc else found.replace(tzinfo=timezone.utc)
 
 

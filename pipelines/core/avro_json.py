@@ -31,7 +31,8 @@ _RIGHT: Final = {
     "decimal": "a number that fits its digits",
     "date": 'a text such as "2026-01-31"',
     "time": 'a text such as "12:00:00.000"',
-    "timestamp": 'a text such as "2026-01-31T12:00:00.000Z", no finer than its unit, or a whole number in its unit',
+    "timestamp": 'a text such as "2026-01-31T12:00:00.000Z", no finer than its unit, or a whole '
+    "number in its unit",
     "uuid": "a UUID as text",
     "array": "an array",
     "map": "an object",
@@ -100,15 +101,25 @@ class _Parts:
             case "record":
                 return self._record(schema, found, where)
             case "array":
-                return [self.of(schema["items"], each, f"{where}[{i}]") for i, each in enumerate(_of_type(list, found))]
+                return [
+                    self.of(schema["items"], each, f"{where}[{i}]")
+                    for i, each in enumerate(_of_type(list, found))
+                ]
             case "map":
-                return {name: self.of(schema["values"], each, f"{where}.{name}") for name, each in found.items()}
+                return {
+                    name: self.of(schema["values"], each, f"{where}.{name}")
+                    for name, each in found.items()
+                }
             case "boolean":
                 return _of_type(bool, found)
             case "int" | "long":
-                return _fitting(-(2 ** _BITS[kind]) <= _of_type(int, found) < 2 ** _BITS[kind], found)
+                return _fitting(
+                    -(2 ** _BITS[kind]) <= _of_type(int, found) < 2 ** _BITS[kind], found
+                )
             case "float" | "double":
-                return float(_fitting(found in _NO_NUMBERS or type(found) in (int, float, Decimal), found))
+                return float(
+                    _fitting(found in _NO_NUMBERS or type(found) in (int, float, Decimal), found)
+                )
             case "string":
                 return _of_type(str, found)
             case "enum":
@@ -117,7 +128,11 @@ class _Parts:
                 content = b64decode(found, validate=True)
                 return _fitting(len(content) == schema.get("size", len(content)), content)
             case "decimal":
-                number = Decimal(repr(found) if type(found) is float else _fitting(type(found) is not bool, found))
+                number = Decimal(
+                    repr(found)
+                    if type(found) is float
+                    else _fitting(type(found) is not bool, found)
+                )
                 return exact_decimal(schema["precision"], schema.get("scale", 0), number)
             case "uuid":
                 return UUID(found).bytes if schema["type"] == "fixed" else str(UUID(found))
@@ -139,7 +154,9 @@ class _Parts:
         fields = {each["name"]: each for each in schema["fields"]}
         for name in _of_type(dict, found):
             if name not in fields:
-                raise UnencodableError(f"`{where}.{name}` is no field of the schema; it has {', '.join(fields)}")
+                raise UnencodableError(
+                    f"`{where}.{name}` is no field of the schema; it has {', '.join(fields)}"
+                )
         for name, each in fields.items():
             if name not in found and "default" not in each and not _may_be_null(each["type"]):
                 raise UnencodableError(f"`{where}.{name}` is missing, and has no default; add it")
@@ -160,7 +177,10 @@ class _Parts:
                 return found.encode("latin-1")
             case "record" | "error":
                 fields = {each["name"]: each for each in schema["fields"]}
-                return {name: self._default(each["type"], found.get(name, each.get("default"))) for name, each in fields.items()}
+                return {
+                    name: self._default(each["type"], found.get(name, each.get("default")))
+                    for name, each in fields.items()
+                }
             case "array":
                 return [self._default(schema["items"], each) for each in found]
             case "map":
@@ -172,11 +192,19 @@ class _Parts:
         if isinstance(schema, list):
             [schema] = [choice for choice in schema if choice not in ("null", {"type": "null"})]
         name = schema if isinstance(schema, str) else schema["type"]
-        return self.named[name] if name in self.named else {"type": schema} if isinstance(schema, str) else schema
+        return (
+            self.named[name]
+            if name in self.named
+            else {"type": schema}
+            if isinstance(schema, str)
+            else schema
+        )
 
 
 def _may_be_null(schema: Any) -> bool:
-    return isinstance(schema, list) and any(choice in ("null", {"type": "null"}) for choice in schema)
+    return isinstance(schema, list) and any(
+        choice in ("null", {"type": "null"}) for choice in schema
+    )
 
 
 def _of_type(kind: type, found: Any) -> Any:

@@ -36,7 +36,9 @@ _FRAME: Final = 5
 """Number of bytes before a value that say which schema it was written with."""
 
 _NAMED: Final = frozenset(["record", "error", "enum", "fixed"])
-_UNNAMED: Final = frozenset(["boolean", "int", "long", "float", "double", "bytes", "string", "enum"])
+_UNNAMED: Final = frozenset(
+    ["boolean", "int", "long", "float", "double", "bytes", "string", "enum"]
+)
 """Names that always mean Avro's own types, even where a schema gives them to others."""
 
 MAX_BYTES: Final = 2**20
@@ -97,7 +99,10 @@ class AvroSchema:
                 return _decoder(self.text, self.text)(None)
             schema_id = schema_id_of(value)
             if schema_id is None:
-                raise UndecodableError("does not begin with a zero byte and the id of the schema that it was written with")
+                raise UndecodableError(
+                    "does not begin with a zero byte and the id of the schema that it was written "
+                    "with"
+                )
             try:
                 return _decoder(writers[schema_id], self.text)(value[_FRAME:])
             except UndecodableError as error:
@@ -106,7 +111,9 @@ class AvroSchema:
         return decode
 
     def _of_bare_values(self) -> Decode:
-        written = [(each.since, _decoder(each.text, self.text)) for each in (self, *reversed(self.earlier))]
+        written = [
+            (each.since, _decoder(each.text, self.text)) for each in (self, *reversed(self.earlier))
+        ]
 
         def decode(value: bytes | None, partition: int = 0, offset: int = 0) -> dict[str, Any]:
             """Decode a bare value by the schema that values were written with at its offset.
@@ -126,7 +133,10 @@ class AvroSchema:
         decode = self.decoder()
         if not self.earlier:
             return decode
-        others = [replace(each, writers=self.writers, earlier=self.earlier[:i]) for i, each in enumerate(self.earlier)]
+        others = [
+            replace(each, writers=self.writers, earlier=self.earlier[:i])
+            for i, each in enumerate(self.earlier)
+        ]
         decoders = [other.decoder() for other in reversed(others)]
 
         def decode_accepted(value: bytes | None, *place: int) -> dict[str, Any]:
@@ -150,7 +160,11 @@ def schema_id_of(value: bytes | None) -> int | None:
 
     None where the value has another format.
     """
-    return int.from_bytes(value[1:_FRAME], "big") if value and len(value) >= _FRAME and value[0] == 0 else None
+    return (
+        int.from_bytes(value[1:_FRAME], "big")
+        if value and len(value) >= _FRAME and value[0] == 0
+        else None
+    )
 
 
 def avro_schema(text: bytes, path: Path, writers: Mapping[int, str] | None = None) -> AvroSchema:
@@ -164,7 +178,9 @@ def avro_schema(text: bytes, path: Path, writers: Mapping[int, str] | None = Non
         document = orjson.loads(text)
         column = column_of(parsed(document))
         _bounded(text)
-        return AvroSchema(orjson.dumps(document, option=orjson.OPT_SORT_KEYS).decode(), column.type, writers)
+        return AvroSchema(
+            orjson.dumps(document, option=orjson.OPT_SORT_KEYS).decode(), column.type, writers
+        )
     except orjson.JSONDecodeError as error:
         fault = f"is no JSON document ({error}); write an Avro schema"
     except (UnfitError, UnsafeError) as error:
@@ -193,8 +209,12 @@ def self_contained(text: str, references: Sequence[str]) -> str:
             defined.add(node["name"])
         node = {name: each for name, each in node.items() if not name.startswith("__")}
         if "fields" in node:
-            node["fields"] = [{**each, "type": written_out(each["type"])} for each in node["fields"]]
-        return node | {name: written_out(node[name]) for name in ("type", "items", "values") if name in node}
+            node["fields"] = [
+                {**each, "type": written_out(each["type"])} for each in node["fields"]
+            ]
+        return node | {
+            name: written_out(node[name]) for name in ("type", "items", "values") if name in node
+        }
 
     try:
         *_, schema = [parse_schema(orjson.loads(each), named) for each in (*references, text)]
@@ -230,7 +250,9 @@ def _decoder(written_with: str, read_with: str) -> Decode:
             raise UndecodableError("no value (tombstone)")
         content: Any = _Content(value)
         try:
-            document: Any = schemaless_reader(content, writer.schema, reader.schema if is_resolved else None)
+            document: Any = schemaless_reader(
+                content, writer.schema, reader.schema if is_resolved else None
+            )
             if convert is not None:
                 document = convert(document)
         except UndecodableError:
@@ -286,7 +308,10 @@ _REASONS: Final[Mapping[type[Exception], str]] = {
 
 def _why(error: Exception) -> str:
     """Return the reason of an error in words of our own, since a decoder's may hold contents."""
-    return next((reason for kind, reason in _REASONS.items() if isinstance(error, kind)), type(error).__name__)
+    return next(
+        (reason for kind, reason in _REASONS.items() if isinstance(error, kind)),
+        type(error).__name__,
+    )
 
 
 class UnsafeError(Exception):
@@ -359,7 +384,10 @@ class _Steps:
         schema = self.named[name]
         if schema["type"] in ("record", "error"):
             fields = [self.of(each["type"], depth + 1) for each in schema["fields"]]
-            found = 1 + sum(steps for steps, _ in fields), 1 + max((levels for _, levels in fields), default=0)
+            found = (
+                1 + sum(steps for steps, _ in fields),
+                1 + max((levels for _, levels in fields), default=0),
+            )
         else:
             found = self.of(schema, depth)
         self.known[name] = found
@@ -387,7 +415,10 @@ def as_text(found: Any) -> Any:
     if isinstance(found, bool):
         return "true" if found else "false"
     if isinstance(found, datetime):
-        return found.astimezone(timezone.utc).replace(tzinfo=None).isoformat(timespec="microseconds") + "Z"
+        return (
+            found.astimezone(timezone.utc).replace(tzinfo=None).isoformat(timespec="microseconds")
+            + "Z"
+        )
     if isinstance(found, date):
         return found.isoformat()
     if isinstance(found, Decimal):

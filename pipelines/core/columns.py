@@ -49,9 +49,13 @@ def time_column(times: Int64s, missing: int = NO_TIME) -> pa.Array:
     return pa.array(np.where(is_null, 0, times) * 1000, pa.int64(), mask=is_null).cast(TIME)
 
 
-def both(one: pa.Array | pa.ChunkedArray, other: pa.Array | pa.ChunkedArray, kind: pa.DataType) -> pa.ChunkedArray:
+def both(
+    one: pa.Array | pa.ChunkedArray, other: pa.Array | pa.ChunkedArray, kind: pa.DataType
+) -> pa.ChunkedArray:
     """Concatenate two columns, as a type whose offsets do not overflow."""
-    chunks = [chunk.cast(kind) for column in (one, other) for chunk in getattr(column, "chunks", [column])]
+    chunks = [
+        chunk.cast(kind) for column in (one, other) for chunk in getattr(column, "chunks", [column])
+    ]
     return pa.chunked_array(chunks, kind)
 
 
@@ -60,7 +64,9 @@ def in_lists(rows: Int64s, items: pa.Array, count: int) -> pa.ListArray:
 
     `rows`: for each item the number of its row, in ascending order.
     """
-    return pa.ListArray.from_arrays(pa.array(np.searchsorted(rows, np.arange(count + 1)), pa.int32()), items)
+    return pa.ListArray.from_arrays(
+        pa.array(np.searchsorted(rows, np.arange(count + 1)), pa.int32()), items
+    )
 
 
 def input_names(source: str, parts: pa.StructArray) -> pa.StringArray:
@@ -103,5 +109,8 @@ def as_ranges(offsets: Int64s) -> Iterator[tuple[int, int]]:
     """Yield ascending offsets as ranges `[from, until)`."""
     if len(offsets):
         ends = np.flatnonzero(np.diff(offsets) > 1)
-        firsts, lasts = np.append(offsets[0], offsets[ends + 1]), np.append(offsets[ends], offsets[-1])
+        firsts, lasts = (
+            np.append(offsets[0], offsets[ends + 1]),
+            np.append(offsets[ends], offsets[-1]),
+        )
         yield from zip(firsts.tolist(), (lasts + 1).tolist(), strict=True)

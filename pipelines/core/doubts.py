@@ -62,7 +62,9 @@ def odd_times(records: pa.Table, rules: ReadingRules) -> OddTimes | None:
     example = int(np.flatnonzero(is_meant & ~near[rules.unit])[0])
     event_time = None if times[example] == NO_TIME else int(times[example])
     fitting = best if 2 * int(near[best].sum()) > count else None
-    return OddTimes(count - int(near[rules.unit].sum()), count, event_time, int(taken[example]), fitting)
+    return OddTimes(
+        count - int(near[rules.unit].sum()), count, event_time, int(taken[example]), fitting
+    )
 
 
 def are_odd(read: pa.Table) -> bool:
@@ -82,7 +84,9 @@ def are_odd(read: pa.Table) -> bool:
 def _is_meant(read: pa.Table) -> Booleans:
     is_timed = pc.is_in(read["reason"], value_set=pa.array(_TIMED, pa.string()))
     is_read = pc.or_(pc.is_valid(read["event_time"]), pc.is_valid(read["reason"]))
-    found: Booleans = pc.and_(is_timed, is_read).to_numpy(zero_copy_only=False) & (times_ms(read["kafka_timestamp"]) >= 0)
+    found: Booleans = pc.and_(is_timed, is_read).to_numpy(zero_copy_only=False) & (
+        times_ms(read["kafka_timestamp"]) >= 0
+    )
     return found
 
 
@@ -124,7 +128,9 @@ def lonely(groups: Iterable[Collection[str]]) -> Lonely:
         if len(sources) > 1:
             met.update(sources)
             is_every_one = False
-    return Lonely({name: n for name, n in counts.items() if n >= ENOUGH and name not in met}, is_every_one)
+    return Lonely(
+        {name: n for name, n in counts.items() if n >= ENOUGH and name not in met}, is_every_one
+    )
 
 
 class Unmet(NamedTuple):

@@ -26,7 +26,8 @@ class IdleDecision(NamedTuple):
 
 
 class Idle(NamedTuple):
-    """The inputs of a partition whose heads the idle policy moves, and the position (ms) to which it moves them."""
+    """The inputs of a partition whose heads the idle policy moves, and the position (ms) to which
+    it moves them."""
 
     sources: list[str]
     event_time: int

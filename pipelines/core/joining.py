@@ -62,13 +62,20 @@ def nth_of_key(records: Positioned, of_record: Int64s, opened: Opened, rules: Ru
     if splits.any():
         before = np.concatenate([[NO_TIME], times[:-1]])
         before[begins] = opened.last[keys]
-        holds = (before == NEVER) | (positions <= rules.due(np.repeat(first, ends - begins), before))
+        holds = (before == NEVER) | (
+            positions <= rules.due(np.repeat(first, ends - begins), before)
+        )
         splits &= ~np.logical_and.reduceat(holds, begins)
     for group in np.flatnonzero(splits):
         key = keys[group]
         number, since, until, due = -1, 0, 0, NO_TIME
         if opened.first[key] != NEVER:
-            number, since, until, due = 0, int(opened.first[key]), int(opened.last[key]), int(opened.due[key])
+            number, since, until, due = (
+                0,
+                int(opened.first[key]),
+                int(opened.last[key]),
+                int(opened.due[key]),
+            )
         for i in range(begins[group], ends[group]):
             time = int(times[i])
             if due >= positions[i]:

@@ -31,7 +31,10 @@ _NAMED: Final = {"timestamp": TIME, "date": pa.date32()}
 _DECIMAL: Final = re.compile(r"decimal\((\d\d?), ?(\d\d?)\)", re.ASCII)
 _NUMBER: Final = re.compile(r"-?\d+(\.\d+)?", re.ASCII)
 _DATE: Final = re.compile(r"\d{4}-\d\d-\d\d", re.ASCII)
-_DATE_TIME: Final = re.compile(rf"{_DATE.pattern}T\d\d:\d\d:\d\d(\.\d+)?(Z|[+-]\d\d:\d\d)", re.ASCII)  # Spark reads these, too
+# Spark reads these, too.
+_DATE_TIME: Final = re.compile(
+    rf"{_DATE.pattern}T\d\d:\d\d:\d\d(\.\d+)?(Z|[+-]\d\d:\d\d)", re.ASCII
+)
 
 
 def named_type(name: object, json_type: str) -> pa.DataType | None:
@@ -40,9 +43,17 @@ def named_type(name: object, json_type: str) -> pa.DataType | None:
     A number or string may have a decimal such as `decimal(12, 2)`, a string also `timestamp` and
     `date`. None where the name is not one of these.
     """
-    if isinstance(name, str) and json_type in ("number", "string") and (found := _DECIMAL.fullmatch(name)):
+    if (
+        isinstance(name, str)
+        and json_type in ("number", "string")
+        and (found := _DECIMAL.fullmatch(name))
+    ):
         precision, scale = map(int, found.groups())
-        return pa.decimal128(precision, scale) if 0 < precision <= MAX_DIGITS and scale <= precision else None
+        return (
+            pa.decimal128(precision, scale)
+            if 0 < precision <= MAX_DIGITS and scale <= precision
+            else None
+        )
     return _NAMED.get(name) if isinstance(name, str) and json_type == "string" else None
 
 

@@ -20,7 +20,12 @@ from pipelines.core.texts import printable
 from pipelines.core.types import is_identifier
 from pipelines.errors import ConfigurationError
 
-COLUMN_TYPES: Final = {"string": pa.string(), "integer": pa.int64(), "number": pa.float64(), "boolean": pa.bool_()}
+COLUMN_TYPES: Final = {
+    "string": pa.string(),
+    "integer": pa.int64(),
+    "number": pa.float64(),
+    "boolean": pa.bool_(),
+}
 
 # JSON Schema's integers are unbounded, a column's are not. Without these bounds, a larger one
 # would not fit its column.
@@ -37,9 +42,17 @@ _REFERENCES: Final = frozenset(["$ref", "$dynamicRef", "$recursiveRef"])
 _LITERAL_KEYWORDS: Final = frozenset(["const", "enum", "default", "examples"])
 _OR_KEEP_TEXT: Final = ", or leave out `schema` to keep values as JSON text"
 
-_RIGHT: Final = "write `decimal(12, 2)` beside the type number or string, or `timestamp` or `date` beside string"
+_RIGHT: Final = (
+    "write `decimal(12, 2)` beside the type number or string, or `timestamp` or `date` beside "
+    "string"
+)
 
-_LITERAL_TYPES: Final[dict[type, str]] = {str: "string", bool: "boolean", int: "integer", float: "number"}
+_LITERAL_TYPES: Final[dict[type, str]] = {
+    str: "string",
+    bool: "boolean",
+    int: "integer",
+    float: "number",
+}
 
 
 @dataclass(frozen=True)
@@ -71,7 +84,11 @@ class ValueSchema:
                 return None
             error = next(iter(compiled.iter_errors(value)))
             sentence = f"{_json_path(error.instance_path)}: {printable(error.message)}"
-            return sentence if len(sentence) <= LONGEST_VIOLATION else sentence[: LONGEST_VIOLATION - 3] + "..."
+            return (
+                sentence
+                if len(sentence) <= LONGEST_VIOLATION
+                else sentence[: LONGEST_VIOLATION - 3] + "..."
+            )
 
         return first_violation
 
@@ -123,11 +140,15 @@ def _value_schema(document: Any) -> ValueSchema:
     value_type = columns.value_type()
     for schema in columns.integers:
         schema["allOf"] = [*schema.get("allOf", []), INT64_BOUNDS]
-    return ValueSchema(text=orjson.dumps(document, option=orjson.OPT_SORT_KEYS).decode(), type=value_type)
+    return ValueSchema(
+        text=orjson.dumps(document, option=orjson.OPT_SORT_KEYS).decode(), type=value_type
+    )
 
 
 def _compiled(document: Any) -> jsonschema_rs.Validator:
-    return jsonschema_rs.validator_for(document, validate_formats=False, mask="the value", retriever=_no_network)
+    return jsonschema_rs.validator_for(
+        document, validate_formats=False, mask="the value", retriever=_no_network
+    )
 
 
 def _no_network(uri: str) -> Any:
@@ -146,7 +167,12 @@ def _references(node: Any) -> Iterator[str]:
 
 def _json_path(steps: list[str | int]) -> str:
     """Return the JSON path of steps: `$`, then `.name`, `['any name']` or `[index]` for each."""
-    named = ((f".{step}" if is_identifier(step) else f"[{step!r}]") if isinstance(step, str) else f"[{step}]" for step in steps)
+    named = (
+        (f".{step}" if is_identifier(step) else f"[{step!r}]")
+        if isinstance(step, str)
+        else f"[{step}]"
+        for step in steps
+    )
     return "$" + "".join(named)
 
 
@@ -163,11 +189,20 @@ class _Columns:
         Raises _UnfitError where that is not an object with properties.
         """
         top, followed = self._dereferenced(self.document, "the top level", ("#",))
-        if not isinstance(top, dict) or not top.get("properties") or _types(top) not in ([], ["object"]):
-            raise _UnfitError(f"the top level must be an object with `properties`; name its fields there{_OR_KEEP_TEXT}")
+        if (
+            not isinstance(top, dict)
+            or not top.get("properties")
+            or _types(top) not in ([], ["object"])
+        ):
+            raise _UnfitError(
+                "the top level must be an object with `properties`; name its fields "
+                f"there{_OR_KEEP_TEXT}"
+            )
         return pa.struct(self._fields(top, "", followed))
 
-    def _fields(self, schema: dict[str, Any], parent: str, followed: tuple[str, ...]) -> list[tuple[str, pa.DataType]]:
+    def _fields(
+        self, schema: dict[str, Any], parent: str, followed: tuple[str, ...]
+    ) -> list[tuple[str, pa.DataType]]:
         spellings: dict[str, str] = {}
         fields = []
         for name, child in schema["properties"].items():
@@ -176,11 +211,15 @@ class _Columns:
                 raise _refused(where, "has a name that no table column can have; give it another")
             other = spellings.setdefault(name.lower(), name)
             if other != name:
-                raise _refused(where, f"differs from `{other}` only in case, which columns do not; rename one")
+                raise _refused(
+                    where, f"differs from `{other}` only in case, which columns do not; rename one"
+                )
             fields.append((name, self._column_type(child, where, followed)))
         return fields
 
-    def _column_type(self, schema: Any, where: str, followed: tuple[str, ...], named: Any = None) -> pa.DataType:
+    def _column_type(
+        self, schema: Any, where: str, followed: tuple[str, ...], named: Any = None
+    ) -> pa.DataType:
         """Return the column type of a field.
 
         `named`: the type that `x-watersmeet-type` gives the field in the schema around this one.
@@ -200,9 +239,17 @@ class _Columns:
             raise _refused(where, f"has `{KEYWORD}: {named}`; {_RIGHT}")
         if types == ["object"] and schema.get("properties"):
             return pa.struct(self._fields(schema, where, followed))
-        if types == ["object"] and isinstance(items := schema.get("additionalProperties"), dict) and not _names_fields(schema):
+        if (
+            types == ["object"]
+            and isinstance(items := schema.get("additionalProperties"), dict)
+            and not _names_fields(schema)
+        ):
             return pa.map_(pa.string(), self._column_type(items, f"{where}[]", followed))
-        if types == ["array"] and isinstance(schema.get("items"), dict) and "prefixItems" not in schema:
+        if (
+            types == ["array"]
+            and isinstance(schema.get("items"), dict)
+            and "prefixItems" not in schema
+        ):
             return pa.list_(self._column_type(schema["items"], f"{where}[]", followed))
         if len(types) != 1 or types[0] not in COLUMN_TYPES:
             raise _refused(where)
@@ -210,7 +257,9 @@ class _Columns:
             self.integers.append(schema)
         return COLUMN_TYPES[types[0]]
 
-    def _dereferenced(self, schema: Any, where: str, followed: tuple[str, ...]) -> tuple[Any, tuple[str, ...]]:
+    def _dereferenced(
+        self, schema: Any, where: str, followed: tuple[str, ...]
+    ) -> tuple[Any, tuple[str, ...]]:
         """Follow `$ref`. Return the part that it refers to, and all references followed so far.
 
         Keywords beside `$ref` only validate, so the column type is that of this part.
@@ -219,7 +268,8 @@ class _Columns:
             reference = schema["$ref"]
             if reference in followed:
                 raise _UnfitError(
-                    f"{where} refers to itself by `{reference}`, and a column has an end; write its levels out{_OR_KEEP_TEXT}"
+                    f"{where} refers to itself by `{reference}`, and a column has an end; write "
+                    f"its levels out{_OR_KEEP_TEXT}"
                 )
             followed, schema = (*followed, reference), self.document
             try:
@@ -230,19 +280,24 @@ class _Columns:
                     schema = schema[int(name) if isinstance(schema, list) else name]
             except (LookupError, TypeError, ValueError):
                 raise _UnfitError(
-                    f"{where} refers to `{reference}`, which is no place in the file; refer to one as `#/$defs/...`"
+                    f"{where} refers to `{reference}`, which is no place in the file; refer to one "
+                    "as `#/$defs/...`"
                 ) from None
         return schema, followed
 
 
-def _refused(where: str, what: str = "has no single type that a table column can have; give it one") -> _UnfitError:
+def _refused(
+    where: str, what: str = "has no single type that a table column can have; give it one"
+) -> _UnfitError:
     return _UnfitError(f"field `{where}` {what}{_OR_KEEP_TEXT}")
 
 
 def _types(schema: dict[str, Any]) -> list[str]:
     """Return the declared types except `null`: every column may be null."""
     declared = schema.get("type", [])
-    return [name for name in ([declared] if isinstance(declared, str) else declared) if name != "null"]
+    return [
+        name for name in ([declared] if isinstance(declared, str) else declared) if name != "null"
+    ]
 
 
 def _names_fields(schema: dict[str, Any]) -> bool:
@@ -253,7 +308,11 @@ def _names_fields(schema: dict[str, Any]) -> bool:
 def _only_choice_but_null(schema: dict[str, Any]) -> Any:
     for keyword in ("anyOf", "oneOf"):
         choices = schema.get(keyword, [])
-        rest = [choice for choice in choices if not (isinstance(choice, dict) and choice.get("type") == "null")]
+        rest = [
+            choice
+            for choice in choices
+            if not (isinstance(choice, dict) and choice.get("type") == "null")
+        ]
         if len(rest) == 1 and len(choices) == 2:
             return rest[0]
     return None
@@ -267,5 +326,7 @@ def _types_of_literals(schema: dict[str, Any]) -> list[str]:
     if "type" in schema:
         return []
     literals = [schema["const"]] if "const" in schema else schema.get("enum", [])
-    names = {_LITERAL_TYPES.get(type(literal), "none") for literal in literals if literal is not None}
+    names = {
+        _LITERAL_TYPES.get(type(literal), "none") for literal in literals if literal is not None
+    }
     return sorted(names)

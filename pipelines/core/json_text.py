@@ -43,7 +43,9 @@ class UndecodableError(ValueError):
 
 
 def parse_object(
-    value: bytes | None, violation: Violation | None, misfit: Callable[[bytes], str | None] | None = None
+    value: bytes | None,
+    violation: Violation | None,
+    misfit: Callable[[bytes], str | None] | None = None,
 ) -> dict[str, Any]:
     """Return the JSON object that a record's value spells. Of a repeated name the last one counts.
 
@@ -124,7 +126,13 @@ def kind(found: Any) -> str:
         return "missing"
     if isinstance(found, str):
         return "a string" if found else "an empty string"
-    kinds = {type(None): "null", bool: "a boolean", dict: "an object", list: "an array", bytes: "bytes"}
+    kinds = {
+        type(None): "null",
+        bool: "a boolean",
+        dict: "an object",
+        list: "an array",
+        bytes: "bytes",
+    }
     return kinds.get(type(found), "a number")
 
 
@@ -137,7 +145,8 @@ def number_text(found: float, paths: Sequence[tuple[str, ...]], value: bytes | N
 
     1.0 stays 1.0, and an integer of any length keeps its digits.
     """
-    if isinstance(found, int) and found != 0:  # JSON spells an integer in one way only, except for -0
+    # JSON spells an integer in one way only, except for -0.
+    if isinstance(found, int) and found != 0:
         return str(found)
     spelled = json.loads(value or b"null", parse_float=_NumberText, parse_int=_NumberText)
     return str(first_finder(paths)(spelled))
@@ -158,7 +167,8 @@ def _with_any_number(value: bytes, error: orjson.JSONDecodeError, *, is_wanted: 
         raise fault from None
     try:
         document = json.loads(value.decode(), parse_int=_integer, parse_constant=_no_constant)
-        json.dumps(document, ensure_ascii=False).encode()  # refuses half a surrogate pair, as orjson does
+        # Refuses half a surrogate pair, as orjson does.
+        json.dumps(document, ensure_ascii=False).encode()
     except (ValueError, RecursionError) as other:
         if isinstance(other, json.JSONDecodeError) and other.pos <= error.pos:
             raise fault from None  # JSON allows no number at this place
@@ -215,7 +225,12 @@ def _refuse_ambiguous(value: bytes, document: dict[str, Any]) -> None:
         or (len(value) > MAX_NUMBER_LENGTH and _LONG_NUMBER.search(value))
         or _LONG_EXPONENT.search(value)
     ):
-        json.loads(value, object_pairs_hook=_refuse_names, parse_int=_refuse_number, parse_float=_refuse_number)
+        json.loads(
+            value,
+            object_pairs_hook=_refuse_names,
+            parse_int=_refuse_number,
+            parse_float=_refuse_number,
+        )
 
 
 def _refuse_names(pairs: list[tuple[str, Any]]) -> None:

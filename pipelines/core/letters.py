@@ -79,18 +79,27 @@ def letters(rows: pa.Table, after: Standing, room: Room | None = None) -> pa.Tab
     topic's progress there `after` it. A dead letter for which there is no `room` comes without its
     value; if there is still none, without anything of the record's own.
     """
-    rows = rows.sort_by([("partition", "ascending"), ("source", "ascending"), ("offset", "ascending")])
+    rows = rows.sort_by(
+        [("partition", "ascending"), ("source", "ascending"), ("offset", "ascending")]
+    )
     rows, left_out = (rows, {}) if room is None else _fitting(rows, room)
     partitions = rows["partition"].to_pylist()
     lasts = set(dict(zip(partitions, range(len(partitions)), strict=True)).values())
-    own = zip(*(rows[name].to_pylist() for name in ("headers", "reason", "topic", "offset")), strict=True)
+    own = zip(
+        *(rows[name].to_pylist() for name in ("headers", "reason", "topic", "offset")), strict=True
+    )
     headers = []
     for i, (had, reason, topic, offset) in enumerate(own):
         size = {VALUE_BYTES: left_out[i]} if i in left_out else {}
         said = {**size, REASON: reason, TOPIC: topic, PARTITION: partitions[i], OFFSET: offset}
         ours = [(name, str(value).encode()) for name, value in said.items()]
         if i in lasts:
-            ours.append((NEXT_OFFSETS, orjson.dumps(dict(after[partitions[i]]), option=orjson.OPT_SORT_KEYS)))
+            ours.append(
+                (
+                    NEXT_OFFSETS,
+                    orjson.dumps(dict(after[partitions[i]]), option=orjson.OPT_SORT_KEYS),
+                )
+            )
         headers.append([*(had or []), *({"key": name, "value": value} for name, value in ours)])
     columns = {
         "partition": rows["partition"],
@@ -113,10 +122,21 @@ def _fitting(rows: pa.Table, room: Room) -> tuple[pa.Table, dict[int, int]]:
     def packed(*parts: bytes | None) -> int:
         """Return how many bytes parts of a record have, packed with a margin where that matters."""
         found = b"".join(part or b"" for part in parts)
-        return len(codec.compress(found)) * 65 // 64 if room.is_packed and len(found) > most_bytes else len(found)
+        return (
+            len(codec.compress(found)) * 65 // 64
+            if room.is_packed and len(found) > most_bytes
+            else len(found)
+        )
 
     for i in np.flatnonzero(record_bytes(rows) > most_bytes).tolist():
-        beside = [kept["key"][i], *(part for one in kept["headers"][i] or [] for part in (one["key"].encode(), one["value"]))]
+        beside = [
+            kept["key"][i],
+            *(
+                part
+                for one in kept["headers"][i] or []
+                for part in (one["key"].encode(), one["value"])
+            ),
+        ]
         value = kept["value"][i]
         if packed(value, *beside) > most_bytes:
             left_out[i], kept["value"][i] = len(value or b""), None
@@ -125,7 +145,9 @@ def _fitting(rows: pa.Table, room: Room) -> tuple[pa.Table, dict[int, int]]:
     if left_out:
         for name, values in kept.items():
             field = rows.schema.field(name)
-            rows = rows.set_column(rows.schema.get_field_index(name), field, pa.array(values, field.type))
+            rows = rows.set_column(
+                rows.schema.get_field_index(name), field, pa.array(values, field.type)
+            )
     return rows, left_out
 
 
@@ -147,7 +169,9 @@ def numbers_by_name(headers: Mapping[str, Any], header: str) -> dict[str, int]:
         said = orjson.loads(headers[header])
     except (KeyError, TypeError, orjson.JSONDecodeError):
         said = None
-    if not isinstance(said, dict) or not all(type(number) is int and 0 <= number < 2**63 for number in said.values()):
+    if not isinstance(said, dict) or not all(
+        type(number) is int and 0 <= number < 2**63 for number in said.values()
+    ):
         raise ValueError(f"{header} is no object of whole numbers")
     return said
 
@@ -159,7 +183,16 @@ def again(rows: pa.Table) -> pa.Table:
     each record. A record keeps its headers, and gets one that says which refused record it was. Its
     timestamp is the time at which it is sent.
     """
-    own = zip(*(rows[name].to_pylist() for name in ("headers", "topic", "partition", "offset")), strict=True)
-    headers = [[*(had or []), {"key": REDRIVEN, "value": "/".join(map(str, place)).encode()}] for had, *place in own]
-    columns = {**{name: rows[name] for name in ("partition", "key", "value")}, "timestamp": pa.repeat(0, rows.num_rows)}
+    own = zip(
+        *(rows[name].to_pylist() for name in ("headers", "topic", "partition", "offset")),
+        strict=True,
+    )
+    headers = [
+        [*(had or []), {"key": REDRIVEN, "value": "/".join(map(str, place)).encode()}]
+        for had, *place in own
+    ]
+    columns = {
+        **{name: rows[name] for name in ("partition", "key", "value")},
+        "timestamp": pa.repeat(0, rows.num_rows),
+    }
     return pa.table({**columns, "headers": pa.array(headers, HEADERS)}).cast(LETTERS)

@@ -43,7 +43,8 @@ from pipelines.core.values import typed_values
 from pipelines.core.waiting import found_in, gone_rows, leaving, placed
 
 RECORD_SCHEMA = schema_of(
-    "source string, topic string, partition int, offset bigint, merge_key string, event_time timestamp, heartbeat boolean, "
+    "source string, topic string, partition int, offset bigint, merge_key string, event_time "
+    "timestamp, heartbeat boolean, "
     "value binary"
 )
 """The columns of bronze that are read. `source` is the name of the input (`core.inputs`)."""
@@ -113,8 +114,18 @@ class Batch:
 
     def changed_schema(self) -> pa.Schema:
         """Return the columns of `merge`: silver's, and those that say which rows are replaced."""
-        silver = silver_schema(self.value_types, self.with_topics, has_due=self.has_due, has_tenants=self.has_tenants)
-        return pa.schema([*silver, *(pa.field(name, TIME) for name in (REPLACING if self.has_tenants else REPLACING[:1]))])
+        silver = silver_schema(
+            self.value_types, self.with_topics, has_due=self.has_due, has_tenants=self.has_tenants
+        )
+        return pa.schema(
+            [
+                *silver,
+                *(
+                    pa.field(name, TIME)
+                    for name in (REPLACING if self.has_tenants else REPLACING[:1])
+                ),
+            ]
+        )
 
 
 _TOPIC = (("topic", pa.string()),)
@@ -145,17 +156,30 @@ def silver_schema(
     have in bronze, null in rows of earlier versions.
     """
     parts = [
-        (source, pa.list_(pa.struct([*(_TOPIC if source in with_topics else ()), *_COORDINATES, ("value", kind)])))
+        (
+            source,
+            pa.list_(
+                pa.struct(
+                    [*(_TOPIC if source in with_topics else ()), *_COORDINATES, ("value", kind)]
+                )
+            ),
+        )
         for source, kind in value_types.items()
     ]
-    before = schema_of("partition int, merge_key string, status string, event_time timestamp, last_event_time timestamp")
+    before = schema_of(
+        "partition int, merge_key string, status string, event_time timestamp, last_event_time "
+        "timestamp"
+    )
     after = schema_of("valid boolean, invalid_reason string, batch bigint, generation int")
     of_tenants = [*TENANT, ("position", TIME)] if has_tenants else []
-    return pa.schema([*before, *parts, *after, *(DUE if has_due else ()), *of_tenants, RECORD_BYTES])
+    return pa.schema(
+        [*before, *parts, *after, *(DUE if has_due else ()), *of_tenants, RECORD_BYTES]
+    )
 
 
 LATE_SCHEMA = schema_of(
-    "source string, topic string, partition int, offset bigint, merge_key string, event_time timestamp, position timestamp, "
+    "source string, topic string, partition int, offset bigint, merge_key string, event_time "
+    "timestamp, position timestamp, "
     "value binary, batch bigint, generation int"
 )
 """The columns of `late` where there are no tenants."""
@@ -214,7 +238,9 @@ def merge_in_pieces(
     change. All rows of a key are in one piece. The other arguments are those of `merge`. Raises
     ValueError where a key of the batch has rows in two pieces.
     """
-    clocks = _clocks(records, heads, batch, _partitions(records, *([] if heads is None else [heads])))
+    clocks = _clocks(
+        records, heads, batch, _partitions(records, *([] if heads is None else [heads]))
+    )
     on_time, schema = _on_time(records, batch, clocks, recovered), batch.changed_schema()
 
     def changed(some: Positioned, piece: pa.Table) -> pa.Table:
@@ -265,7 +291,9 @@ def late(records: pa.Table, batch: Batch, heads: pa.Table | None = None) -> pa.T
     The arguments are those of `merge`.
     """
     positioned = _positioned(records, batch, _clocks(records, heads, batch, _partitions(records)))
-    found = positioned.where(positioned.is_late(batch.rules) & ~positioned.is_passed_over(batch.rules, batch.out))
+    found = positioned.where(
+        positioned.is_late(batch.rules) & ~positioned.is_passed_over(batch.rules, batch.out)
+    )
     return _late_rows(found.rows.append_column("position", time_column(found.positions)), batch)
 
 
@@ -283,17 +311,23 @@ def late_again(records: pa.Table, waiting: pa.Table, batch: Batch) -> pa.Table:
 def _late_rows(found: pa.Table, batch: Batch) -> pa.Table:
     schema = late_schema(has_tenants=batch.has_tenants)
     if batch.with_topics:
-        sources = pa.array([source_of(name) for name in batch.inputs]).take(pc.index_in(found["source"], pa.array(batch.inputs)))
+        sources = pa.array([source_of(name) for name in batch.inputs]).take(
+            pc.index_in(found["source"], pa.array(batch.inputs))
+        )
         found = found.set_column(found.column_names.index("source"), "source", sources)
     found = found.append_column("batch", pa.array(np.full(found.num_rows, batch.plan.batch)))
-    found = found.append_column("generation", pa.array(np.full(found.num_rows, batch.plan.generation)))
+    found = found.append_column(
+        "generation", pa.array(np.full(found.num_rows, batch.plan.generation))
+    )
     return found.select(schema.names).cast(schema)
 
 
 # -- records
 
 
-def _clocks(records: pa.Table, heads: pa.Table | None, batch: Batch, partitions: Collection[int]) -> TenantClocks | None:
+def _clocks(
+    records: pa.Table, heads: pa.Table | None, batch: Batch, partitions: Collection[int]
+) -> TenantClocks | None:
     """Return the clocks of tenants in these partitions; None without tenants."""
     if batch.rules.lag_ms is None:
         return None
@@ -305,14 +339,20 @@ def _partitions(*tables: pa.Table) -> set[int]:
     return {p for rows in tables for p in pc.unique(rows["partition"]).to_pylist()}
 
 
-def _on_time(records: pa.Table, batch: Batch, clocks: TenantClocks | None, recovered: pa.Table | None) -> Positioned:
+def _on_time(
+    records: pa.Table, batch: Batch, clocks: TenantClocks | None, recovered: pa.Table | None
+) -> Positioned:
     """Return the records that a batch merges.
 
     They are neither late, nor passed over, nor in the sink already.
     """
-    wide = records.set_column(records.column_names.index("value"), "value", records["value"].cast(pa.large_binary()))
+    wide = records.set_column(
+        records.column_names.index("value"), "value", records["value"].cast(pa.large_binary())
+    )
     positioned = _positioned(wide, batch, clocks)
-    on_time = positioned.where(~positioned.is_late(batch.rules) & ~positioned.is_passed_over(batch.rules, batch.out))
+    on_time = positioned.where(
+        ~positioned.is_late(batch.rules) & ~positioned.is_passed_over(batch.rules, batch.out)
+    )
     if recovered is not None and recovered.num_rows:
         on_time = on_time.where(~_is_published(on_time, recovered, batch.rules))
     return on_time
@@ -333,10 +373,15 @@ def _is_published(records: Positioned, recovered: pa.Table, rules: Rules) -> Boo
     """
     of_record, of_message, count = _keys(records.rows, recovered)
     names = [name for name in ("event_time", "due") if name in recovered.column_names]
-    times = [[None if at == NO_TIME else at for at in times_ms(recovered[name]).tolist()] for name in names]
+    times = [
+        [None if at == NO_TIME else at for at in times_ms(recovered[name]).tolist()]
+        for name in names
+    ]
     messages = zip(*times, strict=True)
     latest = np.full(count, NO_TIME)
-    np.maximum.at(latest, of_message, np.array([rules.held_until(*message) for message in messages], np.int64))
+    np.maximum.at(
+        latest, of_message, np.array([rules.held_until(*message) for message in messages], np.int64)
+    )
     return np.asarray(records.positions <= latest[of_record], np.bool_)
 
 
@@ -356,7 +401,9 @@ def _keys(one: pa.Table, other: pa.Table) -> tuple[Int64s, Int64s, int]:
 
 # -- merge records
 
-_TWO_OPEN_RECORDS: Final = "a key has two open records: silver is damaged; derive it again with `watersmeet rebuild`"
+_TWO_OPEN_RECORDS: Final = (
+    "a key has two open records: silver is damaged; derive it again with `watersmeet rebuild`"
+)
 
 
 def _kept(held: pa.Table, changed: pa.Table) -> pa.Table:
@@ -370,7 +417,9 @@ def _kept(held: pa.Table, changed: pa.Table) -> pa.Table:
         passes = np.full(count, NO_TIME)
         np.maximum.at(passes, of_changed, times_ms(changed["passes"]))
         is_waiting = pc.equal(held["status"], "waiting").to_numpy()
-        is_replaced = np.where(is_waiting, times_ms(held["position"]) <= passes[of_held], is_replaced)
+        is_replaced = np.where(
+            is_waiting, times_ms(held["position"]) <= passes[of_held], is_replaced
+        )
     return held.filter(pa.array(~is_replaced))
 
 
@@ -389,20 +438,30 @@ class _Entering(NamedTuple):
     gone: pa.Table | None
 
     @classmethod
-    def of(cls, records: Positioned, held: pa.Table, batch: Batch, clocks: TenantClocks | None) -> _Entering:
+    def of(
+        cls, records: Positioned, held: pa.Table, batch: Batch, clocks: TenantClocks | None
+    ) -> _Entering:
         """Return what takes part of `held`, the rows of silver that are open or wait."""
         if clocks is None:
             return cls(held, Positioned.nothing(held), np.zeros(len(records.times), np.bool_), None)
         is_open = pc.equal(held["status"], "open")
         waiting = Positioned.of_waiting(held.filter(pc.invert(is_open)))
-        is_late = waiting.is_late(batch.rules) if batch.begins_epoch else np.zeros(len(waiting.times), np.bool_)
-        enters, stays, gone = leaving(waiting.rows, waiting.positions <= waiting.clocks(clocks), is_late)
+        is_late = (
+            waiting.is_late(batch.rules)
+            if batch.begins_epoch
+            else np.zeros(len(waiting.times), np.bool_)
+        )
+        enters, stays, gone = leaving(
+            waiting.rows, waiting.positions <= waiting.clocks(clocks), is_late
+        )
         waited = waiting.where(enters | stays)
         is_waiting = [each.positions > each.clocks(clocks) for each in (records, waited)]
         return cls(held.filter(is_open), waited, np.concatenate(is_waiting), gone)
 
 
-def _changed(records: Positioned, held: pa.Table, batch: Batch, clocks: TenantClocks | None) -> pa.Table:
+def _changed(
+    records: Positioned, held: pa.Table, batch: Batch, clocks: TenantClocks | None
+) -> pa.Table:
     open_rows, waited, is_waiting, gone = _Entering.of(records, held, batch, clocks)
     every = records.with_others(waited)
     merging, opened = every.where(~is_waiting), Opened.of(open_rows, batch.rules)
@@ -419,13 +478,20 @@ def _changed(records: Positioned, held: pa.Table, batch: Batch, clocks: TenantCl
     changes = np.isin(of_open, of_every) | _is_timed_out(open_rows, opened.due, batch, clocks)
     if batch.has_due:  # an earlier epoch's rules may have set another one
         changes |= times_ms(open_rows["due"]) != batch.kept(opened.due)
-    open_rows, open_times, open_last = open_rows.filter(pa.array(changes)), opened.first[changes], opened.last[changes]
+    open_rows, open_times, open_last = (
+        open_rows.filter(pa.array(changes)),
+        opened.first[changes],
+        opened.last[changes],
+    )
     before = pa.concat_tables([waited.rows, open_rows])
     before_bytes = pc.fill_null(before[RECORD_BYTES.name], 0)
     merged = _Merged.of(np.concatenate([of_every, of_open[changes]]), records.rows.num_rows)
 
     names = {name: kind for name, kind in NAMES.items() if name in every.rows.column_names}
-    columns = {name: merged.first(both(records.rows[name], before[name], kind)) for name, kind in names.items()}
+    columns = {
+        name: merged.first(both(records.rows[name], before[name], kind))
+        for name, kind in names.items()
+    }
     of_partitions = int64s(columns["partition"])
     waits = merged.any(np.concatenate([is_waiting, np.zeros(len(open_times), np.bool_)]))
     times = merged.reduce(np.minimum, np.concatenate([every.times, open_times]))
@@ -435,7 +501,9 @@ def _changed(records: Positioned, held: pa.Table, batch: Batch, clocks: TenantCl
     replaces = np.full(merged.size, NEVER)
     replaces[merged.of_held[len(waited.times) :]] = open_times
     columns |= {
-        "status": pc.if_else(pa.array(timed_out), "timed_out", pc.if_else(pa.array(waits), "waiting", "open")),
+        "status": pc.if_else(
+            pa.array(timed_out), "timed_out", pc.if_else(pa.array(waits), "waiting", "open")
+        ),
         "event_time": time_column(times),
         "last_event_time": time_column(last_times),
         **{source: _parts(source, records, before, merged, batch) for source in batch.sources},
@@ -443,10 +511,14 @@ def _changed(records: Positioned, held: pa.Table, batch: Batch, clocks: TenantCl
     too_large = _too_large(pa.table(columns), timed_out, batch)
     columns |= {
         "valid": pa.array(~too_large, mask=~timed_out),
-        "invalid_reason": pa.array(np.where(too_large, "too_large", ""), pa.string(), mask=~too_large),
+        "invalid_reason": pa.array(
+            np.where(too_large, "too_large", ""), pa.string(), mask=~too_large
+        ),
         "batch": pa.array(np.full(merged.size, batch.plan.batch, np.int64)),
         "generation": pa.array(np.full(merged.size, batch.plan.generation, np.int32)),
-        RECORD_BYTES.name: pa.array(merged.reduce(np.add, np.concatenate([_sizes(records), int64s(before_bytes)]))),
+        RECORD_BYTES.name: pa.array(
+            merged.reduce(np.add, np.concatenate([_sizes(records), int64s(before_bytes)]))
+        ),
         "replaces": time_column(replaces, missing=NEVER),
     }
     if batch.has_due:
@@ -454,14 +526,20 @@ def _changed(records: Positioned, held: pa.Table, batch: Batch, clocks: TenantCl
         if clocks is not None:
             over = _over(pa.table(columns), due, timed_out, clocks)
         columns["due"] = time_column(np.where(waits, NO_TIME, batch.kept(due)))
-        columns["closed_at"] = time_column(np.where(timed_out, batch.kept(batch.rules.closed_at(of_partitions, over)), NO_TIME))
+        columns["closed_at"] = time_column(
+            np.where(timed_out, batch.kept(batch.rules.closed_at(of_partitions, over)), NO_TIME)
+        )
     if gone is None:
         return pa.table(columns).select(batch.changed_schema().names)
-    positions = merged.reduce(np.maximum, np.concatenate([every.positions, np.full(len(open_times), NO_TIME)]))
+    positions = merged.reduce(
+        np.maximum, np.concatenate([every.positions, np.full(len(open_times), NO_TIME)])
+    )
     columns["position"] = time_column(np.where(waits, positions, NO_TIME))
     columns["passes"] = pa.nulls(merged.size, TIME)
     schema = batch.changed_schema()
-    return pa.concat_tables([pa.table(columns).select(schema.names).cast(schema), gone_rows(gone, schema)])
+    return pa.concat_tables(
+        [pa.table(columns).select(schema.names).cast(schema), gone_rows(gone, schema)]
+    )
 
 
 def _sizes(records: Positioned) -> Int64s:
@@ -480,13 +558,19 @@ def _over(rows: pa.Table, due: Int64s, timed_out: Booleans, clocks: TenantClocks
     return found
 
 
-def _is_timed_out(rows: pa.Table, due: Int64s, batch: Batch, clocks: TenantClocks | None) -> Booleans:
+def _is_timed_out(
+    rows: pa.Table, due: Int64s, batch: Batch, clocks: TenantClocks | None
+) -> Booleans:
     """Return True for each open merge record that has timed out (rule 5).
 
     `due`: the last moment at which it can be joined (ms).
     """
     partitions = int64s(rows["partition"])
-    by_now = looked_up(partitions, batch.plan.clocks, NO_TIME) if clocks is None else clocks.clocks(partitions, rows["tenant"])
+    by_now = (
+        looked_up(partitions, batch.plan.clocks, NO_TIME)
+        if clocks is None
+        else clocks.clocks(partitions, rows["tenant"])
+    )
     return np.asarray((by_now != NO_TIME) & (due < by_now), np.bool_)
 
 
@@ -517,46 +601,70 @@ class _Merged(NamedTuple):
 
     def reduce(self, function: np.ufunc, values: Int64s) -> Int64s:
         """Reduce the values of all that belongs to a merge record to one, for each merge record."""
-        return np.asarray(function.reduceat(values[self.order], self.begins) if self.size else [], np.int64)
+        return np.asarray(
+            function.reduceat(values[self.order], self.begins) if self.size else [], np.int64
+        )
 
     def any(self, values: Booleans) -> Booleans:
         """Return the logical OR over all that belongs to a merge record, for each merge record."""
-        return np.asarray(np.logical_or.reduceat(values[self.order], self.begins) if self.size else [], np.bool_)
+        return np.asarray(
+            np.logical_or.reduceat(values[self.order], self.begins) if self.size else [], np.bool_
+        )
 
     def first(self, values: pa.ChunkedArray) -> pa.ChunkedArray:
         """Return the value of the first that belongs to a merge record, for each merge record."""
-        return values.take(pa.array(self.order[self.begins] if self.size else np.array([], np.int64)))
+        return values.take(
+            pa.array(self.order[self.begins] if self.size else np.array([], np.int64))
+        )
 
 
-def _parts(source: str, records: Positioned, before: pa.Table, merged: _Merged, batch: Batch) -> pa.ListArray:
+def _parts(
+    source: str, records: Positioned, before: pa.Table, merged: _Merged, batch: Batch
+) -> pa.ListArray:
     """Return a source's parts of each merge record by (event time, topic, offset), old and new."""
     inputs, has_topics = of_source(batch.inputs, source), source in batch.with_topics
     mine = np.flatnonzero(pc.is_in(records.rows["source"], pa.array(inputs)).to_numpy())
-    new = records.rows.select([*(["topic"] if has_topics else []), "partition", "offset", "value"]).take(pa.array(mine))
+    new = records.rows.select(
+        [*(["topic"] if has_topics else []), "partition", "offset", "value"]
+    ).take(pa.array(mine))
     old_lists = before[source].combine_chunks()
     old = old_lists.flatten()
-    labels = np.concatenate([merged.of_record[mine], merged.of_held[old_lists.value_parent_indices().to_numpy()]])
+    labels = np.concatenate(
+        [merged.of_record[mine], merged.of_held[old_lists.value_parent_indices().to_numpy()]]
+    )
     offsets = np.concatenate([int64s(new["offset"]), int64s(old.field("offset"))])
     times = np.concatenate([records.times[mine], times_ms(old.field("event_time"))])
     topics = both(new["topic"], old.field("topic"), pa.string()) if has_topics else None
-    by_topic = () if topics is None else (int64s(pc.index_in(topics, pa.array(sorted(map(topic_of, inputs))))),)
+    by_topic = (
+        ()
+        if topics is None
+        else (int64s(pc.index_in(topics, pa.array(sorted(map(topic_of, inputs))))),)
+    )
     order = np.lexsort((offsets, *by_topic, times, labels))
     kind = _large(batch.value_types[source])
     decode = batch.avro[source].decoder_of_accepted() if source in batch.avro else None
     places = zip(new["partition"].to_pylist(), new["offset"].to_pylist(), strict=True)
-    read = typed_values(new["value"], batch.read_types.get(source, batch.value_types[source]), decode, places)
+    read = typed_values(
+        new["value"], batch.read_types.get(source, batch.value_types[source]), decode, places
+    )
     values = both(read, old.field("value"), kind)
     columns = {} if topics is None else {"topic": topics.take(pa.array(order)).combine_chunks()}
     columns |= {"offset": pa.array(offsets[order]), "event_time": time_column(times[order])}
     columns["value"] = values.take(pa.array(order)).combine_chunks()
-    return in_lists(labels[order], pa.StructArray.from_arrays(list(columns.values()), list(columns)), merged.size)
+    return in_lists(
+        labels[order],
+        pa.StructArray.from_arrays(list(columns.values()), list(columns)),
+        merged.size,
+    )
 
 
 def _too_large(rows: pa.Table, timed_out: Booleans, batch: Batch) -> Booleans:
     too_large = np.zeros(len(timed_out), bool)
     if batch.max_bytes is not None and timed_out.any():
         finished = as_read(rows.filter(pa.array(timed_out)), batch.read_types)
-        too_large[timed_out] = exceeds(finished, batch.sources, batch.max_bytes).to_numpy(zero_copy_only=False)
+        too_large[timed_out] = exceeds(finished, batch.sources, batch.max_bytes).to_numpy(
+            zero_copy_only=False
+        )
     return too_large
 
 

@@ -53,7 +53,10 @@ def message_values(rows: pa.Table, sources: Sequence[str]) -> pa.ChunkedArray:
     schema are written as their fields, nulls kept. Raise ValueError where a key, a tenant, a time,
     a list of parts or a value is null, which never happens in a merge record of silver.
     """
-    values = [_objects(batch, sources).cast(pa.large_binary()) for batch in rows.to_batches(max_chunksize=_ROWS)]
+    values = [
+        _objects(batch, sources).cast(pa.large_binary())
+        for batch in rows.to_batches(max_chunksize=_ROWS)
+    ]
     return pa.chunked_array(values, pa.large_binary())
 
 
@@ -65,8 +68,14 @@ def as_read(rows: pa.Table, read_types: Mapping[str, pa.DataType]) -> pa.Table:
     for source, kind in read_types.items():
         parts = rows.schema.field(source).type.value_type
         if pa.types.is_struct(kind) and parts.field("value").type != kind:
-            fields = [pa.field("value", kind) if field.name == "value" else field for field in parts]
-            rows = rows.set_column(rows.column_names.index(source), source, rows[source].cast(pa.list_(pa.struct(fields))))
+            fields = [
+                pa.field("value", kind) if field.name == "value" else field for field in parts
+            ]
+            rows = rows.set_column(
+                rows.column_names.index(source),
+                source,
+                rows[source].cast(pa.list_(pa.struct(fields))),
+            )
     return rows
 
 
@@ -93,7 +102,9 @@ def exceeds(rows: pa.Table, sources: Sequence[str], max_bytes: int) -> pa.Boolea
         exceeding = _largest_sizes(batch, sources) + beside > max_bytes
         if any(pa.types.is_struct(_values(batch, source).type) for source in sources):
             for row in np.flatnonzero(exceeding):  # one at a time: they are few, and large
-                exceeding[row] = sizes(_objects(batch.slice(row, 1), sources))[0] + beside[row] > max_bytes
+                exceeding[row] = (
+                    sizes(_objects(batch.slice(row, 1), sources))[0] + beside[row] > max_bytes
+                )
         found.append(exceeding)
     return pa.array(np.concatenate(found))
 
@@ -126,9 +137,17 @@ def messages(
     places.check_order()
     if tail is not None:
         is_new = places.is_after(_Places.at(tail.place))
-        rows, values, places = rows.filter(pa.array(is_new)), values.filter(pa.array(is_new)), places.where(is_new)
+        rows, values, places = (
+            rows.filter(pa.array(is_new)),
+            values.filter(pa.array(is_new)),
+            places.where(is_new),
+        )
     first = 0 if tail is None else tail.seq + 1
-    seqs, times, is_plain = range(first, first + rows.num_rows), times_ms(rows["event_time"]), places.closed_at == PLAIN
+    seqs, times, is_plain = (
+        range(first, first + rows.num_rows),
+        times_ms(rows["event_time"]),
+        places.closed_at == PLAIN,
+    )
     columns = [
         rows["partition"].cast(pa.int32()),
         places.keys.cast(pa.binary()),
@@ -139,7 +158,9 @@ def messages(
         pa.array(times),
         pa.array(places.times, mask=is_plain),
         pa.array(places.closed_at, mask=is_plain),
-        pa.nulls(rows.num_rows, pa.string()) if places.tenants is None else places.tenants.cast(pa.string()),
+        pa.nulls(rows.num_rows, pa.string())
+        if places.tenants is None
+        else places.tenants.cast(pa.string()),
     ]
     return pa.Table.from_arrays(columns, schema=MESSAGES)
 
@@ -151,15 +172,26 @@ def _objects(rows: pa.RecordBatch, sources: Sequence[str]) -> pa.Array:
     pieces: list[pa.Array | str] = [_head(rows)]
     for source in sources:
         values = _values(rows, source)
-        texts = json_texts(values) if pa.types.is_struct(values.type) else values.cast(pa.large_string())
+        texts = (
+            json_texts(values)
+            if pa.types.is_struct(values.type)
+            else values.cast(pa.large_string())
+        )
         pieces += [f',"{source}":[', joined(rows.column(source), texts), "]"]
     return concatenated(*pieces, "}")
 
 
 def _head(rows: pa.RecordBatch) -> pa.Array:
-    key, first, last = (rows.column(name) for name in ("merge_key", "event_time", "last_event_time"))
+    key, first, last = (
+        rows.column(name) for name in ("merge_key", "event_time", "last_event_time")
+    )
     tenant = rows.column("tenant") if has_tenants(rows.schema) else None
-    if key.null_count or first.null_count or last.null_count or (tenant is not None and tenant.null_count):
+    if (
+        key.null_count
+        or first.null_count
+        or last.null_count
+        or (tenant is not None and tenant.null_count)
+    ):
         raise ValueError("a row of silver has no key, no tenant or no time")
     whose = [] if tenant is None else [',"tenant":', json_texts(tenant)]
     times = [',"event_time":', _milliseconds(first), ',"last_event_time":', _milliseconds(last)]
@@ -219,7 +251,9 @@ class _Places(NamedTuple):
         closed_at, due = times_ms(rows["closed_at"]), times_ms(rows["due"])
         is_plain = closed_at == NO_TIME
         tenants = _texts(rows["tenant"]) if has_tenants(rows.schema) else None
-        return cls(np.where(is_plain, PLAIN, closed_at), tenants, np.where(is_plain, times, due), keys)
+        return cls(
+            np.where(is_plain, PLAIN, closed_at), tenants, np.where(is_plain, times, due), keys
+        )
 
     @classmethod
     def at(cls, place: Place) -> _Places:
@@ -230,7 +264,9 @@ class _Places(NamedTuple):
     def where(self, keep: Booleans) -> _Places:
         """Return only the places to keep."""
         tenants = None if self.tenants is None else self.tenants.filter(pa.array(keep))
-        return _Places(self.closed_at[keep], tenants, self.times[keep], self.keys.filter(pa.array(keep)))
+        return _Places(
+            self.closed_at[keep], tenants, self.times[keep], self.keys.filter(pa.array(keep))
+        )
 
     def is_after(self, other: _Places) -> Booleans:
         """Return True, row by row, where a place sorts after the other one.
@@ -257,7 +293,8 @@ class _Places(NamedTuple):
         if not after.all():
             row = int(np.argmin(after)) + 1
             raise ValueError(
-                f"{self.keys[row].as_py().decode()!r} at {self.times[row]} comes after a record that sorts behind it"
+                f"{self.keys[row].as_py().decode()!r} at {self.times[row]} comes after a record "
+                "that sorts behind it"
             )
 
     def _at(self, rows: slice) -> _Places:
@@ -275,21 +312,34 @@ def _flags(column: pa.Array) -> Booleans:
 
 
 def _headers(
-    partitions: pa.Array, times: Int64s, places: _Places, seqs: range, extra: Mapping[int, Sequence[tuple[str, bytes]]]
+    partitions: pa.Array,
+    times: Int64s,
+    places: _Places,
+    seqs: range,
+    extra: Mapping[int, Sequence[tuple[str, bytes]]],
 ) -> pa.ListArray:
     partition = partitions[0].as_py() if len(partitions) else 0
     headers: list[tuple[str, bytes]] = []
     offsets = [0]
     tenants = [b""] * len(seqs) if places.tenants is None else places.tenants.to_pylist()
     closings = zip(places.closed_at.tolist(), places.times.tolist(), tenants, strict=True)
-    for seq, time, key, (closed_at, due, tenant) in zip(seqs, times.tolist(), places.keys.to_pylist(), closings, strict=True):
-        headers += [(SEQ, b"%d" % seq), (ID, message_id(partition, time, key.decode(), tenant.decode()).encode())]
+    for seq, time, key, (closed_at, due, tenant) in zip(
+        seqs, times.tolist(), places.keys.to_pylist(), closings, strict=True
+    ):
+        headers += [
+            (SEQ, b"%d" % seq),
+            (ID, message_id(partition, time, key.decode(), tenant.decode()).encode()),
+        ]
         if closed_at != PLAIN:
             headers += [(CLOSED_AT, b"%d" % closed_at), (DUE, b"%d" % due)]
         headers += [(TENANT, tenant)] if tenant else []
         headers += extra.get(time if closed_at == PLAIN else closed_at, ())
         offsets.append(len(headers))
-    columns = [pa.array([name for name, _ in headers], pa.string()), pa.array([content for _, content in headers], pa.binary())]
+    columns = [
+        pa.array([name for name, _ in headers], pa.string()),
+        pa.array([content for _, content in headers], pa.binary()),
+    ]
     return pa.ListArray.from_arrays(
-        pa.array(offsets, pa.int32()), pa.StructArray.from_arrays(columns, fields=list(HEADERS.value_type))
+        pa.array(offsets, pa.int32()),
+        pa.StructArray.from_arrays(columns, fields=list(HEADERS.value_type)),
     )

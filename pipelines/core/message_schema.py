@@ -18,7 +18,9 @@ _TIME_MS: Final = {"type": "integer", "minimum": 0}
 _NO_NUMBERS: Final = ["NaN", "Infinity", "-Infinity"]
 
 
-def message_schema(schemas: Mapping[str, ValueSchema | AvroSchema | None], *, has_tenants: bool = False) -> dict[str, Any]:
+def message_schema(
+    schemas: Mapping[str, ValueSchema | AvroSchema | None], *, has_tenants: bool = False
+) -> dict[str, Any]:
     """Return the JSON Schema of a message.
 
     `schemas` has, by source and in the order of the sources, the schema of the values, None where
@@ -29,11 +31,21 @@ def message_schema(schemas: Mapping[str, ValueSchema | AvroSchema | None], *, ha
     own: dict[str, Any] = {
         "key": {"description": "What the records have in common.", "type": "string"},
         **(tenant if has_tenants else {}),
-        "event_time": {"description": "The smallest event time of the records, in ms since the epoch.", **_TIME_MS},
-        "last_event_time": {"description": "The largest event time of the records, in ms since the epoch.", **_TIME_MS},
+        "event_time": {
+            "description": "The smallest event time of the records, in ms since the epoch.",
+            **_TIME_MS,
+        },
+        "last_event_time": {
+            "description": "The largest event time of the records, in ms since the epoch.",
+            **_TIME_MS,
+        },
     }
     for source, schema in schemas.items():
-        value = {"type": "object"} if schema is None else _part(schema.type, is_avro=isinstance(schema, AvroSchema))
+        value = (
+            {"type": "object"}
+            if schema is None
+            else _part(schema.type, is_avro=isinstance(schema, AvroSchema))
+        )
         own[source] = {
             "description": f"The values of {source}, by event time and offset.",
             "type": "array",
@@ -60,7 +72,10 @@ def _part(kind: pa.DataType, *, is_avro: bool) -> dict[str, Any]:
     if pa.types.is_list(kind):
         return {"type": ["array", "null"], "items": _part(kind.value_type, is_avro=is_avro)}
     if pa.types.is_map(kind):
-        return {"type": ["object", "null"], "additionalProperties": _part(kind.item_type, is_avro=is_avro)}
+        return {
+            "type": ["object", "null"],
+            "additionalProperties": _part(kind.item_type, is_avro=is_avro),
+        }
     if pa.types.is_floating(kind) and is_avro:
         return {"anyOf": [{"type": ["number", "null"]}, {"enum": _NO_NUMBERS}]}
     if pa.types.is_floating(kind) or pa.types.is_decimal(kind):
@@ -73,4 +88,7 @@ def _part(kind: pa.DataType, *, is_avro: bool) -> dict[str, Any]:
         return {"type": ["string", "null"], "format": "date-time"}
     if pa.types.is_date32(kind):
         return {"type": ["string", "null"], "format": "date"}
-    return {"type": ["string", "null"], **({"contentEncoding": "base64"} if pa.types.is_binary(kind) else {})}
+    return {
+        "type": ["string", "null"],
+        **({"contentEncoding": "base64"} if pa.types.is_binary(kind) else {}),
+    }

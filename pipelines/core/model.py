@@ -55,7 +55,10 @@ class MergeRules:
 
     def due(self, event_time: int, last_event_time: int) -> int:
         """Return the last moment at which a merge record with these event times can be joined."""
-        return min(last_event_time + self.gap_ms, event_time + (self.gap_ms if self.max_ms is None else self.max_ms))
+        return min(
+            last_event_time + self.gap_ms,
+            event_time + (self.gap_ms if self.max_ms is None else self.max_ms),
+        )
 
 
 @dataclass(frozen=True)
@@ -97,7 +100,11 @@ class Part:
     topic: str = ""
 
     def __lt__(self, other: Part) -> bool:
-        return (self.event_time, self.topic, self.offset) < (other.event_time, other.topic, other.offset)
+        return (self.event_time, self.topic, self.offset) < (
+            other.event_time,
+            other.topic,
+            other.offset,
+        )
 
 
 @dataclass(frozen=True)
@@ -149,7 +156,12 @@ class MergeRecord:
         It has the key, the event time, the last event time, and the sorted parts of each source in
         the order of the rules.
         """
-        return self.key, self.event_time, self.last_event_time, tuple(tuple(sorted(p)) for p in self.parts.values())
+        return (
+            self.key,
+            self.event_time,
+            self.last_event_time,
+            tuple(tuple(sorted(p)) for p in self.parts.values()),
+        )
 
     def place(self) -> tuple[int, bytes, int, bytes]:
         """Return the place in the order of publication: closed at, tenant, due, key.
@@ -327,7 +339,9 @@ class PartitionMerge:
     def __post_init__(self) -> None:
         self.is_plain = self.rules.is_plain
 
-    def begin_epoch(self, gap_ms: int, max_ms: int | None = None, lag_ms: int | None = None) -> None:
+    def begin_epoch(
+        self, gap_ms: int, max_ms: int | None = None, lag_ms: int | None = None
+    ) -> None:
         """Change the window and the lag from now on.
 
         What was late stays late, so that what is published stays first in order.
@@ -366,7 +380,9 @@ class PartitionMerge:
         for row in [row for row in self.open.values() if self._due(row) < clocks[row.tenant]]:
             self._time_out(row)
 
-    def advance_to(self, heads: Mapping[str, int], records: Mapping[str, Sequence[tuple[int, Record]]]) -> None:
+    def advance_to(
+        self, heads: Mapping[str, int], records: Mapping[str, Sequence[tuple[int, Record]]]
+    ) -> None:
         """Advance to what a lake without tenants has seen.
 
         `heads` is by source. `records` are some of the records up to there, with their positions.
@@ -390,7 +406,9 @@ class PartitionMerge:
         now = self.clock if clock is None else clock
         if now is None:
             raise ValueError("the clock is undefined")
-        return min(now, *(each.position_at_cut(tenant, now, self._lag) for each in self.sources.values()))
+        return min(
+            now, *(each.position_at_cut(tenant, now, self._lag) for each in self.sources.values())
+        )
 
     def published_order(self) -> list[MergeRecord]:
         """Return the finished merge records in the order of publication."""
@@ -401,7 +419,11 @@ class PartitionMerge:
 
         Only inputs that have some are included.
         """
-        return {source: list(reading.unread) for source, reading in self.sources.items() if reading.unread}
+        return {
+            source: list(reading.unread)
+            for source, reading in self.sources.items()
+            if reading.unread
+        }
 
     def _judge(self, records: Iterator[tuple[int, Record]] | list[tuple[int, Record]]) -> None:
         """Tell late records from those that are to be merged, and drop heartbeats.
@@ -425,7 +447,8 @@ class PartitionMerge:
         key, tenant = record.key or "", _tenant(record)
         known = [message for message in self.recovered.get(key, ()) if message.tenant == tenant]
         if any(self._is_held(position, message) for message in known):
-            self.already_published.append(record)  # a part of that message, or of an earlier one of its key
+            # A part of that message, or of an earlier one of its key.
+            self.already_published.append(record)
             return
         row = self.open.get((tenant, key))
         if row is not None and self._due(row) >= position:
@@ -435,14 +458,18 @@ class PartitionMerge:
             self._time_out(row)
         parts: dict[str, list[Part]] = {source: [] for source in self.rules.sources}
         parts[source_of(record.source)].append(record.part)
-        self.open[tenant, key] = MergeRecord(key, record.event_time, record.event_time, parts, tenant)
+        self.open[tenant, key] = MergeRecord(
+            key, record.event_time, record.event_time, parts, tenant
+        )
 
     def _is_held(self, position: int, message: PublishedRecord) -> bool:
         """Return True where a message that was read back holds its key's record at a position.
 
         An earlier message of the key may hold it instead.
         """
-        return position <= (message.event_time + self.rules.gap_ms if message.due is None else message.due)
+        return position <= (
+            message.event_time + self.rules.gap_ms if message.due is None else message.due
+        )
 
     def _due(self, row: MergeRecord) -> int:
         return self.rules.due(row.event_time, row.last_event_time)
@@ -450,7 +477,10 @@ class PartitionMerge:
     def _time_out(self, row: MergeRecord) -> None:
         if not self.is_plain:
             row.due = due = self._due(row)
-            passed = [reading.before_passing(row.tenant, due, self._lag) for reading in self.sources.values()]
+            passed = [
+                reading.before_passing(row.tenant, due, self._lag)
+                for reading in self.sources.values()
+            ]
             row.closed_at = 1 + int(max(due, self.begun_at, *passed))
         self.timed_out.append(self.open.pop((row.tenant, row.key)))
 

@@ -28,7 +28,9 @@ from pipelines.core.plan import TopicPartition
 from pipelines.core.types import DUE, TIME, own_columns
 
 
-def open_before(rows: pa.Table, ends: Mapping[TopicPartition, int], sources: Sequence[str]) -> pa.Table:
+def open_before(
+    rows: pa.Table, ends: Mapping[TopicPartition, int], sources: Sequence[str]
+) -> pa.Table:
     """Return merge records as they were open before these ends, with silver's columns.
 
     `rows`: columns of silver, of merge records that were open then or opened later. `ends`: the
@@ -55,7 +57,9 @@ def _without_due(rows: pa.Table) -> dict[str, pa.Array]:
     return {name: pa.nulls(rows.num_rows, TIME) for name in own_columns(rows.schema, times)}
 
 
-def _left(rows: pa.Table, ends: Mapping[TopicPartition, int], sources: Sequence[str]) -> tuple[dict[str, Any], Booleans]:
+def _left(
+    rows: pa.Table, ends: Mapping[TopicPartition, int], sources: Sequence[str]
+) -> tuple[dict[str, Any], Booleans]:
     """Return rows of silver with only their parts before some offsets.
 
     The result is the columns, and True for each row with such parts.
@@ -71,18 +75,28 @@ def _left(rows: pa.Table, ends: Mapping[TopicPartition, int], sources: Sequence[
         np.minimum.at(first, parents, times)
         np.maximum.at(last, parents, times)
         columns[source] = in_lists(parents, left, count)
-    columns |= {"event_time": time_column(first, missing=NEVER), "last_event_time": time_column(last)}
+    columns |= {
+        "event_time": time_column(first, missing=NEVER),
+        "last_event_time": time_column(last),
+    }
     return columns, first < NEVER
 
 
 def _is_before(
-    source: str, parts: pa.ListArray, partitions: pa.ChunkedArray, ends: Mapping[TopicPartition, int]
+    source: str,
+    parts: pa.ListArray,
+    partitions: pa.ChunkedArray,
+    ends: Mapping[TopicPartition, int],
 ) -> tuple[Booleans, Int64s]:
     """Return True for each part before the end of its topic-partition, and each part's row."""
     parents, flat = int64s(parts.value_parent_indices()), parts.flatten()
     inputs, since = input_names(source, flat), np.full(len(parents), NEVER)
     for name in pc.unique(inputs).to_pylist():
-        of_input = looked_up(int64s(partitions), {tp.partition: at for tp, at in ends.items() if tp.source == name}, NEVER)
+        of_input = looked_up(
+            int64s(partitions),
+            {tp.partition: at for tp, at in ends.items() if tp.source == name},
+            NEVER,
+        )
         mine = pc.equal(inputs, name).to_numpy(zero_copy_only=False)
         since[mine] = of_input[parents[mine]]
     return np.asarray(int64s(flat.field("offset")) < since, np.bool_), parents

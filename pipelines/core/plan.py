@@ -93,9 +93,15 @@ class Available(NamedTuple):
             return self
         offsets = np.array([h.after_offset + 1 for h in heartbeats], dtype=np.int64)
         times = np.array([h.event_time for h in heartbeats], dtype=np.int64)
-        of_all, is_idle = np.concatenate([offsets, self.offsets]), np.arange(len(offsets) + len(self.offsets)) < len(offsets)
-        order = np.argsort(of_all, kind="stable")  # so a heartbeat comes before the record whose offset it has
-        return Available(of_all[order], np.concatenate([times, self.event_times])[order], is_idle[order])
+        of_all, is_idle = (
+            np.concatenate([offsets, self.offsets]),
+            np.arange(len(offsets) + len(self.offsets)) < len(offsets),
+        )
+        # So a heartbeat comes before the record whose offset it has.
+        order = np.argsort(of_all, kind="stable")
+        return Available(
+            of_all[order], np.concatenate([times, self.event_times])[order], is_idle[order]
+        )
 
 
 NOTHING_AVAILABLE = Available(np.array([], dtype=np.int64), np.array([], dtype=np.int64))
@@ -142,7 +148,9 @@ class Rules:
     A record before it is passed over: what became of it was decided then.
     """
 
-    def late_before(self, partitions: Int64s, positions: Int64s, tenants: pa.ChunkedArray | None = None) -> Int64s:
+    def late_before(
+        self, partitions: Int64s, positions: Int64s, tenants: pa.ChunkedArray | None = None
+    ) -> Int64s:
         """Return per record the event time (ms) before which it is late.
 
         `tenants` are those of the records, where there are some.
@@ -152,7 +160,10 @@ class Rules:
             oldest = np.maximum(oldest, looked_up(partitions, self.horizons, NO_TIME))
         if self.tenant_horizons and tenants is not None:
             known = zip(partitions.tolist(), tenants.to_pylist(), strict=True)
-            oldest = np.maximum(oldest, np.array([self.tenant_horizons.get(each, NO_TIME) for each in known], np.int64))
+            oldest = np.maximum(
+                oldest,
+                np.array([self.tenant_horizons.get(each, NO_TIME) for each in known], np.int64),
+            )
         return oldest
 
     def due(self, first: Int64s, last: Int64s) -> Int64s:
@@ -165,7 +176,11 @@ class Rules:
 
     def closed_at(self, partitions: Int64s, over: Int64s) -> Int64s:
         """Return the first clock (ms) to close merge records that can be joined up to `over`."""
-        return np.maximum(over, looked_up(partitions, self.begun, NO_TIME)) + 1 if self.begun else over + 1
+        return (
+            np.maximum(over, looked_up(partitions, self.begun, NO_TIME)) + 1
+            if self.begun
+            else over + 1
+        )
 
     def held_until(self, event_time: int, due: int | None = None) -> int:
         """Return the last position (ms) at which a message may hold a record of its key.
@@ -198,7 +213,11 @@ class OffsetRange:
 
     def spoken(self, decisions: Sequence[IdleDecision]) -> list[IdleDecision]:
         """Return those of the idle policy's decisions that are in the range, or at its end."""
-        return [each for each in decisions if self.from_offset <= each.after_offset + 1 <= self.until_offset]
+        return [
+            each
+            for each in decisions
+            if self.from_offset <= each.after_offset + 1 <= self.until_offset
+        ]
 
     @property
     def is_empty(self) -> bool:
@@ -206,16 +225,24 @@ class OffsetRange:
         return self.size == 0
 
 
-def by_topic_partition(rows: pa.Table, sources: Sequence[str], then: Int64s) -> dict[TopicPartition, Int64s]:
+def by_topic_partition(
+    rows: pa.Table, sources: Sequence[str], then: Int64s
+) -> dict[TopicPartition, Int64s]:
     """Return the row numbers of each topic-partition of these inputs, in order of `then`.
 
     Rows of other inputs are left out. The column `source` has the input's name.
     """
-    count, of_source = len(sources), pc.index_in(rows["source"], value_set=pa.array(sources, pa.string()))
+    count, of_source = (
+        len(sources),
+        pc.index_in(rows["source"], value_set=pa.array(sources, pa.string())),
+    )
     numbers = np.flatnonzero(of_source.is_valid())
     by = int64s(rows["partition"])[numbers] * count + int64s(of_source.drop_null())
     found = groups(by, then[numbers])
-    return {TopicPartition(sources[number % count], number // count): numbers[mine] for number, mine in found.items()}
+    return {
+        TopicPartition(sources[number % count], number // count): numbers[mine]
+        for number, mine in found.items()
+    }
 
 
 @dataclass(frozen=True)
@@ -275,7 +302,9 @@ def plan_batch(
         positions, times = positions[:passed], rows.event_times[:passed]
         oldest = rules.late_before(np.full(len(times), tp.partition), positions)
         has_late |= bool(np.any((times < oldest) & (times != NO_TIME)))
-        ranges[tp] = OffsetRange(cursor.next_offset, until, cursor.position, _last(positions, cursor.position), heads[tp])
+        ranges[tp] = OffsetRange(
+            cursor.next_offset, until, cursor.position, _last(positions, cursor.position), heads[tp]
+        )
         passed_in_all += passed
     if clocks == clocks_before and not passed_in_all and not begins_epoch:
         return None
@@ -293,7 +322,9 @@ def heads_of(
     It is None while nothing has a time.
     """
     rows = {tp: available.get(tp, NOTHING_AVAILABLE) for tp in cursors}
-    return {tp: _last(positions_of(cursor, rows[tp]), cursor.position) for tp, cursor in cursors.items()}
+    return {
+        tp: _last(positions_of(cursor, rows[tp]), cursor.position) for tp, cursor in cursors.items()
+    }
 
 
 def positions_of(cursor: Cursor, rows: Available) -> Int64s:
@@ -314,4 +345,6 @@ def _clocks(heads: Mapping[TopicPartition, int | None]) -> dict[int, int]:
     by_partition: dict[int, list[int | None]] = {}
     for tp, head in heads.items():
         by_partition.setdefault(tp.partition, []).append(head)
-    return {p: min(h for h in hs if h is not None) for p, hs in by_partition.items() if None not in hs}
+    return {
+        p: min(h for h in hs if h is not None) for p, hs in by_partition.items() if None not in hs
+    }

@@ -10,7 +10,16 @@ import pyarrow as pa
 
 from pipelines.core.columns import NO_TIME, Booleans, Int64s, both, int64s, looked_up, times_ms
 from pipelines.core.idle import IdleDecision
-from pipelines.core.plan import Available, BatchPlan, Cursor, OffsetRange, Rules, TopicPartition, by_topic_partition, positions_of
+from pipelines.core.plan import (
+    Available,
+    BatchPlan,
+    Cursor,
+    OffsetRange,
+    Rules,
+    TopicPartition,
+    by_topic_partition,
+    positions_of,
+)
 from pipelines.core.tenants import TenantClocks
 
 NAMES = {"partition": pa.int32(), "merge_key": pa.large_string(), "tenant": pa.large_string()}
@@ -30,7 +39,9 @@ class Positioned(NamedTuple):
     positions: Int64s
 
     @classmethod
-    def of(cls, records: pa.Table, plan: BatchPlan, idle: Idle, inputs: Sequence[str]) -> Positioned:
+    def of(
+        cls, records: pa.Table, plan: BatchPlan, idle: Idle, inputs: Sequence[str]
+    ) -> Positioned:
         """Return the records of a batch's ranges.
 
         Positions need every record there, including heartbeats, and the idle policy's decisions.
@@ -40,13 +51,21 @@ class Positioned(NamedTuple):
         for tp, rows in by_topic_partition(records, inputs, offsets).items():
             if (done := plan.ranges.get(tp)) is not None:
                 of_range = offsets[rows]
-                rows = rows[(of_range >= done.from_offset) & (of_range < done.until_offset) & (times[rows] != NO_TIME)]
+                rows = rows[
+                    (of_range >= done.from_offset)
+                    & (of_range < done.until_offset)
+                    & (times[rows] != NO_TIME)
+                ]
                 kept.append(rows)
-                positions.append(_positions(Available(offsets[rows], times[rows]), done, idle.get(tp, ())))
+                positions.append(
+                    _positions(Available(offsets[rows], times[rows]), done, idle.get(tp, ()))
+                )
         numbers = np.concatenate(kept)
         is_keyed = ~records["heartbeat"].to_numpy()[numbers]
         numbers = numbers[is_keyed]
-        return cls(records.take(pa.array(numbers)), times[numbers], np.concatenate(positions)[is_keyed])
+        return cls(
+            records.take(pa.array(numbers)), times[numbers], np.concatenate(positions)[is_keyed]
+        )
 
     @classmethod
     def of_tenants(cls, records: pa.Table, clocks: TenantClocks) -> Positioned:
@@ -55,7 +74,11 @@ class Positioned(NamedTuple):
         `clocks` must have been made of these records.
         """
         numbers = np.flatnonzero((clocks.positions != NO_TIME) & ~records["heartbeat"].to_numpy())
-        return cls(records.take(pa.array(numbers)), times_ms(records["event_time"])[numbers], clocks.positions[numbers])
+        return cls(
+            records.take(pa.array(numbers)),
+            times_ms(records["event_time"])[numbers],
+            clocks.positions[numbers],
+        )
 
     @classmethod
     def of_waiting(cls, rows: pa.Table) -> Positioned:
@@ -72,8 +95,13 @@ class Positioned(NamedTuple):
         if not len(others.times):
             return self
         names = {name: kind for name, kind in NAMES.items() if name in self.rows.column_names}
-        rows = pa.table({name: both(self.rows[name], others.rows[name], kind) for name, kind in names.items()})
-        times, positions = np.concatenate([self.times, others.times]), np.concatenate([self.positions, others.positions])
+        rows = pa.table(
+            {name: both(self.rows[name], others.rows[name], kind) for name, kind in names.items()}
+        )
+        times, positions = (
+            np.concatenate([self.times, others.times]),
+            np.concatenate([self.positions, others.positions]),
+        )
         return Positioned(rows, times, positions)
 
     def where(self, keep: Booleans) -> Positioned:
@@ -85,7 +113,10 @@ class Positioned(NamedTuple):
     def is_late(self, rules: Rules) -> Booleans:
         """Return True for each record that is late (rule 3)."""
         tenants = self.rows["tenant"] if rules.tenant_horizons else None
-        return np.asarray(self.times < rules.late_before(int64s(self.rows["partition"]), self.positions, tenants), np.bool_)
+        return np.asarray(
+            self.times < rules.late_before(int64s(self.rows["partition"]), self.positions, tenants),
+            np.bool_,
+        )
 
     def is_passed_over(self, rules: Rules, out: Mapping[TopicPartition, Int64s]) -> Booleans:
         """Return True for each record whose fate was decided before.
@@ -95,7 +126,9 @@ class Positioned(NamedTuple):
         """
         found = np.zeros(len(self.positions), np.bool_)
         if rules.since:
-            found |= self.positions < looked_up(int64s(self.rows["partition"]), rules.since, NO_TIME)
+            found |= self.positions < looked_up(
+                int64s(self.rows["partition"]), rules.since, NO_TIME
+            )
         if out:
             offsets = int64s(self.rows["offset"])
             inputs = list(dict.fromkeys(tp.source for tp in out))
@@ -111,7 +144,11 @@ class Positioned(NamedTuple):
 
 def _positions(records: Available, done: OffsetRange, decisions: Sequence[IdleDecision]) -> Int64s:
     """Return the running maximum of event time along a range, from the position before it on."""
-    spoken = [decision for decision in decisions if done.from_offset <= decision.after_offset + 1 < done.until_offset]
+    spoken = [
+        decision
+        for decision in decisions
+        if done.from_offset <= decision.after_offset + 1 < done.until_offset
+    ]
     rows = records.with_idle(spoken)
     positions = positions_of(Cursor(done.from_offset, done.position_before), rows)
     return positions if rows.is_idle is None else positions[~rows.is_idle]

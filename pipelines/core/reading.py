@@ -23,19 +23,34 @@ from pipelines.core.avro_schema import AvroSchema, as_text, schema_id_of
 from pipelines.core.columns import Int64s, int64s, lengths
 from pipelines.core.json_exact import EPOCH
 from pipelines.core.json_schema import ValueSchema
-from pipelines.core.json_text import UndecodableError, finder, first_finder, is_same, kind, number_text, parse_object
+from pipelines.core.json_text import (
+    UndecodableError,
+    finder,
+    first_finder,
+    is_same,
+    kind,
+    number_text,
+    parse_object,
+)
 from pipelines.core.paths import Path, paths_text
 from pipelines.core.redriven import REDRIVEN, redriven_offsets
 from pipelines.core.times import LAST_EVENT_TIME_MS, parse_iso_8601
 from pipelines.core.types import HEADERS, TENANT, schema_of
 
 KAFKA: Final = schema_of(
-    "topic string, partition int, offset bigint, kafka_timestamp timestamp, timestamp_type int, key binary, value binary"
+    "topic string, partition int, offset bigint, kafka_timestamp timestamp, timestamp_type int, "
+    "key binary, value binary"
 ).append(pa.field("headers", HEADERS))
 """The columns of a record as Kafka delivers it; a record without a timestamp has -1 ms."""
 
 BRONZE: Final = pa.schema(
-    [*KAFKA, *schema_of("merge_key string, event_time timestamp, heartbeat boolean, reason string, detail string")]
+    [
+        *KAFKA,
+        *schema_of(
+            "merge_key string, event_time timestamp, heartbeat boolean, reason string, detail "
+            "string"
+        ),
+    ]
 )
 """The columns of `bronze_<source>`: Kafka's, and what was read or why the record was refused."""
 
@@ -145,12 +160,20 @@ class ReadingRules:
 
 
 _Read: TypeAlias = "tuple[str | None, int | None, bool, str | None, str | None, str | None]"
-"""Merge key, event time in ms, whether the record is a heartbeat, the reason and detail of a refusal, and the tenant."""
+"""Merge key, event time in ms, whether the record is a heartbeat, the reason and detail of a
+refusal, and the tenant."""
 
 _SKIPPED: _Read = (None, None, False, None, None, None)
 _Find: TypeAlias = Callable[[dict[str, Any]], Any]
 
-_READ_TYPES: Final = [pa.string(), pa.timestamp("ms", "UTC"), pa.bool_(), pa.string(), pa.string(), pa.string()]
+_READ_TYPES: Final = [
+    pa.string(),
+    pa.timestamp("ms", "UTC"),
+    pa.bool_(),
+    pa.string(),
+    pa.string(),
+    pa.string(),
+]
 
 
 class _RefusedError(Exception):
@@ -177,11 +200,17 @@ def read_records(kafka: pa.Table | pa.RecordBatch, rules: ReadingRules) -> pa.Ta
     No record raises an error, whatever its bytes. What `AvroSchema.writers` raises for an id passes
     through.
     """
-    look, placed = _look(rules), ("partition", "offset") if isinstance(rules.schema, AvroSchema) else ()
+    look, placed = (
+        _look(rules),
+        ("partition", "offset") if isinstance(rules.schema, AvroSchema) else (),
+    )
     table = pa.Table.from_batches([kafka]) if isinstance(kafka, pa.RecordBatch) else kafka
     schema = pa.schema([*BRONZE, *(TENANT if rules.tenant is not None else [])])
     table, too_large = _without_large(table, rules.max_record_bytes)
-    read = [_read_batch(batch, look, placed, schema) for batch in table.to_batches(max_chunksize=_BATCH_ROWS)]
+    read = [
+        _read_batch(batch, look, placed, schema)
+        for batch in table.to_batches(max_chunksize=_BATCH_ROWS)
+    ]
     bronze = pa.Table.from_batches(read, schema)
     if too_large:
         bronze = _refused(bronze, {} if rules.leaves_undecodable else too_large, too_large.keys())
@@ -199,9 +228,18 @@ def _redriven_from(kafka: pa.Table) -> pa.Array:
     says = pc.equal(headers.flatten().field("key"), REDRIVEN).fill_null(False)
     found: list[int | None] = [None] * kafka.num_rows
     for row in pc.unique(headers.value_parent_indices().filter(says)).to_pylist():
-        topic, partition, offset = (kafka[name][row].as_py() for name in ("topic", "partition", "offset"))
+        topic, partition, offset = (
+            kafka[name][row].as_py() for name in ("topic", "partition", "offset")
+        )
         said = [(each["key"], each["value"]) for each in headers[row].as_py()]
-        found[row] = next((at for at, _ in reversed(list(redriven_offsets(topic, partition, said))) if at < offset), None)
+        found[row] = next(
+            (
+                at
+                for at, _ in reversed(list(redriven_offsets(topic, partition, said)))
+                if at < offset
+            ),
+            None,
+        )
     return pa.array(found, REDRIVEN_FROM.type)
 
 
@@ -231,13 +269,17 @@ def _without_large(kafka: pa.Table, max_bytes: int) -> tuple[pa.Table, dict[int,
         return kafka, {}
     too_large = {}
     for row in np.flatnonzero(is_large).tolist():
-        has = f"the value has {values[row]} bytes" + (f", key and headers {others[row]}" if is_wide[row] else "")
+        has = f"the value has {values[row]} bytes" + (
+            f", key and headers {others[row]}" if is_wide[row] else ""
+        )
         too_large[row] = f"{has}; kafka.max_record_bytes is {max_bytes}"
     for name, is_gone in (("value", is_large), ("key", is_wide), ("headers", is_wide)):
         if is_gone.any():
             column = kafka[name].combine_chunks()
             kept = pc.if_else(pa.array(is_gone), pa.scalar(None, column.type), column)
-            kafka = kafka.set_column(kafka.schema.get_field_index(name), kafka.schema.field(name), kept)
+            kafka = kafka.set_column(
+                kafka.schema.get_field_index(name), kafka.schema.field(name), kept
+            )
     return kafka, too_large
 
 
@@ -256,7 +298,11 @@ def _refused(bronze: pa.Table, details: Mapping[int, str], rows: Iterable[int]) 
             new = pa.scalar(False)
         elif field.name in ("reason", "detail") and details:
             texts = [details.get(row) for row in range(bronze.num_rows)]
-            new = pa.array(texts, pa.string()) if field.name == "detail" else pa.scalar(Reason.TOO_LARGE.value)
+            new = (
+                pa.array(texts, pa.string())
+                if field.name == "detail"
+                else pa.scalar(Reason.TOO_LARGE.value)
+            )
         bronze = bronze.set_column(at, field, pc.if_else(mask, new, column))
     return bronze
 
@@ -275,7 +321,9 @@ def merge_keys(kafka: pa.Table, rules: ReadingRules) -> pa.Array:
         except _RefusedError:
             return None
 
-    return pa.array(map(merge_key, kafka["key"].to_pylist(), kafka["value"].to_pylist()), pa.string())
+    return pa.array(
+        map(merge_key, kafka["key"].to_pylist(), kafka["value"].to_pylist()), pa.string()
+    )
 
 
 def value_key(rules: ReadingRules) -> Callable[[bytes | None], str | None]:
@@ -298,13 +346,26 @@ def value_key(rules: ReadingRules) -> Callable[[bytes | None], str | None]:
     return look
 
 
-def _read_batch(kafka: pa.RecordBatch, look: Callable[..., _Read], placed: Sequence[str], schema: pa.Schema) -> pa.RecordBatch:
+def _read_batch(
+    kafka: pa.RecordBatch, look: Callable[..., _Read], placed: Sequence[str], schema: pa.Schema
+) -> pa.RecordBatch:
     # Numpy is five times as fast here as to_pylist().
-    keys, values = (kafka.column(name).to_numpy(zero_copy_only=False).tolist() for name in ("key", "value"))
-    times_ms = pc.divide(pc.fill_null(kafka.column("kafka_timestamp").cast(pa.int64()), -1000), 1000).to_numpy().tolist()
+    keys, values = (
+        kafka.column(name).to_numpy(zero_copy_only=False).tolist() for name in ("key", "value")
+    )
+    times_ms = (
+        pc.divide(pc.fill_null(kafka.column("kafka_timestamp").cast(pa.int64()), -1000), 1000)
+        .to_numpy()
+        .tolist()
+    )
     places = [kafka.column(name).to_pylist() for name in placed]
-    read = list(zip(*map(look, keys, values, times_ms, *places), strict=True)) or [()] * len(_READ_TYPES)
-    columns = [*kafka.select(KAFKA.names).columns, *map(pa.array, read, _READ_TYPES[: len(schema) - len(KAFKA)])]
+    read = list(zip(*map(look, keys, values, times_ms, *places), strict=True)) or [()] * len(
+        _READ_TYPES
+    )
+    columns = [
+        *kafka.select(KAFKA.names).columns,
+        *map(pa.array, read, _READ_TYPES[: len(schema) - len(KAFKA)]),
+    ]
     return pa.RecordBatch.from_arrays(columns, schema.names).cast(schema)
 
 
@@ -321,7 +382,12 @@ def _look(rules: ReadingRules) -> Callable[..., _Read]:
     exponent, skips_tombstones = MILLISECONDS_PER_UNIT[rules.unit], rules.skips_tombstones
     decode_any, *_ = _parts(rules, is_checked=False)
     is_mine, is_heartbeat = _test(rules.where), _test(rules.heartbeat)
-    times, keys, tenant_path, reads_text = rules.event_times, rules.keys, rules.tenant, rules.reads_text
+    times, keys, tenant_path, reads_text = (
+        rules.event_times,
+        rules.keys,
+        rules.tenant,
+        rules.reads_text,
+    )
 
     def event_time_of(document: dict[str, Any], value: bytes | None, kafka_time: int) -> int:
         """Return the event time in a decoded value (ms).
@@ -330,11 +396,17 @@ def _look(rules: ReadingRules) -> Callable[..., _Read]:
         """
         event_time = _event_time(time_of(document), times, value, exponent, reads_text=reads_text)
         if kafka_time < 0:
-            detail = f"Kafka's own timestamp of the record is {kafka_time}: nothing vouches for its event time"
+            detail = (
+                f"Kafka's own timestamp of the record is {kafka_time}: nothing vouches for its "
+                "event time"
+            )
             raise _RefusedError(Reason.EVENT_TIME_IN_FUTURE, detail)
         if kafka_time < event_time - rules.max_future_ms:
             ahead = event_time - kafka_time
-            detail = f"{ahead} ms after Kafka's own timestamp of the record; merge.max_future is {rules.max_future_ms} ms"
+            detail = (
+                f"{ahead} ms after Kafka's own timestamp of the record; merge.max_future is "
+                f"{rules.max_future_ms} ms"
+            )
             raise _RefusedError(Reason.EVENT_TIME_IN_FUTURE, detail)
         return event_time
 
@@ -345,7 +417,9 @@ def _look(rules: ReadingRules) -> Callable[..., _Read]:
         """
         if tenant_path is None:
             return None
-        return _text(tenant_of(document), (tenant_path,), value, None if is_beat else Reason.NO_TENANT)
+        return _text(
+            tenant_of(document), (tenant_path,), value, None if is_beat else Reason.NO_TENANT
+        )
 
     def look(key: bytes | None, value: bytes | None, kafka_time: int, *place: int) -> _Read:
         """Read a record, skip it, or refuse it with a reason."""
@@ -354,8 +428,17 @@ def _look(rules: ReadingRules) -> Callable[..., _Read]:
         if is_mine is not None:
             try:
                 if not is_mine(document := decode_any(value, *place)):
-                    tenant = tenant_in(document, value, is_beat=is_heartbeat is not None and is_heartbeat(document))
-                    return None, event_time_of(document, value, kafka_time), True, None, None, tenant
+                    tenant = tenant_in(
+                        document, value, is_beat=is_heartbeat is not None and is_heartbeat(document)
+                    )
+                    return (
+                        None,
+                        event_time_of(document, value, kafka_time),
+                        True,
+                        None,
+                        None,
+                        tenant,
+                    )
             except _RefusedError:
                 return _SKIPPED
             except UndecodableError:
@@ -366,7 +449,9 @@ def _look(rules: ReadingRules) -> Callable[..., _Read]:
             heartbeat = is_heartbeat is not None and is_heartbeat(document)
             merge_key = None
             if not heartbeat:
-                merge_key = _text(key_of(document), keys, value, Reason.NO_KEY) if keys else _kafka_key(key)
+                merge_key = (
+                    _text(key_of(document), keys, value, Reason.NO_KEY) if keys else _kafka_key(key)
+                )
             tenant = None if tenant_path is None else tenant_in(document, value, is_beat=heartbeat)
             event_time = event_time_of(document, value, kafka_time)
         except UndecodableError as error:
@@ -378,7 +463,9 @@ def _look(rules: ReadingRules) -> Callable[..., _Read]:
     return look
 
 
-def _test(wanted: tuple[tuple[str, ...], str | int | float | bool] | None) -> Callable[[dict[str, Any]], bool] | None:
+def _test(
+    wanted: tuple[tuple[str, ...], str | int | float | bool] | None,
+) -> Callable[[dict[str, Any]], bool] | None:
     """Return the test of whether a document has the wanted value at its path.
 
     It is None where nothing is wanted.
@@ -389,12 +476,18 @@ def _test(wanted: tuple[tuple[str, ...], str | int | float | bool] | None) -> Ca
     return lambda document: (found := find(document)) == right and is_same(found, right)
 
 
-def _parts(rules: ReadingRules, *, is_checked: bool = True) -> tuple[Callable[..., Any], _Find, _Find, _Find]:
+def _parts(
+    rules: ReadingRules, *, is_checked: bool = True
+) -> tuple[Callable[..., Any], _Find, _Find, _Find]:
     """Return the decoder of a value, and the finders of its event time, key and tenant.
 
     With `is_checked`, JSON must fit its schema.
     """
-    time_of, key_of, tenant_of = first_finder(rules.event_times), first_finder(rules.keys), finder(rules.tenant or ())
+    time_of, key_of, tenant_of = (
+        first_finder(rules.event_times),
+        first_finder(rules.keys),
+        finder(rules.tenant or ()),
+    )
     if isinstance(rules.schema, AvroSchema):
         return (
             rules.schema.decoder(),
@@ -402,7 +495,11 @@ def _parts(rules: ReadingRules, *, is_checked: bool = True) -> tuple[Callable[..
             _then(key_of, as_text),
             _then(tenant_of, as_text),
         )
-    tests = (rules.schema.validator(), rules.schema.misfit) if rules.schema and is_checked else (None, None)
+    tests = (
+        (rules.schema.validator(), rules.schema.misfit)
+        if rules.schema and is_checked
+        else (None, None)
+    )
     return partial(parse_object, violation=tests[0], misfit=tests[1]), time_of, key_of, tenant_of
 
 
@@ -412,14 +509,18 @@ def _then(find: _Find, make: Callable[[Any], Any]) -> _Find:
 
 def _kafka_key(key: bytes | None) -> str:
     if not key:
-        raise _RefusedError(Reason.NO_KEY, "the Kafka key is missing" if key is None else "the Kafka key is empty")
+        raise _RefusedError(
+            Reason.NO_KEY, "the Kafka key is missing" if key is None else "the Kafka key is empty"
+        )
     try:
         return key.decode()
     except UnicodeDecodeError:
         raise _RefusedError(Reason.NO_KEY, "the Kafka key is not UTF-8") from None
 
 
-def _text(found: Any, paths: Sequence[Path], value: bytes | None, reason: Reason | None) -> str | None:
+def _text(
+    found: Any, paths: Sequence[Path], value: bytes | None, reason: Reason | None
+) -> str | None:
     """Return what is found at one of the paths as text that is not empty.
 
     A number or boolean becomes its JSON text. For anything else return None, or raise _RefusedError
@@ -436,7 +537,9 @@ def _text(found: Any, paths: Sequence[Path], value: bytes | None, reason: Reason
     raise _RefusedError(reason, f"{paths_text(paths)} is {kind(found)}")
 
 
-def _event_time(found: Any, paths: Sequence[Path], value: bytes | None, exponent: int, *, reads_text: bool) -> int:
+def _event_time(
+    found: Any, paths: Sequence[Path], value: bytes | None, exponent: int, *, reads_text: bool
+) -> int:
     """Return the event time (ms) that was found in a value.
 
     A number times 10 ** `exponent` is epoch ms, its fraction cut off. A string is ISO 8601; with
@@ -483,7 +586,9 @@ def _avro_time(found: Any, exponent: int) -> Any:
 _NUMBER: Final = re.compile(r"-?[0-9]+(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
 
 
-def _milliseconds(found: float | str, paths: Sequence[Path], value: bytes | None, exponent: int) -> int | None:
+def _milliseconds(
+    found: float | str, paths: Sequence[Path], value: bytes | None, exponent: int
+) -> int | None:
     if isinstance(found, str):
         return parse_iso_8601(found)
     if isinstance(found, int):

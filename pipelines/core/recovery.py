@@ -50,7 +50,16 @@ from typing import Any, Final, NamedTuple, TypeAlias
 import orjson
 
 from pipelines.core.idle import IdleDecision
-from pipelines.core.sequence import IDLE, IDLE_PACKED, LIVED, MIN_OFFSETS, NO_RECOVERY, RULES, Place, place_of
+from pipelines.core.sequence import (
+    IDLE,
+    IDLE_PACKED,
+    LIVED,
+    MIN_OFFSETS,
+    NO_RECOVERY,
+    RULES,
+    Place,
+    place_of,
+)
 from pipelines.core.window import Window
 
 Decisions: TypeAlias = Mapping[str, Iterable[IdleDecision]]
@@ -142,7 +151,12 @@ class SinkState:
 # -- from the lake to a message
 
 
-def min_offset(records: Iterable[tuple[int, int]], decisions: Iterable[IdleDecision], event_time: int, next_offset: int) -> int:
+def min_offset(
+    records: Iterable[tuple[int, int]],
+    decisions: Iterable[IdleDecision],
+    event_time: int,
+    next_offset: int,
+) -> int:
     """Return a source's first offset at a position >= `event_time`.
 
     Where there is none yet, it is `next_offset`. `records` are (offset, event time in ms) of what
@@ -151,7 +165,9 @@ def min_offset(records: Iterable[tuple[int, int]], decisions: Iterable[IdleDecis
     it.
     """
     reached = [offset for offset, time in records if time >= event_time]
-    reached += [decision.after_offset + 1 for decision in decisions if decision.event_time >= event_time]
+    reached += [
+        decision.after_offset + 1 for decision in decisions if decision.event_time >= event_time
+    ]
     return min(reached, default=next_offset)
 
 
@@ -171,9 +187,13 @@ def idle_header(
     for source, offset in min_offsets.items():
         told: dict[tuple[int, int], IdleDecision] = {}
         position = 0
-        for decision in sorted(each for each in decisions.get(source, ()) if each.after_offset >= offset - 1):
+        for decision in sorted(
+            each for each in decisions.get(source, ()) if each.after_offset >= offset - 1
+        ):
             step = decision.after_offset, 0 if closings is None else closings.step(position)
-            told[step] = _as_one(told.get(step, decision), decision, 0 if closings is None else closings.lag_ms)
+            told[step] = _as_one(
+                told.get(step, decision), decision, 0 if closings is None else closings.lag_ms
+            )
             position = decision.event_time
         if told:
             header[source] = tuple(told.values())
@@ -186,7 +206,11 @@ def _as_one(one: IdleDecision, other: IdleDecision, lag_ms: int) -> IdleDecision
     told = dict(one.told)
     for tenant, time in other.told:
         told[tenant] = max(time, told.get(tenant, time))
-    return IdleDecision(one.after_offset, event_time, tuple(sorted(t for t in told.items() if t[1] > event_time - lag_ms)))
+    return IdleDecision(
+        one.after_offset,
+        event_time,
+        tuple(sorted(t for t in told.items() if t[1] > event_time - lag_ms)),
+    )
 
 
 def encode_min_offsets(min_offsets: Mapping[str, int]) -> bytes:
@@ -196,7 +220,9 @@ def encode_min_offsets(min_offsets: Mapping[str, int]) -> bytes:
 
 def encode_idle(decisions: Decisions) -> bytes:
     """Return the header `watersmeet.idle`, which a message needs only where there are decisions."""
-    return orjson.dumps({source: [_encoded(decision) for decision in mine] for source, mine in decisions.items()})
+    return orjson.dumps(
+        {source: [_encoded(decision) for decision in mine] for source, mine in decisions.items()}
+    )
 
 
 def recovery_headers(
@@ -209,7 +235,9 @@ def recovery_headers(
     headers = [(MIN_OFFSETS, encode_min_offsets(min_offsets))]
     if idle:
         text = encode_idle(idle)
-        headers.append((IDLE, text) if len(text) <= PLAIN_BYTES else (IDLE_PACKED, zlib.compress(text)))
+        headers.append(
+            (IDLE, text) if len(text) <= PLAIN_BYTES else (IDLE_PACKED, zlib.compress(text))
+        )
     headers.append((RULES, ",".join(sorted(rules)).encode()))
     lived = [(LIVED, b"true")] if is_lived else []
     size = sum(len(name) + len(content) for name, content in [*headers, *lived])
@@ -249,7 +277,9 @@ def parse_idle(header: bytes | None) -> dict[str, tuple[IdleDecision, ...]]:
 
     Raise ValueError where the header is no such thing.
     """
-    by_source = _by_source(header, IDLE, lambda mine: isinstance(mine, list) and all(map(_is_decision, mine)))
+    by_source = _by_source(
+        header, IDLE, lambda mine: isinstance(mine, list) and all(map(_is_decision, mine))
+    )
     return {source: tuple(_decoded(*each) for each in mine) for source, mine in by_source.items()}
 
 
@@ -263,7 +293,9 @@ def _idle_of(headers: Mapping[str, bytes | None]) -> dict[str, tuple[IdleDecisio
         raise ValueError(f"{IDLE_PACKED} is not compressed with zlib") from None
 
 
-def _decoded(after_offset: int, event_time: int, told: Mapping[str, int] = MappingProxyType({})) -> IdleDecision:
+def _decoded(
+    after_offset: int, event_time: int, told: Mapping[str, int] = MappingProxyType({})
+) -> IdleDecision:
     return IdleDecision(after_offset, event_time, tuple(sorted(told.items())))
 
 
@@ -279,7 +311,9 @@ def parse_rules(header: bytes | None) -> frozenset[str]:
 
 
 def sink_state(
-    messages: Iterable[tuple[ReadBack, Mapping[str, bytes | None]]], window: Window, lag_ms: int | None = None
+    messages: Iterable[tuple[ReadBack, Mapping[str, bytes | None]]],
+    window: Window,
+    lag_ms: int | None = None,
 ) -> SinkState:
     """Return what the last message with `min_offsets` says, and the messages to read back.
 
@@ -311,13 +345,27 @@ def sink_state(
             raise NotToldError
         if since is None and MIN_OFFSETS in headers:
             begin, decisions = parse_min_offsets(headers[MIN_OFFSETS]), _idle_of(headers)
-            rules, is_lived = parse_rules(headers[RULES]) if RULES in headers else frozenset(), LIVED in headers
+            rules, is_lived = (
+                parse_rules(headers[RULES]) if RULES in headers else frozenset(),
+                LIVED in headers,
+            )
             is_plain = message.closed_at is None
-            since = read_again_from(message.place.time if is_plain else message.place.closed_at, None if is_plain else longest_ms)
+            since = read_again_from(
+                message.place.time if is_plain else message.place.closed_at,
+                None if is_plain else longest_ms,
+            )
         if since is not None and _last_position(message, longest_ms) < since:
             break
         read_back.append(message)
-    return SinkState(begin, decisions, tuple(reversed(read_back)), rules, is_lived, last, None if lag_ms is None else since)
+    return SinkState(
+        begin,
+        decisions,
+        tuple(reversed(read_back)),
+        rules,
+        is_lived,
+        last,
+        None if lag_ms is None else since,
+    )
 
 
 def _last_position(message: ReadBack, longest_ms: int) -> int:

@@ -24,7 +24,12 @@ def redriven_offsets(topic: str, partition: int, headers: Headers) -> Iterator[t
     """
     for count, (name, value) in enumerate(headers):
         of, _, offset = (value or b"").decode(errors="replace").rpartition("/")
-        if name == REDRIVEN and of == f"{topic}/{partition}" and offset.isdecimal() and len(offset) < _TOO_MANY_DIGITS:
+        if (
+            name == REDRIVEN
+            and of == f"{topic}/{partition}"
+            and offset.isdecimal()
+            and len(offset) < _TOO_MANY_DIGITS
+        ):
             yield int(offset), count
 
 
@@ -34,7 +39,11 @@ def fingerprint(key: bytes | None, value: bytes | None, headers: Headers) -> byt
     It is equal for a refused record and the same one sent again.
     """
     found = hashlib.sha256()
-    for part in (key, value, *(each for name, content in headers for each in (name.encode(), content))):
+    for part in (
+        key,
+        value,
+        *(each for name, content in headers for each in (name.encode(), content)),
+    ):
         found.update(b"null" if part is None else b"%d:" % len(part))
         found.update(part or b"")
     return found.digest()

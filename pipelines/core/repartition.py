@@ -46,7 +46,9 @@ POSITIONS = "watersmeet.positions"
 It is a JSON object; partitions without a time are left out.
 """
 
-ROUTED: Final = pa.schema([*KAFKA, ("event_time", TIME), ("heartbeat", pa.bool_()), ("hash", pa.int64())])
+ROUTED: Final = pa.schema(
+    [*KAFKA, ("event_time", TIME), ("heartbeat", pa.bool_()), ("hash", pa.int64())]
+)
 """Kafka's columns, and those that decide where a record goes.
 
 `hash` is that of its merge key, null where none can be read.
@@ -103,7 +105,9 @@ def route(kafka: pa.Table | pa.RecordBatch, rules: ReadingRules) -> pa.Table:
     goes where its key says, if it has one: it may be sent there once more. Raise what
     `read_records` raises.
     """
-    read = _named(read_records(kafka, rules)).select([*KAFKA.names, "merge_key", "event_time", "heartbeat"])
+    read = _named(read_records(kafka, rules)).select(
+        [*KAFKA.names, "merge_key", "event_time", "heartbeat"]
+    )
     keys = read["merge_key"].combine_chunks()
     is_refused = pc.and_(pc.is_null(keys), pc.invert(pc.fill_null(read["heartbeat"], False)))
     if pc.any(is_refused).as_py():
@@ -147,7 +151,9 @@ class Lockstep:
         positions = np.empty_like(times)
         for number, mine in groups(self._numbers(rows), int64s(rows["offset"])).items():
             of = self._input(number)
-            positions[mine] = np.maximum(np.maximum.accumulate(times[mine]), self.heads.get(of, NO_TIME))
+            positions[mine] = np.maximum(
+                np.maximum.accumulate(times[mine]), self.heads.get(of, NO_TIME)
+            )
             self.heads[of] = int(positions[mine[-1]])
         self._waiting = pa.concat_tables([self._waiting, rows])
         self._positions = np.concatenate([self._positions, positions])
@@ -169,7 +175,11 @@ class Lockstep:
         reached = dict(zip(places[1][:count].tolist(), places[0][:count].tolist(), strict=True))
         taken, rest = self._waiting.take(pa.array(order[:count])), np.sort(order[count:])
         self._waiting, self._positions = self._waiting.take(pa.array(rest)), self._positions[rest]
-        return taken, {self._input(number): position for number, position in reached.items() if position != NO_TIME}
+        return taken, {
+            self._input(number): position
+            for number, position in reached.items()
+            if position != NO_TIME
+        }
 
     def first_offsets(self) -> dict[InputPartition, int]:
         """Return by input partition the offset of the first record that waits."""
@@ -210,8 +220,17 @@ class Written:
         for topic, identified in sorted(self.topics.items()):
             found.append((FROM, identified.encode()))
             for name, by_input in ((NEXT_OFFSETS, self.offsets), (POSITIONS, self.positions)):
-                numbers = {of.partition: number for of, number in by_input.items() if of.topic == topic}
-                found.append((name, orjson.dumps(numbers, option=orjson.OPT_NON_STR_KEYS | orjson.OPT_SORT_KEYS)))
+                numbers = {
+                    of.partition: number for of, number in by_input.items() if of.topic == topic
+                }
+                found.append(
+                    (
+                        name,
+                        orjson.dumps(
+                            numbers, option=orjson.OPT_NON_STR_KEYS | orjson.OPT_SORT_KEYS
+                        ),
+                    )
+                )
         return found
 
 
@@ -232,7 +251,10 @@ def written(headers: Headers) -> Written:
         topic = identified.rpartition(" (")[0]
         topics[topic] = identified
         offsets |= {InputPartition(topic, int(p)): at for p, at in next_offsets(values).items()}
-        positions |= {InputPartition(topic, int(p)): at for p, at in numbers_by_name(values, POSITIONS).items()}
+        positions |= {
+            InputPartition(topic, int(p)): at
+            for p, at in numbers_by_name(values, POSITIONS).items()
+        }
     return Written(topics, offsets, positions)
 
 
@@ -241,7 +263,11 @@ def origin_of(headers: Headers) -> Origin:
 
     Raise ValueError where the header `ORIGIN` is no such place.
     """
-    topic, partition, offset = next(value or b"" for name, value in reversed(headers) if name == ORIGIN).decode().rsplit("/", 2)
+    topic, partition, offset = (
+        next(value or b"" for name, value in reversed(headers) if name == ORIGIN)
+        .decode()
+        .rsplit("/", 2)
+    )
     return Origin(topic, int(partition), int(offset))
 
 
@@ -268,7 +294,9 @@ def copies(rows: pa.Table, partitions: int, after: Written) -> Iterator[pa.Table
     targets = np.where(is_beat[numbers], nth, home[numbers])
     is_last = np.zeros(len(targets), bool)
     is_last[len(targets) - 1 - np.unique(targets[::-1], return_index=True)[1]] = True
-    said = pa.array([{"key": name, "value": value} for name, value in after.headers()], HEADERS.value_type)
+    said = pa.array(
+        [{"key": name, "value": value} for name, value in after.headers()], HEADERS.value_type
+    )
     for begin in range(0, len(numbers), PIECE_ROWS):
         of_piece = slice(begin, begin + PIECE_ROWS)
         piece = rows.take(pa.array(numbers[of_piece])).combine_chunks()
@@ -290,14 +318,20 @@ def _headers(rows: pa.Table, is_last: Booleans, said: pa.Array) -> pa.Array:
     """
     had = rows["headers"].combine_chunks()
     own, counts = had.flatten(), int64s(had.value_lengths().fill_null(0))
-    places = pc.binary_join_element_wise(*(rows[name].cast(pa.string()) for name in ("topic", "partition", "offset")), "/")
+    places = pc.binary_join_element_wise(
+        *(rows[name].cast(pa.string()) for name in ("topic", "partition", "offset")), "/"
+    )
     values = places.combine_chunks().cast(pa.binary())
-    origins = pa.StructArray.from_arrays([pa.repeat(ORIGIN, len(values)), values], fields=list(HEADERS.value_type))
+    origins = pa.StructArray.from_arrays(
+        [pa.repeat(ORIGIN, len(values)), values], fields=list(HEADERS.value_type)
+    )
     every = pa.concat_arrays([own, origins, said])
     lengths = counts + 1 + np.where(is_last, len(said), 0)
     begins = np.cumsum(lengths) - lengths
     numbers = np.empty(lengths.sum(), np.int64)
-    numbers[np.arange(len(own)) + np.repeat(begins - (np.cumsum(counts) - counts), counts)] = np.arange(len(own))
+    numbers[np.arange(len(own)) + np.repeat(begins - (np.cumsum(counts) - counts), counts)] = (
+        np.arange(len(own))
+    )
     numbers[begins + counts] = len(own) + np.arange(len(values))
     for i in range(len(said)):
         numbers[(begins + counts + 1 + i)[is_last]] = len(own) + len(values) + i

@@ -17,7 +17,9 @@ from typing import Any, Final
 
 from pipelines.core.avro_columns import Parsed, is_logical, parsed
 
-_ANNOTATIONS: Final = frozenset(["$id", "$schema", "$comment", "title", "description", "default", "examples", "deprecated"])
+_ANNOTATIONS: Final = frozenset(
+    ["$id", "$schema", "$comment", "title", "description", "default", "examples", "deprecated"]
+)
 _BY_NAME: Final = ("properties", "$defs", "definitions")
 _WIDER: Final = {"int": "long", "float": "double"}
 
@@ -48,7 +50,11 @@ def refused_changes(before: str | None, after: str | None, *, is_avro: bool = Fa
     """
     if before is None or after is None:
         said = "a schema cannot be added" if before is None else "the schema cannot be removed"
-        return [] if before == after else [f"{said}: silver's column is {'text' if before is None else 'a struct'}"]
+        return (
+            []
+            if before == after
+            else [f"{said}: silver's column is {'text' if before is None else 'a struct'}"]
+        )
     one, other = json.loads(before), json.loads(after)
     if is_avro:
         lacks = "has no default, which records without it need; give it one"
@@ -61,7 +67,9 @@ def _refused(before: _Part, after: _Part, path: str, lacks: str) -> Iterator[str
         if step in after.parts:
             yield from _refused(part, after.parts[step], f"{path}{step}", lacks)
     yield from (f"{path}.{name} {lacks}" for name in sorted(after.needed - before.needed))
-    if after.kind not in (before.kind, _WIDER.get(str(before.kind))) or (before.is_nullable and not after.is_nullable):
+    if after.kind not in (before.kind, _WIDER.get(str(before.kind))) or (
+        before.is_nullable and not after.is_nullable
+    ):
         yield f"{path} has another type"
         return
     if before.symbols and after.symbols and before.symbols - after.symbols:
@@ -86,11 +94,21 @@ def _of_json(schema: Any) -> _Part:
         parts["[]"] = _of_json(schema["items"])
     types = schema.get("type", [])
     types = frozenset([types] if isinstance(types, str) else types)
-    facts = {word: schema[word] for word in schema.keys() - {*_ANNOTATIONS, *_BY_NAME, "required", "type", "items", "enum"}}
+    facts = {
+        word: schema[word]
+        for word in schema.keys() - {*_ANNOTATIONS, *_BY_NAME, "required", "type", "items", "enum"}
+    }
     facts["items"] = "items" in schema
     symbols = frozenset(map(json.dumps, schema["enum"])) if "enum" in schema else None
     facts["enum"] = symbols is not None
-    return _Part(types - {"null"}, "null" in types, parts, frozenset(schema.get("required", ())), symbols, facts)
+    return _Part(
+        types - {"null"},
+        "null" in types,
+        parts,
+        frozenset(schema.get("required", ())),
+        symbols,
+        facts,
+    )
 
 
 # -- Avro
@@ -100,7 +118,9 @@ def _of_avro(found: Parsed, schema: Any = None) -> _Part:
     """Return the description of a schema, or of a part of it."""
     schema = found.schema if schema is None else schema
     if isinstance(schema, list):
-        [part] = [_of_avro(found, choice) for choice in schema if choice not in ("null", {"type": "null"})]
+        [part] = [
+            _of_avro(found, choice) for choice in schema if choice not in ("null", {"type": "null"})
+        ]
         return _Part(part.kind, len(schema) > 1, part.parts, part.needed, part.symbols, part.facts)
     if isinstance(schema, str):
         return _of_avro(found, found.named[schema]) if schema in found.named else _Part(schema)
@@ -118,7 +138,12 @@ def _of_avro(found: Parsed, schema: Any = None) -> _Part:
             needed = frozenset(each["name"] for each in schema["fields"] if "default" not in each)
             return _Part("record", False, parts, needed, None, facts)
         case "array" | "map":
-            return _Part(kind, False, {"[]": _of_avro(found, schema["items" if kind == "array" else "values"])}, facts=facts)
+            return _Part(
+                kind,
+                False,
+                {"[]": _of_avro(found, schema["items" if kind == "array" else "values"])},
+                facts=facts,
+            )
         case "enum":
             facts["default"] = "default" in schema
             return _Part(kind, False, symbols=frozenset(schema["symbols"]), facts=facts)

@@ -40,7 +40,8 @@ NO_RECOVERY = "watersmeet.no_recovery"
 It is more than fits into a message.
 """
 RULES = "watersmeet.rules"
-"""The fingerprints of the rules by which everything from `min_offsets` on was read and merged, separated by commas."""
+"""The fingerprints of the rules by which everything from `min_offsets` on was read and merged,
+separated by commas."""
 LIVED = "watersmeet.lived"
 """Header of a lake that has had an idle decision, other rules of reading or grouping, or a jump.
 
@@ -93,7 +94,13 @@ class Tail(NamedTuple):
         return place_of(self.event_time, self.key, self.due, self.closed_at, self.tenant)
 
 
-def place_of(event_time: int, key: str, due: int | None = None, closed_at: int | None = None, tenant: str | None = None) -> Place:
+def place_of(
+    event_time: int,
+    key: str,
+    due: int | None = None,
+    closed_at: int | None = None,
+    tenant: str | None = None,
+) -> Place:
     """Return the place of a merge record; times in ms.
 
     Without tenants, `tenant` is None or empty.
@@ -148,7 +155,10 @@ def standing(headers: Mapping[str, Any]) -> Tail:
         else:
             said = orjson.loads(headers[FORGOTTEN])
             seq, identity = _number(said["seq"]), said["id"]
-            due, closed_at = (None if said.get(name) is None else _number(said[name], -1) for name in ("due", "closed_at"))
+            due, closed_at = (
+                None if said.get(name) is None else _number(said[name], -1)
+                for name in ("due", "closed_at")
+            )
             closed = due, closed_at
             tenant = said.get("tenant", "")
         _, event_time, key, named = parse_message_id(identity, has_tenant=bool(tenant))
@@ -197,5 +207,11 @@ def _stands(partition: int, tail: Tail) -> dict[str, Any]:
 
 
 _TOMBSTONES = pa.schema(
-    {"partition": pa.int32(), "key": pa.binary(), "value": pa.binary(), "timestamp": pa.int64(), "headers": HEADERS}
+    {
+        "partition": pa.int32(),
+        "key": pa.binary(),
+        "value": pa.binary(),
+        "timestamp": pa.int64(),
+        "headers": HEADERS,
+    }
 )

@@ -30,7 +30,13 @@ from pipelines.core.idle import IdleDecision
 from pipelines.core.plan import BatchPlan, OffsetRange, TopicPartition, by_topic_partition
 
 HEADS = pa.schema(
-    {"source": pa.string(), "partition": pa.int32(), "tenant": pa.string(), "own": pa.int64(), "at_cut": pa.int64()}
+    {
+        "source": pa.string(),
+        "partition": pa.int32(),
+        "tenant": pa.string(),
+        "own": pa.int64(),
+        "at_cut": pa.int64(),
+    }
 )
 """Schema of what a batch leaves to the next one, by topic-partition and tenant.
 
@@ -75,8 +81,15 @@ class TenantClocks:
         to some partitions; without it, all are considered.
         """
         spoken = {tp: done.spoken(idle.get(tp, ())) for tp, done in plan.ranges.items()}
-        told = [tenant for decisions in spoken.values() for decision in decisions for tenant, _ in decision.told]
-        (of_records, of_heads, _), names = _numbered(records["tenant"], heads["tenant"], pa.chunked_array([told], pa.string()))
+        told = [
+            tenant
+            for decisions in spoken.values()
+            for decision in decisions
+            for tenant, _ in decision.told
+        ]
+        (of_records, of_heads, _), names = _numbered(
+            records["tenant"], heads["tenant"], pa.chunked_array([told], pa.string())
+        )
         numbers = {name: number for number, name in enumerate(names.to_pylist())} if told else {}
         sources = sorted({tp.source for tp in plan.ranges})
         rows_of = by_topic_partition(records, sources, int64s(records["offset"]))
@@ -90,11 +103,24 @@ class TenantClocks:
             if clock is None or (partitions is not None and tp.partition not in partitions):
                 continue
             rows = rows_of.get(tp, _NO_ROWS)
-            rows = rows[(offsets[rows] >= done.from_offset) & (offsets[rows] <= done.until_offset) & (times[rows] != NO_TIME)]
+            rows = rows[
+                (offsets[rows] >= done.from_offset)
+                & (offsets[rows] <= done.until_offset)
+                & (times[rows] != NO_TIME)
+            ]
             kept = heads_of.get(tp, _NO_ROWS)
             before = _Before(of_heads[kept], own[kept], at_cut[kept])
             course = _Course.of(
-                tp.source, done, clock, lag_ms, offsets[rows], times[rows], of_records[rows], before, spoken[tp], numbers
+                tp.source,
+                done,
+                clock,
+                lag_ms,
+                offsets[rows],
+                times[rows],
+                of_records[rows],
+                before,
+                spoken[tp],
+                numbers,
             )
             own_positions = course.own_positions()
             positions[rows[: len(own_positions)]] = own_positions
@@ -109,7 +135,9 @@ class TenantClocks:
         found, numbers = np.full(len(partitions), NO_TIME), self._numbers(tenants)
         for p, rows in groups(partitions).items():
             if p in self._courses:
-                clocks = [course.at_cut(numbers[rows], len(self.names)) for course in self._courses[p]]
+                clocks = [
+                    course.at_cut(numbers[rows], len(self.names)) for course in self._courses[p]
+                ]
                 found[rows] = np.minimum.reduce([*clocks, np.full(len(rows), self.plan.clocks[p])])
         return found
 
@@ -123,7 +151,10 @@ class TenantClocks:
         found, numbers = np.full(len(partitions), NO_TIME), self._numbers(tenants)
         for p, rows in groups(partitions).items():
             found[rows] = np.maximum.reduce(
-                [course.before_passing(numbers[rows], times[rows], len(self.names)) for course in self._courses[p]]
+                [
+                    course.before_passing(numbers[rows], times[rows], len(self.names))
+                    for course in self._courses[p]
+                ]
             )
         return found
 
@@ -136,10 +167,16 @@ class TenantClocks:
     def of_tenants(self) -> dict[tuple[int, str], int]:
         """Return by partition and tenant the clocks (ms) of the tenants that are known there."""
         heads = self.heads()
-        known = heads.filter(heads["tenant"].is_valid()).group_by(["partition", "tenant"]).aggregate([])
+        known = (
+            heads.filter(heads["tenant"].is_valid()).group_by(["partition", "tenant"]).aggregate([])
+        )
         clocks = self.clocks(int64s(known["partition"]), known["tenant"])
         return dict(
-            zip(zip(*(known[name].to_pylist() for name in known.column_names), strict=True), clocks.tolist(), strict=True)
+            zip(
+                zip(*(known[name].to_pylist() for name in known.column_names), strict=True),
+                clocks.tolist(),
+                strict=True,
+            )
         )
 
     def ahead(self) -> dict[int, tuple[tuple[str, int], ...]]:
@@ -152,10 +189,19 @@ class TenantClocks:
         for p, courses in self._courses.items():
             known = np.unique(np.concatenate([course.numbers for course in courses]))
             known = known[known != _ALL]
-            ends = np.minimum.reduce([course.at_end(np.append(known, len(self.names)), len(self.names)) for course in courses])
+            ends = np.minimum.reduce(
+                [
+                    course.at_end(np.append(known, len(self.names)), len(self.names))
+                    for course in courses
+                ]
+            )
             known = known[ends[:-1] > ends[-1]]
             times = ends[:-1][ends[:-1] > ends[-1]]
-            found[p] = tuple(sorted(zip(self.names.take(pa.array(known)).to_pylist(), times.tolist(), strict=True)))
+            found[p] = tuple(
+                sorted(
+                    zip(self.names.take(pa.array(known)).to_pylist(), times.tolist(), strict=True)
+                )
+            )
         return found
 
     def looked_at(self) -> dict[TopicPartition, int]:
@@ -164,7 +210,9 @@ class TenantClocks:
         The first record that waits counts, too.
         """
         return {
-            TopicPartition(course.source, p): int(course.positions[max(course.passed, course.cut or 0)])
+            TopicPartition(course.source, p): int(
+                course.positions[max(course.passed, course.cut or 0)]
+            )
             for p, courses in self._courses.items()
             for course in courses
         }
@@ -177,13 +225,23 @@ class TenantClocks:
                 numbers, own, at_cut = course.after(len(self.names))
                 tenants = self.names.take(pa.array(numbers, pa.int64(), mask=numbers == _ALL))
                 count = len(numbers)
-                columns = [pa.repeat(pa.scalar(course.source), count), pa.array(np.full(count, p), pa.int32()), tenants]
-                pieces.append(pa.Table.from_arrays([*columns, pa.array(own), pa.array(at_cut)], schema=HEADS))
+                columns = [
+                    pa.repeat(pa.scalar(course.source), count),
+                    pa.array(np.full(count, p), pa.int32()),
+                    tenants,
+                ]
+                pieces.append(
+                    pa.Table.from_arrays([*columns, pa.array(own), pa.array(at_cut)], schema=HEADS)
+                )
         return pa.concat_tables(pieces)
 
     def _numbers(self, tenants: pa.ChunkedArray) -> Int64s:
         """Return the numbers of names; one that the batch does not know has that after the last."""
-        return int64s(pc.fill_null(pc.index_in(tenants.cast(pa.string()), value_set=self.names), len(self.names)))
+        return int64s(
+            pc.fill_null(
+                pc.index_in(tenants.cast(pa.string()), value_set=self.names), len(self.names)
+            )
+        )
 
 
 class _Before(NamedTuple):
@@ -245,26 +303,44 @@ class _Course:
             known = int(np.searchsorted(offsets, done.until_offset))
             offsets, times, tenants = offsets[:known], times[:known], tenants[:known]
         count = len(decisions)
-        of_all = np.concatenate([np.array([each.after_offset + 1 for each in decisions], np.int64), offsets])
-        of_all_times = np.concatenate([np.array([each.event_time for each in decisions], np.int64), times])
-        order = np.argsort(of_all, kind="stable")  # so a decision comes before the record whose offset it has
+        of_all = np.concatenate(
+            [np.array([each.after_offset + 1 for each in decisions], np.int64), offsets]
+        )
+        of_all_times = np.concatenate(
+            [np.array([each.event_time for each in decisions], np.int64), times]
+        )
+        # So a decision comes before the record whose offset it has.
+        order = np.argsort(of_all, kind="stable")
         row_of = np.empty(len(order), np.int64)
         row_of[order] = np.arange(1, len(order) + 1)
         positions = np.maximum.accumulate(np.concatenate([[at], of_all_times[order]]))
-        told = [(row_of[i], numbers[tenant], time) for i, each in enumerate(decisions) for tenant, time in each.told]
-        told_rows, told_numbers, told_times = (np.array([each[i] for each in told], np.int64) for i in range(3))
-        of_rows = np.concatenate([np.zeros(len(before.numbers), np.int64), row_of[count:], told_rows])
+        told = [
+            (row_of[i], numbers[tenant], time)
+            for i, each in enumerate(decisions)
+            for tenant, time in each.told
+        ]
+        told_rows, told_numbers, told_times = (
+            np.array([each[i] for each in told], np.int64) for i in range(3)
+        )
+        of_rows = np.concatenate(
+            [np.zeros(len(before.numbers), np.int64), row_of[count:], told_rows]
+        )
         of_tenants = np.concatenate([before.numbers, tenants, told_numbers])
         by_row = np.argsort(of_rows, kind="stable")  # nearly sorted already
         by_tenant = by_row[np.argsort(of_tenants[by_row], kind="stable")]
-        rises = _running(of_tenants[by_tenant], np.concatenate([before.own, times, told_times])[by_tenant])
+        rises = _running(
+            of_tenants[by_tenant], np.concatenate([before.own, times, told_times])[by_tenant]
+        )
         place_of = np.empty(len(by_tenant), np.int64)
         place_of[by_tenant] = np.arange(len(by_tenant))
         of_records = place_of[len(before.numbers) : len(before.numbers) + len(times)]
         passed = int(np.searchsorted(positions, clock, side="right")) - 1
         cut = None if at >= clock else int(np.searchsorted(positions, clock))
         if cut is not None and cut >= len(positions):
-            raise ValueError(f"the first record of {source} at the clock, at or behind offset {done.until_offset}, is missing")
+            raise ValueError(
+                f"the first record of {source} at the clock, at or behind offset "
+                f"{done.until_offset}, is missing"
+            )
         by_rows = of_tenants[by_tenant], of_rows[by_tenant], rises
         return cls(source, done, lag_ms, positions, passed, cut, *by_rows, before, of_records)
 
@@ -274,8 +350,13 @@ class _Course:
         It is `NO_TIME` where the record is not passed, or has no tenant.
         """
         rows = self.rows[self.of_records]
-        found = np.maximum(self.rises[self.of_records], np.maximum(self._of_all[rows], self.positions[rows] - self.lag_ms))
-        return np.where((rows <= self.passed) & (self.numbers[self.of_records] != _ALL), found, NO_TIME)
+        found = np.maximum(
+            self.rises[self.of_records],
+            np.maximum(self._of_all[rows], self.positions[rows] - self.lag_ms),
+        )
+        return np.where(
+            (rows <= self.passed) & (self.numbers[self.of_records] != _ALL), found, NO_TIME
+        )
 
     @cached_property
     def _of_all(self) -> Int64s:
@@ -298,7 +379,10 @@ class _Course:
 
         `own` is as `_last` returns it for the events up to that row.
         """
-        return np.asarray(np.maximum(np.maximum(own[tenants], own[_ALL]), self.positions[row] - self.lag_ms), np.int64)
+        return np.asarray(
+            np.maximum(np.maximum(own[tenants], own[_ALL]), self.positions[row] - self.lag_ms),
+            np.int64,
+        )
 
     def before_passing(self, tenants: Int64s, times: Int64s, count: int) -> Int64s:
         """Return the position of all just before each tenant's position passed a time.
@@ -311,8 +395,14 @@ class _Course:
         of_all = np.searchsorted(self._of_all, times, side="right")
         of_every = np.searchsorted(self.positions, times + self.lag_ms, side="right")
         known, ranks = np.unique(np.concatenate([self.rises, times]), return_inverse=True)
-        stride, of_rises, of_times = len(known) + 1, ranks[: len(self.rises)], ranks[len(self.rises) :]
-        found = np.searchsorted(self.numbers * stride + of_rises, tenants * stride + of_times, side="right")
+        stride, of_rises, of_times = (
+            len(known) + 1,
+            ranks[: len(self.rises)],
+            ranks[len(self.rises) :],
+        )
+        found = np.searchsorted(
+            self.numbers * stride + of_rises, tenants * stride + of_times, side="right"
+        )
         is_own = np.append(self.numbers, _ALL)[found] == tenants
         of_own = np.where(is_own, np.append(self.rows, last)[found], last)
         found = befores[of_every]
@@ -325,7 +415,10 @@ class _Course:
     def after(self, count: int) -> tuple[Int64s, Int64s, Int64s]:
         """Return what is left to the next batch: tenants, and for each the times of `HEADS`."""
         is_passed = self.rows <= self.passed
-        own, at_cut = _last(self.numbers[is_passed], self.rises[is_passed], count), self._own_at_cut(count)
+        own, at_cut = (
+            _last(self.numbers[is_passed], self.rises[is_passed], count),
+            self._own_at_cut(count),
+        )
         position = self.done.position
         left = np.flatnonzero(own > (NO_TIME if position is None else position - self.lag_ms))
         numbers = np.where(left == count + 1, _ALL, left)
@@ -362,7 +455,11 @@ def _running(by: Int64s, values: Int64s) -> Int64s:
     """
     if not len(values):
         return values
-    nth, low, span = np.cumsum(np.diff(by, prepend=by[:1]) != 0), int(values.min()), int(values.max()) - int(values.min()) + 1
+    nth, low, span = (
+        np.cumsum(np.diff(by, prepend=by[:1]) != 0),
+        int(values.min()),
+        int(values.max()) - int(values.min()) + 1,
+    )
     if span * (int(nth[-1]) + 1) >= NEVER:  # overflow: too many groups, times too far apart
         known, ranks = np.unique(values, return_inverse=True)
         return known[_running(by, np.asarray(ranks, np.int64))]
@@ -381,4 +478,6 @@ def _numbered(*columns: pa.ChunkedArray) -> tuple[list[Int64s], pa.Array]:
 
 def _times(column: pa.ChunkedArray) -> Int64s:
     """Return a column of event times in ms, as bronze or as the answer of a question has them."""
-    return int64s(column.fill_null(NO_TIME)) if pa.types.is_integer(column.type) else times_ms(column)
+    return (
+        int64s(column.fill_null(NO_TIME)) if pa.types.is_integer(column.type) else times_ms(column)
+    )

@@ -5,7 +5,9 @@ from __future__ import annotations
 import re
 from typing import Final
 
-CONTROLS: Final = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
+CONTROLS: Final = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028\u2029\u202a-\u202e\u2066-\u2069]"
+)
 """Characters that steer a terminal instead of being seen.
 
 They are Unicode's C0 but for tab and newline, C1, other ends of lines, and directions.

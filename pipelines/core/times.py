@@ -11,8 +11,12 @@ LAST_EVENT_TIME_MS: Final = 253_402_300_799_999
 
 _FRACTION = r"(?P<fraction>[.,]\d+)?"
 _ZONE = r"(?P<zone>[Zz]|(?P<sign>[+-])(?P<hours>\d\d)(?::?(?P<minutes>[0-5]\d))?)?"
-_EXTENDED = re.compile(rf"(\d{{4}})-(\d\d)-(\d\d)(?:[Tt ](\d\d):(\d\d)(?::(\d\d){_FRACTION})?{_ZONE})?", re.ASCII)
-_BASIC = re.compile(rf"(\d{{4}})(\d\d)(\d\d)[Tt](\d\d)(\d\d)(?:(\d\d){_FRACTION})?{_ZONE}", re.ASCII)
+_EXTENDED = re.compile(
+    rf"(\d{{4}})-(\d\d)-(\d\d)(?:[Tt ](\d\d):(\d\d)(?::(\d\d){_FRACTION})?{_ZONE})?", re.ASCII
+)
+_BASIC = re.compile(
+    rf"(\d{{4}})(\d\d)(\d\d)[Tt](\d\d)(\d\d)(?:(\d\d){_FRACTION})?{_ZONE}", re.ASCII
+)
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 
 

@@ -12,7 +12,8 @@ TIME: Final = pa.timestamp("us", "UTC")
 """The type of every point in time in the tables."""
 
 HEADERS: Final = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
-"""The headers of a Kafka record, in their order; a name may come several times, a value may be null."""
+"""The headers of a Kafka record, in their order; a name may come several times, a value may be
+null."""
 
 _KINDS: Final = {
     "string": pa.string(),
@@ -32,7 +33,9 @@ def schema_of(columns: str) -> pa.Schema:
 
     Lists and structs are not supported.
     """
-    return pa.schema([(name, _KINDS[kind]) for name, kind in (column.split() for column in columns.split(", "))])
+    return pa.schema(
+        [(name, _KINDS[kind]) for name, kind in (column.split() for column in columns.split(", "))]
+    )
 
 
 DUE = schema_of("due timestamp, closed_at timestamp")
@@ -52,7 +55,11 @@ def own_columns(columns: pa.Schema, wanted: pa.Schema) -> list[str]:
 
     A column that is a list does not count: it belongs to a source of that name.
     """
-    return [name for name in wanted.names if name in columns.names and not pa.types.is_nested(columns.field(name).type)]
+    return [
+        name
+        for name in wanted.names
+        if name in columns.names and not pa.types.is_nested(columns.field(name).type)
+    ]
 
 
 def has_due(columns: pa.Schema) -> bool:
@@ -96,13 +103,20 @@ def widened(before: pa.DataType, after: pa.DataType) -> pa.DataType:
 def _widened(before: pa.DataType, after: pa.DataType, where: str) -> pa.DataType:
     if pa.types.is_struct(before) and pa.types.is_struct(after):
         added = [field for field in after if before.get_field_index(field.name) < 0]
-        both = [(f, after.field(f.name) if after.get_field_index(f.name) >= 0 else f) for f in before]
-        kept = [(f.name, _widened(f.type, other.type, f"{where}.{f.name}".lstrip("."))) for f, other in both]
+        both = [
+            (f, after.field(f.name) if after.get_field_index(f.name) >= 0 else f) for f in before
+        ]
+        kept = [
+            (f.name, _widened(f.type, other.type, f"{where}.{f.name}".lstrip(".")))
+            for f, other in both
+        ]
         return pa.struct([*kept, *added])
     if pa.types.is_list(before) and pa.types.is_list(after):
         return pa.list_(_widened(before.value_type, after.value_type, f"{where}[]"))
     if before != after:
-        raise ValueError(f"`{where}` is a {ddl(before).lower()} and cannot become a {ddl(after).lower()}")
+        raise ValueError(
+            f"`{where}` is a {ddl(before).lower()} and cannot become a {ddl(after).lower()}"
+        )
     return before
 
 

@@ -58,7 +58,9 @@ def typed_values(
     A value that cannot be read is a defect of the reader, and raises ValueError.
     """
     if isinstance(values, pa.ChunkedArray):
-        return pa.chunked_array([typed_values(chunk, value_type, decode, places) for chunk in values.chunks], value_type)
+        return pa.chunked_array(
+            [typed_values(chunk, value_type, decode, places) for chunk in values.chunks], value_type
+        )
     if not pa.types.is_struct(value_type):
         return values.cast(value_type)
     texts, outline = values.to_numpy(zero_copy_only=False).tolist(), _outline(value_type)
@@ -67,7 +69,10 @@ def typed_values(
         pieces = [_structs(part, value_type, outline) for part in parts]
     else:
         placed = [zip(part, places, strict=False) for part in parts]
-        pieces = [pa.array([None if text is None else decode(text, *at) for text, at in part], value_type) for part in placed]
+        pieces = [
+            pa.array([None if text is None else decode(text, *at) for text, at in part], value_type)
+            for part in placed
+        ]
     return pa.concat_arrays(pieces) if pieces else pa.array([], value_type)
 
 
@@ -98,22 +103,38 @@ def _structs(texts: list[bytes | None], kind: pa.DataType, outline: _Outline) ->
     documents = [None if text is None else orjson.loads(text) for text in texts]
     any_text = has_exact(kind)
     for row, text in enumerate(texts):
-        if text and (any_text or _FRACTION_OR_EXPONENT.search(text)) and _has_fractional_integer(documents[row], outline):
+        if (
+            text
+            and (any_text or _FRACTION_OR_EXPONENT.search(text))
+            and _has_fractional_integer(documents[row], outline)
+        ):
             documents[row] = _exact(text, outline)
     try:
         return pa.array(documents, kind)
     except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError):
-        return pa.array([None if text is None else fitting(_exact(text, outline), kind) for text in texts], kind)
+        return pa.array(
+            [None if text is None else fitting(_exact(text, outline), kind) for text in texts], kind
+        )
 
 
 def fitting(found: Any, kind: pa.DataType) -> Any:
     """Return a value in the fields of a type, with null for what it lacks or what does not fit."""
     if pa.types.is_struct(kind):
-        return {field.name: fitting(found.get(field.name), field.type) for field in kind} if isinstance(found, dict) else None
+        return (
+            {field.name: fitting(found.get(field.name), field.type) for field in kind}
+            if isinstance(found, dict)
+            else None
+        )
     if pa.types.is_list(kind):
-        return [fitting(item, kind.value_type) for item in found] if isinstance(found, list) else None
+        return (
+            [fitting(item, kind.value_type) for item in found] if isinstance(found, list) else None
+        )
     if pa.types.is_map(kind):
-        return {name: fitting(each, kind.item_type) for name, each in found.items()} if isinstance(found, dict) else None
+        return (
+            {name: fitting(each, kind.item_type) for name, each in found.items()}
+            if isinstance(found, dict)
+            else None
+        )
     try:
         pa.scalar(found, kind)
     except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError):
@@ -133,10 +154,16 @@ def _has_fractional_integer(found: Any, where: _Outline) -> bool:
     if isinstance(where, pa.DataType):
         return True
     if isinstance(where, dict):
-        return isinstance(found, dict) and any(_has_fractional_integer(found.get(name), inner) for name, inner in where.items())
+        return isinstance(found, dict) and any(
+            _has_fractional_integer(found.get(name), inner) for name, inner in where.items()
+        )
     if isinstance(where, tuple):
-        return isinstance(found, dict) and any(_has_fractional_integer(each, where[0]) for each in found.values())
-    return isinstance(found, list) and any(_has_fractional_integer(item, where[0]) for item in found)
+        return isinstance(found, dict) and any(
+            _has_fractional_integer(each, where[0]) for each in found.values()
+        )
+    return isinstance(found, list) and any(
+        _has_fractional_integer(item, where[0]) for item in found
+    )
 
 
 def _exact(text: bytes, outline: _Outline) -> Any:
@@ -156,7 +183,11 @@ def _converted(found: Any, where: _Outline) -> Any:
     if isinstance(where, list):
         return [_converted(item, where[0]) for item in found] if isinstance(found, list) else None
     if isinstance(where, tuple):
-        return {name: _converted(each, where[0]) for name, each in found.items()} if isinstance(found, dict) else None
+        return (
+            {name: _converted(each, where[0]) for name, each in found.items()}
+            if isinstance(found, dict)
+            else None
+        )
     if isinstance(found, Decimal):
         # The schema tests a double, which may hide the fraction of a number beyond 2**52.
         return float(found) if where is float else int(found.to_integral_value(ROUND_HALF_UP))
@@ -165,7 +196,9 @@ def _converted(found: Any, where: _Outline) -> Any:
 
 # -- from columns to JSON
 
-_ESCAPES = {code: f"\\u{code:04X}" for code in range(32)} | {ord(char): f"\\{char}" for char in '"\\'}
+_ESCAPES = {code: f"\\u{code:04X}" for code in range(32)} | {
+    ord(char): f"\\{char}" for char in '"\\'
+}
 _ESCAPES |= {ord(char): f"\\{letter}" for char, letter in zip("\b\t\n\f\r", "btnfr", strict=True)}
 _TO_ESCAPE = r'["\\\x00-\x1f]'
 
@@ -183,7 +216,9 @@ def json_texts(values: pa.Array) -> pa.Array:
         entries = _entries(values)
         pairs = entries.flatten()
         names, items = pairs.field("key"), pairs.field("value")
-        texts = concatenated("{", joined(entries, concatenated(json_texts(names), ":", json_texts(items))), "}")
+        texts = concatenated(
+            "{", joined(entries, concatenated(json_texts(names), ":", json_texts(items))), "}"
+        )
     elif pa.types.is_list(kind) or pa.types.is_large_list(kind):
         texts = concatenated("[", joined(values, json_texts(values.flatten())), "]")
     elif pa.types.is_boolean(kind) or pa.types.is_integer(kind):
@@ -192,17 +227,29 @@ def json_texts(values: pa.Array) -> pa.Array:
         texts = _each(_number_json, values)
     elif pa.types.is_decimal(kind):
         texts = _each("{:f}".format, values)
-    elif pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_binary_view(kind):
+    elif (
+        pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_binary_view(kind)
+    ):
         texts = _each(lambda content: f'"{b64encode(content).decode()}"', values)
     elif kind == TIME:
-        texts = concatenated('"', pc.replace_substring(values.cast(pa.large_string()), " ", "T", max_replacements=1), '"')
+        texts = concatenated(
+            '"',
+            pc.replace_substring(values.cast(pa.large_string()), " ", "T", max_replacements=1),
+            '"',
+        )
     elif pa.types.is_date32(kind):
         texts = concatenated('"', values.cast(pa.large_string()), '"')
-    elif pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind):
+    elif (
+        pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
+    ):
         texts = concatenated('"', _escaped(values.cast(pa.large_string())), '"')
     else:
         raise TypeError(f"no value of a source has the Arrow type {kind}")
-    return pc.if_else(values.is_valid(), texts, pa.scalar("null", pa.large_string())) if values.null_count else texts
+    return (
+        pc.if_else(values.is_valid(), texts, pa.scalar("null", pa.large_string()))
+        if values.null_count
+        else texts
+    )
 
 
 def joined(lists: pa.Array, items: pa.Array) -> pa.Array:
@@ -210,7 +257,10 @@ def joined(lists: pa.Array, items: pa.Array) -> pa.Array:
 
     `items` belong to `lists.flatten()`.
     """
-    return pc.binary_join(pa.LargeListArray.from_arrays(pa.array(_offsets(lists)), items), pa.scalar(",", pa.large_string()))
+    return pc.binary_join(
+        pa.LargeListArray.from_arrays(pa.array(_offsets(lists)), items),
+        pa.scalar(",", pa.large_string()),
+    )
 
 
 def concatenated(*pieces: pa.Array | str) -> pa.Array:
@@ -218,7 +268,9 @@ def concatenated(*pieces: pa.Array | str) -> pa.Array:
 
     A string is the same in each row. At least one piece is an array.
     """
-    columns = [pa.scalar(piece, pa.large_string()) if isinstance(piece, str) else piece for piece in pieces]
+    columns = [
+        pa.scalar(piece, pa.large_string()) if isinstance(piece, str) else piece for piece in pieces
+    ]
     return pc.binary_join_element_wise(*columns, pa.scalar("", pa.large_string()))
 
 
@@ -254,12 +306,17 @@ def _number_json(number: float) -> str:
 
 
 def _each(text_of: Callable[[Any], str], values: pa.Array) -> pa.Array:
-    return pa.array([None if value is None else text_of(value) for value in values.to_pylist()], pa.large_string())
+    return pa.array(
+        [None if value is None else text_of(value) for value in values.to_pylist()],
+        pa.large_string(),
+    )
 
 
 def _entries(maps: pa.MapArray) -> pa.Array:
     """Return maps as lists of their pairs; for a slice, only those of its rows."""
-    return maps.cast(pa.list_(pa.struct([("key", maps.type.key_type), ("value", maps.type.item_type)])))
+    return maps.cast(
+        pa.list_(pa.struct([("key", maps.type.key_type), ("value", maps.type.item_type)]))
+    )
 
 
 def _objects(structs: pa.StructArray) -> pa.Array:
@@ -294,12 +351,18 @@ def largest_sizes(values: pa.Array) -> Int64s:
     kind = values.type
     if pa.types.is_struct(kind):
         names = sum(len(_name(field).encode()) + 1 for field in kind)
-        return sum(map(largest_sizes, values.flatten()), np.full(len(values), names + len("{}"), np.int64))
+        return sum(
+            map(largest_sizes, values.flatten()), np.full(len(values), names + len("{}"), np.int64)
+        )
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):
-        return np.maximum(sums(values, largest_sizes(values.flatten()) + len(",")) + len("[]"), len("null"))
+        return np.maximum(
+            sums(values, largest_sizes(values.flatten()) + len(",")) + len("[]"), len("null")
+        )
     if pa.types.is_map(kind):
         pairs = (entries := _entries(values)).flatten()
-        of_pairs = largest_sizes(pairs.field("key")) + largest_sizes(pairs.field("value")) + len(":,")
+        of_pairs = (
+            largest_sizes(pairs.field("key")) + largest_sizes(pairs.field("value")) + len(":,")
+        )
         return np.maximum(sums(entries, of_pairs) + len("{}"), len("null"))
     if pa.types.is_boolean(kind) or pa.types.is_integer(kind) or pa.types.is_floating(kind):
         return np.full(len(values), _LARGEST_NUMBER, np.int64)

@@ -1,4 +1,5 @@
-"""Records that were read and wait for their tenant's clock: rows of silver that hold one record each."""
+"""Records that were read and wait for their tenant's clock: rows of silver that hold one record
+each."""
 
 from __future__ import annotations
 
@@ -36,7 +37,9 @@ def leaving(rows: pa.Table, is_reached: Booleans, is_late: Booleans) -> Leaving:
     another epoch. `rows` are those of silver.
     """
     leave = is_reached | is_late
-    short = rows.select([*_KEY, "position"]).append_column("row", pa.array(np.arange(rows.num_rows)))
+    short = rows.select([*_KEY, "position"]).append_column(
+        "row", pa.array(np.arange(rows.num_rows))
+    )
     gone = short.filter(pa.array(leave)).group_by(_KEY).aggregate([("position", "max")])
     gone = gone.rename_columns([*_KEY, "passes"]).select([*_KEY, "passes"])
     stays = np.zeros(rows.num_rows, np.bool_)
@@ -52,7 +55,10 @@ def gone_rows(gone: pa.Table, schema: pa.Schema) -> pa.Table:
     The columns that `gone` lacks are null.
     """
     columns = {name: gone[name] for name in gone.column_names}
-    nothing = {name: pa.nulls(gone.num_rows, kind) for name, kind in zip(schema.names, schema.types, strict=True)}
+    nothing = {
+        name: pa.nulls(gone.num_rows, kind)
+        for name, kind in zip(schema.names, schema.types, strict=True)
+    }
     return pa.table(nothing | columns).select(schema.names).cast(schema)
 
 
@@ -66,7 +72,12 @@ def placed(rows: pa.Table, sources: Sequence[str]) -> pa.Table:
     for source in sources:
         mine = rows.filter(pc.greater(pc.list_value_length(rows[source]), 0))
         parts = mine[source].combine_chunks().flatten()
-        columns = [input_names(source, parts), mine["partition"], parts.field("offset"), mine["position"].cast(TIME)]
+        columns = [
+            input_names(source, parts),
+            mine["partition"],
+            parts.field("offset"),
+            mine["position"].cast(TIME),
+        ]
         places.append(pa.table(columns, ["source", "partition", "offset", "position"]))
     return pa.concat_tables(places)
 

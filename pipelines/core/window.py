@@ -16,7 +16,11 @@ class Window(NamedTuple):
     max_ms: int | None = None
 
     def __str__(self) -> str:
-        return f"{self.gap_ms} ms" if self.max_ms is None else f"{self.gap_ms} ms, at most {self.max_ms} ms"
+        return (
+            f"{self.gap_ms} ms"
+            if self.max_ms is None
+            else f"{self.gap_ms} ms, at most {self.max_ms} ms"
+        )
 
     @property
     def is_timeout(self) -> bool:

@@ -90,7 +90,9 @@ class _Record(BaseModel):
 
     def stopped(self) -> _Record:
         """Return these ports, without a process."""
-        return _Record(port=self.port, controller_port=self.controller_port, admin_port=self.admin_port)
+        return _Record(
+            port=self.port, controller_port=self.controller_port, admin_port=self.admin_port
+        )
 
 
 def start(
@@ -124,15 +126,28 @@ def start(
         process = _find(known)
         if known is None or process is None:
             java = _java()
-            deadline = time.monotonic() + timeout_s  # the first time, its jars may have been fetched
+            # The first time, its jars may have been fetched.
+            deadline = time.monotonic() + timeout_s
             ports = _ports(directory, port, known, secure=secure)
-            _launch(java, directory, ports, known, settings or {}, cluster_id or _new_cluster_id(), deadline)
+            _launch(
+                java,
+                directory,
+                ports,
+                known,
+                settings or {},
+                cluster_id or _new_cluster_id(),
+                deadline,
+            )
         elif port not in (None, known.port):
             raise BrokerError(
-                f"the broker in {directory} already runs on port {known.port}: stop it first to start it on port {port}"
+                f"the broker in {directory} already runs on port {known.port}: stop it first to "
+                f"start it on port {port}"
             )
         elif secure and known.admin_port is None:
-            raise BrokerError(f"the broker in {directory} already runs without security: stop it first to secure it")
+            raise BrokerError(
+                f"the broker in {directory} already runs without security: stop it first to secure "
+                "it"
+            )
         else:
             _await_answer(directory, known, process, deadline)
         found = status(directory)
@@ -168,7 +183,9 @@ def status(directory: Path) -> BrokerStatus:
     process = _find(record)
     port, admin_port = (record.port, record.admin_port) if record else (None, None)
     pid = process.pid if process else None
-    return BrokerStatus(running=pid is not None, port=port, pid=pid, directory=directory, admin_port=admin_port)
+    return BrokerStatus(
+        running=pid is not None, port=port, pid=pid, directory=directory, admin_port=admin_port
+    )
 
 
 # -- starting
@@ -217,7 +234,10 @@ def _launch(
     try:
         # Before the broker answers: a starter that dies while waiting leaves a broker that can be
         # found and stopped.
-        _write(directory, ports.model_copy(update={"pid": process.pid, "create_time": process.create_time()}))
+        _write(
+            directory,
+            ports.model_copy(update={"pid": process.pid, "create_time": process.create_time()}),
+        )
         _await_answer(directory, ports, process, deadline)
         if ports.admin_port is not None:
             securing.admit_own_user(directory, ports.port, ports.admin_port)
@@ -236,10 +256,14 @@ def _properties(ports: _Record, settings: Mapping[str, str]) -> str:
     """Return the broker's settings: where one comes twice, the last counts."""
     names = ["server.properties", *(["secure.properties"] if ports.admin_port is not None else [])]
     own = "".join((_TEMPLATES / name).read_text(encoding="ascii") for name in names)
-    return own.format(**ports.model_dump()) + "".join(f"{name}={value}\n" for name, value in settings.items())
+    return own.format(**ports.model_dump()) + "".join(
+        f"{name}={value}\n" for name, value in settings.items()
+    )
 
 
-INHERITED: Final = frozenset(["PATH", "HOME", "USER", "TMPDIR", "TZ", "JAVA_HOME", "JAVA_TOOL_OPTIONS", "LD_LIBRARY_PATH"])
+INHERITED: Final = frozenset(
+    ["PATH", "HOME", "USER", "TMPDIR", "TZ", "JAVA_HOME", "JAVA_TOOL_OPTIONS", "LD_LIBRARY_PATH"]
+)
 """The environment variables that the broker inherits. It outlives us, and others may hold
 passwords, which are not for it.
 """
@@ -256,13 +280,23 @@ def _format(directory: Path, java: list[str], cluster_id: str, deadline: float) 
     """Give an empty directory a cluster id; one that was being formatted when the machine died is
     formatted again.
     """
-    process = _spawn(directory, *java, "kafka.tools.StorageTool", "format", "-t", cluster_id, "-c", "server.properties")
+    process = _spawn(
+        directory,
+        *java,
+        "kafka.tools.StorageTool",
+        "format",
+        "-t",
+        cluster_id,
+        "-c",
+        "server.properties",
+    )
     try:
         process.wait(max(deadline - time.monotonic(), 0))
     except psutil.TimeoutExpired:
         end(process, time.monotonic())
         raise BrokerError(
-            f"the storage of the broker in {directory} was not ready in time: see {directory / 'broker.log'}"
+            f"the storage of the broker in {directory} was not ready in time: see "
+            f"{directory / 'broker.log'}"
         ) from None
     if not _cluster_id(directory):
         raise _early_death(directory)
@@ -299,7 +333,9 @@ def _java() -> list[str]:
     return [java, *heap, *_JVM_OPTIONS, "-cp", class_path]
 
 
-def _await_answer(directory: Path, ports: _Record, process: psutil.Process, deadline: float) -> None:
+def _await_answer(
+    directory: Path, ports: _Record, process: psutil.Process, deadline: float
+) -> None:
     """Return once this broker, and no other on its port, has answered a client."""
     cluster_id, port = _cluster_id(directory), ports.admin_port or ports.port
     options = {} if ports.admin_port is None else securing.admin_options(directory)
@@ -313,7 +349,10 @@ def _await_answer(directory: Path, ports: _Record, process: psutil.Process, dead
         return _answering_cluster(port, options) == cluster_id
 
     if not until(ready, deadline):
-        raise BrokerError(f"the broker in {directory} did not answer on {HOST}:{port} in time: see {directory / 'broker.log'}")
+        raise BrokerError(
+            f"the broker in {directory} did not answer on {HOST}:{port} in time: see "
+            f"{directory / 'broker.log'}"
+        )
 
 
 def _answering_cluster(port: int, options: Mapping[str, str]) -> str | None:
@@ -324,7 +363,9 @@ def _answering_cluster(port: int, options: Mapping[str, str]) -> str | None:
         return None
     # While the broker is still coming up, librdkafka's log is of no interest: it goes to a queue
     # that nobody reads.
-    admin = AdminClient({"bootstrap.servers": f"{HOST}:{port}", **options, "log_level": 0, "log.queue": True})
+    admin = AdminClient(
+        {"bootstrap.servers": f"{HOST}:{port}", **options, "log_level": 0, "log.queue": True}
+    )
     try:
         metadata = admin.list_topics(timeout=1)
     except KafkaException:
@@ -340,12 +381,17 @@ def _early_death(directory: Path) -> BrokerError:
     words = log.read_bytes().rpartition(_LAUNCHED)[2].decode("utf-8", "replace")
     lines = [line.strip() for line in words.splitlines() if line.strip()]
     thrown = r"(Exception in thread \"\S+\" )?[\w.$]+(Exception|Error): "
-    binds = [line for line in lines if "failed to bind to" in line]  # names the port, which its cause does not
-    causes = [line for line in lines if line.startswith("Caused by: ")] or [line for line in lines if re.match(thrown, line)]
+    # Names the port, which its cause does not.
+    binds = [line for line in lines if "failed to bind to" in line]
+    causes = [line for line in lines if line.startswith("Caused by: ")] or [
+        line for line in lines if re.match(thrown, line)
+    ]
     said = [line for line in lines if not re.match(r"at |Picked up |Formatting |\d{4}-", line)]
     reason = (binds[-1:] or causes[-1:] or said[:1] or lines[-1:] or ["it said nothing"])[0]
     reason = re.sub(rf"^(Caused by: )?{thrown}", "", reason).rstrip(".")
-    return BrokerError(f"the broker in {directory} ended while it was starting ({reason}): see {log}")
+    return BrokerError(
+        f"the broker in {directory} ended while it was starting ({reason}): see {log}"
+    )
 
 
 # -- processes
@@ -412,9 +458,13 @@ def _locked(directory: Path, deadline: float) -> Iterator[None]:
         directory.mkdir(parents=True, exist_ok=True)
         with (directory / ".lock").open("ab") as file:
             if not until(taken, deadline):
-                raise BrokerError(f"another start or stop of the broker in {directory} is still under way: try again later")
+                raise BrokerError(
+                    f"another start or stop of the broker in {directory} is still under way: try "
+                    "again later"
+                )
             yield
     except OSError as error:
         raise BrokerError(
-            f"the broker cannot use its directory {directory} ({error.strerror or error}): name one that can be written"
+            f"the broker cannot use its directory {directory} ({error.strerror or error}): name "
+            "one that can be written"
         ) from error

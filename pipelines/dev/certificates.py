@@ -35,9 +35,19 @@ class Authority:
         """
         now, key = datetime.now(timezone.utc), _new_key()
         names = [x509.IPAddress(ipaddress.ip_address("127.0.0.1")), x509.DNSName("localhost")]
-        signed = _builder(_named(name), self._name, key, now - _SKEW + min(valid_for, timedelta(0)), now + valid_for)
+        signed = _builder(
+            _named(name),
+            self._name,
+            key,
+            now - _SKEW + min(valid_for, timedelta(0)),
+            now + valid_for,
+        )
         signed = signed.add_extension(x509.SubjectAlternativeName(names), critical=False)
-        secret = key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+        secret = key.private_bytes(
+            serialization.Encoding.PEM,
+            serialization.PrivateFormat.PKCS8,
+            serialization.NoEncryption(),
+        )
         return secret + _pem(signed.sign(self._key, hashes.SHA256()))
 
 
@@ -52,7 +62,9 @@ def _new_key() -> rsa.RSAPrivateKey:
 def _builder(
     subject: x509.Name, issuer: x509.Name, key: rsa.RSAPrivateKey, since: datetime, until: datetime
 ) -> x509.CertificateBuilder:
-    unsigned = x509.CertificateBuilder(issuer, subject, key.public_key(), x509.random_serial_number())
+    unsigned = x509.CertificateBuilder(
+        issuer, subject, key.public_key(), x509.random_serial_number()
+    )
     return unsigned.not_valid_before(since).not_valid_after(until)
 
 

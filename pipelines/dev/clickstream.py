@@ -22,7 +22,11 @@ the clock would stand still.
 """
 
 TOPICS = ("tracking", "orders")
-_TYPES = {"clicks": ("tracking", "click"), "carts": ("tracking", "cart"), "orders": ("orders", "order")}
+_TYPES = {
+    "clicks": ("tracking", "click"),
+    "carts": ("tracking", "cart"),
+    "orders": ("orders", "order"),
+}
 
 
 class Event(NamedTuple):
@@ -46,7 +50,9 @@ def events() -> list[Event]:
             value = {"type": kind, "ssid": line["session"], "aid": event["aid"], "ts": event["ts"]}
             found.append(Event(event["ts"], topic, line["session"] % PARTITIONS, value))
     first, last = min(event.time for event in found), max(event.time for event in found)
-    for time, topic, partition in product([*range(first, last, HEARTBEAT_EVERY_MS), last], TOPICS, range(PARTITIONS)):
+    for time, topic, partition in product(
+        [*range(first, last, HEARTBEAT_EVERY_MS), last], TOPICS, range(PARTITIONS)
+    ):
         found.append(Event(time, topic, partition, {"type": "heartbeat", "ts": time}))
     return sorted(found, key=lambda event: event.time)
 
@@ -59,7 +65,9 @@ def produce(kafka: KafkaSettings) -> Counter[str]:
         cluster.create_topic(topic, PARTITIONS, {"retention.ms": "-1"})
     producer, counts = ListeningProducer(kafka), Counter[str]()
     for event in events():
-        producer.produce(event.topic, json.dumps(event.value), partition=event.partition, timestamp=event.time)
+        producer.produce(
+            event.topic, json.dumps(event.value), partition=event.partition, timestamp=event.time
+        )
         producer.poll(0)
         counts[event.topic] += 1
     producer.flush()

@@ -49,7 +49,10 @@ def run_demo(directory: Path, engine: str) -> None:
     try:
         servers = broker.start(directory / "broker").bootstrap_servers
         if servers is None:
-            raise BrokerError(f"the broker in {directory / 'broker'} ended at once; see {directory / 'broker' / 'broker.log'}")
+            raise BrokerError(
+                f"the broker in {directory / 'broker'} ended at once; see "
+                f"{directory / 'broker' / 'broker.log'}"
+            )
         configuration = _write_configuration(directory, servers, engine)
         settings = load_settings(configuration)
         produced = clickstream.produce(settings.kafka)
@@ -68,7 +71,10 @@ def _make_room(directory: Path) -> None:
         broker.stop(directory / "broker")
         shutil.rmtree(directory)
     elif directory.exists() and any(directory.iterdir()):
-        raise ConfigurationError(f"{directory} is not empty and not the work of an earlier demo; name another folder with --dir")
+        raise ConfigurationError(
+            f"{directory} is not empty and not the work of an earlier demo; name another folder "
+            "with --dir"
+        )
 
 
 def _write_configuration(directory: Path, bootstrap_servers: str, engine: str) -> Path:
@@ -88,13 +94,17 @@ def _show(console: Console, settings: Settings, engine: Engine, produced: dict[s
     examples = _with_orders(questions)
     for row in examples:
         console.print(_visit(row), "")
-    _headline(console, f"Published: the topic `{topic}` as a consumer reads it ({len(messages)} messages)")
+    _headline(
+        console, f"Published: the topic `{topic}` as a consumer reads it ({len(messages)} messages)"
+    )
     console.print(_sequence(messages))
     _headline(console, "The clock (watersmeet status)")
     console.print(status_view(status(questions, settings)))
     _headline(console, "What the data is expected to be (watersmeet check, by Great Expectations)")
     try:
-        console.print(check_view(check(engine, settings, read_suites(settings), now_ms()).document()))
+        console.print(
+            check_view(check(engine, settings, read_suites(settings), now_ms()).document())
+        )
     except MissingPackageError as error:
         console.print(f"  {error}", highlight=False, markup=False)
     return str(examples[0]["merge_key"])
@@ -107,8 +117,16 @@ def _messages(settings: Settings) -> list[dict[str, Any]]:
     topic = settings.publish.topic
     bounds = Cluster(settings.kafka).settled_bounds(topic, clickstream.PARTITIONS)
     ranges = [Range(topic, partition, *found) for partition, found in sorted(bounds.items())]
-    messages = [m for each in ranges for batch in read_range(settings.kafka, each) for m in batch.to_pylist()]
-    return [{**m, "headers": {header["key"]: header["value"] for header in m["headers"]}} for m in messages]
+    messages = [
+        m
+        for each in ranges
+        for batch in read_range(settings.kafka, each)
+        for m in batch.to_pylist()
+    ]
+    return [
+        {**m, "headers": {header["key"]: header["value"] for header in m["headers"]}}
+        for m in messages
+    ]
 
 
 def _headline(console: Console, text: str) -> None:
@@ -121,7 +139,9 @@ def _outcomes(questions: Questions, settings: Settings, produced: dict[str, int]
     for name in ("in Kafka", "in bronze", "merged", "late", "quarantined", "heartbeats", "waiting"):
         table.add_column(name, justify="right")
     silver = questions.select(tables.SILVER, list(settings.sources))
-    late, quarantined = (_counts(questions, name, "source") for name in (tables.LATE, tables.QUARANTINE))
+    late, quarantined = (
+        _counts(questions, name, "source") for name in (tables.LATE, tables.QUARANTINE)
+    )
     for name, source in settings.sources.items():
         bronze = _counts(questions, tables.bronze(name), "heartbeat")
         merged = pc.sum(pc.list_value_length(silver[name])).as_py() or 0
@@ -145,12 +165,22 @@ def _with_orders(questions: Questions) -> list[dict[str, Any]]:
     columns = ["merge_key", "event_time", "last_event_time", "tracking", "orders"]
     rows = questions.select(tables.SILVER, columns, [[("status", "=", "timed_out")]]).to_pylist()
     found = [row for row in rows if row["orders"] and row["tracking"]]
-    return sorted(found, key=lambda row: (-len(row["orders"]), row["event_time"], row["merge_key"]))[:3]
+    return sorted(
+        found, key=lambda row: (-len(row["orders"]), row["event_time"], row["merge_key"])
+    )[:3]
 
 
 def _visit(row: dict[str, Any]) -> Table:
     title = f"session {row['merge_key']}, {utc(row['event_time'])} to {utc(row['last_event_time'])}"
-    table = Table("event time", "tracking", "orders", title=title, title_justify="left", box=None, header_style="dim")
+    table = Table(
+        "event time",
+        "tracking",
+        "orders",
+        title=title,
+        title_justify="left",
+        box=None,
+        header_style="dim",
+    )
     parts = sorted(
         (_ms(part["event_time"]), column, f"{part['value']['type']} {part['value']['aid']}")
         for column, source in enumerate(("tracking", "orders"))
@@ -174,19 +204,29 @@ def _sequence(messages: list[dict[str, Any]]) -> Table:
         mine = [message for message in messages if message["partition"] == partition]
         for message in [*mine[:4], *mine[-1:]]:
             seq, time = message["headers"][SEQ].decode(), utc(_ms(message["kafka_timestamp"]))
-            table.add_row(str(partition), seq, time, message["key"].decode(), Text(message["value"].decode()[:60] + "..."))
+            table.add_row(
+                str(partition),
+                seq,
+                time,
+                message["key"].decode(),
+                Text(message["value"].decode()[:60] + "..."),
+            )
     return table
 
 
 _READ = {
-    "spark": "from pipelines.engine.session import spark_session; spark_session({{}}).read.format('delta').load('{0}').show()",
-    "embedded": "import deltalake, pyarrow; found = deltalake.QueryBuilder().register('silver', deltalake.DeltaTable('{0}')); "
+    "spark": "from pipelines.engine.session import spark_session; "
+    "spark_session({{}}).read.format('delta').load('{0}').show()",
+    "embedded": "import deltalake, pyarrow; found = deltalake.QueryBuilder().register('silver', "
+    "deltalake.DeltaTable('{0}')); "
     "print(pyarrow.table(found.execute('SELECT * FROM silver LIMIT 3')))",
 }
 """By engine, a Python program that reads silver with what the engine brings along."""
 
 
-def _show_next_steps(console: Console, directory: Path, configuration: Path, key: str, read: str) -> None:
+def _show_next_steps(
+    console: Console, directory: Path, configuration: Path, key: str, read: str
+) -> None:
     program = Path(sys.prefix, "bin")
     if program.is_relative_to(Path.cwd()):
         program = program.relative_to(Path.cwd())

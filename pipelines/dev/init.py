@@ -21,9 +21,14 @@ _SCHEMAS: Final = ("orders.json", "tracking.json")
 _SUITES: Final = ("completeness.json", "event_times.json", "freshness.json", "quarantine.json")
 
 
-_ENGINE: Final = "engine: spark                         # or embedded: one process without a JVM, a lake with a path"
+_ENGINE: Final = (
+    "engine: spark                         # or embedded: one process without a JVM, a lake with a "
+    "path"
+)
 """The line of the template that `_EMBEDDED` replaces for the other engine."""
-_EMBEDDED: Final = "engine: embedded                      # one process without a JVM; or spark: any lake"
+_EMBEDDED: Final = (
+    "engine: embedded                      # one process without a JVM; or spark: any lake"
+)
 
 
 class Choice(NamedTuple):
@@ -35,11 +40,17 @@ class Choice(NamedTuple):
 
 def choose_engine() -> Choice:
     """Return Spark where it can run here, else the embedded engine."""
-    missing = next((name for name in ("pyspark", "delta", "pandas") if find_spec(name) is None), None)
+    missing = next(
+        (name for name in ("pyspark", "delta", "pandas") if find_spec(name) is None), None
+    )
     if missing is not None:
         return Choice("embedded", str(MissingPackageError(missing, "spark")))
     problem = None if "SPARK_REMOTE" in os.environ else java_problem()
-    return Choice("spark", None) if problem is None else Choice("embedded", f"Spark needs Java 17 or 21, and {problem}")
+    return (
+        Choice("spark", None)
+        if problem is None
+        else Choice("embedded", f"Spark needs Java 17 or 21, and {problem}")
+    )
 
 
 def write_example(directory: Path, engine: str = "spark") -> list[Path]:
@@ -49,20 +60,29 @@ def write_example(directory: Path, engine: str = "spark") -> list[Path]:
     configuration first. Raises ConfigurationError where one already exists or the folder cannot be
     written to.
     """
-    texts = {directory / name: source.read_text(encoding="utf-8") for name, source in _example_files().items()}
+    texts = {
+        directory / name: source.read_text(encoding="utf-8")
+        for name, source in _example_files().items()
+    }
     if engine == "embedded":
-        texts[directory / "watersmeet.yml"] = texts[directory / "watersmeet.yml"].replace(_ENGINE, _EMBEDDED)
+        texts[directory / "watersmeet.yml"] = texts[directory / "watersmeet.yml"].replace(
+            _ENGINE, _EMBEDDED
+        )
     texts[directory / "schemas" / "merged.json"] = _schema_of_messages()
     existing = [path for path in texts if path.exists() or path.is_symlink()]
     if existing:
         names = ", ".join(str(path) for path in existing)
-        raise ConfigurationError(f"{names}: already exists; it was kept; name another folder, or move it away")
+        raise ConfigurationError(
+            f"{names}: already exists; it was kept; name another folder, or move it away"
+        )
     try:
         for path, text in texts.items():
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text, encoding="utf-8")
     except OSError as error:
-        raise ConfigurationError(f"{directory}: cannot be written to ({error.strerror}); name a folder that can") from error
+        raise ConfigurationError(
+            f"{directory}: cannot be written to ({error.strerror}); name a folder that can"
+        ) from error
     return list(texts)
 
 
@@ -93,6 +113,10 @@ def _example_files() -> dict[str, Path]:
     written to.
     """
     schemas = {f"schemas/{name}": schemas_directory() / name for name in _SCHEMAS}
-    suites = {f"expectations/{name}": schemas_directory() / "expectations" / name for name in _SUITES}
-    templates = {name: PACKAGE / "dev" / "templates" / name for name in ("watersmeet.yml", "examples.jsonl")}
+    suites = {
+        f"expectations/{name}": schemas_directory() / "expectations" / name for name in _SUITES
+    }
+    templates = {
+        name: PACKAGE / "dev" / "templates" / name for name in ("watersmeet.yml", "examples.jsonl")
+    }
     return {**templates, **schemas, **suites}

@@ -50,9 +50,15 @@ def end(process: psutil.Process, deadline: float) -> None:
                 return
             process.kill()
         except psutil.AccessDenied:
-            raise BrokerError(f"the broker (process {process.pid}) belongs to another user: have that user stop it") from None
+            raise BrokerError(
+                f"the broker (process {process.pid}) belongs to another user: have that user stop "
+                "it"
+            ) from None
         if not until(lambda: not alive(process), time.monotonic() + KILL_AFTER_S):
-            raise BrokerError(f"the broker (process {process.pid}) does not end even when killed: see what holds it")
+            raise BrokerError(
+                f"the broker (process {process.pid}) does not end even when killed: see what holds "
+                "it"
+            )
 
 
 def until(condition: Callable[[], bool], deadline: float) -> bool:
@@ -82,4 +88,6 @@ def free_port(*others: int | None) -> int:
     for candidate in random.sample(_FREE_PORTS, 200):
         if candidate not in others and port_problem(candidate) is None:
             return candidate
-    raise BrokerError(f"no free port was found between {_FREE_PORTS.start} and {_FREE_PORTS.stop - 1}: name one")
+    raise BrokerError(
+        f"no free port was found between {_FREE_PORTS.start} and {_FREE_PORTS.stop - 1}: name one"
+    )

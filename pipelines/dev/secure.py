@@ -110,10 +110,15 @@ def user_options(directory: Path, password: str = f"${{{PASSWORD_VARIABLE}}}") -
 def admit(directory: Path, admin_port: int, user: str, password: bytes) -> None:
     """Make a user known to the broker, or change its password."""
     mechanism = ScramCredentialInfo(ScramMechanism.SCRAM_SHA_512, _ITERATIONS)
-    admin = _admin(directory, admin_port)  # held: a client that is collected cancels what it was asked
+    # Held: a client that is collected cancels what it was asked.
+    admin = _admin(directory, admin_port)
     # By a request: on the command line of Kafka's storage tool the password would be in the list of
     # processes.
-    _done(admin.alter_user_scram_credentials([UserScramCredentialUpsertion(user, mechanism, password)]))
+    _done(
+        admin.alter_user_scram_credentials(
+            [UserScramCredentialUpsertion(user, mechanism, password)]
+        )
+    )
 
 
 def admit_own_user(directory: Path, port: int, admin_port: int) -> None:
@@ -123,26 +128,45 @@ def admit_own_user(directory: Path, port: int, admin_port: int) -> None:
     _write(client_file(directory), yaml.safe_dump({"kafka": section}, sort_keys=False).encode())
 
 
-def grant(directory: Path, admin_port: int, allowed: Iterable[Permission], user: str = USER) -> None:
+def grant(
+    directory: Path, admin_port: int, allowed: Iterable[Permission], user: str = USER
+) -> None:
     """Grant a user these permissions; what it was allowed before stays."""
-    if bindings := list(dict.fromkeys(_binding(AclBinding, user, one) for one in allowed)):  # some have several reasons
+    # Some have several reasons.
+    if bindings := list(dict.fromkeys(_binding(AclBinding, user, one) for one in allowed)):
         admin = _admin(directory, admin_port)
         _done(admin.create_acls(bindings))
 
 
-def revoke(directory: Path, admin_port: int, no_longer: Iterable[Permission], user: str = USER) -> None:
+def revoke(
+    directory: Path, admin_port: int, no_longer: Iterable[Permission], user: str = USER
+) -> None:
     """Take these permissions from a user."""
     admin = _admin(directory, admin_port)
-    _done(admin.delete_acls(list(dict.fromkeys(_binding(AclBindingFilter, user, one) for one in no_longer))))
+    _done(
+        admin.delete_acls(
+            list(dict.fromkeys(_binding(AclBindingFilter, user, one) for one in no_longer))
+        )
+    )
 
 
 def _binding(kind: Any, user: str, one: Permission) -> Any:
     operation, resource = AclOperation[one.operation], _KINDS[one.kind]
-    return kind(resource, one.name, ResourcePatternType.LITERAL, f"User:{user}", "*", operation, AclPermissionType.ALLOW)
+    return kind(
+        resource,
+        one.name,
+        ResourcePatternType.LITERAL,
+        f"User:{user}",
+        "*",
+        operation,
+        AclPermissionType.ALLOW,
+    )
 
 
 def _admin(directory: Path, admin_port: int) -> AdminClient:
-    return AdminClient({"bootstrap.servers": f"{HOST}:{admin_port}", **admin_options(directory), "log_level": 0})
+    return AdminClient(
+        {"bootstrap.servers": f"{HOST}:{admin_port}", **admin_options(directory), "log_level": 0}
+    )
 
 
 def _done(asked: dict[Any, Any]) -> None:

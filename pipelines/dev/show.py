@@ -11,16 +11,28 @@ from pipelines.dev.broker import BrokerStatus
 from pipelines.kafka.permissions import Permission
 
 
-def broker_facts(found: BrokerStatus, allowed: Sequence[Permission] | None = None) -> dict[str, Any]:
+def broker_facts(
+    found: BrokerStatus, allowed: Sequence[Permission] | None = None
+) -> dict[str, Any]:
     """Return the answer of `broker --json`.
 
     For a secured broker it says where its secrets are, and nothing of what they are.
     """
     names = ("running", "port", "pid")
-    facts = {name: getattr(found, name) for name in names} | {"directory": str(found.directory), "secure": found.is_secured}
+    facts = {name: getattr(found, name) for name in names} | {
+        "directory": str(found.directory),
+        "secure": found.is_secured,
+    }
     if found.is_secured:
-        files = {"client": secure.client_file(found.directory), "password": secure.password_file(found.directory)}
-        facts |= {"user": secure.USER, **{name: str(file) for name, file in files.items()}, "admin_port": found.admin_port}
+        files = {
+            "client": secure.client_file(found.directory),
+            "password": secure.password_file(found.directory),
+        }
+        facts |= {
+            "user": secure.USER,
+            **{name: str(file) for name, file in files.items()},
+            "admin_port": found.admin_port,
+        }
     if allowed is not None:
         facts["allowed"] = [one._asdict() for one in allowed]
     return facts
@@ -28,7 +40,11 @@ def broker_facts(found: BrokerStatus, allowed: Sequence[Permission] | None = Non
 
 def broker_view(facts: dict[str, Any]) -> str:
     """Return the answer of `broker_facts` for people: a line for each fact."""
-    state = f"running at 127.0.0.1:{facts['port']} (process {facts['pid']})" if facts["running"] else "not running"
+    state = (
+        f"running at 127.0.0.1:{facts['port']} (process {facts['pid']})"
+        if facts["running"]
+        else "not running"
+    )
     lines = [f"{state}; data in {facts['directory']}"]
     if facts["secure"]:
         password = shlex.quote(facts["password"])
@@ -36,5 +52,8 @@ def broker_view(facts: dict[str, Any]) -> str:
             f"section `kafka` for the configuration: {facts['client']}",
             f'password of {facts["user"]}: export {secure.PASSWORD_VARIABLE}="$(cat {password})"',
         ]
-    lines += [f"{facts['user']} may {p['operation']} {p['kind']} {p['name']}: {p['why']}" for p in facts.get("allowed", ())]
+    lines += [
+        f"{facts['user']} may {p['operation']} {p['kind']} {p['name']}: {p['why']}"
+        for p in facts.get("allowed", ())
+    ]
     return "\n".join(lines)

@@ -159,7 +159,9 @@ class Engine(Protocol):
         """Compute the rows at most once inside the `with` block."""
         ...
 
-    def summary(self, rows: Rows, by: Sequence[str], values: Mapping[str, tuple[str, str]]) -> pa.Table:
+    def summary(
+        self, rows: Rows, by: Sequence[str], values: Mapping[str, tuple[str, str]]
+    ) -> pa.Table:
         """Return rows grouped `by` columns, with aggregates; `values` as in `Questions.summary`."""
         ...
 
@@ -185,7 +187,9 @@ class Engine(Protocol):
         """
         ...
 
-    def expression_problem(self, text: str, columns: pa.Schema, kinds: tuple[pa.DataType, ...]) -> str | None:
+    def expression_problem(
+        self, text: str, columns: pa.Schema, kinds: tuple[pa.DataType, ...]
+    ) -> str | None:
         """Return what is wrong with an SQL expression of the user, or None where nothing is.
 
         The expression is over these columns, and must give one of `kinds`.
@@ -245,13 +249,17 @@ class Engine(Protocol):
         """Delete the rows that meet the conditions, in one commit; once per commit."""
         ...
 
-    def update(self, table: str, where: Where, values: Mapping[str, str | bool | None], commit: Commit) -> None:
+    def update(
+        self, table: str, where: Where, values: Mapping[str, str | bool | None], commit: Commit
+    ) -> None:
         """Give columns of the rows that meet the conditions these values, in one commit; once per
         commit.
         """
         ...
 
-    def follow_kafka(self, source: KafkaInput, work: Callable[[Rows], None], *, once: bool) -> Running:
+    def follow_kafka(
+        self, source: KafkaInput, work: Callable[[Rows], None], *, once: bool
+    ) -> Running:
         """Call `work` with batches of new records in bronze's columns: up to what Kafka has now
         (`once`), or without end.
         """
@@ -297,7 +305,14 @@ def replaced_row(*, only_open: bool, has_tenants: bool = False) -> str:
     if not has_tenants:
         its_row = f"{its_key} AND kept.event_time = changed.replaces"
         return f"kept.status = 'open' AND {its_row}" if only_open else its_row
-    merged, waiting = "kept.event_time = changed.replaces", "kept.status = 'waiting' AND kept.position <= changed.passes"
-    merged = f"kept.status = 'open' AND {merged}" if only_open else f"kept.status != 'waiting' AND {merged}"
+    merged, waiting = (
+        "kept.event_time = changed.replaces",
+        "kept.status = 'waiting' AND kept.position <= changed.passes",
+    )
+    merged = (
+        f"kept.status = 'open' AND {merged}"
+        if only_open
+        else f"kept.status != 'waiting' AND {merged}"
+    )
     its_row = f"{its_key} AND kept.tenant = changed.tenant AND (({merged}) OR ({waiting}))"
     return f"kept.status IN ('open', 'waiting') AND {its_row}" if only_open else its_row

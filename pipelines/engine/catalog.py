@@ -27,18 +27,26 @@ def check_catalog(spark: SparkSession, lake: Lake) -> None:
     """
     name = f"probe_{uuid.uuid4().hex}"
     schema, _, _ = lake.address(name).rpartition(".")
-    if schema.startswith(f"`{_OWN}`") and spark.conf.get("spark.sql.catalogImplementation") == "in-memory":
+    if (
+        schema.startswith(f"`{_OWN}`")
+        and spark.conf.get("spark.sql.catalogImplementation") == "in-memory"
+    ):
         raise ConfigurationError(
-            "lake.catalog: Spark's own catalog forgets its tables with the session; set spark.sql.catalogImplementation to hive, "
+            "lake.catalog: Spark's own catalog forgets its tables with the session; set "
+            "spark.sql.catalogImplementation to hive, "
             "with a metastore that stays, or name another catalog"
         )
     engine = SparkEngine(spark, lake)
     like_silver = replace(lake.layout[tables.SILVER], name=name)
     steps: Mapping[str, Callable[[], object]] = {
         "to make a Delta table with silver's properties": lambda: engine.create(like_silver),
-        "to change a table's properties": lambda: engine.set_properties(name, like_silver.properties),
+        "to change a table's properties": lambda: engine.set_properties(
+            name, like_silver.properties
+        ),
         "VACUUM": lambda: engine.vacuum(name),
-        "to make a view": lambda: engine.create_view(f"{name}_view", f"SELECT * FROM {lake.address(name)}"),
+        "to make a view": lambda: engine.create_view(
+            f"{name}_view", f"SELECT * FROM {lake.address(name)}"
+        ),
     }
     _tried(lake, "to be asked", lambda: spark.sql(f"SHOW SCHEMAS IN {schema.rpartition('.')[0]}"))
     if not spark.catalog.databaseExists(schema):
@@ -57,5 +65,6 @@ def _tried(lake: Lake, doing: str, step: Callable[[], object]) -> object:
         return step()
     except PySparkException as error:
         raise ConfigurationError(
-            f"lake: the catalog refuses {doing} in {lake.location} ({root_cause(error)}); allow it, or name another catalog"
+            f"lake: the catalog refuses {doing} in {lake.location} ({root_cause(error)}); allow "
+            "it, or name another catalog"
         ) from None

@@ -27,7 +27,11 @@ AvailableNow, Arrow.
 """
 
 _WITHOUT_DELTA: Final = frozenset(
-    ["TABLE_OR_VIEW_NOT_FOUND", "PARSE_SYNTAX_ERROR", "DELTA_CONFIGURE_SPARK_SESSION_WITH_EXTENSION_AND_CATALOG"]
+    [
+        "TABLE_OR_VIEW_NOT_FOUND",
+        "PARSE_SYNTAX_ERROR",
+        "DELTA_CONFIGURE_SPARK_SESSION_WITH_EXTENSION_AND_CATALOG",
+    ]
 )
 """Error conditions of a session that does not know Delta's statements, or lacks its catalog."""
 
@@ -58,9 +62,14 @@ def check_versions(spark: str, of_driver: str) -> None:
     """
     oldest = ".".join(map(str, OLDEST))
     if _release(spark) < OLDEST:
-        raise ConfigurationError(f"this is Spark {spark}, and Watersmeet needs Spark {oldest} or newer; use a newer one")
+        raise ConfigurationError(
+            f"this is Spark {spark}, and Watersmeet needs Spark {oldest} or newer; use a newer one"
+        )
     if _release(spark) != _release(of_driver):
-        raise ConfigurationError(f"this is Spark {spark}, and the driver's pyspark is {of_driver}; install pyspark {spark}")
+        raise ConfigurationError(
+            f"this is Spark {spark}, and the driver's pyspark is {of_driver}; install pyspark "
+            f"{spark}"
+        )
 
 
 def _release(version: str) -> tuple[int, ...]:
@@ -75,7 +84,8 @@ def _check_delta_package() -> None:
         importlib.import_module("delta.connect" if is_remote() else "delta.exceptions")
     except ImportError as error:
         raise ConfigurationError(
-            f'the driver\'s Python lacks Delta Lake ({error}): `pip install "watersmeet[spark]"` brings it, or start Spark with '
+            f'the driver\'s Python lacks Delta Lake ({error}): `pip install "watersmeet[spark]"` '
+            "brings it, or start Spark with "
             "--packages"
         ) from None
 
@@ -86,7 +96,11 @@ def check_executors(spark: SparkSession, lake: Lake) -> None:
     """
     if (spark.conf.get("spark.master", None) or "").startswith("local") and not is_remote():
         return
-    folder = None if lake.is_catalog or scheme_of(lake.location) is not None else Path(local_path(lake.location))
+    folder = (
+        None
+        if lake.is_catalog or scheme_of(lake.location) is not None
+        else Path(local_path(lake.location))
+    )
     marker = None if folder is None else folder / f"_seen-{uuid.uuid4()}"
     if marker is not None:
         marker.parent.mkdir(parents=True, exist_ok=True)
@@ -96,15 +110,25 @@ def check_executors(spark: SparkSession, lake: Lake) -> None:
         """Run on an executor: yield for each batch the version of Watersmeet there, and whether the
         marker file is seen.
         """
-        for name in ("pipelines.kafka.reading", "pipelines.engine.spark"):  # with all that they import
+        # With all that they import.
+        for name in (
+            "pipelines.kafka.reading",
+            "pipelines.engine.spark",
+        ):
             importlib.import_module(name)
         version = importlib.import_module("pipelines").__version__
         for _ in batches:
-            yield pa.RecordBatch.from_pydict({"version": [version], "sees": [marker is None or marker.exists()]})
+            yield pa.RecordBatch.from_pydict(
+                {"version": [version], "sees": [marker is None or marker.exists()]}
+            )
 
     try:
         tasks = int(spark.conf.get("spark.sql.shuffle.partitions") or 4)
-        answers = spark.range(0, tasks, 1, tasks).mapInArrow(look, "version STRING, sees BOOLEAN").collect()
+        answers = (
+            spark.range(0, tasks, 1, tasks)
+            .mapInArrow(look, "version STRING, sees BOOLEAN")
+            .collect()
+        )
     except Exception as error:  # whatever keeps a Python worker from running
         raise _unfit(_cause(error)) from None
     finally:
@@ -114,7 +138,8 @@ def check_executors(spark: SparkSession, lake: Lake) -> None:
         raise _unfit(f"they have Watersmeet {', '.join(sorted(other))}")
     if not all(row.sees for row in answers):
         raise ConfigurationError(
-            f"lake: {lake.location} is a folder of this machine, and Spark's executors do not see it; name a folder that every "
+            f"lake: {lake.location} is a folder of this machine, and Spark's executors do not see "
+            "it; name a folder that every "
             "worker mounts at this path, an object-store URI, or a schema of a catalog"
         )
 
@@ -122,7 +147,8 @@ def check_executors(spark: SparkSession, lake: Lake) -> None:
 def _unfit(why: str) -> ConfigurationError:
     python = f"{sys.version_info.major}.{sys.version_info.minor}"
     return ConfigurationError(
-        f"Spark's executors cannot run Watersmeet's tasks: {why}; give every worker Python {python} with Watersmeet "
+        f"Spark's executors cannot run Watersmeet's tasks: {why}; give every worker Python "
+        f"{python} with Watersmeet "
         f"{pipelines.__version__} and its packages (docs/spark-clusters.md)"
     )
 
@@ -132,5 +158,7 @@ def _cause(error: Exception) -> str:
     executor's JVM names, else the error's own.
     """
     traceback = str(error).partition("Traceback (most recent call last):")[2]
-    found = re.findall(r"^[\w.]+: (.+)$", traceback, re.MULTILINE) or re.findall(r"(?:\): |Caused by: )[\w.]+: (.+)", str(error))
+    found = re.findall(r"^[\w.]+: (.+)$", traceback, re.MULTILINE) or re.findall(
+        r"(?:\): |Caused by: )[\w.]+: (.+)", str(error)
+    )
     return found[0].strip().rstrip(".") if found else root_cause(error)

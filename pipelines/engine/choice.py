@@ -38,7 +38,9 @@ def create_tables(engine: Engine) -> None:
     """
     lake = engine.lake
     missing = [
-        table for table in lake.layout.values() if table.name not in lake.borrowed and not engine.questions.exists(table.name)
+        table
+        for table in lake.layout.values()
+        if table.name not in lake.borrowed and not engine.questions.exists(table.name)
     ]
     with ThreadPoolExecutor(16) as pool:
         list(pool.map(engine.create, missing))
@@ -48,7 +50,11 @@ def _spark_engine(lake: Lake) -> SparkEngine:
     try:
         from pyspark.sql import is_remote
     except ImportError as error:
-        instead = ", or take `engine: embedded`, which needs neither Spark nor Java" if lake.settings.engine == "spark" else ""
+        instead = (
+            ", or take `engine: embedded`, which needs neither Spark nor Java"
+            if lake.settings.engine == "spark"
+            else ""
+        )
         raise missing_package(error, instead) or error from None
 
     from pipelines.engine.checks import check_executors

@@ -28,7 +28,9 @@ FROM_TABLES_S: Final = 0.5
 class ConnectEngine(SparkEngine):
     """`Engine` on a session of Spark Connect."""
 
-    def follow_kafka(self, source: KafkaInput, work: Callable[[DataFrame], None], *, once: bool) -> RunningThread:
+    def follow_kafka(
+        self, source: KafkaInput, work: Callable[[DataFrame], None], *, once: bool
+    ) -> RunningThread:
         """See `Engine.follow_kafka`."""
         position = dict(source.offsets)
 
@@ -41,7 +43,11 @@ class ConnectEngine(SparkEngine):
             reached = {p: offset + wanted[p] for p, offset in position.items()}
             if not any(wanted.values()):
                 return False
-            work(self.read_kafka(source, {p: (offset, reached[p]) for p, offset in position.items() if wanted[p]}))
+            work(
+                self.read_kafka(
+                    source, {p: (offset, reached[p]) for p, offset in position.items() if wanted[p]}
+                )
+            )
             position.update(reached)
             return True
 
@@ -49,9 +55,13 @@ class ConnectEngine(SparkEngine):
 
     def follow(self, name: str, tables: Sequence[str], work: Callable[[], None]) -> RunningThread:
         """See `Engine.follow`."""
-        return followed_versions(name, lambda: [*map(self.questions.version, tables)], work, every_s=FROM_TABLES_S)
+        return followed_versions(
+            name, lambda: [*map(self.questions.version, tables)], work, every_s=FROM_TABLES_S
+        )
 
-    def _run_on_rows(self, session: SparkSession, statement: Callable[[str], str], rows: DataFrame) -> None:
+    def _run_on_rows(
+        self, session: SparkSession, statement: Callable[[str], str], rows: DataFrame
+    ) -> None:
         """Run a statement about rows in another session than theirs: on Spark Connect it takes
         their plan along.
         """

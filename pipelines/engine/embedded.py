@@ -16,7 +16,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypedDict
 
 import pyarrow as pa
-from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties, Transaction, WriterProperties, write_deltalake
+from deltalake import (
+    CommitProperties,
+    DeltaTable,
+    PostCommitHookProperties,
+    Transaction,
+    WriterProperties,
+    write_deltalake,
+)
 from deltalake.exceptions import CommitFailedError, DeltaError
 
 from pipelines.core.merge import applied
@@ -78,7 +85,8 @@ ROW_GROUP_BYTES: Final = 32 * 1024 * 1024
 _ROWS_AT_ONCE: Final = 8_192
 """Number of rows that readers unpack at a time: DataFusion's default."""
 
-_WRITER: Final = WriterProperties(compression="SNAPPY", statistics_truncate_length=STATISTICS_BYTES)  # as Spark writes them
+# As Spark writes them.
+_WRITER: Final = WriterProperties(compression="SNAPPY", statistics_truncate_length=STATISTICS_BYTES)
 
 
 class EmbeddedEngine:
@@ -91,7 +99,12 @@ class EmbeddedEngine:
     compact_every = 20
     merge_bytes = 64 * 1024 * 1024  # a merge costs little by itself
 
-    def __init__(self, lake: Lake, expressions: Callable[[], SparkEngine], questions: DeltaRsQuestions | None = None) -> None:
+    def __init__(
+        self,
+        lake: Lake,
+        expressions: Callable[[], SparkEngine],
+        questions: DeltaRsQuestions | None = None,
+    ) -> None:
         # Memory that Arrow's own allocators keep for later was a fifth of all memory of a run.
         pa.set_memory_pool(pa.system_memory_pool())
         self.lake, self._open_expressions = lake, expressions
@@ -111,19 +124,25 @@ class EmbeddedEngine:
         """See `Engine.read`."""
         found = self.questions.rows(table, columns, where, version)
         for name, value in (constants or {}).items():
-            found = found.append_column(pa.field(name, pa.string()), pa.repeat(pa.scalar(value, pa.string()), len(found)))
+            found = found.append_column(
+                pa.field(name, pa.string()), pa.repeat(pa.scalar(value, pa.string()), len(found))
+            )
         return found
 
     def read_kafka(self, source: KafkaInput, ranges: Mapping[int, tuple[int, int]]) -> pa.Table:
         """See `Engine.read_kafka`."""
-        wanted = [Range(source.topic, p, since, until) for p, (since, until) in sorted(ranges.items())]
+        wanted = [
+            Range(source.topic, p, since, until) for p, (since, until) in sorted(ranges.items())
+        ]
         return self._read_ranges(source, wanted)[0]
 
     def _read_ranges(
         self, source: KafkaInput, ranges: Sequence[Range], max_bytes: int | None = None
     ) -> tuple[pa.Table, dict[int, int]]:
         schema = self.lake.schema(tables.bronze(source.source))
-        return read_decoded(source.kafka, ranges, partial(read_records, rules=source.rules), schema, max_bytes)
+        return read_decoded(
+            source.kafka, ranges, partial(read_records, rules=source.rules), schema, max_bytes
+        )
 
     def rows(self, found: pa.Table) -> pa.Table:
         """See `Engine.rows`."""
@@ -131,7 +150,9 @@ class EmbeddedEngine:
 
     # -- transforming
 
-    def per_partition(self, function: Function, inputs: Sequence[pa.Table], schema: pa.Schema) -> pa.Table:
+    def per_partition(
+        self, function: Function, inputs: Sequence[pa.Table], schema: pa.Schema
+    ) -> pa.Table:
         """See `Engine.per_partition`."""
         return function(*inputs).select(schema.names).cast(schema)
 
@@ -140,9 +161,14 @@ class EmbeddedEngine:
         """See `Engine.held`."""
         yield rows
 
-    def summary(self, rows: pa.Table, by: Sequence[str], values: Mapping[str, tuple[str, str]]) -> pa.Table:
+    def summary(
+        self, rows: pa.Table, by: Sequence[str], values: Mapping[str, tuple[str, str]]
+    ) -> pa.Table:
         """See `Engine.summary`."""
-        wanted: list[Any] = [([], "count_all") if column == "*" else (column, kind) for kind, column in values.values()]
+        wanted: list[Any] = [
+            ([], "count_all") if column == "*" else (column, kind)
+            for kind, column in values.values()
+        ]
         found = rows.group_by(list(by)).aggregate(wanted)
         return answer(found.rename_columns([*by, *values]))
 
@@ -151,7 +177,9 @@ class EmbeddedEngine:
         if not rows.num_rows:
             return rows
         by_spark = self._expressions
-        return by_spark.fetched(by_spark.judged(by_spark.rows(rows), valid, value, max_bytes)).cast(rows.schema)
+        return by_spark.fetched(by_spark.judged(by_spark.rows(rows), valid, value, max_bytes)).cast(
+            rows.schema
+        )
 
     def fetched(self, rows: pa.Table) -> pa.Table:
         """See `Engine.fetched`."""
@@ -161,7 +189,9 @@ class EmbeddedEngine:
         """See `Engine.evaluate`."""
         return self._expressions.evaluate(rows, expressions)
 
-    def expression_problem(self, text: str, columns: pa.Schema, kinds: tuple[pa.DataType, ...]) -> str | None:
+    def expression_problem(
+        self, text: str, columns: pa.Schema, kinds: tuple[pa.DataType, ...]
+    ) -> str | None:
         """See `Engine.expression_problem`."""
         return self._expressions.expression_problem(text, columns, kinds)
 
@@ -186,11 +216,18 @@ class EmbeddedEngine:
 
     def widen(self, table: Table) -> None:
         """See `Engine.widen`."""
-        write_deltalake(self.questions.opened(table.name), table.schema.empty_table(), mode="append", schema_mode="merge")
+        write_deltalake(
+            self.questions.opened(table.name),
+            table.schema.empty_table(),
+            mode="append",
+            schema_mode="merge",
+        )
 
     def create_view(self, name: str, query: str) -> None:
         """See `Engine.create_view`. A lake with a path has no views."""
-        raise NotImplementedError(f"{self.lake.location} is no catalog, and has no view {name} of {query}")
+        raise NotImplementedError(
+            f"{self.lake.location} is no catalog, and has no view {name} of {query}"
+        )
 
     def append(self, table: str, rows: pa.Table, commit: Commit | None = None) -> None:
         """See `Engine.append`."""
@@ -200,7 +237,11 @@ class EmbeddedEngine:
             table,
             commit,
             lambda found, how: write_deltalake(
-                found, _with_added(found, rows), mode="append", writer_properties=_writer(_size_of(rows)), **how
+                found,
+                _with_added(found, rows),
+                mode="append",
+                writer_properties=_writer(_size_of(rows)),
+                **how,
             ),
         )
 
@@ -212,7 +253,9 @@ class EmbeddedEngine:
 
         def write(found: DeltaTable, how: _How) -> None:
             """Merge the changed rows into the table, in one commit with these properties."""
-            merge = found.merge(rows, condition, "changed", "kept", writer_properties=_writer(_size_of(rows)), **how)
+            merge = found.merge(
+                rows, condition, "changed", "kept", writer_properties=_writer(_size_of(rows)), **how
+            )
             merge = merge.when_matched_delete("changed.status IS NULL").when_matched_update(columns)
             merge.when_not_matched_insert(columns, "changed.status IS NOT NULL").execute()
 
@@ -239,11 +282,17 @@ class EmbeddedEngine:
         table, schema = tables.SILVER, self.lake.schema(tables.SILVER)
         opened = self.questions.opened(table)
         has_feed = self.questions.properties(table).get(CHANGE_DATA_FEED, "false") == "true"
-        if has_feed or set(columns_of(opened).names) != set(schema.names) or _has_deletion_vectors(opened):
+        if (
+            has_feed
+            or set(columns_of(opened).names) != set(schema.names)
+            or _has_deletion_vectors(opened)
+        ):
             return False
         [by] = self.lake.layout[table].partitioned_by
         pieces = 1 + PIECES * held.size // self.merge_bytes
-        batch_rows = max(1, min(_ROWS_AT_ONCE, row_count(self.questions, table, held.every) // pieces))
+        batch_rows = max(
+            1, min(_ROWS_AT_ONCE, row_count(self.questions, table, held.every) // pieces)
+        )
 
         def write(found: DeltaTable, how: _How) -> None:
             """Write new files, and commit them in place of those that are there, with these
@@ -253,9 +302,19 @@ class EmbeddedEngine:
                 rows = streamed(found, schema, held.every, batch_rows)
                 if has_tenants(schema):  # else a key has one row
                     rows = by_key(rows, schema, pieces, Path(folder))
-                files = PartitionedFiles(schema, by, self.questions.path(table), self.questions.files_of(table), Path(folder))
-                added = files.write(applied(piece, judge(changed)) for piece, changed in function(rows, *inputs))
-            found.create_write_transaction([*added], "overwrite", schema, [by], [(by, "in", list(held.statuses))], **how)
+                files = PartitionedFiles(
+                    schema,
+                    by,
+                    self.questions.path(table),
+                    self.questions.files_of(table),
+                    Path(folder),
+                )
+                added = files.write(
+                    applied(piece, judge(changed)) for piece, changed in function(rows, *inputs)
+                )
+            found.create_write_transaction(
+                [*added], "overwrite", schema, [by], [(by, "in", list(held.statuses))], **how
+            )
             found.update_incremental()
 
         self._commit(table, commit, write)
@@ -267,14 +326,20 @@ class EmbeddedEngine:
         writer = self._writer_of(table)
         self._commit(table, commit, lambda found, how: found.delete(condition, writer, **how))
 
-    def update(self, table: str, where: Where, values: Mapping[str, str | bool | None], commit: Commit) -> None:
+    def update(
+        self, table: str, where: Where, values: Mapping[str, str | bool | None], commit: Commit
+    ) -> None:
         """See `Engine.update`."""
         condition = sql_where(narrowed(table, where), self.lake.schema(table))
         updates = {sql_name(name): literal(value) for name, value in values.items()}
         writer = self._writer_of(table)
-        self._commit(table, commit, lambda found, how: found.update(updates, None, condition, writer, **how))
+        self._commit(
+            table, commit, lambda found, how: found.update(updates, None, condition, writer, **how)
+        )
 
-    def _commit(self, table: str, commit: Commit | None, write: Callable[[DeltaTable, _How], Any]) -> None:
+    def _commit(
+        self, table: str, commit: Commit | None, write: Callable[[DeltaTable, _How], Any]
+    ) -> None:
         """Make one commit, unless the table has seen its transaction version.
 
         Where another process makes one for the same application meanwhile, delta-rs reports a
@@ -288,12 +353,19 @@ class EmbeddedEngine:
         if seen is not None and seen >= commit.transaction_version:
             return
         once = Transaction(commit.application, commit.transaction_version)
-        how = _how(found, CommitProperties({"userMetadata": commit.metadata}, app_transactions=[once]))
+        how = _how(
+            found, CommitProperties({"userMetadata": commit.metadata}, app_transactions=[once])
+        )
         before = found.version()
         with self._naming_features(table):
             write(found, how)
         if found.version() == before:  # delta-rs makes no commit where no row changes
-            write_deltalake(found, _with_added(found, self.lake.schema(table).empty_table()), mode="append", **how)
+            write_deltalake(
+                found,
+                _with_added(found, self.lake.schema(table).empty_table()),
+                mode="append",
+                **how,
+            )
 
     @contextmanager
     def _naming_features(self, table: str) -> Iterator[None]:
@@ -310,7 +382,9 @@ class EmbeddedEngine:
 
     # -- following
 
-    def follow_kafka(self, source: KafkaInput, work: Callable[[pa.Table], None], *, once: bool) -> RunningThread:
+    def follow_kafka(
+        self, source: KafkaInput, work: Callable[[pa.Table], None], *, once: bool
+    ) -> RunningThread:
         """See `Engine.follow_kafka`."""
         position, span = dict(source.offsets), source.max_offsets_per_batch
 
@@ -322,12 +396,18 @@ class EmbeddedEngine:
             wanted = share({p: max(until[p] - offset, 0) for p, offset in position.items()}, span)
             if not any(wanted.values()):
                 return False
-            ranges = [Range(source.topic, p, offset, offset + wanted[p]) for p, offset in position.items()]
+            ranges = [
+                Range(source.topic, p, offset, offset + wanted[p]) for p, offset in position.items()
+            ]
             rows, reached = self._read_ranges(source, ranges, BATCH_BYTES)
             taken = sum(reached[p] - offset for p, offset in position.items())
             # Where records are large, the next batch asks for as many as there was room for. Each
             # batch after it asks for a few more.
-            span = taken if taken < sum(wanted.values()) else min(span + span // 8 + 1, source.max_offsets_per_batch)
+            span = (
+                taken
+                if taken < sum(wanted.values())
+                else min(span + span // 8 + 1, source.max_offsets_per_batch)
+            )
             work(rows)
             position.update(reached)
             return True
@@ -336,7 +416,9 @@ class EmbeddedEngine:
 
     def follow(self, name: str, tables: Sequence[str], work: Callable[[], None]) -> RunningThread:
         """See `Engine.follow`."""
-        return followed_versions(name, lambda: [*map(self.questions.version, tables)], work, every_s=FROM_TABLES_S)
+        return followed_versions(
+            name, lambda: [*map(self.questions.version, tables)], work, every_s=FROM_TABLES_S
+        )
 
     # -- keeping
 
@@ -344,7 +426,9 @@ class EmbeddedEngine:
         """See `Engine.compact`."""
         with suppress_conflict(), self._naming_features(table):
             found, writer = self.questions.opened(table), self._writer_of(table)
-            found.optimize.compact(target_size=file_bytes, writer_properties=writer, **_how(found, None))
+            found.optimize.compact(
+                target_size=file_bytes, writer_properties=writer, **_how(found, None)
+            )
 
     def purge(self, table: str) -> None:
         """See `Engine.purge`. Deletion vectors come from Spark alone; where it has left some,
@@ -354,7 +438,9 @@ class EmbeddedEngine:
         if _has_deletion_vectors(found):
             columns = [name for name in _ORDER if name in self.lake.schema(table).names]
             writer = self._writer_of(table)
-            found.optimize.z_order(columns, target_size=FILE_BYTES, writer_properties=writer, **_how(found, None))
+            found.optimize.z_order(
+                columns, target_size=FILE_BYTES, writer_properties=writer, **_how(found, None)
+            )
 
     def _writer_of(self, table: str) -> WriterProperties:
         """Return the properties for writing anew files with rows of this table.
@@ -389,7 +475,9 @@ class EmbeddedEngine:
         """
         if _has_deletion_vectors(self.questions.opened(table)):
             return True
-        began = self.questions.version_at(table, time.time_ns() // 1_000_000 - self.lake.settings.retention_ms)
+        began = self.questions.version_at(
+            table, time.time_ns() // 1_000_000 - self.lake.settings.retention_ms
+        )
         oldest = self.questions.history(table)[-1].number if began is None else began
         try:
             return _has_deletion_vectors(self.questions.opened_at(table, oldest))
@@ -398,11 +486,15 @@ class EmbeddedEngine:
 
     def set_properties(self, table: str, properties: Mapping[str, str]) -> None:
         """See `Engine.set_properties`."""
-        self.questions.opened(table).alter.set_table_properties(dict(properties), raise_if_not_exists=False)
+        self.questions.opened(table).alter.set_table_properties(
+            dict(properties), raise_if_not_exists=False
+        )
 
 
 def _has_deletion_vectors(found: DeltaTable) -> bool:
-    return any(batch.num_rows for batch in pa.RecordBatchReader.from_stream(found.deletion_vectors()))
+    return any(
+        batch.num_rows for batch in pa.RecordBatchReader.from_stream(found.deletion_vectors())
+    )
 
 
 def _with_added(found: DeltaTable, rows: pa.Table) -> pa.Table:
@@ -427,7 +519,9 @@ def _writer(row_bytes: int) -> WriterProperties:
     if row_bytes * _ROWS_AT_ONCE <= ROW_GROUP_BYTES:
         return _WRITER
     rows = max(1, ROW_GROUP_BYTES // row_bytes)
-    return WriterProperties(compression="SNAPPY", statistics_truncate_length=STATISTICS_BYTES, max_row_group_size=rows)
+    return WriterProperties(
+        compression="SNAPPY", statistics_truncate_length=STATISTICS_BYTES, max_row_group_size=rows
+    )
 
 
 def _size_of(rows: pa.Table) -> int:
@@ -451,5 +545,7 @@ def _how(found: DeltaTable, properties: CommitProperties | None) -> _How:
     is_due = (found.version() + 1) % CLEAN_UP_EVERY == 0
     return {
         "commit_properties": properties,
-        "post_commithook_properties": PostCommitHookProperties(cleanup_expired_logs=None if is_due else False),
+        "post_commithook_properties": PostCommitHookProperties(
+            cleanup_expired_logs=None if is_due else False
+        ),
     }

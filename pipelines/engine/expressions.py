@@ -21,7 +21,9 @@ from pipelines.core.sql_text import WORDS, impurities, is_fixed_time, is_moment,
 from pipelines.core.types import columns_ddl, ddl
 from pipelines.errors import ConfigurationError, lines_of
 
-_OF_THE_MOMENT = re.compile(r"\b(current_\w+|localtimestamp|session_user|user|now|variablereference)\(")
+_OF_THE_MOMENT = re.compile(
+    r"\b(current_\w+|localtimestamp|session_user|user|now|variablereference)\("
+)
 """Calls that Spark replaces by a value of the moment, or of its session, before it runs a query, as
 its plans spell them.
 """
@@ -32,14 +34,16 @@ itself has no such quote.
 _ID = re.compile(r"#\d+L?|(?<=\b_common_expr_)\d+")
 _ENCRYPTION = re.compile(r"aes_encrypt\((?:[^()]|\([^()]*\))*, ECB, ")
 _AS_TIME = re.compile(
-    r" as (?:date|(?:[^()]|\([\d,]+\))*\btimestamp(?:_ntz)?\b(?:[^()]|\([\d,]+\))*)\)|, None, (?:Some|Timestamp\w*)"
+    r" as (?:date|(?:[^()]|\([\d,]+\))*\btimestamp(?:_ntz)?\b(?:[^()]|\([\d,]+\))*)\)|, None, "
+    r"(?:Some|Timestamp\w*)"
 )
 """The end, in an analyzed or optimized plan, of what becomes a date or a time without a pattern."""
 _TO_TIME = re.compile(r"\b(?:try_)?(?:cast|to_date|to_timestamp\w*)\(")
 _HAS_COLUMN = re.compile(r"#\d")
 """A column, or the variable of a lambda, as a plan spells it."""
 _NOT_TEXT = re.compile(
-    r"(?:try_)?(?:cast\(.* as (?:date|timestamp\w*|\w*int|decimal\([\d,]+\)|double)|to_(?:date|timestamp\w*)\(.*)\)"
+    r"(?:try_)?(?:cast\(.* as "
+    r"(?:date|timestamp\w*|\w*int|decimal\([\d,]+\)|double)|to_(?:date|timestamp\w*)\(.*)\)"
     r"|[^()]+ [+-] make_interval\(.*\)"
 )
 """What is no text, in spellings of plans that are not those of SQL."""
@@ -50,14 +54,17 @@ already.
 """
 
 
-def expression_problem(spark: SparkSession, text: str, columns: pa.Schema, kinds: tuple[pa.DataType, ...]) -> str | None:
+def expression_problem(
+    spark: SparkSession, text: str, columns: pa.Schema, kinds: tuple[pa.DataType, ...]
+) -> str | None:
     """Return what is wrong with an expression over these columns that must give one of `kinds`, in
     words; None where nothing is.
     """
     rows, shown = _no_rows(spark, columns_ddl(columns)), " ".join(text.split())
     try:
         selected = rows.select(F.expr(text).alias("value"))
-        rows.where(F.expr(text).isNotNull())  # a condition may not look beyond its row: no aggregate, window or generator
+        # A condition may not look beyond its row: no aggregate, window or generator.
+        rows.where(F.expr(text).isNotNull())
     except PySparkException as error:
         reason = next(iter(lines_of(error)), type(error).__name__)
         return f"`{shown}` is not SQL over silver's columns: {reason}"
@@ -80,7 +87,9 @@ def pure(rows: DataFrame, text: str) -> Column:
     if known not in _known_as_pure:
         why = _impurity(_no_rows(rows.sparkSession, rows.schema), text)
         if why is not None:
-            raise ConfigurationError(f"an expression of the lake's rules is not evaluated: `{text}` {why}")
+            raise ConfigurationError(
+                f"an expression of the lake's rules is not evaluated: `{text}` {why}"
+            )
         _known_as_pure.add(known)
     return F.expr(text)
 
@@ -95,7 +104,9 @@ def _no_rows(spark: SparkSession, schema: StructType | str) -> DataFrame:
 _known_as_pure: set[tuple[str, str]] = set()
 """Pairs of columns and an expression."""
 
-_IN_EVERY_RUN: Final = "gives something else in every run, so a replay would not give the same messages"
+_IN_EVERY_RUN: Final = (
+    "gives something else in every run, so a replay would not give the same messages"
+)
 
 
 def _impurity(rows: DataFrame, text: str) -> str | None:
@@ -108,7 +119,11 @@ def _impurity(rows: DataFrame, text: str) -> str | None:
         plans = [_plan_of(rows.select(F.expr(text).alias("value"))) for _ in range(2)]
     except PySparkException as error:
         return f"is not SQL over these columns: {next(iter(lines_of(error)), type(error).__name__)}"
-    if not _is_deterministic(rows, text) or _OF_THE_MOMENT.search(plans[0]) or len({_ID.sub("", p) for p in plans}) > 1:
+    if (
+        not _is_deterministic(rows, text)
+        or _OF_THE_MOMENT.search(plans[0])
+        or len({_ID.sub("", p) for p in plans}) > 1
+    ):
         return _IN_EVERY_RUN
     parsed, _, more = plans[0].partition("== Analyzed")
     if word := _CALLED_WORD.search(parsed):
@@ -118,7 +133,11 @@ def _impurity(rows: DataFrame, text: str) -> str | None:
         return f"{_IN_EVERY_RUN}: `aes_encrypt` is random in every mode but ECB"
     moments = _moments(rows, analyzed)
     if _HIDES_CASTS.search(analyzed):
-        hidden = (f"`{found}` is taken for another time in each" for found, _ in read_sql(text).texts if is_moment(found))
+        hidden = (
+            f"`{found}` is taken for another time in each"
+            for found, _ in read_sql(text).texts
+            if is_moment(found)
+        )
         moments = chain(moments, _moments(rows, optimized), hidden)
     return None if (moment := next(moments, None)) is None else f"{_IN_EVERY_RUN}: {moment}"
 
@@ -144,12 +163,22 @@ def _moments(rows: DataFrame, plan: str) -> Iterator[str]:
                 "give a pattern, as in `to_timestamp(text, 'yyyy-MM-dd HH:mm:ss')`"
             )
     for call in _READS_TEXTS.split(plan)[1:]:
-        has_pattern = "(timestampformat," in call.lower() and "datetimeparsingfallback" not in call.lower()
-        if ("TimestampType" in call and not has_pattern) or ("VariantType" in call and not call.startswith("from_json")):
+        has_pattern = (
+            "(timestampformat," in call.lower() and "datetimeparsingfallback" not in call.lower()
+        )
+        if ("TimestampType" in call and not has_pattern) or (
+            "VariantType" in call and not call.startswith("from_json")
+        ):
             name = call.partition("(")[0]
-            yield f"`{name}` takes a text without a date for today's; read it as STRING, or give `timestampFormat`"
+            yield (
+                f"`{name}` takes a text without a date for today's; read it as STRING, or give "
+                "`timestampFormat`"
+            )
     if re.search(r", TimestampType, (true|false),", plan):
-        yield "`variant_get` takes a text without a date for today's; get it as STRING, and give a pattern to `to_timestamp`"
+        yield (
+            "`variant_get` takes a text without a date for today's; get it as STRING, and give a "
+            "pattern to `to_timestamp`"
+        )
 
 
 def _may_be_text(rows: DataFrame, source: str) -> bool:
@@ -170,7 +199,9 @@ def _is_deterministic(rows: DataFrame, text: str) -> bool:
     that is not.
     """
     try:
-        rows.alias("one").join(rows.sparkSession.range(1).select(F.lit(1).alias("_other")), F.expr(text).isNotNull())
+        rows.alias("one").join(
+            rows.sparkSession.range(1).select(F.lit(1).alias("_other")), F.expr(text).isNotNull()
+        )
     except AnalysisException:
         return False
     return True

@@ -37,8 +37,16 @@ def start_jvm(settings: Mapping[str, str]) -> None:
         _write(java_file, "".join(f"{_java_argument(option)}\n" for option in options))
         at_start = {name: value for name, value in settings.items() if name.startswith("spark.")}
         at_start[SPARK_JAVA_OPTIONS] = shlex.quote(f"@{java_file}")
-        _write(properties_file, "".join(f"{_escaped(name)}={_escaped(value)}\n" for name, value in at_start.items()))
-        arguments = ["--properties-file", shlex.quote(str(properties_file)), "--load-spark-defaults", given or "pyspark-shell"]
+        _write(
+            properties_file,
+            "".join(f"{_escaped(name)}={_escaped(value)}\n" for name, value in at_start.items()),
+        )
+        arguments = [
+            "--properties-file",
+            shlex.quote(str(properties_file)),
+            "--load-spark-defaults",
+            given or "pyspark-shell",
+        ]
         with _environment(_SUBMIT_ARGUMENTS, " ".join(arguments)):
             try:
                 # The public call that starts the JVM and no session.
@@ -48,24 +56,31 @@ def start_jvm(settings: Mapping[str, str]) -> None:
                 if home is None:
                     raise
                 raise ConfigurationError(
-                    f"SPARK_HOME is {home}, and there is no Spark that can be started ({error.strerror}); "
-                    "unset it, and Watersmeet takes the one of its own Python, or name the folder of a Spark"
+                    f"SPARK_HOME is {home}, and there is no Spark that can be started "
+                    f"({error.strerror}); "
+                    "unset it, and Watersmeet takes the one of its own Python, or name the folder "
+                    "of a Spark"
                 ) from None
             except PySparkRuntimeError as error:
                 raise ConfigurationError(
-                    f"Spark's JVM does not start ({error.getCondition()}): what it said stands above; it needs Java 17 or 21, "
+                    f"Spark's JVM does not start ({error.getCondition()}): what it said stands "
+                    "above; it needs Java 17 or 21, "
                     "which JAVA_HOME or the PATH names, and options under `spark:` that Java takes"
                 ) from None
 
 
 def _write(file: Path, text: str) -> None:
-    with os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as out:
+    with os.fdopen(
+        os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8"
+    ) as out:
         out.write(text)
 
 
 def _java_argument(option: str) -> str:
     """Return an argument as it is written in a file for `java @FILE`."""
-    escaped = option.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n").replace("\r", "\\r")
+    escaped = (
+        option.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n").replace("\r", "\\r")
+    )
     return f'"{escaped}"'
 
 
@@ -74,7 +89,9 @@ def _escaped(text: str) -> str:
     it holds.
     """
     units = text.encode("utf-16-be", "surrogatepass")
-    return "".join(_unit(int.from_bytes(units[at : at + 2], "big")) for at in range(0, len(units), 2))
+    return "".join(
+        _unit(int.from_bytes(units[at : at + 2], "big")) for at in range(0, len(units), 2)
+    )
 
 
 def _unit(code: int) -> str:

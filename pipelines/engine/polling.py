@@ -51,7 +51,9 @@ def _ends(cluster: Cluster, source: KafkaInput) -> dict[int, int]:
     return {p: end for p, (_, end) in cluster.bounds_of(source.topic, source.offsets).items()}
 
 
-def followed_versions(name: str, versions: Callable[[], list[int]], work: Callable[[], None], *, every_s: float) -> RunningThread:
+def followed_versions(
+    name: str, versions: Callable[[], list[int]], work: Callable[[], None], *, every_s: float
+) -> RunningThread:
     """Call `work` in a thread, at once and again whenever a table has another version, looking
     after `every_s`.
     """

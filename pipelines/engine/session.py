@@ -173,7 +173,9 @@ def spark_session(settings: Mapping[str, str]) -> SparkSession:
     for name in session.conf.getAll:
         if name.startswith(CHANGING_VALUES) and session.conf.isModifiable(name):
             session.conf.unset(name)
-    defaults = {name: value for name, value in LAYER_DEFAULTS.items() if not is_own or name not in settings}
+    defaults = {
+        name: value for name, value in LAYER_DEFAULTS.items() if not is_own or name not in settings
+    }
     for name, value in {**defaults, **LAYER_SETTINGS}.items():
         session.conf.set(name, value)
     return session
@@ -229,7 +231,8 @@ def _remote_session(remote: str) -> SparkSession:
         session = SparkSession.builder.getOrCreate()
     except ImportError as error:
         raise ConfigurationError(
-            f'the client of Spark Connect lacks a package ({error}): `pip install "watersmeet[connect]"` brings it'
+            f"the client of Spark Connect lacks a package ({error}): `pip install "
+            '"watersmeet[connect]"` brings it'
         ) from None
     atexit.register(session.stop)
     check_session(session)
@@ -247,19 +250,30 @@ def _check_reachable(remote: str) -> None:
             return
     except OSError as error:
         raise ConfigurationError(
-            f"no server of Spark Connect answers at {host}:{port} ({error}); start it, or correct SPARK_REMOTE"
+            f"no server of Spark Connect answers at {host}:{port} ({error}); start it, or correct "
+            "SPARK_REMOTE"
         ) from None
 
 
 def _own_session(settings: Mapping[str, str]) -> SparkSession:
     log4j = Path(__file__).with_name("log4j2.properties")
     said = [os.environ.get(JAVA_OPTIONS, ""), settings.get(SPARK_JAVA_OPTIONS, "")]
-    collector = ["-XX:+UseSerialGC"] if (os.cpu_count() or 1) <= _FEW_CORES and not _COLLECTOR.search(" ".join(said)) else []
+    collector = (
+        ["-XX:+UseSerialGC"]
+        if (os.cpu_count() or 1) <= _FEW_CORES and not _COLLECTOR.search(" ".join(said))
+        else []
+    )
     # The user's options come last, and so win. But of two collectors, Java takes neither.
-    java_options = [f"-Dlog4j2.configurationFile={log4j.as_uri()}", *_OWN_JAVA_OPTIONS, *collector, *said]
+    java_options = [
+        f"-Dlog4j2.configurationFile={log4j.as_uri()}",
+        *_OWN_JAVA_OPTIONS,
+        *collector,
+        *said,
+    ]
     own = {**_OWN_SETTINGS, "spark.jars": ",".join(map(str, jars(SPARK)))}
     used = {**own, **settings, SPARK_JAVA_OPTIONS: " ".join(filter(None, java_options))}
-    os.environ.setdefault(*SAFE_PATH)  # for Spark's Python workers, which start in the current folder
+    # For Spark's Python workers, which start in the current folder.
+    os.environ.setdefault(*SAFE_PATH)
     start_jvm(used)  # first: a session that starts one puts its settings on the command line
     builder = SparkSession.builder
     for name, value in used.items():
@@ -276,7 +290,9 @@ def _copy_of(given: SparkSession) -> SparkSession:
     check_session(given)
     if is_remote():
         copy = cast(Any, given).cloneSession()
-        copy.release_session_on_close = True  # a clone of pyspark 4.2 lacks it, and then cannot be stopped
+        copy.release_session_on_close = (
+            True  # a clone of pyspark 4.2 lacks it, and then cannot be stopped
+        )
         return cast(SparkSession, copy)
     copies: list[SparkSession] = []
 
@@ -286,6 +302,11 @@ def _copy_of(given: SparkSession) -> SparkSession:
 
     with tempfile.TemporaryDirectory(prefix="watersmeet-", ignore_cleanup_errors=True) as folder:
         one = given.readStream.format("rate-micro-batch").option("rowsPerBatch", 1).load()
-        query = one.writeStream.foreachBatch(keep).trigger(availableNow=True).option("checkpointLocation", folder).start()
+        query = (
+            one.writeStream.foreachBatch(keep)
+            .trigger(availableNow=True)
+            .option("checkpointLocation", folder)
+            .start()
+        )
         query.awaitTermination()
     return copies[0]

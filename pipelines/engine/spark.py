@@ -79,11 +79,20 @@ PIECE_BYTES = 32 * 1024 * 1024
 _TRANSACTION = ("spark.databricks.delta.write.txnAppId", "spark.databricks.delta.write.txnVersion")
 _METADATA = "spark.databricks.delta.commitInfo.userMetadata"
 
-_ARROW_BYTES, _ROW_GROUP_ROWS = "spark.sql.execution.arrow.maxBytesPerBatch", "parquet.block.row.count.limit"
+_ARROW_BYTES, _ROW_GROUP_ROWS = (
+    "spark.sql.execution.arrow.maxBytesPerBatch",
+    "parquet.block.row.count.limit",
+)
 
-_MIN_FILE_SIZE, _MAX_FILE_SIZE = "spark.databricks.delta.optimize.minFileSize", "spark.databricks.delta.optimize.maxFileSize"
+_MIN_FILE_SIZE, _MAX_FILE_SIZE = (
+    "spark.databricks.delta.optimize.minFileSize",
+    "spark.databricks.delta.optimize.maxFileSize",
+)
 
-_FINDS_KEYS = {"parquet.bloom.filter.enabled#merge_key": "true", "parquet.bloom.filter.adaptive.enabled": "true"}
+_FINDS_KEYS = {
+    "parquet.bloom.filter.enabled#merge_key": "true",
+    "parquet.bloom.filter.adaptive.enabled": "true",
+}
 """Settings by which compacted files say which keys they may have, so that a question for one key
 opens few of them.
 
@@ -117,39 +126,59 @@ class SparkEngine:
     ) -> DataFrame:
         """See `Engine.read`."""
         rows = matching(table_rows(self.spark, self.lake, table, version), narrowed(table, where))
-        return rows.select(*columns, *[F.lit(value).alias(name) for name, value in (constants or {}).items()])
+        return rows.select(
+            *columns, *[F.lit(value).alias(name) for name, value in (constants or {}).items()]
+        )
 
     def read_kafka(self, source: KafkaInput, ranges: Mapping[int, tuple[int, int]]) -> DataFrame:
         """See `Engine.read_kafka`."""
-        wanted = [Range(source.topic, p, since, until) for p, (since, until) in sorted(ranges.items())]
-        name = register(self.spark, kafka_ranges(f"watersmeet_{source.identifier}_ranges", self._reading(source), wanted))
+        wanted = [
+            Range(source.topic, p, since, until) for p, (since, until) in sorted(ranges.items())
+        ]
+        name = register(
+            self.spark,
+            kafka_ranges(f"watersmeet_{source.identifier}_ranges", self._reading(source), wanted),
+        )
         return self.spark.read.format(name).load()
 
     def _reading(self, source: KafkaInput) -> DecodedTopic:
         schema = columns_ddl(self.lake.schema(tables.bronze(source.source)))
         decode = partial(read_records, rules=source.rules)
-        return DecodedTopic(source.kafka, source.topic, len(source.offsets), decode, schema, self._tasks)
+        return DecodedTopic(
+            source.kafka, source.topic, len(source.offsets), decode, schema, self._tasks
+        )
 
     def rows(self, found: pa.Table) -> DataFrame:
         """See `Engine.rows`."""
         # Spark infers no types from an Arrow table without a chunk, and loses the rows behind a
         # chunk that is empty.
-        return self.spark.createDataFrame(found.combine_chunks() if found.num_rows else [], columns_ddl(found.schema))
+        return self.spark.createDataFrame(
+            found.combine_chunks() if found.num_rows else [], columns_ddl(found.schema)
+        )
 
     # -- transforming
 
-    def per_partition(self, function: Function, inputs: Sequence[DataFrame], schema: pa.Schema) -> DataFrame:
+    def per_partition(
+        self, function: Function, inputs: Sequence[DataFrame], schema: pa.Schema
+    ) -> DataFrame:
         """See `Engine.per_partition`. One exchange brings together the rows of a partition, of all
         inputs at once.
         """
         names = _numbered(inputs)
-        return self._together(inputs, names).mapInArrow(_called(function, names, schema), columns_ddl(schema))
+        return self._together(inputs, names).mapInArrow(
+            _called(function, names, schema), columns_ddl(schema)
+        )
 
-    def _together(self, inputs: Sequence[DataFrame], names: Sequence[Mapping[str, str]]) -> DataFrame:
+    def _together(
+        self, inputs: Sequence[DataFrame], names: Sequence[Mapping[str, str]]
+    ) -> DataFrame:
         """Return the rows of all inputs, with columns as `_numbered` names them, those of a
         partition in one task.
         """
-        tagged = [rows.select(F.lit(i).alias(_INPUT), *_as_numbered(names[i])) for i, rows in enumerate(inputs)]
+        tagged = [
+            rows.select(F.lit(i).alias(_INPUT), *_as_numbered(names[i]))
+            for i, rows in enumerate(inputs)
+        ]
         rows = reduce(lambda one, other: one.unionByName(other, allowMissingColumns=True), tagged)
         partition = F.col(names[0]["partition"])
         return rows.repartitionById(self._tasks, (partition % self._tasks).cast("int"))
@@ -163,21 +192,27 @@ class SparkEngine:
         finally:
             kept.unpersist()
 
-    def summary(self, rows: DataFrame, by: Sequence[str], values: Mapping[str, tuple[str, str]]) -> pa.Table:
+    def summary(
+        self, rows: DataFrame, by: Sequence[str], values: Mapping[str, tuple[str, str]]
+    ) -> pa.Table:
         """See `Engine.summary`."""
         return answer(summarised(rows, by, values).toArrow())
 
     def judged(self, rows: DataFrame, valid: str, value: str | None, max_bytes: int) -> DataFrame:
         """See `Engine.judged`."""
         is_finished = F.col("status") == "timed_out"
-        reason = F.when(~F.coalesce(pure(rows, valid).cast("boolean"), F.lit(False)), "predicate").otherwise(
-            F.col("invalid_reason")
-        )
+        reason = F.when(
+            ~F.coalesce(pure(rows, valid).cast("boolean"), F.lit(False)), "predicate"
+        ).otherwise(F.col("invalid_reason"))
         if value is not None:
             # The type tells the tenant from a source of that name.
             names = [field.name for field in rows.schema if field.dataType == StringType()]
             tenant = F.octet_length("tenant") if "tenant" in names else F.lit(0)
-            size = message_bytes(F.coalesce(F.octet_length(pure(rows, value)), F.lit(0)), F.octet_length("merge_key"), tenant)
+            size = message_bytes(
+                F.coalesce(F.octet_length(pure(rows, value)), F.lit(0)),
+                F.octet_length("merge_key"),
+                tenant,
+            )
             is_too_large = F.coalesce(size > max_bytes, F.lit(False))
             reason = F.when(reason.isNull() & is_too_large, "too_large").otherwise(reason)
         return rows.withColumn("invalid_reason", F.when(is_finished, reason)).withColumn(
@@ -193,10 +228,14 @@ class SparkEngine:
     def evaluate(self, rows: pa.Table, expressions: Mapping[str, str]) -> pa.Table:
         """See `Engine.evaluate`."""
         numbered = self.rows(rows.append_column("_row", pa.array(range(rows.num_rows), pa.int64())))
-        found = numbered.select("_row", *[pure(numbered, text).alias(name) for name, text in expressions.items()])
+        found = numbered.select(
+            "_row", *[pure(numbered, text).alias(name) for name, text in expressions.items()]
+        )
         return found.toArrow().sort_by("_row").drop_columns(["_row"])
 
-    def expression_problem(self, text: str, columns: pa.Schema, kinds: tuple[pa.DataType, ...]) -> str | None:
+    def expression_problem(
+        self, text: str, columns: pa.Schema, kinds: tuple[pa.DataType, ...]
+    ) -> str | None:
         """See `Engine.expression_problem`."""
         return expression_problem(self.spark, text, columns, kinds)
 
@@ -210,7 +249,9 @@ class SparkEngine:
         if (by_delta_rs := self._by_delta_rs(table.name)) is not None:
             by_delta_rs.create(table)
             return
-        partitioned = f" PARTITIONED BY ({', '.join(table.partitioned_by)})" if table.partitioned_by else ""
+        partitioned = (
+            f" PARTITIONED BY ({', '.join(table.partitioned_by)})" if table.partitioned_by else ""
+        )
         name, columns = sql_name(self.lake, table.name), columns_ddl(table.schema)
         statement = (
             f"CREATE TABLE IF NOT EXISTS {name} ({columns}) USING delta{partitioned} "
@@ -248,7 +289,11 @@ class SparkEngine:
         options = {}
         if commit is not None:
             version = str(commit.transaction_version)
-            options = {"txnAppId": commit.application, "txnVersion": version, "userMetadata": commit.metadata}
+            options = {
+                "txnAppId": commit.application,
+                "txnVersion": version,
+                "userMetadata": commit.metadata,
+            }
         self._append(table, rows.select(*self.lake.schema(table).names), options)
 
     def _by_delta_rs(self, table: str) -> EmbeddedEngine | None:
@@ -259,7 +304,9 @@ class SparkEngine:
         table that it cannot write.
         """
         asked = self.questions
-        if not isinstance(asked, DeltaRsQuestions) or (asked.exists(table) and asked.unknown_features(table, for_writing=True)):
+        if not isinstance(asked, DeltaRsQuestions) or (
+            asked.exists(table) and asked.unknown_features(table, for_writing=True)
+        ):
             return None
         return EmbeddedEngine(self.lake, lambda: self, asked)
 
@@ -292,9 +339,11 @@ class SparkEngine:
         def statement(changed: str) -> str:
             """Return the MERGE of the rows that SQL calls `changed`."""
             return (
-                f"MERGE INTO {sql_name(self.lake, table)} kept USING {changed} changed ON {condition} "
+                f"MERGE INTO {sql_name(self.lake, table)} kept USING {changed} changed ON "
+                f"{condition} "
                 "WHEN MATCHED AND changed.status IS NULL THEN DELETE "
-                f"WHEN MATCHED THEN UPDATE SET {', '.join(map(' = '.join, zip(columns, values, strict=True)))} "
+                "WHEN MATCHED THEN UPDATE SET "
+                f"{', '.join(map(' = '.join, zip(columns, values, strict=True)))} "
                 "WHEN NOT MATCHED AND changed.status IS NOT NULL "
                 f"THEN INSERT ({', '.join(columns)}) VALUES ({', '.join(values)})"
             )
@@ -317,7 +366,10 @@ class SparkEngine:
         Row groups of the files fit into memory, since other readers unpack thousands of rows of one
         at a time.
         """
-        rows = [*inputs, self.read(tables.SILVER, self.lake.schema(tables.SILVER).names, held.where)]
+        rows = [
+            *inputs,
+            self.read(tables.SILVER, self.lake.schema(tables.SILVER).names, held.where),
+        ]
         names = _numbered(rows)
         together = self._together(rows, names)
         key = [F.col(names[-1][name]) for name in ("partition", "merge_key")]
@@ -325,11 +377,16 @@ class SparkEngine:
             _called_in_pieces(function, names, schema, PIECE_BYTES), columns_ddl(schema)
         )
         count = row_count(self.questions, tables.SILVER, held.every)
-        settings = {_ARROW_BYTES: str(PIECE_BYTES), _ROW_GROUP_ROWS: str(max(1, PIECE_BYTES * count // max(1, held.size)))}
+        settings = {
+            _ARROW_BYTES: str(PIECE_BYTES),
+            _ROW_GROUP_ROWS: str(max(1, PIECE_BYTES * count // max(1, held.size))),
+        }
         self._merge(tables.SILVER, judge(changed), commit, settings=settings)
         return True
 
-    def _run_on_rows(self, session: SparkSession, statement: Callable[[str], str], rows: DataFrame) -> None:
+    def _run_on_rows(
+        self, session: SparkSession, statement: Callable[[str], str], rows: DataFrame
+    ) -> None:
         """Run a statement about rows in another session than theirs, through a global view, which
         sessions share.
         """
@@ -347,7 +404,9 @@ class SparkEngine:
         with self._committing(commit) as session:
             session.sql(f"DELETE FROM {sql_name(self.lake, table)} WHERE {condition}")
 
-    def update(self, table: str, where: Where, values: Mapping[str, str | bool | None], commit: Commit) -> None:
+    def update(
+        self, table: str, where: Where, values: Mapping[str, str | bool | None], commit: Commit
+    ) -> None:
         """See `Engine.update`."""
         times = [f.name for f in self.lake.schema(table) if f.type == TIME]
         condition = sql_where(narrowed(table, where), times)
@@ -356,15 +415,21 @@ class SparkEngine:
             session.sql(f"UPDATE {sql_name(self.lake, table)} SET {changes} WHERE {condition}")
 
     @contextmanager
-    def _committing(self, commit: Commit, more: Mapping[str, str] = MappingProxyType({})) -> Iterator[SparkSession]:
+    def _committing(
+        self, commit: Commit, more: Mapping[str, str] = MappingProxyType({})
+    ) -> Iterator[SparkSession]:
         """Provide a session in which one statement is this commit; `more`: further settings."""
-        settings = dict(zip(_TRANSACTION, (commit.application, str(commit.transaction_version)), strict=True))
+        settings = dict(
+            zip(_TRANSACTION, (commit.application, str(commit.transaction_version)), strict=True)
+        )
         with session_with(self.spark, {**settings, _METADATA: commit.metadata, **more}) as session:
             yield session
 
     # -- following
 
-    def follow_kafka(self, source: KafkaInput, work: Callable[[DataFrame], None], *, once: bool) -> Running:
+    def follow_kafka(
+        self, source: KafkaInput, work: Callable[[DataFrame], None], *, once: bool
+    ) -> Running:
         """See `Engine.follow_kafka`. A query takes Spark seconds to start; with `once`, none is
         started where Kafka has nothing new.
         """
@@ -396,7 +461,9 @@ class SparkEngine:
         options = {"startingVersion": str(self.questions.version(table)), "ignoreChanges": "true"}
         stream = self.spark.readStream.format("delta").options(**options)
         address = self.lake.address(table)
-        return (stream.table(address) if self.lake.is_catalog else stream.load(address)).select(F.lit(1).alias("news"))
+        return (stream.table(address) if self.lake.is_catalog else stream.load(address)).select(
+            F.lit(1).alias("news")
+        )
 
     def _start(
         self,
@@ -412,8 +479,12 @@ class SparkEngine:
         folder = f"{self.lake.settings.checkpoints}/{name}"
         self._files.delete(folder)
         checkpoint = f"{folder}/{uuid.uuid4()}"
-        writer = stream.writeStream.queryName(f"watersmeet {name}").option("checkpointLocation", checkpoint)
-        return _Query(writer.trigger(**trigger).foreachBatch(work).start(), is_ending or threading.Event())
+        writer = stream.writeStream.queryName(f"watersmeet {name}").option(
+            "checkpointLocation", checkpoint
+        )
+        return _Query(
+            writer.trigger(**trigger).foreachBatch(work).start(), is_ending or threading.Event()
+        )
 
     # -- keeping
 
@@ -451,7 +522,10 @@ class SparkEngine:
 
     def set_properties(self, table: str, properties: Mapping[str, str]) -> None:
         """See `Engine.set_properties`."""
-        self.spark.sql(f"ALTER TABLE {sql_name(self.lake, table)} SET TBLPROPERTIES ({_as_properties(properties)})")
+        self.spark.sql(
+            f"ALTER TABLE {sql_name(self.lake, table)} SET TBLPROPERTIES "
+            f"({_as_properties(properties)})"
+        )
 
 
 class _Query:
@@ -491,7 +565,12 @@ def _numbered(inputs: Sequence[DataFrame]) -> list[dict[str, str]]:
     """
     numbers: dict[tuple[str, str], str] = {}
     return [
-        {field.name: numbers.setdefault((field.name, field.dataType.simpleString()), f"c{len(numbers)}") for field in rows.schema}
+        {
+            field.name: numbers.setdefault(
+                (field.name, field.dataType.simpleString()), f"c{len(numbers)}"
+            )
+            for field in rows.schema
+        }
         for rows in inputs
     ]
 
@@ -515,7 +594,9 @@ def _called(
         if not sum(batch.num_rows for batch in rows):
             return
         table = pa.Table.from_batches(rows)
-        yield from _pieces(function(*(_of_input(table, i, mine) for i, mine in enumerate(names))), schema)
+        yield from _pieces(
+            function(*(_of_input(table, i, mine) for i, mine in enumerate(names))), schema
+        )
 
     return call
 
@@ -552,7 +633,11 @@ def _called_in_pieces(
 
 def _of_input(table: pa.Table, number: int, names: Mapping[str, str]) -> pa.Table:
     """Return the rows of one input, with its own names of columns."""
-    return table.filter(pc.equal(table[_INPUT], number)).select([*names.values()]).rename_columns([*names])
+    return (
+        table.filter(pc.equal(table[_INPUT], number))
+        .select([*names.values()])
+        .rename_columns([*names])
+    )
 
 
 def by_sorted_key(rows: Iterable[pa.Table], size: int) -> Iterator[pa.Table]:
@@ -578,7 +663,9 @@ def _pieces(rows: pa.Table, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
     """Yield rows in batches of bounded size, with the types of a schema."""
     size = max(1, rows.num_rows * PIECE_BYTES // max(1, rows.nbytes))
     for begin in range(0, rows.num_rows, size):
-        yield from rows.slice(begin, size).select(schema.names).cast(schema).combine_chunks().to_batches()
+        yield from (
+            rows.slice(begin, size).select(schema.names).cast(schema).combine_chunks().to_batches()
+        )
 
 
 def _as_properties(properties: Mapping[str, str]) -> str:

@@ -49,7 +49,9 @@ _READ_MS: Final = 120_000
 
 def cache_folder() -> Path:
     """Return the folder of the user's cache in which each group has a folder of its own."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser(), "watersmeet", "jars")
+    return Path(
+        os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser(), "watersmeet", "jars"
+    )
 
 
 def pinned(group: str) -> dict[str, str]:
@@ -92,15 +94,18 @@ def fetch(group: str, place: Path) -> list[Path]:
                     Path(new, name).replace(folder / name)
         except OSError as error:
             raise ArtifactsError(
-                f"the JVM artifacts of {GROUPS[group]} cannot be written to {folder} ({error.strerror}); name another folder by "
+                f"the JVM artifacts of {GROUPS[group]} cannot be written to {folder} "
+                f"({error.strerror}); name another folder by "
                 "XDG_CACHE_HOME"
             ) from None
         if missing := _missing(group, folder):
             for name in missing:
                 log.warning("missing: %s", folder / name)
             raise ArtifactsError(
-                f"{len(missing)} JVM artifacts of {GROUPS[group]} could not be fetched ({problem or 'Ivy gave others'}): "
-                f"`watersmeet fetch --into DIR` does it where there is a network, or put the files named above into {folder}"
+                f"{len(missing)} JVM artifacts of {GROUPS[group]} could not be fetched "
+                f"({problem or 'Ivy gave others'}): "
+                "`watersmeet fetch --into DIR` does it where there is a network, or put the files "
+                f"named above into {folder}"
             )
         log.info("%s is there", GROUPS[group])
     names = list(pinned(group))
@@ -120,16 +125,24 @@ def retrieve(ivy_file: Path, pattern: str, group: str | None = None) -> str | No
         return f"it takes Java 17 or 21, and {missing_java()}"
     ivy = _ivy()
     if ivy is None:
-        return 'the package pyspark, which has the Ivy that fetches them, is not installed: `pip install "watersmeet[broker]"`'
+        return (
+            "the package pyspark, which has the Ivy that fetches them, is not installed: `pip "
+            'install "watersmeet[broker]"`'
+        )
     # Without these Java waits for ever for a server that says nothing.
-    timeouts = [f"-Dsun.net.client.defaultConnectTimeout={_CONNECT_MS}", f"-Dsun.net.client.defaultReadTimeout={_READ_MS}"]
+    timeouts = [
+        f"-Dsun.net.client.defaultConnectTimeout={_CONNECT_MS}",
+        f"-Dsun.net.client.defaultReadTimeout={_READ_MS}",
+    ]
     command = [java, *timeouts, "-jar", str(ivy), "-ivy", str(ivy_file), "-retrieve", pattern]
     beside = ivy_file.with_name("ivysettings.xml")
     settings = str(beside) if beside.exists() else os.environ.get(SETTINGS)
     command += ["-settings", settings] if settings else []
     command += ["-confs", group] if group else []
     lines: list[str] = []
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace") as process:
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
+    ) as process:
         for line in process.stdout or ():
             lines.append(line.strip())
             if done := re.search(r"\[SUCCESSFUL \] \S+!([^\s(]+)", line):
@@ -142,15 +155,26 @@ def _ivy() -> Path | None:
     """Return the jar of Ivy among those of pyspark."""
     found = find_spec("pyspark")
     places = found.submodule_search_locations if found is not None else None
-    return next((jar for place in places or () for jar in sorted(Path(place, "jars").glob("ivy-*.jar"))), None)
+    return next(
+        (jar for place in places or () for jar in sorted(Path(place, "jars").glob("ivy-*.jar"))),
+        None,
+    )
 
 
 def _problem(lines: Sequence[str]) -> str:
     """Return the cause that Ivy gives: a server that does not answer, or what was not found, or
     else its last line.
     """
-    causes = [found[1] for line in lines if (found := re.search(r"^Server access error .*\((.+)\)$", line))]
-    unknown = [line.strip(": ") for line in lines if line.startswith(":: ") and line.endswith(": not found")]
+    causes = [
+        found[1]
+        for line in lines
+        if (found := re.search(r"^Server access error .*\((.+)\)$", line))
+    ]
+    unknown = [
+        line.strip(": ")
+        for line in lines
+        if line.startswith(":: ") and line.endswith(": not found")
+    ]
     return (causes + unknown + [line for line in lines if line][-1:] + ["Ivy said nothing"])[0]
 
 
@@ -166,7 +190,8 @@ def _check(group: str, folder: Path, names: Sequence[str], culprit: str) -> None
     for name in names:
         if hash_of(folder / name) != recorded[name]:
             raise ArtifactsError(
-                f"{folder / name} is not the file that is recorded in {HASHES}; delete {culprit}, and it is fetched again"
+                f"{folder / name} is not the file that is recorded in {HASHES}; delete {culprit}, "
+                "and it is fetched again"
             )
 
 

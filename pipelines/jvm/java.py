@@ -33,7 +33,9 @@ def java_problem() -> str | None:
     if command is None:
         return missing_java()
     try:
-        done = subprocess.run([command, "-version"], capture_output=True, text=True, timeout=_ANSWER_S, check=False)
+        done = subprocess.run(
+            [command, "-version"], capture_output=True, text=True, timeout=_ANSWER_S, check=False
+        )
     except (OSError, subprocess.TimeoutExpired):
         return f"{command} does not run"
     found = re.search(r'version "(\d+)', done.stderr + done.stdout)

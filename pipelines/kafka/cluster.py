@@ -11,7 +11,13 @@ from contextlib import suppress
 from functools import cached_property
 from typing import Any, TypeVar
 
-from confluent_kafka import IsolationLevel, KafkaError, KafkaException, TopicCollection, TopicPartition
+from confluent_kafka import (
+    IsolationLevel,
+    KafkaError,
+    KafkaException,
+    TopicCollection,
+    TopicPartition,
+)
 from confluent_kafka.admin import ConfigResource, NewTopic, OffsetSpec  # type: ignore[attr-defined]
 
 from pipelines.core.inputs import source_of
@@ -72,7 +78,9 @@ class Cluster:
     - KafkaRequestError for any other refusal.
     """
 
-    def __init__(self, kafka: KafkaSettings, timeout_s: float | None = None, settling_s: float | None = None) -> None:
+    def __init__(
+        self, kafka: KafkaSettings, timeout_s: float | None = None, settling_s: float | None = None
+    ) -> None:
         self.kafka, self.timeout_s = kafka, TIMEOUT_S if timeout_s is None else timeout_s
         self.settling_s = SETTLING_S if settling_s is None else settling_s
         self._is_used = False
@@ -87,7 +95,10 @@ class Cluster:
         topic was deleted and created again.
         """
         ids = {topic: found.topic_id for topic, found in self._described(topics).items()}
-        return {t: f"{id.get_most_significant_bits():x}.{id.get_least_significant_bits():x}" for t, id in ids.items()}
+        return {
+            t: f"{id.get_most_significant_bits():x}.{id.get_least_significant_bits():x}"
+            for t, id in ids.items()
+        }
 
     def identified(self, topic: str) -> str:
         """Return a topic's name with Kafka's own identity of it (`missing` where there is none).
@@ -97,7 +108,9 @@ class Cluster:
         return f"{topic} ({self.topic_ids([topic]).get(topic, 'missing')})"
 
     def _described(self, topics: Iterable[str], timeout_s: float | None = None) -> dict[str, Any]:
-        asked = self._admin.describe_topics(TopicCollection(sorted(set(topics))), request_timeout=timeout_s or self.timeout_s)
+        asked = self._admin.describe_topics(
+            TopicCollection(sorted(set(topics))), request_timeout=timeout_s or self.timeout_s
+        )
         found = {}
         for topic, answer in asked.items():
             with suppress(TopicChangedError):
@@ -108,7 +121,10 @@ class Cluster:
         """Return a topic's effective settings."""
         resource = ConfigResource(ConfigResource.Type.TOPIC, topic)
         [asked] = self._admin.describe_configs([resource], request_timeout=self.timeout_s).values()
-        return {name: entry.value for name, entry in self._answer(asked, "DESCRIBE_CONFIGS", topic).items()}
+        return {
+            name: entry.value
+            for name, entry in self._answer(asked, "DESCRIBE_CONFIGS", topic).items()
+        }
 
     def check_transactions(self) -> None:
         """Raise KafkaRequestError where no transaction can begin: the log that Kafka keeps of them
@@ -119,21 +135,31 @@ class Cluster:
         with suppress(KafkaAccessError):
             if _TRANSACTION_LOG in self._described([_TRANSACTION_LOG]):
                 return
-            found = self._answer(self._admin.describe_cluster(request_timeout=self.timeout_s), "DESCRIBE", "the cluster")
+            found = self._answer(
+                self._admin.describe_cluster(request_timeout=self.timeout_s),
+                "DESCRIBE",
+                "the cluster",
+            )
             brokers = [node.id for node in found.nodes or ()]
             resource = ConfigResource(ConfigResource.Type.BROKER, str(brokers[0]))
-            [asked] = self._admin.describe_configs([resource], request_timeout=self.timeout_s).values()
+            [asked] = self._admin.describe_configs(
+                [resource], request_timeout=self.timeout_s
+            ).values()
             settings = self._answer(asked, "DESCRIBE_CONFIGS", "the brokers")
             wanted = int(settings[_REPLICAS].value)
             if wanted > len(brokers):
                 has = "1 broker" if len(brokers) == 1 else f"{len(brokers)} brokers"
                 raise KafkaRequestError(
-                    f"Kafka at {self.kafka.bootstrap_servers} can begin no transaction: its log of them is to have "
-                    f"{_REPLICAS}={wanted}, and the cluster has {has}; set that, and transaction.state.log.min.isr, to "
+                    f"Kafka at {self.kafka.bootstrap_servers} can begin no transaction: its log of "
+                    "them is to have "
+                    f"{_REPLICAS}={wanted}, and the cluster has {has}; set that, and "
+                    "transaction.state.log.min.isr, to "
                     f"{len(brokers)} or less on the brokers, or start more of them"
                 )
 
-    def create_topic(self, topic: str, partitions: int, settings: Mapping[str, str], way_out: str = "") -> None:
+    def create_topic(
+        self, topic: str, partitions: int, settings: Mapping[str, str], way_out: str = ""
+    ) -> None:
         """Create the topic and return once it can be seen; one that exists already, or comes to
         exist meanwhile, is kept.
 
@@ -146,7 +172,10 @@ class Cluster:
         except KafkaRequestError as error:
             if topic not in self._described([topic]):
                 wanted = ", ".join(f"{name}={value}" for name, value in settings.items())
-                by_hand = f"create it yourself, with {partitions} partitions and as far as they are allowed {wanted}"
+                by_hand = (
+                    f"create it yourself, with {partitions} partitions and as far as they are "
+                    f"allowed {wanted}"
+                )
                 raise KafkaRequestError(f"{error}; {by_hand}{way_out}") from None
         deadline = time.monotonic() + self.timeout_s
         while topic not in self._described([topic]) and time.monotonic() < deadline:
@@ -163,7 +192,10 @@ class Cluster:
         there are.
         """
         wanted = list(partitions)
-        starts, ends = self._offsets(topic, wanted, _EARLIEST), self._offsets(topic, wanted, _LATEST)
+        starts, ends = (
+            self._offsets(topic, wanted, _EARLIEST),
+            self._offsets(topic, wanted, _LATEST),
+        )
         return {p: (starts[p], ends[p]) for p in wanted}
 
     def settled_bounds(self, topic: str, partitions: int) -> dict[int, tuple[int, int]]:
@@ -183,7 +215,9 @@ class Cluster:
                 raise OpenTransactionError(topic, behind[0], bounds[behind[0]][1])
             time.sleep(_LOOK_S)
 
-    def bounds_and_unsettled(self, topic: str, partitions: Iterable[int]) -> tuple[dict[int, tuple[int, int]], dict[int, int]]:
+    def bounds_and_unsettled(
+        self, topic: str, partitions: Iterable[int]
+    ) -> tuple[dict[int, tuple[int, int]], dict[int, int]]:
         """Return `bounds_of` some partitions and, by partition with an open transaction, how many
         offsets lie behind its beginning.
         """
@@ -208,7 +242,11 @@ class Cluster:
         return {**found, **(self._offsets(topic, beyond, _LATEST) if beyond else {})}
 
     def _offsets(
-        self, topic: str, partitions: Iterable[int], spec: Any, isolation: IsolationLevel = IsolationLevel.READ_COMMITTED
+        self,
+        topic: str,
+        partitions: Iterable[int],
+        spec: Any,
+        isolation: IsolationLevel = IsolationLevel.READ_COMMITTED,
     ) -> dict[int, int]:
         """Return an offset for each partition; ask again until our timeout, the first time early.
 
@@ -217,7 +255,10 @@ class Cluster:
         leaders is lost now and then, with the bootstrap connection, which librdkafka drops for one
         by broker id.
         """
-        deadline, wanted = time.monotonic() + self.timeout_s, {TopicPartition(topic, p): spec for p in partitions}
+        deadline, wanted = (
+            time.monotonic() + self.timeout_s,
+            {TopicPartition(topic, p): spec for p in partitions},
+        )
         patience_s = self.timeout_s * _FIRST_ATTEMPT
         while True:
             left_s = max(deadline - time.monotonic(), _LOOK_S)
@@ -225,8 +266,13 @@ class Cluster:
             try:
                 if not self._is_used:
                     self._described([topic], attempt_s)
-                asked = self._admin.list_offsets(wanted, isolation_level=isolation, request_timeout=attempt_s)
-                return {tp.partition: self._answer(answer, "DESCRIBE", topic).offset for tp, answer in asked.items()}
+                asked = self._admin.list_offsets(
+                    wanted, isolation_level=isolation, request_timeout=attempt_s
+                )
+                return {
+                    tp.partition: self._answer(answer, "DESCRIBE", topic).offset
+                    for tp, answer in asked.items()
+                }
             except KafkaTransientError:
                 if time.monotonic() > deadline - _LOOK_S:
                     raise
@@ -249,7 +295,8 @@ class Cluster:
         since, heard, resource = time.monotonic(), self._admin.heard, f"topic {topic}"
         while not wait([asked], _LOOK_S).done:
             self._admin.poll(0)
-            heard.check(since, self.timeout_s + 1, permission, resource)  # librdkafka's own timeout comes first
+            # Librdkafka's own timeout comes first.
+            heard.check(since, self.timeout_s + 1, permission, resource)
         try:
             return asked.result()
         except KafkaException as error:
@@ -257,9 +304,12 @@ class Cluster:
         if reason.code() == KafkaError._TIMED_OUT:
             self._admin.poll(0)
             reason = heard.last(since) or reason
-        if reason.code() == KafkaError._NOENT:  # no partition has a leader: a description of the topic tells why
+        # No partition has a leader: a description of the topic tells why.
+        if reason.code() == KafkaError._NOENT:
             is_missing = topic not in self._described([topic])
-            reason = KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART if is_missing else KafkaError.LEADER_NOT_AVAILABLE)
+            reason = KafkaError(
+                KafkaError.UNKNOWN_TOPIC_OR_PART if is_missing else KafkaError.LEADER_NOT_AVAILABLE
+            )
         if is_passing(reason):
             # A client may wait without end for a broker that is gone, or ask in the name of a
             # leader that is one no more: the next question makes another client.
@@ -282,7 +332,8 @@ def co_partitioned(settings: Settings, counts: Mapping[str, int]) -> int:
             if repartition is not None:
                 how = "`watersmeet repartition` creates it: start that first"
             raise ConfigurationError(
-                f"sources.{of}.topic: there is no topic {topic} at {settings.kafka.bootstrap_servers}; {how}"
+                f"sources.{of}.topic: there is no topic {topic} at "
+                f"{settings.kafka.bootstrap_servers}; {how}"
             )
         if repartition is not None and counts[topic] != repartition.partitions:
             raise ConfigurationError(
@@ -294,13 +345,15 @@ def co_partitioned(settings: Settings, counts: Mapping[str, int]) -> int:
         listed = ", ".join(f"{name} has {count}" for name, count in found.items())
         raise ConfigurationError(
             f"sources: the topics are not co-partitioned ({listed} partitions); "
-            "give all of them the same number, since a key must be in the same partition of every source"
+            "give all of them the same number, since a key must be in the same partition of every "
+            "source"
         )
     partitions = next(iter(found.values()))
     for field, topic in written_topics(settings).items():
         if counts.get(topic, partitions) != partitions:
             raise ConfigurationError(
-                f"publish.{field}: {topic} has {counts[topic]} partitions and the sources have {partitions}; "
+                f"publish.{field}: {topic} has {counts[topic]} partitions and the sources have "
+                f"{partitions}; "
                 "give it the same number, since a message goes to the partition of its records"
             )
     return partitions
@@ -317,7 +370,9 @@ def written_topics(settings: Settings) -> dict[str, str]:
     """Return the topics that gold writes to, by their field in `publish`: the sink, and those of
     dead letters.
     """
-    letters = {f"{table}_topic": topic for table, topic in settings.publish.dead_letter_topics.items()}
+    letters = {
+        f"{table}_topic": topic for table, topic in settings.publish.dead_letter_topics.items()
+    }
     return {"topic": settings.publish.topic, **letters}
 
 

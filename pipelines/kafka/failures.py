@@ -23,7 +23,11 @@ from pipelines.errors import (
 )
 from pipelines.settings import KafkaSettings
 
-_LOGIN: Final = {KafkaError._AUTHENTICATION, KafkaError.SASL_AUTHENTICATION_FAILED, KafkaError.UNSUPPORTED_SASL_MECHANISM}
+_LOGIN: Final = {
+    KafkaError._AUTHENTICATION,
+    KafkaError.SASL_AUTHENTICATION_FAILED,
+    KafkaError.UNSUPPORTED_SASL_MECHANISM,
+}
 _PERMISSION: Final = {
     KafkaError.TOPIC_AUTHORIZATION_FAILED,
     KafkaError.GROUP_AUTHORIZATION_FAILED,
@@ -94,7 +98,10 @@ class Heard:
         errors = [error for at, error in list(self._errors) if at >= since]
         return max(
             reversed(errors),
-            key=lambda error: (error.code() in _ACCESS, error.code() != KafkaError._ALL_BROKERS_DOWN),
+            key=lambda error: (
+                error.code() in _ACCESS,
+                error.code() != KafkaError._ALL_BROKERS_DOWN,
+            ),
             default=None,
         )
 
@@ -113,7 +120,9 @@ def is_passing(error: KafkaError) -> bool:
     return error.retriable() or error.code() in _PASSING
 
 
-def failure(kafka: KafkaSettings, error: KafkaError, permission: str, resource: str) -> WatersmeetError:
+def failure(
+    kafka: KafkaSettings, error: KafkaError, permission: str, resource: str
+) -> WatersmeetError:
     """Return the error that puts an error of Kafka into one sentence.
 
     `permission` on `resource` (such as READ on `topic orders`) is what the request takes. The error
@@ -128,14 +137,19 @@ def failure(kafka: KafkaSettings, error: KafkaError, permission: str, resource: 
     # librdkafka's own words on one line, without after how long and in which state it met the error
     detail = " ".join(re.sub(r" \(after \d+ms in state .*\)$", "", error.str()).split())
     if code in _LOGIN:
-        if "OAUTHBEARER" in (kafka.options.get("sasl.mechanism"), kafka.options.get("sasl.mechanisms")):
+        if "OAUTHBEARER" in (
+            kafka.options.get("sasl.mechanism"),
+            kafka.options.get("sasl.mechanisms"),
+        ):
             return KafkaAccessError(
                 f"the login to Kafka at {servers} by a token fails ({detail}); "
-                "check the sasl.oauthbearer. options in kafka.options, and that the brokers take tokens of that issuer"
+                "check the sasl.oauthbearer. options in kafka.options, and that the brokers take "
+                "tokens of that issuer"
             )
         return KafkaAccessError(
             f"Kafka at {servers} refuses the login ({detail}); "
-            "check sasl.username, sasl.password, sasl.mechanism and security.protocol in kafka.options"
+            "check sasl.username, sasl.password, sasl.mechanism and security.protocol in "
+            "kafka.options"
         )
     if code in _PERMISSION:
         wanted = "READ, which includes it," if permission == "DESCRIBE" else "that permission"
@@ -146,7 +160,8 @@ def failure(kafka: KafkaSettings, error: KafkaError, permission: str, resource: 
     if code == KafkaError._SSL:
         if problem := _certificate_problem(kafka):
             return KafkaAccessError(
-                f"the certificate of Kafka at {servers} is not accepted ({problem}); ssl.ca.location in kafka.options must name "
+                f"the certificate of Kafka at {servers} is not accepted ({problem}); "
+                "ssl.ca.location in kafka.options must name "
                 "the authority that signed it, and it must be valid today and for that host"
             )
         return KafkaAccessError(
@@ -154,17 +169,27 @@ def failure(kafka: KafkaSettings, error: KafkaError, permission: str, resource: 
             "check security.protocol and the ssl. options in kafka.options"
         )
     if code in _MISSING_TOPIC:
-        return TopicChangedError(f"{resource} does not exist at {servers}, or was deleted; create it, or correct its name")
+        return TopicChangedError(
+            f"{resource} does not exist at {servers}, or was deleted; create it, or correct its "
+            "name"
+        )
     if code == KafkaError._RESOLVE and (advertised := _ADVERTISED.match(detail)):
         return KafkaUnreachableError(
             servers,
-            f"its broker {advertised[2]} calls itself {advertised[1]}, which this machine cannot resolve",
+            f"its broker {advertised[2]} calls itself {advertised[1]}, which this machine cannot "
+            "resolve",
             "correct advertised.listeners of that broker, or let this machine resolve the name",
         )
     if is_passing(error):
         # librdkafka numbers what it noticed itself below zero, and what a broker has answered above
-        return KafkaUnreachableError(servers, detail) if code < 0 else KafkaUnsettledError(servers, resource, detail)
-    return KafkaRequestError(f"Kafka at {servers} refused {permission} on {resource}: {detail} ({error.name()})")
+        return (
+            KafkaUnreachableError(servers, detail)
+            if code < 0
+            else KafkaUnsettledError(servers, resource, detail)
+        )
+    return KafkaRequestError(
+        f"Kafka at {servers} refused {permission} on {resource}: {detail} ({error.name()})"
+    )
 
 
 def _certificate_problem(kafka: KafkaSettings) -> str | None:
@@ -173,14 +198,22 @@ def _certificate_problem(kafka: KafkaSettings) -> str | None:
     librdkafka says the same of every certificate.
     """
     options = kafka.options
-    host, _, port = kafka.bootstrap_servers.split(",")[0].strip().rpartition("://")[2].rpartition(":")
+    host, _, port = (
+        kafka.bootstrap_servers.split(",")[0].strip().rpartition("://")[2].rpartition(":")
+    )
+    # The broker goes away just now, or the options are of a kind that only librdkafka knows.
     try:
-        context = ssl.create_default_context(cafile=options.get("ssl.ca.location"), cadata=options.get("ssl.ca.pem"))
+        context = ssl.create_default_context(
+            cafile=options.get("ssl.ca.location"), cadata=options.get("ssl.ca.pem")
+        )
         context.check_hostname = options.get("ssl.endpoint.identification.algorithm") != "none"
         with socket.create_connection((host.strip("[]"), int(port)), _PROBE_TIMEOUT_S) as plain:
             context.wrap_socket(plain, server_hostname=host.strip("[]")).close()
     except ssl.SSLCertVerificationError as error:
         return error.verify_message
-    except (OSError, ValueError):  # the broker goes away just now, or the options are of a kind that only librdkafka knows
+    except (
+        OSError,
+        ValueError,
+    ):
         pass
     return None

@@ -55,7 +55,10 @@ class Group:
         self._consumer.poll(0)  # answers to commits before this one do not count
         self._answers.clear()
         since = time.monotonic()
-        self._consumer.commit(offsets=[KafkaPartition(*place, offset) for place, offset in offsets.items()], asynchronous=True)
+        self._consumer.commit(
+            offsets=[KafkaPartition(*place, offset) for place, offset in offsets.items()],
+            asynchronous=True,
+        )
         while not self._answers:
             message = self._consumer.poll(_LOOK_S)
             if message is not None and (error := message.error()) is not None:
@@ -103,7 +106,9 @@ class Groups:
         with self._lock:
             new = {layer: dict(self._offsets[layer]) for layer in self._new}
             self._new.clear()
-        with ThreadPoolExecutor(len(self._offsets)) as pool:  # a first commit waits for the group's coordinator
+        with ThreadPoolExecutor(
+            len(self._offsets)
+        ) as pool:  # a first commit waits for the group's coordinator
             list(pool.map(self._commit, new.keys(), new.values()))
 
     def name(self, layer: str) -> str:
@@ -123,7 +128,10 @@ class Groups:
             if layer not in self._groups:
                 self._groups[layer] = Group(self._settings.kafka, self.name(layer))
             least: dict[tuple[str, int], int] = {}
-            for tp, offset in offsets.items():  # of two sources of one topic, the one that is behind
+            for (
+                tp,
+                offset,
+            ) in offsets.items():  # of two sources of one topic, the one that is behind
                 place = topics[tp.source], tp.partition
                 least[place] = min(offset, least.get(place, offset))
             self._groups[layer].commit(least)
@@ -133,4 +141,8 @@ class Groups:
         except WatersmeetError as error:
             if layer not in self._warned:
                 self._warned.add(layer)
-                log.warning("%s; the run goes on, and Kafka's own tools do not show the lag of %s", error, layer)
+                log.warning(
+                    "%s; the run goes on, and Kafka's own tools do not show the lag of %s",
+                    error,
+                    layer,
+                )

@@ -38,7 +38,8 @@ _READER_DEFAULTS = {
     "fetch.wait.max.ms": 20,  # how long a broker waits before it answers that a partition has ended
 }
 _READER = {
-    "group.id": "watersmeet",  # librdkafka asks for one; no group is joined and nothing is committed under it
+    # librdkafka asks for one; no group is joined and nothing is committed under it.
+    "group.id": "watersmeet",
     "enable.auto.commit": False,
     "enable.auto.offset.store": False,
     "enable.partition.eof": True,
@@ -88,7 +89,9 @@ def _named(own: Mapping[str, Any]) -> dict[str, Any]:
     """Return options with dots for underscores, but for callbacks: librdkafka's bindings name those
     with underscores themselves.
     """
-    return {name if callable(value) else name.replace("_", "."): value for name, value in own.items()}
+    return {
+        name if callable(value) else name.replace("_", "."): value for name, value in own.items()
+    }
 
 
 def _own(kafka: KafkaSettings) -> dict[str, Any]:
@@ -112,7 +115,9 @@ class _Listening:
             super().__init__({**self._options(kafka, **own), "error_cb": self.heard})  # type: ignore[call-arg]
         except KafkaException as error:
             why = _without_values(error, kafka.options)
-            raise ConfigurationError(f"kafka.options: librdkafka does not take them ({why}); correct them") from None
+            raise ConfigurationError(
+                f"kafka.options: librdkafka does not take them ({why}); correct them"
+            ) from None
 
 
 class ListeningConsumer(_Listening, Consumer):
@@ -144,8 +149,14 @@ def check_options(kafka: KafkaSettings) -> list[str]:
     if together is None:
         return []
     alone = {name: _refusal({**_ANY_LOGIN, name: value}) for name, value in kafka.options.items()}
-    found = [f"kafka.options.{name}: librdkafka does not take it ({why}); correct it" for name, why in alone.items() if why]
-    return found or [f"kafka.options: librdkafka does not take them together ({together}); correct them"]
+    found = [
+        f"kafka.options.{name}: librdkafka does not take it ({why}); correct it"
+        for name, why in alone.items()
+        if why
+    ]
+    return found or [
+        f"kafka.options: librdkafka does not take them together ({together}); correct them"
+    ]
 
 
 def _refusal(options: Mapping[str, str]) -> str | None:

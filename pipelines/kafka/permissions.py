@@ -38,22 +38,50 @@ def permissions(settings: Settings) -> list[Permission]:
     """Return the permissions for all that the pipeline of a configuration does in Kafka, each once,
     and no others.
     """
-    sink, name, letters = settings.publish.topic, settings.name, settings.publish.dead_letter_topics.values()
+    sink, name, letters = (
+        settings.publish.topic,
+        settings.name,
+        settings.publish.dead_letter_topics.values(),
+    )
     found = [
-        *(Permission("READ", "topic", topic, "bronze reads it") for topic in settings.inputs.values()),
-        Permission("READ", "topic", sink, "gold reads where the sequence stands; a lost lake is taken up from it"),
+        *(
+            Permission("READ", "topic", topic, "bronze reads it")
+            for topic in settings.inputs.values()
+        ),
+        Permission(
+            "READ",
+            "topic",
+            sink,
+            "gold reads where the sequence stands; a lost lake is taken up from it",
+        ),
         Permission("WRITE", "topic", sink, "gold publishes"),
         Permission("CREATE", "topic", sink, "gold creates it where it is missing"),
         Permission("DESCRIBE_CONFIGS", "topic", sink, "`validate` looks at its settings"),
-        Permission("WRITE", "transactional id", transactional_id(name, sink), "gold publishes in transactions"),
+        Permission(
+            "WRITE",
+            "transactional id",
+            transactional_id(name, sink),
+            "gold publishes in transactions",
+        ),
         *(
-            Permission("READ", "group", f"watersmeet-{name}-{layer}", "for Kafka's own tools, shows how far it is")
+            Permission(
+                "READ",
+                "group",
+                f"watersmeet-{name}-{layer}",
+                "for Kafka's own tools, shows how far it is",
+            )
             for layer in ("bronze", "silver")
         ),
-        *(permission for source in settings.sources.values() for permission in _of_repartition(name, source)),
+        *(
+            permission
+            for source in settings.sources.values()
+            for permission in _of_repartition(name, source)
+        ),
         *(permission for topic in letters for permission in _of_dead_letters(name, topic)),
         *(
-            Permission("DESCRIBE_CONFIGS", "topic", topic, "a topic of dead letters takes what it takes")
+            Permission(
+                "DESCRIBE_CONFIGS", "topic", topic, "a topic of dead letters takes what it takes"
+            )
             for topic in settings.inputs.values()
             if letters
         ),
@@ -67,14 +95,27 @@ def _of_repartition(name: str, source: SourceSettings) -> list[Permission]:
     [topic], origins = source.topics, source.repartition.from_topics
     return [
         *(Permission("READ", "topic", origin, "`repartition` reads it") for origin in origins),
-        *(Permission("DESCRIBE_CONFIGS", "topic", origin, "the repartitioned topic takes what it takes") for origin in origins),
+        *(
+            Permission(
+                "DESCRIBE_CONFIGS", "topic", origin, "the repartitioned topic takes what it takes"
+            )
+            for origin in origins
+        ),
         Permission("WRITE", "topic", topic, "`repartition` writes it"),
         Permission("CREATE", "topic", topic, "`repartition` creates it where it is missing"),
         Permission("DESCRIBE_CONFIGS", "topic", topic, "`validate` looks at its settings"),
         Permission(
-            "WRITE", "transactional id", transactional_id(name, topic, "repartition"), "`repartition` writes in transactions"
+            "WRITE",
+            "transactional id",
+            transactional_id(name, topic, "repartition"),
+            "`repartition` writes in transactions",
         ),
-        Permission("READ", "group", f"watersmeet-{name}-repartition", "for Kafka's own tools, shows how far it is"),
+        Permission(
+            "READ",
+            "group",
+            f"watersmeet-{name}-repartition",
+            "for Kafka's own tools, shows how far it is",
+        ),
     ]
 
 
@@ -84,5 +125,10 @@ def _of_dead_letters(name: str, topic: str) -> list[Permission]:
         Permission("WRITE", "topic", topic, "gold sends dead letters"),
         Permission("CREATE", "topic", topic, "gold creates it where it is missing"),
         Permission("DESCRIBE_CONFIGS", "topic", topic, "`validate` looks at its settings"),
-        Permission("WRITE", "transactional id", transactional_id(name, topic), "gold sends dead letters in transactions"),
+        Permission(
+            "WRITE",
+            "transactional id",
+            transactional_id(name, topic),
+            "gold sends dead letters in transactions",
+        ),
     ]

@@ -75,7 +75,12 @@ _SLICE_S = 0.1
 PIECE = 10_000
 """Number of messages that are produced between two looks at what the broker said."""
 
-_FENCED: Final = {KafkaError._FATAL, KafkaError._FENCED, KafkaError.INVALID_PRODUCER_EPOCH, KafkaError.PRODUCER_FENCED}
+_FENCED: Final = {
+    KafkaError._FATAL,
+    KafkaError._FENCED,
+    KafkaError.INVALID_PRODUCER_EPOCH,
+    KafkaError.PRODUCER_FENCED,
+}
 """Errors of a producer that was fenced. The broker also fences a transaction that outlived its
 timeout; the next start settles it.
 """
@@ -144,7 +149,9 @@ class Publisher:
         """Return a producer with this id: earlier ones that had it are fenced, and their open
         transaction is settled.
         """
-        producer = self._made(transactional_id=transactional_id, transaction_timeout_ms=TRANSACTION_TIMEOUT_S * 1000)
+        producer = self._made(
+            transactional_id=transactional_id, transaction_timeout_ms=TRANSACTION_TIMEOUT_S * 1000
+        )
         try:
             self._init_transactions(producer)
         except _RAISED as error:
@@ -153,11 +160,12 @@ class Publisher:
 
     def _made(self, **own: Any) -> ListeningProducer:
         largest = min(self._max_bytes, 1_000_000_000)
+        # The largest message fits, alone.
         return ListeningProducer(
             self._kafka,
             delivery_timeout_ms=PRODUCE_TIMEOUT_S * 1000,
             message_max_bytes=largest,
-            queue_buffering_max_kbytes=max(queue_kbytes(self._kafka), largest // 1024 + 1),  # the largest message fits, alone
+            queue_buffering_max_kbytes=max(queue_kbytes(self._kafka), largest // 1024 + 1),
             **self._options,
             **own,
         )
@@ -203,7 +211,9 @@ class Publisher:
                 self._fencing(self._former_id)
         return Cluster(self._kafka).settled_bounds(self._topic, partitions)
 
-    def send(self, messages: Iterable[pa.Table], check: Callable[[], None] = lambda: None) -> dict[int, int | None]:
+    def send(
+        self, messages: Iterable[pa.Table], check: Callable[[], None] = lambda: None
+    ) -> dict[int, int | None]:
         """Publish messages, each partition's in their order, and return the offset of each
         partition's last one.
 
@@ -230,7 +240,8 @@ class Publisher:
             reason = self._cause(producer, _reason(error))
             self._discard(producer)
             seconds = self._elapsed_s()
-            is_over = reason.code() in _FENCED and seconds >= TRANSACTION_TIMEOUT_S  # Kafka has ended it, and fenced the producer
+            # Kafka has ended it, and fenced the producer.
+            is_over = reason.code() in _FENCED and seconds >= TRANSACTION_TIMEOUT_S
             if is_over or (is_passing(reason) and seconds >= PRODUCE_TIMEOUT_S):
                 raise TransactionTimeoutError(self._topic, int(seconds)) from None
             raise self._failure(producer, reason) from None
@@ -271,20 +282,36 @@ class Publisher:
         check()
         reach("publisher.commit")
         if self._is_transactional:
-            producer.commit_transaction(PRODUCE_TIMEOUT_S)  # fails where a message did, and says why
+            # Fails where a message did, and says why.
+            producer.commit_transaction(PRODUCE_TIMEOUT_S)
         reach("publisher.committed")
         return {p: offsets.get(p) for p in sorted(sent_to)}
 
-    def _produce(self, producer: ListeningProducer, piece: pa.RecordBatch, delivered: Callable[..., None]) -> set[int]:
+    def _produce(
+        self, producer: ListeningProducer, piece: pa.RecordBatch, delivered: Callable[..., None]
+    ) -> set[int]:
         """Produce a piece, and return the partitions that it has messages for."""
-        partitions, keys, values, timestamps = (piece.column(n).to_pylist() for n in ("partition", "key", "value", "timestamp"))
+        partitions, keys, values, timestamps = (
+            piece.column(n).to_pylist() for n in ("partition", "key", "value", "timestamp")
+        )
         last_rows = dict(zip(partitions, range(len(partitions)), strict=True))
         # A delivery report costs as much as a message. In a transaction, the commit fails where a
         # message did, so only the last message of each partition gets one, for its offset.
         reported = set(last_rows.values()) if self._is_transactional else range(len(partitions))
-        rows = zip(values, keys, partitions, timestamps, _header_lists(piece.column("headers")), strict=True)
+        rows = zip(
+            values,
+            keys,
+            partitions,
+            timestamps,
+            _header_lists(piece.column("headers")),
+            strict=True,
+        )
         for i, (value, key, partition, timestamp, headers) in enumerate(rows):
-            more = {"timestamp": timestamp, "headers": headers, "on_delivery": delivered if i in reported else None}
+            more = {
+                "timestamp": timestamp,
+                "headers": headers,
+                "on_delivery": delivered if i in reported else None,
+            }
             while True:
                 try:
                     producer.produce(self._topic, value, key, partition, **more)
@@ -361,14 +388,18 @@ class Publisher:
         if not isinstance(told, KafkaRequestError):
             return told
         is_curable = error.txn_requires_abort() or code in _CURED_BY_A_NEW_PRODUCER
-        return PublishingError(self._topic, error.str(), retriable=is_curable and code not in _HOPELESS)
+        return PublishingError(
+            self._topic, error.str(), retriable=is_curable and code not in _HOPELESS
+        )
 
 
 def sink_publisher(settings: Settings) -> Publisher:
     """Return the publisher of merge records, as `publish.delivery` says."""
     publish, is_transactional = settings.publish, settings.publish.delivery == "exactly_once"
     max_bytes = publish.max_bytes + BESIDE_VALUES
-    return Publisher(settings.kafka, settings.name, publish.topic, max_bytes, is_transactional=is_transactional)
+    return Publisher(
+        settings.kafka, settings.name, publish.topic, max_bytes, is_transactional=is_transactional
+    )
 
 
 def record_publisher(settings: Settings, topic: str, role: str = "") -> Publisher:
@@ -379,7 +410,14 @@ def record_publisher(settings: Settings, topic: str, role: str = "") -> Publishe
     many times as large as a topic takes.
     """
     packed = {"compression_type": CODEC}
-    return Publisher(settings.kafka, settings.name, topic, LARGEST_RECORD + BESIDE_VALUES, role=role, options=packed)
+    return Publisher(
+        settings.kafka,
+        settings.name,
+        topic,
+        LARGEST_RECORD + BESIDE_VALUES,
+        role=role,
+        options=packed,
+    )
 
 
 def fence_records(settings: Settings, topic: str, *roles: str) -> None:

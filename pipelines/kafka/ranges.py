@@ -29,7 +29,9 @@ def share(backlog: Mapping[Partition, int], limit: int) -> dict[Partition, int]:
     least = {p: min(waiting, 1) for p, waiting in backlog.items()}
     rest = sum(backlog.values()) - sum(least.values())
     room = min(max(limit - sum(least.values()), 0), rest)
-    return {p: least[p] + (waiting - least[p]) * room // max(rest, 1) for p, waiting in backlog.items()}
+    return {
+        p: least[p] + (waiting - least[p]) * room // max(rest, 1) for p, waiting in backlog.items()
+    }
 
 
 def split_ranges(ranges: Sequence[Range], parallelism: int) -> list[Range]:
@@ -43,5 +45,7 @@ def split_ranges(ranges: Sequence[Range], parallelism: int) -> list[Range]:
     for wanted in filter(lambda wanted: wanted.size, ranges):
         count = max(min(math.ceil(wanted.size / share_of_task), wanted.size // SMALLEST_SPLIT), 1)
         cuts = [wanted.from_offset + wanted.size * i // count for i in range(count + 1)]
-        parts += [Range(wanted.topic, wanted.partition, since, until) for since, until in pairwise(cuts)]
+        parts += [
+            Range(wanted.topic, wanted.partition, since, until) for since, until in pairwise(cuts)
+        ]
     return parts

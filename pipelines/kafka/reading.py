@@ -23,7 +23,12 @@ from confluent_kafka import KafkaError, Message, TopicPartition
 
 from pipelines.core.reading import KAFKA
 from pipelines.core.types import HEADERS, TIME
-from pipelines.errors import DataLossError, TopicChangedError, UnreadableRecordsError, WatersmeetError
+from pipelines.errors import (
+    DataLossError,
+    TopicChangedError,
+    UnreadableRecordsError,
+    WatersmeetError,
+)
 from pipelines.kafka.cluster import TIMEOUT_S, Cluster
 from pipelines.kafka.failures import failure
 from pipelines.kafka.options import ListeningConsumer
@@ -93,7 +98,11 @@ class _Record(NamedTuple):
 
 def _record(message: Message) -> _Record:
     headers = headers_of(message)
-    return _Record(message, headers, _size(message) + sum(len(name) + len(value or b"") for name, value in headers))
+    return _Record(
+        message,
+        headers,
+        _size(message) + sum(len(name) + len(value or b"") for name, value in headers),
+    )
 
 
 def _size(message: Message) -> int:
@@ -113,7 +122,9 @@ def _filling(records: Sequence[_Record], max_records: int) -> int:
     return max_records if len(records) >= max_records else 0
 
 
-def _messages(kafka: KafkaSettings, wanted: Range, max_records: int, timeout_s: float) -> Iterator[list[Message]]:
+def _messages(
+    kafka: KafkaSettings, wanted: Range, max_records: int, timeout_s: float
+) -> Iterator[list[Message]]:
     """Yield the committed messages of a range as they come, at most `max_records` at once, and
     fewer where they are large.
     """
@@ -129,24 +140,37 @@ def _messages(kafka: KafkaSettings, wanted: Range, max_records: int, timeout_s: 
             if records:
                 since, position = time.monotonic(), (records[-1].offset() or 0) + 1
                 size = sum(map(_size, records))
-                count = min(max_records, 4 * count, max(1, len(records) * BATCH_BYTES // max(1, size)))
+                count = min(
+                    max_records, 4 * count, max(1, len(records) * BATCH_BYTES // max(1, size))
+                )
                 if position > wanted.until_offset:
-                    records = [message for message in records if (message.offset() or 0) < wanted.until_offset]
+                    records = [
+                        message
+                        for message in records
+                        if (message.offset() or 0) < wanted.until_offset
+                    ]
                 yield records
             if len(records) < len(found) and position < wanted.until_offset:
-                is_ended = any(_is_end(kafka, error, event, wanted, position) for event in found if (error := event.error()))
+                is_ended = any(
+                    _is_end(kafka, error, event, wanted, position)
+                    for event in found
+                    if (error := event.error())
+                )
             if not records and not is_ended:
                 consumer.heard.check(since, timeout_s, "READ", f"topic {wanted.topic}")
 
 
-def _is_end(kafka: KafkaSettings, error: KafkaError, event: Message, wanted: Range, position: int) -> bool:
+def _is_end(
+    kafka: KafkaSettings, error: KafkaError, event: Message, wanted: Range, position: int
+) -> bool:
     """Return True where an event says that the range holds nothing more; raise the error that it
     reports.
     """
     code = error.code()
     if code == KafkaError._PARTITION_EOF:
         return (event.offset() or 0) >= wanted.until_offset
-    if code == KafkaError.GROUP_AUTHORIZATION_FAILED:  # librdkafka looks for the group's coordinator, which is not needed
+    # Librdkafka looks for the group's coordinator, which is not needed.
+    if code == KafkaError.GROUP_AUTHORIZATION_FAILED:
         return False
     if code == KafkaError._AUTO_OFFSET_RESET:
         raise _lost(kafka, wanted, position)
@@ -162,12 +186,15 @@ def _lost(kafka: KafkaSettings, wanted: Range, position: int) -> WatersmeetError
         missing = {wanted.partition: (position, min(first, wanted.until_offset))}
         return DataLossError(wanted.topic, wanted.topic, missing)
     return TopicChangedError(
-        f"{wanted.topic}[{wanted.partition}] ends at offset {end}, and {position} is to be read next: "
+        f"{wanted.topic}[{wanted.partition}] ends at offset {end}, and {position} is to be read "
+        "next: "
         "it was deleted and created again, or has lost its end; use another lake for another topic"
     )
 
 
-def _end_of_unreadable(kafka: KafkaSettings, wanted: Range, position: int, first: int | None) -> int:
+def _end_of_unreadable(
+    kafka: KafkaSettings, wanted: Range, position: int, first: int | None
+) -> int:
     """Return the end offset of the records that were sent together, cannot be unpacked and include
     `position`.
 
@@ -184,11 +211,18 @@ def _end_of_unreadable(kafka: KafkaSettings, wanted: Range, position: int, first
         while time.monotonic() < deadline:
             for event in consumer.consume(1, _POLL_S):
                 error = event.error()
-                return error is not None and error.code() == KafkaError._BAD_COMPRESSION and event.offset() == first
+                return (
+                    error is not None
+                    and error.code() == KafkaError._BAD_COMPRESSION
+                    and event.offset() == first
+                )
         return False
 
     with _borrowed(kafka) as consumer:
-        known, end = position, Cluster(kafka).bounds_of(wanted.topic, [wanted.partition])[wanted.partition][1]
+        known, end = (
+            position,
+            Cluster(kafka).bounds_of(wanted.topic, [wanted.partition])[wanted.partition][1],
+        )
         while end - known > 1:
             middle = min(known + (end - known) // 2, 2 * known - position + 1)
             if is_among_them(middle):
@@ -203,16 +237,21 @@ def _batch(wanted: Range, records: Sequence[_Record]) -> pa.RecordBatch:
     kinds, times = zip(*[message.timestamp() for message in messages], strict=True)
     # A producer may send any number as a timestamp. One that microseconds cannot hold becomes the
     # nearest that they can.
-    times_us = np.clip(np.array(times, np.int64), -_LARGEST_TIMESTAMP_MS, _LARGEST_TIMESTAMP_MS) * 1000
+    times_us = (
+        np.clip(np.array(times, np.int64), -_LARGEST_TIMESTAMP_MS, _LARGEST_TIMESTAMP_MS) * 1000
+    )
+    # Librdkafka counts from 0 (none), Spark and Kafka from -1.
     columns = [
         pa.repeat(pa.scalar(wanted.topic), count),
         pa.repeat(pa.scalar(wanted.partition, pa.int32()), count),
         pa.array([message.offset() for message in messages], pa.int64()),
         pa.array(times_us).view(TIME),
-        pa.array(np.array(kinds, np.int32) - 1),  # librdkafka counts from 0 (none), Spark and Kafka from -1
+        pa.array(np.array(kinds, np.int32) - 1),
         pa.array([message.key() for message in messages], pa.binary()),
         pa.array([message.value() for message in messages], pa.binary()),
-        pa.array([record.headers or None for record in records], pa.map_(pa.string(), pa.binary())).cast(HEADERS),
+        pa.array(
+            [record.headers or None for record in records], pa.map_(pa.string(), pa.binary())
+        ).cast(HEADERS),
     ]
     return pa.RecordBatch.from_arrays(columns, schema=KAFKA)
 
@@ -238,7 +277,9 @@ def headers_of(message: Message) -> list[tuple[str, Any]]:
     return headers or []
 
 
-def first_times(kafka: KafkaSettings, topic: str, offsets: Mapping[int, int], timeout_s: float) -> dict[int, int]:
+def first_times(
+    kafka: KafkaSettings, topic: str, offsets: Mapping[int, int], timeout_s: float
+) -> dict[int, int]:
     """Return, by partition, Kafka's timestamp (ms) of the record at an offset, committed or not, or
     of the next one.
 
@@ -258,7 +299,8 @@ def first_times(kafka: KafkaSettings, topic: str, offsets: Mapping[int, int], ti
     return times
 
 
-# -- consumers are kept: Python workers of Spark serve many tasks, and a connection costs more than a small range
+# -- consumers are kept: Python workers of Spark serve many tasks, and a connection costs more than
+# a small range
 
 _idle: dict[tuple[int, str, str], list[ListeningConsumer]] = {}
 """Consumers that are not in use, by process (a client does not survive a fork) and options."""
@@ -293,7 +335,9 @@ def _borrowed(kafka: KafkaSettings, **own: str) -> Iterator[ListeningConsumer]:
 # -- single messages
 
 
-def read_backwards(kafka: KafkaSettings, topic: str, partition: int, bounds: tuple[int, int] | None = None) -> Iterator[Message]:
+def read_backwards(
+    kafka: KafkaSettings, topic: str, partition: int, bounds: tuple[int, int] | None = None
+) -> Iterator[Message]:
     """Yield the committed messages of a partition from its end backwards, read piece by piece as
     they are asked for.
 
@@ -319,11 +363,15 @@ def read_tails(
     """
     within = Cluster(kafka).bounds(topic, partitions) if bounds is None else bounds
     with ThreadPoolExecutor(_KEPT_CONSUMERS) as pool:
-        last = pool.map(lambda p: next(filter(is_wanted, _backwards(kafka, topic, p, *within[p])), None), within)
+        last = pool.map(
+            lambda p: next(filter(is_wanted, _backwards(kafka, topic, p, *within[p])), None), within
+        )
         return {p: message for p, message in zip(within, last, strict=True) if message is not None}
 
 
-def _backwards(kafka: KafkaSettings, topic: str, partition: int, first: int, end: int) -> Iterator[Message]:
+def _backwards(
+    kafka: KafkaSettings, topic: str, partition: int, first: int, end: int
+) -> Iterator[Message]:
     """Yield the committed messages of `[first, end)`, last to first, in pieces that grow: mostly
     the last one is all that is wanted.
     """

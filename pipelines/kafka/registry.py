@@ -58,7 +58,9 @@ def rules_of(settings: Settings, source: str, given_up: Collection[int] = ()) ->
     of_source = settings.sources[source]
     rules = settings.reading_rules(source)
     if isinstance(rules.schema, AvroSchema) and of_source.registry is not None:
-        rules = replace(rules, schema=replace(rules.schema, writers=Registry(of_source.registry, given_up)))
+        rules = replace(
+            rules, schema=replace(rules.schema, writers=Registry(of_source.registry, given_up))
+        )
     return rules
 
 
@@ -77,7 +79,11 @@ class Registry(Mapping[int, str]):
     """
 
     def __init__(self, settings: RegistrySettings, given_up: Collection[int] = ()) -> None:
-        self._settings, self._name, self._given_up = settings, settings.model_dump_json(), frozenset(given_up)
+        self._settings, self._name, self._given_up = (
+            settings,
+            settings.model_dump_json(),
+            frozenset(given_up),
+        )
         self._missing: set[int] = set()
 
     def __getitem__(self, schema_id: int) -> str:
@@ -119,7 +125,9 @@ class Registry(Mapping[int, str]):
         """Return the text of a schema, or None where no schema is asked for."""
         url = self._settings.url
         own = {"timeout_s": DEADLINE_S, "max_bytes": MAX_BYTES}
-        match _helper().ask({"url": url, "options": dict(self._settings.options), "schema_id": schema_id, **own}):
+        match _helper().ask(
+            {"url": url, "options": dict(self._settings.options), "schema_id": schema_id, **own}
+        ):
             case {"text": text, "references": references}:
                 return self_contained(text, references)
             case {"missing": name}:
@@ -146,14 +154,20 @@ class Registry(Mapping[int, str]):
 
 def _refused_options(reason: str | None) -> ConfigurationError:
     if reason is None:
-        return ConfigurationError("a file that registry.options name cannot be read; correct its path")
-    return ConfigurationError(f"the client of schema registries does not take its options ({reason}); correct registry.options")
+        return ConfigurationError(
+            "a file that registry.options name cannot be read; correct its path"
+        )
+    return ConfigurationError(
+        f"the client of schema registries does not take its options ({reason}); correct "
+        "registry.options"
+    )
 
 
 # -- the process that asks
 
 _COMMAND: Final = (
-    "import json, sys; sys.path[:] = json.loads(sys.stdin.readline()); from pipelines.kafka.registry_client import main; main()"
+    "import json, sys; sys.path[:] = json.loads(sys.stdin.readline()); from "
+    "pipelines.kafka.registry_client import main; main()"
 )
 
 
@@ -187,7 +201,11 @@ class _Helper:
                     text=True,
                     env={**os.environ, "MALLOC_ARENA_MAX": "1"},
                 )
-                started = self._say(self._process, [str(Path(each).absolute()) for each in sys.path if each], _START_S)
+                started = self._say(
+                    self._process,
+                    [str(Path(each).absolute()) for each in sys.path if each],
+                    _START_S,
+                )
                 if started != {}:
                     return started
             answer = self._say(self._process, question, DEADLINE_S)

@@ -67,7 +67,12 @@ def client_of(url: str, options: dict[str, str], timeout_s: float) -> Any:
     """
     from confluent_kafka.schema_registry import SchemaRegistryClient
 
-    own = {"url": url, "timeout": timeout_s, "max.retries": 0}  # the run itself waits, and tells that it does
+    # The run itself waits, and tells that it does.
+    own = {
+        "url": url,
+        "timeout": timeout_s,
+        "max.retries": 0,
+    }
     try:
         return SchemaRegistryClient({**options, **own})
     except (ValueError, TypeError) as error:  # they name options, never their values
@@ -76,7 +81,9 @@ def client_of(url: str, options: dict[str, str], timeout_s: float) -> Any:
         raise OptionsError(None) from None
 
 
-def _answer(url: str, options: dict[str, str], timeout_s: float, schema_id: int | None, max_bytes: int) -> dict[str, Any]:
+def _answer(
+    url: str, options: dict[str, str], timeout_s: float, schema_id: int | None, max_bytes: int
+) -> dict[str, Any]:
     """Return the `text` of a schema and its `references`, or nothing where none was asked for; else
     why there is none.
 
@@ -121,7 +128,12 @@ def _schema(client: Any, schema_id: int, max_bytes: int) -> dict[str, Any]:
     return {"text": str(schema.schema_str)[: max_bytes + 1], "references": [*references.values()]}
 
 
-def _collect(client: Any, references: list[Any], found: dict[tuple[str, int], str], inside: tuple[tuple[str, int], ...]) -> None:
+def _collect(
+    client: Any,
+    references: list[Any],
+    found: dict[tuple[str, int], str],
+    inside: tuple[tuple[str, int], ...],
+) -> None:
     """Add what references lead to, each after what it refers to itself.
 
     Raises RecursionError where they have no end, or are too many.
@@ -137,7 +149,9 @@ def _collect(client: Any, references: list[Any], found: dict[tuple[str, int], st
 
 
 def _is_caused_by(error: BaseException | None, kind: type[BaseException]) -> bool:
-    return error is not None and (isinstance(error, kind) or _is_caused_by(error.__cause__ or error.__context__, kind))
+    return error is not None and (
+        isinstance(error, kind) or _is_caused_by(error.__cause__ or error.__context__, kind)
+    )
 
 
 def _limit_memory() -> None:

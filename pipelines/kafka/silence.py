@@ -43,8 +43,12 @@ class Silence:
         was for as long again.
         """
         now, silent_for = self.now_s(), self.idle_after_ms / 1000
-        became_silent = [since + silent_for for _, since in self._since.values() if since + silent_for <= now]
-        return bool(became_silent) and (max(became_silent) > self._observed or now - self._observed >= silent_for)
+        became_silent = [
+            since + silent_for for _, since in self._since.values() if since + silent_for <= now
+        ]
+        return bool(became_silent) and (
+            max(became_silent) > self._observed or now - self._observed >= silent_for
+        )
 
     def has_nothing_beyond(self, after: Mapping[TopicPartition, int]) -> bool:
         """Return True where Kafka has no record after these offsets either, and no transaction is
@@ -60,7 +64,13 @@ class Silence:
                 topic = self.settings.inputs[tp.source]
                 bounds, unsettled = cluster.bounds_and_unsettled(topic, [tp.partition])
                 first, end = bounds[tp.partition]
-                if unsettled or any(read_range(kafka, Range(topic, tp.partition, max(first, offset + 1), end), max_records=1)):
+                if unsettled or any(
+                    read_range(
+                        kafka,
+                        Range(topic, tp.partition, max(first, offset + 1), end),
+                        max_records=1,
+                    )
+                ):
                     return False
         except KafkaTransientError:
             return False

@@ -17,7 +17,12 @@ from typing import Any
 
 import pyarrow as pa
 from pyspark.sql import SparkSession
-from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceReader,
+    DataSourceStreamReader,
+    InputPartition,
+)
 from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 from pyspark.sql.types import StructType
 
@@ -57,7 +62,9 @@ def kafka_source(
     worker reaches the driver as text: `errors.is_retriable` and `errors.root_cause` read it.
     """
     start = dict(start_offsets)
-    return _data_source(name, topic.schema, lambda: _StreamReader(topic, start, max_offsets_per_batch))
+    return _data_source(
+        name, topic.schema, lambda: _StreamReader(topic, start, max_offsets_per_batch)
+    )
 
 
 def kafka_ranges(name: str, topic: DecodedTopic, ranges: Sequence[Range]) -> type[DataSource]:
@@ -124,7 +131,9 @@ class _StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     numbers stay exact in JSON.
     """
 
-    def __init__(self, topic: DecodedTopic, start_offsets: Mapping[int, int], max_offsets_per_batch: int) -> None:
+    def __init__(
+        self, topic: DecodedTopic, start_offsets: Mapping[int, int], max_offsets_per_batch: int
+    ) -> None:
         self._topic, self._limit = topic, max_offsets_per_batch
         self._start = {str(p): offset for p, offset in sorted(start_offsets.items())}
         self._last: dict[str, int] | None = None
@@ -170,7 +179,12 @@ class _StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             os.kill(os.getpid(), signal.SIGKILL)
 
     def _ends(self) -> dict[str, int]:
-        return {str(p): end for p, (_, end) in self._cluster.bounds(self._topic.name, self._topic.partitions).items()}
+        return {
+            str(p): end
+            for p, (_, end) in self._cluster.bounds(
+                self._topic.name, self._topic.partitions
+            ).items()
+        }
 
     @cached_property
     def _cluster(self) -> Cluster:

@@ -20,7 +20,11 @@ class Watch:
     """
 
     def __init__(
-        self, settings: Settings, partitions: int, tell: Callable[[KafkaTransientError, str], None], limit_s: float
+        self,
+        settings: Settings,
+        partitions: int,
+        tell: Callable[[KafkaTransientError, str], None],
+        limit_s: float,
     ) -> None:
         self._tell, self._limit_s, self._partitions = tell, limit_s, partitions
         self._cluster = Cluster(settings.kafka)
@@ -40,7 +44,9 @@ class Watch:
             silent_s = time.monotonic() - self._answered
             if silent_s > self._limit_s:
                 raise
-            self._tell(error, f"{error}; waiting for {silent_s:.0f} s, at most {self._limit_s:.0f} s")
+            self._tell(
+                error, f"{error}; waiting for {silent_s:.0f} s, at most {self._limit_s:.0f} s"
+            )
         self._looked = time.monotonic()
 
     def _check(self) -> None:
@@ -51,6 +57,8 @@ class Watch:
                 raise TopicChangedError(f"{topic} was deleted{again} while it was being read")
             if counts[topic] != self._partitions:
                 raise TopicChangedError(
-                    f"{topic} has {counts[topic]} partitions now, and {self._partitions} are read: its keys are in other "
-                    "partitions than those of the other sources; begin a new lake once all sources have the same number"
+                    f"{topic} has {counts[topic]} partitions now, and {self._partitions} are read: "
+                    "its keys are in other "
+                    "partitions than those of the other sources; begin a new lake once all sources "
+                    "have the same number"
                 )

@@ -31,7 +31,11 @@ Decode = Callable[[pa.RecordBatch], pa.Table]
 
 
 def read_decoded(
-    kafka: KafkaSettings, ranges: Sequence[Range], decode: Decode, schema: pa.Schema, max_bytes: int | None = None
+    kafka: KafkaSettings,
+    ranges: Sequence[Range],
+    decode: Decode,
+    schema: pa.Schema,
+    max_bytes: int | None = None,
 ) -> tuple[pa.Table, dict[int, int]]:
     """Return the decoded committed records of ranges of one topic, one for a partition, in their
     order, and by partition the offset where reading ended.
@@ -42,25 +46,32 @@ def read_decoded(
     """
     parts = split_ranges(ranges, os.cpu_count() or 1)
     room = None if max_bytes is None else max_bytes // max(1, len(parts))
-    found, ends = [schema.empty_table()], {wanted.partition: wanted.from_offset for wanted in ranges}
+    found, ends = (
+        [schema.empty_table()],
+        {wanted.partition: wanted.from_offset for wanted in ranges},
+    )
     reading: list[Future[tuple[bytes, int]]] = []
     try:
         reading += [_workers().submit(_read, kafka, part, decode, schema, room) for part in parts]
         for part, done in zip(parts, reading, strict=True):
             packed, end = done.result()
-            if ends[part.partition] == part.from_offset:  # else there is a gap before it, and it is read another time
+            # Else there is a gap before it, and it is read another time.
+            if ends[part.partition] == part.from_offset:
                 found.append(pa.ipc.open_stream(packed).read_all())
                 ends[part.partition] = end
     except BrokenProcessPool:
         _workers.cache_clear()  # whoever tries again gets new ones
         raise
     finally:
-        for each in reading:  # after a failure, whoever tries again, or stops, waits for none of the others
+        # After a failure, whoever tries again, or stops, waits for none of the others.
+        for each in reading:
             each.cancel()
     return pa.concat_tables(found), ends
 
 
-def _read(kafka: KafkaSettings, wanted: Range, decode: Decode, schema: pa.Schema, room: int | None) -> tuple[bytes, int]:
+def _read(
+    kafka: KafkaSettings, wanted: Range, decode: Decode, schema: pa.Schema, room: int | None
+) -> tuple[bytes, int]:
     """Return the records of a range, packed, and where reading ended: after the batch that has
     filled the room.
     """

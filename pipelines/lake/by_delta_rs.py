@@ -61,18 +61,31 @@ class DeltaRsQuestions(Questions):
         """See `Questions`."""
         return DeltaTable.is_deltatable(self.uri(table), self._storage(table))
 
-    def select(self, table: str, columns: Sequence[str], where: Where = (), *, version: int | None = None) -> pa.Table:
+    def select(
+        self, table: str, columns: Sequence[str], where: Where = (), *, version: int | None = None
+    ) -> pa.Table:
         """See `Questions`."""
-        wanted, with_topics = asked(columns, table, self._lake.layout, self._with_topics), self._with_topics
+        wanted, with_topics = (
+            asked(columns, table, self._lake.layout, self._with_topics),
+            self._with_topics,
+        )
         return named(answer(self.rows(table, wanted, where, version)), columns, with_topics)
 
-    def rows(self, table: str, columns: Sequence[str], where: Where = (), version: int | None = None) -> pa.Table:
+    def rows(
+        self, table: str, columns: Sequence[str], where: Where = (), version: int | None = None
+    ) -> pa.Table:
         """See `Questions`."""
         found = self._ask(table, columns, {}, where, version, "")
         return found.cast(plain_schema(found.schema))
 
     def summary(
-        self, table: str, by: Sequence[str], values: Aggregates, where: Where = (), *, version: int | None = None
+        self,
+        table: str,
+        by: Sequence[str],
+        values: Aggregates,
+        where: Where = (),
+        *,
+        version: int | None = None,
     ) -> pa.Table:
         """See `Questions`."""
         wanted = asked(by, table, self._lake.layout, self._with_topics)
@@ -81,14 +94,22 @@ class DeltaRsQuestions(Questions):
         return named(found, [*by, *values], self._with_topics)
 
     def _ask(
-        self, table: str, columns: Sequence[str], values: Aggregates, where: Where, version: int | None, grouped: str
+        self,
+        table: str,
+        columns: Sequence[str],
+        values: Aggregates,
+        where: Where,
+        version: int | None,
+        grouped: str,
     ) -> pa.Table:
         found = self._at(table, version)
         schema, where = columns_of(found), narrowed(table, where)
         check_question(table, schema.names, columns, where, values)
         wanted = [sql_name(column) for column in columns]
         for name, (kind, column) in values.items():
-            wanted.append(f"{kind}({column if column == '*' else sql_name(column)}) AS {sql_name(name)}")
+            wanted.append(
+                f"{kind}({column if column == '*' else sql_name(column)}) AS {sql_name(name)}"
+            )
         condition = f" WHERE {sql_where(where, schema)}" if where else ""
         sql = f"SELECT {', '.join(wanted)} FROM t{condition}{grouped}"
         try:
@@ -172,10 +193,14 @@ class DeltaRsQuestions(Questions):
         """Return the table at its last commit. Each thread has an instance of its own."""
         table = source_of(table)
         known: dict[str, DeltaTable] = vars(self._known)
+        # Not read yet; or the log was cleaned up beyond what was read, or the table made again.
         try:
             if self._has_news(table, known[table].version()):
                 known[table].update_incremental()
-        except (KeyError, DeltaError):  # not read yet; or the log was cleaned up beyond what was read, or the table made again
+        except (
+            KeyError,
+            DeltaError,
+        ):
             known[table] = self._open(table)
         return known[table]
 
@@ -186,7 +211,9 @@ class DeltaRsQuestions(Questions):
         suffice. An update would list the whole log, which may be long.
         """
         files, log = self.files_of(table), f"{self.path(table)}/_delta_log"
-        return files.has_file(f"{log}/{version + 1:020}.json") or not files.has_file(f"{log}/{version:020}.json")
+        return files.has_file(f"{log}/{version + 1:020}.json") or not files.has_file(
+            f"{log}/{version:020}.json"
+        )
 
     def files_of(self, table: str) -> Files:
         """Return access to the files beside a table, with the options of the lake that holds it.
@@ -202,7 +229,11 @@ class DeltaRsQuestions(Questions):
         except TableNotFoundError:
             raise NoTableError(table, self._lake.home(table).location) from None
         except DeltaError:
-            if version is None and (last := self._last_commit(table)) is not None and not self._is_whole(table, last):
+            if (
+                version is None
+                and (last := self._last_commit(table)) is not None
+                and not self._is_whole(table, last)
+            ):
                 raise self._damaged(table, last) from None
             raise
 
@@ -230,21 +261,32 @@ class DeltaRsQuestions(Questions):
             return found
         if not 0 <= version <= self.version(table):
             raise VersionGoneError(table, version)
+        # The store has just answered, so the log no longer reaches back so far.
         try:
             found = self._kept[table] = self._open(table, version)
             return found
-        except (DeltaError, NoTableError):  # the store has just answered, so the log no longer reaches back so far
+        except (
+            DeltaError,
+            NoTableError,
+        ):
             raise VersionGoneError(table, version) from None
 
     def _last_commit(self, table: str) -> int | None:
         """Return the number of the last commit file of a lake that is a folder; None elsewhere."""
         log = Path(self.path(table), "_delta_log")
-        numbers = [int(file.stem) for file in log.glob("*.json") if file.stem.isdigit()] if log.is_dir() else []
+        numbers = (
+            [int(file.stem) for file in log.glob("*.json") if file.stem.isdigit()]
+            if log.is_dir()
+            else []
+        )
         return max(numbers, default=None)
 
     def _is_whole(self, table: str, version: int) -> bool:
         """Return True where a commit file is not empty and each of its lines is JSON."""
-        text = self.files_of(table).read_text(f"{self.path(table)}/_delta_log/{version:020}.json") or ""
+        text = (
+            self.files_of(table).read_text(f"{self.path(table)}/_delta_log/{version:020}.json")
+            or ""
+        )
         try:
             return bool([json.loads(line) for line in text.splitlines()])
         except ValueError:
@@ -252,7 +294,8 @@ class DeltaRsQuestions(Questions):
 
     def _damaged(self, table: str, version: int) -> WatersmeetError:
         return WatersmeetError(
-            f"the log of table {table} is damaged: {self.path(table)}/_delta_log/{version:020}.json is empty or torn; put that "
+            f"the log of table {table} is damaged: "
+            f"{self.path(table)}/_delta_log/{version:020}.json is empty or torn; put that "
             "file back from a copy of the lake"
         )
 
@@ -263,7 +306,15 @@ class DeltaRsQuestions(Questions):
 
 
 _WRITABLE: Final = frozenset(
-    ["appendOnly", "changeDataFeed", "checkConstraints", "deletionVectors", "invariants", "v2Checkpoint", "variantType"]
+    [
+        "appendOnly",
+        "changeDataFeed",
+        "checkConstraints",
+        "deletionVectors",
+        "invariants",
+        "v2Checkpoint",
+        "variantType",
+    ]
 )
 """Table features that delta-rs was tried with, reading and writing."""
 _READABLE: Final = _WRITABLE | {"columnMapping"}
@@ -274,7 +325,9 @@ def columns_of(found: DeltaTable) -> pa.Schema:
     return plain_schema(pa.schema(found.schema().to_arrow()))
 
 
-def streamed(found: DeltaTable, schema: pa.Schema, where: Where, batch_rows: int) -> Iterator[pa.Table]:
+def streamed(
+    found: DeltaTable, schema: pa.Schema, where: Where, batch_rows: int
+) -> Iterator[pa.Table]:
     """Yield the rows of an opened table that meet the conditions, one file after the other.
 
     At most `batch_rows` come at a time. Without these settings, DataFusion would read as many files

@@ -75,18 +75,35 @@ class SparkQuestions(Questions):
             return False
         return True
 
-    def select(self, table: str, columns: Sequence[str], where: Where = (), *, version: int | None = None) -> pa.Table:
+    def select(
+        self, table: str, columns: Sequence[str], where: Where = (), *, version: int | None = None
+    ) -> pa.Table:
         """See `Questions`."""
-        wanted, with_topics = asked(columns, table, self._lake.layout, self._with_topics), self._with_topics
+        wanted, with_topics = (
+            asked(columns, table, self._lake.layout, self._with_topics),
+            self._with_topics,
+        )
         return named(answer(self.rows(table, wanted, where, version)), columns, with_topics)
 
-    def rows(self, table: str, columns: Sequence[str], where: Where = (), version: int | None = None) -> pa.Table:
+    def rows(
+        self, table: str, columns: Sequence[str], where: Where = (), version: int | None = None
+    ) -> pa.Table:
         """See `Questions`."""
-        found = self._fetched(table, version, self._rows(table, version, columns, where).select(*map(_column, columns)))
+        found = self._fetched(
+            table,
+            version,
+            self._rows(table, version, columns, where).select(*map(_column, columns)),
+        )
         return found.cast(plain_schema(found.schema))
 
     def summary(
-        self, table: str, by: Sequence[str], values: Aggregates, where: Where = (), *, version: int | None = None
+        self,
+        table: str,
+        by: Sequence[str],
+        values: Aggregates,
+        where: Where = (),
+        *,
+        version: int | None = None,
     ) -> pa.Table:
         """See `Questions`."""
         wanted = asked(by, table, self._lake.layout, self._with_topics)
@@ -98,10 +115,20 @@ class SparkQuestions(Questions):
         """See `Questions`."""
         rows = self._described(table, "HISTORY", "" if limit is None else f" LIMIT {limit}")
         found = rows.select(
-            "version", F.unix_millis("timestamp").alias("at"), "userMetadata", "operation", "operationParameters"
+            "version",
+            F.unix_millis("timestamp").alias("at"),
+            "userMetadata",
+            "operation",
+            "operationParameters",
         ).collect()
         versions = [
-            Version(row.version, row.at, row.userMetadata, row.operation, restored_to(row.operation, row.operationParameters))
+            Version(
+                row.version,
+                row.at,
+                row.userMetadata,
+                row.operation,
+                restored_to(row.operation, row.operationParameters),
+            )
             for row in found
         ]
         return sorted(versions, key=lambda version: version.number, reverse=True)
@@ -136,13 +163,21 @@ class SparkQuestions(Questions):
             return self._spark.sql(f"DESCRIBE {what} {sql_name(self._lake, table)}{limit}")
 
     def _rows(
-        self, table: str, version: int | None, columns: Sequence[str] = (), where: Where = (), values: Aggregates | None = None
+        self,
+        table: str,
+        version: int | None,
+        columns: Sequence[str] = (),
+        where: Where = (),
+        values: Aggregates | None = None,
     ) -> DataFrame:
         """Return the rows that meet the conditions; `columns` and `values` are only checked."""
         if version is not None and version < 0:
             raise VersionGoneError(table, version)
         with self._told(table, version):
-            rows, where = table_rows(self._spark, self._lake, table, version), narrowed(table, where)
+            rows, where = (
+                table_rows(self._spark, self._lake, table, version),
+                narrowed(table, where),
+            )
             check_question(table, rows.columns, columns, where, values or {})
             return matching(rows, where)
 
@@ -168,19 +203,29 @@ class SparkQuestions(Questions):
 
     def _lacks_files(self, rows: DataFrame) -> bool:
         try:
-            self._spark.read.format("binaryFile").load([unquote(file) for file in rows.inputFiles()])
+            self._spark.read.format("binaryFile").load(
+                [unquote(file) for file in rows.inputFiles()]
+            )
         except AnalysisException as error:
             return error.getCondition() == "PATH_NOT_FOUND"
         return False
 
 
-def summarised(rows: DataFrame, by: Sequence[str], values: Mapping[str, tuple[str, str]]) -> DataFrame:
+def summarised(
+    rows: DataFrame, by: Sequence[str], values: Mapping[str, tuple[str, str]]
+) -> DataFrame:
     """Return rows grouped `by` columns, with aggregates as in `Questions.summary`."""
     wanted = [_aggregate(kind, column).alias(name) for name, (kind, column) in values.items()]
-    return rows.groupBy(*map(_column, by)).agg(*wanted) if wanted else rows.select(*map(_column, by)).distinct()
+    return (
+        rows.groupBy(*map(_column, by)).agg(*wanted)
+        if wanted
+        else rows.select(*map(_column, by)).distinct()
+    )
 
 
-def table_rows(spark: SparkSession, lake: Lake, table: str, version: int | None = None) -> DataFrame:
+def table_rows(
+    spark: SparkSession, lake: Lake, table: str, version: int | None = None
+) -> DataFrame:
     """Return the rows of a table at its last commit, or at `version`."""
     as_of = "" if version is None else f" VERSION AS OF {int(version)}"
     return spark.sql(f"SELECT * FROM {sql_name(lake, table)}{as_of}")
@@ -199,7 +244,12 @@ def matching(rows: DataFrame, where: Where) -> DataFrame:
     """Return the rows that meet the conditions."""
     if not where:
         return rows
-    return rows.where(sql_where(where, {field.name for field in rows.schema if isinstance(field.dataType, TimestampType)}))
+    return rows.where(
+        sql_where(
+            where,
+            {field.name for field in rows.schema if isinstance(field.dataType, TimestampType)},
+        )
+    )
 
 
 def sql_where(where: Where, times: Collection[str]) -> str:
@@ -208,7 +258,12 @@ def sql_where(where: Where, times: Collection[str]) -> str:
 
 
 def _aggregate(kind: str, column: str) -> Column:
-    function: Callable[[Column], Column] = {"count": F.count, "min": F.min, "max": F.max, "sum": F.sum}[kind]
+    function: Callable[[Column], Column] = {
+        "count": F.count,
+        "min": F.min,
+        "max": F.max,
+        "sum": F.sum,
+    }[kind]
     return function(F.lit(1) if column == "*" else _column(column))
 
 

@@ -97,7 +97,9 @@ class Commit:
     @property
     def metadata(self) -> str:
         """The commit as a JSON object, for `userMetadata`."""
-        own = {name: getattr(self, name) for name in ("application", "token", "number", "code_version")}
+        own = {
+            name: getattr(self, name) for name in ("application", "token", "number", "code_version")
+        }
         return json.dumps({**own, **self.facts}, separators=(",", ":"))
 
     @property
@@ -119,7 +121,9 @@ class Commit:
         return Commit(*own, facts, str(said.get("code_version")))
 
 
-def last_commit(questions: Questions, table: str, application: str = APPLICATION) -> tuple[Version, Commit] | None:
+def last_commit(
+    questions: Questions, table: str, application: str = APPLICATION
+) -> tuple[Version, Commit] | None:
     """Return an application's last commit, fences included: (version, commit).
 
     None where the table's history has no such commit, or no longer.
@@ -127,7 +131,9 @@ def last_commit(questions: Questions, table: str, application: str = APPLICATION
     return next(_commits(questions, table, application), None)
 
 
-def last_decision(questions: Questions, table: str, application: str = APPLICATION) -> tuple[int, Commit] | None:
+def last_decision(
+    questions: Questions, table: str, application: str = APPLICATION
+) -> tuple[int, Commit] | None:
     """Return an application's last commit that is no fence: (number of its version, commit).
 
     Where the history no longer has it, the last fence repeats it. None where there is neither.
@@ -165,11 +171,19 @@ def commit_of(table: str, version: Version) -> Commit | None:
     commit = Commit.parse(version.metadata) if version.operation in _WRITES else None
     if commit is None or commit.is_fence or commit.application in UNREAD:
         return commit
-    of_batch = "batch" if table == tables.SILVER else "ranges" if table.startswith(tables.bronze("")) else None
+    of_batch = (
+        "batch"
+        if table == tables.SILVER
+        else "ranges"
+        if table.startswith(tables.bronze(""))
+        else None
+    )
     return commit if of_batch is None or of_batch in commit.facts else None
 
 
-def _commits(questions: Questions, table: str, application: str) -> Iterator[tuple[Version, Commit]]:
+def _commits(
+    questions: Questions, table: str, application: str
+) -> Iterator[tuple[Version, Commit]]:
     for version in walk(questions, table):
         commit = commit_of(table, version)
         if commit is not None and commit.application == application:

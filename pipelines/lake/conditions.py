@@ -22,11 +22,16 @@ def sql_of(where: Where, times: Collection[str], dialect: Dialect) -> str:
 
     Raises ValueError for a value that no column can hold.
     """
-    terms = [" AND ".join(_condition(times, dialect, *condition) for condition in term) or "TRUE" for term in where]
+    terms = [
+        " AND ".join(_condition(times, dialect, *condition) for condition in term) or "TRUE"
+        for term in where
+    ]
     return " OR ".join(f"({term})" for term in terms) or "TRUE"
 
 
-def _condition(times: Collection[str], dialect: Dialect, column: str, operator: str, value: Any) -> str:
+def _condition(
+    times: Collection[str], dialect: Dialect, column: str, operator: str, value: Any
+) -> str:
     name = dialect.name(column)
     if operator in ("is null", "is not null"):
         return f"{name} {operator.upper()}"
@@ -37,7 +42,9 @@ def _condition(times: Collection[str], dialect: Dialect, column: str, operator: 
 
     if operator in ("in", "not in"):
         return (
-            f"{name} {operator.upper()} ({', '.join(map(literal, value))})" if len(value) else str(operator == "not in").upper()
+            f"{name} {operator.upper()} ({', '.join(map(literal, value))})"
+            if len(value)
+            else str(operator == "not in").upper()
         )
     return f"{name} {operator} {literal(value)}"
 

@@ -21,7 +21,9 @@ Decided: TypeAlias = tuple[TopicPartition, IdleDecision]
 def read_decisions(questions: Questions, generation: Generation) -> list[Decided]:
     """Return every decision of a generation. Those of one topic-partition come in their order."""
     columns = ["source", "partition", "after_offset", "event_time", "decided_at"]
-    columns += own_columns(questions.columns(tables.IDLE_HEARTBEATS), TENANT) + own_generation(questions, tables.IDLE_HEARTBEATS)
+    columns += own_columns(questions.columns(tables.IDLE_HEARTBEATS), TENANT) + own_generation(
+        questions, tables.IDLE_HEARTBEATS
+    )
     told: dict[tuple[object, ...], list[tuple[str, int]]] = {}
     decided = []
     for row in questions.select(tables.IDLE_HEARTBEATS, columns).to_pylist():
@@ -33,12 +35,17 @@ def read_decisions(questions: Questions, generation: Generation) -> list[Decided
         else:
             told.setdefault(of_one, []).append((tenant, row["event_time"]))
     return [
-        (TopicPartition(*of_one[:2]), IdleDecision(after, time, tuple(sorted(told.get(of_one, ())))))
+        (
+            TopicPartition(*of_one[:2]),
+            IdleDecision(after, time, tuple(sorted(told.get(of_one, ())))),
+        )
         for after, time, of_one in sorted(decided)
     ]
 
 
-def decision_rows(settings: Settings, decided: Sequence[Decided], decided_at_ms: int, generation: int) -> pa.Table:
+def decision_rows(
+    settings: Settings, decided: Sequence[Decided], decided_at_ms: int, generation: int
+) -> pa.Table:
     """Return decisions of a generation as rows of `idle_heartbeats`.
 
     With tenants, a decision is one row without a tenant, and one row for each tenant with a time of
@@ -46,7 +53,12 @@ def decision_rows(settings: Settings, decided: Sequence[Decided], decided_at_ms:
     """
     rows = [
         {**settings.place(tp.source)._asdict(), "partition": tp.partition, "tenant": tenant}
-        | {"after_offset": decision.after_offset, "event_time": time, "decided_at": decided_at_ms, "generation": generation}
+        | {
+            "after_offset": decision.after_offset,
+            "event_time": time,
+            "decided_at": decided_at_ms,
+            "generation": generation,
+        }
         for tp, decision in decided
         for tenant, time in [(None, decision.event_time), *decision.told]
     ]

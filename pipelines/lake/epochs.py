@@ -55,7 +55,11 @@ class Epochs(tuple[Epoch, ...]):
     def ends(self) -> list[tuple[Epoch, int]]:
         """Return each epoch before the last that saw a batch, with the number of its last batch."""
         pairs = pairwise(self)
-        return [(epoch, after.from_batch - 1) for epoch, after in pairs if epoch.from_batch < after.from_batch]
+        return [
+            (epoch, after.from_batch - 1)
+            for epoch, after in pairs
+            if epoch.from_batch < after.from_batch
+        ]
 
 
 def read_epochs(questions: Questions, settings: Settings) -> Epochs:
@@ -76,7 +80,11 @@ def read_epochs(questions: Questions, settings: Settings) -> Epochs:
 def changes(epochs: Epochs, settings: Settings) -> dict[str, tuple[Any, Any]]:
     """Return the rules that differ, by dotted path: (in the lake's last epoch, in the settings)."""
     before, now = epochs.current.settings.rules(), settings.rules()
-    return {field: (before[field], now[field]) for field in now if not _is_same(field, before[field], now[field])}
+    return {
+        field: (before[field], now[field])
+        for field in now
+        if not _is_same(field, before[field], now[field])
+    }
 
 
 def rerouted(settings: Settings, changed: Collection[str]) -> list[str]:
@@ -88,7 +96,9 @@ def rerouted(settings: Settings, changed: Collection[str]) -> list[str]:
         name
         for name in settings.repartitioned
         if any(
-            field in ("kafka.max_record_bytes", "merge.max_future") or field.startswith(f"sources.{name}.") for field in changed
+            field in ("kafka.max_record_bytes", "merge.max_future")
+            or field.startswith(f"sources.{name}.")
+            for field in changed
         )
     ]
 
@@ -98,7 +108,9 @@ def check_repartition_rules(epochs: Epochs, settings: Settings, source: str) -> 
 
     The ones to follow are those of the lake's last epoch.
     """
-    if wrong := [field for field in changes(epochs, settings) if source in rerouted(settings, [field])]:
+    if wrong := [
+        field for field in changes(epochs, settings) if source in rerouted(settings, [field])
+    ]:
         raise _other_rules(wrong)
 
 
@@ -117,7 +129,8 @@ def check_rules(epochs: Epochs, settings: Settings) -> None:
 
 def _other_rules(fields: Iterable[str]) -> ConfigurationError:
     return ConfigurationError(
-        f"{', '.join(fields)}: the lake has other rules than this configuration; `watersmeet evolve` says what would change, "
+        f"{', '.join(fields)}: the lake has other rules than this configuration; `watersmeet "
+        "evolve` says what would change, "
         "and `watersmeet evolve --apply` records it; or set it back"
     )
 
@@ -130,7 +143,12 @@ def may_begin_anew(questions: Questions, epochs: Epochs, settings: Settings) -> 
     found = changes(epochs, settings)
     if not found or any(field.endswith(".schema") or field == "merge.window" for field in found):
         return False
-    with_rows = [tables.SILVER, tables.PROGRESS, tables.RECOVERED, *map(tables.bronze, settings.sources)]
+    with_rows = [
+        tables.SILVER,
+        tables.PROGRESS,
+        tables.RECOVERED,
+        *map(tables.bronze, settings.sources),
+    ]
     existing = [table for table in with_rows if questions.exists(table)]
     return not any(row_count(questions, table) for table in existing)
 
@@ -141,14 +159,20 @@ def epoch_row(settings: Settings, number: int, from_batch: int, now_ms: int) -> 
     return tables.layout(settings)[tables.EPOCHS].rows([row])
 
 
-def begin_epoch(questions: Questions, append: Append, settings: Settings, from_batch: int, now_ms: int) -> None:
+def begin_epoch(
+    questions: Questions, append: Append, settings: Settings, from_batch: int, now_ms: int
+) -> None:
     """Record the settings' rules as the next epoch of a lake without an owner.
 
     Such a lake has no batch yet, or is being rebuilt.
     """
     number = len(_read(questions))
     with suppress_conflict():  # of two concurrent first starts, one writes
-        append(tables.EPOCHS, epoch_row(settings, number, from_batch, now_ms), Commit(_APPLICATION, 0, number + 1))
+        append(
+            tables.EPOCHS,
+            epoch_row(settings, number, from_batch, now_ms),
+            Commit(_APPLICATION, 0, number + 1),
+        )
 
 
 def keep_first_epoch(questions: Questions, append: Append, settings: Settings, now_ms: int) -> None:
@@ -168,7 +192,9 @@ def longest_ms(epochs: Epochs) -> int:
     largest lag of a tenant's clock.
     """
     merges = [epoch.settings.merge for epoch in epochs]
-    return max(merge.window.longest_ms for merge in merges) + max(merge.tenant_max_lag_ms or 0 for merge in merges)
+    return max(merge.window.longest_ms for merge in merges) + max(
+        merge.tenant_max_lag_ms or 0 for merge in merges
+    )
 
 
 class EpochEnd(NamedTuple):
@@ -190,9 +216,15 @@ class EpochEnd(NamedTuple):
         return self.clock - self.window.gap_ms
 
 
-def epoch_ends(questions: Questions, epochs: Epochs, generation: Generation) -> dict[int, list[EpochEnd]]:
+def epoch_ends(
+    questions: Questions, epochs: Epochs, generation: Generation
+) -> dict[int, list[EpochEnd]]:
     """Return, by partition and in order, the ends of a generation's epochs before the last."""
-    ends = {last: epoch.settings.merge.window for epoch, last in epochs.ends() if last >= generation.from_batch}
+    ends = {
+        last: epoch.settings.merge.window
+        for epoch, last in epochs.ends()
+        if last >= generation.from_batch
+    }
     if not ends:
         return {}
     where: Where = [[("batch", "in", sorted(ends)), ("clock", "is not null", None)]]
@@ -200,7 +232,9 @@ def epoch_ends(questions: Questions, epochs: Epochs, generation: Generation) -> 
     rows = questions.summary(tables.PROGRESS, ["batch", "partition"], values, where).to_pylist()
     found: dict[int, list[EpochEnd]] = {}
     for row in sorted(rows, key=itemgetter("batch")):
-        found.setdefault(row["partition"], []).append(EpochEnd(ends[row["batch"]], row["clock"], row["head"]))
+        found.setdefault(row["partition"], []).append(
+            EpochEnd(ends[row["batch"]], row["clock"], row["head"])
+        )
     return found
 
 
@@ -229,7 +263,9 @@ def passed(questions: Questions, epochs: Epochs, generation: Generation) -> Pass
     return Passed({p: max(each.horizon for each in mine) for p, mine in found.items()}, begun)
 
 
-def _passed_with_tenants(questions: Questions, epochs: Epochs, generation: Generation, begun: Mapping[int, int]) -> Passed:
+def _passed_with_tenants(
+    questions: Questions, epochs: Epochs, generation: Generation, begun: Mapping[int, int]
+) -> Passed:
     heads = Heads(questions, generation)
     horizons: dict[int, int] = {}
     of_tenants: dict[tuple[int, str], int] = {}
@@ -241,19 +277,33 @@ def _passed_with_tenants(questions: Questions, epochs: Epochs, generation: Gener
         lag_ms, gap_ms = merge.tenant_max_lag_ms or 0, merge.window.gap_ms
         clocks = heads.clocks_at(moment_of(questions, last), lag_ms, of_all)
         of_nobody = clocks.of_nobody()
-        known = {each: of_nobody[each[0]] for each in of_tenants if each[0] in of_nobody} | clocks.of_tenants()
+        known = {
+            each: of_nobody[each[0]] for each in of_tenants if each[0] in of_nobody
+        } | clocks.of_tenants()
         of_tenants |= {
             (p, tenant): horizon_after(of_tenants.get((p, tenant), horizons.get(p)), clock, gap_ms)
             for (p, tenant), clock in known.items()
         }
-        horizons |= {p: horizon_after(horizons.get(p), clock, gap_ms) for p, clock in of_nobody.items()}
+        horizons |= {
+            p: horizon_after(horizons.get(p), clock, gap_ms) for p, clock in of_nobody.items()
+        }
         if following.tenant_max_lag_ms != merge.tenant_max_lag_ms:
-            of_all |= {tp: max(at - lag_ms, of_all.get(tp, at - lag_ms)) for tp, at in clocks.looked_at().items()}
-    return Passed(horizons, begun, {each: at for each, at in of_tenants.items() if at > horizons[each[0]]}, of_all)
+            of_all |= {
+                tp: max(at - lag_ms, of_all.get(tp, at - lag_ms))
+                for tp, at in clocks.looked_at().items()
+            }
+    return Passed(
+        horizons,
+        begun,
+        {each: at for each, at in of_tenants.items() if at > horizons[each[0]]},
+        of_all,
+    )
 
 
 def _read(questions: Questions) -> Sequence[tuple[int, dict[str, Any]]]:
     if not questions.exists(tables.EPOCHS):
         return []
-    found = questions.select(tables.EPOCHS, ["epoch", "from_batch", "configuration"]).sort_by("epoch")
+    found = questions.select(tables.EPOCHS, ["epoch", "from_batch", "configuration"]).sort_by(
+        "epoch"
+    )
     return [(row["from_batch"], json.loads(row["configuration"])) for row in found.to_pylist()]

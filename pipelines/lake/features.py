@@ -11,7 +11,10 @@ from pipelines.errors import ConfigurationError
 from pipelines.lake.location import Lake
 from pipelines.lake.questions import Questions
 
-_REMOVED_BY: Final = {"inCommitTimestamp": ["inCommitTimestamp"], "rowTracking": ["rowTracking", "domainMetadata"]}
+_REMOVED_BY: Final = {
+    "inCommitTimestamp": ["inCommitTimestamp"],
+    "rowTracking": ["rowTracking", "domainMetadata"],
+}
 """Features that Spark can drop at once, so that delta-rs writes the table again.
 
 Each comes with the features to drop for it.
@@ -35,9 +38,18 @@ def check_features_of(questions: Questions, lake: Lake, table: str) -> None:
         return
     feature = next((name for name in unknown if name in _REMOVED_BY), unknown[0])
     name, removed = f"delta.`{lake.address(table)}`", _REMOVED_BY.get(feature, ())
-    ways = ["; ".join(f"ALTER TABLE {name} DROP FEATURE {each}" for each in removed)] if removed else []
-    ways += ["go on with `engine: spark`"] if is_embedded else ["restore the table to before", "read it in a catalog"]
+    ways = (
+        ["; ".join(f"ALTER TABLE {name} DROP FEATURE {each}" for each in removed)]
+        if removed
+        else []
+    )
+    ways += (
+        ["go on with `engine: spark`"]
+        if is_embedded
+        else ["restore the table to before", "read it in a catalog"]
+    )
     raise ConfigurationError(
-        f"lake: {table} has the table feature {feature}, which somebody has turned on and delta-rs cannot "
+        f"lake: {table} has the table feature {feature}, which somebody has turned on and delta-rs "
+        "cannot "
         f"{'write' if is_embedded else 'read'}: {', or '.join(ways)}"
     )

@@ -198,7 +198,8 @@ class Files:
 
 def _no_bucket(address: str) -> ConfigurationError:
     return ConfigurationError(
-        f"there is no bucket or container `{urlsplit(address).netloc}` at {address.partition('/_')[0]}, or it may not be listed; "
+        f"there is no bucket or container `{urlsplit(address).netloc}` at "
+        f"{address.partition('/_')[0]}, or it may not be listed; "
         "create it, or correct the address"
     )
 
@@ -210,16 +211,23 @@ def _store(url: str, storage: Mapping[str, str]) -> ObjectStore:
     knows are left out.
     """
     config: Any = {
-        name: value for name, value in storage.items() if not _of_the_client({name: value}) and _is_known(url, {name: value})
+        name: value
+        for name, value in storage.items()
+        if not _of_the_client({name: value}) and _is_known(url, {name: value})
     }
-    environment = {name: value for name, value in os.environ.items() if name.lower().startswith(_PREFIXES)}
+    environment = {
+        name: value for name, value in os.environ.items() if name.lower().startswith(_PREFIXES)
+    }
     client: Any = _of_the_client(environment) | _of_the_client(storage)
     store: ObjectStore = from_url(url, config=config, client_options=client, retry_config=_PATIENCE)
     return store
 
 
 def _of_the_client(options: Mapping[str, str]) -> dict[str, str]:
-    plain = {re.sub(f"^({'|'.join(_PREFIXES)})", "", name.lower()): value for name, value in options.items()}
+    plain = {
+        re.sub(f"^({'|'.join(_PREFIXES)})", "", name.lower()): value
+        for name, value in options.items()
+    }
     return {name: value for name, value in plain.items() if name in _CLIENT}
 
 

@@ -79,7 +79,9 @@ class Fingerprints(NamedTuple):
         return found
 
 
-def read_fingerprints(questions: Questions, settings: Settings, epochs: Epochs, generations: Generations) -> Fingerprints:
+def read_fingerprints(
+    questions: Questions, settings: Settings, epochs: Epochs, generations: Generations
+) -> Fingerprints:
     """Return the fingerprints for the messages of the newest generation."""
     newest, now = generations.newest, epochs.current.settings
     fingerprints = [epoch.settings.fingerprint for epoch in epochs]
@@ -110,14 +112,18 @@ def read_spans(
     known = {0: dict[TopicPartition, int](), **read_since}
     numbers = sorted(known)
     following = zip(numbers, [*numbers[1:], -1], strict=True)
-    spans: list[Span] = [(fingerprints[number], known[number], known.get(after)) for number, after in following]
+    spans: list[Span] = [
+        (fingerprints[number], known[number], known.get(after)) for number, after in following
+    ]
     for jump in jumps:  # a jump reads what bronze lacks by the rules of its epoch
         until = known.get(next((n for n in numbers if n > jump.epoch), -1))
         spans.append((fingerprints[jump.epoch], jump.begin, until))
     return [span for span in spans if span[0] != fingerprints[-1]]
 
 
-def read_since(questions: Questions, settings: Settings, epochs: int) -> dict[int, dict[TopicPartition, int]]:
+def read_since(
+    questions: Questions, settings: Settings, epochs: int
+) -> dict[int, dict[TopicPartition, int]]:
     """Return, by the number of an epoch, where bronze began to read by its rules.
 
     Epochs by whose rules it has read nothing are missing.
@@ -127,19 +133,27 @@ def read_since(questions: Questions, settings: Settings, epochs: int) -> dict[in
         for source in settings.inputs:
             if (text := kept.get(_fact(number, source))) is not None:
                 offsets = orjson.loads(text)
-                found.setdefault(number, {}).update({TopicPartition(source, int(p)): at for p, at in offsets.items()})
+                found.setdefault(number, {}).update(
+                    {TopicPartition(source, int(p)): at for p, at in offsets.items()}
+                )
     return found
 
 
 def keep_read_since(
-    questions: Questions, append: Append, settings: Settings, epochs: Epochs, next_offsets: Mapping[str, Mapping[int, int]]
+    questions: Questions,
+    append: Append,
+    settings: Settings,
+    epochs: Epochs,
+    next_offsets: Mapping[str, Mapping[int, int]],
 ) -> None:
     """Note, by input and partition, where bronze reads on by the current rules.
 
     Only the first note of an epoch counts.
     """
     facts = {
-        _fact(epochs.current.number, source): orjson.dumps({str(p): at for p, at in mine.items()}).decode()
+        _fact(epochs.current.number, source): orjson.dumps(
+            {str(p): at for p, at in mine.items()}
+        ).decode()
         for source, mine in next_offsets.items()
     }
     keep_facts(questions, append, settings, facts)

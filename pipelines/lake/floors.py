@@ -58,11 +58,18 @@ def read_floors(questions: Questions) -> Floors:
     for row in rows:  # for a moment, one source may be ahead of the others
         if row["batch"] is not None:
             batches[row["partition"]] = max(row["batch"], batches.get(row["partition"], -1))
-    return Floors(batches, {(row["table"], row["partition"]): row["time"] for row in rows if row["time"] is not None})
+    return Floors(
+        batches,
+        {(row["table"], row["partition"]): row["time"] for row in rows if row["time"] is not None},
+    )
 
 
 def read_history(
-    questions: Questions, settings: Settings, partitions: int, generation: Generation, last_batch: int
+    questions: Questions,
+    settings: Settings,
+    partitions: int,
+    generation: Generation,
+    last_batch: int,
 ) -> dict[int, History]:
     """Return, by partition, where the history of a generation begins.
 
@@ -70,31 +77,51 @@ def read_history(
     deleted.
     """
     floors = read_floors(questions)
-    times_of = {place: time for place, time in floors.times.items() if place[0] in (tables.LATE, tables.SILVER)}
+    times_of = {
+        place: time
+        for place, time in floors.times.items()
+        if place[0] in (tables.LATE, tables.SILVER)
+    }
     # Quarantine's floor does not count: refused records need no history.
     if not floors.batches and not times_of:
         return {}
-    noted = questions.summary(tables.PROGRESS, [], {"last": ("max", "batch")}, [[("batch", "<=", last_batch)]])["last"][0].as_py()
-    longest_ms = max(epoch.settings.merge.window.longest_ms for epoch in read_epochs(questions, settings))
+    noted = questions.summary(
+        tables.PROGRESS, [], {"last": ("max", "batch")}, [[("batch", "<=", last_batch)]]
+    )["last"][0].as_py()
+    longest_ms = max(
+        epoch.settings.merge.window.longest_ms for epoch in read_epochs(questions, settings)
+    )
     found = {}
     for p in range(partitions):
         batch = max(min(floors.batches.get(p, -1), last_batch), generation.from_batch - 1)
         # No merge record is open for longer than `longest_ms`. So one that was open at a clock has
         # its last event time at most that long before it.
-        times = [time + (longest_ms if table == tables.SILVER else 0) for (table, q), time in times_of.items() if q == p]
+        times = [
+            time + (longest_ms if table == tables.SILVER else 0)
+            for (table, q), time in times_of.items()
+            if q == p
+        ]
         if times:
             first = max(batch, generation.from_batch)
             batch = max(batch, _first_batch(questions, settings, p, first, max(times), noted))
-        found[p] = _at_end_of(questions, settings, p, batch) if batch >= generation.from_batch else _beginning(generation, p)
+        found[p] = (
+            _at_end_of(questions, settings, p, batch)
+            if batch >= generation.from_batch
+            else _beginning(generation, p)
+        )
     return found
 
 
 def _beginning(generation: Generation, partition: int) -> History:
-    begin = {tp.source: offset for tp, offset in generation.begin.items() if tp.partition == partition}
+    begin = {
+        tp.source: offset for tp, offset in generation.begin.items() if tp.partition == partition
+    }
     return History(generation.from_batch - 1, begin, dict.fromkeys(begin), None)
 
 
-def _first_batch(questions: Questions, settings: Settings, partition: int, since: int, time_ms: int, last: int) -> int:
+def _first_batch(
+    questions: Questions, settings: Settings, partition: int, since: int, time_ms: int, last: int
+) -> int:
     """Return the first batch at whose end every source of a partition has at least this position.
 
     Without such a batch, it is the last one that is noted.
@@ -109,9 +136,16 @@ def _first_batch(questions: Questions, settings: Settings, partition: int, since
 def _at_end_of(questions: Questions, settings: Settings, partition: int, batch: int) -> History:
     of_batch: Where = [[("batch", "=", batch), ("partition", "=", partition)]]
     columns = ["source", "until_offset", "position", "clock"]
-    rows = {row["source"]: row for row in questions.select(tables.PROGRESS, columns, of_batch).to_pylist()}
-    offsets = {source: rows[source]["until_offset"] if source in rows else 0 for source in settings.inputs}
-    positions = {source: rows[source]["position"] if source in rows else None for source in settings.inputs}
+    rows = {
+        row["source"]: row
+        for row in questions.select(tables.PROGRESS, columns, of_batch).to_pylist()
+    }
+    offsets = {
+        source: rows[source]["until_offset"] if source in rows else 0 for source in settings.inputs
+    }
+    positions = {
+        source: rows[source]["position"] if source in rows else None for source in settings.inputs
+    }
     return History(batch, offsets, positions, next((row["clock"] for row in rows.values()), None))
 
 
@@ -120,8 +154,12 @@ def batch_ends(questions: Questions, partitions: Mapping[int, int]) -> dict[Topi
 
     `partitions`: by partition, the batch.
     """
-    where: Where = [[("batch", "in", sorted(set(partitions.values()))), ("partition", "in", sorted(partitions))]]
-    rows = questions.select(tables.PROGRESS, ["source", "partition", "batch", "until_offset"], where).to_pylist()
+    where: Where = [
+        [("batch", "in", sorted(set(partitions.values()))), ("partition", "in", sorted(partitions))]
+    ]
+    rows = questions.select(
+        tables.PROGRESS, ["source", "partition", "batch", "until_offset"], where
+    ).to_pylist()
     return {
         TopicPartition(row["source"], row["partition"]): row["until_offset"]
         for row in rows

@@ -77,7 +77,10 @@ class Generations(tuple[Generation, ...]):
     def batches(self, generation: Generation) -> list[Condition]:
         """Return the batches of a generation as a condition."""
         last = self.after(generation)
-        return [("batch", ">=", generation.from_batch), *([] if last is None else [("batch", "<", last.from_batch)])]
+        return [
+            ("batch", ">=", generation.from_batch),
+            *([] if last is None else [("batch", "<", last.from_batch)]),
+        ]
 
 
 def read_generations(questions: Questions, settings: Settings) -> Generations:
@@ -89,7 +92,9 @@ def read_generations(questions: Questions, settings: Settings) -> Generations:
         return _of_earlier_version(questions, settings)
     names = tables.layout(settings)[tables.GENERATIONS].schema.names
     by_number: dict[int, list[dict[str, Any]]] = {}
-    for row in questions.select(tables.GENERATIONS, [name for name in names if name != "topic"]).to_pylist():
+    for row in questions.select(
+        tables.GENERATIONS, [name for name in names if name != "topic"]
+    ).to_pylist():
         by_number.setdefault(row["generation"], []).append(row)
     if not by_number:
         return _of_earlier_version(questions, settings)
@@ -97,7 +102,11 @@ def read_generations(questions: Questions, settings: Settings) -> Generations:
 
 
 def _generation(number: int, rows: Sequence[Mapping[str, Any]]) -> Generation:
-    begin = {TopicPartition(row["source"], row["partition"]): row["start_offset"] for row in rows if row["source"] is not None}
+    begin = {
+        TopicPartition(row["source"], row["partition"]): row["start_offset"]
+        for row in rows
+        if row["source"] is not None
+    }
     tails = {row["partition"]: _tail(row) for row in rows if row["source"] is None}
     first = rows[0]
     of_all = (first[name] for name in ("kind", "decided_at", "reason", "epoch", "is_lived"))
@@ -124,11 +133,23 @@ def generation_rows(settings: Settings, generation: Generation) -> pa.Table:
         "is_lived": generation.is_lived,
     }
     rows: list[dict[str, Any]] = [
-        {**of_all, **settings.place(tp.source)._asdict(), "partition": tp.partition, "start_offset": offset}
+        {
+            **of_all,
+            **settings.place(tp.source)._asdict(),
+            "partition": tp.partition,
+            "start_offset": offset,
+        }
         for tp, offset in generation.begin.items()
     ]
     for p, tail in generation.tails.items():
-        of_tail = (tail.seq, tail.event_time, tail.key, tail.due, tail.closed_at, tail.tenant or None)
+        of_tail = (
+            tail.seq,
+            tail.event_time,
+            tail.key,
+            tail.due,
+            tail.closed_at,
+            tail.tenant or None,
+        )
         rows.append({**of_all, "partition": p, **dict(zip(_TAIL, of_tail, strict=True))})
     return tables.layout(settings)[tables.GENERATIONS].rows_of(rows)
 
@@ -147,27 +168,40 @@ def _of_earlier_version(questions: Questions, settings: Settings) -> Generations
         return Generations()
     if _has_jumped(questions):
         raise ConfigurationError(
-            f"{tables.PROGRESS}: this lake has had a `watersmeet reset` under an earlier version, after which nobody can say "
-            "which rows belong together; begin a new lake, with another `publish.topic`, and keep this one to look at"
+            f"{tables.PROGRESS}: this lake has had a `watersmeet reset` under an earlier version, "
+            "after which nobody can say "
+            "which rows belong together; begin a new lake, with another `publish.topic`, and keep "
+            "this one to look at"
         )
     begin: dict[TopicPartition, int] = {}
     of_tables = [(tables.RESETS, "to_offset"), (tables.RECOVERED, "offset")]
     for table, column in of_tables:
         if questions.exists(table):
-            of_source: Where = [[("source", "is not null", None), *_of_no_generation(questions, table)]]
+            of_source: Where = [
+                [("source", "is not null", None), *_of_no_generation(questions, table)]
+            ]
             rows = questions.select(table, ["source", "partition", column], of_source).to_pylist()
             for row in rows:
                 tp = TopicPartition(row["source"], row["partition"])
                 begin[tp] = min(row[column], begin.get(tp, row[column]))
     partitions = {tp.partition for tp in begin} | _partitions(questions, settings)
     every = [TopicPartition(source, p) for source in settings.inputs for p in sorted(partitions)]
-    return Generations([Generation(0, 0, dict.fromkeys(every, 0) | begin, {}, reason="an earlier version")])
+    return Generations(
+        [Generation(0, 0, dict.fromkeys(every, 0) | begin, {}, reason="an earlier version")]
+    )
 
 
 def _has_begun(questions: Questions, settings: Settings) -> bool:
-    with_rows = [tables.PROGRESS, tables.RECOVERED, tables.RESETS, *map(tables.bronze, settings.sources)]
+    with_rows = [
+        tables.PROGRESS,
+        tables.RECOVERED,
+        tables.RESETS,
+        *map(tables.bronze, settings.sources),
+    ]
     return any(
-        questions.exists(table) and row_count(questions, table, [_of_no_generation(questions, table)]) > 0 for table in with_rows
+        questions.exists(table)
+        and row_count(questions, table, [_of_no_generation(questions, table)]) > 0
+        for table in with_rows
     )
 
 
@@ -180,14 +214,21 @@ def _of_no_generation(questions: Questions, table: str) -> list[Condition]:
 
 
 def _has_jumped(questions: Questions) -> bool:
-    return questions.exists(tables.PROGRESS) and row_count(questions, tables.PROGRESS, [[("reason", "is not null", None)]]) > 0
+    return (
+        questions.exists(tables.PROGRESS)
+        and row_count(questions, tables.PROGRESS, [[("reason", "is not null", None)]]) > 0
+    )
 
 
 def _partitions(questions: Questions, settings: Settings) -> set[int]:
     found: set[int] = set()
     for table in [tables.PROGRESS, *map(tables.bronze, settings.sources)]:
         if questions.exists(table):
-            found |= set(questions.summary(table, ["partition"], {"rows": ("count", "*")})["partition"].to_pylist())
+            found |= set(
+                questions.summary(table, ["partition"], {"rows": ("count", "*")})[
+                    "partition"
+                ].to_pylist()
+            )
     return found
 
 

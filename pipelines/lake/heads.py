@@ -24,7 +24,13 @@ from pipelines.lake.generations import Generation
 from pipelines.lake.questions import Condition, Questions, Where, in_portions, within
 
 _RECORDS = pa.schema(
-    {"source": pa.string(), "partition": pa.int32(), "offset": pa.int64(), "event_time": pa.int64(), "tenant": pa.string()}
+    {
+        "source": pa.string(),
+        "partition": pa.int32(),
+        "offset": pa.int64(),
+        "event_time": pa.int64(),
+        "tenant": pa.string(),
+    }
 )
 
 
@@ -42,8 +48,15 @@ def moment_of(questions: Questions, batch: int) -> Moment:
     """Return the end of a batch that `progress` has."""
     columns = ["source", "partition", "until_offset", "position", "clock"]
     rows = questions.select(tables.PROGRESS, columns, [[("batch", "=", batch)]]).to_pylist()
-    cursors = {TopicPartition(row["source"], row["partition"]): Cursor(row["until_offset"], row["position"]) for row in rows}
-    return Moment(cursors, {row["partition"]: row["clock"] for row in rows if row["clock"] is not None})
+    cursors = {
+        TopicPartition(row["source"], row["partition"]): Cursor(
+            row["until_offset"], row["position"]
+        )
+        for row in rows
+    }
+    return Moment(
+        cursors, {row["partition"]: row["clock"] for row in rows if row["clock"] is not None}
+    )
 
 
 @dataclass(frozen=True)
@@ -53,7 +66,12 @@ class Heads:
     questions: Questions
     generation: Generation
 
-    def clocks_at(self, moment: Moment, lag_ms: int, of_all: Mapping[TopicPartition, int] = MappingProxyType({})) -> TenantClocks:
+    def clocks_at(
+        self,
+        moment: Moment,
+        lag_ms: int,
+        of_all: Mapping[TopicPartition, int] = MappingProxyType({}),
+    ) -> TenantClocks:
         """Return the clocks of tenants at a moment.
 
         `of_all`: by topic-partition, a lower bound (ms) of every tenant's position since an earlier
@@ -64,34 +82,60 @@ class Heads:
         for tp, decision in read_decisions(self.questions, self.generation):
             idle.setdefault(tp, []).append(decision)
         heads, waiting = [HEADS.empty_table()], [_RECORDS.empty_table()]
-        known = {tp: cursor for tp, cursor in moment.cursors.items() if tp.partition in moment.clocks}
+        known = {
+            tp: cursor for tp, cursor in moment.cursors.items() if tp.partition in moment.clocks
+        }
         for source in sorted({tp.source for tp in known}):
             stood = [
-                _Stood(tp, begins.get(tp, 0), cursor, moment.clocks[tp.partition], idle.get(tp, ()), of_all.get(tp))
+                _Stood(
+                    tp,
+                    begins.get(tp, 0),
+                    cursor,
+                    moment.clocks[tp.partition],
+                    idle.get(tp, ()),
+                    of_all.get(tp),
+                )
                 for tp, cursor in known.items()
                 if tp.source == source
             ]
             heads.append(self._heads(source, stood, lag_ms))
-            waiting.append(self._waiting(source, [each for each in stood if not each.is_cut_passed]))
-        ranges = {tp: OffsetRange(c.next_offset, c.next_offset, c.position, c.position, None) for tp, c in known.items()}
+            waiting.append(
+                self._waiting(source, [each for each in stood if not each.is_cut_passed])
+            )
+        ranges = {
+            tp: OffsetRange(c.next_offset, c.next_offset, c.position, c.position, None)
+            for tp, c in known.items()
+        }
         plan = BatchPlan(0, ranges, moment.clocks, has_late=False)
-        return TenantClocks.of(pa.concat_tables(waiting), pa.concat_tables(heads), plan, idle, lag_ms)
+        return TenantClocks.of(
+            pa.concat_tables(waiting), pa.concat_tables(heads), plan, idle, lag_ms
+        )
 
     def _waiting(self, source: str, stood: Sequence[_Stood]) -> pa.Table:
         """Return the first waiting record of each topic-partition."""
         at = {each.tp.partition: each.cursor.next_offset for each in stood}
         ranges = {p: (offset, offset + 1) for p, offset in at.items()}
-        found = self.questions.select(tables.bronze(source), _RECORDS.names[1:], within(ranges)).to_pylist()
-        rows = ({"source": source, **row} for row in found if at.get(row["partition"]) == row["offset"])
+        found = self.questions.select(
+            tables.bronze(source), _RECORDS.names[1:], within(ranges)
+        ).to_pylist()
+        rows = (
+            {"source": source, **row} for row in found if at.get(row["partition"]) == row["offset"]
+        )
         return pa.Table.from_pylist(list(rows), _RECORDS)
 
     def _heads(self, source: str, stood: Sequence[_Stood], lag_ms: int) -> pa.Table:
         """Return the heads of a source's tenants, as `core.tenants.HEADS`."""
         first = self._first_at_clock(source, [each for each in stood if each.is_cut_passed])
-        passed = [(each, each.cursor.next_offset) for each in stood if each.cursor.position is not None]
+        passed = [
+            (each, each.cursor.next_offset) for each in stood if each.cursor.position is not None
+        ]
         own = self._largest(source, passed, lag_ms)
-        cuts = {each: each.cut(first.get(each.tp.partition)) for each in stood if each.is_cut_passed}
-        at_cut = self._largest(source, [(each, cut.records_until) for each, cut in cuts.items()], lag_ms)
+        cuts = {
+            each: each.cut(first.get(each.tp.partition)) for each in stood if each.is_cut_passed
+        }
+        at_cut = self._largest(
+            source, [(each, cut.records_until) for each, cut in cuts.items()], lag_ms
+        )
         for each in stood:
             p = each.tp.partition
             for decision in each.passed():
@@ -101,15 +145,25 @@ class Heads:
             if each.of_all is not None:
                 for found in (own, at_cut):
                     _raise(found, p, [(None, each.of_all)])
-        rows = [(source, p, tenant, time, at_cut.get((p, tenant), NO_TIME)) for (p, tenant), time in own.items()]
-        return pa.Table.from_pylist([dict(zip(HEADS.names, row, strict=True)) for row in rows], HEADS)
+        rows = [
+            (source, p, tenant, time, at_cut.get((p, tenant), NO_TIME))
+            for (p, tenant), time in own.items()
+        ]
+        return pa.Table.from_pylist(
+            [dict(zip(HEADS.names, row, strict=True)) for row in rows], HEADS
+        )
 
     def _first_at_clock(self, source: str, stood: Sequence[_Stood]) -> dict[int, int]:
         """Return, by partition, the offset of the first record that had reached the clock."""
         found: dict[int, int] = {}
         for some in in_portions(stood):
-            where: Where = [[*each.passed_offsets(each.cursor.next_offset), ("event_time", ">=", each.clock)] for each in some]
-            rows = self.questions.summary(tables.bronze(source), ["partition"], {"first": ("min", "offset")}, where).to_pylist()
+            where: Where = [
+                [*each.passed_offsets(each.cursor.next_offset), ("event_time", ">=", each.clock)]
+                for each in some
+            ]
+            rows = self.questions.summary(
+                tables.bronze(source), ["partition"], {"first": ("min", "offset")}, where
+            ).to_pylist()
             found |= {row["partition"]: row["first"] for row in rows}
         return found
 
@@ -121,10 +175,16 @@ class Heads:
         found: _Own = {}
         for some in in_portions(until):
             where: Where = [
-                [*each.passed_offsets(offset), ("event_time", ">", (each.cursor.position or 0) - lag_ms)] for each, offset in some
+                [
+                    *each.passed_offsets(offset),
+                    ("event_time", ">", (each.cursor.position or 0) - lag_ms),
+                ]
+                for each, offset in some
             ]
             values = {"time": ("max", "event_time")}
-            rows = self.questions.summary(tables.bronze(source), ["partition", "tenant"], values, where).to_pylist()
+            rows = self.questions.summary(
+                tables.bronze(source), ["partition", "tenant"], values, where
+            ).to_pylist()
             found |= {(row["partition"], row["tenant"]): row["time"] for row in rows}
         return found
 
@@ -160,7 +220,11 @@ class _Stood:
     def passed(self) -> list[IdleDecision]:
         """Return the decisions that the merge had read."""
         at, position = self.cursor.next_offset, self.cursor.position or 0
-        return [each for each in self.decisions if each.after_offset < at and each.event_time <= position]
+        return [
+            each
+            for each in self.decisions
+            if each.after_offset < at and each.event_time <= position
+        ]
 
     def cut(self, first: int | None) -> _Cut:
         """Return the cut.
@@ -179,7 +243,11 @@ class _Stood:
 
     def passed_offsets(self, until: int) -> list[Condition]:
         """Return the condition for the records since the beginning, before an offset."""
-        return [("partition", "=", self.tp.partition), ("offset", ">=", self.begin), ("offset", "<", until)]
+        return [
+            ("partition", "=", self.tp.partition),
+            ("offset", ">=", self.begin),
+            ("offset", "<", until),
+        ]
 
 
 _Own: TypeAlias = dict[tuple[int, "str | None"], int]

@@ -52,16 +52,24 @@ def check_layout(questions: Questions, lake: Lake) -> None:
     layout, known = int(properties.get(tables.LAYOUT, 0)), tables.LAYOUT_VERSION
     if layout > known:
         raise ConfigurationError(
-            f"lake: {lake.location} has layout {layout}, and this version of Watersmeet knows layouts up to {known}; "
+            f"lake: {lake.location} has layout {layout}, and this version of Watersmeet knows "
+            f"layouts up to {known}; "
             "use the version that wrote it, or a later one"
         )
     is_numbered = tables.LAYOUT in properties or not questions.exists(silver)
-    if not is_numbered or (questions.exists(progress) and "silver_version" not in questions.columns(progress).names):
+    if not is_numbered or (
+        questions.exists(progress) and "silver_version" not in questions.columns(progress).names
+    ):
         raise ConfigurationError(
-            f"lake: {lake.location} was made by an earlier version of Watersmeet, whose tables this one does not continue: "
-            "begin a new lake elsewhere, with another `publish.topic`: messages of then do not say how they are taken up"
+            f"lake: {lake.location} was made by an earlier version of Watersmeet, whose tables "
+            "this one does not continue: "
+            "begin a new lake elsewhere, with another `publish.topic`: messages of then do not say "
+            "how they are taken up"
         )
-    if changed := [*_other_topics(questions, lake.settings), *differences(questions, _tenants(lake.settings))]:
+    if changed := [
+        *_other_topics(questions, lake.settings),
+        *differences(questions, _tenants(lake.settings)),
+    ]:
         raise ConfigurationError(changed[0])
 
 
@@ -81,8 +89,12 @@ def identity(settings: Settings, partitions: int, topic_ids: Mapping[str, str]) 
     }
     for name, source in settings.sources.items():
         facts |= {
-            f"sources.{name}.topic": ", ".join(f"{topic} ({topic_ids.get(topic, 'missing')})" for topic in source.topics),
-            f"sources.{name}.format": f"{source.format}, with a registry" if source.registry else source.format,
+            f"sources.{name}.topic": ", ".join(
+                f"{topic} ({topic_ids.get(topic, 'missing')})" for topic in source.topics
+            ),
+            f"sources.{name}.format": f"{source.format}, with a registry"
+            if source.registry
+            else source.format,
         }
     return {**facts, **_tenants(settings)}
 
@@ -97,7 +109,10 @@ def _other_topics(questions: Questions, settings: Settings) -> Iterator[str]:
 
 def _tenants(settings: Settings) -> dict[str, str]:
     """Return, by dotted path, the path of each source's tenants."""
-    return {f"sources.{name}.tenant": settings.tenant_path(name) or _NO_TENANTS for name in settings.sources}
+    return {
+        f"sources.{name}.tenant": settings.tenant_path(name) or _NO_TENANTS
+        for name in settings.sources
+    }
 
 
 def rules_of_layout_1(settings: Settings) -> dict[str, str]:
@@ -107,8 +122,12 @@ def rules_of_layout_1(settings: Settings) -> dict[str, str]:
     """
     facts = {
         "kafka.max_record_bytes": str(settings.kafka.max_record_bytes),
-        "merge.timeout": "null" if settings.merge.timeout_ms is None else f"{settings.merge.timeout_ms} ms",
-        "merge.window": "null" if settings.merge.window_by_gap is None else str(list(settings.merge.window)),
+        "merge.timeout": "null"
+        if settings.merge.timeout_ms is None
+        else f"{settings.merge.timeout_ms} ms",
+        "merge.window": "null"
+        if settings.merge.window_by_gap is None
+        else str(list(settings.merge.window)),
         "merge.max_future": f"{settings.merge.max_future_ms} ms",
         "publish.valid": settings.publish.valid,
         "publish.value": settings.publish.value or "null",
@@ -117,12 +136,18 @@ def rules_of_layout_1(settings: Settings) -> dict[str, str]:
     for name, source in settings.sources.items():
         beat, where = source.heartbeat, source.where
         facts |= {
-            f"sources.{name}.schema": _digest(source.schema_file.text) if source.schema_file else "null",
+            f"sources.{name}.schema": _digest(source.schema_file.text)
+            if source.schema_file
+            else "null",
             f"sources.{name}.key": _joined(source.key or "null"),
             f"sources.{name}.event_time": _event_time(source.time),
             f"sources.{name}.tombstone": source.tombstone,
-            f"sources.{name}.heartbeat": "null" if beat is None else f"{beat.field} = {beat.equals!r}",
-            f"sources.{name}.where": "null" if where is None else f"{where.field} = {where.equals!r}",
+            f"sources.{name}.heartbeat": "null"
+            if beat is None
+            else f"{beat.field} = {beat.equals!r}",
+            f"sources.{name}.where": "null"
+            if where is None
+            else f"{where.field} = {where.equals!r}",
         }
     return facts
 
@@ -162,11 +187,21 @@ def remade_topics(questions: Questions, facts: Mapping[str, str]) -> dict[str, l
     are left out.
     """
     kept = _kept(questions) if questions.exists(tables.CONFIGURATION) else {}
-    names = [field for field, now in facts.items() if field.endswith(".topic") and kept.get(field, now) != now]
-    return {field: _remade(kept[field], facts[field]) for field in names if _topics(kept[field]) == _topics(facts[field])}
+    names = [
+        field
+        for field, now in facts.items()
+        if field.endswith(".topic") and kept.get(field, now) != now
+    ]
+    return {
+        field: _remade(kept[field], facts[field])
+        for field in names
+        if _topics(kept[field]) == _topics(facts[field])
+    }
 
 
-def keep_moved(questions: Questions, append: Append, settings: Settings, facts: Mapping[str, str]) -> None:
+def keep_moved(
+    questions: Questions, append: Append, settings: Settings, facts: Mapping[str, str]
+) -> None:
     """Keep facts in place of those that the lake has.
 
     For the lake's owner, where topics have moved.
@@ -175,7 +210,11 @@ def keep_moved(questions: Questions, append: Append, settings: Settings, facts: 
     changed = [(field, value, now) for field, value in facts.items() if kept.get(field) != value]
     if changed:
         rows = tables.layout(settings)[tables.CONFIGURATION].rows(changed)
-        append(tables.CONFIGURATION, rows, Commit(_APPLICATION, 0, row_count(questions, tables.CONFIGURATION) + len(changed)))
+        append(
+            tables.CONFIGURATION,
+            rows,
+            Commit(_APPLICATION, 0, row_count(questions, tables.CONFIGURATION) + len(changed)),
+        )
 
 
 def check_identity(questions: Questions, facts: Mapping[str, str]) -> None:
@@ -184,7 +223,9 @@ def check_identity(questions: Questions, facts: Mapping[str, str]) -> None:
         raise _refusal(changed)
 
 
-def keep_identity(questions: Questions, append: Append, settings: Settings, facts: Mapping[str, str]) -> None:
+def keep_identity(
+    questions: Questions, append: Append, settings: Settings, facts: Mapping[str, str]
+) -> None:
     """Make sure that the lake holds every fact.
 
     Raises ConfigurationError where one differs from what the lake held.
@@ -194,12 +235,18 @@ def keep_identity(questions: Questions, append: Append, settings: Settings, fact
         raise _refusal(changed)
 
 
-def keep_facts(questions: Questions, append: Append, settings: Settings, facts: Mapping[str, str]) -> dict[str, str]:
+def keep_facts(
+    questions: Questions, append: Append, settings: Settings, facts: Mapping[str, str]
+) -> dict[str, str]:
     """Keep the facts that the lake does not hold yet, and return all that it holds."""
     table = tables.layout(settings)[tables.CONFIGURATION]
     for _ in range(_ATTEMPTS):
         kept, now = _kept(questions), time.time_ns() // 1_000_000
-        missing = [(name, value, now) for name, value in facts.items() if name not in kept and value != _NO_TENANTS]
+        missing = [
+            (name, value, now)
+            for name, value in facts.items()
+            if name not in kept and value != _NO_TENANTS
+        ]
         if not missing:
             break
         with suppress_conflict():  # of two concurrent first starts, one writes
@@ -214,42 +261,64 @@ def kept_facts(questions: Questions) -> dict[str, str]:
 
 
 def _refusal(changed: Sequence[str]) -> ConfigurationError:
-    return ConfigurationError(changed[0] + (f" (and {len(changed) - 1} more changes)" if len(changed) > 1 else ""))
+    return ConfigurationError(
+        changed[0] + (f" (and {len(changed) - 1} more changes)" if len(changed) > 1 else "")
+    )
 
 
 def _kept(questions: Questions) -> dict[str, str]:
-    rows = questions.select(tables.CONFIGURATION, ["decided_at", "field", "value"]).sort_by([("decided_at", "ascending")])
+    rows = questions.select(tables.CONFIGURATION, ["decided_at", "field", "value"]).sort_by(
+        [("decided_at", "ascending")]
+    )
     # Of a field, the last row holds: a topic may have moved.
     kept = dict(zip(rows["field"].to_pylist(), rows["value"].to_pylist(), strict=True))
-    without = {f"{field.removesuffix('.topic')}.tenant": _NO_TENANTS for field in kept if field.endswith(".topic")}
+    without = {
+        f"{field.removesuffix('.topic')}.tenant": _NO_TENANTS
+        for field in kept
+        if field.endswith(".topic")
+    }
     return {**without, **kept}
 
 
 def _differences(kept: Mapping[str, str], facts: Mapping[str, str]) -> list[str]:
-    return [_difference(field, kept[field], now) for field, now in facts.items() if kept.get(field, now) != now]
+    return [
+        _difference(field, kept[field], now)
+        for field, now in facts.items()
+        if kept.get(field, now) != now
+    ]
 
 
 def _difference(field: str, before: str, now: str) -> str:
     if field == "name":
         return (
-            f"name: the lake was begun as `{before}`, and as `{now}` Kafka would no longer keep a second publisher out; "
+            f"name: the lake was begun as `{before}`, and as `{now}` Kafka would no longer keep a "
+            "second publisher out; "
             "set it back"
         )
     if field == "partitions":
         return (
-            f"sources: the topics have {now} partitions, and had {before} when the lake was begun: keys have moved to other "
+            f"sources: the topics have {now} partitions, and had {before} when the lake was begun: "
+            "keys have moved to other "
             "partitions since, so nothing would meet; begin a new lake, or restore the topics"
         )
     if field.endswith(".topic") and _topics(before) == _topics(now):
         return (
-            f"{field}: {' and '.join(_remade(before, now))} was deleted and made again since the lake was begun, and does not "
-            "have the last records of bronze: its offsets mean other records now; begin a new lake, or restore the topic"
+            f"{field}: {' and '.join(_remade(before, now))} was deleted and made again since the "
+            "lake was begun, and does not "
+            "have the last records of bronze: its offsets mean other records now; begin a new "
+            "lake, or restore the topic"
         )
     if field.endswith(".tenant"):
-        was, would_be = (f"with tenants at `{path}`" if path else "without tenants" for path in (before, now))
-        return f"{field}: the lake was begun {was}, and {would_be} it would be another merge; set it back, or begin a new lake"
+        was, would_be = (
+            f"with tenants at `{path}`" if path else "without tenants" for path in (before, now)
+        )
+        return (
+            f"{field}: the lake was begun {was}, and {would_be} it would be another merge; set it "
+            "back, or begin a new lake"
+        )
     return (
-        f"{field}: the lake was begun with `{before}`, and `{now}` would make another result of the same records; "
+        f"{field}: the lake was begun with `{before}`, and `{now}` would make another result of "
+        "the same records; "
         "set it back, or begin a new lake"
     )
 

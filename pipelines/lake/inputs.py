@@ -35,14 +35,22 @@ def _plain(condition: Condition) -> Iterator[Condition]:
         yield condition
 
 
-def asked(columns: Sequence[str], table: str, layout: Mapping[str, Table], with_topics: Collection[str]) -> Sequence[str]:
+def asked(
+    columns: Sequence[str], table: str, layout: Mapping[str, Table], with_topics: Collection[str]
+) -> Sequence[str]:
     """Return the columns to read for `columns`.
 
     Where a source has several topics, `source` without `topic` stands for the input.
     """
     # Silver's columns are named by sources, and its topics are in the parts.
-    is_input = bool(with_topics) and "source" in columns and "topic" not in columns and table != SILVER
-    return [*columns, "topic"] if is_input and table in layout and "topic" in layout[table].schema.names else columns
+    is_input = (
+        bool(with_topics) and "source" in columns and "topic" not in columns and table != SILVER
+    )
+    return (
+        [*columns, "topic"]
+        if is_input and table in layout and "topic" in layout[table].schema.names
+        else columns
+    )
 
 
 def named(found: pa.Table, columns: Sequence[str], with_topics: Collection[str]) -> pa.Table:
@@ -56,4 +64,6 @@ def named(found: pa.Table, columns: Sequence[str], with_topics: Collection[str])
     inputs = pc.binary_join_element_wise(source, topic, SEPARATOR)
     has_topics = pc.is_in(source, pa.array(sorted(with_topics), pa.string()))
     inputs = pc.if_else(has_topics, inputs, source)
-    return found.set_column(found.column_names.index("source"), "source", inputs).select(list(columns))
+    return found.set_column(found.column_names.index("source"), "source", inputs).select(
+        list(columns)
+    )

@@ -93,10 +93,15 @@ def is_dead(owner: Entry) -> bool:
     started is never certainly dead.
     """
     here = process_table()
-    if None in (here.boot_id, here.namespace, owner.started) or (owner.boot_id, owner.namespace) != here:
+    if (
+        None in (here.boot_id, here.namespace, owner.started)
+        or (owner.boot_id, owner.namespace) != here
+    ):
         return False
     has_jvm = owner.jvm_pid is not None
-    return is_gone(owner.pid, owner.started) and not (has_jvm and not is_gone(owner.jvm_pid or 0, owner.jvm_started))
+    return is_gone(owner.pid, owner.started) and not (
+        has_jvm and not is_gone(owner.jvm_pid or 0, owner.jvm_started)
+    )
 
 
 def last_entries(questions: Questions) -> dict[str, Entry]:
@@ -105,8 +110,13 @@ def last_entries(questions: Questions) -> dict[str, Entry]:
     A table of an earlier version lacks some of the columns.
     """
     known = questions.columns(tables.LEASES).names
-    rows = questions.select(tables.LEASES, [name for name in Entry._fields if name in known]).to_pylist()
-    return {entry.layer: entry for entry in sorted((Entry(**row) for row in rows), key=attrgetter("entry"))}
+    rows = questions.select(
+        tables.LEASES, [name for name in Entry._fields if name in known]
+    ).to_pylist()
+    return {
+        entry.layer: entry
+        for entry in sorted((Entry(**row) for row in rows), key=attrgetter("entry"))
+    }
 
 
 def change_under_way(questions: Questions, change: str | None = None) -> Entry | None:
@@ -115,7 +125,14 @@ def change_under_way(questions: Questions, change: str | None = None) -> Entry |
     `change`: only this command. It may have been cut short, too: `is_dead` knows more.
     """
     entries = last_entries(questions).values() if questions.exists(tables.LEASES) else ()
-    return next((entry for entry in entries if entry.event == TAKEN and entry.change and change in (None, entry.change)), None)
+    return next(
+        (
+            entry
+            for entry in entries
+            if entry.event == TAKEN and entry.change and change in (None, entry.change)
+        ),
+        None,
+    )
 
 
 def check_not_changing(questions: Questions, lake: Lake, change: str) -> None:
@@ -186,11 +203,14 @@ class Lease:
             for token in owners:
                 self._files.delete(self._path(token))
             if self.renews:
-                self._renewing = threading.Thread(target=self._keep_renewing, name="lease", daemon=True)
+                self._renewing = threading.Thread(
+                    target=self._keep_renewing, name="lease", daemon=True
+                )
                 self._renewing.start()
             return
         raise WatersmeetError(
-            f"the table leases of {self.lake.location} could not be written to: others write to it all the time"
+            f"the table leases of {self.lake.location} could not be written to: others write to it "
+            "all the time"
         )
 
     def release(self) -> None:
@@ -214,7 +234,9 @@ class Lease:
         """
         others = [entry for entry in self._last()[0].values() if entry.token != self.token]
         if others:
-            self.lost = LeaseLostError(self.lake.location, max(others, key=attrgetter("entry")).change)
+            self.lost = LeaseLostError(
+                self.lake.location, max(others, key=attrgetter("entry")).change
+            )
             raise self.lost
 
     def renew(self) -> bool:
@@ -240,7 +262,9 @@ class Lease:
         """Return the last entry of each of the layers, and the number of the next entry."""
         entries = last_entries(self.questions)
         next_entry = max((entry.entry for entry in entries.values()), default=0) + 1
-        return {layer: entry for layer, entry in entries.items() if layer in self.layers}, next_entry
+        return {
+            layer: entry for layer, entry in entries.items() if layer in self.layers
+        }, next_entry
 
     def _claim(self, entry: int) -> bool:
         """Take the layers by the entry of that number.
@@ -248,7 +272,9 @@ class Lease:
         Return True where it was this process that wrote it.
         """
         self._append(entry, TAKEN, token=entry)
-        holders = self.questions.select(tables.LEASES, ["holder"], [[("entry", "=", entry)]])["holder"].to_pylist()
+        holders = self.questions.select(tables.LEASES, ["holder"], [[("entry", "=", entry)]])[
+            "holder"
+        ].to_pylist()
         is_ours = set(holders) == {self._holder}
         if is_ours:
             self.token = entry
@@ -256,11 +282,17 @@ class Lease:
 
     def _append(self, entry: int, event: str, token: int) -> None:
         at, jvm_pid = time.time_ns() // 1_000_000, _jvm_pid()
-        here = {"holder": self._holder, "host": socket.gethostname(), "at": at, **process_table()._asdict()}
+        here = {
+            "holder": self._holder,
+            "host": socket.gethostname(),
+            "at": at,
+            **process_table()._asdict(),
+        }
         here |= {"pid": os.getpid(), "started": start_ticks(os.getpid()), "jvm_pid": jvm_pid}
         here |= {"jvm_started": None if jvm_pid is None else start_ticks(jvm_pid)}
         rows = self.lake.layout[tables.LEASES].rows_of(
-            {"entry": entry, "layer": layer, "token": token, "event": event, **here} for layer in self.layers
+            {"entry": entry, "layer": layer, "token": token, "event": event, **here}
+            for layer in self.layers
         )
         with suppress_conflict():
             self.append(tables.LEASES, rows, Commit(_APPLICATION, token=0, number=entry))
@@ -277,13 +309,16 @@ class Lease:
             self.sleep_s(_LOOK_S)
             now = self._renewal(owner.token)
             if now not in (seen, None):
-                raise LeaseTakenError(owner.layer, self.lake.location, owner.host, owner.pid, owner.change)
+                raise LeaseTakenError(
+                    owner.layer, self.lake.location, owner.host, owner.pid, owner.change
+                )
             if now != seen and self._last()[0][owner.layer] != owner:
                 return
 
     def _keep_renewing(self) -> None:
         while not self._ended.wait(RENEWAL_S):
-            with suppress(Exception):  # tried again; where it never succeeds, the token keeps everything safe
+            # Tried again; where it never succeeds, the token keeps everything safe.
+            with suppress(Exception):
                 if not self.renew():
                     return
 
@@ -302,6 +337,8 @@ def _jvm_pid() -> int | None:
     here = psutil.Process()
     for process in (*here.children(recursive=True), *here.parents()):
         with suppress(psutil.Error):
-            if process.name() in ("java", "java.exe") and any(word.startswith(_SPARK_CLASSES) for word in process.cmdline()):
+            if process.name() in ("java", "java.exe") and any(
+                word.startswith(_SPARK_CLASSES) for word in process.cmdline()
+            ):
                 return process.pid
     return None

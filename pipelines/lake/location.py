@@ -74,7 +74,11 @@ class Lake:
     def location(self) -> str:
         """The place of the lake, for messages: its path, URI, or `catalog.schema`."""
         location = self.settings.lake
-        return f"{location.catalog}.{location.schema_name}" if isinstance(location, CatalogLake) else location
+        return (
+            f"{location.catalog}.{location.schema_name}"
+            if isinstance(location, CatalogLake)
+            else location
+        )
 
     @property
     def storage(self) -> Mapping[str, str]:
@@ -107,7 +111,13 @@ class Lake:
         for a few characters in their path, and the common object stores.
         """
         location = self.settings.lake
-        if isinstance(location, CatalogLake) or any(lake.needs_spark for lake in self.borrowed.values()):
+        if isinstance(location, CatalogLake) or any(
+            lake.needs_spark for lake in self.borrowed.values()
+        ):
             return True
         scheme = scheme_of(location)
-        return _NOT_BY_DELTA_RS.search(location) is not None if scheme is None else scheme not in _DELTA_RS_SCHEMES
+        return (
+            _NOT_BY_DELTA_RS.search(location) is not None
+            if scheme is None
+            else scheme not in _DELTA_RS_SCHEMES
+        )

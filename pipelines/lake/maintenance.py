@@ -79,7 +79,9 @@ class Maintenance:
                 self._vacuumed_at_s = self.now_s()
 
 
-def maintain(engine: Engine, names: Sequence[str], expire: Callable[[str], None] = lambda _: None) -> list[dict[str, object]]:
+def maintain(
+    engine: Engine, names: Sequence[str], expire: Callable[[str], None] = lambda _: None
+) -> list[dict[str, object]]:
     """Delete old rows of the tables (`expire`), compact and vacuum them.
 
     Returns, for each, how many files it had, how many it has now, and how many old ones were
@@ -91,7 +93,9 @@ def maintain(engine: Engine, names: Sequence[str], expire: Callable[[str], None]
         before = _compact(engine, name)
         removed = _vacuum(engine, name)
         after = engine.questions.file_count(name)
-        done.append({"table": name, "files_before": before, "files": after, "old_files_removed": removed})
+        done.append(
+            {"table": name, "files_before": before, "files": after, "old_files_removed": removed}
+        )
     return done
 
 

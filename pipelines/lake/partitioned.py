@@ -34,7 +34,9 @@ MAX_FILES: Final = 256
 """Maximum number of files open at a time: a process may often have no more than 1,024."""
 
 
-def by_key(pieces: Iterable[pa.Table], schema: pa.Schema, count: int, folder: Path) -> Iterator[pa.Table]:
+def by_key(
+    pieces: Iterable[pa.Table], schema: pa.Schema, count: int, folder: Path
+) -> Iterator[pa.Table]:
     """Yield rows of silver in about `count` pieces, with all rows of a key in one.
 
     Meanwhile the rows are on the disk.
@@ -44,7 +46,9 @@ def by_key(pieces: Iterable[pa.Table], schema: pa.Schema, count: int, folder: Pa
     options = pa.ipc.IpcWriteOptions(compression="lz4")
     writers = [pa.ipc.new_stream(path, schema, options=options) for path in paths]
     for piece in pieces:
-        keys = zip(*(piece[name].to_pylist() for name in ("partition", "tenant", "merge_key")), strict=True)
+        keys = zip(
+            *(piece[name].to_pylist() for name in ("partition", "tenant", "merge_key")), strict=True
+        )
         numbers = np.array([zlib.crc32(repr(key).encode()) % count for key in keys])
         for number in np.unique(numbers):
             writers[number].write_table(piece.filter(pa.array(numbers == number)))
@@ -62,7 +66,9 @@ class PartitionedFiles:
     complete.
     """
 
-    def __init__(self, schema: pa.Schema, by: str, address: str, files: Files, folder: Path) -> None:
+    def __init__(
+        self, schema: pa.Schema, by: str, address: str, files: Files, folder: Path
+    ) -> None:
         self._by, self._address, self._files, self._folder = by, address, files, folder
         self._schema = schema.remove(schema.get_field_index(by))
         self._counted = [field.name for field in self._schema if field.type in _COUNTED]
@@ -73,10 +79,16 @@ class PartitionedFiles:
         writers: dict[str, pq.ParquetWriter] = {}
         for piece in pieces:
             for value in pc.unique(piece[self._by]).to_pylist():
-                rows = piece.filter(pc.equal(piece[self._by], value)).select(self._schema.names).cast(self._schema)
+                rows = (
+                    piece.filter(pc.equal(piece[self._by], value))
+                    .select(self._schema.names)
+                    .cast(self._schema)
+                )
                 path = self._folder / value
                 if value not in writers:
-                    writers[value] = pq.ParquetWriter(path, self._schema, write_statistics=self._counted)
+                    writers[value] = pq.ParquetWriter(
+                        path, self._schema, write_statistics=self._counted
+                    )
                 writers[value].write_table(rows)
                 if path.stat().st_size >= FILE_BYTES:
                     added.append(self._added(value, writers.pop(value)))
@@ -87,7 +99,9 @@ class PartitionedFiles:
         path, name = self._folder / value, f"{self._by}={value}/part-{uuid.uuid4()}.snappy.parquet"
         size, statistics = path.stat().st_size, _statistics(pq.read_metadata(path), self._counted)
         self._files.put(path, f"{self._address}/{name}")
-        return AddAction(name, size, {self._by: value}, time.time_ns() // 1_000_000, True, json.dumps(statistics))
+        return AddAction(
+            name, size, {self._by: value}, time.time_ns() // 1_000_000, True, json.dumps(statistics)
+        )
 
 
 def _statistics(written: pq.FileMetaData, counted: list[str]) -> dict[str, Any]:
@@ -101,9 +115,18 @@ def _statistics(written: pq.FileMetaData, counted: list[str]) -> dict[str, Any]:
         if with_values := [each for each in found if each.has_min_max]:
             least[name] = _plain(min(each.min for each in with_values))
             most[name] = _plain(max(each.max for each in with_values))
-    return {"numRecords": written.num_rows, "minValues": least, "maxValues": most, "nullCount": nulls}
+    return {
+        "numRecords": written.num_rows,
+        "minValues": least,
+        "maxValues": most,
+        "nullCount": nulls,
+    }
 
 
 def _plain(value: Any) -> Any:
     """Return a number as it is, and a time as text with whole milliseconds."""
-    return value.isoformat(timespec="milliseconds").replace("+00:00", "Z") if isinstance(value, datetime) else value
+    return (
+        value.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+        if isinstance(value, datetime)
+        else value
+    )

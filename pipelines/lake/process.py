@@ -30,7 +30,9 @@ def process_table() -> ProcessTable:
         me = Path("/proc/self")
         if str(me.readlink()) == str(os.getpid()):
             boot_id = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-            kinds = [me / "ns" / kind for kind in ("pid", "time") if (me / "ns" / kind).is_symlink()]
+            kinds = [
+                me / "ns" / kind for kind in ("pid", "time") if (me / "ns" / kind).is_symlink()
+            ]
             return ProcessTable(boot_id, " ".join(str(kind.readlink()) for kind in kinds) or None)
     return ProcessTable(None, None)
 
@@ -42,7 +44,8 @@ def start_ticks(pid: int) -> int | None:
     """
     with suppress(OSError, ValueError, IndexError):
         stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
-        return int(stat.rpartition(")")[2].split()[19])  # the name of the program, in parentheses, may hold anything
+        # The name of the program, in parentheses, may hold anything.
+        return int(stat.rpartition(")")[2].split()[19])
     return None
 
 

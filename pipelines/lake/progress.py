@@ -29,7 +29,11 @@ def facts_of(plan: BatchPlan, settings: Settings) -> dict[str, Any]:
     - `has_late`: as in the plan.
     - `configuration`: a digest.
     """
-    times = [time for done in plan.ranges.values() for time in (done.position_before, done.position, done.head)]
+    times = [
+        time
+        for done in plan.ranges.values()
+        for time in (done.position_before, done.position, done.head)
+    ]
     since = min((time for time in [*times, *plan.clocks.values()] if time is not None), default=0)
 
     def after(time: int | None) -> int | None:
@@ -39,9 +43,15 @@ def facts_of(plan: BatchPlan, settings: Settings) -> dict[str, Any]:
     offsets: dict[str, list[list[int | None]]] = {}
     for tp, done in plan.ranges.items():
         row_times = map(after, (done.position_before, done.position, done.head))
-        offsets.setdefault(tp.source, []).append([tp.partition, done.from_offset, done.until_offset, *row_times])
+        offsets.setdefault(tp.source, []).append(
+            [tp.partition, done.from_offset, done.until_offset, *row_times]
+        )
     clocks = [[partition, clock - since] for partition, clock in plan.clocks.items()]
-    facts: dict[str, Any] = {"batch": plan.batch, "epoch": plan.epoch, "generation": plan.generation}
+    facts: dict[str, Any] = {
+        "batch": plan.batch,
+        "epoch": plan.epoch,
+        "generation": plan.generation,
+    }
     facts |= {"since": since, "offsets": offsets, "clocks": clocks, "has_late": plan.has_late}
     return {**facts, "configuration": settings.digest}
 
@@ -55,22 +65,40 @@ def plan_of(facts: Mapping[str, Any]) -> BatchPlan:
         return None if after is None else since + after
 
     ranges = {
-        TopicPartition(source, partition): OffsetRange(begin, until, time(before), time(position), time(head))
+        TopicPartition(source, partition): OffsetRange(
+            begin, until, time(before), time(position), time(head)
+        )
         for source, rows in facts["offsets"].items()
         for partition, begin, until, before, position, head in rows
     }
     clocks = {partition: since + after for partition, after in facts["clocks"]}
-    return BatchPlan(facts["batch"], ranges, clocks, facts["has_late"], facts.get("generation", 0), facts.get("epoch", 0))
+    return BatchPlan(
+        facts["batch"],
+        ranges,
+        clocks,
+        facts["has_late"],
+        facts.get("generation", 0),
+        facts.get("epoch", 0),
+    )
 
 
-def progress_rows(plan: BatchPlan, settings: Settings, silver_version: int, committed_at_ms: int) -> pa.Table:
+def progress_rows(
+    plan: BatchPlan, settings: Settings, silver_version: int, committed_at_ms: int
+) -> pa.Table:
     """Return a row of `progress` for every topic-partition.
 
     So the last batch alone says where all of them stand.
     """
     rows = []
     for tp, done in plan.ranges.items():
-        of_batch = (committed_at_ms, done.position, None, silver_version, plan.epoch, plan.generation)
+        of_batch = (
+            committed_at_ms,
+            done.position,
+            None,
+            silver_version,
+            plan.epoch,
+            plan.generation,
+        )
         of_range = (done.from_offset, done.until_offset, done.head, plan.clocks.get(tp.partition))
         rows.append((plan.batch, *settings.place(tp.source), tp.partition, *of_range, *of_batch))
     return tables.layout(settings)[tables.PROGRESS].rows(rows)
@@ -117,7 +145,9 @@ def _last_noted(questions: Questions) -> tuple[BatchPlan, int, Commit] | None:
     ranges = {}
     for row in rows:
         tp = TopicPartition(row["source"], row["partition"])
-        ranges[tp] = OffsetRange(row["from_offset"], row["until_offset"], positions.get(tp), row["position"], row["head"])
+        ranges[tp] = OffsetRange(
+            row["from_offset"], row["until_offset"], positions.get(tp), row["position"], row["head"]
+        )
     clocks = {row["partition"]: row["clock"] for row in rows if row["clock"] is not None}
     plan = BatchPlan(last, ranges, clocks, has_late=True, generation=rows[0].get("generation") or 0)
     return plan, rows[0]["silver_version"], Commit(APPLICATION, token=0, number=last + 1)

@@ -18,16 +18,25 @@ def last_sink(questions: Questions, conditions: Sequence[Condition] = ()) -> str
 
     Only rows that meet all conditions count; None where there are none.
     """
-    found = questions.summary(tables.PUBLISHED, ["sink"], {"last": ("max", "committed_at")}, [list(conditions)]).to_pylist()
+    found = questions.summary(
+        tables.PUBLISHED, ["sink"], {"last": ("max", "committed_at")}, [list(conditions)]
+    ).to_pylist()
     return max(found, key=itemgetter("last"))["sink"] if found else None
 
 
 def last_noted_ms(questions: Questions) -> int:
     """Return the largest time (epoch ms) that a row of `published` has; 0 where there is none."""
-    return questions.summary(tables.PUBLISHED, [], {"last": ("max", "committed_at")})["last"][0].as_py() or 0
+    return (
+        questions.summary(tables.PUBLISHED, [], {"last": ("max", "committed_at")})["last"][
+            0
+        ].as_py()
+        or 0
+    )
 
 
-def last_published(questions: Questions, sink: str | None = None, until_ms: int | None = None) -> dict[int, Tail]:
+def last_published(
+    questions: Questions, sink: str | None = None, until_ms: int | None = None
+) -> dict[int, Tail]:
     """Return, by partition, the last message that was noted of a sink, up to a time (epoch ms).
 
     Without a name, the sink is the one that was noted last. Empty where the table does not exist.
@@ -39,14 +48,18 @@ def last_published(questions: Questions, sink: str | None = None, until_ms: int 
     if sink is None:
         return {}
     of_sink = [("sink", "=", sink), *known]
-    latest = questions.summary(tables.PUBLISHED, ["partition"], {"seq": ("max", "last_seq")}, [of_sink])
+    latest = questions.summary(
+        tables.PUBLISHED, ["partition"], {"seq": ("max", "last_seq")}, [of_sink]
+    )
     last = dict(zip(latest["partition"].to_pylist(), latest["seq"].to_pylist(), strict=True))
     if not last:
         return {}
     names = ["partition", "last_seq", "last_event_time", "last_key", "sink_offset"]
     known_names = questions.columns(tables.PUBLISHED).names
     names += [name for name in ("last_due", "last_closed_at", "last_tenant") if name in known_names]
-    found = questions.select(tables.PUBLISHED, names, [[*of_sink, ("last_seq", "in", sorted(set(last.values())))]])
+    found = questions.select(
+        tables.PUBLISHED, names, [[*of_sink, ("last_seq", "in", sorted(set(last.values())))]]
+    )
     rows = zip(*(found[name].to_pylist() for name in names), strict=True)
     return {p: Tail(seq, *rest) for p, seq, *rest in rows if last[p] == seq}
 
@@ -61,7 +74,9 @@ def last_letters(questions: Questions, sink: str) -> dict[int, dict[str, int]]:
     if not questions.exists(tables.DEAD_LETTERS):
         return noted
     of_topic = [[("sink", "=", sink)]]
-    rows = questions.summary(tables.DEAD_LETTERS, ["partition", "source"], {"next": ("max", "next_offset")}, of_topic)
+    rows = questions.summary(
+        tables.DEAD_LETTERS, ["partition", "source"], {"next": ("max", "next_offset")}, of_topic
+    )
     for row in rows.to_pylist():
         noted.setdefault(row["partition"], {})[row["source"]] = row["next"]
     return noted

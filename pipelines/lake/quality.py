@@ -41,7 +41,9 @@ def last_versions(questions: Questions) -> dict[tuple[str, str], int]:
     """
     if not questions.exists(tables.QUALITY):
         return {}
-    found = questions.summary(tables.QUALITY, ["suite", "table"], {"version": ("max", "version")}).to_pylist()
+    found = questions.summary(
+        tables.QUALITY, ["suite", "table"], {"version": ("max", "version")}
+    ).to_pylist()
     return {(row["suite"], row["table"]): row["version"] for row in found}
 
 
@@ -59,13 +61,24 @@ def last_results(questions: Questions) -> list[dict[str, Any]]:
     at = {(row["suite"], row["table"]): row["at"] for row in last}
     latest = [[("checked_at", "in", sorted(set(at.values())))]] if at else []
     counts = {"version": ("max", "version"), "rows": ("count", "*")}
-    rows = questions.summary(tables.QUALITY, [*by, "checked_at", "success"], counts, latest).to_pylist() if at else []
+    rows = (
+        questions.summary(
+            tables.QUALITY, [*by, "checked_at", "success"], counts, latest
+        ).to_pylist()
+        if at
+        else []
+    )
     found: dict[tuple[str, str], dict[str, Any]] = {}
     for row in rows:
         place = row["suite"], row["table"]
         if row["checked_at"] != at[place]:
             continue
-        begun = {"suite": place[0], "table": place[1], "version": row["version"], "checked_at": row["checked_at"]}
+        begun = {
+            "suite": place[0],
+            "table": place[1],
+            "version": row["version"],
+            "checked_at": row["checked_at"],
+        }
         told = found.setdefault(place, {**begun, "success": True, "expectations": 0, "failed": 0})
         told["expectations"] += row["rows"]
         told["failed"] += 0 if row["success"] else row["rows"]
@@ -73,7 +86,9 @@ def last_results(questions: Questions) -> list[dict[str, Any]]:
     return [found[place] for place in sorted(found)]
 
 
-def append_results(questions: Questions, append: Append, table: Table, results: Sequence[Checked]) -> None:
+def append_results(
+    questions: Questions, append: Append, table: Table, results: Sequence[Checked]
+) -> None:
     """Append the results of one check in one commit; several processes may do so at once.
 
     The commit's number is that of the version that it is to make. So of two checks that end
@@ -86,7 +101,10 @@ def append_results(questions: Questions, append: Append, table: Table, results: 
             append(table.name, rows, Commit(_APPLICATION, 0, number, {"check": mine}))
         if mine in _checks_since(questions, table.name, number):
             return
-    raise WatersmeetError(f"results cannot be added to the table {table.name}: other checks were quicker each time; try again")
+    raise WatersmeetError(
+        f"results cannot be added to the table {table.name}: other checks were quicker each time; "
+        "try again"
+    )
 
 
 def _checks_since(questions: Questions, table: str, number: int) -> list[str]:

@@ -67,7 +67,10 @@ class NoTableError(WatersmeetError):
     """A table that is asked about does not exist."""
 
     def __init__(self, table: str, place: str) -> None:
-        super().__init__(f"{place} has no table {table}: nothing has been written there yet; name another lake, or run first")
+        super().__init__(
+            f"{place} has no table {table}: nothing has been written there yet; name another lake, "
+            "or run first"
+        )
         self.table = table
 
 
@@ -76,7 +79,8 @@ class VersionGoneError(WatersmeetError):
 
     def __init__(self, table: str, version: int) -> None:
         super().__init__(
-            f"version {version} of {table} cannot be read: it was never made, or lies further back than `retention`; "
+            f"version {version} of {table} cannot be read: it was never made, or lies further back "
+            "than `retention`; "
             "name a later one"
         )
         self.table, self.version = table, version
@@ -115,17 +119,27 @@ class Questions(Protocol):
     def exists(self, table: str) -> bool:
         """Return True where the table exists. Nothing is created."""
 
-    def select(self, table: str, columns: Sequence[str], where: Where = (), *, version: int | None = None) -> pa.Table:
+    def select(
+        self, table: str, columns: Sequence[str], where: Where = (), *, version: int | None = None
+    ) -> pa.Table:
         """Return columns of exactly the rows that meet the conditions, in no particular order."""
 
-    def rows(self, table: str, columns: Sequence[str], where: Where = (), version: int | None = None) -> pa.Table:
+    def rows(
+        self, table: str, columns: Sequence[str], where: Where = (), version: int | None = None
+    ) -> pa.Table:
         """Return what `select` returns, but of the table's own columns and with its own times.
 
         Their type is timestamp[us, UTC].
         """
 
     def summary(
-        self, table: str, by: Sequence[str], values: Aggregates, where: Where = (), *, version: int | None = None
+        self,
+        table: str,
+        by: Sequence[str],
+        values: Aggregates,
+        where: Where = (),
+        *,
+        version: int | None = None,
     ) -> pa.Table:
         """Return a row for each combination of `by`, with aggregates of its rows.
 
@@ -148,7 +162,10 @@ class Questions(Protocol):
 
         None before the first commit that the log still has.
         """
-        return next((version.number for version in walk(self, table) if version.committed_at_ms <= time_ms), None)
+        return next(
+            (version.number for version in walk(self, table) if version.committed_at_ms <= time_ms),
+            None,
+        )
 
     def columns(self, table: str, version: int | None = None) -> pa.Schema:
         """Return the columns of the stored table, which may be more than its layout's."""
@@ -190,7 +207,10 @@ def within(ranges: Mapping[int, tuple[int, int | None]]) -> Where:
         return [[("partition", "in", [])]]
     terms = []
     for near in neighbours(sorted(ranges)):
-        term: list[tuple[str, str, Any]] = [("partition", ">=", near[0]), ("partition", "<=", near[-1])]
+        term: list[tuple[str, str, Any]] = [
+            ("partition", ">=", near[0]),
+            ("partition", "<=", near[-1]),
+        ]
         term.append(("offset", ">=", min(ranges[p][0] for p in near)))
         untils = [until for p in near if (until := ranges[p][1]) is not None]
         terms.append([*term, ("offset", "<", max(untils))] if len(untils) == len(near) else term)
@@ -218,11 +238,17 @@ def in_portions(each: Sequence[_T]) -> Iterator[Sequence[_T]]:
 
     A portion has at most `PARTITIONS_PER_QUESTION` of them.
     """
-    return (each[i : i + PARTITIONS_PER_QUESTION] for i in range(0, len(each), PARTITIONS_PER_QUESTION))
+    return (
+        each[i : i + PARTITIONS_PER_QUESTION] for i in range(0, len(each), PARTITIONS_PER_QUESTION)
+    )
 
 
 def first_offsets(
-    asked: Questions, table: str, column: str, bounds: Mapping[int, int], since: Mapping[int, int] = MappingProxyType({})
+    asked: Questions,
+    table: str,
+    column: str,
+    bounds: Mapping[int, int],
+    since: Mapping[int, int] = MappingProxyType({}),
 ) -> dict[int, int]:
     """Return, by partition, the first offset whose row has a `column` of at least the bound.
 
@@ -230,7 +256,10 @@ def first_offsets(
     """
     first: dict[int, int] = {}
     for some in in_portions(sorted(bounds.items())):
-        beyond: Where = [[("partition", "=", p), ("offset", ">=", since.get(p, 0)), (column, ">=", bound)] for p, bound in some]
+        beyond: Where = [
+            [("partition", "=", p), ("offset", ">=", since.get(p, 0)), (column, ">=", bound)]
+            for p, bound in some
+        ]
         found = asked.summary(table, ["partition"], {"first": ("min", "offset")}, beyond)
         first |= dict(zip(found["partition"].to_pylist(), found["first"].to_pylist(), strict=True))
     return first
@@ -251,7 +280,9 @@ def sizes_of(asked: Questions, table: str, rows: pa.Table) -> Int64s:
     if known is not None and known.null_count == 0:
         return int64s(known) + ROW_BYTES
     unknown = PACKED * asked.row_bytes(table)
-    return (np.full(len(rows), unknown) if known is None else int64s(known.fill_null(unknown))) + ROW_BYTES
+    return (
+        np.full(len(rows), unknown) if known is None else int64s(known.fill_null(unknown))
+    ) + ROW_BYTES
 
 
 def with_sizes(asked: Questions, table: str, columns: Sequence[str]) -> list[str]:
@@ -273,7 +304,9 @@ def walk(asked: Questions, table: str) -> Iterator[Version]:
             return
 
 
-def check_question(table: str, known: Collection[str], columns: Sequence[str], where: Where, values: Aggregates) -> None:
+def check_question(
+    table: str, known: Collection[str], columns: Sequence[str], where: Where, values: Aggregates
+) -> None:
     """Raise ValueError where a query names an unknown operator or aggregate, or an unknown column.
 
     `known`: the known columns.
@@ -330,5 +363,8 @@ def answer(found: pa.Table) -> pa.Table:
     Types are plain, and timestamp columns are int64 epoch ms.
     """
     plain = found.cast(plain_schema(found.schema))
-    in_ms = [pc.divide(column.cast(pa.int64()), 1000) if column.type == TIME else column for column in plain.columns]
+    in_ms = [
+        pc.divide(column.cast(pa.int64()), 1000) if column.type == TIME else column
+        for column in plain.columns
+    ]
     return pa.table(in_ms, plain.column_names)

@@ -43,18 +43,29 @@ def read_since(questions: Questions, generation: Generation) -> dict[int, int]:
     """
     if generation.number or "since" not in questions.columns(tables.RECOVERED).names:
         return {}
-    found = questions.select(tables.RECOVERED, ["partition", "since"], [[("since", "is not null", None)]])
+    found = questions.select(
+        tables.RECOVERED, ["partition", "since"], [[("since", "is not null", None)]]
+    )
     return dict(zip(found["partition"].to_pylist(), found["since"].to_pylist(), strict=True))
 
 
-def read_out(questions: Questions, generation: Generation, ranges: Ranges | None = None) -> dict[TopicPartition, Int64s]:
+def read_out(
+    questions: Questions, generation: Generation, ranges: Ranges | None = None
+) -> dict[TopicPartition, Int64s]:
     """Return, by topic-partition, the offsets of records that a generation skips, in order.
 
     A message of an earlier generation has them, or they are copies of records that this one has.
     `ranges`: the offsets to look at; all without.
     """
-    within_all = {tp: (begin, None) for tp, begin in generation.begin.items()} if ranges is None else ranges
-    return joined([*parts_of_messages(questions, generation, within_all), *_copies(questions, generation, within_all)])
+    within_all = (
+        {tp: (begin, None) for tp, begin in generation.begin.items()} if ranges is None else ranges
+    )
+    return joined(
+        [
+            *parts_of_messages(questions, generation, within_all),
+            *_copies(questions, generation, within_all),
+        ]
+    )
 
 
 def joined(found: Iterable[tuple[TopicPartition, Int64s]]) -> dict[TopicPartition, Int64s]:
@@ -71,14 +82,21 @@ def rows_of_parts(settings: Settings, out: Mapping[TopicPartition, Int64s]) -> l
     There is one for each range `[offset, until_offset)`. `out`: by topic-partition, in order.
     """
     return [
-        {**settings.place(tp.source)._asdict(), "partition": tp.partition, "offset": since, "until_offset": until}
+        {
+            **settings.place(tp.source)._asdict(),
+            "partition": tp.partition,
+            "offset": since,
+            "until_offset": until,
+        }
         for tp, offsets in out.items()
         for since, until in as_ranges(offsets)
     ]
 
 
 def parts_of_messages(
-    questions: Questions, generation: Generation, ranges: Mapping[TopicPartition, tuple[int, int | None]]
+    questions: Questions,
+    generation: Generation,
+    ranges: Mapping[TopicPartition, tuple[int, int | None]],
 ) -> Iterator[tuple[TopicPartition, Int64s]]:
     """Yield, by topic-partition, offsets of parts of messages of earlier generations.
 
@@ -86,18 +104,28 @@ def parts_of_messages(
     """
     if not generation.number or not ranges:
         return
-    terms: list[Condition] = [("generation", "=", generation.number), ("until_offset", "is not null", None)]
+    terms: list[Condition] = [
+        ("generation", "=", generation.number),
+        ("until_offset", "is not null", None),
+    ]
     terms.append(("until_offset", ">", min(since for since, _ in ranges.values())))
-    for row in questions.select(tables.RECOVERED, ["source", "partition", "offset", "until_offset"], [terms]).to_pylist():
+    for row in questions.select(
+        tables.RECOVERED, ["source", "partition", "offset", "until_offset"], [terms]
+    ).to_pylist():
         tp = TopicPartition(row["source"], row["partition"])
         since, until = ranges.get(tp, (0, 0))
-        since, until = max(since, row["offset"]), row["until_offset"] if until is None else min(until, row["until_offset"])
+        since, until = (
+            max(since, row["offset"]),
+            row["until_offset"] if until is None else min(until, row["until_offset"]),
+        )
         if since < until:
             yield tp, np.arange(since, until, dtype=np.int64)
 
 
 def _copies(
-    questions: Questions, generation: Generation, ranges: Mapping[TopicPartition, tuple[int, int | None]]
+    questions: Questions,
+    generation: Generation,
+    ranges: Mapping[TopicPartition, tuple[int, int | None]],
 ) -> Iterator[tuple[TopicPartition, Int64s]]:
     """Yield the offsets of redriven records whose original this lake has not refused.
 
@@ -109,12 +137,21 @@ def _copies(
         if not own_columns(questions.columns(table), pa.schema([REDRIVEN_FROM])):
             continue
         mine = {tp.partition: of_tp for tp, of_tp in ranges.items() if tp.source == source}
-        copies: Where = [[*terms, (REDRIVEN_FROM.name, "is not null", None)] for terms in within(mine)]
-        rows = questions.select(table, ["partition", "offset", REDRIVEN_FROM.name, "key", "value"], copies).to_pylist()
-        originals = _records_at(questions, table, {(row["partition"], row[REDRIVEN_FROM.name]) for row in rows})
+        copies: Where = [
+            [*terms, (REDRIVEN_FROM.name, "is not null", None)] for terms in within(mine)
+        ]
+        rows = questions.select(
+            table, ["partition", "offset", REDRIVEN_FROM.name, "key", "value"], copies
+        ).to_pylist()
+        originals = _records_at(
+            questions, table, {(row["partition"], row[REDRIVEN_FROM.name]) for row in rows}
+        )
         passed = defaultdict(list)
         for row in rows:
-            p, original = row["partition"], originals.get((row["partition"], row[REDRIVEN_FROM.name]))
+            p, original = (
+                row["partition"],
+                originals.get((row["partition"], row[REDRIVEN_FROM.name])),
+            )
             since, until = mine.get(p, (0, 0))
             is_here = since <= row["offset"] and (until is None or row["offset"] < until)
             is_known = row[REDRIVEN_FROM.name] >= generation.begin.get(TopicPartition(source, p), 0)
@@ -130,7 +167,12 @@ def _records_at(
     """Return, by partition and offset, the key and value of records that were not refused."""
     found = {}
     for some in in_portions(sorted(places)):
-        where: Where = [[("partition", "=", p), ("offset", "=", offset), ("reason", "is null", None)] for p, offset in some]
-        for row in questions.select(table, ["partition", "offset", "key", "value"], where).to_pylist():
+        where: Where = [
+            [("partition", "=", p), ("offset", "=", offset), ("reason", "is null", None)]
+            for p, offset in some
+        ]
+        for row in questions.select(
+            table, ["partition", "offset", "key", "value"], where
+        ).to_pylist():
             found[row["partition"], row["offset"]] = row["key"], row["value"]
     return found

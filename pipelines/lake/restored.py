@@ -19,7 +19,14 @@ def check_not_restored(questions: Questions, lake: Lake) -> None:
 
     All tables that the layers write are checked.
     """
-    noted = [tables.PROGRESS, tables.PUBLISHED, tables.IDLE_HEARTBEATS, tables.GENERATIONS, tables.RECOVERED, tables.RESETS]
+    noted = [
+        tables.PROGRESS,
+        tables.PUBLISHED,
+        tables.IDLE_HEARTBEATS,
+        tables.GENERATIONS,
+        tables.RECOVERED,
+        tables.RESETS,
+    ]
     for table in (*filter(tables.has_records, lake.layout), *noted, tables.DEAD_LETTERS):
         if questions.exists(table):
             check_table(questions, lake, table)
@@ -33,9 +40,12 @@ def check_table(questions: Questions, lake: Lake, table: str) -> None:
         address = lake.address(table)
         name = address if lake.home(table).is_catalog else f"delta.`{address}`"
         raise ConfigurationError(
-            f"lake: {table} was taken back by somebody's RESTORE (its version {restore}), and what was written to it until its "
-            f"version {version} is gone: take it forward again with RESTORE TABLE {name} TO VERSION AS OF {version}; to go back "
-            "on purpose, use `watersmeet reset`, or begin a new lake elsewhere (with `kafka.start: sink` it takes up the sink)"
+            f"lake: {table} was taken back by somebody's RESTORE (its version {restore}), and what "
+            "was written to it until its "
+            f"version {version} is gone: take it forward again with RESTORE TABLE {name} TO "
+            f"VERSION AS OF {version}; to go back "
+            "on purpose, use `watersmeet reset`, or begin a new lake elsewhere (with `kafka.start: "
+            "sink` it takes up the sink)"
         )
 
 

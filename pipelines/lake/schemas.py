@@ -19,7 +19,8 @@ from pipelines.settings import Settings
 class _Kept(dict[int, str]):
     def __missing__(self, schema_id: int) -> str:
         raise WatersmeetError(
-            f"{tables.WRITER_SCHEMAS} lacks schema {schema_id}, which records of bronze were written with: the table is damaged; "
+            f"{tables.WRITER_SCHEMAS} lacks schema {schema_id}, which records of bronze were "
+            "written with: the table is damaged; "
             "restore an earlier version of it"
         )
 
@@ -29,7 +30,9 @@ def known_schemas(questions: Questions, source: str) -> Mapping[int, str]:
 
     One that the registry did not have is `UNKNOWN`. Looking up any other id raises WatersmeetError.
     """
-    return _Kept({schema_id: text or UNKNOWN for schema_id, (text, _) in _rows(questions, source).items()})
+    return _Kept(
+        {schema_id: text or UNKNOWN for schema_id, (text, _) in _rows(questions, source).items()}
+    )
 
 
 def unknown_schemas(questions: Questions, source: str) -> dict[int, int]:
@@ -37,7 +40,11 @@ def unknown_schemas(questions: Questions, source: str) -> dict[int, int]:
 
     The registry lacks them so far.
     """
-    return {schema_id: since for schema_id, (text, since) in _rows(questions, source).items() if text is None}
+    return {
+        schema_id: since
+        for schema_id, (text, since) in _rows(questions, source).items()
+        if text is None
+    }
 
 
 def given_up_schemas(questions: Questions, source: str) -> set[int]:
@@ -45,7 +52,9 @@ def given_up_schemas(questions: Questions, source: str) -> set[int]:
 
     The registry did not have them.
     """
-    return {schema_id for schema_id, (text, _) in _rows(questions, source).items() if text == UNKNOWN}
+    return {
+        schema_id for schema_id, (text, _) in _rows(questions, source).items() if text == UNKNOWN
+    }
 
 
 def _rows(questions: Questions, source: str) -> dict[int, tuple[str | None, int]]:
@@ -55,9 +64,17 @@ def _rows(questions: Questions, source: str) -> dict[int, tuple[str | None, int]
     """
     if not questions.exists(tables.WRITER_SCHEMAS):
         return {}
-    found = questions.select(tables.WRITER_SCHEMAS, ["writer_schema", "schema", "seen_at"], [[("source", "=", source)]])
-    columns = found["writer_schema"].to_pylist(), found["schema"].to_pylist(), times_ms(found["seen_at"]).tolist()
-    rows = sorted(zip(*columns, strict=True), key=lambda row: (bool(row[1]), row[2], row[1] is not None))
+    found = questions.select(
+        tables.WRITER_SCHEMAS, ["writer_schema", "schema", "seen_at"], [[("source", "=", source)]]
+    )
+    columns = (
+        found["writer_schema"].to_pylist(),
+        found["schema"].to_pylist(),
+        times_ms(found["seen_at"]).tolist(),
+    )
+    rows = sorted(
+        zip(*columns, strict=True), key=lambda row: (bool(row[1]), row[2], row[1] is not None)
+    )
     return {schema_id: (text, at) for schema_id, text, at in rows}
 
 
@@ -66,8 +83,12 @@ def avro_schemas(questions: Questions, settings: Settings) -> dict[str, AvroSche
 
     It knows how everything that is in bronze by now was written.
     """
-    found = {name: source.avro_schema for name, source in settings.sources.items() if source.avro_schema}
+    found = {
+        name: source.avro_schema for name, source in settings.sources.items() if source.avro_schema
+    }
     return {
-        name: replace(schema, writers=known_schemas(questions, name)) if settings.sources[name].registry else schema
+        name: replace(schema, writers=known_schemas(questions, name))
+        if settings.sources[name].registry
+        else schema
         for name, schema in found.items()
     }

@@ -42,7 +42,8 @@ class IncompleteBatchError(WatersmeetError):
 
     def __init__(self, table: str, version: int) -> None:
         super().__init__(
-            f"the last batch of silver was cut short, and version {version} of {table}, which it began with, can no longer be "
+            f"the last batch of silver was cut short, and version {version} of {table}, which it "
+            "began with, can no longer be "
             "read; the next start completes the batch: run once, and ask again"
         )
 
@@ -97,19 +98,35 @@ class Snapshot(Questions):
         name = source_of(table)
         return name in self._versions if name in self._names else self._questions.exists(table)
 
-    def select(self, table: str, columns: Sequence[str], where: Where = (), *, version: int | None = None) -> pa.Table:
-        """See `Questions`."""
-        return self._asked(table, version, lambda at: self._questions.select(table, columns, where, version=at))
-
-    def rows(self, table: str, columns: Sequence[str], where: Where = (), version: int | None = None) -> pa.Table:
-        """See `Questions`."""
-        return self._asked(table, version, lambda at: self._questions.rows(table, columns, where, at))
-
-    def summary(
-        self, table: str, by: Sequence[str], values: Aggregates, where: Where = (), *, version: int | None = None
+    def select(
+        self, table: str, columns: Sequence[str], where: Where = (), *, version: int | None = None
     ) -> pa.Table:
         """See `Questions`."""
-        return self._asked(table, version, lambda at: self._questions.summary(table, by, values, where, version=at))
+        return self._asked(
+            table, version, lambda at: self._questions.select(table, columns, where, version=at)
+        )
+
+    def rows(
+        self, table: str, columns: Sequence[str], where: Where = (), version: int | None = None
+    ) -> pa.Table:
+        """See `Questions`."""
+        return self._asked(
+            table, version, lambda at: self._questions.rows(table, columns, where, at)
+        )
+
+    def summary(
+        self,
+        table: str,
+        by: Sequence[str],
+        values: Aggregates,
+        where: Where = (),
+        *,
+        version: int | None = None,
+    ) -> pa.Table:
+        """See `Questions`."""
+        return self._asked(
+            table, version, lambda at: self._questions.summary(table, by, values, where, version=at)
+        )
 
     def history(self, table: str, limit: int | None = None) -> list[Version]:
         """See `Questions`. Commits since that moment are left out."""
@@ -147,7 +164,9 @@ class Snapshot(Questions):
     def _version(self, table: str, version: int | None) -> int | None:
         return self._versions.get(source_of(table)) if version is None else version
 
-    def _asked(self, table: str, version: int | None, ask: Callable[[int | None], pa.Table]) -> pa.Table:
+    def _asked(
+        self, table: str, version: int | None, ask: Callable[[int | None], pa.Table]
+    ) -> pa.Table:
         """Return the answer at `version`, or at that moment's version.
 
         Where a file is missing although the table has not changed, no version is gone: the query is

@@ -17,7 +17,11 @@ def stored(lake: Lake) -> list[str]:
 
     They are the lake, and its checkpoints with the renewals of leases.
     """
-    places = [lake.settings.checkpoints] if lake.is_catalog else [lake.location, lake.settings.checkpoints]
+    places = (
+        [lake.settings.checkpoints]
+        if lake.is_catalog
+        else [lake.location, lake.settings.checkpoints]
+    )
     return [place for place in places if has_store(place)]
 
 
@@ -34,8 +38,10 @@ def check_openable(lake: Lake) -> None:
     """Raise ConfigurationError where the embedded engine is to open a lake that only Spark can."""
     if lake.settings.engine == "embedded" and lake.needs_spark:
         raise ConfigurationError(
-            f"engine: embedded cannot open {lake.location}; name an object-store URI (s3:, abfss:, gs:) or a folder (its path "
-            "without # ? [ ] | ^ \\, control characters or a % with two hexadecimal digits) as the lake, or engine: spark"
+            f"engine: embedded cannot open {lake.location}; name an object-store URI (s3:, abfss:, "
+            "gs:) or a folder (its path "
+            "without # ? [ ] | ^ \\, control characters or a % with two hexadecimal digits) as the "
+            "lake, or engine: spark"
         )
 
 
@@ -60,7 +66,8 @@ def check_writable(lake: Lake) -> None:
         files.delete(probe)  # lists, too
         if not first or second:
             raise ConfigurationError(
-                f"lake: the object store of {place} lets two writers make the same file, so that one commit could replace "
+                f"lake: the object store of {place} lets two writers make the same file, so that "
+                "one commit could replace "
                 "another; use one with conditional puts (If-None-Match), such as Amazon S3 itself"
             )
 
@@ -79,6 +86,7 @@ def _check_folder(folder: Path) -> None:
             os.link(probe, Path(name, "linked"))
     except OSError as error:
         raise ConfigurationError(
-            f"lake: the folder {folder} takes no commits ({error.strerror}); make it writable, or name one on a file system with "
+            f"lake: the folder {folder} takes no commits ({error.strerror}); make it writable, or "
+            "name one on a file system with "
             "hard links, an object store by its URI, or a schema of a catalog"
         ) from None

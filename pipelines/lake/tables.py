@@ -158,16 +158,23 @@ def layout(settings: Settings) -> dict[str, Table]:
     Removed files and the log stay as long as `retention`.
     """
     interval = f"interval {settings.retention_ms} milliseconds"
-    retention = {"delta.deletedFileRetentionDuration": interval, "delta.logRetentionDuration": interval}
+    retention = {
+        "delta.deletedFileRetentionDuration": interval,
+        "delta.logRetentionDuration": interval,
+    }
     of_bronze = [_bronze(name, source, settings.merge) for name, source in settings.sources.items()]
     # Late records, which are kept and never merged.
-    of_late = _statistics("source", "topic", "partition", "offset", "event_time", "position", "batch")
+    of_late = _statistics(
+        "source", "topic", "partition", "offset", "event_time", "position", "batch"
+    )
     late = Table(LATE, late_schema(has_tenants=settings.merge.has_tenants), properties=of_late)
     others = [_with_further(table, settings) for table in _OTHERS]
     tables = [*of_bronze, _silver(settings), late, *others]
     if has_registry(settings):
         tables.append(_WRITER_SCHEMAS)
-    return {table.name: replace(table, properties={**retention, **table.properties}) for table in tables}
+    return {
+        table.name: replace(table, properties={**retention, **table.properties}) for table in tables
+    }
 
 
 def _with_further(table: Table, settings: Settings) -> Table:
@@ -194,7 +201,9 @@ def _bronze(name: str, source: SourceSettings, merge: MergeSettings) -> Table:
     # Statistics of these columns skip files exactly: a file holds one contiguous range of offsets
     # of one topic-partition.
     schema = bronze_schema(has_registry=source.registry is not None, has_tenants=merge.has_tenants)
-    statistics = _statistics("partition", "offset", "event_time", "kafka_timestamp", "reason", REDRIVEN_FROM.name)
+    statistics = _statistics(
+        "partition", "offset", "event_time", "kafka_timestamp", "reason", REDRIVEN_FROM.name
+    )
     return Table(bronze(name), schema, properties=statistics)
 
 
@@ -205,7 +214,9 @@ def _silver(settings: Settings) -> Table:
     """
     types = {name: source.value_type for name, source in settings.sources.items()}
     merge = settings.merge
-    schema = silver_schema(types, settings.with_topics, has_due=merge.has_due, has_tenants=merge.has_tenants)
+    schema = silver_schema(
+        types, settings.with_topics, has_due=merge.has_due, has_tenants=merge.has_tenants
+    )
     # No statistics of keys: they would be in the log, which `forget` cannot change.
     without = {"status", "valid", "invalid_reason", "merge_key", *types}
     properties = {
@@ -228,7 +239,10 @@ _QUARANTINED = [column for column in (*BRONZE, RECORD_BYTES) if column.name not 
 # The registry's schemas that records of bronze name, each with all that it refers to. They are
 # written before the first such record, so that nothing after bronze needs the registry. A row may
 # occur twice. In one without a schema, the registry did not have it then.
-_WRITER_SCHEMAS = Table(WRITER_SCHEMAS, schema_of("source string, writer_schema bigint, schema string, seen_at timestamp"))
+_WRITER_SCHEMAS = Table(
+    WRITER_SCHEMAS,
+    schema_of("source string, writer_schema bigint, schema string, seen_at timestamp"),
+)
 
 _OTHERS = (
     # Records that could not be read, with the reason why.
@@ -242,7 +256,10 @@ _OTHERS = (
     # input of the merge: a rebuild takes the same decisions.
     Table(
         IDLE_HEARTBEATS,
-        schema_of(f"{_TOPIC_PARTITION}, after_offset bigint, event_time timestamp, decided_at timestamp, generation int"),
+        schema_of(
+            f"{_TOPIC_PARTITION}, after_offset bigint, event_time timestamp, decided_at timestamp, "
+            "generation int"
+        ),
     ),
     # Beginnings of the lake's generations, each decided by one commit: a row for every
     # topic-partition with the offset that is read first, and one for every partition of the sink
@@ -253,28 +270,40 @@ _OTHERS = (
     Table(
         GENERATIONS,
         schema_of(
-            f"generation int, from_batch bigint, {_TOPIC_PARTITION}, start_offset bigint, kind string, decided_at timestamp, "
-            "reason string, epoch int, is_lived boolean, seq bigint, event_time timestamp, merge_key string, due timestamp, "
+            f"generation int, from_batch bigint, {_TOPIC_PARTITION}, start_offset bigint, kind "
+            "string, decided_at timestamp, "
+            "reason string, epoch int, is_lived boolean, seq bigint, event_time timestamp, "
+            "merge_key string, due timestamp, "
             "closed_at timestamp, tenant string"
         ),
     ),
     # Offsets of a topic-partition that were skipped on purpose, `[from_offset, to_offset)`, and
     # why: a jump to another generation, or a gap in Kafka that was accepted. Where `to_offset` is
     # the smaller one, the range is merged once more.
-    Table(RESETS, schema_of(f"{_TOPIC_PARTITION}, from_offset bigint, to_offset bigint, decided_at timestamp, reason string")),
+    Table(
+        RESETS,
+        schema_of(
+            f"{_TOPIC_PARTITION}, from_offset bigint, to_offset bigint, decided_at timestamp, "
+            "reason string"
+        ),
+    ),
     # What each publication transaction wrote. `sink_offset` is the offset of its last message (null
     # under at_most_once, which notes before it sends). `sink` is the topic with Kafka's identity of
     # it, which a topic that was made again does not share.
     Table(
         PUBLISHED,
         schema_of(
-            "partition int, first_seq bigint, last_seq bigint, last_event_time timestamp, last_key string, sink_offset bigint, "
+            "partition int, first_seq bigint, last_seq bigint, last_event_time timestamp, last_key "
+            "string, sink_offset bigint, "
             "committed_at timestamp, sink string"
         ),
     ),
     # The exclusive offset up to which each transaction has sent the records of a topic-partition to
     # a dead-letter topic. `sink` is that topic with Kafka's identity of it.
-    Table(DEAD_LETTERS, schema_of(f"sink string, {_TOPIC_PARTITION}, next_offset bigint, committed_at timestamp")),
+    Table(
+        DEAD_LETTERS,
+        schema_of(f"sink string, {_TOPIC_PARTITION}, next_offset bigint, committed_at timestamp"),
+    ),
     # Places of merge records whose key was forgotten, without the key: the sink may have messages
     # of them.
     Table(FORGOTTEN, schema_of("partition int, event_time timestamp, forgotten_at timestamp")),
@@ -289,7 +318,8 @@ _OTHERS = (
     Table(
         RECOVERED,
         schema_of(
-            "partition int, merge_key string, event_time timestamp, source string, offset bigint, until_offset bigint, "
+            "partition int, merge_key string, event_time timestamp, source string, offset bigint, "
+            "until_offset bigint, "
             "recovered_at timestamp, generation int"
         ),
     ),
@@ -301,8 +331,10 @@ _OTHERS = (
     Table(
         PROGRESS,
         schema_of(
-            f"batch bigint, {_TOPIC_PARTITION}, from_offset bigint, until_offset bigint, head timestamp, clock timestamp, "
-            "committed_at timestamp, position timestamp, reason string, silver_version bigint, epoch int, generation int"
+            f"batch bigint, {_TOPIC_PARTITION}, from_offset bigint, until_offset bigint, head "
+            "timestamp, clock timestamp, "
+            "committed_at timestamp, position timestamp, reason string, silver_version bigint, "
+            "epoch int, generation int"
         ),
     ),
     # The beginning of a table's history in a partition, after `keep` had rows deleted: of bronze
@@ -310,7 +342,12 @@ _OTHERS = (
     # lies further on.
     Table(
         FLOORS,
-        pa.schema([("table", pa.string()), *schema_of("partition int, batch bigint, time timestamp, decided_at timestamp")]),
+        pa.schema(
+            [
+                ("table", pa.string()),
+                *schema_of("partition int, batch bigint, time timestamp, decided_at timestamp"),
+            ]
+        ),
     ),
     # The result of each expectation at each check, which covered everything up to this version of
     # silver. `total` rows were checked; `unexpected` of them violate the expectation (null: it is
@@ -318,12 +355,16 @@ _OTHERS = (
     Table(
         QUALITY,
         schema_of(
-            "checked_at timestamp, suite string, table string, version bigint, expectation string, success boolean, "
+            "checked_at timestamp, suite string, table string, version bigint, expectation string, "
+            "success boolean, "
             "unexpected bigint, total bigint"
         ),
     ),
     # The rules that hold from a batch of silver on, as JSON by dotted path.
-    Table(EPOCHS, schema_of("epoch int, from_batch bigint, configuration string, decided_at timestamp")),
+    Table(
+        EPOCHS,
+        schema_of("epoch int, from_batch bigint, configuration string, decided_at timestamp"),
+    ),
     # The facts that never change, as the lake was begun with them. The last row of a field holds: a
     # topic may have moved.
     Table(CONFIGURATION, schema_of("field string, value string, decided_at timestamp")),
@@ -334,7 +375,8 @@ _OTHERS = (
     Table(
         LEASES,
         schema_of(
-            "entry bigint, layer string, token bigint, event string, holder string, host string, pid int, jvm_pid int, "
+            "entry bigint, layer string, token bigint, event string, holder string, host string, "
+            "pid int, jvm_pid int, "
             "at timestamp, boot_id string, namespace string, started bigint, jvm_started bigint"
         ),
     ),

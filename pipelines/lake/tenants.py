@@ -36,7 +36,9 @@ NOBODY = Slowest(0, None, None)
 
 def unfinished(questions: Questions) -> pa.Table:
     """Return how many `rows` of silver are still to change, by partition, tenant and status."""
-    return questions.summary(tables.SILVER, ["partition", "tenant", "status"], {"rows": ("count", "*")}, UNFINISHED)
+    return questions.summary(
+        tables.SILVER, ["partition", "tenant", "status"], {"rows": ("count", "*")}, UNFINISHED
+    )
 
 
 def clocks_at(questions: Questions, epochs: Epochs, batch: int, moment: Moment) -> TenantClocks:
@@ -45,9 +47,16 @@ def clocks_at(questions: Questions, epochs: Epochs, batch: int, moment: Moment) 
     The moment is at the end of the batch, or before it, and may be of a part of the
     topic-partitions.
     """
-    generation, epoch = read_generations(questions, epochs.current.settings).of(batch), epochs.of(batch)
-    left = passed(questions, Epochs(each for each in epochs if each.number <= epoch.number), generation)
-    return Heads(questions, generation).clocks_at(moment, epoch.settings.merge.tenant_max_lag_ms or 0, left.of_all)
+    generation, epoch = (
+        read_generations(questions, epochs.current.settings).of(batch),
+        epochs.of(batch),
+    )
+    left = passed(
+        questions, Epochs(each for each in epochs if each.number <= epoch.number), generation
+    )
+    return Heads(questions, generation).clocks_at(
+        moment, epoch.settings.merge.tenant_max_lag_ms or 0, left.of_all
+    )
 
 
 def times_of(rows: pa.Table, clocks: TenantClocks) -> list[tuple[int, str, int | None]]:
@@ -57,7 +66,9 @@ def times_of(rows: pa.Table, clocks: TenantClocks) -> list[tuple[int, str, int |
     """
     known = rows.group_by(["partition", "tenant"]).aggregate([])
     times = clocks.clocks(int64s(known["partition"]), known["tenant"])
-    found = zip(known["partition"].to_pylist(), times.tolist(), known["tenant"].to_pylist(), strict=True)
+    found = zip(
+        known["partition"].to_pylist(), times.tolist(), known["tenant"].to_pylist(), strict=True
+    )
     return [(p, tenant, None if time == NO_TIME else time) for p, time, tenant in sorted(found)]
 
 
@@ -70,7 +81,9 @@ def slowest(rows: pa.Table, clocks: TenantClocks) -> dict[int, Slowest]:
     return found
 
 
-def tenants_of(questions: Questions, heads: Mapping[TopicPartition, int]) -> dict[TopicPartition, str | None]:
+def tenants_of(
+    questions: Questions, heads: Mapping[TopicPartition, int]
+) -> dict[TopicPartition, str | None]:
     """Return the tenant whose record took a topic-partition to its head (ms).
 
     A topic-partition is absent where the idle policy did, and no record in bronze.

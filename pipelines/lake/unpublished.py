@@ -19,30 +19,46 @@ from pipelines.lake.questions import Condition, Questions, Where, in_portions, r
 _VALID: Final[Sequence[Condition]] = [("status", "=", "timed_out"), ("valid", "=", True)]
 
 
-def reached(questions: Questions, generation: Generation, until_batch: int) -> dict[TopicPartition, int]:
+def reached(
+    questions: Questions, generation: Generation, until_batch: int
+) -> dict[TopicPartition, int]:
     """Return, by topic-partition, the next offset of a generation before batch `until_batch`."""
     where: Where = [[("batch", "=", until_batch - 1), ("batch", ">=", generation.from_batch)]]
-    rows = questions.select(tables.PROGRESS, ["source", "partition", "until_offset"], where).to_pylist()
-    return {**generation.begin, **{TopicPartition(row["source"], row["partition"]): row["until_offset"] for row in rows}}
+    rows = questions.select(
+        tables.PROGRESS, ["source", "partition", "until_offset"], where
+    ).to_pylist()
+    return {
+        **generation.begin,
+        **{TopicPartition(row["source"], row["partition"]): row["until_offset"] for row in rows},
+    }
 
 
-def unpublished(questions: Questions, ended: Generation, newest: Generation) -> Iterator[Sequence[Condition]]:
+def unpublished(
+    questions: Questions, ended: Generation, newest: Generation
+) -> Iterator[Sequence[Condition]]:
     """Yield conditions for finished, valid rows of the former generation that are in no message.
 
     `ended`: the generation before `newest`. Its rows sort after the tail at which the newest
     begins, or are behind the sink in their own (`behind_sink`).
     """
     yield from behind_sink(questions, ended, newest.from_batch)
-    batches: list[Condition] = [("batch", ">=", ended.from_batch), ("batch", "<", newest.from_batch)]
+    batches: list[Condition] = [
+        ("batch", ">=", ended.from_batch),
+        ("batch", "<", newest.from_batch),
+    ]
     partitions = sorted({tp.partition for tp in newest.begin})
     for order in orders(questions):
         mine = [*_VALID, *batches, *order.conditions]
         for p in partitions:
             here: list[Condition] = [*mine, ("partition", "=", p)]
-            yield from ([*here, *term] for term in _beyond(order, newest.tails.get(p), is_after=True))
+            yield from (
+                [*here, *term] for term in _beyond(order, newest.tails.get(p), is_after=True)
+            )
 
 
-def behind_sink(questions: Questions, generation: Generation, until_batch: int | None = None) -> Iterator[Sequence[Condition]]:
+def behind_sink(
+    questions: Questions, generation: Generation, until_batch: int | None = None
+) -> Iterator[Sequence[Condition]]:
     """Yield conditions for the finished, valid rows of a generation that are never published.
 
     They sort at or before the tail at which it began. `until_batch`: where it has ended, the first
@@ -64,7 +80,9 @@ def count_behind_sink(questions: Questions, generation: Generation) -> dict[int,
     found: Counter[int] = Counter()
     for some in in_portions(list(behind_sink(questions, generation))):
         rows = questions.summary(tables.SILVER, ["partition"], {"rows": ("count", "*")}, some)
-        found.update(dict(zip(rows["partition"].to_pylist(), rows["rows"].to_pylist(), strict=True)))
+        found.update(
+            dict(zip(rows["partition"].to_pylist(), rows["rows"].to_pylist(), strict=True))
+        )
     return dict(found)
 
 
@@ -74,7 +92,8 @@ def _beyond(order: Order, tail: Tail | None, *, is_after: bool) -> Iterator[Sequ
         yield from ([[]] if is_after else [])
         return
     is_plain = order.column != "closed_at"
-    if is_plain != (tail.place.closed_at == PLAIN):  # what a timeout alone has closed comes before everything else
+    # What a timeout alone has closed comes before everything else.
+    if is_plain != (tail.place.closed_at == PLAIN):
         yield from ([[(order.column, "is not null", None)]] if is_after != is_plain else [])
         return
     place: Mapping[str, Any] = {
@@ -87,10 +106,15 @@ def _beyond(order: Order, tail: Tail | None, *, is_after: bool) -> Iterator[Sequ
     values = [(column, place[column]) for column in order.columns]
     for number, (column, value) in enumerate(values):
         operator = ">" if is_after else "<=" if number == len(values) - 1 else "<"
-        yield [*((before, "=", same) for before, same in values[:number]), (column, operator, value)]
+        yield [
+            *((before, "=", same) for before, same in values[:number]),
+            (column, operator, value),
+        ]
 
 
 def is_complete(questions: Questions, generation: Generation) -> bool:
     """Return True where everything is done that follows from the jump that began a generation."""
-    decided: Where = [[("decided_at", "=", generation.decided_at), ("reason", "=", generation.reason)]]
+    decided: Where = [
+        [("decided_at", "=", generation.decided_at), ("reason", "=", generation.reason)]
+    ]
     return row_count(questions, tables.RESETS, decided) > 0

@@ -154,7 +154,17 @@ class Checked:
 
 
 Event: TypeAlias = (
-    OwnerChanged | StepDone | Committed | Reached | Handled | Standing | Published | Sampled | Behind | Failed | Checked
+    OwnerChanged
+    | StepDone
+    | Committed
+    | Reached
+    | Handled
+    | Standing
+    | Published
+    | Sampled
+    | Behind
+    | Failed
+    | Checked
 )
 Observer: TypeAlias = Callable[[Event], None]
 

@@ -51,25 +51,58 @@ class Metric(NamedTuple):
 
 
 METRICS: Final = (
-    Metric("build_info", "gauge", ("name", "engine", "version"), "Always 1: which pipeline this process runs."),
-    Metric("owner", "gauge", ("layer",), "1 while this process owns the layer, 0 once it has lost or released it."),
-    Metric("owner_token", "gauge", ("layer",), "The fencing token of this process: of two owners, the larger one is right."),
+    Metric(
+        "build_info",
+        "gauge",
+        ("name", "engine", "version"),
+        "Always 1: which pipeline this process runs.",
+    ),
+    Metric(
+        "owner",
+        "gauge",
+        ("layer",),
+        "1 while this process owns the layer, 0 once it has lost or released it.",
+    ),
+    Metric(
+        "owner_token",
+        "gauge",
+        ("layer",),
+        "The fencing token of this process: of two owners, the larger one is right.",
+    ),
     Metric("clock_seconds", "gauge", ("partition",), "The clock of the merge, in event time."),
-    Metric("head_seconds", "gauge", ("topic", "partition"), "The largest event time that the merge has seen."),
+    Metric(
+        "head_seconds",
+        "gauge",
+        ("topic", "partition"),
+        "The largest event time that the merge has seen.",
+    ),
     Metric(
         "head_in_future_seconds",
         "gauge",
         ("topic", "partition"),
         "How far the head is ahead of the wall clock, beyond merge.max_future; 0 where it is not.",
     ),
-    Metric("lead_seconds", "gauge", ("topic", "partition"), "How far the head is ahead of the clock."),
-    Metric("lag_records", "gauge", ("layer", "topic", "partition"), "Offsets in Kafka that the layer has not passed yet."),
-    Metric("lag_seconds", "gauge", ("topic", "partition"), "Age of the last record merged, in event time; 0 without a lag."),
+    Metric(
+        "lead_seconds", "gauge", ("topic", "partition"), "How far the head is ahead of the clock."
+    ),
+    Metric(
+        "lag_records",
+        "gauge",
+        ("layer", "topic", "partition"),
+        "Offsets in Kafka that the layer has not passed yet.",
+    ),
+    Metric(
+        "lag_seconds",
+        "gauge",
+        ("topic", "partition"),
+        "Age of the last record merged, in event time; 0 without a lag.",
+    ),
     Metric(
         "open_transaction_offsets",
         "gauge",
         ("topic", "partition"),
-        "Offsets that wait for the oldest open transaction of another producer; 0 where none is open.",
+        "Offsets that wait for the oldest open transaction of another producer; 0 where none is "
+        "open.",
     ),
     Metric(
         "open_transaction_seconds",
@@ -77,13 +110,35 @@ METRICS: Final = (
         ("topic", "partition"),
         "Age of that transaction, by Kafka's timestamp of its first record; 0 where none is open.",
     ),
-    Metric("source_state", "gauge", ("topic", "partition", "state"), "1 for the state that the source is in, 0 for the others."),
+    Metric(
+        "source_state",
+        "gauge",
+        ("topic", "partition", "state"),
+        "1 for the state that the source is in, 0 for the others.",
+    ),
     Metric("open_rows", "gauge", (), "Merge records that are open."),
-    Metric("behind_sink_rows", "gauge", ("partition",), "Finished, valid merge records that are never published."),
-    Metric("waiting_rows", "gauge", (), "Records that were read and wait for their tenants' clocks; 0 without tenants."),
+    Metric(
+        "behind_sink_rows",
+        "gauge",
+        ("partition",),
+        "Finished, valid merge records that are never published.",
+    ),
+    Metric(
+        "waiting_rows",
+        "gauge",
+        (),
+        "Records that were read and wait for their tenants' clocks; 0 without tenants.",
+    ),
     Metric("tenants", "gauge", (), "Tenants with something open or waiting."),
-    Metric("tenant_lag_seconds", "gauge", (), "How far the slowest of these tenants is behind the clock, in event time."),
-    Metric("sequence", "gauge", ("topic", "partition"), "The number of the last message published."),
+    Metric(
+        "tenant_lag_seconds",
+        "gauge",
+        (),
+        "How far the slowest of these tenants is behind the clock, in event time.",
+    ),
+    Metric(
+        "sequence", "gauge", ("topic", "partition"), "The number of the last message published."
+    ),
     Metric(
         "quality_failed",
         "gauge",
@@ -91,10 +146,27 @@ METRICS: Final = (
         "Expectations that the last check beside the run found not met.",
     ),
     Metric("step_seconds", "histogram", ("layer", "step"), "How long a step of a batch took."),
-    Metric("records_total", "counter", ("layer", "topic", "outcome", "reason"), "What became of the records of a topic."),
-    Metric("commits_total", "counter", ("table",), "Commits that decide on a batch or a publication, by table."),
-    Metric("retries_total", "counter", ("kind",), "Failures after which the same was tried again, by kind of error."),
-    Metric("errors_total", "counter", ("kind",), "All failures, tried again or not, by kind of error."),
+    Metric(
+        "records_total",
+        "counter",
+        ("layer", "topic", "outcome", "reason"),
+        "What became of the records of a topic.",
+    ),
+    Metric(
+        "commits_total",
+        "counter",
+        ("table",),
+        "Commits that decide on a batch or a publication, by table.",
+    ),
+    Metric(
+        "retries_total",
+        "counter",
+        ("kind",),
+        "Failures after which the same was tried again, by kind of error.",
+    ),
+    Metric(
+        "errors_total", "counter", ("kind",), "All failures, tried again or not, by kind of error."
+    ),
 )
 
 
@@ -118,7 +190,9 @@ class Metrics:
         self._metrics: dict[str, Any] = {}
         for name, kind, labels, text in METRICS:
             more = {"buckets": BUCKETS} if kind == "histogram" else {}
-            self._metrics[name] = make[kind](f"watersmeet_{name}", text, labels, registry=self.registry, **more)
+            self._metrics[name] = make[kind](
+                f"watersmeet_{name}", text, labels, registry=self.registry, **more
+            )
         self._of("build_info", settings.name, settings.engine, pipelines.__version__).set(1)
         for error in kinds():  # an increase is only seen in a counter that was there before
             self._of("retries_total", error)
@@ -191,7 +265,10 @@ class Metrics:
             self._of("clock_seconds", partition).set(time_ms / 1000)
         for tp, at in standing.sources.items():
             self._reached["silver", tp], self._positions[tp] = at.next_offset, at.position
-            place, clock = (self._settings.inputs[tp.source], tp.partition), standing.clocks.get(tp.partition)
+            place, clock = (
+                (self._settings.inputs[tp.source], tp.partition),
+                standing.clocks.get(tp.partition),
+            )
             for state in STATES:
                 self._of("source_state", *place, state).set(state == at.state)
             if at.head is not None:
@@ -213,17 +290,23 @@ class Metrics:
             self._of("lag_records", layer, *place).set(lag)
             merged = self._positions.get(tp)
             if layer == "silver" and merged is not None:
-                self._of("lag_seconds", *place).set(max(0.0, time.time() - merged / 1000) if lag else 0)
+                self._of("lag_seconds", *place).set(
+                    max(0.0, time.time() - merged / 1000) if lag else 0
+                )
 
     def _transactions(
-        self, bounds: Mapping[TopicPartition, tuple[int, int]], transactions: Mapping[TopicPartition, OpenTransaction]
+        self,
+        bounds: Mapping[TopicPartition, tuple[int, int]],
+        transactions: Mapping[TopicPartition, OpenTransaction],
     ) -> None:
         """Set what is open in the partitions that were asked for."""
         for tp in bounds:
             place, found = (self._settings.inputs[tp.source], tp.partition), transactions.get(tp)
             since = None if found is None else found.since
             self._of("open_transaction_offsets", *place).set(0 if found is None else found.behind)
-            self._of("open_transaction_seconds", *place).set(0 if since is None else max(0.0, time.time() - since / 1000))
+            self._of("open_transaction_seconds", *place).set(
+                0 if since is None else max(0.0, time.time() - since / 1000)
+            )
 
 
 @contextmanager
@@ -247,7 +330,8 @@ def serving(settings: Settings) -> Iterator[list[Observer]]:
         server = MetricsServer(address, port, make_wsgi_app(metrics.registry))
     except OSError as error:
         raise ConfigurationError(
-            f"metrics: port {port} of {address} cannot be used ({error.strerror}); name a free port, and an address of this host"
+            f"metrics: port {port} of {address} cannot be used ({error.strerror}); name a free "
+            "port, and an address of this host"
         ) from None
     try:
         yield [metrics]

@@ -27,9 +27,18 @@ class JsonLines(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the line of a record."""
-        time = datetime.fromtimestamp(record.created, timezone.utc).isoformat(timespec="milliseconds")
-        line = {"time": time, "level": record.levelname, "logger": record.name, "message": record.getMessage()}
-        line |= {name: value for name in ("layer", "facts") if (value := getattr(record, name, None))}
+        time = datetime.fromtimestamp(record.created, timezone.utc).isoformat(
+            timespec="milliseconds"
+        )
+        line = {
+            "time": time,
+            "level": record.levelname,
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        line |= {
+            name: value for name in ("layer", "facts") if (value := getattr(record, name, None))
+        }
         if record.exc_info:
             line["trace"] = self.formatException(record.exc_info)
         return json.dumps(line)
@@ -41,7 +50,11 @@ def set_up_logging(*, verbose: bool = False) -> None:
     Unless it is `verbose`, py4j's logs are left out. They say that Spark's JVM is gone, which
     whoever asked it reports in one sentence.
     """
-    logging.basicConfig(stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s", level=logging.WARNING)
+    logging.basicConfig(
+        stream=sys.stderr,
+        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
+        level=logging.WARNING,
+    )
     log.setLevel(logging.DEBUG if verbose else logging.INFO)
     if not verbose:
         for handler in logging.getLogger().handlers:
@@ -90,7 +103,9 @@ class Reporter:
             if self._status is None:
                 log.info("%s: %s", layer, news, extra={"layer": layer, "facts": facts})
             else:
-                self._status.update(" · ".join(f"[bold]{name}[/] {text}" for name, text in self.latest.items()))
+                self._status.update(
+                    " · ".join(f"[bold]{name}[/] {text}" for name, text in self.latest.items())
+                )
 
 
 @contextmanager

@@ -43,7 +43,10 @@ class _Server(ThreadingMixIn, WSGIServer):
         self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         self.socket.bind(self.server_address)
         self.server_address = self.socket.getsockname()
-        self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
+        self.server_name, self.server_port = (
+            str(self.server_address[0]),
+            int(self.server_address[1]),
+        )
         self.setup_environ()
 
     def get_request(self) -> tuple[Any, Any]:
@@ -78,11 +81,15 @@ class MetricsServer:
     address cannot be used.
     """
 
-    def __init__(self, address: str, port: int, application: Callable[..., Any], timeout_s: float = TIMEOUT_S) -> None:
+    def __init__(
+        self, address: str, port: int, application: Callable[..., Any], timeout_s: float = TIMEOUT_S
+    ) -> None:
         family, *_, place = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0]
         self._server = _Server(family, place, timeout_s)
         self._server.set_app(application)
-        self._thread = threading.Thread(target=self._server.serve_forever, name="metrics", daemon=True)
+        self._thread = threading.Thread(
+            target=self._server.serve_forever, name="metrics", daemon=True
+        )
         self._thread.start()
 
     @property

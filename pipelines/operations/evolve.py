@@ -55,11 +55,19 @@ def preview(questions: Questions, settings: Settings) -> dict[str, Any]:
     """
     epochs, last = read_epochs(questions, settings), last_batch(questions)
     found = changes(epochs, settings)
-    problems = [*_problems(epochs, settings, found), *_too_early(questions, found, last, epochs, settings)]
+    problems = [
+        *_problems(epochs, settings, found),
+        *_too_early(questions, found, last, epochs, settings),
+    ]
     return {
         "epoch": epochs.current.number + (1 if found else 0),
-        "from_batch": (0 if last is None else last[0].batch + 1) if found else epochs.current.from_batch,
-        "changes": [{"field": field, "before": before, "after": after} for field, (before, after) in found.items()],
+        "from_batch": (0 if last is None else last[0].batch + 1)
+        if found
+        else epochs.current.from_batch,
+        "changes": [
+            {"field": field, "before": before, "after": after}
+            for field, (before, after) in found.items()
+        ],
         "problems": [problem._asdict() for problem in problems],
         "read_first": rerouted(settings, found),
         "applied": False,
@@ -85,7 +93,9 @@ def evolve(questions: Questions, settings: Settings, reporter: Reporter) -> dict
         _read_to_the_end(this_run, owned, found["read_first"])
         reach(IN_EVOLVE[0])
         reading = NextOffsets(questions, this_run.settings, this_run.partitions)
-        after = this_run.settings.under({**settings.rules(), **_first_values(reading, settings, found)})
+        after = this_run.settings.under(
+            {**settings.rules(), **_first_values(reading, settings, found)}
+        )
         number = read_epochs(questions, settings).current.number + 1
         owned.owner.append(tables.EPOCHS, epoch_row(after, number, from_batch, now_ms()), EVOLVING)
         reach(IN_EVOLVE[1])
@@ -112,7 +122,9 @@ def _read_to_the_end(this_run: Run, owned: Owned, sources: Sequence[str]) -> Non
     this_run.supervise(owned, [owned.bronze(name, once=True) for name in sources])
 
 
-def _first_values(reading: NextOffsets, settings: Settings, found: Mapping[str, Any]) -> dict[str, Any]:
+def _first_values(
+    reading: NextOffsets, settings: Settings, found: Mapping[str, Any]
+) -> dict[str, Any]:
     """Return, as rules, where the values of changed schemas of bare Avro begin.
 
     The values do not say it themselves: they begin where bronze goes on reading.
@@ -120,13 +132,23 @@ def _first_values(reading: NextOffsets, settings: Settings, found: Mapping[str, 
     changed = {change["field"] for change in found["changes"]}
     rules: dict[str, Any] = {}
     for name, source in settings.sources.items():
-        if source.format == "avro" and source.registry is None and f"sources.{name}.schema" in changed:
-            rules[f"sources.{name}.schema_since"] = {str(p): offset for p, offset in reading.of(name).items()}
+        if (
+            source.format == "avro"
+            and source.registry is None
+            and f"sources.{name}.schema" in changed
+        ):
+            rules[f"sources.{name}.schema_since"] = {
+                str(p): offset for p, offset in reading.of(name).items()
+            }
     return rules
 
 
 def _too_early(
-    questions: Questions, found: dict[str, tuple[Any, Any]], last: LastBatch | None, epochs: Epochs, after: Settings
+    questions: Questions,
+    found: dict[str, tuple[Any, Any]],
+    last: LastBatch | None,
+    epochs: Epochs,
+    after: Settings,
 ) -> Iterator[Problem]:
     """Yield a problem for each partition that may still need the old rules of reading and grouping.
 
@@ -140,17 +162,28 @@ def _too_early(
     generations = read_generations(questions, before)
     if not generations or not has_messages(questions, generations.newest):
         return
-    longest_ms = max(each.merge.window.longest_ms + (each.merge.tenant_max_lag_ms or 0) for each in (before, after))
+    longest_ms = max(
+        each.merge.window.longest_ms + (each.merge.tenant_max_lag_ms or 0)
+        for each in (before, after)
+    )
     clocks = {} if last is None else last[0].clocks
-    rows = questions.summary(tables.RECOVERED, ["partition"], {"last": ("max", "event_time")}, MESSAGES).to_pylist()
+    rows = questions.summary(
+        tables.RECOVERED, ["partition"], {"last": ("max", "event_time")}, MESSAGES
+    ).to_pylist()
     for row in rows:
         until = row["last"] + longest_ms
         if clocks.get(row["partition"], 0) <= until:
-            what = f"messages of the lost lake may still hold records of partition {row['partition']}"
-            yield Problem(what, field, f"run the lake, and wait until its clock has passed {utc(until)}")
+            what = (
+                f"messages of the lost lake may still hold records of partition {row['partition']}"
+            )
+            yield Problem(
+                what, field, f"run the lake, and wait until its clock has passed {utc(until)}"
+            )
 
 
-def _problems(epochs: Epochs, settings: Settings, found: dict[str, tuple[Any, Any]]) -> list[Problem]:
+def _problems(
+    epochs: Epochs, settings: Settings, found: dict[str, tuple[Any, Any]]
+) -> list[Problem]:
     if problems := check_schemas(settings):
         return problems
     for field, (before, after) in found.items():
@@ -159,9 +192,21 @@ def _problems(epochs: Epochs, settings: Settings, found: dict[str, tuple[Any, An
             source = settings.sources[field.split(".")[1]]
             is_avro = source.format == "avro"
             if is_avro and source.registry is None and len(source.topics) > 1:
-                what = "Avro without a registry does not say where in each of several topics another schema begins"
-                problems.append(Problem(what, field, "leave the schema as it is; or begin a new lake, with a registry"))
-            problems += [Problem(what, field, fix) for what in refused_changes(before, after, is_avro=is_avro)]
+                what = (
+                    "Avro without a registry does not say where in each of several topics another "
+                    "schema begins"
+                )
+                problems.append(
+                    Problem(
+                        what,
+                        field,
+                        "leave the schema as it is; or begin a new lake, with a registry",
+                    )
+                )
+            problems += [
+                Problem(what, field, fix)
+                for what in refused_changes(before, after, is_avro=is_avro)
+            ]
     if not problems:
         after = epochs.current.settings.under(settings.rules())
         problems = check_schemas(after)

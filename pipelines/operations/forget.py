@@ -60,7 +60,12 @@ Places = Sequence[tuple[int, int]]
 
 
 def forgotten(
-    settings: Settings, key: str, reporter: Reporter, tenant: str | None = None, *, has_tombstone: bool = False
+    settings: Settings,
+    key: str,
+    reporter: Reporter,
+    tenant: str | None = None,
+    *,
+    has_tombstone: bool = False,
 ) -> dict[str, Any]:
     """Forget the key, of one tenant or of all; return the answer of `forget --apply --json`.
 
@@ -70,7 +75,8 @@ def forgotten(
     """
     if has_tombstone and tenant is not None:
         raise ConfigurationError(
-            "--tombstone: it tells consumers that the key of every tenant is gone; leave it out, or --tenant"
+            "--tombstone: it tells consumers that the key of every tenant is gone; leave it out, "
+            "or --tenant"
         )
     run = Run(settings, LAYERS, reporter)
     of_key = Forgetting(run.engine.questions, settings, key, tenant)
@@ -81,11 +87,17 @@ def forgotten(
             fence_records(settings, topic, REDRIVE)
         of_key = Forgetting(owned.owner.engine.questions, settings, key, tenant)
         found = of_key.preview()
-        found["tombstones"] = owned.gold.send_tombstones(key, of_key.partitions) if has_tombstone else 0
+        found["tombstones"] = (
+            owned.gold.send_tombstones(key, of_key.partitions) if has_tombstone else 0
+        )
         of_key.erase(owned.owner)
     left = Forgetting(of_key.questions, settings, key, tenant).preview()["tables"]
     after = {row["table"]: row["before"] for row in left}
-    return {**found, "applied": True, "tables": [{**row, "after": after[row["table"]]} for row in found["tables"]]}
+    return {
+        **found,
+        "applied": True,
+        "tables": [{**row, "after": after[row["table"]]} for row in found["tables"]],
+    }
 
 
 @dataclass
@@ -115,12 +127,25 @@ class Forgetting:
             tables.SILVER: len(self._silver),
             tables.LATE: sum(map(len, self._late.values())),
             tables.QUARANTINE: sum(map(len, self._refused.values())),
-            **{tables.bronze(s): sum(len(self._in_bronze(i)) for i in of_source(self.settings.inputs, s)) for s in sources},
+            **{
+                tables.bronze(s): sum(
+                    len(self._in_bronze(i)) for i in of_source(self.settings.inputs, s)
+                )
+                for s in sources
+            },
             tables.PUBLISHED: self._count(tables.PUBLISHED, "last_key", "last_tenant"),
             tables.RECOVERED: self._count(tables.RECOVERED, "merge_key", "tenant"),
         }
-        told = [{"table": table, "before": count, "after": count} for table, count in counts.items()]
-        return {"key": self.key, "applied": False, "tombstones": 0, "tables": told, "held": list(self._held())}
+        told = [
+            {"table": table, "before": count, "after": count} for table, count in counts.items()
+        ]
+        return {
+            "key": self.key,
+            "applied": False,
+            "tombstones": 0,
+            "tables": told,
+            "held": list(self._held()),
+        }
 
     @property
     def is_there(self) -> bool:
@@ -133,13 +158,21 @@ class Forgetting:
         return bool(
             self._silver
             or any(self._late[source] or self._in_bronze(source) for source in sources)
-            or any(True for source in sources for _ in self._with_key(source, tables.bronze(source), refused))
+            or any(
+                True
+                for source in sources
+                for _ in self._with_key(source, tables.bronze(source), refused)
+            )
         )
 
     @property
     def partitions(self) -> set[int]:
         """The partitions in which the tables have the key."""
-        places = [place for source in self.settings.inputs for place in (*self._in_bronze(source), *self._late[source])]
+        places = [
+            place
+            for source in self.settings.inputs
+            for place in (*self._in_bronze(source), *self._late[source])
+        ]
         return {row["partition"] for row in self._silver} | {p for p, _ in places}
 
     # -- where it is
@@ -150,26 +183,38 @@ class Forgetting:
 
     def _conditions(self, key: str, tenant: str) -> list[Condition]:
         """Return the conditions for rows of the key, given the names of their two columns."""
-        return [(key, "=", self.key), *([] if self.tenant is None else [(tenant, "=", self.tenant)])]
+        return [
+            (key, "=", self.key),
+            *([] if self.tenant is None else [(tenant, "=", self.tenant)]),
+        ]
 
     @cached_property
     def _silver(self) -> list[dict[str, Any]]:
         columns = ["partition", "event_time", "status", "valid", *due_columns(self.questions)]
         columns += [*TENANT.names, "position"] if self.settings.merge.has_tenants else []
-        found: list[dict[str, Any]] = self.questions.select(tables.SILVER, columns, [self._of_key]).to_pylist()
+        found: list[dict[str, Any]] = self.questions.select(
+            tables.SILVER, columns, [self._of_key]
+        ).to_pylist()
         return found
 
     @cached_property
     def _late(self) -> dict[str, Places]:
         found = {}
         for source in self.settings.inputs:
-            found[source] = _places(self.questions.select(tables.LATE, _PLACE, [[("source", "=", source), *self._of_key]]))
+            found[source] = _places(
+                self.questions.select(
+                    tables.LATE, _PLACE, [[("source", "=", source), *self._of_key]]
+                )
+            )
         return found
 
     @cached_property
     def _read(self) -> dict[str, Places]:
         """The records that were read, late or not, by input."""
-        return {i: _places(self.questions.select(tables.bronze(i), _PLACE, [self._of_key])) for i in self.settings.inputs}
+        return {
+            i: _places(self.questions.select(tables.bronze(i), _PLACE, [self._of_key]))
+            for i in self.settings.inputs
+        }
 
     @cached_property
     def _unmerged(self) -> dict[str, Places]:
@@ -178,7 +223,10 @@ class Forgetting:
         Heartbeats may be records of another source. The key is Kafka's key, or the value has it by
         the rules of any epoch of a source of the topic.
         """
-        return {source: list(self._with_key(source, tables.bronze(source), _UNMERGED)) for source in self.settings.inputs}
+        return {
+            source: list(self._with_key(source, tables.bronze(source), _UNMERGED))
+            for source in self.settings.inputs
+        }
 
     def _in_bronze(self, source: str) -> Places:
         return [*self._read[source], *self._unmerged[source], *self._refused[source]]
@@ -189,10 +237,17 @@ class Forgetting:
 
         The key is Kafka's key, or the value has it by the rules of any epoch.
         """
-        refused = {source: [("source", "=", source), NOT_FORGOTTEN] for source in self.settings.inputs}
-        return {source: list(self._with_key(source, tables.QUARANTINE, mine)) for source, mine in refused.items()}
+        refused = {
+            source: [("source", "=", source), NOT_FORGOTTEN] for source in self.settings.inputs
+        }
+        return {
+            source: list(self._with_key(source, tables.QUARANTINE, mine))
+            for source, mine in refused.items()
+        }
 
-    def _with_key(self, source: str, table: str, conditions: Sequence[Condition]) -> Iterator[tuple[int, int]]:
+    def _with_key(
+        self, source: str, table: str, conditions: Sequence[Condition]
+    ) -> Iterator[tuple[int, int]]:
         """Yield the records of a table that meet the conditions and have the key, but not as merge
         key.
 
@@ -202,9 +257,15 @@ class Forgetting:
         readers = [name for name, other in self.settings.sources.items() if topic in other.topics]
         rules = [rules for name in readers for rules in self._rules(name)]
         key_of = [value_key(each) for each in rules]
-        tenant_of = [] if self.tenant is None else [value_key(replace(each, key=each.tenant)) for each in rules]
+        tenant_of = (
+            []
+            if self.tenant is None
+            else [value_key(replace(each, key=each.tenant)) for each in rules]
+        )
         every = self.questions.select(table, _PLACE, [conditions])
-        for piece in pieces_of(self.questions, source, table, *(int64s(every[name]) for name in _PLACE)):
+        for piece in pieces_of(
+            self.questions, source, table, *(int64s(every[name]) for name in _PLACE)
+        ):
             rows = read_piece(self.questions, piece, [*_PLACE, "key", "value"], conditions)
             for row in rows.to_pylist():
                 if row["key"] == as_bytes or any(look(row["value"]) == self.key for look in key_of):
@@ -223,7 +284,9 @@ class Forgetting:
         return found
 
     def _count(self, table: str, key: str, tenant: str) -> int:
-        found = self.questions.summary(table, [], {"rows": ("count", "*")}, [self._conditions(key, tenant)])
+        found = self.questions.summary(
+            table, [], {"rows": ("count", "*")}, [self._conditions(key, tenant)]
+        )
         return int(found["rows"][0].as_py())
 
     # -- what holds it for longer
@@ -234,23 +297,38 @@ class Forgetting:
         Each row says how many records, and until when (epoch ms; None: no end is known).
         """
         if self._silver or any(self._in_bronze(source) for source in self.settings.inputs):
-            yield {"where": "time travel and change files", "records": None, "until": now_ms() + self.settings.retention_ms}
+            yield {
+                "where": "time travel and change files",
+                "records": None,
+                "until": now_ms() + self.settings.retention_ms,
+            }
         cluster = Cluster(self.settings.kafka)
         for source, topic in self.settings.inputs.items():
             places, kept = self._in_bronze(source), self.settings.sources[source_of(source)]
             first = cluster.bounds_of(topic, sorted({p for p, _ in places})) if places else {}
-            yield self._of_topic(cluster, topic, [(p, offset) for p, offset in places if offset >= first[p][0]])
+            yield self._of_topic(
+                cluster, topic, [(p, offset) for p, offset in places if offset >= first[p][0]]
+            )
             if kept.repartition is not None:  # bronze has read copies of what is, or was, there
                 for topic in kept.repartition.from_topics:
                     yield self._of_topic(cluster, topic, places)
         tails = last_published(self.questions)
         names = ("due", "closed_at", "tenant")
-        stands = [(row, place_of(row["event_time"], self.key, *map(row.get, names))) for row in self._silver]
-        of_sink = [row for row, place in stands if row["valid"] and (p := row["partition"]) in tails and place <= tails[p].place]
+        stands = [
+            (row, place_of(row["event_time"], self.key, *map(row.get, names)))
+            for row in self._silver
+        ]
+        of_sink = [
+            row
+            for row, place in stands
+            if row["valid"] and (p := row["partition"]) in tails and place <= tails[p].place
+        ]
         yield self._of_topic(cluster, self.settings.publish.topic, of_sink)
         for table, topic in self.settings.publish.dead_letter_topics.items():
             found = self._late if table == tables.LATE else self._refused
-            yield self._of_topic(cluster, topic, [place for places in found.values() for place in places])
+            yield self._of_topic(
+                cluster, topic, [place for places in found.values() for place in places]
+            )
 
     def _of_topic(self, cluster: Cluster, topic: str, records: Sequence[Any]) -> dict[str, Any]:
         """Return a row about records that are, or may be, in a topic.
@@ -275,7 +353,13 @@ class Forgetting:
         Bronze comes first: if the command is cut short, what silver and late still have is
         recognised by records that bronze no longer has.
         """
-        for step in (self._note_places, self._forget_in_bronze, self._forget_refused, self._forget_records, self._forget_late):
+        for step in (
+            self._note_places,
+            self._forget_in_bronze,
+            self._forget_refused,
+            self._forget_records,
+            self._forget_late,
+        ):
             step(owner)
         for table in filter(tables.has_records, owner.engine.lake.layout):
             _retried(partial(owner.engine.purge, table))
@@ -287,8 +371,13 @@ class Forgetting:
         """
         now = now_ms()
         for source in self.settings.inputs:
-            if rows := [(*self.settings.place(source), p, at, now) for p, at in sorted(set(self._in_bronze(source)))]:
-                owner.append(tables.ERASED, owner.engine.lake.layout[tables.ERASED].rows(rows), DELETING)
+            if rows := [
+                (*self.settings.place(source), p, at, now)
+                for p, at in sorted(set(self._in_bronze(source)))
+            ]:
+                owner.append(
+                    tables.ERASED, owner.engine.lake.layout[tables.ERASED].rows(rows), DELETING
+                )
 
     def _forget_in_bronze(self, owner: Owner) -> None:
         for source in self.settings.inputs:
@@ -298,8 +387,17 @@ class Forgetting:
 
     def _forget_refused(self, owner: Owner) -> None:
         for source in self.settings.inputs:
-            for table, conditions in ((tables.bronze(source), []), (tables.QUARANTINE, [("source", "=", source)])):
-                _each(owner, table, self._refused[source], conditions, {**_ERASED, "detail": FORGOTTEN})
+            for table, conditions in (
+                (tables.bronze(source), []),
+                (tables.QUARANTINE, [("source", "=", source)]),
+            ):
+                _each(
+                    owner,
+                    table,
+                    self._refused[source],
+                    conditions,
+                    {**_ERASED, "detail": FORGOTTEN},
+                )
 
     def _forget_late(self, owner: Owner) -> None:
         for source in self.settings.inputs:
@@ -315,12 +413,26 @@ class Forgetting:
         records = [row for row in self._silver if row["status"] != "waiting"]
         places = [(row["partition"], row["event_time"], now) for row in records]
         if places:
-            owner.append(tables.FORGOTTEN, engine.lake.layout[tables.FORGOTTEN].rows(places), DELETING)
-        gone = [{**row, "merge_key": self.key, "replaces": row["event_time"]} for row in records] + self._waiting
+            owner.append(
+                tables.FORGOTTEN, engine.lake.layout[tables.FORGOTTEN].rows(places), DELETING
+            )
+        gone = [
+            {**row, "merge_key": self.key, "replaces": row["event_time"]} for row in records
+        ] + self._waiting
         replacing = REPLACING if self.settings.merge.has_tenants else REPLACING[:1]
         changed = pa.schema([*schema, *((name, TIME) for name in replacing)])
-        rows = pa.table([_column(name, kind, gone) for name, kind in zip(changed.names, changed.types, strict=True)], changed)
-        _commit(owner, tables.SILVER, lambda commit: engine.merge(tables.SILVER, engine.rows(rows), commit, only_open=False))
+        rows = pa.table(
+            [
+                _column(name, kind, gone)
+                for name, kind in zip(changed.names, changed.types, strict=True)
+            ],
+            changed,
+        )
+        _commit(
+            owner,
+            tables.SILVER,
+            lambda commit: engine.merge(tables.SILVER, engine.rows(rows), commit, only_open=False),
+        )
 
     @property
     def _waiting(self) -> list[dict[str, Any]]:
@@ -331,7 +443,10 @@ class Forgetting:
         for row in (row for row in self._silver if row["status"] == "waiting"):
             place = row["partition"], row["tenant"]
             found[place] = max(row["position"], found.get(place, 0))
-        return [{"partition": p, "tenant": t, "merge_key": self.key, "passes": at} for (p, t), at in found.items()]
+        return [
+            {"partition": p, "tenant": t, "merge_key": self.key, "passes": at}
+            for (p, t), at in found.items()
+        ]
 
 
 def _column(name: str, kind: pa.DataType, gone: Sequence[Mapping[str, Any]]) -> pa.Array:
@@ -339,7 +454,11 @@ def _column(name: str, kind: pa.DataType, gone: Sequence[Mapping[str, Any]]) -> 
     if name not in ("partition", "merge_key", *TENANT.names, *REPLACING):
         return pa.nulls(len(gone), kind)
     values = [row.get(name) for row in gone]
-    return pa.array(values, pa.timestamp("ms", "UTC")).cast(kind) if kind == TIME else pa.array(values, kind)
+    return (
+        pa.array(values, pa.timestamp("ms", "UTC")).cast(kind)
+        if kind == TIME
+        else pa.array(values, kind)
+    )
 
 
 _PLACE = ["partition", "offset"]
@@ -351,12 +470,21 @@ def _places(found: pa.Table) -> Places:
     return list(zip(*(found[name].to_pylist() for name in _PLACE), strict=True))
 
 
-def _each(owner: Owner, table: str, places: Places, conditions: Sequence[Any], values: Mapping[str, Any] | None) -> None:
+def _each(
+    owner: Owner,
+    table: str,
+    places: Places,
+    conditions: Sequence[Any],
+    values: Mapping[str, Any] | None,
+) -> None:
     """Set columns of these records' rows to other values, or (without `values`) delete the rows."""
     in_order = sorted(places)
     for some in (in_order[i : i + ROWS] for i in range(0, len(in_order), ROWS)):
         partitions = sorted({p for p, _ in some})
-        where = [[*conditions, ("partition", "=", p), ("offset", "in", [o for q, o in some if q == p])] for p in partitions]
+        where = [
+            [*conditions, ("partition", "=", p), ("offset", "in", [o for q, o in some if q == p])]
+            for p in partitions
+        ]
         if values is None:
             _commit(owner, table, partial(owner.engine.delete, table, where))
         else:

@@ -44,7 +44,11 @@ from pipelines.running.owner import Owner, now_ms
 from pipelines.running.pieces import NOT_FORGOTTEN
 from pipelines.settings import KeepSettings, Settings
 
-_COLUMNS = {tables.SILVER: "last_event_time", tables.LATE: "position", tables.QUARANTINE: "kafka_timestamp"}
+_COLUMNS = {
+    tables.SILVER: "last_event_time",
+    tables.LATE: "position",
+    tables.QUARANTINE: "kafka_timestamp",
+}
 """Column by which the age of a row is counted. In bronze that is the event time, or Kafka's
 timestamp where there is none.
 """
@@ -67,7 +71,10 @@ def expire(owner: Owner, settings: Settings, table: str, *, is_sparing: bool = F
     last = None if keep_ms is None else last_batch(questions)
     if keep_ms is None or last is None:
         return
-    generation, epochs = read_generations(questions, settings).newest, read_epochs(questions, settings)
+    generation, epochs = (
+        read_generations(questions, settings).newest,
+        read_epochs(questions, settings),
+    )
     if last[0].batch < generation.from_batch:  # after a reset, the clock may be an earlier one
         return
     limits = {p: clock - keep_ms for p, clock in last[0].clocks.items()}
@@ -78,18 +85,31 @@ def expire(owner: Owner, settings: Settings, table: str, *, is_sparing: bool = F
             if of_silver
             else _first_not_sent(questions, settings, table, limits)
         )
-        _forget_before(owner, table, {p: min(limit, needed.get(p, limit)) for p, limit in limits.items()}, is_sparing=is_sparing)
+        _forget_before(
+            owner,
+            table,
+            {p: min(limit, needed.get(p, limit)) for p, limit in limits.items()},
+            is_sparing=is_sparing,
+        )
     else:
-        _forget_batches(owner, settings, table, limits, last[0].clocks, generation, is_sparing=is_sparing)
+        _forget_batches(
+            owner, settings, table, limits, last[0].clocks, generation, is_sparing=is_sparing
+        )
 
 
 def kept_ms(keep: KeepSettings, table: str) -> int | None:
     """Return how long (ms) rows of a table are kept; None: for ever."""
-    known = {tables.SILVER: keep.silver_ms, tables.LATE: keep.late_ms, tables.QUARANTINE: keep.quarantine_ms}
+    known = {
+        tables.SILVER: keep.silver_ms,
+        tables.LATE: keep.late_ms,
+        tables.QUARANTINE: keep.quarantine_ms,
+    }
     return keep.bronze_ms if table.startswith(tables.bronze("")) else known.get(table)
 
 
-def _needed_of_silver(questions: Questions, partitions: Mapping[int, int], longest_ms: int) -> dict[int, int]:
+def _needed_of_silver(
+    questions: Questions, partitions: Mapping[int, int], longest_ms: int
+) -> dict[int, int]:
     """Return what `_needed` does, and keep rows that could be published again.
 
     These are rows whose records, merged anew after a reset to earlier offsets, could sort behind
@@ -97,7 +117,11 @@ def _needed_of_silver(questions: Questions, partitions: Mapping[int, int], longe
     """
     needed = _needed(questions, partitions, longest_ms)
     for p, tail in last_published(questions).items():
-        time = tail.event_time if tail.closed_at is None else read_again_from(tail.closed_at, longest_ms)
+        time = (
+            tail.event_time
+            if tail.closed_at is None
+            else read_again_from(tail.closed_at, longest_ms)
+        )
         needed[p] = min(time, needed.get(p, time))
     return needed
 
@@ -108,17 +132,25 @@ def _needed(questions: Questions, partitions: Mapping[int, int], longest_ms: int
     The time from which a lost lake would be recovered after one counts instead, if it is smaller. A
     partition without such records is absent.
     """
-    where: Where = [[("status", "=", "open")], *not_out(questions, last_published(questions), partitions)]
+    where: Where = [
+        [("status", "=", "open")],
+        *not_out(questions, last_published(questions), partitions),
+    ]
     firsts = {"event_time": ("min", "event_time")} | {
         name: ("min", name) for name in due_columns(questions) if name == "closed_at"
     }
     rows = questions.summary(tables.SILVER, ["partition"], firsts, where).to_pylist()
     begins = {row["partition"]: row.get("closed_at") for row in rows}
     again = {p: read_again_from(time, longest_ms) for p, time in begins.items() if time is not None}
-    return {row["partition"]: min(row["event_time"], again.get(row["partition"], row["event_time"])) for row in rows}
+    return {
+        row["partition"]: min(row["event_time"], again.get(row["partition"], row["event_time"]))
+        for row in rows
+    }
 
 
-def _first_not_sent(questions: Questions, settings: Settings, table: str, partitions: Mapping[int, int]) -> dict[int, int]:
+def _first_not_sent(
+    questions: Questions, settings: Settings, table: str, partitions: Mapping[int, int]
+) -> dict[int, int]:
     """Return, by partition, the time (ms) of the oldest row still to be sent as a dead letter.
 
     It is the time by which the row's age is counted. A partition without such a row is absent.
@@ -130,14 +162,19 @@ def _first_not_sent(questions: Questions, settings: Settings, table: str, partit
     return dict(zip(rows["partition"].to_pylist(), rows["first"].to_pylist(), strict=True))
 
 
-def _forget_before(owner: Owner, table: str, limits: Mapping[int, int], *, is_sparing: bool) -> None:
+def _forget_before(
+    owner: Owner, table: str, limits: Mapping[int, int], *, is_sparing: bool
+) -> None:
     """Delete rows of a table that lie before a time (ms) of their partition; of silver, finished
     ones.
     """
     known = read_floors(owner.engine.questions).times
     further = {p: limit for p, limit in limits.items() if limit > known.get((table, p), 0)}
     is_finished = [("status", "=", "timed_out")] if table == tables.SILVER else []
-    terms = [[*is_finished, ("partition", "=", p), (_COLUMNS[table], "<", limit)] for p, limit in sorted(further.items())]
+    terms = [
+        [*is_finished, ("partition", "=", p), (_COLUMNS[table], "<", limit)]
+        for p, limit in sorted(further.items())
+    ]
     rows = _count(owner.engine.questions, table, terms)
     if not terms or (is_sparing and not _is_worth_it(owner.engine.questions, table, rows)):
         return
@@ -162,17 +199,35 @@ def _forget_batches(
     questions, first = owner.engine.questions, generation.from_batch
     floors = {p: batch for p, batch in read_floors(questions).batches.items() if batch >= first}
     longest = longest_ms(read_epochs(questions, settings))
-    needed, letters = _needed(questions, limits, longest), _first_not_sent(questions, settings, tables.LATE, limits)
-    bounds = {p: min(limit, clocks[p] - longest, needed.get(p, limit), letters.get(p, limit)) for p, limit in limits.items()}
-    batches = {p: batch for p, batch in _batches_before(questions, settings, bounds, first).items() if batch > floors.get(p, -1)}
+    needed, letters = (
+        _needed(questions, limits, longest),
+        _first_not_sent(questions, settings, tables.LATE, limits),
+    )
+    bounds = {
+        p: min(limit, clocks[p] - longest, needed.get(p, limit), letters.get(p, limit))
+        for p, limit in limits.items()
+    }
+    batches = {
+        p: batch
+        for p, batch in _batches_before(questions, settings, bounds, first).items()
+        if batch > floors.get(p, -1)
+    }
     # Also what an earlier call has left: after a crash, or because another source's owner wrote
     # the floor.
     ends, terms = batch_ends(questions, {**floors, **batches}), list[Sequence[Condition]]()
     for name in of_source(settings.inputs, table.removeprefix(tables.bronze(""))):
-        mine = {tp.partition: end for tp, end in ends.items() if tp.source == name and tp.partition in limits}
+        mine = {
+            tp.partition: end
+            for tp, end in ends.items()
+            if tp.source == name and tp.partition in limits
+        }
         redriven = _redriven(questions, settings, name, mine)
         below = [_below(p, end, limits[p], redriven.get(p, ())) for p, end in sorted(mine.items())]
-        terms += narrowed(tables.bronze(name), [term for both in below for term in both]) if below else []
+        terms += (
+            narrowed(tables.bronze(name), [term for both in below for term in both])
+            if below
+            else []
+        )
     rows = _count(questions, table, terms)
     if is_sparing and not _is_worth_it(questions, table, rows):
         return
@@ -193,32 +248,45 @@ def _below(partition: int, end: int, limit_ms: int, redriven: Collection[int]) -
     return [[*below, ("event_time", "<", limit_ms)], [*below, *untimed]]
 
 
-def _redriven(questions: Questions, settings: Settings, source: str, ends: Mapping[int, int]) -> dict[int, list[int]]:
+def _redriven(
+    questions: Questions, settings: Settings, source: str, ends: Mapping[int, int]
+) -> dict[int, list[int]]:
     """Return, by partition, the offsets before these ends of redriven records that must stay.
 
     Without one of them, its refused record could be redriven again.
     """
-    found = questions.select(tables.QUARANTINE, ["partition", "offset"], [[("source", "=", source), NOT_FORGOTTEN]])
+    found = questions.select(
+        tables.QUARANTINE, ["partition", "offset"], [[("source", "=", source), NOT_FORGOTTEN]]
+    )
     refused: dict[int, set[int]] = {}
     for p, offset in zip(found["partition"].to_pylist(), found["offset"].to_pylist(), strict=True):
         refused.setdefault(p, set()).add(offset)
     ranges = {p: (min(offsets) + 1, ends[p]) for p, offsets in refused.items() if p in ends}
     needed: dict[int, list[int]] = {}
-    for p, at, offset in redriven_in_bronze(questions, settings, Refused(questions, source), ranges):
+    for p, at, offset in redriven_in_bronze(
+        questions, settings, Refused(questions, source), ranges
+    ):
         if offset in refused.get(p, ()):
             needed.setdefault(p, []).append(at)
     return needed
 
 
-def _batches_before(questions: Questions, settings: Settings, bounds: Mapping[int, int], since: int) -> dict[int, int]:
+def _batches_before(
+    questions: Questions, settings: Settings, bounds: Mapping[int, int], since: int
+) -> dict[int, int]:
     """Return, by partition, the last batch at whose end every source's position is below a bound.
 
     Bounds are in ms. Only batches from `since` on count.
     """
     found = {}
     for some in in_portions(sorted(bounds)):
-        where = [[("partition", "=", p), ("batch", ">=", since), ("position", "<", bounds[p])] for p in some]
-        rows = questions.summary(tables.PROGRESS, ["partition", "source"], {"last": ("max", "batch")}, where).to_pylist()
+        where = [
+            [("partition", "=", p), ("batch", ">=", since), ("position", "<", bounds[p])]
+            for p in some
+        ]
+        rows = questions.summary(
+            tables.PROGRESS, ["partition", "source"], {"last": ("max", "batch")}, where
+        ).to_pylist()
         for p in some:
             mine = [row["last"] for row in rows if row["partition"] == p]
             if len(mine) == len(settings.inputs):

@@ -66,23 +66,34 @@ class Redrive:
         has read.
         """
         if self.reason not in (known := [reason.value for reason in Reason]):
-            raise ConfigurationError(f"--reason: no record is refused as `{self.reason}`; use {', '.join(known)}")
+            raise ConfigurationError(
+                f"--reason: no record is refused as `{self.reason}`; use {', '.join(known)}"
+            )
         if self.reason == Reason.TOO_LARGE.value:
             raise ConfigurationError(
-                "--reason: the values of records that are `too_large` are not kept, so that they cannot be sent again; raise "
+                "--reason: the values of records that are `too_large` are not kept, so that they "
+                "cannot be sent again; raise "
                 "kafka.max_record_bytes, and have their producers send them"
             )
         for name in self.settings.repartitioned:
-            if self.reason in (Reason.UNDECODABLE, Reason.NO_KEY) and self.settings.sources[name].key is not None:
+            if (
+                self.reason in (Reason.UNDECODABLE, Reason.NO_KEY)
+                and self.settings.sources[name].key is not None
+            ):
                 origins = " or ".join(self.settings.repartitioned[name].from_topics)
                 raise ConfigurationError(
-                    f"--reason: {name} is repartitioned, and no key says where its records belong that are refused as "
+                    f"--reason: {name} is repartitioned, and no key says where its records belong "
+                    "that are refused as "
                     f"`{self.reason}`; send them to {origins}, with the key that they lack"
                 )
         topics = topics_of(self.settings)
         self.partitions = co_partitioned(self.settings, self._cluster.partition_counts(topics))
         facts = identity(self.settings, self.partitions, self._cluster.topic_ids(topics))
-        topics_of_lake = {name: fact for name, fact in facts.items() if name.endswith(".topic") or name in ("name", "partitions")}
+        topics_of_lake = {
+            name: fact
+            for name, fact in facts.items()
+            if name.endswith(".topic") or name in ("name", "partitions")
+        }
         if changed := differences(self.questions, topics_of_lake):
             raise ConfigurationError(changed[0])
 
@@ -94,7 +105,13 @@ class Redrive:
         """
         records = [self._redrive(source, apply=apply) for source in self.settings.inputs]
         sent = sum(row["after"] - row["before"] for row in records)
-        return {"reason": self.reason, "since": self.since_ms, "applied": apply, "sent": sent, "records": records}
+        return {
+            "reason": self.reason,
+            "since": self.since_ms,
+            "applied": apply,
+            "sent": sent,
+            "records": records,
+        }
 
     def _redrive(self, source: str, *, apply: bool) -> dict[str, Any]:
         of, topic = self.settings.place(source)
@@ -103,23 +120,46 @@ class Redrive:
         if apply and len(offsets):
             self._begin(publisher)
             partitions, offsets = self._found(source)  # one may have been forgotten meanwhile
-        told = {"table": tables.QUARANTINE, "source": of, "topic": topic, "found": len(offsets), "before": 0, "after": 0}
+        told = {
+            "table": tables.QUARANTINE,
+            "source": of,
+            "topic": topic,
+            "found": len(offsets),
+            "before": 0,
+            "after": 0,
+        }
         if not len(offsets):
             return told
         first = {int(p): int(offsets[partitions == p].min()) for p in np.unique(partitions)}
         refused = Refused(self.questions, source)
         redriven = set(self._redriven(source, refused, first, is_settled=apply))
-        is_left = np.array([place not in redriven for place in zip(partitions.tolist(), offsets.tolist(), strict=True)], np.bool_)
+        is_left = np.array(
+            [
+                place not in redriven
+                for place in zip(partitions.tolist(), offsets.tolist(), strict=True)
+            ],
+            np.bool_,
+        )
         told["before"] = told["after"] = len(offsets) - int(is_left.sum())
-        pieces = list(pieces_of(self.questions, source, tables.QUARANTINE, partitions[is_left], offsets[is_left]))
+        pieces = list(
+            pieces_of(
+                self.questions, source, tables.QUARANTINE, partitions[is_left], offsets[is_left]
+            )
+        )
         of_source: list[Condition] = [("source", "=", source), NOT_FORGOTTEN]
         self._check_partitions(of, pieces, of_source)
         if apply:
             size = TransactionSize(PIECES, PIECES)
             while pieces:
-                read = [read_piece(self.questions, piece, RECORD, of_source) for piece in pieces[: size.limit]]
+                read = [
+                    read_piece(self.questions, piece, RECORD, of_source)
+                    for piece in pieces[: size.limit]
+                ]
                 try:
-                    publisher.send(again(rows.sort_by([("partition", "ascending"), ("offset", "ascending")])) for rows in read)
+                    publisher.send(
+                        again(rows.sort_by([("partition", "ascending"), ("offset", "ascending")]))
+                        for rows in read
+                    )
                 except TransactionTimeoutError:
                     if not size.timed_out(len(read)):
                         raise
@@ -129,22 +169,34 @@ class Redrive:
                 pieces = pieces[len(read) :]
         return told
 
-    def _check_partitions(self, source: str, pieces: Iterable[Piece], of_source: Sequence[Condition]) -> None:
+    def _check_partitions(
+        self, source: str, pieces: Iterable[Piece], of_source: Sequence[Condition]
+    ) -> None:
         """Raise ConfigurationError if a record of a repartitioned source has another key by now.
 
         Where it was written by its old key, it would never meet the others of its key.
         """
-        if source not in self.settings.repartitioned or len(read_epochs(self.questions, self.settings)) == 1:
+        if (
+            source not in self.settings.repartitioned
+            or len(read_epochs(self.questions, self.settings)) == 1
+        ):
             return
-        rules, origins = rules_of(self.settings, source), self.settings.repartitioned[source].from_topics
+        rules, origins = (
+            rules_of(self.settings, source),
+            self.settings.repartitioned[source].from_topics,
+        )
         for piece in pieces:
-            rows = read_piece(self.questions, piece, ["partition", "offset", "key", "value"], of_source)
+            rows = read_piece(
+                self.questions, piece, ["partition", "offset", "key", "value"], of_source
+            )
             places = zip(rows["partition"].to_pylist(), rows["offset"].to_pylist(), strict=True)
             for (p, offset), key in zip(places, merge_keys(rows, rules).to_pylist(), strict=True):
                 if key is not None and murmur2(key.encode()) % self.partitions != p:
                     raise ConfigurationError(
-                        f"--reason: {self.settings.inputs[source]}[{p}]@{offset} was refused before the rules of {source} "
-                        f"changed, and its key belongs to another partition now; send such records to {' or '.join(origins)}"
+                        f"--reason: {self.settings.inputs[source]}[{p}]@{offset} was refused "
+                        f"before the rules of {source} "
+                        "changed, and its key belongs to another partition now; send such records "
+                        f"to {' or '.join(origins)}"
                     )
 
     def _begin(self, publisher: Publisher) -> None:
@@ -153,7 +205,11 @@ class Redrive:
 
     def _found(self, source: str) -> tuple[Int64s, Int64s]:
         """Return partitions and offsets of the records in question."""
-        wanted: list[Condition] = [("source", "=", source), ("reason", "=", self.reason), NOT_FORGOTTEN]
+        wanted: list[Condition] = [
+            ("source", "=", source),
+            ("reason", "=", self.reason),
+            NOT_FORGOTTEN,
+        ]
         if self.since_ms is not None:
             wanted.append(("kafka_timestamp", ">=", self.since_ms))
         found = self.questions.select(tables.QUARANTINE, ["partition", "offset"], [wanted])
@@ -170,18 +226,24 @@ class Redrive:
         those not in bronze yet, and those that were passed over on purpose and are still in Kafka.
         """
         topic, until = self.settings.inputs[source], 2**63 - 1
-        bounds = (self._cluster.settled_bounds if is_settled else self._cluster.bounds)(topic, self.partitions)
+        bounds = (self._cluster.settled_bounds if is_settled else self._cluster.bounds)(
+            topic, self.partitions
+        )
         unread = NextOffsets(self.questions, self.settings, self.partitions).of(source)
         of_bronze = {p: (at + 1, until) for p, at in first.items()}
         for p, _, offset in redriven_in_bronze(self.questions, self.settings, refused, of_bronze):
             yield p, offset
         ranges = [(p, unread[p], bounds[p][1]) for p in first]
-        skipped = self.questions.select(tables.RESETS, ["partition", "from_offset", "to_offset"], [[("source", "=", source)]])
+        skipped = self.questions.select(
+            tables.RESETS, ["partition", "from_offset", "to_offset"], [[("source", "=", source)]]
+        )
         ranges += [tuple(row.values()) for row in skipped.to_pylist()]
         for p, since, until in ranges:
             if p in first:
                 begin = max(since, first[p] + 1, bounds[p][0])
-                for batch in read_range(self.settings.kafka, Range(topic, p, begin, min(until, bounds[p][1]))):
+                for batch in read_range(
+                    self.settings.kafka, Range(topic, p, begin, min(until, bounds[p][1]))
+                ):
                     for _, _, offset in refused.confirmed(topic, pa.Table.from_batches([batch])):
                         yield p, offset
 
@@ -210,7 +272,9 @@ class Refused:
         """
         said = list(_said(topic, rows))
         self._read({(p, offset) for p, _, offset, _ in said})
-        records = {(row["partition"], row["offset"]): row for row in rows.to_pylist()} if said else {}
+        records = (
+            {(row["partition"], row["offset"]): row for row in rows.to_pylist()} if said else {}
+        )
         for p, at, offset, count in said:
             if self._fingerprints[p, offset] == _fingerprint(records[p, at], count):
                 yield p, at, offset
@@ -220,16 +284,24 @@ class Refused:
         self._fingerprints |= dict.fromkeys(new)
         of_source: list[Condition] = [("source", "=", self.source), NOT_FORGOTTEN]
         for rows in _records(self._questions, self.source, tables.QUARANTINE, new, of_source):
-            self._fingerprints |= {(row["partition"], row["offset"]): _fingerprint(row) for row in rows.to_pylist()}
+            self._fingerprints |= {
+                (row["partition"], row["offset"]): _fingerprint(row) for row in rows.to_pylist()
+            }
 
 
 def _records(
-    questions: Questions, source: str, table: str, places: Iterable[tuple[int, int]], conditions: Sequence[Condition] = ()
+    questions: Questions,
+    source: str,
+    table: str,
+    places: Iterable[tuple[int, int]],
+    conditions: Sequence[Condition] = (),
 ) -> Iterator[pa.Table]:
     """Yield records of a table at these partitions and offsets, as many as fit into memory."""
     found = np.array(sorted(place for place in places if place[1] < 2**63), np.int64).reshape(-1, 2)
     for piece in pieces_of(questions, source, table, found[:, 0], found[:, 1]):
-        yield read_piece(questions, piece, ["partition", "offset", "key", "value", "headers"], conditions)
+        yield read_piece(
+            questions, piece, ["partition", "offset", "key", "value", "headers"], conditions
+        )
 
 
 def _fingerprint(row: Mapping[str, Any], count: int | None = None) -> bytes:
@@ -238,7 +310,10 @@ def _fingerprint(row: Mapping[str, Any], count: int | None = None) -> bytes:
 
 
 def redriven_in_bronze(
-    questions: Questions, settings: Settings, refused: Refused, ranges: Mapping[int, tuple[int, int]]
+    questions: Questions,
+    settings: Settings,
+    refused: Refused,
+    ranges: Mapping[int, tuple[int, int]],
 ) -> Iterator[tuple[int, int, int]]:
     """Yield the redriven records that bronze has in ranges `[from, until)`, by partition.
 
@@ -247,12 +322,22 @@ def redriven_in_bronze(
     where these say that they were redriven.
     """
     source = refused.source
-    table, topic, begins = tables.bronze(source), settings.inputs[source], {p: at for p, (at, _) in ranges.items()}
+    table, topic, begins = (
+        tables.bronze(source),
+        settings.inputs[source],
+        {p: at for p, (at, _) in ranges.items()},
+    )
     step = max(1, SPAN // max(1, len(ranges)))
-    while begins := {p: at for p, at in first_offsets(questions, table, "offset", begins).items() if at < ranges[p][1]}:
+    while begins := {
+        p: at
+        for p, at in first_offsets(questions, table, "offset", begins).items()
+        if at < ranges[p][1]
+    }:
         spans = {p: (at, min(at + step, ranges[p][1])) for p, at in begins.items()}
         with_headers = [[*terms, ("headers", "is not null", None)] for terms in within(spans)]
-        said = _said(topic, questions.select(table, ["partition", "offset", "headers"], with_headers))
+        said = _said(
+            topic, questions.select(table, ["partition", "offset", "headers"], with_headers)
+        )
         for rows in _records(questions, source, table, {(p, at) for p, at, *_ in said}):
             yield from refused.confirmed(topic, rows)
         begins = {p: until for p, (_, until) in spans.items()}
@@ -264,6 +349,8 @@ def _said(topic: str, rows: pa.Table) -> Iterator[tuple[int, int, int, int]]:
     Each is given as partition, offset, the offset of the record that it was, and how many headers
     that one had.
     """
-    for partition, at, headers in zip(*(rows[name].to_pylist() for name in ("partition", "offset", "headers")), strict=True):
+    for partition, at, headers in zip(
+        *(rows[name].to_pylist() for name in ("partition", "offset", "headers")), strict=True
+    ):
         said = [(one["key"], one["value"]) for one in headers or ()]
         yield from ((partition, at, *found) for found in redriven_offsets(topic, partition, said))

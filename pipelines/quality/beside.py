@@ -33,8 +33,16 @@ class Checker:
     wrong, and WatersmeetError where Great Expectations is not installed.
     """
 
-    def __init__(self, engine: Engine, settings: Settings, every: int, reporter: Reporter, tell: Observer) -> None:
-        self._engine, self._settings, self._every, self._reporter, self._tell = engine, settings, every, reporter, tell
+    def __init__(
+        self, engine: Engine, settings: Settings, every: int, reporter: Reporter, tell: Observer
+    ) -> None:
+        self._engine, self._settings, self._every, self._reporter, self._tell = (
+            engine,
+            settings,
+            every,
+            reporter,
+            tell,
+        )
         self._suites = read_suites(settings)
         for suite in self._suites:
             _ = suite.expectations  # what is wrong is told at the start
@@ -60,9 +68,21 @@ class Checker:
                     with self._lock:
                         self._batches = max(self._batches, left)
                 if self._is_due():
-                    self._told(check(self._engine, self._settings, self._suites, now_ms(), is_stopping=stopping.is_set))
+                    self._told(
+                        check(
+                            self._engine,
+                            self._settings,
+                            self._suites,
+                            now_ms(),
+                            is_stopping=stopping.is_set,
+                        )
+                    )
             except Exception as error:  # whatever it is, the stream goes on
-                log.warning("the data is not checked: %s; the next check is due after %d batches", root_cause(error), self._every)
+                log.warning(
+                    "the data is not checked: %s; the next check is due after %d batches",
+                    root_cause(error),
+                    self._every,
+                )
 
     def _is_due(self) -> bool:
         with self._lock:
@@ -77,8 +97,15 @@ class Checker:
             self._tell(Checked(result.suite, result.table, len(failed)))
             if failed:
                 sentences = "; ".join(outcome.expectation for outcome in failed)
-                log.warning("%s: the suite %s is not met: %s", result.table, result.suite, sentences)
+                log.warning(
+                    "%s: the suite %s is not met: %s", result.table, result.suite, sentences
+                )
         expectations = sum(len(result.outcomes) for result in done.results)
         not_met = sum(len(result.failed) for result in done.results)
-        news = f"{expectations} expectations checked up to version {done.version} of silver, {not_met} not met"
-        self._reporter.tell("quality", news, expectations=expectations, failed=not_met, version=done.version)
+        news = (
+            f"{expectations} expectations checked up to version {done.version} of silver, "
+            f"{not_met} not met"
+        )
+        self._reporter.tell(
+            "quality", news, expectations=expectations, failed=not_met, version=done.version
+        )

@@ -15,7 +15,16 @@ from pipelines.lake import tables
 from pipelines.lake.quality import Checked, append_results, last_versions
 from pipelines.lake.questions import Questions
 from pipelines.quality.evaluate import Outcome, evaluate
-from pipelines.quality.rows import Batches, Span, batch_at, coordinates, piece_limit, published_until, read_batches, rows_of
+from pipelines.quality.rows import (
+    Batches,
+    Span,
+    batch_at,
+    coordinates,
+    piece_limit,
+    published_until,
+    read_batches,
+    rows_of,
+)
 from pipelines.quality.suites import SINK, Suite
 from pipelines.settings import Settings
 
@@ -64,7 +73,16 @@ class Check:
     def checked(self) -> list[Checked]:
         """Return the results as rows of the table `quality`."""
         return [
-            Checked(self.checked_at, r.suite, r.table, r.version, each.expectation, each.success, each.unexpected, r.rows)
+            Checked(
+                self.checked_at,
+                r.suite,
+                r.table,
+                r.version,
+                each.expectation,
+                each.success,
+                each.unexpected,
+                r.rows,
+            )
             for r in self.results
             for each in r.outcomes
         ]
@@ -73,10 +91,22 @@ class Check:
         """Return the answer of `check --json`."""
         told = {"ok": self.ok, "checked_at": self.checked_at, "version": self.version}
         results = [
-            {**row._asdict(), "observed": outcome.observed, "trouble": outcome.trouble, "examples": list(outcome.examples)}
-            for row, outcome in zip(self.checked(), (o for r in self.results for o in r.outcomes), strict=True)
+            {
+                **row._asdict(),
+                "observed": outcome.observed,
+                "trouble": outcome.trouble,
+                "examples": list(outcome.examples),
+            }
+            for row, outcome in zip(
+                self.checked(), (o for r in self.results for o in r.outcomes), strict=True
+            )
         ]
-        return {**told, "results": results, "nothing_new": self.nothing_new, "skipped": self.skipped}
+        return {
+            **told,
+            "results": results,
+            "nothing_new": self.nothing_new,
+            "skipped": self.skipped,
+        }
 
 
 def check(
@@ -96,10 +126,13 @@ def check(
     raises.
     """
     for suite in suites:
-        _ = suite.expectations  # a suite that Great Expectations does not take is told before anything is read
+        # A suite that Great Expectations does not take is told before anything is read.
+        _ = suite.expectations
     questions, table = engine.questions, engine.lake.layout[tables.QUALITY]
     if since is not None and (newest := questions.version(tables.SILVER)) < since:
-        raise ConfigurationError(f"--since: silver has no version {since}; name one from 0 to {newest}")
+        raise ConfigurationError(
+            f"--since: silver has no version {since}; name one from 0 to {newest}"
+        )
     groups = _grouped(questions, suites, since)
     batches = read_batches(questions, min(after for _, after in groups))
     last = batches.last
@@ -112,7 +145,9 @@ def check(
             if name not in _EVERY_TIME and until <= after:
                 done.nothing_new.append(name)
             elif until >= 0:
-                done.results += _results(engine, settings, batches, name, Span(after, until), wanted, now_ms)
+                done.results += _results(
+                    engine, settings, batches, name, Span(after, until), wanted, now_ms
+                )
         except (KafkaTransientError, KafkaRequestError) as error:
             done.skipped[name] = str(error)
             log.warning("%s; %s is not checked", error, name)
@@ -128,11 +163,18 @@ def unchecked(questions: Questions, suites: Sequence[Suite]) -> int:
 
     Gold may be behind, so the sink does not count.
     """
-    after = min(after for name, after in _grouped(questions, [suite for suite in suites if suite.table != SINK], None))
+    after = min(
+        after
+        for name, after in _grouped(
+            questions, [suite for suite in suites if suite.table != SINK], None
+        )
+    )
     return sum(batch > after for batch in read_batches(questions, after).versions)
 
 
-def _grouped(questions: Questions, suites: Sequence[Suite], since: int | None) -> dict[tuple[str, int], list[Suite]]:
+def _grouped(
+    questions: Questions, suites: Sequence[Suite], since: int | None
+) -> dict[tuple[str, int], list[Suite]]:
     """Return suites by their table and the batch after which they look at it: those of one group
     read the same rows.
     """
@@ -146,19 +188,37 @@ def _grouped(questions: Questions, suites: Sequence[Suite], since: int | None) -
 
 
 def _results(
-    engine: Engine, settings: Settings, batches: Batches, table: str, span: Span, suites: Sequence[Suite], now_ms: int
+    engine: Engine,
+    settings: Settings,
+    batches: Batches,
+    table: str,
+    span: Span,
+    suites: Sequence[Suite],
+    now_ms: int,
 ) -> list[SuiteResult]:
     rows, outcomes = 0, list[list[Outcome]]()
-    pieces = [span] if table in _EVERY_TIME else batches.pieces(span, piece_limit(engine.questions, settings))
+    pieces = (
+        [span]
+        if table in _EVERY_TIME
+        else batches.pieces(span, piece_limit(engine.questions, settings))
+    )
     for piece in pieces:
         with engine.held(rows_of(engine, settings, table, piece, now_ms)) as found:
             rows += engine.summary(found, [], {"rows": ("count", "*")})["rows"][0].as_py()
             has_tenants, has_topics = settings.merge.has_tenants, bool(settings.with_topics)
-            mine = evaluate(found, suites, coordinates(table, has_tenants=has_tenants, has_topics=has_topics))
+            mine = evaluate(
+                found, suites, coordinates(table, has_tenants=has_tenants, has_topics=has_topics)
+            )
         outcomes = (
-            [[one.joined(other) for one, other in zip(*both, strict=True)] for both in zip(outcomes, mine, strict=True)]
+            [
+                [one.joined(other) for one, other in zip(*both, strict=True)]
+                for both in zip(outcomes, mine, strict=True)
+            ]
             if outcomes
             else mine
         )
     version = batches.versions[span.until]
-    return [SuiteResult(suite.name, table, version, rows, found) for suite, found in zip(suites, outcomes, strict=True)]
+    return [
+        SuiteResult(suite.name, table, version, rows, found)
+        for suite, found in zip(suites, outcomes, strict=True)
+    ]

@@ -79,10 +79,16 @@ def evaluate(rows: Any, suites: Sequence[Suite], coordinates: Sequence[str]) -> 
     """
     load_great_expectations()
     expectations = [suite.expectations for suite in suites]
-    batch, known = _as_batch(rows), rows.column_names if isinstance(rows, pa.Table) else rows.columns
+    batch, known = (
+        _as_batch(rows),
+        rows.column_names if isinstance(rows, pa.Table) else rows.columns,
+    )
     found = [name for name in coordinates if name in known]
     return [
-        [_outcome(suite, number, result, found) for number, result in enumerate(_validate(batch, made, found))]
+        [
+            _outcome(suite, number, result, found)
+            for number, result in enumerate(_validate(batch, made, found))
+        ]
         for suite, made in zip(suites, expectations, strict=True)
     ]
 
@@ -100,7 +106,9 @@ def _as_batch(rows: Any) -> Batch:
         context.variables.progress_bars = ProgressBarsConfig(globally=False)
         if isinstance(rows, pa.Table):
             in_memory = context.data_sources.add_pandas("lake").add_dataframe_asset("rows")
-            return in_memory.add_batch_definition_whole_dataframe("now").get_batch({"dataframe": rows.to_pandas()})
+            return in_memory.add_batch_definition_whole_dataframe("now").get_batch(
+                {"dataframe": rows.to_pandas()}
+            )
         by_spark = context.data_sources.add_spark("lake", persist=False).add_dataframe_asset("rows")
         return by_spark.add_batch_definition_whole_dataframe("now").get_batch({"dataframe": rows})
 
@@ -128,9 +136,13 @@ def _outcome(suite: Suite, number: int, result: Any, coordinates: Sequence[str])
         sentence_of(suite.documents[number]),
         success,
         unexpected,
-        _shown("", told["observed_value"]) if unexpected is None and "observed_value" in told else None,
+        _shown("", told["observed_value"])
+        if unexpected is None and "observed_value" in told
+        else None,
         None if success or told else _trouble(result.exception_info),
-        [_example(row, coordinates) for row in told.get("partial_unexpected_index_list") or ()][:EXAMPLES],
+        [_example(row, coordinates) for row in told.get("partial_unexpected_index_list") or ()][
+            :EXAMPLES
+        ],
     )
 
 
@@ -139,7 +151,12 @@ def _trouble(told: Any) -> str | None:
     values.
     """
     parts = [told, *told.values()] if isinstance(told, dict) else []
-    texts = [str(part.get(name) or "") for part in parts if isinstance(part, dict) for name in _OF_EXCEPTION]
+    texts = [
+        str(part.get(name) or "")
+        for part in parts
+        if isinstance(part, dict)
+        for name in _OF_EXCEPTION
+    ]
     found = [kind for text in texts for kind in _KIND.findall(text)]
     return found[-1] if found else "Great Expectations does not say why" if any(texts) else None
 

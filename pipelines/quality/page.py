@@ -17,17 +17,20 @@ from pipelines.quality.evaluate import Outcome
 from pipelines.quality.suites import PROMISES, SINK
 from pipelines.settings import Settings
 
-_STYLE = """.verdict { font-size: 1.15rem; padding: .8rem 1rem; border-radius: .5rem; margin: 1.2rem 0 0 }
+_STYLE = """.verdict { font-size: 1.15rem; padding: .8rem 1rem; border-radius: .5rem;
+  margin: 1.2rem 0 0 }
 .holds { background: #e7f4ea; border-left: .4rem solid #1a7f37 }
 .fails { background: #fdecea; border-left: .4rem solid #b42318 }
 .quiet { background: #f1f1f1; border-left: .4rem solid #8a8a8a }
 h2 { font-size: 1.25rem; padding-bottom: .25rem }
 h3 { font-size: 1rem }
-.card { margin: 1rem 0 0; padding: .7rem 1rem; border: 1px solid #e6b8b3; border-left: .4rem solid #b42318; border-radius: .5rem;
+.card { margin: 1rem 0 0; padding: .7rem 1rem; border: 1px solid #e6b8b3;
+  border-left: .4rem solid #b42318; border-radius: .5rem;
   break-inside: avoid }
 .card p { margin: .3rem 0 .5rem }
 .wide { width: 100%; margin-top: .4rem }
-.wide th, .wide td, .table th, .table td { text-align: left; white-space: normal; vertical-align: top }
+.wide th, .wide td, .table th, .table td { text-align: left; white-space: normal;
+  vertical-align: top }
 .wide th:last-child, .wide td:last-child { text-align: right; white-space: nowrap }
 details { margin-top: .8rem }
 summary { cursor: pointer }
@@ -47,7 +50,9 @@ def page(check: Check, settings: Settings, last: Sequence[Mapping[str, Any]]) ->
     facts = {
         "checked at": utc(check.checked_at),
         "lake": Lake(settings).location,
-        "looked at": "nothing" if check.version is None else f"everything new up to version {check.version} of silver",
+        "looked at": "nothing"
+        if check.version is None
+        else f"everything new up to version {check.version} of silver",
         "expectations": f"{expectations:,}",
     }
     names = list(dict.fromkeys(result.table for result in check.results))
@@ -57,7 +62,10 @@ def page(check: Check, settings: Settings, last: Sequence[Mapping[str, Any]]) ->
     body += [part for name in names for part in _table_of(name, check, settings)]
     if check.skipped:
         body.append("<h2>Not looked at</h2>")
-        body += [f"<p>{escape(_title(name, settings)[0])}: {escape(why)}.</p>" for name, why in check.skipped.items()]
+        body += [
+            f"<p>{escape(_title(name, settings)[0])}: {escape(why)}.</p>"
+            for name, why in check.skipped.items()
+        ]
     if last:
         body += ["<h2>The last result of each suite</h2>", _last(last)]
     return document(f"Data quality of {settings.name}", "\n".join(body), _STYLE, "")
@@ -80,19 +88,33 @@ def _overview(names: Sequence[str], check: Check, settings: Settings) -> str:
     lines = []
     for name in names:
         mine = [result for result in check.results if result.table == name]
-        failed, all_of_them = sum(len(result.failed) for result in mine), sum(len(result.outcomes) for result in mine)
+        failed, all_of_them = (
+            sum(len(result.failed) for result in mine),
+            sum(len(result.outcomes) for result in mine),
+        )
         title = f'<a href="#{escape(name)}">{escape(_title(name, settings)[0])}</a>'
-        lines.append((title, f"{max(result.rows for result in mine):,}", f"{all_of_them:,}", _met(failed)))
+        lines.append(
+            (title, f"{max(result.rows for result in mine):,}", f"{all_of_them:,}", _met(failed))
+        )
     return _wide(("what", "rows", "expectations", "result"), lines)
 
 
 def _title(name: str, settings: Settings) -> tuple[str, str]:
     """Return what a table is to people: a heading, and a sentence."""
     known = {
-        tables.SILVER: ("Merge records", "What belongs together: the records of one key, from all sources. The table silver."),
+        tables.SILVER: (
+            "Merge records",
+            "What belongs together: the records of one key, from all sources. The table silver.",
+        ),
         tables.LATE: ("Late records", "Records that came too late to be merged. The table late."),
-        tables.PROGRESS: ("Progress", "How far each partition of each topic is, as it stands. The table progress."),
-        SINK: ("Published messages", f"What consumers read from the topic {settings.publish.topic}."),
+        tables.PROGRESS: (
+            "Progress",
+            "How far each partition of each topic is, as it stands. The table progress.",
+        ),
+        SINK: (
+            "Published messages",
+            f"What consumers read from the topic {settings.publish.topic}.",
+        ),
     }
     if name in known:
         return known[name]
@@ -111,24 +133,41 @@ def _table_of(name: str, check: Check, settings: Settings) -> Iterator[str]:
     mine = [result for result in check.results if result.table == name]
     rows = max(result.rows for result in mine)
     looked_at = "looked at" if name == tables.PROGRESS else "new, and looked at"
-    count = f"{rows:,} {'row was' if rows == 1 else 'rows were'} {looked_at}" if rows else "No row was new"
+    count = (
+        f"{rows:,} {'row was' if rows == 1 else 'rows were'} {looked_at}"
+        if rows
+        else "No row was new"
+    )
     yield f'<h2 id="{escape(name)}">{escape(title)}</h2>'
     yield f'<p class="about">{escape(about)} {count}.</p>'
     for result in mine:
         yield from (_card(result, outcome) for outcome in result.failed)
     own = set(PROMISES)
     for result in sorted(mine, key=lambda result: result.suite in own):
-        lines = [(escape(outcome.expectation), _line(result, outcome)) for outcome in result.outcomes]
-        met = f"{len(lines) - len(result.failed):,} of {len(lines):,} {'is' if len(lines) == 1 else 'are'} met"
-        opened, whose = ("", " (what holds for every lake)") if result.suite in own else (" open", "")
+        lines = [
+            (escape(outcome.expectation), _line(result, outcome)) for outcome in result.outcomes
+        ]
+        met = (
+            f"{len(lines) - len(result.failed):,} of {len(lines):,} "
+            f"{'is' if len(lines) == 1 else 'are'} met"
+        )
+        opened, whose = (
+            ("", " (what holds for every lake)") if result.suite in own else (" open", "")
+        )
         table = _wide(("expectation", "result"), lines)
-        yield f"<details{opened}><summary>Expectations of {escape(result.suite)}{whose}: {met}</summary>{table}</details>"
+        yield (
+            f"<details{opened}><summary>Expectations of {escape(result.suite)}{whose}: "
+            f"{met}</summary>{table}</details>"
+        )
 
 
 def _card(result: SuiteResult, outcome: Outcome) -> str:
     """Return an expectation that is not met, as a card."""
     parts = [f'<div class="card"><h3>{escape(outcome.expectation)}</h3>']
-    parts.append(f'<p>{escape(_against(result, outcome))} <span class="small">Suite {escape(result.suite)}.</span></p>')
+    parts.append(
+        f'<p>{escape(_against(result, outcome))} <span class="small">Suite '
+        f"{escape(result.suite)}.</span></p>"
+    )
     if outcome.examples:
         parts.append(_examples(outcome.examples))
         if (outcome.unexpected or 0) > len(outcome.examples):
@@ -138,7 +177,10 @@ def _card(result: SuiteResult, outcome: Outcome) -> str:
 
 def _against(result: SuiteResult, outcome: Outcome) -> str:
     if outcome.unexpected is not None:
-        return f"{outcome.unexpected:,} of {result.rows:,} rows {'is' if outcome.unexpected == 1 else 'are'} against it."
+        return (
+            f"{outcome.unexpected:,} of {result.rows:,} rows "
+            f"{'is' if outcome.unexpected == 1 else 'are'} against it."
+        )
     if outcome.trouble is not None:
         return f"It could not be checked: {outcome.trouble}."
     return "It is not met." if outcome.observed is None else f"Found instead: {outcome.observed}."
@@ -149,25 +191,42 @@ def _line(result: SuiteResult, outcome: Outcome) -> str:
     against it.
     """
     if outcome.success and outcome.unexpected:
-        return f'{_met(0)} <span class="small">but for {outcome.unexpected:,} of {result.rows:,} rows</span>'
+        return (
+            f'{_met(0)} <span class="small">but for {outcome.unexpected:,} of {result.rows:,} '
+            "rows</span>"
+        )
     return _met(not outcome.success, "not met")
 
 
 def _met(failed: int, text: str = "") -> str:
-    return f'<span class="no">✗ {text or f"{failed:,} not met"}</span>' if failed else '<span class="yes">✓ met</span>'
+    return (
+        f'<span class="no">✗ {text or f"{failed:,} not met"}</span>'
+        if failed
+        else '<span class="yes">✓ met</span>'
+    )
 
 
 def _examples(rows: Sequence[Mapping[str, str]]) -> str:
     names = list(dict.fromkeys(name for row in rows for name in row))
     head = "".join(f"<th>{escape(name)}</th>" for name in names)
     lines = ("".join(f"<td>{escape(row.get(name, ''))}</td>" for name in names) for row in rows)
-    return '<div class="table"><table>' + "".join(f"<tr>{line}</tr>" for line in (head, *lines)) + "</table></div>"
+    return (
+        '<div class="table"><table>'
+        + "".join(f"<tr>{line}</tr>" for line in (head, *lines))
+        + "</table></div>"
+    )
 
 
 def _last(last: Sequence[Mapping[str, Any]]) -> str:
     """Return a line for each suite and table."""
     lines = [
-        (escape(row["suite"]), escape(row["table"]), utc(row["checked_at"]), f"{row['expectations']:,}", _met(row["failed"]))
+        (
+            escape(row["suite"]),
+            escape(row["table"]),
+            utc(row["checked_at"]),
+            f"{row['expectations']:,}",
+            _met(row["failed"]),
+        )
         for row in last
     ]
     return _wide(("suite", "table", "checked at", "expectations", "result"), lines)
@@ -175,5 +234,8 @@ def _last(last: Sequence[Mapping[str, Any]]) -> str:
 
 def _wide(names: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
     """Return a table of HTML cells."""
-    rows = [f"<th>{'</th><th>'.join(names)}</th>", *(f"<td>{'</td><td>'.join(line)}</td>" for line in lines)]
+    rows = [
+        f"<th>{'</th><th>'.join(names)}</th>",
+        *(f"<td>{'</td><td>'.join(line)}</td>" for line in lines),
+    ]
     return '<table class="wide">' + "".join(f"<tr>{row}</tr>" for row in rows) + "</table>"

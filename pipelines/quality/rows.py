@@ -96,7 +96,9 @@ def batch_at(questions: Questions, version: int | None) -> int:
     """Return the last batch that a version of silver has; -1 where it has none, and for None."""
     if version is None or not questions.exists(tables.PROGRESS):
         return -1
-    last = questions.summary(tables.PROGRESS, [], {"batch": ("max", "batch")}, [[("silver_version", "<=", version)]])
+    last = questions.summary(
+        tables.PROGRESS, [], {"batch": ("max", "batch")}, [[("silver_version", "<=", version)]]
+    )
     batch: int | None = last["batch"][0].as_py()
     return -1 if batch is None else batch
 
@@ -105,9 +107,18 @@ def read_batches(questions: Questions, since: int) -> Batches:
     """Return the batches that silver has made and noted, from one on."""
     if not questions.exists(tables.PROGRESS):
         return Batches({}, {})
-    sums = {"version": ("max", "silver_version"), "begin": ("sum", "from_offset"), "end": ("sum", "until_offset")}
-    rows = questions.summary(tables.PROGRESS, ["batch"], sums, [[("batch", ">=", since)]]).to_pylist()
-    return Batches({row["batch"]: row["version"] for row in rows}, {row["batch"]: abs(row["end"] - row["begin"]) for row in rows})
+    sums = {
+        "version": ("max", "silver_version"),
+        "begin": ("sum", "from_offset"),
+        "end": ("sum", "until_offset"),
+    }
+    rows = questions.summary(
+        tables.PROGRESS, ["batch"], sums, [[("batch", ">=", since)]]
+    ).to_pylist()
+    return Batches(
+        {row["batch"]: row["version"] for row in rows},
+        {row["batch"]: abs(row["end"] - row["begin"]) for row in rows},
+    )
 
 
 def piece_limit(questions: Questions, settings: Settings) -> int:
@@ -116,11 +127,18 @@ def piece_limit(questions: Questions, settings: Settings) -> int:
     return max(1, min(PIECE_OFFSETS, PIECE_BYTES // max(1, widest)))
 
 
-def coordinates(table: str, *, has_tenants: bool = False, has_topics: bool = False) -> tuple[str, ...]:
+def coordinates(
+    table: str, *, has_tenants: bool = False, has_topics: bool = False
+) -> tuple[str, ...]:
     """Return the columns by which a row of a table is found."""
     topic = ("topic",) if has_topics else ()
     of_table = {
-        tables.SILVER: ("partition", *(TENANT.names if has_tenants else ()), "merge_key", "event_time"),
+        tables.SILVER: (
+            "partition",
+            *(TENANT.names if has_tenants else ()),
+            "merge_key",
+            "event_time",
+        ),
         tables.LATE: ("source", *topic, "partition", "offset"),
         tables.PROGRESS: ("source", *topic, "partition"),
     }
@@ -143,11 +161,20 @@ def rows_of(engine: Engine, settings: Settings, table: str, span: Span, now_ms: 
     if table == tables.SILVER:
         kept = engine.lake.layout[table].schema
         rows = engine.read(table, kept.names, [span.where])
-        counts = {f"{source}_parts": source for source in settings.sources if f"{source}_parts" not in kept.names}
-        fields = [(field.name, _OFFSETS if field.name in settings.sources else field.type) for field in kept]
+        counts = {
+            f"{source}_parts": source
+            for source in settings.sources
+            if f"{source}_parts" not in kept.names
+        }
+        fields = [
+            (field.name, _OFFSETS if field.name in settings.sources else field.type)
+            for field in kept
+        ]
         met = [MET] if MET not in kept.names else []
         schema = pa.schema([*fields, *[(name, pa.int64()) for name in (*counts, *met)]])
-        function = partial(_with_counts, counts=counts, sources=list(settings.sources) if met else [])
+        function = partial(
+            _with_counts, counts=counts, sources=list(settings.sources) if met else []
+        )
         return engine.per_partition(function, [rows], schema)
     if table == tables.LATE:
         schema = late_schema(has_tenants=settings.merge.has_tenants)
@@ -157,20 +184,30 @@ def rows_of(engine: Engine, settings: Settings, table: str, span: Span, now_ms: 
         return engine.rows(_standing(questions, now_ms))
     if table == SINK:
         return engine.rows(_messages(questions, settings, span))
-    inputs = of_source(settings.inputs, next(name for name in settings.sources if tables.bronze(name) == table))
+    inputs = of_source(
+        settings.inputs, next(name for name in settings.sources if tables.bronze(name) == table)
+    )
     passed = {name: _passed(questions, name, span) for name in inputs}
-    where = [term for name, ranges in passed.items() for term in narrowed(tables.bronze(name), within(ranges))]
+    where = [
+        term
+        for name, ranges in passed.items()
+        for term in narrowed(tables.bronze(name), within(ranges))
+    ]
     kept = bronze_schema(has_tenants=settings.merge.has_tenants)
     schema = _text_schema(pa.schema([field for field in kept if field.name != "headers"]))
     rows = engine.read(table, schema.names, where)
-    return engine.per_partition(partial(_within, passed=passed), [rows], schema.append(pa.field(DISTANCE, pa.float64())))
+    return engine.per_partition(
+        partial(_within, passed=passed), [rows], schema.append(pa.field(DISTANCE, pa.float64()))
+    )
 
 
 # -- bronze, silver, late: pure functions of Arrow tables, which run where the engine keeps its rows
 
 
 def _text_schema(schema: pa.Schema) -> pa.Schema:
-    return pa.schema([(field.name, pa.string() if field.type == pa.binary() else field.type) for field in schema])
+    return pa.schema(
+        [(field.name, pa.string() if field.type == pa.binary() else field.type) for field in schema]
+    )
 
 
 def _as_text(rows: pa.Table) -> pa.Table:
@@ -185,7 +222,9 @@ def _text(column: pa.ChunkedArray) -> pa.ChunkedArray:
     try:
         return column.cast(pa.string())
     except pa.ArrowInvalid:
-        return pa.chunked_array([pa.array([_decoded(value) for value in column.to_pylist()], pa.string())])
+        return pa.chunked_array(
+            [pa.array([_decoded(value) for value in column.to_pylist()], pa.string())]
+        )
 
 
 def _decoded(value: bytes | None) -> str | None:
@@ -199,12 +238,18 @@ def _within(rows: pa.Table, passed: Mapping[str, Mapping[int, tuple[int, int]]])
     """Return the rows at offsets `[from, until)` of their partition, by input, with text for bytes
     and `days_from_kafka`.
     """
-    partitions, offsets, found = int64s(rows["partition"]), int64s(rows["offset"]), np.zeros(rows.num_rows, np.bool_)
+    partitions, offsets, found = (
+        int64s(rows["partition"]),
+        int64s(rows["offset"]),
+        np.zeros(rows.num_rows, np.bool_),
+    )
     for name, ranges in passed.items():
         since = looked_up(partitions, {p: begin for p, (begin, _) in ranges.items()}, 0)
         until = looked_up(partitions, {p: end for p, (_, end) in ranges.items()}, 0)
         is_in = (offsets >= since) & (offsets < until)
-        found |= is_in & pc.equal(rows["topic"], topic_of(name)).to_numpy() if topic_of(name) else is_in
+        found |= (
+            is_in & pc.equal(rows["topic"], topic_of(name)).to_numpy() if topic_of(name) else is_in
+        )
     rows = _as_text(rows.filter(pa.array(found)))
     time, taken = (times_ms(rows[name]) for name in ("event_time", "kafka_timestamp"))
     days = pa.array((time - taken) / 86_400_000, pa.float64(), mask=(time == NO_TIME) | (taken < 0))
@@ -212,7 +257,10 @@ def _within(rows: pa.Table, passed: Mapping[str, Mapping[int, tuple[int, int]]])
 
 
 def _with_counts(rows: pa.Table, counts: Mapping[str, str], sources: Sequence[str]) -> pa.Table:
-    lengths = {source: pc.list_value_length(rows[source]).cast(pa.int64()) for source in {*counts.values(), *sources}}
+    lengths = {
+        source: pc.list_value_length(rows[source]).cast(pa.int64())
+        for source in {*counts.values(), *sources}
+    }
     for name, source in counts.items():
         rows = rows.append_column(name, lengths[source])
     if sources:
@@ -228,7 +276,9 @@ def _passed(questions: Questions, name: str, span: Span) -> dict[int, tuple[int,
     merged: Where = [[*span.where, ("source", "=", name)]]
     bounds = {"begin": ("min", "from_offset"), "end": ("max", "until_offset")}
     rows = questions.summary(tables.PROGRESS, ["partition"], bounds, merged).to_pylist()
-    return {row["partition"]: (row["begin"], row["end"]) for row in rows if row["begin"] < row["end"]}
+    return {
+        row["partition"]: (row["begin"], row["end"]) for row in rows if row["begin"] < row["end"]
+    }
 
 
 # -- progress
@@ -240,12 +290,26 @@ def _standing(questions: Questions, now_ms: int) -> pa.Table:
     Also, in minutes until now: `minutes_since_batch` from the batch's commit, `minutes_behind` from
     the head.
     """
-    names = ["batch", "source", "topic", "partition", "until_offset", "head", "clock", "position", "committed_at"]
+    names = [
+        "batch",
+        "source",
+        "topic",
+        "partition",
+        "until_offset",
+        "head",
+        "clock",
+        "position",
+        "committed_at",
+    ]
     last = questions.summary(tables.PROGRESS, [], {"batch": ("max", "batch")})["batch"][0].as_py()
-    found = questions.select(tables.PROGRESS, names, [[("batch", "=", -1 if last is None else last)]])
+    found = questions.select(
+        tables.PROGRESS, names, [[("batch", "=", -1 if last is None else last)]]
+    )
     columns = {name: found[name] for name in names}
     for name, since in (("minutes_since_batch", "committed_at"), ("minutes_behind", "head")):
-        columns[name] = pc.divide(pc.subtract(pa.scalar(now_ms, pa.int64()), found[since]).cast(pa.float64()), 60_000.0)
+        columns[name] = pc.divide(
+            pc.subtract(pa.scalar(now_ms, pa.int64()), found[since]).cast(pa.float64()), 60_000.0
+        )
     for name in ("head", "clock", "position", "committed_at"):
         columns[name] = pc.multiply(found[name], 1000).cast(TIME)
     return pa.table(columns)
@@ -277,29 +341,46 @@ def published_until(questions: Questions, last: int) -> int:
     """
     if last < 0 or not questions.exists(tables.PUBLISHED):
         return -1
-    highest = questions.summary(tables.PROGRESS, [], {"partition": ("max", "partition")})["partition"][0].as_py()
+    highest = questions.summary(tables.PROGRESS, [], {"partition": ("max", "partition")})[
+        "partition"
+    ][0].as_py()
     tails, pending = last_published(questions), list[list[Condition]]()
     for order in orders(questions):
         since = order.since(tails, range(highest + 1))
         later = ([("partition", "=", p), (order.column, ">", time)] for p, time in since.items())
         pending += [[*_FINISHED, *order.conditions, *term] for term in later]
-    found = [row["batch"] for row in _asked(questions, tables.SILVER, [], {"batch": ("min", "batch")}, pending)]
+    found = [
+        row["batch"]
+        for row in _asked(questions, tables.SILVER, [], {"batch": ("min", "batch")}, pending)
+    ]
     first: int = min((batch for batch in found if batch is not None), default=last + 1)
     return min(first - 1, last)
 
 
-def _asked(questions: Questions, table: str, by: list[str], values: Mapping[str, tuple[str, str]], terms: Where) -> list[Any]:
+def _asked(
+    questions: Questions,
+    table: str,
+    by: list[str],
+    values: Mapping[str, tuple[str, str]],
+    terms: Where,
+) -> list[Any]:
     """Return the rows of a summary whose condition has a term for each partition, asking for some
     partitions at a time.
     """
-    return [row for some in in_portions(terms) for row in questions.summary(table, by, values, some).to_pylist()]
+    return [
+        row
+        for some in in_portions(terms)
+        for row in questions.summary(table, by, values, some).to_pylist()
+    ]
 
 
 def _messages(questions: Questions, settings: Settings, span: Span) -> pa.Table:
     """Return the messages of the merge records that these batches have finished: those of each
     partition follow one another.
     """
-    return pa.concat_tables([_messages_of(order, questions, settings, span) for order in orders(questions)])
+    return pa.concat_tables(
+        [_messages_of(order, questions, settings, span) for order in orders(questions)]
+    )
 
 
 def _messages_of(order: Order, questions: Questions, settings: Settings, span: Span) -> pa.Table:
@@ -317,16 +398,26 @@ def _messages_of(order: Order, questions: Questions, settings: Settings, span: S
     topic, cluster = settings.publish.topic, Cluster(settings.kafka)
     sink = cluster.identified(topic)  # where it was created anew since, nothing is noted yet
     last_time = f"last_{order.column}"
-    noted = [("sink", "=", sink), *((f"last_{name}", *condition) for name, *condition in order.conditions)]
-    before: Where = [[*noted, ("partition", "=", p), (last_time, "<", first)] for p, (first, _) in times.items()]
-    after: Where = [[*noted, ("partition", "=", p), (last_time, ">=", last)] for p, (_, last) in times.items()]
+    noted = [
+        ("sink", "=", sink),
+        *((f"last_{name}", *condition) for name, *condition in order.conditions),
+    ]
+    before: Where = [
+        [*noted, ("partition", "=", p), (last_time, "<", first)] for p, (first, _) in times.items()
+    ]
+    after: Where = [
+        [*noted, ("partition", "=", p), (last_time, ">=", last)] for p, (_, last) in times.items()
+    ]
     # `at_most_once` notes no offsets: then a partition is read from end to end.
     begins, ends_at = dict.fromkeys(times, -1), dict.fromkeys(times, -1)
     for known, kind, where in ((begins, "max", before), (ends_at, "min", after)):
-        found = _asked(questions, tables.PUBLISHED, ["partition"], {"offset": (kind, "sink_offset")}, where)
+        found = _asked(
+            questions, tables.PUBLISHED, ["partition"], {"offset": (kind, "sink_offset")}, where
+        )
         known |= {row["partition"]: row["offset"] for row in found if row["offset"] is not None}
     messages = []
-    bounds = cluster.settled_bounds(topic, max(times) + 1)  # a commit is answered before every partition shows it
+    # A commit is answered before every partition shows it.
+    bounds = cluster.settled_bounds(topic, max(times) + 1)
     for p in sorted(times):
         first, end = bounds[p]
         since, until = max(first, begins[p] + 1), end if ends_at[p] < 0 else ends_at[p] + 1
@@ -341,7 +432,9 @@ def _as_messages(batch: pa.RecordBatch, times: tuple[int, int], order: Order) ->
     or is not known.
     """
     read = [_of_headers(headers) for headers in batch["headers"].to_pylist()]
-    seqs, ids, event_times, closed = (list(column) for column in zip(*read, strict=True)) if read else ([], [], [], [])
+    seqs, ids, event_times, closed = (
+        (list(column) for column in zip(*read, strict=True)) if read else ([], [], [], [])
+    )
     columns = [
         *(batch[name] for name in ("topic", "partition", "offset", "kafka_timestamp")),
         *(_text(pa.chunked_array([batch[name]])) for name in ("key", "value")),
@@ -349,18 +442,27 @@ def _as_messages(batch: pa.RecordBatch, times: tuple[int, int], order: Order) ->
         pa.array(ids, pa.string()),
         pa.array(event_times, pa.timestamp("ms", "UTC")).cast(TIME),
     ]
-    tombstones = [any(header["key"] == FORGOTTEN for header in headers or ()) for headers in batch["headers"].to_pylist()]
+    tombstones = [
+        any(header["key"] == FORGOTTEN for header in headers or ())
+        for headers in batch["headers"].to_pylist()
+    ]
     is_closed = order.column == "closed_at"
     told = zip(event_times, closed, strict=True)
     ordering = [  # messages that say when they were closed and those that do not are of two orders
-        (at if is_closed else time) if time is None or (at is not None) == is_closed else NEVER for time, at in told
+        (at if is_closed else time) if time is None or (at is not None) == is_closed else NEVER
+        for time, at in told
     ]
     meant = zip(ordering, tombstones, strict=True)
-    is_meant = np.array([not gone and (time is None or times[0] <= time <= times[1]) for time, gone in meant], np.bool_)
+    is_meant = np.array(
+        [not gone and (time is None or times[0] <= time <= times[1]) for time, gone in meant],
+        np.bool_,
+    )
     return pa.table(columns, schema=MESSAGES).filter(pa.array(is_meant))
 
 
-def _of_headers(headers: list[dict[str, Any]] | None) -> tuple[int | None, str | None, int | None, int | None]:
+def _of_headers(
+    headers: list[dict[str, Any]] | None,
+) -> tuple[int | None, str | None, int | None, int | None]:
     """Return the number, the id and the event time (ms) of a message, and when it was closed (ms),
     where the headers say it.
     """

@@ -57,7 +57,9 @@ class Suite:
     def _made(self, number: int, document: Mapping[str, Any]) -> Any:
         load_great_expectations()
         from great_expectations.exceptions.exceptions import GreatExpectationsError
-        from great_expectations.expectations.expectation_configuration import ExpectationConfiguration
+        from great_expectations.expectations.expectation_configuration import (
+            ExpectationConfiguration,
+        )
 
         try:
             # A result has the `meta` of its expectation: so it is known which one it is about.
@@ -66,7 +68,10 @@ class Suite:
         except (GreatExpectationsError, ValueError, TypeError) as error:
             # The first line of several only counts what is wrong.
             reason = "; ".join(lines_of(error))
-        fault = f"expectations[{number}], {document.get('type')}: {reason}; correct it as Great Expectations' gallery has it"
+        fault = (
+            f"expectations[{number}], {document.get('type')}: {reason}; correct it as Great "
+            "Expectations' gallery has it"
+        )
         raise ConfigurationError(f"{self.file}: {fault}")
 
 
@@ -104,13 +109,21 @@ def read_suites(settings: Settings) -> list[Suite]:
     for name in PROMISES:
         file = schemas_directory() / "promises" / f"{name}.json"
         for suite in _suites(file.read_bytes(), str(file), settings):
-            more = _of_sources(settings) if suite.table == tables.SILVER else _of_sink(settings) if suite.table == SINK else ()
+            more = (
+                _of_sources(settings)
+                if suite.table == tables.SILVER
+                else _of_sink(settings)
+                if suite.table == SINK
+                else ()
+            )
             meant = [document for document in suite.documents if _is_meant(document, settings)]
             found.append(Suite(suite.name, suite.table, (*meant, *more), suite.file))
     for kept in settings.quality.suites:
         mine = _suites(kept.text, str(kept.path), settings)
         if taken := {suite.name for suite in mine} & {suite.name for suite in found}:
-            fault = f"name: there are two suites called `{taken.pop()}`; give each a name of its own"
+            fault = (
+                f"name: there are two suites called `{taken.pop()}`; give each a name of its own"
+            )
             raise ConfigurationError(f"{kept.path}: {fault}")
         found += mine
     return found
@@ -121,7 +134,9 @@ def _suites(text: bytes, file: str, settings: Settings) -> list[Suite]:
     try:
         document = json.loads(text)
     except ValueError as error:
-        raise ConfigurationError(f"{file}: {f'is not JSON ({error}); write a suite of Great Expectations'}") from None
+        raise ConfigurationError(
+            f"{file}: {f'is not JSON ({error}); write a suite of Great Expectations'}"
+        ) from None
     if fault := _fault(document, settings):
         raise ConfigurationError(f"{file}: {fault}")
     table = (document.get("meta") or {}).get("table", tables.SILVER)
@@ -141,14 +156,30 @@ def _fault(document: Any, settings: Settings) -> str | None:
     if not isinstance(expectations, list) or not expectations:
         return "expectations: is missing or empty; list one or more expectations"
     for number, each in enumerate(expectations):
-        if not isinstance(each, dict) or not isinstance(each.get("type"), str) or not isinstance(each.get("kwargs"), dict):
-            return f"expectations[{number}]: is no expectation; write an object with `type` and `kwargs`"
+        if (
+            not isinstance(each, dict)
+            or not isinstance(each.get("type"), str)
+            or not isinstance(each.get("kwargs"), dict)
+        ):
+            return (
+                f"expectations[{number}]: is no expectation; write an object with `type` and "
+                "`kwargs`"
+            )
     meta = document.get("meta") or {}
     if not isinstance(meta, dict):
         return 'meta: is no object; name the table in it, such as {"table": "silver"}'
-    known = [BRONZE, *map(tables.bronze, settings.sources), tables.SILVER, tables.LATE, tables.PROGRESS, SINK]
+    known = [
+        BRONZE,
+        *map(tables.bronze, settings.sources),
+        tables.SILVER,
+        tables.LATE,
+        tables.PROGRESS,
+        SINK,
+    ]
     if (table := meta.get("table", tables.SILVER)) not in known:
-        return f"meta.table: `{table}` is no table that is checked; {known_instead(str(table), known)}"
+        return (
+            f"meta.table: `{table}` is no table that is checked; {known_instead(str(table), known)}"
+        )
     return None
 
 
@@ -166,7 +197,9 @@ def _of_sources(settings: Settings) -> Iterator[Mapping[str, Any]]:
     """Yield the expectations of the columns of the sources in silver."""
     for source in settings.sources:
         yield _expectation("expect_column_to_exist", f"the column {source} exists", column=source)
-        yield _expectation("expect_column_values_to_not_be_null", f"{source} is never null", column=source)
+        yield _expectation(
+            "expect_column_values_to_not_be_null", f"{source} is never null", column=source
+        )
 
 
 def _of_sink(settings: Settings) -> Sequence[Mapping[str, Any]]:
@@ -174,7 +207,13 @@ def _of_sink(settings: Settings) -> Sequence[Mapping[str, Any]]:
     if settings.publish.delivery == "at_least_once":
         return ()
     columns = {"column_list": ["partition", "seq"], "ignore_row_if": "never"}
-    return [_expectation("expect_compound_columns_to_be_unique", "partition and seq together are unique", **columns)]
+    return [
+        _expectation(
+            "expect_compound_columns_to_be_unique",
+            "partition and seq together are unique",
+            **columns,
+        )
+    ]
 
 
 def _expectation(kind: str, sentence: str, **kwargs: Any) -> Mapping[str, Any]:

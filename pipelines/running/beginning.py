@@ -41,7 +41,13 @@ from pipelines.lake.decisions import Decided, decision_rows
 from pipelines.lake.epochs import read_epochs
 from pipelines.lake.erased import read_erased
 from pipelines.lake.floors import read_floors
-from pipelines.lake.generations import Generation, Generations, generation_rows, is_begun, read_generations
+from pipelines.lake.generations import (
+    Generation,
+    Generations,
+    generation_rows,
+    is_begun,
+    read_generations,
+)
 from pipelines.lake.progress import last_batch
 from pipelines.lake.questions import Questions, Where, in_portions, row_count, within
 from pipelines.lake.recovered import rows_of_parts
@@ -56,7 +62,9 @@ from pipelines.settings import Settings, StartOffsets, StartTimestamp
 # -- the first generation
 
 
-def begin_first(owner: Owner, settings: Settings, partitions: int, publisher: Publisher | None = None) -> None:
+def begin_first(
+    owner: Owner, settings: Settings, partitions: int, publisher: Publisher | None = None
+) -> None:
     """Begin a lake that has not begun: as `kafka.start` says, or where an earlier version began.
 
     `publisher`: the publisher of a process that owns gold as well. It fences every other publisher
@@ -68,7 +76,9 @@ def begin_first(owner: Owner, settings: Settings, partitions: int, publisher: Pu
         return
     if earlier := read_generations(questions, settings):
         owner.append(
-            tables.GENERATIONS, generation_rows(settings, earlier.newest._replace(decided_at=now_ms())), bronze_application()
+            tables.GENERATIONS,
+            generation_rows(settings, earlier.newest._replace(decided_at=now_ms())),
+            bronze_application(),
         )
         return
     if publisher is not None:
@@ -98,7 +108,9 @@ def check_beginning(questions: Questions, settings: Settings, partitions: int) -
             first_generation(settings, partitions)
 
 
-def first_generation(settings: Settings, partitions: int, publisher: Publisher | None = None) -> tuple[Generation, Sink]:
+def first_generation(
+    settings: Settings, partitions: int, publisher: Publisher | None = None
+) -> tuple[Generation, Sink]:
     """Return the first generation as `kafka.start` wants it, and what the sink says.
 
     Raises ConfigurationError if it is not possible.
@@ -112,7 +124,9 @@ def first_generation(settings: Settings, partitions: int, publisher: Publisher |
     }
     kind = "sink" if start == "sink" and sink.states else "start"
     is_lived = any(state.is_lived for state in sink.states.values())
-    return Generation(0, 0, begin, sink.tails, kind, reason=f"start: {start}", is_lived=is_lived), sink
+    return Generation(
+        0, 0, begin, sink.tails, kind, reason=f"start: {start}", is_lived=is_lived
+    ), sink
 
 
 def _chosen(settings: Settings, source: str, partitions: int, sink: Sink) -> dict[int, int]:
@@ -128,29 +142,38 @@ def _chosen(settings: Settings, source: str, partitions: int, sink: Sink) -> dic
         named = start.offsets.get(source, {})
         if beyond := sorted(named.keys() - bounds.keys()):
             raise ConfigurationError(
-                f"kafka.start: {topic} has no partition {beyond[0]}; name partitions from 0 to {partitions - 1}"
+                f"kafka.start: {topic} has no partition {beyond[0]}; name partitions from 0 to "
+                f"{partitions - 1}"
             )
         for p, offset in named.items():
             if offset > bounds[p][1]:
                 raise ConfigurationError(
-                    f"kafka.start: {topic}[{p}] ends at offset {bounds[p][1]}, and {offset} is beyond; name one up to there"
+                    f"kafka.start: {topic}[{p}] ends at offset {bounds[p][1]}, and {offset} is "
+                    "beyond; name one up to there"
                 )
         return {**firsts, **named}
     if start == "sink":  # what Kafka has deleted since is published, or lost for good
         return {
-            p: max(first, sink.states[p].begin.get(source, first)) if p in sink.states else first for p, first in firsts.items()
+            p: max(first, sink.states[p].begin.get(source, first)) if p in sink.states else first
+            for p, first in firsts.items()
         }
     return firsts
 
 
-def _recovered_rows(settings: Settings, generation: Generation, states: Mapping[int, SinkState]) -> list[dict[str, Any]]:
+def _recovered_rows(
+    settings: Settings, generation: Generation, states: Mapping[int, SinkState]
+) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = [
         {"partition": p, "merge_key": m.key, "event_time": m.event_time}
         | {"due": m.due, "closed_at": m.closed_at, "tenant": m.tenant}
         for p, state in states.items()
         for m in state.read_back
     ]
-    rows += [{"partition": p, "since": state.since} for p, state in states.items() if state.since is not None]
+    rows += [
+        {"partition": p, "since": state.since}
+        for p, state in states.items()
+        if state.since is not None
+    ]
     rows += [
         {**settings.place(tp.source)._asdict(), "partition": tp.partition, "offset": offset}
         for tp, offset in generation.begin.items()
@@ -165,7 +188,11 @@ def preview(questions: Questions, settings: Settings, partitions: int) -> list[d
     It has the `transaction` of another producer if one is open behind these offsets. Raises what a
     run would raise.
     """
-    rows, begun, reading = [], read_generations(questions, settings), NextOffsets(questions, settings, partitions)
+    rows, begun, reading = (
+        [],
+        read_generations(questions, settings),
+        NextOffsets(questions, settings, partitions),
+    )
     newest = begun.newest if begun else first_generation(settings, partitions)[0]
     because = "the lake" if begun else newest.reason
     for source, topic in settings.inputs.items():
@@ -174,9 +201,20 @@ def preview(questions: Questions, settings: Settings, partitions: int) -> list[d
         offsets = reading.of(source, newest) if begun else begin
         lost = reading.lost(source, offsets, bounds)
         for p, (first, end) in bounds.items():
-            place = {"source": source, "partition": p, "from_offset": max(first, offsets[p]), "until_offset": end}
+            place = {
+                "source": source,
+                "partition": p,
+                "from_offset": max(first, offsets[p]),
+                "until_offset": end,
+            }
             of_others = {"transaction": transactions[p].as_row()} if p in transactions else {}
-            rows.append({**place, **of_others, "because": because + (", on_data_loss: continue" if p in lost else "")})
+            rows.append(
+                {
+                    **place,
+                    **of_others,
+                    "because": because + (", on_data_loss: continue" if p in lost else ""),
+                }
+            )
     return rows
 
 
@@ -253,7 +291,10 @@ class Jump:
     def jumps(self) -> list[TopicJump]:
         """The reset of each topic-partition."""
         stands = reached(self._questions, self._before.newest, self._next_batch)
-        return [TopicJump(tp.source, tp.partition, stands[tp], *target) for tp, target in self.targets.items()]
+        return [
+            TopicJump(tp.source, tp.partition, stands[tp], *target)
+            for tp, target in self.targets.items()
+        ]
 
     @cached_property
     def _generation(self) -> Generation:
@@ -261,7 +302,17 @@ class Jump:
         epoch = read_epochs(self._questions, self.settings).current.number
         reason = f"reset --to {self.to}"
         number = self._before.newest.number + 1
-        return Generation(number, self._next_batch, begin, self.tails, "reset", now_ms(), reason, epoch, is_lived=True)
+        return Generation(
+            number,
+            self._next_batch,
+            begin,
+            self.tails,
+            "reset",
+            now_ms(),
+            reason,
+            epoch,
+            is_lived=True,
+        )
 
     @property
     def _next_batch(self) -> int:
@@ -287,8 +338,10 @@ class Jump:
             if tail is not None and tail.place.closed_at == PLAIN and jump.to_offset < known_from:
                 topic = self.settings.inputs[jump.source]
                 raise ConfigurationError(
-                    f"--to: silver does not have all that was published, with a timeout, of what lies before offset {known_from} "
-                    f"of {topic}[{p}], so it would be published again with the window; run this lake until a message that its "
+                    "--to: silver does not have all that was published, with a timeout, of what "
+                    f"lies before offset {known_from} "
+                    f"of {topic}[{p}], so it would be published again with the window; run this "
+                    "lake until a message that its "
                     f"window has closed is out in partition {p}, or jump to a later time"
                 )
 
@@ -304,8 +357,13 @@ class Jump:
         return {
             "to": self.to,
             "open_records_closed": row_count(self._questions, tables.SILVER, unfinished),
-            "unpublished_records_closed": sum(row_count(self._questions, tables.SILVER, some) for some in in_portions(not_yet)),
-            "jumps": [{**each._asdict(), "skipped": each.skipped, "read_again": each.read_again} for each in self.jumps],
+            "unpublished_records_closed": sum(
+                row_count(self._questions, tables.SILVER, some) for some in in_portions(not_yet)
+            ),
+            "jumps": [
+                {**each._asdict(), "skipped": each.skipped, "read_again": each.read_again}
+                for each in self.jumps
+            ],
         }
 
     def commit(self) -> None:
@@ -318,7 +376,9 @@ class Jump:
             out = out_offsets(self.owner.engine, self.settings, self._before, self.tails)
         else:
             out = passed_over(self._questions, self._before.newest)
-        _write_known(self.owner, self.settings, generation.number, rows_of_parts(self.settings, out))
+        _write_known(
+            self.owner, self.settings, generation.number, rows_of_parts(self.settings, out)
+        )
         _decide(self.owner, self.settings, generation)
         end_earlier(self.owner, self.settings)
 
@@ -328,10 +388,18 @@ class Jump:
 
         Each record is read once.
         """
-        reads_on = NextOffsets(self._questions, self.settings, self.partitions).of(source, self._before.newest)
-        back = {j.partition: (j.to_offset, reads_on[j.partition]) for j in self.jumps if j.source == source}
+        reads_on = NextOffsets(self._questions, self.settings, self.partitions).of(
+            source, self._before.newest
+        )
+        back = {
+            j.partition: (j.to_offset, reads_on[j.partition])
+            for j in self.jumps
+            if j.source == source
+        }
         engine, table = self.owner.engine, tables.bronze(source)
-        back = self._lacking(table, {p: (since, until) for p, (since, until) in back.items() if since < until})
+        back = self._lacking(
+            table, {p: (since, until) for p, (since, until) in back.items() if since < until}
+        )
         if not back:
             return
         kafka = engine.read_kafka(kafka_input(self.settings, source, {}), back)
@@ -345,7 +413,9 @@ class Jump:
                 reach("reset.read")
                 bronze.note(bronze.append(rows, found, fills=True))
 
-    def _lacking(self, table: str, ranges: Mapping[int, tuple[int, int]]) -> dict[int, tuple[int, int]]:
+    def _lacking(
+        self, table: str, ranges: Mapping[int, tuple[int, int]]
+    ) -> dict[int, tuple[int, int]]:
         """Return, by partition, the range from the first to the last offset that bronze lacks.
 
         Only offsets within `ranges` count. A partition that lacks none is absent.
@@ -390,10 +460,16 @@ def _write_known(
     if known:
         owner.append(tables.RECOVERED, layout.rows_of(known), bronze_application())
     if decisions := list(decided):
-        owner.append(tables.IDLE_HEARTBEATS, _rows_of_decisions(settings, decisions, now, number), bronze_application())
+        owner.append(
+            tables.IDLE_HEARTBEATS,
+            _rows_of_decisions(settings, decisions, now, number),
+            bronze_application(),
+        )
 
 
-def _rows_of_decisions(settings: Settings, decided: Iterable[Decided], now: int, number: int) -> pa.Table:
+def _rows_of_decisions(
+    settings: Settings, decided: Iterable[Decided], now: int, number: int
+) -> pa.Table:
     """Return decisions as rows.
 
     Decisions after the same offset are a millisecond apart, since rows of one time are one
@@ -405,7 +481,9 @@ def _rows_of_decisions(settings: Settings, decided: Iterable[Decided], now: int,
         place = tp, decision.after_offset
         by_time.setdefault(now + counts[place], []).append((tp, decision))
         counts[place] += 1
-    return pa.concat_tables([decision_rows(settings, mine, time, number) for time, mine in by_time.items()])
+    return pa.concat_tables(
+        [decision_rows(settings, mine, time, number) for time, mine in by_time.items()]
+    )
 
 
 def _decide(owner: Owner, settings: Settings, generation: Generation) -> None:

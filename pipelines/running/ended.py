@@ -38,14 +38,23 @@ def end_earlier(owner: Owner, settings: Settings) -> None:
     reach("reset.close")
     ended = generations[-2]
     silver = questions.columns(tables.SILVER)
-    never = dict.fromkeys([*own_columns(silver, DUE), *(["position"] if settings.merge.has_tenants else [])])
+    never = dict.fromkeys(
+        [*own_columns(silver, DUE), *(["position"] if settings.merge.has_tenants else [])]
+    )
     unfinished: Where = [[("status", "in", ["open", "waiting"]), *generations.batches(ended)]]
     _change(owner, unfinished, {"status": "timed_out", **_CLOSED, **never})
     for some in in_portions(list(unpublished(questions, ended, newest))):
         _change(owner, some, _CLOSED)
     reach("reset.told")
     jumps = [
-        (*settings.place(tp.source), tp.partition, since, newest.begin[tp], newest.decided_at, newest.reason)
+        (
+            *settings.place(tp.source),
+            tp.partition,
+            since,
+            newest.begin[tp],
+            newest.decided_at,
+            newest.reason,
+        )
         for tp, since in reached(questions, ended, newest.from_batch).items()
     ]
     owner.append(tables.RESETS, owner.engine.lake.layout[tables.RESETS].rows(jumps), RESETTING)
@@ -53,4 +62,8 @@ def end_earlier(owner: Owner, settings: Settings) -> None:
 
 def _change(owner: Owner, where: Where, values: Mapping[str, Any]) -> None:
     if row_count(owner.engine.questions, tables.SILVER, where):
-        owner.change(tables.SILVER, RESETTING, lambda commit: owner.engine.update(tables.SILVER, where, values, commit))
+        owner.change(
+            tables.SILVER,
+            RESETTING,
+            lambda commit: owner.engine.update(tables.SILVER, where, values, commit),
+        )

@@ -15,7 +15,15 @@ from pipelines.core.columns import NEVER, NO_TIME, Int64s, groups, int64s, looke
 from pipelines.core.sequence import Tail, place_of
 from pipelines.lake import tables
 from pipelines.lake.order import Order, orders, place_columns
-from pipelines.lake.questions import Condition, Questions, Where, lexicographic, neighbours, sizes_of, with_sizes
+from pipelines.lake.questions import (
+    Condition,
+    Questions,
+    Where,
+    lexicographic,
+    neighbours,
+    sizes_of,
+    with_sizes,
+)
 
 PIECE_BYTES, LIMIT_BYTES = 64 * 1024 * 1024, 2 * 1024 * 1024 * 1024
 """Size limits of records, as they are in memory: of a chunk and (roughly) of a publication."""
@@ -90,7 +98,17 @@ def pending(
         found = _pending(questions, tails, order, since, limit, size, None, limit_bytes, from_batch)
         if found.pieces:
             return found._replace(has_more=True)
-    return _pending(questions, tails, last, last.since(tails, range(partitions)), limit, size, clocks, limit_bytes, from_batch)
+    return _pending(
+        questions,
+        tails,
+        last,
+        last.since(tails, range(partitions)),
+        limit,
+        size,
+        clocks,
+        limit_bytes,
+        from_batch,
+    )
 
 
 def _pending(
@@ -113,7 +131,11 @@ def _pending(
     is_pending = (times > after) | (is_tie & np.isin(of_rows, tied))
     if clocks is not None and order.column == "closed_at":
         is_pending &= times <= looked_up(of_rows, clocks, NO_TIME)
-    of_rows, times, sizes = of_rows[is_pending], times[is_pending], sizes_of(questions, tables.SILVER, found)[is_pending]
+    of_rows, times, sizes = (
+        of_rows[is_pending],
+        times[is_pending],
+        sizes_of(questions, tables.SILVER, found)[is_pending],
+    )
     share = min(1.0, limit / max(1, len(times)), limit_bytes / max(1, int(sizes.sum())))
     pieces: list[dict[int, Extent]] = []
     room = room_bytes = count = 0
@@ -130,13 +152,18 @@ def _pending(
                 room, room_bytes = size, PIECE_BYTES
                 continue
             mine = _first(left[done:], max(1, min(room, fits)))
-            if len(mine) > 1 and (len(mine) > room + size or int(sums[done + len(mine) - 1]) - before > room_bytes):
+            if len(mine) > 1 and (
+                len(mine) > room + size or int(sums[done + len(mine) - 1]) - before > room_bytes
+            ):
                 if mine[0] < mine[-1]:
                     mine = mine[: np.searchsorted(mine, mine[-1])]
                 else:
                     if not pieces[-1]:
                         pieces[-1:] = [
-                            {partition: part} for part in _parts(questions, order, partition, int(mine[0]), size, from_batch)
+                            {partition: part}
+                            for part in _parts(
+                                questions, order, partition, int(mine[0]), size, from_batch
+                            )
                         ]
                         done += len(mine)
                     room = 0
@@ -147,15 +174,21 @@ def _pending(
     return Pending(pieces, share < 1.0, order, count, from_batch)
 
 
-def _parts(questions: Questions, order: Order, partition: int, time: int, size: int, from_batch: int) -> Iterator[Extent]:
+def _parts(
+    questions: Questions, order: Order, partition: int, time: int, size: int, from_batch: int
+) -> Iterator[Extent]:
     """Yield the records of one time of a partition, cut so that each part fits into a chunk."""
     rest = order.columns[1:]
-    where = [[*_of_finished(order, from_batch), ("partition", "=", partition), (order.column, "=", time)]]
+    where = [
+        [*_of_finished(order, from_batch), ("partition", "=", partition), (order.column, "=", time)]
+    ]
     rows = questions.select(tables.SILVER, with_sizes(questions, tables.SILVER, rest), where)
     rows = rows.sort_by([(name, "ascending") for name in rest])
     begin, room, room_bytes, last = None, size, PIECE_BYTES, None
     places = zip(*(rows[name].to_pylist() for name in rest), strict=True)
-    for place, row_bytes in zip(places, sizes_of(questions, tables.SILVER, rows).tolist(), strict=True):
+    for place, row_bytes in zip(
+        places, sizes_of(questions, tables.SILVER, rows).tolist(), strict=True
+    ):
         if last is not None and (room == 0 or row_bytes > room_bytes):
             yield Extent(time, time, begin, last)
             begin, room, room_bytes = place, size, PIECE_BYTES
@@ -168,7 +201,10 @@ def of_piece(order: Order, piece: Mapping[int, Extent], from_batch: int) -> Wher
 
     More records may meet it if the chunk has several partitions.
     """
-    firsts, lasts = {p: extent.first for p, extent in piece.items()}, {p: extent.last for p, extent in piece.items()}
+    firsts, lasts = (
+        {p: extent.first for p, extent in piece.items()},
+        {p: extent.last for p, extent in piece.items()},
+    )
     where = finished(order, firsts, lasts, from_batch)
     for extent in piece.values():
         for place, operator in ((extent.begin, ">"), (extent.end, "<")):
@@ -183,7 +219,12 @@ def _first(times: Int64s, count: int) -> Int64s:
     return times[: np.searchsorted(times, times[min(count, len(times)) - 1], side="right")]
 
 
-def finished(order: Order, since: Mapping[int, int], until: Mapping[int, int] | None = None, from_batch: int = 0) -> Where:
+def finished(
+    order: Order,
+    since: Mapping[int, int],
+    until: Mapping[int, int] | None = None,
+    from_batch: int = 0,
+) -> Where:
     """Return a condition for an order's finished, valid records between times (ms) of partitions.
 
     Both times are inclusive, and without `until` there is no end. More records may meet it.
@@ -206,11 +247,17 @@ def _of_finished(order: Order, from_batch: int) -> list[Condition]:
 def not_out(questions: Questions, tails: Mapping[int, Tail], partitions: Iterable[int]) -> Where:
     """Return a condition for finished, valid records that may sort after their partition's tail."""
     known = list(partitions)
-    return [term for order in orders(questions) for term in finished(order, order.since(tails, known))]
+    return [
+        term for order in orders(questions) for term in finished(order, order.since(tails, known))
+    ]
 
 
 def _with_ties(
-    questions: Questions, tails: Mapping[int, Tail], order: Order, partitions: Iterable[int], from_batch: int
+    questions: Questions,
+    tails: Mapping[int, Tail],
+    order: Order,
+    partitions: Iterable[int],
+    from_batch: int,
 ) -> list[int]:
     """Return the partitions with a record that has exactly the tail's time and sorts after it.
 

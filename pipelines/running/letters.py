@@ -49,7 +49,15 @@ from pipelines.lake.published import last_letters
 from pipelines.lake.questions import Condition, Questions, Where, within
 from pipelines.monitoring.events import Failed, Handled
 from pipelines.running.owner import Owner, now_ms
-from pipelines.running.pieces import NOT_FORGOTTEN, PIECE_ROWS, PIECES, RECORD, Piece, pieces_of, read_piece
+from pipelines.running.pieces import (
+    NOT_FORGOTTEN,
+    PIECE_ROWS,
+    PIECES,
+    RECORD,
+    Piece,
+    pieces_of,
+    read_piece,
+)
 from pipelines.running.transaction_size import TransactionSize
 from pipelines.settings import Settings
 
@@ -59,7 +67,9 @@ DEFAULT_MESSAGE_BYTES = 1_048_588
 log = logging.getLogger("watersmeet.gold")
 
 
-def not_sent(questions: Questions, settings: Settings, table: str, partitions: Iterable[int]) -> Where | None:
+def not_sent(
+    questions: Questions, settings: Settings, table: str, partitions: Iterable[int]
+) -> Where | None:
     """Return a condition for the rows of `late` or `quarantine` that are still to be sent.
 
     `dead_letters` says which are sent. None if no topic is set.
@@ -69,9 +79,20 @@ def not_sent(questions: Questions, settings: Settings, table: str, partitions: I
         return None
     by = ["sink", "partition", "source"]
     rows = questions.summary(tables.DEAD_LETTERS, by, {"next": ("max", "next_offset")}).to_pylist()
-    out = {(row["source"], row["partition"]): row["next"] for row in rows if row["sink"].split(" ")[0] == topic}
-    beyond = {source: {p: (out.get((source, p), 0), None) for p in partitions} for source in settings.inputs}
-    return [[("source", "=", source), *terms] for source, ranges in beyond.items() for terms in within(ranges)]
+    out = {
+        (row["source"], row["partition"]): row["next"]
+        for row in rows
+        if row["sink"].split(" ")[0] == topic
+    }
+    beyond = {
+        source: {p: (out.get((source, p), 0), None) for p in partitions}
+        for source in settings.inputs
+    }
+    return [
+        [("source", "=", source), *terms]
+        for source, ranges in beyond.items()
+        for terms in within(ranges)
+    ]
 
 
 @dataclass
@@ -111,7 +132,10 @@ class DeadLetters:
                 pieces = self._pending(standing)
             if pieces and self._sink != self._identified():
                 continue  # and recover: the topic was deleted, or created again
-            after, count = {p: dict(standing.get(p, {})) for p in range(self.partitions)}, self._size.limit
+            after, count = (
+                {p: dict(standing.get(p, {})) for p in range(self.partitions)},
+                self._size.limit,
+            )
             began = self.now_s()
             try:
                 sent = self._send(pieces[:count], after)
@@ -125,7 +149,11 @@ class DeadLetters:
                 if not error.is_too_large or (self._room is not None and not self._room.is_packed):
                     raise
                 self._room = Room(self._taken_bytes(), is_packed=self._room is None)
-                log.warning("%s; what is larger than %d bytes goes there without its value", error, self._room.most_bytes)
+                log.warning(
+                    "%s; what is larger than %d bytes goes there without its value",
+                    error,
+                    self._room.most_bytes,
+                )
                 self.owner.tell(Failed(kind_of(error), is_retried=True))
                 continue
             self._size.succeeded(self.now_s() - began, is_full=len(pieces) > count)
@@ -154,7 +182,10 @@ class DeadLetters:
         self._sink = self._identified()
         noted = last_letters(self._engine.questions, self._sink)
         self._publisher.begin()
-        found = {p: self._stands_at(message, noted) for p, message in self._publisher.tails(self.partitions).items()}
+        found = {
+            p: self._stands_at(message, noted)
+            for p, message in self._publisher.tails(self.partitions).items()
+        }
         self._note(found, noted)
         return noted | found
 
@@ -167,12 +198,22 @@ class DeadLetters:
             if self.table == tables.LATE:  # a batch that is not committed may never be
                 last = last_batch(self._engine.questions)
                 conditions.append(("batch", "<=", -1 if last is None else last[0].batch))
-            beyond: Where = [[*conditions, *terms] for terms in within({p: (at, None) for p, at in since.items()})]
+            beyond: Where = [
+                [*conditions, *terms]
+                for terms in within({p: (at, None) for p, at in since.items()})
+            ]
             found = self._engine.questions.select(self.table, ["partition", "offset"], beyond)
             partitions, offsets = int64s(found["partition"]), int64s(found["offset"])
-            is_new = offsets >= np.array([since.get(p, 0) for p in range(int(partitions.max(initial=0)) + 1)])[partitions]
+            is_new = (
+                offsets
+                >= np.array([since.get(p, 0) for p in range(int(partitions.max(initial=0)) + 1)])[
+                    partitions
+                ]
+            )
             home = self._home(source)
-            pieces += pieces_of(self._engine.questions, source, home, partitions[is_new], offsets[is_new])
+            pieces += pieces_of(
+                self._engine.questions, source, home, partitions[is_new], offsets[is_new]
+            )
         return pieces
 
     def _send(self, pieces: Sequence[Piece], after: dict[int, dict[str, int]]) -> int:
@@ -212,7 +253,12 @@ class DeadLetters:
     def _records(self, piece: Piece) -> pa.Table:
         """Return the records of a chunk (step 2); those that bronze no longer has are left out."""
         if self.table == tables.QUARANTINE:
-            found = read_piece(self._engine.questions, piece, [*RECORD, "reason"], [("source", "=", piece.source), NOT_FORGOTTEN])
+            found = read_piece(
+                self._engine.questions,
+                piece,
+                [*RECORD, "reason"],
+                [("source", "=", piece.source), NOT_FORGOTTEN],
+            )
         else:
             # A late record is no heartbeat, unless `forget` has begun to erase it.
             found = read_piece(self._engine.questions, piece, RECORD, [("heartbeat", "=", False)])
@@ -238,11 +284,16 @@ class DeadLetters:
             raise ForeignMessageError(*place, NEXT_OFFSETS)
         beyond = {source: offset for source, offset in said.items() if offset > mine.get(source, 0)}
         if beyond and noted:
-            ends = self._engine.questions.summary(self.table, ["source", "partition"], {"last": ("max", "offset")}).to_pylist()
+            ends = self._engine.questions.summary(
+                self.table, ["source", "partition"], {"last": ("max", "offset")}
+            ).to_pylist()
             lasts = {row["source"]: row["last"] for row in ends if row["partition"] == place[1]}
             if any(offset > lasts.get(source, -1) + 1 for source, offset in beyond.items()):
                 raise ForeignMessageError(*place, NEXT_OFFSETS)
-        return {**mine, **{source: max(offset, mine.get(source, 0)) for source, offset in said.items()}}
+        return {
+            **mine,
+            **{source: max(offset, mine.get(source, 0)) for source, offset in said.items()},
+        }
 
     def _note(self, now: Standing, before: Standing) -> None:
         """Write to `dead_letters` what has changed (step 4)."""
@@ -254,7 +305,9 @@ class DeadLetters:
             if offset > before.get(p, {}).get(source, 0)
         ]
         if rows:
-            self.owner.append(tables.DEAD_LETTERS, self._engine.lake.layout[tables.DEAD_LETTERS].rows(rows))
+            self.owner.append(
+                tables.DEAD_LETTERS, self._engine.lake.layout[tables.DEAD_LETTERS].rows(rows)
+            )
 
     @cached_property
     def _publisher(self) -> Publisher:

@@ -84,10 +84,21 @@ class Lineage:
     def _warn(self, why: str) -> None:
         if not self._is_warned:
             self._is_warned = True
-            log.warning("lineage: an event could not be sent (%s); the run goes on, and this is not said again", why)
+            log.warning(
+                "lineage: an event could not be sent (%s); the run goes on, and this is not said "
+                "again",
+                why,
+            )
 
     def _event(self, batch: Handled) -> Any:
-        from openlineage.client.event_v2 import InputDataset, Job, OutputDataset, Run, RunEvent, RunState
+        from openlineage.client.event_v2 import (
+            InputDataset,
+            Job,
+            OutputDataset,
+            Run,
+            RunEvent,
+            RunState,
+        )
 
         inputs, outputs = self._datasets(batch)
         return RunEvent(
@@ -97,7 +108,9 @@ class Lineage:
             job=Job("watersmeet", f"{self._settings.name}.{batch.layer}"),
             eventType=RunState.COMPLETE,
             inputs=[InputDataset(*dataset) for dataset in inputs],
-            outputs=[OutputDataset(*dataset, outputFacets=_written(rows)) for dataset, rows in outputs],
+            outputs=[
+                OutputDataset(*dataset, outputFacets=_written(rows)) for dataset, rows in outputs
+            ],
         )
 
     def _datasets(self, batch: Handled) -> tuple[list[Dataset], list[tuple[Dataset, int | None]]]:
@@ -108,14 +121,25 @@ class Lineage:
                 counts[outcome] += records
         topics = [self._topic(topic) for topic in batch.topics]
         if batch.layer == "repartition":
-            kept = {self._settings.inputs[name]: each.from_topics for name, each in self._settings.repartitioned.items()}
+            kept = {
+                self._settings.inputs[name]: each.from_topics
+                for name, each in self._settings.repartitioned.items()
+            }
             copied = {topic: sum(of_topic.values()) for topic, of_topic in batch.topics.items()}
             read = [self._topic(origin) for topic in copied for origin in kept[topic]]
             return read, [(self._topic(topic), rows) for topic, rows in copied.items()]
-        sources = [name for name, source in self._settings.sources.items() if batch.topics.keys() & set(source.topics)]
+        sources = [
+            name
+            for name, source in self._settings.sources.items()
+            if batch.topics.keys() & set(source.topics)
+        ]
         bronze = [self._table(tables.bronze(source)) for source in sources]
         if batch.layer == "bronze":
-            refused = [(self._table(tables.QUARANTINE), counts["quarantined"])] if counts["quarantined"] else []
+            refused = (
+                [(self._table(tables.QUARANTINE), counts["quarantined"])]
+                if counts["quarantined"]
+                else []
+            )
             return topics, [*((table, sum(counts.values())) for table in bronze), *refused]
         if batch.layer == "silver":
             late = [(self._table(tables.LATE), None)] if counts["late"] else []
@@ -140,7 +164,11 @@ class Lineage:
 def _written(rows: int | None) -> dict[str, Any]:
     from openlineage.client.facet_v2 import output_statistics_output_dataset as statistics
 
-    return {} if rows is None else {"outputStatistics": statistics.OutputStatisticsOutputDatasetFacet(rowCount=rows)}
+    return (
+        {}
+        if rows is None
+        else {"outputStatistics": statistics.OutputStatisticsOutputDatasetFacet(rowCount=rows)}
+    )
 
 
 @contextmanager
@@ -162,7 +190,9 @@ def sending(settings: Settings) -> Iterator[list[Observer]]:
     if settings.lineage.file is not None:
         transport = FileTransport(FileConfig(settings.lineage.file, append=True))
     else:
-        transport = HttpTransport(HttpConfig(str(settings.lineage.url), timeout=TIMEOUT_S, retry={"total": 0}))
+        transport = HttpTransport(
+            HttpConfig(str(settings.lineage.url), timeout=TIMEOUT_S, retry={"total": 0})
+        )
     lineage = Lineage(settings, transport)
     try:
         yield [lineage]

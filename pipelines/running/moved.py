@@ -28,20 +28,28 @@ _RECORD = ["offset", "kafka_timestamp", "key", "value"]
 _KEPT = [*_RECORD, "reason"]
 
 
-def moved_topics(questions: Questions, settings: Settings, partitions: int, facts: Mapping[str, str]) -> set[str]:
+def moved_topics(
+    questions: Questions, settings: Settings, partitions: int, facts: Mapping[str, str]
+) -> set[str]:
     """Return those of `facts` (`lake.identity`) that differ only because the topics have moved.
 
     Raises what Kafka raises.
     """
     cluster, found = Cluster(settings.kafka), set[str]()
     for field, topics in remade_topics(questions, facts).items():
-        inputs = [name for name in of_source(settings.inputs, field.split(".")[1]) if settings.inputs[name] in topics]
+        inputs = [
+            name
+            for name in of_source(settings.inputs, field.split(".")[1])
+            if settings.inputs[name] in topics
+        ]
         if all(_has_the_records(questions, settings, cluster, name, partitions) for name in inputs):
             found.add(field)
     return found
 
 
-def _has_the_records(questions: Questions, settings: Settings, cluster: Cluster, name: str, partitions: int) -> bool:
+def _has_the_records(
+    questions: Questions, settings: Settings, cluster: Cluster, name: str, partitions: int
+) -> bool:
     """Return True if an input's topic has the records of bronze.
 
     In each partition it must have at least one record that bronze has, and none that differs.
@@ -56,10 +64,20 @@ def _has_the_records(questions: Questions, settings: Settings, cluster: Cluster,
         since = max(first, offset - LAST + 1)
         if not since <= offset < end:
             return False
-        rows = questions.rows(table, _KEPT, [[("partition", "=", p), ("offset", ">=", since), ("offset", "<=", offset)]])
+        rows = questions.rows(
+            table,
+            _KEPT,
+            [[("partition", "=", p), ("offset", ">=", since), ("offset", "<=", offset)]],
+        )
         read = read_range(settings.kafka, Range(topic, p, since, offset + 1))
-        in_kafka = {row["offset"]: row for batch in read for row in pa.table(batch.select(_RECORD)).to_pylist()}
-        pairs = [(row, in_kafka[row["offset"]]) for row in rows.to_pylist() if row["offset"] in in_kafka]
+        in_kafka = {
+            row["offset"]: row
+            for batch in read
+            for row in pa.table(batch.select(_RECORD)).to_pylist()
+        }
+        pairs = [
+            (row, in_kafka[row["offset"]]) for row in rows.to_pylist() if row["offset"] in in_kafka
+        ]
         if not pairs or not all(_is_same(*pair) for pair in pairs):
             return False
     return bool(last)
@@ -70,5 +88,7 @@ def _is_same(kept: Mapping[str, Any], record: Mapping[str, Any]) -> bool:
 
     One that was forgotten, or is too large, is compared by its offset and time alone.
     """
-    is_erased = kept["value"] is None and (kept["key"] is None or kept["reason"] == Reason.TOO_LARGE.value)
+    is_erased = kept["value"] is None and (
+        kept["key"] is None or kept["reason"] == Reason.TOO_LARGE.value
+    )
     return all(kept[column] == record[column] for column in (_RECORD[:2] if is_erased else _RECORD))

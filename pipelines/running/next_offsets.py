@@ -42,13 +42,25 @@ class NextOffsets:
         offsets = newest.offsets_of(source)
         last = last_batch(self.questions)
         ranges = {} if last is None else last[0].ranges
-        passed = {tp.partition: done.until_offset for tp, done in ranges.items() if tp.source == source and done.until_offset}
+        passed = {
+            tp.partition: done.until_offset
+            for tp, done in ranges.items()
+            if tp.source == source and done.until_offset
+        }
         # Rows that silver has consumed need not be read.
         beyond = within({p: (passed.get(p, 0), None) for p in range(self.partitions)})
-        found = self.questions.summary(tables.bronze(source), ["partition"], {"last": ("max", "offset")}, beyond)
+        found = self.questions.summary(
+            tables.bronze(source), ["partition"], {"last": ("max", "offset")}, beyond
+        )
         read = [(row["partition"], row["last"] + 1) for row in found.to_pylist()]
-        gaps = self.questions.select(tables.RESETS, ["partition", "to_offset"], [[("source", "=", source)]])
-        for p, offset in [*passed.items(), *read, *(tuple(row.values()) for row in gaps.to_pylist())]:
+        gaps = self.questions.select(
+            tables.RESETS, ["partition", "to_offset"], [[("source", "=", source)]]
+        )
+        for p, offset in [
+            *passed.items(),
+            *read,
+            *(tuple(row.values()) for row in gaps.to_pylist()),
+        ]:
             offsets[p] = max(offset, offsets.get(p, 0))
         return {p: offsets.get(p, 0) for p in range(self.partitions)}
 
@@ -65,14 +77,20 @@ class NextOffsets:
                 raise ValueError("a gap can only be accepted by the owner of bronze")
             place, now, reason = self.settings.place(source), now_ms(), "on_data_loss: continue"
             rows = [(*place, p, *gap, now, reason) for p, gap in lost.items()]
-            self.owner.append(tables.RESETS, tables.layout(self.settings)[tables.RESETS].rows(rows), bronze_application())
+            self.owner.append(
+                tables.RESETS,
+                tables.layout(self.settings)[tables.RESETS].rows(rows),
+                bronze_application(),
+            )
         return {p: max(offset, bounds[p][0]) for p, offset in known.items()}
 
     def bounds(self, source: str) -> Bounds:
         """Return the first offset that Kafka has of a source and the end, by partition."""
         return Cluster(self.settings.kafka).bounds(self.settings.inputs[source], self.partitions)
 
-    def lost(self, source: str, offsets: Mapping[int, int], bounds: Bounds) -> dict[int, tuple[int, int]]:
+    def lost(
+        self, source: str, offsets: Mapping[int, int], bounds: Bounds
+    ) -> dict[int, tuple[int, int]]:
         """Return, by partition, the offsets to be read that Kafka has deleted, if that is accepted.
 
         Raises DataLossError if it is not, and ConfigurationError if an offset is beyond Kafka's
@@ -83,8 +101,10 @@ class NextOffsets:
             first, end = bounds[p]
             if offset > end:
                 raise ConfigurationError(
-                    f"sources.{source_of(source)}.topic: {topic}[{p}] ends at offset {end}, and {offset} is to be read next: "
-                    "it is not the topic that this lake has read, or has lost its end; use another lake for another topic"
+                    f"sources.{source_of(source)}.topic: {topic}[{p}] ends at offset {end}, and "
+                    f"{offset} is to be read next: "
+                    "it is not the topic that this lake has read, or has lost its end; use another "
+                    "lake for another topic"
                 )
             if offset < first:
                 lost[p] = offset, first

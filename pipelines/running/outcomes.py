@@ -14,7 +14,9 @@ from pipelines.monitoring.events import Counts
 from pipelines.settings import Settings
 
 
-def outcomes(questions: Questions, settings: Settings, plan: BatchPlan, *, was_recovered: bool) -> dict[str, Counts]:
+def outcomes(
+    questions: Questions, settings: Settings, plan: BatchPlan, *, was_recovered: bool
+) -> dict[str, Counts]:
     """Return, by topic, how many records a batch has merged or found late, and its heartbeats.
 
     The notes of the batch must be written. A record that waits for its tenant's clock counts as
@@ -22,11 +24,17 @@ def outcomes(questions: Questions, settings: Settings, plan: BatchPlan, *, was_r
     records may be `recovered`: they are in no merge record of this generation.
     """
     late: Counter[str] = Counter()
-    found = questions.summary(tables.LATE, ["source", "topic"], {"rows": ("count", "*")}, [[("batch", "=", plan.batch)]])
-    for source, topic, rows in zip(*(found[name].to_pylist() for name in ("source", "topic", "rows")), strict=True):
+    found = questions.summary(
+        tables.LATE, ["source", "topic"], {"rows": ("count", "*")}, [[("batch", "=", plan.batch)]]
+    )
+    for source, topic, rows in zip(
+        *(found[name].to_pylist() for name in ("source", "topic", "rows")), strict=True
+    ):
         late[settings.input(source, topic)] += rows
     merged = dict(_parts(questions, settings, plan)) if was_recovered else {}
-    counts: dict[str, Counter[tuple[str, str]]] = {topic: Counter() for topic in settings.inputs.values()}
+    counts: dict[str, Counter[tuple[str, str]]] = {
+        topic: Counter() for topic in settings.inputs.values()
+    }
     for name, topic in settings.inputs.items():
         records, beats = _passed(questions, name, plan)
         on_time = records - late[name]
@@ -43,7 +51,11 @@ def _passed(questions: Questions, name: str, plan: BatchPlan) -> tuple[int, int]
 
     The two numbers are those of records with a key and of heartbeats.
     """
-    ranges = {tp.partition: done for tp, done in plan.ranges.items() if tp.source == name and not done.is_empty}
+    ranges = {
+        tp.partition: done
+        for tp, done in plan.ranges.items()
+        if tp.source == name and not done.is_empty
+    }
     counts: Counter[bool] = Counter()
     for some in in_portions(sorted(ranges)):
         where: Where = [
@@ -55,21 +67,30 @@ def _passed(questions: Questions, name: str, plan: BatchPlan) -> tuple[int, int]
             ]
             for p in some
         ]
-        found = questions.summary(tables.bronze(name), ["heartbeat"], {"rows": ("count", "*")}, where)
-        counts.update(dict(zip(found["heartbeat"].to_pylist(), found["rows"].to_pylist(), strict=True)))
+        found = questions.summary(
+            tables.bronze(name), ["heartbeat"], {"rows": ("count", "*")}, where
+        )
+        counts.update(
+            dict(zip(found["heartbeat"].to_pylist(), found["rows"].to_pylist(), strict=True))
+        )
     return counts[False], counts[True]
 
 
 def _parts(questions: Questions, settings: Settings, plan: BatchPlan) -> Iterator[tuple[str, int]]:
     """Yield, by input, how many of a batch's records are parts of merge records that it changed."""
-    rows = questions.select(tables.SILVER, ["partition", *settings.sources], [[("batch", "=", plan.batch)]])
+    rows = questions.select(
+        tables.SILVER, ["partition", *settings.sources], [[("batch", "=", plan.batch)]]
+    )
     counts: Counter[str] = Counter()
     passed: Mapping[tuple[str, int], tuple[int, int]] = {
-        (tp.source, tp.partition): (done.from_offset, done.until_offset) for tp, done in plan.ranges.items()
+        (tp.source, tp.partition): (done.from_offset, done.until_offset)
+        for tp, done in plan.ranges.items()
     }
     for source in settings.sources:
         partitions = rows["partition"].take(pc.list_parent_indices(rows[source])).to_pylist()
-        for partition, part in zip(partitions, pc.list_flatten(rows[source]).to_pylist(), strict=True):
+        for partition, part in zip(
+            partitions, pc.list_flatten(rows[source]).to_pylist(), strict=True
+        ):
             name = settings.input(source, part.get("topic", ""))
             since, until = passed.get((name, partition), (0, 0))
             counts[name] += since <= part["offset"] < until

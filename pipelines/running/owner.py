@@ -46,7 +46,9 @@ class Owner:
     may append to the same ones.
     """
 
-    def next_commit(self, table: str, application: str = APPLICATION, facts: Mapping[str, Any] | None = None) -> Commit:
+    def next_commit(
+        self, table: str, application: str = APPLICATION, facts: Mapping[str, Any] | None = None
+    ) -> Commit:
         """Return the next commit to a table.
 
         Raises LeaseLostError if a later owner has written to it.
@@ -83,7 +85,11 @@ class Owner:
         return found[0].number
 
     def append(
-        self, table: str, rows: Rows | pa.Table, application: str = APPLICATION, facts: Mapping[str, Any] | None = None
+        self,
+        table: str,
+        rows: Rows | pa.Table,
+        application: str = APPLICATION,
+        facts: Mapping[str, Any] | None = None,
     ) -> Commit:
         """Append rows in one commit.
 
@@ -95,7 +101,9 @@ class Owner:
             self.confirm(table, commit)
         return commit
 
-    def change(self, table: str, application: str, write: Callable[[Commit], None], *, attempts: int = 1) -> None:
+    def change(
+        self, table: str, application: str, write: Callable[[Commit], None], *, attempts: int = 1
+    ) -> None:
         """Make a commit by `write`, which changes existing rows; a change of no row may make none.
 
         If another writer of the table came first, it is tried again, `attempts` times at most in
@@ -137,8 +145,14 @@ class Owner:
         for _ in range(_ATTEMPTS):
             last = last_commit(self.engine.questions, table, application) if is_read else None
             if last is None or last[1].token < self.token:
-                decided = last_decision(self.engine.questions, table, application) if is_read else None
-                facts = {} if decided is None else {"decided_in": decided[0], "decided": decided[1].metadata}
+                decided = (
+                    last_decision(self.engine.questions, table, application) if is_read else None
+                )
+                facts = (
+                    {}
+                    if decided is None
+                    else {"decided_in": decided[0], "decided": decided[1].metadata}
+                )
                 with suppress_conflict():
                     nothing = self.engine.lake.schema(table).empty_table()
                     self.engine.append(table, nothing, Commit(application, self.token, 0, facts))

@@ -37,12 +37,16 @@ class Piece(NamedTuple):
     offsets: dict[int, Int64s]
 
 
-def pieces_of(asked: Questions, source: str, table: str, partitions: Int64s, offsets: Int64s) -> Iterator[Piece]:
+def pieces_of(
+    asked: Questions, source: str, table: str, partitions: Int64s, offsets: Int64s
+) -> Iterator[Piece]:
     """Yield some records of a source, which a table has, in chunks by (partition, offset)."""
     order = np.lexsort((offsets, partitions))
     for begin in range(0, len(order), PIECE_ROWS):
         rows = order[begin : begin + PIECE_ROWS]
-        for some in np.split(rows, _cuts(asked, _piece(source, table, partitions[rows], offsets[rows]))):
+        for some in np.split(
+            rows, _cuts(asked, _piece(source, table, partitions[rows], offsets[rows]))
+        ):
             yield _piece(source, table, partitions[some], offsets[some])
 
 
@@ -61,7 +65,9 @@ def _cuts(asked: Questions, piece: Piece) -> list[int]:
     places = zip(found["partition"].to_pylist(), found["offset"].to_pylist(), strict=True)
     sizes = dict(zip(places, sizes_of(asked, piece.table, found).tolist(), strict=True))
     cuts, room = list[int](), PIECE_BYTES
-    for number, place in enumerate((p, offset) for p, mine in piece.offsets.items() for offset in mine.tolist()):
+    for number, place in enumerate(
+        (p, offset) for p, mine in piece.offsets.items() for offset in mine.tolist()
+    ):
         size = sizes.get(place, 0)
         if size > room and room < PIECE_BYTES:
             cuts.append(number)
@@ -70,7 +76,9 @@ def _cuts(asked: Questions, piece: Piece) -> list[int]:
     return cuts
 
 
-def read_piece(asked: Questions, piece: Piece, columns: Sequence[str], conditions: Sequence[Condition] = ()) -> pa.Table:
+def read_piece(
+    asked: Questions, piece: Piece, columns: Sequence[str], conditions: Sequence[Condition] = ()
+) -> pa.Table:
     """Return the records of a chunk that the table still has, each once. Times are epoch ms.
 
     All of them meet the conditions.
@@ -86,5 +94,9 @@ def _near(piece: Piece) -> Iterator[list[Condition]]:
     """Yield conditions that hold for a chunk's records, and perhaps for a few more."""
     for near in neighbours(sorted(piece.offsets)):
         offsets = sorted(set(chain.from_iterable(piece.offsets[p].tolist() for p in near)))
-        span: list[Condition] = [("partition", "in", list(near)), ("offset", ">=", offsets[0]), ("offset", "<=", offsets[-1])]
+        span: list[Condition] = [
+            ("partition", "in", list(near)),
+            ("offset", ">=", offsets[0]),
+            ("offset", "<=", offsets[-1]),
+        ]
         yield [*span, ("offset", "in", offsets)]

@@ -125,7 +125,11 @@ class Planner:
         if plan is None or self.tenants is None:
             return plan
         self.tenants.clocks = self._clocks_of_tenants(plan)
-        return replace(plan, has_late=self.begins_epoch(plan) or any(late for _, late in self.handled(plan).values()))
+        return replace(
+            plan,
+            has_late=self.begins_epoch(plan)
+            or any(late for _, late in self.handled(plan).values()),
+        )
 
     def begins_epoch(self, plan: BatchPlan) -> bool:
         """Return True if a plan is the first one of an epoch other than the lake's first."""
@@ -153,7 +157,11 @@ class Planner:
 
     def _bytes(self, plan: BatchPlan) -> int:
         """Return the size (bytes) of a batch's records in memory."""
-        return sum(self._sizes[tp].before(done.until_offset) for tp, done in plan.ranges.items() if tp in self._sizes)
+        return sum(
+            self._sizes[tp].before(done.until_offset)
+            for tp, done in plan.ranges.items()
+            if tp in self._sizes
+        )
 
     def done(self, plan: BatchPlan) -> None:
         """Move on behind a plan, which is now committed."""
@@ -174,7 +182,12 @@ class Planner:
         rules = Rules(merge.window, self.horizons, self.begun, not merge.has_due)
         if self.tenants is None:
             return rules
-        return replace(rules, lag_ms=merge.tenant_max_lag_ms, tenant_horizons=self.tenants.horizons, since=self.tenants.since)
+        return replace(
+            rules,
+            lag_ms=merge.tenant_max_lag_ms,
+            tenant_horizons=self.tenants.horizons,
+            since=self.tenants.since,
+        )
 
     def bronze_ends(self) -> dict[TopicPartition, int]:
         """Return the offset after each topic-partition's last record in bronze.
@@ -211,8 +224,12 @@ class Planner:
         counts = {}
         for tp, rows in self._available.items():
             if tp in plan.ranges:
-                is_in = (rows.offsets < plan.ranges[tp].until_offset) & (rows.event_times != NO_TIME)
-                counts[tp] = np.count_nonzero(is_in if rows.is_idle is None else is_in & ~rows.is_idle)
+                is_in = (rows.offsets < plan.ranges[tp].until_offset) & (
+                    rows.event_times != NO_TIME
+                )
+                counts[tp] = np.count_nonzero(
+                    is_in if rows.is_idle is None else is_in & ~rows.is_idle
+                )
         return counts
 
     def handled(self, plan: BatchPlan) -> dict[str, tuple[int, int]]:
@@ -241,14 +258,23 @@ class Planner:
         merged.
         """
         tenants = self.tenants or Tenants()
-        rows, positions = self._rows(), np.array([], np.int64) if tenants.clocks is None else tenants.clocks.positions
+        rows, positions = (
+            self._rows(),
+            np.array([], np.int64) if tenants.clocks is None else tenants.clocks.positions,
+        )
         is_in, partitions = positions != NO_TIME, int64s(rows["partition"])
-        late = is_in & (int64s(rows["event_time"].fill_null(NO_TIME)) < rules.late_before(partitions, positions, rows["tenant"]))
+        late = is_in & (
+            int64s(rows["event_time"].fill_null(NO_TIME))
+            < rules.late_before(partitions, positions, rows["tenant"])
+        )
         late &= positions >= looked_up(partitions, rules.since, NO_TIME)
         counts = {}
         for source in self.settings.inputs:
             mine = pc.equal(rows["source"], source).to_numpy()
-            counts[source] = int(np.count_nonzero(mine & is_in & ~late)), int(np.count_nonzero(mine & late))
+            counts[source] = (
+                int(np.count_nonzero(mine & is_in & ~late)),
+                int(np.count_nonzero(mine & late)),
+            )
         return counts
 
     def told(self, silent: Mapping[int, Idle]) -> dict[int, tuple[tuple[str, int], ...]]:
@@ -266,18 +292,25 @@ class Planner:
             if tp.partition in silent and tp.source not in silent[tp.partition].sources
         }
         clocks = {p: idle.event_time for p, idle in silent.items()}
-        return self._clocks_of_tenants(BatchPlan(self.next_batch, ranges, clocks, has_late=False)).ahead()
+        return self._clocks_of_tenants(
+            BatchPlan(self.next_batch, ranges, clocks, has_late=False)
+        ).ahead()
 
     def _clocks_of_tenants(self, plan: BatchPlan) -> TenantClocks:
         """Return the clocks of tenants after a plan, which must be the last one."""
-        heads, lag_ms = (self.tenants or Tenants()).heads, self.settings.merge.tenant_max_lag_ms or 0
+        heads, lag_ms = (
+            (self.tenants or Tenants()).heads,
+            self.settings.merge.tenant_max_lag_ms or 0,
+        )
         return TenantClocks.of(self._rows(), heads, plan, self.idle, lag_ms)
 
     def _rows(self) -> pa.Table:
         names = ["source", *_NARROW, *TENANT.names]
         kinds = [pa.string(), pa.int32(), pa.int64(), pa.int64(), pa.string()]
         nothing = pa.schema(list(zip(names, kinds, strict=True))).empty_table()
-        return pa.concat_tables([nothing, *(found.select(names) for found in (self.tenants or Tenants()).rows)])
+        return pa.concat_tables(
+            [nothing, *(found.select(names) for found in (self.tenants or Tenants()).rows)]
+        )
 
     def waits(self, tp: TopicPartition) -> bool:
         """Return True if the last plan saw records of a topic-partition beyond the clock."""
@@ -285,16 +318,25 @@ class Planner:
 
     def _plan(self) -> BatchPlan | None:
         number, since = self.epoch
-        begins, known = number > 0 and since == self.next_batch, (self.clocks, self.rules, self._heads_beyond)
-        plan = plan_batch(self.next_batch, self.cursors, self._available, *known, begins_epoch=begins)
+        begins, known = (
+            number > 0 and since == self.next_batch,
+            (self.clocks, self.rules, self._heads_beyond),
+        )
+        plan = plan_batch(
+            self.next_batch, self.cursors, self._available, *known, begins_epoch=begins
+        )
         return None if plan is None else replace(plan, epoch=number, generation=self.generation)
 
     def before(self, plan: BatchPlan, clocks: Mapping[int, int]) -> Planner:
         """Return the planner as it was before a plan, after the batch with these clocks (ms)."""
-        cursors = self.cursors | {tp: Cursor(done.from_offset, done.position_before) for tp, done in plan.ranges.items()}
+        cursors = self.cursors | {
+            tp: Cursor(done.from_offset, done.position_before) for tp, done in plan.ranges.items()
+        }
         return replace(self, cursors=cursors, clocks=clocks, has_redriven=True)
 
-    def _read(self, starts: Mapping[TopicPartition, int], share: int, share_bytes: int | None) -> dict[TopicPartition, Available]:
+    def _read(
+        self, starts: Mapping[TopicPartition, int], share: int, share_bytes: int | None
+    ) -> dict[TopicPartition, Available]:
         """Return offsets and event times in `[start, start + share)` of each topic-partition.
 
         A topic-partition without any is absent. `share_bytes`: of each, only as many records as fit
@@ -312,16 +354,22 @@ class Planner:
             ranges = {p: (start, untils[TopicPartition(source, p)]) for p, start in mine.items()}
             found = self._select(source, ranges)
             rows |= by_partition(source, found, ranges)
-            sizes = sizes_by_partition(found, sizes_of(self.questions, tables.bronze(source), found), ranges)
+            sizes = sizes_by_partition(
+                found, sizes_of(self.questions, tables.bronze(source), found), ranges
+            )
             self._sizes |= {TopicPartition(source, p): each for p, each in sizes.items()}
             for p, each in sizes.items():
                 tp = TopicPartition(source, p)
-                if share_bytes is not None and (kept := each.within(share_bytes)) < len(rows[tp].offsets):
+                if share_bytes is not None and (kept := each.within(share_bytes)) < len(
+                    rows[tp].offsets
+                ):
                     rows[tp] = rows[tp].first(kept)
                     untils[tp] = rows[tp].end(kept)
                     self._heads_beyond.pop(tp, None)
         for tp, until in untils.items():
-            decisions = [decision for decision in self.idle.get(tp, ()) if self._is_next(decision, tp, until)]
+            decisions = [
+                decision for decision in self.idle.get(tp, ()) if self._is_next(decision, tp, until)
+            ]
             if decisions:
                 rows[tp] = rows.get(tp, NOTHING_AVAILABLE).with_idle(decisions)
         return rows
@@ -335,13 +383,19 @@ class Planner:
         self.has_redriven |= says is not None and says.null_count < len(says)
         return found
 
-    def _select_all(self, source: str, narrow: Sequence[str], ranges: Mapping[int, tuple[int, int]]) -> pa.Table:
+    def _select_all(
+        self, source: str, narrow: Sequence[str], ranges: Mapping[int, tuple[int, int]]
+    ) -> pa.Table:
         if self.tenants is None:
             return self.questions.select(tables.bronze(source), narrow, within(ranges))
         # The first record behind a range decides how far the clocks of tenants are.
         with_next = {p: (start, until + 1) for p, (start, until) in ranges.items()}
-        found = self.questions.select(tables.bronze(source), [*narrow, *TENANT.names], within(with_next))
-        self.tenants.rows.append(found.append_column("source", pa.repeat(pa.scalar(source), found.num_rows)))
+        found = self.questions.select(
+            tables.bronze(source), [*narrow, *TENANT.names], within(with_next)
+        )
+        self.tenants.rows.append(
+            found.append_column("source", pa.repeat(pa.scalar(source), found.num_rows))
+        )
         return found
 
     def _is_next(self, decision: IdleDecision, tp: TopicPartition, until: int) -> bool:
@@ -357,7 +411,9 @@ class Planner:
         return {
             TopicPartition(source, p): offset
             for source, mine in _by_source(starts).items()
-            for p, offset in first_offsets(self.questions, tables.bronze(source), "offset", mine).items()
+            for p, offset in first_offsets(
+                self.questions, tables.bronze(source), "offset", mine
+            ).items()
         }
 
 
@@ -368,7 +424,9 @@ def _by_source(offsets: Mapping[TopicPartition, int]) -> dict[str, dict[int, int
     return by_source
 
 
-def sizes_by_partition(found: pa.Table, sizes: Int64s, ranges: Mapping[int, tuple[int, int]]) -> dict[int, Sizes]:
+def sizes_by_partition(
+    found: pa.Table, sizes: Int64s, ranges: Mapping[int, tuple[int, int]]
+) -> dict[int, Sizes]:
     """Return the sizes of rows of bronze (bytes) by partition, only of those in its range."""
     offsets, by_number = int64s(found["offset"]), {}
     for partition, rows in groups(int64s(found["partition"]), offsets).items():
@@ -379,7 +437,9 @@ def sizes_by_partition(found: pa.Table, sizes: Int64s, ranges: Mapping[int, tupl
     return by_number
 
 
-def by_partition(source: str, found: pa.Table, ranges: Mapping[int, tuple[int, int]]) -> dict[TopicPartition, Available]:
+def by_partition(
+    source: str, found: pa.Table, ranges: Mapping[int, tuple[int, int]]
+) -> dict[TopicPartition, Available]:
     """Return rows of bronze by topic-partition, in order of offset, only those in its range."""
     offsets, times = int64s(found["offset"]), int64s(found["event_time"].fill_null(NO_TIME))
     available = {}

@@ -40,13 +40,22 @@ def out_offsets(
     """
     newest = generations.newest
     names = ["partition", "batch", *place_columns(engine.questions), *settings.sources]
-    valid = engine.read(tables.SILVER, names, [[("status", "=", "timed_out"), ("valid", "=", True)]])
-    function = partial(_parts_of_messages, newest=newest, tails=tails, sources=list(settings.sources))
+    valid = engine.read(
+        tables.SILVER, names, [[("status", "=", "timed_out"), ("valid", "=", True)]]
+    )
+    function = partial(
+        _parts_of_messages, newest=newest, tails=tails, sources=list(settings.sources)
+    )
     found = engine.fetched(engine.per_partition(function, [valid], PARTS))
     if generations[0].kind == "sink":
-        found = pa.concat_tables([found, engine.fetched(_known_from_sink(engine, settings, generations))])
+        found = pa.concat_tables(
+            [found, engine.fetched(_known_from_sink(engine, settings, generations))]
+        )
     offsets = int64s(found["offset"])
-    parts = {tp: offsets[rows] for tp, rows in by_topic_partition(found, list(settings.inputs), offsets).items()}
+    parts = {
+        tp: offsets[rows]
+        for tp, rows in by_topic_partition(found, list(settings.inputs), offsets).items()
+    }
     return joined([*parts.items(), *passed_over(engine.questions, newest).items()])
 
 
@@ -55,27 +64,42 @@ def passed_over(questions: Questions, generation: Generation) -> dict[TopicParti
 
     The generation leaves these records out.
     """
-    return joined(parts_of_messages(questions, generation, dict.fromkeys(generation.begin, (0, None))))
+    return joined(
+        parts_of_messages(questions, generation, dict.fromkeys(generation.begin, (0, None)))
+    )
 
 
-def _parts_of_messages(rows: pa.Table, *, newest: Generation, tails: Mapping[int, Tail], sources: Sequence[str]) -> pa.Table:
+def _parts_of_messages(
+    rows: pa.Table, *, newest: Generation, tails: Mapping[int, Tail], sources: Sequence[str]
+) -> pa.Table:
     """Return the parts of those finished, valid rows that are published.
 
     All rows of the generations before the newest are.
     """
     columns = [_listed(rows[name]) for name in rows.column_names if name in _PLACE]
     names = [name for name in rows.column_names if name in _PLACE]
-    places = [place_of(**dict(zip(map(_PLACE.__getitem__, names), each, strict=True))) for each in zip(*columns, strict=True)]
+    places = [
+        place_of(**dict(zip(map(_PLACE.__getitem__, names), each, strict=True)))
+        for each in zip(*columns, strict=True)
+    ]
     partitions, batches = rows["partition"].to_pylist(), rows["batch"].to_pylist()
     is_out = []
     for p, batch, place in zip(partitions, batches, places, strict=True):
         is_behind = p in newest.tails and place <= newest.tails[p].place
-        is_out.append(batch < newest.from_batch or (p in tails and place <= tails[p].place and not is_behind))
+        is_out.append(
+            batch < newest.from_batch or (p in tails and place <= tails[p].place and not is_behind)
+        )
     out = rows.filter(pa.array(is_out, pa.bool_()))
     return _places_of_parts(out, sources)
 
 
-_PLACE = {"event_time": "event_time", "merge_key": "key", "due": "due", "closed_at": "closed_at", "tenant": "tenant"}
+_PLACE = {
+    "event_time": "event_time",
+    "merge_key": "key",
+    "due": "due",
+    "closed_at": "closed_at",
+    "tenant": "tenant",
+}
 
 
 def _listed(column: pa.ChunkedArray) -> list[object]:
@@ -90,8 +114,17 @@ def _places_of_parts(rows: pa.Table, sources: Sequence[str]) -> pa.Table:
         parts = rows[source].combine_chunks()
         flat = parts.flatten()
         partitions = rows["partition"].take(parts.value_parent_indices())
-        columns = [pc.cast(input_names(source, flat), pa.string()), partitions, flat.field("offset")]
-        found.append(pa.table([pa.chunked_array([c]) if isinstance(c, pa.Array) else c for c in columns], schema=PARTS))
+        columns = [
+            pc.cast(input_names(source, flat), pa.string()),
+            partitions,
+            flat.field("offset"),
+        ]
+        found.append(
+            pa.table(
+                [pa.chunked_array([c]) if isinstance(c, pa.Array) else c for c in columns],
+                schema=PARTS,
+            )
+        )
     return pa.concat_tables(found)
 
 
@@ -103,20 +136,30 @@ def _known_from_sink(engine: Engine, settings: Settings, generations: Generation
     first, inputs = generations[0], list[Rows]()
     after = generations.after(first)
     ends = {} if after is None else reached(engine.questions, first, after.from_batch)
-    batches, spans = [generations.batches(first)], {tp: (since, ends.get(tp)) for tp, since in first.begin.items()}
+    batches, spans = (
+        [generations.batches(first)],
+        {tp: (since, ends.get(tp)) for tp, since in first.begin.items()},
+    )
     for source in settings.inputs:
         ranges = {tp.partition: span for tp, span in spans.items() if tp.source == source}
         keyed: Where = [
-            [*terms, ("merge_key", "is not null", None), ("event_time", "is not null", None)] for terms in within(ranges)
+            [*terms, ("merge_key", "is not null", None), ("event_time", "is not null", None)]
+            for terms in within(ranges)
         ]
         columns = ["partition", "offset", "merge_key"]
-        inputs.append(engine.read(tables.bronze(source), columns, keyed, constants={"source": source}))
+        inputs.append(
+            engine.read(tables.bronze(source), columns, keyed, constants={"source": source})
+        )
     inputs.append(engine.read(tables.SILVER, ["partition", *settings.sources], batches))
     inputs.append(engine.read(tables.LATE, ["partition", "source", "topic", "offset"], batches))
     inputs.append(engine.read(tables.RECOVERED, ["partition", "merge_key"], MESSAGES))
     topics = {tuple(settings.place(name)): name for name in settings.inputs}
     function = partial(
-        _merged_into_nothing, sources=list(settings.sources), topics=topics, spans=spans, is_all=settings.merge.has_tenants
+        _merged_into_nothing,
+        sources=list(settings.sources),
+        topics=topics,
+        spans=spans,
+        is_all=settings.merge.has_tenants,
     )
     return engine.per_partition(function, inputs, PARTS)
 
@@ -133,14 +176,32 @@ def _merged_into_nothing(
     is_all: bool,
 ) -> pa.Table:
     *bronze, silver, late, messages = inputs
-    records = pa.concat_tables(rows.select(["source", "partition", "offset", "merge_key"]) for rows in bronze)
+    records = pa.concat_tables(
+        rows.select(["source", "partition", "offset", "merge_key"]) for rows in bronze
+    )
     places = zip(*(records[name].to_pylist() for name in PARTS.names), strict=True)
     records = records.filter(
-        pa.array([_is_within(offset, spans.get(TopicPartition(s, p))) for s, p, offset in places], pa.bool_())
+        pa.array(
+            [_is_within(offset, spans.get(TopicPartition(s, p))) for s, p, offset in places],
+            pa.bool_(),
+        )
     )
     if not is_all:
-        records = records.filter(pc.is_in(records["merge_key"], value_set=pc.unique(messages["merge_key"])))
-    names = [topics[each] for each in zip(late["source"].to_pylist(), late["topic"].to_pylist(), strict=True)]
-    of_late = pa.table([pa.array(names, pa.string()), late["partition"], late["offset"]], schema=PARTS)
+        records = records.filter(
+            pc.is_in(records["merge_key"], value_set=pc.unique(messages["merge_key"]))
+        )
+    names = [
+        topics[each]
+        for each in zip(late["source"].to_pylist(), late["topic"].to_pylist(), strict=True)
+    ]
+    of_late = pa.table(
+        [pa.array(names, pa.string()), late["partition"], late["offset"]], schema=PARTS
+    )
     known = pa.concat_tables([_places_of_parts(silver, sources), of_late])
-    return records.select(PARTS.names).cast(PARTS).join(known, PARTS.names, join_type="left anti").select(PARTS.names).cast(PARTS)
+    return (
+        records.select(PARTS.names)
+        .cast(PARTS)
+        .join(known, PARTS.names, join_type="left anti")
+        .select(PARTS.names)
+        .cast(PARTS)
+    )

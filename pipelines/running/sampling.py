@@ -16,7 +16,14 @@ from pipelines.lake.generations import read_generations
 from pipelines.lake.questions import Questions
 from pipelines.lake.tenants import slowest, unfinished
 from pipelines.lake.unpublished import count_behind_sink
-from pipelines.monitoring.events import Committed, Event, Observer, Sampled, Standing, TenantsSampled
+from pipelines.monitoring.events import (
+    Committed,
+    Event,
+    Observer,
+    Sampled,
+    Standing,
+    TenantsSampled,
+)
 from pipelines.settings import Settings
 
 log = logging.getLogger("watersmeet.sampling")
@@ -35,7 +42,14 @@ class Sampler:
     tenants are. A question that is not answered is asked again the next time.
     """
 
-    def __init__(self, settings: Settings, partitions: int, layers: Sequence[str], questions: Questions, tell: Observer) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        partitions: int,
+        layers: Sequence[str],
+        questions: Questions,
+        tell: Observer,
+    ) -> None:
         self._settings, self._partitions, self._layers = settings, partitions, layers
         self._questions, self._tell = questions, tell
         self._cluster = Cluster(settings.kafka, TIMEOUT_S)
@@ -77,7 +91,9 @@ class Sampler:
             if self._settings.merge.has_tenants:
                 open_rows, of_tenants = self._by_tenant()
             else:
-                asked = self._questions.summary(tables.SILVER, [], {"open": ("count", "*")}, [[("status", "=", "open")]])
+                asked = self._questions.summary(
+                    tables.SILVER, [], {"open": ("count", "*")}, [[("status", "=", "open")]]
+                )
                 open_rows = asked["open"][0].as_py()
             if generations := read_generations(self._questions, self._settings):
                 none = dict.fromkeys(range(self._partitions), 0)
@@ -93,5 +109,11 @@ class Sampler:
         behind = [0]
         if clocks is not None:
             found = slowest(rows, clocks)
-            behind += [clocks.plan.clocks[p] - each.clock for p, each in found.items() if each.clock is not None]
-        return counts["open"], TenantsSampled(counts["waiting"], len(rows["tenant"].unique()), max(behind))
+            behind += [
+                clocks.plan.clocks[p] - each.clock
+                for p, each in found.items()
+                if each.clock is not None
+            ]
+        return counts["open"], TenantsSampled(
+            counts["waiting"], len(rows["tenant"].unique()), max(behind)
+        )

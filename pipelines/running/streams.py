@@ -14,7 +14,15 @@ from dataclasses import dataclass, field
 
 from pipelines.engine import Running
 from pipelines.engine.threads import RunningThread
-from pipelines.errors import StoreError, WatersmeetError, is_known, is_of_registry, is_retriable, kind_of, root_cause
+from pipelines.errors import (
+    StoreError,
+    WatersmeetError,
+    is_known,
+    is_of_registry,
+    is_retriable,
+    kind_of,
+    root_cause,
+)
 from pipelines.monitoring.events import Failed, Observer, ignore
 from pipelines.monitoring.observability import Reporter
 
@@ -48,7 +56,9 @@ class Patience:
     check_store: Callable[[], None] | None = None
     tell: Observer = ignore
 
-    def bear(self, work: Callable[[], None], passes_on: Callable[[Exception], bool] = lambda _: False) -> None:
+    def bear(
+        self, work: Callable[[], None], passes_on: Callable[[Exception], bool] = lambda _: False
+    ) -> None:
         """Do the work, again after trouble that may pass.
 
         Raises what it raised last once the limit is passed. What is not retriable is raised at
@@ -64,14 +74,20 @@ class Patience:
                 error = self.cause(failure)
                 # A store that has just come back may still fail, and yet be well when it is asked.
                 unexplained = 0 if is_retriable(error) else unexplained + 1
-                if unexplained and (is_known(error) or self.check_store is None or unexplained > UNEXPLAINED):
+                if unexplained and (
+                    is_known(error) or self.check_store is None or unexplained > UNEXPLAINED
+                ):
                     raise error from None
                 where = "store" if unexplained or isinstance(error, StoreError) else "kafka"
                 now = time.monotonic()
                 since = since or now
                 if now - since > self.limit_s:
-                    raise WatersmeetError(f"{root_cause(error)} (tried again for {self.limit_s:.0f} s)") from None
-                self.reporter.tell(where, f"{root_cause(error)}; trying again for at most {self.limit_s:.0f} s")
+                    raise WatersmeetError(
+                        f"{root_cause(error)} (tried again for {self.limit_s:.0f} s)"
+                    ) from None
+                self.reporter.tell(
+                    where, f"{root_cause(error)}; trying again for at most {self.limit_s:.0f} s"
+                )
                 self.tell(Failed(kind_of(error), is_retried=True))
                 if self.stopping.wait(RETRY_S):
                     return
@@ -197,7 +213,12 @@ class Stream:
     @property
     def is_done(self) -> bool:
         """True once it was started and has come to its end."""
-        return self.ends and self._running is not None and not self.is_active and self._failure() is None
+        return (
+            self.ends
+            and self._running is not None
+            and not self.is_active
+            and self._failure() is None
+        )
 
     def look_after(self) -> None:
         """Start the stream again if it has ended for a reason that may pass.
@@ -212,7 +233,12 @@ class Stream:
         if failure is not None:
             failure = self.gate.patience.cause(failure)
         is_accepted = failure is not None and self.gate.passes_on(failure)
-        if failure is not None and not is_accepted and not is_retriable(failure) and not self._may_pass(failure):
+        if (
+            failure is not None
+            and not is_accepted
+            and not is_retriable(failure)
+            and not self._may_pass(failure)
+        ):
             raise WatersmeetError(f"a stream ended: {root_cause(failure)}")
         if failure is not None and is_of_registry(failure):
             self._bear_registry(failure)
@@ -239,7 +265,9 @@ class Stream:
         A worker may not have started in time, or was lost. A failure of a batch never comes here:
         the gate keeps it.
         """
-        self._failed = [passed for passed in self._failed if passed == self.gate.passed] + [self.gate.passed]
+        self._failed = [passed for passed in self._failed if passed == self.gate.passed] + [
+            self.gate.passed
+        ]
         return not is_known(failure) and len(self._failed) < ATTEMPTS
 
     def stop(self) -> None:
@@ -282,7 +310,9 @@ def start_all(streams: Sequence[Stream]) -> None:
             started.result()
 
 
-def following(gate: Gate, drain: Callable[[], None], upstream: Sequence[Stream], news: threading.Event) -> Running:
+def following(
+    gate: Gate, drain: Callable[[], None], upstream: Sequence[Stream], news: threading.Event
+) -> Running:
     """Return a stream that drains what other streams of this process hand on, until they are done.
 
     The drain under way is the last once a run stops. `news` is set whenever one of them has handed

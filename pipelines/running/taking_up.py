@@ -19,7 +19,8 @@ from pipelines.kafka.reading import headers_of, read_backwards, read_tails
 from pipelines.settings import Settings
 
 COUNTED_RULES: Final = (
-    "key, event_time, heartbeat, where, tombstone and schema of each source, tenant, tenant_max_lag, max_future, "
+    "key, event_time, heartbeat, where, tombstone and schema of each source, tenant, "
+    "tenant_max_lag, max_future, "
     "max_record_bytes, and timeout or window"
 )
 """The rules of reading and grouping, whose fingerprint messages carry (`Settings.fingerprint`)."""
@@ -47,8 +48,15 @@ def read_sink(settings: Settings, partitions: int, publisher: Publisher | None =
     topic, cluster = settings.publish.topic, Cluster(settings.kafka)
     if topic not in cluster.partition_counts([topic]):
         return NO_MESSAGES
-    bounds = cluster.settled_bounds(topic, partitions) if publisher is None else publisher.settled_bounds(partitions)
-    tails = {p: sequence_tail(message) for p, message in read_tails(settings.kafka, topic, partitions, bounds).items()}
+    bounds = (
+        cluster.settled_bounds(topic, partitions)
+        if publisher is None
+        else publisher.settled_bounds(partitions)
+    )
+    tails = {
+        p: sequence_tail(message)
+        for p, message in read_tails(settings.kafka, topic, partitions, bounds).items()
+    }
     states = {p: _read_state(settings, p, bounds[p]) for p in tails}
     for state in states.values():
         _check_form(settings, state)
@@ -60,7 +68,10 @@ def read_last_messages(settings: Settings, partitions: int) -> dict[int, Tail]:
     topic = settings.publish.topic
     if topic not in Cluster(settings.kafka).partition_counts([topic]):
         return {}
-    return {p: sequence_tail(message) for p, message in read_tails(settings.kafka, topic, partitions).items()}
+    return {
+        p: sequence_tail(message)
+        for p, message in read_tails(settings.kafka, topic, partitions).items()
+    }
 
 
 def check_start(settings: Settings, sink: Sink) -> None:
@@ -72,7 +83,8 @@ def check_start(settings: Settings, sink: Sink) -> None:
         return
     if start != "sink" and any(state.is_lived for state in states):
         raise ConfigurationError(
-            f"kafka.start: {topic} has messages of a lake that has had idle decisions, other rules or a jump, which Kafka's "
+            f"kafka.start: {topic} has messages of a lake that has had idle decisions, other rules "
+            "or a jump, which Kafka's "
             "records alone do not tell; start at `sink`, or publish to another topic"
         )
     if start not in ("sink", "earliest"):
@@ -82,7 +94,8 @@ def check_start(settings: Settings, sink: Sink) -> None:
             continue  # nothing says where to begin, so all is read from the first record on
         if not state.rules:
             raise ConfigurationError(
-                f"kafka.start: the messages of {topic}[{p}] were made by an earlier version, which did not say by which rules; "
+                f"kafka.start: the messages of {topic}[{p}] were made by an earlier version, which "
+                "did not say by which rules; "
                 f"publish to another topic"
             )
         if state.rules != {settings.fingerprint}:
@@ -93,13 +106,17 @@ def _other_rules(settings: Settings, place: str, rules: Collection[str]) -> str:
     which = f"The rules that count are {COUNTED_RULES}"
     if settings.fingerprint in rules or len(rules) > 1:
         return (
-            f"kafka.start: what a lake that goes on after the last messages of {place} would read again was read and merged by "
-            f"rules that changed meanwhile ({', '.join(sorted(rules))}; those of this configuration are {settings.fingerprint}), "
+            f"kafka.start: what a lake that goes on after the last messages of {place} would read "
+            "again was read and merged by "
+            f"rules that changed meanwhile ({', '.join(sorted(rules))}; those of this "
+            f"configuration are {settings.fingerprint}), "
             f"so it cannot be taken up exactly; publish to another topic. {which}"
         )
     return (
-        f"kafka.start: the last messages of {place} were made by other rules ({', '.join(rules)}) than those of this "
-        f"configuration ({settings.fingerprint}); begin with the former rules, and change them with `watersmeet evolve` "
+        f"kafka.start: the last messages of {place} were made by other rules ({', '.join(rules)}) "
+        "than those of this "
+        f"configuration ({settings.fingerprint}); begin with the former rules, and change them "
+        "with `watersmeet evolve` "
         f"then; or publish to another topic. {which}"
     )
 
@@ -121,8 +138,10 @@ def _read_state(settings: Settings, partition: int, bounds: tuple[int, int]) -> 
         raise ForeignMessageError(topic, partition, offset, MIN_OFFSETS) from None
     except NotToldError:
         raise ConfigurationError(
-            f"kafka.start: {topic}[{partition}]@{offset} does not say where a lost lake goes on, since the idle decisions that "
-            "it needs, with what each tells its tenants, are more than fit into a message; start at `earliest`, and publish to "
+            f"kafka.start: {topic}[{partition}]@{offset} does not say where a lost lake goes on, "
+            "since the idle decisions that "
+            "it needs, with what each tells its tenants, are more than fit into a message; start "
+            "at `earliest`, and publish to "
             "another topic"
         ) from None
 
@@ -137,22 +156,26 @@ def _check_form(settings: Settings, state: SinkState) -> None:
         return
     if merge.has_tenants and not state.last.tenant:
         raise ConfigurationError(
-            f"merge.tenant: the messages of {topic} were made without tenants; leave `tenant` and `tenant_max_lag` out, or "
+            f"merge.tenant: the messages of {topic} were made without tenants; leave `tenant` and "
+            "`tenant_max_lag` out, or "
             "publish to another topic"
         )
     if state.last.tenant and not merge.has_tenants:
         raise ConfigurationError(
-            f"merge.tenant: the messages of {topic} were made with tenants; give the `tenant` and `tenant_max_lag` of the "
+            f"merge.tenant: the messages of {topic} were made with tenants; give the `tenant` and "
+            "`tenant_max_lag` of the "
             "lake, or publish to another topic"
         )
     if state.last.closed_at != PLAIN and not merge.has_due:
         raise ConfigurationError(
-            f"merge.timeout: the messages of {topic} were made with a window by gap; give the `window` of the lake, or one whose "
+            f"merge.timeout: the messages of {topic} were made with a window by gap; give the "
+            "`window` of the lake, or one whose "
             f"gap and max are both `{merge.window.gap_ms}ms`, which is this timeout"
         )
     if state.last.closed_at == PLAIN and merge.has_due:
         raise ConfigurationError(
-            f"merge.window: the messages of {topic} were made with a timeout; begin with that one as `merge.timeout`, and "
+            f"merge.window: the messages of {topic} were made with a timeout; begin with that one "
+            "as `merge.timeout`, and "
             "change it with `watersmeet evolve`"
         )
 
@@ -162,5 +185,9 @@ def _as_read_back(message: Message) -> tuple[ReadBack, Mapping[str, bytes | None
     try:
         stands = standing(headers)
     except ValueError:
-        raise ForeignMessageError(message.topic() or "", message.partition() or 0, message.offset() or 0) from None
-    return ReadBack(stands.event_time, stands.key, stands.due, stands.closed_at, stands.tenant), headers
+        raise ForeignMessageError(
+            message.topic() or "", message.partition() or 0, message.offset() or 0
+        ) from None
+    return ReadBack(
+        stands.event_time, stands.key, stands.due, stands.closed_at, stands.tenant
+    ), headers

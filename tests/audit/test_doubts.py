@@ -1,4 +1,5 @@
-"""What looks wrong is told by `status` from the lake, and by `validate` from the last records in Kafka; it stops nothing."""
+"""What looks wrong is told by `status` from the lake, and by `validate` from the last records in
+Kafka; it stops nothing."""
 
 from __future__ import annotations
 
@@ -60,7 +61,8 @@ def test_status_says_that_nothing_meets_of_how_many_and_what_differs(tmp_path: P
     [found] = warnings(lake)
     assert found["where"] == "silver"
     assert found["what"].startswith(
-        "of the last 40 finished merge records none has records of two sources (tracking 20, orders 20): what differs is a "
+        "of the last 40 finished merge records none has records of two sources (tracking 20, "
+        "orders 20): what differs is a "
         "schema id at the beginning of the key"
     )
     console = Console(width=400, record=True)
@@ -73,7 +75,9 @@ def test_of_the_same_key_it_is_said_how_far_its_records_lie_apart(tmp_path: Path
     tracking, orders = ([at(f"k{n}", n + ms) for n in range(10)] for ms in (0, 7_200_000))
     [found] = warnings(lake_of(tmp_path, tracking, orders))
     assert "the nearest records of one key" in found["what"]
-    assert "lie 2h apart, and the merge waits for 100ms" in found["what"].replace("1h 59m 59s", "2h")
+    assert "lie 2h apart, and the merge waits for 100ms" in found["what"].replace(
+        "1h 59m 59s", "2h"
+    )
 
 
 @pytest.mark.long
@@ -82,7 +86,13 @@ def test_only_the_last_records_count_so_that_a_mistake_of_today_is_seen(tmp_path
     lake = lake_of(tmp_path, pairs, pairs)
     row = lake.questions.select(tables.SILVER, ["partition"]).num_rows
     assert (row, warnings(lake)) == (20, [])
-    alone = {"status": "timed_out", "valid": True, "last_event_time": KAFKA_TIME_MS, "batch": 9, "partition": 0}
+    alone = {
+        "status": "timed_out",
+        "valid": True,
+        "last_event_time": KAFKA_TIME_MS,
+        "batch": 9,
+        "partition": 0,
+    }
     part = {"offset": 0, "event_time": KAFKA_TIME_MS, "value": "{}"}
     lake.write(
         tables.SILVER,
@@ -104,12 +114,17 @@ def test_only_the_last_records_count_so_that_a_mistake_of_today_is_seen(tmp_path
 
 
 @pytest.mark.promise("A18")
-def test_status_says_that_event_times_are_of_another_unit_and_which_would_fit(tmp_path: Path) -> None:
+def test_status_says_that_event_times_are_of_another_unit_and_which_would_fit(
+    tmp_path: Path,
+) -> None:
     seconds = [keyed("k", KAFKA_TIME_MS // 1000 + n) for n in range(20)]
     lake = lake_of(tmp_path, seconds, [at("k", n) for n in range(20)])
     [found] = [each for each in warnings(lake) if "event_time" in each["where"]]
     assert found["where"] == "sources.tracking.event_time"
-    assert "the event time 1970-01-21 10:53:45.600Z where Kafka has 2026-01-01 00:00:00.000Z" in found["what"]
+    assert (
+        "the event time 1970-01-21 10:53:45.600Z where Kafka has 2026-01-01 00:00:00.000Z"
+        in found["what"]
+    )
     assert "have event times decades from Kafka's own timestamps" in found["what"]
     assert found["fix"].startswith("`unit: s` would fit: `event_time: {field: ts, unit: s}`")
 
@@ -119,7 +134,12 @@ def test_status_says_that_event_times_are_of_another_unit_and_which_would_fit(tm
 
 @pytest.fixture
 def river(kafka: str, tmp_path: Path, request: pytest.FixtureRequest) -> River:
-    return River.make(kafka, tmp_path, f"doubts-{'-'.join(request.node.name.split('_')[1:6]).replace('[', '-')}", partitions=2)
+    return River.make(
+        kafka,
+        tmp_path,
+        f"doubts-{'-'.join(request.node.name.split('_')[1:6]).replace('[', '-')}",
+        partitions=2,
+    )
 
 
 def validated(river: River) -> list[dict[str, str]]:
@@ -132,12 +152,20 @@ def validated(river: River) -> list[dict[str, str]]:
 def send(river: River, keys: Callable[[str, int], str], time: Callable[[str, int], int]) -> None:
     for source in ("tracking", "orders"):
         values = [keyed(keys(source, n), time(source, n)) for n in range(30)]
-        produce(river.kafka, river.topic(source), [(n % 2, value) for n, value in enumerate(values)])
+        produce(
+            river.kafka, river.topic(source), [(n % 2, value) for n, value in enumerate(values)]
+        )
 
 
 @pytest.mark.promise("A18")
-def test_validate_says_before_anything_runs_that_no_key_meets_and_what_differs(river: River) -> None:
-    send(river, lambda source, n: f"{'K' if source == 'orders' else 'k'}{n}", lambda _, n: KAFKA_TIME_MS + n)
+def test_validate_says_before_anything_runs_that_no_key_meets_and_what_differs(
+    river: River,
+) -> None:
+    send(
+        river,
+        lambda source, n: f"{'K' if source == 'orders' else 'k'}{n}",
+        lambda _, n: KAFKA_TIME_MS + n,
+    )
     [found] = validated(river)
     assert found["where"] in ("sources.orders.key", "sources.tracking.key")
     assert "none of the 30 keys in the last records of" in found["what"]
@@ -147,7 +175,11 @@ def test_validate_says_before_anything_runs_that_no_key_meets_and_what_differs(r
 
 @pytest.mark.promise("A18")
 def test_validate_names_the_unit_also_where_every_record_is_refused(river: River) -> None:
-    send(river, lambda _, n: f"k{n}", lambda source, n: (KAFKA_TIME_MS + n) * (1000 if source == "orders" else 1))
+    send(
+        river,
+        lambda _, n: f"k{n}",
+        lambda source, n: (KAFKA_TIME_MS + n) * (1000 if source == "orders" else 1),
+    )
     found = {each["where"]: each for each in validated(river)}
     assert list(found) == ["sources.orders.event_time"]
     assert "no event time where Kafka has" in found["sources.orders.event_time"]["what"]
@@ -166,5 +198,7 @@ def test_where_the_lake_says_that_records_meet_no_sample_says_otherwise(river: R
     send(river, lambda source, n: f"{source} {n}", lambda _, n: KAFKA_TIME_MS + 20 * TIMEOUT_MS + n)
     for source in ("tracking", "orders"):
         values = [keyed(f"{source} {n}", KAFKA_TIME_MS + 20 * TIMEOUT_MS + n) for n in range(400)]
-        produce(river.kafka, river.topic(source), [(n % 2, value) for n, value in enumerate(values)])
+        produce(
+            river.kafka, river.topic(source), [(n % 2, value) for n, value in enumerate(values)]
+        )
     assert validated(river) == []

@@ -1,4 +1,5 @@
-"""`explain` on a lake of the merge model with a real sink: what it tells is the model's, also as of a time or a version."""
+"""`explain` on a lake of the merge model with a real sink: what it tells is the model's, also as of
+a time or a version."""
 
 from __future__ import annotations
 
@@ -49,10 +50,15 @@ class River:
 @pytest.fixture(scope="module")
 def river(kafka: str, tmp_path_factory: pytest.TempPathFactory) -> River:
     folder = tmp_path_factory.mktemp("explained")
-    settings = with_topics(kafka, folder, "explained", PARTITIONS, publish__valid="size(tracking) > 0")
+    settings = with_topics(
+        kafka, folder, "explained", PARTITIONS, publish__valid="size(tracking) > 0"
+    )
     cases = dict(zip(RANDOM, richest_cases(len(RANDOM)), strict=True))
     cases[IDLE] = case_of(
-        [keyed("i", t) for t in (10, 50, 200, 400)], [keyed("i", 20)], IdleDecision(0, 200), IdleDecision(0, 400)
+        [keyed("i", t) for t in (10, 50, 200, 400)],
+        [keyed("i", 20)],
+        IdleDecision(0, 200),
+        IdleDecision(0, 400),
     )
     cases[HELD] = case_of([keyed(ODD, 5), keyed(ODD, 900)], [heartbeat(300)])
     lake = ModelLake(settings, cases, is_valid=lambda row: bool(row["tracking"]))
@@ -78,7 +84,9 @@ def positions(case: Case) -> dict[tuple[str, int], int]:
     found: dict[tuple[str, int], int] = {}
     largest: dict[str, int] = {}
     for record in case.records():
-        largest[record.source] = max(record.event_time, largest.get(record.source, record.event_time))
+        largest[record.source] = max(
+            record.event_time, largest.get(record.source, record.event_time)
+        )
         found.setdefault((record.source, record.offset), largest[record.source])
         if not record.is_heartbeat:
             found[record.source, record.offset] = largest[record.source]
@@ -86,14 +94,31 @@ def positions(case: Case) -> dict[tuple[str, int], int]:
 
 
 def content(record: Mapping[str, Any]) -> tuple[Any, ...]:
-    parts = [(p["source"], p["topic"], p["partition"], p["offset"], p["event_time"], p["position"]) for p in record["parts"]]
-    return record["partition"], record["event_time"], record["last_event_time"], record["status"], record["valid"], parts
+    parts = [
+        (p["source"], p["topic"], p["partition"], p["offset"], p["event_time"], p["position"])
+        for p in record["parts"]
+    ]
+    return (
+        record["partition"],
+        record["event_time"],
+        record["last_event_time"],
+        record["status"],
+        record["valid"],
+        parts,
+    )
 
 
 def expected(partition: int, case: Case, status: str, record: MergeRecord) -> tuple[Any, ...]:
     at = positions(case)
     parts = [
-        (source, f"explained_{source}", partition, part.offset, part.event_time, at[source, part.offset])
+        (
+            source,
+            f"explained_{source}",
+            partition,
+            part.offset,
+            part.event_time,
+            at[source, part.offset],
+        )
         for source, mine in record.parts.items()
         for part in sorted(mine)
     ]
@@ -113,7 +138,9 @@ def test_what_is_told_of_a_key_is_the_merge_models(river: River, key: str) -> No
         if record.key == key
     ]
     found = explain(river.lake.questions, river.settings, key)
-    assert [content(record) for record in found["records"]] == sorted(right, key=lambda row: row[:2])
+    assert [content(record) for record in found["records"]] == sorted(
+        right, key=lambda row: row[:2]
+    )
     assert right
     late = [
         (p, each.record.source, each.record.offset, each.record.event_time, each.position)
@@ -121,7 +148,10 @@ def test_what_is_told_of_a_key_is_the_merge_models(river: River, key: str) -> No
         for each in model.late
         if each.record.key == key
     ]
-    told = [(row["partition"], row["source"], row["offset"], row["event_time"], row["position"]) for row in found["late"]]
+    told = [
+        (row["partition"], row["source"], row["offset"], row["event_time"], row["position"])
+        for row in found["late"]
+    ]
     assert sorted(told) == sorted(late)
     waiting = [
         (p, source, record.offset, record.event_time)
@@ -130,15 +160,17 @@ def test_what_is_told_of_a_key_is_the_merge_models(river: River, key: str) -> No
         for _, record in queue
         if record.key == key
     ]
-    assert sorted((row["partition"], row["source"], row["offset"], row["event_time"]) for row in found["waiting"]) == sorted(
-        waiting
-    )
+    assert sorted(
+        (row["partition"], row["source"], row["offset"], row["event_time"])
+        for row in found["waiting"]
+    ) == sorted(waiting)
 
 
 def test_every_part_came_with_the_batch_and_version_that_merged_it(river: River) -> None:
     questions = river.lake.questions
     progress = questions.select(
-        tables.PROGRESS, ["batch", "source", "partition", "from_offset", "until_offset", "clock", "silver_version"]
+        tables.PROGRESS,
+        ["batch", "source", "partition", "from_offset", "until_offset", "clock", "silver_version"],
     ).to_pylist()
     commits = {v.number: Commit.parse(v.metadata) for v in questions.history(tables.SILVER)}
     for key in KEYS:
@@ -148,14 +180,25 @@ def test_every_part_came_with_the_batch_and_version_that_merged_it(river: River)
             assert rules.count("opened") == 1
             for part in record["parts"]:
                 here = (part["batch"], part["source"], record["partition"])
-                [row] = [row for row in progress if (row["batch"], row["source"], row["partition"]) == here]
+                [row] = [
+                    row
+                    for row in progress
+                    if (row["batch"], row["source"], row["partition"]) == here
+                ]
                 assert row["from_offset"] <= part["offset"] < row["until_offset"]
                 commit = commits[part["version"]]
                 assert commit is not None
-                assert (part["version"], commit.number) == (row["silver_version"], part["batch"] + 1)
+                assert (part["version"], commit.number) == (
+                    row["silver_version"],
+                    part["batch"] + 1,
+                )
             if record["closed"] is not None:
                 closed = record["closed"]
-                mine = [r for r in progress if r["batch"] == closed["batch"] and r["partition"] == record["partition"]]
+                mine = [
+                    r
+                    for r in progress
+                    if r["batch"] == closed["batch"] and r["partition"] == record["partition"]
+                ]
                 assert {closed["clock"]} == {row["clock"] for row in mine}
                 assert closed["clock"] > record["event_time"] + 100
                 assert min(closed["heads"].values()) == closed["clock"]
@@ -163,7 +206,10 @@ def test_every_part_came_with_the_batch_and_version_that_merged_it(river: River)
 
 def test_a_finished_record_is_told_with_its_place_in_the_sink(river: River) -> None:
     kafka = river.settings.kafka.bootstrap_servers
-    sink = {dict(m.headers())["watersmeet.id"].decode(): m for m in consume(kafka, "explained", PARTITIONS)}
+    sink = {
+        dict(m.headers())["watersmeet.id"].decode(): m
+        for m in consume(kafka, "explained", PARTITIONS)
+    }
     seen = set()
     for key in (*KEYS, "i", ODD):
         for record in explain(river.lake.questions, river.settings, key)["records"]:
@@ -172,14 +218,27 @@ def test_a_finished_record_is_told_with_its_place_in_the_sink(river: River) -> N
             assert (place is None) == (message is None) == (not record["valid"])
             if message is not None:
                 seq = int(dict(message.headers())["watersmeet.seq"])
-                assert place == {"partition": message.partition(), "offset": message.offset(), "seq": seq}
+                assert place == {
+                    "partition": message.partition(),
+                    "offset": message.offset(),
+                    "seq": seq,
+                }
                 seen.add((message.partition(), message.offset()))
     assert len(seen) == len(sink) > 10
 
 
-def test_what_sorts_before_the_messages_of_a_lost_lake_is_not_told_as_published(kafka: str, tmp_path: Path) -> None:
+def test_what_sorts_before_the_messages_of_a_lost_lake_is_not_told_as_published(
+    kafka: str, tmp_path: Path
+) -> None:
     settings = with_topics(kafka, tmp_path, "explained_again")
-    lake = ModelLake(settings, {0: case_of([keyed("a", 0), keyed("b", 150), keyed("c", 300), heartbeat(900)], [heartbeat(900)])})
+    lake = ModelLake(
+        settings,
+        {
+            0: case_of(
+                [keyed("a", 0), keyed("b", 150), keyed("c", 300), heartbeat(900)], [heartbeat(900)]
+            )
+        },
+    )
     lake.send([Published(0, b"b", 150, b"lost", 0, "0/150/b")])
     lake.recover([(0, "b", 150)])
     lake.arrive()
@@ -196,7 +255,10 @@ def test_without_the_broker_the_place_comes_from_the_tables(river: River) -> Non
     kafka = river.settings.kafka.model_copy(update={"bootstrap_servers": "127.0.0.1:1"})
     away = river.settings.model_copy(update={"kafka": kafka})
     with_broker, without = (
-        [record["published"] for record in explain(river.lake.questions, settings, KEYS[1])["records"]]
+        [
+            record["published"]
+            for record in explain(river.lake.questions, settings, KEYS[1])["records"]
+        ]
         for settings in (river.settings, away)
     )
     assert with_broker == without
@@ -212,25 +274,35 @@ def test_what_was_known_is_told_again_as_of_its_time_and_version(river: River, k
     found = explain(questions, river.settings, key, river.version)
     assert found["as_of"]["version"] == river.version
     unpublished = {**told, "records": [{**record, "published": None} for record in told["records"]]}
-    assert {**found, "as_of": None, "records": [{**r, "published": None} for r in found["records"]]} == unpublished
+    assert {
+        **found,
+        "as_of": None,
+        "records": [{**r, "published": None} for r in found["records"]],
+    } == unpublished
     assert explain(questions, river.settings, key) != told
 
 
-def test_a_batch_whose_progress_was_not_noted_yet_is_told_by_its_commit_with_a_warning(river: River) -> None:
+def test_a_batch_whose_progress_was_not_noted_yet_is_told_by_its_commit_with_a_warning(
+    river: River,
+) -> None:
     """Its late records may be missing, in `status`, too."""
     questions, settings = river.lake.questions, river.settings
     before = {key: explain(questions, settings, key) for key in (KEYS[1], ODD)}
     last = river.lake.batch - 1
     kept = questions.select(tables.PROGRESS, ["batch"])["batch"].to_pylist()
     saved: list[dict[str, Any]] = []
-    rewrite(settings, tables.PROGRESS, lambda row: saved.append(row) if row["batch"] == last else row)
+    rewrite(
+        settings, tables.PROGRESS, lambda row: saved.append(row) if row["batch"] == last else row
+    )
     try:
         for key, told in before.items():
             found = explain(questions, settings, key)
-            assert [content(record) for record in found["records"]] == [content(record) for record in told["records"]]
-            assert [record["closed"] and record["closed"]["clock"] for record in found["records"]] == [
-                record["closed"] and record["closed"]["clock"] for record in told["records"]
+            assert [content(record) for record in found["records"]] == [
+                content(record) for record in told["records"]
             ]
+            assert [
+                record["closed"] and record["closed"]["clock"] for record in found["records"]
+            ] == [record["closed"] and record["closed"]["clock"] for record in told["records"]]
             assert found["waiting"] == told["waiting"]
             assert "warnings" not in told
             [warning] = found["warnings"]
@@ -242,7 +314,9 @@ def test_a_batch_whose_progress_was_not_noted_yet_is_told_by_its_commit_with_a_w
 
 
 def test_before_the_first_batch_nothing_was_known(river: River) -> None:
-    found = explain(river.lake.questions, river.settings, KEYS[0], datetime(2020, 1, 1, tzinfo=timezone.utc))
+    found = explain(
+        river.lake.questions, river.settings, KEYS[0], datetime(2020, 1, 1, tzinfo=timezone.utc)
+    )
     assert found["records"] == found["late"] == []
     assert explain(river.lake.questions, river.settings, KEYS[0], 0)["records"] == []
 
@@ -250,7 +324,9 @@ def test_before_the_first_batch_nothing_was_known(river: River) -> None:
 def test_an_odd_key_is_found_and_its_records_wait(river: River) -> None:
     found = explain(river.lake.questions, river.settings, ODD)
     assert [part["offset"] for record in found["records"] for part in record["parts"]] == [0]
-    assert [(row["source"], row["offset"], row["event_time"]) for row in found["waiting"]] == [("tracking", 1, 900)]
+    assert [(row["source"], row["offset"], row["event_time"]) for row in found["waiting"]] == [
+        ("tracking", 1, 900)
+    ]
 
 
 def test_an_unknown_key_says_so_and_shows_near_ones(river: River) -> None:
@@ -259,7 +335,9 @@ def test_an_unknown_key_says_so_and_shows_near_ones(river: River) -> None:
     assert explain(river.lake.questions, river.settings, "nothing like this")["near"] == []
 
 
-def test_a_version_that_is_not_there_is_refused_in_one_sentence(river: River, tmp_path: Path) -> None:
+def test_a_version_that_is_not_there_is_refused_in_one_sentence(
+    river: River, tmp_path: Path
+) -> None:
     with pytest.raises(ConfigurationError, match="silver has no version 99999 yet; the newest is"):
         explain(river.lake.questions, river.settings, "a", 99999)
 

@@ -1,4 +1,5 @@
-"""`explain` on lakes with tenants: whose each record is, where it stands in its tenant, and why it waits or is late."""
+"""`explain` on lakes with tenants: whose each record is, where it stands in its tenant, and why it
+waits or is late."""
 
 from __future__ import annotations
 
@@ -25,7 +26,9 @@ pytestmark = pytest.mark.promise("T7")
 KEYS = ("a", "b")
 
 
-def merged_lake(folder: Path, cases: dict[int, Case], *shares: float, lag_ms: int = 1000, **overrides: Any) -> ModelLake:
+def merged_lake(
+    folder: Path, cases: dict[int, Case], *shares: float, lag_ms: int = 1000, **overrides: Any
+) -> ModelLake:
     lake = ModelLake(settings_of(folder, lag_ms=lag_ms, **overrides), cases)
     lake.decide()
     for share in shares or (1.0,):
@@ -38,9 +41,13 @@ def positions(case: Case, lag_ms: int) -> dict[tuple[str, int], int]:
     """By source and offset where a record stands in its tenant, by definition."""
     found = {}
     for source in SOURCES:
-        records = [as_record(source, offset, value) for offset, value in enumerate(case.values[source])]
+        records = [
+            as_record(source, offset, value) for offset, value in enumerate(case.values[source])
+        ]
         for i, record in enumerate(records):
-            at = heads_by_tenant([each for each in records[: i + 1] if each is not None], lag_ms)[source]
+            at = heads_by_tenant([each for each in records[: i + 1] if each is not None], lag_ms)[
+                source
+            ]
             found[source, i] = at.get(record.tenant, at[None]) if record is not None else -1
     return found
 
@@ -60,13 +67,34 @@ def test_what_is_told_of_a_key_is_the_merge_models(tmp_path: Path) -> None:
         for status, rows in (("open", model.open.values()), ("timed_out", model.timed_out)):
             for r in rows:
                 due = model.rules.due(r.event_time, r.last_event_time)
-                parts = [(s, part.offset, at[p][s, part.offset]) for s, mine in r.parts.items() for part in sorted(mine)]
+                parts = [
+                    (s, part.offset, at[p][s, part.offset])
+                    for s, mine in r.parts.items()
+                    for part in sorted(mine)
+                ]
                 records.append((r.key, p, r.event_time, r.tenant, status, due, r.closed_at, parts))
-        late += [(e.record.key, p, e.record.source, e.record.offset, e.record.tenant, e.position) for e in model.late]
+        late += [
+            (e.record.key, p, e.record.source, e.record.offset, e.record.tenant, e.position)
+            for e in model.late
+        ]
         waiting += [(r.key, p, r.source, r.offset, r.tenant, v) for v, r in model.waiting]
-        waiting += [(r.key, p, s, r.offset, r.tenant, None) for s, mine in model.unread().items() for _, r in mine if r.key]
+        waiting += [
+            (r.key, p, s, r.offset, r.tenant, None)
+            for s, mine in model.unread().items()
+            for _, r in mine
+            if r.key
+        ]
     found = [
-        (key, r["partition"], r["event_time"], r["tenant"], r["status"], r["due"], r["closed_at"], parts)
+        (
+            key,
+            r["partition"],
+            r["event_time"],
+            r["tenant"],
+            r["status"],
+            r["due"],
+            r["closed_at"],
+            parts,
+        )
         for key in KEYS
         for r in told[key]["records"]
         for parts in [[(part["source"], part["offset"], part["position"]) for part in r["parts"]]]
@@ -79,7 +107,9 @@ def test_what_is_told_of_a_key_is_the_merge_models(tmp_path: Path) -> None:
 
 def _places(told: dict[str, dict[str, Any]], name: str) -> list[tuple[Any, ...]]:
     columns = ("partition", "source", "offset", "tenant", "position")
-    return sorted(((key, *(row[c] for c in columns)) for key in KEYS for row in told[key][name]), key=repr)
+    return sorted(
+        ((key, *(row[c] for c in columns)) for key in KEYS for row in told[key][name]), key=repr
+    )
 
 
 @pytest.mark.long
@@ -116,14 +146,17 @@ def test_it_says_why_a_record_waits_is_open_closed_or_late(tmp_path: Path) -> No
 
     behind = f"{time(4420)}, held by tracking; the clock of all is {time(5300)}"
     assert told("B", "records") == [
-        f"open: times out once the clock of tenant 'y' has passed event time + timeout ({time(4500)}); it is {behind}"
+        "open: times out once the clock of tenant 'y' has passed event time + timeout "
+        f"({time(4500)}); it is {behind}"
     ]
     assert told("D", "records") == [
-        f"open: times out once the clock of tenant 'z' has passed event time + timeout ({time(4350)}); "
+        "open: times out once the clock of tenant 'z' has passed event time + timeout "
+        f"({time(4350)}); "
         f"it is {time(4300)}, held by orders and tracking; the clock of all is {time(5300)}"
     ]
     assert told("A", "records") == [
-        f"timed out in batch 0, at the clock {time(5300)}: the clock of tenant 'x' passed event time + timeout ({time(5100)}) "
+        f"timed out in batch 0, at the clock {time(5300)}: the clock of tenant 'x' passed event "
+        f"time + timeout ({time(5100)}) "
         f"when the clock of all came to {time(5101)}"
     ]
     assert told("C", "waiting") == [
@@ -131,11 +164,14 @@ def test_it_says_why_a_record_waits_is_open_closed_or_late(tmp_path: Path) -> No
         "the clock of all has not come to it",
     ]
     assert told("E", "late") == [
-        f"late: before {time(4425)}, which is the position of tenant 'y', {time(4525)}, less the timeout"
+        f"late: before {time(4425)}, which is the position of tenant 'y', {time(4525)}, less the "
+        "timeout"
     ]
     assert told("F", "late") == [
-        f"late: before {time(4200)}, which is the position of tenant 'q', {time(4300)}, less the timeout; "
-        f"that is as far behind the position of all, {time(5300)}, as merge.tenant_max_lag lets it be"
+        f"late: before {time(4200)}, which is the position of tenant 'q', {time(4300)}, less the "
+        "timeout; "
+        f"that is as far behind the position of all, {time(5300)}, as merge.tenant_max_lag lets it "
+        "be"
     ]
     assert told("G", "waiting") == ["the clock of all has not come to it"]
     console = Console(width=300, record=True)
@@ -163,12 +199,26 @@ def test_as_of_a_version_it_is_as_it_was_then(tmp_path: Path) -> None:
 def test_positions_are_those_after_an_idle_decision(tmp_path: Path) -> None:
     """What a decision told a tenant is its own; any other is as far behind as may be."""
     decision = Record("orders", -1, 5300, None, None, {"x": 5300, "y": 5000})
-    arrivals = [Record("orders", 0, 3000, "k", "y"), Record("tracking", 0, 5000, "k", "y"), Record("tracking", 0, 5300, "k", "x")]
-    later = [Record("orders", 0, 4960, "k", "y"), Record("orders", 0, 4960, "k", "z"), Record("tracking", 0, 5400, None, "x")]
+    arrivals = [
+        Record("orders", 0, 3000, "k", "y"),
+        Record("tracking", 0, 5000, "k", "y"),
+        Record("tracking", 0, 5300, "k", "x"),
+    ]
+    later = [
+        Record("orders", 0, 4960, "k", "y"),
+        Record("orders", 0, 4960, "k", "z"),
+        Record("tracking", 0, 5400, None, "x"),
+    ]
     lake = merged_lake(tmp_path, {0: case_of_records([*arrivals, decision, *later])}, 0.5, 1.0)
     found = explain(lake.questions, lake.settings, "k")
-    at = {(row["tenant"], p["source"], p["offset"]): p["position"] for row in found["records"] for p in row["parts"]}
-    at |= {(row["tenant"], row["source"], row["offset"]): row["position"] for row in found["waiting"]}
+    at = {
+        (row["tenant"], p["source"], p["offset"]): p["position"]
+        for row in found["records"]
+        for p in row["parts"]
+    }
+    at |= {
+        (row["tenant"], row["source"], row["offset"]): row["position"] for row in found["waiting"]
+    }
     assert at["y", "orders", 1] == 5000
     assert at["z", "orders", 2] == 4960
     assert at["x", "tracking", 1] == 5300

@@ -20,7 +20,9 @@ from tests.support.topics import create_topics, produce
 PARTITIONS = 3
 
 
-def test_keys_in_two_partitions_are_counted_and_an_example_has_its_first_records(tmp_path: Path) -> None:
+def test_keys_in_two_partitions_are_counted_and_an_example_has_its_first_records(
+    tmp_path: Path,
+) -> None:
     homes, settings = Homes(), settings_for(tmp_path)
     homes.add(TopicPartition("tracking", 0), dict.fromkeys([4, 9], ("a", None)) | {7: ("b", None)})
     homes.add(TopicPartition("orders", 0), {1: ("a", None), 2: ("c", None)})
@@ -28,7 +30,9 @@ def test_keys_in_two_partitions_are_counted_and_an_example_has_its_first_records
     homes.add(TopicPartition("orders", 1), dict.fromkeys([5, 8], ("b", None)))
     note = homes.note(settings)
     assert note is not None
-    assert note.startswith("keys are in more than one partition, where their records never meet: 1 of those looked at")
+    assert note.startswith(
+        "keys are in more than one partition, where their records never meet: 1 of those looked at"
+    )
     assert ", such as that of tracking[0]@7 and orders[1]@5; " in note
 
 
@@ -103,13 +107,19 @@ def test_other_partitioners_are_seen_in_the_last_records(
     create_topics(kafka, *topics.values(), partitions=PARTITIONS)
     for source, partitioner in (("orders", of_orders), ("tracking", of_tracking)):
         names = [f"key {'x' * (n % 7)}{n}" for n in range(keys)]
-        produce(kafka, topics[source], [(partitioner(key), keyed(key, 1)) for key in names] + [(0, b"{")])
+        produce(
+            kafka,
+            topics[source],
+            [(partitioner(key), keyed(key, 1)) for key in names] + [(0, b"{")],
+        )
     more: dict[str, Any] = {f"sources__{source}__topic": topic for source, topic in topics.items()}
     settings = settings_for(tmp_path, bootstrap=kafka, **more)
     if is_repartitioned:
         of_source = settings.sources["tracking"].model_dump(by_alias=True, exclude_defaults=True)
         of_source["repartition"] = {"from": f"{name}-raw", "partitions": PARTITIONS}
-        settings = settings_for(tmp_path, bootstrap=kafka, **{**more, "sources__tracking": of_source})
+        settings = settings_for(
+            tmp_path, bootstrap=kafka, **{**more, "sources__tracking": of_source}
+        )
     problems = check_sample(settings, PARTITIONS)
     assert bool(problems) == is_found
     for problem in problems[:1]:
@@ -117,23 +127,34 @@ def test_other_partitioners_are_seen_in_the_last_records(
         assert re.search(rf"{name}-\w+\[\d\]@\d+", problem.where)
 
 
-def test_keys_that_two_tenants_share_need_not_be_in_one_partition(kafka: str, tmp_path: Path) -> None:
+def test_keys_that_two_tenants_share_need_not_be_in_one_partition(
+    kafka: str, tmp_path: Path
+) -> None:
     topics = {source: f"homes-tenants-{source}" for source in SOURCES}
     create_topics(kafka, *topics.values(), partitions=2)
     of_sources = {f"sources__{source}__topic": topic for source, topic in topics.items()}
     for partition, (tenant, topic) in enumerate(zip("xy", topics.values(), strict=True)):
-        produce(kafka, topic, [(partition, keyed(f"key {n}", 1, g=tenant)) for n in range(2 * ENOUGH)])
+        produce(
+            kafka, topic, [(partition, keyed(f"key {n}", 1, g=tenant)) for n in range(2 * ENOUGH)]
+        )
     plain = settings_for(tmp_path, bootstrap=kafka, **of_sources)
     assert len(check_sample(plain, 2)) == 1
-    tenants = settings_for(tmp_path, bootstrap=kafka, **of_sources, merge__tenant="g", merge__tenant_max_lag="1h")
+    tenants = settings_for(
+        tmp_path, bootstrap=kafka, **of_sources, merge__tenant="g", merge__tenant_max_lag="1h"
+    )
     assert check_sample(tenants, 2) == []
 
 
 def test_only_the_last_records_of_a_partition_are_looked_at(kafka: str, tmp_path: Path) -> None:
     topics = {source: f"homes-many-{source}" for source in SOURCES}
     create_topics(kafka, *topics.values(), partitions=2)
-    wrong = [(0, keyed(f"key {n}", 1)) for n in range(50)], [(1, keyed(f"key {n}", 1)) for n in range(50)]
-    settings = settings_for(tmp_path, bootstrap=kafka, **{f"sources__{s}__topic": t for s, t in topics.items()})
+    wrong = (
+        [(0, keyed(f"key {n}", 1)) for n in range(50)],
+        [(1, keyed(f"key {n}", 1)) for n in range(50)],
+    )
+    settings = settings_for(
+        tmp_path, bootstrap=kafka, **{f"sources__{s}__topic": t for s, t in topics.items()}
+    )
     for topic, records in zip(topics.values(), wrong, strict=True):
         produce(kafka, topic, records)
     assert len(check_sample(settings, 2)) == 1

@@ -1,4 +1,5 @@
-"""What commands answer while another one changes the lake between two of their questions: what the lake was, or is."""
+"""What commands answer while another one changes the lake between two of their questions: what the
+lake was, or is."""
 
 from __future__ import annotations
 
@@ -75,7 +76,9 @@ ACTS: dict[str, Act] = {"a batch": batch, "keep": keep, "forget": forget}
 
 
 def rows(settings: Settings, table: str) -> int:
-    return int(questions_of(settings).summary(table, [], {"rows": ("count", "*")})["rows"][0].as_py())
+    return int(
+        questions_of(settings).summary(table, [], {"rows": ("count", "*")})["rows"][0].as_py()
+    )
 
 
 @dataclass
@@ -91,7 +94,9 @@ class Scene:
 
 @pytest.fixture(scope="module")
 def scene(kafka: str, tmp_path_factory: pytest.TempPathFactory) -> Scene:
-    river = River.make(kafka, tmp_path_factory.mktemp("meanwhile"), "meanwhile", partitions=PARTITIONS, keep=KEEP)
+    river = River.make(
+        kafka, tmp_path_factory.mktemp("meanwhile"), "meanwhile", partitions=PARTITIONS, keep=KEEP
+    )
     for _ in range(3):
         river.flow(records=8)
         river.finish()
@@ -103,22 +108,28 @@ def scene(kafka: str, tmp_path_factory: pytest.TempPathFactory) -> Scene:
 def problems(questions: Questions, settings: Settings) -> list[str]:
     found = verify(questions, settings, full=True)
     assert found["ok"] == (not found["problems"])
-    return [f"{problem['where']}: {problem['what']}; {problem['fix']}" for problem in found["problems"]]
+    return [
+        f"{problem['where']}: {problem['what']}; {problem['fix']}" for problem in found["problems"]
+    ]
 
 
 def against(settings: Settings, folder: Path, questions: Questions) -> list[str]:
     there = questions_of(rebuilt_settings(settings, folder))
-    return [str(problem) for problem in verify_against(questions, there, settings, folder)["problems"]]
+    return [
+        str(problem) for problem in verify_against(questions, there, settings, folder)["problems"]
+    ]
 
 
 def shares(*quick: float) -> list[Any]:
-    """Where among its questions a command is interrupted: in some places at every change, in all at night."""
+    """Where among its questions a command is interrupted: in some places at every change, in all at
+    night."""
     every = [each / 50 for each in range(51)]
     return [*quick, *(pytest.param(share, marks=pytest.mark.nightly) for share in every)]
 
 
 def interrupted(settings: Settings, act: Act, share: float, ask: Callable[[Questions], Any]) -> Any:
-    """An answer in the midst of which something happens, after this share of the questions that it takes."""
+    """An answer in the midst of which something happens, after this share of the questions that it
+    takes."""
     quiet = Meanwhile(settings, list, 10**6)
     ask(quiet)
     questions = Meanwhile(settings, partial(act, settings), int((quiet.asked - 1) * share))
@@ -133,7 +144,10 @@ def test_a_sound_lake_is_sound_whatever_happens_between_two_questions(
     scene: Scene, tmp_path: Path, name: str, share: float
 ) -> None:
     settings = scene.copy(tmp_path)
-    assert interrupted(settings, ACTS[name], share, lambda questions: problems(questions, settings)) == []
+    assert (
+        interrupted(settings, ACTS[name], share, lambda questions: problems(questions, settings))
+        == []
+    )
 
 
 def without_examples(answer: dict[str, object]) -> dict[str, object]:
@@ -143,7 +157,9 @@ def without_examples(answer: dict[str, object]) -> dict[str, object]:
 
 @pytest.mark.parametrize("name", first_then_nightly(ACTS))
 @pytest.mark.parametrize("share", [0.6, *shares()])
-def test_status_explain_and_report_tell_of_one_moment(scene: Scene, tmp_path: Path, name: str, share: float) -> None:
+def test_status_explain_and_report_tell_of_one_moment(
+    scene: Scene, tmp_path: Path, name: str, share: float
+) -> None:
     """Their answers are those of before or those of after."""
     commands: dict[str, Callable[[Settings, Questions], object]] = {
         "status": lambda settings, questions: without_examples(status(questions, settings)),
@@ -158,12 +174,21 @@ def test_status_explain_and_report_tell_of_one_moment(scene: Scene, tmp_path: Pa
 
 
 @pytest.mark.parametrize(
-    ("name", "batches"), [("keep", 1), *(pytest.param(*each, marks=pytest.mark.nightly) for each in [("keep", 0), ("forget", 1)])]
+    ("name", "batches"),
+    [
+        ("keep", 1),
+        *(pytest.param(*each, marks=pytest.mark.nightly) for each in [("keep", 0), ("forget", 1)]),
+    ],
 )
-def test_a_rebuild_whose_history_moves_says_so(scene: Scene, tmp_path: Path, name: str, batches: int) -> None:
-    """Whether records go before its first batch is merged or after it; and it never counts as a rebuild."""
+def test_a_rebuild_whose_history_moves_says_so(
+    scene: Scene, tmp_path: Path, name: str, batches: int
+) -> None:
+    """Whether records go before its first batch is merged or after it; and it never counts as a
+    rebuild."""
     settings, into = scene.copy(tmp_path), tmp_path / "again"
-    small = settings.model_copy(update={"merge": settings.merge.model_copy(update={"max_records_per_batch": 40})})
+    small = settings.model_copy(
+        update={"merge": settings.merge.model_copy(update={"max_records_per_batch": 40})}
+    )
     left = [batches]
 
     def tell(_: object) -> None:
@@ -173,26 +198,37 @@ def test_a_rebuild_whose_history_moves_says_so(scene: Scene, tmp_path: Path, nam
 
     with pytest.raises(HistoryMovedError, match="rebuild again"):
         rebuild(questions_of(settings), small, into, tell=tell)
-    assert questions_of(rebuilt_settings(settings, into)).select(tables.CONFIGURATION, ["field"]).num_rows == 0
+    assert (
+        questions_of(rebuilt_settings(settings, into))
+        .select(tables.CONFIGURATION, ["field"])
+        .num_rows
+        == 0
+    )
     again = rebuild(questions_of(settings), settings, tmp_path / "third")
     assert again["lake"] == again["rebuilt"]
 
 
 @pytest.mark.parametrize("name", ["a batch", "keep"])
 @pytest.mark.parametrize("share", [0.0, *shares(0.5)])
-def test_a_rebuild_stays_the_same_as_the_lake(scene: Scene, tmp_path: Path, name: str, share: float) -> None:
+def test_a_rebuild_stays_the_same_as_the_lake(
+    scene: Scene, tmp_path: Path, name: str, share: float
+) -> None:
     """Also where rows end that it still has."""
     settings, into = scene.copy(tmp_path), tmp_path / "again"
     found = rebuild(questions_of(settings), settings, into)
     assert found["lake"] == found["rebuilt"]
-    assert interrupted(settings, ACTS[name], share, lambda asked: against(settings, into, asked)) == []
+    assert (
+        interrupted(settings, ACTS[name], share, lambda asked: against(settings, into, asked)) == []
+    )
     assert against(settings, into, questions_of(settings)) == []
 
 
 # -- what a crash has left
 
 
-def cut_short(settings: Settings, write: Callable[[Owner], object], operation: str, table: str) -> None:
+def cut_short(
+    settings: Settings, write: Callable[[Owner], object], operation: str, table: str
+) -> None:
     with pytest.raises(CrashError):
         write(Owner(dying_at(open_engine(settings), operation, table), TOKEN))
 
@@ -205,9 +241,14 @@ def jump(settings: Settings, by: int) -> Callable[[Owner], object]:
     """A jump so many offsets further on, or back."""
 
     def write(owner: Owner) -> None:
-        at = {tp: cursor.next_offset for tp, cursor in Silver(owner, settings, PARTITIONS).planner.cursors.items()}
+        at = {
+            tp: cursor.next_offset
+            for tp, cursor in Silver(owner, settings, PARTITIONS).planner.cursors.items()
+        }
         targets = {tp: Target(offset + by, offset) for tp, offset in at.items()}
-        Jump(owner, settings, PARTITIONS, "a test", targets, read_last_messages(settings, PARTITIONS)).commit()
+        Jump(
+            owner, settings, PARTITIONS, "a test", targets, read_last_messages(settings, PARTITIONS)
+        ).commit()
 
     return write
 
@@ -225,9 +266,18 @@ CUT: list[tuple[str, Callable[[Settings], Callable[[Owner], object]], str, str]]
 ]
 
 
-@pytest.mark.parametrize(("name", "command", "operation", "table"), CUT, ids=[f"{name}, {table}" for name, _, _, table in CUT])
+@pytest.mark.parametrize(
+    ("name", "command", "operation", "table"),
+    CUT,
+    ids=[f"{name}, {table}" for name, _, _, table in CUT],
+)
 def test_a_batch_whose_notes_are_missing_breaks_no_promise(
-    scene: Scene, tmp_path: Path, name: str, command: Callable[[Settings], Callable[[Owner], object]], operation: str, table: str
+    scene: Scene,
+    tmp_path: Path,
+    name: str,
+    command: Callable[[Settings], Callable[[Owner], object]],
+    operation: str,
+    table: str,
 ) -> None:
     """Before the next start, and after it; and a rebuild is the same as the lake."""
     settings = scene.copy(tmp_path)
@@ -243,8 +293,11 @@ def test_a_batch_whose_notes_are_missing_breaks_no_promise(
 
 
 @pytest.mark.parametrize("table", [tables.RECOVERED, tables.GENERATIONS])
-def test_a_jump_that_was_not_decided_leaves_nothing(scene: Scene, tmp_path: Path, table: str) -> None:
-    """What it remembers of messages before its commit counts for nothing, before the next start and after it."""
+def test_a_jump_that_was_not_decided_leaves_nothing(
+    scene: Scene, tmp_path: Path, table: str
+) -> None:
+    """What it remembers of messages before its commit counts for nothing, before the next start and
+    after it."""
     settings = scene.copy(tmp_path)
     before = rows(settings, tables.RECOVERED)
     cut_short(settings, jump(settings, -6), "append", table)
@@ -254,10 +307,15 @@ def test_a_jump_that_was_not_decided_leaves_nothing(scene: Scene, tmp_path: Path
     assert problems(questions_of(settings), settings) == []
 
 
-def test_refused_records_that_are_not_in_quarantine_yet_break_no_promise(scene: Scene, tmp_path: Path) -> None:
+def test_refused_records_that_are_not_in_quarantine_yet_break_no_promise(
+    scene: Scene, tmp_path: Path
+) -> None:
     """Another process has merged what came after them."""
     settings, beyond = scene.copy(tmp_path), 10**6
-    values: dict[tuple[int, int], bytes | None] = {(0, beyond): b"{", (0, beyond + 1): keyed("k", 10**7)}
+    values: dict[tuple[int, int], bytes | None] = {
+        (0, beyond): b"{",
+        (0, beyond + 1): keyed("k", 10**7),
+    }
 
     def write(owner: Owner) -> None:
         fill_bronze(Bronze(owner, settings, "tracking"), values)
@@ -270,11 +328,18 @@ def test_refused_records_that_are_not_in_quarantine_yet_break_no_promise(scene: 
     assert [note for note in found["notes"] if "quarantine" in note]
 
 
-ERASING = [("update", tables.bronze("orders")), ("append", tables.FORGOTTEN), ("merge", tables.SILVER), ("delete", tables.LATE)]
+ERASING = [
+    ("update", tables.bronze("orders")),
+    ("append", tables.FORGOTTEN),
+    ("merge", tables.SILVER),
+    ("delete", tables.LATE),
+]
 
 
 @pytest.mark.parametrize(("operation", "table"), ERASING, ids=[table for _, table in ERASING])
-def test_a_key_that_is_half_erased_is_named_with_what_to_do(scene: Scene, tmp_path: Path, operation: str, table: str) -> None:
+def test_a_key_that_is_half_erased_is_named_with_what_to_do(
+    scene: Scene, tmp_path: Path, operation: str, table: str
+) -> None:
     settings = scene.copy(tmp_path)
     cut_short(settings, Forgetting(questions_of(settings), settings, KEY).erase, operation, table)
     found = verify(questions_of(settings), settings, full=True)["problems"]
@@ -288,10 +353,14 @@ def test_a_key_that_is_half_erased_is_named_with_what_to_do(scene: Scene, tmp_pa
     assert problems(questions_of(settings), settings) == []
 
 
-def test_while_a_key_is_being_erased_the_lake_is_looked_at_again(scene: Scene, tmp_path: Path) -> None:
+def test_while_a_key_is_being_erased_the_lake_is_looked_at_again(
+    scene: Scene, tmp_path: Path
+) -> None:
     """`forget` is at work when the lake is looked at, and does the rest after that."""
     settings = scene.copy(tmp_path)
-    cut_short(settings, Forgetting(questions_of(settings), settings, KEY).erase, "merge", tables.SILVER)
+    cut_short(
+        settings, Forgetting(questions_of(settings), settings, KEY).erase, "merge", tables.SILVER
+    )
     one_look = Meanwhile(settings, list, 10**6)
     assert problems(one_look, settings) != []
     engine = open_engine(settings)

@@ -1,4 +1,5 @@
-"""`rebuild` with tenants: through epochs and resets it is what silver was, and under another lag what the model makes of it."""
+"""`rebuild` with tenants: through epochs and resets it is what silver was, and under another lag
+what the model makes of it."""
 
 from __future__ import annotations
 
@@ -34,14 +35,17 @@ def questions_of(settings: Settings, directory: Path) -> DeltaRsQuestions:
 
 
 def jump(lake: CaseLake) -> None:
-    """A deliberate reset: in every other partition forward by two offsets, in the others back by three."""
+    """A deliberate reset: in every other partition forward by two offsets, in the others back by
+    three."""
     cursors = lake.start().planner.cursors.items()
     lake.jump({tp: max(0, at.next_offset + (2 if tp.partition % 2 else -3)) for tp, at in cursors})
 
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    "has_reset", [pytest.param(False, marks=pytest.mark.nightly), True], ids=["epochs", "epochs and a reset"]
+    "has_reset",
+    [pytest.param(False, marks=pytest.mark.nightly), True],
+    ids=["epochs", "epochs and a reset"],
 )
 def test_a_rebuild_is_what_silver_was_then(tmp_path: Path, has_reset: bool) -> None:
     rules = [(100, None, 300), (30, 90, 1000), (150, 400, 50)]
@@ -51,13 +55,21 @@ def test_a_rebuild_is_what_silver_was_then(tmp_path: Path, has_reset: bool) -> N
     for number, of_epoch in enumerate(rules):
         if number:
             lake.settings = settings_of(tmp_path, *of_epoch)
-            begin_epoch(lake.questions, lake.engine.append, lake.settings, lake.start().planner.next_batch, number)
+            begin_epoch(
+                lake.questions,
+                lake.engine.append,
+                lake.settings,
+                lake.start().planner.next_batch,
+                number,
+            )
         for share in (0.3 * number + 0.1, 0.3 * number + 0.3):
             lake.arrive(share)
             lake.merge()
         if number == 1 and has_reset:
             jump(lake)
-    silver, late = (read(lake.questions, generation=int(has_reset)) for read in (silver_of, late_of))
+    silver, late = (
+        read(lake.questions, generation=int(has_reset)) for read in (silver_of, late_of)
+    )
     assert problems_in(lake) == []
     again = tmp_path / "again"
     found = rebuild(lake.questions, lake.settings, again)
@@ -70,7 +82,10 @@ def test_a_rebuild_is_what_silver_was_then(tmp_path: Path, has_reset: bool) -> N
     assert found["tenant_max_lag_ms"] == {"lake": 50, "rebuilt": 50}
     lake.arrive()
     lake.merge()
-    assert verify_against(lake.questions, there, lake.settings, again) == {"ok": True, "problems": []}, "as silver was then"
+    assert verify_against(lake.questions, there, lake.settings, again) == {
+        "ok": True,
+        "problems": [],
+    }, "as silver was then"
 
 
 def test_a_rebuild_is_what_silver_was_also_where_refused_records_have_gone(tmp_path: Path) -> None:
@@ -84,7 +99,10 @@ def test_a_rebuild_is_what_silver_was_also_where_refused_records_have_gone(tmp_p
     again = tmp_path / "again"
     rebuild(lake.questions, settings, again)
     assert silver_of(questions_of(settings, again)) == silver_of(lake.questions) != []
-    assert verify_against(lake.questions, questions_of(settings, again), settings, again)["problems"] == []
+    assert (
+        verify_against(lake.questions, questions_of(settings, again), settings, again)["problems"]
+        == []
+    )
 
 
 CHANGES = [
@@ -96,7 +114,9 @@ CHANGES = [
 
 
 @pytest.mark.parametrize(("table", "column", "value"), CHANGES)
-def test_what_the_rebuild_has_otherwise_is_told(tmp_path: Path, table: str, column: str, value: str) -> None:
+def test_what_the_rebuild_has_otherwise_is_told(
+    tmp_path: Path, table: str, column: str, value: str
+) -> None:
     settings = settings_of(tmp_path, 100, None, 300)
     lake = CaseLake(open_engine(settings), settings, tenant_cases(3))
     lake.arrive(0.7)
@@ -106,8 +126,14 @@ def test_what_the_rebuild_has_otherwise_is_told(tmp_path: Path, table: str, colu
     there = questions_of(settings, again)
     columns = ["partition", "merge_key", "event_time"]
     row = there.select(table, columns, [[(column, "is not null", None)]]).to_pylist()[0]
-    is_it = f"partition = {row['partition']} AND merge_key = '{row['merge_key']}' AND {column} IS NOT NULL"
-    is_it += f" AND event_time = arrow_cast({row['event_time'] * 1000}, 'Timestamp(Microsecond, Some(\"UTC\"))')"
+    is_it = (
+        f"partition = {row['partition']} AND merge_key = '{row['merge_key']}' AND {column} IS NOT "
+        "NULL"
+    )
+    is_it += (
+        f" AND event_time = arrow_cast({row['event_time'] * 1000}, 'Timestamp(Microsecond, "
+        'Some("UTC"))\')'
+    )
     DeltaTable(str(again / table)).update(updates={column: value}, predicate=is_it)
     problems = verify_against(lake.questions, there, settings, again)["problems"]
     assert {problem["what"] for problem in problems} == {f"the rebuild has a different {column}"}
@@ -129,7 +155,9 @@ def test_under_another_lag_and_window_it_is_what_the_model_makes_of_it(tmp_path:
     assert found["tenant_max_lag_ms"] == {"lake": 300, "rebuilt": 2000}
     console = Console(width=200, record=True)
     console.print(rebuild_view(found))
-    assert "lake, T = 100ms, lag 300ms  rebuilt, gap 30ms, max 90ms, lag 2s" in console.export_text()
+    assert (
+        "lake, T = 100ms, lag 300ms  rebuilt, gap 30ms, max 90ms, lag 2s" in console.export_text()
+    )
     with pytest.raises(ConfigurationError, match="derived with a tenant_max_lag of 2000 ms"):
         verify_against(lake.questions, there, settings, again)
 

@@ -1,4 +1,5 @@
-"""What the report reads from a lake, against numbers by hand or by plain loops; no test starts a JVM."""
+"""What the report reads from a lake, against numbers by hand or by plain loops; no test starts a
+JVM."""
 
 from __future__ import annotations
 
@@ -36,7 +37,12 @@ MERGED, PUBLISHED, ARRIVED = (
     "Bronze: records per second",
 )
 DELAYS = "Delay behind event time"
-OPEN, MATCHED, SIZES, DURATIONS = "Open merge records", "Match rate", "Size of merge records", "Duration of merge records"
+OPEN, MATCHED, SIZES, DURATIONS = (
+    "Open merge records",
+    "Match rate",
+    "Size of merge records",
+    "Duration of merge records",
+)
 
 
 def report_of(folder: Path, sources: tuple[str, ...] = BOTH, **rows: list[Row]) -> Report:
@@ -51,7 +57,9 @@ def read(settings: Settings) -> Report:
 
 
 def figure(report: Report, title: str) -> Figure:
-    [found] = [figure for section in report.sections for figure in section.figures if figure.title == title]
+    [found] = [
+        figure for section in report.sections for figure in section.figures if figure.title == title
+    ]
     return found
 
 
@@ -60,7 +68,8 @@ def rows(report: Report, title: str) -> Sequence[Row]:
 
 
 def rates(report: Report, title: str) -> dict[str, list[float]]:
-    """By name how many a second in each step; what the chart repeats at the end of the last one is left out."""
+    """By name how many a second in each step; what the chart repeats at the end of the last one is
+    left out."""
     found: dict[str, list[float]] = {}
     for row in rows(report, title):
         *_, number = row.values()
@@ -68,30 +77,40 @@ def rates(report: Report, title: str) -> dict[str, list[float]]:
     return {of: numbers[:-1] for of, numbers in found.items()}
 
 
-def progress(batch: int, after_ms: int, *places: tuple[str, int, int, int, int | None, int | None], **more: Any) -> list[Row]:
+def progress(
+    batch: int,
+    after_ms: int,
+    *places: tuple[str, int, int, int, int | None, int | None],
+    **more: Any,
+) -> list[Row]:
     """A batch's rows, from (source, partition, from, until, head, clock)."""
     names = ("source", "partition", "from_offset", "until_offset", "head", "clock")
     known = {"batch": batch, "committed_at": NOW + after_ms, **more}
     return [{**known, **dict(zip(names, place, strict=True))} for place in places]
 
 
-def merge_record(event_time: int, lasts: int = 0, tracking: int = 1, order: int = 0, **more: Any) -> Row:
+def merge_record(
+    event_time: int, lasts: int = 0, tracking: int = 1, order: int = 0, **more: Any
+) -> Row:
     row = {"partition": 0, "merge_key": "k", "status": "timed_out", "valid": True, "batch": 0}
     row |= {"event_time": event_time, "last_event_time": event_time + lasts}
     return row | {"tracking": parts(*range(tracking)), "order": parts(*range(order))} | more
 
 
-def publication(after_ms: int, first: int = 0, last: int = 0, partition: int = 0, last_event_time: int = 0) -> Row:
+def publication(
+    after_ms: int, first: int = 0, last: int = 0, partition: int = 0, last_event_time: int = 0
+) -> Row:
     seqs = {"partition": partition, "first_seq": first, "last_seq": last}
     return {**seqs, "last_event_time": last_event_time, "committed_at": NOW + after_ms}
 
 
+# After a jump.
 BATCHES = [
     *progress(0, 100, ("tracking", 0, 0, 5, 900, None), ("order", 0, 0, 0, None, None)),
     *progress(1, 1100, ("tracking", 0, 5, 8, 900, 300), ("order", 0, 0, 2, 300, 300)),
     *progress(2, 1900, ("tracking", 0, 8, 9, 900, 500), ("order", 0, 2, 6, 500, 500)),
     *progress(3, 4000, ("tracking", 0, 9, 10, 900, 900), ("order", 0, 6, 7, 950, 900)),
-    *progress(4, 5000, ("tracking", 0, 99, 99, None, None), ("order", 0, 2, 2, None, None)),  # after a jump
+    *progress(4, 5000, ("tracking", 0, 99, 99, None, None), ("order", 0, 2, 2, None, None)),
 ]
 
 
@@ -105,15 +124,36 @@ def few_batches_are_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_it_begins_with_event_time_and_the_match_rate(tmp_path: Path) -> None:
-    found = report_of(tmp_path, progress=BATCHES, silver=[merge_record(5, order=1), merge_record(9), merge_record(10)])
-    assert [section.title for section in found.sections] == ["Event time", "Partitions", "Kafka's timestamps", "Wall time"]
-    assert [each.title for each in found.sections[0].figures] == [MATCHED, SIZES, DURATIONS, OPEN, REFUSED]
-    assert figure(found, MATCHED).caption.startswith("33.3% of the merge records have parts of all sources.")
+    found = report_of(
+        tmp_path,
+        progress=BATCHES,
+        silver=[merge_record(5, order=1), merge_record(9), merge_record(10)],
+    )
+    assert [section.title for section in found.sections] == [
+        "Event time",
+        "Partitions",
+        "Kafka's timestamps",
+        "Wall time",
+    ]
+    assert [each.title for each in found.sections[0].figures] == [
+        MATCHED,
+        SIZES,
+        DURATIONS,
+        OPEN,
+        REFUSED,
+    ]
+    assert figure(found, MATCHED).caption.startswith(
+        "33.3% of the merge records have parts of all sources."
+    )
 
 
 @pytest.mark.parametrize("steps", [1, reading.FEWEST_STEPS - 1, reading.FEWEST_STEPS])
 def test_wall_time_is_drawn_where_there_are_batches_enough(tmp_path: Path, steps: int) -> None:
-    batches = [row for n in range(20) for row in progress(n, n * steps // 20 * 1000, ("order", 0, n, n + 1, 9, n))]
+    batches = [
+        row
+        for n in range(20)
+        for row in progress(n, n * steps // 20 * 1000, ("order", 0, n, n + 1, 9, n))
+    ]
     [*_, wall] = report_of(tmp_path, progress=batches, published=[publication(0)]).sections
     if steps < reading.FEWEST_STEPS:
         [batches_alone] = wall.figures
@@ -129,7 +169,9 @@ def test_wall_time_is_drawn_where_there_are_batches_enough(tmp_path: Path, steps
 
 
 def test_a_clock_is_that_of_a_steps_last_batch(tmp_path: Path) -> None:
-    batches = [row for n in range(10) for row in progress(n, n * 60_000 + 3, ("order", 0, n, n + 1, 9, n))]
+    batches = [
+        row for n in range(10) for row in progress(n, n * 60_000 + 3, ("order", 0, n, n + 1, 9, n))
+    ]
     later = progress(10, 9 * 60_000 + 4, ("order", 0, 10, 11, 99, 77))
     after_a_jump = progress(11, 10 * 60_000, ("order", 0, 12, 12, None, None))
     found = rows(report_of(tmp_path, progress=[*after_a_jump, *later, *batches]), CLOCKS)
@@ -139,14 +181,23 @@ def test_a_clock_is_that_of_a_steps_last_batch(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("few_batches_are_drawn")
 def test_a_lead_is_the_largest_of_its_step_and_holds_to_the_end(tmp_path: Path) -> None:
     found = report_of(tmp_path, progress=BATCHES)
-    leads = {of: [(row["at"] - NOW, row["lead"]) for row in rows(found, f"Lead of {of} over the clock")] for of in BOTH}
-    assert leads == {"tracking": [(1000, 600), (4000, 0), (6000, 0)], "order": [(1000, 0), (4000, 50), (6000, 50)]}
+    leads = {
+        of: [(row["at"] - NOW, row["lead"]) for row in rows(found, f"Lead of {of} over the clock")]
+        for of in BOTH
+    }
+    assert leads == {
+        "tracking": [(1000, 600), (4000, 0), (6000, 0)],
+        "order": [(1000, 0), (4000, 50), (6000, 50)],
+    }
 
 
 @pytest.mark.usefixtures("few_batches_are_drawn")
 def test_idle_is_where_the_policy_spoke(tmp_path: Path) -> None:
     spoken = [("order", 0, 10), ("order", 0, 900), ("order", 1, 239_000)]
-    idle = [{"source": s, "partition": p, "after_offset": 1, "event_time": 5, "decided_at": NOW + at} for s, p, at in spoken]
+    idle = [
+        {"source": s, "partition": p, "after_offset": 1, "event_time": 5, "decided_at": NOW + at}
+        for s, p, at in spoken
+    ]
     progressed = [row for p in range(2) for row in progress(0, 0, ("order", p, 0, 1, 9, 5))]
     found = report_of(tmp_path, progress=progressed, idle_heartbeats=idle)
     chart = figure(found, "Lead of order over the clock").chart
@@ -159,19 +210,37 @@ def test_idle_is_where_the_policy_spoke(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("few_batches_are_drawn")
 def test_a_jump_merges_nothing(tmp_path: Path) -> None:
-    assert rates(report_of(tmp_path, progress=BATCHES), MERGED) == {"tracking": [5, 4, 0, 0, 1, 0], "order": [0, 6, 0, 0, 1, 0]}
+    assert rates(report_of(tmp_path, progress=BATCHES), MERGED) == {
+        "tracking": [5, 4, 0, 0, 1, 0],
+        "order": [0, 6, 0, 0, 1, 0],
+    }
 
 
 @pytest.mark.usefixtures("few_batches_are_drawn")
 def test_what_is_published_is_counted_by_its_sequence(tmp_path: Path) -> None:
-    published = [publication(0, 0, 9), publication(999, 0, 0, partition=1), publication(2000, 10, 12)]
-    assert rates(report_of(tmp_path, published=published), PUBLISHED) == {"gold, all sources": [11, 0, 3]}
+    published = [
+        publication(0, 0, 9),
+        publication(999, 0, 0, partition=1),
+        publication(2000, 10, 12),
+    ]
+    assert rates(report_of(tmp_path, published=published), PUBLISHED) == {
+        "gold, all sources": [11, 0, 3]
+    }
 
 
 @pytest.mark.usefixtures("few_batches_are_drawn")
 def test_a_delay_is_from_the_head_or_the_end_of_the_timeout_to_the_commit(tmp_path: Path) -> None:
-    batch = progress(0, 100, ("order", 0, 0, 1, NOW - 900, 1), ("order", 1, 0, 1, NOW + 50, 1), ("order", 2, 0, 1, None, None))
-    published = [publication(500, last_event_time=NOW + 300), publication(900, last_event_time=NOW - 200)]
+    batch = progress(
+        0,
+        100,
+        ("order", 0, 0, 1, NOW - 900, 1),
+        ("order", 1, 0, 1, NOW + 50, 1),
+        ("order", 2, 0, 1, None, None),
+    )
+    published = [
+        publication(500, last_event_time=NOW + 300),
+        publication(900, last_event_time=NOW - 200),
+    ]
     found = rows(report_of(tmp_path, progress=batch, published=published), DELAYS)
     assert found == [
         {"of": "gold, all sources", "at": NOW, "least": 0.1, "mean": 0.55, "most": 1.0},
@@ -179,10 +248,18 @@ def test_a_delay_is_from_the_head_or_the_end_of_the_timeout_to_the_commit(tmp_pa
     ]
 
 
-def test_of_a_long_progress_the_latest_batches_are_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_a_long_progress_the_latest_batches_are_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(reading, "PIECE_ROWS", 20)
-    batches = [row for n in range(100) for row in progress(n, n * 1000, *((of, 0, n, n + 1, n, n) for of in BOTH))]
-    found = report_of(tmp_path, progress=batches, published=[publication(n * 1000, n, n) for n in range(100)])
+    batches = [
+        row
+        for n in range(100)
+        for row in progress(n, n * 1000, *((of, 0, n, n + 1, n, n) for of in BOTH))
+    ]
+    found = report_of(
+        tmp_path, progress=batches, published=[publication(n * 1000, n, n) for n in range(100)]
+    )
     assert sum(map(sum, rates(found, MERGED).values())) == 20
     assert sum(map(sum, rates(found, PUBLISHED).values())) == 10
     assert found.facts["last batch of silver"].startswith("99, committed at")
@@ -192,7 +269,10 @@ def test_of_a_long_progress_the_latest_batches_are_shown(tmp_path: Path, monkeyp
 @pytest.mark.usefixtures("few_batches_are_drawn")
 def test_the_partitions_that_are_furthest_behind_are_shown(tmp_path: Path) -> None:
     clocks = {p: None if p == 3 else 1000 - p for p in range(20)}
-    found = report_of(tmp_path, progress=progress(0, 0, *(("order", p, 0, 1, 5000, clock) for p, clock in clocks.items())))
+    found = report_of(
+        tmp_path,
+        progress=progress(0, 0, *(("order", p, 0, 1, 5000, clock) for p, clock in clocks.items())),
+    )
     for title in (CLOCKS, "Lead of order over the clock"):
         assert {row["partition"] for row in rows(found, title)} == set(range(12, 20))
 
@@ -201,9 +281,13 @@ def test_the_partitions_that_are_furthest_behind_are_shown(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("piece_rows", [1000, 3, 1])
-def test_every_record_arrived_in_one_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, piece_rows: int) -> None:
+def test_every_record_arrived_in_one_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, piece_rows: int
+) -> None:
     monkeypatch.setattr(reading, "PIECE_ROWS", piece_rows)
-    tracking = [{"partition": 0, "offset": n, "kafka_timestamp": NOW + n // 2 * 600} for n in range(10)]
+    tracking = [
+        {"partition": 0, "offset": n, "kafka_timestamp": NOW + n // 2 * 600} for n in range(10)
+    ]
     found = report_of(tmp_path, bronze_tracking=tracking, bronze_order=tracking[:1])
     assert rates(found, ARRIVED) == {"tracking": [4, 4, 2], "order": [1, 0, 0]}
 
@@ -217,27 +301,57 @@ def test_the_mean_of_a_step_is_what_a_look_at_every_ms_would_give(
     times = [rng.randint(0, 4999) for _ in range(rng.randint(1, 60))]
     jumped = merge_record(70, invalid_reason="reset", valid=False)
     silver = [*map(merge_record, times), jumped]
-    found = rows(report_of(tmp_path, silver=silver, progress=progress(0, 0, ("order", 0, 0, 1, 9999, 6000))), OPEN)
+    found = rows(
+        report_of(tmp_path, silver=silver, progress=progress(0, 0, ("order", 0, 0, 1, 9999, 6000))),
+        OPEN,
+    )
     width = Steps.over([min(times), 70, 6000], STEPS).width
     for row in found[:-1]:
-        expected = sum(time <= ms < time + 100 for ms in range(row["at"], row["at"] + width) for time in times) / width
+        expected = (
+            sum(
+                time <= ms < time + 100
+                for ms in range(row["at"], row["at"] + width)
+                for time in times
+            )
+            / width
+        )
         assert row["open"] == pytest.approx(expected, abs=0.001)
 
 
 def test_a_step_that_the_clock_is_still_in_is_not_counted(tmp_path: Path) -> None:
     clocks = [("order", 0, 0, 0, 9, 2345), ("order", 1, 0, 0, 9, 2000)]
-    found = rows(report_of(tmp_path, silver=[merge_record(0), merge_record(5)], progress=progress(0, 0, *clocks)), OPEN)
-    assert [(row["at"], row["open"]) for row in (found[0], *found[-2:])] == [(0, 1.5), (2330, 0), (2345, 0)]
+    found = rows(
+        report_of(
+            tmp_path, silver=[merge_record(0), merge_record(5)], progress=progress(0, 0, *clocks)
+        ),
+        OPEN,
+    )
+    assert [(row["at"], row["open"]) for row in (found[0], *found[-2:])] == [
+        (0, 1.5),
+        (2330, 0),
+        (2345, 0),
+    ]
 
 
 def test_matched_are_those_with_parts_of_each_and_of_all(tmp_path: Path) -> None:
     silver = [
-        *(merge_record(5, order=2), merge_record(5), merge_record(5, tracking=0, order=1), merge_record(5)),
-        *(merge_record(9000, order=1, status="open"), merge_record(9000, order=1, valid=False, invalid_reason="reset")),
+        *(
+            merge_record(5, order=2),
+            merge_record(5),
+            merge_record(5, tracking=0, order=1),
+            merge_record(5),
+        ),
+        *(
+            merge_record(9000, order=1, status="open"),
+            merge_record(9000, order=1, valid=False, invalid_reason="reset"),
+        ),
         merge_record(9900, order=1, valid=False, invalid_reason="predicate"),
     ]
     found = report_of(tmp_path, silver=silver)
-    shares = {of: [row["share"] for row in rows(found, MATCHED) if row["of"] == of] for of in (ALL_SOURCES, *BOTH)}
+    shares = {
+        of: [row["share"] for row in rows(found, MATCHED) if row["of"] == of]
+        for of in (ALL_SOURCES, *BOTH)
+    }
     assert {of: [share for share in each if share is not None] for of, each in shares.items()} == {
         ALL_SOURCES: [0.25, 1.0],
         "tracking": [0.75, 1.0],
@@ -254,42 +368,67 @@ def test_of_many_merge_records_those_in_the_first_part_of_every_step_are_read(
     found = report_of(tmp_path, silver=[merge_record(n, order=n % 2) for n in range(12_000)])
     sampled = sum(row["merge records"] for row in rows(found, SIZES))
     assert 500 <= sampled <= 1300
-    assert [row["of"] for row in rows(found, MATCHED)].count("order") == 60, "about ten of those that are read in each"
+    assert [row["of"] for row in rows(found, MATCHED)].count("order") == 60, (
+        "about ten of those that are read in each"
+    )
     assert f"Of {sampled:,} of the 12,000 that have timed out" in figure(found, SIZES).caption
 
 
 def test_sizes_are_of_all_sources_together(tmp_path: Path) -> None:
     counts = [(1, 0), (1, 0), (0, 1), (2, 2), (8, 0), (8, 1), (10, 6), (17, 0)]
     silver = [merge_record(0, tracking=a, order=b) for a, b in counts]
-    found = rows(report_of(tmp_path, silver=[*silver, merge_record(0, tracking=99, status="open")]), SIZES)
+    found = rows(
+        report_of(tmp_path, silver=[*silver, merge_record(0, tracking=99, status="open")]), SIZES
+    )
     assert [row["up to"] for row in found] == [*map(str, range(1, 9)), "16", "32"]
     assert [row["merge records"] for row in found] == [3, 0, 0, 1, 0, 0, 0, 1, 2, 1]
 
 
 def test_durations_are_from_the_first_to_the_last_event_time(tmp_path: Path) -> None:
     silver = [merge_record(1000, lasts) for lasts in (0, 0, 1, 2, 3, 5, 1001)]
-    found = rows(report_of(tmp_path, silver=[*silver, merge_record(0, 9999, status="open")]), DURATIONS)
+    found = rows(
+        report_of(tmp_path, silver=[*silver, merge_record(0, 9999, status="open")]), DURATIONS
+    )
     counts = {row["up to"]: row["merge records"] for row in found}
-    assert {label: count for label, count in counts.items() if count} == {"0": 2, "1ms": 1, "2ms": 1, "5ms": 2, "2s": 1}
+    assert {label: count for label, count in counts.items() if count} == {
+        "0": 2,
+        "1ms": 1,
+        "2ms": 1,
+        "5ms": 2,
+        "2s": 1,
+    }
 
 
 def test_refused_are_told_by_reason_and_source(tmp_path: Path) -> None:
     late = [{"source": "order", "partition": p, "offset": p} for p in range(3)]
     reasons = ["no_key", "undecodable", "no_key"]
-    quarantine = [{"source": "tracking", "partition": n, "offset": n, "reason": reason} for n, reason in enumerate(reasons)]
+    quarantine = [
+        {"source": "tracking", "partition": n, "offset": n, "reason": reason}
+        for n, reason in enumerate(reasons)
+    ]
     found = rows(report_of(tmp_path, late=late, quarantine=quarantine), REFUSED)
     expected = [("late", "order", 3), ("no_key", "tracking", 2), ("undecodable", "tracking", 1)]
     assert [tuple(row.values()) for row in found] == expected
 
 
 def test_every_partition_is_counted(tmp_path: Path) -> None:
-    batch = progress(7, 0, ("tracking", 0, 0, 1, 900, 300), ("order", 0, 0, 1, 300, 300), ("order", 1, 0, 0, None, None))
+    batch = progress(
+        7,
+        0,
+        ("tracking", 0, 0, 1, 900, 300),
+        ("order", 0, 0, 1, 300, 300),
+        ("order", 1, 0, 0, None, None),
+    )
     found = report_of(
         tmp_path,
         progress=[*batch, *progress(6, 0, ("tracking", 0, 0, 1, 900, 100))],
         bronze_tracking=[{"partition": p, "offset": 0, "kafka_timestamp": NOW} for p in (0, 3)],
         bronze_order=[{"partition": 0, "offset": 0, "kafka_timestamp": NOW}],
-        silver=[merge_record(5), merge_record(6, valid=False), merge_record(7, status="open", valid=None)],
+        silver=[
+            merge_record(5),
+            merge_record(6, valid=False),
+            merge_record(7, status="open", valid=None),
+        ],
         late=[{"source": "order", "partition": 0}],
         quarantine=[{"source": "order", "partition": 3, "reason": "no_key"}],
         published=[publication(0, 0, 1)],
@@ -311,17 +450,29 @@ def test_a_lake_without_a_row_has_a_report(tmp_path: Path, is_there: bool) -> No
     settings = settings_for(tmp_path)
     write_tables(settings, dict.fromkeys(river_of(settings, batches=1), ()) if is_there else {})
     found = read(settings)
-    assert not any(figure.rows or figure.chart for section in found.sections for figure in section.figures)
+    assert not any(
+        figure.rows or figure.chart for section in found.sections for figure in section.figures
+    )
     text = page(found)
     for sentence in (
-        *("The lake has no record yet.", "No record came late, and none was quarantined.", "none yet"),
-        *("Silver has not merged anything yet.", "Bronze has no record yet.", "Silver has no merge record yet."),
+        *(
+            "The lake has no record yet.",
+            "No record came late, and none was quarantined.",
+            "none yet",
+        ),
+        *(
+            "Silver has not merged anything yet.",
+            "Bronze has no record yet.",
+            "Silver has no merge record yet.",
+        ),
     ):
         assert sentence in text
 
 
 def test_bronze_alone_has_a_report(tmp_path: Path) -> None:
-    found = report_of(tmp_path, bronze_tracking=[{"partition": 2, "offset": 0, "kafka_timestamp": NOW}])
+    found = report_of(
+        tmp_path, bronze_tracking=[{"partition": 2, "offset": 0, "kafka_timestamp": NOW}]
+    )
     assert [row["in bronze"] for row in rows(found, COUNTS)] == [1, 1]
     assert "chart-1" in page(found)
 
@@ -332,7 +483,9 @@ def test_sources_without_a_clock_have_a_page(tmp_path: Path) -> None:
 
 
 def test_merge_records_that_are_all_open_have_a_page(tmp_path: Path) -> None:
-    assert "No merge record has timed out yet." in page(report_of(tmp_path, silver=[merge_record(5, status="open", valid=None)]))
+    assert "No merge record has timed out yet." in page(
+        report_of(tmp_path, silver=[merge_record(5, status="open", valid=None)])
+    )
 
 
 @pytest.mark.parametrize(("sources", "seed"), [(("tracking", "orders"), 1), (("a", "b", "c"), 2)])
@@ -346,13 +499,17 @@ def test_a_river_adds_up(tmp_path: Path, sources: tuple[str, ...], seed: int) ->
         passed[row["source"]] += row["until_offset"] - row["from_offset"]
     for title in (MERGED, ARRIVED):
         width = rows(found, title)[1]["at"] - rows(found, title)[0]["at"]
-        totals = {of: round(sum(numbers) * width / 1000) for of, numbers in rates(found, title).items()}
+        totals = {
+            of: round(sum(numbers) * width / 1000) for of, numbers in rates(found, title).items()
+        }
         assert totals == pytest.approx(passed, abs=20)
     timed_out = [row for row in lake[SILVER] if row["status"] == "timed_out"]
     for title in (SIZES, DURATIONS):
         assert sum(row["merge records"] for row in rows(found, title)) == len(timed_out)
     assert rows(found, COUNTS)[0]["published"] == len(timed_out)
-    assert sum(row["records"] for row in rows(found, REFUSED)) == len(lake[LATE]) + len(lake[QUARANTINE])
+    assert sum(row["records"] for row in rows(found, REFUSED)) == len(lake[LATE]) + len(
+        lake[QUARANTINE]
+    )
     assert len({row["partition"] for row in rows(found, CLOCKS)}) == 8
 
 
@@ -361,13 +518,29 @@ def test_no_chart_grows_with_the_lake(tmp_path: Path) -> None:
     for batch in range(5000):
         clock = batch * 977_777
         sources = [("tracking", clock + rng.choice([0, 50])), ("order", clock)]
-        batches += progress(batch, batch * 1_234_567, *((s, 0, batch, batch + 1, head, clock) for s, head in sources))
+        batches += progress(
+            batch,
+            batch * 1_234_567,
+            *((s, 0, batch, batch + 1, head, clock) for s, head in sources),
+        )
     silver = [merge_record(n * 977_777, n % 100, tracking=1 + n % 40) for n in range(5000)]
-    published = [publication(n * 1_234_567, n, n, last_event_time=(n - 1) * 977_777) for n in range(1, 5000)]
-    bronze = [{"partition": 0, "offset": n, "kafka_timestamp": NOW + n * 1_000_000} for n in range(5000)]
-    lake = {"progress": batches, "silver": silver, "published": published, "bronze_tracking": bronze, "bronze_order": bronze}
+    published = [
+        publication(n * 1_234_567, n, n, last_event_time=(n - 1) * 977_777) for n in range(1, 5000)
+    ]
+    bronze = [
+        {"partition": 0, "offset": n, "kafka_timestamp": NOW + n * 1_000_000} for n in range(5000)
+    ]
+    lake = {
+        "progress": batches,
+        "silver": silver,
+        "published": published,
+        "bronze_tracking": bronze,
+        "bronze_order": bronze,
+    }
     found = report_of(tmp_path, BOTH, **lake)
-    most = dict.fromkeys((CLOCKS, OPEN, PUBLISHED), STEPS) | dict.fromkeys((MERGED, ARRIVED), 2 * STEPS)
+    most = dict.fromkeys((CLOCKS, OPEN, PUBLISHED), STEPS) | dict.fromkeys(
+        (MERGED, ARRIVED), 2 * STEPS
+    )
     most |= dict.fromkeys((DELAYS, MATCHED), 3 * STEPS)
     for title, limit in most.items():
         assert limit / 3 < len(rows(found, title)) <= limit + 2
@@ -400,7 +573,9 @@ def test_of_tenants_it_says_who_is_furthest_behind(tmp_path: Path) -> None:
         ("y", 0, "1970-01-01 00:00:04.420Z", "880ms", 1, 1),
         ("y", 1, "1970-01-01 00:00:04.420Z", "880ms", 1, 1),
     ]
-    assert figure(report, "Slowest tenants").caption.endswith("of 4 with something open or waiting.")
+    assert figure(report, "Slowest tenants").caption.endswith(
+        "of 4 with something open or waiting."
+    )
     assert "Slowest tenants" in page(report)
 
 
@@ -414,4 +589,6 @@ def test_what_waits_for_its_tenant_is_no_merge_record_yet(tmp_path: Path) -> Non
 def test_a_lake_without_tenants_says_nothing_of_them(tmp_path: Path) -> None:
     report = report_of(tmp_path)
     assert "tenant_max_lag" not in report.facts
-    assert "Slowest tenants" not in [figure.title for section in report.sections for figure in section.figures]
+    assert "Slowest tenants" not in [
+        figure.title for section in report.sections for figure in section.figures
+    ]

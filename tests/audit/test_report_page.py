@@ -1,4 +1,5 @@
-"""The report's page: it holds what it is told as text, needs nothing else, and mixes no two kinds of time."""
+"""The report's page: it holds what it is told as text, needs nothing else, and mixes no two kinds
+of time."""
 
 from __future__ import annotations
 
@@ -15,7 +16,17 @@ import vl_convert
 
 from pipelines.audit.page import check_writable, write_page
 from pipelines.audit.report import Report, read_report
-from pipelines.audit.report_charts import COLOURS, WIDTHS, Figure, Section, Steps, colour, held, in_unit, time_format
+from pipelines.audit.report_charts import (
+    COLOURS,
+    WIDTHS,
+    Figure,
+    Section,
+    Steps,
+    colour,
+    held,
+    in_unit,
+    time_format,
+)
 from pipelines.audit.report_page import page
 from pipelines.errors import ConfigurationError
 from pipelines.lake.by_delta_rs import DeltaRsQuestions
@@ -55,7 +66,9 @@ class _Text(HTMLParser):
 @pytest.fixture(scope="module")
 def river(tmp_path_factory: pytest.TempPathFactory) -> Report:
     """A report with something in every figure."""
-    settings = settings_for(tmp_path_factory.mktemp("river"), ("tracking", "odd_source_name"), timeout="30m")
+    settings = settings_for(
+        tmp_path_factory.mktemp("river"), ("tracking", "odd_source_name"), timeout="30m"
+    )
     write_tables(settings, river_of(settings, batches=200))
     return read_report(DeltaRsQuestions(Lake(settings)), settings, NOW)
 
@@ -71,7 +84,9 @@ def charts_of(*sections: Section) -> list[Any]:
 
 def encodings(spec: Any) -> Iterator[dict[str, Any]]:
     """Every encoding in a specification, however deep."""
-    for inner in spec.values() if isinstance(spec, dict) else spec if isinstance(spec, list) else ():
+    for inner in (
+        spec.values() if isinstance(spec, dict) else spec if isinstance(spec, list) else ()
+    ):
         yield from encodings(inner)
     if isinstance(spec, dict) and "encoding" in spec:
         yield spec["encoding"]
@@ -83,8 +98,14 @@ def encodings(spec: Any) -> Iterator[dict[str, Any]]:
 def test_nothing_is_loaded(whole: _Text) -> None:
     attributes = {name for _, attrs in whole.elements for name in attrs}
     assert attributes.isdisjoint({"src", "href", "srcset", "data", "action"})
-    assert {tag for tag, _ in whole.elements}.isdisjoint({"link", "iframe", "object", "embed", "base", "img"})
-    [policy] = [attrs["content"] or "" for tag, attrs in whole.elements if tag == "meta" and "http-equiv" in attrs]
+    assert {tag for tag, _ in whole.elements}.isdisjoint(
+        {"link", "iframe", "object", "embed", "base", "img"}
+    )
+    [policy] = [
+        attrs["content"] or ""
+        for tag, attrs in whole.elements
+        if tag == "meta" and "http-equiv" in attrs
+    ]
     assert "default-src 'none'" in policy
     assert "http" not in policy
     assert "connect-src" not in policy
@@ -93,13 +114,17 @@ def test_nothing_is_loaded(whole: _Text) -> None:
     assert "url(" not in style
 
 
-def test_the_library_is_in_it_once_and_every_chart_has_its_place(river: Report, whole: _Text) -> None:
+def test_the_library_is_in_it_once_and_every_chart_has_its_place(
+    river: Report, whole: _Text
+) -> None:
     library, drawing = whole.scripts
     assert 500_000 < len(library) < 1_500_000
     found = re.match(r"const CHARTS = (.*);\n", drawing)
     assert found is not None
     specs = json.loads(found[1])
-    assert list(specs) == [attrs["id"] for _, attrs in whole.elements if attrs.get("class") == "chart"]
+    assert list(specs) == [
+        attrs["id"] for _, attrs in whole.elements if attrs.get("class") == "chart"
+    ]
     assert list(specs.values()) == charts_of(*river.sections)
 
 
@@ -112,14 +137,30 @@ def test_every_figure_of_a_lake_is_on_its_page(river: Report, whole: _Text) -> N
         assert figure.caption in whole.texts
         assert figure.caption.endswith(".")
     text = " ".join(" ".join(whole.texts).split())
-    for part in ("Watersmeet: shop", "2026-01-01 10:00:00.000Z", "tracking, odd_source_name", "199, committed at", "30m"):
+    for part in (
+        "Watersmeet: shop",
+        "2026-01-01 10:00:00.000Z",
+        "tracking, odd_source_name",
+        "199, committed at",
+        "30m",
+    ):
         assert part in text
 
 
 def test_a_figure_without_a_chart_is_a_table_and_one_without_rows_a_sentence() -> None:
     rows = [{"partition": "1000", "records": 1000}]
-    found = _Text(page(Report("shop", {}, [Section("", "", [Figure("one", "A.", rows), Figure("other", "None yet.", [])])])))
-    assert " ".join(" ".join(found.texts).split()).endswith("partition records 1000 1,000 A. other None yet.")
+    found = _Text(
+        page(
+            Report(
+                "shop",
+                {},
+                [Section("", "", [Figure("one", "A.", rows), Figure("other", "None yet.", [])])],
+            )
+        )
+    )
+    assert " ".join(" ".join(found.texts).split()).endswith(
+        "partition records 1000 1,000 A. other None yet."
+    )
     assert [tag for tag, _ in found.elements].count("table") == 1
 
 
@@ -127,7 +168,8 @@ def test_what_comes_out_of_the_lake_is_text_and_nothing_else(river: Report) -> N
     chart = charts_of(*river.sections)[0] | {"data": {"values": [{"of": NASTY}]}}
     figures = [Figure(NASTY, NASTY, [{"reason": NASTY}]), Figure("", "", [{"of": NASTY}], chart)]
     found = _Text(page(Report(NASTY, {"lake": NASTY}, [Section("", "", figures)])))
-    assert "".join(found.texts).count(NASTY) == 6  # title, heading, lake, and the figure's title, caption and cell
+    # Title, heading, lake, and the figure's title, caption and cell.
+    assert "".join(found.texts).count(NASTY) == 6
     assert len(found.scripts) == [tag for tag, _ in found.elements].count("script") == 2
     assert json.dumps(NASTY)[1:-1].replace("<", "\\u003c") in found.scripts[1]
 
@@ -135,7 +177,9 @@ def test_what_comes_out_of_the_lake_is_text_and_nothing_else(river: Report) -> N
 def test_a_name_is_never_part_of_an_expression_or_of_a_fields_name(river: Report) -> None:
     for encoding in encodings(charts_of(*river.sections)):
         for channel in encoding.values():
-            assert "odd_source_name" not in json.dumps([channel.get("field"), channel.get("axis"), channel.get("condition")])
+            assert "odd_source_name" not in json.dumps(
+                [channel.get("field"), channel.get("axis"), channel.get("condition")]
+            )
 
 
 # -- the charts
@@ -147,26 +191,49 @@ def test_every_chart_is_drawn_by_the_library(river: Report) -> None:
 
 
 def test_an_axis_has_one_kind_of_time_the_same_in_a_section_and_in_utc(river: Report) -> None:
-    expected = {"Wall time": "wall time (UTC)", "Kafka's timestamps": "Kafka's timestamp (UTC)", "Event time": "event time (UTC)"}
+    expected = {
+        "Wall time": "wall time (UTC)",
+        "Kafka's timestamps": "Kafka's timestamp (UTC)",
+        "Event time": "event time (UTC)",
+    }
     for section in river.sections:
-        found = [encoding["x"] for encoding in encodings(charts_of(section)) if encoding["x"].get("type") == "temporal"]
+        found = [
+            encoding["x"]
+            for encoding in encodings(charts_of(section))
+            if encoding["x"].get("type") == "temporal"
+        ]
         assert bool(found) == (section.title in expected)
         assert all(x["axis"]["title"].startswith(expected[section.title]) for x in found)
         assert len({tuple(x["scale"]["domain"]) for x in found}) <= 1
-    channels = [channel for encoding in encodings(charts_of(*river.sections)) for channel in encoding.values()]
-    assert {channel["scale"]["type"] for channel in channels if channel.get("type") == "temporal"} == {"utc"}
+    channels = [
+        channel
+        for encoding in encodings(charts_of(*river.sections))
+        for channel in encoding.values()
+    ]
+    assert {
+        channel["scale"]["type"] for channel in channels if channel.get("type") == "temporal"
+    } == {"utc"}
 
 
 def test_a_row_holds_to_the_end() -> None:
     rows = [{"of": of, "at": at, "n": n} for of, at, n in [("a", 1, 5), ("a", 2, 6), ("b", 1, 7)]]
-    assert held(rows, "of", 9) == [*rows, {"of": "a", "at": 9, "n": 6}, {"of": "b", "at": 9, "n": 7}]
+    assert held(rows, "of", 9) == [
+        *rows,
+        {"of": "a", "at": 9, "n": 6},
+        {"of": "b", "at": 9, "n": 7},
+    ]
     assert held([], "of", 9) == []
 
 
 @pytest.mark.parametrize(
     ("longest", "unit", "expected"),
     [
-        *((0, "milliseconds", 0), (999, "milliseconds", 999), (-1000, "seconds", -1), (HOUR - 1, "minutes", 60)),
+        *(
+            (0, "milliseconds", 0),
+            (999, "milliseconds", 999),
+            (-1000, "seconds", -1),
+            (HOUR - 1, "minutes", 60),
+        ),
         *((HOUR, "hours", 1), (9 * DAY, "days", 9)),
     ],
 )
@@ -184,7 +251,16 @@ def test_no_two_of_eight_colours_are_the_same() -> None:
 
 
 @pytest.mark.parametrize(
-    ("first", "last"), [(0, 0), (0, 1), (7, 246), (7, 247), (NOW, NOW + 61_000), (NOW, NOW + 400 * DAY), (0, YEAR_9999)]
+    ("first", "last"),
+    [
+        (0, 0),
+        (0, 1),
+        (7, 246),
+        (7, 247),
+        (NOW, NOW + 61_000),
+        (NOW, NOW + 400 * DAY),
+        (0, YEAR_9999),
+    ],
 )
 @pytest.mark.parametrize("most", [40, 120, 240])
 def test_steps_are_as_narrow_as_their_number_allows(first: int, last: int, most: int) -> None:
@@ -196,7 +272,10 @@ def test_steps_are_as_narrow_as_their_number_allows(first: int, last: int, most:
     assert steps.first <= first < steps.first + steps.width
     assert steps.end - steps.width <= last < steps.end
     narrower = [width for width in WIDTHS if width < steps.width]
-    assert all((last - last % width - (first - first % width)) // width + 1 > most for width in narrower[-1:])
+    assert all(
+        (last - last % width - (first - first % width)) // width + 1 > most
+        for width in narrower[-1:]
+    )
 
 
 def test_steps_are_no_narrower_than_is_asked() -> None:
@@ -218,14 +297,17 @@ def test_the_format_of_a_time_tells_its_ticks_apart() -> None:
 # -- the file
 
 
-def test_where_no_page_can_be_written_is_told_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_no_page_can_be_written_is_told_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "file").write_text("", encoding="utf-8")
     for out in (tmp_path / "missing" / "page.html", tmp_path, tmp_path / "file" / "page.html"):
         with pytest.raises(ConfigurationError) as refused:
             check_writable("--out", out)
         assert str(out) in str(refused.value)
         assert "\n" not in str(refused.value)
-    monkeypatch.setattr("os.access", lambda *_: False)  # whoever runs the tests may be allowed everything
+    # Whoever runs the tests may be allowed everything.
+    monkeypatch.setattr("os.access", lambda *_: False)
     with pytest.raises(ConfigurationError):
         check_writable("--out", tmp_path / "page.html")
 

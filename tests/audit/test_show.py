@@ -32,20 +32,34 @@ def test_of_a_schema_what_changes_is_shown_and_nothing_else() -> None:
     inner = {"type": "object", "properties": {"größe": number}}
     before = {"type": "object", "required": ["id"], "properties": {"id": text, "inner": inner}}
     more = {"type": "object", "properties": {"größe": number, "n": number}}
-    after = {"type": "object", "required": [], "properties": {"id": text, "inner": more, "new": text}}
+    after = {
+        "type": "object",
+        "required": [],
+        "properties": {"id": text, "inner": more, "new": text},
+    }
     assert change("sources.orders.schema", json.dumps(before), json.dumps(after)) == [
         'sources.orders.schema, required ["id"] []',
-        f"sources.orders.schema, field inner {json.dumps(inner, ensure_ascii=False)} {json.dumps(more, ensure_ascii=False)}",
+        f"sources.orders.schema, field inner {json.dumps(inner, ensure_ascii=False)} "
+        f"{json.dumps(more, ensure_ascii=False)}",
         'sources.orders.schema, field new none {"type": "string"}',
     ]
 
 
 def test_of_an_avro_schema_fields_are_shown_by_their_names() -> None:
     def schema(*fields: tuple[str, Any]) -> str:
-        return json.dumps({"type": "record", "name": "R", "fields": [{"name": name, "type": kind} for name, kind in fields]})
+        return json.dumps(
+            {
+                "type": "record",
+                "name": "R",
+                "fields": [{"name": name, "type": kind} for name, kind in fields],
+            }
+        )
 
-    assert change("sources.orders.schema", schema(("id", "int"), ("old", "int")), schema(("id", "long"))) == [
-        'sources.orders.schema, field id {"name": "id", "type": "int"} {"name": "id", "type": "long"}',
+    assert change(
+        "sources.orders.schema", schema(("id", "int"), ("old", "int")), schema(("id", "long"))
+    ) == [
+        'sources.orders.schema, field id {"name": "id", "type": "int"} {"name": "id", "type": '
+        '"long"}',
         'sources.orders.schema, field old {"name": "old", "type": "int"} none',
     ]
 
@@ -59,34 +73,68 @@ def test_other_rules_are_shown_as_they_are_written() -> None:
 
 
 def life(records: int = 0, parts: int = 1, late: int = 0) -> dict[str, Any]:
-    """What is told of a key with so many merge records, of so many parts each, and late records; a second after the other."""
+    """What is told of a key with so many merge records, of so many parts each, and late records; a
+    second after the other."""
     place = {"source": "orders", "topic": "orders", "partition": 0}
     told = {"rule": "opened", "batch": 0, "version": 1}
-    whole = {"partition": 0, "status": "timed_out", "valid": True, "reason": "timed out", "published": None, "closed": None}
+    whole = {
+        "partition": 0,
+        "status": "timed_out",
+        "valid": True,
+        "reason": "timed out",
+        "published": None,
+        "closed": None,
+    }
     merged = [
         {
             **(whole | {"event_time": n * 1000, "last_event_time": n * 1000}),
             "parts": [
-                {**place, **told, "offset": n * parts + i, "event_time": n * 1000, "position": n * 1000} for i in range(parts)
+                {
+                    **place,
+                    **told,
+                    "offset": n * parts + i,
+                    "event_time": n * 1000,
+                    "position": n * 1000,
+                }
+                for i in range(parts)
             ],
         }
         for n in range(records)
     ]
-    lates = [{**place, "offset": n, "event_time": n, "position": n, "batch": 0, "version": 1} for n in range(late)]
-    return {"key": "k", "as_of": None, "records": merged, "late": lates, "waiting": [], "quarantined": [], "near": []}
+    lates = [
+        {**place, "offset": n, "event_time": n, "position": n, "batch": 0, "version": 1}
+        for n in range(late)
+    ]
+    return {
+        "key": "k",
+        "as_of": None,
+        "records": merged,
+        "late": lates,
+        "waiting": [],
+        "quarantined": [],
+        "near": [],
+    }
 
 
 def test_of_many_merge_records_the_newest_come_first_and_it_is_said_how_many_there_are() -> None:
     heading, *lines = read(explain_view(life(records=12_345)))
-    assert heading == f"'k': 12,345 merge records; the newest {SHOWN_RECORDS} are shown, and all by --json"
+    assert (
+        heading
+        == f"'k': 12,345 merge records; the newest {SHOWN_RECORDS} are shown, and all by --json"
+    )
     shown = [line for line in lines if line.startswith("partition")]
-    assert [line.split(" · ")[1] for line in shown] == [f"{utc(n * 1000)} to {utc(n * 1000)}" for n in range(12_344, 12_324, -1)]
+    assert [line.split(" · ")[1] for line in shown] == [
+        f"{utc(n * 1000)} to {utc(n * 1000)}" for n in range(12_344, 12_324, -1)
+    ]
 
 
 def test_of_few_merge_records_all_are_shown_the_newest_first() -> None:
     heading, *lines = read(explain_view(life(records=2)))
     assert heading == "'k': 2 merge records, the newest first"
-    assert [line.split(" · ")[1][:23] for line in lines if line.startswith("partition")] == [utc(1000)[:23], utc(0)[:23]]
+    assert [line.split(" · ")[1][:23] for line in lines if line.startswith("partition")] == [
+        utc(1000)[:23],
+        utc(0)[:23],
+    ]
     assert read(explain_view(life(records=1)))[0] == "'k': 1 merge record"
 
 

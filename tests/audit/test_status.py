@@ -1,4 +1,5 @@
-"""`status` on lakes of the merge model: what it says is the model's, with and without a broker, fast and without a JVM."""
+"""`status` on lakes of the merge model: what it says is the model's, with and without a broker,
+fast and without a JVM."""
 
 from __future__ import annotations
 
@@ -35,35 +36,65 @@ def merged_lake(folder: Path, cases: dict[int, Case], **overrides: object) -> Mo
     return lake
 
 
-@pytest.mark.parametrize("seeds", [range(6), range(20, 40)], ids=["few partitions", "more than one condition holds"])
+@pytest.mark.parametrize(
+    "seeds", [range(6), range(20, 40)], ids=["few partitions", "more than one condition holds"]
+)
 def test_what_it_says_is_the_models(tmp_path: Path, seeds: range) -> None:
     cases = {p: random_case(seed) for p, seed in enumerate(seeds)}
     lake = merged_lake(tmp_path, cases)
-    noted = {"first_seq": 0, "last_seq": 6, "last_event_time": 1, "last_key": "a", "committed_at": 2, "sink": "merged (1.2)"}
+    noted = {
+        "first_seq": 0,
+        "last_seq": 6,
+        "last_event_time": 1,
+        "last_key": "a",
+        "committed_at": 2,
+        "sink": "merged (1.2)",
+    }
     lake.write(tables.PUBLISHED, [{"partition": 2, **noted}])
     found = {p["partition"]: p for p in status(lake.questions, lake.settings, AWAY_S)["partitions"]}
     for partition, case in cases.items():
         model, shown = case.merged(), found[partition]
         assert shown["clock"] == model.clock
-        assert (shown["open"], shown["timed_out"], shown["late"]) == (len(model.open), len(model.timed_out), len(model.late))
+        assert (shown["open"], shown["timed_out"], shown["late"]) == (
+            len(model.open),
+            len(model.timed_out),
+            len(model.late),
+        )
         assert shown["published"] == (7 if partition == 2 else 0)
         refused = sum(
-            1 for row in lake.questions.select("quarantine", ["partition"])["partition"].to_pylist() if row == partition
+            1
+            for row in lake.questions.select("quarantine", ["partition"])["partition"].to_pylist()
+            if row == partition
         )
         assert shown["quarantined"] == refused
         for source in SOURCES:
             at = shown["sources"][source]
             assert at["head"] == model.heads.get(source)
-            assert at["lead"] == (None if model.clock is None or at["head"] is None else at["head"] - model.clock)
-            is_held = bool(model.unread().get(source)) and (model.clock is None or model.heads[source] > model.clock)
-            assert at["state"] == ("waiting" if at["head"] is None else "held" if is_held else "active")
-            passed = [offset for offset in range(len(case.values[source])) if offset >= lake.until[source, partition]]  # type: ignore[index]
+            assert at["lead"] == (
+                None if model.clock is None or at["head"] is None else at["head"] - model.clock
+            )
+            is_held = bool(model.unread().get(source)) and (
+                model.clock is None or model.heads[source] > model.clock
+            )
+            assert at["state"] == (
+                "waiting" if at["head"] is None else "held" if is_held else "active"
+            )
+            passed = [
+                offset
+                for offset in range(len(case.values[source]))
+                if offset >= lake.until[source, partition]
+            ]  # type: ignore[index]
             assert at["lag"] == len(passed)
 
 
 def test_before_anything_is_merged_what_waits_in_bronze_is_told(tmp_path: Path) -> None:
     lake = ModelLake(
-        settings_for(tmp_path), {0: Case({"tracking": [keyed("a", 5), keyed("a", 9)], "orders": []}, 100, ["tracking"] * 2)}
+        settings_for(tmp_path),
+        {
+            0: Case(
+                {"tracking": [keyed("a", 5), keyed("a", 9)], "orders": []}, 100, ["tracking"] * 2
+            )
+        },
     )
     lake.arrive()
     [partition] = status(lake.questions, lake.settings, AWAY_S)["partitions"]
@@ -76,7 +107,12 @@ def test_before_anything_is_merged_what_waits_in_bronze_is_told(tmp_path: Path) 
 
 def test_where_the_idle_policy_has_spoken_last_the_source_is_idle(tmp_path: Path) -> None:
     values = {"tracking": [keyed("i", t) for t in (10, 50, 200, 400)], "orders": [keyed("i", 20)]}
-    case = Case(values, 100, ["tracking"] * 4 + ["orders"], {"orders": [IdleDecision(0, 200), IdleDecision(0, 400)]})  # type: ignore[arg-type]
+    case = Case(
+        values,
+        100,
+        ["tracking"] * 4 + ["orders"],
+        {"orders": [IdleDecision(0, 200), IdleDecision(0, 400)]},
+    )  # type: ignore[arg-type]
     lake = ModelLake(settings_for(tmp_path), {0: case})
     lake.arrive()
     lake.decide()
@@ -89,20 +125,34 @@ def test_where_the_idle_policy_has_spoken_last_the_source_is_idle(tmp_path: Path
 def test_what_kafka_has_beyond_bronze_lags(kafka: str, tmp_path: Path) -> None:
     topics = {f"sources__{name}__topic": f"status_{name}" for name in SOURCES}
     create_topics(kafka, *topics.values(), partitions=2)
-    cases = {0: Case({"tracking": [keyed("a", 5)], "orders": [heartbeat(7)]}, 100, ["tracking", "orders"])}
+    cases = {
+        0: Case(
+            {"tracking": [keyed("a", 5)], "orders": [heartbeat(7)]}, 100, ["tracking", "orders"]
+        )
+    }
     lake = merged_lake(tmp_path, cases, bootstrap=kafka, **topics)
     produce(kafka, "status_tracking", [(0, keyed("a", 5)), (0, keyed("b", 6)), (1, keyed("c", 6))])
     produce(kafka, "status_orders", [(0, heartbeat(7))])
     first, second = status(lake.questions, lake.settings)["partitions"]
     assert first["sources"]["tracking"] == {"head": 5, "lead": 0, "lag": 1, "state": "active"}
     assert first["sources"]["orders"] == {"head": 7, "lead": 2, "lag": 1, "state": "held"}
-    assert second["sources"]["tracking"] == {"head": None, "lead": None, "lag": 1, "state": "waiting"}
+    assert second["sources"]["tracking"] == {
+        "head": None,
+        "lead": None,
+        "lag": 1,
+        "state": "waiting",
+    }
 
 
-def test_without_a_lake_and_a_broker_there_is_nothing_to_say(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_without_a_lake_and_a_broker_there_is_nothing_to_say(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     settings = settings_for(tmp_path)
     with caplog.at_level(logging.WARNING):
-        assert status(DeltaRsQuestions(Lake(settings)), settings, AWAY_S) == {"partitions": [], "quality": []}
+        assert status(DeltaRsQuestions(Lake(settings)), settings, AWAY_S) == {
+            "partitions": [],
+            "quality": [],
+        }
     assert "records that are not in bronze yet are not counted" in caplog.text
     assert list(tmp_path.iterdir()) == []
 
@@ -125,11 +175,24 @@ def test_nothing_of_spark_is_imported(module: str) -> None:
 
 
 def test_of_tenants_it_says_who_is_behind_and_who_is_ahead(tmp_path: Path) -> None:
-    """The worked example of the rules, before its end; and a partition of which nothing is known yet."""
+    """The worked example of the rules, before its end; and a partition of which nothing is known
+    yet."""
     arrivals = [
-        *[Record("tracking", 0, 5000, "A", "x"), Record("orders", 0, 4400, "B", "y"), Record("orders", 0, 5010, "A", "x")],
-        *[Record("tracking", 0, 4420, "B", "y"), Record("tracking", 0, 5300, None, "x"), Record("orders", 0, 4600, None, "y")],
-        *[Record("orders", 0, 5350, None, "x"), Record("tracking", 0, 4525, "C", "y"), Record("tracking", 0, 4250, "D", "z")],
+        *[
+            Record("tracking", 0, 5000, "A", "x"),
+            Record("orders", 0, 4400, "B", "y"),
+            Record("orders", 0, 5010, "A", "x"),
+        ],
+        *[
+            Record("tracking", 0, 4420, "B", "y"),
+            Record("tracking", 0, 5300, None, "x"),
+            Record("orders", 0, 4600, None, "y"),
+        ],
+        *[
+            Record("orders", 0, 5350, None, "x"),
+            Record("tracking", 0, 4525, "C", "y"),
+            Record("tracking", 0, 4250, "D", "z"),
+        ],
     ]
     cases = {0: case_of_records(arrivals), 1: case_of_records([])}
     lake = merged_lake(tmp_path, cases, merge__tenant="g", merge__tenant_max_lag="1s")
@@ -137,7 +200,12 @@ def test_of_tenants_it_says_who_is_behind_and_who_is_ahead(tmp_path: Path) -> No
     assert (first["clock"], first["open"], first["waiting"], first["timed_out"]) == (5300, 2, 1, 1)
     assert (first["tenants"], first["slowest"]) == (2, {"tenant": "z", "clock": 4300})
     assert first["leading"] == {"tenant": "x", "source": "orders", "head": 5350}
-    assert (second["waiting"], second["tenants"], second["slowest"], second["leading"]) == (0, 0, None, None)
+    assert (second["waiting"], second["tenants"], second["slowest"], second["leading"]) == (
+        0,
+        0,
+        None,
+        None,
+    )
     console = Console(width=200, record=True)
     console.print(status_view(status(lake.questions, lake.settings, AWAY_S)))
     shown = console.export_text()
@@ -161,15 +229,28 @@ def test_the_slowest_tenant_is_the_models(tmp_path: Path, seed: int) -> None:
             model = models.models[row["partition"]]
             tenants = model.tenants()
             assert (row["tenants"], row["waiting"]) == (len(tenants), len(model.waiting))
-            slowest = min(((model.tenant_clock(tenant), tenant) for tenant in tenants), default=None)
-            assert row["slowest"] == (None if slowest is None else {"tenant": slowest[1], "clock": slowest[0]})
+            slowest = min(
+                ((model.tenant_clock(tenant), tenant) for tenant in tenants), default=None
+            )
+            assert row["slowest"] == (
+                None if slowest is None else {"tenant": slowest[1], "clock": slowest[0]}
+            )
 
 
-def test_who_leads_is_nobody_where_the_idle_policy_or_a_heartbeat_of_all_does(tmp_path: Path) -> None:
-    of_all = [Record("tracking", 0, 50, "k", "x"), Record("tracking", 0, 90, None, None), Record("orders", 0, 60, None, "x")]
+def test_who_leads_is_nobody_where_the_idle_policy_or_a_heartbeat_of_all_does(
+    tmp_path: Path,
+) -> None:
+    of_all = [
+        Record("tracking", 0, 50, "k", "x"),
+        Record("tracking", 0, 90, None, None),
+        Record("orders", 0, 60, None, "x"),
+    ]
     decided = [Record("tracking", 0, 50, "k", "x"), Record("orders", -1, 50, None, None, {"x": 50})]
     lake = merged_lake(
-        tmp_path, {0: case_of_records(of_all), 1: case_of_records(decided)}, merge__tenant="g", merge__tenant_max_lag="1s"
+        tmp_path,
+        {0: case_of_records(of_all), 1: case_of_records(decided)},
+        merge__tenant="g",
+        merge__tenant_max_lag="1s",
     )
     lake.decide()
     lake.merge()

@@ -1,4 +1,5 @@
-"""`verify` on lakes of the merge model and a real broker: it accepts a healthy one, and finds each promise broken by hand."""
+"""`verify` on lakes of the merge model and a real broker: it accepts a healthy one, and finds each
+promise broken by hand."""
 
 from __future__ import annotations
 
@@ -36,13 +37,15 @@ from tests.support.model_lakes import ModelLake, Row, rewrite
 from tests.support.topics import Published, consume, create_topics, produce, produce_transaction
 
 PLAIN = 18
-"""So many partitions have the same known records; what is broken in one of them does not disturb the others."""
+"""So many partitions have the same known records; what is broken in one of them does not disturb
+the others."""
 RANDOM, IDLE, TRANSACTIONAL = range(PLAIN, PLAIN + 3), PLAIN + 3, PLAIN + 4
 PARTITIONS = PLAIN + 5
 
 
 def plain_case() -> Case:
-    """Clock 320: published are a (0), e (20), f (30) and b (60), open are c (300) and d (305), tracking@8 is late."""
+    """Clock 320: published are a (0), e (20), f (30) and b (60), open are c (300) and d (305),
+    tracking@8 is late."""
     tracking = [
         *[keyed("a", 0), keyed("e", 20), keyed("f", 30), keyed("b", 60), heartbeat(55), b"{"],
         *[keyed("c", 300), keyed("d", 310), keyed("d", 150), keyed("c", 320), heartbeat(320)],
@@ -67,9 +70,14 @@ class River:
 @pytest.fixture(scope="module")
 def river(kafka: str, tmp_path_factory: pytest.TempPathFactory) -> River:
     settings = with_topics(kafka, tmp_path_factory.mktemp("verified"), "verified", PARTITIONS)
-    cases = dict.fromkeys(range(PLAIN), plain_case()) | dict(zip(RANDOM, richest_cases(3), strict=True))
+    cases = dict.fromkeys(range(PLAIN), plain_case()) | dict(
+        zip(RANDOM, richest_cases(3), strict=True)
+    )
     cases[IDLE] = case_of(
-        [keyed("i", t) for t in (10, 50, 200, 400)], [keyed("i", 20)], IdleDecision(0, 200), IdleDecision(0, 400)
+        [keyed("i", t) for t in (10, 50, 200, 400)],
+        [keyed("i", 20)],
+        IdleDecision(0, 200),
+        IdleDecision(0, 400),
     )
     transactions = [keyed("t", 1), HOLE, HOLE, HOLE, keyed("t", 3), heartbeat(900)]
     cases[TRANSACTIONAL] = case_of(transactions, [keyed("t", 5), heartbeat(1000)])
@@ -77,9 +85,18 @@ def river(kafka: str, tmp_path_factory: pytest.TempPathFactory) -> River:
         produce(
             kafka,
             f"verified_{source}",
-            [(p, v) for p, c in cases.items() for v in c.values[source] if HOLE not in c.values[source]],
+            [
+                (p, v)
+                for p, c in cases.items()
+                for v in c.values[source]
+                if HOLE not in c.values[source]
+            ],
         )
-    for values, commit in (([keyed("t", 1)], True), ([keyed("t", 2)], False), ([keyed("t", 3), heartbeat(900)], True)):
+    for values, commit in (
+        ([keyed("t", 1)], True),
+        ([keyed("t", 2)], False),
+        ([keyed("t", 3), heartbeat(900)], True),
+    ):
         produce_transaction(kafka, "verified_tracking", values, TRANSACTIONAL, commit=commit)
     lake = ModelLake(settings, cases)
     for share in (0.3, 0.7):
@@ -99,7 +116,10 @@ def questions_of(settings: Settings) -> DeltaRsQuestions:
 def problems_of(settings: Settings, *, full: bool = True, **options: Any) -> list[tuple[str, str]]:
     found = verify(questions_of(settings), settings, full=full, **options)
     assert found["ok"] == (not found["problems"])
-    assert all(problem.keys() == {"what", "where", "fix"} and problem["fix"] for problem in found["problems"])
+    assert all(
+        problem.keys() == {"what", "where", "fix"} and problem["fix"]
+        for problem in found["problems"]
+    )
     return sorted((problem["where"], problem["what"]) for problem in found["problems"])
 
 
@@ -114,14 +134,23 @@ def the_same(found: Sequence[tuple[str, str]], expected: Sequence[tuple[str, str
 
 
 @pytest.mark.parametrize("one_in", [1, 3], ids=["all keys", "a sample"])
-def test_a_healthy_lake_keeps_every_promise(river: River, monkeypatch: pytest.MonkeyPatch, one_in: int) -> None:
+def test_a_healthy_lake_keeps_every_promise(
+    river: River, monkeypatch: pytest.MonkeyPatch, one_in: int
+) -> None:
     if one_in > 1:
         monkeypatch.setattr(audit_evidence, "SAMPLED_RECORDS", 50)
-        assert read_evidence(questions_of(river.settings), river.settings, PARTITIONS, full=False).one_in > 1
+        assert (
+            read_evidence(
+                questions_of(river.settings), river.settings, PARTITIONS, full=False
+            ).one_in
+            > 1
+        )
     assert problems_of(river.settings, full=one_in == 1) == []
 
 
-def test_groups_of_any_size_find_the_same(river: River, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_groups_of_any_size_find_the_same(
+    river: River, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     settings = river.copy(tmp_path)
     break_all(settings)
     whole = problems_of(settings)
@@ -149,7 +178,10 @@ def gone(found: Row) -> None:
 
 
 def altered(**columns: Any) -> Change:
-    return lambda found: {**found, **{name: value(found) if callable(value) else value for name, value in columns.items()}}
+    return lambda found: {
+        **found,
+        **{name: value(found) if callable(value) else value for name, value in columns.items()},
+    }
 
 
 def other_values(found: Row) -> list[Row]:
@@ -159,9 +191,24 @@ def other_values(found: Row) -> list[Row]:
 MERGED = "merge records, late and recovered: the record"
 
 BREAKS: list[tuple[str, dict[str, Any], Change, list[tuple[str, str]]]] = [
-    ("bronze_tracking", {"partition": 0, "offset": 4}, twice, [(record("tracking", 0, 4), "in bronze 2 times")]),
-    (tables.QUARANTINE, {"partition": 0}, twice, [(record("tracking", 0, 5), "quarantine: the record appears 2 times")]),
-    ("bronze_tracking", {"partition": 1, "offset": 4}, gone, [(record("tracking", 1, 4), "lacks a record that Kafka has")]),
+    (
+        "bronze_tracking",
+        {"partition": 0, "offset": 4},
+        twice,
+        [(record("tracking", 0, 4), "in bronze 2 times")],
+    ),
+    (
+        tables.QUARANTINE,
+        {"partition": 0},
+        twice,
+        [(record("tracking", 0, 5), "quarantine: the record appears 2 times")],
+    ),
+    (
+        "bronze_tracking",
+        {"partition": 1, "offset": 4},
+        gone,
+        [(record("tracking", 1, 4), "lacks a record that Kafka has")],
+    ),
     (
         tables.SILVER,
         {"partition": 1, "merge_key": "d"},
@@ -174,7 +221,10 @@ BREAKS: list[tuple[str, dict[str, Any], Change, list[tuple[str, str]]]] = [
         gone,
         [
             (record("tracking", 2, 8), f"{MERGED} is missing"),
-            (row(2, "d", 150), "the tables have nothing, and the merge model late from 150 to 310 of tracking@8"),
+            (
+                row(2, "d", 150),
+                "the tables have nothing, and the merge model late from 150 to 310 of tracking@8",
+            ),
         ],
     ),
     (
@@ -191,7 +241,10 @@ BREAKS: list[tuple[str, dict[str, Any], Change, list[tuple[str, str]]]] = [
         tables.SILVER,
         {"partition": 3, "merge_key": "d"},
         altered(orders=lambda found: found["orders"][:1]),
-        [(record("orders", 3, 2), f"{MERGED} is missing"), (row(3, "d", 305), "and the merge model open from 305 to 315")],
+        [
+            (record("orders", 3, 2), f"{MERGED} is missing"),
+            (row(3, "d", 305), "and the merge model open from 305 to 315"),
+        ],
     ),
     (
         tables.SILVER,
@@ -199,8 +252,15 @@ BREAKS: list[tuple[str, dict[str, Any], Change, list[tuple[str, str]]]] = [
         gone,
         [
             (record("tracking", 3, 1), f"{MERGED} is missing"),
-            (row(3, "e", 20), "the tables have nothing, and the merge model timed_out from 20 to 20 of tracking@1"),
-            ("verified[3]@1: seq 1, key 'e', event_time 20", "silver has no finished, valid record for it"),
+            (
+                row(3, "e", 20),
+                "the tables have nothing, and the merge model timed_out from 20 to 20 of "
+                "tracking@1",
+            ),
+            (
+                "verified[3]@1: seq 1, key 'e', event_time 20",
+                "silver has no finished, valid record for it",
+            ),
         ],
     ),
     (
@@ -226,9 +286,15 @@ BREAKS: list[tuple[str, dict[str, Any], Change, list[tuple[str, str]]]] = [
         {"partition": 5, "merge_key": "f"},
         altered(status="open", valid=None),
         [
-            (row(5, "f", 30), "the row is open although the clock is 320, and it can be joined until 130"),
+            (
+                row(5, "f", 30),
+                "the row is open although the clock is 320, and it can be joined until 130",
+            ),
             (row(5, "f", 30), "the tables have open from 30 to 30"),
-            ("verified[5]@2: seq 2, key 'f', event_time 30", "silver has no finished, valid record for it"),
+            (
+                "verified[5]@2: seq 2, key 'f', event_time 30",
+                "silver has no finished, valid record for it",
+            ),
         ],
     ),
     (
@@ -236,7 +302,10 @@ BREAKS: list[tuple[str, dict[str, Any], Change, list[tuple[str, str]]]] = [
         {"partition": 6, "source": "orders", "clock": 320},
         altered(clock=321, head=321),
         [
-            ("progress: batch 2, verified_orders[6]", "the head is 321, and bronze has 320 at offset 4"),
+            (
+                "progress: batch 2, verified_orders[6]",
+                "the head is 321, and bronze has 320 at offset 4",
+            ),
             ("progress: batch 2, partition 6", "the clock is 321, and the smallest head 320"),
         ],
     ),
@@ -250,7 +319,10 @@ BREAKS: list[tuple[str, dict[str, Any], Change, list[tuple[str, str]]]] = [
             clock=315,
         ),
         [
-            ("verified_tracking[7]@9", "passed, with the clock at 315, although the position is 320"),
+            (
+                "verified_tracking[7]@9",
+                "passed, with the clock at 315, although the position is 320",
+            ),
             (row(7, "c", 300), "and the merge model open from 300 to 300 of tracking@6"),
         ],
     ),
@@ -278,15 +350,26 @@ BREAKS: list[tuple[str, dict[str, Any], Change, list[tuple[str, str]]]] = [
         tables.PROGRESS,
         {"partition": 11, "source": "orders", "clock": 320},
         altered(head=321),
-        [("progress: batch 2, verified_orders[11]", "the head is 321, and bronze has 320 at offset 4")],
+        [
+            (
+                "progress: batch 2, verified_orders[11]",
+                "the head is 321, and bronze has 320 at offset 4",
+            )
+        ],
     ),
     (
         tables.PROGRESS,
         {"partition": 12, "batch": 0},
         altered(clock=lambda found: found["clock"] + 1, head=lambda found: found["head"] + 1),
         [
-            ("progress: batch 0, verified_orders[12]", "the head is 306, and bronze has 10 at offset 1"),
-            ("progress: batch 0, verified_tracking[12]", "the head is 21, and bronze has 20 at offset 2"),
+            (
+                "progress: batch 0, verified_orders[12]",
+                "the head is 306, and bronze has 10 at offset 1",
+            ),
+            (
+                "progress: batch 0, verified_tracking[12]",
+                "the head is 21, and bronze has 20 at offset 2",
+            ),
         ],
     ),
     (
@@ -320,8 +403,14 @@ def break_all(settings: Settings) -> None:
     for table in {table for table, _, _, _ in BREAKS}:
         mine = [(which, change) for name, which, change, _ in BREAKS if name == table]
 
-        def broken(found: Row, mine: list[tuple[dict[str, Any], Change]] = mine) -> Row | list[Row] | None:
-            changes = [change for which, change in mine if all(found[name] == value for name, value in which.items())]
+        def broken(
+            found: Row, mine: list[tuple[dict[str, Any], Change]] = mine
+        ) -> Row | list[Row] | None:
+            changes = [
+                change
+                for which, change in mine
+                if all(found[name] == value for name, value in which.items())
+            ]
             assert len(changes) < 2
             return changes[0](found) if changes else found
 
@@ -329,14 +418,18 @@ def break_all(settings: Settings) -> None:
 
 
 @pytest.mark.promise("A1")
-def test_every_promise_that_is_broken_in_the_lake_is_found(river: River, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_promise_that_is_broken_in_the_lake_is_found(
+    river: River, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(problems, "SHOWN", 50)
     settings = river.copy(tmp_path)
     break_all(settings)
     the_same(problems_of(settings), [problem for _, _, _, told in BREAKS for problem in told])
 
 
-def test_a_batch_whose_progress_was_not_noted_yet_is_judged_by_its_commit(river: River, tmp_path: Path) -> None:
+def test_a_batch_whose_progress_was_not_noted_yet_is_judged_by_its_commit(
+    river: River, tmp_path: Path
+) -> None:
     settings = river.copy(tmp_path)
     rewrite(settings, tables.PROGRESS, lambda found: None if found["batch"] == 2 else found)
     assert problems_of(settings) == []
@@ -345,17 +438,29 @@ def test_a_batch_whose_progress_was_not_noted_yet_is_judged_by_its_commit(river:
 
 
 @pytest.mark.long
-def test_a_version_that_silver_never_had_is_found(river: River, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_version_that_silver_never_had_is_found(
+    river: River, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Of a long history only where all is wanted."""
     settings = river.copy(tmp_path)
-    rewrite(settings, tables.PROGRESS, lambda found: {**found, "silver_version": 77} if found["batch"] == 1 else found)
+    rewrite(
+        settings,
+        tables.PROGRESS,
+        lambda found: {**found, "silver_version": 77} if found["batch"] == 1 else found,
+    )
     wrong = [("progress: batch 1", "version 77 of silver is not the commit of this batch")]
     assert problems_of(settings) == wrong
-    rewrite(settings, tables.PROGRESS, lambda found: {**found, "silver_version": 0} if found["batch"] == 1 else found)
+    rewrite(
+        settings,
+        tables.PROGRESS,
+        lambda found: {**found, "silver_version": 0} if found["batch"] == 1 else found,
+    )
     monkeypatch.setattr(verify_evidence, "KNOWN_BATCHES", 1)
     monkeypatch.setattr("pipelines.audit.verify.KNOWN_BATCHES", 1)
     assert problems_of(settings, full=False) == []
-    assert problems_of(settings) == [("progress: batch 1", "version 0 of silver is not the commit of this batch")]
+    assert problems_of(settings) == [
+        ("progress: batch 1", "version 0 of silver is not the commit of this batch")
+    ]
 
 
 def test_a_tombstone_may_be_skipped_and_nothing_else(kafka: str, tmp_path: Path) -> None:
@@ -372,9 +477,16 @@ def test_a_tombstone_may_be_skipped_and_nothing_else(kafka: str, tmp_path: Path)
     lake.publish(read_sink(lake.questions, settings, 1).name)
     assert problems_of(settings) == []
     unread = {"event_time": None, "merge_key": None}
-    rewrite(settings, "bronze_tracking", lambda found: {**found, **unread} if found["offset"] == 3 else found)
+    rewrite(
+        settings,
+        "bronze_tracking",
+        lambda found: {**found, **unread} if found["offset"] == 3 else found,
+    )
     found = problems_of(settings)
-    assert ("bronze_tracking: skipping_tracking[0]@3", "a record with a value was neither read nor refused") in found
+    assert (
+        "bronze_tracking: skipping_tracking[0]@3",
+        "a record with a value was neither read nor refused",
+    ) in found
 
 
 @pytest.mark.promise("A1")
@@ -383,13 +495,31 @@ def test_rows_of_places_that_the_topics_lack_are_found(river: River, tmp_path: P
     settings = river.copy(tmp_path)
 
     def stray(table: str, **columns: Any) -> str:
-        rewrite(settings, table, lambda found: [found, {**found, **columns}] if found["partition"] == 0 else found)
+        rewrite(
+            settings,
+            table,
+            lambda found: [found, {**found, **columns}] if found["partition"] == 0 else found,
+        )
         return f"{table}: "
 
-    beyond = [tables.bronze("tracking"), tables.SILVER, tables.LATE, tables.QUARANTINE, tables.PUBLISHED, tables.PROGRESS]
+    beyond = [
+        tables.bronze("tracking"),
+        tables.SILVER,
+        tables.LATE,
+        tables.QUARANTINE,
+        tables.PUBLISHED,
+        tables.PROGRESS,
+    ]
     places = [stray(table, partition=PARTITIONS) for table in beyond]
-    places += [stray(tables.bronze("orders"), topic="elsewhere", offset=77), stray(tables.QUARANTINE, source="nobody")]
-    found = [where for where, what in problems_of(settings) if "rows that belong to no partition of the topics" in what]
+    places += [
+        stray(tables.bronze("orders"), topic="elsewhere", offset=77),
+        stray(tables.QUARANTINE, source="nobody"),
+    ]
+    found = [
+        where
+        for where, what in problems_of(settings)
+        if "rows that belong to no partition of the topics" in what
+    ]
     assert {place[: place.index(": ") + 2] for place in found} == set(places)
     assert f"bronze_tracking: topic verified_tracking, partition {PARTITIONS}" in found
 
@@ -398,10 +528,15 @@ def test_rows_of_places_that_the_topics_lack_are_found(river: River, tmp_path: P
 
 
 def broken_sink(messages: list[Any]) -> list[tuple[Any, ...]]:
-    """A sink as (partition, key, value, timestamp, headers), with something wrong in every partition."""
+    """A sink as (partition, key, value, timestamp, headers), with something wrong in every
+    partition."""
     rows: list[tuple[Any, ...]] = []
     for p in range(PARTITIONS):
-        mine = [(p, m.key(), m.value(), m.timestamp()[1], dict(m.headers())) for m in messages if m.partition() == p]
+        mine = [
+            (p, m.key(), m.value(), m.timestamp()[1], dict(m.headers()))
+            for m in messages
+            if m.partition() == p
+        ]
         rows += BROKEN_SINKS[p](mine) if p < len(BROKEN_SINKS) else mine
     return rows
 
@@ -429,22 +564,34 @@ IN_BROKEN_SINKS = [
     ("broken[2]@2: seq 2, key 'e', event_time 20", "2/20/e is not in the order of publication"),
     ("broken[3]@1: seq 1, key 'e', event_time 20", "value differs from silver's record"),
     ("broken[4]@4", "not a message of Watersmeet"),
-    ("broken[5]@2: seq 2, key 'f', event_time 30", "the last message has seq 2, and 3 was published"),
+    (
+        "broken[5]@2: seq 2, key 'f', event_time 30",
+        "the last message has seq 2, and 3 was published",
+    ),
     ("broken[6]@1: seq 1, key 'e', event_time 20", "timestamp differs from silver's record"),
     ("broken[7]: key 'e', event_time 20", "missing in the sink"),
     ("broken[7]@1: seq 1, key 'e', event_time 21", "silver has no finished"),
     ("broken[8]: key 'e', event_time 20", "missing in the sink"),
-    ("broken[8]@2: seq 2, key 'b', event_time 60", "the last message has seq 2, and 3 was published"),
+    (
+        "broken[8]@2: seq 2, key 'b', event_time 60",
+        "the last message has seq 2, and 3 was published",
+    ),
 ]
 
 
 @pytest.mark.promise("A1")
-def test_every_promise_that_is_broken_in_the_sink_is_found(river: River, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_promise_that_is_broken_in_the_sink_is_found(
+    river: River, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(problems, "SHOWN", 50)
     create_topics(river.kafka, "broken", partitions=PARTITIONS)
     producer = Producer({"bootstrap.servers": river.kafka})
-    for p, key, value, timestamp, headers in broken_sink(consume(river.kafka, "verified", PARTITIONS)):
-        producer.produce("broken", value, key, p, timestamp=timestamp, headers=list(headers.items()))
+    for p, key, value, timestamp, headers in broken_sink(
+        consume(river.kafka, "verified", PARTITIONS)
+    ):
+        producer.produce(
+            "broken", value, key, p, timestamp=timestamp, headers=list(headers.items())
+        )
     assert producer.flush(30) == 0
     settings = river.copy(tmp_path, sink="broken")
     name = read_sink(questions_of(settings), settings, PARTITIONS).name
@@ -454,7 +601,9 @@ def test_every_promise_that_is_broken_in_the_sink_is_found(river: River, tmp_pat
         ("at_least_once", ("a repeat",)),
         ("at_most_once", ("a gap", "missing in the sink", "was published")),
     ):
-        lenient = settings_of(river.kafka, tmp_path, "verified", "broken", publish__delivery=delivery)
+        lenient = settings_of(
+            river.kafka, tmp_path, "verified", "broken", publish__delivery=delivery
+        )
         left = [(where, words) for where, words in IN_BROKEN_SINKS if not words.endswith(forgiven)]
         the_same(problems_of(lenient, full=False), left)
 
@@ -465,7 +614,9 @@ def test_without_kafka_nothing_is_claimed(tmp_path: Path, monkeypatch: pytest.Mo
         verify(questions_of(settings), settings, timeout_s=0.5)
 
 
-def test_a_lake_that_is_not_there_yet_breaks_nothing_and_is_not_made(river: River, tmp_path: Path) -> None:
+def test_a_lake_that_is_not_there_yet_breaks_nothing_and_is_not_made(
+    river: River, tmp_path: Path
+) -> None:
     settings = settings_of(river.kafka, tmp_path, "verified", "nowhere", kafka__start="latest")
     assert verify(questions_of(settings), settings) == {"ok": True, "problems": []}
     assert list(tmp_path.iterdir()) == []
@@ -474,16 +625,25 @@ def test_a_lake_that_is_not_there_yet_breaks_nothing_and_is_not_made(river: Rive
 # -- resets and recoveries
 
 
-def test_clocks_of_all_batches_are_looked_at_where_all_is_wanted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_clocks_of_all_batches_are_looked_at_where_all_is_wanted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(verify_evidence, "KNOWN_BATCHES", 1)
     lake = ModelLake(settings_for(tmp_path), {0: plain_case()})
     for share in (0.2, 0.4, 0.6, 0.8, 1.0):
         lake.arrive(share)
         lake.merge()
     assert problems_in(lake) == []
-    rewrite(lake.settings, tables.PROGRESS, lambda found: {**found, "clock": 1} if found["batch"] == 2 else found)
+    rewrite(
+        lake.settings,
+        tables.PROGRESS,
+        lambda found: {**found, "clock": 1} if found["batch"] == 2 else found,
+    )
     assert problems_in(lake, full=False) == []
-    assert problems_in(lake)[0] == "progress: batch 2, partition 0: the clock is 1, and the smallest head 60"
+    assert (
+        problems_in(lake)[0]
+        == "progress: batch 2, partition 0: the clock is 1, and the smallest head 60"
+    )
 
 
 @pytest.mark.promise("A3")
@@ -491,9 +651,18 @@ def test_clocks_of_all_batches_are_looked_at_where_all_is_wanted(tmp_path: Path,
 def test_what_is_planned_from_bronze_is_what_bronze_gives(tmp_path: Path, records: int) -> None:
     """However batches are cut, with decisions of the idle policy."""
     cases = dict(enumerate([*richest_cases(3), *(random_case(seed) for seed in range(3))]))
-    cases[6] = case_of([keyed("i", t) for t in (10, 50, 200, 400)], [keyed("i", 20)], IdleDecision(0, 200), IdleDecision(0, 400))
-    lake = ModelLake(settings_for(tmp_path, merge__max_records_per_batch=records * 2 * len(cases)), cases)
-    planner = Planner(lake.questions, lake.settings, 0, dict.fromkeys(lake.tps, Cursor()), {}, {}, 2**24)
+    cases[6] = case_of(
+        [keyed("i", t) for t in (10, 50, 200, 400)],
+        [keyed("i", 20)],
+        IdleDecision(0, 200),
+        IdleDecision(0, 400),
+    )
+    lake = ModelLake(
+        settings_for(tmp_path, merge__max_records_per_batch=records * 2 * len(cases)), cases
+    )
+    planner = Planner(
+        lake.questions, lake.settings, 0, dict.fromkeys(lake.tps, Cursor()), {}, {}, 2**24
+    )
     plans: list[BatchPlan] = []
 
     def drain() -> None:
@@ -508,7 +677,11 @@ def test_what_is_planned_from_bronze_is_what_bronze_gives(tmp_path: Path, record
     planner.decided(read_decisions(lake.questions, lake.generations[0]))
     drain()
     for plan in plans:
-        write_deltalake(lake.lake.address(tables.PROGRESS), progress_rows(plan, lake.settings, 0, 1 + plan.batch), mode="append")
+        write_deltalake(
+            lake.lake.address(tables.PROGRESS),
+            progress_rows(plan, lake.settings, 0, 1 + plan.batch),
+            mode="append",
+        )
     evidence, findings = read_evidence(lake.questions, lake.settings, len(cases)), Findings("clock")
     judge = Judge(lake.settings, evidence.epochs)
     assert evidence.last_batch == len(plans) - 1
@@ -520,7 +693,11 @@ def test_what_is_planned_from_bronze_is_what_bronze_gives(tmp_path: Path, record
 @pytest.mark.parametrize("first", [0, 4, 8])
 def test_resets_and_a_recovery_are_no_broken_promises(tmp_path: Path, first: int) -> None:
     lake = ModelLake(settings_for(tmp_path), dict(enumerate(richest_cases(first + 4)[first:])))
-    lake.recover((p, r.key, r.event_time) for p, case in lake.cases.items() for r in case.merged().published_order()[:3])
+    lake.recover(
+        (p, r.key, r.event_time)
+        for p, case in lake.cases.items()
+        for r in case.merged().published_order()[:3]
+    )
     for share, by in ((0.4, 3), (0.8, -6), (1.0, 0)):
         lake.arrive(share)
         lake.merge()
@@ -534,7 +711,9 @@ def test_resets_and_a_recovery_are_no_broken_promises(tmp_path: Path, first: int
 
 @pytest.mark.promise("A3")
 @pytest.mark.parametrize(
-    "sources", [(), pytest.param(("tracking",), marks=pytest.mark.long), ("orders",)], ids=["all", "tracking", "orders"]
+    "sources",
+    [(), pytest.param(("tracking",), marks=pytest.mark.long), ("orders",)],
+    ids=["all", "tracking", "orders"],
 )
 @pytest.mark.parametrize("is_recovered", [False, True], ids=["a later start", "a recovery"])
 def test_a_jump_back_before_a_lakes_beginning_breaks_no_promise(
@@ -543,7 +722,11 @@ def test_a_jump_back_before_a_lakes_beginning_breaks_no_promise(
     """What it reads for the first time was not there for what was merged before it."""
     lake = ModelLake(settings_for(tmp_path), dict(enumerate(richest_cases(3))))
     if is_recovered:
-        out = [(p, r.key, r.event_time) for p, case in lake.cases.items() for r in case.merged().published_order()[:4]]
+        out = [
+            (p, r.key, r.event_time)
+            for p, case in lake.cases.items()
+            for r in case.merged().published_order()[:4]
+        ]
         lake.recover(out, dict.fromkeys(lake.tps, 7))
     else:
         lake.start(7)
@@ -564,7 +747,9 @@ def test_a_jump_back_before_a_lakes_beginning_breaks_no_promise(
 
 
 def test_after_a_reset_an_open_row_may_have_the_place_of_a_finished_one(tmp_path: Path) -> None:
-    case = case_of([keyed("a", 10), heartbeat(500), keyed("a", 10)], [heartbeat(500), heartbeat(20)])
+    case = case_of(
+        [keyed("a", 10), heartbeat(500), keyed("a", 10)], [heartbeat(500), heartbeat(20)]
+    )
     case = replace(case, arrivals=["tracking", "tracking", "orders", "tracking", "orders"])
     lake = ModelLake(settings_for(tmp_path), {0: case})
     lake.arrive(0.6)
@@ -579,7 +764,10 @@ def test_after_a_reset_an_open_row_may_have_the_place_of_a_finished_one(tmp_path
 def test_what_a_jump_back_reads_again_must_be_there(kafka: str, tmp_path: Path) -> None:
     """In bronze, although the start passed it over, and in an outcome."""
     settings = with_topics(kafka, tmp_path, "again")
-    case = case_of([keyed(key, time) for key, time in zip("abcdef", range(0, 600, 100), strict=True)], [heartbeat(1000)])
+    case = case_of(
+        [keyed(key, time) for key, time in zip("abcdef", range(0, 600, 100), strict=True)],
+        [heartbeat(1000)],
+    )
     for source in SOURCES:
         produce(kafka, f"again_{source}", [(0, value) for value in case.values[source]])
     lake = ModelLake(settings, {0: case})
@@ -589,16 +777,25 @@ def test_what_a_jump_back_reads_again_must_be_there(kafka: str, tmp_path: Path) 
     lake.jump(-1000)
     lake.merge()
     assert problems_of(settings) == []
-    rewrite(settings, tables.bronze("tracking"), lambda found: None if found["offset"] == 0 else found)
+    rewrite(
+        settings, tables.bronze("tracking"), lambda found: None if found["offset"] == 0 else found
+    )
     rewrite(settings, tables.SILVER, lambda found: None if found["merge_key"] == "b" else found)
     of_record = "bronze_tracking: again_tracking[0]@"
     missing = [f"{of_record}0", f"{of_record}0", f"{of_record}1", row(0, "a", 0), row(0, "b", 100)]
-    assert [where for where, _ in problems_of(settings)] == [f"generation 1, {where}" for where in missing]
+    assert [where for where, _ in problems_of(settings)] == [
+        f"generation 1, {where}" for where in missing
+    ]
 
 
-def test_every_generation_is_looked_at_where_all_is_wanted_and_else_the_newest(kafka: str, tmp_path: Path) -> None:
+def test_every_generation_is_looked_at_where_all_is_wanted_and_else_the_newest(
+    kafka: str, tmp_path: Path
+) -> None:
     settings = with_topics(kafka, tmp_path, "generations")
-    case = case_of([keyed(key, time) for key, time in zip("abcdef", range(0, 600, 100), strict=True)], [heartbeat(1000)])
+    case = case_of(
+        [keyed(key, time) for key, time in zip("abcdef", range(0, 600, 100), strict=True)],
+        [heartbeat(1000)],
+    )
     for source in SOURCES:
         produce(kafka, f"generations_{source}", [(0, value) for value in case.values[source]])
     lake = ModelLake(settings, {0: case})
@@ -607,12 +804,19 @@ def test_every_generation_is_looked_at_where_all_is_wanted_and_else_the_newest(k
     lake.jump(-3)
     lake.merge()
     assert problems_of(settings) == []
-    first = DeltaRsQuestions(Lake(settings)).summary(tables.SILVER, [], {"rows": ("count", "*")}, [[("batch", "=", 0)]])
+    first = DeltaRsQuestions(Lake(settings)).summary(
+        tables.SILVER, [], {"rows": ("count", "*")}, [[("batch", "=", 0)]]
+    )
     assert first["rows"].to_pylist() == [6]
-    rewrite(settings, tables.SILVER, lambda found: None if (found["merge_key"], found["batch"]) == ("b", 0) else found)
+    rewrite(
+        settings,
+        tables.SILVER,
+        lambda found: None if (found["merge_key"], found["batch"]) == ("b", 0) else found,
+    )
     found = verify(questions_of(settings), settings, full=True)["problems"]
     assert {problem["where"] for problem in found} == {
-        f"generation 0, {where}" for where in ("bronze_tracking: generations_tracking[0]@1", row(0, "b", 100))
+        f"generation 0, {where}"
+        for where in ("bronze_tracking: generations_tracking[0]@1", row(0, "b", 100))
     }
     assert verify(questions_of(settings), settings, full=True, generation=0)["problems"] == found
     assert verify(questions_of(settings), settings, full=False)["ok"]
@@ -623,16 +827,24 @@ def test_every_generation_is_looked_at_where_all_is_wanted_and_else_the_newest(k
 
 def sink_problems(lake: ModelLake) -> list[tuple[str, str]]:
     """What is found in the sink alone."""
-    evidence, sink = read_evidence(lake.questions, lake.settings, 1), read_sink(lake.questions, lake.settings, 1)
+    evidence, sink = (
+        read_evidence(lake.questions, lake.settings, 1),
+        read_sink(lake.questions, lake.settings, 1),
+    )
     findings, judge = Findings("sink"), Judge(lake.settings, evidence.epochs)
     for partition in read_partitions(evidence, judge.evaluated):
         check_sink(partition, sink, read_limits(evidence), judge, findings)
     return [(problem.where, problem.what) for problem in findings.problems]
 
 
-def test_a_record_in_two_messages_is_found_in_whatever_generations_they_are(kafka: str, tmp_path: Path) -> None:
+def test_a_record_in_two_messages_is_found_in_whatever_generations_they_are(
+    kafka: str, tmp_path: Path
+) -> None:
     settings = with_topics(kafka, tmp_path, "two_messages")
-    beats = [keyed(key, time) for key, time in (("a", 0), ("b", 150), ("c", 300), ("d", 450), ("e", 600), ("f", 1000))]
+    beats = [
+        keyed(key, time)
+        for key, time in (("a", 0), ("b", 150), ("c", 300), ("d", 450), ("e", 600), ("f", 1000))
+    ]
     lake = ModelLake(settings, {0: case_of(beats, [heartbeat(1000)])})
     sink = read_sink(lake.questions, settings, 1).name
     lake.arrive()
@@ -644,7 +856,11 @@ def test_a_record_in_two_messages_is_found_in_whatever_generations_they_are(kafk
     assert sink_problems(lake) == []
 
     def with_the_first(found: Row) -> Row:
-        more = [{**part, "offset": 0} for part in found["tracking"]] if found["merge_key"] == "d" else []
+        more = (
+            [{**part, "offset": 0} for part in found["tracking"]]
+            if found["merge_key"] == "d"
+            else []
+        )
         return {**found, "tracking": [*found["tracking"], *more]}
 
     rewrite(settings, tables.SILVER, with_the_first)
@@ -654,9 +870,13 @@ def test_a_record_in_two_messages_is_found_in_whatever_generations_they_are(kafk
 
 
 def test_after_a_jump_back_the_sink_is_compared_from_there_on(kafka: str, tmp_path: Path) -> None:
-    """What was published before the jump is neither missing nor unknown; what comes after it is compared again."""
+    """What was published before the jump is neither missing nor unknown; what comes after it is
+    compared again."""
     settings = with_topics(kafka, tmp_path, "jumped")
-    beats = [keyed(key, time) for key, time in (("a", 0), ("b", 150), ("c", 300), ("d", 450), ("e", 600), ("f", 1000))]
+    beats = [
+        keyed(key, time)
+        for key, time in (("a", 0), ("b", 150), ("c", 300), ("d", 450), ("e", 600), ("f", 1000))
+    ]
     lake = ModelLake(settings, {0: case_of(beats, [heartbeat(1000)])})
     lake.arrive()
     lake.merge()
@@ -674,7 +894,10 @@ def test_what_sorts_behind_the_last_message_before_a_new_beginning_is_compared(
     """Also where it has the same event time, and a larger key."""
     name = f"order_{is_reset}".lower()
     settings = with_topics(kafka, tmp_path, name)
-    values = [keyed(key, time) for key, time in (("a", 0), ("b", 150), ("c", 150), ("d", 150), ("e", 600), ("f", 1000))]
+    values = [
+        keyed(key, time)
+        for key, time in (("a", 0), ("b", 150), ("c", 150), ("d", 150), ("e", 600), ("f", 1000))
+    ]
     lake = ModelLake(settings, {0: case_of(values, [heartbeat(1000)])})
     sink = read_sink(lake.questions, settings, 1).name
     if is_reset:
@@ -684,7 +907,12 @@ def test_what_sorts_behind_the_last_message_before_a_new_beginning_is_compared(
         lake.jump(-4)
     else:
         out = enumerate([("a", 1), ("b", 150)])
-        lake.send([Published(0, key.encode(), time, b"lost", seq, f"0/{time}/{key}") for seq, (key, time) in out])
+        lake.send(
+            [
+                Published(0, key.encode(), time, b"lost", seq, f"0/{time}/{key}")
+                for seq, (key, time) in out
+            ]
+        )
         lake.recover([(0, "b", 150)], dict.fromkeys(lake.tps, 0))
     lake.arrive()
     lake.merge()

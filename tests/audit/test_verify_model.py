@@ -1,4 +1,5 @@
-"""What `verify` decides in plain Python: what the model expects of a partition, gaps, and how problems are counted."""
+"""What `verify` decides in plain Python: what the model expects of a partition, gaps, and how
+problems are counted."""
 
 from __future__ import annotations
 
@@ -54,12 +55,18 @@ def test_a_keys_outcomes_are_those_of_the_model() -> None:
 
 def test_what_was_published_before_a_recovery_is_not_merged_but_late_is_late() -> None:
     out = [out_before("tracking", 0, 10), out_before("orders", 0, 50)]
-    assert sorted(outcomes(SOURCES, through(200), 0, ALL, [read_back("k", 10)])) == sorted([OPEN, LATE, *out])
+    assert sorted(outcomes(SOURCES, through(200), 0, ALL, [read_back("k", 10)])) == sorted(
+        [OPEN, LATE, *out]
+    )
     out.append(out_before("tracking", 1, 200))
-    assert sorted(outcomes(SOURCES, through(200), 0, ALL, [read_back("k", 10), read_back("k", 150)])) == sorted([LATE, *out])
+    assert sorted(
+        outcomes(SOURCES, through(200), 0, ALL, [read_back("k", 10), read_back("k", 150)])
+    ) == sorted([LATE, *out])
 
 
-def test_gaps_are_what_lies_between_offsets_and_skipped_ranges(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gaps_are_what_lies_between_offsets_and_skipped_ranges(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     some = np.array([3, 4, 9])
     assert gaps(some, [], 10) == [(0, 9)], "near ones are read as one"
     monkeypatch.setattr("pipelines.audit.verify.NEAR", 0)

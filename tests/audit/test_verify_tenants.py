@@ -1,4 +1,5 @@
-"""`verify` on lakes with tenants: it accepts what the rules make of any arrivals, and finds each promise broken by hand."""
+"""`verify` on lakes with tenants: it accepts what the rules make of any arrivals, and finds each
+promise broken by hand."""
 
 from __future__ import annotations
 
@@ -44,8 +45,13 @@ from tests.support.topics import consume, create_topics
 pytestmark = [pytest.mark.long, pytest.mark.promise("T5")]
 
 
-def settings_of(folder: Path, gap_ms: int = 100, max_ms: int | None = None, lag_ms: int = 1000, **overrides: Any) -> Settings:
-    window: dict[str, Any] = {"merge__timeout": None, "merge__window": {"gap": f"{gap_ms}ms", "max": f"{max_ms}ms"}}
+def settings_of(
+    folder: Path, gap_ms: int = 100, max_ms: int | None = None, lag_ms: int = 1000, **overrides: Any
+) -> Settings:
+    window: dict[str, Any] = {
+        "merge__timeout": None,
+        "merge__window": {"gap": f"{gap_ms}ms", "max": f"{max_ms}ms"},
+    }
     timeout: dict[str, Any] = {"merge__timeout": f"{gap_ms}ms"}
     tenants = {"merge__tenant": "g", "merge__tenant_max_lag": f"{lag_ms}ms"}
     return settings_for(folder, **(timeout if max_ms is None else window), **tenants, **overrides)
@@ -55,7 +61,8 @@ OVERRIDES = {"merge__tenant": "g", "merge__tenant_max_lag": "1s"}
 
 
 def arrivals_of(seed: int, lag_ms: int = 1000, count: int = 80) -> list[Record]:
-    """Tenants with delays of their own, ties, disorder, silence, heartbeats of a tenant and of everybody, decisions when idle."""
+    """Tenants with delays of their own, ties, disorder, silence, heartbeats of a tenant and of
+    everybody, decisions when idle."""
     rng = random.Random(seed)
     delays = {tenant: rng.choice([0, 10, 100, lag_ms // 2, 2 * lag_ms]) for tenant in TENANTS}
     times, records = dict.fromkeys(SOURCES, 5000), list[Record]()
@@ -74,14 +81,28 @@ def arrivals_of(seed: int, lag_ms: int = 1000, count: int = 80) -> list[Record]:
 
 @pytest.mark.parametrize(
     ("gap_ms", "max_ms", "lag_ms", "one_in"),
-    first_then_nightly([(30, 400, 300, 1), (100, None, 1000, 3), (100, None, 1000, 1), (100, 100, 0, 1), (1, 5, 100_000, 1)]),
+    first_then_nightly(
+        [
+            (30, 400, 300, 1),
+            (100, None, 1000, 3),
+            (100, None, 1000, 1),
+            (100, 100, 0, 1),
+            (1, 5, 100_000, 1),
+        ]
+    ),
 )
 def test_what_the_rules_make_of_any_arrivals_breaks_no_promise(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gap_ms: int, max_ms: int | None, lag_ms: int, one_in: int
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    gap_ms: int,
+    max_ms: int | None,
+    lag_ms: int,
+    one_in: int,
 ) -> None:
     found: Counter[str] = Counter()
     lake = ModelLake(
-        settings_of(tmp_path, gap_ms, max_ms, lag_ms), {p: case_of_records(arrivals_of(p, lag_ms or 1000)) for p in range(16)}
+        settings_of(tmp_path, gap_ms, max_ms, lag_ms),
+        {p: case_of_records(arrivals_of(p, lag_ms or 1000)) for p in range(16)},
     )
     if one_in > 1:
         monkeypatch.setattr(audit_evidence, "SAMPLED_RECORDS", 300)
@@ -97,7 +118,9 @@ def test_what_the_rules_make_of_any_arrivals_breaks_no_promise(
 
 
 @pytest.mark.nightly
-def test_what_silver_makes_of_tenants_breaks_no_promise_through_changes_of_the_rules(tmp_path: Path) -> None:
+def test_what_silver_makes_of_tenants_breaks_no_promise_through_changes_of_the_rules(
+    tmp_path: Path,
+) -> None:
     rules = [(100, None, 300), (30, 90, 1000), (150, 400, 50), (80, None, 500)]
     settings, cases = settings_of(tmp_path, *rules[0]), tenant_cases(16)
     lake = CaseLake(open_engine(settings), settings, cases)
@@ -106,7 +129,9 @@ def test_what_silver_makes_of_tenants_breaks_no_promise_through_changes_of_the_r
     for number, of_epoch in enumerate(rules):
         if number:
             lake.settings = settings_of(tmp_path, *of_epoch)
-            begin_epoch(lake.questions, lake.engine.append, lake.settings, lake.plans[-1].batch + 1, number)
+            begin_epoch(
+                lake.questions, lake.engine.append, lake.settings, lake.plans[-1].batch + 1, number
+            )
         for share in (0.25 * number + 0.15, 0.25 * number + 0.25):
             lake.arrive(share)
             lake.merge()
@@ -142,7 +167,8 @@ def test_resets_break_no_promise(tmp_path: Path, by: int) -> None:
 # -- damage
 
 BROKEN = 14
-"""So many partitions have the same records; what is broken in one of them does not disturb the others."""
+"""So many partitions have the same records; what is broken in one of them does not disturb the
+others."""
 
 KNOWN = [
     ("tracking", 5000, "A", "x"),
@@ -156,54 +182,91 @@ KNOWN = [
     ("tracking", 4250, "D", "z"),
     ("tracking", 4300, "E", "y"),
 ]
-"""The clock is 5300, that of x too, of y 4420, of z 4300. A has timed out (due 5100), B and D are open, C waits, E is late."""
+"""The clock is 5300, that of x too, of y 4420, of z 4300. A has timed out (due 5100), B and D are
+open, C waits, E is late."""
 
 
 def known_case() -> Case:
-    return case_of_records(Record(source, 0, time, key, tenant) for source, time, key, tenant in KNOWN)
+    return case_of_records(
+        Record(source, 0, time, key, tenant) for source, time, key, tenant in KNOWN
+    )
 
 
 def test_the_known_case_is_what_it_says(tmp_path: Path) -> None:
     lake = ModelLake(settings_of(tmp_path), {0: known_case()})
     lake.arrive()
     lake.merge()
-    names = ("tenant", "merge_key", "status", "event_time", "last_event_time", "due", "closed_at", "position")
+    names = (
+        "tenant",
+        "merge_key",
+        "status",
+        "event_time",
+        "last_event_time",
+        "due",
+        "closed_at",
+        "position",
+    )
     assert sorted(tuple(row[name] for name in names) for row in lake.rows) == [
         ("x", "A", "timed_out", 5000, 5010, 5100, 5101, None),
         ("y", "B", "open", 4400, 4420, 4500, None, None),
         ("y", "C", "waiting", 4525, 4525, None, None, 4525),
         ("z", "D", "open", 4250, 4250, 4350, None, None),
     ]
-    assert [(row["tenant"], row["merge_key"], row["position"]) for row in lake.late] == [("y", "E", 4525)]
+    assert [(row["tenant"], row["merge_key"], row["position"]) for row in lake.late] == [
+        ("y", "E", 4525)
+    ]
     assert problems_in(lake) == []
 
 
 Damage = tuple[str, str | None, Change, list[tuple[str, str]]]
-"""The table, the key of the row that is changed, the change; and for each problem where it is and words of it."""
+"""The table, the key of the row that is changed, the change; and for each problem where it is and
+words of it."""
 
 MERGED = "merge records, waiting, late and recovered: the record"
 
 DAMAGES: list[Damage] = [
-    ("silver", "C", gone, [("bronze_tracking: tracking[0]@3", f"{MERGED} is missing"), ("C", "merge model waiting from 4525")]),
+    (
+        "silver",
+        "C",
+        gone,
+        [
+            ("bronze_tracking: tracking[0]@3", f"{MERGED} is missing"),
+            ("C", "merge model waiting from 4525"),
+        ],
+    ),
     (
         "silver",
         "C",
         twice,
-        [("bronze_tracking: tracking[1]@3", f"{MERGED} appears 2 times"), ("C", "and the merge model nothing")],
+        [
+            ("bronze_tracking: tracking[1]@3", f"{MERGED} appears 2 times"),
+            ("C", "and the merge model nothing"),
+        ],
     ),
     (
         "silver",
         "C",
         altered(position=4420),
-        [("C", "waiting although its tenant's clock is 4420, and it has the position 4420"), ("C", "waiting from 4525 to 4525")],
+        [
+            ("C", "waiting although its tenant's clock is 4420, and it has the position 4420"),
+            ("C", "waiting from 4525 to 4525"),
+        ],
     ),
     (
         "silver",
         "C",
         altered(position=5301),
-        [("C", "waiting although its tenant's clock is 4420, and it has the position 5301"), ("C", "waiting from 4525 to 4525")],
+        [
+            ("C", "waiting although its tenant's clock is 4420, and it has the position 5301"),
+            ("C", "waiting from 4525 to 4525"),
+        ],
     ),
-    ("silver", "C", altered(status="open", due=4625, position=None), [("C", "the tables have open from 4525 to 4525, due 4625")]),
+    (
+        "silver",
+        "C",
+        altered(status="open", due=4625, position=None),
+        [("C", "the tables have open from 4525 to 4525, due 4625")],
+    ),
     (
         "silver",
         "B",
@@ -229,7 +292,10 @@ DAMAGES: list[Damage] = [
         "D",
         altered(tenant="x"),
         [
-            ("tenant 'x', key 'D'", "open although its tenant's clock is 5300, and it can be joined until 4350"),
+            (
+                "tenant 'x', key 'D'",
+                "open although its tenant's clock is 5300, and it can be joined until 4350",
+            ),
             ("tenant 'x', key 'D'", "and the merge model nothing"),
             ("tenant 'z', key 'D'", "the tables have nothing"),
         ],
@@ -251,7 +317,10 @@ DAMAGES: list[Damage] = [
         "late",
         "E",
         altered(tenant="x"),
-        [("tenant 'x', key 'E'", "and the merge model nothing"), ("tenant 'y', key 'E'", "the tables have nothing")],
+        [
+            ("tenant 'x', key 'E'", "and the merge model nothing"),
+            ("tenant 'y', key 'E'", "the tables have nothing"),
+        ],
     ),
     (
         "bronze_orders",
@@ -262,14 +331,18 @@ DAMAGES: list[Damage] = [
 ]
 
 
-def test_each_promise_that_is_broken_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_promise_that_is_broken_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(problems, "SHOWN", 100)
     lake = ModelLake(settings_of(tmp_path), {p: known_case() for p in range(BROKEN)})
     lake.arrive()
     lake.merge()
     for p, (table, key, change, _) in enumerate(DAMAGES):
 
-        def broken(row: Row, p: int = p, key: str | None = key, change: Change = change) -> Row | list[Row] | None:
+        def broken(
+            row: Row, p: int = p, key: str | None = key, change: Change = change
+        ) -> Row | list[Row] | None:
             return change(row) if row["partition"] == p and key in (None, row["merge_key"]) else row
 
         rewrite(lake.settings, table, broken)
@@ -279,21 +352,34 @@ def test_each_promise_that_is_broken_is_found(tmp_path: Path, monkeypatch: pytes
     for p, (_, key, _, told) in enumerate(DAMAGES):
         assert len(found[p]) == len(told), (p, key, found[p])
         for where, words in told:
-            assert any(where in problem and words in problem for problem in found[p]), (p, where, words, found[p])
+            assert any(where in problem and words in problem for problem in found[p]), (
+                p,
+                where,
+                words,
+                found[p],
+            )
 
 
 def test_a_decision_that_told_a_tenant_another_time_is_found(tmp_path: Path) -> None:
     """Without it, y would be 1000 behind where it is silent."""
     decision = Record("orders", -1, 5300, None, None, {"x": 5300, "y": 5000})
-    arrivals = [Record("tracking", 0, 5000, "k", "y"), Record("tracking", 1, 5300, "k", "x"), decision]
+    arrivals = [
+        Record("tracking", 0, 5000, "k", "y"),
+        Record("tracking", 1, 5300, "k", "x"),
+        decision,
+    ]
     lake = ModelLake(settings_of(tmp_path), {0: case_of_records(arrivals)})
     lake.decide()
     lake.arrive()
     lake.merge()
     assert problems_in(lake) == []
-    rewrite(lake.settings, tables.IDLE_HEARTBEATS, lambda row: None if row["tenant"] == "y" else row)
+    rewrite(
+        lake.settings, tables.IDLE_HEARTBEATS, lambda row: None if row["tenant"] == "y" else row
+    )
     [problem] = problems_in(lake)
-    assert problem.startswith("silver: partition 0, tenant 'y', key 'k', event_time 5000: the tables have open from 5000")
+    assert problem.startswith(
+        "silver: partition 0, tenant 'y', key 'k', event_time 5000: the tables have open from 5000"
+    )
     assert "and the merge model waiting from 5000 to 5000, position 5000" in problem
 
 
@@ -302,12 +388,26 @@ def test_a_decision_that_told_a_tenant_another_time_is_found(tmp_path: Path) -> 
 
 def finished_case() -> Case:
     """The known case to its end, with three more merge records that are all closed at 5521."""
-    more = [("tracking", 5420, "a/b", "x"), ("tracking", 5420, "A", "y"), ("tracking", 5420, "a/b", "y")]
+    more = [
+        ("tracking", 5420, "a/b", "x"),
+        ("tracking", 5420, "A", "y"),
+        ("tracking", 5420, "a/b", "y"),
+    ]
     ends = [(source, 9000, None, None) for source in SOURCES]
-    return case_of_records(Record(source, 0, time, key, tenant) for source, time, key, tenant in [*KNOWN, *more, *ends])
+    return case_of_records(
+        Record(source, 0, time, key, tenant) for source, time, key, tenant in [*KNOWN, *more, *ends]
+    )
 
 
-PUBLISHED = ["0/5000/x/A", "0/4400/y/B", "0/4250/z/D", "0/4525/y/C", "0/5420/x/a/b", "0/5420/y/A", "0/5420/y/a/b"]
+PUBLISHED = [
+    "0/5000/x/A",
+    "0/4400/y/B",
+    "0/4250/z/D",
+    "0/4525/y/C",
+    "0/5420/x/a/b",
+    "0/5420/y/A",
+    "0/5420/y/a/b",
+]
 
 Sent = tuple[int, bytes, bytes, int, dict[str, bytes]]
 """Partition, key, value, timestamp and headers."""
@@ -322,26 +422,49 @@ def exchanged(sent: list[Sent], i: int) -> list[Sent]:
     """With two neighbours in each other's place, and the numbers where they were."""
     one, other = sent[i : i + 2]
     seqs = [message[4]["watersmeet.seq"] for message in (one, other)]
-    return [*sent[:i], with_headers(other, seq=seqs[0]), with_headers(one, seq=seqs[1]), *sent[i + 2 :]]
+    return [
+        *sent[:i],
+        with_headers(other, seq=seqs[0]),
+        with_headers(one, seq=seqs[1]),
+        *sent[i + 2 :],
+    ]
 
 
 BROKEN_SINKS: list[tuple[Callable[[list[Sent]], list[Sent]], list[tuple[str, str]]]] = [
     (lambda sent: sent, []),
-    (lambda sent: exchanged(sent, 4), [("tenant 'x', key 'a/b'", "1/5420/x/a/b is not in the order of publication")]),
-    (lambda sent: exchanged(sent, 5), [("tenant 'y', key 'A'", "2/5420/y/A is not in the order of publication")]),
-    (lambda sent: [*sent[:-1], with_headers(sent[-1], tenant=b"x")], [("broken_tenants[3]@6", "not a message of Watersmeet")]),
+    (
+        lambda sent: exchanged(sent, 4),
+        [("tenant 'x', key 'a/b'", "1/5420/x/a/b is not in the order of publication")],
+    ),
+    (
+        lambda sent: exchanged(sent, 5),
+        [("tenant 'y', key 'A'", "2/5420/y/A is not in the order of publication")],
+    ),
+    (
+        lambda sent: [*sent[:-1], with_headers(sent[-1], tenant=b"x")],
+        [("broken_tenants[3]@6", "not a message of Watersmeet")],
+    ),
     (
         lambda sent: [*sent[:-1], with_headers(sent[-1], due=b"5521")],
         [
-            ("tenant 'y', key 'a/b', closed_at 5521, due 5521", "silver has no finished, valid record for it"),
+            (
+                "tenant 'y', key 'a/b', closed_at 5521, due 5521",
+                "silver has no finished, valid record for it",
+            ),
             ("tenant 'y', key 'a/b', closed_at 5521, due 5520", "missing in the sink"),
         ],
     ),
     (
-        lambda sent: [*sent[:-1], (*sent[-1][:2], sent[-1][2].replace(b'"tenant":"y"', b'"tenant":"x"'), *sent[-1][3:])],
+        lambda sent: [
+            *sent[:-1],
+            (*sent[-1][:2], sent[-1][2].replace(b'"tenant":"y"', b'"tenant":"x"'), *sent[-1][3:]),
+        ],
         [("tenant 'y', key 'a/b'", "value differs from silver's record")],
     ),
-    (lambda sent: [*sent[:5], *map(renumbered, sent[6:])], [("tenant 'y', key 'A', closed_at 5521", "missing in the sink")]),
+    (
+        lambda sent: [*sent[:5], *map(renumbered, sent[6:])],
+        [("tenant 'y', key 'A', closed_at 5521", "missing in the sink")],
+    ),
 ]
 
 
@@ -362,22 +485,36 @@ def test_each_promise_that_is_broken_in_the_sink_is_found(kafka: str, tmp_path: 
     create_topics(kafka, "broken_tenants", partitions=partitions)
     producer = Producer({"bootstrap.servers": kafka})
     sent = [
-        (m.partition(), m.key(), m.value(), m.timestamp()[1], dict(m.headers())) for m in consume(kafka, "of_tenants", partitions)
+        (m.partition(), m.key(), m.value(), m.timestamp()[1], dict(m.headers()))
+        for m in consume(kafka, "of_tenants", partitions)
     ]
     for p, (broken, _) in enumerate(BROKEN_SINKS):
-        for _, key, value, timestamp, headers in broken([message for message in sent if message[0] == p]):
-            producer.produce("broken_tenants", value, key, p, timestamp=timestamp, headers=list(headers.items()))
+        for _, key, value, timestamp, headers in broken(
+            [message for message in sent if message[0] == p]
+        ):
+            producer.produce(
+                "broken_tenants", value, key, p, timestamp=timestamp, headers=list(headers.items())
+            )
     assert producer.flush(30) == 0
     there = settings_with_topics(kafka, tmp_path, "of_tenants", "broken_tenants", **OVERRIDES)
-    evidence, sink = read_evidence(lake.questions, there, partitions), read_sink(lake.questions, there, partitions)
+    evidence, sink = (
+        read_evidence(lake.questions, there, partitions),
+        read_sink(lake.questions, there, partitions),
+    )
     judge = Judge(there, evidence.epochs)
-    for partition, (_, told) in zip(read_partitions(evidence, judge.evaluated), BROKEN_SINKS, strict=True):
+    for partition, (_, told) in zip(
+        read_partitions(evidence, judge.evaluated), BROKEN_SINKS, strict=True
+    ):
         findings = Findings("sink")
         check_sink(partition, sink, read_limits(evidence), judge, findings)
         found = [f"{problem.where}: {problem.what}" for problem in findings.told()]
         assert len(found) == len(told), (partition.number, found)
         for where, words in told:
-            assert any(where in problem and words in problem for problem in found), (where, words, found)
+            assert any(where in problem and words in problem for problem in found), (
+                where,
+                words,
+                found,
+            )
 
 
 # -- from the sink alone
@@ -395,13 +532,18 @@ def taken_up(folder: Path) -> ModelLake:
         for source, values in case.values.items():
             records = [as_record(source, offset, value) for offset, value in enumerate(values)]
             model.arrive(*(record for record in records if record is not None))
-            heads[source] = list(accumulate((record.event_time for record in records if record is not None), max))
+            heads[source] = list(
+                accumulate((record.event_time for record in records if record is not None), max)
+            )
         model.advance()
         order = model.published_order()
         last = order[len(order) // 2].closed_at or 0
         since[p] = last - 1 - 1000 - 100
         lost[p] = [row for row in order[: len(order) // 2 + 1] if (row.closed_at or 0) > since[p]]
-        begin |= {TopicPartition(source, p): bisect_left(positions, since[p]) for source, positions in heads.items()}
+        begin |= {
+            TopicPartition(source, p): bisect_left(positions, since[p])
+            for source, positions in heads.items()
+        }
     lake = ModelLake(settings, cases)
     lake.take_up(lost, since, begin)
     for share in (0.6, 1.0):
@@ -421,12 +563,22 @@ def test_a_lake_that_was_taken_up_from_its_sink_breaks_no_promise(
 
 def test_what_was_passed_over_wrongly_is_found(tmp_path: Path) -> None:
     lake = taken_up(tmp_path)
-    rewrite(lake.settings, tables.RECOVERED, lambda row: row | {"since": row["since"] and row["since"] + 300})
+    rewrite(
+        lake.settings,
+        tables.RECOVERED,
+        lambda row: row | {"since": row["since"] and row["since"] + 300},
+    )
     found = problems_in(lake)
-    assert any("the tables have" in problem and "and the merge model nothing" in problem for problem in found)
+    assert any(
+        "the tables have" in problem and "and the merge model nothing" in problem
+        for problem in found
+    )
     rewrite(lake.settings, tables.RECOVERED, lambda row: row if row["since"] is None else None)
     found = problems_in(lake)
-    assert any("merge records, waiting, late and recovered: the record is missing" in problem for problem in found)
+    assert any(
+        "merge records, waiting, late and recovered: the record is missing" in problem
+        for problem in found
+    )
 
 
 # -- epochs
@@ -435,16 +587,23 @@ def test_what_was_passed_over_wrongly_is_found(tmp_path: Path) -> None:
 @draws(100)
 @given(life=lives())
 def test_through_every_epoch_the_model_is_asked_for_what_it_said_then(life: Life) -> None:
-    """From records and from where each epoch ended alone: what was merged, and what the clocks of tenants were."""
+    """From records and from where each epoch ended alone: what was merged, and what the clocks of
+    tenants were."""
     life = [(rules, records) for rules, records in life if rules.gap_ms]
     if not life:
         return
     model, ends, said = PartitionMerge(life[0][0]), [], []
-    offsets, logs = dict.fromkeys(SOURCES, 0), {source: list[tuple[int, Record]]() for source in SOURCES}
+    offsets, logs = (
+        dict.fromkeys(SOURCES, 0),
+        {source: list[tuple[int, Record]]() for source in SOURCES},
+    )
     for number, (rules, records) in enumerate(life):
         model.begin_epoch(rules.gap_ms, rules.max_ms, rules.lag_ms)
         for record in records:
-            offset, offsets[record.source] = offsets[record.source], offsets[record.source] + (record.told is None)
+            offset, offsets[record.source] = (
+                offsets[record.source],
+                offsets[record.source] + (record.told is None),
+            )
             numbered = replace(record, offset=offset - (record.told is not None))
             model.arrive(numbered)
             logs[record.source].append((model.heads[record.source], numbered))
@@ -455,7 +614,10 @@ def test_through_every_epoch_the_model_is_asked_for_what_it_said_then(life: Life
         ends.append(End(until, heads, {} if model.clock is None else {0: model.clock}))
         if model.clock is not None:
             said.append((number, {tenant: model.tenant_clock(tenant) for tenant in TENANTS}))
-    epochs = [Epoch(i, i, settings_of(Path(), r.gap_ms, r.max_ms, r.lag_ms or 0)) for i, (r, _) in enumerate(life)]
+    epochs = [
+        Epoch(i, i, settings_of(Path(), r.gap_ms, r.max_ms, r.lag_ms or 0))
+        for i, (r, _) in enumerate(life)
+    ]
     heard = []
 
     def hear(epoch: int, model: PartitionMerge) -> None:
@@ -464,7 +626,8 @@ def test_through_every_epoch_the_model_is_asked_for_what_it_said_then(life: Life
     found = list(outcomes(SOURCES, [*zip(epochs, ends, strict=True)], 0, logs, [], hear=hear))
     assert heard == said
     expected: list[tuple[object, ...]] = [
-        ("late", r.tenant, r.offset, position) for r, position in ((each.record, each.position) for each in model.late)
+        ("late", r.tenant, r.offset, position)
+        for r, position in ((each.record, each.position) for each in model.late)
     ]
     expected += [("waiting", r.tenant, r.offset, position) for position, r in model.waiting]
     expected += [("timed_out", r.tenant, r.event_time, r.closed_at) for r in model.timed_out]

@@ -1,4 +1,5 @@
-"""`verify` and values: of a schema, of the user's expressions, near the largest size; and a rebuild beside its lake."""
+"""`verify` and values: of a schema, of the user's expressions, near the largest size; and a rebuild
+beside its lake."""
 
 from __future__ import annotations
 
@@ -45,12 +46,19 @@ def size_of(message: Any) -> int:
 
 
 def kept(source: str, value: bytes) -> Any:
-    """What silver keeps of a value of `tracking`, which has the schema, and of `orders`, which has none."""
+    """What silver keeps of a value of `tracking`, which has the schema, and of `orders`, which has
+    none."""
     if source == "orders":
         return value.decode()
     document = json.loads(value)
-    more = {name: document["more"].get(name) for name in ("ts", "n")} if "more" in document else None
-    return {name: document.get(name) for name in FIELDS} | {"n": int(document["n"]), "x": float(document["x"]), "more": more}
+    more = (
+        {name: document["more"].get(name) for name in ("ts", "n")} if "more" in document else None
+    )
+    return {name: document.get(name) for name in FIELDS} | {
+        "n": int(document["n"]),
+        "x": float(document["x"]),
+        "more": more,
+    }
 
 
 def message(row: Row) -> bytes:
@@ -59,7 +67,11 @@ def message(row: Row) -> bytes:
         "tracking": [part["value"] for part in row["tracking"]],
         "orders": [orjson.Fragment(part["value"]) for part in row["orders"]],
     }
-    head = {"key": row["merge_key"], "event_time": row["event_time"], "last_event_time": row["last_event_time"]}
+    head = {
+        "key": row["merge_key"],
+        "event_time": row["event_time"],
+        "last_event_time": row["last_event_time"],
+    }
     return orjson.dumps({**head, **parts}).replace(b"10000000000.0", b"1.0E10")
 
 
@@ -88,12 +100,19 @@ def test_values_of_a_schema_are_compared_by_their_content(kafka: str, tmp_path: 
     assert [len(row["tracking"]) for row in lake.rows] == [2, 0]
     assert problems_of(lake.settings) == []
     size, publish = size_of(lake.messages()[0]), lake.settings.publish
-    for largest, expected in ((size, []), (size - 1, ["valid is True (None), and must be False (too_large)"])):
-        smaller = lake.settings.model_copy(update={"publish": publish.model_copy(update={"max_bytes": largest})})
+    for largest, expected in (
+        (size, []),
+        (size - 1, ["valid is True (None), and must be False (too_large)"]),
+    ):
+        smaller = lake.settings.model_copy(
+            update={"publish": publish.model_copy(update={"max_bytes": largest})}
+        )
         assert [what for _, what in problems_of(smaller)] == expected
 
     def changed(row: Row) -> Row:
-        parts = [{**part, "value": {**part["value"], "n": 9007199254740992}} for part in row["tracking"]]
+        parts = [
+            {**part, "value": {**part["value"], "n": 9007199254740992}} for part in row["tracking"]
+        ]
         return {**row, "tracking": [*row["tracking"][:1], *parts[1:]]}
 
     rewrite(lake.settings, tables.SILVER, changed)
@@ -101,7 +120,10 @@ def test_values_of_a_schema_are_compared_by_their_content(kafka: str, tmp_path: 
     assert in_silver == "silver: partition 0, key 'a', event_time 0"
     assert "9007199254740992" in sentence.split("merge model")[0]
     assert "9007199254740993" in sentence.split("merge model")[1]
-    assert in_sink == ("typed[0]@0: seq 0, key 'a', event_time 0", "value differs from silver's record")
+    assert in_sink == (
+        "typed[0]@0: seq 0, key 'a', event_time 0",
+        "value differs from silver's record",
+    )
 
 
 def test_a_value_is_read_exactly_as_its_column_keeps_it() -> None:
@@ -118,21 +140,41 @@ def test_a_value_is_read_exactly_as_its_column_keeps_it() -> None:
 def evaluate(rows: pa.Table, expressions: Mapping[str, str]) -> pa.Table:
     """Stands for Spark: what the expressions of the next test mean."""
     assert rows.schema.field("event_time").type == TIME
-    answers = {"size(orders) > 0": pc.greater(pc.list_value_length(rows["orders"]), 0), "merge_key": rows["merge_key"]}
+    answers = {
+        "size(orders) > 0": pc.greater(pc.list_value_length(rows["orders"]), 0),
+        "merge_key": rows["merge_key"],
+    }
     return pa.table({name: answers[text] for name, text in expressions.items()})
 
 
-def test_the_users_own_expressions_are_checked_where_they_can_be_evaluated(kafka: str, tmp_path: Path) -> None:
+def test_the_users_own_expressions_are_checked_where_they_can_be_evaluated(
+    kafka: str, tmp_path: Path
+) -> None:
     case = case_of(
-        [keyed("a", 0), keyed("b", 10), keyed("c", 20), heartbeat(900)], [keyed("a", 5), keyed("c", 25), heartbeat(900)]
+        [keyed("a", 0), keyed("b", 10), keyed("c", 20), heartbeat(900)],
+        [keyed("a", 5), keyed("c", 25), heartbeat(900)],
     )
-    settings = with_topics(kafka, tmp_path, "expressions", publish__valid="size(orders) > 0", publish__value="merge_key")
-    lake = ModelLake(settings, {0: case}, is_valid=lambda row: bool(row["orders"]), value=lambda row: row["merge_key"].encode())
+    settings = with_topics(
+        kafka,
+        tmp_path,
+        "expressions",
+        publish__valid="size(orders) > 0",
+        publish__value="merge_key",
+    )
+    lake = ModelLake(
+        settings,
+        {0: case},
+        is_valid=lambda row: bool(row["orders"]),
+        value=lambda row: row["merge_key"].encode(),
+    )
     published(lake)
     found = verify(lake.questions, settings, full=True)
     assert (found["ok"], len(found["notes"])) == (True, 2)
     assert all("was not evaluated" in note for note in found["notes"])
-    assert verify(lake.questions, settings, full=True, evaluate=evaluate) == {"ok": True, "problems": []}
+    assert verify(lake.questions, settings, full=True, evaluate=evaluate) == {
+        "ok": True,
+        "problems": [],
+    }
 
     def wrong(row: Row) -> Row:
         verdicts = {"b": (True, None), "c": (False, "predicate")}
@@ -141,19 +183,33 @@ def test_the_users_own_expressions_are_checked_where_they_can_be_evaluated(kafka
 
     rewrite(settings, tables.SILVER, wrong)
     unevaluated = [
-        ("expressions[0]: key 'b', event_time 10", "silver's record is missing in the sink, which has later ones"),
-        ("expressions[0]@1: seq 1, key 'c', event_time 20", "silver has no finished, valid record for it"),
+        (
+            "expressions[0]: key 'b', event_time 10",
+            "silver's record is missing in the sink, which has later ones",
+        ),
+        (
+            "expressions[0]@1: seq 1, key 'c', event_time 20",
+            "silver has no finished, valid record for it",
+        ),
     ]
     verdicts = [
-        ("silver: partition 0, key 'b', event_time 10", "valid is True (None), and must be False (predicate)"),
-        ("silver: partition 0, key 'c', event_time 20", "valid is False (predicate), and must be True (None)"),
+        (
+            "silver: partition 0, key 'b', event_time 10",
+            "valid is True (None), and must be False (predicate)",
+        ),
+        (
+            "silver: partition 0, key 'c', event_time 20",
+            "valid is False (predicate), and must be True (None)",
+        ),
     ]
     assert problems_of(lake.settings) == unevaluated
     assert problems_of(settings, evaluate=evaluate) == [*unevaluated, *verdicts]
 
 
 def test_odd_keys_and_the_largest_size_are_exact(kafka: str, tmp_path: Path) -> None:
-    case = case_of([keyed(ODD_KEY, 0), keyed("b", 10, pad="x" * 300), heartbeat(900)], [heartbeat(900)])
+    case = case_of(
+        [keyed(ODD_KEY, 0), keyed("b", 10, pad="x" * 300), heartbeat(900)], [heartbeat(900)]
+    )
     lake = ModelLake(with_topics(kafka, tmp_path, "odd"), {0: case})
 
     def escaped(row: Row) -> bytes:
@@ -165,8 +221,13 @@ def test_odd_keys_and_the_largest_size_are_exact(kafka: str, tmp_path: Path) -> 
     assert problems_of(lake.settings) == []
     size = size_of(lake.messages()[1])
     publish = lake.settings.publish
-    for largest, expected in ((size, []), (size - 1, ["valid is True (None), and must be False (too_large)"])):
-        smaller = lake.settings.model_copy(update={"publish": publish.model_copy(update={"max_bytes": largest})})
+    for largest, expected in (
+        (size, []),
+        (size - 1, ["valid is True (None), and must be False (too_large)"]),
+    ):
+        smaller = lake.settings.model_copy(
+            update={"publish": publish.model_copy(update={"max_bytes": largest})}
+        )
         assert [what for _, what in problems_of(smaller)] == expected
 
 
@@ -183,17 +244,26 @@ def copies(tmp_path: Path) -> tuple[ModelLake, ModelLake]:
     there.arrive()
     there.merge()
     facts = {OF_BATCH: "1", OF_WINDOW: "100 ms"}
-    there.write(tables.CONFIGURATION, [{"field": f, "value": v, "decided_at": 0} for f, v in facts.items()])
+    there.write(
+        tables.CONFIGURATION, [{"field": f, "value": v, "decided_at": 0} for f, v in facts.items()]
+    )
     return here, there
 
 
 @pytest.mark.parametrize("groups", [1, 16])
-def test_a_rebuild_is_compared_row_by_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, groups: int) -> None:
+def test_a_rebuild_is_compared_row_by_row(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, groups: int
+) -> None:
     monkeypatch.setattr("pipelines.audit.verify_evidence.GROUPS", groups)
     here, there = copies(tmp_path)
     directory = Path(str(there.settings.lake))
-    assert verify_against(here.questions, there.questions, here.settings, directory) == {"ok": True, "problems": []}
-    first, second, third, *_ = sorted(here.rows, key=lambda row: (row["event_time"], row["partition"], row["merge_key"]))
+    assert verify_against(here.questions, there.questions, here.settings, directory) == {
+        "ok": True,
+        "problems": [],
+    }
+    first, second, third, *_ = sorted(
+        here.rows, key=lambda row: (row["event_time"], row["partition"], row["merge_key"])
+    )
     names = ("partition", "merge_key", "event_time")
 
     def changed(row: Row) -> Row | None:
@@ -225,7 +295,11 @@ def test_the_lake_is_compared_as_it_was_when_the_rebuild_was_made(tmp_path: Path
     here.merge()
     directory = Path(str(there.settings.lake))
     silver = [
-        p for p in verify_against(here.questions, there.questions, here.settings, directory)["problems"] if "silver" in p["where"]
+        p
+        for p in verify_against(here.questions, there.questions, here.settings, directory)[
+            "problems"
+        ]
+        if "silver" in p["where"]
     ]
     assert silver == []
 
@@ -234,8 +308,15 @@ def test_without_a_complete_rebuild_of_the_same_timeout_nothing_is_compared(tmp_
     here, there = copies(tmp_path)
     directory = Path(str(there.settings.lake))
     merge = here.settings.merge.model_copy(update={"timeout_ms": 200})
-    with pytest.raises(ConfigurationError, match="a timeout of 100 ms, which makes other merge records"):
-        verify_against(here.questions, there.questions, here.settings.model_copy(update={"merge": merge}), directory)
+    with pytest.raises(
+        ConfigurationError, match="a timeout of 100 ms, which makes other merge records"
+    ):
+        verify_against(
+            here.questions,
+            there.questions,
+            here.settings.model_copy(update={"merge": merge}),
+            directory,
+        )
     rewrite(there.settings, tables.CONFIGURATION, lambda _: None)
     with pytest.raises(ConfigurationError, match="holds no complete rebuild"):
         verify_against(here.questions, there.questions, here.settings, directory)

@@ -1,4 +1,5 @@
-"""A real cluster under attack, and one that does not fit: `make cluster-test`. (pytest collects it only by its name.)"""
+"""A real cluster under attack, and one that does not fit: `make cluster-test`. (pytest collects it
+only by its name.)"""
 
 from __future__ import annotations
 
@@ -38,7 +39,10 @@ def test_lost_executors_and_a_lost_driver_lose_and_repeat_nothing(
     river = River.make(kafka, tmp_path, "cluster-kills", lake=FOLDER)
     port = free_port()
     ui = ("--conf", "spark.ui.enabled=true", "--conf", f"spark.ui.port={port}")
-    river.program, river.environment = submission.command(cluster.master, *ui), submission.environment
+    river.program, river.environment = (
+        submission.command(cluster.master, *ui),
+        submission.environment,
+    )
 
     river.flow()
     run = river.run("--once", point="bronze.append")
@@ -64,7 +68,10 @@ def test_lost_executors_and_a_lost_driver_lose_and_repeat_nothing(
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("what", ["another minor version", "no packages", "no such program", "another folder", "no Delta Lake"])
+@pytest.mark.parametrize(
+    "what",
+    ["another minor version", "no packages", "no such program", "another folder", "no Delta Lake"],
+)
 def test_a_cluster_that_does_not_fit_is_refused_in_one_sentence(
     what: str, submission: Submission, cluster: StandaloneCluster, kafka: str, tmp_path: Path
 ) -> None:
@@ -75,7 +82,10 @@ def test_a_cluster_that_does_not_fit_is_refused_in_one_sentence(
     if what == "another minor version":
         # Python workers are the driver's `PYSPARK_PYTHON`; the driver itself may be another one.
         command = submission.command(
-            cluster.master, "--conf", f"spark.pyspark.driver.python={BARE_PYTHON}", python=other_python()
+            cluster.master,
+            "--conf",
+            f"spark.pyspark.driver.python={BARE_PYTHON}",
+            python=other_python(),
         )
         said = "has different version"
     elif what == "no packages":
@@ -83,7 +93,10 @@ def test_a_cluster_that_does_not_fit_is_refused_in_one_sentence(
         said = "No module named"
     elif what == "no such program":
         command = submission.command(
-            cluster.master, "--conf", f"spark.pyspark.driver.python={BARE_PYTHON}", python="/no/such/python"
+            cluster.master,
+            "--conf",
+            f"spark.pyspark.driver.python={BARE_PYTHON}",
+            python="/no/such/python",
         )
         said = "/no/such/python"
     elif what == "no Delta Lake":
@@ -101,7 +114,11 @@ def test_a_cluster_that_does_not_fit_is_refused_in_one_sentence(
 def refused(river: River, said: str) -> None:
     run = river.run("--once")
     assert run.wait() == 2, run.said()
-    sentences = [line for line in run.log.read_text(errors="replace").splitlines() if line.startswith("watersmeet: ")]
+    sentences = [
+        line
+        for line in run.log.read_text(errors="replace").splitlines()
+        if line.startswith("watersmeet: ")
+    ]
     assert len(sentences) == 1
     assert said in sentences[0]
     assert "Traceback" not in sentences[0]
@@ -115,11 +132,20 @@ def without(command: list[str], setting: str) -> list[str]:
 
 def elsewhere(folder: Path) -> list[str]:
     """What a worker is started by so that this folder is an empty one of its own."""
-    return ["unshare", "--map-root-user", "--mount", "bash", "-c", f'mount -t tmpfs none "{folder}" && exec "$@"', "bash"]
+    return [
+        "unshare",
+        "--map-root-user",
+        "--mount",
+        "bash",
+        "-c",
+        f'mount -t tmpfs none "{folder}" && exec "$@"',
+        "bash",
+    ]
 
 
 def other_python() -> str:
-    """An interpreter of another minor version, from the PATH or from beside this one's installation."""
+    """An interpreter of another minor version, from the PATH or from beside this one's
+    installation."""
     for name in (f"python3.{minor}" for minor in range(10, 20) if minor != sys.version_info.minor):
         for found in (name, *map(str, Path(sys.base_prefix).parent.glob(f"*/bin/{name}"))):
             with suppress(OSError, subprocess.CalledProcessError):
@@ -129,7 +155,8 @@ def other_python() -> str:
 
 
 def kill_an_executor_at_work(cluster: StandaloneCluster, run: RunProcess, ui_port: int) -> None:
-    """Ends an executor that runs a task, as the driver's own pages tell: it stands still when it is asked for the last time."""
+    """Ends an executor that runs a task, as the driver's own pages tell: it stands still when it is
+    asked for the last time."""
 
     def is_killed() -> bool:
         for name in busy(ui_port):
@@ -159,7 +186,10 @@ def busy(ui_port: int) -> set[str]:
         here = f"http://{HOST}:{ui_port}/api/v1/applications"
         here += f"/{answer(here)[0]['id']}/stages"
         stages = answer(f"{here}?status=active")
-        asked = (f"{here}/{stage['stageId']}/{stage['attemptId']}/taskList?status=running" for stage in stages)
+        asked = (
+            f"{here}/{stage['stageId']}/{stage['attemptId']}/taskList?status=running"
+            for stage in stages
+        )
         return {task["executorId"] for url in asked for task in answer(url)}
     return set()
 

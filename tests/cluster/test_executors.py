@@ -1,4 +1,5 @@
-"""Executors in JVMs of their own, which are killed. (test_standalone.py does it on a real cluster, as its page says.)"""
+"""Executors in JVMs of their own, which are killed. (test_standalone.py does it on a real cluster,
+as its page says.)"""
 
 from __future__ import annotations
 
@@ -12,11 +13,17 @@ from tests.support.standalone import executors_of
 
 pytestmark = pytest.mark.long
 
-OWN_JVM = {"spark.master": "local-cluster[1,1,1024]", "spark.executor.memory": "700m", "spark.sql.shuffle.partitions": "2"}
+OWN_JVM = {
+    "spark.master": "local-cluster[1,1,1024]",
+    "spark.executor.memory": "700m",
+    "spark.sql.shuffle.partitions": "2",
+}
 
 
 @pytest.mark.promise("A13")
-def test_an_executor_lost_with_the_batch_that_it_held_loses_and_repeats_nothing(kafka: str, tmp_path: Path) -> None:
+def test_an_executor_lost_with_the_batch_that_it_held_loses_and_repeats_nothing(
+    kafka: str, tmp_path: Path
+) -> None:
     river = River.make(kafka, tmp_path / "river", "executors", lake=FOLDER, spark=OWN_JVM)
     for _ in range(3):
         river.flow()

@@ -1,4 +1,5 @@
-"""A real cluster, in short: executors in JVMs of their own, which are killed. (`make cluster-test` does more of it.)"""
+"""A real cluster, in short: executors in JVMs of their own, which are killed. (`make cluster-test`
+does more of it.)"""
 
 from __future__ import annotations
 
@@ -15,14 +16,19 @@ pytestmark = pytest.mark.nightly
 
 @pytest.mark.promise("A13")
 @pytest.mark.timeout(900)
-def test_executors_lost_with_the_batch_that_they_held_lose_and_repeat_nothing(kafka: str, tmp_path: Path) -> None:
+def test_executors_lost_with_the_batch_that_they_held_lose_and_repeat_nothing(
+    kafka: str, tmp_path: Path
+) -> None:
     (tmp_path / "submission").mkdir()
     submission = Submission.build(tmp_path / "submission")
     river = River.make(kafka, tmp_path / "river", "standalone", lake=FOLDER)
     for _ in range(3):
         river.flow()
     with StandaloneCluster(tmp_path) as cluster:
-        river.program, river.environment = submission.command(cluster.master), submission.environment
+        river.program, river.environment = (
+            submission.command(cluster.master),
+            submission.environment,
+        )
         run = river.run("--once", point="bronze.append")
         run.await_held()
         assert cluster.lose_executors() == 2

@@ -18,7 +18,15 @@ from pipelines.core.json_text import UndecodableError
 from pipelines.core.types import TIME, columns_ddl
 from pipelines.core.values import json_texts, largest_sizes, typed_values
 from pipelines.errors import ConfigurationError
-from tests.support.avro import as_text, decoded, encoded, in_a_column, logical, same, schemas_with_values
+from tests.support.avro import (
+    as_text,
+    decoded,
+    encoded,
+    in_a_column,
+    logical,
+    same,
+    schemas_with_values,
+)
 from tests.support.effort import draws
 
 law = draws(60)
@@ -30,11 +38,21 @@ def load(schema: Any) -> AvroSchema:
 
 
 def record(*fields: tuple[str, Any], name: str = "R") -> dict[str, Any]:
-    return {"type": "record", "name": name, "fields": [{"name": field, "type": kind} for field, kind in fields]}
+    return {
+        "type": "record",
+        "name": name,
+        "fields": [{"name": field, "type": kind} for field, kind in fields],
+    }
 
 
 def decimal(precision: Any, scale: Any = 0, **more: Any) -> dict[str, Any]:
-    return {"type": "bytes", "logicalType": "decimal", "precision": precision, "scale": scale, **more}
+    return {
+        "type": "bytes",
+        "logicalType": "decimal",
+        "precision": precision,
+        "scale": scale,
+        **more,
+    }
 
 
 def refusal(schema: Any) -> str:
@@ -72,7 +90,10 @@ def undecodable(schema: Any, content: bytes | None) -> str:
         (["int"], "BIGINT"),
         ({"type": "string"}, "STRING"),
         ({"type": "array", "items": ["null", "string"]}, "ARRAY<STRING>"),
-        ({"type": "map", "values": {"type": "array", "items": "long"}}, "MAP<STRING, ARRAY<BIGINT>>"),
+        (
+            {"type": "map", "values": {"type": "array", "items": "long"}},
+            "MAP<STRING, ARRAY<BIGINT>>",
+        ),
         (record(("aid", "int"), name="In"), "STRUCT<aid: BIGINT>"),
         (
             ["null", record(("order", "string"), ("é ü".replace(" ", "-"), "int"), name="In")],
@@ -103,7 +124,9 @@ def test_every_field_is_one_column(schema: Any, column: str) -> None:
 def test_a_named_type_may_be_used_again() -> None:
     inner = record(("x", "int"), name="ns.In")
     found = load({**record(("a", inner), ("b", "In"), ("c", ["null", "ns.In"])), "namespace": "ns"})
-    assert columns_ddl(found.type) == "a STRUCT<x: BIGINT>, b STRUCT<x: BIGINT>, c STRUCT<x: BIGINT>"
+    assert (
+        columns_ddl(found.type) == "a STRUCT<x: BIGINT>, b STRUCT<x: BIGINT>, c STRUCT<x: BIGINT>"
+    )
 
 
 @pytest.mark.parametrize(
@@ -114,10 +137,14 @@ def test_a_named_type_may_be_used_again() -> None:
         (["null", record(("a", "int"))], "the top level must be a record"),
         (record(("a", "int"), ("a", "int")), "field `a` is there twice; rename one"),
         ({"type": "record", "fields": []}, "is no valid Avro schema"),
-        (record(("a", "Other")), "names the type `Other`, which it does not define; define it in the file"),
+        (
+            record(("a", "Other")),
+            "names the type `Other`, which it does not define; define it in the file",
+        ),
         (
             record(("a", ["string", "int"])),
-            "field `a` is a union of several types, or of none but null, and a table column has one",
+            "field `a` is a union of several types, or of none but null, and a table column has "
+            "one",
         ),
         (record(("a", ["null"])), "field `a` is a union of several types, or of none but null"),
         (record(("a", "null")), "field `a` is null and nothing else; give it a type"),
@@ -128,12 +155,30 @@ def test_a_named_type_may_be_used_again() -> None:
             record(("a", record(("b", ["null", "R"]), name="In"))),
             "field `a.b` is a `R` inside of itself, and a column has an end",
         ),
-        (record(("a", {"type": "map", "values": ["null", "R"]})), "field `a[]` is a `R` inside of itself"),
-        (record(("a b", "int")), "field `a b` has a name that no table column can have; give it another"),
-        (record(("m", record(("a=b", "int"), name="In"))), "field `m.a=b` has a name that no table column can have"),
-        (record(("aid", "int"), ("Aid", "int")), "field `Aid` differs from `aid` only in case, which columns do not; rename one"),
-        (record(("a", decimal(39, 2))), "field `a` is a decimal of 39 digits, and a table column has up to 38; use fewer"),
-        (record(("a", decimal(2, 3))), "has a decimal without a `precision` of 1 or more and a `scale` of at most that"),
+        (
+            record(("a", {"type": "map", "values": ["null", "R"]})),
+            "field `a[]` is a `R` inside of itself",
+        ),
+        (
+            record(("a b", "int")),
+            "field `a b` has a name that no table column can have; give it another",
+        ),
+        (
+            record(("m", record(("a=b", "int"), name="In"))),
+            "field `m.a=b` has a name that no table column can have",
+        ),
+        (
+            record(("aid", "int"), ("Aid", "int")),
+            "field `Aid` differs from `aid` only in case, which columns do not; rename one",
+        ),
+        (
+            record(("a", decimal(39, 2))),
+            "field `a` is a decimal of 39 digits, and a table column has up to 38; use fewer",
+        ),
+        (
+            record(("a", decimal(2, 3))),
+            "has a decimal without a `precision` of 1 or more and a `scale` of at most that",
+        ),
         (record(("a", decimal("2"))), "has a decimal without a `precision`"),
     ],
 )
@@ -163,7 +208,11 @@ def test_a_value_is_what_fastavros_own_reader_says(drawn: tuple[Any, list[Any]])
 def test_the_json_of_a_value_says_the_same_within_its_bound(drawn: tuple[Any, list[Any]]) -> None:
     schema, values = drawn
     found = load(schema)
-    columns = typed_values(pa.array([encoded(schema, value) for value in values], pa.binary()), found.type, found.decoder())
+    columns = typed_values(
+        pa.array([encoded(schema, value) for value in values], pa.binary()),
+        found.type,
+        found.decoder(),
+    )
     texts = json_texts(columns).to_pylist()
     for text, value, bound in zip(texts, columns, largest_sizes(columns), strict=True):
         assert as_column(json.loads(text, parse_float=Decimal), found.type) == value
@@ -191,7 +240,13 @@ def _read(document: Any, kind: pa.DataType) -> Any:
         return date.fromisoformat(document)
     if pa.types.is_binary(kind):
         return b64decode(document, validate=True)
-    return float(document) if pa.types.is_floating(kind) else Decimal(document) if pa.types.is_decimal(kind) else document
+    return (
+        float(document)
+        if pa.types.is_floating(kind)
+        else Decimal(document)
+        if pa.types.is_decimal(kind)
+        else document
+    )
 
 
 @pytest.mark.parametrize(
@@ -219,7 +274,9 @@ def _read(document: Any, kind: pa.DataType) -> Any:
 )
 def test_what_json_has_no_type_for_is_spelled_out(kind: Any, content: bytes, text: str) -> None:
     found = load(record(("f", kind)))
-    [row] = json_texts(typed_values(pa.array([content], pa.binary()), found.type, found.decoder())).to_pylist()
+    [row] = json_texts(
+        typed_values(pa.array([content], pa.binary()), found.type, found.decoder())
+    ).to_pylist()
     assert row == f'{{"f":{text}}}'
 
 
@@ -235,9 +292,14 @@ def test_what_json_has_no_type_for_is_spelled_out(kind: Any, content: bytes, tex
         (
             ["null", "int"],
             b"\x04",
-            "does not fit the Avro schema: it has a choice of a union or a symbol of an enum that the schema has not",
+            "does not fit the Avro schema: it has a choice of a union or a symbol of an enum that "
+            "the schema has not",
         ),
-        ({"type": "enum", "name": "E", "symbols": ["A"]}, b"\x02", "does not fit the Avro schema: it has a choice of a union"),
+        (
+            {"type": "enum", "name": "E", "symbols": ["A"]},
+            b"\x02",
+            "does not fit the Avro schema: it has a choice of a union",
+        ),
         (
             {"type": "array", "items": "int"},
             b"\xfe\xff\xff\xff\xff\xff\xff\xff\xff\x01\x02",
@@ -246,21 +308,34 @@ def test_what_json_has_no_type_for_is_spelled_out(kind: Any, content: bytes, tex
         (
             logical("long", "timestamp-millis"),
             b"\xfe\xff\xff\xff\xff\xff\xff\xff\xff\x01",
-            "does not fit the Avro schema: a date or time in it lies before the year 1 or after the year 9999",
+            "does not fit the Avro schema: a date or time in it lies before the year 1 or after "
+            "the year 9999",
         ),
-        (logical("int", "date"), b"\xfe\xff\xff\xff\x0f", "does not fit the Avro schema: a date or time in it"),
-        (logical("int", "time-millis"), b"\xfe\xff\xff\xff\x0f", "does not fit the Avro schema: a date or time in it is none"),
+        (
+            logical("int", "date"),
+            b"\xfe\xff\xff\xff\x0f",
+            "does not fit the Avro schema: a date or time in it",
+        ),
+        (
+            logical("int", "time-millis"),
+            b"\xfe\xff\xff\xff\x0f",
+            "does not fit the Avro schema: a date or time in it is none",
+        ),
         (decimal(3, 1), b"\x04\x03\xe8", "a decimal does not fit 3 digits, 1 of them a fraction"),
         (decimal(38, 1), b"\x40" + b"\x7f" * 32, "a decimal has more than 38 digits"),
     ],
 )
-def test_bytes_that_do_not_fit_are_refused_in_words_without_contents(kind: Any, content: bytes | None, sentence: str) -> None:
+def test_bytes_that_do_not_fit_are_refused_in_words_without_contents(
+    kind: Any, content: bytes | None, sentence: str
+) -> None:
     assert undecodable(record(("f", kind)), content).startswith(sentence)
 
 
 @law
 @given(drawn=schemas_with_values(), content=st.binary(max_size=12))
-def test_no_bytes_break_the_reader_and_what_it_reads_fits_the_column(drawn: tuple[Any, list[Any]], content: bytes) -> None:
+def test_no_bytes_break_the_reader_and_what_it_reads_fits_the_column(
+    drawn: tuple[Any, list[Any]], content: bytes
+) -> None:
     found = load(drawn[0])
     try:
         value = found.decoder()(content)

@@ -26,7 +26,13 @@ YEAR_MS = 365 * 86_400_000
 
 def records(times: list[Any], taken_ms: int = NOW_MS) -> pa.Table:
     rows = [
-        {"topic": "t", "partition": 0, "offset": n, "kafka_timestamp": taken_ms * 1000, "timestamp_type": 0}
+        {
+            "topic": "t",
+            "partition": 0,
+            "offset": n,
+            "kafka_timestamp": taken_ms * 1000,
+            "timestamp_type": 0,
+        }
         | {"key": b"k", "value": orjson.dumps({"ts": time}), "headers": []}
         for n, time in enumerate(times)
     ]
@@ -48,7 +54,12 @@ def test_the_unit_that_fits_is_named_whatever_is_configured(configured: str, mea
         assert found is None
     else:
         assert found is not None
-        assert (found.odd, found.records, found.unit, found.kafka_timestamp) == (20, 20, meant, NOW_MS)
+        assert (found.odd, found.records, found.unit, found.kafka_timestamp) == (
+            20,
+            20,
+            meant,
+            NOW_MS,
+        )
         is_refused = PER_UNIT[configured] > PER_UNIT[meant]  # it would be after the year 9999
         assert (found.event_time is None) == is_refused
 
@@ -107,9 +118,21 @@ WIRE = "\x00\x00\x00\x00\x07"
     [
         (at("tracking", "a", time=0), at("orders", "a", time=9), APART_IN_TIME),
         (at("tracking", "a", 0), at("orders", "a", 1), APART_IN_PARTITION),
-        (at("tracking", "a", 0), at("orders", WIRE + "\x02a", 1), "a schema id at the beginning of the key"),
-        (at("tracking", WIRE + "\x02a"), at("orders", "\x00\x00\x00\x00\x09\x02a"), "a schema id at the beginning of the key"),
-        (at("tracking", WIRE + "long"), at("orders", "long"), "a schema id at the beginning of the key"),
+        (
+            at("tracking", "a", 0),
+            at("orders", WIRE + "\x02a", 1),
+            "a schema id at the beginning of the key",
+        ),
+        (
+            at("tracking", WIRE + "\x02a"),
+            at("orders", "\x00\x00\x00\x00\x09\x02a"),
+            "a schema id at the beginning of the key",
+        ),
+        (
+            at("tracking", WIRE + "long"),
+            at("orders", "long"),
+            "a schema id at the beginning of the key",
+        ),
         (at("tracking", '"a"'), at("orders", "a"), "quotes around the key"),
         (at("tracking", "a "), at("orders", "a"), "white space around the key"),
         (at("tracking", "A"), at("orders", "a"), "capital letters"),
@@ -118,7 +141,9 @@ WIRE = "\x00\x00\x00\x00\x07"
         (at("tracking", "a"), at("orders", "b"), UNLIKE),
     ],
 )
-def test_why_two_do_not_meet_is_named_with_both(tracking: Appearance, orders: Appearance, what: str) -> None:
+def test_why_two_do_not_meet_is_named_with_both(
+    tracking: Appearance, orders: Appearance, what: str
+) -> None:
     noise = [at("tracking", "x1", 2), at("orders", "y1", 2)] if what != UNLIKE else []
     found = why_unmet([*noise, tracking, orders])
     assert found is not None
@@ -128,7 +153,12 @@ def test_why_two_do_not_meet_is_named_with_both(tracking: Appearance, orders: Ap
 
 def test_of_the_same_key_the_nearest_two_are_named() -> None:
     found = why_unmet(
-        [at("tracking", "a", time=0), at("tracking", "b", time=0), at("orders", "b", time=50), at("orders", "a", time=90)]
+        [
+            at("tracking", "a", time=0),
+            at("tracking", "b", time=0),
+            at("orders", "b", time=50),
+            at("orders", "a", time=90),
+        ]
     )
     assert found is not None
     assert (found.one.key, found.other.last) == ("b", 50)

@@ -1,4 +1,5 @@
-"""Records are read as they have always been: outcomes recorded from the reader that this one replaced."""
+"""Records are read as they have always been: outcomes recorded from the reader that this one
+replaced."""
 
 from __future__ import annotations
 
@@ -25,7 +26,9 @@ GOLDEN = Path(__file__).parents[1] / "golden" / "reading.jsonl.gz"
 def as_rules(kept: dict[str, Any]) -> ReadingRules:
     heartbeat = kept["heartbeat"] and (tuple(kept["heartbeat"][0]), kept["heartbeat"][1])
     key = kept["key"] and tuple(kept["key"])
-    schema = None if kept["schema"] is None else ValueSchema(json.dumps(kept["schema"]), pa.struct([]))
+    schema = (
+        None if kept["schema"] is None else ValueSchema(json.dumps(kept["schema"]), pa.struct([]))
+    )
     return ReadingRules(tuple(kept["event_time"]), kept["max_future_ms"], key, heartbeat, schema)
 
 
@@ -36,7 +39,12 @@ def as_bytes(kept: str | None) -> bytes | None:
 def comparable(reading: tuple[Any, ...]) -> tuple[Any, ...]:
     """Without the wording of Python's own JSON parser, which changed with Python 3.13."""
     *said, detail = reading
-    return (*said, detail[:15] if sys.version_info >= (3, 13) and detail and detail.startswith("no strict JSON:") else detail)
+    return (
+        *said,
+        detail[:15]
+        if sys.version_info >= (3, 13) and detail and detail.startswith("no strict JSON:")
+        else detail,
+    )
 
 
 def test_every_record_is_read_as_ever() -> None:
@@ -44,7 +52,8 @@ def test_every_record_is_read_as_ever() -> None:
     rules = [as_rules(line["rules"]) for line in lines if "rules" in line]
     cases: dict[int, list[tuple[Input, tuple[Any, ...]]]] = defaultdict(list)
     for line in lines[len(rules) :]:
-        # The reader of then let a record without a timestamp have any event time; now it is refused (test_reading.py).
+        # The reader of then let a record without a timestamp have any event time; now it is refused
+        # (test_reading.py).
         kafka_time = FAR if line["kafka_time"] < 0 else line["kafka_time"]
         record = as_bytes(line["key"]), as_bytes(line["value"]), kafka_time
         for chosen, *outcome in line["outcomes"]:

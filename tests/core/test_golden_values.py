@@ -1,4 +1,5 @@
-"""Values and messages are what they have always been: recorded from Spark, whose functions `core` has replaced."""
+"""Values and messages are what they have always been: recorded from Spark, whose functions `core`
+has replaced."""
 
 from __future__ import annotations
 
@@ -52,11 +53,16 @@ def as_bytes(texts: Sequence[str]) -> pa.Array:
 
 
 @pytest.mark.parametrize("schema", ["all", "names", "n", "d", "orders"])
-def test_a_value_has_the_fields_and_the_json_that_it_ever_had(value_types: dict[str, pa.DataType], schema: str) -> None:
-    """Where Java 17 spelled a double with more digits than it needs, the text of Java 19 and later counts."""
+def test_a_value_has_the_fields_and_the_json_that_it_ever_had(
+    value_types: dict[str, pa.DataType], schema: str
+) -> None:
+    """Where Java 17 spelled a double with more digits than it needs, the text of Java 19 and later
+    counts."""
     _, *values = recorded_values()[schema]
     found = typed_values(as_bytes([value["value"] for value in values]), value_types[schema])
-    for row, text, value in zip(found.to_pylist(), json_texts(found).to_pylist(), values, strict=True):
+    for row, text, value in zip(
+        found.to_pylist(), json_texts(found).to_pylist(), values, strict=True
+    ):
         assert repr(row) == repr(value["parsed"]), value["value"]  # repr, since -0.0 equals 0.0
         assert text == value["json"], value["value"]
         if "jdk17" in value:
@@ -79,17 +85,25 @@ def test_a_message_has_the_bytes_that_it_ever_had(value_types: dict[str, pa.Data
             assert value.decode() == row["message"]
 
 
-def silver(rows: Sequence[tuple[str, int, int, Sequence[Sequence[str]]]], value_types: Sequence[pa.DataType]) -> pa.Table:
-    """Rows of silver of (key, first and last event time in ms, by source the JSON of its values)."""
+def silver(
+    rows: Sequence[tuple[str, int, int, Sequence[Sequence[str]]]],
+    value_types: Sequence[pa.DataType],
+) -> pa.Table:
+    """Rows of silver of (key, first and last event time in ms, by source the JSON of its
+    values)."""
     keys, first, last, values = zip(*rows, strict=True)
     times = {"event_time": first, "last_event_time": last}
     columns = {"merge_key": pa.array(keys, pa.string())}
-    columns |= {name: pa.array([time * 1000 for time in ms], pa.int64()).cast(TIME) for name, ms in times.items()}
+    columns |= {
+        name: pa.array([time * 1000 for time in ms], pa.int64()).cast(TIME)
+        for name, ms in times.items()
+    }
     for index, (source, kind) in enumerate(zip(SOURCES, value_types, strict=True)):
         of_rows = [row[index] for row in values]
         flat = typed_values(as_bytes([text for texts in of_rows for text in texts]), kind)
         parts = pa.StructArray.from_arrays(
-            [pa.array(range(len(flat)), pa.int64()), pa.nulls(len(flat), TIME), flat], ["offset", "event_time", "value"]
+            [pa.array(range(len(flat)), pa.int64()), pa.nulls(len(flat), TIME), flat],
+            ["offset", "event_time", "value"],
         )
         offsets = [0]
         for texts in of_rows:

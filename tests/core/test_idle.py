@@ -37,19 +37,34 @@ def test_silent_laggards_come_to_the_smallest_head_of_the_others(
         ({"a": 50, "b": None, "c": None}, {"b"}),
     ],
 )
-def test_one_laggard_that_is_not_silent_stops_the_clock(heads: Mapping[str, int | None], silent: set[str]) -> None:
+def test_one_laggard_that_is_not_silent_stops_the_clock(
+    heads: Mapping[str, int | None], silent: set[str]
+) -> None:
     assert decide(heads, silent) is None
 
 
 @pytest.mark.parametrize(
-    "heads", [{"tracking": 50, "orders": 10}, {"tracking": 50, "orders": None}, {"a": 50, "tracking": 20, "c": 10}]
+    "heads",
+    [
+        {"tracking": 50, "orders": 10},
+        {"tracking": 50, "orders": None},
+        {"a": 50, "tracking": 20, "c": 10},
+    ],
 )
 def test_a_source_that_is_ahead_or_held_back_is_never_idle(heads: Mapping[str, int | None]) -> None:
     assert decide(heads, {"tracking", "a"}) is None
 
 
 @pytest.mark.parametrize(
-    "heads", [{}, {"a": 10}, {"a": None}, {"a": 10, "b": 10}, {"a": None, "b": None}, {"a": 10, "b": 10, "c": 10}]
+    "heads",
+    [
+        {},
+        {"a": 10},
+        {"a": None},
+        {"a": 10, "b": 10},
+        {"a": None, "b": None},
+        {"a": 10, "b": 10, "c": 10},
+    ],
 )
 def test_where_no_source_is_ahead_nobody_is_idle(heads: Mapping[str, int | None]) -> None:
     assert decide(heads, set(heads)) is None

@@ -15,9 +15,26 @@ import pytest
 from pipelines.core.columns import NO_TIME
 from pipelines.core.idle import IdleDecision
 from pipelines.core.inputs import source_of, topic_of
-from pipelines.core.merge import LATE_SCHEMA, RECORD_SCHEMA, Batch, applied, late, merge, merge_in_pieces, silver_schema
+from pipelines.core.merge import (
+    LATE_SCHEMA,
+    RECORD_SCHEMA,
+    Batch,
+    applied,
+    late,
+    merge,
+    merge_in_pieces,
+    silver_schema,
+)
 from pipelines.core.model import PartitionMerge, PublishedRecord, Record, horizon_after
-from pipelines.core.plan import Available, BatchPlan, Cursor, OffsetRange, Rules, TopicPartition, plan_batch
+from pipelines.core.plan import (
+    Available,
+    BatchPlan,
+    Cursor,
+    OffsetRange,
+    Rules,
+    TopicPartition,
+    plan_batch,
+)
 from pipelines.core.types import DUE, TIME
 from pipelines.core.window import Window
 from tests.support.cases import INPUTS, KEYS, SOURCES, Case, as_record, random_case, rules_of
@@ -54,7 +71,9 @@ class PureLake:
     clocks: dict[int, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.rows = {TopicPartition(s, p): self._bronze(s, p) for p in self.cases for s in self.inputs}
+        self.rows = {
+            TopicPartition(s, p): self._bronze(s, p) for p in self.cases for s in self.inputs
+        }
         self.cursors = {tp: Cursor() for tp in self.rows}
         self.arrived = dict.fromkeys(self.rows, 0)
         self.rules, self.epoch_from = Rules(self.window, is_plain=self.window.is_timeout), -1
@@ -63,7 +82,11 @@ class PureLake:
         with_topics = {source_of(name) for name in self.topics if topic_of(name)}
         self.schema = silver_schema(VALUE_TYPES, with_topics, has_due=self.has_due)
         self.ended: list[tuple[Mapping[TopicPartition, Cursor], Mapping[int, int]]] = []
-        self.idle = {TopicPartition(s, p): case.decisions.get(s, []) for p, case in self.cases.items() for s in self.inputs}
+        self.idle = {
+            TopicPartition(s, p): case.decisions.get(s, [])
+            for p, case in self.cases.items()
+            for s in self.inputs
+        }
 
     def _bronze(self, source: str, partition: int) -> list[dict[str, object]]:
         rows, topic = [], topic_of(source) or f"t-{source}"
@@ -72,7 +95,13 @@ class PureLake:
             time = None if record is None else record.event_time * 1000
             key, beat = (None, False) if record is None else (record.key, record.is_heartbeat)
             rows.append(
-                {"source": source, "topic": topic, "partition": partition, "offset": offset, "merge_key": key}
+                {
+                    "source": source,
+                    "topic": topic,
+                    "partition": partition,
+                    "offset": offset,
+                    "merge_key": key,
+                }
                 | {"event_time": time, "heartbeat": beat, "value": value}
             )
         return rows
@@ -84,15 +113,27 @@ class PureLake:
             if windows and number > self.epoch_from and self.rng.random() < 0.2:
                 self.ended.append((dict(self.cursors), dict(self.clocks)))
                 before, window = self.rules, windows.pop(0)
-                passed = {p: horizon_after(before.horizons.get(p), c, before.window.gap_ms) for p, c in self.clocks.items()}
+                passed = {
+                    p: horizon_after(before.horizons.get(p), c, before.window.gap_ms)
+                    for p, c in self.clocks.items()
+                }
                 is_plain = before.is_plain and window.is_timeout
-                self.rules = Rules(window, {**before.horizons, **passed}, dict(self.clocks), is_plain=is_plain)
+                self.rules = Rules(
+                    window, {**before.horizons, **passed}, dict(self.clocks), is_plain=is_plain
+                )
                 self.epoch_from = number
             done = all(self.arrived[tp] == len(rows) for tp, rows in self.rows.items())
             for tp, rows in self.rows.items():
                 self.arrived[tp] = min(len(rows), self.arrived[tp] + self.rng.choice([0, 1, 5, 40]))
             begins = number == self.epoch_from
-            plan = plan_batch(number, self.cursors, self._available(done), self.clocks, self.rules, begins_epoch=begins)
+            plan = plan_batch(
+                number,
+                self.cursors,
+                self._available(done),
+                self.clocks,
+                self.rules,
+                begins_epoch=begins,
+            )
             if plan is not None:
                 self._commit(plan)
                 number += 1
@@ -104,8 +145,12 @@ class PureLake:
         for tp, cursor in self.cursors.items():
             end = self.arrived[tp]
             rows = self.rows[tp][cursor.next_offset : end]
-            times = [NO_TIME if row["event_time"] is None else row["event_time"] // 1000 for row in rows]  # type: ignore[operator]
-            found = Available(np.array([row["offset"] for row in rows], np.int64), np.array(times, np.int64))
+            times = [
+                NO_TIME if row["event_time"] is None else row["event_time"] // 1000 for row in rows
+            ]  # type: ignore[operator]
+            found = Available(
+                np.array([row["offset"] for row in rows], np.int64), np.array(times, np.int64)
+            )
             spoken = [
                 d
                 for d in self.idle[tp]
@@ -118,12 +163,21 @@ class PureLake:
         return available
 
     def _commit(self, plan: BatchPlan) -> None:
-        batch = Batch(plan, VALUE_TYPES, self.rules, self.idle, max_bytes=10**6, has_due=self.has_due, topics=self.topics)
+        batch = Batch(
+            plan,
+            VALUE_TYPES,
+            self.rules,
+            self.idle,
+            max_bytes=10**6,
+            has_due=self.has_due,
+            topics=self.topics,
+        )
         batch = replace(batch, out={tp: np.array(mine, np.int64) for tp, mine in self.out.items()})
+        # More than asked for does no harm.
         rows = [
             row
             for tp, done in plan.ranges.items()
-            for row in self.rows[tp][max(0, done.from_offset - 1) : done.until_offset + 1]  # more than asked for does no harm
+            for row in self.rows[tp][max(0, done.from_offset - 1) : done.until_offset + 1]
         ]
         self.rng.shuffle(rows)
         records = pa.Table.from_pylist(rows, RECORD_SCHEMA)
@@ -141,23 +195,38 @@ class PureLake:
             self.open_rows = rows.filter(is_open)
             return
         changed = merge(records, open_rows, batch, self._recovered()).cast(batch.changed_schema())
-        replaced = {(r["partition"], r["merge_key"], r["replaces"]) for r in changed.to_pylist() if r["replaces"] is not None}
-        kept = [r for r in open_rows.to_pylist() if (r["partition"], r["merge_key"], r["event_time"]) not in replaced]
+        replaced = {
+            (r["partition"], r["merge_key"], r["replaces"])
+            for r in changed.to_pylist()
+            if r["replaces"] is not None
+        }
+        kept = [
+            r
+            for r in open_rows.to_pylist()
+            if (r["partition"], r["merge_key"], r["event_time"]) not in replaced
+        ]
         assert open_rows.num_rows - len(kept) == len(replaced)
         new = [{k: v for k, v in r.items() if k != "replaces"} for r in changed.to_pylist()]
         self.finished += [r for r in new if r["status"] == "timed_out"]
-        self.open_rows = pa.Table.from_pylist(kept + [r for r in new if r["status"] == "open"], self.schema)
+        self.open_rows = pa.Table.from_pylist(
+            kept + [r for r in new if r["status"] == "open"], self.schema
+        )
         self.replaced += len(replaced)
 
     def _recovered(self) -> pa.Table:
         rows = [
             {"partition": p, "merge_key": key, "event_time": each.event_time * 1000}
-            | {name: None if (at := getattr(each, name)) is None else at * 1000 for name in DUE.names}
+            | {
+                name: None if (at := getattr(each, name)) is None else at * 1000
+                for name in DUE.names
+            }
             for p, by_key in self.recovered.items()
             for key, mine in by_key.items()
             for each in mine
         ]
-        return pa.Table.from_pylist(rows, pa.schema([*RECOVERED, *DUE]) if self.has_due else RECOVERED)
+        return pa.Table.from_pylist(
+            rows, pa.schema([*RECOVERED, *DUE]) if self.has_due else RECOVERED
+        )
 
     def content(self) -> list[tuple[object, ...]]:
         rows = self.finished + (self.open_rows.to_pylist() if self.open_rows is not None else [])
@@ -165,9 +234,20 @@ class PureLake:
 
 
 def _content(row: Mapping[str, object]) -> tuple[object, ...]:
-    parts = [tuple((p.get("topic", ""), p["offset"], _ms(p["event_time"]), p["value"]) for p in row[s]) for s in SOURCES]  # type: ignore[attr-defined]
+    parts = [
+        tuple((p.get("topic", ""), p["offset"], _ms(p["event_time"]), p["value"]) for p in row[s])
+        for s in SOURCES
+    ]  # type: ignore[attr-defined]
     times = [_ms(row[name]) for name in ("event_time", "last_event_time")]
-    return row["partition"], row["merge_key"], row["status"], *times, _ms(row.get("due")), _ms(row.get("closed_at")), *parts
+    return (
+        row["partition"],
+        row["merge_key"],
+        row["status"],
+        *times,
+        _ms(row.get("due")),
+        _ms(row.get("closed_at")),
+        *parts,
+    )
 
 
 def _ms(time: object) -> int | None:
@@ -176,19 +256,33 @@ def _ms(time: object) -> int | None:
 
 def _models(lake: PureLake) -> Iterator[tuple[int, PartitionMerge]]:
     for p, case in lake.cases.items():
-        out = {(tp.source, offset) for tp, mine in lake.out.items() if tp.partition == p for offset in mine}
-        model = PartitionMerge(rules_of(lake.inputs, *lake.window), recovered=lake.recovered.get(p, {}), out=out)
+        out = {
+            (tp.source, offset)
+            for tp, mine in lake.out.items()
+            if tp.partition == p
+            for offset in mine
+        }
+        model = PartitionMerge(
+            rules_of(lake.inputs, *lake.window), recovered=lake.recovered.get(p, {}), out=out
+        )
         heads: dict[str, int] = {}
         left: dict[str, list[tuple[int, Record]]] = {source: [] for source in lake.inputs}
         for record in case.records():
             heads[record.source] = max(heads.get(record.source, 0), record.event_time)
             left[record.source].append((heads[record.source], record))
         for window, (cursors, clocks) in zip(lake.epochs, lake.ended, strict=False):
-            # What an epoch has merged depends on the cut into batches; so the model is told, and where the clock stood.
+            # What an epoch has merged depends on the cut into batches; so the model is told, and
+            # where the clock stood.
             if p in clocks:
-                ends = {source: cursors[TopicPartition(source, p)].next_offset for source in lake.inputs}
-                reached = {s: [each for each in left[s] if each[1].offset < ends[s]] for s in lake.inputs}
-                left = {s: [each for each in left[s] if each[1].offset >= ends[s]] for s in lake.inputs}
+                ends = {
+                    source: cursors[TopicPartition(source, p)].next_offset for source in lake.inputs
+                }
+                reached = {
+                    s: [each for each in left[s] if each[1].offset < ends[s]] for s in lake.inputs
+                }
+                left = {
+                    s: [each for each in left[s] if each[1].offset >= ends[s]] for s in lake.inputs
+                }
                 model.advance_to(dict.fromkeys(lake.inputs, clocks[p]), reached)
             model.begin_epoch(*window)
         model.advance_to(heads, left)
@@ -203,14 +297,38 @@ def _expected(lake: PureLake) -> tuple[list[tuple[object, ...]], list[tuple[obje
             for record in found:
                 key, first, last, parts = record.content()
                 of_sources = [
-                    tuple((part.topic, part.offset, part.event_time, (case.value(s, part) or b"").decode()) for part in mine)
+                    tuple(
+                        (
+                            part.topic,
+                            part.offset,
+                            part.event_time,
+                            (case.value(s, part) or b"").decode(),
+                        )
+                        for part in mine
+                    )
                     for s, mine in zip(SOURCES, parts, strict=True)
                 ]
-                due = model.rules.due(first, last) if status == "open" and not model.is_plain else record.due
+                due = (
+                    model.rules.due(first, last)
+                    if status == "open" and not model.is_plain
+                    else record.due
+                )
                 silver.append((p, key, status, first, last, due, record.closed_at, *of_sources))
         for behind in model.late:
-            name, offset, key, time = (getattr(behind.record, each) for each in ("source", "offset", "key", "event_time"))
-            late_rows.append((p, source_of(name), topic_of(name) or f"t-{name}", offset, key, time, behind.position))
+            name, offset, key, time = (
+                getattr(behind.record, each) for each in ("source", "offset", "key", "event_time")
+            )
+            late_rows.append(
+                (
+                    p,
+                    source_of(name),
+                    topic_of(name) or f"t-{name}",
+                    offset,
+                    key,
+                    time,
+                    behind.position,
+                )
+            )
     return sorted(silver, key=repr), sorted(late_rows, key=repr)
 
 
@@ -225,7 +343,9 @@ def _late(lake: PureLake) -> list[tuple[object, ...]]:
 def _random_lake(seed: int, inputs: Sequence[str] = SOURCES) -> PureLake:
     rng = random.Random(seed)
     window = _random_window(rng)
-    cases = {p: random_case(seed * PARTITIONS + p, window.gap_ms, inputs) for p in range(PARTITIONS)}
+    cases = {
+        p: random_case(seed * PARTITIONS + p, window.gap_ms, inputs) for p in range(PARTITIONS)
+    }
     recovered: dict[int, dict[str, list[PublishedRecord]]] = {}
     for p, case in cases.items():
         if rng.random() < 0.3:
@@ -234,10 +354,14 @@ def _random_lake(seed: int, inputs: Sequence[str] = SOURCES) -> PureLake:
                     count = len(case.values[source])
                     times = sorted(rng.randrange(3000) for _ in range(rng.randint(1, 3)))
                     after = sorted(rng.randint(-1, count - 1) for _ in times)
-                    case.decisions[source] = [IdleDecision(*each) for each in zip(after, times, strict=True)]
+                    case.decisions[source] = [
+                        IdleDecision(*each) for each in zip(after, times, strict=True)
+                    ]
         if rng.random() < 0.2:
             recovered[p] = {
-                key: [_random_message(rng, window) for _ in range(rng.randint(1, 2))] for key in KEYS if rng.random() < 0.5
+                key: [_random_message(rng, window) for _ in range(rng.randint(1, 2))]
+                for key in KEYS
+                if rng.random() < 0.5
             }
     epochs = [_random_window(rng) for _ in range(rng.choice([0, 0, 1, 3]))]
     return PureLake(cases, rng, window, epochs, {} if epochs else recovered, inputs=inputs)
@@ -245,7 +369,9 @@ def _random_lake(seed: int, inputs: Sequence[str] = SOURCES) -> PureLake:
 
 def _random_window(rng: random.Random) -> Window:
     gap_ms = rng.choice([1, 30, TIMEOUT_MS, TIMEOUT_MS, 1000, 5000])
-    return rng.choice([Window(gap_ms), Window(gap_ms, gap_ms * rng.choice([1, 1, 2, 5]) + rng.choice([0, 7]))])
+    return rng.choice(
+        [Window(gap_ms), Window(gap_ms, gap_ms * rng.choice([1, 1, 2, 5]) + rng.choice([0, 7]))]
+    )
 
 
 def _random_message(rng: random.Random, window: Window) -> PublishedRecord:
@@ -288,7 +414,9 @@ def test_several_topics_of_a_source_are_merged_as_the_model_does(seed: int) -> N
 def test_what_is_out_is_passed_over_and_still_moves_positions(seed: int) -> None:
     lake = _random_lake(seed)
     rng = random.Random(seed)
-    lake.out = {tp: sorted(rng.sample(range(len(rows)), len(rows) // 4)) for tp, rows in lake.rows.items()}
+    lake.out = {
+        tp: sorted(rng.sample(range(len(rows)), len(rows) // 4)) for tp, rows in lake.rows.items()
+    }
     lake.drain()
     silver, late_rows = _expected(lake)
     assert lake.content() == silver
@@ -303,7 +431,10 @@ def test_the_random_cases_with_several_topics_mix_them_and_have_ties() -> None:
         for *_, parts, _ in lake.content():
             topics, times = [part[0] for part in parts], [part[2] for part in parts]  # type: ignore[attr-defined]
             mixed += topics != sorted(topics)
-            tied += any(one != other and times[i] == times[i + 1] for i, (one, other) in enumerate(pairwise(topics)))
+            tied += any(
+                one != other and times[i] == times[i + 1]
+                for i, (one, other) in enumerate(pairwise(topics))
+            )
     assert mixed > 40
     assert tied > 5
 
@@ -321,7 +452,12 @@ def test_the_random_cases_replace_open_records_split_keys_and_have_late_records(
 
 def _batch(clock: int, until: int, max_bytes: int | None = None) -> Batch:
     ranges = {TopicPartition(s, 0): OffsetRange(0, until, None, clock, clock) for s in SOURCES}
-    return Batch(BatchPlan(7, ranges, {0: clock}, has_late=False), VALUE_TYPES, Rules(Window(TIMEOUT_MS)), max_bytes=max_bytes)
+    return Batch(
+        BatchPlan(7, ranges, {0: clock}, has_late=False),
+        VALUE_TYPES,
+        Rules(Window(TIMEOUT_MS)),
+        max_bytes=max_bytes,
+    )
 
 
 def _records(*rows: tuple[str, int, str, int, bytes]) -> pa.Table:
@@ -347,7 +483,9 @@ def _records(*rows: tuple[str, int, str, int, bytes]) -> pa.Table:
 def test_a_record_that_times_out_with_too_large_a_message_is_not_valid() -> None:
     records = _records(("tracking", 0, "a", 0, b"1" * 50), ("orders", 0, "b", 0, b"1" * 500))
     batch = _batch(1000, 5, max_bytes=400)
-    found = {row["merge_key"]: row for row in merge(records, SILVER.empty_table(), batch).to_pylist()}
+    found = {
+        row["merge_key"]: row for row in merge(records, SILVER.empty_table(), batch).to_pylist()
+    }
     assert (found["a"]["valid"], found["a"]["invalid_reason"]) == (True, None)
     assert (found["b"]["valid"], found["b"]["invalid_reason"]) == (False, "too_large")
 
@@ -360,7 +498,9 @@ def test_an_open_record_is_not_judged() -> None:
 
 def test_two_open_records_of_a_key_are_refused() -> None:
     batch = _batch(50, 5)
-    row = merge(_records(("orders", 0, "a", 50, b"1")), SILVER.empty_table(), batch).select(SILVER.names)
+    row = merge(_records(("orders", 0, "a", 50, b"1")), SILVER.empty_table(), batch).select(
+        SILVER.names
+    )
     row = row.cast(SILVER)
     with pytest.raises(ValueError, match="two open records"):
         merge(_records(), pa.concat_tables([row, row]), batch)
@@ -371,5 +511,7 @@ def test_two_open_records_of_a_key_are_refused() -> None:
 
 def test_an_open_record_that_nothing_changes_is_left_out() -> None:
     batch = _batch(50, 5)
-    row = merge(_records(("orders", 0, "a", 50, b"1")), SILVER.empty_table(), batch).select(SILVER.names)
+    row = merge(_records(("orders", 0, "a", 50, b"1")), SILVER.empty_table(), batch).select(
+        SILVER.names
+    )
     assert merge(_records(), row.cast(SILVER), batch).num_rows == 0

@@ -1,4 +1,5 @@
-"""With tenants too, the merge over Arrow says what the merge model says, however the input is cut into batches."""
+"""With tenants too, the merge over Arrow says what the merge model says, however the input is cut
+into batches."""
 
 from __future__ import annotations
 
@@ -36,7 +37,9 @@ class PureLake:
     def __init__(self, rules: Rules) -> None:
         self.rules = rules
         self.rows: dict[str, list[dict[str, object]]] = defaultdict(list)
-        self.idle: dict[TopicPartition, list[IdleDecision]] = {TopicPartition(s, 0): [] for s in SOURCES}
+        self.idle: dict[TopicPartition, list[IdleDecision]] = {
+            TopicPartition(s, 0): [] for s in SOURCES
+        }
         self.cursors = dict.fromkeys(self.idle, Cursor())
         self.clocks: Mapping[int, int] = {}
         self.heads = HEADS.empty_table()
@@ -47,10 +50,22 @@ class PureLake:
     def arrive(self, record: Record) -> None:
         mine, tp = self.rows[record.source], TopicPartition(record.source, 0)
         if record.told is not None:
-            self.idle[tp].append(IdleDecision(len(mine) - 1, record.event_time, tuple(sorted(record.told.items()))))
+            self.idle[tp].append(
+                IdleDecision(len(mine) - 1, record.event_time, tuple(sorted(record.told.items())))
+            )
             return
-        row = {"source": record.source, "topic": "t", "partition": 0, "offset": len(mine), "merge_key": record.key}
-        row |= {"event_time": record.event_time * 1000, "heartbeat": record.is_heartbeat, "value": b"%d" % record.offset}
+        row = {
+            "source": record.source,
+            "topic": "t",
+            "partition": 0,
+            "offset": len(mine),
+            "merge_key": record.key,
+        }
+        row |= {
+            "event_time": record.event_time * 1000,
+            "heartbeat": record.is_heartbeat,
+            "value": b"%d" % record.offset,
+        }
         mine.append(row | {"tenant": record.tenant})
 
     def drain(self, share: Callable[[], int]) -> None:
@@ -77,7 +92,14 @@ class PureLake:
             ]
             if len((rows := rows.with_idle(spoken)).offsets):
                 available[tp] = rows
-        return plan_batch(self.batch, self.cursors, available, self.clocks, self.rules, begins_epoch=self.begins_epoch)
+        return plan_batch(
+            self.batch,
+            self.cursors,
+            available,
+            self.clocks,
+            self.rules,
+            begins_epoch=self.begins_epoch,
+        )
 
     def commit(self, plan: BatchPlan) -> None:
         rows = [
@@ -86,18 +108,36 @@ class PureLake:
             for row in self.rows[tp.source][max(0, done.from_offset - 1) : done.until_offset + 3]
         ]
         records = pa.Table.from_pylist(rows[::-1], RECORDS)
-        batch = Batch(plan, VALUE_TYPES, self.rules, self.idle, has_due=True, begins_epoch=self.begins_epoch)
-        held = self.silver.filter(pa.array([s != "timed_out" for s in self.silver["status"].to_pylist()], pa.bool_()))
+        batch = Batch(
+            plan, VALUE_TYPES, self.rules, self.idle, has_due=True, begins_epoch=self.begins_epoch
+        )
+        held = self.silver.filter(
+            pa.array([s != "timed_out" for s in self.silver["status"].to_pylist()], pa.bool_())
+        )
         changed = merge(records, held, batch, heads=self.heads).to_pylist()
         found = late(records, batch, self.heads)
         if batch.begins_epoch:
-            everything = pa.Table.from_pylist([row for mine in self.rows.values() for row in mine], RECORDS)
-            found = pa.concat_tables([found, late_again(everything, held.filter(_waits(held)), batch)])
+            everything = pa.Table.from_pylist(
+                [row for mine in self.rows.values() for row in mine], RECORDS
+            )
+            found = pa.concat_tables(
+                [found, late_again(everything, held.filter(_waits(held)), batch)]
+            )
         self.late += found.to_pylist()
-        kept = [row for row in self.silver.to_pylist() if not any(_is_replaced(row, by) for by in changed)]
-        new = [{name: row[name] for name in SILVER.names} for row in changed if row["status"] is not None]
+        kept = [
+            row
+            for row in self.silver.to_pylist()
+            if not any(_is_replaced(row, by) for by in changed)
+        ]
+        new = [
+            {name: row[name] for name in SILVER.names}
+            for row in changed
+            if row["status"] is not None
+        ]
         self.silver = pa.Table.from_pylist(kept + new, SILVER)
-        self.heads = TenantClocks.of(records, self.heads, plan, self.idle, self.rules.lag_ms or 0).heads()
+        self.heads = TenantClocks.of(
+            records, self.heads, plan, self.idle, self.rules.lag_ms or 0
+        ).heads()
         self.cursors |= plan.cursors()
         self.clocks, self.batch, self.begins_epoch = plan.clocks, plan.batch + 1, False
 
@@ -124,7 +164,9 @@ def _is_replaced(row: Mapping[str, object], by: Mapping[str, object]) -> bool:
         return False
     if row["status"] == "open":
         return by["replaces"] == row["event_time"]
-    return row["status"] == "waiting" and by["passes"] is not None and row["position"] <= by["passes"]  # type: ignore[operator]
+    return (
+        row["status"] == "waiting" and by["passes"] is not None and row["position"] <= by["passes"]
+    )  # type: ignore[operator]
 
 
 def _ms(time: object) -> int | None:
@@ -136,7 +178,12 @@ def _parts(row: Mapping[str, object]) -> list[tuple[str, int]]:
 
 
 def _place(row: Mapping[str, object]) -> tuple[object, ...]:
-    return _ms(row["closed_at"]), str(row["tenant"]).encode(), _ms(row["due"]), str(row["merge_key"]).encode()
+    return (
+        _ms(row["closed_at"]),
+        str(row["tenant"]).encode(),
+        _ms(row["due"]),
+        str(row["merge_key"]).encode(),
+    )
 
 
 def _content(row: Mapping[str, object]) -> tuple[object, ...]:
@@ -153,7 +200,10 @@ def expected(model: PartitionMerge) -> tuple[object, ...]:
         [(row.place(), content(row)) for row in model.published_order()],
         sorted(content(row) for row in model.open.values()),
         sorted((position, record.source, record.offset) for position, record in model.waiting),
-        sorted(((each.position, each.record.source, each.record.offset) for each in model.late), key=repr),
+        sorted(
+            ((each.position, each.record.source, each.record.offset) for each in model.late),
+            key=repr,
+        ),
     )
 
 
@@ -165,7 +215,9 @@ def rules_of(river: MergeInput) -> Rules:
 @pytest.mark.promise("T2")
 @law
 @given(data=st.data(), river=tenant_inputs())
-def test_merge_is_what_the_model_makes_of_the_same_records_of_tenants(data: st.DataObject, river: MergeInput) -> None:
+def test_merge_is_what_the_model_makes_of_the_same_records_of_tenants(
+    data: st.DataObject, river: MergeInput
+) -> None:
     lake = PureLake(rules_of(river))
     for piece in data.draw(cuts(river.records)):
         for record in piece:

@@ -22,20 +22,27 @@ from tests.support.strategies import cuts
 law = draws(30)
 
 SOURCES = ("tracking", "orders", "carts")
-CART = pa.struct([("s", pa.string()), ("n", pa.int64()), ("list", pa.list_(pa.struct([("b", pa.bool_())])))])
-KEYS = st.text(max_size=5) | st.sampled_from(['say "hi"', "a\\b", "\x00\x1f\x7f\u2028", "\U0001f600", "\uff61", ""])
+CART = pa.struct(
+    [("s", pa.string()), ("n", pa.int64()), ("list", pa.list_(pa.struct([("b", pa.bool_())])))]
+)
+KEYS = st.text(max_size=5) | st.sampled_from(
+    ['say "hi"', "a\\b", "\x00\x1f\x7f\u2028", "\U0001f600", "\uff61", ""]
+)
 TIMES = st.integers(0, 253_402_300_799_999) | st.integers(0, 3)
 
 
 # -- values
 
 
-TENANTS = st.text(min_size=1, max_size=4) | st.sampled_from(["a/b", "100%", 'say "hi"', " ", "\uff61", "\U0001f600", "é"])
+TENANTS = st.text(min_size=1, max_size=4) | st.sampled_from(
+    ["a/b", "100%", 'say "hi"', " ", "\uff61", "\U0001f600", "é"]
+)
 """'\uff61' sorts before the emoji in UTF-8, and behind it in UTF-16."""
 
 
 class Row(NamedTuple):
-    """A row of silver: times in ms, and by source the values of its parts (JSON texts, in `carts` structs)."""
+    """A row of silver: times in ms, and by source the values of its parts (JSON texts, in `carts`
+    structs)."""
 
     key: str
     event_time: int
@@ -46,12 +53,15 @@ class Row(NamedTuple):
     tenant: str | None = None
 
 
-TEXTS = st.sampled_from(["{}", '{"n":1}', ' { "k" : 1.50e400 }\n', '{"s":"é\U0001f600\\n\u2028"}', '{"a":1,"a":2}'])
+TEXTS = st.sampled_from(
+    ["{}", '{"n":1}', ' { "k" : 1.50e400 }\n', '{"s":"é\U0001f600\\n\u2028"}', '{"a":1,"a":2}']
+)
 CARTS = st.fixed_dictionaries(
     {
         "s": st.none() | KEYS,
         "n": st.none() | st.integers(-(2**63), 2**63 - 1),
-        "list": st.none() | st.lists(st.none() | st.fixed_dictionaries({"b": st.none() | st.booleans()}), max_size=3),
+        "list": st.none()
+        | st.lists(st.none() | st.fixed_dictionaries({"b": st.none() | st.booleans()}), max_size=3),
     }
 )
 PARTS = st.lists(TEXTS, max_size=3), st.lists(TEXTS, max_size=3), st.lists(CARTS, max_size=3)
@@ -65,11 +75,16 @@ def silver(rows: Sequence[Row], text: pa.DataType | None = None) -> pa.Table:
     columns = {
         "merge_key": pa.array([row.key for row in rows], text or pa.string()),
         "event_time": pa.array([row.event_time * 1000 for row in rows], pa.int64()).cast(TIME),
-        "last_event_time": pa.array([row.last_event_time * 1000 for row in rows], pa.int64()).cast(TIME),
+        "last_event_time": pa.array([row.last_event_time * 1000 for row in rows], pa.int64()).cast(
+            TIME
+        ),
     }
     for source, kind in zip(SOURCES, kinds, strict=True):
         part = pa.struct([("offset", pa.int64()), ("event_time", TIME), ("value", kind)])
-        parts = [[{"offset": i, "value": value} for i, value in enumerate(getattr(row, source))] for row in rows]
+        parts = [
+            [{"offset": i, "value": value} for i, value in enumerate(getattr(row, source))]
+            for row in rows
+        ]
         columns[source] = pa.array(parts, pa.list_(part))
     if any(row.tenant is not None for row in rows):
         columns["tenant"] = pa.array([row.tenant for row in rows], text or pa.string())
@@ -92,7 +107,9 @@ def expected_value(row: Row) -> bytes:
 
 
 def test_the_default_value_is_one_json_object_with_its_fields_in_order() -> None:
-    row = Row("k", 5, 1_700_000_000_123, ['{"n":1}', '{"n":2}'], [], [{"s": "é", "n": None, "list": []}])
+    row = Row(
+        "k", 5, 1_700_000_000_123, ['{"n":1}', '{"n":2}'], [], [{"s": "é", "n": None, "list": []}]
+    )
     assert message_values(silver([row]), SOURCES).to_pylist() == [
         '{"key":"k","event_time":5,"last_event_time":1700000000123,"tracking":[{"n":1},{"n":2}],"orders":[],'
         '"carts":[{"s":"é","n":null,"list":[]}]}'.encode()
@@ -109,9 +126,16 @@ def test_a_tenant_comes_right_after_the_key() -> None:
 @pytest.mark.parametrize("name", ["tenant", "due", "closed_at"])
 def test_without_tenants_or_a_window_a_source_may_be_called_like_their_columns(name: str) -> None:
     rows = silver([Row("k", 5, 6, ['{"n":1}'], [], [])]).rename_columns(
-        {"tracking": name, **{other: other for other in ("merge_key", "event_time", "last_event_time", "orders", "carts")}}
+        {
+            "tracking": name,
+            **{
+                other: other
+                for other in ("merge_key", "event_time", "last_event_time", "orders", "carts")
+            },
+        }
     )
-    expected = f'{{"key":"k","event_time":5,"last_event_time":6,"{name}":[{{"n":1}}],"orders":[]}}'.encode()
+    parts = f'"{name}":[{{"n":1}}],"orders":[]'
+    expected = f'{{"key":"k","event_time":5,"last_event_time":6,{parts}}}'.encode()
     assert message_values(rows, [name, "orders"]).to_pylist() == [expected]
     assert exceeds(rows, [name, "orders"], len(expected) - 1).to_pylist() == [True]
     numbered = rows.append_column("partition", pa.array([3], pa.int32()))
@@ -133,32 +157,54 @@ def test_values_do_not_depend_on_how_rows_are_cut(data: st.DataObject, rows: lis
     whole = silver(rows)
     pieces = [silver(piece) for piece in data.draw(cuts(rows)) if piece]
     expected = [expected_value(row) for row in rows]
-    assert message_values(pa.concat_tables([whole.schema.empty_table(), *pieces]), SOURCES).to_pylist() == expected
+    assert (
+        message_values(pa.concat_tables([whole.schema.empty_table(), *pieces]), SOURCES).to_pylist()
+        == expected
+    )
     since = data.draw(st.integers(0, len(rows)))
     assert message_values(whole.slice(since, 2), SOURCES).to_pylist() == expected[since : since + 2]
 
 
 def test_large_types_have_the_same_value() -> None:
     rows = [Row('a"', 5, 6, ["{}"], [], []), Row("b", 0, 0, [], ["{}"], [])]
-    assert message_values(silver(rows, pa.large_string()), SOURCES).to_pylist() == [expected_value(row) for row in rows]
+    assert message_values(silver(rows, pa.large_string()), SOURCES).to_pylist() == [
+        expected_value(row) for row in rows
+    ]
 
 
 @law
 @given(data=st.data(), rows=ROWS)
-def test_a_message_exceeds_a_limit_where_value_key_and_headers_are_longer(data: st.DataObject, rows: list[Row]) -> None:
-    lengths = [message_bytes(len(expected_value(row)), len(row.key.encode()), len((row.tenant or "").encode())) for row in rows]
+def test_a_message_exceeds_a_limit_where_value_key_and_headers_are_longer(
+    data: st.DataObject, rows: list[Row]
+) -> None:
+    lengths = [
+        message_bytes(
+            len(expected_value(row)), len(row.key.encode()), len((row.tenant or "").encode())
+        )
+        for row in rows
+    ]
     table = silver(rows)
-    for max_bytes in {data.draw(st.integers(0, 500)), *(length - data.draw(st.integers(0, 1)) for length in lengths)}:
+    for max_bytes in {
+        data.draw(st.integers(0, 500)),
+        *(length - data.draw(st.integers(0, 1)) for length in lengths),
+    }:
         found = exceeds(table, SOURCES, max_bytes)
         assert found.type == pa.bool_()
         assert found.to_pylist() == [length > max_bytes for length in lengths]
 
 
-@pytest.mark.parametrize("column", ["merge_key", "tenant", "event_time", "last_event_time", "tracking", "carts"])
+@pytest.mark.parametrize(
+    "column", ["merge_key", "tenant", "event_time", "last_event_time", "tracking", "carts"]
+)
 def test_a_row_of_silver_that_lacks_something_raises(column: str) -> None:
     table = silver([Row("k", 5, 5, ["{}"], [], [], "x")])
-    without = table.set_column(table.column_names.index(column), column, pa.nulls(1, table.schema.field(column).type))
-    for function in (lambda: message_values(without, SOURCES), lambda: exceeds(without, SOURCES, 10)):
+    without = table.set_column(
+        table.column_names.index(column), column, pa.nulls(1, table.schema.field(column).type)
+    )
+    for function in (
+        lambda: message_values(without, SOURCES),
+        lambda: exceeds(without, SOURCES, 10),
+    ):
         with pytest.raises(ValueError, match="a row of silver has no"):
             function()  # type: ignore[no-untyped-call]
 
@@ -173,7 +219,8 @@ def test_a_part_without_a_value_raises() -> None:
 
 
 class Finished(NamedTuple):
-    """A finished row; `due` and `closed_at` where it was not closed by a timeout, `tenant` where there are tenants."""
+    """A finished row; `due` and `closed_at` where it was not closed by a timeout, `tenant` where
+    there are tenants."""
 
     event_time: int
     key: str
@@ -184,19 +231,29 @@ class Finished(NamedTuple):
 
 @st.composite
 def places(draw: st.DrawFn) -> list[Finished]:
-    """What a partition publishes: each place once, in order, first what timeouts closed; or all of it with tenants."""
+    """What a partition publishes: each place once, in order, first what timeouts closed; or all of
+    it with tenants."""
     found = draw(st.lists(st.tuples(st.integers(0, 5), KEYS), unique=True, max_size=8))
     plain = [Finished(*each) for each in found]
     times = st.integers(0, 5)
-    closings = draw(st.lists(st.tuples(times, KEYS, times, times), unique_by=lambda each: each[1:], max_size=8))
+    closings = draw(
+        st.lists(st.tuples(times, KEYS, times, times), unique_by=lambda each: each[1:], max_size=8)
+    )
     closed = [Finished(*each) for each in closings]
     few = st.tuples(times, KEYS, st.integers(0, 2), st.integers(0, 2), TENANTS)
-    of_tenants = [Finished(*each) for each in draw(st.lists(few, unique_by=lambda each: each[1:], max_size=8))]
-    return sorted(draw(st.sampled_from([plain, closed, plain + closed, of_tenants])), key=lambda row: place_of(*row))
+    of_tenants = [
+        Finished(*each) for each in draw(st.lists(few, unique_by=lambda each: each[1:], max_size=8))
+    ]
+    return sorted(
+        draw(st.sampled_from([plain, closed, plain + closed, of_tenants])),
+        key=lambda row: place_of(*row),
+    )
 
 
 def finished(rows: Sequence[tuple[Any, ...]], partition: int = 3) -> pa.Table:
-    times, keys, dues, closed, tenants = zip(*(Finished(*row) for row in rows), strict=True) if rows else ((), (), (), (), ())
+    times, keys, dues, closed, tenants = (
+        zip(*(Finished(*row) for row in rows), strict=True) if rows else ((), (), (), (), ())
+    )
     columns = {
         "partition": pa.array([partition] * len(rows), pa.int32()),
         "merge_key": pa.array(keys, pa.string()),
@@ -217,9 +274,13 @@ def value_of(row: tuple[Any, ...]) -> bytes | None:
 
 
 def publish(
-    rows: Sequence[tuple[Any, ...]], tail: Tail | None = None, headers: Mapping[int, list[tuple[str, bytes]]] | None = None
+    rows: Sequence[tuple[Any, ...]],
+    tail: Tail | None = None,
+    headers: Mapping[int, list[tuple[str, bytes]]] | None = None,
 ) -> list[dict[str, Any]]:
-    found = messages(finished(rows), pa.array([value_of(row) for row in rows], pa.binary()), tail, headers or {})
+    found = messages(
+        finished(rows), pa.array([value_of(row) for row in rows], pa.binary()), tail, headers or {}
+    )
     assert found.schema == MESSAGES
     return found.to_pylist()  # type: ignore[no-any-return]
 
@@ -228,7 +289,15 @@ def tail_at(rows: Sequence[Finished], first_seq: int = 0) -> Tail | None:
     if not rows:
         return None
     last = rows[-1]
-    return Tail(first_seq + len(rows) - 1, last.event_time, last.key, 7, last.due, last.closed_at, last.tenant)
+    return Tail(
+        first_seq + len(rows) - 1,
+        last.event_time,
+        last.key,
+        7,
+        last.due,
+        last.closed_at,
+        last.tenant,
+    )
 
 
 @law
@@ -244,9 +313,25 @@ def test_messages_are_numbered_on_from_the_tail_and_what_is_out_is_skipped(
         closing = [] if closed_at is None else [(CLOSED_AT, str(closed_at)), (DUE, str(due))]
         closing += [(TENANT, tenant)] if tenant else []
         headers = [(SEQ, str(seq)), (ID, message_id(3, event_time, key, tenant)), *closing]
-        message = {"partition": 3, "key": key.encode(), "value": value_of(row), "timestamp": max(1, event_time)}
-        message |= {"headers": [{"key": name, "value": text.encode()} for name, text in headers], "seq": seq}
-        expected.append({**message, "event_time": event_time, "due": due, "closed_at": closed_at, "tenant": tenant or None})
+        message = {
+            "partition": 3,
+            "key": key.encode(),
+            "value": value_of(row),
+            "timestamp": max(1, event_time),
+        }
+        message |= {
+            "headers": [{"key": name, "value": text.encode()} for name, text in headers],
+            "seq": seq,
+        }
+        expected.append(
+            {
+                **message,
+                "event_time": event_time,
+                "due": due,
+                "closed_at": closed_at,
+                "tenant": tenant or None,
+            }
+        )
     assert publish(rows, tail) == expected
 
 
@@ -261,7 +346,9 @@ def test_no_cut_into_calls_changes_a_message(rows: list[Finished], data: st.Data
 
 @law
 @given(rows=places(), data=st.data())
-def test_a_second_call_gives_what_is_missing_and_nothing_twice(rows: list[Finished], data: st.DataObject) -> None:
+def test_a_second_call_gives_what_is_missing_and_nothing_twice(
+    rows: list[Finished], data: st.DataObject
+) -> None:
     until = data.draw(st.integers(0, len(rows)))
     first = publish(rows[:until])
     assert first + publish(rows, tail_at(rows[:until])) == publish(rows)
@@ -271,7 +358,8 @@ def test_a_second_call_gives_what_is_missing_and_nothing_twice(rows: list[Finish
 @law
 @given(rows=places(), data=st.data())
 def test_what_is_out_is_never_published_again(rows: list[Finished], data: st.DataObject) -> None:
-    """An attempt may begin anywhere before the tail, and end anywhere: before it, at it, or beyond."""
+    """An attempt may begin anywhere before the tail, and end anywhere: before it, at it, or
+    beyond."""
     sent: list[dict[str, Any]] = []
     for _ in range(data.draw(st.integers(1, 5))):
         until, since = data.draw(st.integers(0, len(rows))), data.draw(st.integers(0, len(sent)))
@@ -281,7 +369,10 @@ def test_what_is_out_is_never_published_again(rows: list[Finished], data: st.Dat
 
 
 def test_event_time_comes_before_the_key() -> None:
-    assert [(each["seq"], each["event_time"]) for each in publish([(9, "z"), (10, "a")], Tail(41, 9, "z", 0))] == [(42, 10)]
+    assert [
+        (each["seq"], each["event_time"])
+        for each in publish([(9, "z"), (10, "a")], Tail(41, 9, "z", 0))
+    ] == [(42, 10)]
 
 
 def test_a_tail_beyond_all_rows_leaves_nothing() -> None:
@@ -291,7 +382,9 @@ def test_a_tail_beyond_all_rows_leaves_nothing() -> None:
 
 @law
 @given(rows=places().filter(lambda rows: len(rows) > 1), data=st.data(), is_out=st.booleans())
-def test_disorder_and_repeats_are_refused_even_among_what_is_out(rows: list[Finished], data: st.DataObject, is_out: bool) -> None:
+def test_disorder_and_repeats_are_refused_even_among_what_is_out(
+    rows: list[Finished], data: st.DataObject, is_out: bool
+) -> None:
     first = data.draw(st.integers(0, len(rows) - 2))
     second = data.draw(st.integers(first, len(rows) - 1))
     wrong = [*rows[: second + 1], rows[first], *rows[second + 1 :]]
@@ -300,15 +393,27 @@ def test_disorder_and_repeats_are_refused_even_among_what_is_out(rows: list[Fini
 
 
 def test_keys_are_ordered_as_utf_8_bytes() -> None:
-    halfwidth_stop, smile = "\uff61", "\U0001f600"  # in UTF-16 the latter comes first, since it begins with a surrogate
+    # In UTF-16 the latter comes first, since it begins with a surrogate.
+    halfwidth_stop, smile = (
+        "\uff61",
+        "\U0001f600",
+    )
     assert [each["seq"] for each in publish([(5, halfwidth_stop), (5, smile)])] == [0, 1]
-    assert [each["seq"] for each in publish([(5, halfwidth_stop), (5, smile)], Tail(0, 5, halfwidth_stop, 0))] == [1]
+    assert [
+        each["seq"]
+        for each in publish([(5, halfwidth_stop), (5, smile)], Tail(0, 5, halfwidth_stop, 0))
+    ] == [1]
     with pytest.raises(ValueError, match=re.escape(f"{halfwidth_stop!r} at 5 comes after")):
         publish([(5, smile), (5, halfwidth_stop)])
 
 
 def test_tenants_are_ordered_as_utf_8_bytes_before_due_and_key() -> None:
-    rows = [(5, "b", 9, 10, "x"), (5, "a", 8, 10, "\uff61"), (5, "a", 7, 10, "\U0001f600"), (5, "a", 6, 11, "a")]
+    rows = [
+        (5, "b", 9, 10, "x"),
+        (5, "a", 8, 10, "\uff61"),
+        (5, "a", 7, 10, "\U0001f600"),
+        (5, "a", 6, 11, "a"),
+    ]
     assert [each["tenant"] for each in publish(rows)] == ["x", "\uff61", "\U0001f600", "a"]
     assert [each["seq"] for each in publish(rows, Tail(4, 5, "a", 0, 8, 10, "\uff61"))] == [5, 6]
     with pytest.raises(ValueError, match="comes after"):
@@ -328,7 +433,11 @@ def test_an_id_names_the_tenant_percent_encoded_and_a_header_as_it_is() -> None:
 
 def test_event_time_0_is_sent_as_1_and_said_as_0() -> None:
     first, second = publish([(0, "a"), (2, "a")])
-    assert (first["timestamp"], first["event_time"], first["headers"][1]["value"]) == (1, 0, b"3/0/a")
+    assert (first["timestamp"], first["event_time"], first["headers"][1]["value"]) == (
+        1,
+        0,
+        b"3/0/a",
+    )
     assert (second["timestamp"], second["event_time"]) == (2, 2)
 
 
@@ -338,7 +447,10 @@ def test_extra_headers_follow_on_the_messages_of_their_event_time() -> None:
     names = [[header["key"] for header in each["headers"]] for each in found]
     assert names == [[SEQ, ID], [SEQ, ID, "x", "y"], [SEQ, ID, "x", "y"], [SEQ, ID]]
     assert found[1]["headers"][2:] == [{"key": "x", "value": b"\x00"}, {"key": "y", "value": b""}]
-    assert [header["key"] for header in publish([(1, "a"), (2, "a")], Tail(0, 1, "a", 0), extra)[0]["headers"]] == [
+    assert [
+        header["key"]
+        for header in publish([(1, "a"), (2, "a")], Tail(0, 1, "a", 0), extra)[0]["headers"]
+    ] == [
         SEQ,
         ID,
         "x",

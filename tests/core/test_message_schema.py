@@ -22,10 +22,23 @@ from tests.support.effort import draws
 AT = 1_767_225_600_000_000
 
 
-def message(kinds: dict[str, pa.DataType], values: dict[str, list[Any]], **tenant: list[str]) -> bytes:
-    parts = {source: [[{"offset": 0, "event_time": AT, "value": value} for value in mine]] for source, mine in values.items()}
-    row = {"merge_key": ["a"], "event_time": [AT], "last_event_time": [AT + 1000], **parts, **tenant}
-    schema = pa.schema([field for field in silver_schema(kinds, has_tenants=True) if field.name in row])
+def message(
+    kinds: dict[str, pa.DataType], values: dict[str, list[Any]], **tenant: list[str]
+) -> bytes:
+    parts = {
+        source: [[{"offset": 0, "event_time": AT, "value": value} for value in mine]]
+        for source, mine in values.items()
+    }
+    row = {
+        "merge_key": ["a"],
+        "event_time": [AT],
+        "last_event_time": [AT + 1000],
+        **parts,
+        **tenant,
+    }
+    schema = pa.schema(
+        [field for field in silver_schema(kinds, has_tenants=True) if field.name in row]
+    )
     [found] = message_values(pa.table(row, schema=schema), [*kinds]).to_pylist()
     assert isinstance(found, bytes)
     return found
@@ -33,23 +46,35 @@ def message(kinds: dict[str, pa.DataType], values: dict[str, list[Any]], **tenan
 
 @draws(50)
 @given(drawn=schemas_with_values())
-def test_every_value_of_every_schema_is_published_as_its_schema_says(drawn: tuple[Any, list[Any]]) -> None:
+def test_every_value_of_every_schema_is_published_as_its_schema_says(
+    drawn: tuple[Any, list[Any]],
+) -> None:
     schema, values = drawn
     found = avro_schema(as_text(schema), Path("x.avsc"))
     decoded = [found.decoder()(encoded(schema, value)) for value in values]
-    written = message({"tracking": found.type, "orders": pa.string()}, {"tracking": decoded, "orders": ['{"any":[1]}']})
+    written = message(
+        {"tracking": found.type, "orders": pa.string()},
+        {"tracking": decoded, "orders": ['{"any":[1]}']},
+    )
     described = message_schema({"tracking": found, "orders": None})
     jsonschema_rs.validator_for(described, validate_formats=True).validate(json.loads(written))
 
 
 def test_the_tenant_of_a_message_is_described_where_there_are_tenants() -> None:
-    kinds, schemas = {"tracking": pa.string(), "orders": pa.string()}, {"tracking": None, "orders": None}
+    kinds, schemas = (
+        {"tracking": pa.string(), "orders": pa.string()},
+        {"tracking": None, "orders": None},
+    )
     values: dict[str, list[Any]] = {"tracking": ["{}"], "orders": []}
     described = message_schema(schemas, has_tenants=True)
     written = json.loads(message(kinds, values, tenant=["a/b \U0001f600"]))
     assert [*described["properties"]] == described["required"] == [*written]
     jsonschema_rs.validate(described, written)
-    for wrong in (json.loads(message(kinds, values)), {**written, "tenant": ""}, {**written, "tenant": None}):
+    for wrong in (
+        json.loads(message(kinds, values)),
+        {**written, "tenant": ""},
+        {**written, "tenant": None},
+    ):
         with pytest.raises(jsonschema_rs.ValidationError):
             jsonschema_rs.validate(described, wrong)
     assert "tenant" not in message_schema(schemas)["properties"]
@@ -58,10 +83,14 @@ def test_the_tenant_of_a_message_is_described_where_there_are_tenants() -> None:
 def test_numbers_that_json_lacks_are_described_for_avro_alone() -> None:
     fields = [{"name": "d", "type": "double"}]
     found = avro_schema(as_text({"type": "record", "name": "R", "fields": fields}), Path("x.avsc"))
-    value = json.loads(message({"tracking": found.type}, {"tracking": [{"d": float("nan")}, {"d": -float("inf")}]}))
+    value = json.loads(
+        message({"tracking": found.type}, {"tracking": [{"d": float("nan")}, {"d": -float("inf")}]})
+    )
     assert value["tracking"] == [{"d": "NaN"}, {"d": "-Infinity"}]
     jsonschema_rs.validate(message_schema({"tracking": found}), value)
-    as_json = value_schema(b'{"type": "object", "properties": {"d": {"type": "number"}}}', Path("x.json"))
+    as_json = value_schema(
+        b'{"type": "object", "properties": {"d": {"type": "number"}}}', Path("x.json")
+    )
     with pytest.raises(jsonschema_rs.ValidationError):
         jsonschema_rs.validate(message_schema({"tracking": as_json}), value)
 
@@ -79,9 +108,19 @@ def test_numbers_that_json_lacks_are_described_for_avro_alone() -> None:
     ],
 )
 def test_what_is_never_published_does_not_fit(change: dict[str, Any]) -> None:
-    orders = value_schema(b'{"type": "object", "properties": {"n": {"type": "integer"}}}', Path("x.json"))
+    orders = value_schema(
+        b'{"type": "object", "properties": {"n": {"type": "integer"}}}', Path("x.json")
+    )
     described = jsonschema_rs.validator_for(message_schema({"orders": orders}))
-    fits = {"key": "a", "event_time": 1, "last_event_time": 2, "orders": [{"n": 1}, {"n": None, "later": True}]}
+    fits = {
+        "key": "a",
+        "event_time": 1,
+        "last_event_time": 2,
+        "orders": [{"n": 1}, {"n": None, "later": True}],
+    }
     assert described.is_valid(fits)
     assert not described.is_valid(fits | change)
-    assert not any(described.is_valid({name: each for name, each in fits.items() if name != missing}) for missing in fits)
+    assert not any(
+        described.is_valid({name: each for name, each in fits.items() if name != missing})
+        for missing in fits
+    )

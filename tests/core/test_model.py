@@ -98,7 +98,13 @@ def test_the_worked_examples_content() -> None:
 
 def test_a_position_is_the_largest_event_time_so_far_of_its_own_source() -> None:
     model = PartitionMerge(RULES)
-    model.arrive(tracking(0, 50, "a"), orders(0, 900, "a"), tracking(1, 20, "b"), tracking(2, 70, None), tracking(3, 60, "c"))
+    model.arrive(
+        tracking(0, 50, "a"),
+        orders(0, 900, "a"),
+        tracking(1, 20, "b"),
+        tracking(2, 70, None),
+        tracking(3, 60, "c"),
+    )
     assert model.unread()["tracking"] == [
         (50, tracking(0, 50, "a")),
         (50, tracking(1, 20, "b")),
@@ -138,16 +144,22 @@ def test_the_fast_source_waits_for_the_slow_one() -> None:
 
 
 @pytest.mark.parametrize(("position", "is_merged"), [(99, True), (100, True), (101, False)])
-def test_a_record_is_merged_once_the_clock_has_reached_its_position(position: int, is_merged: bool) -> None:
+def test_a_record_is_merged_once_the_clock_has_reached_its_position(
+    position: int, is_merged: bool
+) -> None:
     model = merged(tracking(0, position, "a"), orders(0, 100, None), tracking(1, 1_000, None))
     assert ((ALL, "a") in model.open) == is_merged
 
 
 def test_records_are_merged_by_position_not_by_arrival() -> None:
     # In the order of arrival the second order would find the record of 0 timed out.
-    model = merged(orders(0, 0, "a"), orders(1, 150, "a"), tracking(0, 60, "a"), tracking(1, 150, None))
+    model = merged(
+        orders(0, 0, "a"), orders(1, 150, "a"), tracking(0, 60, "a"), tracking(1, 150, None)
+    )
     assert open_now(model) == {"a": 150}
-    assert [row.content() for row in model.timed_out] == [("a", 0, 60, ((Part(60, 0),), (Part(0, 0),)))]
+    assert [row.content() for row in model.timed_out] == [
+        ("a", 0, 60, ((Part(60, 0),), (Part(0, 0),)))
+    ]
 
 
 # -- rule 2: the clock at a record
@@ -155,7 +167,9 @@ def test_records_are_merged_by_position_not_by_arrival() -> None:
 
 def test_the_time_at_a_record_is_its_position_however_far_the_clock_is() -> None:
     model = merged(tracking(0, 0, "a"), tracking(1, 100, "a"), *beats(10_000))
-    assert [row.content() for row in model.timed_out] == [("a", 0, 100, ((Part(0, 0), Part(100, 1)), ()))]
+    assert [row.content() for row in model.timed_out] == [
+        ("a", 0, 100, ((Part(0, 0), Part(100, 1)), ()))
+    ]
     assert model.late == []
 
 
@@ -169,7 +183,9 @@ def test_another_source_far_ahead_makes_no_record_late() -> None:
 
 
 @pytest.mark.parametrize(("event_time", "is_late"), [(399, True), (400, False), (401, False)])
-def test_a_record_is_late_more_than_the_timeout_behind_its_position(event_time: int, is_late: bool) -> None:
+def test_a_record_is_late_more_than_the_timeout_behind_its_position(
+    event_time: int, is_late: bool
+) -> None:
     record = tracking(1, event_time, "a")
     model = merged(tracking(0, 500, None), record, orders(0, 500, None))
     assert model.late == ([LateRecord(record, 500)] if is_late else [])
@@ -199,12 +215,16 @@ def test_a_record_joins_while_the_open_one_is_within_the_timeout(second: int, jo
 
 
 def test_joining_lowers_the_event_time_and_so_may_shorten_the_life() -> None:
-    model = merged(tracking(0, 150, "a"), tracking(1, 80, "a"), tracking(2, 200, "a"), *beats(1_000))
+    model = merged(
+        tracking(0, 150, "a"), tracking(1, 80, "a"), tracking(2, 200, "a"), *beats(1_000)
+    )
     assert published(model) == [("a", 80), ("a", 200)]
 
 
 def test_joining_never_raises_the_event_time() -> None:
-    model = merged(tracking(0, 100, "a"), tracking(1, 200, "a"), tracking(2, 201, "a"), *beats(1_000))
+    model = merged(
+        tracking(0, 100, "a"), tracking(1, 200, "a"), tracking(2, 201, "a"), *beats(1_000)
+    )
     assert published(model) == [("a", 100), ("a", 201)]
 
 
@@ -214,8 +234,12 @@ def test_keys_do_not_meet() -> None:
 
 
 def test_at_one_position_the_order_of_records_does_not_matter() -> None:
-    one = merged(tracking(0, 0, "a"), tracking(1, 150, "a"), tracking(2, 60, "a"), orders(0, 150, "a"))
-    other = merged(orders(0, 150, "a"), tracking(0, 0, "a"), tracking(1, 150, "a"), tracking(2, 60, "a"))
+    one = merged(
+        tracking(0, 0, "a"), tracking(1, 150, "a"), tracking(2, 60, "a"), orders(0, 150, "a")
+    )
+    other = merged(
+        orders(0, 150, "a"), tracking(0, 0, "a"), tracking(1, 150, "a"), tracking(2, 60, "a")
+    )
     assert open_now(one) == open_now(other) == {"a": 60}
     assert one.open[ALL, "a"].content() == other.open[ALL, "a"].content()
     assert published(one) == published(other) == [("a", 0)]
@@ -225,7 +249,9 @@ def test_at_one_position_the_order_of_records_does_not_matter() -> None:
 
 
 @pytest.mark.parametrize(("clock", "has_timed_out"), [(199, False), (200, False), (201, True)])
-def test_an_open_record_times_out_more_than_the_timeout_behind_the_clock(clock: int, has_timed_out: bool) -> None:
+def test_an_open_record_times_out_more_than_the_timeout_behind_the_clock(
+    clock: int, has_timed_out: bool
+) -> None:
     model = merged(tracking(0, 100, "a"), *beats(clock))
     assert model.clock == clock
     assert published(model) == ([("a", 100)] if has_timed_out else [])
@@ -238,7 +264,9 @@ def test_a_record_is_merged_before_anything_times_out() -> None:
     model.advance()
     model.arrive(tracking(1, 200, "a"), tracking(2, 201, None), orders(1, 201, None))
     model.advance()
-    assert [row.content() for row in model.timed_out] == [("a", 100, 200, ((Part(100, 0), Part(200, 1)), ()))]
+    assert [row.content() for row in model.timed_out] == [
+        ("a", 100, 200, ((Part(100, 0), Part(200, 1)), ()))
+    ]
 
 
 def test_what_has_timed_out_never_changes() -> None:
@@ -251,7 +279,13 @@ def test_what_has_timed_out_never_changes() -> None:
 
 
 def test_with_no_timeout_at_all_only_one_position_meets() -> None:
-    model = merged(tracking(0, 10, "a"), orders(0, 10, "a"), tracking(1, 11, "a"), *beats(12), rules=MergeRules(RULES.sources, 0))
+    model = merged(
+        tracking(0, 10, "a"),
+        orders(0, 10, "a"),
+        tracking(1, 11, "a"),
+        *beats(12),
+        rules=MergeRules(RULES.sources, 0),
+    )
     assert published(model) == [("a", 10), ("a", 11)]
 
 
@@ -278,7 +312,13 @@ def test_a_record_without_a_key_is_a_heartbeat(key: str | None, is_heartbeat: bo
 
 
 def test_parts_are_ordered_by_event_time_and_offset() -> None:
-    model = merged(tracking(0, 90, "a"), tracking(1, 100, "a"), tracking(2, 90, "a"), tracking(3, 30, "a"), orders(7, 100, "a"))
+    model = merged(
+        tracking(0, 90, "a"),
+        tracking(1, 100, "a"),
+        tracking(2, 90, "a"),
+        tracking(3, 30, "a"),
+        orders(7, 100, "a"),
+    )
     assert model.open[ALL, "a"].content() == (
         "a",
         30,
@@ -288,7 +328,9 @@ def test_parts_are_ordered_by_event_time_and_offset() -> None:
 
 
 def test_the_sources_of_the_content_are_in_the_order_of_the_rules() -> None:
-    model = merged(orders(1, 5, "a"), tracking(0, 5, "a"), rules=MergeRules(("orders", "tracking"), T))
+    model = merged(
+        orders(1, 5, "a"), tracking(0, 5, "a"), rules=MergeRules(("orders", "tracking"), T)
+    )
     assert model.open[ALL, "a"].content()[3] == ((Part(5, 1),), (Part(5, 0),))
 
 
@@ -297,6 +339,17 @@ def test_the_sources_of_the_content_are_in_the_order_of_the_rules() -> None:
 
 def test_publication_is_by_event_time_then_by_the_keys_utf8_bytes() -> None:
     keys = ["z", "\U0001f600", "\ufb01", "é", "a", "Z", "aa"]
-    model = merged(*[tracking(i, 50, key) for i, key in enumerate(keys)], tracking(9, 49, "zz"), *beats(1_000))
+    model = merged(
+        *[tracking(i, 50, key) for i, key in enumerate(keys)], tracking(9, 49, "zz"), *beats(1_000)
+    )
     # In UTF-16, U+1F600 (d83d de00) would sort before U+FB01.
-    assert [row.key for row in model.published_order()] == ["zz", "Z", "a", "aa", "z", "é", "\ufb01", "\U0001f600"]
+    assert [row.key for row in model.published_order()] == [
+        "zz",
+        "Z",
+        "a",
+        "aa",
+        "z",
+        "é",
+        "\ufb01",
+        "\U0001f600",
+    ]

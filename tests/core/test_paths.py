@@ -1,4 +1,5 @@
-"""Where a record has its key and its event time: names with dots, several places, and numbers in strings."""
+"""Where a record has its key and its event time: names with dots, several places, and numbers in
+strings."""
 
 from __future__ import annotations
 
@@ -28,17 +29,29 @@ NS = {"field": "ts", "unit": "ns", "text": True}
 
 def source_of(folder: Path, **source: Any) -> SourceSettings:
     """Tracking as a configuration file has it."""
-    config = {**SMALLEST, "sources": {**SMALLEST["sources"], "tracking": {"topic": "t", "event_time": "ts", **source}}}
+    config = {
+        **SMALLEST,
+        "sources": {
+            **SMALLEST["sources"],
+            "tracking": {"topic": "t", "event_time": "ts", **source},
+        },
+    }
     (folder / "watersmeet.yml").write_text(yaml.safe_dump(config))
     return load_settings(folder / "watersmeet.yml", {}).sources["tracking"]
 
 
-def reading(source: SourceSettings, value: dict[str, Any], schema: dict[str, Any] | None = None) -> Reading:
+def reading(
+    source: SourceSettings, value: dict[str, Any], schema: dict[str, Any] | None = None
+) -> Reading:
     """What a record says as JSON, or with a schema as Avro."""
-    places = {field.name: getattr(source.reading_rules(FAR), field.name) for field in fields(ReadingRules)}
+    places = {
+        field.name: getattr(source.reading_rules(FAR), field.name) for field in fields(ReadingRules)
+    }
     if schema is None:
         return read(json.dumps(value).encode(), **places)
-    return read(encoded(schema, value), **places | {"schema": avro_schema(as_text(schema), Path("x.avsc"))})
+    return read(
+        encoded(schema, value), **places | {"schema": avro_schema(as_text(schema), Path("x.avsc"))}
+    )
 
 
 # -- names with dots
@@ -62,7 +75,8 @@ def test_a_dot_in_a_name_is_written_with_a_backslash(text: str, path: tuple[str,
 @pytest.mark.parametrize("text", ["a..b", "a.", ".a", "a\\", "a\\b", "\\"])
 def test_what_is_no_path_is_refused_with_the_way_to_write_one(tmp_path: Path, text: str) -> None:
     with pytest.raises(
-        ConfigurationError, match=r"is not a dotted path; join field names by single dots.*`\\.` for a dot in a name"
+        ConfigurationError,
+        match=r"is not a dotted path; join field names by single dots.*`\\.` for a dot in a name",
     ):
         source_of(tmp_path, key=text)
 
@@ -119,9 +133,16 @@ def test_a_number_is_spelled_as_in_the_place_where_it_was_found(tmp_path: Path) 
     assert read(b'{"a": 2.00, "b": 1.50, "ts": 1}', **places)[0] == "2.00"
 
 
-@pytest.mark.parametrize("written", [["after.ts", "before.ts"], {"field": ["after.ts", "before.ts"], "unit": "s"}])
-def test_of_several_places_of_an_event_time_the_first_that_is_there_counts(tmp_path: Path, written: Any) -> None:
-    source, ms = source_of(tmp_path, key="k", event_time=written), 1000 if isinstance(written, dict) else 1
+@pytest.mark.parametrize(
+    "written", [["after.ts", "before.ts"], {"field": ["after.ts", "before.ts"], "unit": "s"}]
+)
+def test_of_several_places_of_an_event_time_the_first_that_is_there_counts(
+    tmp_path: Path, written: Any
+) -> None:
+    source, ms = (
+        source_of(tmp_path, key="k", event_time=written),
+        1000 if isinstance(written, dict) else 1,
+    )
     assert reading(source, {"k": "k", "after": {"ts": 5}, "before": {"ts": 4}})[1] == 5 * ms
     assert reading(source, {"k": "k", "after": None, "before": {"ts": 4}})[1] == 4 * ms
     assert reading(source, {"k": "k", "after": {"ts": []}, "before": {"ts": 4}})[3] == NO_EVENT_TIME
@@ -130,20 +151,38 @@ def test_of_several_places_of_an_event_time_the_first_that_is_there_counts(tmp_p
 
 def test_avro_is_read_from_the_same_places(tmp_path: Path) -> None:
     def of(**fields: Any) -> dict[str, Any]:
-        return {"type": "record", "name": "E", "fields": [{"name": name, "type": kind} for name, kind in fields.items()]}
+        return {
+            "type": "record",
+            "name": "E",
+            "fields": [{"name": name, "type": kind} for name, kind in fields.items()],
+        }
 
     row = {"type": "record", "name": "Row", "fields": [{"name": "id", "type": ["null", "long"]}]}
-    schema = of(before=["null", row], after=["null", "Row"], ts=["null", "string"], at=["null", "long"])
-    source = source_of(tmp_path, key=["after.id", "before.id"], event_time={"field": ["ts", "at"], "unit": "ns", "text": True})
+    schema = of(
+        before=["null", row], after=["null", "Row"], ts=["null", "string"], at=["null", "long"]
+    )
+    source = source_of(
+        tmp_path,
+        key=["after.id", "before.id"],
+        event_time={"field": ["ts", "at"], "unit": "ns", "text": True},
+    )
     usual = {"ts": "1700000000123456789", "at": None}
-    assert reading(source, {"before": {"id": 1}, "after": {"id": 2}, **usual}, schema=schema)[:2] == ("2", 1_700_000_000_123)
+    assert reading(source, {"before": {"id": 1}, "after": {"id": 2}, **usual}, schema=schema)[
+        :2
+    ] == ("2", 1_700_000_000_123)
     assert reading(source, {"before": {"id": 1}, "after": None, **usual}, schema=schema)[0] == "1"
-    assert reading(source, {"before": {"id": 1}, "after": {"id": None}, **usual}, schema=schema)[0] == "1"
+    assert (
+        reading(source, {"before": {"id": 1}, "after": {"id": None}, **usual}, schema=schema)[0]
+        == "1"
+    )
     late = {"before": {"id": 1}, "after": None, "ts": None, "at": 2_000_000}
     assert reading(source, late, schema=schema)[1] == 2
 
 
-@pytest.mark.parametrize(("key", "sentence"), [(["a", "a"], "names a twice"), ([], "must have 1 or more"), ([1], "must be text")])
+@pytest.mark.parametrize(
+    ("key", "sentence"),
+    [(["a", "a"], "names a twice"), ([], "must have 1 or more"), ([1], "must be text")],
+)
 def test_places_are_named_once_and_as_text(tmp_path: Path, key: Any, sentence: str) -> None:
     with pytest.raises(ConfigurationError, match=sentence):
         source_of(tmp_path, key=key)
@@ -182,7 +221,11 @@ def test_digits_in_a_string_are_a_time_where_the_configuration_says_so(
     source = source_of(tmp_path, key="k", event_time={"field": "ts", "unit": unit, "text": True})
     found = reading(source, {"k": "k", "ts": text})
     assert (found[1], found[3]) == (ms, None if ms is not None else NO_EVENT_TIME)
-    schema = {"type": "record", "name": "E", "fields": [{"name": "k", "type": "string"}, {"name": "ts", "type": "string"}]}
+    schema = {
+        "type": "record",
+        "name": "E",
+        "fields": [{"name": "k", "type": "string"}, {"name": "ts", "type": "string"}],
+    }
     assert reading(source, {"k": "k", "ts": text}, schema=schema)[:4] == found[:4]
     if text.isascii() and text.isdigit():
         unsaid = source_of(tmp_path, key="k", event_time={"field": "ts", "unit": unit})
@@ -196,13 +239,17 @@ def test_a_number_itself_still_counts_in_the_unit(tmp_path: Path) -> None:
 # -- they are rules of an epoch
 
 
-def test_places_are_rules_that_come_back_as_they_were_and_leave_those_before_as_they_are(tmp_path: Path) -> None:
+def test_places_are_rules_that_come_back_as_they_were_and_leave_those_before_as_they_are(
+    tmp_path: Path,
+) -> None:
     def settings(**source: Any) -> Settings:
         source_of(tmp_path, **source)
         return load_settings(tmp_path / "watersmeet.yml", {})
 
     usual = settings(key="k", event_time={"field": "ts", "unit": "s"})
-    assert usual.rules()["sources.tracking.event_time"] == {"field": "ts", "unit": "s"}, "no lake sees a change"
+    assert usual.rules()["sources.tracking.event_time"] == {"field": "ts", "unit": "s"}, (
+        "no lake sees a change"
+    )
     for changed in (
         settings(key=["after.id", "before.id"]),
         settings(key="k", event_time=["a", "b"]),
@@ -218,7 +265,9 @@ def test_places_are_rules_that_come_back_as_they_were_and_leave_those_before_as_
 def test_a_list_of_one_place_is_that_place(tmp_path: Path) -> None:
     source = source_of(tmp_path, key=["k"], event_time=["ts"])
     assert (source.key, source.event_time) == ("k", "ts")
-    assert source_of(tmp_path, key="k", event_time={"field": ["ts"], "unit": "s"}).time == EventTime(field="ts", unit="s")
+    assert source_of(
+        tmp_path, key="k", event_time={"field": ["ts"], "unit": "s"}
+    ).time == EventTime(field="ts", unit="s")
     with pytest.raises(ValidationError):
         EventTime(field=())
 
@@ -226,9 +275,16 @@ def test_a_list_of_one_place_is_that_place(tmp_path: Path) -> None:
 def test_records_that_are_tried_are_read_from_the_same_places(tmp_path: Path) -> None:
     places = {"key": ["after.id", "before.id"], "event_time": NS}
     sources = ("tracking", "orders")
-    overrides: dict[str, Any] = {f"sources__{name}__{field}": place for name in sources for field, place in places.items()}
-    values: list[Any] = [{"after": {"id": "k"}, "ts": "1000000"}, {"after": None, "before": {"id": "k"}, "ts": "2000000"}]
-    records = [{"source": source, "value": value} for source, value in zip(sources, values, strict=True)]
+    overrides: dict[str, Any] = {
+        f"sources__{name}__{field}": place for name in sources for field, place in places.items()
+    }
+    values: list[Any] = [
+        {"after": {"id": "k"}, "ts": "1000000"},
+        {"after": None, "before": {"id": "k"}, "ts": "2000000"},
+    ]
+    records = [
+        {"source": source, "value": value} for source, value in zip(sources, values, strict=True)
+    ]
     found = try_records(settings_for(tmp_path, **overrides), records)
     [record] = found["records"]
     assert (record["key"], record["event_time"], record["last_event_time"]) == ("k", 1, 2)

@@ -6,7 +6,15 @@ import numpy as np
 import pytest
 
 from pipelines.core.columns import NO_TIME
-from pipelines.core.plan import Available, BatchPlan, Cursor, OffsetRange, Rules, TopicPartition, plan_batch
+from pipelines.core.plan import (
+    Available,
+    BatchPlan,
+    Cursor,
+    OffsetRange,
+    Rules,
+    TopicPartition,
+    plan_batch,
+)
 from pipelines.core.window import Window
 
 pytestmark = pytest.mark.promise("R5")
@@ -65,7 +73,9 @@ def test_a_source_without_news_keeps_its_head() -> None:
 
 
 @pytest.mark.parametrize("available", [{}, {A: rows([1, 2, 3])}, {A: rows([1]), B: rows([])}])
-def test_without_a_head_of_every_source_there_is_nothing_to_do(available: dict[TopicPartition, Available]) -> None:
+def test_without_a_head_of_every_source_there_is_nothing_to_do(
+    available: dict[TopicPartition, Available],
+) -> None:
     assert plan(available) is None
 
 
@@ -116,11 +126,15 @@ def test_refused_records_alone_are_passed_on() -> None:
 
 
 def test_refused_records_before_the_first_position_wait_for_no_clock() -> None:
-    """A share of them alone gives no head: were they to wait for one, nothing after them would ever be considered."""
+    """A share of them alone gives no head: were they to wait for one, nothing after them would ever
+    be considered."""
     found = some(plan({A: rows([NO, NO, NO]), B: rows([NO, 5])}))
     assert found.clocks == {}
     assert not found.has_late
-    assert found.ranges == {A: OffsetRange(0, 3, None, None, None), B: OffsetRange(0, 1, None, None, 5)}
+    assert found.ranges == {
+        A: OffsetRange(0, 3, None, None, None),
+        B: OffsetRange(0, 1, None, None, 5),
+    }
     assert plan({B: rows([5], first=1)}, found.cursors(), found.clocks) is None
 
 
@@ -130,7 +144,8 @@ def test_a_range_goes_over_holes_up_to_the_first_record_that_waits() -> None:
 
 
 def test_a_hole_is_passed_even_where_no_record_is() -> None:
-    """Else the next part, read from before the hole on, could be empty, and the clock would go back to 50."""
+    """Else the next part, read from before the hole on, could be empty, and the clock would go back
+    to 50."""
     cursors = {A: Cursor(2, 50), B: Cursor(3, 50)}
     found = some(plan({A: rows([100], first=2), B: rows([200], offsets=[5_000])}, cursors, {0: 50}))
     assert found.clocks == {0: 100}
@@ -138,7 +153,9 @@ def test_a_hole_is_passed_even_where_no_record_is() -> None:
 
 
 def test_a_hole_alone_is_no_reason_for_a_batch() -> None:
-    assert plan({A: rows([100], offsets=[7])}, {A: Cursor(2, 50), B: Cursor(3, 50)}, {0: 50}) is None
+    assert (
+        plan({A: rows([100], offsets=[7])}, {A: Cursor(2, 50), B: Cursor(3, 50)}, {0: 50}) is None
+    )
 
 
 def test_cursors_go_on_where_ranges_end() -> None:
@@ -167,7 +184,13 @@ def test_the_same_again_is_no_batch() -> None:
 
 def test_a_clock_that_moves_is_a_batch_without_any_record_to_merge() -> None:
     """Possible where more is considered than before: open records may time out."""
-    found = some(plan({A: rows([80], first=1), B: rows([90], first=1)}, {A: Cursor(1, 10), B: Cursor(1, 10)}, {0: 10}))
+    found = some(
+        plan(
+            {A: rows([80], first=1), B: rows([90], first=1)},
+            {A: Cursor(1, 10), B: Cursor(1, 10)},
+            {0: 10},
+        )
+    )
     assert found.clocks == {0: 80}
     cursors = {A: Cursor(1, 50), B: Cursor(1, 50)}
     only_clock = some(plan({A: rows([80], first=1), B: rows([80], first=1)}, cursors, {0: 79}))

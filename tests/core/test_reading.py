@@ -14,8 +14,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipelines.core.json_schema import ValueSchema
-from pipelines.core.json_text import MAX_DEPTH, MAX_DEPTH_WITH_SCHEMA, MAX_EXPONENT, MAX_NAME_LENGTH, MAX_NUMBER_LENGTH
-from pipelines.core.reading import KAFKA, MILLISECONDS_PER_UNIT, ReadingRules, Reason, bronze_schema, read_records
+from pipelines.core.json_text import (
+    MAX_DEPTH,
+    MAX_DEPTH_WITH_SCHEMA,
+    MAX_EXPONENT,
+    MAX_NAME_LENGTH,
+    MAX_NUMBER_LENGTH,
+)
+from pipelines.core.reading import (
+    KAFKA,
+    MILLISECONDS_PER_UNIT,
+    ReadingRules,
+    Reason,
+    bronze_schema,
+    read_records,
+)
 from pipelines.core.times import LAST_EVENT_TIME_MS
 from pipelines.core.types import HEADERS
 from tests.support.effort import draws
@@ -86,10 +99,14 @@ def read_all(inputs: Sequence[Input], how: ReadingRules) -> list[Reading]:
     bronze = read_records(kafka_table(inputs), how)
     times_ms = [time and time // 1000 for time in bronze["event_time"].cast(pa.int64()).to_pylist()]
     rest = [bronze[name].to_pylist() for name in ("heartbeat", "reason", "detail")]
-    return [Reading(*row) for row in zip(bronze["merge_key"].to_pylist(), times_ms, *rest, strict=True)]
+    return [
+        Reading(*row) for row in zip(bronze["merge_key"].to_pylist(), times_ms, *rest, strict=True)
+    ]
 
 
-def read(value: bytes | None, *, kafka_key: bytes | None = None, kafka_time: int = FAR, **changed: Any) -> Reading:
+def read(
+    value: bytes | None, *, kafka_key: bytes | None = None, kafka_time: int = FAR, **changed: Any
+) -> Reading:
     [reading] = read_all([(kafka_key, value, kafka_time)], rules(**changed))
     return reading
 
@@ -201,7 +218,9 @@ def test_what_is_no_strict_json_object_is_undecodable(value: bytes | None) -> No
         "#",
     ],
 )
-def test_a_huge_number_excuses_no_other_fault(around: str, number: str, schema: ValueSchema | None) -> None:
+def test_a_huge_number_excuses_no_other_fault(
+    around: str, number: str, schema: ValueSchema | None
+) -> None:
     assert reason(around.replace("#", number).encode(), schema=schema) == "undecodable"
 
 
@@ -232,7 +251,10 @@ def test_a_large_value_is_read(schema: ValueSchema | None) -> None:
 
 
 @pytest.mark.parametrize(("schema", "most"), [(None, MAX_DEPTH), (SCHEMA, MAX_DEPTH_WITH_SCHEMA)])
-@pytest.mark.parametrize(("opening", "closing", "core"), [(b"[", b"]", b""), (b'{"y":', b"}", b"1"), (b'[{"[":1},', b"]", b"2")])
+@pytest.mark.parametrize(
+    ("opening", "closing", "core"),
+    [(b"[", b"]", b""), (b'{"y":', b"}", b"1"), (b'[{"[":1},', b"]", b"2")],
+)
 def test_nesting_is_read_up_to_a_limit(
     schema: ValueSchema | None, most: int, opening: bytes, closing: bytes, core: bytes
 ) -> None:
@@ -272,7 +294,13 @@ def test_many_brackets_side_by_side_are_no_nesting() -> None:
 
 
 @pytest.mark.parametrize(
-    "value", [b'{"k":"a"}', b'{"k":"a","ts":1,"n":"1"}', b'{"k":"a","ts":1,"n":1.5}', b'{"k":"a","ts":null}']
+    "value",
+    [
+        b'{"k":"a"}',
+        b'{"k":"a","ts":1,"n":"1"}',
+        b'{"k":"a","ts":1,"n":1.5}',
+        b'{"k":"a","ts":null}',
+    ],
 )
 def test_what_does_not_fit_the_schema_is_undecodable(value: bytes) -> None:
     reading = read(value, schema=SCHEMA)
@@ -281,7 +309,15 @@ def test_what_does_not_fit_the_schema_is_undecodable(value: bytes) -> None:
     assert reading.detail.startswith("does not fit the schema: $")
 
 
-HUGE = ["1e999", "-1e999", "1e99999999999999999999", "1" * 400, "1" * 10_000, "-" + "9" * 5_000 + ".5", "1" * 900_000]
+HUGE = [
+    "1e999",
+    "-1e999",
+    "1e99999999999999999999",
+    "1" * 400,
+    "1" * 10_000,
+    "-" + "9" * 5_000 + ".5",
+    "1" * 900_000,
+]
 
 
 @pytest.mark.parametrize("number", HUGE, ids=range(len(HUGE)))
@@ -304,7 +340,13 @@ def test_a_huge_number_is_read_without_a_schema_only(number: str) -> None:
     ],
 )
 @pytest.mark.parametrize(
-    "around", ['{"k":"a","ts":1,"d":#}', '{"k":"a","ts":1,"d":#\n}', '{"k":"a","x":[#],"ts":1}', '{"x":[#,1],"k":"a","ts":1}']
+    "around",
+    [
+        '{"k":"a","ts":1,"d":#}',
+        '{"k":"a","ts":1,"d":#\n}',
+        '{"k":"a","x":[#],"ts":1}',
+        '{"x":[#,1],"k":"a","ts":1}',
+    ],
 )
 def test_an_unwieldy_number_is_read_without_a_schema_only(number: str, around: str) -> None:
     value = around.replace("#", number).encode()
@@ -335,7 +377,9 @@ def test_what_only_looks_unwieldy_or_repeated_is_read(field: str) -> None:
     assert read(f'{{"k":"a","ts":1,{field}}}'.encode(), schema=SCHEMA) == Reading("a", 1)
 
 
-@pytest.mark.parametrize("name", ["x" * (MAX_NAME_LENGTH + 1), "x" * 60_000, "\U0001f600" * (MAX_NAME_LENGTH + 1)])
+@pytest.mark.parametrize(
+    "name", ["x" * (MAX_NAME_LENGTH + 1), "x" * 60_000, "\U0001f600" * (MAX_NAME_LENGTH + 1)]
+)
 def test_a_name_of_many_pages_is_read_without_a_schema_only(name: str) -> None:
     value = orjson.dumps({"k": "a", "ts": 1, "x": [{name: 1}]})
     assert read(value) == Reading("a", 1)
@@ -400,7 +444,9 @@ def test_the_last_of_a_repeated_name_counts_in_every_way() -> None:
 )
 def test_a_key_in_the_value_counts_as_its_json_text(spelled: str, key: str) -> None:
     assert read(f'{{"ts":1,"k":{spelled}}}'.encode()) == Reading(key, 1)
-    assert read(f'{{"ts":1,"o":{{"p":{{"q": {spelled} }}}}}}'.encode(), key=("o", "p", "q")) == Reading(key, 1)
+    assert read(
+        f'{{"ts":1,"o":{{"p":{{"q": {spelled} }}}}}}'.encode(), key=("o", "p", "q")
+    ) == Reading(key, 1)
     assert read(f'{{"ts":1,"k":{spelled},"x":1e999}}'.encode()) == Reading(key, 1)
 
 
@@ -427,7 +473,13 @@ def test_a_key_path_that_leads_nowhere_is_no_key(value: bytes) -> None:
 
 @pytest.mark.parametrize(
     ("kafka_key", "merge_key"),
-    [(b"a", "a"), (b" ", " "), (b"\x00", "\x00"), ("é\U0001f600".encode(), "é\U0001f600"), (b"\xef\xbb\xbfa", "\ufeffa")],
+    [
+        (b"a", "a"),
+        (b" ", " "),
+        (b"\x00", "\x00"),
+        ("é\U0001f600".encode(), "é\U0001f600"),
+        (b"\xef\xbb\xbfa", "\ufeffa"),
+    ],
 )
 def test_the_kafka_key_is_taken_as_utf8(kafka_key: bytes, merge_key: str) -> None:
     assert read(b'{"ts":1,"k":"not this"}', kafka_key=kafka_key, key=None) == Reading(merge_key, 1)
@@ -519,7 +571,9 @@ def test_a_number_is_epoch_milliseconds_cut_exactly(spelled: str, expected: int 
         ("-1", "ns", "no_event_time"),
     ],
 )
-def test_a_number_of_any_unit_is_cut_exactly_to_milliseconds(spelled: str, unit: str, expected: int | str) -> None:
+def test_a_number_of_any_unit_is_cut_exactly_to_milliseconds(
+    spelled: str, unit: str, expected: int | str
+) -> None:
     reading = read(f'{{"k":"a","ts":{spelled}}}'.encode(), unit=unit)
     assert (reading.event_time if reading.reason is None else reading.reason) == expected
 
@@ -532,7 +586,10 @@ def test_a_number_is_what_exact_arithmetic_makes_of_it(spelled: str, unit: str) 
     exact = Fraction(spelled) * Fraction(10) ** MILLISECONDS_PER_UNIT[unit]
     reading = read(f'{{"k":"a","ts":{spelled}}}'.encode(), unit=unit)
     expected = int(exact) if 0 <= exact < LAST_EVENT_TIME_MS + 1 else None
-    assert (reading.event_time, reading.reason) == (expected, None if expected is not None else "no_event_time")
+    assert (reading.event_time, reading.reason) == (
+        expected,
+        None if expected is not None else "no_event_time",
+    )
 
 
 @pytest.mark.parametrize("unit", list(MILLISECONDS_PER_UNIT))
@@ -665,14 +722,23 @@ def test_another_type_is_no_event_time(spelled: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "value", [b'{"k":"a"}', b'{"k":"a","o":1}', b'{"k":"a","o":null}', b'{"k":"a","o":[{"ts":1}]}', b'{"k":"a","o.ts":1}']
+    "value",
+    [
+        b'{"k":"a"}',
+        b'{"k":"a","o":1}',
+        b'{"k":"a","o":null}',
+        b'{"k":"a","o":[{"ts":1}]}',
+        b'{"k":"a","o.ts":1}',
+    ],
 )
 def test_an_event_time_path_that_leads_nowhere_is_no_event_time(value: bytes) -> None:
     assert reason(value, event_time=("o", "ts")) == "no_event_time"
 
 
 def test_an_event_time_may_lie_deep() -> None:
-    assert read(b'{"k":"a","ts":9,"o":{"ts":{"ms":7.9}}}', event_time=("o", "ts", "ms")) == Reading("a", 7)
+    assert read(b'{"k":"a","ts":9,"o":{"ts":{"ms":7.9}}}', event_time=("o", "ts", "ms")) == Reading(
+        "a", 7
+    )
 
 
 # -- event_time_in_future
@@ -714,7 +780,9 @@ def test_a_fraction_is_cut_before_it_is_compared_with_kafkas_time() -> None:
 
 def test_no_future_may_be_allowed() -> None:
     assert reason(b'{"k":"a","ts":5000}', kafka_time=5_000, max_future_ms=0) is None
-    assert reason(b'{"k":"a","ts":5001}', kafka_time=5_000, max_future_ms=0) == "event_time_in_future"
+    assert (
+        reason(b'{"k":"a","ts":5001}', kafka_time=5_000, max_future_ms=0) == "event_time_in_future"
+    )
 
 
 # -- heartbeats
@@ -722,12 +790,18 @@ def test_no_future_may_be_allowed() -> None:
 
 def test_a_heartbeat_needs_no_key() -> None:
     for key in ("", ',"k":null', ',"k":"a"', ',"k":{}'):
-        assert read(f'{{"ts":1,"type":"heartbeat"{key}}}'.encode()) == Reading(None, 1, heartbeat=True)
+        assert read(f'{{"ts":1,"type":"heartbeat"{key}}}'.encode()) == Reading(
+            None, 1, heartbeat=True
+        )
     for kafka_key in (None, b"", b"\xff"):
-        assert read(b'{"ts":1,"type":"heartbeat"}', kafka_key=kafka_key, key=None) == Reading(None, 1, heartbeat=True)
+        assert read(b'{"ts":1,"type":"heartbeat"}', kafka_key=kafka_key, key=None) == Reading(
+            None, 1, heartbeat=True
+        )
 
 
-@pytest.mark.parametrize("ts", ["", ',"ts":null', ',"ts":"soon"', ',"ts":-1', ',"ts":true', ',"ts":253402300800000'])
+@pytest.mark.parametrize(
+    "ts", ["", ',"ts":null', ',"ts":"soon"', ',"ts":-1', ',"ts":true', ',"ts":253402300800000']
+)
 def test_a_heartbeat_needs_an_event_time(ts: str) -> None:
     assert reason(f'{{"type":"heartbeat"{ts}}}'.encode()) == "no_event_time"
 
@@ -799,7 +873,12 @@ def test_of_several_faults_the_first_in_order_is_the_reason(chosen: int) -> None
     document: dict[str, Any] = {"k": "a", "g": "x", "ts": 1}
     for fault in reversed(faults):  # no event time is both unreadable and in the future
         document |= FAULTS[fault]
-    assert reason(orjson.dumps(document), kafka_time=0, schema=SCHEMA, tenant=("g",), max_record_bytes=100) == faults[0].value
+    assert (
+        reason(
+            orjson.dumps(document), kafka_time=0, schema=SCHEMA, tenant=("g",), max_record_bytes=100
+        )
+        == faults[0].value
+    )
 
 
 def test_reasons_are_named_and_ordered_as_the_contract_has_them() -> None:
@@ -833,13 +912,18 @@ def test_what_is_not_a_sources_own_is_a_heartbeat_whatever_it_lacks() -> None:
 def test_what_is_not_a_sources_own_and_has_no_time_that_it_can_read_is_passed_over() -> None:
     for other in (b'{"k":"a"}', b'{"ts":"soon","type":"order"}', b'{"ts":-1}'):
         assert read(other, where=CLICK) == Reading()
-    assert read(b'{"ts":2000}', where=CLICK, kafka_time=1) == Reading(), "a time from the future must not move the clock"
+    assert read(b'{"ts":2000}', where=CLICK, kafka_time=1) == Reading(), (
+        "a time from the future must not move the clock"
+    )
 
 
 def test_a_sources_own_records_are_refused_as_without_the_others() -> None:
     assert reason(b'{"ts":1,"type":"click"}', where=CLICK) == "no_key"
     assert reason(b'{"k":"a","type":"click"}', where=CLICK) == "no_event_time"
-    assert reason(b'{"ts":1,"k":"a","type":"click","n":"x"}', where=CLICK, schema=SCHEMA) == "undecodable"
+    assert (
+        reason(b'{"ts":1,"k":"a","type":"click","n":"x"}', where=CLICK, schema=SCHEMA)
+        == "undecodable"
+    )
 
 
 @pytest.mark.parametrize("value", [b"{", b"[1]", b"\xff", None])
@@ -943,8 +1027,12 @@ def test_kafkas_columns_are_kept_in_their_order() -> None:
 
 def test_a_record_says_how_many_bytes_it_has() -> None:
     """Those of its key, its value and its headers, whatever was refused."""
-    kafka = kafka_table([(b"key", b"0123456789", FAR), (None, None, FAR), ("é".encode(), b"{", FAR)])
-    headers = pa.array([[("a", b"xyz"), ("long", None)], None, []], pa.map_(pa.string(), pa.binary())).cast(HEADERS)
+    kafka = kafka_table(
+        [(b"key", b"0123456789", FAR), (None, None, FAR), ("é".encode(), b"{", FAR)]
+    )
+    headers = pa.array(
+        [[("a", b"xyz"), ("long", None)], None, []], pa.map_(pa.string(), pa.binary())
+    ).cast(HEADERS)
     kafka = kafka.set_column(kafka.column_names.index("headers"), "headers", headers)
     assert read_records(kafka, rules())["record_bytes"].to_pylist() == [3 + 10 + 1 + 3 + 4, 0, 3]
 
@@ -965,9 +1053,9 @@ def test_records_are_read_alike_in_any_batches(data: st.DataObject) -> None:
         expected = [reading for one in inputs for reading in read_all([one], each)]
         assert read_all(inputs, each) == expected
         assert read_records(pieces, each) == read_records(whole, each)
-        assert [row for batch in pieces.to_batches() for row in read_records(batch, each).to_pylist()] == (
-            read_records(whole, each).to_pylist()
-        )
+        assert [
+            row for batch in pieces.to_batches() for row in read_records(batch, each).to_pylist()
+        ] == (read_records(whole, each).to_pylist())
 
 
 @pytest.mark.parametrize(

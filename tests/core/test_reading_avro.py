@@ -1,4 +1,5 @@
-"""Reading Avro: keys, event times and heartbeats are found in the decoded value, under the same rules as in JSON."""
+"""Reading Avro: keys, event times and heartbeats are found in the decoded value, under the same
+rules as in JSON."""
 
 from __future__ import annotations
 
@@ -22,11 +23,19 @@ law = draws(60)
 UTC = timezone.utc
 INSTANT = datetime(2026, 1, 2, 3, 4, 5, 6789, UTC)
 INSTANT_MS = 1_767_323_045_006
-UNDECODABLE, NO_KEY, NO_EVENT_TIME = Reason.UNDECODABLE.value, Reason.NO_KEY.value, Reason.NO_EVENT_TIME.value
+UNDECODABLE, NO_KEY, NO_EVENT_TIME = (
+    Reason.UNDECODABLE.value,
+    Reason.NO_KEY.value,
+    Reason.NO_EVENT_TIME.value,
+)
 
 
 def of(**fields: Any) -> dict[str, Any]:
-    return {"type": "record", "name": "R", "fields": [{"name": name, "type": kind} for name, kind in fields.items()]}
+    return {
+        "type": "record",
+        "name": "R",
+        "fields": [{"name": name, "type": kind} for name, kind in fields.items()],
+    }
 
 
 def reading(schema: dict[str, Any], value: Any, **how: Any) -> Reading:
@@ -82,7 +91,10 @@ def test_an_event_time_is_what_its_type_says(kind: Any, value: Any, expected: in
     ],
 )
 def test_a_time_is_one_whatever_the_unit_of_numbers_is(kind: Any, value: Any, unit: str) -> None:
-    assert reading(of(k="string", ts=kind), {"k": "a", "ts": value}, unit=unit).event_time == INSTANT_MS
+    assert (
+        reading(of(k="string", ts=kind), {"k": "a", "ts": value}, unit=unit).event_time
+        == INSTANT_MS
+    )
 
 
 @pytest.mark.parametrize(
@@ -96,8 +108,18 @@ def test_a_time_is_one_whatever_the_unit_of_numbers_is(kind: Any, value: Any, un
         ("double", float("inf"), "us", NO_EVENT_TIME),
         ("double", -0.5, "ns", NO_EVENT_TIME),
         ("long", 1_700_000_000_000_999, "us", 1_700_000_000_000),
-        (logical("bytes", "decimal", precision=20, scale=3), Decimal("1700000000.125"), "s", 1_700_000_000_125),
-        (logical("bytes", "decimal", precision=20, scale=0), Decimal(17 * 10**17), "ns", 1_700_000_000_000),
+        (
+            logical("bytes", "decimal", precision=20, scale=3),
+            Decimal("1700000000.125"),
+            "s",
+            1_700_000_000_125,
+        ),
+        (
+            logical("bytes", "decimal", precision=20, scale=0),
+            Decimal(17 * 10**17),
+            "ns",
+            1_700_000_000_000,
+        ),
     ],
 )
 def test_a_number_counts_in_its_unit(kind: Any, value: Any, unit: str, expected: int | str) -> None:
@@ -118,7 +140,11 @@ def test_a_number_counts_in_its_unit(kind: Any, value: Any, unit: str, expected:
         (logical("string", "uuid"), UUID(int=7), "00000000-0000-0000-0000-000000000007"),
         (logical("bytes", "decimal", precision=4, scale=2), Decimal("1.50"), "1.50"),
         (logical("int", "date"), date(2026, 1, 2), "2026-01-02"),
-        (logical("long", "timestamp-millis"), datetime(2026, 1, 2, tzinfo=UTC), "2026-01-02T00:00:00.000000Z"),
+        (
+            logical("long", "timestamp-millis"),
+            datetime(2026, 1, 2, tzinfo=UTC),
+            "2026-01-02T00:00:00.000000Z",
+        ),
         ("string", "", None),
         (["null", "string"], None, None),
         ("bytes", b"a", None),
@@ -127,7 +153,9 @@ def test_a_number_counts_in_its_unit(kind: Any, value: Any, unit: str, expected:
         ({"type": "array", "items": "int"}, [], None),
     ],
 )
-def test_a_key_is_the_text_that_a_message_has_for_it(kind: Any, value: Any, expected: str | None) -> None:
+def test_a_key_is_the_text_that_a_message_has_for_it(
+    kind: Any, value: Any, expected: str | None
+) -> None:
     found = reading(of(ts="long", k=kind), {"k": value, "ts": 5})
     assert found.merge_key == expected
     assert found.reason == (None if expected else NO_KEY)
@@ -135,7 +163,9 @@ def test_a_key_is_the_text_that_a_message_has_for_it(kind: Any, value: Any, expe
 
 
 def test_a_path_leads_through_records_and_maps() -> None:
-    schema = of(meta=["null", {**of(ts="long", by={"type": "map", "values": "string"}), "name": "Meta"}])
+    schema = of(
+        meta=["null", {**of(ts="long", by={"type": "map", "values": "string"}), "name": "Meta"}]
+    )
     how = {"key": ("meta", "by", "k.1"), "event_time": ("meta", "ts")}
     assert reading(schema, {"meta": {"ts": 5, "by": {"k.1": "a"}}}, **how)[:2] == ("a", 5)
     assert reading(schema, {"meta": {"ts": 5, "by": {}}}, **how).reason == NO_KEY
@@ -143,7 +173,11 @@ def test_a_path_leads_through_records_and_maps() -> None:
 
 
 def test_a_heartbeat_is_told_by_its_field_and_needs_no_key() -> None:
-    schema = of(ts="long", k=["null", "string"], type={"type": "enum", "name": "T", "symbols": ["click", "heartbeat"]})
+    schema = of(
+        ts="long",
+        k=["null", "string"],
+        type={"type": "enum", "name": "T", "symbols": ["click", "heartbeat"]},
+    )
     assert reading(schema, {"ts": 5, "k": None, "type": "heartbeat"}) == Reading(None, 5, True)
     assert reading(schema, {"ts": 5, "k": "a", "type": "click"}) == Reading("a", 5, False)
     assert reading(schema, {"ts": 5, "k": None, "type": "click"}).reason == NO_KEY
@@ -155,18 +189,30 @@ def test_the_first_reason_that_applies_counts() -> None:
     assert reading(schema, b"\x0a\x00\x00").reason == UNDECODABLE
     assert reading(schema, {"ts": -1, "k": None}).reason == NO_KEY
     assert reading(schema, {"ts": -1, "k": "a"}).reason == NO_EVENT_TIME
-    assert reading(schema, {"ts": 5_000, "k": "a"}, kafka_time=3_999).reason == Reason.EVENT_TIME_IN_FUTURE.value
+    assert (
+        reading(schema, {"ts": 5_000, "k": "a"}, kafka_time=3_999).reason
+        == Reason.EVENT_TIME_IN_FUTURE.value
+    )
     assert reading(schema, {"ts": 5_000, "k": "a"}, kafka_time=4_000).event_time == 5_000
     assert reading(schema, {"ts": 5, "k": None}, key=None, kafka_key=b"b").merge_key == "b"
 
 
 @law
-@given(drawn=schemas_with_values(), content=st.binary(max_size=10), key=st.sampled_from(["f0", "f1"]))
-def test_no_record_stops_the_reading(drawn: tuple[Any, list[Any]], content: bytes, key: str) -> None:
+@given(
+    drawn=schemas_with_values(), content=st.binary(max_size=10), key=st.sampled_from(["f0", "f1"])
+)
+def test_no_record_stops_the_reading(
+    drawn: tuple[Any, list[Any]], content: bytes, key: str
+) -> None:
     schema, values = drawn
     how = rules(schema=avro_schema(as_text(schema), Path("x.avsc")), key=(key,), event_time=("f0",))
-    for found in read_all([(None, each, FAR) for each in [content, *(encoded(schema, value) for value in values)]], how):
-        assert (found.reason is None) == (found.event_time is not None and found.merge_key is not None)
+    for found in read_all(
+        [(None, each, FAR) for each in [content, *(encoded(schema, value) for value in values)]],
+        how,
+    ):
+        assert (found.reason is None) == (
+            found.event_time is not None and found.merge_key is not None
+        )
 
 
 @law
@@ -175,4 +221,6 @@ def test_an_event_time_is_cut_off_to_milliseconds(at: datetime) -> None:
     schema = of(k="string", ts=logical("long", "timestamp-micros"))
     content = encoded(schema, {"k": "a", "ts": at.replace(tzinfo=UTC)})
     assert decoded(schema, content)["ts"] == at.replace(tzinfo=UTC)
-    assert reading(schema, content).event_time == (at - datetime(1970, 1, 1)) // timedelta(milliseconds=1)
+    assert reading(schema, content).event_time == (at - datetime(1970, 1, 1)) // timedelta(
+        milliseconds=1
+    )

@@ -1,4 +1,5 @@
-"""Reading whose a record is, where the merge has tenants: under the same rules as its key, after it and before its event time."""
+"""Reading whose a record is, where the merge has tenants: under the same rules as its key, after it
+and before its event time."""
 
 from __future__ import annotations
 
@@ -14,7 +15,15 @@ from hypothesis import strategies as st
 
 from pipelines.core.avro_schema import avro_schema
 from pipelines.core.json_schema import ValueSchema
-from pipelines.core.reading import BRONZE, KAFKA, RECORD_BYTES, REDRIVEN_FROM, WRITER_SCHEMA, bronze_schema, read_records
+from pipelines.core.reading import (
+    BRONZE,
+    KAFKA,
+    RECORD_BYTES,
+    REDRIVEN_FROM,
+    WRITER_SCHEMA,
+    bronze_schema,
+    read_records,
+)
 from tests.core.test_reading import FAR, Input, kafka_table, rules
 from tests.support.avro import as_text, encoded, framed
 from tests.support.effort import draws
@@ -41,7 +50,10 @@ def all_of(inputs: list[Input], **how: Any) -> list[Found]:
     bronze = read_records(kafka_table(inputs), rules(**{"tenant": ("g",), **how}))
     times_ms = [time and time // 1000 for time in bronze["event_time"].cast(pa.int64()).to_pylist()]
     columns = {name: bronze[name].to_pylist() for name in Found._fields if name != "event_time"}
-    return [Found(**{name: columns[name][i] for name in columns}, event_time=times_ms[i]) for i in range(len(inputs))]
+    return [
+        Found(**{name: columns[name][i] for name in columns}, event_time=times_ms[i])
+        for i in range(len(inputs))
+    ]
 
 
 def read(value: Any, *, kafka_key: bytes | None = None, kafka_time: int = FAR, **how: Any) -> Found:
@@ -74,8 +86,12 @@ def test_a_tenant_counts_as_its_json_text(spelled: str, tenant: str) -> None:
     read_so = Found(tenant, "a", 1)
     assert read(f'{{"ts":1,"k":"a","g":{spelled}}}'.encode()) == read_so
     assert read(f'{{"ts":1,"k":"a","g":{spelled},"n":5}}'.encode(), schema=SCHEMA) == read_so
-    assert read(f'{{"ts":1,"k":"a","o":{{"g": {spelled} }}}}'.encode(), tenant=("o", "g")) == read_so
-    assert read(f'{{"ts":1,"k":{spelled}}}'.encode(), tenant=("k",)) == Found(tenant, tenant, 1), "as a key would"
+    assert (
+        read(f'{{"ts":1,"k":"a","o":{{"g": {spelled} }}}}'.encode(), tenant=("o", "g")) == read_so
+    )
+    assert read(f'{{"ts":1,"k":{spelled}}}'.encode(), tenant=("k",)) == Found(tenant, tenant, 1), (
+        "as a key would"
+    )
 
 
 @pytest.mark.parametrize(
@@ -90,12 +106,16 @@ def test_a_tenant_counts_as_its_json_text(spelled: str, tenant: str) -> None:
     ],
 )
 @pytest.mark.parametrize("schema", [None, SCHEMA])
-def test_what_cannot_be_a_tenant_is_no_tenant(spelled: str, is_: str, schema: ValueSchema | None) -> None:
+def test_what_cannot_be_a_tenant_is_no_tenant(
+    spelled: str, is_: str, schema: ValueSchema | None
+) -> None:
     found = read(f'{{"ts":1,"k":"a","g":{spelled}}}'.encode(), schema=schema)
     assert found == Found(reason="no_tenant", detail=f"g is {is_}")
 
 
-@pytest.mark.parametrize("value", [{}, {"o": 1}, {"o": None}, {"o": [{"g": "x"}]}, {"o": {}}, {"o.g": "x"}, {"o": "g"}])
+@pytest.mark.parametrize(
+    "value", [{}, {"o": 1}, {"o": None}, {"o": [{"g": "x"}]}, {"o": {}}, {"o.g": "x"}, {"o": "g"}]
+)
 def test_a_path_that_leads_nowhere_is_no_tenant(value: dict[str, Any]) -> None:
     found = read({"ts": 1, "k": "a", **value}, tenant=("o", "g"))
     assert found == Found(reason="no_tenant", detail="o.g is missing")
@@ -135,20 +155,28 @@ def test_a_heartbeat_may_be_nobodys(beside: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize(("given_", "tenant"), [("x", "x"), (7, "7"), (False, "false")])
 def test_a_heartbeat_of_a_tenant_speaks_for_it(given_: Any, tenant: str) -> None:
-    assert read({"ts": 1, "type": "heartbeat", "g": given_}) == Found(tenant, None, 1, heartbeat=True)
+    assert read({"ts": 1, "type": "heartbeat", "g": given_}) == Found(
+        tenant, None, 1, heartbeat=True
+    )
 
 
 # -- the sources of one topic
 
 
 def test_another_sources_record_is_a_heartbeat_of_its_tenant() -> None:
-    assert read({"ts": 1, "k": "a", "g": "x", "type": "order"}, where=CLICK) == Found("x", None, 1, heartbeat=True)
+    assert read({"ts": 1, "k": "a", "g": "x", "type": "order"}, where=CLICK) == Found(
+        "x", None, 1, heartbeat=True
+    )
 
 
 @pytest.mark.parametrize("beside", [{}, {"g": None}, {"g": ""}, {"g": {}}])
-def test_another_sources_record_without_a_tenant_moves_nobodys_clock(beside: dict[str, Any]) -> None:
+def test_another_sources_record_without_a_tenant_moves_nobodys_clock(
+    beside: dict[str, Any],
+) -> None:
     assert read({"ts": 1, "k": "a", "type": "order", **beside}, where=CLICK) == Found()
-    assert read({"ts": 1, "type": "heartbeat", **beside}, where=CLICK) == Found(None, None, 1, heartbeat=True)
+    assert read({"ts": 1, "type": "heartbeat", **beside}, where=CLICK) == Found(
+        None, None, 1, heartbeat=True
+    )
     assert read({"ts": 1, "k": "a", "type": "click", **beside}, where=CLICK).reason == "no_tenant"
 
 
@@ -156,7 +184,11 @@ def test_another_sources_record_without_a_tenant_moves_nobodys_clock(beside: dic
 
 
 def avro(kind: Any, value: Any, **how: Any) -> Found:
-    fields = [{"name": "ts", "type": "long"}, {"name": "k", "type": "string"}, {"name": "g", "type": kind}]
+    fields = [
+        {"name": "ts", "type": "long"},
+        {"name": "k", "type": "string"},
+        {"name": "g", "type": kind},
+    ]
     fields.append({"name": "type", "type": "string"})
     schema = {"type": "record", "name": "R", "fields": fields}
     of_type = "heartbeat" if how.pop("is_heartbeat", False) else "click"
@@ -174,7 +206,9 @@ def avro(kind: Any, value: Any, **how: Any) -> Found:
         ({"type": "enum", "name": "E", "symbols": ["A"]}, "A", "A"),
     ],
 )
-def test_in_avro_a_tenant_is_the_text_that_a_message_has_for_it(kind: Any, value: Any, tenant: str) -> None:
+def test_in_avro_a_tenant_is_the_text_that_a_message_has_for_it(
+    kind: Any, value: Any, tenant: str
+) -> None:
     assert avro(kind, value) == Found(tenant, "a", 1)
     assert avro(kind, value, is_heartbeat=True) == Found(tenant, None, 1, heartbeat=True)
 
@@ -202,22 +236,50 @@ def test_the_column_is_there_only_with_tenants_and_comes_behind_what_was_read() 
     assert read_records(kafka, rules()).schema == bronze_schema()
     assert bronze_schema().names == [*BRONZE.names, REDRIVEN_FROM.name, RECORD_BYTES.name]
     assert read_records(kafka, rules(tenant=("g",))).schema == bronze_schema(has_tenants=True)
-    assert bronze_schema(has_tenants=True).names == [*BRONZE.names, "tenant", REDRIVEN_FROM.name, RECORD_BYTES.name]
-    assert read_records(KAFKA.empty_table(), rules(tenant=("g",))) == bronze_schema(has_tenants=True).empty_table()
+    assert bronze_schema(has_tenants=True).names == [
+        *BRONZE.names,
+        "tenant",
+        REDRIVEN_FROM.name,
+        RECORD_BYTES.name,
+    ]
+    assert (
+        read_records(KAFKA.empty_table(), rules(tenant=("g",)))
+        == bronze_schema(has_tenants=True).empty_table()
+    )
 
 
 def test_the_column_comes_after_the_writers_schema() -> None:
-    schema = as_text({"type": "record", "name": "R", "fields": [{"name": "ts", "type": "long"}, {"name": "g", "type": "string"}]})
-    how = rules(schema=avro_schema(schema, Path("x.avsc"), {7: schema.decode()}), key=None, tenant=("g",))
+    schema = as_text(
+        {
+            "type": "record",
+            "name": "R",
+            "fields": [{"name": "ts", "type": "long"}, {"name": "g", "type": "string"}],
+        }
+    )
+    how = rules(
+        schema=avro_schema(schema, Path("x.avsc"), {7: schema.decode()}), key=None, tenant=("g",)
+    )
     value = framed(7, encoded(json.loads(schema), {"ts": 1, "g": "x"}))
     bronze = read_records(kafka_table([(b"a", value, FAR)]), how)
     assert bronze.schema == bronze_schema(has_registry=True, has_tenants=True)
-    assert bronze.schema.names == [*BRONZE.names, WRITER_SCHEMA.name, "tenant", REDRIVEN_FROM.name, RECORD_BYTES.name]
-    assert bronze.select([WRITER_SCHEMA.name, "tenant"]).to_pylist() == [{WRITER_SCHEMA.name: 7, "tenant": "x"}]
+    assert bronze.schema.names == [
+        *BRONZE.names,
+        WRITER_SCHEMA.name,
+        "tenant",
+        REDRIVEN_FROM.name,
+        RECORD_BYTES.name,
+    ]
+    assert bronze.select([WRITER_SCHEMA.name, "tenant"]).to_pylist() == [
+        {WRITER_SCHEMA.name: 7, "tenant": "x"}
+    ]
 
 
 @law
-@given(value=json_values() | st.binary(), kafka_key=st.none() | st.binary(), where=st.sampled_from([None, CLICK]))
+@given(
+    value=json_values() | st.binary(),
+    kafka_key=st.none() | st.binary(),
+    where=st.sampled_from([None, CLICK]),
+)
 def test_who_has_a_key_has_a_tenant(value: bytes, kafka_key: bytes | None, where: Any) -> None:
     for key in (None, ("k",)):
         found = read(value, kafka_key=kafka_key, tenant=("ts",), key=key, where=where)
@@ -225,5 +287,7 @@ def test_who_has_a_key_has_a_tenant(value: bytes, kafka_key: bytes | None, where
         assert found.tenant is None or (found.reason is None and found.event_time is not None)
         alone = read_records(kafka_table([(kafka_key, value, FAR)]), rules(key=key, where=where))
         if found.reason != "no_tenant" and where is None:
-            assert alone["merge_key"].to_pylist() == [found.merge_key], "the rest is read as without tenants"
+            assert alone["merge_key"].to_pylist() == [found.merge_key], (
+                "the rest is read as without tenants"
+            )
             assert alone["reason"].to_pylist() == [found.reason]

@@ -24,7 +24,17 @@ from pipelines.core.recovery import (
     recovery_headers,
     sink_state,
 )
-from pipelines.core.sequence import IDLE, IDLE_PACKED, LIVED, MIN_OFFSETS, NO_RECOVERY, PLAIN, RULES, SEQ, Place
+from pipelines.core.sequence import (
+    IDLE,
+    IDLE_PACKED,
+    LIVED,
+    MIN_OFFSETS,
+    NO_RECOVERY,
+    PLAIN,
+    RULES,
+    SEQ,
+    Place,
+)
 from pipelines.core.window import Window
 from tests.support.sequences import by_key, published
 
@@ -44,7 +54,9 @@ def recovering(*records: Record, recovered: Mapping[str, list[int]]) -> Partitio
 
 
 @pytest.mark.parametrize(("position", "is_published"), [(399, True), (400, True), (401, False)])
-def test_a_record_is_already_published_up_to_the_timeout_after_a_message_of_its_key(position: int, is_published: bool) -> None:
+def test_a_record_is_already_published_up_to_the_timeout_after_a_message_of_its_key(
+    position: int, is_published: bool
+) -> None:
     record = Record("tracking", 1, position, "a")
     model = recovering(record, recovered={"a": [300]})
     assert model.already_published == [record] * is_published
@@ -52,7 +64,9 @@ def test_a_record_is_already_published_up_to_the_timeout_after_a_message_of_its_
 
 
 def test_its_position_says_whether_a_record_is_already_published_not_its_event_time() -> None:
-    model = recovering(Record("orders", 1, 401), Record("orders", 2, 380, "a"), recovered={"a": [300]})
+    model = recovering(
+        Record("orders", 1, 401), Record("orders", 2, 380, "a"), recovered={"a": [300]}
+    )
     assert model.already_published == []
     assert [row.event_time for row in model.timed_out] == [380]
 
@@ -72,7 +86,10 @@ def test_a_late_record_stays_late_after_a_recovery() -> None:
 
 
 def test_heartbeats_are_never_already_published() -> None:
-    assert recovering(Record("tracking", 1, 300), recovered={"": [300], "a": [300]}).already_published == []
+    assert (
+        recovering(Record("tracking", 1, 300), recovered={"": [300], "a": [300]}).already_published
+        == []
+    )
 
 
 # -- min_offsets
@@ -80,7 +97,13 @@ def test_heartbeats_are_never_already_published() -> None:
 
 def test_min_offset_is_the_first_at_a_position_that_reaches_the_event_time() -> None:
     records = [(4, 10), (5, 300), (6, 120), (9, 400)]
-    assert [min_offset(records, [], time, 10) for time in (10, 11, 300, 301, 400)] == [4, 5, 5, 9, 9]
+    assert [min_offset(records, [], time, 10) for time in (10, 11, 300, 301, 400)] == [
+        4,
+        5,
+        5,
+        9,
+        9,
+    ]
 
 
 def test_min_offset_is_the_next_offset_where_no_position_reaches_the_event_time() -> None:
@@ -100,20 +123,39 @@ def test_an_idle_decision_gives_its_position_to_the_offset_after_it() -> None:
 
 
 def test_a_message_tells_the_decisions_from_the_offset_before_its_min_offset_on() -> None:
-    decisions = {"tracking": [IdleDecision(9, 7), IdleDecision(4, 5), IdleDecision(3, 4)], "orders": [IdleDecision(3, 4)]}
-    assert idle_header(decisions, {"tracking": 5, "orders": 5}) == {"tracking": (IdleDecision(4, 5), IdleDecision(9, 7))}
-    assert idle_header(decisions, {"tracking": 4}) == {"tracking": (IdleDecision(3, 4), IdleDecision(4, 5), IdleDecision(9, 7))}
-    assert idle_header({"orders": [IdleDecision(-1, 7)]}, {"tracking": 0, "orders": 0}) == {"orders": (IdleDecision(-1, 7),)}
+    decisions = {
+        "tracking": [IdleDecision(9, 7), IdleDecision(4, 5), IdleDecision(3, 4)],
+        "orders": [IdleDecision(3, 4)],
+    }
+    assert idle_header(decisions, {"tracking": 5, "orders": 5}) == {
+        "tracking": (IdleDecision(4, 5), IdleDecision(9, 7))
+    }
+    assert idle_header(decisions, {"tracking": 4}) == {
+        "tracking": (IdleDecision(3, 4), IdleDecision(4, 5), IdleDecision(9, 7))
+    }
+    assert idle_header({"orders": [IdleDecision(-1, 7)]}, {"tracking": 0, "orders": 0}) == {
+        "orders": (IdleDecision(-1, 7),)
+    }
     assert idle_header({}, {"tracking": 0, "orders": 0}) == {}
 
 
 def test_of_several_decisions_after_one_offset_the_last_is_told() -> None:
-    decisions = {"orders": [IdleDecision(4, 10), IdleDecision(4, 30), IdleDecision(4, 20), IdleDecision(6, 40)]}
-    assert idle_header(decisions, {"orders": 5}) == {"orders": (IdleDecision(4, 30), IdleDecision(6, 40))}
+    decisions = {
+        "orders": [
+            IdleDecision(4, 10),
+            IdleDecision(4, 30),
+            IdleDecision(4, 20),
+            IdleDecision(6, 40),
+        ]
+    }
+    assert idle_header(decisions, {"orders": 5}) == {
+        "orders": (IdleDecision(4, 30), IdleDecision(6, 40))
+    }
 
 
 def test_with_tenants_each_decision_is_told_that_may_have_closed_one_of_the_messages() -> None:
-    """Those before are told as one, up to the first that reaches the time just before; those after as one as well."""
+    """Those before are told as one, up to the first that reaches the time just before; those after
+    as one as well."""
     times = [10, 40, 97, 99, 100, 150, 200, 250, 300]
     decisions = {"orders": [IdleDecision(4, time, (("x", time - 5),)) for time in times]}
 
@@ -122,26 +164,39 @@ def test_with_tenants_each_decision_is_told_that_may_have_closed_one_of_the_mess
         assert all(decision.told == (("x", decision.event_time - 5),) for decision in header)
         return [decision.event_time for decision in header]
 
-    assert told(101, 101) == [100, 150, 300], "what a record closes at 101 may take the decision to 150"
+    assert told(101, 101) == [100, 150, 300], (
+        "what a record closes at 101 may take the decision to 150"
+    )
     assert told(102, 102) == [150, 300]
     assert told(101, 201) == [100, 150, 200, 250, 300]
     assert told(1000, 1000) == [300]
-    assert idle_header(decisions, {"orders": 0})["orders"][0].event_time == 300, "without tenants the last one counts alone"
+    assert idle_header(decisions, {"orders": 0})["orders"][0].event_time == 300, (
+        "without tenants the last one counts alone"
+    )
 
 
 def test_of_decisions_that_are_told_as_one_the_largest_time_of_each_tenant_counts() -> None:
     first = IdleDecision(4, 100, (("a", 90), ("b", 95), ("\uff61", 41)))
     second = IdleDecision(4, 120, (("a", 85), ("c", 110), ("\U0001f600", 71)))
     header = idle_header({"orders": [second, first]}, {"orders": 5}, Closings(900, 900, lag_ms=50))
-    assert header == {"orders": (IdleDecision(4, 120, (("a", 90), ("b", 95), ("c", 110), ("\U0001f600", 71))),)}, (
-        "a time that is the lag behind says nothing"
-    )
+    assert header == {
+        "orders": (IdleDecision(4, 120, (("a", 90), ("b", 95), ("c", 110), ("\U0001f600", 71))),)
+    }, "a time that is the lag behind says nothing"
 
 
 def test_decisions_after_other_offsets_are_told_apart() -> None:
-    decisions = {"orders": [IdleDecision(4, 100), IdleDecision(4, 120), IdleDecision(6, 130), IdleDecision(6, 140)]}
+    decisions = {
+        "orders": [
+            IdleDecision(4, 100),
+            IdleDecision(4, 120),
+            IdleDecision(6, 130),
+            IdleDecision(6, 140),
+        ]
+    }
     for closed_at, times in ((500, [120, 140]), (90, [100, 120, 140]), (131, [120, 130, 140])):
-        header = idle_header(decisions, {"orders": 5}, Closings(closed_at, closed_at, lag_ms=50))["orders"]
+        header = idle_header(decisions, {"orders": 5}, Closings(closed_at, closed_at, lag_ms=50))[
+            "orders"
+        ]
         assert [each.event_time for each in header] == times
 
 
@@ -150,15 +205,24 @@ def test_decisions_after_other_offsets_are_told_apart() -> None:
 
 def test_headers_are_json_by_source() -> None:
     assert encode_min_offsets({"tracking": 17, "orders": 0}) == b'{"tracking":17,"orders":0}'
-    assert encode_idle({"orders": [IdleDecision(16, 1_700_000_000_000)]}) == b'{"orders":[[16,1700000000000]]}'
+    assert (
+        encode_idle({"orders": [IdleDecision(16, 1_700_000_000_000)]})
+        == b'{"orders":[[16,1700000000000]]}'
+    )
     told = IdleDecision(16, 1_700_000_000_000, (("a/b", 1_600_000_000_000), ("\U0001f600", -5)))
-    assert encode_idle({"orders": [told]}) == '{"orders":[[16,1700000000000,{"a/b":1600000000000,"\U0001f600":-5}]]}'.encode()
+    assert (
+        encode_idle({"orders": [told]})
+        == '{"orders":[[16,1700000000000,{"a/b":1600000000000,"\U0001f600":-5}]]}'.encode()
+    )
 
 
 def test_headers_are_read_as_they_were_written() -> None:
     offsets = {"tracking": 17, "orders": 2**63 - 1}
     told = (("", 0), ("a/b", 1_600_000_000_000), ("\uff61", 3), ("\U0001f600", -(2**63)))
-    decisions = {"orders": (IdleDecision(-1, 0), IdleDecision(16, 1_700_000_000_000, told)), "tracking": ()}
+    decisions = {
+        "orders": (IdleDecision(-1, 0), IdleDecision(16, 1_700_000_000_000, told)),
+        "tracking": (),
+    }
     assert parse_min_offsets(encode_min_offsets(offsets)) == offsets
     assert parse_idle(encode_idle(decisions)) == decisions
 
@@ -170,7 +234,15 @@ NO_OBJECTS = [None, b"", b"17", b"[]", b"null", b"{", b"\xff", b'{"a":NaN}']
     "header",
     [
         *NO_OBJECTS,
-        *[b"{}", b'{"a":-1}', b'{"a":1.0}', b'{"a":true}', b'{"a":"1"}', b'{"a":null}', b'{"a":1,"b":[]}'],
+        *[
+            b"{}",
+            b'{"a":-1}',
+            b'{"a":1.0}',
+            b'{"a":true}',
+            b'{"a":"1"}',
+            b'{"a":null}',
+            b'{"a":1,"b":[]}',
+        ],
         b'{"a":9223372036854775808}',
     ],
 )
@@ -183,8 +255,21 @@ def test_what_is_no_min_offsets_is_refused(header: bytes | None) -> None:
     "header",
     [
         *NO_OBJECTS,
-        *[b'{"a":1}', b'{"a":[1,2]}', b'{"a":[[1]]}', b'{"a":[[1,2,3]]}', b'{"a":[{}]}', b'{"a":[[-2,1]]}', b'{"a":[[1,-1]]}'],
-        *[b'{"a":[[1,2,{"x":1.5}]]}', b'{"a":[[1,2,{"x":null}]]}', b'{"a":[[1,2,{},3]]}', b'{"a":[[1,2,null]]}'],
+        *[
+            b'{"a":1}',
+            b'{"a":[1,2]}',
+            b'{"a":[[1]]}',
+            b'{"a":[[1,2,3]]}',
+            b'{"a":[{}]}',
+            b'{"a":[[-2,1]]}',
+            b'{"a":[[1,-1]]}',
+        ],
+        *[
+            b'{"a":[[1,2,{"x":1.5}]]}',
+            b'{"a":[[1,2,{"x":null}]]}',
+            b'{"a":[[1,2,{},3]]}',
+            b'{"a":[[1,2,null]]}',
+        ],
         *[b'{"a":[[1,2.5]]}', b'{"a":[[true,2]]}', b'{"a":[[1,null]]}', b'{"a":{}}'],
     ],
 )
@@ -204,7 +289,9 @@ def plain(event_time: int, key: str) -> Message:
     return ReadBack(event_time, key), {SEQ: b"0"}
 
 
-def telling(event_time: int, key: str, begin: Mapping[str, int], **idle: list[IdleDecision]) -> Message:
+def telling(
+    event_time: int, key: str, begin: Mapping[str, int], **idle: list[IdleDecision]
+) -> Message:
     return ReadBack(event_time, key), dict(recovery_headers(begin, idle, [RULE], is_lived=False))
 
 
@@ -233,19 +320,41 @@ def test_the_last_message_with_min_offsets_says_where_to_begin() -> None:
 
 
 def test_decisions_are_those_of_the_message_that_says_where_to_begin() -> None:
-    state = sink_state(backwards(telling(300, "a", BEGIN, tracking=[IdleDecision(0, 9)]), telling(310, "a", BEGIN)), TIMEOUT)
+    state = sink_state(
+        backwards(
+            telling(300, "a", BEGIN, tracking=[IdleDecision(0, 9)]), telling(310, "a", BEGIN)
+        ),
+        TIMEOUT,
+    )
     assert state.decisions == {}
 
 
 def test_messages_are_read_back_to_the_timeout_before_it() -> None:
-    messages = [plain(199, "a"), plain(200, "b"), plain(200, "c"), plain(250, "b"), telling(300, "é", BEGIN)]
+    messages = [
+        plain(199, "a"),
+        plain(200, "b"),
+        plain(200, "c"),
+        plain(250, "b"),
+        telling(300, "é", BEGIN),
+    ]
     state = sink_state(backwards(*messages), TIMEOUT)
-    assert state.read_back == (ReadBack(200, "b"), ReadBack(200, "c"), ReadBack(250, "b"), ReadBack(300, "é"))
+    assert state.read_back == (
+        ReadBack(200, "b"),
+        ReadBack(200, "c"),
+        ReadBack(250, "b"),
+        ReadBack(300, "é"),
+    )
     assert by_key(state.read_back) == published({"b": [200, 250], "c": [200], "é": [300]})
 
 
 def test_messages_after_the_one_that_says_where_to_begin_are_read_back_too() -> None:
-    messages = [plain(199, "a"), plain(200, "b"), telling(300, "c", BEGIN), plain(900, "d"), plain(950, "d")]
+    messages = [
+        plain(199, "a"),
+        plain(200, "b"),
+        telling(300, "c", BEGIN),
+        plain(900, "d"),
+        plain(950, "d"),
+    ]
     state = sink_state(backwards(*messages), TIMEOUT)
     assert state.begin == BEGIN
     assert by_key(state.read_back) == published({"b": [200], "c": [300], "d": [900, 950]})
@@ -253,9 +362,19 @@ def test_messages_after_the_one_that_says_where_to_begin_are_read_back_too() -> 
 
 def test_what_sorts_after_the_last_message_comes_again_and_is_not_read_back() -> None:
     early, late = telling(300, "a", {"tracking": 1}), telling(310, "b", BEGIN)
-    state = sink_state(backwards(plain(190, "a"), plain(290, "a"), early, plain(300, "é"), late, early, plain(300, "b")), TIMEOUT)
+    state = sink_state(
+        backwards(
+            plain(190, "a"), plain(290, "a"), early, plain(300, "é"), late, early, plain(300, "b")
+        ),
+        TIMEOUT,
+    )
     assert state.begin == {"tracking": 1}
-    assert [(message.event_time, message.key) for message in state.read_back] == [(290, "a"), (300, "a"), (300, "a"), (300, "b")]
+    assert [(message.event_time, message.key) for message in state.read_back] == [
+        (290, "a"),
+        (300, "a"),
+        (300, "a"),
+        (300, "b"),
+    ]
 
 
 def test_a_sink_that_says_nowhere_where_to_begin_is_read_whole() -> None:
@@ -268,9 +387,14 @@ def test_a_sink_that_says_nowhere_where_to_begin_is_read_whole() -> None:
 
 
 def test_the_rules_are_those_of_the_message_that_says_where_to_begin() -> None:
-    first, last = (dict(recovery_headers(BEGIN, {}, rules, is_lived=False)) for rules in (["0000000a"], ["0000000c", "0000000b"]))
+    first, last = (
+        dict(recovery_headers(BEGIN, {}, rules, is_lived=False))
+        for rules in (["0000000a"], ["0000000c", "0000000b"])
+    )
     assert last[RULES] == b"0000000b,0000000c"
-    state = sink_state(backwards((ReadBack(300, "a"), first), (ReadBack(310, "b"), last), plain(310, "c")), TIMEOUT)
+    state = sink_state(
+        backwards((ReadBack(300, "a"), first), (ReadBack(310, "b"), last), plain(310, "c")), TIMEOUT
+    )
     assert state.rules == {"0000000b", "0000000c"}
     assert parse_rules(first[RULES]) == {"0000000a"}
 
@@ -287,10 +411,24 @@ def test_a_message_says_whether_its_lake_has_more_behind_it_than_records(is_live
     assert sink_state([(ReadBack(300, "a"), headers)], TIMEOUT).is_lived == is_lived
 
 
-def test_decisions_that_are_long_are_told_compressed_and_too_many_say_that_they_are_not_told() -> None:
+def test_decisions_that_are_long_are_told_compressed_and_too_many_say_that_they_are_not_told() -> (
+    None
+):
     def told(tenants: int) -> dict[str, bytes]:
-        of_all = tuple(sorted((sha256(b"%d" % n).hexdigest(), 1_700_000_000_000 + n * 7919) for n in range(tenants)))
-        return dict(recovery_headers(BEGIN, {"orders": [IdleDecision(2, 1_800_000_000_000, of_all)]}, [RULE], is_lived=True))
+        of_all = tuple(
+            sorted(
+                (sha256(b"%d" % n).hexdigest(), 1_700_000_000_000 + n * 7919)
+                for n in range(tenants)
+            )
+        )
+        return dict(
+            recovery_headers(
+                BEGIN,
+                {"orders": [IdleDecision(2, 1_800_000_000_000, of_all)]},
+                [RULE],
+                is_lived=True,
+            )
+        )
 
     assert list(told(10)) == [MIN_OFFSETS, IDLE, RULES, LIVED]
     packed = told(1000)
@@ -304,13 +442,26 @@ def test_decisions_that_are_long_are_told_compressed_and_too_many_say_that_they_
 
 @pytest.mark.parametrize(
     "header",
-    [None, b"", b",", b"0000000", b"0000000aa", b"0000000G", b"0000000A", b"0000000a,", b"0000000a 0000000b", b"\xff" * 8],
+    [
+        None,
+        b"",
+        b",",
+        b"0000000",
+        b"0000000aa",
+        b"0000000G",
+        b"0000000A",
+        b"0000000a,",
+        b"0000000a 0000000b",
+        b"\xff" * 8,
+    ],
 )
 def test_what_is_no_rules_is_refused(header: bytes | None) -> None:
     with pytest.raises(ValueError, match=RULES):
         parse_rules(header)
     with pytest.raises(ValueError, match=RULES):
-        sink_state([(ReadBack(300, "a"), {MIN_OFFSETS: encode_min_offsets(BEGIN), RULES: header})], TIMEOUT)
+        sink_state(
+            [(ReadBack(300, "a"), {MIN_OFFSETS: encode_min_offsets(BEGIN), RULES: header})], TIMEOUT
+        )
 
 
 # -- with tenants
@@ -320,11 +471,18 @@ def closed(closed_at: int, key: str, tenant: str = "", due: int = 0) -> ReadBack
     return ReadBack(1, key, due, closed_at, tenant)
 
 
-def test_with_tenants_messages_are_read_back_to_the_window_and_the_lag_before_the_last_one() -> None:
+def test_with_tenants_messages_are_read_back_to_the_window_and_the_lag_before_the_last_one() -> (
+    None
+):
     """The records that are passed over are those before the same position."""
     window, lag_ms, last = Window(30, 100), 50, closed(500, "a", "y")
     since = 500 - 1 - 100 - 50
-    messages = [closed(since, "a"), closed(since, "a", "z"), closed(since + 1, "a", "x"), closed(400, "é", "x")]
+    messages = [
+        closed(since, "a"),
+        closed(since, "a", "z"),
+        closed(since + 1, "a", "x"),
+        closed(400, "é", "x"),
+    ]
     sink: list[Message] = [(message, {SEQ: b"0"}) for message in messages]
     telling_of_it: Message = last, {MIN_OFFSETS: encode_min_offsets(BEGIN)}
     state = sink_state(backwards(*sink, telling_of_it), window, lag_ms)
@@ -332,20 +490,30 @@ def test_with_tenants_messages_are_read_back_to_the_window_and_the_lag_before_th
     assert state.since == since
     assert state.last == Place(500, b"y", 0, b"a")
     assert sink_state(backwards(*sink, telling_of_it), window).since is None
-    assert sink_state(backwards(*sink), window, lag_ms) == SinkState({}, {}, tuple(messages), last=messages[-1].place)
+    assert sink_state(backwards(*sink), window, lag_ms) == SinkState(
+        {}, {}, tuple(messages), last=messages[-1].place
+    )
 
 
 def test_with_tenants_what_sorts_after_the_last_message_comes_again() -> None:
     early, late = closed(300, "a", "\uff61"), closed(300, "a", "\U0001f600")
     assert early.place < late.place
     headers: dict[str, bytes | None] = {MIN_OFFSETS: encode_min_offsets(BEGIN)}
-    state = sink_state(backwards((early, headers), (late, headers), (early, headers)), Window(10), 5)
+    state = sink_state(
+        backwards((early, headers), (late, headers), (early, headers)), Window(10), 5
+    )
     assert state.read_back == (early, early)
     assert state.last == late.place
 
 
 def test_no_more_is_read_than_is_needed() -> None:
-    sink = backwards(plain(0, "never"), plain(50, "never"), plain(199, "a"), plain(200, "b"), telling(300, "c", BEGIN))
+    sink = backwards(
+        plain(0, "never"),
+        plain(50, "never"),
+        plain(199, "a"),
+        plain(200, "b"),
+        telling(300, "c", BEGIN),
+    )
     sink_state(sink, TIMEOUT)
     assert next(sink) == plain(50, "never")
 

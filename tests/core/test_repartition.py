@@ -11,18 +11,39 @@ import pytest
 
 from pipelines.core import repartition
 from pipelines.core.reading import KAFKA, ReadingRules
-from pipelines.core.repartition import ORIGIN, InputPartition, Written, copies, is_redriven, murmur2, route, written
+from pipelines.core.repartition import (
+    ORIGIN,
+    InputPartition,
+    Written,
+    copies,
+    is_redriven,
+    murmur2,
+    route,
+    written,
+)
 from pipelines.core.types import TIME
 
-RULES = ReadingRules(event_time=("ts",), max_future_ms=1000, key=("k",), heartbeat=(("type",), "beat"))
+RULES = ReadingRules(
+    event_time=("ts",), max_future_ms=1000, key=("k",), heartbeat=(("type",), "beat")
+)
 AFTER = Written(
     {"clicks": "clicks (1.2)", "web (old)": "web (old) (-1.2)"},
-    {InputPartition("clicks", 0): 7, InputPartition("clicks", 11): 9, InputPartition("web (old)", 2): 4},
+    {
+        InputPartition("clicks", 0): 7,
+        InputPartition("clicks", 11): 9,
+        InputPartition("web (old)", 2): 4,
+    },
     {InputPartition("clicks", 11): 5},
 )
 
 
-def records(*values: bytes | None, key: bytes | None = None, partition: int = 2, time_ms: int = 5000, **more: Any) -> pa.Table:
+def records(
+    *values: bytes | None,
+    key: bytes | None = None,
+    partition: int = 2,
+    time_ms: int = 5000,
+    **more: Any,
+) -> pa.Table:
     given = {
         "topic": ["clicks"] * len(values),
         "partition": [partition] * len(values),
@@ -33,7 +54,8 @@ def records(*values: bytes | None, key: bytes | None = None, partition: int = 2,
         **more,
     }
     columns = {
-        name: pa.array(given.get(name, [None] * len(values)), kind) for name, kind in zip(KAFKA.names, KAFKA.types, strict=True)
+        name: pa.array(given.get(name, [None] * len(values)), kind)
+        for name, kind in zip(KAFKA.names, KAFKA.types, strict=True)
     }
     columns["kafka_timestamp"] = pa.array([time_ms * 1000] * len(values), pa.int64()).cast(TIME)
     return pa.table(columns, schema=KAFKA)
@@ -76,12 +98,18 @@ def hashes(rows: pa.Table) -> list[int | None]:
 def test_a_record_goes_where_its_merge_key_says_and_not_its_kafka_key() -> None:
     found = route(records(b'{"ts":1,"k":"a"}', b'{"ts":2,"k":7}', key=b"other"), RULES)
     assert hashes(found) == [murmur2(b"a"), murmur2(b"7")]
-    assert [message["partition"] for message in sent(found, 5)] == [murmur2(b"a") % 5, murmur2(b"7") % 5]
+    assert [message["partition"] for message in sent(found, 5)] == [
+        murmur2(b"a") % 5,
+        murmur2(b"7") % 5,
+    ]
 
 
 def test_without_a_path_the_kafka_key_says_where_also_for_a_tombstone() -> None:
     rules = ReadingRules(event_time=("ts",), max_future_ms=1000)
-    assert hashes(route(records(b'{"ts":1}', None, b"{", key="é".encode()), rules)) == [murmur2("é".encode())] * 3
+    assert (
+        hashes(route(records(b'{"ts":1}', None, b"{", key="é".encode()), rules))
+        == [murmur2("é".encode())] * 3
+    )
 
 
 def test_a_refused_record_goes_where_its_key_says_as_far_as_it_has_one() -> None:
@@ -94,7 +122,10 @@ def test_a_refused_record_goes_where_its_key_says_as_far_as_it_has_one() -> None
 
 @pytest.mark.parametrize("partitions", [1, 4])
 def test_a_heartbeat_goes_to_every_partition_in_its_turn(partitions: int) -> None:
-    found = sent(route(records(b'{"ts":1,"k":"a"}', b'{"ts":2,"type":"beat"}', b'{"ts":3,"k":"a"}'), RULES), partitions)
+    found = sent(
+        route(records(b'{"ts":1,"k":"a"}', b'{"ts":2,"type":"beat"}', b'{"ts":3,"k":"a"}'), RULES),
+        partitions,
+    )
     home = murmur2(b"a") % partitions
     assert [m["partition"] for m in found] == [home, *range(partitions), home]
     assert [m["value"] for m in found[1:-1]] == [b'{"ts":2,"type":"beat"}'] * partitions
@@ -113,11 +144,15 @@ def test_a_record_is_sent_as_it_came_and_says_where_it_was() -> None:
 
 
 @pytest.mark.parametrize(("time_ms", "is_sent_as"), [(-1, 0), (0, 1), (1, 1)])
-def test_a_timestamp_stays_as_it_is_except_where_it_would_mean_none(time_ms: int, is_sent_as: int) -> None:
+def test_a_timestamp_stays_as_it_is_except_where_it_would_mean_none(
+    time_ms: int, is_sent_as: int
+) -> None:
     assert sent(route(records(b"{", time_ms=time_ms), RULES), 1)[0]["timestamp"] == is_sent_as
 
 
-def test_the_last_message_of_each_partition_says_how_much_was_written(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_last_message_of_each_partition_says_how_much_was_written(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(repartition, "PIECE_ROWS", 3)
     found = sent(route(records(*(b'{"ts":1,"k":"%d"}' % (n % 7) for n in range(20))), RULES), 4)
     lasts = {message["partition"]: i for i, message in enumerate(found)}
@@ -129,7 +164,8 @@ def test_the_last_message_of_each_partition_says_how_much_was_written(monkeypatc
 
 
 def test_what_was_written_is_what_stands_behind_the_last_origin() -> None:
-    """A topic that was repartitioned may be repartitioned again: its records bring such headers along."""
+    """A topic that was repartitioned may be repartitioned again: its records bring such headers
+    along."""
     before = Written({"older": "older (1.1)"}, {InputPartition("older", 0): 1}, {})
     own = [(ORIGIN, b"older/0/0"), *before.headers()]
     assert written([*own, (ORIGIN, b"clicks/0/0"), *AFTER.headers()]) == AFTER
@@ -156,7 +192,11 @@ def test_only_a_message_that_a_redrive_sent_itself_is_passed_over() -> None:
 
 def test_each_topic_has_three_headers_of_its_own_with_numbers_from_zero_on_in_json() -> None:
     said = AFTER.headers()
-    assert [name.removeprefix("watersmeet.") for name, _ in said] == ["from", "next_offsets", "positions"] * 2
+    assert [name.removeprefix("watersmeet.") for name, _ in said] == [
+        "from",
+        "next_offsets",
+        "positions",
+    ] * 2
     assert [value for _, value in said[::3]] == [b"clicks (1.2)", b"web (old) (-1.2)"]
     numbers = [orjson.loads(value) for _, value in (*said[1:3], *said[4:])]
     assert numbers == [{"0": 7, "11": 9}, {"11": 5}, {"2": 4}, {}]

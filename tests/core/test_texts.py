@@ -50,11 +50,19 @@ def test_an_answer_steers_no_terminal(steering: str, capsys: pytest.CaptureFixtu
 def test_a_violation_names_a_field_with_escapes(steering: str) -> None:
     closed = {
         "type": "object",
-        "properties": {"a": {"type": "object", "properties": {"q": {}}, "additionalProperties": False}},
+        "properties": {
+            "a": {"type": "object", "properties": {"q": {}}, "additionalProperties": False}
+        },
         "additionalProperties": True,
     }
-    deep = {"type": "object", "additionalProperties": {"type": "object", "additionalProperties": {"type": "string"}}}
-    for schema, value in ((closed, {"a": {f"x{steering}y": 1}}), (deep, {"b": {f"x{steering}y": 1}})):
+    deep = {
+        "type": "object",
+        "additionalProperties": {"type": "object", "additionalProperties": {"type": "string"}},
+    }
+    for schema, value in (
+        (closed, {"a": {f"x{steering}y": 1}}),
+        (deep, {"b": {f"x{steering}y": 1}}),
+    ):
         violation = ValueSchema(json.dumps(schema), None).validator()(value)
         assert violation is not None
         assert violation.isprintable()

@@ -34,14 +34,19 @@ def test_an_arrow_type_has_its_spark_ddl(kind: pa.DataType, text: str) -> None:
     assert ddl(pickle.loads(pickle.dumps(kind))) == text
 
 
-@pytest.mark.parametrize("kind", [pa.null(), pa.timestamp("us"), pa.timestamp("ms", "UTC"), pa.date64(), pa.list_(pa.float32())])
+@pytest.mark.parametrize(
+    "kind",
+    [pa.null(), pa.timestamp("us"), pa.timestamp("ms", "UTC"), pa.date64(), pa.list_(pa.float32())],
+)
 def test_a_type_that_no_table_has_is_refused(kind: pa.DataType) -> None:
     with pytest.raises(TypeError, match="no column can have the Arrow type"):
         ddl(kind)
 
 
 def test_columns_are_named_before_their_types() -> None:
-    schema = pa.schema([("partition", pa.int32()), ("user-id", pa.string()), ("tags", pa.list_(pa.string()))])
+    schema = pa.schema(
+        [("partition", pa.int32()), ("user-id", pa.string()), ("tags", pa.list_(pa.string()))]
+    )
     assert columns_ddl(schema) == "partition INT, `user-id` STRING, tags ARRAY<STRING>"
     assert columns_ddl(pa.struct(list(schema))) == columns_ddl(schema)
     assert columns_ddl(pa.schema([])) == ""

@@ -35,11 +35,18 @@ def values_of(kind: pa.DataType) -> st.SearchStrategy[Any]:
     """Python values of a type, nulls included."""
     if pa.types.is_struct(kind):
         names, values = [field.name for field in kind], [values_of(field.type) for field in kind]
-        inner: st.SearchStrategy[Any] = st.tuples(*values).map(lambda found: dict(zip(names, found, strict=True)))
+        inner: st.SearchStrategy[Any] = st.tuples(*values).map(
+            lambda found: dict(zip(names, found, strict=True))
+        )
     elif pa.types.is_list(kind):
         inner = st.lists(values_of(kind.value_type), max_size=3)
     else:
-        inner = {pa.string(): TEXTS, pa.int64(): INT64S, pa.float64(): DOUBLES, pa.bool_(): st.booleans()}[kind]
+        inner = {
+            pa.string(): TEXTS,
+            pa.int64(): INT64S,
+            pa.float64(): DOUBLES,
+            pa.bool_(): st.booleans(),
+        }[kind]
     return st.none() | inner
 
 
@@ -48,7 +55,9 @@ def as_bytes(*texts: str | None) -> pa.Array:
 
 
 def typed(field: str, spelled: str, kind: pa.DataType) -> Any:
-    [row] = typed_values(as_bytes(f'{{"{field}":{spelled}}}'), pa.struct([(field, kind)])).to_pylist()
+    [row] = typed_values(
+        as_bytes(f'{{"{field}":{spelled}}}'), pa.struct([(field, kind)])
+    ).to_pylist()
     return row[field]
 
 
@@ -85,27 +94,45 @@ def test_a_map_has_the_names_that_come_in_their_order(rows: list[Any]) -> None:
     kind = pa.struct([("m", pa.map_(pa.string(), KIND))])
     found = typed_values(as_bytes(*[json.dumps({"m": row}) for row in rows]), kind)
     assert found.equals(pa.array([{"m": row} for row in rows], kind))
-    for text, row, bound in zip(json_texts(found).to_pylist(), rows, largest_sizes(found), strict=True):
+    for text, row, bound in zip(
+        json_texts(found).to_pylist(), rows, largest_sizes(found), strict=True
+    ):
         assert repr(json.loads(text)) == repr({"m": row})
         assert len(text.encode()) <= bound
 
 
 def test_missing_fields_are_null_and_others_are_dropped() -> None:
-    [row] = typed_values(as_bytes('{"N":1,"more":[{"x":1.5}],"list":[{},null],"d":null}'), KIND).to_pylist()
-    assert row == {"s": None, "n": None, "d": None, "b": None, "list": [{"x": None, "t": None}, None], 'in"ner': None}
+    [row] = typed_values(
+        as_bytes('{"N":1,"more":[{"x":1.5}],"list":[{},null],"d":null}'), KIND
+    ).to_pylist()
+    assert row == {
+        "s": None,
+        "n": None,
+        "d": None,
+        "b": None,
+        "list": [{"x": None, "t": None}, None],
+        'in"ner': None,
+    }
 
 
 @law
 @given(number=INT64S, exponent=st.integers(0, 25), after=st.integers(0, 20))
 @example(2**53 + 1, 0, 1)
 def test_an_integer_is_exact_in_every_spelling(number: int, exponent: int, after: int) -> None:
-    spellings = [f"{number}", f"{number}.{'0' * (after + 1)}", f"{number}e0", f"{number}.{'0' * (exponent + 1)}E-0"]
+    spellings = [
+        f"{number}",
+        f"{number}.{'0' * (after + 1)}",
+        f"{number}e0",
+        f"{number}.{'0' * (exponent + 1)}E-0",
+    ]
     spellings += [f"{number}{'0' * exponent}E-{exponent}"] if number else ["0e9999", "-0"]
     spellings += [f"{number // 10**exponent}e+{exponent}"] if number % 10**exponent == 0 else []
     for spelled in spellings:
         assert typed("n", spelled, pa.int64()) == number
         assert typed("list", f"[{spelled}]", pa.list_(pa.int64())) == [number]
-        assert typed("map", f'{{"a":{spelled}}}', pa.map_(pa.string(), pa.int64())) == [("a", number)]
+        assert typed("map", f'{{"a":{spelled}}}', pa.map_(pa.string(), pa.int64())) == [
+            ("a", number)
+        ]
 
 
 @pytest.mark.parametrize(
@@ -119,7 +146,9 @@ def test_an_integer_is_exact_in_every_spelling(number: int, exponent: int, after
         ("0e9999", 0),
     ],
 )
-def test_what_only_a_double_takes_for_an_integer_is_rounded_half_up(spelled: str, number: int) -> None:
+def test_what_only_a_double_takes_for_an_integer_is_rounded_half_up(
+    spelled: str, number: int
+) -> None:
     assert typed("n", spelled, pa.int64()) == number
 
 
@@ -145,7 +174,9 @@ def test_a_value_that_is_no_json_raises(text: str) -> None:
         typed_values(as_bytes(text), KIND)
 
 
-@pytest.mark.parametrize("text", ['{"n":"1"}', '{"d":"1"}', '{"s":1}', '{"list":1}', '{"d":[]}', '{"n":{"a":1}}'])
+@pytest.mark.parametrize(
+    "text", ['{"n":"1"}', '{"d":"1"}', '{"s":1}', '{"list":1}', '{"d":[]}', '{"n":{"a":1}}']
+)
 def test_a_field_that_does_not_fit_is_null_whatever_stands_beside_it(text: str) -> None:
     [name] = json.loads(text)
     good = '{"n": 7, "d": 1.5, "s": "x"}'
@@ -165,7 +196,8 @@ def test_the_json_of_a_value_says_the_same(rows: list[Any]) -> None:
     assert texts.type == pa.large_string()
     for text, row in zip(texts.to_pylist(), rows, strict=True):
         assert repr(json.loads(text)) == repr(row)
-        if not re.search(r"\\u00|[0-9]E", text):  # spelled alike by Python, but for control characters and large or small doubles
+        # Spelled alike by Python, but for control characters and large or small doubles.
+        if not re.search(r"\\u00|[0-9]E", text):
             assert text == json.dumps(row, ensure_ascii=False, separators=(",", ":"))
 
 
@@ -180,7 +212,9 @@ def test_a_slice_has_the_json_of_its_rows(rows: list[Any], since: int, until: in
 @given(text=TEXTS)
 def test_strings_are_escaped_as_little_as_json_allows(text: str) -> None:
     [found] = json_texts(pa.array([text])).to_pylist()
-    assert found.encode() == re.sub(rb"\\u00..", lambda match: b"\\u" + match[0][2:].upper(), orjson.dumps(text))
+    assert found.encode() == re.sub(
+        rb"\\u00..", lambda match: b"\\u" + match[0][2:].upper(), orjson.dumps(text)
+    )
 
 
 def test_control_characters_have_upper_case_digits() -> None:
@@ -207,10 +241,22 @@ def test_no_json_is_larger_than_its_bound(rows: list[Any]) -> None:
 
 
 def test_the_bound_is_kept_by_the_longest_of_each_kind() -> None:
-    longest = {"s": "\x00" * 9, "n": -(2**63), "d": -2.2250738585072014e-308, "b": False, "list": [None], 'in"ner': None}
+    longest = {
+        "s": "\x00" * 9,
+        "n": -(2**63),
+        "d": -2.2250738585072014e-308,
+        "b": False,
+        "list": [None],
+        'in"ner': None,
+    }
     for field in KIND:
         values = pa.array([longest[field.name], None], field.type)
-        assert all(len(text) <= bound for text, bound in zip(json_texts(values).to_pylist(), largest_sizes(values), strict=True))
+        assert all(
+            len(text) <= bound
+            for text, bound in zip(
+                json_texts(values).to_pylist(), largest_sizes(values), strict=True
+            )
+        )
 
 
 # -- doubles

@@ -28,8 +28,10 @@ pytestmark = [pytest.mark.long, pytest.mark.promise("A10")]
 
 @pytest.fixture
 def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A place for a broker of the test's own, which is stopped whatever happens; any name of a directory will do."""
-    monkeypatch.setenv("KAFKA_HEAP_OPTS", "-Xmx512m -XX:+UseSerialGC -XX:TieredStopAtLevel=1")  # starts faster
+    """A place for a broker of the test's own, which is stopped whatever happens; any name of a
+    directory will do."""
+    # Starts faster.
+    monkeypatch.setenv("KAFKA_HEAP_OPTS", "-Xmx512m -XX:+UseSerialGC -XX:TieredStopAtLevel=1")
     place = tmp_path / "my broker, größer"
     try:
         yield place
@@ -39,7 +41,8 @@ def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]
 
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerStatus]:
-    """One running broker for the tests that do not end it; started by two at once, as must be harmless."""
+    """One running broker for the tests that do not end it; started by two at once, as must be
+    harmless."""
     place = tmp_path_factory.mktemp("broker")
     try:
         with ThreadPoolExecutor(2) as pool:
@@ -86,7 +89,9 @@ def produce(status: BrokerStatus, topic: str, *values: bytes) -> None:
     producer = Producer({"bootstrap.servers": servers(status), "message.max.bytes": 16_000_000})
     failures: list[KafkaError] = []
     for value in values:
-        producer.produce(topic, value, on_delivery=lambda error, _: failures.append(error) if error else None)
+        producer.produce(
+            topic, value, on_delivery=lambda error, _: failures.append(error) if error else None
+        )
     assert producer.flush(20) == 0
     assert failures == []
 
@@ -279,7 +284,9 @@ def test_survives_the_death_of_the_process_that_started_it(directory: Path) -> N
         "import pathlib, sys, time; from pipelines.dev import broker; "
         "broker.start(pathlib.Path(sys.argv[1])); print('up', flush=True); time.sleep(600)"
     )
-    with subprocess.Popen([sys.executable, "-c", code, str(directory)], stdout=subprocess.PIPE, text=True) as starter:
+    with subprocess.Popen(
+        [sys.executable, "-c", code, str(directory)], stdout=subprocess.PIPE, text=True
+    ) as starter:
         try:
             assert starter.stdout is not None
             assert starter.stdout.readline() == "up\n"
@@ -299,7 +306,10 @@ def test_survives_the_death_of_the_process_that_started_it(directory: Path) -> N
 def test_a_starter_that_dies_early_leaves_a_broker_that_can_be_found_and_one_that_hangs_is_killed(
     directory: Path,
 ) -> None:
-    code = "import pathlib, sys; from pipelines.dev import broker; broker.start(pathlib.Path(sys.argv[1]))"
+    code = (
+        "import pathlib, sys; from pipelines.dev import broker; "
+        "broker.start(pathlib.Path(sys.argv[1]))"
+    )
     with subprocess.Popen([sys.executable, "-c", code, str(directory)]) as starter:
         try:
             eventually(lambda: broker.status(directory).running)
@@ -315,7 +325,9 @@ def test_a_starter_that_dies_early_leaves_a_broker_that_can_be_found_and_one_tha
 
 
 def test_a_recycled_pid_is_never_signalled(directory: Path) -> None:
-    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], cwd="/") as bystander:
+    with subprocess.Popen(
+        [sys.executable, "-c", "import time; time.sleep(600)"], cwd="/"
+    ) as bystander:
         try:
             directory.mkdir()
             for age in (-3600.0, -10.0, 3600.0):
@@ -336,7 +348,9 @@ def test_a_recycled_pid_is_never_signalled(directory: Path) -> None:
 def test_a_port_in_use_is_a_clear_error(directory: Path) -> None:
     with (
         listening() as taken,
-        pytest.raises(BrokerError, match=rf"cannot listen on 127\.0\.0\.1:{taken} \(address already in use\)") as raised,
+        pytest.raises(
+            BrokerError, match=rf"cannot listen on 127\.0\.0\.1:{taken} \(address already in use\)"
+        ) as raised,
     ):
         broker.start(directory, taken)
     assert f"127.0.0.1:{taken}" in str(raised.value)
@@ -346,7 +360,9 @@ def test_a_port_in_use_is_a_clear_error(directory: Path) -> None:
 
 
 @pytest.mark.nightly
-def test_a_port_taken_while_the_broker_starts_is_a_clear_error(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_port_taken_while_the_broker_starts_is_a_clear_error(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(broker, "port_problem", lambda _: None)
     with listening() as taken, pytest.raises(BrokerError, match="Address already in use") as raised:
         broker.start(directory, taken)
@@ -357,7 +373,9 @@ def test_a_port_taken_while_the_broker_starts_is_a_clear_error(directory: Path, 
 
 
 @pytest.mark.nightly
-def test_a_broker_that_is_not_up_in_time_is_not_left_behind(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_broker_that_is_not_up_in_time_is_not_left_behind(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(broker, "_answering_cluster", lambda *_: None)
     with pytest.raises(BrokerError, match="in time") as raised:
         broker.start(directory, timeout_s=2)
@@ -374,7 +392,9 @@ def test_the_heap_is_the_users_to_choose(directory: Path, monkeypatch: pytest.Mo
     assert_one_clear_sentence(raised.value)
 
 
-def test_missing_java_is_a_clear_error(directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_java_is_a_clear_error(
+    directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
     with pytest.raises(BrokerError, match=r"JAVA_HOME is .*install one"):
         broker.start(directory)
@@ -385,7 +405,9 @@ def test_missing_java_is_a_clear_error(directory: Path, tmp_path: Path, monkeypa
     assert_one_clear_sentence(raised.value)
 
 
-def test_missing_jars_are_a_clear_error(directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_jars_are_a_clear_error(
+    directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(sys, "prefix", str(tmp_path))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setitem(sys.modules, "pyspark", None)

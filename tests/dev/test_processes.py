@@ -22,7 +22,8 @@ def child() -> Iterator[int]:
 
 
 def end_of(pid: int) -> None:
-    """Ends a process, and returns when it has: a zombie from now on, for as long as its parent has not collected it."""
+    """Ends a process, and returns when it has: a zombie from now on, for as long as its parent has
+    not collected it."""
     process = psutil.Process(pid)
     process.kill()
     while process.status() != psutil.STATUS_ZOMBIE:
@@ -59,7 +60,9 @@ def test_a_zombie_of_another_process_is_not_alive_though_only_its_parent_can_col
         "while psutil.Process(child.pid).status() != psutil.STATUS_ZOMBIE: pass\n"
         "print(child.pid, flush=True); sys.stdin.read(); child.wait()"
     )
-    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as parent:
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as parent:
         assert parent.stdout is not None
         zombie = psutil.Process(int(parent.stdout.readline()))
         assert zombie.status() == psutil.STATUS_ZOMBIE

@@ -1,4 +1,5 @@
-"""`broker start --secure`: who has no password and no permission gets nowhere, and the secrets stay with their owner."""
+"""`broker start --secure`: who has no password and no permission gets nowhere, and the secrets stay
+with their owner."""
 
 from __future__ import annotations
 
@@ -42,10 +43,20 @@ def folder(tmp_path: Path) -> Iterator[Path]:
 
 def watersmeet(folder: Path, *words: str) -> dict[str, Any]:
     """What a command answers, in a process that knows no password."""
-    environment = {name: value for name, value in os.environ.items() if name != secure.PASSWORD_VARIABLE}
+    environment = {
+        name: value for name, value in os.environ.items() if name != secure.PASSWORD_VARIABLE
+    }
     environment["KAFKA_HEAP_OPTS"] = QUICKLY
     program = [sys.executable, "-m", "pipelines", *words, "--json"]
-    done = subprocess.run(program, capture_output=True, text=True, timeout=180, check=False, cwd=folder, env=environment)
+    done = subprocess.run(
+        program,
+        capture_output=True,
+        text=True,
+        timeout=180,
+        check=False,
+        cwd=folder,
+        env=environment,
+    )
     assert done.returncode == 0, done.stderr
     if (password := secure.password_file(folder / "broker")).exists():
         assert password.read_text() not in done.stdout + done.stderr
@@ -55,18 +66,34 @@ def watersmeet(folder: Path, *words: str) -> dict[str, Any]:
 
 def granted(directory: Path, admin_port: int) -> set[tuple[str, ...]]:
     """All that anybody is allowed, as the broker tells it."""
-    kinds: Any = ResourceType.ANY, None, ResourcePatternType.ANY, None, None, AclOperation.ANY, AclPermissionType.ANY
+    kinds: Any = (
+        ResourceType.ANY,
+        None,
+        ResourcePatternType.ANY,
+        None,
+        None,
+        AclOperation.ANY,
+        AclPermissionType.ANY,
+    )
     anything = AclBindingFilter(*kinds)
-    admin = AdminClient({"bootstrap.servers": f"127.0.0.1:{admin_port}", **secure.admin_options(directory)})
+    admin = AdminClient(
+        {"bootstrap.servers": f"127.0.0.1:{admin_port}", **secure.admin_options(directory)}
+    )
     found = admin.describe_acls(anything).result(30)
     assert {(acl.permission_type.name, acl.host) for acl in found} == {("ALLOW", "*")}
-    return {(acl.principal, acl.operation.name, acl.restype.name.replace("_", " ").lower(), acl.name) for acl in found}
+    return {
+        (acl.principal, acl.operation.name, acl.restype.name.replace("_", " ").lower(), acl.name)
+        for acl in found
+    }
 
 
 @pytest.mark.nightly
 def test_a_secured_broker_lets_its_user_do_what_a_configuration_needs(folder: Path) -> None:
     config = folder / "watersmeet.yml"
-    way_in = {"bootstrap_servers": "127.0.0.1:1", "options": {"sasl.password": f"${{{secure.PASSWORD_VARIABLE}}}"}}
+    way_in = {
+        "bootstrap_servers": "127.0.0.1:1",
+        "options": {"sasl.password": f"${{{secure.PASSWORD_VARIABLE}}}"},
+    }
     config.write_text(yaml.safe_dump({**SMALLEST, "kafka": way_in}))
     started = watersmeet(folder, "broker", "start", "--secure")
     directory = Path(started["directory"])
@@ -77,18 +104,27 @@ def test_a_secured_broker_lets_its_user_do_what_a_configuration_needs(folder: Pa
     expected = {("User:watersmeet", *one[:3]) for one in allowed}
     assert granted(directory, started["admin_port"]) == expected
 
-    modes = {file.name: stat.S_IMODE(file.stat().st_mode) for file in secure.folder(directory).iterdir()}
-    assert modes == dict.fromkeys(["admin.pem", "broker.pem", "ca.crt", "client.yml", "watersmeet.password"], 0o600)
+    modes = {
+        file.name: stat.S_IMODE(file.stat().st_mode) for file in secure.folder(directory).iterdir()
+    }
+    assert modes == dict.fromkeys(
+        ["admin.pem", "broker.pem", "ca.crt", "client.yml", "watersmeet.password"], 0o600
+    )
     assert stat.S_IMODE(secure.folder(directory).stat().st_mode) == 0o700
 
-    for nobody in ({}, {"security.protocol": "SSL", "ssl.ca.location": str(secure.folder(directory) / "ca.crt")}):
+    for nobody in (
+        {},
+        {"security.protocol": "SSL", "ssl.ca.location": str(secure.folder(directory) / "ca.crt")},
+    ):
         for port in (started["port"], started["admin_port"]):
             stranger = KafkaSettings(bootstrap_servers=f"127.0.0.1:{port}", options=nobody)
             with pytest.raises((KafkaUnreachableError, KafkaAccessError)):
                 Cluster(stranger, timeout_s=2).partition_counts(["tracking"])
 
     del started["allowed"]
-    assert watersmeet(folder, "broker", "start") == watersmeet(folder, "broker", "status") == started
+    assert (
+        watersmeet(folder, "broker", "start") == watersmeet(folder, "broker", "status") == started
+    )
     watersmeet(folder, "broker", "stop")
     again = watersmeet(folder, "broker", "start")
     assert (again["port"], again["secure"]) == (started["port"], True)
@@ -115,7 +151,9 @@ def test_what_a_secured_broker_keeps_is_readable_by_its_owner_alone_also_where_i
 
 
 @pytest.mark.nightly
-def test_a_broker_that_runs_openly_is_not_secured_under_way(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_broker_that_runs_openly_is_not_secured_under_way(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("KAFKA_HEAP_OPTS", QUICKLY)
     open_to_all = broker.start(folder / "broker")
     with pytest.raises(BrokerError, match="already runs without security: stop it first"):

@@ -1,4 +1,5 @@
-"""What the commands that try faults for long have in common: a broker of their own, and a line for whoever watches."""
+"""What the commands that try faults for long have in common: a broker of their own, and a line for
+whoever watches."""
 
 from __future__ import annotations
 
@@ -14,7 +15,8 @@ from pipelines.dev import broker
 
 @contextmanager
 def brokered(parent: Path | None = None) -> Iterator[tuple[str, Path]]:
-    """A broker, and a folder (in `parent`, or where temporary ones are made); both are gone afterwards."""
+    """A broker, and a folder (in `parent`, or where temporary ones are made); both are gone
+    afterwards."""
     with tempfile.TemporaryDirectory(dir=parent) as name:
         folder = Path(name)
         started = broker.start(folder / "broker")

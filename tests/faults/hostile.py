@@ -1,8 +1,10 @@
-"""`make hostile`: whoever may write to a topic, answer as a registry, or connect to a port does the worst, and a run goes on.
+"""`make hostile`: whoever may write to a topic, answer as a registry, or connect to a port does the
+worst, and a run goes on.
 
-A broker, a registry and `watersmeet run` are real. Records of every kind that may hurt and random changes of good ones arrive
-beside good ones; the registry trickles, floods and falls silent for seconds; hundreds of connections are held open; and SIGTERM
-comes at any moment. The seed decides what comes; how much of it, the time. At the end an undisturbed run takes what is left.
+A broker, a registry and `watersmeet run` are real. Records of every kind that may hurt and random
+changes of good ones arrive beside good ones; the registry trickles, floods and falls silent for
+seconds; hundreds of connections are held open; and SIGTERM comes at any moment. The seed decides
+what comes; how much of it, the time. At the end an undisturbed run takes what is left.
 """
 
 from __future__ import annotations
@@ -31,13 +33,28 @@ from pipelines.operations.redrive import Redrive
 from tests.faults.command import brokered, say
 from tests.support.cases import SOURCES, expected_late, expected_messages
 from tests.support.commands import here
-from tests.support.hostile_records import HOSTILE_SCHEMAS, MAX_RECORD_BYTES, READER, WRITERS, Hostile, Producers
+from tests.support.hostile_records import (
+    HOSTILE_SCHEMAS,
+    MAX_RECORD_BYTES,
+    READER,
+    WRITERS,
+    Hostile,
+    Producers,
+)
 from tests.support.hostile_registry import HostileGate
 from tests.support.lakes import late_of
 from tests.support.raw_producer import produce_raw
 from tests.support.registry import TestRegistry
 from tests.support.repeating import repeating
-from tests.support.rivers import EMBEDDED, FOLDER, River, RunProcess, committed_batches, load, noted_batches
+from tests.support.rivers import (
+    EMBEDDED,
+    FOLDER,
+    River,
+    RunProcess,
+    committed_batches,
+    load,
+    noted_batches,
+)
 from tests.support.topics import dead_letters, published
 
 LAKES = {"embedded": EMBEDDED, "spark": FOLDER}
@@ -46,7 +63,8 @@ MEMORY_BYTES = {"embedded": 2048 * 2**20, "spark": 4096 * 2**20}
 """What all processes of a run may have together, each shared page counted once."""
 
 STOP_S = 10.0
-"""Within that a run must end when it is asked to, on a machine that has a processor for whoever wants one."""
+"""Within that a run must end when it is asked to, on a machine that has a processor for whoever
+wants one."""
 
 STARTING_S = 3.0
 """Until then a process may not have come as far as to listen to signals."""
@@ -99,13 +117,19 @@ class Siege:
             code, took_s = process.wait(), time.monotonic() - asked
         self.stops, self.longest_stop_s = self.stops + 1, max(self.longest_stop_s, took_s)
         say(
-            f"{self.engine}: stop {self.stops} after {lasted:.0f} s, in {took_s:.1f} s at {slower:.1f} of load; "
+            f"{self.engine}: stop {self.stops} after {lasted:.0f} s, in {took_s:.1f} s at "
+            f"{slower:.1f} of load; "
             f"the registry: {self.gate.mood or 'well'}"
         )
         if code != 0 and not (code == -signal.SIGTERM and lasted < STARTING_S * slower):
-            self.problems.append(f"the run that was asked to stop ended with {code}: {process.said()}")
+            self.problems.append(
+                f"the run that was asked to stop ended with {code}: {process.said()}"
+            )
         if took_s > STOP_S * slower:
-            self.problems.append(f"a stop took {took_s:.1f} s after {lasted:.0f} s of a run, and the registry {self.gate.mood}")
+            self.problems.append(
+                f"a stop took {took_s:.1f} s after {lasted:.0f} s of a run, and the registry "
+                f"{self.gate.mood}"
+            )
 
     def _attack(self) -> None:
         choice = self.rng.random()
@@ -136,7 +160,8 @@ class Siege:
     # -- records
 
     def flow(self, *, with_bomb: bool = False, is_large: bool = False) -> None:
-        """Sends the next stretch of event time: good records, late ones, bad ones among them, and a heartbeat at its end."""
+        """Sends the next stretch of event time: good records, late ones, bad ones among them, and a
+        heartbeat at its end."""
         rng, river = self.rng, self.river
         begin, river.chunks = river.chunks * 1000, river.chunks + 1
         for source in SOURCES:
@@ -146,9 +171,15 @@ class Siege:
                     late_by = rng.choice([0, 0, 0, 0, 50, 900])
                     at = max(0, begin + rng.randrange(1000) - late_by)
                     is_bad = rng.random() < 0.3
-                    records.append(self.producers.bad(source, begin) if is_bad else self.producers.good(source, at))
+                    records.append(
+                        self.producers.bad(source, begin)
+                        if is_bad
+                        else self.producers.good(source, at)
+                    )
                 if with_bomb:
-                    records.insert(rng.randrange(len(records)), self.producers.bomb(is_large=is_large))
+                    records.insert(
+                        rng.randrange(len(records)), self.producers.bomb(is_large=is_large)
+                    )
                 self._send(source, partition, [*records, self.producers.beat(source, begin + 1000)])
 
     def _send(self, source: str, partition: int, records: list[Hostile]) -> None:
@@ -160,10 +191,20 @@ class Siege:
             case.values[source].append(record.told)
             case.arrivals.append(source)
             if record.is_raw:
-                at_ms = time.time_ns() // 1_000_000 if record.timestamp is None else record.timestamp
+                at_ms = (
+                    time.time_ns() // 1_000_000 if record.timestamp is None else record.timestamp
+                )
                 headers = list(record.headers)
                 key, value = record.key or b"", record.value or b""
-                produce_raw(str(self.river.kafka), topic, value, headers, key=key, timestamp=at_ms, partition=partition)
+                produce_raw(
+                    str(self.river.kafka),
+                    topic,
+                    value,
+                    headers,
+                    key=key,
+                    timestamp=at_ms,
+                    partition=partition,
+                )
             else:
                 self._produce(topic, partition, record)
 
@@ -204,14 +245,19 @@ class Siege:
             problems.append(f"a run took {self.most_bytes / 2**20:.0f} MiB")
         problems += self._differing(
             {
-                "messages": (published(river.kafka, river.sink, river.partitions), expected_messages(river.cases)),
+                "messages": (
+                    published(river.kafka, river.sink, river.partitions),
+                    expected_messages(river.cases),
+                ),
                 "late": (late_of(river.questions), self._expected_late()),
                 "quarantine": (self._quarantined(), self._expected_refused()),
                 "dead letters": (self._letters(), self._expected_refused()),
                 "progress": (noted_batches(river.questions), committed_batches(river.questions)),
             }
         )
-        refused = Redrive(river.questions, river.settings, "undecodable").run(apply=False)["records"]
+        refused = Redrive(river.questions, river.settings, "undecodable").run(apply=False)[
+            "records"
+        ]
         problems += [f"{row} counts as redriven" for row in refused if row["before"]]
         verified = here_or_problem(lambda: here(river, "verify", "--full"))
         return [*problems, *([verified] if verified else [])]
@@ -223,16 +269,28 @@ class Siege:
             missing, more = expected - seen, seen - expected
             if missing or more:
                 some = [text[:300] for text in (*[*missing][:2], *[*more][:2])]
-                found.append(f"{name}: {missing.total()} missing, {more.total()} too many, of {expected.total()}: {some}")
+                found.append(
+                    f"{name}: {missing.total()} missing, {more.total()} too many, of "
+                    f"{expected.total()}: {some}"
+                )
         return found
 
     def _expected_late(self) -> list[tuple[object, ...]]:
         """Each with its value as it was sent."""
-        return [(*row[:-1], self.sent[row[0], row[1], row[2]].value) for row in expected_late(self.river.cases)]  # type: ignore[index]
+        return [
+            (*row[:-1], self.sent[row[0], row[1], row[2]].value)
+            for row in expected_late(self.river.cases)
+        ]  # type: ignore[index]
 
     def _expected_refused(self) -> list[tuple[object, ...]]:
         return [
-            (p, source, offset, one.reason, None if one.reason == "too_large" else (one.value or None))
+            (
+                p,
+                source,
+                offset,
+                one.reason,
+                None if one.reason == "too_large" else (one.value or None),
+            )
             for (p, source, offset), one in self.sent.items()
             if one.reason is not None
         ]
@@ -245,9 +303,14 @@ class Siege:
     def _letters(self) -> list[tuple[object, ...]]:
         sources = {self.river.topic(source): source for source in SOURCES}
         found = dead_letters(
-            self.river.kafka, self.river.settings.publish.dead_letter_topics["quarantine"], self.river.partitions
+            self.river.kafka,
+            self.river.settings.publish.dead_letter_topics["quarantine"],
+            self.river.partitions,
         )
-        return [(one.partition, sources[one.source_topic], one.offset, one.reason, one.value or None) for one in found]
+        return [
+            (one.partition, sources[one.source_topic], one.offset, one.reason, one.value or None)
+            for one in found
+        ]
 
 
 def here_or_problem(ask: Callable[[], str]) -> str | None:
@@ -263,7 +326,11 @@ _producers: dict[tuple[str, str], Producer] = {}
 
 
 def _producer(kafka: str, codec: str) -> Producer:
-    options: dict[str, Any] = {"compression.type": codec, "message.max.bytes": 10**9, "queue.buffering.max.kbytes": 2**21 - 1}
+    options: dict[str, Any] = {
+        "compression.type": codec,
+        "message.max.bytes": 10**9,
+        "queue.buffering.max.kbytes": 2**21 - 1,
+    }
     if (kafka, codec) not in _producers:
         _producers[kafka, codec] = Producer({"bootstrap.servers": kafka, "linger.ms": 0, **options})
     return _producers[kafka, codec]
@@ -280,11 +347,15 @@ def siege(kafka: str, folder: Path, name: str, engine: str, seed: int) -> Iterat
         with gate.serving() as url:
             (_made(folder / "river") / "orders.avsc").write_bytes(orjson.dumps(READER))
             port = free_port()
-            changes: dict[str, Any] = {f"publish__{table}_topic": f"{name}-{table}" for table in ("late", "quarantine")}
+            changes: dict[str, Any] = {
+                f"publish__{table}_topic": f"{name}-{table}" for table in ("late", "quarantine")
+            }
             changes |= {"sources__orders__format": "avro", "sources__orders__schema": "orders.avsc"}
             changes |= {"sources__orders__registry": {"url": url, "unknown_after": "1s"}}
             changes |= {"kafka__max_record_bytes": MAX_RECORD_BYTES, "metrics": {"port": port}}
-            river = River.make(kafka, folder / "river", name, lake=LAKES[engine], seed=seed, **changes)
+            river = River.make(
+                kafka, folder / "river", name, lake=LAKES[engine], seed=seed, **changes
+            )
             rng = random.Random(f"{seed}/{engine}")
             rules = {source: river.settings.reading_rules(source) for source in SOURCES}
             producers = Producers(rng, ids, rules, river.topic("tracking"))
@@ -304,14 +375,19 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=30)
     parser.add_argument("--engine", choices=[*LAKES], default="spark")
     options = parser.parse_args()
-    with brokered() as (kafka, folder), siege(kafka, folder / "siege", "hostile", options.engine, options.seed) as one:
+    with (
+        brokered() as (kafka, folder),
+        siege(kafka, folder / "siege", "hostile", options.engine, options.seed) as one,
+    ):
         one.flow(with_bomb=True, is_large=True)
         one.run(options.minutes * 60)
         problems = one.judge()
         reasons = Counter(record.reason or "good" for record in one.sent.values())
         sys.stdout.write(
-            f"seed {options.seed}, {options.engine}: {len(one.sent)} records ({dict(reasons)}), {one.stops} stops, "
-            f"the longest {one.longest_stop_s:.1f} s, at most {one.most_bytes / 2**20:.0f} MiB, {len(problems)} problems\n"
+            f"seed {options.seed}, {options.engine}: {len(one.sent)} records ({dict(reasons)}), "
+            f"{one.stops} stops, "
+            f"the longest {one.longest_stop_s:.1f} s, at most {one.most_bytes / 2**20:.0f} MiB, "
+            f"{len(problems)} problems\n"
         )
         for problem in problems:
             sys.stdout.write(f"  {problem}\n")

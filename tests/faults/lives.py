@@ -1,11 +1,14 @@
-"""`make lives`: what can happen to a lake, one after the other, on a real broker: every ordered pair, with a kill at every point
-that the second reaches and with another owner at some, then random lives of up to twenty events.
+"""`make lives`: what can happen to a lake, one after the other, on a real broker: every ordered
+pair, with a kill at every point that the second reaches and with another owner at some, then random
+lives of up to twenty events.
 
-A life is a text, such as `merged reset_back@reset.close forget`: events in their order, `@POINT` where the process is killed
-that does it, `~POINT` where another owner takes the lake meanwhile. Before them stands what kind of lake it is (`KINDS`): with
-`repartitioned` the orders come from another topic, by `repartition`; with `tenants` or `schemas` it has these, with `partitions`
-several. Each life ends with arrivals that close everything, a run, `verify --full`, `rebuild`, `verify --against`, and with what
-must hold of every record (`Fate.outcomes`). What fails is said with the shortest life that still fails.
+A life is a text, such as `merged reset_back@reset.close forget`: events in their order, `@POINT`
+where the process is killed that does it, `~POINT` where another owner takes the lake meanwhile.
+Before them stands what kind of lake it is (`KINDS`): with `repartitioned` the orders come from
+another topic, by `repartition`; with `tenants` or `schemas` it has these, with `partitions`
+several. Each life ends with arrivals that close everything, a run, `verify --full`, `rebuild`,
+`verify --against`, and with what must hold of every record (`Fate.outcomes`). What fails is said
+with the shortest life that still fails.
 """
 
 from __future__ import annotations
@@ -26,7 +29,13 @@ import traceback
 import zlib
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, ThreadPoolExecutor, wait
+from concurrent.futures import (
+    FIRST_COMPLETED,
+    Future,
+    ProcessPoolExecutor,
+    ThreadPoolExecutor,
+    wait,
+)
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from itertools import cycle, pairwise
@@ -84,7 +93,8 @@ NUMBERS = itertools.count()
 
 
 class Points:
-    """What happens at the fault points of this process: nothing, a kill, or that another owner takes the lake."""
+    """What happens at the fault points of this process: nothing, a kill, or that another owner
+    takes the lake."""
 
     def __init__(self) -> None:
         self.reached: list[str] = []
@@ -99,7 +109,10 @@ class Points:
             raise KilledError(here)
         with self._lock:
             self.reached.append(here)
-            is_it, self.is_done = here == self.at and not self.is_done, self.is_done or here == self.at
+            is_it, self.is_done = (
+                here == self.at and not self.is_done,
+                self.is_done or here == self.at,
+            )
         if is_it and self.meanwhile is None:
             self.is_dead = True
             raise KilledError(here)
@@ -108,8 +121,15 @@ class Points:
 
     @contextmanager
     def armed(self, at: str | None, meanwhile: Callable[[], None] | None = None) -> Iterator[None]:
-        """Inside, the first who reaches this point is killed there, or, with `meanwhile`, waits until that is done."""
-        self.reached, self.at, self.meanwhile, self.is_dead, self.is_done = [], at, meanwhile, False, False
+        """Inside, the first who reaches this point is killed there, or, with `meanwhile`, waits
+        until that is done."""
+        self.reached, self.at, self.meanwhile, self.is_dead, self.is_done = (
+            [],
+            at,
+            meanwhile,
+            False,
+            False,
+        )
         try:
             yield
         finally:
@@ -121,7 +141,8 @@ POINTS = Points()
 
 @contextmanager
 def quick_lives() -> Iterator[None]:
-    """Inside, faults are those of `POINTS`, nobody waits for an owner that is dead, and polls are short."""
+    """Inside, faults are those of `POINTS`, nobody waits for an owner that is dead, and polls are
+    short."""
     release = Lease.release
 
     def released(lease: Lease) -> None:
@@ -141,7 +162,8 @@ def quick_lives() -> Iterator[None]:
         patched.enter_context(patch.object(pipelines.run, "LOOK_EVERY_S", 0.01))
         patched.enter_context(patch.object(pipelines.running.streams, "NEWS_S", 0.01))
         patched.enter_context(patch.object(pipelines.engine.embedded, "FROM_KAFKA_S", 0.05))
-        patched.enter_context(patch.object(pipelines.kafka.workers, "_workers", lambda: readers))  # few records
+        # Few records.
+        patched.enter_context(patch.object(pipelines.kafka.workers, "_workers", lambda: readers))
         yield
     readers.shutdown()
 
@@ -157,7 +179,8 @@ class Fate(Life):
     now: int = BEGIN_MS
     """No record that was read so far has a later event time."""
     must: set[int] = field(default_factory=set)
-    """The numbers of records that must be in a message at the end. Each was sent with the largest event time of its topic."""
+    """The numbers of records that must be in a message at the end. Each was sent with the largest
+    event time of its topic."""
     deleted: Counter[int] = field(default_factory=Counter)
     """How often each record is in messages that the sink has had and that are deleted."""
     forgotten: set[str] = field(default_factory=set)
@@ -176,12 +199,15 @@ class Fate(Life):
     """The topic that `repartition` writes the orders from, where it does."""
 
     @classmethod
-    def begin(cls, kafka: Access, folder: Path, engine: str, seed: str, kinds: Collection[str] = ()) -> Fate:
+    def begin(
+        cls, kafka: Access, folder: Path, engine: str, seed: str, kinds: Collection[str] = ()
+    ) -> Fate:
         """A new lake, of some `KINDS`, with records that are published and some that are open."""
         merge = {"timeout": "300ms", "max_future": "1d"}
         if TENANTS in kinds:
             merge |= {"tenant": "kind", "tenant_max_lag": "200ms"}
-        partitions = 3 if PARTITIONS in kinds and REPARTITIONED not in kinds else 1  # where keys must lie, is another matter
+        # Where keys must lie, is another matter.
+        partitions = 3 if PARTITIONS in kinds and REPARTITIONED not in kinds else 1
         life = cls.make(kafka, folder, partitions, lake=LAKES[engine], merge=merge)
         life.seed = seed
         if SCHEMAS in kinds:
@@ -190,7 +216,10 @@ class Fate(Life):
                 life.river.config["sources"][source]["schema"] = "record.json"
         if REPARTITIONED in kinds:
             orders, life.origin = life.river.config["sources"]["orders"], life.river.topic("orders")
-            orders |= {"topic": f"{life.origin}-again", "repartition": {"from": life.origin, "partitions": 1}}
+            orders |= {
+                "topic": f"{life.origin}-again",
+                "repartition": {"from": life.origin, "partitions": 1},
+            }
         life.arrive()
         life.run()
         return life
@@ -198,7 +227,8 @@ class Fate(Life):
     # -- arrivals
 
     def put(self, source: str, *records: tuple[str | None, int], **more: Any) -> list[int]:
-        """Records of keys and event times, heartbeats where there is no key; answers their numbers."""
+        """Records of keys and event times, heartbeats where there is no key; answers their
+        numbers."""
         producer, numbers = _producer(self.river.kafka), []
         for key, time_ms in records:
             value = heartbeat(time_ms)
@@ -206,7 +236,11 @@ class Fate(Life):
                 value = orjson.dumps({"k": key, "ts": time_ms, "n": self.sent, "kind": "a", **more})
                 numbers.append(self.sent)
                 self.sent += 1
-            topic = self.origin if self.origin is not None and source == "orders" else self.river.topic(source)
+            topic = (
+                self.origin
+                if self.origin is not None and source == "orders"
+                else self.river.topic(source)
+            )
             every = range(self.river.partitions)
             for partition in every if key is None else [zlib.crc32(key.encode()) % len(every)]:
                 producer.produce(topic, value, partition=partition, timestamp=KAFKA_MS)
@@ -214,12 +248,15 @@ class Fate(Life):
         return numbers
 
     def arrive(self) -> None:
-        """Records of both sources that meet, some of which stay open; one that rules may exclude; time goes on."""
+        """Records of both sources that meet, some of which stay open; one that rules may exclude;
+        time goes on."""
         at, own = self.now + 10, f"u{self.sent}"
         self.last_key, mine = own, self.numbers_of.setdefault(own, set())
         for source in SOURCES:
             closed = self.put(source, ("a", at), ("b", at + 10), (own, at + 20))
-            self.put(source, (f"large{self.sent}", at + 30), kind="b", id=f"i{self.sent}", pad="x" * 1500)
+            self.put(
+                source, (f"large{self.sent}", at + 30), kind="b", id=f"i{self.sent}", pad="x" * 1500
+            )
             self.put(source, (None, at + 600))
             still_open = self.put(source, ("a", at + 900), ("c", at + 910))
             self.must |= {*closed, *still_open}
@@ -230,12 +267,14 @@ class Fate(Life):
 
     @contextmanager
     def armed(self, point: str | None, meanwhile: Callable[[], None] | None) -> Iterator[None]:
-        """Inside, whoever comes to the point is killed there, or waits until `meanwhile` is done."""
+        """Inside, whoever comes to the point is killed there, or waits until `meanwhile` is
+        done."""
         with POINTS.armed(point, meanwhile):
             yield
 
     def do(self, *arguments: str) -> tuple[int, str]:
-        """A command: its exit status, and what it says. Raises KilledError where it was killed or replaced."""
+        """A command: its exit status, and what it says. Raises KilledError where it was killed or
+        replaced."""
         self.river.write()
         done = in_process(*arguments, "-c", str(self.river.file), cwd=self.river.folder)
         said = done.stdout + done.stderr
@@ -264,7 +303,9 @@ class Fate(Life):
         if former := re.search(r"made by other rules \(([0-9a-f]+)\)", said):
             self._begin_with(self.rules[former[1]])
         elif form := re.search(r"were made with a (timeout|window)", said):
-            self._begin_with(next(rules for rules in reversed(self.rules.values()) if form[1] in rules["merge"]))
+            self._begin_with(
+                next(rules for rules in reversed(self.rules.values()) if form[1] in rules["merge"])
+            )
         elif "start at `sink`, or publish to another topic" in said and self._toss("sink"):
             self.configure("kafka.start", "sink")
         elif "publish to another topic" in said:
@@ -275,7 +316,10 @@ class Fate(Life):
             self.arrive()
             self.arrive()
             self.run()
-        elif "run the lake, and wait until its clock has passed" in said or "stands since the last change" in said:
+        elif (
+            "run the lake, and wait until its clock has passed" in said
+            or "stands since the last change" in said
+        ):
             now = copy.deepcopy(self.river.config)
             self.river.config = self._config_of_lake()
             for source in SOURCES:
@@ -325,7 +369,8 @@ class Fate(Life):
         self.read_again()
 
     def read_again(self) -> None:
-        """What was refused as far ahead may be read this time, so that everything after it is late."""
+        """What was refused as far ahead may be read this time, so that everything after it is
+        late."""
         if self.is_wide and self.far:
             self.must.clear()
 
@@ -345,7 +390,14 @@ class Fate(Life):
     def end(self) -> None:
         """Arrivals that close everything, and all that must hold."""
         for source in SOURCES:
-            self.must |= set(self.put(source, ("a", self.now + 10), ("last", self.now + 20), (None, self.now + 100_000)))
+            self.must |= set(
+                self.put(
+                    source,
+                    ("a", self.now + 10),
+                    ("last", self.now + 20),
+                    (None, self.now + 100_000),
+                )
+            )
         self.run()
         self.outcomes()
         problems = self.river.broken_promises()
@@ -363,29 +415,47 @@ class Fate(Life):
         return out
 
     def outcomes(self) -> None:
-        """No record is in two messages; each that must be out is; each that the newest generation has read is at one place."""
+        """No record is in two messages; each that must be out is; each that the newest generation
+        has read is at one place."""
         out = self.once()
         missing = self.must - out.keys()
         assert missing == set(), f"on time, and in no message: {self._whereabouts(missing)}"
-        questions, newest = self.river.questions, read_generations(self.river.questions, self.river.settings).newest
+        questions, newest = (
+            self.river.questions,
+            read_generations(self.river.questions, self.river.settings).newest,
+        )
         places: Counter[tuple[str, int, int]] = Counter()
         batches = [[("batch", ">=", newest.from_batch)]]
         for row in questions.select(tables.SILVER, ["partition", *SOURCES], batches).to_pylist():
-            places.update((source, row["partition"], part["offset"]) for source in SOURCES for part in row[source])
+            places.update(
+                (source, row["partition"], part["offset"])
+                for source in SOURCES
+                for part in row[source]
+            )
         for table, where in ((tables.LATE, batches), (tables.QUARANTINE, ())):
-            for row in questions.select(table, ["source", "partition", "offset"], where).to_pylist():
+            for row in questions.select(
+                table, ["source", "partition", "offset"], where
+            ).to_pylist():
                 places[row["source"], row["partition"], row["offset"]] += 1
         for table in (tables.SILVER, tables.LATE, *map(tables.bronze, SOURCES)):
             keys = set(questions.select(table, ["merge_key"])["merge_key"].to_pylist())
             assert not keys & self.forgotten, f"{table} has {keys & self.forgotten} again"
-        columns, may_be_gone = ["partition", "offset", "merge_key", "reason", "heartbeat", "value"], "keep" in self.river.config
+        columns, may_be_gone = (
+            ["partition", "offset", "merge_key", "reason", "heartbeat", "value"],
+            "keep" in self.river.config,
+        )
         for (source, p), begin in newest.begin.items():
             mine = [[("partition", "=", p), ("offset", ">=", begin)]]
             for row in questions.select(tables.bronze(source), columns, mine).to_pylist():
-                count, is_keyed = places[source, p, row["offset"]], row["merge_key"] is not None and not row["heartbeat"]
+                count, is_keyed = (
+                    places[source, p, row["offset"]],
+                    row["merge_key"] is not None and not row["heartbeat"],
+                )
                 assert count <= 1, f"{source} {row} is at {count} places"
                 is_out = is_keyed and out[orjson.loads(row["value"])["n"]] > 0
-                assert not is_keyed or count == 1 or is_out or may_be_gone, f"{source} {row} is nowhere"
+                assert not is_keyed or count == 1 or is_out or may_be_gone, (
+                    f"{source} {row} is nowhere"
+                )
 
     def _whereabouts(self, numbers: Iterable[int]) -> dict[int, list[str]]:
         """Where records are that should be elsewhere."""
@@ -397,15 +467,23 @@ class Fate(Life):
                 number = orjson.loads(row["value"] or b"{}").get("n")
                 if number in found:
                     number_at[row["partition"], row["offset"]] = number
-                    found[number].append(f"{source}[{row['partition']}]@{row['offset']} {row['merge_key']} {row['reason'] or ''}")
+                    found[number].append(
+                        f"{source}[{row['partition']}]@{row['offset']} {row['merge_key']} "
+                        f"{row['reason'] or ''}"
+                    )
             columns = ["partition", "status", "valid", "invalid_reason", "batch", source]
             for row in questions.select(tables.SILVER, columns).to_pylist():
                 for place in ((row["partition"], part["offset"]) for part in row[source]):
                     if place in number_at:
-                        where = f"silver {row['status']} {row['valid']} {row['invalid_reason']} batch {row['batch']}"
+                        where = (
+                            f"silver {row['status']} {row['valid']} {row['invalid_reason']} batch "
+                            f"{row['batch']}"
+                        )
                         found[number_at[place]].append(where)
             columns = ["partition", "offset", "batch"]
-            for row in questions.select(tables.LATE, columns, [[("source", "=", source)]]).to_pylist():
+            for row in questions.select(
+                tables.LATE, columns, [[("source", "=", source)]]
+            ).to_pylist():
                 if (place := (row["partition"], row["offset"])) in number_at:
                     found[number_at[place]].append(f"late in batch {row['batch']}")
         return dict(list(found.items())[:4])
@@ -472,7 +550,9 @@ def far(life: Fate) -> None:
 
 def ahead(life: Fate) -> None:
     """One source is an hour ahead of the other."""
-    life.must |= set(life.put("tracking", ("a", life.now + 3_600_000), ("ahead", life.now + 3_600_000)))
+    life.must |= set(
+        life.put("tracking", ("a", life.now + 3_600_000), ("ahead", life.now + 3_600_000))
+    )
     life.run()
     life.now += 3_600_000 + STEP_MS
 
@@ -510,7 +590,9 @@ def silence(life: Fate) -> None:
         life.river.write()
     life._told("silence", status, said)
     assert status == 0, said
-    assert row_count(life.river.questions, tables.IDLE_HEARTBEATS, ()) > before, "nothing was decided for the silent source"
+    assert row_count(life.river.questions, tables.IDLE_HEARTBEATS, ()) > before, (
+        "nothing was decided for the silent source"
+    )
     life.run()
 
 
@@ -524,7 +606,10 @@ def evolve_timeout(life: Fate) -> None:
 def evolve_window(life: Fate) -> None:
     merge = life.river.config["merge"]
     merge.pop("timeout", None)
-    merge["window"] = {"gap": "200ms", "max": "2s" if merge.get("window", {}).get("max") == "1s" else "1s"}
+    merge["window"] = {
+        "gap": "200ms",
+        "max": "2s" if merge.get("window", {}).get("max") == "1s" else "1s",
+    }
     life.follow("evolve", "--apply")
 
 
@@ -544,7 +629,9 @@ def evolve_where(life: Fate) -> None:
 def evolve_max_future(life: Fate) -> None:
     """Wider and wider: what is in the lake stays possible."""
     merge = life.river.config["merge"]
-    merge["max_future"] = "60d" if merge["max_future"] == "1d" else f"{int(merge['max_future'][:-1]) + 1}d"
+    merge["max_future"] = (
+        "60d" if merge["max_future"] == "1d" else f"{int(merge['max_future'][:-1]) + 1}d"
+    )
     life.follow("evolve", "--apply")
 
 
@@ -567,8 +654,9 @@ def reset_back(life: Fate) -> None:
 def redrive(life: Fate) -> None:
     """Refused records, which the rules of now may read.
 
-    One that was far ahead is sent only where rules take what comes after it, too: sent again, it has Kafka's time of now, so that
-    it is read whatever `max_future` says, and all that comes after it is late.
+    One that was far ahead is sent only where rules take what comes after it, too: sent again, it
+    has Kafka's time of now, so that it is read whatever `max_future` says, and all that comes after
+    it is late.
     """
     if life.is_wide and life.far:
         life.now = max(life.now, FAR_MS + life.far + STEP_MS)
@@ -590,7 +678,12 @@ def forget(life: Fate) -> None:
 
 def keep(life: Fate) -> None:
     has_tenants = "tenant" in life.river.config["merge"]
-    life.configure("keep", dict.fromkeys(("quarantine",) if has_tenants else ("bronze", "silver", "late", "quarantine"), "1s"))
+    life.configure(
+        "keep",
+        dict.fromkeys(
+            ("quarantine",) if has_tenants else ("bronze", "silver", "late", "quarantine"), "1s"
+        ),
+    )
     life.follow("maintain")
 
 
@@ -649,13 +742,28 @@ EVENTS: dict[str, Callable[[Fate], None]] = {
     event.__name__: event
     for event in (
         *(on_time, unread, read, merged, late, refused, far, ahead, silence),
-        *(evolve_timeout, evolve_window, evolve_key, evolve_where, evolve_max_future, evolve_max_bytes),
+        *(
+            evolve_timeout,
+            evolve_window,
+            evolve_key,
+            evolve_where,
+            evolve_max_future,
+            evolve_max_bytes,
+        ),
         *(reset_forth, reset_back, redrive, forget, keep),
         *(lost_sink, lost_earliest, lost_elsewhere, emptied, replaced, other_engine),
     )
 }
 
-OWNED_AT = ("bronze.append", "silver.merge", "silver.notes", "silver.progress", "gold.publish", "publisher.commit", "gold.note")
+OWNED_AT = (
+    "bronze.append",
+    "silver.merge",
+    "silver.notes",
+    "silver.progress",
+    "gold.publish",
+    "publisher.commit",
+    "gold.note",
+)
 """Where another owner comes in between."""
 
 
@@ -672,14 +780,23 @@ class Step(NamedTuple):
         return cls(event, point, mark == "~")
 
     def __str__(self) -> str:
-        return self.event if self.point is None else f"{self.event}{'~' if self.is_replaced else '@'}{self.point}"
+        return (
+            self.event
+            if self.point is None
+            else f"{self.event}{'~' if self.is_replaced else '@'}{self.point}"
+        )
 
 
 def text_of(steps: Iterable[Step]) -> str:
     return " ".join(map(str, steps))
 
 
-KINDS = REPARTITIONED, TENANTS, SCHEMAS, PARTITIONS = "repartitioned", "tenants", "schemas", "partitions"
+KINDS = REPARTITIONED, TENANTS, SCHEMAS, PARTITIONS = (
+    "repartitioned",
+    "tenants",
+    "schemas",
+    "partitions",
+)
 
 SCHEMA = {
     "type": "object",
@@ -733,7 +850,11 @@ class Told(NamedTuple):
 
 def live(kafka: Access, folder: Path, engine: str, text: str, seed: str) -> Told:
     """A life from its beginning to its end."""
-    began, mine, reached = time.monotonic(), folder / f"life-{os.getpid()}-{next(NUMBERS)}", list[list[str]]()
+    began, mine, reached = (
+        time.monotonic(),
+        folder / f"life-{os.getpid()}-{next(NUMBERS)}",
+        list[list[str]](),
+    )
     life: Fate | None = None
     try:
         life = Fate.begin(kafka, mine, engine, seed, kinds_of(text))
@@ -756,9 +877,19 @@ def shrunk(kafka: Access, folder: Path, engine: str, told: Told) -> Told:
         is_shorter, steps = False, parse(best.text)
         shorter = [steps[n:] for n in range(len(steps) - 1, 0, -1)]
         shorter += [[*steps[:n], *steps[n + 1 :]] for n in range(len(steps))]
-        shorter += [[*steps[:n], Step(step.event), *steps[n + 1 :]] for n, step in enumerate(steps) if step.point]
+        shorter += [
+            [*steps[:n], Step(step.event), *steps[n + 1 :]]
+            for n, step in enumerate(steps)
+            if step.point
+        ]
         for candidate in shorter:
-            found = live(kafka, folder, engine, " ".join([*kinds_of(told.text), text_of(candidate)]), told.seed)
+            found = live(
+                kafka,
+                folder,
+                engine,
+                " ".join([*kinds_of(told.text), text_of(candidate)]),
+                told.seed,
+            )
             if found.problem is not None:
                 best, is_shorter = found, True
                 break
@@ -784,14 +915,18 @@ def pairs_of(text: str) -> list[Pair]:
 
 
 def with_faults(first: str, second: str, reached: Iterable[str]) -> list[Pair]:
-    """The pair, with a kill at each point that the second event has reached, or with another owner there."""
+    """The pair, with a kill at each point that the second event has reached, or with another owner
+    there."""
     if second == "replaced":
-        return [(first, Step(second, point, is_replaced=True)) for point in OWNED_AT if point in reached]
+        return [
+            (first, Step(second, point, is_replaced=True)) for point in OWNED_AT if point in reached
+        ]
     return [(first, Step(second, point)) for point in reached]
 
 
 def chains(wanted: Iterable[Pair], rng: random.Random) -> list[str]:
-    """Lives in which all of these pairs follow each other: a lake is dear to begin and to judge. Kinds of lakes take turns."""
+    """Lives in which all of these pairs follow each other: a lake is dear to begin and to judge.
+    Kinds of lakes take turns."""
     after: dict[str, list[Step]] = {}
     for first, second in wanted:
         after.setdefault(first, []).append(second)
@@ -802,20 +937,26 @@ def chains(wanted: Iterable[Pair], rng: random.Random) -> list[str]:
         steps: list[Step] = []
         while len(steps) < EVENTS_OF_A_CHAIN and any(after.values()):
             is_followed = steps and after.get(steps[-1].event)
-            steps.append(after[steps[-1].event].pop() if is_followed else Step(max(after, key=lambda each: len(after[each]))))
+            steps.append(
+                after[steps[-1].event].pop()
+                if is_followed
+                else Step(max(after, key=lambda each: len(after[each])))
+            )
         found.append(text_of(steps))
     rng.shuffle(found)
     return [f"{kind} {text}".lstrip() for kind, text in zip(cycle(["", *KINDS]), found)]
 
 
 def random_life(rng: random.Random, most: int = 20) -> str:
-    """Up to so many events, a third of which are killed at a point, should they reach it. A quarter of the lives is of each of
-    `KINDS`.
+    """Up to so many events, a third of which are killed at a point, should they reach it. A quarter
+    of the lives is of each of `KINDS`.
     """
     steps = []
     for _ in range(rng.randint(3, most)):
         event, roll = rng.choice([*EVENTS]), rng.random()
-        own = {"evolve": IN_EVOLVE, "reset": IN_RESET, "forget": (IN_FORGET,)}.get(event.partition("_")[0], OF_RUNS)
+        own = {"evolve": IN_EVOLVE, "reset": IN_RESET, "forget": (IN_FORGET,)}.get(
+            event.partition("_")[0], OF_RUNS
+        )
         is_cut = roll < 0.35 and event != "replaced"
         steps.append(Step(event, rng.choice(own)) if is_cut else Step(event))
     return " ".join([*(kind for kind in KINDS if rng.random() < 0.25), text_of(steps)])
@@ -854,10 +995,13 @@ class Lives:
     _waiting: list[tuple[str, str]] = field(default_factory=list)
 
     def run(self, seconds: float) -> None:
-        """All pairs, then all with each fault that the second can have, in an order that the seed says; then random lives."""
+        """All pairs, then all with each fault that the second can have, in an order that the seed
+        says; then random lives."""
         rng, end = random.Random(self.seed), time.monotonic() + seconds
         self._wait_for(chains(every_pair(), rng))
-        with ProcessPoolExecutor(self.processes, get_context("spawn"), _prepare, (self.engine,)) as pool:
+        with ProcessPoolExecutor(
+            self.processes, get_context("spawn"), _prepare, (self.engine,)
+        ) as pool:
             running: set[Future[Told]] = set()
             while running or time.monotonic() < end:
                 while len(running) < self.processes and time.monotonic() < end:
@@ -878,9 +1022,13 @@ class Lives:
         return random_life(random.Random(seed)), seed
 
     def _note(self, told: Told) -> None:
-        """What is known of a life's pairs; where it failed and has more than one, each is tried alone."""
+        """What is known of a life's pairs; where it failed and has more than one, each is tried
+        alone."""
         self.told.append(told)
-        say(f"{len(self.told)}, {told.seconds:.1f} s: {told.text}{'' if told.problem is None else ' FAILED'}")
+        say(
+            f"{len(self.told)}, {told.seconds:.1f} s: "
+            f"{told.text}{'' if told.problem is None else ' FAILED'}"
+        )
         mine = pairs_of(told.text)
         for (first, second), reached in zip(mine, told.reached[1:], strict=False):
             if second.point is None:
@@ -889,7 +1037,11 @@ class Lives:
             self.done |= set(mine)
         elif len(mine) > 1 and told.seed == str(self.seed):
             kinds = kinds_of(told.text)
-            self._wait_for(" ".join([*kinds, first, str(second)]) for first, second in mine if (first, second) not in self.done)
+            self._wait_for(
+                " ".join([*kinds, first, str(second)])
+                for first, second in mine
+                if (first, second) not in self.done
+            )
 
     @property
     def events(self) -> int:
@@ -907,28 +1059,42 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=30)
     parser.add_argument("--engine", choices=[*LAKES], default="embedded")
     parser.add_argument("--processes", type=int, default=2)
-    parser.add_argument("--life", action="append", help="only this one, such as `merged reset_back@reset.close`; or several")
+    parser.add_argument(
+        "--life",
+        action="append",
+        help="only this one, such as `merged reset_back@reset.close`; or several",
+    )
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # not without ending the broker
     memory = Path("/dev/shm")
     with brokered(memory if memory.is_dir() else None) as (kafka, folder):
         if options.life is not None:
             with quick_lives():
-                some = [live(kafka, folder, options.engine, text, options.seed) for text in options.life]
+                some = [
+                    live(kafka, folder, options.engine, text, options.seed) for text in options.life
+                ]
             for told in some:
                 sys.stdout.write(f"{told.text}: {told.problem or 'well'} ({told.seconds:.1f} s)\n")
             return int(any(told.problem for told in some))
-        began, lives = time.monotonic(), Lives(kafka, folder, options.engine, int(options.seed), options.processes)
+        began, lives = (
+            time.monotonic(),
+            Lives(kafka, folder, options.engine, int(options.seed), options.processes),
+        )
         lives.run(options.minutes * 60)
         minutes = (time.monotonic() - began) / 60
         sys.stdout.write(
-            f"seed {options.seed}, {options.engine}: {len(lives.told)} lives with {lives.events} events, "
-            f"{lives.events / minutes:.0f} of these a minute; {len(lives.done)} pairs; {len(lives.failed)} lives failed\n"
+            f"seed {options.seed}, {options.engine}: {len(lives.told)} lives with {lives.events} "
+            "events, "
+            f"{lives.events / minutes:.0f} of these a minute; {len(lives.done)} pairs; "
+            f"{len(lives.failed)} lives failed\n"
         )
         with quick_lives():
             for failed in lives.failed[:5]:
                 best = shrunk(kafka, folder, options.engine, failed)
-                sys.stdout.write(f"\n--life '{failed.text}' --seed {failed.seed}, which is '{best.text}':\n{best.problem}\n")
+                sys.stdout.write(
+                    f"\n--life '{failed.text}' --seed {failed.seed}, which is "
+                    f"'{best.text}':\n{best.problem}\n"
+                )
         for failed in lives.failed[5:]:
             sys.stdout.write(f"\n--life '{failed.text}' --seed {failed.seed}:\n{failed.problem}\n")
     return int(bool(lives.failed))

@@ -1,11 +1,14 @@
-"""`make faults`: kills a run again and again, at every named point and at any moment, in every delivery mode; and has two owners
-on a lake, clocks that are set, transactions of others that stay open, and tables that somebody restores.
+"""`make faults`: kills a run again and again, at every named point and at any moment, in every
+delivery mode; and has two owners on a lake, clocks that are set, transactions of others that stay
+open, and tables that somebody restores.
 
-On a folder, or in Spark's own catalog, whose metastore outlives the process. Each mode has a lake and topics of its own, and a
-producer that keeps sending while `run` works. A kill is SIGKILL for every process of the run; between some restarts all
-checkpoints are deleted. At the end an undisturbed run takes what is left, and everything is compared with the merge model and
-looked through by `verify --full`. The seed decides order and moments. One more lake of each kind has tenants, and windows by gap.
-Lives as `make lives` has them come beside these, whose commands are processes.
+On a folder, or in Spark's own catalog, whose metastore outlives the process. Each mode has a lake
+and topics of its own, and a producer that keeps sending while `run` works. A kill is SIGKILL for
+every process of the run; between some restarts all checkpoints are deleted. At the end an
+undisturbed run takes what is left, and everything is compared with the merge model and looked
+through by `verify --full`. The seed decides order and moments. One more lake of each kind has
+tenants, and windows by gap. Lives as `make lives` has them come beside these, whose commands are
+processes.
 """
 
 from __future__ import annotations
@@ -39,16 +42,22 @@ ANY_MOMENT = "any moment"
 
 
 OF_EXACTLY_ONCE = ("idle.decide", "letters.publish", "letters.note")
-"""Points that only the rivers of this mode reach, which have the idle policy and topics of dead letters."""
+"""Points that only the rivers of this mode reach, which have the idle policy and topics of dead
+letters."""
 
 UNREACHED_BY_TENANTS = (*OF_EXACTLY_ONCE, "bronze.quarantine")
 """None of their records is refused."""
 
 SECOND_OWNER, STOOD_STILL = "a second owner", "an owner that stood still"
-CLOCK, TRANSACTION, RESTORED = "a clock that was set", "an open transaction", "a table that was restored"
+CLOCK, TRANSACTION, RESTORED = (
+    "a clock that was set",
+    "an open transaction",
+    "a table that was restored",
+)
 INCIDENTS = (SECOND_OWNER, STOOD_STILL, CLOCK, TRANSACTION, RESTORED)
 IN_ONE_PROCESS = (CLOCK, TRANSACTION)
-"""What can happen to a lake in Spark's own catalog: its metastore lets one process in at a time, and its tables have no path."""
+"""What can happen to a lake in Spark's own catalog: its metastore lets one process in at a time,
+and its tables have no path."""
 
 IN_ONE_PROCESS_ONLY = ("silence", "replaced")
 """Events of lives that other incidents are here."""
@@ -105,7 +114,10 @@ class Siege:
         process = self.river.run()
         with self._trickle():
             moment = time.monotonic() + self.rng.uniform(5, 45)
-            until(lambda: time.monotonic() > moment or process.process.poll() is not None, "the moment")
+            until(
+                lambda: time.monotonic() > moment or process.process.poll() is not None,
+                "the moment",
+            )
             assert process.process.poll() is None, process.said()
             process.kill()
 
@@ -132,17 +144,28 @@ class Siege:
             self._kill_at_any_moment()
 
     def _leave_a_transaction_open(self) -> None:
-        """Over the death of a run, for longer than a source may be silent; its records come or are aborted."""
-        source, partition, begin = self.rng.choice(SOURCES), self.rng.randrange(self.river.partitions), self.river.chunks * 1000
+        """Over the death of a run, for longer than a source may be silent; its records come or are
+        aborted."""
+        source, partition, begin = (
+            self.rng.choice(SOURCES),
+            self.rng.randrange(self.river.partitions),
+            self.river.chunks * 1000,
+        )
         values = [keyed(key, begin + self.rng.randrange(1000)) for key in ("a", "z")]
-        end = self.river.begin_transaction(source, partition, values, commit=self.rng.random() < 0.7)
+        end = self.river.begin_transaction(
+            source, partition, values, commit=self.rng.random() < 0.7
+        )
         self._kill(self._some_point())
         self._kill_at_any_moment()
         end()
 
     def _restore(self) -> None:
-        """Silver is taken back to an earlier version; a run is refused until it is taken forward again."""
-        while not self.river.questions.exists(tables.SILVER) or self.river.questions.version(tables.SILVER) < 3:
+        """Silver is taken back to an earlier version; a run is refused until it is taken forward
+        again."""
+        while (
+            not self.river.questions.exists(tables.SILVER)
+            or self.river.questions.version(tables.SILVER) < 3
+        ):
             self.river.flow()
             self.river.finish()
         table = DeltaTable(str(Path(str(self.river.as_folder.lake)) / tables.SILVER))
@@ -161,7 +184,9 @@ class Siege:
     @contextmanager
     def _clock_off(self) -> Iterator[None]:
         usual = self.river.program
-        self.river.program = in_pieces(PIECE, clock_off_by_s=self.rng.choice((-AN_HOUR_S, AN_HOUR_S)))
+        self.river.program = in_pieces(
+            PIECE, clock_off_by_s=self.rng.choice((-AN_HOUR_S, AN_HOUR_S))
+        )
         yield
         self.river.program = usual
 
@@ -177,9 +202,13 @@ class Siege:
         broken = self.river.broken_promises()
         lost = f"{found.lost} lost"
         if self.mode == "at_most_once":
-            lost, found.lost = f"{found.lost} not sent (which this mode allows), 0 lost otherwise", 0
+            lost, found.lost = (
+                f"{found.lost} not sent (which this mode allows), 0 lost otherwise",
+                0,
+            )
         sys.stdout.write(
-            f"{self.lake}, {self.mode}: {len(self.targets)} kills, {lost}, {found.repeated} repeated, "
+            f"{self.lake}, {self.mode}: {len(self.targets)} kills, {lost}, {found.repeated} "
+            "repeated, "
             f"{found.out_of_order} out of order, {len(found.other)} tables that differ, "
             f"{len(broken)} promises broken by verify --full\n"
         )
@@ -190,7 +219,8 @@ class Siege:
 
 @dataclass
 class TenantSiege:
-    """A river with tenants, and the points at which its runs are killed, each with the next share of its records."""
+    """A river with tenants, and the points at which its runs are killed, each with the next share
+    of its records."""
 
     lake: str
     tenants: TenantRiver
@@ -225,7 +255,8 @@ class TenantSiege:
 
 @dataclass
 class KilledLife(Fate):
-    """A life (`tests.faults.lives`) whose commands are processes of their own, and whose kills are SIGKILL."""
+    """A life (`tests.faults.lives`) whose commands are processes of their own, and whose kills are
+    SIGKILL."""
 
     point: str | None = None
 
@@ -270,7 +301,9 @@ class Lives:
             text = random_life(random.Random(seed), 6)
             steps = [step for step in parse(text) if step.event not in IN_ONE_PROCESS_ONLY]
             engine = "embedded" if self.lake == EMBEDDED else "spark"
-            life = KilledLife.begin(self.kafka, self.folder / f"life-{nth}", engine, seed, kinds_of(text))
+            life = KilledLife.begin(
+                self.kafka, self.folder / f"life-{nth}", engine, seed, kinds_of(text)
+            )
             try:
                 for step in steps:
                     take(life, step)
@@ -289,19 +322,23 @@ class Lives:
 
 
 def targets(lake: str, mode: str, kills: int, rng: random.Random) -> list[str]:
-    """Every incident and point of the mode before any a second time, and a third of the kills at any moment."""
+    """Every incident and point of the mode before any a second time, and a third of the kills at
+    any moment."""
     points = [p for p in POINTS if mode == "exactly_once" or p not in OF_EXACTLY_ONCE]
     if mode == "at_most_once":
         points.remove("gold.note")  # it notes before it publishes
     incidents = [
         incident
         for incident in (IN_ONE_PROCESS if lake == CATALOG else INCIDENTS)
-        if mode == "exactly_once" or incident != STOOD_STILL  # without transactions, Kafka does not stop who wakes up
+        if mode == "exactly_once"
+        or incident != STOOD_STILL  # without transactions, Kafka does not stop who wakes up
     ]
     return _chosen(points, incidents, [ANY_MOMENT] * (len(points) // 3), kills, rng)
 
 
-def _chosen(points: Sequence[str], first: Sequence[str], last: Sequence[str], kills: int, rng: random.Random) -> list[str]:
+def _chosen(
+    points: Sequence[str], first: Sequence[str], last: Sequence[str], kills: int, rng: random.Random
+) -> list[str]:
     chosen: list[str] = []
     while len(chosen) < kills:
         chosen += [*first, *rng.sample(points, len(points)), *last]
@@ -322,7 +359,11 @@ def main() -> int:
 
 
 def besiege(kafka: str, folder: Path, lakes: Sequence[str], seed: int, kills: int) -> int:
-    shares = {"exactly_once": kills - 2 * (kills // 3), "at_least_once": kills // 3, "at_most_once": kills // 3}
+    shares = {
+        "exactly_once": kills - 2 * (kills // 3),
+        "at_least_once": kills // 3,
+        "at_most_once": kills // 3,
+    }
     sieges: list[Siege | TenantSiege | Lives] = []
     for mode, share in shares.items():
         for lake in lakes:
@@ -330,19 +371,25 @@ def besiege(kafka: str, folder: Path, lakes: Sequence[str], seed: int, kills: in
             name = f"siege-{lake}-{mode.replace('_', '-')}"
             changes: dict[str, Any] = {"publish__delivery": mode}
             if mode == "exactly_once":
-                changes |= {f"publish__{table}_topic": f"{name}-{table}" for table in ("late", "quarantine")}
+                changes |= {
+                    f"publish__{table}_topic": f"{name}-{table}" for table in ("late", "quarantine")
+                }
                 changes["merge__idle_after"] = "3s"
             river = River.make(kafka, folder / name, name, lake=lake, seed=seed, **changes)
             river.program = in_pieces(PIECE)
             sieges.append(Siege(lake, mode, river, rng, targets(lake, mode, share, rng)))
     for lake in lakes:
         rng, name = random.Random(f"{seed}/{lake}/tenants"), f"siege-{lake}-tenants"
-        tenants = TenantRiver(kafka, folder / name, name, partitions=2, lengths=[40 * kills], lake=lake)
+        tenants = TenantRiver(
+            kafka, folder / name, name, partitions=2, lengths=[40 * kills], lake=lake
+        )
         tenants.river.program = in_pieces(PIECE)
         points = [point for point in POINTS if point not in UNREACHED_BY_TENANTS]
         sieges.append(TenantSiege(lake, tenants, rng, _chosen(points, [], [], kills // 3, rng)))
     sieges += [
-        Lives(lake, kafka, folder / f"lives-{lake}", random.Random(f"{seed}/{lake}/lives"), kills // 6)
+        Lives(
+            lake, kafka, folder / f"lives-{lake}", random.Random(f"{seed}/{lake}/lives"), kills // 6
+        )
         for lake in lakes
         if lake != CATALOG  # whose lake is no folder that can be lost
     ]

@@ -1,4 +1,5 @@
-"""SIGKILL between two steps; afterwards everything is as if nothing had happened. (`make faults` does it at every point.)"""
+"""SIGKILL between two steps; afterwards everything is as if nothing had happened. (`make faults`
+does it at every point.)"""
 
 from __future__ import annotations
 
@@ -15,18 +16,34 @@ from tests.support.rivers import CATALOG, EMBEDDED, FOLDER, Losses, River
 PACKAGE = Path(__file__).parents[2] / "pipelines"
 
 KILLS = [
-    pytest.param(EMBEDDED, ["bronze.quarantine", "silver.notes", "publisher.commit"], id="a commit of each layer"),
+    pytest.param(
+        EMBEDDED,
+        ["bronze.quarantine", "silver.notes", "publisher.commit"],
+        id="a commit of each layer",
+    ),
     pytest.param(EMBEDDED, POINTS, id="every point", marks=pytest.mark.nightly),
     pytest.param(FOLDER, ["silver.merge"], id="spark-folder", marks=pytest.mark.long),
-    pytest.param(FOLDER, ["silver.merge", "gold.note"], id="spark-folder, more points", marks=pytest.mark.nightly),
-    pytest.param(CATALOG, ["silver.notes", "gold.note"], id="spark-catalog", marks=pytest.mark.nightly),
+    pytest.param(
+        FOLDER,
+        ["silver.merge", "gold.note"],
+        id="spark-folder, more points",
+        marks=pytest.mark.nightly,
+    ),
+    pytest.param(
+        CATALOG, ["silver.notes", "gold.note"], id="spark-catalog", marks=pytest.mark.nightly
+    ),
 ]
-"""Every point where a start takes a second; with Spark some around its commits. (In a catalog test_catalogs.py has another.)"""
+"""Every point where a start takes a second; with Spark some around its commits. (In a catalog
+test_catalogs.py has another.)"""
 
 
 @pytest.mark.promise("N15")
 def test_every_named_point_is_in_the_code_once() -> None:
-    reached = [name for file in PACKAGE.rglob("*.py") for name in re.findall(r'reach\("([a-z.]+)"\)', file.read_text())]
+    reached = [
+        name
+        for file in PACKAGE.rglob("*.py")
+        for name in re.findall(r'reach\("([a-z.]+)"\)', file.read_text())
+    ]
     assert sorted(reached) == sorted({*POINTS, *IN_RESET})
 
 
@@ -36,8 +53,8 @@ def test_every_named_point_is_in_the_code_once() -> None:
 def test_a_process_killed_between_two_steps_loses_and_repeats_nothing(
     lake: str, points: Sequence[str], kafka: str, tmp_path: Path
 ) -> None:
-    """One lake, killed at one point after the other; each start has to complete what the kill before left, the last one without
-    Spark.
+    """One lake, killed at one point after the other; each start has to complete what the kill
+    before left, the last one without Spark.
     """
     name = f"crashes-{lake}-{len(points)}"
     topics = ("late", "quarantine") if lake == EMBEDDED else ()

@@ -1,4 +1,5 @@
-"""What a reader of the sink sees after a crash in the middle of a publication, in each delivery mode."""
+"""What a reader of the sink sees after a crash in the middle of a publication, in each delivery
+mode."""
 
 from __future__ import annotations
 
@@ -16,8 +17,11 @@ PIECE = 3
 """So many messages are produced at a time."""
 
 
-def crashed_after_the_first_piece(kafka: str, folder: Path, name: str, delivery: str, *, visible: int) -> River:
-    """A first publication into one partition that was cut short; its first piece had reached the broker."""
+def crashed_after_the_first_piece(
+    kafka: str, folder: Path, name: str, delivery: str, *, visible: int
+) -> River:
+    """A first publication into one partition that was cut short; its first piece had reached the
+    broker."""
     river = River.make(kafka, folder, name, partitions=1, publish__delivery=delivery)
     river.program = in_pieces(PIECE)
     for _ in range(3):
@@ -30,7 +34,9 @@ def crashed_after_the_first_piece(kafka: str, folder: Path, name: str, delivery:
 
 
 @pytest.mark.promise("N12")
-def test_exactly_once_shows_nothing_of_a_batch_that_was_cut_short(kafka: str, tmp_path: Path) -> None:
+def test_exactly_once_shows_nothing_of_a_batch_that_was_cut_short(
+    kafka: str, tmp_path: Path
+) -> None:
     river = crashed_after_the_first_piece(kafka, tmp_path, "exactly", "exactly_once", visible=0)
     assert published(kafka, river.sink, 1) == []
     river.finish()
@@ -38,8 +44,12 @@ def test_exactly_once_shows_nothing_of_a_batch_that_was_cut_short(kafka: str, tm
 
 
 @pytest.mark.promise("N13")
-def test_at_least_once_shows_a_part_of_the_batch_and_then_goes_on_without_a_gap(kafka: str, tmp_path: Path) -> None:
-    river = crashed_after_the_first_piece(kafka, tmp_path, "at_least", "at_least_once", visible=PIECE)
+def test_at_least_once_shows_a_part_of_the_batch_and_then_goes_on_without_a_gap(
+    kafka: str, tmp_path: Path
+) -> None:
+    river = crashed_after_the_first_piece(
+        kafka, tmp_path, "at_least", "at_least_once", visible=PIECE
+    )
     assert published(kafka, river.sink, 1) == expected_messages(river.cases)[:PIECE]
     river.finish()
     assert river.losses() == Losses()
@@ -57,4 +67,9 @@ def test_at_most_once_never_sends_again_what_it_had_noted(kafka: str, tmp_path: 
     assert len(rest) > PIECE
     assert published(kafka, river.sink, 1) == first[:PIECE] + rest, "a gap, and no repeat"
     found = river.losses(gaps_allowed=True)
-    assert (found.lost, found.repeated, found.out_of_order, found.other) == (len(first) - PIECE, 0, 0, [])
+    assert (found.lost, found.repeated, found.out_of_order, found.other) == (
+        len(first) - PIECE,
+        0,
+        0,
+        [],
+    )

@@ -22,13 +22,16 @@ KILLS = [
     ("letters.note", 1),
     ("letters.note", 2),
 ]
-"""A point, and at which arrival: gold's own publication comes first, then late records, then refused ones."""
+"""A point, and at which arrival: gold's own publication comes first, then late records, then
+refused ones."""
 
 
 @pytest.mark.nightly
 @pytest.mark.promise("N3")
 def test_kills_while_dead_letters_are_sent_lose_and_repeat_none(kafka: str, tmp_path: Path) -> None:
-    topics: dict[str, Any] = {f"publish__{table}_topic": f"letters-{table}" for table in ("late", "quarantine")}
+    topics: dict[str, Any] = {
+        f"publish__{table}_topic": f"letters-{table}" for table in ("late", "quarantine")
+    }
     river = River.make(kafka, tmp_path, "letters", **topics)
     river.program = in_pieces(3)
     river.flow()

@@ -1,4 +1,5 @@
-"""A share of `make lives`: whatever happens to a lake after whatever else, each record is in one message or accounted for."""
+"""A share of `make lives`: whatever happens to a lake after whatever else, each record is in one
+message or accounted for."""
 
 from __future__ import annotations
 
@@ -49,7 +50,10 @@ def assert_well(kafka: str, folder: Path, text: str, seed: str = "1") -> list[li
     told = live(kafka, folder, "embedded", text, seed)
     if told.problem is not None:
         best = shrunk(kafka, folder, "embedded", told)
-        pytest.fail(f"`--life '{text}' --seed {seed}` fails, and so does `--life '{best.text}' --seed {seed}`:\n{best.problem}")
+        pytest.fail(
+            f"`--life '{text}' --seed {seed}` fails, and so does `--life '{best.text}' --seed "
+            f"{seed}`:\n{best.problem}"
+        )
     return told.reached
 
 
@@ -59,7 +63,11 @@ def test_all_pairs_are_in_some_life() -> None:
 
 
 def test_a_life_is_repeated_by_its_text() -> None:
-    steps = [Step("merged"), Step("reset_back", "reset.close"), Step("replaced", "silver.merge", is_replaced=True)]
+    steps = [
+        Step("merged"),
+        Step("reset_back", "reset.close"),
+        Step("replaced", "silver.merge", is_replaced=True),
+    ]
     assert text_of(steps) == "merged reset_back@reset.close replaced~silver.merge"
     assert parse(text_of(steps)) == steps
 
@@ -78,7 +86,9 @@ def test_a_process_that_was_killed_gets_past_no_other_point() -> None:
 @pytest.mark.long
 @pytest.mark.usefixtures("root_session")
 @pytest.mark.timeout(900)
-def test_what_happens_to_a_lake_one_after_the_other_loses_and_repeats_nothing(kafka: str, tmp_path: Path) -> None:
+def test_what_happens_to_a_lake_one_after_the_other_loses_and_repeats_nothing(
+    kafka: str, tmp_path: Path
+) -> None:
     turn, end = int(time.time()) // A_QUARTER_OF_A_DAY_S % TURNS, time.monotonic() + SECONDS
     for text in LIVES[turn::TURNS]:
         assert_well(kafka, tmp_path, text)
@@ -93,7 +103,9 @@ def test_every_pair_with_every_fault_loses_and_repeats_nothing(kafka: str, tmp_p
     seed = str(effort.SEED)
     rng, faults = random.Random(effort.SEED), set()
     for text in chains(every_pair(), rng):
-        for (first, second), reached in zip(pairs_of(text), assert_well(kafka, tmp_path, text, seed)[1:], strict=True):
+        for (first, second), reached in zip(
+            pairs_of(text), assert_well(kafka, tmp_path, text, seed)[1:], strict=True
+        ):
             faults |= set(with_faults(first, second.event, reached))
     for text in chains(sorted(faults, key=str), rng):
         assert_well(kafka, tmp_path, text, seed)

@@ -1,6 +1,8 @@
-"""One owner at a time: a second run is refused, and a first one that was only paused cannot write once it was replaced.
+"""One owner at a time: a second run is refused, and a first one that was only paused cannot write
+once it was replaced.
 
-(What a lease is made of is in tests/lake. Spark's own catalog lets one process in at a time, so these lakes are folders.)
+(What a lease is made of is in tests/lake. Spark's own catalog lets one process in at a time, so
+these lakes are folders.)
 """
 
 from __future__ import annotations
@@ -18,7 +20,9 @@ from tests.support.topics import published
 @pytest.mark.promise("O4")
 @pytest.mark.long
 @pytest.mark.timeout(1200)
-def test_a_second_run_is_refused_and_a_woken_publisher_is_fenced(kafka: str, tmp_path: Path) -> None:
+def test_a_second_run_is_refused_and_a_woken_publisher_is_fenced(
+    kafka: str, tmp_path: Path
+) -> None:
     river = River.make(kafka, tmp_path, "owners", partitions=1)
     for _ in range(3):
         river.flow()
@@ -45,7 +49,8 @@ def test_a_second_run_is_refused_and_a_woken_publisher_is_fenced(kafka: str, tmp
 @pytest.mark.long
 @pytest.mark.parametrize("lake", first_then_nightly([EMBEDDED, FOLDER]))
 def test_a_woken_merge_changes_nothing(lake: str, kafka: str, tmp_path: Path) -> None:
-    """The paused owner's plan is an older one than its successor's, which may have another engine: it knows fewer records.
+    """The paused owner's plan is an older one than its successor's, which may have another engine:
+    it knows fewer records.
 
     (That Spark's own commits are fenced is a law: tests/laws/test_restarts.py.)
     """

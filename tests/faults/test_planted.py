@@ -1,4 +1,5 @@
-"""The tests catch what they are there for: a fault that is planted in each layer fails its test (docs/testing.md)."""
+"""The tests catch what they are there for: a fault that is planted in each layer fails its test
+(docs/testing.md)."""
 
 from __future__ import annotations
 
@@ -16,7 +17,11 @@ def test_every_fault_still_has_its_place(planted: Planted) -> None:
 
 def test_the_documentation_lists_every_fault_with_its_test() -> None:
     text = (ROOT / "docs/testing.md").read_text(encoding="utf-8")
-    assert [planted.fault for planted in PLANTED if f"| {planted.fault} | `{planted.caught_by}` |" not in text] == []
+    assert [
+        planted.fault
+        for planted in PLANTED
+        if f"| {planted.fault} | `{planted.caught_by}` |" not in text
+    ] == []
 
 
 @pytest.mark.nightly

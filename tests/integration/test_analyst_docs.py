@@ -1,5 +1,5 @@
-"""docs/analysts.md stays true: its columns are the tables', its queries run, and its example comes out as it says. And the
-glossary is in order.
+"""docs/analysts.md stays true: its columns are the tables', its queries run, and its example comes
+out as it says. And the glossary is in order.
 """
 
 from __future__ import annotations
@@ -42,30 +42,45 @@ def cells(line: str) -> list[str]:
 
 
 class Example:
-    """The lake of the page's example, in a folder as `make demo` leaves it, and a session with what the page defines."""
+    """The lake of the page's example, in a folder as `make demo` leaves it, and a session with what
+    the page defines."""
 
     def __init__(self, spark: SparkSession, folder: Path) -> None:
         self.folder = folder
         write_example(folder / "demo-lake")
-        self.settings: Settings = quickly(load_settings(folder / "demo-lake" / "watersmeet.yml", {}))
+        self.settings: Settings = quickly(
+            load_settings(folder / "demo-lake" / "watersmeet.yml", {})
+        )
         self.spark, self.engine = spark, engine_for(lambda: spark, self.settings)
         create_missing(self.engine)
         begin = {TopicPartition(source, 0): 0 for source in self.settings.sources}
         first = Generation(0, 0, begin, {}, decided_at=1_767_261_600_000, reason="start: earliest")
         self.engine.append(tables.GENERATIONS, generation_rows(self.settings, first))
-        rows = [cells(line) for line in PAGE.splitlines() if re.match(r"\| \d \| `(tracking|orders)` \|", line)]
+        rows = [
+            cells(line)
+            for line in PAGE.splitlines()
+            if re.match(r"\| \d \| `(tracking|orders)` \|", line)
+        ]
         for step in sorted({row[0] for row in rows}):
             self._arrive([row for row in rows if row[0] == step])
             list(Silver(Owner(self.engine), self.settings, 1).drain())
         # What gold would have noted, had it published the two records that have timed out.
-        found = self.engine.questions.select(tables.SILVER, ["event_time", "merge_key"], [[("valid", "=", True)]])
+        found = self.engine.questions.select(
+            tables.SILVER, ["event_time", "merge_key"], [[("valid", "=", True)]]
+        )
         last = max(tuple(row.values()) for row in found.to_pylist())
         published = [(0, 0, 1, *last, 1, 1_767_265_300_000, "merged (a.b)")]
-        self.engine.append(tables.PUBLISHED, self.engine.lake.layout[tables.PUBLISHED].rows(published))
+        self.engine.append(
+            tables.PUBLISHED, self.engine.lake.layout[tables.PUBLISHED].rows(published)
+        )
 
     def _arrive(self, rows: list[list[str]]) -> None:
         for source in self.settings.sources:
-            mine = {(0, int(row[2])): row[3].strip("`").encode() for row in rows if row[1] == f"`{source}`"}
+            mine = {
+                (0, int(row[2])): row[3].strip("`").encode()
+                for row in rows
+                if row[1] == f"`{source}`"
+            }
             fill_bronze(Bronze(Owner(self.engine), self.settings, source), dict(mine))
 
     def names(self) -> dict[str, Any]:
@@ -84,7 +99,9 @@ class Example:
         # Time travel goes by the time that Spark's history shows.
         history = SparkQuestions(self.engine.lake, lambda: self.spark).history(tables.SILVER)
         [first] = [version for version in history if version.number == 1]
-        time = datetime.fromtimestamp(first.committed_at_ms / 1000, timezone.utc).isoformat(" ", timespec="milliseconds")
+        time = datetime.fromtimestamp(first.committed_at_ms / 1000, timezone.utc).isoformat(
+            " ", timespec="milliseconds"
+        )
         text = statement.replace("LAKE", str(self.settings.lake))
         return spark.sql(re.sub(r"TIMESTAMP AS OF '[^']+'", f"TIMESTAMP AS OF '{time}'", text))
 
@@ -101,7 +118,12 @@ def names(example: Example) -> dict[str, Any]:
 
 def queries() -> list[tuple[str, str]]:
     """Every statement, with what the page shows of its answer."""
-    return [(s.strip(), shown) for block, shown in QUERY.findall(PAGE) for s in block.split(";\n") if s.strip()]
+    return [
+        (s.strip(), shown)
+        for block, shown in QUERY.findall(PAGE)
+        for s in block.split(";\n")
+        if s.strip()
+    ]
 
 
 def shown_by(answer: DataFrame) -> str:
@@ -113,7 +135,9 @@ def shown_by(answer: DataFrame) -> str:
 
 @pytest.mark.nightly
 @pytest.mark.parametrize(("statement", "shown"), queries(), ids=range(len(queries())))
-def test_a_query_runs_and_answers_as_the_page_says(example: Example, names: dict[str, Any], statement: str, shown: str) -> None:
+def test_a_query_runs_and_answers_as_the_page_says(
+    example: Example, names: dict[str, Any], statement: str, shown: str
+) -> None:
     answer = example.query(names["spark"], statement)
     if shown:
         assert shown_by(answer) == shown.strip()
@@ -128,27 +152,43 @@ def test_answers_are_shown() -> None:
 
 def test_every_table_is_named(example: Example) -> None:
     at_a_glance = PAGE.partition("## The tables\n")[2].partition("\n### ")[0]
-    named = set(re.findall(r"^\| `([^`]+)` \|", at_a_glance, re.MULTILINE)) | {tables.CONFIGURATION, tables.LEASES}
-    laid_out = {re.sub("^bronze_.*", "bronze_<source>", name) for name in tables.layout(example.settings)}
+    named = set(re.findall(r"^\| `([^`]+)` \|", at_a_glance, re.MULTILINE)) | {
+        tables.CONFIGURATION,
+        tables.LEASES,
+    }
+    laid_out = {
+        re.sub("^bronze_.*", "bronze_<source>", name) for name in tables.layout(example.settings)
+    }
     assert named == laid_out
     assert all(f"`{name}`" in at_a_glance for name in laid_out)
 
 
-@pytest.mark.parametrize(("name", "text"), SECTION.findall(PAGE), ids=[name for name, _ in SECTION.findall(PAGE)])
+@pytest.mark.parametrize(
+    ("name", "text"), SECTION.findall(PAGE), ids=[name for name, _ in SECTION.findall(PAGE)]
+)
 def test_columns_and_types_are_the_tables(example: Example, name: str, text: str) -> None:
     described = [tuple(cells(line)[:2]) for line in text.splitlines() if line.startswith("| ")][1:]
-    schema = table_rows(example.spark, example.engine.lake, name.replace("<source>", "tracking")).schema
+    schema = table_rows(
+        example.spark, example.engine.lake, name.replace("<source>", "tracking")
+    ).schema
     sources = set(example.settings.sources) if name == tables.SILVER else set()
-    stored = [(f"`{f.name}`", f"`{f.dataType.simpleString()}`") for f in schema if f.name not in sources]
+    stored = [
+        (f"`{f.name}`", f"`{f.dataType.simpleString()}`") for f in schema if f.name not in sources
+    ]
     assert [row for row in described if row[0].startswith("`")] == stored
     if sources:
-        assert described[5] == ("one for each source, with its name", "`array<struct<offset, event_time, value>>`")
+        assert described[5] == (
+            "one for each source, with its name",
+            "`array<struct<offset, event_time, value>>`",
+        )
         assert set(schema.names[5:7]) == sources
 
 
 def test_every_table_but_the_programs_own_has_its_columns(example: Example) -> None:
     described = {name for name, _ in SECTION.findall(PAGE)}
-    assert described == {re.sub("^bronze_.*", "bronze_<source>", name) for name in tables.layout(example.settings)} - {
+    assert described == {
+        re.sub("^bronze_.*", "bronze_<source>", name) for name in tables.layout(example.settings)
+    } - {
         tables.CONFIGURATION,
         tables.LEASES,
     }

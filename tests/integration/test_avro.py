@@ -25,7 +25,16 @@ from pipelines.lake.location import Lake
 from pipelines.live import live
 from pipelines.monitoring.observability import Reporter
 from pipelines.run import LAYERS, Run
-from tests.support.avro import BAD_BYTES, CASE_SCHEMA, as_avro, as_text, content, encoded, framed, other_writers
+from tests.support.avro import (
+    BAD_BYTES,
+    CASE_SCHEMA,
+    as_avro,
+    as_text,
+    content,
+    encoded,
+    framed,
+    other_writers,
+)
 from tests.support.cases import SOURCES, expected_messages
 from tests.support.commands import without_java
 from tests.support.hostile_registry import HostileGate
@@ -40,7 +49,9 @@ def avro_river(kafka: str, folder: Path, name: str, lake: str = EMBEDDED) -> Riv
     """Both topics are bare Avro."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "case.avsc").write_bytes(as_text(CASE_SCHEMA))
-    of_sources: dict[str, Any] = {f"sources__{source}__{name}": value for source in SOURCES for name, value in _AVRO.items()}
+    of_sources: dict[str, Any] = {
+        f"sources__{source}__{name}": value for source in SOURCES for name, value in _AVRO.items()
+    }
     river = River.make(kafka, folder, name, lake=lake, **of_sources)
     river.encode = as_avro
     return river
@@ -51,7 +62,9 @@ _AVRO = {"format": "avro", "schema": "case.avsc"}
 
 def assert_whole(river: River) -> None:
     """The sink holds what the model says, and the lake keeps every promise."""
-    assert content(published(river.kafka, river.sink, river.partitions)) == content(expected_messages(river.cases))
+    assert content(published(river.kafka, river.sink, river.partitions)) == content(
+        expected_messages(river.cases)
+    )
     assert river.broken_promises() == []
 
 
@@ -66,7 +79,9 @@ def test_every_command_works_on_avro_without_java(kafka: str, tmp_path: Path) ->
     without_java(river, "run", "--once")
     assert_whole(river)
     settings, messages = river.settings, published(kafka, river.sink, river.partitions)
-    schema = message_schema({name: source.value_schema for name, source in settings.sources.items()})
+    schema = message_schema(
+        {name: source.value_schema for name, source in settings.sources.items()}
+    )
     described = jsonschema_rs.validator_for(schema, validate_formats=True)
     assert all(described.is_valid(json.loads(message.value or b"")) for message in messages)
     message = messages[0]
@@ -74,15 +89,28 @@ def test_every_command_works_on_avro_without_java(kafka: str, tmp_path: Path) ->
     [part, *_] = parts["tracking"] + parts["orders"]
     assert [*part] == ["ts", "k", "type", "n", "price", "tags"]
     assert (part["ts"][10], part["ts"][-1], part["price"]) == ("T", "Z", f"{part['n'] / 4:.2f}")
-    for command in ("status", "explain a", "maintain", "verify --full", "report --out page.html", "rebuild --into again"):
+    for command in (
+        "status",
+        "explain a",
+        "maintain",
+        "verify --full",
+        "report --out page.html",
+        "rebuild --into again",
+    ):
         assert without_java(river, *command.split(" ")), f"{command} answers something"
     without_java(river, "verify", "--against", "again")
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("predicate", ["tracking[0].value.price >= 0 AND tracking[0].value.tags['a'] = 0.5"])
+@pytest.mark.parametrize(
+    "predicate", ["tracking[0].value.price >= 0 AND tracking[0].value.tags['a'] = 0.5"]
+)
 def test_spark_reads_avro_in_its_workers_and_sql_reads_its_fields(
-    spark: SparkSession, kafka: str, tmp_path: Path, predicate: str, on_spark: Callable[[River], River]
+    spark: SparkSession,
+    kafka: str,
+    tmp_path: Path,
+    predicate: str,
+    on_spark: Callable[[River], River],
 ) -> None:
     river = on_spark(avro_river(kafka, tmp_path, "avro-spark", FOLDER))
     river.config["publish"]["valid"] = predicate
@@ -90,12 +118,21 @@ def test_spark_reads_avro_in_its_workers_and_sql_reads_its_fields(
     river.flow()
     river.flow(SOURCES[0])
     river.finish()
-    with_tracking = [m for m in expected_messages(river.cases) if json.loads(m.value or b"")["tracking"]]
+    with_tracking = [
+        m for m in expected_messages(river.cases) if json.loads(m.value or b"")["tracking"]
+    ]
     found = content(published(kafka, river.sink, river.partitions))
     assert [row[1:] for row in found] == [row[1:] for row in content(with_tracking)] != []
     assert river.broken_promises() == []
-    waiting = live(SparkEngine(spark, Lake(river.settings)), river.settings).where("status = 'waiting'")
-    values = waiting.selectExpr("inline(tracking)").selectExpr("value.ts = event_time", "value.tags['a']").distinct().collect()
+    waiting = live(SparkEngine(spark, Lake(river.settings)), river.settings).where(
+        "status = 'waiting'"
+    )
+    values = (
+        waiting.selectExpr("inline(tracking)")
+        .selectExpr("value.ts = event_time", "value.tags['a']")
+        .distinct()
+        .collect()
+    )
     assert [tuple(row) for row in values] == [(True, 0.5)]
 
 
@@ -108,16 +145,24 @@ def register(registry: TestRegistry) -> dict[int, dict[str, Any]]:
     for number, schema in enumerate(other_writers()):
         if number == 1:
             registry.register("type", {"type": "enum", "name": "Type", "symbols": ["heartbeat"]})
-            fields = [{**f, "type": ["null", "Type"]} if f["name"] == "type" else f for f in schema["fields"]]
-            schema_id = registry.register(f"writer-{number}", {**schema, "fields": fields}, [("Type", "type", 1)])
+            fields = [
+                {**f, "type": ["null", "Type"]} if f["name"] == "type" else f
+                for f in schema["fields"]
+            ]
+            schema_id = registry.register(
+                f"writer-{number}", {**schema, "fields": fields}, [("Type", "type", 1)]
+            )
         else:
             schema_id = registry.register(f"writer-{number}", schema)
         found[schema_id] = schema
     return found
 
 
-def registered_river(kafka: str, folder: Path, name: str, registry: TestRegistry, lake: str = EMBEDDED) -> River:
-    """Every record of `tracking` is written with another schema than the one before; `orders` is bare."""
+def registered_river(
+    kafka: str, folder: Path, name: str, registry: TestRegistry, lake: str = EMBEDDED
+) -> River:
+    """Every record of `tracking` is written with another schema than the one before; `orders` is
+    bare."""
     river = avro_river(kafka, folder, name, lake)
     river.config["sources"]["tracking"]["registry"] = {"url": registry.url}
     river.write()
@@ -125,7 +170,8 @@ def registered_river(kafka: str, folder: Path, name: str, registry: TestRegistry
 
 
 def send(river: River, schemas: dict[int, dict[str, Any]], *sources: str) -> None:
-    """The next stretch of event time, of both sources or of one; `tracking` in turns by all writers."""
+    """The next stretch of event time, of both sources or of one; `tracking` in turns by all
+    writers."""
     turns = 0
 
     def encode(value: bytes | None) -> bytes | None:
@@ -162,7 +208,9 @@ def test_many_writers_are_read_and_nothing_after_bronze_needs_the_registry(
     river.finish("gold")
     assert_whole(river)
     kept = river.questions.select(tables.WRITER_SCHEMAS, ["source", "writer_schema"]).to_pylist()
-    assert {(row["source"], row["writer_schema"]) for row in kept} == {("tracking", schema_id) for schema_id in schemas}
+    assert {(row["source"], row["writer_schema"]) for row in kept} == {
+        ("tracking", schema_id) for schema_id in schemas
+    }
     without_java(river, "rebuild", "--into", "again")
     without_java(river, "verify", "--against", "again")
     without_java(river, "explain", "a")
@@ -194,13 +242,18 @@ def test_sparks_workers_ask_the_registry_themselves(
 
 
 @pytest.mark.nightly
-def test_a_registry_that_is_away_is_waited_for(kafka: str, tmp_path: Path, registry: TestRegistry) -> None:
+def test_a_registry_that_is_away_is_waited_for(
+    kafka: str, tmp_path: Path, registry: TestRegistry
+) -> None:
     schemas = register(registry)
     river = registered_river(kafka, tmp_path, "avro-away", registry)
     send(river, schemas)
     registry.kill()
     run = river.run("--once")
-    until(lambda: f"the schema registry does not answer at {registry.address}" in river.run_log, "the reason why it waits")
+    until(
+        lambda: f"the schema registry does not answer at {registry.address}" in river.run_log,
+        "the reason why it waits",
+    )
     registry.start()
     assert register(registry).keys() == schemas.keys()
     assert run.wait() == 0, run.said()
@@ -220,20 +273,29 @@ def test_an_unknown_id_stops_the_run_after_a_while_and_nothing_is_lost(
     schema = {**CASE_SCHEMA, "fields": [later, *CASE_SCHEMA["fields"]]}
     river.encode = lambda _: framed(unknown, encoded(schema, {**_RECORD, "later": 7}))
     river.send("tracking", 0, b'{"ts":5000,"k":"a","n":40}')
-    with pytest.raises(WatersmeetError, match=rf"schema {unknown}, which .* does not have; .* \(tried again for 1 s\)"):
+    with pytest.raises(
+        WatersmeetError,
+        match=rf"schema {unknown}, which .* does not have; .* \(tried again for 1 s\)",
+    ):
         Run(river.settings, LAYERS, Reporter(), patience_s=1.0).once()
     registry.register("later", schema)
     river.finish()
     assert_whole(river)
 
 
-LAKES = pytest.mark.parametrize("lake", [EMBEDDED, pytest.param(FOLDER, id="spark", marks=pytest.mark.nightly)])
+LAKES = pytest.mark.parametrize(
+    "lake", [EMBEDDED, pytest.param(FOLDER, id="spark", marks=pytest.mark.nightly)]
+)
 
 
 @pytest.mark.promise("C62")
 @LAKES
 def test_an_unknown_id_is_named_at_once_and_its_records_are_refused_after_a_time(
-    kafka: str, tmp_path: Path, registry: TestRegistry, lake: str, on_spark: Callable[[River], River]
+    kafka: str,
+    tmp_path: Path,
+    registry: TestRegistry,
+    lake: str,
+    on_spark: Callable[[River], River],
 ) -> None:
     """And it is named no longer than it is waited for, nor waited for by a later run."""
     schemas = register(registry)
@@ -261,7 +323,9 @@ def test_an_unknown_id_is_named_at_once_and_its_records_are_refused_after_a_time
     Run(settings, LAYERS, Reporter(), patience_s=1.0).once()
     refused = river.questions.select(tables.QUARANTINE, ["reason", "detail"]).to_pylist()
     said = "the registry did not have the schema that it was written with (written with schema {})"
-    assert [[row["detail"] for row in refused].count(said.format(unknown + n)) for n in range(2)] == [1, 2]
+    assert [
+        [row["detail"] for row in refused].count(said.format(unknown + n)) for n in range(2)
+    ] == [1, 2]
     assert river.broken_promises() == []
 
 
@@ -273,7 +337,9 @@ def missing_schemas(river: River) -> list[str]:
 
 @pytest.mark.promise("K60")
 @LAKES
-def test_a_stop_is_heard_while_a_registry_trickles(kafka: str, tmp_path: Path, registry: TestRegistry, lake: str) -> None:
+def test_a_stop_is_heard_while_a_registry_trickles(
+    kafka: str, tmp_path: Path, registry: TestRegistry, lake: str
+) -> None:
     schemas = register(registry)
     river = registered_river(kafka, tmp_path, f"avro-trickle-{lake}", registry, lake)
     gate = HostileGate(registry, {})
@@ -286,7 +352,8 @@ def test_a_stop_is_heard_while_a_registry_trickles(kafka: str, tmp_path: Path, r
             run = river.run()
             asked = gate.asked
             until(lambda asked=asked: gate.asked > asked, "a question")  # type: ignore[misc]
-            if lake == FOLDER:  # the first batch of a cold JVM, which is not cut in two, takes seconds
+            # The first batch of a cold JVM, which is not cut in two, takes seconds.
+            if lake == FOLDER:
                 until(lambda: "bronze_orders" in river.run_log, "the other source")
             if deadline is not None:
                 until(lambda said=deadline: said in river.run_log, "the reason why it waits")  # type: ignore[misc]

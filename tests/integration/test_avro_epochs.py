@@ -1,4 +1,5 @@
-"""A source's Avro schema changes while its lake goes on: every record is read by what wrote it, and merged by its batch's own."""
+"""A source's Avro schema changes while its lake goes on: every record is read by what wrote it, and
+merged by its batch's own."""
 
 from __future__ import annotations
 
@@ -52,7 +53,8 @@ def change(river: River, fields: Mapping[str, Any]) -> None:
 
 
 def stretch(river: River, fields: Mapping[str, Any], *sources: str) -> None:
-    """The next stretch of event time, of both sources or of one; `tracking` is written with these fields."""
+    """The next stretch of event time, of both sources or of one; `tracking` is written with these
+    fields."""
     for source in sources or ("tracking", "orders"):
         written = {**fields, **(WRITTEN if "coupon" in fields else {})}
         of_source = schema(written) if source == "tracking" else CASE_SCHEMA
@@ -68,7 +70,8 @@ def coupons(river: River) -> set[Any]:
 
 
 def grow(river: River) -> None:
-    """A stretch, one of `tracking` that waits in bronze while its schema gains a field, and more of both."""
+    """A stretch, one of `tracking` that waits in bronze while its schema gains a field, and more of
+    both."""
     stretch(river, FIELDS)
     river.finish()
     stretch(river, FIELDS, "tracking")
@@ -138,21 +141,41 @@ def spark_reads(spark: SparkSession, river: River) -> None:
     """SQL reads fields of every epoch, also of records that wait."""
     found = live(SparkEngine(spark, Lake(river.settings)), river.settings)
     parts = found.selectExpr("status", "inline(tracking)")
-    parts.selectExpr("status", "value.tags['a']", "value.coupon", "value.price", "value.n").collect()
-    waiting = parts.where("status = 'waiting'").selectExpr("value.tags IS NULL", "value.coupon").distinct().collect()
+    parts.selectExpr(
+        "status", "value.tags['a']", "value.coupon", "value.price", "value.n"
+    ).collect()
+    waiting = (
+        parts.where("status = 'waiting'")
+        .selectExpr("value.tags IS NULL", "value.coupon")
+        .distinct()
+        .collect()
+    )
     assert [tuple(row) for row in waiting] == [(True, "written")]
-    merged = parts.where("status <> 'waiting'").selectExpr("value.tags['a']", "value.coupon").distinct().collect()
-    assert {tuple(row) for row in merged} >= {(0.5, None), (0.5, "not written"), (0.5, "written"), (None, "written")}
+    merged = (
+        parts.where("status <> 'waiting'")
+        .selectExpr("value.tags['a']", "value.coupon")
+        .distinct()
+        .collect()
+    )
+    assert {tuple(row) for row in merged} >= {
+        (0.5, None),
+        (0.5, "not written"),
+        (0.5, "written"),
+        (None, "written"),
+    }
 
 
-def test_writers_of_a_registry_are_read_by_the_schema_of_each_epoch(kafka: str, tmp_path: Path, registry: Any) -> None:
+def test_writers_of_a_registry_are_read_by_the_schema_of_each_epoch(
+    kafka: str, tmp_path: Path, registry: Any
+) -> None:
     schemas = register(registry)
     river = registered_river(kafka, tmp_path, "avro-registry-epochs", registry)
     send(river, schemas)
     river.finish()
     send(river, schemas, "tracking")
     river.finish()
-    change(river, {**MORE, "more": {"name": "more", "type": ["null", "string"], "default": None}})  # writers have a list there
+    # Writers have a list there.
+    change(river, {**MORE, "more": {"name": "more", "type": ["null", "string"], "default": None}})
     assert evolve(river)["applied"]
     river.chunks -= 1
     stretch(river, FIELDS, "orders")
@@ -178,7 +201,11 @@ def test_writers_of_a_registry_are_read_by_the_schema_of_each_epoch(kafka: str, 
     ("name", "field", "said"),
     [
         ("n", {"name": "n", "type": ["null", "double"], "default": None}, "$.n has another type"),
-        ("m", {"name": "m", "type": ["null", "int"]}, "$.m has no default, which records without it need; give it one"),
+        (
+            "m",
+            {"name": "m", "type": ["null", "int"]},
+            "$.m has no default, which records without it need; give it one",
+        ),
     ],
 )
 def test_a_change_that_no_column_takes_is_refused_with_its_path(
@@ -189,4 +216,6 @@ def test_a_change_that_no_column_takes_is_refused_with_its_path(
     river.finish()
     change(river, {**FIELDS, name: field})
     found = evolve(river, apply=False, exit_code=2)
-    assert [(each["where"], each["what"]) for each in found["problems"]] == [("sources.tracking.schema", said)]
+    assert [(each["where"], each["what"]) for each in found["problems"]] == [
+        ("sources.tracking.schema", said)
+    ]

@@ -1,4 +1,5 @@
-"""A lake in a catalog, as its users meet it: its tables outlive the session, each step being a process of its own."""
+"""A lake in a catalog, as its users meet it: its tables outlive the session, each step being a
+process of its own."""
 
 from __future__ import annotations
 
@@ -38,7 +39,8 @@ from pipelines.settings import load_settings
 from pathlib import Path
 spark = spark_session(load_settings(Path("watersmeet.yml")).spark)
 by_status = "SELECT status, count(*) AS records FROM spark_catalog.shop.{} GROUP BY status"
-found = [{row.status: row.records for row in spark.sql(by_status.format(name)).collect()} for name in ("silver", "live")]
+of_tables = (spark.sql(by_status.format(name)).collect() for name in ("silver", "live"))
+found = [{row.status: row.records for row in rows} for rows in of_tables]
 names = [row.tableName for row in spark.sql("SHOW TABLES IN spark_catalog.shop").collect()]
 print(json.dumps([json.loads(said.getvalue()), *found, names]))
 """
@@ -46,7 +48,9 @@ print(json.dumps([json.loads(said.getvalue()), *found, names]))
 
 @pytest.mark.nightly
 @pytest.mark.timeout(1200)
-def test_a_lake_in_a_catalog_is_made_and_queried_by_processes_of_their_own(kafka: str, tmp_path: Path) -> None:
+def test_a_lake_in_a_catalog_is_made_and_queried_by_processes_of_their_own(
+    kafka: str, tmp_path: Path
+) -> None:
     """Kills of such processes are in tests/faults."""
     river = River.make(kafka, tmp_path, "catalog", lake=CATALOG)
     river.flow()
@@ -55,10 +59,15 @@ def test_a_lake_in_a_catalog_is_made_and_queried_by_processes_of_their_own(kafka
     assert river.losses() == Losses()
     assert river.broken_promises() == []
     command = [sys.executable, "-c", ANALYST]
-    done = subprocess.run(command, cwd=river.folder, capture_output=True, text=True, timeout=300, check=True)
+    done = subprocess.run(
+        command, cwd=river.folder, capture_output=True, text=True, timeout=300, check=True
+    )
     validated, silver, live, names = json.loads(done.stdout.splitlines()[-1])
     assert validated == {"ok": True, "problems": []}
-    assert sum(silver.values()) == river.questions.summary("silver", [], {"n": ("count", "*")})["n"][0].as_py()
+    assert (
+        sum(silver.values())
+        == river.questions.summary("silver", [], {"n": ("count", "*")})["n"][0].as_py()
+    )
     assert {status: live.get(status) for status in silver} == silver
     assert not [name for name in names if name.startswith("probe")], "what validate tried is gone"
 
@@ -82,7 +91,8 @@ def river(root_session: SparkSession, kafka: str, tmp_path: Path) -> Iterator[Ri
 
 
 def finish_quickly(river: River) -> None:
-    """An undisturbed run over what is there, on the same files without Spark: what the catalog has no part in."""
+    """An undisturbed run over what is there, on the same files without Spark: what the catalog has
+    no part in."""
     settings = river.as_folder.model_copy(update={"engine": "embedded"})
     Run(settings, LAYERS, Reporter()).once()
 
@@ -105,11 +115,16 @@ def test_refused_records_a_key_and_old_rows_end_in_a_catalog(river: River) -> No
     finish_quickly(river)
     assert river.broken_promises() == []
 
-    left = {row["table"]: (row["before"], row["after"]) for row in said(river, "forget", KEY, "--apply", "--tombstone")["tables"]}
+    left = {
+        row["table"]: (row["before"], row["after"])
+        for row in said(river, "forget", KEY, "--apply", "--tombstone")["tables"]
+    }
     assert left["quarantine"] == (2, 0), "the refused record, and the one that it was redriven as"
     assert left["bronze_tracking"] == (4, 0)
     assert left["silver"][0] > left["silver"][1] == 0
-    assert [m.key() for m in consume(river.kafka, river.sink, 2) if m.value() is None] == [KEY.encode()]
+    assert [m.key() for m in consume(river.kafka, river.sink, 2) if m.value() is None] == [
+        KEY.encode()
+    ]
     assert river.broken_promises() == []
 
     def rows(table: str) -> int:
@@ -124,7 +139,11 @@ def test_refused_records_a_key_and_old_rows_end_in_a_catalog(river: River) -> No
     assert river.broken_promises() == []
     said(river, "redrive", "--reason", "no_event_time", "--apply")
     topics = [source["topic"] for source in river.config["sources"].values()]
-    redriven = [dict(m.headers() or []).get("watersmeet.redriven") for topic in topics for m in consume(river.kafka, topic, 2)]
+    redriven = [
+        dict(m.headers() or []).get("watersmeet.redriven")
+        for topic in topics
+        for m in consume(river.kafka, topic, 2)
+    ]
     assert max(Counter(filter(None, redriven)).values()) == 1, "each record was sent again once"
     for source in SOURCES:
         for p in range(2):
@@ -136,14 +155,21 @@ def test_refused_records_a_key_and_old_rows_end_in_a_catalog(river: River) -> No
 @pytest.mark.parametrize(
     ("catalog", "said"),
     [
-        ("spark_catalog", "Spark's own catalog forgets its tables with the session; set spark.sql.catalogImplementation to hive"),
+        (
+            "spark_catalog",
+            "Spark's own catalog forgets its tables with the session; set "
+            "spark.sql.catalogImplementation to hive",
+        ),
         ("nowhere", "the catalog refuses to be asked in nowhere.shop"),
     ],
 )
 def test_a_catalog_that_cannot_hold_a_lake_is_told_in_one_sentence(
     catalog: str, said: str, spark: SparkSession, tmp_path: Path
 ) -> None:
-    place: dict[str, Any] = {"lake": {"catalog": catalog, "schema": "shop"}, "checkpoints": str(tmp_path / "checkpoints")}
+    place: dict[str, Any] = {
+        "lake": {"catalog": catalog, "schema": "shop"},
+        "checkpoints": str(tmp_path / "checkpoints"),
+    }
     with pytest.raises(ConfigurationError) as told:
         check_catalog(spark, Lake(settings_for(tmp_path, **place)))
     assert said in str(told.value)

@@ -1,4 +1,5 @@
-"""The commands as people and other programs use them: processes, signals, exit statuses, one JSON document on standard output."""
+"""The commands as people and other programs use them: processes, signals, exit statuses, one JSON
+document on standard output."""
 
 from __future__ import annotations
 
@@ -58,12 +59,19 @@ class Project:
         """`values`: of the configuration, beside or instead of the usual ones."""
         project = cls(kafka, folder, name)
         create_topics(kafka, project.tracking, project.orders, partitions=PARTITIONS)
-        source = {"key": "k", "event_time": "ts", "heartbeat": {"field": "type", "equals": "heartbeat"}}
+        source = {
+            "key": "k",
+            "event_time": "ts",
+            "heartbeat": {"field": "type", "equals": "heartbeat"},
+        }
         configuration = {
             "name": name,
             "lake": "./lake",
             "kafka": {"bootstrap_servers": kafka},
-            "sources": {"tracking": {"topic": project.tracking, **source}, "orders": {"topic": project.orders, **source}},
+            "sources": {
+                "tracking": {"topic": project.tracking, **source},
+                "orders": {"topic": project.orders, **source},
+            },
             "merge": {"timeout": "100ms"},
             "publish": {"topic": project.sink, "valid": "size(orders) > 0"},
             **values,
@@ -88,13 +96,18 @@ class Project:
         return f"{self.name}_merged"
 
     def change(self, **values: object) -> None:
-        self.file.write_text(yaml.safe_dump({**yaml.safe_load(self.file.read_text()), **values}, sort_keys=False))
+        self.file.write_text(
+            yaml.safe_dump({**yaml.safe_load(self.file.read_text()), **values}, sort_keys=False)
+        )
 
     def watersmeet(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         return in_process(*arguments, cwd=self.folder)
 
     def messages(self) -> list[Published]:
-        if self.sink not in AdminClient({"bootstrap.servers": self.kafka}).list_topics(timeout=30).topics:
+        if (
+            self.sink
+            not in AdminClient({"bootstrap.servers": self.kafka}).list_topics(timeout=30).topics
+        ):
             return []
         return published(self.kafka, self.sink, PARTITIONS)
 
@@ -107,12 +120,20 @@ class Project:
 
     def second_records(self) -> None:
         without_orders = keyed("without orders", 1020)
-        produce(self.kafka, self.tracking, [(0, keyed("b", 1010)), (0, without_orders), (0, heartbeat(3000))])
+        produce(
+            self.kafka,
+            self.tracking,
+            [(0, keyed("b", 1010)), (0, without_orders), (0, heartbeat(3000))],
+        )
         produce(self.kafka, self.orders, [(0, keyed("b", 1005)), (0, heartbeat(2000))])
 
     def last_records(self) -> None:
         late = keyed("late", 500)
-        produce(self.kafka, self.orders, [(0, keyed("open", 2950)), (0, late), (0, b"no json"), (0, heartbeat(3000))])
+        produce(
+            self.kafka,
+            self.orders,
+            [(0, keyed("open", 2950)), (0, late), (0, b"no json"), (0, heartbeat(3000))],
+        )
         produce(self.kafka, self.orders, [(0, keyed("c", 2000)), (0, keyed("held", 4000))])
         produce(self.kafka, self.orders, [(1, keyed("d", 10)), (1, heartbeat(200))])
         produce(self.kafka, self.tracking, [(1, heartbeat(200))])
@@ -139,7 +160,9 @@ class Following:
         """The last messages of the sink, partition by partition, have these keys."""
 
         def is_published() -> bool:
-            assert self.process.poll() is None, f"it ended before its time: {self.errors.read_text()}"
+            assert self.process.poll() is None, (
+                f"it ended before its time: {self.errors.read_text()}"
+            )
             return self.project.keys()[-len(keys) :] == list(keys)
 
         until(is_published, f"{keys!r} are published")
@@ -198,7 +221,9 @@ def following(kafka: str, tmp_path: Path, request: pytest.FixtureRequest) -> Ite
 
 @pytest.mark.promise("N16")
 @pytest.mark.long
-def test_followers_publish_what_arrives_until_a_signal_ends_them_and_nothing_stays_behind(following: Following) -> None:
+def test_followers_publish_what_arrives_until_a_signal_ends_them_and_nothing_stays_behind(
+    following: Following,
+) -> None:
     project = following.project
     project.first_records()
     following.until_published(b"a")
@@ -214,17 +239,26 @@ def test_followers_publish_what_arrives_until_a_signal_ends_them_and_nothing_sta
     assert alive == []
     assert "Traceback" not in following.errors.read_text()
     before = project.messages()
-    assert [(m.partition, m.seq, m.id) for m in before] == [(0, 0, "0/10/a"), (0, 1, "0/1005/b"), (1, 0, "1/10/d")]
+    assert [(m.partition, m.seq, m.id) for m in before] == [
+        (0, 0, "0/10/a"),
+        (0, 1, "0/1005/b"),
+        (1, 0, "1/10/d"),
+    ]
     project.change(engine="embedded")
     done = project.watersmeet("run", "--once")
     assert (done.returncode, done.stdout) == (0, ""), done.stderr
-    assert project.messages() == before, "whatever the engine of a later run, it publishes nothing again"
+    assert project.messages() == before, (
+        "whatever the engine of a later run, it publishes nothing again"
+    )
 
 
 def assert_of_1970(warnings: list[dict[str, str]]) -> None:
-    """The records' event times are a few seconds after the epoch, and nobody means that but a test."""
+    """The records' event times are a few seconds after the epoch, and nobody means that but a
+    test."""
     assert warnings
-    assert all("event times decades from Kafka's own timestamps" in warning["what"] for warning in warnings)
+    assert all(
+        "event times decades from Kafka's own timestamps" in warning["what"] for warning in warnings
+    )
 
 
 @pytest.mark.long
@@ -246,7 +280,10 @@ def test_status_says_where_everything_is(merged: Project) -> None:
                 "quarantined": 1,
                 "published": 2,
                 "behind_sink": 0,
-                "sources": {"tracking": active, "orders": {"head": 4000, "lead": 1000, "lag": 1, "state": "held"}},
+                "sources": {
+                    "tracking": active,
+                    "orders": {"head": 4000, "lead": 1000, "lag": 1, "state": "held"},
+                },
             },
             {
                 "partition": 1,
@@ -268,7 +305,9 @@ def test_status_says_where_everything_is(merged: Project) -> None:
 
 
 @pytest.mark.long
-def test_validate_finds_nothing_wrong_with_what_runs(root_session: SparkSession, merged: Project) -> None:
+def test_validate_finds_nothing_wrong_with_what_runs(
+    root_session: SparkSession, merged: Project
+) -> None:
     done = merged.watersmeet("validate", "--json")
     found = json.loads(done.stdout)
     assert_of_1970(found.pop("warnings"))
@@ -276,8 +315,14 @@ def test_validate_finds_nothing_wrong_with_what_runs(root_session: SparkSession,
 
 
 @pytest.mark.long
-def test_validate_names_what_is_wrong_with_sink_and_tables(root_session: SparkSession, merged: Project) -> None:
-    unfit = {"retention.ms": "1000", "max.message.bytes": "2000", "message.timestamp.after.max.ms": "86400000"}
+def test_validate_names_what_is_wrong_with_sink_and_tables(
+    root_session: SparkSession, merged: Project
+) -> None:
+    unfit = {
+        "retention.ms": "1000",
+        "max.message.bytes": "2000",
+        "message.timestamp.after.max.ms": "86400000",
+    }
     create_topics(merged.kafka, "cli_unfit", partitions=PARTITIONS, **unfit)
     values = yaml.safe_load(merged.file.read_text())
     values["publish"]["topic"] = "cli_unfit"
@@ -286,13 +331,24 @@ def test_validate_names_what_is_wrong_with_sink_and_tables(root_session: SparkSe
     done = merged.watersmeet("validate", "--json", "-c", "unfit.yml")
     found = json.loads(done.stdout)
     assert (done.returncode, found["ok"]) == (2, False), done.stderr
-    assert all(problem.keys() == {"what", "where", "fix"} and all(problem.values()) for problem in found["problems"])
-    problems = {problem["what"]: (problem["where"], problem["fix"]) for problem in found["problems"]}
+    assert all(
+        problem.keys() == {"what", "where", "fix"} and all(problem.values())
+        for problem in found["problems"]
+    )
+    problems = {
+        problem["what"]: (problem["where"], problem["fix"]) for problem in found["problems"]
+    }
     max_bytes = 9 * 2**20
-    assert problems.pop("cli_unfit has retention.ms=1000") == ("publish.topic", "set retention.ms to -1 on cli_unfit")
+    assert problems.pop("cli_unfit has retention.ms=1000") == (
+        "publish.topic",
+        "set retention.ms to -1 on cli_unfit",
+    )
     where, fix = problems.pop("cli_unfit has max.message.bytes=2000")
     way_out = "or, where it cannot be set, make publish.max_bytes as much smaller"
-    assert (where, fix) == ("publish.topic", f"set max.message.bytes to {max_bytes} or more on cli_unfit; {way_out}")
+    assert (where, fix) == (
+        "publish.topic",
+        f"set max.message.bytes to {max_bytes} or more on cli_unfit; {way_out}",
+    )
     [(what, (where, _))] = problems.items()
     assert "silver.returns is missing" in what
     assert "silver" in where
@@ -301,10 +357,13 @@ def test_validate_names_what_is_wrong_with_sink_and_tables(root_session: SparkSe
 @pytest.mark.promise("N16")
 @pytest.mark.long
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_ctrl_c_and_sigterm_end_a_run_at_once_while_spark_starts(following: Following, number: signal.Signals) -> None:
+def test_ctrl_c_and_sigterm_end_a_run_at_once_while_spark_starts(
+    following: Following, number: signal.Signals
+) -> None:
     until(lambda: "java" in following.programs(), "Spark is being started")
     family = following.descendants()
-    to = os.killpg if number == signal.SIGINT else os.kill  # a terminal's Ctrl-C reaches all processes
+    # A terminal's Ctrl-C reaches all processes.
+    to = os.killpg if number == signal.SIGINT else os.kill
     to(following.process.pid, number)
     exit_code, out = following.wait(ENDED_WITHIN_S)
     assert (exit_code, out) == (0, b""), following.errors.read_text()
@@ -314,7 +373,8 @@ def test_ctrl_c_and_sigterm_end_a_run_at_once_while_spark_starts(following: Foll
 
 
 def assert_one_sentence(said: str, sink: str) -> None:
-    """The log may say more, but of the failure there is this, and no stack trace of Python's or Java's."""
+    """The log may say more, but of the failure there is this, and no stack trace of Python's or
+    Java's."""
     [sentence] = [line for line in said.splitlines() if line.startswith("watersmeet: ")]
     assert f"{sink}[1] ends with a message at offset" in sentence
     assert said.rstrip().endswith(sentence)
@@ -340,13 +400,21 @@ def test_a_stream_that_fails_ends_the_run_with_one_sentence(kafka: str, tmp_path
 
 
 @pytest.mark.long
-def test_a_layer_that_cannot_begin_leaves_no_stream_behind(root_session: SparkSession, project: Project, tmp_path: Path) -> None:
+def test_a_layer_that_cannot_begin_leaves_no_stream_behind(
+    root_session: SparkSession, project: Project, tmp_path: Path
+) -> None:
     create_topics(project.kafka, "cli_foreign", partitions=PARTITIONS)
     produce(project.kafka, "cli_foreign", [(1, b"not ours")])
-    settings = settings_for(tmp_path, bootstrap=project.kafka, sources=(TRACKING, ORDERS), publish__topic="cli_foreign")
-    run = Run(settings.model_copy(update={"engine": "spark"}), ["gold"], Reporter(), threading.Event())
+    settings = settings_for(
+        tmp_path, bootstrap=project.kafka, sources=(TRACKING, ORDERS), publish__topic="cli_foreign"
+    )
+    run = Run(
+        settings.model_copy(update={"engine": "spark"}), ["gold"], Reporter(), threading.Event()
+    )
     assert isinstance(run.engine, SparkEngine)
-    with pytest.raises(ForeignMessageError, match=r"cli_foreign\[1\] ends with a message at offset 0"):
+    with pytest.raises(
+        ForeignMessageError, match=r"cli_foreign\[1\] ends with a message at offset 0"
+    ):
         run.until_stopped()
     active = run.engine.spark.streams.active
     for query in active:
@@ -358,7 +426,12 @@ def test_a_layer_that_cannot_begin_leaves_no_stream_behind(root_session: SparkSe
 def test_an_expression_that_cannot_judge_is_refused_before_anything_is_read(
     root_session: SparkSession, project: Project, tmp_path: Path
 ) -> None:
-    settings = settings_for(tmp_path, bootstrap=project.kafka, sources=(TRACKING, ORDERS), publish__valid="no_such_column > 0")
+    settings = settings_for(
+        tmp_path,
+        bootstrap=project.kafka,
+        sources=(TRACKING, ORDERS),
+        publish__valid="no_such_column > 0",
+    )
     with pytest.raises(ConfigurationError, match=r"publish\.valid"):
         Run(settings, ["bronze", "silver"], Reporter(), threading.Event()).once()
 
@@ -368,8 +441,15 @@ def test_an_expression_that_cannot_judge_is_refused_before_anything_is_read(
 
 def check_sink(kafka: str, folder: Path, name: str, value: str) -> list[Problem]:
     """What is said of a sink that differs from one that gold has made in this setting alone."""
-    settings = settings_for(folder, bootstrap=kafka, sources=(TRACKING, ORDERS), publish__topic=f"cli_{name}_{value}")
-    create_topics(kafka, settings.publish.topic, partitions=PARTITIONS, **{**sink_settings(settings), name: value})
+    settings = settings_for(
+        folder, bootstrap=kafka, sources=(TRACKING, ORDERS), publish__topic=f"cli_{name}_{value}"
+    )
+    create_topics(
+        kafka,
+        settings.publish.topic,
+        partitions=PARTITIONS,
+        **{**sink_settings(settings), name: value},
+    )
     return check_kafka(settings)
 
 
@@ -392,7 +472,9 @@ def test_a_sink_that_would_lose_or_refuse_messages_is_named(
 ) -> None:
     problems = check_sink(project.kafka, tmp_path, name, value)
     assert [problem.where for problem in problems] == ([] if is_fit else ["publish.topic"])
-    assert all(f"has {name}={value}" in problem.what and name in problem.fix for problem in problems)
+    assert all(
+        f"has {name}={value}" in problem.what and name in problem.fix for problem in problems
+    )
 
 
 @pytest.mark.parametrize(
@@ -408,17 +490,28 @@ def test_a_topic_that_would_refuse_dead_letters_is_named(
     project: Project, tmp_path: Path, name: str, value: str, is_fit: bool
 ) -> None:
     topic = f"cli_letters_{name}_{value}"
-    settings = settings_for(tmp_path, bootstrap=project.kafka, sources=(TRACKING, ORDERS), publish__late_topic=topic)
+    settings = settings_for(
+        tmp_path, bootstrap=project.kafka, sources=(TRACKING, ORDERS), publish__late_topic=topic
+    )
     fit = dead_letter_settings(Cluster(settings.kafka), settings)
     create_topics(project.kafka, topic, partitions=PARTITIONS, **{**fit, name: value})
     problems = check_kafka(settings)
     assert [problem.where for problem in problems] == ([] if is_fit else ["publish.late_topic"])
-    assert all(f"has {name}={value}" in problem.what and name in problem.fix for problem in problems)
+    assert all(
+        f"has {name}={value}" in problem.what and name in problem.fix for problem in problems
+    )
 
 
-def test_a_topic_of_dead_letters_with_other_partitions_is_named(project: Project, tmp_path: Path) -> None:
+def test_a_topic_of_dead_letters_with_other_partitions_is_named(
+    project: Project, tmp_path: Path
+) -> None:
     create_topics(project.kafka, "cli_narrow", partitions=PARTITIONS + 1)
-    settings = settings_for(tmp_path, bootstrap=project.kafka, sources=(TRACKING, ORDERS), publish__quarantine_topic="cli_narrow")
+    settings = settings_for(
+        tmp_path,
+        bootstrap=project.kafka,
+        sources=(TRACKING, ORDERS),
+        publish__quarantine_topic="cli_narrow",
+    )
     [problem] = check_kafka(settings)
     assert problem.where == "publish.quarantine_topic"
     assert "cli_narrow has" in problem.what
@@ -474,12 +567,15 @@ MAY_BE_TODAYS = (
     "{} + INTERVAL 1 HOUR > ''",
     "try_add({}, INTERVAL 1 HOUR) > ''",
     "cast(array({}) AS array<timestamp>)[0] < event_time",
-    "cast(named_struct('a', {}, 'b', 1.5) AS struct<b: decimal(10, 2), a: timestamp>).a < event_time",
+    "cast(named_struct('a', {}, 'b', 1.5) AS struct<b: decimal(10, 2), a: timestamp>).a < "
+    "event_time",
     "exists(orders, o -> cast(o.value AS timestamp) < event_time)",
     "from_json({}, 'at TIMESTAMP').at < event_time",
     "from_json({}, 'array<timestamp>')[0] < event_time",
-    "from_json({}, 'at TIMESTAMP', map('timestampFormat', 'yyyy', 'enableDateTimeParsingFallback', 'true')).at < event_time",
-    "from_json({0}, 'at TIMESTAMP', map('timestampFormat', 'yyyy')).at < from_json({0}, 'at TIMESTAMP').at",
+    "from_json({}, 'at TIMESTAMP', map('timestampFormat', 'yyyy', 'enableDateTimeParsingFallback', "
+    "'true')).at < event_time",
+    "from_json({0}, 'at TIMESTAMP', map('timestampFormat', 'yyyy')).at < from_json({0}, 'at "
+    "TIMESTAMP').at",
     "from_csv({}, 'at TIMESTAMP').at < event_time",
     "from_csv({}, 'at VARIANT').at IS NULL",
     "from_xml({}, 'at TIMESTAMP').at < event_time",
@@ -492,25 +588,38 @@ PURE = (
     "event_time > timestamp 'epoch' AND event_time + INTERVAL 1 DAY > last_event_time",
     "to_timestamp(orders[0].value, 'yyyy-MM-dd') > event_time OR cast(merge_key AS date) IS NULL",
     "hex(aes_encrypt(merge_key, '0000111122223333', 'ECB')) > ''",
-    "aggregate(transform(orders, o -> o.offset), 0L, (a, o) -> a + o) IN (1, 2) AND (merge_key LIKE 'reflect(%' OR true)",
-    "CASE WHEN (size(orders) > 1) THEN cast(partition AS decimal(10, 2)) > 1 ELSE merge_key RLIKE ('^a') END",
-    "year(event_time) = 2026 AND date_format(event_time, 'HH') < '12' AND merge_key NOT IN ('now', 'it''s')",
-    "from_json(orders[0].value, 'at TIMESTAMP', map('timestampFormat', 'yyyy-MM-dd HH:mm')).at < event_time",
-    "cast(from_json(orders[0].value, 'on DATE, at TIMESTAMP_NTZ').at AS timestamp_ntz) < event_time",
+    "aggregate(transform(orders, o -> o.offset), 0L, (a, o) -> a + o) IN (1, 2) AND (merge_key "
+    "LIKE 'reflect(%' OR true)",
+    "CASE WHEN (size(orders) > 1) THEN cast(partition AS decimal(10, 2)) > 1 ELSE merge_key RLIKE "
+    "('^a') END",
+    "year(event_time) = 2026 AND date_format(event_time, 'HH') < '12' AND merge_key NOT IN ('now', "
+    "'it''s')",
+    "from_json(orders[0].value, 'at TIMESTAMP', map('timestampFormat', 'yyyy-MM-dd HH:mm')).at < "
+    "event_time",
+    "cast(from_json(orders[0].value, 'on DATE, at TIMESTAMP_NTZ').at AS timestamp_ntz) < "
+    "event_time",
     "year(event_time) BETWEEN 2020 AND 2030 OR orders[0].value::date > event_time",
-    "to_timestamp(orders[0].value, \"yyyy-MM-dd'T'HH:mm:ss[.SSSSSS][XXX]\") BETWEEN '2026-01-01' AND '2030-01-01T00:00:00Z'",
-    "cast(cast(orders[0].value AS timestamp_ntz) AS timestamp) < event_time OR to_timestamp_ntz(merge_key) < event_time",
-    "date_format(to_date(merge_key, 'yyyyMMdd'), 'yyyy') = date_format(date_add(event_time, 1), 'yyyy')",
+    "to_timestamp(orders[0].value, \"yyyy-MM-dd'T'HH:mm:ss[.SSSSSS][XXX]\") BETWEEN '2026-01-01' "
+    "AND '2030-01-01T00:00:00Z'",
+    "cast(cast(orders[0].value AS timestamp_ntz) AS timestamp) < event_time OR "
+    "to_timestamp_ntz(merge_key) < event_time",
+    "date_format(to_date(merge_key, 'yyyyMMdd'), 'yyyy') = date_format(date_add(event_time, 1), "
+    "'yyyy')",
     "exists(orders, o -> date_format(cast(o.value AS date), 'yyyy') = '2026')",
     "event_time + make_interval(0, 0, 0, 1) < cast(partition AS timestamp)",
-    "nullif(merge_key, '') BETWEEN 'a' AND 'b' OR hour(event_time) = extract(hour FROM last_event_time)",
-    "CASE WHEN (true) THEN (merge_key IS DISTINCT FROM (orders[0].value)) ELSE (merge_key LIKE ALL ('a', 'b')) END",
-    "cast(merge_key AS dec(3)) = try_cast(merge_key AS int) OR timestampdiff(DAY, to_date(event_time), event_time) = 0",
+    "nullif(merge_key, '') BETWEEN 'a' AND 'b' OR hour(event_time) = extract(hour FROM "
+    "last_event_time)",
+    "CASE WHEN (true) THEN (merge_key IS DISTINCT FROM (orders[0].value)) ELSE (merge_key LIKE ALL "
+    "('a', 'b')) END",
+    "cast(merge_key AS dec(3)) = try_cast(merge_key AS int) OR timestampdiff(DAY, "
+    "to_date(event_time), event_time) = 0",
 )
 
 
 def wrong_expressions(spark: SparkSession, folder: Path, **publish: str) -> list[Problem]:
-    settings = settings_for(folder, engine="spark", **{f"publish__{name}": value for name, value in publish.items()})
+    settings = settings_for(
+        folder, engine="spark", **{f"publish__{name}": value for name, value in publish.items()}
+    )
     return check_expressions(engine_for(lambda: spark, settings), settings)
 
 
@@ -533,7 +642,11 @@ def wrong_expressions(spark: SparkSession, folder: Path, **publish: str) -> list
         ("spark_partition_id() = 0", "something else in every run"),
         *[(text, "in every run") for text in IMPURE],
         *[
-            pytest.param(text.format("orders[0].value"), "today's", marks=[pytest.mark.long] if number % 4 else [])
+            pytest.param(
+                text.format("orders[0].value"),
+                "today's",
+                marks=[pytest.mark.long] if number % 4 else [],
+            )
             for number, text in enumerate(MAY_BE_TODAYS)
         ],
         ("size(orders) > (SELECT 1)", "looks beyond the merge record"),
@@ -552,7 +665,11 @@ def test_a_predicate_that_cannot_judge_every_row_alike_is_named(
 ) -> None:
     [problem] = wrong_expressions(spark, tmp_path, valid=valid)
     assert problem.where == "publish.valid"
-    assert " ".join(valid.split()) in problem.what or "something else" in problem.what or "looks beyond" in problem.what
+    assert (
+        " ".join(valid.split()) in problem.what
+        or "something else" in problem.what
+        or "looks beyond" in problem.what
+    )
     assert what in problem.what
     assert not problem.what.rstrip().endswith(":"), "the reason is missing"
     assert problem.fix
@@ -573,21 +690,33 @@ def test_a_predicate_that_cannot_judge_every_row_alike_is_named(
         *PURE,
     ],
 )
-def test_a_predicate_over_silvers_content_is_let_pass(spark: SparkSession, tmp_path: Path, valid: str) -> None:
+def test_a_predicate_over_silvers_content_is_let_pass(
+    spark: SparkSession, tmp_path: Path, valid: str
+) -> None:
     assert wrong_expressions(spark, tmp_path, valid=valid) == []
 
 
 @pytest.mark.promise("R60")
-def test_no_function_or_variable_of_somebody_elses_is_evaluated(spark: SparkSession, tmp_path: Path) -> None:
+def test_no_function_or_variable_of_somebody_elses_is_evaluated(
+    spark: SparkSession, tmp_path: Path
+) -> None:
     """Also where it is called like a word of SQL, and whatever it does."""
     spark.createDataFrame([(1,)], "n INT").createOrReplaceTempView("somebodys")
     spark.sql("DECLARE OR REPLACE VARIABLE somebodys BOOLEAN DEFAULT true")
-    made = {"then": "n > 0", "is": "n > 0", "dec": "(SELECT count(*) > 0 FROM somebodys)", "theirs": "n > 0"}
+    made = {
+        "then": "n > 0",
+        "is": "n > 0",
+        "dec": "(SELECT count(*) > 0 FROM somebodys)",
+        "theirs": "n > 0",
+    }
     try:
         for name, body in made.items():
             spark.sql(f"CREATE TEMPORARY FUNCTION `{name}`(n INT) RETURNS BOOLEAN RETURN {body}")
         spark.udf.register("from", lambda _: True, "boolean")
-        calls = [f"{name}(partition)" for name in (*made, "from", "`then`", "THEN", "system.session.then")]
+        calls = [
+            f"{name}(partition)"
+            for name in (*made, "from", "`then`", "THEN", "system.session.then")
+        ]
         for valid in (*calls, "somebodys"):
             [problem] = wrong_expressions(spark, tmp_path, valid=valid)
             assert "in every run" in problem.what
@@ -611,11 +740,21 @@ def test_what_stands_in_a_lakes_epochs_is_not_evaluated_where_it_could_not_stand
     spark: SparkSession, tmp_path: Path, text: str
 ) -> None:
     engine = engine_for(lambda: spark, settings_for(tmp_path, engine="spark"))
-    rows = pa.table({"d": pa.array([date(2026, 1, 1)]), "status": ["timed_out"], "invalid_reason": pa.nulls(1, pa.string())})
+    rows = pa.table(
+        {
+            "d": pa.array([date(2026, 1, 1)]),
+            "status": ["timed_out"],
+            "invalid_reason": pa.nulls(1, pa.string()),
+        }
+    )
     assert engine.evaluate(rows, {"v": "d = date '2026-01-01'"}).to_pylist() == [{"v": True}]
-    with pytest.raises(ConfigurationError, match="an expression of the lake's rules is not evaluated: "):
+    with pytest.raises(
+        ConfigurationError, match="an expression of the lake's rules is not evaluated: "
+    ):
         engine.evaluate(rows, {"v": text})
-    with pytest.raises(ConfigurationError, match="an expression of the lake's rules is not evaluated: "):
+    with pytest.raises(
+        ConfigurationError, match="an expression of the lake's rules is not evaluated: "
+    ):
         engine.judged(engine.rows(rows), text, None, 100)
 
 
@@ -624,7 +763,10 @@ def test_with_tenants_an_expression_may_ask_whose_a_record_is_but_not_when_it_is
 ) -> None:
     def wrong(valid: str, **merge: object) -> list[Problem]:
         usual = settings_for(
-            tmp_path, engine="spark", sources=("tracking", "orders" if merge else "position"), publish__valid=valid
+            tmp_path,
+            engine="spark",
+            sources=("tracking", "orders" if merge else "position"),
+            publish__valid=valid,
         )
         settings = usual.model_copy(update={"merge": usual.merge.changed(**merge)})
         return check_expressions(engine_for(lambda: spark, settings), settings)
@@ -640,7 +782,9 @@ def test_with_tenants_an_expression_may_ask_whose_a_record_is_but_not_when_it_is
     assert "is not SQL over silver's columns" in problem.what
 
 
-def test_a_message_must_be_text_or_bytes_and_the_same_in_every_run(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_message_must_be_text_or_bytes_and_the_same_in_every_run(
+    spark: SparkSession, tmp_path: Path
+) -> None:
     wrong = {
         "size(orders)": "gives int",
         "nonsense(": "is not SQL",

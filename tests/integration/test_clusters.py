@@ -22,7 +22,10 @@ pytestmark = pytest.mark.long
 def wants_three(tmp_path: Path) -> Iterator[str]:
     """One broker, whose transaction log wants three replicas: Kafka's own defaults."""
     folder = tmp_path / "broker"
-    defaults = {"transaction.state.log.replication.factor": "3", "transaction.state.log.min.isr": "2"}
+    defaults = {
+        "transaction.state.log.replication.factor": "3",
+        "transaction.state.log.min.isr": "2",
+    }
     started = broker.start(folder, settings=defaults)
     assert started.bootstrap_servers is not None
     yield started.bootstrap_servers
@@ -30,7 +33,9 @@ def wants_three(tmp_path: Path) -> Iterator[str]:
 
 
 @pytest.mark.promise("K10")
-def test_a_transaction_log_that_cannot_be_made_is_named_by_validate_and_at_the_start(wants_three: str, tmp_path: Path) -> None:
+def test_a_transaction_log_that_cannot_be_made_is_named_by_validate_and_at_the_start(
+    wants_three: str, tmp_path: Path
+) -> None:
     river = River.make(wants_three, tmp_path / "river", "three-replicas")
     [problem] = json.loads(here(river, "validate", "--json", exit_code=2))["problems"]
     assert "transaction.state.log.replication.factor=3" in problem["what"]
@@ -43,13 +48,16 @@ def test_a_transaction_log_that_cannot_be_made_is_named_by_validate_and_at_the_s
 
 
 def move(river: River, change: Change = as_it_was) -> None:
-    """Has the sources' topics made again with the records that they had; `change`: of those of `orders`."""
+    """Has the sources' topics made again with the records that they had; `change`: of those of
+    `orders`."""
     make_again(river.kafka, river.topic("tracking"), river.partitions)
     make_again(river.kafka, river.topic("orders"), river.partitions, change)
 
 
 @pytest.mark.promise("C25")
-def test_a_cluster_that_moved_with_records_and_offsets_is_the_same(kafka: str, tmp_path: Path) -> None:
+def test_a_cluster_that_moved_with_records_and_offsets_is_the_same(
+    kafka: str, tmp_path: Path
+) -> None:
     river = River.make(kafka, tmp_path, "moved-cluster")
     river.flow()
     river.finish()
@@ -67,7 +75,10 @@ def test_a_cluster_that_moved_with_records_and_offsets_is_the_same(kafka: str, t
 @pytest.mark.promise("C25")
 @pytest.mark.parametrize(
     "change",
-    [lambda m: (b'{"k":"other","ts":1}', m.timestamp()[1]), lambda m: (m.value(), m.timestamp()[1] + 1)],
+    [
+        lambda m: (b'{"k":"other","ts":1}', m.timestamp()[1]),
+        lambda m: (m.value(), m.timestamp()[1] + 1),
+    ],
     ids=["other values", "other times"],
 )
 def test_a_topic_that_was_made_again_with_other_records_is_refused(
@@ -78,6 +89,8 @@ def test_a_topic_that_was_made_again_with_other_records_is_refused(
     river.finish()
     move(river, change)
     with pytest.raises(
-        ConfigurationError, match=r"^sources\.orders\.topic: remade-\S+ was deleted and made again since the lake was begun"
+        ConfigurationError,
+        match=r"^sources\.orders\.topic: remade-\S+ was deleted and made again since the lake was "
+        r"begun",
     ):
         river.finish()

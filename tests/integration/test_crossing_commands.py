@@ -1,5 +1,5 @@
-"""Commands that cross: whoever changes a lake knows first that there is something to do, and keeps out whoever
-still sends by what was there before.
+"""Commands that cross: whoever changes a lake knows first that there is something to do, and keeps
+out whoever still sends by what was there before.
 """
 
 from __future__ import annotations
@@ -64,7 +64,9 @@ def test_a_command_that_changes_nothing_leaves_a_run_its_layers(kafka: str, tmp_
     river.flow()
     river.finish()
     entries = set(river.questions.select(tables.LEASES, ["entry"])["entry"].to_pylist())
-    (tmp_path / "schema.json").write_text('{"type": "object", "properties": {"n": {"type": "nonsense"}}}')
+    (tmp_path / "schema.json").write_text(
+        '{"type": "object", "properties": {"n": {"type": "nonsense"}}}'
+    )
     another: dict[str, Any] = {"name": "another-name", "merge": {"timeout": "1h"}}
     wrong = {**river.config["sources"]["orders"], "schema": "schema.json"}
     before = dict(river.config)
@@ -145,14 +147,19 @@ def test_nothing_is_redriven_while_a_key_is_being_forgotten(refused: River) -> N
 
 
 def repartition_once(river: River) -> int:
-    return sum(row["records"] for row in repartition(river.settings, Reporter(), threading.Event(), once=True))
+    return sum(
+        row["records"]
+        for row in repartition(river.settings, Reporter(), threading.Event(), once=True)
+    )
 
 
 def pairs(river: River, begin: int) -> None:
     """Sends twenty records to each source that are pairs by one field, and by another one, too."""
     for source in ("tracking", "orders"):
         origin = river.config["sources"][source]["repartition"]["from"]
-        records: list[tuple[int, bytes | None]] = [(0, keyed(f"k{n}", begin + n, id=f"id {n}")) for n in range(20)]
+        records: list[tuple[int, bytes | None]] = [
+            (0, keyed(f"k{n}", begin + n, id=f"id {n}")) for n in range(20)
+        ]
         produce(river.kafka, origin, [*records, (0, heartbeat(begin + 20))])
 
 
@@ -175,7 +182,9 @@ def repartitioned(kafka: str, tmp_path: Path, request: pytest.FixtureRequest) ->
 
 def halves(river: River) -> list[Any]:
     """The merge records that lack the part of one of the sources."""
-    rows = river.questions.select(tables.SILVER, ["merge_key", "partition", "tracking", "orders"]).to_pylist()
+    rows = river.questions.select(
+        tables.SILVER, ["merge_key", "partition", "tracking", "orders"]
+    ).to_pylist()
     return [row for row in rows if not (row["tracking"] and row["orders"])]
 
 
@@ -184,7 +193,10 @@ def halves(river: River) -> list[Any]:
 def test_repartition_follows_no_other_rules_than_the_lake(repartitioned: River) -> None:
     pairs(repartitioned, 1000)
     by_id(repartitioned)
-    with pytest.raises(ConfigurationError, match=r"^sources\.tracking\.key: the lake has other rules than this configuration"):
+    with pytest.raises(
+        ConfigurationError,
+        match=r"^sources\.tracking\.key: the lake has other rules than this configuration",
+    ):
         repartition_once(repartitioned)
     repartitioned.config["merge"]["timeout"] = "1h"  # which says nothing of where records go
     for source in ("tracking", "orders"):
@@ -210,7 +222,9 @@ def test_every_pair_meets_although_the_key_changes_while_records_are_repartition
     crossing("publisher.commit", change)
     with pytest.raises((FencedError, ConfigurationError)):
         repartition(before, Reporter(), threading.Event(), once=True)
-    with pytest.raises(ConfigurationError, match="the lake has other rules than this configuration"):
+    with pytest.raises(
+        ConfigurationError, match="the lake has other rules than this configuration"
+    ):
         repartition(before, Reporter(), threading.Event(), once=True)
     repartition_once(repartitioned)
     pairs(repartitioned, 3000)
@@ -220,20 +234,33 @@ def test_every_pair_meets_although_the_key_changes_while_records_are_repartition
     assert halves(repartitioned) == []
     assert repartitioned.broken_promises() == []
     found = repartitioned.questions.select(tables.SILVER, ["merge_key"])["merge_key"].to_pylist()
-    assert sum(key.startswith("k") for key in found) == 40, "the records of before are read by the rules of before"
+    assert sum(key.startswith("k") for key in found) == 40, (
+        "the records of before are read by the rules of before"
+    )
 
 
 @pytest.mark.promise("C33")
 @pytest.mark.long
-def test_a_record_that_belongs_elsewhere_by_a_later_key_is_not_redriven(repartitioned: River) -> None:
+def test_a_record_that_belongs_elsewhere_by_a_later_key_is_not_redriven(
+    repartitioned: River,
+) -> None:
     origin = repartitioned.config["sources"]["tracking"]["repartition"]["from"]
-    keys = [n for n in range(20) if murmur2(f"k{n}".encode()) % 3 != murmur2(f"id {n}".encode()) % 3]
-    produce(repartitioned.kafka, origin, [(0, b'{"k":"k%d","id":"id %d","ts":"soon"}' % (keys[0], keys[0]))])
+    keys = [
+        n for n in range(20) if murmur2(f"k{n}".encode()) % 3 != murmur2(f"id {n}".encode()) % 3
+    ]
+    produce(
+        repartitioned.kafka,
+        origin,
+        [(0, b'{"k":"k%d","id":"id %d","ts":"soon"}' % (keys[0], keys[0]))],
+    )
     repartition_once(repartitioned)
     repartitioned.finish()
     by_id(repartitioned)
     evolve(repartitioned.questions, repartitioned.settings, Reporter())
-    with pytest.raises(ConfigurationError, match=f"its key belongs to another partition now; send such records to {origin}"):
+    with pytest.raises(
+        ConfigurationError,
+        match=f"its key belongs to another partition now; send such records to {origin}",
+    ):
         redrive(repartitioned)
 
 
@@ -280,27 +307,38 @@ def nothing_read(kafka: str, folder: Path, name: str) -> River:
 
 @pytest.mark.promise("C5")
 @pytest.mark.long
-def test_a_lake_that_has_read_nothing_takes_other_rules_without_evolve(kafka: str, tmp_path: Path) -> None:
+def test_a_lake_that_has_read_nothing_takes_other_rules_without_evolve(
+    kafka: str, tmp_path: Path
+) -> None:
     river = nothing_read(kafka, tmp_path, "nothing-yet")
     river.config["publish"]["max_bytes"] = "900kB"
     river.write()
     assert in_process("validate", "-c", river.file, cwd=river.folder).returncode == 0
-    with pytest.raises(ConfigurationError, match="the lake has other rules than this configuration"):
+    with pytest.raises(
+        ConfigurationError, match="the lake has other rules than this configuration"
+    ):
         river.finish("bronze")  # another process may have the other layers
     river.finish()
     river.flow()
     river.finish()
-    assert [epoch.settings.publish.max_bytes for epoch in read_epochs(river.questions, river.settings)][1:] == [900_000]
+    assert [
+        epoch.settings.publish.max_bytes for epoch in read_epochs(river.questions, river.settings)
+    ][1:] == [900_000]
     assert river.broken_promises() == []
     river.config["publish"]["max_bytes"] = "800kB"
     river.write()
-    with pytest.raises(ConfigurationError, match=r"^publish\.max_bytes: the lake has other rules than this configuration"):
+    with pytest.raises(
+        ConfigurationError,
+        match=r"^publish\.max_bytes: the lake has other rules than this configuration",
+    ):
         river.finish()
 
 
 @pytest.mark.promise("C5")
 @pytest.mark.long
-def test_what_such_a_lake_reads_at_once_is_read_by_its_new_rules_alone(kafka: str, tmp_path: Path) -> None:
+def test_what_such_a_lake_reads_at_once_is_read_by_its_new_rules_alone(
+    kafka: str, tmp_path: Path
+) -> None:
     """So that it is taken up from its sink, should it be lost."""
     river = nothing_read(kafka, tmp_path, "nothing-before")
     river.flow()

@@ -1,4 +1,5 @@
-"""The embedded engine as its users start it: every command without a JVM, and what it refuses in one sentence."""
+"""The embedded engine as its users start it: every command without a JVM, and what it refuses in
+one sentence."""
 
 from __future__ import annotations
 
@@ -23,14 +24,22 @@ def test_every_command_does_its_work_without_java(kafka: str, tmp_path: Path) ->
 
 def test_a_lake_that_the_engine_cannot_open_is_refused_in_one_sentence(tmp_path: Path) -> None:
     catalog = {"lake": {"catalog": "main", "schema": "shop"}, "checkpoints": str(tmp_path)}
-    for place in (catalog, {"lake": "dbfs:/shop", "checkpoints": str(tmp_path)}, {"lake": str(tmp_path / "no. #1")}):
-        with pytest.raises(ConfigurationError, match=r"engine: embedded cannot open .*; name an object-store URI"):
+    for place in (
+        catalog,
+        {"lake": "dbfs:/shop", "checkpoints": str(tmp_path)},
+        {"lake": str(tmp_path / "no. #1")},
+    ):
+        with pytest.raises(
+            ConfigurationError, match=r"engine: embedded cannot open .*; name an object-store URI"
+        ):
             open_engine(settings_for(tmp_path, engine="embedded", **place))
 
 
 def test_the_log_of_a_table_is_summed_up_and_cleaned_up(tmp_path: Path) -> None:
     """As Delta on Spark does it at every so many commits."""
-    engine = open_engine(settings_for(tmp_path, engine="embedded").model_copy(update={"retention_ms": 1}))
+    engine = open_engine(
+        settings_for(tmp_path, engine="embedded").model_copy(update={"retention_ms": 1})
+    )
     layout = engine.lake.layout[tables.SILVER]
     engine.create(layout)
     commits = 3 * int(layout.properties["delta.checkpointInterval"])

@@ -1,4 +1,5 @@
-"""Kafka to Kafka on a real broker and real Delta tables, compared with the merge model byte for byte."""
+"""Kafka to Kafka on a real broker and real Delta tables, compared with the merge model byte for
+byte."""
 
 from __future__ import annotations
 
@@ -37,7 +38,8 @@ TIMEOUT_MS = 100
 
 
 def nasty_case() -> Case:
-    """Whatever bytes a topic may hold, among records that must come through: the last partition of the topics."""
+    """Whatever bytes a topic may hold, among records that must come through: the last partition of
+    the topics."""
     good = keyed("a", 10)
     values: list[bytes | None] = [
         good,
@@ -60,11 +62,16 @@ def nasty_case() -> Case:
 
 @cache
 def inputs() -> dict[int, Case]:
-    """Random cases, the nasty one, and one whose tracking records came in transactions, some of them aborted."""
-    richest = sorted(range(300), key=lambda seed: -len(random_case(seed, TIMEOUT_MS).merged().timed_out))
+    """Random cases, the nasty one, and one whose tracking records came in transactions, some of
+    them aborted."""
+    richest = sorted(
+        range(300), key=lambda seed: -len(random_case(seed, TIMEOUT_MS).merged().timed_out)
+    )
     cases = {p: random_case(seed, TIMEOUT_MS) for p, seed in enumerate(richest[: PARTITIONS - 2])}
     cases[PARTITIONS - 2] = nasty_case()
-    cases[PARTITIONS - 1] = Case({"tracking": [], "orders": [keyed("t", 5), heartbeat(1000)]}, TIMEOUT_MS)
+    cases[PARTITIONS - 1] = Case(
+        {"tracking": [], "orders": [keyed("t", 5), heartbeat(1000)]}, TIMEOUT_MS
+    )
     return cases
 
 
@@ -74,8 +81,8 @@ def run_once(settings: Settings, *layers: str) -> None:
 
 @dataclass
 class Runs:
-    """One input on a broker, run through the layers twice: at once; and, always by the embedded engine, in small steps by several
-    starts, with every checkpoint deleted between them.
+    """One input on a broker, run through the layers twice: at once; and, always by the embedded
+    engine, in small steps by several starts, with every checkpoint deleted between them.
     """
 
     kafka: str
@@ -95,10 +102,17 @@ TOPICS = {source: f"end-to-end-{source}" for source in SOURCES}
 @pytest.fixture(scope="module")
 def in_steps(kafka: str, tmp_path_factory: pytest.TempPathFactory) -> Settings:
     """Of the run in small steps, which also brings the input to the broker."""
-    create_topics(kafka, *TOPICS.values(), partitions=PARTITIONS, **{"max.message.bytes": "2000000"})
+    create_topics(
+        kafka, *TOPICS.values(), partitions=PARTITIONS, **{"max.message.bytes": "2000000"}
+    )
     cases = inputs()
-    small: dict[str, Any] = {"merge__max_records_per_batch": 280, "kafka__max_offsets_per_batch": 60}
-    settings = settings_on(kafka, tmp_path_factory.mktemp("in_steps"), publish__topic="merged-in-steps", **small)
+    small: dict[str, Any] = {
+        "merge__max_records_per_batch": 280,
+        "kafka__max_offsets_per_batch": 60,
+    }
+    settings = settings_on(
+        kafka, tmp_path_factory.mktemp("in_steps"), publish__topic="merged-in-steps", **small
+    )
     sent = {(source, p): 0 for source in SOURCES for p in cases}
     for share in (0.5, 1.0):
         for (source, p), begun in sent.items():
@@ -112,7 +126,9 @@ def in_steps(kafka: str, tmp_path_factory: pytest.TempPathFactory) -> Settings:
     last = PARTITIONS - 1
     produce_transaction(kafka, TOPICS["tracking"], [keyed("t", 1)], last, commit=True)
     produce_transaction(kafka, TOPICS["tracking"], [keyed("t", 2)], last, commit=False)
-    produce_transaction(kafka, TOPICS["tracking"], [keyed("t", 3), heartbeat(900)], last, commit=True)
+    produce_transaction(
+        kafka, TOPICS["tracking"], [keyed("t", 3), heartbeat(900)], last, commit=True
+    )
     run_once(settings)
     return settings
 
@@ -123,7 +139,9 @@ def settings_on(kafka: str, folder: Path, **overrides: Any) -> Settings:
     return settings_for(folder, bootstrap=kafka, **topics, **overrides)
 
 
-@pytest.fixture(scope="module", params=[*KINDS[:-1], pytest.param(KINDS[-1], marks=pytest.mark.nightly)])
+@pytest.fixture(
+    scope="module", params=[*KINDS[:-1], pytest.param(KINDS[-1], marks=pytest.mark.nightly)]
+)
 def runs(
     request: pytest.FixtureRequest,
     root_session: SparkSession,
@@ -180,7 +198,9 @@ def test_the_sequence_has_no_gap_and_keeps_its_order(runs: Runs) -> None:
         assert places == sorted(places)
 
 
-def test_the_last_message_of_every_transaction_carries_min_offsets(spark: SparkSession, runs: Runs) -> None:
+def test_the_last_message_of_every_transaction_carries_min_offsets(
+    spark: SparkSession, runs: Runs
+) -> None:
     questions = asked(spark, runs.in_steps)
     noted = questions.select(tables.PUBLISHED, ["partition", "sink_offset"]).to_pylist()
     ends = {tuple(row.values()) for row in noted}
@@ -188,7 +208,9 @@ def test_the_last_message_of_every_transaction_carries_min_offsets(spark: SparkS
         TopicPartition(source, p): [
             (row["offset"], row["event_time"])
             for row in questions.select(
-                tables.bronze(source), ["offset", "event_time"], [[("partition", "=", p), ("event_time", "is not null", None)]]
+                tables.bronze(source),
+                ["offset", "event_time"],
+                [[("partition", "=", p), ("event_time", "is not null", None)]],
             ).to_pylist()
         ]
         for source in SOURCES
@@ -197,13 +219,18 @@ def test_the_last_message_of_every_transaction_carries_min_offsets(spark: SparkS
     seen = 0
     for message in consume(runs.kafka, runs.in_steps.publish.topic, PARTITIONS):
         headers = dict(message.headers())
-        assert "watersmeet.min_offsets" in headers or (message.partition(), message.offset()) not in ends
+        assert (
+            "watersmeet.min_offsets" in headers
+            or (message.partition(), message.offset()) not in ends
+        )
         if "watersmeet.min_offsets" not in headers:
             continue
         seen += 1
         event_time = int(headers["watersmeet.id"].decode().split("/")[1])
         for source, offset in orjson.loads(headers["watersmeet.min_offsets"]).items():
-            reached = [o for o, t in times[TopicPartition(source, message.partition())] if t >= event_time]
+            reached = [
+                o for o, t in times[TopicPartition(source, message.partition())] if t >= event_time
+            ]
             assert offset == min(reached)
     assert seen >= 3
 
@@ -211,24 +238,43 @@ def test_the_last_message_of_every_transaction_carries_min_offsets(spark: SparkS
 def test_each_offset_is_in_bronze_once(spark: SparkSession, runs: Runs) -> None:
     for settings in (runs.at_once, runs.in_steps):
         for source in SOURCES:
-            found = asked(spark, settings).select(tables.bronze(source), ["partition", "offset"]).to_pylist()
+            found = (
+                asked(spark, settings)
+                .select(tables.bronze(source), ["partition", "offset"])
+                .to_pylist()
+            )
             rows = [tuple(row.values()) for row in found]
             assert len(set(rows)) == len(rows)
             for partition, case in runs.cases.items():
                 if partition < PARTITIONS - 1:
-                    assert sorted(o for p, o in rows if p == partition) == list(range(len(case.values[source])))
+                    assert sorted(o for p, o in rows if p == partition) == list(
+                        range(len(case.values[source]))
+                    )
 
 
 @pytest.mark.promise("R9")
 def test_nasty_bytes_stop_nothing_and_are_kept(spark: SparkSession, runs: Runs) -> None:
     partition = PARTITIONS - 2
     columns = ["offset", "reason", "value"]
-    rows = asked(spark, runs.at_once).select(tables.QUARANTINE, columns, [[("partition", "=", partition)]]).to_pylist()
+    rows = (
+        asked(spark, runs.at_once)
+        .select(tables.QUARANTINE, columns, [[("partition", "=", partition)]])
+        .to_pylist()
+    )
     reasons = {row["offset"]: row["reason"] for row in rows}
     undecodable = dict.fromkeys((1, 2, 3, 4, 5, 6, 11), "undecodable")
-    assert reasons == undecodable | {7: "no_key", 8: "no_event_time", 9: "no_event_time", 10: "no_key"}
+    assert reasons == undecodable | {
+        7: "no_key",
+        8: "no_event_time",
+        9: "no_event_time",
+        10: "no_key",
+    }
     kept = {row["offset"]: row["value"] for row in rows}
-    assert all(kept[o] == value for o, value in enumerate(runs.cases[partition].values["tracking"]) if o in reasons)
+    assert all(
+        kept[o] == value
+        for o, value in enumerate(runs.cases[partition].values["tracking"])
+        if o in reasons
+    )
     keys = [m.key for m in published(runs.kafka, runs.sink, PARTITIONS) if m.partition == partition]
     assert keys == [b"a", b"b"]
 
@@ -236,30 +282,44 @@ def test_nasty_bytes_stop_nothing_and_are_kept(spark: SparkSession, runs: Runs) 
 @pytest.mark.promise("R10")
 def test_records_of_aborted_transactions_are_never_read(runs: Runs) -> None:
     partition = PARTITIONS - 1
-    [message] = [m for m in published(runs.kafka, runs.sink, PARTITIONS) if m.partition == partition]
+    [message] = [
+        m for m in published(runs.kafka, runs.sink, PARTITIONS) if m.partition == partition
+    ]
     assert [part["ts"] for part in orjson.loads(message.value or b"")["tracking"]] == [1, 3]
 
 
 def test_status_accounts_for_everything(spark: SparkSession, runs: Runs) -> None:
-    found = {p["partition"]: p for p in status(asked(spark, runs.at_once), runs.at_once)["partitions"]}
+    found = {
+        p["partition"]: p for p in status(asked(spark, runs.at_once), runs.at_once)["partitions"]
+    }
     for partition, case in runs.cases.items():
         if partition >= PARTITIONS - 2:
             continue
         model, shown = case.merged(), found[partition]
         assert shown["clock"] == model.clock
-        assert (shown["open"], shown["timed_out"], shown["late"]) == (len(model.open), len(model.timed_out), len(model.late))
+        assert (shown["open"], shown["timed_out"], shown["late"]) == (
+            len(model.open),
+            len(model.timed_out),
+            len(model.late),
+        )
         assert shown["published"] == len(model.timed_out)
         for source in SOURCES:
             at = shown["sources"][source]
             assert at["head"] == model.heads.get(source)
-            assert at["lead"] == (None if None in (model.clock, at["head"]) else at["head"] - model.clock)
+            assert at["lead"] == (
+                None if None in (model.clock, at["head"]) else at["head"] - model.clock
+            )
             is_held = at["head"] is not None and (model.clock is None or at["head"] > model.clock)
-            assert at["state"] == ("waiting" if at["head"] is None else "held" if is_held else "active")
+            assert at["state"] == (
+                "waiting" if at["head"] is None else "held" if is_held else "active"
+            )
     transactional = found[PARTITIONS - 1]["sources"]["tracking"]
     assert transactional["lag"] == 0, "the markers of transactions are no records"
 
 
-def test_a_finished_run_leaves_everything_as_it_is_and_notes_what_is_missing(spark: SparkSession, runs: Runs) -> None:
+def test_a_finished_run_leaves_everything_as_it_is_and_notes_what_is_missing(
+    spark: SparkSession, runs: Runs
+) -> None:
     questions = asked(spark, runs.at_once)
     columns = ["partition", "first_seq", "last_seq", "last_key", "sink_offset"]
 
@@ -276,7 +336,9 @@ def test_a_finished_run_leaves_everything_as_it_is_and_notes_what_is_missing(spa
     run_once(runs.at_once)
     assert noted() == before
     assert decided(tables.SILVER) == batch
-    assert [m.offset() for m in consume(runs.kafka, runs.sink, PARTITIONS)] == [m.offset() for m in out]
+    assert [m.offset() for m in consume(runs.kafka, runs.sink, PARTITIONS)] == [
+        m.offset() for m in out
+    ]
     notes = decided(tables.PUBLISHED)
     run_once(runs.at_once, "gold")
     assert decided(tables.PUBLISHED) == notes
@@ -284,7 +346,9 @@ def test_a_finished_run_leaves_everything_as_it_is_and_notes_what_is_missing(spa
 
 @pytest.mark.promise("K8")
 @pytest.mark.parametrize("runs", KINDS[:1], indirect=True)
-def test_only_valid_records_are_published_and_values_may_be_chosen(spark: SparkSession, runs: Runs, tmp_path: Path) -> None:
+def test_only_valid_records_are_published_and_values_may_be_chosen(
+    spark: SparkSession, runs: Runs, tmp_path: Path
+) -> None:
     sink = f"chosen-{runs.sink}"
     settings = settings_for(
         tmp_path,
@@ -300,7 +364,10 @@ def test_only_valid_records_are_published_and_values_may_be_chosen(spark: SparkS
     columns = ["status", "valid", "invalid_reason", "orders", "merge_key"]
     silver = asked(spark, settings).select(tables.SILVER, columns).to_pylist()
     judged = {
-        (row["status"], bool(row["orders"]), len(row["merge_key"].encode()) == 1): (row["valid"], row["invalid_reason"])
+        (row["status"], bool(row["orders"]), len(row["merge_key"].encode()) == 1): (
+            row["valid"],
+            row["invalid_reason"],
+        )
         for row in silver
     }
     expected = {
@@ -311,7 +378,9 @@ def test_only_valid_records_are_published_and_values_may_be_chosen(spark: SparkS
     }
     assert judged == expected | {k: (None, None) for k in judged if k[0] == "open"}
     messages = published(runs.kafka, sink, PARTITIONS)
-    assert {m.key: m.value for m in messages} == {m.key: None if m.key == b"a" else m.key + b"!" for m in messages}
+    assert {m.key: m.value for m in messages} == {
+        m.key: None if m.key == b"a" else m.key + b"!" for m in messages
+    }
     assert 0 < len(messages) == sum(row["valid"] is True for row in silver)
 
 
@@ -319,12 +388,16 @@ def test_only_valid_records_are_published_and_values_may_be_chosen(spark: SparkS
 
 
 def settings_of(kafka: str, folder: Path, *topics: str, sink: str, **overrides: Any) -> Settings:
-    chosen = {f"sources__{source}__topic": topic for source, topic in zip(SOURCES, topics, strict=True)}
+    chosen = {
+        f"sources__{source}__topic": topic for source, topic in zip(SOURCES, topics, strict=True)
+    }
     return settings_for(folder, bootstrap=kafka, publish__topic=sink, **chosen, **overrides)
 
 
 @pytest.mark.promise("B1")
-def test_a_start_at_the_latest_is_decided_once(root_session: SparkSession, kafka: str, tmp_path: Path) -> None:
+def test_a_start_at_the_latest_is_decided_once(
+    root_session: SparkSession, kafka: str, tmp_path: Path
+) -> None:
     create_topics(kafka, "early", "bird", partitions=1)
     produce(kafka, "early", [(0, keyed("skipped", 1))])
     settings = settings_of(kafka, tmp_path, "early", "bird", sink="worm", kafka__start="latest")
@@ -332,26 +405,44 @@ def test_a_start_at_the_latest_is_decided_once(root_session: SparkSession, kafka
     produce(kafka, "early", [(0, keyed("kept", 2))])
     run_once(settings, "bronze")
     questions = asked(root_session, settings)
-    assert questions.select(tables.bronze("tracking"), ["merge_key"])["merge_key"].to_pylist() == ["kept"]
+    assert questions.select(tables.bronze("tracking"), ["merge_key"])["merge_key"].to_pylist() == [
+        "kept"
+    ]
     begun = questions.select(tables.GENERATIONS, ["source", "start_offset", "reason"]).to_pylist()
-    assert sorted(tuple(row.values()) for row in begun) == [("orders", 0, "start: latest"), ("tracking", 1, "start: latest")]
+    assert sorted(tuple(row.values()) for row in begun) == [
+        ("orders", 0, "start: latest"),
+        ("tracking", 1, "start: latest"),
+    ]
 
 
-def test_a_sink_that_others_write_to_is_refused(root_session: SparkSession, kafka: str, tmp_path: Path) -> None:
+def test_a_sink_that_others_write_to_is_refused(
+    root_session: SparkSession, kafka: str, tmp_path: Path
+) -> None:
     create_topics(kafka, "ours-one", "ours-other", "foreign", partitions=1)
     produce(kafka, "foreign", [(0, b"not ours")])
-    with pytest.raises(WatersmeetError, match=r"foreign\[0\] ends with a message at offset 0 that has no watersmeet.seq"):
+    with pytest.raises(
+        WatersmeetError,
+        match=r"foreign\[0\] ends with a message at offset 0 that has no watersmeet.seq",
+    ):
         run_once(settings_of(kafka, tmp_path, "ours-one", "ours-other", sink="foreign"), "gold")
 
 
-def test_topics_that_do_not_fit_are_refused_before_anything_is_read(kafka: str, tmp_path: Path) -> None:
+def test_topics_that_do_not_fit_are_refused_before_anything_is_read(
+    kafka: str, tmp_path: Path
+) -> None:
     create_topics(kafka, "narrow", "thin", partitions=1)
     create_topics(kafka, "wide", "broad", partitions=7)
-    with pytest.raises(ConfigurationError, match=r"not co-partitioned \(tracking has 1, orders has 7 partitions\)"):
+    with pytest.raises(
+        ConfigurationError, match=r"not co-partitioned \(tracking has 1, orders has 7 partitions\)"
+    ):
         run_once(settings_of(kafka, tmp_path, "narrow", "wide", sink="m"))
-    with pytest.raises(ConfigurationError, match=r"sources\.orders\.topic: there is no topic nowhere"):
+    with pytest.raises(
+        ConfigurationError, match=r"sources\.orders\.topic: there is no topic nowhere"
+    ):
         run_once(settings_of(kafka, tmp_path, "wide", "nowhere", sink="m"))
-    with pytest.raises(ConfigurationError, match=r"publish\.topic: thin has 1 partitions and the sources have 7"):
+    with pytest.raises(
+        ConfigurationError, match=r"publish\.topic: thin has 1 partitions and the sources have 7"
+    ):
         run_once(settings_of(kafka, tmp_path, "wide", "broad", sink="thin"), "gold")
 
 

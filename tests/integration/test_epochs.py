@@ -1,4 +1,5 @@
-"""Rules that change on a living lake: whatever happens, the tables are what the epochs' rules make of bronze."""
+"""Rules that change on a living lake: whatever happens, the tables are what the epochs' rules make
+of bronze."""
 
 from __future__ import annotations
 
@@ -26,7 +27,12 @@ from tests.support.topics import consume, published
 pytestmark = [pytest.mark.long, pytest.mark.promise("C6")]
 
 POINTS = ("silver.merge", "silver.notes", "gold.publish", "publisher.committed", "silver.progress")
-FIRST: dict[str, Any] = {"ts": {"type": "integer"}, "k": {"type": "string"}, "n": {"type": "integer"}, "type": {"type": "string"}}
+FIRST: dict[str, Any] = {
+    "ts": {"type": "integer"},
+    "k": {"type": "string"},
+    "n": {"type": "integer"},
+    "type": {"type": "string"},
+}
 
 
 def with_schema(river: River, fields: dict[str, Any]) -> None:
@@ -48,7 +54,10 @@ def is_sound(river: River, name: str) -> None:
     assert river.broken_promises() == []
     into = str(river.folder / f"rebuilt-{name}")
     here(river, "rebuild", "--into", into)
-    assert json.loads(here(river, "verify", "--against", into, "--json")) == {"ok": True, "problems": []}
+    assert json.loads(here(river, "verify", "--against", into, "--json")) == {
+        "ok": True,
+        "problems": [],
+    }
 
 
 @pytest.mark.nightly
@@ -64,7 +73,9 @@ def test_timeouts_change_up_and_down_with_kills(kafka: str, tmp_path: Path) -> N
         if timeout != "30ms" or number == 1:
             refused = river.run("--once")
             assert refused.wait() == 2
-            assert "merge.timeout: the lake has other rules than this configuration" in refused.said()
+            assert (
+                "merge.timeout: the lake has other rules than this configuration" in refused.said()
+            )
             batches.append(evolve(river)["from_batch"])
         river.kill_at(POINTS[number], "--once")
         river.finish()
@@ -80,12 +91,17 @@ def test_a_timeout_becomes_a_window_by_gap_with_kills(kafka: str, tmp_path: Path
     river.config["merge"] = {"window": {"gap": "100ms", "max": "1s"}}
     river.write()
     river.flow()
-    assert {change["field"] for change in evolve(river)["changes"]} == {"merge.timeout", "merge.window"}
+    assert {change["field"] for change in evolve(river)["changes"]} == {
+        "merge.timeout",
+        "merge.window",
+    }
     river.kill_at(POINTS[0], "--once")
     river.flow()
     river.kill_at(POINTS[3], "--once")
     river.finish()
-    headers = [dict(message.headers()) for message in consume(river.kafka, river.sink, river.partitions)]
+    headers = [
+        dict(message.headers()) for message in consume(river.kafka, river.sink, river.partitions)
+    ]
     assert 0 < sum(CLOSED_AT in each for each in headers) < len(headers)
     is_sound(river, "with a window")
 
@@ -123,18 +139,27 @@ def test_whether_a_lake_has_tenants_is_no_change_that_can_be_made(
     configure(with_tenants if begins_with_tenants else without)
     river.flow()
     river.finish("bronze")
-    for other in (without if begins_with_tenants else with_tenants, {**with_tenants, "tenant": "type"}):
+    for other in (
+        without if begins_with_tenants else with_tenants,
+        {**with_tenants, "tenant": "type"},
+    ):
         configure(other)
         for command in ("run --once", "evolve", "evolve --apply", "validate --json", "status"):
             ask = without_java if command.startswith("run") else here
             said = ask(river, *command.split(), exit_code=2)
-            for part in ("sources.tracking.tenant", "the lake was begun with", "set it back, or begin a new lake"):
+            for part in (
+                "sources.tracking.tenant",
+                "the lake was begun with",
+                "set it back, or begin a new lake",
+            ):
                 assert part in said, command
     configure(with_tenants if begins_with_tenants else without)
     assert evolve(river, apply=False)["changes"] == []
     if begins_with_tenants:
         configure({**with_tenants, "tenant_max_lag": "0s"})
-        assert "merge.tenant_max_lag: the lake has other rules" in without_java(river, "run", "bronze", "--once", exit_code=2)
+        assert "merge.tenant_max_lag: the lake has other rules" in without_java(
+            river, "run", "bronze", "--once", exit_code=2
+        )
         assert "merge.tenant_max_lag 1s 0" in " ".join(here(river, "evolve").split())
         expected = [{"field": "merge.tenant_max_lag", "before": 1000, "after": 0}]
         assert evolve(river, apply=False)["changes"] == evolve(river)["changes"] == expected
@@ -143,15 +168,25 @@ def test_whether_a_lake_has_tenants_is_no_change_that_can_be_made(
 
 @pytest.mark.promise("C8")
 @pytest.mark.timeout(900)
-# (That Spark adds the columns, and reads each value by its own epoch, is in test_avro_epochs.py, too.)
+# (That Spark adds the columns, and reads each value by its own epoch, is in test_avro_epochs.py,
+# too.)
 @pytest.mark.parametrize("lake", first_then_nightly([EMBEDDED, FOLDER]))
-def test_a_schema_gains_and_drops_fields(kafka: str, tmp_path: Path, lake: str, on_spark: Callable[[River], River]) -> None:
+def test_a_schema_gains_and_drops_fields(
+    kafka: str, tmp_path: Path, lake: str, on_spark: Callable[[River], River]
+) -> None:
     river = on_spark(River.make(kafka, tmp_path, f"fields-{lake}", lake=lake))
     with_schema(river, FIRST)
     river.flow()
     river.finish()
     before = published(river.kafka, river.sink, river.partitions)
-    with_schema(river, {**FIRST, "coupon": {"type": "string"}, "lines": {"type": "array", "items": {"type": "integer"}}})
+    with_schema(
+        river,
+        {
+            **FIRST,
+            "coupon": {"type": "string"},
+            "lines": {"type": "array", "items": {"type": "integer"}},
+        },
+    )
     river.flow()
     evolve(river)
     river.flow()
@@ -170,10 +205,16 @@ def test_a_schema_gains_and_drops_fields(kafka: str, tmp_path: Path, lake: str, 
 
 
 @pytest.mark.promise("C9")
-def test_decimals_and_times_of_json_are_columns_and_come_to_a_living_lake(kafka: str, tmp_path: Path) -> None:
+def test_decimals_and_times_of_json_are_columns_and_come_to_a_living_lake(
+    kafka: str, tmp_path: Path
+) -> None:
     def priced(value: bytes | None) -> bytes | None:
         more = b',"price":12.5,"at":"2026-01-31T12:00:00+01:00","tax":"0.190"}'
-        return value[:-1] + more if value and value.startswith(b'{"ts":') and value.endswith(b"}") else value
+        return (
+            value[:-1] + more
+            if value and value.startswith(b'{"ts":') and value.endswith(b"}")
+            else value
+        )
 
     river = River.make(kafka, tmp_path, "exact", lake=EMBEDDED)
     fields = {
@@ -195,10 +236,16 @@ def test_decimals_and_times_of_json_are_columns_and_come_to_a_living_lake(kafka:
     river.finish()
     is_sound(river, "exact")
     rows = river.questions.select(tables.SILVER, ["orders"])["orders"].to_pylist()
-    values = {(str(v["price"]), str(v["at"]), str(v["tax"])) for parts in rows for v in (part["value"] for part in parts)}
+    values = {
+        (str(v["price"]), str(v["at"]), str(v["tax"]))
+        for parts in rows
+        for v in (part["value"] for part in parts)
+    }
     at = "2026-01-31 11:00:00+00:00"
     assert values >= {("12.50", at, "None"), ("12.50", at, "0.19")}
-    sent = b"".join(message.value or b"" for message in published(river.kafka, river.sink, river.partitions))
+    sent = b"".join(
+        message.value or b"" for message in published(river.kafka, river.sink, river.partitions)
+    )
     assert b'"price":12.50,"at":"2026-01-31T11:00:00.000000Z","tax":0.19}' in sent
 
 
@@ -218,7 +265,9 @@ def test_a_schema_that_does_not_fit_the_one_before_is_refused_with_its_path(
     river.finish()
     with_schema(river, fields)
     found = evolve(river, apply=False, exit_code=2)
-    assert [(each["where"], each["what"]) for each in found["problems"]] == [("sources.orders.schema", said)]
+    assert [(each["where"], each["what"]) for each in found["problems"]] == [
+        ("sources.orders.schema", said)
+    ]
     with_schema(river, FIRST)
     river.finish()
 
@@ -261,7 +310,9 @@ def test_a_predicate_changes_and_every_row_keeps_the_one_that_judged_it_also_in_
     kafka: str, tmp_path: Path, on_spark: Callable[[River], River]
 ) -> None:
     river = on_spark(River.make(kafka, tmp_path, "valid", lake=FOLDER))
-    for number, valid in enumerate(["size(orders) > 0", "size(tracking) > 1", "size(orders) > 0 AND size(tracking) > 0"]):
+    for number, valid in enumerate(
+        ["size(orders) > 0", "size(tracking) > 1", "size(orders) > 0 AND size(tracking) > 0"]
+    ):
         river.config["publish"]["valid"] = valid
         if number == 2:
             river.config["merge"] = {"window": {"gap": "100ms", "max": "1s"}}
@@ -271,15 +322,24 @@ def test_a_predicate_changes_and_every_row_keeps_the_one_that_judged_it_also_in_
             assert evolve(river)["epoch"] == number
         river.finish()
     into = str(tmp_path / "again")
-    for command in (["verify", "--full"], ["rebuild", "--into", into], ["verify", "--against", into]):
+    for command in (
+        ["verify", "--full"],
+        ["rebuild", "--into", into],
+        ["verify", "--against", into],
+    ):
         here(river, *command)
 
 
-def test_the_timeout_stays_until_messages_of_a_lost_lake_are_past(kafka: str, tmp_path: Path) -> None:
+def test_the_timeout_stays_until_messages_of_a_lost_lake_are_past(
+    kafka: str, tmp_path: Path
+) -> None:
     river = River.make(kafka, tmp_path, "read-back", lake=EMBEDDED)
     river.flow()
     river.finish()
-    engine, left = open_engine(river.settings), {"partition": 0, "merge_key": "a", "event_time": 900, "recovered_at": 0}
+    engine, left = (
+        open_engine(river.settings),
+        {"partition": 0, "merge_key": "a", "event_time": 900, "recovered_at": 0},
+    )
     engine.append(tables.RECOVERED, engine.lake.layout[tables.RECOVERED].rows_of([left]))
     first = river.config["merge"]["timeout"]
     river.config["merge"]["timeout"] = "400ms"
@@ -305,10 +365,11 @@ def lose(river: River) -> None:
 @pytest.mark.promise("C7")
 @pytest.mark.nightly
 @pytest.mark.parametrize("seed", [1, 2])
-def test_a_lake_that_is_lost_after_its_timeout_changed_is_taken_up_once_all_messages_go_by_the_new_one(
+def test_a_lake_lost_after_its_timeout_changed_resumes_once_all_messages_go_by_the_new_one(
     kafka: str, tmp_path: Path, seed: int
 ) -> None:
-    """What is out stays, and what comes is what the rules make of it, also when they change again."""
+    """What is out stays, and what comes is what the rules make of it, also when they change
+    again."""
     river = River.make(kafka, tmp_path, f"lost-epochs-{seed}", lake=EMBEDDED, seed=seed)
     for timeout in ("1500ms", "100ms"):
         river.flow()
@@ -342,19 +403,35 @@ def test_a_lake_that_is_lost_after_its_timeout_changed_is_taken_up_once_all_mess
         out = [message for message in before if message.partition == p]
         assert of_p[: len(out)] == out
         assert [message.seq for message in of_p] == list(range(len(of_p)))
-        assert all((one.timestamp, one.key) < (other.timestamp, other.key) for one, other in pairwise(of_p))
+        assert all(
+            (one.timestamp, one.key) < (other.timestamp, other.key) for one, other in pairwise(of_p)
+        )
         values = [orjson.loads(message.value or b"") for message in of_p]
-        parts = Counter((source, part["ts"], part["n"]) for value in values for source in SOURCES for part in value[source])
+        parts = Counter(
+            (source, part["ts"], part["n"])
+            for value in values
+            for source in SOURCES
+            for part in value[source]
+        )
         assert max(parts.values()) == 1, "no record is in two messages"
 
 
 def rules_told(river: River) -> set[str]:
-    """By which rules a lost lake would be taken up, as the last messages of all partitions say together."""
-    last = {m.partition(): dict(m.headers()) for m in consume(river.kafka, river.sink, river.partitions)}
-    return {each for headers in last.values() for each in headers.get("watersmeet.rules", b"").decode().split(",")}
+    """By which rules a lost lake would be taken up, as the last messages of all partitions say
+    together."""
+    last = {
+        m.partition(): dict(m.headers()) for m in consume(river.kafka, river.sink, river.partitions)
+    }
+    return {
+        each
+        for headers in last.values()
+        for each in headers.get("watersmeet.rules", b"").decode().split(",")
+    }
 
 
-def test_refused_records_that_are_sent_again_meet_the_rules_of_the_epoch_then(kafka: str, tmp_path: Path) -> None:
+def test_refused_records_that_are_sent_again_meet_the_rules_of_the_epoch_then(
+    kafka: str, tmp_path: Path
+) -> None:
     river = River.make(kafka, tmp_path, "redriven", lake=EMBEDDED)
     with_schema(river, FIRST)
     for p in range(river.partitions):
@@ -367,7 +444,11 @@ def test_refused_records_that_are_sent_again_meet_the_rules_of_the_epoch_then(ka
     ).to_pylist()
     assert sum(b'"id"' in (row["value"] or b"") for row in refused) == river.partitions
     river.config["sources"]["orders"]["key"] = "id"
-    with_schema(river, {name: kind for name, kind in FIRST.items() if name not in ("n", "k")} | {"id": {"type": "string"}})
+    with_schema(
+        river,
+        {name: kind for name, kind in FIRST.items() if name not in ("n", "k")}
+        | {"id": {"type": "string"}},
+    )
     assert evolve(river)["applied"]
     for reason in ("no_key", "undecodable"):
         said = json.loads(here(river, "redrive", "--reason", reason, "--apply", "--json"))
@@ -375,7 +456,11 @@ def test_refused_records_that_are_sent_again_meet_the_rules_of_the_epoch_then(ka
     river.flow()
     river.finish()
     silver = river.questions.select(tables.SILVER, ["partition", "merge_key"]).to_pylist()
-    late = river.questions.select(tables.LATE, ["partition", "merge_key"], [[("source", "=", "orders")]]).to_pylist()
+    late = river.questions.select(
+        tables.LATE, ["partition", "merge_key"], [[("source", "=", "orders")]]
+    ).to_pylist()
     found = {(row["partition"], row["merge_key"]) for row in [*silver, *late]}
-    assert {(p, "sent again") for p in range(river.partitions)} <= found, "they have a key by the new rules"
+    assert {(p, "sent again") for p in range(river.partitions)} <= found, (
+        "they have a key by the new rules"
+    )
     is_sound(river, "redriven")

@@ -1,5 +1,6 @@
-"""Random rules, one epoch after the other, between random batches: the tables are what a reader and the merge model that know the
-epochs make of the input, and `verify`, `rebuild` and `verify --against` agree.
+"""Random rules, one epoch after the other, between random batches: the tables are what a reader and
+the merge model that know the epochs make of the input, and `verify`, `rebuild` and `verify
+--against` agree.
 """
 
 from __future__ import annotations
@@ -51,8 +52,12 @@ VALID: dict[str, Callable[[MergeRecord], bool]] = {
 """Predicates, and what they mean."""
 
 VALUES: dict[str | None, Callable[[MergeRecord], bytes]] = {
-    "concat(merge_key, ':', size(orders))": lambda row: f"{row.key}:{len(row.parts['orders'])}".encode(),
-    "concat(size(tracking), ' of ', merge_key)": lambda row: f"{len(row.parts['tracking'])} of {row.key}".encode(),
+    "concat(merge_key, ':', size(orders))": lambda row: (
+        f"{row.key}:{len(row.parts['orders'])}".encode()
+    ),
+    "concat(size(tracking), ' of ', merge_key)": lambda row: (
+        f"{len(row.parts['tracking'])} of {row.key}".encode()
+    ),
 }
 """Expressions for a message's value, and what they mean."""
 
@@ -77,11 +82,17 @@ class Rules:
 
     def written(self, river: River) -> None:
         """Into the configuration and the schema of the orders."""
-        schema = {"type": "object", "properties": {**PATHS, **self.fields}, "required": sorted(self.required)}
+        schema = {
+            "type": "object",
+            "properties": {**PATHS, **self.fields},
+            "required": sorted(self.required),
+        }
         (river.folder / "orders.json").write_text(json.dumps(schema))
         config = river.config
         gap, longest = f"{self.window.gap_ms}ms", f"{self.window.max_ms}ms"
-        window = {"timeout": gap} if self.window.is_timeout else {"window": {"gap": gap, "max": longest}}
+        window = (
+            {"timeout": gap} if self.window.is_timeout else {"window": {"gap": gap, "max": longest}}
+        )
         config["merge"] = {**window, "max_future": f"{self.max_future_ms}ms"}
         config["publish"] |= {"max_bytes": self.max_bytes, "valid": self.valid, "value": self.value}
         for source in config["sources"].values():
@@ -89,7 +100,9 @@ class Rules:
         config["sources"]["orders"]["schema"] = "orders.json"
         river.write()
 
-    def changed(self, rng: random.Random, windows: Sequence[Window], *, has_expressions: bool) -> Rules:
+    def changed(
+        self, rng: random.Random, windows: Sequence[Window], *, has_expressions: bool
+    ) -> Rules:
         """Some of it, as a living lake may change."""
         fields, required = dict(self.fields), self.required
         change = rng.choice(["gain", "optional", "drop", "none"])
@@ -119,7 +132,9 @@ class Rules:
             return "undecodable"
         if source == "orders":
             known = {**PATHS, **self.fields}
-            if not self.required <= found.keys() or not all(_fits(found[name], known[name]) for name in found if name in known):
+            if not self.required <= found.keys() or not all(
+                _fits(found[name], known[name]) for name in found if name in known
+            ):
                 return "undecodable"
         is_heartbeat = found.get("type") == "heartbeat"
         if not is_heartbeat and not found.get(self.key):
@@ -128,7 +143,9 @@ class Rules:
             return "no_event_time"
         if found[self.event_time] > KAFKA_MS + self.max_future_ms:
             return "event_time_in_future"
-        return Record(source, offset, found[self.event_time], None if is_heartbeat else found[self.key])
+        return Record(
+            source, offset, found[self.event_time], None if is_heartbeat else found[self.key]
+        )
 
 
 def _fits(value: object, kind: dict[str, str]) -> bool:
@@ -136,11 +153,16 @@ def _fits(value: object, kind: dict[str, str]) -> bool:
 
 
 def some_values(rng: random.Random, begin: int, count: int) -> list[bytes]:
-    """Records whose two keys and two event times differ, some of which only some rules take; a heartbeat at the end."""
+    """Records whose two keys and two event times differ, some of which only some rules take; a
+    heartbeat at the end."""
     values = []
     for _ in range(count):
         time = begin + rng.randrange(STEP_MS) - rng.choice([0, 0, 0, 50, 900])
-        found: dict[str, Any] = {"ts": max(0, time), "ts2": max(0, time - rng.choice([0, 20])), "k": rng.choice("abé")}
+        found: dict[str, Any] = {
+            "ts": max(0, time),
+            "ts2": max(0, time - rng.choice([0, 20])),
+            "k": rng.choice("abé"),
+        }
         found |= {"k2": rng.choice("abz"), "n": rng.randrange(1000), "m": rng.randrange(9)}
         roll = rng.random()
         if roll < 0.1:
@@ -152,13 +174,21 @@ def some_values(rng: random.Random, begin: int, count: int) -> list[bytes]:
         elif roll < 0.4:
             found["extra2"] = rng.choice(["seen by some", 7])
         values.append(orjson.dumps(found))
-    return [*values, orjson.dumps({"ts": begin + STEP_MS, "ts2": begin + STEP_MS, "type": "heartbeat", "m": 0})]
+    return [
+        *values,
+        orjson.dumps({"ts": begin + STEP_MS, "ts2": begin + STEP_MS, "type": "heartbeat", "m": 0}),
+    ]
 
 
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(
     ("seed", "windows", "has_expressions"),
-    [(0, TIMEOUTS, False), (3, TIMEOUTS, True), (4, BY_GAP, False), (5, [*TIMEOUTS, *BY_GAP], False)],
+    [
+        (0, TIMEOUTS, False),
+        (3, TIMEOUTS, True),
+        (4, BY_GAP, False),
+        (5, [*TIMEOUTS, *BY_GAP], False),
+    ],
     ids=["timeouts", "expressions", "windows", "both"],
 )
 def test_every_batch_follows_the_rules_of_its_own_epoch(
@@ -167,7 +197,9 @@ def test_every_batch_follows_the_rules_of_its_own_epoch(
     rng = random.Random(seed)
     river = River.make(kafka, tmp_path, f"random-{seed}", lake=EMBEDDED)
     rules = before = Rules(windows[0])
-    models = {p: PartitionMerge(MergeRules(SOURCES, *rules.window)) for p in range(river.partitions)}
+    models = {
+        p: PartitionMerge(MergeRules(SOURCES, *rules.window)) for p in range(river.partitions)
+    }
     offsets = {(source, p): 0 for source in SOURCES for p in models}
     read = dict(offsets)
     refused: set[tuple[object, ...]] = set()
@@ -177,7 +209,9 @@ def test_every_batch_follows_the_rules_of_its_own_epoch(
         rules.written(river)
         if step:
             if problems := preview(river.questions, river.settings)["problems"]:
-                assert all("stands since the last change" in problem["what"] for problem in problems)
+                assert all(
+                    "stands since the last change" in problem["what"] for problem in problems
+                )
                 assert windows is not TIMEOUTS
                 rules = before
                 rules.written(river)
@@ -186,7 +220,9 @@ def test_every_batch_follows_the_rules_of_its_own_epoch(
         for (source, p), since in offsets.items():
             mine = some_values(rng, step * STEP_MS, rng.choice([0, 5, 15]))
             for offset, value in enumerate(mine, since):
-                producer.produce(river.config["sources"][source]["topic"], value, partition=p, timestamp=KAFKA_MS)
+                producer.produce(
+                    river.config["sources"][source]["topic"], value, partition=p, timestamp=KAFKA_MS
+                )
                 values[source, p, offset] = value
             offsets[source, p] = since + len(mine)
         assert producer.flush(30) == 0
@@ -205,9 +241,13 @@ def test_every_batch_follows_the_rules_of_its_own_epoch(
         before, read = rules, dict(offsets)
         rules = rules.changed(rng, windows, has_expressions=has_expressions)
     settings, questions = river.settings, river.questions
-    rows = questions.select(tables.QUARANTINE, ["source", "partition", "offset", "reason"]).to_pylist()
+    rows = questions.select(
+        tables.QUARANTINE, ["source", "partition", "offset", "reason"]
+    ).to_pylist()
     assert Counter(tuple(row.values()) for row in rows) == Counter(refused)
-    rows = questions.select(tables.LATE, ["source", "partition", "offset", "merge_key", "event_time", "position"]).to_pylist()
+    rows = questions.select(
+        tables.LATE, ["source", "partition", "offset", "merge_key", "event_time", "position"]
+    ).to_pylist()
     late = [(late.record, late.position, p) for p, model in models.items() for late in model.late]
     assert Counter(tuple(row.values()) for row in rows) == Counter(
         (r.source, p, r.offset, r.key, r.event_time, position) for r, position, p in late
@@ -226,7 +266,15 @@ def test_every_batch_follows_the_rules_of_its_own_epoch(
         for status, mine_of in (("open", model.open.values()), ("timed_out", model.timed_out))
         for row in mine_of
     }
-    columns = ["partition", "merge_key", "event_time", "status", *SOURCES, "valid", *due_columns(questions)]
+    columns = [
+        "partition",
+        "merge_key",
+        "event_time",
+        "status",
+        *SOURCES,
+        "valid",
+        *due_columns(questions),
+    ]
     rows = questions.select(tables.SILVER, columns).to_pylist()
     assert len(rows) == len(told)
     assert {
@@ -242,7 +290,9 @@ def test_every_batch_follows_the_rules_of_its_own_epoch(
         for row in rows
     } == told
     out = published(river.kafka, river.sink, river.partitions)
-    finished = {(p, row.key, row.event_time): row for p, model in models.items() for row in model.timed_out}
+    finished = {
+        (p, row.key, row.event_time): row for p, model in models.items() for row in model.timed_out
+    }
     may_be_out = {place for place, row in finished.items() if VALID[judged[place].valid](row)}
     is_out = set()
     for message in out:
@@ -257,7 +307,9 @@ def test_every_batch_follows_the_rules_of_its_own_epoch(
     assert is_out <= may_be_out
     in_order = sorted(is_out, key=lambda place: (place[0], finished[place].place()))
     assert [(m.partition, m.key.decode(), int(m.id.split("/")[1])) for m in out] == in_order
-    assert all(judged[place].max_bytes < 8_388_608 for place in may_be_out - is_out), "nothing else is too large"
+    assert all(judged[place].max_bytes < 8_388_608 for place in may_be_out - is_out), (
+        "nothing else is too large"
+    )
     assert verify(questions, settings, full=True)["problems"] == []
     into = tmp_path / "again"
     rebuild(questions, settings, into)
@@ -266,14 +318,19 @@ def test_every_batch_follows_the_rules_of_its_own_epoch(
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("windows", [BY_GAP[:1], [*TIMEOUTS, *BY_GAP]], ids=["one window", "changing"])
+@pytest.mark.parametrize(
+    "windows", [BY_GAP[:1], [*TIMEOUTS, *BY_GAP]], ids=["one window", "changing"]
+)
 def test_a_lake_that_is_lost_again_and_again_publishes_through_all_windows(
     kafka: str, tmp_path: Path, windows: Sequence[Window]
 ) -> None:
     """The sink has what one merge makes that was told every change, and never lost anything."""
     rng = random.Random(7)
     river = River.make(kafka, tmp_path, f"lost-windows-{len(windows)}", lake=EMBEDDED)
-    window, models = windows[0], {p: PartitionMerge(MergeRules(SOURCES, *windows[0])) for p in range(river.partitions)}
+    window, models = (
+        windows[0],
+        {p: PartitionMerge(MergeRules(SOURCES, *windows[0])) for p in range(river.partitions)},
+    )
     offsets = {(source, p): 0 for source in SOURCES for p in models}
     is_lost = has_window = False
     for step in range(7):
@@ -292,11 +349,19 @@ def test_a_lake_that_is_lost_again_and_again_publishes_through_all_windows(
         producer = Producer(client_options(kafka))
         for (source, p), since in offsets.items():
             count = rng.choice([5, 15, 30])
-            mine = [({"ts": step * STEP_MS + rng.randrange(STEP_MS), "k": rng.choice("abcdefghé")}) for _ in range(count)]
+            mine = [
+                ({"ts": step * STEP_MS + rng.randrange(STEP_MS), "k": rng.choice("abcdefghé")})
+                for _ in range(count)
+            ]
             mine.append({"ts": (step + 1) * STEP_MS, "type": "heartbeat"})
             for offset, found in enumerate(mine, since):
                 content = orjson.dumps({**found, "n": 1, "m": 1})
-                producer.produce(river.config["sources"][source]["topic"], content, partition=p, timestamp=KAFKA_MS)
+                producer.produce(
+                    river.config["sources"][source]["topic"],
+                    content,
+                    partition=p,
+                    timestamp=KAFKA_MS,
+                )
                 models[p].arrive(Record(source, offset, found["ts"], found.get("k")))  # type: ignore[arg-type]
             offsets[source, p] = since + len(mine)
         assert producer.flush(30) == 0
@@ -308,7 +373,10 @@ def test_a_lake_that_is_lost_again_and_again_publishes_through_all_windows(
             shutil.rmtree(river.folder / "lake")
             river.config["kafka"]["start"] = "sink"
             river.write()
-    out = [(m.partition, int(m.id.split("/")[1]), m.key.decode()) for m in published(river.kafka, river.sink, river.partitions)]
+    out = [
+        (m.partition, int(m.id.split("/")[1]), m.key.decode())
+        for m in published(river.kafka, river.sink, river.partitions)
+    ]
     expected = [
         (p, row.event_time, row.key)
         for p, model in models.items()

@@ -1,4 +1,5 @@
-"""Lakes that are lost near changes of their window, message by message: each is taken up exactly, or refused."""
+"""Lakes that are lost near changes of their window, message by message: each is taken up exactly,
+or refused."""
 
 from __future__ import annotations
 
@@ -30,9 +31,12 @@ Rows = Sequence[tuple[int, str | None]]
 
 
 class Lake:
-    """One partition, of which a batch sees one more record of each source, and a transaction publishes one message."""
+    """One partition, of which a batch sees one more record of each source, and a transaction
+    publishes one message."""
 
-    def __init__(self, kafka: str, folder: Path, name: str, window: Window, tracking: Rows, orders: Rows) -> None:
+    def __init__(
+        self, kafka: str, folder: Path, name: str, window: Window, tracking: Rows, orders: Rows
+    ) -> None:
         self.river = River.make(kafka, folder, name, partitions=1)
         self.configure(window)
         self.write(tracking, orders)
@@ -70,17 +74,24 @@ class Lake:
 
     def lose(self, window: Window) -> None:
         """And begin again at the sink, with this window in the configuration."""
-        shutil.rmtree(self.river.folder / "lake", ignore_errors=True)  # a start that was refused has made none
+        # A start that was refused has made none.
+        shutil.rmtree(self.river.folder / "lake", ignore_errors=True)
         self.river.config["kafka"]["start"] = "sink"
         self.configure(window)
         self.write([], [])
 
     def sent(self) -> list[tuple[str, list[int], list[int]]]:
-        """Of each message the key, and by source the event times of its records, once the lake has published all and is sound."""
+        """Of each message the key, and by source the event times of its records, once the lake has
+        published all and is sound."""
         Run(self.river.settings, ["bronze", "silver", "gold"], Reporter()).once()
         assert verify(self.river.questions, self.river.settings, full=True)["problems"] == []
-        values: list[Mapping[str, Any]] = [orjson.loads(m.value or b"") for m in published(self.river.kafka, self.river.sink, 1)]
-        return [(value["key"], *([part["ts"] for part in value[source]] for source in SOURCES)) for value in values]
+        values: list[Mapping[str, Any]] = [
+            orjson.loads(m.value or b"") for m in published(self.river.kafka, self.river.sink, 1)
+        ]
+        return [
+            (value["key"], *([part["ts"] for part in value[source]] for source in SOURCES))
+            for value in values
+        ]
 
 
 @pytest.fixture(autouse=True)
@@ -91,7 +102,9 @@ def _one_message_a_transaction(monkeypatch: pytest.MonkeyPatch) -> None:
 CHANGED = "was read and merged by rules that changed meanwhile"
 
 
-def test_a_lake_that_is_lost_while_what_was_merged_before_a_change_is_not_out_is_refused(kafka: str, tmp_path: Path) -> None:
+def test_a_lake_that_is_lost_while_what_was_merged_before_a_change_is_not_out_is_refused(
+    kafka: str, tmp_path: Path
+) -> None:
     """And another sink is filled by the new rules alone."""
     tracking = [(40, "b"), (43, None), (45, "c"), (90, "b"), (150, None), (200, None)]
     lake = Lake(kafka, tmp_path, "lost-near", Window(100), tracking, [(150, None), (200, None)])
@@ -106,7 +119,9 @@ def test_a_lake_that_is_lost_while_what_was_merged_before_a_change_is_not_out_is
 
 
 def test_a_change_and_the_way_back_are_changes(kafka: str, tmp_path: Path) -> None:
-    lake = Lake(kafka, tmp_path, "one-clock", Window(100), [(0, "a"), (50, "x"), (120, None)], [(120, None)])
+    lake = Lake(
+        kafka, tmp_path, "one-clock", Window(100), [(0, "a"), (50, "x"), (120, None)], [(120, None)]
+    )
     lake.merge(120)
     lake.change(Window(1))
     lake.change(Window(100))
@@ -115,17 +130,28 @@ def test_a_change_and_the_way_back_are_changes(kafka: str, tmp_path: Path) -> No
         lake.lose(Window(100))
 
 
-def test_messages_of_a_window_by_gap_are_not_taken_up_by_a_timeout(kafka: str, tmp_path: Path) -> None:
-    lake = Lake(kafka, tmp_path, "by-gap", Window(100, 200), [(40, "b"), (45, "c"), (400, None)], [(400, None)])
+def test_messages_of_a_window_by_gap_are_not_taken_up_by_a_timeout(
+    kafka: str, tmp_path: Path
+) -> None:
+    lake = Lake(
+        kafka,
+        tmp_path,
+        "by-gap",
+        Window(100, 200),
+        [(40, "b"), (45, "c"), (400, None)],
+        [(400, None)],
+    )
     lake.merge(400)
     lake.publish(1)
-    with pytest.raises(ConfigurationError, match="the messages of by-gap-merged were made with a window by gap"):
+    with pytest.raises(
+        ConfigurationError, match="the messages of by-gap-merged were made with a window by gap"
+    ):
         lake.lose(Window(70))
     lake.lose(Window(100, 200))
     assert lake.sent() == [("b", [40], []), ("c", [45], [])]
 
 
-def test_what_an_epoch_closes_at_once_is_closed_after_its_beginning_also_in_a_lake_that_was_taken_up(
+def test_what_an_epoch_closes_at_once_is_closed_after_its_start_also_in_a_recovered_lake(
     kafka: str, tmp_path: Path
 ) -> None:
     tracking = [(0, "a"), (140, "x"), (150, None)]

@@ -1,4 +1,5 @@
-"""The examples that the documentation explains: what `try` shows of them is what a run on a broker makes of them."""
+"""The examples that the documentation explains: what `try` shows of them is what a run on a broker
+makes of them."""
 
 from __future__ import annotations
 
@@ -38,14 +39,21 @@ def example(kafka: str, tmp_path: Path, request: pytest.FixtureRequest) -> Setti
     file.write_text(yaml.safe_dump(config, sort_keys=False))
     create_topics(kafka, *{source["topic"] for source in config["sources"].values()}, partitions=1)
     for record in records(request.param):
-        produce(kafka, config["sources"][record["source"]]["topic"], [(0, orjson.dumps(record["value"]))])
+        produce(
+            kafka,
+            config["sources"][record["source"]]["topic"],
+            [(0, orjson.dumps(record["value"]))],
+        )
     done = in_process("run", "--once", cwd=file.parent)
     assert done.returncode == 0, done.stderr
     return load_settings(file)
 
 
 def records(name: str) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (ROOT / "examples" / name / "records.jsonl").read_text().splitlines()]
+    return [
+        json.loads(line)
+        for line in (ROOT / "examples" / name / "records.jsonl").read_text().splitlines()
+    ]
 
 
 def explained(name: str) -> Iterator[dict[str, str]]:
@@ -68,19 +76,32 @@ FOR_EVERY_CHANGE = "tenants"
 
 @pytest.mark.parametrize(
     "example",
-    [name if name == FOR_EVERY_CHANGE else pytest.param(name, marks=pytest.mark.long) for name in EXAMPLES],
+    [
+        name if name == FOR_EVERY_CHANGE else pytest.param(name, marks=pytest.mark.long)
+        for name in EXAMPLES
+    ],
     indirect=True,
 )
 def test_a_run_makes_of_an_example_what_try_shows(example: Settings, tmp_path: Path) -> None:
-    shown = try_file(tmp_path / "example" / "watersmeet.yml", tmp_path / "example" / "records.jsonl", close=False)
+    shown = try_file(
+        tmp_path / "example" / "watersmeet.yml", tmp_path / "example" / "records.jsonl", close=False
+    )
     messages = published(example.kafka.bootstrap_servers, example.publish.topic, 1)
-    expected = [(row["seq"], row["key"].encode(), row["value"].encode()) for row in shown["messages"]]
+    expected = [
+        (row["seq"], row["key"].encode(), row["value"].encode()) for row in shown["messages"]
+    ]
     assert [(message.seq, message.key, message.value) for message in messages] == expected
     assert messages
     questions = DeltaRsQuestions(Lake(example))
-    late = [(row["source"], row["offset"]) for row in questions.select(tables.LATE, ["source", "offset"]).to_pylist()]
+    late = [
+        (row["source"], row["offset"])
+        for row in questions.select(tables.LATE, ["source", "offset"]).to_pylist()
+    ]
     assert sorted(late) == sorted((row["source"], row["offset"]) for row in shown["late"])
-    rows = [(row["merge_key"], row["status"]) for row in questions.select(tables.SILVER, ["merge_key", "status"]).to_pylist()]
+    rows = [
+        (row["merge_key"], row["status"])
+        for row in questions.select(tables.SILVER, ["merge_key", "status"]).to_pylist()
+    ]
     assert sorted(rows) == sorted((row["key"], row["status"]) for row in shown["records"])
     assert verify(questions, example, full=True) == {"ok": True, "problems": []}
 
@@ -95,10 +116,24 @@ def test_every_record_of_an_example_is_explained(name: str) -> None:
         assert row["at"] == value["at"][11:16]
         assert row["session"] == value.get("session", "–")
         assert row.get("shop", "–") == value.get("shop", "–")
-        assert row.get("type") == value.get("type") if name == "one-topic" else row["topic"].strip("`") == record["source"]
+        assert (
+            row.get("type") == value.get("type")
+            if name == "one-topic"
+            else row["topic"].strip("`") == record["source"]
+        )
     folder = ROOT / "examples" / name
-    late = {row["line"] for row in try_file(folder / "watersmeet.yml", folder / "records.jsonl", close=False)["late"]}
-    said = {n for row in rows for cell in list(row.values())[4:] for n in _late_lines(int(row["line"]), cell)}
+    late = {
+        row["line"]
+        for row in try_file(folder / "watersmeet.yml", folder / "records.jsonl", close=False)[
+            "late"
+        ]
+    }
+    said = {
+        n
+        for row in rows
+        for cell in list(row.values())[4:]
+        for n in _late_lines(int(row["line"]), cell)
+    }
     assert said == late
 
 

@@ -1,4 +1,5 @@
-"""`forget` on a river: a key leaves lake and log, says what still holds it, and nothing else changes."""
+"""`forget` on a river: a key leaves lake and log, says what still holds it, and nothing else
+changes."""
 
 from __future__ import annotations
 
@@ -26,9 +27,12 @@ KEY = "alice-1234"
 
 @pytest.fixture
 def river(kafka: str, tmp_path: Path, request: pytest.FixtureRequest) -> River:
-    """Alice has merge records that are open and published, a late record and a refused one; the same bytes bear other keys."""
+    """Alice has merge records that are open and published, a late record and a refused one; the
+    same bytes bear other keys."""
     name = re.sub(r"[^a-z0-9]+", "-", request.node.name)[-50:]
-    topics: dict[str, Any] = {f"publish__{table}_topic": f"{name}-{table}" for table in ("late", "quarantine")}
+    topics: dict[str, Any] = {
+        f"publish__{table}_topic": f"{name}-{table}" for table in ("late", "quarantine")
+    }
     river = River.make(kafka, tmp_path, name, **topics)
     river.flow()
     send(river, 1000, 1100)
@@ -49,7 +53,9 @@ def send(river: River, *times: int) -> None:
 
 def watersmeet(river: River, *words: str, exit_code: int = 0) -> str:
     program = [sys.executable, "-m", "pipelines", *words, "-c", str(river.file)]
-    done = subprocess.run(program, capture_output=True, text=True, timeout=120, check=False, cwd=river.folder)
+    done = subprocess.run(
+        program, capture_output=True, text=True, timeout=120, check=False, cwd=river.folder
+    )
     assert done.returncode == exit_code, done.stderr
     return done.stdout if exit_code == 0 else done.stderr
 
@@ -63,13 +69,29 @@ def counts(found: dict[str, Any], column: str) -> dict[str, int]:
 
 
 @pytest.mark.promise("N9")
-def test_a_forgotten_key_leaves_the_lake_and_the_log_and_all_else_stays(river: River, tmp_path: Path) -> None:
-    rows = {"silver": 3, "late": 1, "quarantine": 1, "bronze_tracking": 7, "bronze_orders": 1, "published": 0, "recovered": 0}
+def test_a_forgotten_key_leaves_the_lake_and_the_log_and_all_else_stays(
+    river: River, tmp_path: Path
+) -> None:
+    rows = {
+        "silver": 3,
+        "late": 1,
+        "quarantine": 1,
+        "bronze_tracking": 7,
+        "bronze_orders": 1,
+        "published": 0,
+        "recovered": 0,
+    }
     sent = published(river.kafka, river.sink, 2)
     before = forget(river)
     assert (before["applied"], {**counts(before, "before"), "published": 0}) == (False, rows)
     held = {row["where"]: row["records"] for row in before["held"]}
-    of_topics = {"tracking": 7, "orders": 1, "merged": sum(m.key == KEY.encode() for m in sent), "late": 1, "quarantine": 1}
+    of_topics = {
+        "tracking": 7,
+        "orders": 1,
+        "merged": sum(m.key == KEY.encode() for m in sent),
+        "late": 1,
+        "quarantine": 1,
+    }
     expected = {f"topic {river.config['name']}-{name}": count for name, count in of_topics.items()}
     assert held == {"time travel and change files": None, **expected}
     assert of_topics["merged"] == 2
@@ -78,14 +100,23 @@ def test_a_forgotten_key_leaves_the_lake_and_the_log_and_all_else_stays(river: R
     known = set((river.folder / "lake").rglob("*"))
     found = json.loads(watersmeet(river, "forget", KEY, "--json", "--apply"))
     assert counts(found, "before") == counts(before, "before")
-    assert {name: n for name, n in counts(found, "after").items() if name != "published"} == dict.fromkeys(
-        rows.keys() - {"published"}, 0
-    )
+    assert {
+        name: n for name, n in counts(found, "after").items() if name != "published"
+    } == dict.fromkeys(rows.keys() - {"published"}, 0)
     log = {file for file in (river.folder / "lake").rglob("*.json") if file not in known}
-    tables_now = [DeltaTable(str(folder.parent)) for folder in (river.folder / "lake").rglob("_delta_log")]
-    now = log | {Path(file) for table in tables_now for file in table.file_uris() if "/published/" not in file}
+    tables_now = [
+        DeltaTable(str(folder.parent)) for folder in (river.folder / "lake").rglob("_delta_log")
+    ]
+    now = log | {
+        Path(file)
+        for table in tables_now
+        for file in table.file_uris()
+        if "/published/" not in file
+    }
     assert len(log) >= 6
-    assert [file for file in now if KEY.encode() in file.read_bytes()] == [], "nor does the log say whom it forgot"
+    assert [file for file in now if KEY.encode() in file.read_bytes()] == [], (
+        "nor does the log say whom it forgot"
+    )
     assert json.loads(here(river, "explain", KEY, "--json"))["records"] == []
 
     assert river.broken_promises() == []
@@ -95,10 +126,19 @@ def test_a_forgotten_key_leaves_the_lake_and_the_log_and_all_else_stays(river: R
     assert published(river.kafka, river.sink, 2) == sent
     again = json.loads(here(river, "redrive", "--reason", "no_event_time", "--json"))["records"]
     refused = river.questions.select("quarantine", ["reason", "detail"]).to_pylist()
-    left = [row for row in refused if row["reason"] == "no_event_time" and row["detail"] != "forgotten"]
-    assert sum(row["found"] for row in again) == len(left) < sum(row["reason"] == "no_event_time" for row in refused)
+    left = [
+        row for row in refused if row["reason"] == "no_event_time" and row["detail"] != "forgotten"
+    ]
+    assert (
+        sum(row["found"] for row in again)
+        == len(left)
+        < sum(row["reason"] == "no_event_time" for row in refused)
+    )
 
-    letters = [dead_letters(river.kafka, topic, 2) for topic in river.settings.publish.dead_letter_topics.values()]
+    letters = [
+        dead_letters(river.kafka, topic, 2)
+        for topic in river.settings.publish.dead_letter_topics.values()
+    ]
     send(river, 3950)
     for source in SOURCES:
         for p in range(2):
@@ -110,34 +150,47 @@ def test_a_forgotten_key_leaves_the_lake_and_the_log_and_all_else_stays(river: R
         "a key that comes again begins anew"
     )
     assert river.broken_promises() == []
-    assert [dead_letters(river.kafka, t, 2) for t in river.settings.publish.dead_letter_topics.values()] == letters
+    assert [
+        dead_letters(river.kafka, t, 2) for t in river.settings.publish.dead_letter_topics.values()
+    ] == letters
 
 
 def merged_all(river: River) -> bool:
-    """Whether silver has merged what the river has sent; both sources end with a heartbeat of the same time."""
-    rows = river.questions.summary("progress", ["partition"], {"clock": ("max", "clock")}).to_pylist()
+    """Whether silver has merged what the river has sent; both sources end with a heartbeat of the
+    same time."""
+    rows = river.questions.summary(
+        "progress", ["partition"], {"clock": ("max", "clock")}
+    ).to_pylist()
     return {row["clock"] for row in rows} == {river.chunks * 1000}
 
 
 def content(messages: Any) -> list[tuple[Any, ...]]:
     """What messages of other keys say, but for their numbers."""
-    return sorted((m.partition, m.key, m.timestamp, m.value, m.id) for m in messages if m.key != KEY.encode())
+    return sorted(
+        (m.partition, m.key, m.timestamp, m.value, m.id) for m in messages if m.key != KEY.encode()
+    )
 
 
 def is_as_if_the_key_had_never_been(river: River, tmp_path: Path) -> None:
-    """All promises hold, a rebuild is the same, other keys' messages are each there once, and no file of the lake has the key."""
+    """All promises hold, a rebuild is the same, other keys' messages are each there once, and no
+    file of the lake has the key."""
     assert river.broken_promises() == []
     here(river, "rebuild", "--into", str(tmp_path / "rebuilt"))
     here(river, "verify", "--against", str(tmp_path / "rebuilt"))
     refused: dict[bytes | None, bytes | None] = {b'{"k":"%s"}' % KEY.encode(): BAD_VALUES[0]}
     for case in river.cases.values():
-        case.values = {source: [refused.get(value, value) for value in values] for source, values in case.values.items()}
+        case.values = {
+            source: [refused.get(value, value) for value in values]
+            for source, values in case.values.items()
+        }
     assert content(published(river.kafka, river.sink, 2)) == content(expected_messages(river.cases))
     assert all(n == 0 for name, n in counts(forget(river), "before").items() if name != "published")
 
 
 @pytest.mark.promise("N9")
-def test_a_run_goes_on_beside_it_and_nothing_is_lost_or_repeated(river: River, tmp_path: Path) -> None:
+def test_a_run_goes_on_beside_it_and_nothing_is_lost_or_repeated(
+    river: River, tmp_path: Path
+) -> None:
     run = RunProcess(river.file)
     try:
         for times in ((3100, 3900), (4100, 4900), (5100,)):
@@ -159,7 +212,9 @@ def test_a_run_goes_on_beside_it_and_nothing_is_lost_or_repeated(river: River, t
 
 @pytest.mark.nightly
 @pytest.mark.promise("N9")
-def test_it_is_killed_in_its_midst_while_a_run_goes_on_and_called_again(river: River, tmp_path: Path) -> None:
+def test_it_is_killed_in_its_midst_while_a_run_goes_on_and_called_again(
+    river: River, tmp_path: Path
+) -> None:
     run = RunProcess(river.file)
     try:
         for count in range(1, 7):
@@ -169,7 +224,9 @@ def test_it_is_killed_in_its_midst_while_a_run_goes_on_and_called_again(river: R
             river.send("tracking", 0, b'{"k":"%s"}' % KEY.encode())
             river.flow()
             until(lambda: merged_all(river), "the batch")
-            cut_short = RunProcess(river.file, KEY, "--apply", point=IN_FORGET, count=count, command="forget")
+            cut_short = RunProcess(
+                river.file, KEY, "--apply", point=IN_FORGET, count=count, command="forget"
+            )
             cut_short.await_held()
             cut_short.kill()
         river.flow()
@@ -198,13 +255,19 @@ def test_a_run_that_waits_for_it_is_ended_by_a_signal(river: River) -> None:
 def tombstones(river: River) -> list[tuple[Any, ...]]:
     """Partition, key, value and headers of every tombstone of the sink."""
     found = consume(river.kafka, river.sink, 2)
-    return [(m.partition(), m.key(), m.value(), dict(m.headers())) for m in found if m.value() is None]
+    return [
+        (m.partition(), m.key(), m.value(), dict(m.headers())) for m in found if m.value() is None
+    ]
 
 
 @pytest.mark.promise("N10")
-def test_a_tombstone_is_sent_once_and_the_sequence_goes_on_behind_it(river: River, tmp_path: Path) -> None:
+def test_a_tombstone_is_sent_once_and_the_sequence_goes_on_behind_it(
+    river: River, tmp_path: Path
+) -> None:
     for point in ("publisher.committed", IN_FORGET):
-        process = RunProcess(river.file, KEY, "--apply", "--tombstone", point=point, command="forget")
+        process = RunProcess(
+            river.file, KEY, "--apply", "--tombstone", point=point, command="forget"
+        )
         process.await_held()
         process.kill()
     assert forget(river, "--apply", "--tombstone")["tombstones"] == 0, "it has been sent before"
@@ -218,7 +281,9 @@ def test_a_tombstone_is_sent_once_and_the_sequence_goes_on_behind_it(river: Rive
     assert river.broken_promises() == []
     river.flow()
     river.finish()
-    assert forget(river, "--apply", "--tombstone")["tombstones"] == 2, "nothing says any more where the key was"
+    assert forget(river, "--apply", "--tombstone")["tombstones"] == 2, (
+        "nothing says any more where the key was"
+    )
     river.flow()
     river.finish()
     is_as_if_the_key_had_never_been(river, tmp_path)
@@ -238,13 +303,18 @@ def test_a_tombstone_is_sent_once_and_the_sequence_goes_on_behind_it(river: Rive
 
 @pytest.mark.nightly
 @pytest.mark.promise("N9")
-def test_one_that_was_replaced_while_it_stood_still_erases_nothing_more(river: River, tmp_path: Path) -> None:
+def test_one_that_was_replaced_while_it_stood_still_erases_nothing_more(
+    river: River, tmp_path: Path
+) -> None:
     paused = RunProcess(river.file, KEY, "--apply", point=IN_FORGET, count=3, command="forget")
     paused.await_held()
     paused.pause()
     river.flow()
     river.finish()
-    before = [river.questions.version(name) for name in ("silver", "late", "bronze_tracking", "bronze_orders", "quarantine")]
+    before = [
+        river.questions.version(name)
+        for name in ("silver", "late", "bronze_tracking", "bronze_orders", "quarantine")
+    ]
     paused.resume()
     paused.let_go()
     assert paused.wait() == 1

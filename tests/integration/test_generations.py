@@ -1,4 +1,5 @@
-"""Operations that follow each other, or are cut short: each record is in one message at most, and the rest is the model's."""
+"""Operations that follow each other, or are cut short: each record is in one message at most, and
+the rest is the model's."""
 
 from __future__ import annotations
 
@@ -51,7 +52,9 @@ def new_sink(life: Life) -> None:
 @pytest.mark.promise("B120")
 @pytest.mark.parametrize(
     ("point", "layers"),
-    first_then_nightly(sorted(product(IN_RESET[1:], [(), ("gold",)]), key=lambda each: each[0] != "reset.close")),
+    first_then_nightly(
+        sorted(product(IN_RESET[1:], [(), ("gold",)]), key=lambda each: each[0] != "reset.close")
+    ),
 )
 def test_a_jump_back_after_a_change_of_rules_that_is_cut_short_makes_nothing_late_or_double(
     kafka: str, tmp_path: Path, point: str, layers: tuple[str, ...]
@@ -96,10 +99,16 @@ def test_a_lost_lake_is_not_taken_up_from_before_a_jump(kafka: str, tmp_path: Pa
 def decide(life: Life, source: str, time_ms: int) -> None:
     """The idle policy speaks for a source."""
     folder = life.river.folder / "lake" / tables.IDLE_HEARTBEATS
-    after = life.river.questions.summary(tables.bronze(source), [], {"last": ("max", "offset")})["last"][0].as_py()
+    after = life.river.questions.summary(tables.bronze(source), [], {"last": ("max", "offset")})[
+        "last"
+    ][0].as_py()
     newest = read_generations(life.river.questions, life.river.settings).newest.number
     layout = tables.layout(life.river.settings)[tables.IDLE_HEARTBEATS]
-    write_deltalake(folder, layout.rows([(source, life.river.topic(source), 0, after, time_ms, 1, newest)]), mode="append")
+    write_deltalake(
+        folder,
+        layout.rows([(source, life.river.topic(source), 0, after, time_ms, 1, newest)]),
+        mode="append",
+    )
 
 
 @pytest.mark.promise("B120")
@@ -118,7 +127,9 @@ def test_an_idle_decision_does_not_hold_after_a_jump_past_it(kafka: str, tmp_pat
 
 
 @pytest.mark.promise("N120")
-def test_a_redriven_record_and_the_refused_one_are_never_both_merged(kafka: str, tmp_path: Path) -> None:
+def test_a_redriven_record_and_the_refused_one_are_never_both_merged(
+    kafka: str, tmp_path: Path
+) -> None:
     life = Life.make(kafka, tmp_path)
     fed(life)
     life.send("tracking", ("", 1100), id="k1")  # refused: an empty key
@@ -162,7 +173,8 @@ def test_a_lake_with_more_behind_it_than_its_records_does_not_begin_at_the_earli
 
 @pytest.mark.promise("B121")
 @pytest.mark.parametrize(
-    ("path", "value"), first_then_nightly([("sources.tracking.key", ["id", "k"]), ("merge.max_future", "1d")])
+    ("path", "value"),
+    first_then_nightly([("sources.tracking.key", ["id", "k"]), ("merge.max_future", "1d")]),
 )
 def test_a_lake_that_was_lost_after_a_change_of_rules_is_refused_and_the_advice_works(
     kafka: str, tmp_path: Path, path: str, value: object
@@ -189,7 +201,9 @@ def test_a_lake_that_was_lost_after_a_change_of_rules_is_refused_and_the_advice_
 
 
 @pytest.mark.promise("B122")
-def test_silver_that_starts_before_bronze_has_begun_waits_for_it(kafka: str, tmp_path: Path) -> None:
+def test_silver_that_starts_before_bronze_has_begun_waits_for_it(
+    kafka: str, tmp_path: Path
+) -> None:
     life = Life.make(kafka, tmp_path)
     fed(life)
     life.lose()
@@ -205,7 +219,9 @@ def test_silver_that_starts_before_bronze_has_begun_waits_for_it(kafka: str, tmp
 
 
 @pytest.mark.promise("B120")
-def test_a_jump_that_was_cut_short_after_bronze_had_read_changes_no_answer(kafka: str, tmp_path: Path) -> None:
+def test_a_jump_that_was_cut_short_after_bronze_had_read_changes_no_answer(
+    kafka: str, tmp_path: Path
+) -> None:
     life = Life.make(kafka, tmp_path, kafka__start="latest")
     life.both(*pairs(0))
     life.run()
@@ -217,7 +233,9 @@ def test_a_jump_that_was_cut_short_after_bronze_had_read_changes_no_answer(kafka
     life.check()
 
 
-def test_a_rebuild_is_compared_with_the_generation_that_it_is_of(kafka: str, tmp_path: Path) -> None:
+def test_a_rebuild_is_compared_with_the_generation_that_it_is_of(
+    kafka: str, tmp_path: Path
+) -> None:
     life = Life.make(kafka, tmp_path)
     fed(life)
     into = str(tmp_path / "before")
@@ -230,7 +248,9 @@ def test_a_rebuild_is_compared_with_the_generation_that_it_is_of(kafka: str, tmp
 
 
 @pytest.mark.promise("B123")
-def test_who_only_looks_at_a_jump_decides_nothing_and_is_told_what_is_not_out(kafka: str, tmp_path: Path) -> None:
+def test_who_only_looks_at_a_jump_decides_nothing_and_is_told_what_is_not_out(
+    kafka: str, tmp_path: Path
+) -> None:
     life = Life.make(kafka, tmp_path, kafka__start="latest")
     life.both(*pairs(0))
     life.call("reset", "--to", "earliest")
@@ -243,7 +263,9 @@ def test_who_only_looks_at_a_jump_decides_nothing_and_is_told_what_is_not_out(ka
 
 
 @pytest.mark.promise("N121")
-def test_a_key_that_was_forgotten_does_not_come_back_by_reading_again(kafka: str, tmp_path: Path) -> None:
+def test_a_key_that_was_forgotten_does_not_come_back_by_reading_again(
+    kafka: str, tmp_path: Path
+) -> None:
     life = Life.make(kafka, tmp_path, keep={"bronze": "1s", "silver": "1s"})
     fed(life)
     life.call("forget", "k1", "--apply")
@@ -251,24 +273,35 @@ def test_a_key_that_was_forgotten_does_not_come_back_by_reading_again(kafka: str
     life.call("maintain")
     life.call("reset", "--to", "earliest", "--yes")
     life.run()
-    rows = life.river.questions.select(tables.bronze("tracking"), ["merge_key", "key", "value"]).to_pylist()
+    rows = life.river.questions.select(
+        tables.bronze("tracking"), ["merge_key", "key", "value"]
+    ).to_pylist()
     assert "k1" not in {row["merge_key"] for row in rows}
     assert not any(b'"k1"' in (row["value"] or b"") for row in rows)
     life.check()
 
 
 @pytest.mark.promise("B124")
-def test_a_lake_of_an_earlier_version_that_had_a_jump_is_refused(kafka: str, tmp_path: Path) -> None:
+def test_a_lake_of_an_earlier_version_that_had_a_jump_is_refused(
+    kafka: str, tmp_path: Path
+) -> None:
     life = Life.make(kafka, tmp_path)
     fed(life)
     DeltaTable(str(tmp_path / "lake" / tables.GENERATIONS)).delete()
-    DeltaTable(str(tmp_path / "lake" / tables.PROGRESS)).update({"reason": "'reset --to latest'"}, predicate="batch = 0")
-    with pytest.raises(ConfigurationError, match="has had a `watersmeet reset` under an earlier version"):
+    DeltaTable(str(tmp_path / "lake" / tables.PROGRESS)).update(
+        {"reason": "'reset --to latest'"}, predicate="batch = 0"
+    )
+    with pytest.raises(
+        ConfigurationError, match="has had a `watersmeet reset` under an earlier version"
+    ):
         life.run()
 
 
-def test_a_jump_after_a_change_to_a_window_closes_nothing_that_is_out(kafka: str, tmp_path: Path) -> None:
-    """What a timeout has closed before has no `closed_at`, and is behind a tail of the same kind all the same."""
+def test_a_jump_after_a_change_to_a_window_closes_nothing_that_is_out(
+    kafka: str, tmp_path: Path
+) -> None:
+    """What a timeout has closed before has no `closed_at`, and is behind a tail of the same kind
+    all the same."""
     life = Life.make(kafka, tmp_path)
     before = fed(life)
     del life.river.config["merge"]["timeout"]
@@ -278,13 +311,18 @@ def test_a_jump_after_a_change_to_a_window_closes_nothing_that_is_out(kafka: str
     life.both((None, FAR))
     life.run()
     assert set(before) <= set(life.numbers())
-    rows = life.river.questions.select(tables.SILVER, ["invalid_reason"], [[("event_time", "<", 1000)]]).to_pylist()
+    rows = life.river.questions.select(
+        tables.SILVER, ["invalid_reason"], [[("event_time", "<", 1000)]]
+    ).to_pylist()
     assert {row["invalid_reason"] for row in rows} == {None}
     life.check()
 
 
-def test_rules_that_may_not_change_yet_are_refused_with_what_helps(kafka: str, tmp_path: Path) -> None:
-    """Messages that were read back may hold records which the new rules would have read otherwise."""
+def test_rules_that_may_not_change_yet_are_refused_with_what_helps(
+    kafka: str, tmp_path: Path
+) -> None:
+    """Messages that were read back may hold records which the new rules would have read
+    otherwise."""
     life = Life.make(kafka, tmp_path)
     fed(life)
     fed(life, 1500)
@@ -298,7 +336,9 @@ def test_rules_that_may_not_change_yet_are_refused_with_what_helps(kafka: str, t
     life.check()
 
 
-def test_a_window_that_saw_no_batch_leaves_the_closing_of_later_ones_and_verify_knows(kafka: str, tmp_path: Path) -> None:
+def test_a_window_that_saw_no_batch_leaves_the_closing_of_later_ones_and_verify_knows(
+    kafka: str, tmp_path: Path
+) -> None:
     life = Life.make(kafka, tmp_path)
     fed(life)
     del life.river.config["merge"]["timeout"]
@@ -311,25 +351,35 @@ def test_a_window_that_saw_no_batch_leaves_the_closing_of_later_ones_and_verify_
 
 
 def test_a_jump_after_a_jump_passes_over_all_that_is_out(kafka: str, tmp_path: Path) -> None:
-    """What is out lies in several ranges of offsets, and the second jump reads nothing again that the first one had read."""
+    """What is out lies in several ranges of offsets, and the second jump reads nothing again that
+    the first one had read."""
     life = Life.make(kafka, tmp_path)
     before = [*fed(life), *fed(life, 3000)]
     for _ in range(2):
         life.call("reset", "--to", "earliest", "--yes")
-    known = life.river.questions.select(tables.RECOVERED, ["generation", "source", "offset", "until_offset"]).to_pylist()
-    first, second = ([tuple(row.values())[1:] for row in known if row["generation"] == number] for number in (1, 2))
+    known = life.river.questions.select(
+        tables.RECOVERED, ["generation", "source", "offset", "until_offset"]
+    ).to_pylist()
+    first, second = (
+        [tuple(row.values())[1:] for row in known if row["generation"] == number]
+        for number in (1, 2)
+    )
     assert sorted(second) == sorted(first)
     fed(life, 5000)
     life.both((None, FAR))
     life.run()
-    silver = life.river.questions.select(tables.SILVER, ["batch", "event_time"], [[("event_time", "<", 4000)]]).to_pylist()
+    silver = life.river.questions.select(
+        tables.SILVER, ["batch", "event_time"], [[("event_time", "<", 4000)]]
+    ).to_pylist()
     assert max(row["batch"] for row in silver) == 1, "none is merged again"
     assert set(before) <= set(life.numbers())
     life.check()
 
 
 @pytest.mark.parametrize("point", IN_BEGINNING)
-def test_a_start_from_the_sink_that_is_cut_short_is_made_again(kafka: str, tmp_path: Path, point: str) -> None:
+def test_a_start_from_the_sink_that_is_cut_short_is_made_again(
+    kafka: str, tmp_path: Path, point: str
+) -> None:
     """What it has written of the messages makes no lake of an earlier version."""
     life = Life.make(kafka, tmp_path)
     fed(life)
@@ -346,7 +396,9 @@ def test_a_start_from_the_sink_that_is_cut_short_is_made_again(kafka: str, tmp_p
 
 
 @pytest.mark.promise("B121")
-def test_a_start_that_is_refused_leaves_nothing_of_a_lake_and_the_advice_works(kafka: str, tmp_path: Path) -> None:
+def test_a_start_that_is_refused_leaves_nothing_of_a_lake_and_the_advice_works(
+    kafka: str, tmp_path: Path
+) -> None:
     """Also where the rules decide which columns there are."""
     life = Life.make(kafka, tmp_path)
     fed(life)
@@ -365,8 +417,11 @@ def test_a_start_that_is_refused_leaves_nothing_of_a_lake_and_the_advice_works(k
 
 
 @pytest.mark.promise("B120")
-def test_a_lake_taken_up_from_messages_of_a_timeout_does_not_jump_before_them_with_a_window(kafka: str, tmp_path: Path) -> None:
-    """Only the order of messages tells which of those records are out, and the window's sort behind all of them."""
+def test_a_lake_taken_up_from_messages_of_a_timeout_does_not_jump_before_them_with_a_window(
+    kafka: str, tmp_path: Path
+) -> None:
+    """Only the order of messages tells which of those records are out, and the window's sort behind
+    all of them."""
     life = Life.make(kafka, tmp_path, merge={"timeout": "100ms"})
     for begin in (0, 2000, 4000):
         fed(life, begin)

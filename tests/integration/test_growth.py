@@ -1,4 +1,5 @@
-"""More partitions: a new lake begins where the old one ends, as docs/operations.md says; nothing is lost or twice."""
+"""More partitions: a new lake begins where the old one ends, as docs/operations.md says; nothing is
+lost or twice."""
 
 from __future__ import annotations
 
@@ -41,7 +42,11 @@ def keyed_records(seed: int, begin_ms: int, end_ms: int) -> list[tuple[str, int,
 def send(river: River, records: list[tuple[str, int, bytes]]) -> list[bytes]:
     for source in SOURCES:
         topic = str(river.config["sources"][source]["topic"])
-        produce(river.kafka, topic, [(p, value) for of_source, p, value in records if of_source == source])
+        produce(
+            river.kafka,
+            topic,
+            [(p, value) for of_source, p, value in records if of_source == source],
+        )
     return [value for _, _, value in records]
 
 
@@ -57,7 +62,9 @@ def parts_of(messages: list[Published]) -> list[dict[str, Any]]:
 
 @pytest.mark.promise("N7")
 @pytest.mark.long
-def test_a_new_lake_with_more_partitions_begins_where_the_old_one_ends(kafka: str, tmp_path: Path) -> None:
+def test_a_new_lake_with_more_partitions_begins_where_the_old_one_ends(
+    kafka: str, tmp_path: Path
+) -> None:
     old = River.make(kafka, tmp_path / "old", "growth-old", partitions=OLD)
     sent = send(old, keyed_records(1, 0, FIRST_ENDS_MS))
     old.finish()
@@ -67,7 +74,10 @@ def test_a_new_lake_with_more_partitions_begins_where_the_old_one_ends(kafka: st
     new.config["kafka"]["start"] = "latest"
     for source in SOURCES:
         of_source = new.config["sources"][source]
-        of_source |= {"topic": f"growth-new-{source}", "repartition": {"from": of_source["topic"], "partitions": NEW}}
+        of_source |= {
+            "topic": f"growth-new-{source}",
+            "repartition": {"from": of_source["topic"], "partitions": NEW},
+        }
     new.folder.mkdir()
     new.write()
 
@@ -80,7 +90,9 @@ def test_a_new_lake_with_more_partitions_begins_where_the_old_one_ends(kafka: st
     beat(old, NEXT_BEGINS_MS)
     old.finish()
     stands = status(old.questions, old.settings)["partitions"]
-    assert [(row["open"], row["late"], sum(s["lag"] for s in row["sources"].values())) for row in stands] == [(0, 0, 0)] * OLD
+    assert [
+        (row["open"], row["late"], sum(s["lag"] for s in row["sources"].values())) for row in stands
+    ] == [(0, 0, 0)] * OLD
 
     # The producers go on, where they always wrote to.
     sent += send(old, keyed_records(2, NEXT_BEGINS_MS, 3000))

@@ -1,4 +1,5 @@
-"""Rows that end, as an operator sees it: `maintain` deletes them, and every command goes on from what is left."""
+"""Rows that end, as an operator sees it: `maintain` deletes them, and every command goes on from
+what is left."""
 
 from __future__ import annotations
 
@@ -25,7 +26,10 @@ EVERY_TABLE = [*map(tables.bronze, SOURCES), tables.SILVER, tables.LATE]
 
 
 def counts(river: River) -> dict[str, int]:
-    return {name: river.questions.summary(name, [], {"n": ("count", "*")})["n"][0].as_py() for name in EVERY_TABLE}
+    return {
+        name: river.questions.summary(name, [], {"n": ("count", "*")})["n"][0].as_py()
+        for name in EVERY_TABLE
+    }
 
 
 def test_a_lake_stays_small_and_keeps_every_promise(kafka: str, tmp_path: Path) -> None:
@@ -61,13 +65,21 @@ def test_a_lake_stays_small_and_keeps_every_promise(kafka: str, tmp_path: Path) 
 
 
 @pytest.mark.nightly
-def test_the_demos_lake_kept_at_a_week_levels_off_in_bytes_and_files(kafka: str, tmp_path: Path) -> None:
-    river = River.make(kafka, tmp_path, "demo-kept", keep=dict.fromkeys(("bronze", "silver", "late", "quarantine"), "7d"))
+def test_the_demos_lake_kept_at_a_week_levels_off_in_bytes_and_files(
+    kafka: str, tmp_path: Path
+) -> None:
+    river = River.make(
+        kafka,
+        tmp_path,
+        "demo-kept",
+        keep=dict.fromkeys(("bronze", "silver", "late", "quarantine"), "7d"),
+    )
     for source in SOURCES:
         river.config["sources"][source]["key"] = "ssid"
     river.config["merge"]["timeout"] = "30m"
     river.write()
-    settings = river.settings.model_copy(update={"retention_ms": 1})  # so that old versions take no room
+    # So that old versions take no room.
+    settings = river.settings.model_copy(update={"retention_ms": 1})
     names = [name for layer in LAYERS for name in kept_by(layer, settings)]
     every, sizes = events(), list[tuple[int, int]]()
     week_ms, begin = 7 * 86_400_000, every[0].time
@@ -76,13 +88,16 @@ def test_the_demos_lake_kept_at_a_week_levels_off_in_bytes_and_files(kafka: str,
         for source in SOURCES:
             mine = [e for e in every if e.topic == source and (e.time - begin) // week_ms == of_lap]
             shift = lap * 4 * week_ms
-            records = [(e.partition, json.dumps({**e.value, "ts": e.time + shift}).encode()) for e in mine]
+            records = [
+                (e.partition, json.dumps({**e.value, "ts": e.time + shift}).encode()) for e in mine
+            ]
             produce(kafka, river.config["sources"][source]["topic"], records)
         Run(settings, LAYERS, Reporter()).once()
         with Run(settings, LAYERS, Reporter()).owned() as owned:
             maintain(owned.owner.engine, names, owned.expire)
             files = {name: owned.owner.engine.questions.file_count(name) for name in names}
-        assert max(files.values()) < 2 * FEW_FILES, files  # of the lease a few more are written while tables are compacted
+        # Of the lease a few more are written while tables are compacted.
+        assert max(files.values()) < 2 * FEW_FILES, files
         on_disk = [file.stat().st_size for file in (tmp_path / "lake").rglob("*.parquet")]
         sizes.append((sum(counts(river).values()), sum(on_disk)))
     (_, size), *later = sizes[2:]

@@ -1,4 +1,5 @@
-"""Sources compressed in every way that Kafka has, and records of 5 MB: read, merged and published as they came."""
+"""Sources compressed in every way that Kafka has, and records of 5 MB: read, merged and published
+as they came."""
 
 from __future__ import annotations
 
@@ -21,7 +22,9 @@ LARGE = 5_000_000
 
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("lake", first_then_nightly([EMBEDDED, FOLDER]))
-def test_compressed_and_large_records_pass(kafka: str, tmp_path: Path, lake: str, on_spark: Callable[[River], River]) -> None:
+def test_compressed_and_large_records_pass(
+    kafka: str, tmp_path: Path, lake: str, on_spark: Callable[[River], River]
+) -> None:
     river = on_spark(River.make(kafka, tmp_path, f"large-{lake}", lake=lake, partitions=1))
     for codec in CODECS:
         river.flow(codec=codec)
@@ -35,10 +38,14 @@ def test_compressed_and_large_records_pass(kafka: str, tmp_path: Path, lake: str
     assert max(len(message.value() or b"") for message in consume(kafka, river.sink, 1)) > LARGE
 
 
-def test_a_sink_that_takes_no_large_message_is_told_of_and_nothing_is_lost(kafka: str, tmp_path: Path) -> None:
+def test_a_sink_that_takes_no_large_message_is_told_of_and_nothing_is_lost(
+    kafka: str, tmp_path: Path
+) -> None:
     river = River.make(kafka, tmp_path, "narrow", partitions=1)
     create_topics(kafka, river.sink, partitions=1, **{"max.message.bytes": "1000000"})
-    river.send("tracking", 0, keyed("large", 1, content=random.Random(1).randbytes(LARGE // 2).hex()))
+    river.send(
+        "tracking", 0, keyed("large", 1, content=random.Random(1).randbytes(LARGE // 2).hex())
+    )
     for source in SOURCES:
         river.send(source, 0, heartbeat(2 + 2 * TIMEOUT_MS))
     run = river.run("--once")

@@ -1,4 +1,5 @@
-"""Lineage: one event for each batch of a layer, in a file or at a backend; a backend that fails stops nothing."""
+"""Lineage: one event for each batch of a layer, in a file or at a backend; a backend that fails
+stops nothing."""
 
 from __future__ import annotations
 
@@ -51,7 +52,10 @@ def names(datasets: list[dict[str, Any]]) -> list[Dataset]:
 
 
 def rows(datasets: list[dict[str, Any]]) -> list[int | None]:
-    return [dataset.get("outputFacets", {}).get("outputStatistics", {}).get("rowCount") for dataset in datasets]
+    return [
+        dataset.get("outputFacets", {}).get("outputStatistics", {}).get("rowCount")
+        for dataset in datasets
+    ]
 
 
 @pytest.mark.long
@@ -73,16 +77,24 @@ def test_each_batch_of_a_layer_is_an_event_with_its_datasets(kafka: str, tmp_pat
         return Dataset("file", f"{tmp_path}/lake/{name}")
 
     [of_tracking] = [
-        e for e in by_job["lineage.bronze"] if names(e["inputs"]) == [Dataset(f"kafka://{kafka}", "lineage-tracking")]
+        e
+        for e in by_job["lineage.bronze"]
+        if names(e["inputs"]) == [Dataset(f"kafka://{kafka}", "lineage-tracking")]
     ]
     assert names(of_tracking["outputs"]) == [table("bronze_tracking"), table("quarantine")]
-    assert rows(of_tracking["outputs"])[0] == sum(len(case.values["tracking"]) for case in river.cases.values())
+    assert rows(of_tracking["outputs"])[0] == sum(
+        len(case.values["tracking"]) for case in river.cases.values()
+    )
     bronze = [table("bronze_tracking"), table("bronze_orders")]
     read = [names(event["inputs"]) for event in by_job["lineage.silver"]]
-    assert all(inputs == [each for each in bronze if each in inputs] for inputs in read), "of a batch, what it passes"
+    assert all(inputs == [each for each in bronze if each in inputs] for inputs in read), (
+        "of a batch, what it passes"
+    )
     assert {each for inputs in read for each in inputs} == set(bronze)
     assert all(table("silver") in names(event["outputs"]) for event in by_job["lineage.silver"])
-    assert [names(event["inputs"]) for event in by_job["lineage.gold"]] == [[table("silver")]] * len(by_job["lineage.gold"])
+    assert [names(event["inputs"]) for event in by_job["lineage.gold"]] == [
+        [table("silver")]
+    ] * len(by_job["lineage.gold"])
     assert sum(rows(event["outputs"])[0] or 0 for event in by_job["lineage.gold"]) > 0
     assert river.losses() == Losses()
 
@@ -93,17 +105,24 @@ def test_a_backend_gets_the_events(backend: Any, tmp_path: Path) -> None:
         tell(Handled("gold", {"merged": {("published", ""): 3}}))
     [(path, event)] = backend.events
     assert path == "/api/v1/lineage"
-    assert (names(event["outputs"]), rows(event["outputs"])) == ([Dataset("kafka://127.0.0.1:1", "merged")], [3])
+    assert (names(event["outputs"]), rows(event["outputs"])) == (
+        [Dataset("kafka://127.0.0.1:1", "merged")],
+        [3],
+    )
 
 
-def test_a_backend_that_fails_is_one_warning(backend: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_backend_that_fails_is_one_warning(
+    backend: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     backend.status = 500
     for port in (backend.server_port, free_port()):
         caplog.clear()
         with sending(settings_for(tmp_path, lineage={"url": f"http://127.0.0.1:{port}"})) as [tell]:
             for _ in range(3):
                 tell(Handled("gold", {"merged": {("published", ""): 3}}))
-        [warning] = [record.getMessage() for record in caplog.records if record.name == "watersmeet.lineage"]
+        [warning] = [
+            record.getMessage() for record in caplog.records if record.name == "watersmeet.lineage"
+        ]
         assert "the run goes on" in warning
     assert len(backend.events) == 3
 
@@ -119,14 +138,21 @@ def test_a_backend_that_fails_is_one_warning(backend: Any, tmp_path: Path, caplo
 )
 def test_a_table_is_named_after_its_store(tmp_path: Path, lake: Any, dataset: Dataset) -> None:
     file = tmp_path / "events.jsonl"
-    with sending(settings_for(tmp_path, lake=lake, checkpoints=str(tmp_path), lineage={"file": str(file)})) as [tell]:
+    with sending(
+        settings_for(tmp_path, lake=lake, checkpoints=str(tmp_path), lineage={"file": str(file)})
+    ) as [tell]:
         tell(Handled("silver", {"tracking": {("merged", ""): 1}}))
     [event] = map(json.loads, file.read_text().splitlines())
     assert names(event["outputs"]) == [dataset]
 
 
-@pytest.mark.parametrize("lineage", [{}, {"file": "a", "url": "http://h"}, {"url": "http://me:hunter2@h"}, {"url": "h:5000"}])
-def test_lineage_goes_to_one_place_without_a_password(tmp_path: Path, lineage: dict[str, str]) -> None:
+@pytest.mark.parametrize(
+    "lineage",
+    [{}, {"file": "a", "url": "http://h"}, {"url": "http://me:hunter2@h"}, {"url": "h:5000"}],
+)
+def test_lineage_goes_to_one_place_without_a_password(
+    tmp_path: Path, lineage: dict[str, str]
+) -> None:
     file = tmp_path / "watersmeet.yml"
     file.write_text(yaml.safe_dump({**SMALLEST, "lineage": lineage}))
     with pytest.raises(ConfigurationError, match="lineage") as caught:

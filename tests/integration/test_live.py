@@ -39,11 +39,20 @@ def live_rows(spark: SparkSession, settings: Settings) -> DataFrame:
 
 
 def _part(part: Row) -> tuple[float, str, int, str]:
-    return part.event_time.timestamp() * 1000, part.asDict().get("topic", ""), part.offset, part.value
+    return (
+        part.event_time.timestamp() * 1000,
+        part.asDict().get("topic", ""),
+        part.offset,
+        part.value,
+    )
 
 
-@pytest.mark.parametrize("inputs", [SOURCES, pytest.param(INPUTS, marks=pytest.mark.nightly)], ids=["", "topics"])
-def test_it_is_silver_and_the_models_waiting_records(inputs: Sequence[str], spark: SparkSession, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "inputs", [SOURCES, pytest.param(INPUTS, marks=pytest.mark.nightly)], ids=["", "topics"]
+)
+def test_it_is_silver_and_the_models_waiting_records(
+    inputs: Sequence[str], spark: SparkSession, tmp_path: Path
+) -> None:
     cases = {p: random_case(7200 + p, sources=inputs) for p in range(RANDOM)}
     topics = [topic_of(name) for name in inputs if topic_of(name)] or "tracking"
     lake = case_lake(spark, settings_for(tmp_path, sources__tracking__topic=topics), cases)
@@ -54,28 +63,47 @@ def test_it_is_silver_and_the_models_waiting_records(inputs: Sequence[str], spar
     silver = table_rows(spark, lake.engine.lake, tables.SILVER).select(merged.columns)
     assert merged.exceptAll(silver).isEmpty()
     assert merged.count() == silver.count()
-    expected: dict[tuple[int, str], tuple[dict[str, list[tuple[int, str, int, str]]], list[str]]] = {}
+    expected: dict[
+        tuple[int, str], tuple[dict[str, list[tuple[int, str, int, str]]], list[str]]
+    ] = {}
     for p, case in cases.items():
         model = case.merged(inputs)
         every = lake.settings.inputs
-        slowest = [s for s in every if s not in model.heads] or [s for s in every if model.heads[s] == model.clock]
+        slowest = [s for s in every if s not in model.heads] or [
+            s for s in every if model.heads[s] == model.clock
+        ]
         for source, queue in model.unread().items():
             for _, record in queue:
                 if record.key is not None:
-                    parts = expected.setdefault((p, record.key), ({s: [] for s in SOURCES}, slowest))[0]
+                    parts = expected.setdefault(
+                        (p, record.key), ({s: [] for s in SOURCES}, slowest)
+                    )[0]
                     value = (case.values[source][record.offset] or b"").decode()
-                    parts[source_of(source)].append((record.event_time, topic_of(source), record.offset, value))
+                    parts[source_of(source)].append(
+                        (record.event_time, topic_of(source), record.offset, value)
+                    )
     found = {
         (row.partition, row.merge_key): (
             {
-                s: [(p.event_time.timestamp() * 1000, p.asDict().get("topic", ""), p.offset, p.value) for p in row[s]]
+                s: [
+                    (
+                        p.event_time.timestamp() * 1000,
+                        p.asDict().get("topic", ""),
+                        p.offset,
+                        p.value,
+                    )
+                    for p in row[s]
+                ]
                 for s in SOURCES
             },
             row.waits_for,
         )
         for row in rows.where("status = 'waiting'").collect()
     }
-    assert found == {at: ({s: sorted(mine) for s, mine in parts.items()}, slowest) for at, (parts, slowest) in expected.items()}
+    assert found == {
+        at: ({s: sorted(mine) for s, mine in parts.items()}, slowest)
+        for at, (parts, slowest) in expected.items()
+    }
     assert len(found) > 5
 
 
@@ -90,23 +118,47 @@ def test_after_a_jump_all_waits_from_its_beginning_on(spark: SparkSession, tmp_p
     lake.owner().append(tables.IDLE_HEARTBEATS, decision_rows(lake.settings, decided, now_ms(), 0))
     lake.jump(dict.fromkeys(lake.every, 3))
     waiting = live_rows(spark, lake.settings).where("status = 'waiting'").collect()
-    found = {(row.partition, source, part.offset) for row in waiting for source in SOURCES for part in row[source]}
-    assert found == {(p, r.source, r.offset) for p, case in cases.items() for r in case.records() if r.key and r.offset >= 3}
-    heads = {s: max(r.event_time for r in cases[1].records() if r.source == s and r.offset >= 3) for s in SOURCES}
-    assert {tuple(row.waits_for) for row in waiting if row.partition == 1} == {(min(heads, key=heads.__getitem__),)}
+    found = {
+        (row.partition, source, part.offset)
+        for row in waiting
+        for source in SOURCES
+        for part in row[source]
+    }
+    assert found == {
+        (p, r.source, r.offset)
+        for p, case in cases.items()
+        for r in case.records()
+        if r.key and r.offset >= 3
+    }
+    heads = {
+        s: max(r.event_time for r in cases[1].records() if r.source == s and r.offset >= 3)
+        for s in SOURCES
+    }
+    assert {tuple(row.waits_for) for row in waiting if row.partition == 1} == {
+        (min(heads, key=heads.__getitem__),)
+    }
 
 
 @pytest.mark.nightly
 def test_a_stuck_source_is_seen_and_an_idle_one_is_not(spark: SparkSession, tmp_path: Path) -> None:
-    values: dict[str, list[bytes | None]] = {"tracking": [keyed("a", 10), keyed("b", 500)], "orders": [heartbeat(200)]}
+    values: dict[str, list[bytes | None]] = {
+        "tracking": [keyed("a", 10), keyed("b", 500)],
+        "orders": [heartbeat(200)],
+    }
     silent: dict[str, list[bytes | None]] = {"tracking": [keyed("a", 10)], "orders": []}
-    cases = {p: Case(values, 100, ["tracking", "orders", "tracking"]) for p in (0, 1)} | {2: Case(silent, 100, ["tracking"])}
+    cases = {p: Case(values, 100, ["tracking", "orders", "tracking"]) for p in (0, 1)} | {
+        2: Case(silent, 100, ["tracking"])
+    }
     lake = case_lake(spark, settings_for(tmp_path), cases)
     lake.arrive()
     lake.merge()
     decided = [(TopicPartition("orders", 1), IdleDecision(0, 500))]
     lake.owner().append(tables.IDLE_HEARTBEATS, decision_rows(lake.settings, decided, now_ms(), 0))
-    waiting = live_rows(spark, lake.settings).where("status = 'waiting'").select("partition", "merge_key", "waits_for")
+    waiting = (
+        live_rows(spark, lake.settings)
+        .where("status = 'waiting'")
+        .select("partition", "merge_key", "waits_for")
+    )
     assert sorted(map(tuple, waiting.collect())) == [
         (0, "b", ["orders"]),
         (1, "b", list(SOURCES)),  # the next batch will merge it
@@ -120,7 +172,9 @@ def test_a_stuck_source_is_seen_and_an_idle_one_is_not(spark: SparkSession, tmp_
 @pytest.mark.nightly
 def test_with_tenants_each_waits_for_itself(spark: SparkSession, tmp_path: Path) -> None:
     cases = tenant_cases(12)
-    lake = case_lake(spark, settings_for(tmp_path, merge__tenant="g", merge__tenant_max_lag="300ms"), cases)
+    lake = case_lake(
+        spark, settings_for(tmp_path, merge__tenant="g", merge__tenant_max_lag="300ms"), cases
+    )
     lake.arrive()
     lake.merge(lake.quick)
     rows = live_rows(spark, lake.settings)
@@ -136,9 +190,13 @@ def test_with_tenants_each_waits_for_itself(spark: SparkSession, tmp_path: Path)
         for source, queue in model.unread().items():
             for _, record in queue:
                 if record.key is not None:
-                    expected.setdefault((p, record.tenant, record.key), set()).add((source, record.offset))
+                    expected.setdefault((p, record.tenant, record.key), set()).add(
+                        (source, record.offset)
+                    )
     found = {
-        (row.partition, row.tenant, row.merge_key): {(s, part.offset) for s in SOURCES for part in row[s]}
+        (row.partition, row.tenant, row.merge_key): {
+            (s, part.offset) for s in SOURCES for part in row[s]
+        }
         for row in rows.where("waits_for IS NOT NULL").collect()
     }
     assert found == expected
@@ -153,23 +211,40 @@ def test_a_catalog_has_it_as_a_view_of_its_own(spark: SparkSession, tmp_path: Pa
     with place_of("spark-catalog", lambda: spark, tmp_path) as place:
         settings = settings_for(tmp_path, **place, sources__orders__schema=str(schema))
         orders = keyed("a", 20, **{"a'b": 7})
-        values: dict[str, list[bytes | None]] = {"tracking": [keyed("a", 10)], "orders": [orders, heartbeat(30)]}
+        values: dict[str, list[bytes | None]] = {
+            "tracking": [keyed("a", 10)],
+            "orders": [orders, heartbeat(30)],
+        }
         lake = case_lake(spark, settings, {0: Case(values, 100, ["tracking", "orders", "orders"])})
         view = f"spark_catalog.{place['lake']['schema']}.live"
         lake.arrive()
-        by_view = f"SELECT merge_key, status, orders[0].value.`a'b`, waits_for FROM {view} ORDER BY status"
-        assert [tuple(row) for row in spark.sql(by_view).collect()] == [("a", "waiting", 7, ["tracking"])]
+        by_view = (
+            f"SELECT merge_key, status, orders[0].value.`a'b`, waits_for FROM {view} ORDER BY "
+            "status"
+        )
+        assert [tuple(row) for row in spark.sql(by_view).collect()] == [
+            ("a", "waiting", 7, ["tracking"])
+        ]
         lake.merge()
         rows = [tuple(row) for row in spark.sql(by_view).collect()]
         assert rows == [("a", "open", None, None), ("a", "waiting", 7, ["tracking"])]
-        columns = [name for name in live_rows(spark, settings).columns if name not in ("waits_for", "batch")]
-        here, there = live_rows(spark, settings).select(*columns), spark.table(view).select(*columns)
+        columns = [
+            name
+            for name in live_rows(spark, settings).columns
+            if name not in ("waits_for", "batch")
+        ]
+        here, there = (
+            live_rows(spark, settings).select(*columns),
+            spark.table(view).select(*columns),
+        )
         assert here.exceptAll(there).isEmpty()
         assert here.count() == there.count()
 
 
 @pytest.mark.nightly
-def test_decimals_and_times_of_json_wait_as_they_will_be_merged(spark: SparkSession, tmp_path: Path) -> None:
+def test_decimals_and_times_of_json_wait_as_they_will_be_merged(
+    spark: SparkSession, tmp_path: Path
+) -> None:
     def named(name: str, kind: str = "string") -> dict[str, str]:
         return {"type": kind, "x-watersmeet-type": name}
 
@@ -182,13 +257,27 @@ def test_decimals_and_times_of_json_wait_as_they_will_be_merged(spark: SparkSess
         "tax": named("decimal(4, 2)"),
     }
     (tmp_path / "x.json").write_text(json.dumps({"type": "object", "properties": fields}))
-    spelled = b',"at":"0001-01-31T12:00:00.123456+01:00","day":"9999-12-31","price":12345678901234567890.5e1,"tax":"-0.190"}'
+    spelled = (
+        b',"at":"0001-01-31T12:00:00.123456+01:00","day":"9999-12-31",'
+        b'"price":12345678901234567890.5e1,"tax":"-0.190"}'
+    )
     values: list[bytes | None] = [keyed("a", time)[:-1] + spelled for time in (10, 900)]
-    case = Case({"tracking": values, "orders": [heartbeat(500)]}, 100, ["tracking", "tracking", "orders"])
-    lake = case_lake(spark, settings_for(tmp_path, sources__tracking__schema=str(tmp_path / "x.json")), {0: case})
+    case = Case(
+        {"tracking": values, "orders": [heartbeat(500)]}, 100, ["tracking", "tracking", "orders"]
+    )
+    lake = case_lake(
+        spark, settings_for(tmp_path, sources__tracking__schema=str(tmp_path / "x.json")), {0: case}
+    )
     lake.arrive()
     lake.merge()
     rows = live_rows(spark, lake.settings).selectExpr("status", "inline(tracking)")
-    found = rows.selectExpr("status", *(f"CAST(value.{name} AS STRING)" for name in ("at", "day", "price", "tax"))).collect()
-    expected = ("0001-01-31 11:00:00.123456", "9999-12-31", "123456789012345678905.0000000000", "-0.19")
+    found = rows.selectExpr(
+        "status", *(f"CAST(value.{name} AS STRING)" for name in ("at", "day", "price", "tax"))
+    ).collect()
+    expected = (
+        "0001-01-31 11:00:00.123456",
+        "9999-12-31",
+        "123456789012345678905.0000000000",
+        "-0.19",
+    )
     assert sorted(map(tuple, found)) == [(status, *expected) for status in ("timed_out", "waiting")]

@@ -1,5 +1,5 @@
-"""The laws of the notebooks: each runs from top to bottom on a lake of any sources, answers, only reads, and is stored without
-outputs.
+"""The laws of the notebooks: each runs from top to bottom on a lake of any sources, answers, only
+reads, and is stored without outputs.
 """
 
 from __future__ import annotations
@@ -37,9 +37,29 @@ WARNING = "records that are not in bronze yet are not counted"
 
 ANSWERS = {
     "01_explore_silver": ["all, and valid", "half_up_to"],
-    "02_audit_a_decision": ["clock_of_partition", "until_offset", "opened", "as of version", "first_seq"],
-    "03_late_and_quarantine": ["late_share", "nine_in_ten_up_to_s", "T = 200ms", "complete: with", "undecodable"],
-    "04_operate": ["waiting", "held", "waits_for", "lag of clicks", "latest_decided_at", "lead_of_clicks_s", "MiB"],
+    "02_audit_a_decision": [
+        "clock_of_partition",
+        "until_offset",
+        "opened",
+        "as of version",
+        "first_seq",
+    ],
+    "03_late_and_quarantine": [
+        "late_share",
+        "nine_in_ten_up_to_s",
+        "T = 200ms",
+        "complete: with",
+        "undecodable",
+    ],
+    "04_operate": [
+        "waiting",
+        "held",
+        "waits_for",
+        "lag of clicks",
+        "latest_decided_at",
+        "lead_of_clicks_s",
+        "MiB",
+    ],
 }
 """Words that stand in what a notebook shows, and so in its answers."""
 
@@ -67,8 +87,9 @@ def code_cells(notebook: Any) -> list[Any]:
 
 @pytest.fixture(scope="module")
 def configuration(root_session: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Of a lake with three sources, which no notebook can have heard of: merged in several batches, with open, finished and
-    published records, late and refused ones, a word of the idle policy, and a partition that has no clock.
+    """Of a lake with three sources, which no notebook can have heard of: merged in several batches,
+    with open, finished and published records, late and refused ones, a word of the idle policy, and
+    a partition that has no clock.
     """
     folder: Path = tmp_path_factory.mktemp("notebooks")
     settings = settings_for(folder, sources=SOURCES, publish__valid="size(orders) > 0")
@@ -81,7 +102,8 @@ def configuration(root_session: SparkSession, tmp_path_factory: pytest.TempPathF
     publish_silver(lake)
     head = cases[0].merged(SOURCES).heads["orders"]
     last_offset = len(cases[0].values["orders"]) - 1
-    decided = [(TopicPartition("orders", 0), IdleDecision(last_offset, head))]  # which moves nothing
+    # Which moves nothing.
+    decided = [(TopicPartition("orders", 0), IdleDecision(last_offset, head))]
     lake.owner().append(tables.IDLE_HEARTBEATS, decision_rows(settings, decided, now_ms(), 0))
     silver = lake.silver()
     assert {row[2] for row in silver} == {"open", "timed_out"}
@@ -96,7 +118,9 @@ def configuration(root_session: SparkSession, tmp_path_factory: pytest.TempPathF
 def publish_silver(lake: CaseLake) -> None:
     """Notes one transaction a partition, as if what has timed out by now had been published."""
     columns = ["partition", "event_time", "merge_key"]
-    found = lake.questions.select(tables.SILVER, columns, [[("status", "=", "timed_out"), ("valid", "=", True)]])
+    found = lake.questions.select(
+        tables.SILVER, columns, [[("status", "=", "timed_out"), ("valid", "=", True)]]
+    )
     valid = sorted(tuple(row.values()) for row in found.to_pylist())
     rows = []
     for partition in {row[0] for row in valid}:
@@ -108,12 +132,15 @@ def publish_silver(lake: CaseLake) -> None:
 
 @pytest.fixture(scope="module")
 def with_tenants(root_session: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Of a lake with tenants, of which some are behind: merged in several batches, with records of every kind."""
+    """Of a lake with tenants, of which some are behind: merged in several batches, with records of
+    every kind."""
     folder: Path = tmp_path_factory.mktemp("tenants")
     merge = {"timeout": "100ms", "tenant": "g", "tenant_max_lag": "300ms"}
     settings = settings_for(folder, merge=merge)
     file = write_configuration(settings_for(folder), folder)
-    file.write_text(yaml.safe_dump(yaml.safe_load(file.read_text()) | {"merge": merge}, sort_keys=False))
+    file.write_text(
+        yaml.safe_dump(yaml.safe_load(file.read_text()) | {"merge": merge}, sort_keys=False)
+    )
     lake = CaseLake(engine_for(lambda: root_session, settings), settings, tenant_cases(6))
     for share in (0.5, 1.0):
         lake.arrive(share)
@@ -123,7 +150,8 @@ def with_tenants(root_session: SparkSession, tmp_path_factory: pytest.TempPathFa
 
 
 class Executed(NamedTuple):
-    """A notebook after its cells were run, which files of the lake it has changed, and what it has left behind."""
+    """A notebook after its cells were run, which files of the lake it has changed, and what it has
+    left behind."""
 
     notebook: Any
     changed: list[str]
@@ -136,18 +164,26 @@ def executed(configuration: Path, tmp_path_factory: pytest.TempPathFactory) -> d
 
 
 @pytest.fixture(scope="module")
-def executed_with_tenants(with_tenants: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[Path, Executed]:
+def executed_with_tenants(
+    with_tenants: Path, tmp_path_factory: pytest.TempPathFactory
+) -> dict[Path, Executed]:
     return executed_on(with_tenants, tmp_path_factory.mktemp("kernel"))
 
 
 def executed_on(configuration: Path, folder: Path) -> dict[Path, Executed]:
-    """All notebooks on a lake, one after the other in a kernel that forgets every name in between: they share its Spark, as on a
-    cluster.
+    """All notebooks on a lake, one after the other in a kernel that forgets every name in between:
+    they share its Spark, as on a cluster.
     """
     found = {}
     cells = nbformat.v4.new_notebook()  # type: ignore[no-untyped-call]
     with pytest.MonkeyPatch.context() as environment:
-        for name in ("IPYTHONDIR", "JUPYTER_RUNTIME_DIR", "JUPYTER_CONFIG_DIR", "TMPDIR"):  # where they do not pile up
+        # Where they do not pile up.
+        for name in (
+            "IPYTHONDIR",
+            "JUPYTER_RUNTIME_DIR",
+            "JUPYTER_CONFIG_DIR",
+            "TMPDIR",
+        ):
             (folder / name).mkdir()
             environment.setenv(name, str(folder / name))
         with kernel(cells, folder) as client:
@@ -155,19 +191,25 @@ def executed_on(configuration: Path, folder: Path) -> dict[Path, Executed]:
                 lake = configuration.parent / "lake"
                 notebook, before = read(path), contents(lake)
                 names = {"WATERSMEET_LAKE": str(lake), "WATERSMEET_CONFIG": str(configuration)}
-                begin = nbformat.v4.new_code_cell(f"%reset -f\nimport os\nos.environ.update({names})")  # type: ignore[no-untyped-call]
+                begin = nbformat.v4.new_code_cell(
+                    f"%reset -f\nimport os\nos.environ.update({names})"
+                )  # type: ignore[no-untyped-call]
                 for cell in [begin, *notebook.cells]:
                     cells.cells.append(cell)
                     client.execute_cell(cell, len(cells.cells) - 1)
                 changed = sorted(name for name, _ in contents(lake).items() ^ before.items())
-                found[path] = Executed(notebook, changed, list((folder / "TMPDIR").glob("watersmeet-*")))
+                found[path] = Executed(
+                    notebook, changed, list((folder / "TMPDIR").glob("watersmeet-*"))
+                )
     return found
 
 
 @contextmanager
 def kernel(notebook: Any, folder: Path) -> Iterator[NotebookClient]:
     """A kernel of this Python, with a Spark of its own; no process of it is left behind."""
-    client = NotebookClient(notebook, kernel_name="python3", timeout=300, resources={"metadata": {"path": str(folder)}})
+    client = NotebookClient(
+        notebook, kernel_name="python3", timeout=300, resources={"metadata": {"path": str(folder)}}
+    )
     before = set(psutil.Process().children(recursive=True))
     started: set[psutil.Process] = set()
     names: list[str] = []
@@ -188,11 +230,18 @@ def kernel(notebook: Any, folder: Path) -> Iterator[NotebookClient]:
 
 def shown(cell: Any) -> str:
     """All that a cell has shown, as plain text."""
-    return "\n".join(output["data"]["text/plain"] if "data" in output else output.get("text", "") for output in cell.outputs)
+    return "\n".join(
+        output["data"]["text/plain"] if "data" in output else output.get("text", "")
+        for output in cell.outputs
+    )
 
 
 def contents(folder: Path) -> dict[str, int]:
-    return {str(path.relative_to(folder)): path.stat().st_mtime_ns for path in folder.rglob("*") if path.is_file()}
+    return {
+        str(path.relative_to(folder)): path.stat().st_mtime_ns
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
 
 
 def test_every_notebook_is_tried() -> None:
@@ -200,7 +249,9 @@ def test_every_notebook_is_tried() -> None:
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_a_notebook_runs_on_a_lake_of_any_sources_and_only_reads(path: Path, executed: dict[Path, Executed]) -> None:
+def test_a_notebook_runs_on_a_lake_of_any_sources_and_only_reads(
+    path: Path, executed: dict[Path, Executed]
+) -> None:
     notebook, changed, left = executed[path]
     assert changed == []
     assert left == [], "what it made for itself is gone"
@@ -215,7 +266,9 @@ def test_a_notebook_runs_on_a_lake_of_any_sources_and_only_reads(path: Path, exe
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_a_notebook_runs_on_a_lake_with_tenants_and_says_so(path: Path, executed_with_tenants: dict[Path, Executed]) -> None:
+def test_a_notebook_runs_on_a_lake_with_tenants_and_says_so(
+    path: Path, executed_with_tenants: dict[Path, Executed]
+) -> None:
     notebook, changed, left = executed_with_tenants[path]
     assert (changed, left) == ([], [])
     text = "\n".join(map(shown, code_cells(notebook)))
@@ -228,7 +281,9 @@ def test_a_notebook_is_stored_without_outputs(path: Path) -> None:
     notebook = read(path)
     nbformat.validate(notebook)
     assert notebook.metadata.kernelspec.name == "python3"
-    assert [(cell.outputs, cell.execution_count) for cell in code_cells(notebook)] == [([], None)] * len(code_cells(notebook))
+    assert [(cell.outputs, cell.execution_count) for cell in code_cells(notebook)] == [
+        ([], None)
+    ] * len(code_cells(notebook))
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
@@ -239,7 +294,9 @@ def test_a_notebook_explains_each_of_its_cells(path: Path) -> None:
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_a_notebook_names_no_path_of_a_machine(path: Path) -> None:
-    assert [match[0] for cell in read(path).cells for match in MACHINE_PATH.finditer(cell.source)] == []
+    assert [
+        match[0] for cell in read(path).cells for match in MACHINE_PATH.finditer(cell.source)
+    ] == []
 
 
 @pytest.mark.parametrize(
@@ -304,7 +361,11 @@ def test_what_it_reads_is_the_widgets_else_the_environments_else_the_demos(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    name, demo = ("lake", "./demo-lake/lake") if path == NOTEBOOKS[0] else ("config", "./demo-lake/watersmeet.yml")
+    name, demo = (
+        ("lake", "./demo-lake/lake")
+        if path == NOTEBOOKS[0]
+        else ("config", "./demo-lake/watersmeet.yml")
+    )
     variable = f"WATERSMEET_{name.upper()}"
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv(variable, raising=False)

@@ -1,4 +1,5 @@
-"""A producer may give its records any number as a timestamp: nothing stops at one, and it is shown as what it is."""
+"""A producer may give its records any number as a timestamp: nothing stops at one, and it is shown
+as what it is."""
 
 from __future__ import annotations
 
@@ -31,16 +32,27 @@ TIMES = (MICROSECONDS, NANOSECONDS, LAST_EVENT_TIME_MS + 1, 5_000)
 
 def take_any_time(kafka: str, *topics: str) -> None:
     """Has topics take records of any timestamp."""
-    entry = ConfigEntry("message.timestamp.after.max.ms", str(2**63 - 1), incremental_operation=AlterConfigOpType.SET)
-    resources = [ConfigResource(ResourceType.TOPIC, topic, incremental_configs=[entry]) for topic in topics]
+    entry = ConfigEntry(
+        "message.timestamp.after.max.ms",
+        str(2**63 - 1),
+        incremental_operation=AlterConfigOpType.SET,
+    )
+    resources = [
+        ConfigResource(ResourceType.TOPIC, topic, incremental_configs=[entry]) for topic in topics
+    ]
     admin = AdminClient({"bootstrap.servers": kafka})
     for altered in admin.incremental_alter_configs(resources).values():
         altered.result(30)
 
 
 @pytest.mark.long
-def test_timestamps_beyond_every_calendar_stop_nothing_and_are_shown_as_out_of_range(kafka: str, tmp_path: Path) -> None:
-    letters: dict[str, Any] = {"publish__late_topic": "odd-late", "publish__quarantine_topic": "odd-quarantine"}
+def test_timestamps_beyond_every_calendar_stop_nothing_and_are_shown_as_out_of_range(
+    kafka: str, tmp_path: Path
+) -> None:
+    letters: dict[str, Any] = {
+        "publish__late_topic": "odd-late",
+        "publish__quarantine_topic": "odd-quarantine",
+    }
     river = River.make(kafka, tmp_path, "odd", **letters)
     take_any_time(kafka, *map(river.topic, ("tracking", "orders")))
     producer = Producer({"bootstrap.servers": kafka})
@@ -54,10 +66,18 @@ def test_timestamps_beyond_every_calendar_stop_nothing_and_are_shown_as_out_of_r
     river.finish()
     assert river.losses() == Losses()
     assert river.broken_promises() == []
-    sent = {min(message.timestamp()[1], (2**63 - 1) // 1000) for message in consume(kafka, "odd-quarantine", 2)}
+    sent = {
+        min(message.timestamp()[1], (2**63 - 1) // 1000)
+        for message in consume(kafka, "odd-quarantine", 2)
+    }
     assert sent >= {MICROSECONDS, LAST_EVENT_TIME_MS + 1, 5_000}
 
-    for command in (["status"], ["explain", "a"], ["verify"], ["redrive", "--reason", "undecodable"]):
+    for command in (
+        ["status"],
+        ["explain", "a"],
+        ["verify"],
+        ["redrive", "--reason", "undecodable"],
+    ):
         assert json.loads(here(river, *command, "--json")) is not None
         assert here(river, *command)
     page = tmp_path / "report.html"
@@ -73,5 +93,8 @@ def test_a_time_that_no_calendar_has_is_shown_as_the_number_that_it_is(ms: int) 
 
 
 def test_the_first_and_the_last_time_that_a_calendar_has_are_shown_as_times() -> None:
-    assert (utc(0), utc(LAST_EVENT_TIME_MS)) == ("1970-01-01 00:00:00.000Z", "9999-12-31 23:59:59.999Z")
+    assert (utc(0), utc(LAST_EVENT_TIME_MS)) == (
+        "1970-01-01 00:00:00.000Z",
+        "9999-12-31 23:59:59.999Z",
+    )
     assert utc(None) == "-"

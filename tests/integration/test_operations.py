@@ -35,7 +35,9 @@ def run_once(river: River, *layers: str) -> None:
 @pytest.fixture
 def river(root_session: SparkSession, kafka: str, tmp_path: Path) -> River:
     """One partition, some of it published, some open, some waiting."""
-    found = River.make(kafka, tmp_path, f"jump-{tmp_path.name[-12:]}".replace("_", "-"), partitions=1)
+    found = River.make(
+        kafka, tmp_path, f"jump-{tmp_path.name[-12:]}".replace("_", "-"), partitions=1
+    )
     for _ in range(3):
         found.flow()
     run_once(found)
@@ -64,9 +66,15 @@ def test_a_jump_to_the_latest_says_what_it_skips_and_goes_on_with_fresh_state(ri
 
     assert reset(river, "--to", "latest", "--yes")["done"]
     of_reset = [[("invalid_reason", "=", "reset")]]
-    closed = river.questions.select(tables.SILVER, ["merge_key", "status", "valid"], of_reset).to_pylist()
-    assert {tuple(row.values()) for row in closed} == {(row[1], "timed_out", False) for row in open_rows}
-    resets = river.questions.select(tables.RESETS, ["source", "from_offset", "to_offset", "reason"]).to_pylist()
+    closed = river.questions.select(
+        tables.SILVER, ["merge_key", "status", "valid"], of_reset
+    ).to_pylist()
+    assert {tuple(row.values()) for row in closed} == {
+        (row[1], "timed_out", False) for row in open_rows
+    }
+    resets = river.questions.select(
+        tables.RESETS, ["source", "from_offset", "to_offset", "reason"]
+    ).to_pylist()
     kept = {(row["source"], row["to_offset"] - row["from_offset"], row["reason"]) for row in resets}
     assert kept == {(source, count, "reset --to latest") for source, count in skipped.items()}
 
@@ -77,7 +85,9 @@ def test_a_jump_to_the_latest_says_what_it_skips_and_goes_on_with_fresh_state(ri
     fresh = Case({s: v[begun[s] :] for s, v in river.cases[0].values.items()}, 300)
     fresh.arrivals = [s for s, values in fresh.values.items() for _ in values]
     last = max(int(m.id.split("/")[1]) for m in out)
-    expected = [(m.key, m.timestamp, m.value) for m in expected_messages({0: fresh}) if m.timestamp > last]
+    expected = [
+        (m.key, m.timestamp, m.value) for m in expected_messages({0: fresh}) if m.timestamp > last
+    ]
     found = published(river.kafka, river.sink, 1)
     assert found[: len(out)] == out, "what is out stays"
     assert [(m.key, m.timestamp, m.value) for m in found[len(out) :]] == expected
@@ -101,7 +111,10 @@ def test_a_jump_back_merges_again_and_publishes_nothing_twice(river: River) -> N
 
 
 def test_a_place_that_is_none_is_refused() -> None:
-    with pytest.raises(ConfigurationError, match="--to: `yesterday` is not a time; use earliest, latest or a time such as"):
+    with pytest.raises(
+        ConfigurationError,
+        match="--to: `yesterday` is not a time; use earliest, latest or a time such as",
+    ):
         arguments.parse_target("yesterday")
     assert arguments.parse_target("1970-01-01T00:00:05Z") == 5000
 
@@ -117,9 +130,13 @@ EVERY = 4
 
 @pytest.mark.promise("C19")
 @pytest.mark.parametrize("engine", ENGINES)
-def test_files_stay_few_however_many_batches_there_are(open_spark: OpenSpark, tmp_path: Path, engine: str) -> None:
+def test_files_stay_few_however_many_batches_there_are(
+    open_spark: OpenSpark, tmp_path: Path, engine: str
+) -> None:
     settings = settings_for(tmp_path, engine=engine)
-    lake = CaseLake(engine_for(open_spark, settings), settings, {0: Case({"tracking": [], "orders": []}, 100)})
+    lake = CaseLake(
+        engine_for(open_spark, settings), settings, {0: Case({"tracking": [], "orders": []}, 100)}
+    )
     silver, case, asked = lake.start(), lake.cases[0], lake.questions
     keeper = Maintenance(lake.engine, kept_by("silver", settings), every=EVERY)
     most = 0
@@ -138,7 +155,9 @@ def test_files_stay_few_however_many_batches_there_are(open_spark: OpenSpark, tm
     done = {row["table"]: row for row in maintain(lake.engine, kept_by("silver", settings))}
     assert int(str(done[tables.SILVER]["files"])) <= FEW_FILES
     assert lake.silver() == before
-    assert lake.start().planner.cursors == silver.planner.cursors, "silver takes up its work from what is left"
+    assert lake.start().planner.cursors == silver.planner.cursors, (
+        "silver takes up its work from what is left"
+    )
     version = asked.version(tables.SILVER) - EVERY
     assert asked.select(tables.SILVER, ["merge_key"], version=version).num_rows > 0, (
         "time travel within the retention still works"
@@ -147,7 +166,9 @@ def test_files_stay_few_however_many_batches_there_are(open_spark: OpenSpark, tm
 
 @pytest.mark.promise("C19")
 @pytest.mark.parametrize("chosen", ["embedded", "spark"])
-def test_only_what_lies_beyond_the_retention_is_removed(open_spark: OpenSpark, tmp_path: Path, chosen: str) -> None:
+def test_only_what_lies_beyond_the_retention_is_removed(
+    open_spark: OpenSpark, tmp_path: Path, chosen: str
+) -> None:
     settings = settings_for(tmp_path, engine=chosen).model_copy(update={"retention_ms": 1})
     engine = engine_for(open_spark, settings)
     engine.create(engine.lake.layout[tables.CONFIGURATION])
@@ -161,4 +182,8 @@ def test_only_what_lies_beyond_the_retention_is_removed(open_spark: OpenSpark, t
     longer = engine_for(open_spark, settings_for(tmp_path, engine=chosen, retention="30d"))
     maintain(longer, [tables.CONFIGURATION])
     kept = longer.questions.properties(tables.CONFIGURATION)
-    assert kept["delta.logRetentionDuration"] == kept["delta.deletedFileRetentionDuration"] == "interval 2592000000 milliseconds"
+    assert (
+        kept["delta.logRetentionDuration"]
+        == kept["delta.deletedFileRetentionDuration"]
+        == "interval 2592000000 milliseconds"
+    )

@@ -22,14 +22,21 @@ from tests.support.topics import consume
 pytestmark = pytest.mark.long
 
 Counted = Counter[tuple[str, str, str, str]]
-LETTERS = {"publish__late_topic": "outcomes-late", "publish__quarantine_topic": "outcomes-quarantine"}
+LETTERS = {
+    "publish__late_topic": "outcomes-late",
+    "publish__quarantine_topic": "outcomes-quarantine",
+}
 HEARTBEATS_ALONE = {"field": "type", "equals": "heartbeat"}
 MODES: dict[str, dict[str, Any]] = {
     "plain": {},
     "window": {"merge": {"window": {"gap": "100ms", "max": "250ms"}}},
     "letters": LETTERS,
     "skipping": {f"sources__{source}__tombstone": "skip" for source in SOURCES},
-    "batches": {"merge__max_records_per_batch": 60, "kafka__max_offsets_per_batch": 40, "publish__delivery": "at_least_once"},
+    "batches": {
+        "merge__max_records_per_batch": 60,
+        "kafka__max_offsets_per_batch": 40,
+        "publish__delivery": "at_least_once",
+    },
     "topics": {"inputs": ("tracking/outcomes-a", "tracking/outcomes-b", "orders")},
 }
 
@@ -40,7 +47,9 @@ def run(river: River, counted: Counted) -> None:
     def count(event: Event) -> None:
         if isinstance(event, Handled):
             for topic, counts in event.topics.items():
-                counted.update({(event.layer, topic, *outcome): records for outcome, records in counts.items()})
+                counted.update(
+                    {(event.layer, topic, *outcome): records for outcome, records in counts.items()}
+                )
 
     Run(river.settings, LAYERS, Reporter(), observers=[count]).once()
 
@@ -63,21 +72,29 @@ def of_tables(river: River) -> Counted:
                 counts["silver", topic, "heartbeat", ""] += row["heartbeat"] and is_passed
         for parts in questions.select(tables.SILVER, [source])[source].to_pylist():
             for part in parts:
-                counts["silver", part.get("topic", settings.sources[source].topics[0]), "merged", ""] += 1
+                counts[
+                    "silver", part.get("topic", settings.sources[source].topics[0]), "merged", ""
+                ] += 1
     for topic in questions.select(tables.LATE, ["topic"])["topic"].to_pylist():
         counts["silver", topic, "late", ""] += 1
     for topic in (river.sink, *settings.publish.dead_letter_topics.values()):
         counts["gold", topic, "published", ""] += len(consume(river.kafka, topic, river.partitions))
     quarantine = questions.select(tables.QUARANTINE, ["topic", "reason"]).to_pylist()
     assert Counter((row["topic"], row["reason"]) for row in quarantine) == Counter(
-        {(topic, reason): n for (_, topic, outcome, reason), n in counts.items() if outcome == "quarantined"}
+        {
+            (topic, reason): n
+            for (_, topic, outcome, reason), n in counts.items()
+            if outcome == "quarantined"
+        }
     )
     return +counts
 
 
 def passed_offsets(river: River, source: str) -> dict[tuple[str, int], int]:
     """By topic and partition, up to which offset silver has passed it."""
-    rows = river.questions.select(tables.PROGRESS, ["topic", "partition", "until_offset"], [[("source", "=", source)]])
+    rows = river.questions.select(
+        tables.PROGRESS, ["topic", "partition", "until_offset"], [[("source", "=", source)]]
+    )
     passed: dict[tuple[str, int], int] = {}
     for row in rows.to_pylist():
         place = row["topic"], row["partition"]
@@ -86,7 +103,9 @@ def passed_offsets(river: River, source: str) -> dict[tuple[str, int], int]:
 
 
 @pytest.mark.parametrize("mode", first_then_nightly(MODES))
-def test_every_outcome_is_counted_as_the_tables_have_it(kafka: str, tmp_path: Path, mode: str) -> None:
+def test_every_outcome_is_counted_as_the_tables_have_it(
+    kafka: str, tmp_path: Path, mode: str
+) -> None:
     river, counted = River.make(kafka, tmp_path, f"outcomes-{mode}", **MODES[mode]), Counted()
     for _ in range(3):
         river.flow(records=30)
@@ -96,7 +115,9 @@ def test_every_outcome_is_counted_as_the_tables_have_it(kafka: str, tmp_path: Pa
     assert outcomes >= {"accepted", "heartbeat", "quarantined", "merged", "late", "published"}
 
 
-def test_where_tenants_have_clocks_every_outcome_is_counted_as_the_tables_have_it(kafka: str, tmp_path: Path) -> None:
+def test_where_tenants_have_clocks_every_outcome_is_counted_as_the_tables_have_it(
+    kafka: str, tmp_path: Path
+) -> None:
     tenants, counted = TenantRiver(kafka, tmp_path, "outcomes-tenants", partitions=3), Counted()
     for share in (0.3, 0.7, 1):
         tenants.arrive(share)
@@ -104,7 +125,9 @@ def test_where_tenants_have_clocks_every_outcome_is_counted_as_the_tables_have_i
         assert +counted == of_tables(tenants.river)
 
 
-def test_after_a_lake_was_lost_records_that_are_out_are_counted_as_such(kafka: str, tmp_path: Path) -> None:
+def test_after_a_lake_was_lost_records_that_are_out_are_counted_as_such(
+    kafka: str, tmp_path: Path
+) -> None:
     river, before = River.make(kafka, tmp_path, "outcomes-lost"), Counted()
     for _ in range(3):
         river.flow(records=30)
@@ -115,7 +138,11 @@ def test_after_a_lake_was_lost_records_that_are_out_are_counted_as_such(kafka: s
     river.flow(records=30)
     counted = Counted()
     run(river, counted)
-    passed = [n for (layer, _, outcome, _), n in counted.items() if layer == "silver" and outcome == "recovered"]
+    passed = [
+        n
+        for (layer, _, outcome, _), n in counted.items()
+        if layer == "silver" and outcome == "recovered"
+    ]
     assert sum(passed) > 0
     expected = of_tables(river)
     published = before["gold", river.sink, "published", ""]

@@ -1,4 +1,5 @@
-"""What a run and its answers write is for its user and, as far as the umask lets it, its group: it holds what senders wrote."""
+"""What a run and its answers write is for its user and, as far as the umask lets it, its group: it
+holds what senders wrote."""
 
 from __future__ import annotations
 

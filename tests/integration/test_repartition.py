@@ -1,4 +1,5 @@
-"""Repartition on a real broker: each record once, where its key belongs, in lockstep, whatever is killed."""
+"""Repartition on a real broker: each record once, where its key belongs, in lockstep, whatever is
+killed."""
 
 from __future__ import annotations
 
@@ -20,7 +21,12 @@ from confluent_kafka import Producer
 from pipelines.audit.validate import check_kafka, check_keys
 from pipelines.audit.verify import verify
 from pipelines.core.repartition import murmur2
-from pipelines.errors import ConfigurationError, DataLossError, ForeignMessageError, TopicChangedError
+from pipelines.errors import (
+    ConfigurationError,
+    DataLossError,
+    ForeignMessageError,
+    TopicChangedError,
+)
 from pipelines.kafka.cluster import Cluster
 from pipelines.lake import tables
 from pipelines.monitoring.events import Behind, Event
@@ -73,18 +79,23 @@ def found_in(river: River, source: str) -> dict[int, list[Copy]]:
 
 @pytest.mark.promise("N4")
 @pytest.mark.parametrize(
-    ("counts", "partitions"), first_then_nightly([(((2, 3, 1), (1, 1)), 3), ((3, 4), 4), ((4, 3), 2), ((1, 1), 1)], 2)
+    ("counts", "partitions"),
+    first_then_nightly([(((2, 3, 1), (1, 1)), 3), ((3, 4), 4), ((4, 3), 2), ((1, 1), 1)], 2),
 )
 def test_every_record_is_written_once_as_it_came_in_lockstep_to_the_partition_of_its_key(
     kafka: str, tmp_path: Path, request: pytest.FixtureRequest, counts: Counts, partitions: int
 ) -> None:
     """However small the batches are, and in as many starts as there may be."""
-    river = confluence(kafka, tmp_path, name_of(request), counts, partitions, max_offsets_per_batch=40)
+    river = confluence(
+        kafka, tmp_path, name_of(request), counts, partitions, max_offsets_per_batch=40
+    )
     inputs = raws(river, counts)
     for raw in inputs.values():
         raw.flow(1, 0)
     told = {row["from"]: row for row in rows(river)}
-    assert {topic: row["read"] for topic, row in told.items()} == inputs["tracking"].sizes | inputs["orders"].sizes
+    assert {topic: row["read"] for topic, row in told.items()} == inputs["tracking"].sizes | inputs[
+        "orders"
+    ].sizes
     for row in told.values():
         assert row["records"] == sum(row["read"].values())
     for source, raw in inputs.items():
@@ -100,14 +111,21 @@ def test_every_record_is_written_once_as_it_came_in_lockstep_to_the_partition_of
     assert {source: found_in(river, source) for source in SOURCES} == before
 
 
-def test_a_key_goes_where_another_producer_with_javas_partitioner_sends_it(kafka: str, request: pytest.FixtureRequest) -> None:
+def test_a_key_goes_where_another_producer_with_javas_partitioner_sends_it(
+    kafka: str, request: pytest.FixtureRequest
+) -> None:
     topic = name_of(request)
     create_topics(kafka, topic, partitions=7)
     producer = Producer({"bootstrap.servers": kafka, "partitioner": "murmur2"})
     keys = [f"{'é' * (n % 3)}{'k' * n}{n}".encode() for n in range(40)]
     found: dict[bytes | None, int | None] = {}
     for key in keys:
-        producer.produce(topic, b"", key, on_delivery=lambda _, message: found.update({message.key(): message.partition()}))
+        producer.produce(
+            topic,
+            b"",
+            key,
+            on_delivery=lambda _, message: found.update({message.key(): message.partition()}),
+        )
     assert producer.flush(30) == 0
     assert found == {key: murmur2(key) % 7 for key in keys}
 
@@ -127,8 +145,10 @@ POINTS = [
 
 
 @pytest.mark.promise("N4")
-@pytest.mark.parametrize("counts", [((2, 3), (1, 2)), pytest.param((3, 2), marks=pytest.mark.nightly)])
-def test_a_repartition_that_is_killed_anywhere_is_finished_by_the_next_with_nothing_lost_repeated_or_moved(
+@pytest.mark.parametrize(
+    "counts", [((2, 3), (1, 2)), pytest.param((3, 2), marks=pytest.mark.nightly)]
+)
+def test_a_repartition_killed_anywhere_is_finished_by_the_next_with_nothing_lost_or_repeated(
     kafka: str, tmp_path: Path, request: pytest.FixtureRequest, counts: Counts
 ) -> None:
     river = confluence(kafka, tmp_path, name_of(request), counts, 4, max_offsets_per_batch=30)
@@ -154,7 +174,8 @@ def test_killed_at_any_moment_while_records_keep_coming_nothing_is_lost_or_writt
     inputs, rng = raws(river, counts), random.Random(7)
 
     def begin(n: int) -> RunProcess:
-        """One more repartition, and records for it: the last can be told to stop only after it began, which these show."""
+        """One more repartition, and records for it: the last can be told to stop only after it
+        began, which these show."""
         process = river.run(command="repartition")
         for raw in inputs.values():
             raw.flow(n, 1000 * n)
@@ -166,13 +187,20 @@ def test_killed_at_any_moment_while_records_keep_coming_nothing_is_lost_or_writt
         until(partial(has_come_to, river, ends), "some records")
         process.kill()
     process = begin(4)
-    until(lambda: all(size(river, s) >= sum(map(len, raw.expected(2).values())) for s, raw in inputs.items()), "all records")
+    until(
+        lambda: all(
+            size(river, s) >= sum(map(len, raw.expected(2).values())) for s, raw in inputs.items()
+        ),
+        "all records",
+    )
     assert process.stop() == 0, process.said()
     for source, raw in inputs.items():
         for p, copies in found_in(river, source).items():
             assert Counter(copies) == Counter(raw.expected(2)[p])
             for place in {copy.origin._replace(offset=0) for copy in copies}:
-                offsets = [copy.origin.offset for copy in copies if copy.origin._replace(offset=0) == place]
+                offsets = [
+                    copy.origin.offset for copy in copies if copy.origin._replace(offset=0) == place
+                ]
                 assert offsets == sorted(offsets)
 
 
@@ -191,7 +219,9 @@ def has_come_to(river: River, ends: dict[str, int]) -> bool:
 
 
 @pytest.mark.promise("N4")
-def test_the_later_of_two_writes_on_and_the_earlier_one_ends(kafka: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+def test_the_later_of_two_writes_on_and_the_earlier_one_ends(
+    kafka: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
     river = confluence(kafka, tmp_path, name_of(request), (2, 2), 3)
     inputs = raws(river, (2, 2))
     for raw in inputs.values():
@@ -211,7 +241,8 @@ def test_the_later_of_two_writes_on_and_the_earlier_one_ends(kafka: str, tmp_pat
 
 @pytest.fixture
 def river(kafka: str, tmp_path: Path, request: pytest.FixtureRequest) -> River:
-    """Repartitioned once, with a few records of each source: from two and one partitions to three."""
+    """Repartitioned once, with a few records of each source: from two and one partitions to
+    three."""
     river = confluence(kafka, tmp_path, name_of(request), (2, 1), 3)
     for raw in raws(river, (2, 1)).values():
         raw.flow(1, 0, records=6)
@@ -235,8 +266,14 @@ def test_the_topic_that_is_read_may_get_more_partitions_at_any_time(river: River
 
 
 @pytest.mark.promise("N4")
-def test_a_topic_that_is_added_is_read_from_its_first_record_on_and_then_belongs_to_the_others(river: River) -> None:
-    first, other, origins = origin(river), f"{origin(river)}-more", river.config["sources"]["tracking"]["repartition"]
+def test_a_topic_that_is_added_is_read_from_its_first_record_on_and_then_belongs_to_the_others(
+    river: River,
+) -> None:
+    first, other, origins = (
+        origin(river),
+        f"{origin(river)}-more",
+        river.config["sources"]["tracking"]["repartition"],
+    )
     before = found_in(river, "tracking")
     create_topics(river.kafka, other, partitions=1)
     produce(river.kafka, other, [(0, keyed("old", 10)), (0, keyed("new", 5000))])
@@ -245,8 +282,16 @@ def test_a_topic_that_is_added_is_read_from_its_first_record_on_and_then_belongs
     river.write()
     told = {row["from"]: row["records"] for row in rows(river) if row["source"] == "tracking"}
     assert told == {first: 1, other: 2}
-    added = [copy for p, copies in found_in(river, "tracking").items() for copy in copies[len(before[p]) :]]
-    assert sorted((copy.origin.topic, copy.origin.offset) for copy in added) == [(first, 7), (other, 0), (other, 1)]
+    added = [
+        copy
+        for p, copies in found_in(river, "tracking").items()
+        for copy in copies[len(before[p]) :]
+    ]
+    assert sorted((copy.origin.topic, copy.origin.offset) for copy in added) == [
+        (first, 7),
+        (other, 0),
+        (other, 1),
+    ]
     assert {row["records"] for row in rows(river)} == {0}
 
     for wrong in (first, other):
@@ -254,13 +299,17 @@ def test_a_topic_that_is_added_is_read_from_its_first_record_on_and_then_belongs
         river.write()
         left = other if wrong == first else first
         with pytest.raises(
-            ConfigurationError, match=rf"written from {left} \(.*\), and `from` names {wrong}; name that topic, too"
+            ConfigurationError,
+            match=rf"written from {left} \(.*\), and `from` names {wrong}; name that topic, too",
         ):
             rows(river)
     origins["from"] = [other, first]  # their order says nothing
     river.write()
     produce(river.kafka, other, [(0, keyed("more", 6000))])
-    assert {row["from"]: row["records"] for row in rows(river) if row["source"] == "tracking"} == {first: 0, other: 1}
+    assert {row["from"]: row["records"] for row in rows(river) if row["source"] == "tracking"} == {
+        first: 0,
+        other: 1,
+    }
 
 
 def test_a_message_that_a_redrive_sent_says_nothing_of_what_was_written(river: River) -> None:
@@ -268,7 +317,10 @@ def test_a_message_that_a_redrive_sent_says_nothing_of_what_was_written(river: R
     before = found_in(river, "tracking")
     producer = Producer({"bootstrap.servers": str(river.kafka)})
     for p in range(river.partitions):
-        headers: list[tuple[str, str | bytes | None]] = [("watersmeet.origin", b"x/0/0"), ("watersmeet.redriven", b"y/0/1")]
+        headers: list[tuple[str, str | bytes | None]] = [
+            ("watersmeet.origin", b"x/0/0"),
+            ("watersmeet.redriven", b"y/0/1"),
+        ]
         producer.produce(target(river), b"{", partition=p, headers=headers)
     assert producer.flush(30) == 0
     assert once(river)["tracking"]["records"] == 0
@@ -277,13 +329,20 @@ def test_a_message_that_a_redrive_sent_says_nothing_of_what_was_written(river: R
 
 def test_a_topic_that_others_write_to_is_refused(river: River) -> None:
     produce(river.kafka, target(river), [(1, b"{}")])
-    with pytest.raises(ForeignMessageError, match=r"\[1\] ends with a message at offset \d+ that has no watersmeet.next_offsets"):
+    with pytest.raises(
+        ForeignMessageError,
+        match=r"\[1\] ends with a message at offset \d+ that has no watersmeet.next_offsets",
+    ):
         once(river)
 
 
 def test_a_partition_that_was_emptied_is_refused_since_it_may_have_said_more(river: River) -> None:
-    delete_records(river.kafka, target(river), 1, Cluster(river.settings.kafka).bounds(target(river), 3)[1][1])
-    with pytest.raises(TopicChangedError, match=r"\[1\] ends at offset \d+ and holds no message any more"):
+    delete_records(
+        river.kafka, target(river), 1, Cluster(river.settings.kafka).bounds(target(river), 3)[1][1]
+    )
+    with pytest.raises(
+        TopicChangedError, match=r"\[1\] ends at offset \d+ and holds no message any more"
+    ):
         once(river)
 
 
@@ -291,7 +350,9 @@ def test_offsets_that_kafka_has_deleted_stop_it_unless_that_is_accepted(river: R
     produce(river.kafka, origin(river), [(0, keyed("gone", 5000)), (0, keyed("there", 5001))])
     first = Cluster(river.settings.kafka).bounds(origin(river), 2)[0][1] - 1
     delete_records(river.kafka, origin(river), 0, first)
-    with pytest.raises(DataLossError, match=rf"{origin(river)}\[0\] from {first - 1} to {first - 1}"):
+    with pytest.raises(
+        DataLossError, match=rf"{origin(river)}\[0\] from {first - 1} to {first - 1}"
+    ):
         once(river)
     river.config["kafka"]["on_data_loss"] = "continue"
     river.write()
@@ -311,12 +372,18 @@ def test_a_topic_that_moved_with_records_and_offsets_is_the_same(river: River) -
 def other_topic(river: River) -> str:
     create_topics(river.kafka, f"{origin(river)}-2", partitions=2)
     river.config["sources"]["tracking"]["repartition"]["from"] = other = f"{origin(river)}-2"
-    return rf"was written from {origin(river).removesuffix('-2')} \(.*\), and `from` names {other}; name that topic, too"
+    return (
+        rf"was written from {origin(river).removesuffix('-2')} \(.*\), and `from` names {other}; "
+        r"name that topic, too"
+    )
 
 
 def made_again(river: River) -> str:
     delete_topic(str(river.kafka), origin(river))
-    until(lambda: not Cluster(river.settings.kafka).partition_counts([origin(river)]), "the end of the topic")
+    until(
+        lambda: not Cluster(river.settings.kafka).partition_counts([origin(river)]),
+        "the end of the topic",
+    )
     create_topics(river.kafka, origin(river), partitions=2)
     return rf"was written from {origin(river)} \(.*\), and `from` names {origin(river)} \("
 
@@ -348,11 +415,21 @@ def nothing_to_do(river: River) -> str:
     return "none of them is repartitioned"
 
 
-CHANGES = [other_topic, made_again, moved_with_other_values, moved_with_other_times, no_topic, other_count, nothing_to_do]
+CHANGES = [
+    other_topic,
+    made_again,
+    moved_with_other_values,
+    moved_with_other_times,
+    no_topic,
+    other_count,
+    nothing_to_do,
+]
 
 
 @pytest.mark.parametrize("change", CHANGES, ids=lambda c: c.__name__)
-def test_a_configuration_that_does_not_fit_what_was_written_is_refused(river: River, change: Callable[[River], str]) -> None:
+def test_a_configuration_that_does_not_fit_what_was_written_is_refused(
+    river: River, change: Callable[[River], str]
+) -> None:
     before = found_in(river, "tracking")
     sentence = change(river)
     river.write()
@@ -363,20 +440,29 @@ def test_a_configuration_that_does_not_fit_what_was_written_is_refused(river: Ri
 
 def test_validate_says_what_is_missing_and_where_a_topic_would_refuse_records(river: River) -> None:
     assert check_kafka(river.settings) == []
-    create_topics(river.kafka, f"{target(river)}-narrow", partitions=3, **{"max.message.bytes": "1000"})
+    create_topics(
+        river.kafka, f"{target(river)}-narrow", partitions=3, **{"max.message.bytes": "1000"}
+    )
     river.config["sources"]["tracking"]["topic"] += "-narrow"
     river.write()
-    found = {problem.what.removeprefix(target(river)): problem for problem in check_kafka(river.settings)}
+    found = {
+        problem.what.removeprefix(target(river)): problem for problem in check_kafka(river.settings)
+    }
     assert found[" has max.message.bytes=1000"].where == "sources.tracking.topic"
     no_topic(river)
     river.write()
     [problem] = check_kafka(river.settings)
-    assert (problem.what, problem.where) == ("there is no topic no-such-topic", "sources.tracking.repartition.from")
+    assert (problem.what, problem.where) == (
+        "there is no topic no-such-topic",
+        "sources.tracking.repartition.from",
+    )
 
 
 def test_kafkas_own_tools_show_how_much_is_written(river: River) -> None:
     group = f"watersmeet-{river.config['name']}-repartition"
-    ends = {p: end for p, (_, end) in Cluster(river.settings.kafka).bounds(origin(river), 2).items()}
+    ends = {
+        p: end for p, (_, end) in Cluster(river.settings.kafka).bounds(origin(river), 2).items()
+    }
     assert committed(river.kafka, group, origin(river), 2) == ends
 
 
@@ -388,14 +474,27 @@ def test_metrics_and_lineage_follow_what_is_written_and_what_is_left(
     for raw in of_source.values():
         raw.flow(1, 0)
     metrics, sent, events = Metrics(river.settings), tmp_path / "lineage.jsonl", list[Event]()
-    with sending(river.settings.model_copy(update={"lineage": LineageSettings(file=str(sent))})) as lineage:
+    with sending(
+        river.settings.model_copy(update={"lineage": LineageSettings(file=str(sent))})
+    ) as lineage:
         told = once(river, observers=[metrics, events.append, *lineage])
-    written = {(event.topic, p): n for event in events if isinstance(event, Behind) for p, n in event.records.items()}
+    written = {
+        (event.topic, p): n
+        for event in events
+        if isinstance(event, Behind)
+        for p, n in event.records.items()
+    }
     assert set(written.values()) == {0}
-    assert max(n for event in events if isinstance(event, Behind) for n in event.records.values()) > 0, "there was something left"
+    assert (
+        max(n for event in events if isinstance(event, Behind) for n in event.records.values()) > 0
+    ), "there was something left"
     for source, row in told.items():
         labels = {"layer": "repartition", "topic": row["topic"], "outcome": "copied", "reason": ""}
-        assert metrics.registry.get_sample_value("watersmeet_records_total", labels) == row["records"] > 0
+        assert (
+            metrics.registry.get_sample_value("watersmeet_records_total", labels)
+            == row["records"]
+            > 0
+        )
         places = {"layer": "repartition", "topic": origin(river, source), "partition": "0"}
         assert metrics.registry.get_sample_value("watersmeet_lag_records", places) == 0
     found = [json.loads(line) for line in sent.read_text().splitlines()]
@@ -404,7 +503,9 @@ def test_metrics_and_lineage_follow_what_is_written_and_what_is_left(
     assert pairs == {(row["from"], row["topic"]) for row in told.values()}
 
 
-def test_a_run_says_that_the_topic_is_made_by_a_repartition(kafka: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+def test_a_run_says_that_the_topic_is_made_by_a_repartition(
+    kafka: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
     river = confluence(kafka, tmp_path, name_of(request), (2, 1), 3)
     run = river.run("--once")
     assert run.wait() == 2
@@ -413,12 +514,31 @@ def test_a_run_says_that_the_topic_is_made_by_a_repartition(kafka: str, tmp_path
 
 def test_the_command_says_what_was_written_to_people_and_programs(river: River) -> None:
     def answer(*words: str) -> str:
-        program = [sys.executable, "-m", "pipelines", "repartition", "--once", *words, "-c", str(river.file)]
-        return subprocess.run(program, capture_output=True, text=True, timeout=120, check=True, cwd=river.folder).stdout
+        program = [
+            sys.executable,
+            "-m",
+            "pipelines",
+            "repartition",
+            "--once",
+            *words,
+            "-c",
+            str(river.file),
+        ]
+        return subprocess.run(
+            program, capture_output=True, text=True, timeout=120, check=True, cwd=river.folder
+        ).stdout
 
     [tracking, orders] = json.loads(answer("--json"))["sources"]
-    assert (tracking["source"], tracking["from"], tracking["topic"]) == ("tracking", origin(river), target(river))
-    assert (orders["records"], set(orders["ends"]), set(orders["read"])) == (0, {"0", "1", "2"}, {"0"})
+    assert (tracking["source"], tracking["from"], tracking["topic"]) == (
+        "tracking",
+        origin(river),
+        target(river),
+    )
+    assert (orders["records"], set(orders["ends"]), set(orders["read"])) == (
+        0,
+        {"0", "1", "2"},
+        {"0"},
+    )
     assert target(river) in answer()
 
 
@@ -430,17 +550,23 @@ def test_validate_and_verify_name_a_record_of_another_source_that_is_not_where_i
     river.write()
     create_topics(kafka, target(river, "orders"), partitions=3)
     raw = Raw.of(kafka, origin(river), 2)
-    raw.send([(0, keyed("a", 1000)), (1, keyed("b", 1100)), (0, heartbeat(9000)), (1, heartbeat(9000))])
+    raw.send(
+        [(0, keyed("a", 1000)), (1, keyed("b", 1100)), (0, heartbeat(9000)), (1, heartbeat(9000))]
+    )
     homes = {key: murmur2(key.encode()) % 3 for key in ("a", "b")}
     wrong = (homes["b"] + 1) % 3
-    produce(kafka, target(river, "orders"), [(homes["a"], keyed("a", 1000)), (wrong, keyed("b", 1100))])
+    produce(
+        kafka, target(river, "orders"), [(homes["a"], keyed("a", 1000)), (wrong, keyed("b", 1100))]
+    )
     produce(kafka, target(river, "orders"), [(p, heartbeat(9000)) for p in range(3)])
     once(river)
     river.finish()
     [found] = verify(river.questions, river.settings, full=True)["problems"]
     [told] = check_keys(river.settings, river.questions)[0]
     for what, where in ((found["what"], found["where"]), (told.what, told.where)):
-        assert what.startswith(f"the key 'b' belongs to partition {homes['b']}: this record never meets")
+        assert what.startswith(
+            f"the key 'b' belongs to partition {homes['b']}: this record never meets"
+        )
         assert re.fullmatch(rf"{target(river, 'orders')}\[{wrong}\]@\d", where)
 
 
@@ -453,7 +579,10 @@ def test_what_was_refused_for_its_time_is_redriven_where_its_key_belongs_and_rep
         raw.send([(n % 2, keyed(f"key {n}", 200_000_000 + n)) for n in range(8)])
     once(river)
     river.finish()
-    assert Redrive(river.questions, river.settings, "event_time_in_future").run(apply=True)["sent"] == 16
+    assert (
+        Redrive(river.questions, river.settings, "event_time_in_future").run(apply=True)["sent"]
+        == 16
+    )
     for source in SOURCES:
         produce(kafka, origin(river, source), [(p, heartbeat(300_000_000)) for p in (0, 1)])
     assert [row["records"] for row in once(river).values()] == [2, 2]
@@ -462,7 +591,9 @@ def test_what_was_refused_for_its_time_is_redriven_where_its_key_belongs_and_rep
     expected = {(f"key {n}", murmur2(f"key {n}".encode()) % 3, "timed_out") for n in range(8)}
     assert {tuple(row.values()) for row in rows} == expected
     assert river.broken_promises() == []
-    with pytest.raises(ConfigurationError, match="--reason: tracking is repartitioned, and no key says where"):
+    with pytest.raises(
+        ConfigurationError, match="--reason: tracking is repartitioned, and no key says where"
+    ):
         Redrive(river.questions, river.settings, "undecodable")
 
 
@@ -482,7 +613,8 @@ def test_a_record_is_late_by_repartition_only_where_its_tenant_lags_less_in_anot
     of_partitions: list[list[tuple[str, int]]],
     is_late: list[tuple[str, int]],
 ) -> None:
-    """What no order prevents (tests/property/test_repartition_tenants.py): each record is on time in its own partition."""
+    """What no order prevents (tests/property/test_repartition_tenants.py): each record is on time
+    in its own partition."""
     river = confluence(kafka, tmp_path, name_of(request), (2, 1), 1)
     river.config["merge"] = merge_of((100, None, 2000))
     river.write()
@@ -501,12 +633,22 @@ def test_a_record_is_late_by_repartition_only_where_its_tenant_lags_less_in_anot
 # -- the whole pipeline
 
 
-@pytest.mark.parametrize(("counts", "partitions"), first_then_nightly([(((1, 2), (3,)), 3), ((3, 2), 4), ((4, 3), 2)]))
+@pytest.mark.parametrize(
+    ("counts", "partitions"), first_then_nightly([(((1, 2), (3,)), 3), ((3, 2), 4), ((4, 3), 2)])
+)
 def test_what_is_merged_of_repartitioned_topics_is_what_the_model_makes_of_them(
     kafka: str, tmp_path: Path, request: pytest.FixtureRequest, counts: Counts, partitions: int
 ) -> None:
     """And a key is never merged apart: the model's answer has it in one partition."""
-    river = confluence(kafka, tmp_path, name_of(request), counts, partitions, max_offsets_per_batch=60, quarantine_limit="100%")
+    river = confluence(
+        kafka,
+        tmp_path,
+        name_of(request),
+        counts,
+        partitions,
+        max_offsets_per_batch=60,
+        quarantine_limit="100%",
+    )
     inputs = raws(river, counts)
     for n in range(2):
         for raw in inputs.values():
@@ -517,7 +659,9 @@ def test_what_is_merged_of_repartitioned_topics_is_what_the_model_makes_of_them(
         raw.beat(5000)
     rows(river)
     river.finish()
-    cases = as_cases(kafka, {source: target(river, source) for source in SOURCES}, inputs, partitions)
+    cases = as_cases(
+        kafka, {source: target(river, source) for source in SOURCES}, inputs, partitions
+    )
     expected = expected_messages(cases)
     assert len(expected) > 20
     assert published(kafka, river.sink, partitions) == expected

@@ -1,4 +1,5 @@
-"""Repartition of Avro, with a real registry: the bytes stay as they are, and the key is found with each writer's own schema."""
+"""Repartition of Avro, with a real registry: the bytes stay as they are, and the key is found with
+each writer's own schema."""
 
 from __future__ import annotations
 
@@ -14,7 +15,15 @@ from pipelines.errors import WatersmeetError
 from pipelines.lake import tables
 from pipelines.monitoring.observability import Reporter
 from pipelines.repartition import repartition
-from tests.support.avro import BAD_BYTES, CASE_SCHEMA, as_avro, as_text, content, framed, other_writers
+from tests.support.avro import (
+    BAD_BYTES,
+    CASE_SCHEMA,
+    as_avro,
+    as_text,
+    content,
+    framed,
+    other_writers,
+)
 from tests.support.cases import SOURCES, expected_messages, keyed
 from tests.support.commands import without_java
 from tests.support.registry import TestRegistry
@@ -30,12 +39,18 @@ PARTITIONS = 4
 
 def register(registry: TestRegistry) -> dict[int, dict[str, Any]]:
     """The schemas of `tracking`'s writers, by their ids."""
-    return {registry.register(f"writer-{n}", schema): schema for n, schema in enumerate(other_writers())}
+    return {
+        registry.register(f"writer-{n}", schema): schema for n, schema in enumerate(other_writers())
+    }
 
 
-def avro_confluence(kafka: str, folder: Path, name: str, registry: TestRegistry, **overrides: Any) -> River:
+def avro_confluence(
+    kafka: str, folder: Path, name: str, registry: TestRegistry, **overrides: Any
+) -> River:
     """`tracking` comes from two topics, of many writers; `orders` is bare Avro, from one."""
-    river = confluence(kafka, folder / "river", name, COUNTS, PARTITIONS, max_offsets_per_batch=60, **overrides)
+    river = confluence(
+        kafka, folder / "river", name, COUNTS, PARTITIONS, max_offsets_per_batch=60, **overrides
+    )
     (river.folder / "case.avsc").write_bytes(as_text(CASE_SCHEMA))
     for source in SOURCES:
         river.config["sources"][source] |= {"format": "avro", "schema": "case.avsc"}
@@ -61,7 +76,9 @@ def inputs_of(river: River, schemas: Mapping[int, dict[str, Any]]) -> dict[str, 
 
 def assert_written(river: River, inputs: Mapping[str, Raws]) -> None:
     for source, raw in inputs.items():
-        assert copied(river.kafka, river.settings.inputs[source], PARTITIONS) == raw.expected(PARTITIONS)
+        assert copied(river.kafka, river.settings.inputs[source], PARTITIONS) == raw.expected(
+            PARTITIONS
+        )
 
 
 @pytest.mark.nightly
@@ -73,7 +90,11 @@ def test_values_of_many_writers_are_written_as_they_came_and_merged_by_their_own
     inputs = inputs_of(river, schemas)
     for raw in inputs.values():
         raw.flow(1, 0)
-    for point, count in (("publisher.produce", 2), ("publisher.commit", 1), ("publisher.committed", 2)):
+    for point, count in (
+        ("publisher.produce", 2),
+        ("publisher.commit", 1),
+        ("publisher.committed", 2),
+    ):
         process = river.run("--once", point=point, count=count, command="repartition")
         process.await_held()
         process.kill()
@@ -85,17 +106,23 @@ def test_values_of_many_writers_are_written_as_they_came_and_merged_by_their_own
     river.finish_repartition()
     without_java(river, "validate")
     river.finish()
-    cases = as_cases(kafka, {source: river.settings.inputs[source] for source in SOURCES}, inputs, PARTITIONS)
+    cases = as_cases(
+        kafka, {source: river.settings.inputs[source] for source in SOURCES}, inputs, PARTITIONS
+    )
     expected = content(expected_messages(cases))
     assert len(expected) > 20
     assert content(published(kafka, river.sink, PARTITIONS)) == expected
     assert river.broken_promises() == []
     kept = river.questions.select(tables.WRITER_SCHEMAS, ["source", "writer_schema"]).to_pylist()
-    assert {(row["source"], row["writer_schema"]) for row in kept} == {("tracking", schema_id) for schema_id in schemas}
+    assert {(row["source"], row["writer_schema"]) for row in kept} == {
+        ("tracking", schema_id) for schema_id in schemas
+    }
 
 
 @pytest.mark.nightly
-def test_a_registry_that_is_away_is_waited_for(kafka: str, tmp_path: Path, registry: TestRegistry) -> None:
+def test_a_registry_that_is_away_is_waited_for(
+    kafka: str, tmp_path: Path, registry: TestRegistry
+) -> None:
     schemas = register(registry)
     river = avro_confluence(kafka, tmp_path, "repartition-avro-away", registry)
     inputs = inputs_of(river, schemas)
@@ -103,7 +130,10 @@ def test_a_registry_that_is_away_is_waited_for(kafka: str, tmp_path: Path, regis
         raw.flow(1, 0)
     registry.kill()
     process = river.run("--once", command="repartition")
-    until(lambda: f"the schema registry does not answer at {registry.address}" in river.run_log, "the reason why it waits")
+    until(
+        lambda: f"the schema registry does not answer at {registry.address}" in river.run_log,
+        "the reason why it waits",
+    )
     registry.start()
     assert register(registry).keys() == schemas.keys()
     assert process.wait() == 0, process.said()
@@ -111,19 +141,27 @@ def test_a_registry_that_is_away_is_waited_for(kafka: str, tmp_path: Path, regis
 
 
 @pytest.mark.nightly
-def test_an_unknown_id_stops_it_after_a_while_and_nothing_is_lost(kafka: str, tmp_path: Path, registry: TestRegistry) -> None:
+def test_an_unknown_id_stops_it_after_a_while_and_nothing_is_lost(
+    kafka: str, tmp_path: Path, registry: TestRegistry
+) -> None:
     schemas = register(registry)
     river = avro_confluence(kafka, tmp_path, "repartition-avro-unknown", registry)
     inputs = inputs_of(river, schemas)
     for raw in inputs.values():
         raw.flow(1, 0)
     river.finish_repartition()
-    later = {**CASE_SCHEMA, "fields": [{"name": "later", "type": "int", "default": 0}, *CASE_SCHEMA["fields"]]}
+    later = {
+        **CASE_SCHEMA,
+        "fields": [{"name": "later", "type": "int", "default": 0}, *CASE_SCHEMA["fields"]],
+    }
     unknown = max(schemas) + 1
     last = inputs["tracking"][0]
     last.encode = lambda value: framed(unknown, as_avro(value, later) or b"")
     last.send([(0, keyed("a", 5000))])
-    with pytest.raises(WatersmeetError, match=rf"schema {unknown}, which .* does not have; .* \(tried again for 1 s\)"):
+    with pytest.raises(
+        WatersmeetError,
+        match=rf"schema {unknown}, which .* does not have; .* \(tried again for 1 s\)",
+    ):
         repartition(river.settings, Reporter(), threading.Event(), once=True, patience_s=1.0)
     registry.register("later", later)
     river.finish_repartition()
@@ -131,7 +169,9 @@ def test_an_unknown_id_stops_it_after_a_while_and_nothing_is_lost(kafka: str, tm
 
 
 @pytest.mark.promise("C62")
-def test_records_of_an_unknown_id_go_on_once_it_was_waited_for(kafka: str, tmp_path: Path, registry: TestRegistry) -> None:
+def test_records_of_an_unknown_id_go_on_once_it_was_waited_for(
+    kafka: str, tmp_path: Path, registry: TestRegistry
+) -> None:
     """Several such ids; in the copy, bronze refuses them."""
     schemas = register(registry)
     river = avro_confluence(kafka, tmp_path, "repartition-avro-given-up", registry)

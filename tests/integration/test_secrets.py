@@ -1,4 +1,5 @@
-"""A secret of the configuration is nobody's but its owner's: no other user of the machine sees it."""
+"""A secret of the configuration is nobody's but its owner's: no other user of the machine sees
+it."""
 
 from __future__ import annotations
 
@@ -38,11 +39,16 @@ def watch():
 
 watcher = threading.Thread(target=watch)
 watcher.start()
-settings = {"spark.hadoop.fs.s3a.secret.key": secret, "spark.driver.extraJavaOptions": option, "spark.driver.memory": "700m"}
+settings = {
+    "spark.hadoop.fs.s3a.secret.key": secret,
+    "spark.driver.extraJavaOptions": option,
+    "spark.driver.memory": "700m",
+}
 session = spark_session(settings)
 ended.set()
 watcher.join()
-left = [str(file) for file in Path(folder).rglob("*") if file.is_file() and b"hunter2" in file.read_bytes()]
+files = [file for file in Path(folder).rglob("*") if file.is_file()]
+left = [str(file) for file in files if b"hunter2" in file.read_bytes()]
 jvm = session.sparkContext._jvm
 print(json.dumps({
     "lines": sorted(lines),
@@ -60,10 +66,14 @@ print(json.dumps({
 
 @pytest.mark.promise("C20")
 @pytest.mark.long
-def test_what_stands_under_spark_is_in_no_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_stands_under_spark_is_in_no_command_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     defaults = tmp_path / "conf"
     defaults.mkdir()
-    (defaults / "spark-defaults.conf").write_text("spark.of.the.defaults yes\nspark.driver.memory 3g\n")
+    (defaults / "spark-defaults.conf").write_text(
+        "spark.of.the.defaults yes\nspark.driver.memory 3g\n"
+    )
     monkeypatch.setenv("SPARK_CONF_DIR", str(defaults))
     folder = tmp_path / "a folder"
     folder.mkdir()
@@ -74,6 +84,11 @@ def test_what_stands_under_spark_is_in_no_command_line(tmp_path: Path, monkeypat
     assert "hunter2" not in "".join(found["lines"])
     assert any("org.apache.spark.deploy.SparkSubmit" in line for line in found["lines"])
     assert (found["modes"], found["left"], found["environment"]) == (["0o600"], [], False)
-    assert (found["secret"], found["option"], found["zone"], found["default"]) == (SECRET, "hunter2", "UTC", "yes")
+    assert (found["secret"], found["option"], found["zone"], found["default"]) == (
+        SECRET,
+        "hunter2",
+        "UTC",
+        "yes",
+    )
     assert 500 < found["heap_mb"] <= 700
     assert "hunter2" not in done.stderr

@@ -1,4 +1,5 @@
-"""Whoever takes layers over fences the owner before, whatever became of that one and of takeovers in between."""
+"""Whoever takes layers over fences the owner before, whatever became of that one and of takeovers
+in between."""
 
 from __future__ import annotations
 
@@ -35,7 +36,8 @@ KEEP = {"bronze": "1500ms", "silver": "2500ms", "late": "1500ms", "quarantine": 
 
 @pytest.fixture
 def every_owner_counts_as_dead(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody waits for silence: as where the owner before was killed, and a takeover between it and the next one, too."""
+    """Nobody waits for silence: as where the owner before was killed, and a takeover between it and
+    the next one, too."""
     monkeypatch.setattr("pipelines.run.Lease", partial(Lease, is_dead=lambda _: True))
 
 
@@ -46,7 +48,10 @@ def new_run(river: River) -> Run:
 @contextmanager
 def replaced(run: Run) -> Iterator[Owned]:
     """A run that owns the layers, until it finds that it does not."""
-    with pytest.raises(LeaseLostError, match="this one is fenced and writes nothing more"), run.owned() as owned:
+    with (
+        pytest.raises(LeaseLostError, match="this one is fenced and writes nothing more"),
+        run.owned() as owned,
+    ):
         yield owned
 
 
@@ -56,20 +61,30 @@ def offsets_of(river: River, source: str) -> Counter[tuple[int, int]]:
 
 
 def rows_in(river: River, *names: str) -> dict[str, int]:
-    return {name: river.questions.summary(name, [], {"n": ("count", "*")})["n"][0].as_py() for name in names}
+    return {
+        name: river.questions.summary(name, [], {"n": ("count", "*")})["n"][0].as_py()
+        for name in names
+    }
 
 
 @pytest.mark.promise("O11")
 @pytest.mark.long
 @pytest.mark.usefixtures("every_owner_counts_as_dead")
-def test_a_takeover_that_ends_before_it_has_fenced_leaves_no_two_owners(kafka: str, tmp_path: Path) -> None:
+def test_a_takeover_that_ends_before_it_has_fenced_leaves_no_two_owners(
+    kafka: str, tmp_path: Path
+) -> None:
     river = River.make(kafka, tmp_path, "unfenced", partitions=1)
     river.flow()
     run = new_run(river)
     with replaced(run) as owned:
         engine, topic = owned.owner.engine, river.topic("tracking")
-        rows = engine.read_kafka(kafka_input(run.settings, "tracking", {}), Cluster(run.settings.kafka).bounds(topic, 1))
-        Lease(engine.lake, engine.questions, engine.append, LAYERS, change=FORGET, renews=False).take()  # and it is gone
+        rows = engine.read_kafka(
+            kafka_input(run.settings, "tracking", {}), Cluster(run.settings.kafka).bounds(topic, 1)
+        )
+        # And it is gone.
+        Lease(
+            engine.lake, engine.questions, engine.append, LAYERS, change=FORGET, renews=False
+        ).take()
         river.finish()
         before = offsets_of(river, "tracking")
         bronze = Bronze(owned.owner, run.settings, "tracking")
@@ -81,26 +96,48 @@ def test_a_takeover_that_ends_before_it_has_fenced_leaves_no_two_owners(kafka: s
 
 
 def tokens(river: River) -> dict[tuple[str, str], int]:
-    """By table and application the token of the largest transaction version that the table has seen."""
+    """By table and application the token of the largest transaction version that the table has
+    seen."""
     found = {}
     for log in (river.folder / "lake").glob("*/_delta_log"):
         table = DeltaTable(str(log.parent))
-        lines = [json.loads(line) for file in log.glob("*.json") for line in file.read_text().splitlines()]
+        lines = [
+            json.loads(line)
+            for file in log.glob("*.json")
+            for line in file.read_text().splitlines()
+        ]
         for application in {line["txn"]["appId"] for line in lines if "txn" in line}:
-            found[log.parent.name, application] = (table.transaction_version(application) or 0) >> 32
+            found[log.parent.name, application] = (
+                table.transaction_version(application) or 0
+            ) >> 32
     return found
 
 
 @pytest.mark.promise("O11")
 @pytest.mark.long
-def test_every_start_fences_whatever_was_ever_written_under_a_token(kafka: str, tmp_path: Path) -> None:
-    topics: dict[str, Any] = {f"publish__{table}_topic": f"fences-{table}" for table in ("late", "quarantine")}
-    river = River.make(kafka, tmp_path, "fences", keep=KEEP, kafka__start={"timestamp": "1970-01-01T00:00:00Z"}, **topics)
+def test_every_start_fences_whatever_was_ever_written_under_a_token(
+    kafka: str, tmp_path: Path
+) -> None:
+    topics: dict[str, Any] = {
+        f"publish__{table}_topic": f"fences-{table}" for table in ("late", "quarantine")
+    }
+    river = River.make(
+        kafka,
+        tmp_path,
+        "fences",
+        keep=KEEP,
+        kafka__start={"timestamp": "1970-01-01T00:00:00Z"},
+        **topics,
+    )
     for _ in range(4):
         river.flow()
         river.finish()
     with new_run(river).owned() as owned:
-        maintain(owned.owner.engine, [name for layer in LAYERS for name in kept_by(layer, river.settings)], owned.expire)
+        maintain(
+            owned.owner.engine,
+            [name for layer in LAYERS for name in kept_by(layer, river.settings)],
+            owned.expire,
+        )
     forgotten(river.settings, "a", Reporter())
     river.config["merge"]["timeout"] = "200ms"
     river.write()
@@ -111,18 +148,39 @@ def test_every_start_fences_whatever_was_ever_written_under_a_token(kafka: str, 
         after = tokens(river)
     of_sources = {(tables.QUARANTINE, f"watersmeet-{source}") for source in SOURCES}
     notes = {(tables.LATE, "watersmeet"), (tables.PROGRESS, "watersmeet"), *of_sources}
-    assert notes < by_token, "a note carries the version of the commit that it follows from, and is written once by anybody"
+    assert notes < by_token, (
+        "a note carries the version of the commit that it follows from, and is written once by "
+        "anybody"
+    )
     assert {name for name, _ in by_token - notes} == {
         *map(tables.bronze, SOURCES),
-        *(tables.QUARANTINE, tables.GENERATIONS, tables.RESETS, tables.IDLE_HEARTBEATS, tables.RECOVERED, tables.ERASED),
-        *(tables.SILVER, tables.LATE, tables.FORGOTTEN, tables.PUBLISHED, tables.DEAD_LETTERS, tables.EPOCHS),
+        *(
+            tables.QUARANTINE,
+            tables.GENERATIONS,
+            tables.RESETS,
+            tables.IDLE_HEARTBEATS,
+            tables.RECOVERED,
+            tables.ERASED,
+        ),
+        *(
+            tables.SILVER,
+            tables.LATE,
+            tables.FORGOTTEN,
+            tables.PUBLISHED,
+            tables.DEAD_LETTERS,
+            tables.EPOCHS,
+        ),
     }
-    assert {place: after[place] for place in by_token - notes} == dict.fromkeys(by_token - notes, owned.owner.token)
+    assert {place: after[place] for place in by_token - notes} == dict.fromkeys(
+        by_token - notes, owned.owner.token
+    )
 
 
 @pytest.mark.promise("O12")
 @pytest.mark.long
-def test_maintenance_that_was_replaced_deletes_nothing_and_says_so(kafka: str, tmp_path: Path) -> None:
+def test_maintenance_that_was_replaced_deletes_nothing_and_says_so(
+    kafka: str, tmp_path: Path
+) -> None:
     river = River.make(kafka, tmp_path, "replaced-maintenance", keep=KEEP)
     for _ in range(4):
         river.flow()
@@ -172,9 +230,17 @@ def test_an_evolve_that_was_replaced_while_it_stood_still_begins_no_epoch(
 
 @pytest.mark.promise("N23")
 @pytest.mark.long
-def test_what_a_crash_left_is_completed_before_anything_is_deleted(kafka: str, tmp_path: Path) -> None:
+def test_what_a_crash_left_is_completed_before_anything_is_deleted(
+    kafka: str, tmp_path: Path
+) -> None:
     batches = 40  # of so many records, so that bronze can be deleted up to one of them
-    river = River.make(kafka, tmp_path, "noted-first", keep={"bronze": "1500ms"}, merge__max_records_per_batch=batches)
+    river = River.make(
+        kafka,
+        tmp_path,
+        "noted-first",
+        keep={"bronze": "1500ms"},
+        merge__max_records_per_batch=batches,
+    )
     river.chunks = int(time.time())  # refused records are as old as Kafka's timestamp says
     for _ in range(4):
         river.flow(records=40)
@@ -182,14 +248,21 @@ def test_what_a_crash_left_is_completed_before_anything_is_deleted(kafka: str, t
     with run.owned() as owned:
         engine = owned.owner.engine
         for source in SOURCES:
-            bronze, bounds = Bronze(owned.owner, run.settings, source), Cluster(run.settings.kafka).bounds(river.topic(source), 2)
+            bronze, bounds = (
+                Bronze(owned.owner, run.settings, source),
+                Cluster(run.settings.kafka).bounds(river.topic(source), 2),
+            )
             rows = engine.read_kafka(kafka_input(run.settings, source, {}), bounds)
             bronze.append(rows, bronze.counted(rows))  # and here it ends
     assert quarantined_of(river.questions) == []
     Run(river.settings, ["silver", "gold"], Reporter()).once()
     before = rows_in(river, *map(tables.bronze, SOURCES))
     with new_run(river).owned() as owned:
-        maintain(owned.owner.engine, [name for layer in LAYERS for name in kept_by(layer, river.settings)], owned.expire)
+        maintain(
+            owned.owner.engine,
+            [name for layer in LAYERS for name in kept_by(layer, river.settings)],
+            owned.expire,
+        )
     after = rows_in(river, *map(tables.bronze, SOURCES))
     assert all(after[name] < before[name] for name in before)
     assert quarantined_of(river.questions) == expected_quarantine(river.cases)
@@ -201,13 +274,22 @@ def test_the_last_sink_is_known_although_the_clock_was_set_back(kafka: str, tmp_
     river = River.make(kafka, tmp_path, "clock-set-back")
     layout = new_run(river).engine.lake.layout[tables.PUBLISHED]
     ahead_ms = 4_000_000_000_000  # where the clock stood when the sink before was written to
-    row = {"partition": 0, "first_seq": 0, "last_seq": 0, "last_event_time": 0, "last_key": "a", "sink_offset": 0}
+    row = {
+        "partition": 0,
+        "first_seq": 0,
+        "last_seq": 0,
+        "last_event_time": 0,
+        "last_key": "a",
+        "sink_offset": 0,
+    }
     rows = layout.rows_of([{**row, "committed_at": ahead_ms, "sink": "the sink before"}])
     write_deltalake(river.questions.path(tables.PUBLISHED), rows, mode="append")
     for _ in range(2):
         river.flow()
         river.finish()
-    noted = river.questions.select(tables.PUBLISHED, ["sink", "partition", "last_seq", "committed_at"]).to_pylist()
+    noted = river.questions.select(
+        tables.PUBLISHED, ["sink", "partition", "last_seq", "committed_at"]
+    ).to_pylist()
     now = next(sink for sink in {row["sink"] for row in noted} if sink.startswith(river.sink))
     assert last_sink(river.questions) == now
     for p in range(2):
@@ -219,7 +301,9 @@ def test_the_last_sink_is_known_although_the_clock_was_set_back(kafka: str, tmp_
 
 @pytest.mark.long
 @pytest.mark.promise("O14")
-def test_a_run_that_was_made_before_the_rules_changed_does_not_begin(kafka: str, tmp_path: Path) -> None:
+def test_a_run_that_was_made_before_the_rules_changed_does_not_begin(
+    kafka: str, tmp_path: Path
+) -> None:
     river = River.make(kafka, tmp_path, "rules-changed-meanwhile")
     river.flow()
     run = new_run(river)
@@ -227,5 +311,8 @@ def test_a_run_that_was_made_before_the_rules_changed_does_not_begin(kafka: str,
     river.config["merge"]["timeout"] = "200ms"
     river.write()
     evolve(river.questions, river.settings, Reporter())
-    with pytest.raises(ConfigurationError, match="the lake has other rules than this configuration"), run.owned():
+    with (
+        pytest.raises(ConfigurationError, match="the lake has other rules than this configuration"),
+        run.owned(),
+    ):
         pass

@@ -1,4 +1,5 @@
-"""Clocks by tenant from one end to the other: kills, changes of the rules, a lost lake, and what verify says of it all."""
+"""Clocks by tenant from one end to the other: kills, changes of the rules, a lost lake, and what
+verify says of it all."""
 
 from __future__ import annotations
 
@@ -25,7 +26,9 @@ pytestmark = [pytest.mark.long, pytest.mark.promise("T4")]
 SECOND: Window = (60, None, 800)
 
 
-def test_tenants_are_merged_by_their_own_clocks_through_kills_and_changes_of_the_rules(kafka: str, tmp_path: Path) -> None:
+def test_tenants_are_merged_by_their_own_clocks_through_kills_and_changes_of_the_rules(
+    kafka: str, tmp_path: Path
+) -> None:
     tenants = TenantRiver(kafka, tmp_path, "tenants-through-changes")
     river = tenants.river
     tenants.arrive(0.3)
@@ -67,18 +70,25 @@ def test_rules_change_again_while_a_clock_stands(kafka: str, tmp_path: Path) -> 
             river.write()
             assert river.run("--apply", command="evolve").wait() == 0, river.run_log
             tenants.models.begin_epoch(rules)
-        before = {p: (model.clock, len(model.waiting)) for p, model in tenants.models.models.items()}
+        before = {
+            p: (model.clock, len(model.waiting)) for p, model in tenants.models.models.items()
+        }
         tenants.arrive(share)
         river.finish()
         tenants.check()
-        stood += sum((m.clock, len(m.waiting)) != before[p] and m.clock == before[p][0] for p, m in tenants.models.models.items())
+        stood += sum(
+            (m.clock, len(m.waiting)) != before[p] and m.clock == before[p][0]
+            for p, m in tenants.models.models.items()
+        )
     assert stood > 0
     rebuilt = tmp_path / "rebuilt"
     assert river.run("--into", str(rebuilt), command="rebuild").wait() == 0, river.run_log
     assert river.run("--against", str(rebuilt), command="verify").wait() == 0, river.run_log
 
 
-def test_a_lost_lake_with_tenants_is_taken_up_from_the_sink_alone(kafka: str, tmp_path: Path) -> None:
+def test_a_lost_lake_with_tenants_is_taken_up_from_the_sink_alone(
+    kafka: str, tmp_path: Path
+) -> None:
     tenants = TenantRiver(kafka, tmp_path, "tenants-lost")
     river = tenants.river
     tenants.arrive(0.6)
@@ -97,7 +107,9 @@ def test_a_lost_lake_with_tenants_is_taken_up_from_the_sink_alone(kafka: str, tm
 
 
 @pytest.mark.promise("T7")
-def test_status_metrics_and_explain_say_what_the_model_and_the_sink_do(kafka: str, tmp_path: Path) -> None:
+def test_status_metrics_and_explain_say_what_the_model_and_the_sink_do(
+    kafka: str, tmp_path: Path
+) -> None:
     tenants = TenantRiver(kafka, tmp_path, "tenants-watched")
     river, settings, partitions = tenants.river, tenants.river.settings, len(tenants.cases)
     metrics = Metrics(settings)
@@ -107,26 +119,53 @@ def test_status_metrics_and_explain_say_what_the_model_and_the_sink_do(kafka: st
         Run(settings, LAYERS, Reporter(), observers=[metrics, sampler]).once()
     sampler.sample()
     models, seen = tenants.models.models, Exposed(generate_latest(metrics.registry).decode())
-    behind = [(model.clock or 0) - model.tenant_clock(tenant) for model in models.values() for tenant in model.tenants()]
-    assert seen.value("watersmeet_waiting_rows") == sum(len(model.waiting) for model in models.values()) > 0
-    assert seen.value("watersmeet_open_rows") == sum(len(model.open) for model in models.values()) > 0
-    assert seen.value("watersmeet_tenants") == len({tenant for model in models.values() for tenant in model.tenants()}) == 4
+    behind = [
+        (model.clock or 0) - model.tenant_clock(tenant)
+        for model in models.values()
+        for tenant in model.tenants()
+    ]
+    assert (
+        seen.value("watersmeet_waiting_rows")
+        == sum(len(model.waiting) for model in models.values())
+        > 0
+    )
+    assert (
+        seen.value("watersmeet_open_rows") == sum(len(model.open) for model in models.values()) > 0
+    )
+    assert (
+        seen.value("watersmeet_tenants")
+        == len({tenant for model in models.values() for tenant in model.tenants()})
+        == 4
+    )
     assert seen.value("watersmeet_tenant_lag_seconds") == max(behind) / 1000
     assert not set(TENANTS) & {value for _, labels, _ in seen.samples for value in labels.values()}
     for row in status(river.questions, settings)["partitions"]:
         model = models[row["partition"]]
-        slowest = min(((model.tenant_clock(tenant), tenant) for tenant in model.tenants()), default=None)
+        slowest = min(
+            ((model.tenant_clock(tenant), tenant) for tenant in model.tenants()), default=None
+        )
         assert (row["waiting"], row["tenants"]) == (len(model.waiting), len(model.tenants()))
-        assert row["slowest"] == (None if slowest is None else {"tenant": slowest[1], "clock": slowest[0]})
-    sink = {dict(m.headers())["watersmeet.id"].decode(): m for m in consume(kafka, river.sink, partitions)}
+        assert row["slowest"] == (
+            None if slowest is None else {"tenant": slowest[1], "clock": slowest[0]}
+        )
+    sink = {
+        dict(m.headers())["watersmeet.id"].decode(): m
+        for m in consume(kafka, river.sink, partitions)
+    }
     places = {}
     for key in "ab":
         for record in explain(river.questions, settings, key)["records"]:
             if record["status"] == "timed_out":
                 tenant = quote(record["tenant"], safe="")
-                places[f"{record['partition']}/{record['event_time']}/{tenant}/{key}"] = record["published"]
+                places[f"{record['partition']}/{record['event_time']}/{tenant}/{key}"] = record[
+                    "published"
+                ]
     assert places == {
-        id: {"partition": m.partition(), "offset": m.offset(), "seq": int(dict(m.headers())["watersmeet.seq"])}
+        id: {
+            "partition": m.partition(),
+            "offset": m.offset(),
+            "seq": int(dict(m.headers())["watersmeet.seq"]),
+        }
         for id, m in sink.items()
     }
     assert len(places) > 20

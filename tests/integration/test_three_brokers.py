@@ -1,4 +1,5 @@
-"""A cluster of three brokers, one of which dies: a run goes on, and nothing is lost or sent twice."""
+"""A cluster of three brokers, one of which dies: a run goes on, and nothing is lost or sent
+twice."""
 
 from __future__ import annotations
 
@@ -15,20 +16,33 @@ pytestmark = pytest.mark.long
 
 @pytest.mark.nightly
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize(("lake", "within_s"), [(EMBEDDED, 60), (FOLDER, 120)], ids=["embedded", "spark"])
-def test_a_run_goes_on_while_one_of_three_brokers_is_dead(tmp_path: Path, lake: str, within_s: float) -> None:
+@pytest.mark.parametrize(
+    ("lake", "within_s"), [(EMBEDDED, 60), (FOLDER, 120)], ids=["embedded", "spark"]
+)
+def test_a_run_goes_on_while_one_of_three_brokers_is_dead(
+    tmp_path: Path, lake: str, within_s: float
+) -> None:
     with three_brokers(tmp_path / "brokers") as cluster:
         river = River.make(cluster.servers, tmp_path / "river", "three", lake=lake)
-        create_topics(river.kafka, river.sink, partitions=river.partitions)  # what is not there yet cannot be read for long
+        # What is not there yet cannot be read for long.
+        create_topics(river.kafka, river.sink, partitions=river.partitions)
         river.flow()
         river.flow()
         run = river.run()
-        until(lambda: len(published(river.kafka, river.sink, river.partitions)) > 0, "the first messages", 120)
+        until(
+            lambda: len(published(river.kafka, river.sink, river.partitions)) > 0,
+            "the first messages",
+            120,
+        )
         before = len(published(river.kafka, river.sink, river.partitions))
         cluster.kill(2)
         river.flow(is_idempotent=True)
         river.flow(is_idempotent=True)
-        until(lambda: len(published(river.kafka, river.sink, river.partitions)) > before, "messages without one broker", within_s)
+        until(
+            lambda: len(published(river.kafka, river.sink, river.partitions)) > before,
+            "messages without one broker",
+            within_s,
+        )
         assert run.process.poll() is None, run.said()
         cluster.start(2)
         river.flow(is_idempotent=True)

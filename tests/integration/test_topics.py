@@ -1,4 +1,5 @@
-"""A source of several topics from one end to the other: speeds that differ, silence, kills, a lost lake, and every command."""
+"""A source of several topics from one end to the other: speeds that differ, silence, kills, a lost
+lake, and every command."""
 
 from __future__ import annotations
 
@@ -30,15 +31,21 @@ pytestmark = pytest.mark.long
 
 @pytest.fixture
 def river(kafka: str, tmp_path: Path, request: pytest.FixtureRequest) -> River:
-    """Of `tracking`, which has two topics, and `orders`, which has one. (The names sort other than they were made.)"""
+    """Of `tracking`, which has two topics, and `orders`, which has one. (The names sort other than
+    they were made.)"""
     name = re.sub(r"[^a-z0-9]+", "-", request.node.name)[-40:]
     inputs = f"tracking/{name}.web", f"tracking/{name}.app", "orders"
     return River.make(kafka, tmp_path, name, inputs=inputs)
 
 
-def test_two_topics_of_a_source_are_merged_through_kills_silence_and_the_loss_of_the_lake(river: River) -> None:
+def test_two_topics_of_a_source_are_merged_through_kills_silence_and_the_loss_of_the_lake(
+    river: River,
+) -> None:
     web, app, orders = river.inputs
-    river.config["publish"] |= {"late_topic": f"{river.sink}-late", "quarantine_topic": f"{river.sink}-quarantine"}
+    river.config["publish"] |= {
+        "late_topic": f"{river.sink}-late",
+        "quarantine_topic": f"{river.sink}-quarantine",
+    }
     river.config["merge"]["idle_after"] = "700ms"
     river.write()
     river.flow()
@@ -56,7 +63,10 @@ def test_two_topics_of_a_source_are_merged_through_kills_silence_and_the_loss_of
     assert river.losses() == Losses()
 
     run = river.run()  # the other falls silent, and is spoken for
-    until(lambda: any(source == app for source, _ in decisions_of(river.questions)), "a decision for the silent topic")
+    until(
+        lambda: any(source == app for source, _ in decisions_of(river.questions)),
+        "a decision for the silent topic",
+    )
     assert run.stop() == 0, run.said()
     river.flow(app)  # and speaks again
     river.kill_at("gold.note", "--once")
@@ -76,7 +86,9 @@ def test_two_topics_of_a_source_are_merged_through_kills_silence_and_the_loss_of
     river.finish()
     river.flow()
     river.finish()
-    assert published(river.kafka, river.sink, river.partitions) == expected_messages(river.cases, river.inputs)
+    assert published(river.kafka, river.sink, river.partitions) == expected_messages(
+        river.cases, river.inputs
+    )
     assert river.broken_promises() == []
 
 
@@ -96,14 +108,18 @@ def test_status_and_explain_name_each_topic(river: River) -> None:
     river.finish()
     [first, _] = answer(river, "status")["partitions"]
     assert first["clock"] == 1000
-    assert {name: (at["head"], at["lag"], at["state"]) for name, at in first["sources"].items()} == {
+    assert {
+        name: (at["head"], at["lag"], at["state"]) for name, at in first["sources"].items()
+    } == {
         web: (1000, 0, "active"),
         app: (1001, 1, "held"),
         orders: (1100, 1, "held"),
     }
     found = answer(river, "explain", "a")
     [record] = found["records"]
-    places = [(part["source"], part["topic"], part["offset"], part["rule"]) for part in record["parts"]]
+    places = [
+        (part["source"], part["topic"], part["offset"], part["rule"]) for part in record["parts"]
+    ]
     assert places == [
         ("tracking", topic_of(app), 0, "opened"),
         ("tracking", topic_of(web), 0, "joined"),
@@ -124,10 +140,14 @@ def test_refused_records_go_back_to_their_own_topics(river: River) -> None:
     river.finish("bronze")
     for _ in range(2):
         found = answer(river, "redrive", "--reason", "undecodable", "--apply")
-        assert {row["topic"]: row["after"] for row in found["records"]} == {river.topic(name): n for name, n in sent.items()}
+        assert {row["topic"]: row["after"] for row in found["records"]} == {
+            river.topic(name): n for name, n in sent.items()
+        }
     for name, count in sent.items():
         again = [
-            m.value() for m in consume(river.kafka, river.topic(name), 2) if "watersmeet.redriven" in dict(m.headers() or [])
+            m.value()
+            for m in consume(river.kafka, river.topic(name), 2)
+            if "watersmeet.redriven" in dict(m.headers() or [])
         ]
         assert again == [b"{"] * count, "once"
 
@@ -147,7 +167,9 @@ def test_a_key_is_forgotten_in_every_topic(river: River) -> None:
     assert counts["quarantine"] == (3, 0)
     assert counts["silver"] == (1, 0)
     of_topics = {row["where"]: row["records"] for row in found["held"]}
-    assert {name: of_topics[f"topic {river.topic(name)}"] for name in river.inputs} == dict.fromkeys(river.inputs, 2)
+    assert {
+        name: of_topics[f"topic {river.topic(name)}"] for name in river.inputs
+    } == dict.fromkeys(river.inputs, 2)
     river.flow()
     river.finish()
     assert river.broken_promises() == []
@@ -172,7 +194,12 @@ def test_a_jump_back_takes_every_topic_back(river: River) -> None:
 @pytest.mark.nightly
 def test_rows_that_are_old_enough_end_in_every_topic(river: River) -> None:
     web, app, orders = river.inputs
-    river.config["keep"] = {"bronze": "1500ms", "silver": "2500ms", "late": "1500ms", "quarantine": "1s"}
+    river.config["keep"] = {
+        "bronze": "1500ms",
+        "silver": "2500ms",
+        "late": "1500ms",
+        "quarantine": "1s",
+    }
     river.write()
     for _ in range(5):
         river.flow(web, app)
@@ -184,7 +211,9 @@ def test_rows_that_are_old_enough_end_in_every_topic(river: River) -> None:
     assert all(0 < after[name] < before[name] for name in river.inputs), (before, after)
     river.flow()
     river.finish()
-    assert published(river.kafka, river.sink, river.partitions) == expected_messages(river.cases, river.inputs)
+    assert published(river.kafka, river.sink, river.partitions) == expected_messages(
+        river.cases, river.inputs
+    )
     assert river.broken_promises() == []
     without_java(river, "rebuild", "--into", "again")
     assert without_java(river, "verify", "--against", "again")
@@ -192,7 +221,10 @@ def test_rows_that_are_old_enough_end_in_every_topic(river: River) -> None:
 
 def rows_by_input(river: River) -> dict[str, int]:
     """How many rows bronze has of each input."""
-    found = {name: river.questions.summary(tables.bronze(name), [], {"n": ("count", "*")}) for name in river.inputs}
+    found = {
+        name: river.questions.summary(tables.bronze(name), [], {"n": ("count", "*")})
+        for name in river.inputs
+    }
     return {name: rows["n"][0].as_py() for name, rows in found.items()}
 
 
@@ -204,10 +236,17 @@ def test_reading_begins_where_each_topic_is_told_to(river: River) -> None:
     river.write()
     river.finish()
     begin = read_generations(river.questions, river.settings).newest.begin
-    assert {tuple(tp): offset for tp, offset in begin.items() if offset} == {(web, 0): 5, (app, 1): 3}
-    lowest = {name: river.questions.summary(tables.bronze(name), ["partition"], {"n": ("min", "offset")}) for name in (web, app)}
+    assert {tuple(tp): offset for tp, offset in begin.items() if offset} == {
+        (web, 0): 5,
+        (app, 1): 3,
+    }
+    lowest = {
+        name: river.questions.summary(tables.bronze(name), ["partition"], {"n": ("min", "offset")})
+        for name in (web, app)
+    }
     assert {
-        name: dict(zip(*(rows[c].to_pylist() for c in ("partition", "n")), strict=True)) for name, rows in lowest.items()
+        name: dict(zip(*(rows[c].to_pylist() for c in ("partition", "n")), strict=True))
+        for name, rows in lowest.items()
     } == {
         web: {0: 5, 1: 0},
         app: {0: 0, 1: 3},
@@ -220,7 +259,10 @@ def test_what_cannot_be_is_refused_in_one_sentence(river: River) -> None:
     river.config["kafka"]["start"] = {"offsets": {"tracking": {0: 5}}}
     river.write()
     said = without_java(river, "run", "--once", exit_code=2)
-    assert f"kafka.start.offsets.tracking has several topics; name each by its topic, such as `{app}`" in said
+    assert (
+        f"kafka.start.offsets.tracking has several topics; name each by its topic, such as `{app}`"
+        in said
+    )
     del river.config["kafka"]["start"]
     river.write()
     river.finish()
@@ -235,7 +277,9 @@ def test_what_cannot_be_is_refused_in_one_sentence(river: River) -> None:
 
 
 @pytest.mark.nightly
-def test_tenants_have_clocks_over_all_topics_through_changes_of_the_rules_and_the_loss_of_the_lake(river: River) -> None:
+def test_tenants_have_clocks_over_all_topics_through_changes_of_the_rules_and_the_loss_of_the_lake(
+    river: River,
+) -> None:
     rng, sent = random.Random(4), 0
 
     def arrive(count: int) -> None:
@@ -265,12 +309,18 @@ def test_tenants_have_clocks_over_all_topics_through_changes_of_the_rules_and_th
     river.finish()
     found = published(river.kafka, river.sink, river.partitions)
     for p in range(river.partitions):
-        was, now = ([message for message in each if message.partition == p] for each in (out, found))
+        was, now = (
+            [message for message in each if message.partition == p] for each in (out, found)
+        )
         assert 0 < len(was) < len(now)
         assert now[: len(was)] == was, "what is out stays, and comes once"
     assert river.broken_promises() == []
 
-    river.config["merge"] = {"window": {"gap": "100ms", "max": "400ms"}, "tenant": "g", "tenant_max_lag": "300ms"}
+    river.config["merge"] = {
+        "window": {"gap": "100ms", "max": "400ms"},
+        "tenant": "g",
+        "tenant_max_lag": "300ms",
+    }
     river.write()
     without_java(river, "evolve", "--apply")
     arrive(60)
@@ -281,10 +331,15 @@ def test_tenants_have_clocks_over_all_topics_through_changes_of_the_rules_and_th
 
 
 @pytest.mark.nightly
-def test_spark_reads_and_merges_several_topics_too(kafka: str, tmp_path: Path, on_spark: Callable[[River], River]) -> None:
+def test_spark_reads_and_merges_several_topics_too(
+    kafka: str, tmp_path: Path, on_spark: Callable[[River], River]
+) -> None:
     name = "topics-by-spark"
     inputs = f"tracking/{name}.web", f"tracking/{name}.app", "orders"
-    letters: dict[str, Any] = {"publish__late_topic": f"{name}-late", "publish__quarantine_topic": f"{name}-quarantine"}
+    letters: dict[str, Any] = {
+        "publish__late_topic": f"{name}-late",
+        "publish__quarantine_topic": f"{name}-quarantine",
+    }
     river = on_spark(River.make(kafka, tmp_path, name, lake=FOLDER, inputs=inputs, **letters))
     river.flow()
     river.finish()
@@ -312,20 +367,32 @@ def test_verify_finds_a_record_under_another_topic(river: River) -> None:
     said = "\n".join(river.broken_promises())
     assert f"bronze_tracking: {topic_of(web)}[0]@3" in said, "bronze lacks it"
     assert f"bronze_tracking: {topic_of(app)}[0]@3" in said, "and has it twice"
-    engine.update(tables.bronze(web), [[("partition", "=", 1), ("offset", "=", 1)]], {"topic": "another"}, Commit("test", 0, 2))
+    engine.update(
+        tables.bronze(web),
+        [[("partition", "=", 1), ("offset", "=", 1)]],
+        {"topic": "another"},
+        Commit("test", 0, 2),
+    )
     assert "1 rows that belong to no partition of the topics" in "\n".join(river.broken_promises())
 
 
-def test_avro_is_read_from_every_topic_and_its_schema_stays_where_values_do_not_name_it(kafka: str, tmp_path: Path) -> None:
+def test_avro_is_read_from_every_topic_and_its_schema_stays_where_values_do_not_name_it(
+    kafka: str, tmp_path: Path
+) -> None:
     name, folder = "topics-in-avro", tmp_path / "lake"
     inputs = f"tracking/{name}.web", f"tracking/{name}.app", "orders"
     folder.mkdir()
     fields: list[Any] = CASE_SCHEMA["fields"]
     more = {"name": "coupon", "type": "string", "default": ""}
-    for file, schema in (("case.avsc", CASE_SCHEMA), ("more.avsc", {**CASE_SCHEMA, "fields": [*fields, more]})):
+    for file, schema in (
+        ("case.avsc", CASE_SCHEMA),
+        ("more.avsc", {**CASE_SCHEMA, "fields": [*fields, more]}),
+    ):
         (folder / file).write_bytes(as_text(schema))
     of_sources = {"format": "avro", "schema": "case.avsc"}
-    avro: dict[str, Any] = {f"sources__{source}__{field}": of for source in SOURCES for field, of in of_sources.items()}
+    avro: dict[str, Any] = {
+        f"sources__{source}__{field}": of for source in SOURCES for field, of in of_sources.items()
+    }
     river = River.make(kafka, folder, name, inputs=inputs, **avro)
     river.encode = as_avro
     river.flow()
@@ -333,8 +400,13 @@ def test_avro_is_read_from_every_topic_and_its_schema_stays_where_values_do_not_
     river.finish()
     assert river.broken_promises() == []
     silver = river.questions.select(tables.SILVER, ["tracking"])["tracking"].to_pylist()
-    assert {part["topic"] for parts in silver for part in parts} == {topic_of(name) for name in inputs[:2]}
+    assert {part["topic"] for parts in silver for part in parts} == {
+        topic_of(name) for name in inputs[:2]
+    }
     river.config["sources"]["tracking"]["schema"] = "more.avsc"
     river.write()
     said = without_java(river, "evolve", "--apply", exit_code=2)
-    assert "sources.tracking.schema: Avro without a registry does not say where in each of several topics another schema" in said
+    assert (
+        "sources.tracking.schema: Avro without a registry does not say where in each of several "
+        "topics another schema" in said
+    )

@@ -1,4 +1,5 @@
-"""A broker that is down, slow or killed: the run waits with a visible reason, or stops with one sentence; nothing is halved."""
+"""A broker that is down, slow or killed: the run waits with a visible reason, or stops with one
+sentence; nothing is halved."""
 
 from __future__ import annotations
 
@@ -76,7 +77,9 @@ def test_trouble_is_borne_until_it_ends_or_the_limit_is_reached() -> None:
     def never() -> None:
         raise KafkaUnreachableError("there", "gone")
 
-    with pytest.raises(WatersmeetError, match=r"no Kafka broker answers .* \(tried again for 0 s\)"):
+    with pytest.raises(
+        WatersmeetError, match=r"no Kafka broker answers .* \(tried again for 0 s\)"
+    ):
         Patience(told, threading.Event(), limit_s=0).bear(never)
 
 
@@ -109,7 +112,8 @@ def test_a_broker_that_is_down_at_the_start_is_one_sentence(tmp_path: Path) -> N
 
 
 def outlive(river: River, folder: Path, is_said: Callable[..., bool]) -> None:
-    """The broker is killed while a run goes on, and started again; the run has published all that came before and after."""
+    """The broker is killed while a run goes on, and started again; the run has published all that
+    came before and after."""
     until(lambda: is_said("messages published"), "the first messages")
     port = broker.status(folder).port
     process_of(folder).kill()
@@ -118,12 +122,17 @@ def outlive(river: River, folder: Path, is_said: Callable[..., bool]) -> None:
     river.flow()
     river.flow()
     expected = expected_messages(river.cases)
-    until(lambda: len(published(river.kafka, river.sink, 1)) == len(expected) or is_said("Traceback"), "the rest")
+    until(
+        lambda: len(published(river.kafka, river.sink, 1)) == len(expected) or is_said("Traceback"),
+        "the rest",
+    )
 
 
 @pytest.mark.promise("K1")
 @pytest.mark.timeout(900)
-def test_a_run_outlives_a_broker_that_is_killed_and_started_again(own_broker: Path, tmp_path: Path) -> None:
+def test_a_run_outlives_a_broker_that_is_killed_and_started_again(
+    own_broker: Path, tmp_path: Path
+) -> None:
     river = River.make(bootstrap(own_broker), tmp_path / "river", "outage", partitions=1)
     river.flow()
     river.flow()
@@ -145,8 +154,12 @@ def test_a_run_outlives_a_broker_that_is_killed_and_started_again(own_broker: Pa
 @pytest.mark.nightly
 @pytest.mark.promise("K1")
 @pytest.mark.timeout(900)
-def test_with_spark_a_run_outlives_a_killed_broker_too(own_broker: Path, tmp_path: Path, root_session: SparkSession) -> None:
-    river = River.make(bootstrap(own_broker), tmp_path / "river", "outage", lake=FOLDER, partitions=1)
+def test_with_spark_a_run_outlives_a_killed_broker_too(
+    own_broker: Path, tmp_path: Path, root_session: SparkSession
+) -> None:
+    river = River.make(
+        bootstrap(own_broker), tmp_path / "river", "outage", lake=FOLDER, partitions=1
+    )
     river.flow()
     river.flow()
     told, stopping = Told(), threading.Event()
@@ -167,12 +180,16 @@ def test_with_spark_a_run_outlives_a_killed_broker_too(own_broker: Path, tmp_pat
 
 @pytest.mark.promise("K2")
 @pytest.mark.timeout(900)
-def test_a_broker_that_stands_still_for_a_while_changes_nothing(own_broker: Path, tmp_path: Path) -> None:
+def test_a_broker_that_stands_still_for_a_while_changes_nothing(
+    own_broker: Path, tmp_path: Path
+) -> None:
     river = River.make(bootstrap(own_broker), tmp_path / "river", "slow", partitions=1)
     river.flow()
     river.flow()
     run = river.run("--once")
-    until(lambda: "lake: ready" in run.log.read_text() or run.process.poll() is not None, "the tables")
+    until(
+        lambda: "lake: ready" in run.log.read_text() or run.process.poll() is not None, "the tables"
+    )
     paused = process_of(own_broker)
     timer = threading.Timer(4, paused.resume)
     paused.suspend()
@@ -186,10 +203,14 @@ def test_a_broker_that_stands_still_for_a_while_changes_nothing(own_broker: Path
 
 @pytest.mark.promise("K7")
 @pytest.mark.timeout(900)
-def test_a_transaction_that_somebody_abandoned_does_not_hold_the_sequence_up(kafka: str, tmp_path: Path) -> None:
+def test_a_transaction_that_somebody_abandoned_does_not_hold_the_sequence_up(
+    kafka: str, tmp_path: Path
+) -> None:
     river = River.make(kafka, tmp_path, "abandoned", partitions=1)
     create_topics(kafka, river.sink, partitions=1)
-    left = Producer({"bootstrap.servers": kafka, "transactional.id": f"watersmeet-abandoned-{river.sink}"})
+    left = Producer(
+        {"bootstrap.servers": kafka, "transactional.id": f"watersmeet-abandoned-{river.sink}"}
+    )
     left.init_transactions(30)
     left.begin_transaction()
     left.produce(river.sink, b"half a batch", partition=0)
@@ -209,13 +230,17 @@ def always_looks(monkeypatch: pytest.MonkeyPatch) -> None:
 def watched(kafka: str, folder: Path, *topics: str) -> Watch:
     create_topics(kafka, *topics, partitions=1)
     first, second = topics
-    settings = settings_for(folder, bootstrap=kafka, sources__tracking__topic=first, sources__orders__topic=second)
+    settings = settings_for(
+        folder, bootstrap=kafka, sources__tracking__topic=first, sources__orders__topic=second
+    )
     told = Told()
     return Watch(settings, 1, lambda _, news: told.tell("kafka", news), limit_s=60)
 
 
 @pytest.mark.promise("C4")
-def test_partitions_added_under_way_stop_the_run(always_looks: None, kafka: str, tmp_path: Path) -> None:
+def test_partitions_added_under_way_stop_the_run(
+    always_looks: None, kafka: str, tmp_path: Path
+) -> None:
     watch = watched(kafka, tmp_path, "growing", "steady")
     watch.look()
     add_partitions(kafka, "growing", 2)
@@ -223,9 +248,13 @@ def test_partitions_added_under_way_stop_the_run(always_looks: None, kafka: str,
         watch.look()
 
 
-def test_a_topic_made_again_under_way_stops_the_run(always_looks: None, kafka: str, tmp_path: Path) -> None:
+def test_a_topic_made_again_under_way_stops_the_run(
+    always_looks: None, kafka: str, tmp_path: Path
+) -> None:
     watch = watched(kafka, tmp_path, "replaced", "kept")
     delete_topic(kafka, "replaced")
     create_topics(kafka, "replaced", partitions=1)
-    with pytest.raises(TopicChangedError, match="replaced was deleted and made again while it was being read"):
+    with pytest.raises(
+        TopicChangedError, match="replaced was deleted and made again while it was being read"
+    ):
         watch.look()

@@ -21,7 +21,9 @@ pytestmark = pytest.mark.promise("C12")
 
 
 def test_it_shows_the_messages_that_a_run_sends(kafka: str, tmp_path: Path) -> None:
-    river = River.make(kafka, tmp_path, "tried", sources__orders__event_time={"field": "ts", "unit": "ms"})
+    river = River.make(
+        kafka, tmp_path, "tried", sources__orders__event_time={"field": "ts", "unit": "ms"}
+    )
     for _ in range(4):
         river.flow()
     river.finish()
@@ -33,19 +35,39 @@ def test_it_shows_the_messages_that_a_run_sends(kafka: str, tmp_path: Path) -> N
 
 
 @pytest.mark.long
-def test_the_users_expressions_judge_and_word_the_messages_by_spark(spark: SparkSession, tmp_path: Path) -> None:
+def test_the_users_expressions_judge_and_word_the_messages_by_spark(
+    spark: SparkSession, tmp_path: Path
+) -> None:
     assert spark is not None, "the session that the expressions take"
     value = "CASE WHEN size(tracking) > 0 THEN concat(merge_key, ' ', size(orders)) END"
     max_bytes = message_bytes(3, 1, 0)
-    settings = settings_for(tmp_path, publish__valid="orders[0].offset >= 0", publish__value=value, publish__max_bytes=max_bytes)
+    settings = settings_for(
+        tmp_path,
+        publish__valid="orders[0].offset >= 0",
+        publish__value=value,
+        publish__max_bytes=max_bytes,
+    )
     records = [
         *[{"source": "tracking", "value": keyed(key, 5)} for key in ("a", "b", "long")],
         *[{"source": "orders", "value": keyed(key, 7)} for key in ("a", "c", "long")],
     ]
     found = try_records(settings, records)
     judged = [(row["key"], row["valid"], row["invalid_reason"]) for row in found["records"]]
-    assert judged == [("a", True, None), ("b", False, "predicate"), ("long", False, "too_large"), ("c", True, None)]
-    assert [(message["key"], message["value"]) for message in found["messages"]] == [("a", "a 1"), ("c", None)]
-    wrong = settings.model_copy(update={"publish": settings.publish.model_copy(update={"valid": "sizes(orders)"})})
-    with pytest.raises(ConfigurationError, match=r"publish.valid: `sizes\(orders\)` is not SQL over silver's columns"):
+    assert judged == [
+        ("a", True, None),
+        ("b", False, "predicate"),
+        ("long", False, "too_large"),
+        ("c", True, None),
+    ]
+    assert [(message["key"], message["value"]) for message in found["messages"]] == [
+        ("a", "a 1"),
+        ("c", None),
+    ]
+    wrong = settings.model_copy(
+        update={"publish": settings.publish.model_copy(update={"valid": "sizes(orders)"})}
+    )
+    with pytest.raises(
+        ConfigurationError,
+        match=r"publish.valid: `sizes\(orders\)` is not SQL over silver's columns",
+    ):
         try_records(wrong, [{"source": "orders", "value": orjson.dumps({"k": "a", "ts": 1})}])

@@ -25,17 +25,25 @@ def test_a_lake_of_every_layout_is_kept() -> None:
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     ("layout", "lake"),
-    first_then_nightly([(layout, lake) for lake in (EMBEDDED, FOLDER) for layout in LAYOUTS], len(LAYOUTS)),
+    first_then_nightly(
+        [(layout, lake) for lake in (EMBEDDED, FOLDER) for layout in LAYOUTS], len(LAYOUTS)
+    ),
 )
-def test_a_lake_of_every_layout_is_taken_up(layout: int, lake: str, tmp_path: Path, on_spark: Callable[[River], River]) -> None:
+def test_a_lake_of_every_layout_is_taken_up(
+    layout: int, lake: str, tmp_path: Path, on_spark: Callable[[River], River]
+) -> None:
     with kept_river(layout, tmp_path, lake) as kept:
         river = on_spark(kept)
         assert river.questions.properties(tables.SILVER)[tables.LAYOUT] == str(layout)
         batches = river.questions.version(tables.PROGRESS)
         river.finish()
-        assert river.questions.version(tables.PROGRESS) > batches, "it had records that were not merged yet"
+        assert river.questions.version(tables.PROGRESS) > batches, (
+            "it had records that were not merged yet"
+        )
         river.flow()
         river.finish()
-        assert river.questions.properties(tables.SILVER)[tables.LAYOUT] == str(tables.LAYOUT_VERSION)
+        assert river.questions.properties(tables.SILVER)[tables.LAYOUT] == str(
+            tables.LAYOUT_VERSION
+        )
         assert river.losses() == Losses()
         assert river.broken_promises() == []

@@ -18,7 +18,9 @@ IVY_SETTINGS = """\
 <ivysettings>
   <settings defaultResolver="folder"/>
   <resolvers>
-    <filesystem name="folder"><artifact pattern="{folder}/[artifact]-[revision].[ext]"/></filesystem>
+    <filesystem name="folder">
+      <artifact pattern="{folder}/[artifact]-[revision].[ext]"/>
+    </filesystem>
   </resolvers>
 </ivysettings>
 """
@@ -26,7 +28,8 @@ IVY_SETTINGS = """\
 
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty folder for all artifacts, where the environment has none, as one has that pip has made."""
+    """An empty folder for all artifacts, where the environment has none, as one has that pip has
+    made."""
     monkeypatch.setattr(sys, "prefix", str(tmp_path / "environment"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     return cache_folder()
@@ -39,7 +42,9 @@ def sentence(error: pytest.ExceptionInfo[ArtifactsError]) -> str:
 
 def named(said: str) -> list[Path]:
     """The files that are named as missing."""
-    return [Path(line.partition("missing: ")[2]) for line in said.splitlines() if "missing: " in line]
+    return [
+        Path(line.partition("missing: ")[2]) for line in said.splitlines() if "missing: " in line
+    ]
 
 
 @pytest.mark.parametrize("group", [SPARK, BROKER])
@@ -59,7 +64,11 @@ def test_what_somebody_has_put_into_the_cache_is_used_without_java(
 
 @pytest.mark.parametrize("group", [SPARK, BROKER])
 def test_what_cannot_be_fetched_is_named_with_its_place(
-    cache: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path, group: str
+    cache: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    tmp_path: Path,
+    group: str,
 ) -> None:
     shutil.copytree(INSTALLED / group, cache / group)
     first, second, *_ = pinned(group)
@@ -96,7 +105,11 @@ def test_a_folder_that_cannot_be_written_to_is_said(cache: Path) -> None:
 
 def test_the_recorded_files_are_those_of_the_ivy_file() -> None:
     text = IVY_FILE.read_text(encoding="utf-8")
-    for group, module in ((SPARK, "delta-spark_4.2_2.13"), (BROKER, "kafka_2.13"), (BROKER, "slf4j-simple")):
+    for group, module in (
+        (SPARK, "delta-spark_4.2_2.13"),
+        (BROKER, "kafka_2.13"),
+        (BROKER, "slf4j-simple"),
+    ):
         revision = text.partition(f'name="{module}" rev="')[2].partition('"')[0]
         assert f"{module}-{revision}.jar" in pinned(group)
 
@@ -108,12 +121,18 @@ def test_the_recorded_files_are_those_of_the_ivy_file() -> None:
 def test_without_a_network_it_is_said_why_and_which_files_belong_where(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
-    nowhere = [f"-D{scheme}.proxyHost=127.0.0.1 -D{scheme}.proxyPort=1" for scheme in ("http", "https")]
-    monkeypatch.setenv("JAVA_TOOL_OPTIONS", " ".join([*nowhere, f"-Divy.default.ivy.user.dir={tmp_path / 'ivy'}"]))
+    nowhere = [
+        f"-D{scheme}.proxyHost=127.0.0.1 -D{scheme}.proxyPort=1" for scheme in ("http", "https")
+    ]
+    monkeypatch.setenv(
+        "JAVA_TOOL_OPTIONS", " ".join([*nowhere, f"-Divy.default.ivy.user.dir={tmp_path / 'ivy'}"])
+    )
     done = in_process("fetch", "--into", tmp_path / "elsewhere", cwd=tmp_path)
     assert (done.returncode, done.stdout) == (1, "")
     assert "Connection refused" in done.stderr.splitlines()[-1]
-    assert named("\n".join(caplog.messages)) == [tmp_path / "elsewhere" / SPARK / name for name in pinned(SPARK)]
+    assert named("\n".join(caplog.messages)) == [
+        tmp_path / "elsewhere" / SPARK / name for name in pinned(SPARK)
+    ]
 
 
 @pytest.mark.long
@@ -129,11 +148,17 @@ def test_what_a_repository_of_ones_own_has_is_fetched_and_the_rest_named(
     delta, *others = sorted(pinned(SPARK), key=lambda name: not name.startswith("delta-spark"))
     with pytest.raises(ArtifactsError, match="could not be fetched"):
         fetch(SPARK, cache)
-    assert named("\n".join(caplog.messages)) == [cache / SPARK / name for name in pinned(SPARK) if name in others]
-    assert [jar.name for jar in (cache / SPARK).iterdir()] == [delta], "nothing but what is whole, and no temporary folder"
+    assert named("\n".join(caplog.messages)) == [
+        cache / SPARK / name for name in pinned(SPARK) if name in others
+    ]
+    assert [jar.name for jar in (cache / SPARK).iterdir()] == [delta], (
+        "nothing but what is whole, and no temporary folder"
+    )
     torn = repository / delta
     torn.write_bytes(torn.read_bytes()[:-1])
     shutil.rmtree(tmp_path / "ivy")
-    with pytest.raises(ArtifactsError, match=r"is not the file that is recorded .* delete Ivy's own copy"):
+    with pytest.raises(
+        ArtifactsError, match=r"is not the file that is recorded .* delete Ivy's own copy"
+    ):
         fetch(SPARK, tmp_path / "again")
     assert list((tmp_path / "again" / SPARK).iterdir()) == []

@@ -10,7 +10,9 @@ from pipelines.core.sequence import ID, SEQ, message_id
 from pipelines.core.types import HEADERS
 
 
-def messages(partition: int, keys: Sequence[str], *, first_seq: int = 0, value: bytes | None = b"{}") -> pa.Table:
+def messages(
+    partition: int, keys: Sequence[str], *, first_seq: int = 0, value: bytes | None = b"{}"
+) -> pa.Table:
     """One message for each key, a millisecond apart, numbered on from `first_seq`."""
     seqs = range(first_seq, first_seq + len(keys))
     headers = [

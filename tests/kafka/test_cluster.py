@@ -18,7 +18,9 @@ from tests.support.configurations import settings_for
 from tests.support.topics import create_topics, produce, produce_transaction
 
 
-def test_topics_are_counted_and_identified_where_they_exist(kafka: str, settings: KafkaSettings, topic: str) -> None:
+def test_topics_are_counted_and_identified_where_they_exist(
+    kafka: str, settings: KafkaSettings, topic: str
+) -> None:
     create_topics(kafka, topic, f"{topic}-2", partitions=3)
     cluster = Cluster(settings)
     assert cluster.partition_counts([topic, "no-such-topic"]) == {topic: 3}
@@ -28,7 +30,9 @@ def test_topics_are_counted_and_identified_where_they_exist(kafka: str, settings
     assert Cluster(settings).topic_ids([topic]) == {topic: ids[topic]}
 
 
-def test_bounds_are_those_of_committed_records(kafka: str, settings: KafkaSettings, topic: str) -> None:
+def test_bounds_are_those_of_committed_records(
+    kafka: str, settings: KafkaSettings, topic: str
+) -> None:
     create_topics(kafka, topic, partitions=3)
     produce(kafka, topic, [(p, b"x") for p in (0, 1) for _ in range(10)])
     produce_transaction(kafka, topic, [b"x"], 1, commit=False)
@@ -40,8 +44,11 @@ def test_bounds_are_those_of_committed_records(kafka: str, settings: KafkaSettin
     assert Cluster(settings).bounds_of(topic, [1]) == {1: (0, 12)}
 
 
-def test_the_first_question_to_a_client_is_answered_at_once(settings: KafkaSettings, kafka: str, topic: str) -> None:
-    """One in fifty took until its timeout where offsets were the first thing that a client was asked for."""
+def test_the_first_question_to_a_client_is_answered_at_once(
+    settings: KafkaSettings, kafka: str, topic: str
+) -> None:
+    """One in fifty took until its timeout where offsets were the first thing that a client was
+    asked for."""
     create_topics(kafka, topic, partitions=3)
 
     def seconds(_: int) -> float:
@@ -83,28 +90,43 @@ def test_a_topic_that_does_not_exist_is_one_sentence(settings: KafkaSettings) ->
 def test_a_broker_that_is_away_is_told_within_the_timeout(question: str) -> None:
     cluster = Cluster(KafkaSettings(bootstrap_servers="127.0.0.1:1"), timeout_s=1)
     began = time.monotonic()
-    with pytest.raises(KafkaUnreachableError, match=r"no Kafka broker answers at 127\.0\.0\.1:1 \(.*refused"):
+    with pytest.raises(
+        KafkaUnreachableError, match=r"no Kafka broker answers at 127\.0\.0\.1:1 \(.*refused"
+    ):
         getattr(cluster, question)(["any"])
     assert time.monotonic() - began < 2.5
 
 
-def test_a_sink_gets_the_retention_that_is_wanted_and_validate_says_where_one_differs(kafka: str, tmp_path: Path) -> None:
-    settings = settings_for(tmp_path, bootstrap=kafka, publish__topic="keeps-90-days", publish__retention="90d")
+def test_a_sink_gets_the_retention_that_is_wanted_and_validate_says_where_one_differs(
+    kafka: str, tmp_path: Path
+) -> None:
+    settings = settings_for(
+        tmp_path, bootstrap=kafka, publish__topic="keeps-90-days", publish__retention="90d"
+    )
     create_topics(kafka, *SOURCES, partitions=1)
     Cluster(settings.kafka).create_topic(settings.publish.topic, 1, sink_settings(settings))
-    assert Cluster(settings.kafka).topic_settings(settings.publish.topic)["retention.ms"] == "7776000000"
+    assert (
+        Cluster(settings.kafka).topic_settings(settings.publish.topic)["retention.ms"]
+        == "7776000000"
+    )
     assert check_kafka(settings) == []
-    for_ever = settings.model_copy(update={"publish": settings.publish.model_copy(update={"retention_ms": None})})
+    for_ever = settings.model_copy(
+        update={"publish": settings.publish.model_copy(update={"retention_ms": None})}
+    )
     [problem] = check_kafka(for_ever)
     assert problem.what == "keeps-90-days has retention.ms=7776000000"
     assert problem.fix == "set retention.ms to -1 on keeps-90-days"
 
 
-def test_a_topic_that_kafka_does_not_make_as_it_should_be_is_told_with_the_way_out(kafka: str) -> None:
+def test_a_topic_that_kafka_does_not_make_as_it_should_be_is_told_with_the_way_out(
+    kafka: str,
+) -> None:
     cluster = Cluster(KafkaSettings(bootstrap_servers=kafka))
     with pytest.raises(
         KafkaRequestError,
-        match=r"refused CREATE on topic too-large: .*max\.message\.bytes.*; create it yourself, with 2 partitions and as far as "
-        r"they are allowed max\.message\.bytes=3000000000, and make publish\.max_bytes as much smaller",
+        match=r"refused CREATE on topic too-large: .*max\.message\.bytes.*; create it yourself, "
+        r"with 2 partitions and as far as "
+        r"they are allowed max\.message\.bytes=3000000000, and make publish\.max_bytes as much "
+        r"smaller",
     ):
         cluster.create_topic("too-large", 2, {"max.message.bytes": "3000000000"}, SMALLER_MESSAGES)

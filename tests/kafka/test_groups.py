@@ -24,18 +24,31 @@ def settings_of(folder: Path, topic: str, kafka: KafkaSettings) -> Settings:
     return settings.model_copy(update={"kafka": kafka})
 
 
-def test_each_layer_commits_its_offsets_to_its_group(settings: KafkaSettings, topic: str, tmp_path: Path) -> None:
+def test_each_layer_commits_its_offsets_to_its_group(
+    settings: KafkaSettings, topic: str, tmp_path: Path
+) -> None:
     create_topics(settings.bootstrap_servers, topic, partitions=2)
     groups = Groups(settings_of(tmp_path, topic, settings))
     first, second = TopicPartition("tracking", 0), TopicPartition("tracking", 1)
     groups(Reached({first: 5}))
     groups(Reached({second: 3}))
-    groups(Standing({}, {first: SourceStanding(4, 1, 1, "active"), second: SourceStanding(0, None, None, "waiting")}))
+    groups(
+        Standing(
+            {},
+            {
+                first: SourceStanding(4, 1, 1, "active"),
+                second: SourceStanding(0, None, None, "waiting"),
+            },
+        )
+    )
 
     def are(bronze: dict[int, int], silver: dict[int, int]) -> bool:
         groups.commit()  # a broker that has just been started has no coordinator yet
         names = [f"watersmeet-{topic}-{layer}" for layer in ("bronze", "silver")]
-        return [committed(settings.bootstrap_servers, name, topic, 2) for name in names] == [bronze, silver]
+        return [committed(settings.bootstrap_servers, name, topic, 2) for name in names] == [
+            bronze,
+            silver,
+        ]
 
     until(lambda: are({0: 5, 1: 3}, {0: 4, 1: 0}), "the offsets of both layers")
     groups(Reached({first: 6}))
@@ -48,12 +61,17 @@ def test_a_group_that_may_not_be_committed_to_is_one_warning(
 ) -> None:
     create_topics(secured.admin, topic, partitions=1)
     secured.grant("reader", Permission("READ", "topic", topic, ""))
-    groups, tp = Groups(settings_of(tmp_path, topic, secured.settings())), TopicPartition("tracking", 0)
+    groups, tp = (
+        Groups(settings_of(tmp_path, topic, secured.settings())),
+        TopicPartition("tracking", 0),
+    )
 
     def warnings(offset: int) -> list[str]:
         groups(Reached({tp: offset}))
         groups.commit()
-        return [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+        return [
+            record.getMessage() for record in caplog.records if record.levelno == logging.WARNING
+        ]
 
     until(lambda: len(warnings(1)) == 1, "the warning")
     [warning] = warnings(2)
@@ -61,7 +79,10 @@ def test_a_group_that_may_not_be_committed_to_is_one_warning(
     assert f"does not allow READ on consumer group {group} " in warning
     assert "the run goes on" in warning
     secured.grant("reader", Permission("READ", "group", group, ""))
-    until(lambda: [warnings(3), committed(secured.admin, group, topic, 1)] == [[warning], {0: 3}], "the offset after all")
+    until(
+        lambda: [warnings(3), committed(secured.admin, group, topic, 1)] == [[warning], {0: 3}],
+        "the offset after all",
+    )
 
 
 def test_a_group_that_somebody_has_joined_is_one_warning(
@@ -69,7 +90,9 @@ def test_a_group_that_somebody_has_joined_is_one_warning(
 ) -> None:
     create_topics(settings.bootstrap_servers, topic, partitions=1)
     groups = Groups(settings_of(tmp_path, topic, settings))
-    member = Consumer({"bootstrap.servers": settings.bootstrap_servers, "group.id": groups.name("bronze")})
+    member = Consumer(
+        {"bootstrap.servers": settings.bootstrap_servers, "group.id": groups.name("bronze")}
+    )
     member.subscribe([topic])
     until(lambda: member.poll(0.1) is not None or bool(member.assignment()), "the member")
     try:
@@ -78,7 +101,11 @@ def test_a_group_that_somebody_has_joined_is_one_warning(
             groups.commit()
     finally:
         member.close()
-    assert [record.getMessage().partition(";")[0] for record in caplog.records if "watersmeet" in record.name] != []
+    assert [
+        record.getMessage().partition(";")[0]
+        for record in caplog.records
+        if "watersmeet" in record.name
+    ] != []
     assert len([record for record in caplog.records if record.name == "watersmeet.groups"]) == 1
 
 

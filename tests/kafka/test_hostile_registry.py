@@ -1,4 +1,5 @@
-"""A registry that answers slowly, without end, with too much or in circles costs neither time nor memory."""
+"""A registry that answers slowly, without end, with too much or in circles costs neither time nor
+memory."""
 
 from __future__ import annotations
 
@@ -47,7 +48,8 @@ def serving(answers: Answers) -> Iterator[Registry]:
 
 
 def memory() -> int:
-    """The resident memory of this process and of all below it, as far as they are still there when they are asked."""
+    """The resident memory of this process and of all below it, as far as they are still there when
+    they are asked."""
     me, total = psutil.Process(), 0
     for process in [me, *me.children(recursive=True)]:
         with suppress(psutil.NoSuchProcess):
@@ -67,7 +69,9 @@ def watched_memory() -> Iterator[None]:
     assert most[0] - before < 256 * 2**20 + MEMORY_BYTES
 
 
-def test_an_answer_that_never_ends_is_given_up_after_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_answer_that_never_ends_is_given_up_after_the_deadline(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(asking, "DEADLINE_S", 1.0)
 
     def trickle(to: BaseHTTPRequestHandler) -> None:
@@ -84,7 +88,9 @@ def test_an_answer_that_never_ends_is_given_up_after_the_deadline(monkeypatch: p
         for _ in range(5):
             with pytest.raises(RegistryUnreachableError, match="no whole answer within 1 s"):
                 _ = registry[1]
-        assert time.monotonic() - since < 1, "it is not asked again for a while, so that a stop waits for one answer alone"
+        assert time.monotonic() - since < 1, (
+            "it is not asked again for a while, so that a stop waits for one answer alone"
+        )
         assert answers.asked == 1
         later = time.monotonic() + asking.QUIET_S
         monkeypatch.setattr(time, "monotonic", lambda: later)
@@ -97,7 +103,11 @@ def test_an_answer_that_never_ends_is_given_up_after_the_deadline(monkeypatch: p
 @pytest.mark.parametrize("is_packed", [True, False])
 def test_an_answer_of_any_size_is_not_taken_into_memory(is_packed: bool) -> None:
     too_large = pytest.raises(RegistryUnreachableError, match="its answer is too large")
-    with serving(Answers(packed_flood() if is_packed else flood)) as registry, watched_memory(), too_large:
+    with (
+        serving(Answers(packed_flood() if is_packed else flood)) as registry,
+        watched_memory(),
+        too_large,
+    ):
         _ = registry[1]
 
 
@@ -110,14 +120,20 @@ def test_references_without_an_end_are_the_records_fate(name: str) -> None:
             return send(to, schema(main, "T0"))
         number = int(to.path.split("/")[2][1:])
         after = {"circle": (number + 1) % 3, "endless": number + 1, "itself": number}[name]
-        kind = {"type": "record", "name": f"T{number}", "fields": [{"name": "f", "type": f"T{after}"}]}
+        kind = {
+            "type": "record",
+            "name": f"T{number}",
+            "fields": [{"name": "f", "type": f"T{after}"}],
+        }
         return send(to, schema(kind, f"T{after}"))
 
     answers = Answers(lead_on)
     with serving(answers) as registry:
         decode = avro_schema(as_text(READER), Path("x.avsc"), registry).decoder()
         for _ in range(2):
-            with pytest.raises(UndecodableError, match="the schema that it was written with is no Avro schema"):
+            with pytest.raises(
+                UndecodableError, match="the schema that it was written with is no Avro schema"
+            ):
                 decode(framed(1, b"\x02"))
     assert answers.asked <= 101, "and nothing is asked for twice"
 

@@ -26,7 +26,9 @@ from tests.support.configurations import SMALLEST
 from tests.support.topics import consume, create_topics, produce, produce_transaction
 
 
-def publisher(kafka: str, topic: str, options: Mapping[str, str] = MappingProxyType({}), **publish: Any) -> Publisher:
+def publisher(
+    kafka: str, topic: str, options: Mapping[str, str] = MappingProxyType({}), **publish: Any
+) -> Publisher:
     settings = Settings.model_validate(SMALLEST, context={"folder": Path("/")})
     to_sink = settings.publish.model_copy(update={"topic": topic, **publish})
     at = settings.kafka.model_copy(update={"bootstrap_servers": kafka, "options": dict(options)})
@@ -111,7 +113,9 @@ def test_a_transaction_that_fails_is_never_seen(begun: Publisher, kafka: str, to
 
 
 @pytest.mark.promise("K7")
-def test_a_new_owner_settles_the_transaction_that_was_left_open(begun: Publisher, kafka: str, topic: str) -> None:
+def test_a_new_owner_settles_the_transaction_that_was_left_open(
+    begun: Publisher, kafka: str, topic: str
+) -> None:
     left = Producer({"bootstrap.servers": kafka, "transactional.id": begun.transactional_id})
     left.init_transactions(30)
     left.begin_transaction()
@@ -119,10 +123,13 @@ def test_a_new_owner_settles_the_transaction_that_was_left_open(begun: Publisher
     left.flush(30)
     begun.begin()
     begun.send([messages(0, "a")])
-    assert settled(begun) == {0: Tail(0, 1, "a", 2)}  # the abandoned message and its marker come before
+    # The abandoned message and its marker come before.
+    assert settled(begun) == {0: Tail(0, 1, "a", 2)}
 
 
-def test_the_tail_lies_before_markers_and_aborted_messages(begun: Publisher, kafka: str, topic: str) -> None:
+def test_the_tail_lies_before_markers_and_aborted_messages(
+    begun: Publisher, kafka: str, topic: str
+) -> None:
     begun.send([messages(0, "a")])
     produce_transaction(kafka, topic, [b"gone"] * 50, 0, commit=False)
     await_end(KafkaSettings(bootstrap_servers=kafka), topic, 53)
@@ -136,12 +143,19 @@ def test_a_sink_that_others_write_to_is_refused(begun: Publisher, kafka: str, to
 
 
 @pytest.mark.parametrize("count", [1, 30_000])
-def test_a_message_that_the_broker_does_not_take_is_not_tried_again(kafka: str, topic: str, count: int) -> None:
+def test_a_message_that_the_broker_does_not_take_is_not_tried_again(
+    kafka: str, topic: str, count: int
+) -> None:
     create_topics(kafka, topic, partitions=2, **{"max.message.bytes": "100000"})
     narrow = publisher(kafka, topic)
     narrow.begin()
     with pytest.raises(PublishingError, match="too large") as refused:
-        narrow.send([messages(0, "a", value=b"x" * 200_000), *[messages(1, ["k"] * 1000) for _ in range(count // 1000)]])
+        narrow.send(
+            [
+                messages(0, "a", value=b"x" * 200_000),
+                *[messages(1, ["k"] * 1000) for _ in range(count // 1000)],
+            ]
+        )
     assert not is_retriable(refused.value)
     assert keys(kafka, topic) == {0: "", 1: ""}
 
@@ -175,7 +189,9 @@ def test_a_sink_that_was_deleted_is_one_sentence(kafka: str) -> None:
         gone.tails(1)
 
 
-def test_a_broker_that_is_away_is_worth_another_try(topic: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_broker_that_is_away_is_worth_another_try(
+    topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     away = publisher("127.0.0.1:1", topic, delivery="at_least_once")
     monkeypatch.setattr("pipelines.kafka.publisher.TIMEOUT_S", 1.0)
     with pytest.raises(KafkaUnreachableError, match="refused") as error:
@@ -185,11 +201,19 @@ def test_a_broker_that_is_away_is_worth_another_try(topic: str, monkeypatch: pyt
 
 @pytest.mark.promise("N19")
 @pytest.mark.parametrize("queue", [None, "1000"], ids=["default", "small"])
-def test_a_message_that_is_larger_than_the_queue_is_sent(kafka: str, topic: str, queue: str | None) -> None:
+def test_a_message_that_is_larger_than_the_queue_is_sent(
+    kafka: str, topic: str, queue: str | None
+) -> None:
     create_topics(kafka, topic, partitions=2, **{"max.message.bytes": "90000000"})
     options = {} if queue is None else {"queue.buffering.max.kbytes": queue}
     large = publisher(kafka, topic, options, max_bytes=80 * 2**20)
     large.begin()
-    large.send([messages(0, "ab"), messages(0, "c", first_seq=2, value=bytes(70 * 2**20)), messages(1, "d")])
+    large.send(
+        [
+            messages(0, "ab"),
+            messages(0, "c", first_seq=2, value=bytes(70 * 2**20)),
+            messages(1, "d"),
+        ]
+    )
     sizes = [len(message.value() or b"") for message in consume(kafka, topic, 2)]
     assert sizes == [2, 2, 70 * 2**20, 2]

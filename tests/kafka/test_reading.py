@@ -24,17 +24,30 @@ from tests.support.topics import create_topics, produce, produce_transaction
 
 @pytest.fixture(scope="module", autouse=True)
 def compacting(kafka: str) -> str:
-    """A topic that Kafka compacts while the other tests run: 20 records of one key, and one in a later segment."""
-    eager = {"segment.ms": "100", "min.cleanable.dirty.ratio": "0.01", "max.compaction.lag.ms": "100"}
+    """A topic that Kafka compacts while the other tests run: 20 records of one key, and one in a
+    later segment."""
+    eager = {
+        "segment.ms": "100",
+        "min.cleanable.dirty.ratio": "0.01",
+        "max.compaction.lag.ms": "100",
+    }
     create_topics(kafka, "compacting", partitions=1, **{"cleanup.policy": "compact", **eager})
     producer = Producer({"bootstrap.servers": kafka})
     for i in range(21):
-        producer.produce("compacting", b"%d" % i, b"same" if i < 20 else b"other", 0, timestamp=1 + 1000 * (i == 20))
+        producer.produce(
+            "compacting",
+            b"%d" % i,
+            b"same" if i < 20 else b"other",
+            0,
+            timestamp=1 + 1000 * (i == 20),
+        )
         assert producer.flush(10) == 0
     return "compacting"
 
 
-def rows(settings: KafkaSettings, topic: str, since: int, until: int, **options: Any) -> list[dict[str, Any]]:
+def rows(
+    settings: KafkaSettings, topic: str, since: int, until: int, **options: Any
+) -> list[dict[str, Any]]:
     found = []
     for batch in read_range(settings, Range(topic, 0, since, until), **options):
         assert batch.schema == KAFKA
@@ -42,7 +55,9 @@ def rows(settings: KafkaSettings, topic: str, since: int, until: int, **options:
     return found
 
 
-def values(settings: KafkaSettings, topic: str, since: int, until: int, **options: Any) -> list[bytes]:
+def values(
+    settings: KafkaSettings, topic: str, since: int, until: int, **options: Any
+) -> list[bytes]:
     return [row["value"] for row in rows(settings, topic, since, until, **options)]
 
 
@@ -54,7 +69,9 @@ def send(kafka: str, topic: str, count: int, *, first: int = 0) -> None:
     produce(kafka, topic, [(0, b"%d" % i) for i in range(first, first + count)])
 
 
-def test_a_range_holds_its_offsets_and_no_others(kafka: str, settings: KafkaSettings, topic: str) -> None:
+def test_a_range_holds_its_offsets_and_no_others(
+    kafka: str, settings: KafkaSettings, topic: str
+) -> None:
     create_topics(kafka, topic, partitions=2)
     produce(kafka, topic, [(i % 2, b"%d" % i) for i in range(100)])
     assert numbers(values(settings, topic, 10, 20)) == list(range(20, 40, 2))
@@ -62,18 +79,26 @@ def test_a_range_holds_its_offsets_and_no_others(kafka: str, settings: KafkaSett
     assert values(settings, topic, 20, 20) == values(settings, topic, 20, 19) == []
 
 
-def test_batches_hold_at_most_max_records_and_are_filled(kafka: str, settings: KafkaSettings, topic: str) -> None:
+def test_batches_hold_at_most_max_records_and_are_filled(
+    kafka: str, settings: KafkaSettings, topic: str
+) -> None:
     create_topics(kafka, topic, partitions=1)
     send(kafka, topic, 1050)
-    sizes = [batch.num_rows for batch in read_range(settings, Range(topic, 0, 0, 1050), max_records=100)]
+    sizes = [
+        batch.num_rows for batch in read_range(settings, Range(topic, 0, 0, 1050), max_records=100)
+    ]
     assert sizes == [100] * 10 + [50]
 
 
-def test_batches_of_large_records_hold_fewer(kafka: str, settings: KafkaSettings, topic: str) -> None:
+def test_batches_of_large_records_hold_fewer(
+    kafka: str, settings: KafkaSettings, topic: str
+) -> None:
     create_topics(kafka, topic, partitions=1)
     produce(kafka, topic, [(0, bytes(900_000)) for _ in range(100)])
     batches = list(read_range(settings, Range(topic, 0, 0, 100)))
-    assert [offset for batch in batches for offset in batch["offset"].to_pylist()] == list(range(100))
+    assert [offset for batch in batches for offset in batch["offset"].to_pylist()] == list(
+        range(100)
+    )
     assert max(batch.nbytes for batch in batches) <= BATCH_BYTES + 1_000_000
 
 
@@ -82,17 +107,24 @@ import sys
 from pipelines.kafka.reading import Range, read_range
 from pipelines.settings import KafkaSettings
 kafka = KafkaSettings.model_validate_json(sys.argv[1])
-assert sum(batch.num_rows for batch in read_range(kafka, Range(sys.argv[2], 0, 0, 16_000))) == 16_000
+batches = read_range(kafka, Range(sys.argv[2], 0, 0, 16_000))
+assert sum(batch.num_rows for batch in batches) == 16_000
 """
 
 
 @pytest.mark.long
 @pytest.mark.promise("C24")
-def test_records_that_pack_well_are_not_all_fetched_ahead(kafka: str, settings: KafkaSettings, topic: str) -> None:
-    """Eight hundred megabytes that Kafka has packed into one: 983 MiB, where one answer of a broker may have them all."""
+def test_records_that_pack_well_are_not_all_fetched_ahead(
+    kafka: str, settings: KafkaSettings, topic: str
+) -> None:
+    """Eight hundred megabytes that Kafka has packed into one: 983 MiB, where one answer of a broker
+    may have them all."""
     create_topics(kafka, topic, partitions=1)
     for begin in range(0, 16_000, 200):
-        values = [keyed(f"k{n}", n, text="the same sentence again " * 2084) for n in range(begin, begin + 200)]
+        values = [
+            keyed(f"k{n}", n, text="the same sentence again " * 2084)
+            for n in range(begin, begin + 200)
+        ]
         produce(kafka, topic, [(0, value) for value in values], codec="zstd")
     command = [sys.executable, "-c", READS_ALL, settings.model_dump_json(), topic]
     process = subprocess.Popen(command, cwd=Path(__file__).parents[2])
@@ -105,20 +137,33 @@ def test_a_record_is_as_kafka_has_it(kafka: str, settings: KafkaSettings, topic:
     create_topics(kafka, topic, partitions=1, **{"message.timestamp.after.max.ms": str(2**63 - 1)})
     producer = Producer({"bootstrap.servers": kafka})
     producer.produce(topic, b"", None, 0, timestamp=1_700_000_000_123)
-    producer.produce(topic, None, b"k", 0, timestamp=1, headers=[("a", b"1"), ("a", None), ("é", b"\xff")])
+    producer.produce(
+        topic, None, b"k", 0, timestamp=1, headers=[("a", b"1"), ("a", None), ("é", b"\xff")]
+    )
     producer.produce(topic, b"v", b"", 0, timestamp=2**61)
     assert producer.flush(30) == 0
     first, second = rows(settings, topic, 0, 2)
-    assert (first["topic"], first["partition"], first["offset"], first["timestamp_type"]) == (topic, 0, 0, 0)
+    assert (first["topic"], first["partition"], first["offset"], first["timestamp_type"]) == (
+        topic,
+        0,
+        0,
+        0,
+    )
     assert first["kafka_timestamp"].timestamp() == 1_700_000_000.123
     assert (first["key"], first["value"], first["headers"]) == (None, b"", None)
     assert (second["key"], second["value"]) == (b"k", None)
-    assert [(h["key"], h["value"]) for h in second["headers"]] == [("a", b"1"), ("a", None), ("é", b"\xff")]
+    assert [(h["key"], h["value"]) for h in second["headers"]] == [
+        ("a", b"1"),
+        ("a", None),
+        ("é", b"\xff"),
+    ]
     [third] = read_range(settings, Range(topic, 0, 2, 3))
     assert third["kafka_timestamp"].cast(pa.int64()).to_pylist() == [(2**63 - 1) // 1000 * 1000]
 
 
-def test_the_broker_may_have_set_the_timestamp(kafka: str, settings: KafkaSettings, topic: str) -> None:
+def test_the_broker_may_have_set_the_timestamp(
+    kafka: str, settings: KafkaSettings, topic: str
+) -> None:
     create_topics(kafka, topic, partitions=1, **{"message.timestamp.type": "LogAppendTime"})
     before = time.time()
     send(kafka, topic, 1)
@@ -146,7 +191,9 @@ def test_a_range_ends_although_its_last_offsets_hold_no_record(
 
 
 @pytest.mark.promise("R10")
-def test_what_is_not_committed_lies_beyond_the_end(kafka: str, settings: KafkaSettings, topic: str) -> None:
+def test_what_is_not_committed_lies_beyond_the_end(
+    kafka: str, settings: KafkaSettings, topic: str
+) -> None:
     create_topics(kafka, topic, partitions=1)
     send(kafka, topic, 2)
     producer = Producer({"bootstrap.servers": kafka, "transactional.id": topic})
@@ -165,7 +212,9 @@ def test_what_is_not_committed_lies_beyond_the_end(kafka: str, settings: KafkaSe
 
 
 @pytest.mark.promise("B2")
-def test_offsets_that_kafka_has_deleted_are_never_passed_over(kafka: str, settings: KafkaSettings, topic: str) -> None:
+def test_offsets_that_kafka_has_deleted_are_never_passed_over(
+    kafka: str, settings: KafkaSettings, topic: str
+) -> None:
     create_topics(kafka, topic, partitions=1)
     send(kafka, topic, 10)
     admin = AdminClient({"bootstrap.servers": kafka})
@@ -177,7 +226,9 @@ def test_offsets_that_kafka_has_deleted_are_never_passed_over(kafka: str, settin
     assert lost.value.missing == {0: (1, 4)}
 
 
-def test_a_range_beyond_the_end_of_its_partition_is_another_topics(kafka: str, settings: KafkaSettings, topic: str) -> None:
+def test_a_range_beyond_the_end_of_its_partition_is_another_topics(
+    kafka: str, settings: KafkaSettings, topic: str
+) -> None:
     create_topics(kafka, topic, partitions=1)
     send(kafka, topic, 3)
     with pytest.raises(TopicChangedError, match="ends at offset 3, and 7 is to be read next"):
@@ -187,21 +238,31 @@ def test_a_range_beyond_the_end_of_its_partition_is_another_topics(kafka: str, s
 def test_a_broker_that_does_not_answer_is_told_in_time() -> None:
     away = KafkaSettings(bootstrap_servers="127.0.0.1:1")
     began = time.monotonic()
-    with pytest.raises(KafkaUnreachableError, match=r"no Kafka broker answers at 127\.0\.0\.1:1 \(.*refused"):
+    with pytest.raises(
+        KafkaUnreachableError, match=r"no Kafka broker answers at 127\.0\.0\.1:1 \(.*refused"
+    ):
         values(away, "any", 0, 1, timeout_s=1)
     assert time.monotonic() - began < 3
 
 
-def test_a_reader_that_stops_halfway_leaves_the_next_one_undisturbed(kafka: str, settings: KafkaSettings, topic: str) -> None:
+def test_a_reader_that_stops_halfway_leaves_the_next_one_undisturbed(
+    kafka: str, settings: KafkaSettings, topic: str
+) -> None:
     create_topics(kafka, topic, partitions=2)
     produce(kafka, topic, [(p, b"%d" % p) for p in (0, 1) for _ in range(5000)])
     for _ in range(3):
         next(read_range(settings, Range(topic, 0, 0, 5000), max_records=10))
-        whole = [b for batch in read_range(settings, Range(topic, 1, 0, 5000)) for b in batch["value"].to_pylist()]
+        whole = [
+            b
+            for batch in read_range(settings, Range(topic, 1, 0, 5000))
+            for b in batch["value"].to_pylist()
+        ]
         assert whole == [b"1"] * 5000
 
 
-def test_records_are_told_from_offsets_that_hold_none(kafka: str, settings: KafkaSettings, topic: str) -> None:
+def test_records_are_told_from_offsets_that_hold_none(
+    kafka: str, settings: KafkaSettings, topic: str
+) -> None:
     create_topics(kafka, topic, partitions=1)
     send(kafka, topic, 1)
     produce_transaction(kafka, topic, [b"gone"], 0, commit=False)
@@ -211,7 +272,9 @@ def test_records_are_told_from_offsets_that_hold_none(kafka: str, settings: Kafk
         assert not any(read_range(settings, Range(topic, 0, since, 3), max_records=1))
 
 
-def test_messages_come_backwards_past_what_holds_no_record(kafka: str, settings: KafkaSettings, topic: str) -> None:
+def test_messages_come_backwards_past_what_holds_no_record(
+    kafka: str, settings: KafkaSettings, topic: str
+) -> None:
     create_topics(kafka, topic, partitions=1)
     send(kafka, topic, 100)
     produce_transaction(kafka, topic, [b"gone"] * 30, 0, commit=False)
@@ -220,7 +283,9 @@ def test_messages_come_backwards_past_what_holds_no_record(kafka: str, settings:
     assert numbers(found) == list(range(99, -1, -1))  # type: ignore[arg-type]
 
 
-def test_the_tails_of_many_partitions_come_at_once(kafka: str, settings: KafkaSettings, topic: str) -> None:
+def test_the_tails_of_many_partitions_come_at_once(
+    kafka: str, settings: KafkaSettings, topic: str
+) -> None:
     create_topics(kafka, topic, partitions=60)
     produce(kafka, topic, [(p, b"%d" % p) for p in range(0, 60, 2) for _ in range(20)])
     produce_transaction(kafka, topic, [b"out"], 10, commit=True)
@@ -236,7 +301,9 @@ def test_the_tails_of_many_partitions_come_at_once(kafka: str, settings: KafkaSe
     assert took < 5
 
 
-def test_a_range_ends_where_compaction_has_removed_its_last_records(settings: KafkaSettings, compacting: str) -> None:
+def test_a_range_ends_where_compaction_has_removed_its_last_records(
+    settings: KafkaSettings, compacting: str
+) -> None:
     deadline = time.monotonic() + 60
     while len(left := values(settings, compacting, 0, 20)) == 20 and time.monotonic() < deadline:
         time.sleep(0.2)

@@ -1,4 +1,5 @@
-"""The schema registry: a real one, with references, a password and TLS, and in every kind of trouble."""
+"""The schema registry: a real one, with references, a password and TLS, and in every kind of
+trouble."""
 
 from __future__ import annotations
 
@@ -39,11 +40,19 @@ def registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestRegistry]
 
 
 def at(url: str, **options: str) -> Registry:
-    return Registry(RegistrySettings(url=url, options={name.replace("_", "."): value for name, value in options.items()}))
+    return Registry(
+        RegistrySettings(
+            url=url, options={name.replace("_", "."): value for name, value in options.items()}
+        )
+    )
 
 
 def record(name: str, **fields: Any) -> dict[str, Any]:
-    return {"type": "record", "name": name, "fields": [{"name": field, "type": kind} for field, kind in fields.items()]}
+    return {
+        "type": "record",
+        "name": name,
+        "fields": [{"name": field, "type": kind} for field, kind in fields.items()],
+    }
 
 
 def refusal(registry: Registry, kind: type[WatersmeetError], *, retriable: bool = False) -> str:
@@ -56,15 +65,28 @@ def refusal(registry: Registry, kind: type[WatersmeetError], *, retriable: bool 
 
 
 def test_a_schema_is_what_was_registered_with_all_that_it_refers_to(registry: TestRegistry) -> None:
-    city, address = record("geo.City", zip="int"), record("geo.Address", city="geo.City", was=["null", "geo.City"])
+    city, address = (
+        record("geo.City", zip="int"),
+        record("geo.Address", city="geo.City", was=["null", "geo.City"]),
+    )
     main = record("R", at="geo.Address", born="geo.City")
     alone = registry.register("city", city)
     registry.register("address", address, [("geo.City", "city", 1)])
-    schema_id = registry.register("main", main, [("geo.Address", "address", 1), ("geo.City", "city", 1)])
+    schema_id = registry.register(
+        "main", main, [("geo.Address", "address", 1), ("geo.City", "city", 1)]
+    )
     found = pickle.loads(pickle.dumps(at(registry.url)))
     assert json.loads(found[alone]) == city
-    whole, value = json.loads(found[schema_id]), {"at": {"city": {"zip": 1}, "was": None}, "born": {"zip": 2}}
-    assert avro_schema(as_text(whole), Path("x"), found).decoder()(framed(schema_id, encoded(whole, value))) == value
+    whole, value = (
+        json.loads(found[schema_id]),
+        {"at": {"city": {"zip": 1}, "was": None}, "born": {"zip": 2}},
+    )
+    assert (
+        avro_schema(as_text(whole), Path("x"), found).decoder()(
+            framed(schema_id, encoded(whole, value))
+        )
+        == value
+    )
     assert sorted(found) == sorted([alone, schema_id])
     assert len(found) == 2
 
@@ -84,25 +106,46 @@ def test_it_is_read_with_a_password_over_tls(registry: TestRegistry, tmp_path: P
         found = at(url, **known, basic_auth_user_info=f"{USER}:{PASSWORD}")
         found.check()
         assert json.loads(found[schema_id])["name"] == "Secret"
-        assert "HTTP status 401" in refusal(at(url, **known, basic_auth_user_info=f"{USER}:wrong"), RegistryAccessError)
+        assert "HTTP status 401" in refusal(
+            at(url, **known, basic_auth_user_info=f"{USER}:wrong"), RegistryAccessError
+        )
         assert "HTTP status 401" in refusal(at(url, **known), RegistryAccessError)
-        assert "(TLS)" in refusal(at(url, basic_auth_user_info=f"{USER}:{PASSWORD}"), RegistryAccessError)
+        assert "(TLS)" in refusal(
+            at(url, basic_auth_user_info=f"{USER}:{PASSWORD}"), RegistryAccessError
+        )
         (tmp_path / "other.pem").write_bytes(Authority("another").certificate)
-        assert "(TLS)" in refusal(at(url, ssl_ca_location=str(tmp_path / "other.pem")), RegistryAccessError)
+        assert "(TLS)" in refusal(
+            at(url, ssl_ca_location=str(tmp_path / "other.pem")), RegistryAccessError
+        )
 
 
-def test_an_unknown_id_and_a_registry_that_is_away_may_be_waited_for(registry: TestRegistry) -> None:
-    with pytest.raises(UnknownWriterSchemaError, match=r"schema 4711, which the schema registry at .* does not have") as caught:
+def test_an_unknown_id_and_a_registry_that_is_away_may_be_waited_for(
+    registry: TestRegistry,
+) -> None:
+    with pytest.raises(
+        UnknownWriterSchemaError,
+        match=r"schema 4711, which the schema registry at .* does not have",
+    ) as caught:
         _ = at(registry.url)[4711]
     assert caught.value.retriable
     port = free_port()
-    assert f"http://{HOST}:{port}" in refusal(at(f"http://{HOST}:{port}"), RegistryUnreachableError, retriable=True)
+    assert f"http://{HOST}:{port}" in refusal(
+        at(f"http://{HOST}:{port}"), RegistryUnreachableError, retriable=True
+    )
     with pytest.raises(RegistryUnreachableError):
         at(f"http://{HOST}:{port}").check()
 
 
-def test_options_that_the_client_does_not_take_are_an_error_without_their_values(tmp_path: Path) -> None:
+def test_options_that_the_client_does_not_take_are_an_error_without_their_values(
+    tmp_path: Path,
+) -> None:
     url = "http://127.0.0.1:1"
-    assert "Unrecognized properties: no.such" in refusal(at(url, no_such=PASSWORD), ConfigurationError)
-    assert "basic.auth.user.info must be in the form" in refusal(at(url, basic_auth_user_info="s3cret"), ConfigurationError)
-    assert "cannot be read" in refusal(at(url, ssl_ca_location=str(tmp_path / PASSWORD)), ConfigurationError)
+    assert "Unrecognized properties: no.such" in refusal(
+        at(url, no_such=PASSWORD), ConfigurationError
+    )
+    assert "basic.auth.user.info must be in the form" in refusal(
+        at(url, basic_auth_user_info="s3cret"), ConfigurationError
+    )
+    assert "cannot be read" in refusal(
+        at(url, ssl_ca_location=str(tmp_path / PASSWORD)), ConfigurationError
+    )

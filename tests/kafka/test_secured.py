@@ -1,4 +1,5 @@
-"""A broker with SASL_SSL, SCRAM and ACLs: the right way in works, and every wrong one is one sentence within seconds."""
+"""A broker with SASL_SSL, SCRAM and ACLs: the right way in works, and every wrong one is one
+sentence within seconds."""
 
 from __future__ import annotations
 
@@ -76,7 +77,9 @@ def sink(secured: SecuredBroker, topic: str) -> str:
     return name
 
 
-def test_the_right_password_and_permissions_are_all_it_takes(secured: SecuredBroker, source: str, sink: str) -> None:
+def test_the_right_password_and_permissions_are_all_it_takes(
+    secured: SecuredBroker, source: str, sink: str
+) -> None:
     assert read(secured.settings(), source) == 3
     assert Cluster(secured.settings()).bounds(source, 1) == {0: (0, 3)}
     to_sink = publisher(secured.settings(user="writer"), sink)
@@ -87,9 +90,15 @@ def test_the_right_password_and_permissions_are_all_it_takes(secured: SecuredBro
 
 
 WRONG = {
-    "password": ({"sasl_password": "hunter2"}, "refuses the login .*invalid credentials.*; check sasl.username, sasl.password"),
+    "password": (
+        {"sasl_password": "hunter2"},
+        "refuses the login .*invalid credentials.*; check sasl.username, sasl.password",
+    ),
     "user": ({"user": "nobody"}, "refuses the login .*; check sasl.username"),
-    "mechanism": ({"sasl_mechanism": "PLAIN"}, "refuses the login .*SCRAM-SHA-512.*; check sasl.username, .*sasl.mechanism"),
+    "mechanism": (
+        {"sasl_mechanism": "PLAIN"},
+        "refuses the login .*SCRAM-SHA-512.*; check sasl.username, .*sasl.mechanism",
+    ),
 }
 
 
@@ -104,7 +113,9 @@ def assert_refused_everywhere(kafka: KafkaSettings, topic: str, sentence: str) -
 
 @pytest.mark.promise("K4")
 @pytest.mark.parametrize("wrong", WRONG)
-def test_a_wrong_login_is_one_sentence_at_once(secured: SecuredBroker, source: str, wrong: str) -> None:
+def test_a_wrong_login_is_one_sentence_at_once(
+    secured: SecuredBroker, source: str, wrong: str
+) -> None:
     options, sentence = WRONG[wrong]
     assert_refused_everywhere(secured.settings(**options), source, sentence)
 
@@ -120,49 +131,79 @@ def test_a_certificate_of_a_strange_authority_is_one_sentence_at_once(
 
 
 @pytest.mark.promise("K4")
-def test_an_expired_certificate_is_one_sentence_at_once(secured: SecuredBroker, source: str) -> None:
+def test_an_expired_certificate_is_one_sentence_at_once(
+    secured: SecuredBroker, source: str
+) -> None:
     with secured.another_certificate(Authority("another"), timedelta(days=-1)) as ca:
         sentence = r"is not accepted \(certificate has expired\); .*it must be valid today"
         assert_refused_everywhere(secured.settings(ssl_ca_location=str(ca)), source, sentence)
     assert read(secured.settings(), source) == 3
 
 
-def test_a_client_whose_certificate_the_broker_does_not_know_is_told(secured: SecuredBroker, tmp_path: Path) -> None:
+def test_a_client_whose_certificate_the_broker_does_not_know_is_told(
+    secured: SecuredBroker, tmp_path: Path
+) -> None:
     """By a word of the TLS library: librdkafka has no code for it, and tries again."""
     stranger = tmp_path / "stranger.pem"
     stranger.write_bytes(Authority("stranger").signed("admin"))
-    options = {**secured.admin.options, "ssl.certificate.location": str(stranger), "ssl.key.location": str(stranger)}
-    with pytest.raises(KafkaUnreachableError, match=r"bad certificate.*; .*the ssl\. options in kafka\.options"):
-        Cluster(secured.admin.model_copy(update={"options": options}), timeout_s=5).partition_counts(["any"])
+    options = {
+        **secured.admin.options,
+        "ssl.certificate.location": str(stranger),
+        "ssl.key.location": str(stranger),
+    }
+    with pytest.raises(
+        KafkaUnreachableError, match=r"bad certificate.*; .*the ssl\. options in kafka\.options"
+    ):
+        Cluster(
+            secured.admin.model_copy(update={"options": options}), timeout_s=5
+        ).partition_counts(["any"])
 
 
 @pytest.mark.parametrize("protocol", ["PLAINTEXT", "SSL", "SASL_PLAINTEXT"])
-def test_another_protocol_than_the_brokers_is_waited_for_and_told(secured: SecuredBroker, protocol: str) -> None:
-    with pytest.raises(KafkaUnreachableError, match=r"no Kafka broker answers .*security\.protocol"):
+def test_another_protocol_than_the_brokers_is_waited_for_and_told(
+    secured: SecuredBroker, protocol: str
+) -> None:
+    with pytest.raises(
+        KafkaUnreachableError, match=r"no Kafka broker answers .*security\.protocol"
+    ):
         Cluster(secured.settings(security_protocol=protocol), timeout_s=2).partition_counts(["any"])
 
 
-def test_a_missing_permission_to_read_names_topic_and_permission(secured: SecuredBroker, source: str) -> None:
+def test_a_missing_permission_to_read_names_topic_and_permission(
+    secured: SecuredBroker, source: str
+) -> None:
     guest = secured.settings(user="guest")
     assert f"does not allow READ on topic {source} " in refusal(lambda: read(guest, source))
-    assert f"does not allow READ on topic {source} " in refusal(lambda: read_tails(guest, source, 1))
+    assert f"does not allow READ on topic {source} " in refusal(
+        lambda: read_tails(guest, source, 1)
+    )
 
 
-def test_a_missing_permission_to_describe_names_topic_and_permission(secured: SecuredBroker, source: str) -> None:
+def test_a_missing_permission_to_describe_names_topic_and_permission(
+    secured: SecuredBroker, source: str
+) -> None:
     stranger = secured.settings(user="writer")
     expected = f"does not allow DESCRIBE on topic {source} "
     assert expected in refusal(lambda: Cluster(stranger).partition_counts([source]))
     assert expected in refusal(lambda: Cluster(stranger).topic_ids([source]))
     assert expected in refusal(lambda: Cluster(stranger).bounds(source, 1))
-    assert f"DESCRIBE_CONFIGS on topic {source} " in refusal(lambda: Cluster(stranger).topic_settings(source))
-    assert "does not allow CREATE on topic new " in refusal(lambda: Cluster(stranger).create_topic("new", 1, {}))
+    assert f"DESCRIBE_CONFIGS on topic {source} " in refusal(
+        lambda: Cluster(stranger).topic_settings(source)
+    )
+    assert "does not allow CREATE on topic new " in refusal(
+        lambda: Cluster(stranger).create_topic("new", 1, {})
+    )
 
 
 @pytest.mark.parametrize("delivery", ["exactly_once", "at_least_once"])
-def test_a_missing_permission_to_write_names_topic_and_permission(secured: SecuredBroker, sink: str, delivery: str) -> None:
+def test_a_missing_permission_to_write_names_topic_and_permission(
+    secured: SecuredBroker, sink: str, delivery: str
+) -> None:
     reader = publisher(secured.settings(user="reader"), sink, delivery)
     reader.begin()
-    assert f"does not allow WRITE on topic {sink} " in refusal(lambda: reader.send([messages(0, "a")]))
+    assert f"does not allow WRITE on topic {sink} " in refusal(
+        lambda: reader.send([messages(0, "a")])
+    )
 
 
 def test_a_missing_permission_for_transactions_names_the_id(
@@ -170,5 +211,7 @@ def test_a_missing_permission_for_transactions_names_the_id(
 ) -> None:
     guest = publisher(secured.settings(user="guest"), sink)
     capfd.readouterr()
-    assert f"does not allow WRITE on transactional id watersmeet-shop/{sink} " in refusal(guest.begin)
+    assert f"does not allow WRITE on transactional id watersmeet-shop/{sink} " in refusal(
+        guest.begin
+    )
     assert capfd.readouterr().err == ""  # librdkafka writes fatal errors there, where it may

@@ -1,4 +1,5 @@
-"""Repartition on a secured broker: it has just the permissions that it needs, and says which one it misses."""
+"""Repartition on a secured broker: it has just the permissions that it needs, and says which one it
+misses."""
 
 from __future__ import annotations
 
@@ -25,7 +26,8 @@ pytestmark = [pytest.mark.long, pytest.mark.promise("N4")]
 COUNTS = ((1, 2), 1)
 PARTITIONS = 2
 SECONDS = 60
-"""A process is up, has found the cause and is gone: some seconds, more on a busy machine. What may pass is waited for longer."""
+"""A process is up, has found the cause and is gone: some seconds, more on a busy machine. What may
+pass is waited for longer."""
 
 
 class Place(NamedTuple):
@@ -43,7 +45,9 @@ class Place(NamedTuple):
         for source, raw in self.inputs.items():
             found = copied(self.river.kafka, self.river.settings.inputs[source], PARTITIONS)
             expected = raw.expected(PARTITIONS)
-            assert {p: Counter(copies) for p, copies in found.items()} == {p: Counter(copies) for p, copies in expected.items()}
+            assert {p: Counter(copies) for p, copies in found.items()} == {
+                p: Counter(copies) for p, copies in expected.items()
+            }
 
 
 def of_stage(settings: Settings) -> list[Permission]:
@@ -55,10 +59,14 @@ def of_stage(settings: Settings) -> list[Permission]:
 
 
 @pytest.fixture
-def place(secured: SecuredBroker, topic: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
+def place(
+    secured: SecuredBroker, topic: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Place]:
     """Its runs log in as the broker's own user, which may do just what repartitioning needs."""
     monkeypatch.setenv(secure.PASSWORD_VARIABLE, secured.own_password)
-    river = confluence(secured.admin, tmp_path / "river", topic[-80:].strip("-"), COUNTS, PARTITIONS)
+    river = confluence(
+        secured.admin, tmp_path / "river", topic[-80:].strip("-"), COUNTS, PARTITIONS
+    )
     river.config["kafka"] |= {
         "bootstrap_servers": secured.servers,
         "options": secure.user_options(secured.status.directory),
@@ -74,7 +82,9 @@ def place(secured: SecuredBroker, topic: str, tmp_path: Path, monkeypatch: pytes
 
 def run(river: River, *words: str) -> subprocess.CompletedProcess[str]:
     program = [sys.executable, "-m", "pipelines", *words, "-c", str(river.file)]
-    return subprocess.run(program, capture_output=True, text=True, timeout=SECONDS, check=False, cwd=river.folder)
+    return subprocess.run(
+        program, capture_output=True, text=True, timeout=SECONDS, check=False, cwd=river.folder
+    )
 
 
 def sentence(done: subprocess.CompletedProcess[str]) -> str:
@@ -103,17 +113,26 @@ def test_it_writes_and_goes_on_with_what_it_is_allowed_and_tells_nobody_its_pass
 
 
 def named(source: str, origin: str | list[str]) -> dict[str, Any]:
-    return {f"sources__{source}__topic": source, f"sources__{source}__repartition": {"from": origin, "partitions": PARTITIONS}}
+    return {
+        f"sources__{source}__topic": source,
+        f"sources__{source}__repartition": {"from": origin, "partitions": PARTITIONS},
+    }
 
 
-LIKE_ALL = of_stage(settings_for(Path("/"), **named("tracking", ["raw-0", "raw-1"]), **named("orders", "raw-2")))
+LIKE_ALL = of_stage(
+    settings_for(Path("/"), **named("tracking", ["raw-0", "raw-1"]), **named("orders", "raw-2"))
+)
 """Those of each place have the same order."""
 NEEDED = [i for i, one in enumerate(LIKE_ALL) if one.kind != "group"]
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("number", NEEDED, ids=lambda i: f"{LIKE_ALL[i].operation}-{LIKE_ALL[i].name}")
-def test_a_missing_permission_is_one_sentence_and_nothing_is_lost(secured: SecuredBroker, place: Place, number: int) -> None:
+@pytest.mark.parametrize(
+    "number", NEEDED, ids=lambda i: f"{LIKE_ALL[i].operation}-{LIKE_ALL[i].name}"
+)
+def test_a_missing_permission_is_one_sentence_and_nothing_is_lost(
+    secured: SecuredBroker, place: Place, number: int
+) -> None:
     missing = of_stage(place.river.settings)[number]
     if missing.why == "where it stands":  # which is not read while it is empty
         assert run(place.river, "repartition", "--once").returncode == 0
@@ -121,7 +140,10 @@ def test_a_missing_permission_is_one_sentence_and_nothing_is_lost(secured: Secur
     secured.revoke(secure.USER, missing)
     said = sentence(run(place.river, "repartition", "--once"))
     assert f"on {missing.kind} {missing.name} " in said
-    assert f"does not allow {missing.operation} " in said or f"grant {missing.operation}, which includes it," in said
+    assert (
+        f"does not allow {missing.operation} " in said
+        or f"grant {missing.operation}, which includes it," in said
+    )
 
     secured.grant(secure.USER, missing)
     assert run(place.river, "repartition", "--once").returncode == 0
@@ -154,7 +176,9 @@ def test_validate_names_the_permission_that_it_misses(secured: SecuredBroker, pl
         one.name for one in of_stage(place.river.settings)
     }
     assert len(topics) == 5
-    for missing in [one for one in every if one.operation == "DESCRIBE_CONFIGS" and one.name in topics]:
+    for missing in [
+        one for one in every if one.operation == "DESCRIBE_CONFIGS" and one.name in topics
+    ]:
         secured.revoke(secure.USER, missing)
         done = run(place.river, "validate", "--json")
         assert done.returncode == 2
@@ -164,11 +188,18 @@ def test_validate_names_the_permission_that_it_misses(secured: SecuredBroker, pl
 
 
 @pytest.mark.nightly
-def test_a_permission_that_is_taken_away_under_way_ends_it_and_nothing_is_lost(secured: SecuredBroker, place: Place) -> None:
+def test_a_permission_that_is_taken_away_under_way_ends_it_and_nothing_is_lost(
+    secured: SecuredBroker, place: Place
+) -> None:
     process = place.river.run(command="repartition")
     try:
-        until(lambda: "records written to" in process.said() or process.process.poll() is not None, "the first records")
-        [missing, *_] = [one for one in of_stage(place.river.settings) if one.why == "`repartition` reads it"]
+        until(
+            lambda: "records written to" in process.said() or process.process.poll() is not None,
+            "the first records",
+        )
+        [missing, *_] = [
+            one for one in of_stage(place.river.settings) if one.why == "`repartition` reads it"
+        ]
         secured.revoke(secure.USER, missing)
         place.flow()
         assert process.wait(SECONDS) == 1, process.said()

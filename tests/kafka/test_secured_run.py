@@ -1,4 +1,5 @@
-"""A whole pipeline on a secured broker: it has just the permissions that it needs, misses each, and tells nobody its password."""
+"""A whole pipeline on a secured broker: it has just the permissions that it needs, misses each, and
+tells nobody its password."""
 
 from __future__ import annotations
 
@@ -31,7 +32,8 @@ from tests.support.topics import dead_letters, published
 pytestmark = pytest.mark.long
 
 SECONDS = 60
-"""A process is up, has found the cause and is gone: some seconds, more on a busy machine. What may pass is waited for longer."""
+"""A process is up, has found the cause and is gone: some seconds, more on a busy machine. What may
+pass is waited for longer."""
 
 LETTERS = ("late_topic", "quarantine_topic")
 """Every river has both topics of dead letters."""
@@ -40,14 +42,26 @@ NewRiver = Callable[..., River]
 
 
 @pytest.fixture
-def new_river(secured: SecuredBroker, topic: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> NewRiver:
-    """Makes a river whose runs log in as the broker's own user, which may do just what they need."""
+def new_river(
+    secured: SecuredBroker, topic: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> NewRiver:
+    """Makes a river whose runs log in as the broker's own user, which may do just what they
+    need."""
     monkeypatch.setenv(secure.PASSWORD_VARIABLE, secured.own_password)
 
     def make(*, user: str = secure.USER, **overrides: Any) -> River:
-        way_in = {"kafka__bootstrap_servers": secured.servers, "kafka__options": secure.user_options(secured.status.directory)}
+        way_in = {
+            "kafka__bootstrap_servers": secured.servers,
+            "kafka__options": secure.user_options(secured.status.directory),
+        }
         letters = {f"publish__{field}": f"{topic}-{field}" for field in LETTERS}
-        river = River.make(secured.admin, tmp_path / "river", topic, partitions=1, **{**way_in, **letters, **overrides})
+        river = River.make(
+            secured.admin,
+            tmp_path / "river",
+            topic,
+            partitions=1,
+            **{**way_in, **letters, **overrides},
+        )
         secured.grant(user, *permissions(river.settings))
         river.flow()
         river.flow()
@@ -63,13 +77,17 @@ def ends(run: RunProcess, exit_code: int) -> str:
     assert time.monotonic() - began < SECONDS
     *before, sentence = run.log.read_text().splitlines()
     assert sentence.startswith("watersmeet: ")
-    assert not any(line.startswith(("Traceback", "watersmeet: ")) for line in before[-5:]), run.said()
+    assert not any(line.startswith(("Traceback", "watersmeet: ")) for line in before[-5:]), (
+        run.said()
+    )
     return sentence
 
 
 def command(river: River, *words: str) -> subprocess.CompletedProcess[str]:
     program = [sys.executable, "-m", "pipelines", *words, "-c", str(river.file)]
-    return subprocess.run(program, capture_output=True, text=True, timeout=120, check=False, cwd=river.folder)
+    return subprocess.run(
+        program, capture_output=True, text=True, timeout=120, check=False, cwd=river.folder
+    )
 
 
 # -- the right way in
@@ -98,7 +116,11 @@ class CommandLines:
 
 def files_with(folder: Path, secret: str) -> list[str]:
     assert any(folder.rglob("*.parquet"))
-    return [str(file) for file in folder.rglob("*") if file.is_file() and secret.encode() in file.read_bytes()]
+    return [
+        str(file)
+        for file in folder.rglob("*")
+        if file.is_file() and secret.encode() in file.read_bytes()
+    ]
 
 
 @pytest.mark.promise("K6")
@@ -118,7 +140,10 @@ def test_a_pipeline_runs_publishes_and_recovers_and_tells_nobody_its_password(
     assert river.losses() == Losses()
     assert all(dead_letters(river.kafka, f"{topic}-{field}", 1) for field in LETTERS)
 
-    told = [command(river, *words.split()) for words in ("validate --json", "status --json", "explain a --json", "verify")]
+    told = [
+        command(river, *words.split())
+        for words in ("validate --json", "status --json", "explain a --json", "verify")
+    ]
     assert [done.returncode for done in told] == [0, 0, 0, 0], told
     assert [done for done in told if password in done.stdout + done.stderr] == []
 
@@ -184,20 +209,26 @@ def test_an_untrusted_certificate_ends_a_run_with_one_sentence(
     assert "the certificate of Kafka at" in ends(river.run("--once"), 1)
 
 
-PERMISSIONS = permissions(settings_for(Path("/"), **{f"publish__{field}": field for field in LETTERS}))
+PERMISSIONS = permissions(
+    settings_for(Path("/"), **{f"publish__{field}": field for field in LETTERS})
+)
 """Those of each river have the same order."""
 SOURCES_OF_PERMISSIONS = [one.name for one in PERMISSIONS if one.why == "bronze reads it"]
 NEEDED_BY_A_RUN = [
     i
     for i, one in enumerate(PERMISSIONS)
-    if one.kind != "group" and (one.operation != "DESCRIBE_CONFIGS" or one.name in SOURCES_OF_PERMISSIONS)
+    if one.kind != "group"
+    and (one.operation != "DESCRIBE_CONFIGS" or one.name in SOURCES_OF_PERMISSIONS)
 ]
-"""Nothing depends on those for groups, and of topics that are written to, only `validate` asks for settings."""
+"""Nothing depends on those for groups, and of topics that are written to, only `validate` asks for
+settings."""
 
 
 @pytest.mark.promise("K5")
 @pytest.mark.parametrize(
-    "number", first_then_nightly(NEEDED_BY_A_RUN), ids=lambda i: f"{PERMISSIONS[i].operation}-{PERMISSIONS[i].name}"
+    "number",
+    first_then_nightly(NEEDED_BY_A_RUN),
+    ids=lambda i: f"{PERMISSIONS[i].operation}-{PERMISSIONS[i].name}",
 )
 def test_a_missing_permission_is_one_sentence_and_nothing_is_lost(
     secured: SecuredBroker, new_river: NewRiver, number: int
@@ -205,13 +236,17 @@ def test_a_missing_permission_is_one_sentence_and_nothing_is_lost(
     river = new_river()
     missing = permissions(river.settings)[number]
     written = written_topics(river.settings).values()
-    if missing.operation == "READ" and missing.name in written:  # which is not read while it is empty
+    # Which is not read while it is empty.
+    if missing.operation == "READ" and missing.name in written:
         river.finish()
         river.flow()
     secured.revoke(secure.USER, missing)
     sentence = ends(river.run("--once"), 1)
     assert f"on {missing.kind} {missing.name} " in sentence
-    assert f"does not allow {missing.operation} " in sentence or f"grant {missing.operation}, which includes it," in sentence
+    assert (
+        f"does not allow {missing.operation} " in sentence
+        or f"grant {missing.operation}, which includes it," in sentence
+    )
 
     secured.grant(secure.USER, missing)
     river.finish()
@@ -219,11 +254,17 @@ def test_a_missing_permission_is_one_sentence_and_nothing_is_lost(
 
 
 @pytest.mark.nightly
-def test_validate_names_the_permission_that_it_misses(secured: SecuredBroker, new_river: NewRiver) -> None:
+def test_validate_names_the_permission_that_it_misses(
+    secured: SecuredBroker, new_river: NewRiver
+) -> None:
     river = new_river()
     river.finish()
     written = written_topics(river.settings).values()
-    for missing in [p for p in permissions(river.settings) if p.operation == "DESCRIBE_CONFIGS" and p.name in written]:
+    for missing in [
+        p
+        for p in permissions(river.settings)
+        if p.operation == "DESCRIBE_CONFIGS" and p.name in written
+    ]:
         secured.revoke(secure.USER, missing)
         done = command(river, "validate", "--json")
         assert done.returncode == 2
@@ -239,7 +280,10 @@ def test_a_permission_that_is_taken_away_under_way_ends_the_run_and_nothing_is_l
     river = new_river()
     run = river.run()
     try:
-        until(lambda: "messages published" in run.log.read_text() or run.process.poll() is not None, "the first messages")
+        until(
+            lambda: "messages published" in run.log.read_text() or run.process.poll() is not None,
+            "the first messages",
+        )
         missing = permissions(river.settings)[0]
         secured.revoke(secure.USER, missing)
         river.flow()
@@ -267,7 +311,9 @@ def test_a_pipeline_logs_in_with_a_token(secured: SecuredBroker, new_river: NewR
     assert SECRET not in river.run_log
 
 
-def test_a_refused_token_is_one_sentence(secured: SecuredBroker, new_river: NewRiver, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_refused_token_is_one_sentence(
+    secured: SecuredBroker, new_river: NewRiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
     options = {**secured.issuer.options, "ssl.ca.location": str(secured.folder / "ca.crt")}
     river = new_river(user="pipeline", kafka__options=options)
     monkeypatch.setattr(secured.issuer, "key", new_key())  # which the broker does not know
@@ -276,7 +322,9 @@ def test_a_refused_token_is_one_sentence(secured: SecuredBroker, new_river: NewR
     assert "check the sasl.oauthbearer. options" in sentence
 
 
-def test_a_token_that_is_not_given_is_one_sentence(secured: SecuredBroker, new_river: NewRiver) -> None:
+def test_a_token_that_is_not_given_is_one_sentence(
+    secured: SecuredBroker, new_river: NewRiver
+) -> None:
     wrong = {"sasl.oauthbearer.client.secret": "hunter2-hunter2"}
     options = {**secured.issuer.options, **wrong, "ssl.ca.location": str(secured.folder / "ca.crt")}
     sentence = ends(new_river(user="pipeline", kafka__options=options).run("--once"), 1)
@@ -286,6 +334,9 @@ def test_a_token_that_is_not_given_is_one_sentence(secured: SecuredBroker, new_r
 
 
 def test_a_pipeline_logs_in_with_a_certificate(secured: SecuredBroker, new_river: NewRiver) -> None:
-    river = new_river(kafka__bootstrap_servers=secured.admin.bootstrap_servers, kafka__options=secured.admin.options)
+    river = new_river(
+        kafka__bootstrap_servers=secured.admin.bootstrap_servers,
+        kafka__options=secured.admin.options,
+    )
     river.finish()
     assert river.losses() == Losses()

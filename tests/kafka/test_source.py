@@ -39,8 +39,12 @@ class Stream:
         self.spark, self.folder, self.name = spark, folder, name
         self.batches: list[dict[int, list[int]]] = []
 
-    def run(self, decoded: DecodedTopic, start: Mapping[int, int], limit: int, checkpoint: str = "0") -> None:
-        stream = self.spark.readStream.format(register(self.spark, kafka_source(self.name, decoded, start, limit))).load()
+    def run(
+        self, decoded: DecodedTopic, start: Mapping[int, int], limit: int, checkpoint: str = "0"
+    ) -> None:
+        stream = self.spark.readStream.format(
+            register(self.spark, kafka_source(self.name, decoded, start, limit))
+        ).load()
         query = (
             stream.writeStream.foreachBatch(self._keep)
             .option("checkpointLocation", str(self.folder / checkpoint))
@@ -54,7 +58,9 @@ class Stream:
 
     def _keep(self, rows: DataFrame, _: int) -> None:
         found: dict[int, list[int]] = {}
-        for partition, offset in sorted(tuple(row) for row in rows.select("partition", "offset").collect()):
+        for partition, offset in sorted(
+            tuple(row) for row in rows.select("partition", "offset").collect()
+        ):
             found.setdefault(partition, []).append(offset)
         self.batches.append(found)
 
@@ -69,7 +75,14 @@ def decoded(kafka: str, topic: str) -> Callable[..., DecodedTopic]:
     def made(partitions: int, options: dict[str, str] | None = None, **other: Any) -> DecodedTopic:
         settings = KafkaSettings(bootstrap_servers=kafka, options=options or {})
         return DecodedTopic(
-            **{"kafka": settings, "name": topic, "partitions": partitions, "decode": as_they_are, "schema": SCHEMA, **other}
+            **{
+                "kafka": settings,
+                "name": topic,
+                "partitions": partitions,
+                "decode": as_they_are,
+                "schema": SCHEMA,
+                **other,
+            }
         )
 
     return made
@@ -84,7 +97,9 @@ def test_a_stream_goes_on_at_given_offsets_without_its_checkpoint_in_batches_wit
     produce_transaction(kafka, topic, [b"gone"], 1, commit=False)  # offsets 6 and 7 hold no record
     await_end(KafkaSettings(bootstrap_servers=kafka), topic, 8, partition=1)
     stream.run(decoded(3), {0: 7, 1: 0, 2: 0}, 20)
-    assert [sum(map(len, batch.values())) <= 20 for batch in stream.batches] == [True] * len(stream.batches)
+    assert [sum(map(len, batch.values())) <= 20 for batch in stream.batches] == [True] * len(
+        stream.batches
+    )
     assert len(stream.batches) in (2, 3)
     offsets = {p: [o for batch in stream.batches for o in batch.get(p, [])] for p in (0, 1)}
     assert offsets == {0: list(range(7, 37)), 1: list(range(6))}
@@ -117,22 +132,34 @@ def test_an_error_is_recognised_on_the_driver_wherever_it_happens(
     beyond = in_a_worker(decoded(1), 5, r"pipelines\.errors")
     assert root_cause(beyond).startswith(f"{topic}[0] ends at offset 1, and 5 is to be read next")
     assert not is_retriable(in_a_worker(decoded(1, decode=fail), 0, "a defect at 0"))
-    away = in_a_worker(decoded(1, kafka=KafkaSettings(bootstrap_servers="127.0.0.1:1"), timeout_s=1.0), 0, r"pipelines\.errors")
+    away = in_a_worker(
+        decoded(1, kafka=KafkaSettings(bootstrap_servers="127.0.0.1:1"), timeout_s=1.0),
+        0,
+        r"pipelines\.errors",
+    )
     assert is_retriable(away)
     assert root_cause(away).startswith("no Kafka broker answers at 127.0.0.1:1 (")
 
 
 @pytest.mark.long
 def test_ranges_are_read_as_a_batch_by_several_tasks_and_no_secret_shows(
-    kafka: str, root_session: SparkSession, decoded: Callable[..., DecodedTopic], topic: str, capsys: pytest.CaptureFixture[str]
+    kafka: str,
+    root_session: SparkSession,
+    decoded: Callable[..., DecodedTopic],
+    topic: str,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     create_topics(kafka, topic, partitions=2)
     produce(kafka, topic, [(0, b"%d" % i) for i in range(45_000)] + [(1, b"x")] * 3)
     ranges = [Range(topic, 0, 0, 45_000), Range(topic, 1, 1, 2), Range(topic, 1, 2, 2)]
-    source = kafka_ranges(f"ranges_{topic}", decoded(2, {"sasl.password": SECRET}, parallelism=2), ranges)
+    source = kafka_ranges(
+        f"ranges_{topic}", decoded(2, {"sasl.password": SECRET}, parallelism=2), ranges
+    )
     rows = root_session.read.format(register(root_session, source)).load()
     found = rows.selectExpr("spark_partition_id() AS task", "partition", "offset").toArrow()
-    assert sorted(zip(found["partition"].to_pylist(), found["offset"].to_pylist(), strict=True)) == [
+    assert sorted(
+        zip(found["partition"].to_pylist(), found["offset"].to_pylist(), strict=True)
+    ) == [
         *((0, offset) for offset in range(45_000)),
         (1, 1),
     ]
@@ -180,7 +207,9 @@ def test_a_share_keeps_to_the_limit_and_to_what_is_there() -> None:
         ([0], 2, []),
     ],
 )
-def test_ranges_are_split_so_that_every_task_has_something_to_do(sizes: list[int], parallelism: int, expected: list[int]) -> None:
+def test_ranges_are_split_so_that_every_task_has_something_to_do(
+    sizes: list[int], parallelism: int, expected: list[int]
+) -> None:
     ranges = [Range("t", p, 2**40, 2**40 + size) for p, size in enumerate(sizes)]
     parts = split_ranges(ranges, parallelism)
     assert [part.size for part in parts] == expected
@@ -190,7 +219,9 @@ def test_ranges_are_split_so_that_every_task_has_something_to_do(sizes: list[int
         assert all(a.until_offset == b.from_offset for a, b in pairwise(own))
 
 
-def test_offsets_stay_exact_on_their_way_through_spark(decoded: Callable[..., DecodedTopic]) -> None:
+def test_offsets_stay_exact_on_their_way_through_spark(
+    decoded: Callable[..., DecodedTopic],
+) -> None:
     far = {0: 2**62 + 1, 1: 2**53 + 1}
     reader = kafka_source("far", decoded(2), far, 10)({}).streamReader(None)  # type: ignore[arg-type]
     begin = json.loads(json.dumps(reader.initialOffset()))
@@ -199,9 +230,14 @@ def test_offsets_stay_exact_on_their_way_through_spark(decoded: Callable[..., De
     assert task.value == Range(decoded(2).name, 1, 2**53 + 1, 2**53 + 4)
 
 
-@pytest.mark.parametrize(("error", "is_silent"), [("EOFError", True), ("BrokenPipeError", True), ("ValueError", False)])
-def test_a_stream_that_spark_hangs_up_on_ends_without_a_stack_trace(error: str, is_silent: bool) -> None:
-    """As Spark's own runner calls it: `stop` while the error passes through, and the error is told afterwards."""
+@pytest.mark.parametrize(
+    ("error", "is_silent"), [("EOFError", True), ("BrokenPipeError", True), ("ValueError", False)]
+)
+def test_a_stream_that_spark_hangs_up_on_ends_without_a_stack_trace(
+    error: str, is_silent: bool
+) -> None:
+    """As Spark's own runner calls it: `stop` while the error passes through, and the error is told
+    afterwards."""
     program = f"""
 from pipelines.kafka.source import DecodedTopic, kafka_source
 from pipelines.settings import KafkaSettings
@@ -213,5 +249,9 @@ try:
 finally:
     reader.stop()
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
-    assert (done.returncode == -signal.SIGKILL, done.stderr == "") == (is_silent, is_silent), done.stderr
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.returncode == -signal.SIGKILL, done.stderr == "") == (is_silent, is_silent), (
+        done.stderr
+    )

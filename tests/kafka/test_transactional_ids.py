@@ -1,4 +1,5 @@
-"""Transactional ids: one for each publisher, and no tail is read before the transactions of earlier ones have ended."""
+"""Transactional ids: one for each publisher, and no tail is read before the transactions of earlier
+ones have ended."""
 
 from __future__ import annotations
 
@@ -19,18 +20,34 @@ from tests.kafka.messages import messages
 from tests.support.configurations import settings_for
 from tests.support.topics import create_topics
 
-PARTS = ["shop", "eu", "merged", "shop-eu", "eu-merged", "redrive", "repartition", "shop-redrive", "redrive-eu", "a.b", "a_b"]
+PARTS = [
+    "shop",
+    "eu",
+    "merged",
+    "shop-eu",
+    "eu-merged",
+    "redrive",
+    "repartition",
+    "shop-redrive",
+    "redrive-eu",
+    "a.b",
+    "a_b",
+]
 
 
 @contextmanager
 def left_open(kafka: str, topic: str, transactional_id: str) -> Iterator[Producer]:
     """Inside, a producer of this id has a message in an open transaction in partition 0."""
-    producer = Producer({"bootstrap.servers": kafka, "transactional.id": transactional_id, "log_level": 0})
+    producer = Producer(
+        {"bootstrap.servers": kafka, "transactional.id": transactional_id, "log_level": 0}
+    )
     producer.init_transactions(30)
     producer.begin_transaction()
     [message] = messages(0, "b", first_seq=1).to_pylist()
     headers = [(header["key"], header["value"]) for header in message["headers"]]
-    producer.produce(topic, message["value"], message["key"], 0, timestamp=message["timestamp"], headers=headers)
+    producer.produce(
+        topic, message["value"], message["key"], 0, timestamp=message["timestamp"], headers=headers
+    )
     assert producer.flush(30) == 0
     yield producer
 
@@ -57,14 +74,25 @@ def test_no_two_publishers_share_an_id() -> None:
 
 
 def test_an_id_that_could_never_be_shared_stays_as_it_was() -> None:
-    assert transactional_id("shop", "merged") == former_transactional_id("shop", "merged") == "watersmeet-shop-merged"
+    assert (
+        transactional_id("shop", "merged")
+        == former_transactional_id("shop", "merged")
+        == "watersmeet-shop-merged"
+    )
 
 
-def test_the_permissions_of_a_configuration_are_for_the_ids_that_its_publishers_have(tmp_path: Path) -> None:
+def test_the_permissions_of_a_configuration_are_for_the_ids_that_its_publishers_have(
+    tmp_path: Path,
+) -> None:
     letters = {"late_topic": "late-letters", "quarantine_topic": "refused"}
-    settings: Settings = settings_for(tmp_path, **{f"publish__{name}": topic for name, topic in letters.items()})
+    settings: Settings = settings_for(
+        tmp_path, **{f"publish__{name}": topic for name, topic in letters.items()}
+    )
     allowed = {each.name for each in permissions(settings) if each.kind == "transactional id"}
-    made = [sink_publisher(settings), *(record_publisher(settings, topic) for topic in letters.values())]
+    made = [
+        sink_publisher(settings),
+        *(record_publisher(settings, topic) for topic in letters.values()),
+    ]
     assert allowed == {each.transactional_id for each in made}
 
 
@@ -89,14 +117,19 @@ def test_no_tail_is_read_while_a_transaction_of_another_name_is_open(
     before.send([messages(0, "a")])
     with left_open(kafka, sink, before.transactional_id) as owner:
         after.begin()
-        with pytest.raises(OpenTransactionError, match=r"\[0\] has an open transaction of another producer at offset 2") as error:
+        with pytest.raises(
+            OpenTransactionError,
+            match=r"\[0\] has an open transaction of another producer at offset 2",
+        ) as error:
             after.tails(1)
         assert is_retriable(error.value)
         owner.commit_transaction(30)
     assert tail(after) == 1
 
 
-def test_the_transaction_that_an_earlier_version_has_left_open_is_settled(kafka: str, settings: KafkaSettings, sink: str) -> None:
+def test_the_transaction_that_an_earlier_version_has_left_open_is_settled(
+    kafka: str, settings: KafkaSettings, sink: str
+) -> None:
     former = former_transactional_id("ids-of-before", sink)
     now = publisher(settings, "ids-of-before", sink)
     assert now.transactional_id != former

@@ -1,4 +1,5 @@
-"""Worker processes read and decode what this process would, tell their failures, and never outlive it."""
+"""Worker processes read and decode what this process would, tell their failures, and never outlive
+it."""
 
 from __future__ import annotations
 
@@ -35,7 +36,8 @@ from pipelines.core.reading import KAFKA
 from pipelines.kafka.reading import Range
 from pipelines.kafka.workers import read_decoded
 from pipelines.settings import KafkaSettings
-read_decoded(KafkaSettings(bootstrap_servers=sys.argv[1]), [Range(sys.argv[2], 0, 0, 1)], pa.table, KAFKA)
+kafka = KafkaSettings(bootstrap_servers=sys.argv[1])
+read_decoded(kafka, [Range(sys.argv[2], 0, 0, 1)], pa.table, KAFKA)
 print(active_children()[0].pid, flush=True)
 time.sleep(600)
 """
@@ -49,7 +51,9 @@ def test_workers_read_what_this_process_reads_in_the_order_of_the_ranges(
     produce(kafka, topic, [(p, b"%d" % i) for i in range(100) for p in range(2)])
     wanted = [Range(topic, 1, 60, 100), Range(topic, 2, 5, 5), Range(topic, 0, 0, 20)]
     found, ends = read_decoded(settings, wanted, AS_IT_IS, KAFKA)
-    assert found == pa.Table.from_batches([batch for one in wanted for batch in read_range(settings, one)], KAFKA)
+    assert found == pa.Table.from_batches(
+        [batch for one in wanted for batch in read_range(settings, one)], KAFKA
+    )
     assert ends == {0: 20, 1: 100, 2: 5}
     assert read_decoded(settings, [], AS_IT_IS, KAFKA) == (KAFKA.empty_table(), {})
 
@@ -64,7 +68,13 @@ def test_large_records_are_read_as_far_as_there_is_room_without_a_gap(
     last = {0: 45, 1: 45}
     position, seen = {0: 0, 1: 0}, places(KAFKA.empty_table())
     while position != last:
-        found, ends = read_decoded(settings, [Range(topic, p, position[p], last[p]) for p in last], AS_IT_IS, KAFKA, 8 * 2**20)
+        found, ends = read_decoded(
+            settings,
+            [Range(topic, p, position[p], last[p]) for p in last],
+            AS_IT_IS,
+            KAFKA,
+            8 * 2**20,
+        )
         assert 0 < found.nbytes < 64 * 2**20
         assert [(p, o) for p in last for o in range(position[p], ends[p])] == places(found)
         position, seen = ends, seen + places(found)
@@ -75,7 +85,9 @@ def places(found: pa.Table) -> list[tuple[int, int]]:
     return list(zip(found["partition"].to_pylist(), found["offset"].to_pylist(), strict=True))
 
 
-def test_what_a_worker_fails_of_is_raised_as_it_is(kafka: str, settings: KafkaSettings, topic: str) -> None:
+def test_what_a_worker_fails_of_is_raised_as_it_is(
+    kafka: str, settings: KafkaSettings, topic: str
+) -> None:
     create_topics(kafka, topic, partitions=1)
     send(kafka, topic, 3)
     admin = AdminClient({"bootstrap.servers": kafka})
@@ -86,7 +98,10 @@ def test_what_a_worker_fails_of_is_raised_as_it_is(kafka: str, settings: KafkaSe
     assert lost.value.missing == {0: (0, 2)}
 
 
-@pytest.mark.parametrize("kind", [k for k in vars(errors).values() if isinstance(k, type) and issubclass(k, WatersmeetError)])
+@pytest.mark.parametrize(
+    "kind",
+    [k for k in vars(errors).values() if isinstance(k, type) and issubclass(k, WatersmeetError)],
+)
 def test_every_error_is_the_same_in_another_process(kind: type[WatersmeetError]) -> None:
     made = kind.__new__(kind, "a sentence")
     made.__dict__["fact"] = 7
@@ -99,7 +114,9 @@ def test_every_error_is_the_same_in_another_process(kind: type[WatersmeetError])
 def test_a_worker_ends_with_a_process_that_is_killed(kafka: str, topic: str) -> None:
     create_topics(kafka, topic, partitions=1)
     send(kafka, topic, 1)
-    with subprocess.Popen([sys.executable, "-c", STARTER, kafka, topic], stdout=subprocess.PIPE, text=True) as starter:
+    with subprocess.Popen(
+        [sys.executable, "-c", STARTER, kafka, topic], stdout=subprocess.PIPE, text=True
+    ) as starter:
         assert starter.stdout is not None
         worker = psutil.Process(int(starter.stdout.readline()))
         assert worker.is_running()

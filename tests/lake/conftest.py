@@ -28,7 +28,9 @@ def settings_for(folder: Path, **overrides: Any) -> Settings:
         "name": "test",
         "lake": str(folder / "lake"),
         "kafka": {"bootstrap_servers": "127.0.0.1:1"},
-        "sources": {name: {"topic": name, "event_time": "ts", "key": "k"} for name in ("tracking", "orders")},
+        "sources": {
+            name: {"topic": name, "event_time": "ts", "key": "k"} for name in ("tracking", "orders")
+        },
         "merge": {"timeout": "100ms"},
         "publish": {"topic": "merged"},
     }
@@ -39,7 +41,8 @@ DELTA_RS = "delta-rs folder"
 SPARK_FOLDER = pytest.param("spark folder", marks=pytest.mark.long)
 SPARK_CATALOG = pytest.param("spark catalog", marks=pytest.mark.nightly)
 KINDS = [DELTA_RS, SPARK_FOLDER, SPARK_CATALOG]
-"""Each way to ask. Questions are small, and most are asked through delta-rs: `make test-long` asks them of Spark too."""
+"""Each way to ask. Questions are small, and most are asked through delta-rs: `make test-long` asks
+them of Spark too."""
 
 
 @dataclass
@@ -64,7 +67,11 @@ class Store:
                 columns, by = Schema.from_arrow(table.schema), list(table.partitioned_by)
                 properties = dict(table.properties)
                 DeltaTable.create(
-                    self.path(name), columns, partition_by=by, configuration=properties, raise_if_key_not_exists=False
+                    self.path(name),
+                    columns,
+                    partition_by=by,
+                    configuration=properties,
+                    raise_if_key_not_exists=False,
                 )
 
     def create_by_spark(self, name: str) -> None:
@@ -72,7 +79,10 @@ class Store:
         table, at = self.lake.layout[name], self.sql_name(name)
         by = f"PARTITIONED BY ({', '.join(table.partitioned_by)})" if table.partitioned_by else ""
         properties = ", ".join(f"'{key}' = '{value}'" for key, value in table.properties.items())
-        self.spark.sql(f"CREATE TABLE {at} ({columns_ddl(table.schema)}) USING delta {by} TBLPROPERTIES ({properties})")
+        self.spark.sql(
+            f"CREATE TABLE {at} ({columns_ddl(table.schema)}) USING delta {by} TBLPROPERTIES "
+            f"({properties})"
+        )
 
     def sql_name(self, name: str) -> str:
         address = self.lake.address(name)
@@ -82,12 +92,18 @@ class Store:
         return str(self.folder / name)
 
     def add(self, name: str, *rows: Sequence[Any], commit: Commit | None = None) -> None:
-        """Appends rows of Python values in one commit; what is left out at the end of a row is null."""
+        """Appends rows of Python values in one commit; what is left out at the end of a row is
+        null."""
         table = self.lake.layout[name]
-        self.append(name, table.rows((*row, *[None] * (len(table.schema) - len(row))) for row in rows), commit)
+        self.append(
+            name,
+            table.rows((*row, *[None] * (len(table.schema) - len(row))) for row in rows),
+            commit,
+        )
 
     def append(self, name: str, rows: pa.Table, commit: Commit | None = None) -> None:
-        """As an engine appends: skipped where the table has seen the transaction version, or a larger one."""
+        """As an engine appends: skipped where the table has seen the transaction version, or a
+        larger one."""
         found = DeltaTable(self.path(name))
         if commit is None:
             write_deltalake(found, rows, mode="append")
@@ -111,7 +127,9 @@ def folder_store(tmp_path: Path) -> Store:
 
 
 @pytest.fixture(params=[DELTA_RS, SPARK_CATALOG])
-def either_store(request: pytest.FixtureRequest, open_spark: OpenSpark, tmp_path: Path) -> Iterator[Store]:
+def either_store(
+    request: pytest.FixtureRequest, open_spark: OpenSpark, tmp_path: Path
+) -> Iterator[Store]:
     """An empty lake for each implementation, where it does not matter how a table is found."""
     yield from store_of(request.param, open_spark, tmp_path)
 
@@ -121,7 +139,12 @@ def store_of(kind: str, open_spark: OpenSpark, tmp_path: Path) -> Iterator[Store
         folder = tmp_path / "the `lake`, it's é"
         lake = Lake(settings_for(tmp_path, lake=str(folder)))
         by_spark = kind == "spark folder"
-        yield Store(lake, SparkQuestions(lake, open_spark) if by_spark else DeltaRsQuestions(lake), folder, None)
+        yield Store(
+            lake,
+            SparkQuestions(lake, open_spark) if by_spark else DeltaRsQuestions(lake),
+            folder,
+            None,
+        )
         return
     spark = open_spark()
     schema = f"lake_{tmp_path.name}".replace("-", "_").lower()

@@ -1,4 +1,5 @@
-"""What a commit says about itself comes back from the table's history, whatever wrote and whatever reads it."""
+"""What a commit says about itself comes back from the table's history, whatever wrote and whatever
+reads it."""
 
 from __future__ import annotations
 
@@ -30,7 +31,13 @@ from tests.lake.conftest import Store
 from tests.support.lakes import OpenSpark
 
 LATE = ("s", "t", 0, 1, "k", 0, 0, b"", 0, 0)
-FACTS = {"batch": 7, "reset": None, "text": "it's \"é\n", "ranges": [[0, 1, 2]], "nested": {"a": [None, 1.5, True]}}
+FACTS = {
+    "batch": 7,
+    "reset": None,
+    "text": "it's \"é\n",
+    "ranges": [[0, 1, 2]],
+    "nested": {"a": [None, 1.5, True]},
+}
 
 
 def test_a_commit_is_its_metadata() -> None:
@@ -53,7 +60,16 @@ def test_a_later_owner_and_a_later_number_have_a_larger_transaction_version() ->
 
 
 def test_what_is_no_commit_of_ours_is_none() -> None:
-    others = [None, "", "x", "[]", "{}", "1", '{"application": 1, "token": 1, "number": 1}', '{"application": "a", "token": "1"}']
+    others = [
+        None,
+        "",
+        "x",
+        "[]",
+        "{}",
+        "1",
+        '{"application": 1, "token": 1, "number": 1}',
+        '{"application": "a", "token": "1"}',
+    ]
     others += ['{"application": "a", "token": 1.5, "number": 1}']
     assert [Commit.parse(text) for text in others] == [None] * len(others)
 
@@ -72,13 +88,19 @@ def test_ranges_keep_their_partitions() -> None:
 
 
 def write_by_spark(spark: SparkSession, store: Store, commit: Commit) -> None:
-    options = {"txnAppId": commit.application, "txnVersion": str(commit.transaction_version), "userMetadata": commit.metadata}
+    options = {
+        "txnAppId": commit.application,
+        "txnVersion": str(commit.transaction_version),
+        "userMetadata": commit.metadata,
+    }
     frame = spark.createDataFrame(store.lake.layout["late"].rows([LATE]))
     frame.write.format("delta").mode("append").options(**options).save(store.path("late"))
 
 
 @pytest.mark.long
-def test_the_last_commit_of_an_application_is_found_behind_others(folder_store: Store, spark: SparkSession) -> None:
+def test_the_last_commit_of_an_application_is_found_behind_others(
+    folder_store: Store, spark: SparkSession
+) -> None:
     folder_store.create("late")
     assert last_commit(folder_store.questions, "late") is None
     folder_store.add("late", LATE, commit=Commit(APPLICATION, 1, 4, FACTS))
@@ -113,7 +135,9 @@ def test_an_earlier_owner_writes_nothing_once_it_is_fenced(folder_store: Store) 
         last = last_commit(folder_store.questions, "late")
         assert last is not None
         assert (last[1].token, last[1].is_fence) == (token, True)
-        assert last_decision(folder_store.questions, "late") == (1, decided), "what was done stays known"
+        assert last_decision(folder_store.questions, "late") == (1, decided), (
+            "what was done stays known"
+        )
     assert folder_store.questions.version("late") == 3, "one fence of each owner is enough"
     for token in (1, 2):
         folder_store.add("late", LATE, commit=Commit(APPLICATION, token, 9))
@@ -121,7 +145,10 @@ def test_an_earlier_owner_writes_nothing_once_it_is_fenced(folder_store: Store) 
             owner(folder_store, token).fence("late")
     mine = owner(folder_store, 3).next_commit("late")
     folder_store.add("late", LATE, commit=mine)
-    assert last_commit(folder_store.questions, "late") == (folder_store.questions.history("late", 1)[0], mine)
+    assert last_commit(folder_store.questions, "late") == (
+        folder_store.questions.history("late", 1)[0],
+        mine,
+    )
     assert folder_store.questions.summary("late", [], {"n": ("count", "*")})["n"].to_pylist() == [2]
 
 
@@ -137,7 +164,9 @@ def test_a_fence_says_what_an_earlier_owner_has_decided_just_before_it(folder_st
             folder_store.add("late", LATE, commit=meanwhile)
             super().append(name, rows, commit)
 
-    owner(Slow(folder_store.lake, folder_store.questions, folder_store.folder, None), 3).fence("late")
+    owner(Slow(folder_store.lake, folder_store.questions, folder_store.folder, None), 3).fence(
+        "late"
+    )
     assert last_decision(folder_store.questions, "late") == (2, meanwhile)
     owner(folder_store, 4).fence("late")
     assert last_decision(folder_store.questions, "late") == (2, meanwhile)

@@ -43,7 +43,9 @@ def leases(folder_store: Store) -> Store:
     return folder_store
 
 
-def lease(store: Store, *layers: str, time: Time | None = None, alive: bool = True, **more: Any) -> Lease:
+def lease(
+    store: Store, *layers: str, time: Time | None = None, alive: bool = True, **more: Any
+) -> Lease:
     """A lease whose owner before is alive, as far as its process tells."""
     time = time or Time()
     return Lease(
@@ -63,7 +65,10 @@ def test_a_layer_has_one_owner_and_other_layers_have_others(leases: Store) -> No
     bronze.take()
     rest.take()
     assert 0 < bronze.token < rest.token
-    with pytest.raises(LeaseTakenError, match=r"bronze of .*lake.* is being written by process \d+ on .*; stop that one first"):
+    with pytest.raises(
+        LeaseTakenError,
+        match=r"bronze of .*lake.* is being written by process \d+ on .*; stop that one first",
+    ):
         lease(leases, "bronze", "silver", time=Time(meanwhile=bronze.renew)).take()
 
 
@@ -110,9 +115,12 @@ def test_a_change_takes_the_layers_from_a_living_owner_which_learns_for_what(lea
     assert first.lost is not None
     assert first.lost.change == "forget"
     assert str(first.lost).endswith(
-        "has been taken over by `watersmeet forget`: this one is fenced and writes nothing more; start it again"
+        "has been taken over by `watersmeet forget`: this one is fenced and writes nothing more; "
+        "start it again"
     )
-    with pytest.raises(LeaseTakenError, match="`watersmeet forget` has it for a moment; try again") as taken:
+    with pytest.raises(
+        LeaseTakenError, match="`watersmeet forget` has it for a moment; try again"
+    ) as taken:
         lease(leases, "bronze", time=Time(meanwhile=change.renew)).take()
     assert taken.value.change == "forget"
 
@@ -133,7 +141,9 @@ def test_a_change_that_falls_silent_is_replaced(leases: Store) -> None:
     assert time.now_s >= SILENCE_S
 
 
-def test_an_owner_that_releases_its_layers_while_it_is_looked_at_is_followed_at_once(leases: Store) -> None:
+def test_an_owner_that_releases_its_layers_while_it_is_looked_at_is_followed_at_once(
+    leases: Store,
+) -> None:
     first = lease(leases, "bronze", change="forget")
     first.take()
     released = iter([first.release])
@@ -229,7 +239,9 @@ def ended() -> int:
 
 
 @pytest.mark.promise("O2")
-def test_an_owner_is_certainly_dead_where_its_own_process_table_lacks_its_process(ended: int) -> None:
+def test_an_owner_is_certainly_dead_where_its_own_process_table_lacks_its_process(
+    ended: int,
+) -> None:
     ticks = start_ticks(os.getpid())
     assert ticks is not None
     assert is_dead(entry_of(ended, 1))
@@ -244,13 +256,19 @@ def test_an_owner_is_certainly_dead_where_its_own_process_table_lacks_its_proces
 @pytest.mark.promise("O10")
 def test_a_host_name_a_process_number_and_a_wall_clock_prove_no_death(ended: int) -> None:
     here = entry_of(ended, 1)
-    for unsaid in (here._replace(boot_id=None), here._replace(namespace=None), here._replace(started=None)):
+    for unsaid in (
+        here._replace(boot_id=None),
+        here._replace(namespace=None),
+        here._replace(started=None),
+    ):
         assert not is_dead(unsaid), "an entry of an earlier version does not say it"
     for elsewhere in (here._replace(boot_id="another"), here._replace(namespace="another")):
         assert not is_dead(elsewhere), "two containers of one host name share no process table"
     mine = entry_of(os.getpid(), start_ticks(os.getpid()))
     for at in (0, 4_000_000_000_000):
-        assert not is_dead(mine._replace(at=at, host=socket.gethostname())), "whatever the clock was set to"
+        assert not is_dead(mine._replace(at=at, host=socket.gethostname())), (
+            "whatever the clock was set to"
+        )
 
 
 TAKE = """
@@ -278,7 +296,10 @@ def test_an_owner_in_another_process_namespace_with_the_same_host_name_is_never_
     leases: Store, tmp_path: Path
 ) -> None:
     apart = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child"]
-    if shutil.which("unshare") is None or subprocess.run([*apart, "true"], check=False, capture_output=True).returncode:
+    if (
+        shutil.which("unshare") is None
+        or subprocess.run([*apart, "true"], check=False, capture_output=True).returncode
+    ):
         pytest.skip("a process namespace of its own takes `unshare` and the permission for it")
     words = [*apart, sys.executable, "-c", TAKE, str(tmp_path), str(leases.folder)]
     owner = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
@@ -294,7 +315,14 @@ def test_an_owner_in_another_process_namespace_with_the_same_host_name_is_never_
             owner.stdin.flush()
             assert owner.stdout.readline() == "renewed\n"
 
-        newcomer = Lease(leases.lake, leases.questions, leases.append, ["bronze"], renews=False, sleep_s=lambda _: renew())
+        newcomer = Lease(
+            leases.lake,
+            leases.questions,
+            leases.append,
+            ["bronze"],
+            renews=False,
+            sleep_s=lambda _: renew(),
+        )
         with pytest.raises(LeaseTakenError, match="is being written by process"):
             newcomer.take()
     finally:
@@ -303,13 +331,21 @@ def test_an_owner_in_another_process_namespace_with_the_same_host_name_is_never_
 
 
 @pytest.mark.promise("O10")
-def test_entries_of_an_earlier_version_are_read_and_its_owner_is_never_certainly_dead(folder_store: Store, ended: int) -> None:
+def test_entries_of_an_earlier_version_are_read_and_its_owner_is_never_certainly_dead(
+    folder_store: Store, ended: int
+) -> None:
     earlier = folder_store.lake.layout["leases"].schema.names[:9]
     now = 1_700_000_000_000
     values = [1, "bronze", 1, "taken", "id", socket.gethostname(), ended, None, now]
-    rows = folder_store.lake.layout["leases"].rows_of([dict(zip(earlier, values, strict=True))]).select(earlier)
+    rows = (
+        folder_store.lake.layout["leases"]
+        .rows_of([dict(zip(earlier, values, strict=True))])
+        .select(earlier)
+    )
     write_deltalake(folder_store.path("leases"), rows)
-    before = Lease(folder_store.lake, folder_store.questions, folder_store.append, ["bronze"], renews=False)
+    before = Lease(
+        folder_store.lake, folder_store.questions, folder_store.append, ["bronze"], renews=False
+    )
 
     def waits(_: float) -> None:
         raise InterruptedError
@@ -317,7 +353,10 @@ def test_entries_of_an_earlier_version_are_read_and_its_owner_is_never_certainly
     with pytest.raises(InterruptedError):
         replace(before, sleep_s=waits).take()
     write_deltalake(
-        folder_store.path("leases"), folder_store.lake.layout["leases"].schema.empty_table(), mode="append", schema_mode="merge"
+        folder_store.path("leases"),
+        folder_store.lake.layout["leases"].schema.empty_table(),
+        mode="append",
+        schema_mode="merge",
     )
     time = Time()
     second = replace(before, sleep_s=time.sleep_s)
@@ -342,6 +381,15 @@ def test_an_owner_whose_renewal_crossed_a_takeover_learns_it_from_the_table(leas
 
 def test_an_entry_names_the_process_and_no_jvm_where_there_is_none(leases: Store) -> None:
     lease(leases, "bronze").take()
-    found = leases.questions.select("leases", ["host", "pid", "event", "layer", "token", "entry"]).to_pylist()
-    named = {"host": socket.gethostname(), "pid": os.getpid(), "event": "taken", "layer": "bronze", "token": 1, "entry": 1}
+    found = leases.questions.select(
+        "leases", ["host", "pid", "event", "layer", "token", "entry"]
+    ).to_pylist()
+    named = {
+        "host": socket.gethostname(),
+        "pid": os.getpid(),
+        "event": "taken",
+        "layer": "bronze",
+        "token": 1,
+        "entry": 1,
+    }
     assert found == [named]

@@ -23,8 +23,23 @@ from pipelines.lake.by_delta_rs import DeltaRsQuestions
 from pipelines.lake.by_spark import SparkQuestions
 from pipelines.lake.choice import questions
 from pipelines.lake.location import Lake
-from pipelines.lake.questions import MAX_TERMS, NoTableError, Questions, VersionGoneError, Where, within
-from tests.lake.conftest import DELTA_RS, KINDS, SPARK_CATALOG, SPARK_FOLDER, Store, settings_for, store_of
+from pipelines.lake.questions import (
+    MAX_TERMS,
+    NoTableError,
+    Questions,
+    VersionGoneError,
+    Where,
+    within,
+)
+from tests.lake.conftest import (
+    DELTA_RS,
+    KINDS,
+    SPARK_CATALOG,
+    SPARK_FOLDER,
+    Store,
+    settings_for,
+    store_of,
+)
 from tests.support.lakes import OpenSpark
 
 pytestmark = pytest.mark.promise("A5")
@@ -38,20 +53,46 @@ LATE = ("s", "t", 0, 1, "k", 0, 0, b"", 0, 0)
 
 
 def bronze_row(
-    partition: int, offset: int, time: int | None = 0, *, key: bytes | None = None, merge_key: str | None = None
+    partition: int,
+    offset: int,
+    time: int | None = 0,
+    *,
+    key: bytes | None = None,
+    merge_key: str | None = None,
 ) -> Any:
     reason = None if time is not None else "no_event_time"
-    return ("tracking", partition, offset, 5, 0, key, b"{}", [("h", b"v")], merge_key, time, False, reason, None, 4)
+    return (
+        "tracking",
+        partition,
+        offset,
+        5,
+        0,
+        key,
+        b"{}",
+        [("h", b"v")],
+        merge_key,
+        time,
+        False,
+        reason,
+        None,
+        4,
+    )
 
 
 @pytest.fixture(scope="module", params=[DELTA_RS, SPARK_CATALOG])
-def bronze(request: pytest.FixtureRequest, open_spark: OpenSpark, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
-    """Two partitions, in four files, and a record without a time in a third one; nobody adds to them."""
+def bronze(
+    request: pytest.FixtureRequest, open_spark: OpenSpark, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Store]:
+    """Two partitions, in four files, and a record without a time in a third one; nobody adds to
+    them."""
     for store in store_of(request.param, open_spark, tmp_path_factory.mktemp("bronze")):
         store.create("bronze_tracking")
         for partition in (0, 1):
             for first in (0, 10):
-                rows = [bronze_row(partition, first + n, 1000 * (first + n), merge_key=f"k{n}") for n in range(10)]
+                rows = [
+                    bronze_row(partition, first + n, 1000 * (first + n), merge_key=f"k{n}")
+                    for n in range(10)
+                ]
                 store.add("bronze_tracking", *rows)
         store.add("bronze_tracking", bronze_row(2, 0, None))
         yield store
@@ -67,14 +108,23 @@ def test_a_selection_has_exactly_the_rows_that_meet_the_conditions(bronze: Store
     cases: list[tuple[Where, list[tuple[int, int]]]] = [
         ((), [*every, (2, 0)]),
         ([[("offset", "<", 3), ("partition", "=", 1)]], [(1, 0), (1, 1), (1, 2)]),
-        ([[("offset", "=", 3), ("partition", "=", 1)], [("partition", "=", 0), ("offset", ">=", 19)]], [(0, 19), (1, 3)]),
+        (
+            [
+                [("offset", "=", 3), ("partition", "=", 1)],
+                [("partition", "=", 0), ("offset", ">=", 19)],
+            ],
+            [(0, 19), (1, 3)],
+        ),
         ([[("event_time", ">=", 18_000)]], [(0, 18), (0, 19), (1, 18), (1, 19)]),
         ([[("event_time", "in", [0, 7_000]), ("partition", "=", 0)]], [(0, 0), (0, 7)]),
         ([[("event_time", "is null", None)]], [(2, 0)]),
         ([[("event_time", "is not null", None), ("offset", ">", 18)]], [(0, 19), (1, 19)]),
         ([[("partition", "in", [])]], []),
         ([[("partition", "not in", []), ("offset", ">", 18)]], [(0, 19), (1, 19)]),
-        ([[("offset", "not in", [0, 2, 7]), ("offset", "<", 4), ("partition", "=", 1)]], [(1, 1), (1, 3)]),
+        (
+            [[("offset", "not in", [0, 2, 7]), ("offset", "<", 4), ("partition", "=", 1)]],
+            [(1, 1), (1, 3)],
+        ),
         ([[("merge_key", "not in", ["k0"]), ("partition", "=", 2)]], []),
         ([[("event_time", "!=", 0), ("offset", "<=", 1)]], [(0, 1), (1, 1)]),
         ([[("reason", "!=", "x")]], [(2, 0)]),
@@ -88,19 +138,30 @@ def test_a_selection_has_exactly_the_rows_that_meet_the_conditions(bronze: Store
 def test_any_text_and_any_bytes_can_be_asked_for(either_store: Store) -> None:
     either_store.create("bronze_tracking")
     rows = [bronze_row(0, n, merge_key=text) for n, text in enumerate(ODD)]
-    either_store.add("bronze_tracking", *rows, *[bronze_row(1, n, key=key) for n, key in enumerate(BYTES)])
+    either_store.add(
+        "bronze_tracking", *rows, *[bronze_row(1, n, key=key) for n, key in enumerate(BYTES)]
+    )
     for first in (0, 1):
         every_other = range(first, len(ODD), 2)
-        assert offsets(either_store, [[("merge_key", "=", ODD[n])] for n in every_other]) == [(0, n) for n in every_other]
-        assert offsets(either_store, [[("key", "=", key)] for key in BYTES[first:]]) == [(1, n) for n in range(first, len(BYTES))]
-    assert offsets(either_store, [[("merge_key", "in", ODD[1:])]]) == [(0, n) for n in range(1, len(ODD))]
+        assert offsets(either_store, [[("merge_key", "=", ODD[n])] for n in every_other]) == [
+            (0, n) for n in every_other
+        ]
+        assert offsets(either_store, [[("key", "=", key)] for key in BYTES[first:]]) == [
+            (1, n) for n in range(first, len(BYTES))
+        ]
+    assert offsets(either_store, [[("merge_key", "in", ODD[1:])]]) == [
+        (0, n) for n in range(1, len(ODD))
+    ]
     assert offsets(either_store, [[("key", "in", BYTES[1:])]]) == [(1, 1), (1, 2)]
 
 
 def test_columns_come_as_asked_with_times_in_ms_and_plain_types(either_store: Store) -> None:
     either_store.create("bronze_tracking")
     times = [0, 1, 253_402_300_799_999, None]
-    either_store.add("bronze_tracking", *[bronze_row(0, n, time, key=b"\x00", merge_key="é") for n, time in enumerate(times)])
+    either_store.add(
+        "bronze_tracking",
+        *[bronze_row(0, n, time, key=b"\x00", merge_key="é") for n, time in enumerate(times)],
+    )
     columns = ["event_time", "headers", "merge_key", "key", "heartbeat", "timestamp_type", "offset"]
     found = either_store.questions.select("bronze_tracking", columns).sort_by("offset")
     headers = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
@@ -110,24 +171,47 @@ def test_columns_come_as_asked_with_times_in_ms_and_plain_types(either_store: St
     assert found["headers"][0].as_py() == [{"key": "h", "value": b"v"}]
     rows = either_store.questions.rows("bronze_tracking", columns).sort_by("offset")
     assert (rows.column_names, rows.schema.types) == (columns, [TIME, *kinds[1:]])
-    assert rows["event_time"].cast(pa.int64()).to_pylist() == [None if time is None else 1000 * time for time in times]
+    assert rows["event_time"].cast(pa.int64()).to_pylist() == [
+        None if time is None else 1000 * time for time in times
+    ]
     stored = either_store.questions.columns("bronze_tracking")
     assert stored.names == either_store.lake.layout["bronze_tracking"].schema.names
     assert stored.types == either_store.lake.layout["bronze_tracking"].schema.types
-    assert either_store.questions.select("bronze_tracking", ["event_time"], [[("offset", "<", 0)]]).schema.types == [pa.int64()]
+    assert either_store.questions.select(
+        "bronze_tracking", ["event_time"], [[("offset", "<", 0)]]
+    ).schema.types == [pa.int64()]
 
 
 def test_a_summary_has_a_row_for_each_group(bronze: Store) -> None:
-    values = {"n": ("count", "*"), "first": ("min", "event_time"), "last": ("max", "offset"), "all": ("sum", "offset")}
-    found = bronze.questions.summary("bronze_tracking", ["partition"], values, [[("offset", ">=", 5)]]).sort_by("partition")
-    assert found.to_pylist() == [{"partition": p, "n": 15, "first": 5000, "last": 19, "all": sum(range(5, 20))} for p in (0, 1)]
-    timed = bronze.questions.summary("bronze_tracking", [], {"rows": ("count", "*"), "timed": ("count", "event_time")})
+    values = {
+        "n": ("count", "*"),
+        "first": ("min", "event_time"),
+        "last": ("max", "offset"),
+        "all": ("sum", "offset"),
+    }
+    found = bronze.questions.summary(
+        "bronze_tracking", ["partition"], values, [[("offset", ">=", 5)]]
+    ).sort_by("partition")
+    assert found.to_pylist() == [
+        {"partition": p, "n": 15, "first": 5000, "last": 19, "all": sum(range(5, 20))}
+        for p in (0, 1)
+    ]
+    timed = bronze.questions.summary(
+        "bronze_tracking", [], {"rows": ("count", "*"), "timed": ("count", "event_time")}
+    )
     assert timed.to_pylist() == [{"rows": 41, "timed": 40}]
     keys = bronze.questions.summary("bronze_tracking", ["merge_key"], {})
-    assert sorted(map(str, keys["merge_key"].to_pylist())) == sorted([*[f"k{n}" for n in range(10)], "None"])
+    assert sorted(map(str, keys["merge_key"].to_pylist())) == sorted(
+        [*[f"k{n}" for n in range(10)], "None"]
+    )
     none = bronze.questions.summary("bronze_tracking", [], values, [[("offset", "<", 0)]])
     assert none.to_pylist() == [{"n": 0, "first": None, "last": None, "all": None}]
-    assert bronze.questions.summary("bronze_tracking", ["partition"], values, [[("offset", "<", 0)]]).num_rows == 0
+    assert (
+        bronze.questions.summary(
+            "bronze_tracking", ["partition"], values, [[("offset", "<", 0)]]
+        ).num_rows
+        == 0
+    )
 
 
 def test_a_question_about_what_is_not_there_is_refused(either_store: Store) -> None:
@@ -153,7 +237,14 @@ def test_a_question_about_what_is_not_there_is_refused(either_store: Store) -> N
         asked.select("late", ["offset"])
     with pytest.raises(NoTableError):
         asked.summary("late", [], {"n": ("count", "*")})
-    for ask in (asked.version, asked.history, asked.columns, asked.properties, asked.file_count, asked.row_bytes):
+    for ask in (
+        asked.version,
+        asked.history,
+        asked.columns,
+        asked.properties,
+        asked.file_count,
+        asked.row_bytes,
+    ):
         with pytest.raises(NoTableError):
             ask("late")
     assert not (either_store.folder / "late").exists(), "asking creates nothing"
@@ -165,7 +256,8 @@ def silver_row(key: str, status: str, time: int, batch: int = 0) -> Any:
 
 @pytest.fixture(scope="module")
 def past(root_session: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
-    """A catalog's lake: silver after a MERGE that left deletion vectors, and `late`, whose first version has lost its files."""
+    """A catalog's lake: silver after a MERGE that left deletion vectors, and `late`, whose first
+    version has lost its files."""
     for store in store_of("spark catalog", lambda: root_session, tmp_path_factory.mktemp("past")):
         store.create("silver", "late")
         layout = store.lake.layout["silver"]
@@ -173,12 +265,17 @@ def past(root_session: SparkSession, tmp_path_factory: pytest.TempPathFactory) -
         new = layout.rows([silver_row("k3", "timed_out", 3, 1), silver_row("n", "open", 9, 1)])
         root_session.createDataFrame(new).createOrReplaceTempView("new")
         root_session.sql(
-            f"MERGE INTO {store.lake.address('silver')} AS old USING new ON old.merge_key = new.merge_key "
+            f"MERGE INTO {store.lake.address('silver')} AS old USING new ON old.merge_key = "
+            "new.merge_key "
             "WHEN MATCHED THEN UPDATE SET * WHEN NOT MATCHED THEN INSERT *"
         )
-        assert list(Path(store.path("silver")).rglob("deletion_vector*.bin")), "there is something to get wrong"
+        assert list(Path(store.path("silver")).rglob("deletion_vector*.bin")), (
+            "there is something to get wrong"
+        )
         store.add("late", LATE)
-        write_deltalake(store.path("late"), store.lake.layout["late"].rows([LATE, LATE]), mode="overwrite")
+        write_deltalake(
+            store.path("late"), store.lake.layout["late"].rows([LATE, LATE]), mode="overwrite"
+        )
         DeltaTable(store.path("late")).vacuum(0, dry_run=False, enforce_retention_duration=False)
         yield store
 
@@ -189,14 +286,22 @@ def asked(request: pytest.FixtureRequest, past: Store, root_session: SparkSessio
     if request.param == "spark catalog":
         return past.questions
     folder = Lake(settings_for(past.folder, lake=str(past.folder)))
-    return DeltaRsQuestions(folder) if request.param == DELTA_RS else SparkQuestions(folder, lambda: root_session)
+    return (
+        DeltaRsQuestions(folder)
+        if request.param == DELTA_RS
+        else SparkQuestions(folder, lambda: root_session)
+    )
 
 
 def test_rows_behind_a_deletion_vector_are_not_there(asked: Questions, past: Store) -> None:
-    found = asked.select("silver", ["merge_key", "status"], [[("merge_key", "in", ["k2", "k3", "n"])]])
+    found = asked.select(
+        "silver", ["merge_key", "status"], [[("merge_key", "in", ["k2", "k3", "n"])]]
+    )
     rows = sorted(zip(found["merge_key"].to_pylist(), found["status"].to_pylist(), strict=True))
     assert rows == [("k2", "open"), ("k3", "timed_out"), ("n", "open")]
-    counted = asked.summary("silver", ["status"], {"n": ("count", "*")}).sort_by("status").to_pylist()
+    counted = (
+        asked.summary("silver", ["status"], {"n": ("count", "*")}).sort_by("status").to_pylist()
+    )
     assert counted == [{"status": "open", "n": 20}, {"status": "timed_out", "n": 1}]
     parts = asked.select("silver", ["tracking"], [[("merge_key", "=", "k2")]])["tracking"]
     assert parts.type == past.lake.layout["silver"].schema.field("tracking").type
@@ -204,10 +309,16 @@ def test_rows_behind_a_deletion_vector_are_not_there(asked: Questions, past: Sto
 
 
 def test_a_version_is_read_as_it_was(asked: Questions) -> None:
-    at = {v: asked.summary("silver", [], {"n": ("count", "*")}, version=v)["n"].to_pylist() for v in range(3)}
+    at = {
+        v: asked.summary("silver", [], {"n": ("count", "*")}, version=v)["n"].to_pylist()
+        for v in range(3)
+    }
     assert at == {0: [0], 1: [20], 2: [21]}
     assert asked.version("silver") == 2
-    assert asked.select("silver", ["merge_key"], [[("status", "=", "timed_out")]], version=1).num_rows == 0
+    assert (
+        asked.select("silver", ["merge_key"], [[("status", "=", "timed_out")]], version=1).num_rows
+        == 0
+    )
 
 
 @pytest.mark.long
@@ -235,14 +346,19 @@ def test_the_history_tells_commits_latest_first(bronze: Store) -> None:
     assert times == sorted(times, reverse=True)
     assert asked.version_at("bronze_tracking", times[0] + 1) == 5
     assert asked.version_at("bronze_tracking", times[-1] - 1) is None
-    assert asked.version_at("bronze_tracking", times[3]) == max(v.number for v in every if v.committed_at_ms <= times[3])
+    assert asked.version_at("bronze_tracking", times[3]) == max(
+        v.number for v in every if v.committed_at_ms <= times[3]
+    )
 
 
 def test_every_question_sees_the_last_commit(either_store: Store) -> None:
     either_store.create("bronze_tracking")
     asked, stored = either_store.questions, either_store.lake.layout["bronze_tracking"]
     for count in range(2):
-        assert (asked.version("bronze_tracking"), asked.file_count("bronze_tracking")) == (count, count)
+        assert (asked.version("bronze_tracking"), asked.file_count("bronze_tracking")) == (
+            count,
+            count,
+        )
         assert len(offsets(either_store, ())) == count
         assert (100 < asked.row_bytes("bronze_tracking") < 100_000) == bool(count)
         either_store.add("bronze_tracking", bronze_row(5, count))
@@ -253,7 +369,9 @@ def test_each_thread_sees_the_last_commit(folder_store: Store) -> None:
     folder_store.create("late")
     seen: list[int] = []
     for _ in range(3):
-        thread = threading.Thread(target=lambda: seen.append(folder_store.questions.version("late")))
+        thread = threading.Thread(
+            target=lambda: seen.append(folder_store.questions.version("late"))
+        )
         thread.start()
         thread.join()
         folder_store.add("late", LATE)
@@ -268,7 +386,12 @@ def test_the_history_numbers_commits_rightly_while_others_write(folder_store: St
     def write() -> None:
         for number in range(1, 41):
             told = CommitProperties(custom_metadata={"userMetadata": str(number)})
-            write_deltalake(store.path("late"), store.lake.layout["late"].rows([LATE]), mode="append", commit_properties=told)
+            write_deltalake(
+                store.path("late"),
+                store.lake.layout["late"].rows([LATE]),
+                mode="append",
+                commit_properties=told,
+            )
 
     seen = 0
     with ThreadPoolExecutor(max_workers=1) as threads:
@@ -298,7 +421,9 @@ def test_a_log_that_was_cleaned_up_is_read_on(either_store: Store) -> None:
         store.questions.select("late", ["offset"], version=2)
 
 
-def test_files_are_skipped_by_offset_partition_and_time(folder_store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_are_skipped_by_offset_partition_and_time(
+    folder_store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A condition on these opens only the files whose statistics may meet it."""
     folder_store.create("bronze_tracking")
     for n in range(10):
@@ -308,7 +433,9 @@ def test_files_are_skipped_by_offset_partition_and_time(folder_store: Store, mon
 
     class Explained(QueryBuilder):
         def execute(self, sql: str) -> Any:
-            asked.append(str(pa.table(super().execute(f"EXPLAIN ANALYZE {sql}")).column(1).to_pylist()))
+            asked.append(
+                str(pa.table(super().execute(f"EXPLAIN ANALYZE {sql}")).column(1).to_pylist())
+            )
             return super().execute(sql)
 
     monkeypatch.setattr("pipelines.lake.by_delta_rs.QueryBuilder", Explained)
@@ -328,7 +455,11 @@ def test_files_are_skipped_by_offset_partition_and_time(folder_store: Store, mon
 
 def test_a_range_is_within_where_offsets_say_so_and_neighbours_share_a_term(bronze: Store) -> None:
     assert offsets(bronze, within({})) == []
-    assert offsets(bronze, within({1: (17, 19), 0: (19, None), 5: (0, 9)})) == [(0, 19), (1, 17), (1, 18)]
+    assert offsets(bronze, within({1: (17, 19), 0: (19, None), 5: (0, 9)})) == [
+        (0, 19),
+        (1, 17),
+        (1, 18),
+    ]
     ranges: dict[int, tuple[int, int | None]] = {p: (2 * p, 2 * p + 5) for p in range(100)}
     terms = within(ranges)
     assert len(terms) <= MAX_TERMS
@@ -351,11 +482,25 @@ def test_what_delta_rs_can_open_needs_no_spark(tmp_path: Path) -> None:
     def no_spark() -> Any:
         raise ConfigurationError("a session was asked for")
 
-    without = ["/a/lake", "file:/a/lake", "s3://b/lake", "s3a://b/lake", "abfss://c@a.dfs.core.windows.net/lake", "gs://b/lake"]
+    without = [
+        "/a/lake",
+        "file:/a/lake",
+        "s3://b/lake",
+        "s3a://b/lake",
+        "abfss://c@a.dfs.core.windows.net/lake",
+        "gs://b/lake",
+    ]
     for location in without:
-        assert isinstance(questions(Lake(settings_for(tmp_path, lake=location)), no_spark), DeltaRsQuestions), location
-    catalog = settings_for(tmp_path, lake={"catalog": "c", "schema": "s"}, checkpoints=str(tmp_path))
-    with_spark = [settings_for(tmp_path, lake=location) for location in ("hdfs://n/lake", "dbfs:/lake", "/a%20b/lake")]
+        assert isinstance(
+            questions(Lake(settings_for(tmp_path, lake=location)), no_spark), DeltaRsQuestions
+        ), location
+    catalog = settings_for(
+        tmp_path, lake={"catalog": "c", "schema": "s"}, checkpoints=str(tmp_path)
+    )
+    with_spark = [
+        settings_for(tmp_path, lake=location)
+        for location in ("hdfs://n/lake", "dbfs:/lake", "/a%20b/lake")
+    ]
     for settings in (*with_spark, catalog):
         assert isinstance(questions(Lake(settings), no_spark), SparkQuestions)
     borrowed = Lake(settings_for(tmp_path), {"idle_heartbeats": Lake(catalog)})
@@ -374,8 +519,10 @@ def test_a_borrowed_table_is_the_other_lakes(folder_store: Store, tmp_path: Path
 def test_asking_without_spark_imports_no_spark(folder_store: Store) -> None:
     folder_store.create("late")
     code = (
-        "import sys; from pipelines.lake import by_delta_rs, commits, conflicts, decisions, files, identity, lease, maintenance, "
-        f"location, progress, questions, tables; from deltalake import DeltaTable; DeltaTable({folder_store.path('late')!r}); "
+        "import sys; from pipelines.lake import by_delta_rs, commits, conflicts, decisions, files, "
+        "identity, lease, maintenance, "
+        "location, progress, questions, tables; from deltalake import DeltaTable; "
+        f"DeltaTable({folder_store.path('late')!r}); "
         "print([m for m in ('pyspark', 'delta', 'confluent_kafka') if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -383,6 +530,12 @@ def test_asking_without_spark_imports_no_spark(folder_store: Store) -> None:
 
 
 def test_tables_are_named_once(folder_store: Store) -> None:
-    names = {v for n, v in vars(tables).items() if n.isupper() and n[0] != "_" and isinstance(v, str) and "." not in v}
+    names = {
+        v
+        for n, v in vars(tables).items()
+        if n.isupper() and n[0] != "_" and isinstance(v, str) and "." not in v
+    }
     with_registry = {tables.WRITER_SCHEMAS}
-    assert (names - with_registry) | {"bronze_tracking", "bronze_orders"} == set(folder_store.lake.layout)
+    assert (names - with_registry) | {"bronze_tracking", "bronze_orders"} == set(
+        folder_store.lake.layout
+    )

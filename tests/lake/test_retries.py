@@ -33,9 +33,15 @@ def test_a_batch_that_is_tried_again_is_written_once(after: bool, tmp_path: Path
     settings = settings_for(tmp_path, engine="embedded")
     engine = open_engine(settings)
     create_missing(engine)
-    bronze = Bronze(Owner(dying_at(engine, "append", TABLE, after=after, times=1), token=1), settings, "tracking")
+    bronze = Bronze(
+        Owner(dying_at(engine, "append", TABLE, after=after, times=1), token=1),
+        settings,
+        "tracking",
+    )
     for offsets in ((0, 1), (2, 3)):
-        rows = records_of(settings, "tracking", {(0, offset): keyed("a", offset) for offset in offsets})
+        rows = records_of(
+            settings, "tracking", {(0, offset): keyed("a", offset) for offset in offsets}
+        )
         if offsets == (0, 1):
             with pytest.raises(CrashError):
                 bronze.append(rows, counted(rows))
@@ -47,7 +53,9 @@ def test_a_batch_that_is_tried_again_is_written_once(after: bool, tmp_path: Path
 
 
 def values(*offsets: int, refused: int = -1) -> dict[tuple[int, int], bytes | None]:
-    return {(0, offset): b"no JSON" if offset == refused else keyed("a", offset) for offset in offsets}
+    return {
+        (0, offset): b"no JSON" if offset == refused else keyed("a", offset) for offset in offsets
+    }
 
 
 @dataclass
@@ -80,7 +88,9 @@ def reading(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Reading:
         batches.append(work)
 
     monkeypatch.setattr(engine, "follow_kafka", follow_kafka)
-    bronze = Bronze(Owner(dying_at(engine, "append", TABLE, after=True, times=1), token=1), settings, "tracking")
+    bronze = Bronze(
+        Owner(dying_at(engine, "append", TABLE, after=True, times=1), token=1), settings, "tracking"
+    )
     bronze.start({0: 0}, lambda work: work(), once=True)
     none = records_of(settings, "tracking", values(0)).slice(0, 0)
 
@@ -92,8 +102,11 @@ def reading(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Reading:
 
 @pytest.mark.promise("N24")
 @pytest.mark.parametrize("gone", [(0,), (3,), (1,), (0, 3), (0, 1, 2, 3)], ids=str)
-def test_a_batch_that_is_tried_again_is_written_once_whatever_kafka_has_lost_of_it(reading: Reading, gone: Sequence[int]) -> None:
-    """The first, the last, the refused record, or all of them, were compacted or deleted meanwhile."""
+def test_a_batch_that_is_tried_again_is_written_once_whatever_kafka_has_lost_of_it(
+    reading: Reading, gone: Sequence[int]
+) -> None:
+    """The first, the last, the refused record, or all of them, were compacted or deleted
+    meanwhile."""
     with pytest.raises(CrashError):
         reading.take(values(0, 1, 2, 3, refused=1))
     reading.take(values(*(offset for offset in range(4) if offset not in gone), refused=1))
@@ -104,7 +117,9 @@ def test_a_batch_that_is_tried_again_is_written_once_whatever_kafka_has_lost_of_
 
 
 @pytest.mark.promise("N24")
-def test_of_a_batch_that_is_tried_again_with_more_behind_it_only_that_is_written(reading: Reading) -> None:
+def test_of_a_batch_that_is_tried_again_with_more_behind_it_only_that_is_written(
+    reading: Reading,
+) -> None:
     with pytest.raises(CrashError):
         reading.take(values(0, 1, refused=1))
     reading.take(values(1, 2, 3, refused=1))
@@ -112,12 +127,16 @@ def test_of_a_batch_that_is_tried_again_with_more_behind_it_only_that_is_written
 
 
 @pytest.mark.promise("N25")
-def test_a_commit_of_an_earlier_try_that_says_something_else_is_not_taken_for_the_later_one(folder_store: Store) -> None:
+def test_a_commit_of_an_earlier_try_that_says_something_else_is_not_taken_for_the_later_one(
+    folder_store: Store,
+) -> None:
     """The earlier try was still under way when its answer did not come, and lands first."""
     folder_store.create("published")
     owner = Owner(folder_store, token=1)  # type: ignore[arg-type]
     nothing = folder_store.lake.layout["published"].schema.empty_table()
-    earlier, later = (owner.next_commit("published", facts={"batch": 0, "offsets": [n]}) for n in (1, 2))
+    earlier, later = (
+        owner.next_commit("published", facts={"batch": 0, "offsets": [n]}) for n in (1, 2)
+    )
     assert earlier.transaction_version == later.transaction_version
     for commit in (earlier, later):
         folder_store.append("published", nothing, commit)
@@ -127,16 +146,22 @@ def test_a_commit_of_an_earlier_try_that_says_something_else_is_not_taken_for_th
 
 
 @pytest.mark.promise("N25")
-def test_an_idle_decision_whose_answer_did_not_come_is_known_when_it_is_tried_again(tmp_path: Path) -> None:
+def test_an_idle_decision_whose_answer_did_not_come_is_known_when_it_is_tried_again(
+    tmp_path: Path,
+) -> None:
     settings = settings_for(tmp_path, engine="embedded", merge__idle_after="10s")
     engine = open_engine(settings)
-    case = Case({"tracking": [heartbeat(500)], "orders": [keyed("a", 10)]}, 100, ["tracking", "orders"])
+    case = Case(
+        {"tracking": [heartbeat(500)], "orders": [keyed("a", 10)]}, 100, ["tracking", "orders"]
+    )
     lake = CaseLake(engine, settings, {0: case})
     lake.arrive()
     now_s = 0.0
     silence = Silence(settings, 10_000, now_s=lambda: now_s)
     silence.has_nothing_beyond = bool  # type: ignore[method-assign, assignment]
-    silver = lake.start(silence, dying_at(engine, "append", tables.IDLE_HEARTBEATS, after=True, times=1))
+    silver = lake.start(
+        silence, dying_at(engine, "append", tables.IDLE_HEARTBEATS, after=True, times=1)
+    )
     list(silver.drain())
     now_s = 11.0
     with pytest.raises(CrashError):
@@ -145,4 +170,6 @@ def test_an_idle_decision_whose_answer_did_not_come_is_known_when_it_is_tried_ag
     assert plan is not None
     assert plan.clocks == {0: 500}, "the batch after it is the one that the table tells of"
     list(silver.drain())
-    assert len(read_decisions(engine.questions, Generation(0, 0, {}, {}))) == 1, "nor is it decided twice"
+    assert len(read_decisions(engine.questions, Generation(0, 0, {}, {}))) == 1, (
+        "nor is it decided twice"
+    )

@@ -18,7 +18,14 @@ from pipelines.lake.decisions import decision_rows, read_decisions
 from pipelines.lake.epochs import Epoch, Epochs, changes
 from pipelines.lake.files import Files
 from pipelines.lake.generations import Generation
-from pipelines.lake.identity import check_layout, check_rules_of_layout_1, differences, identity, keep_identity, rules_of_layout_1
+from pipelines.lake.identity import (
+    check_layout,
+    check_rules_of_layout_1,
+    differences,
+    identity,
+    keep_identity,
+    rules_of_layout_1,
+)
 from pipelines.lake.location import Lake
 from pipelines.lake.maintenance import FEW_FILES, FILE_BYTES, VACUUM_EVERY_S, Maintenance, maintain
 from pipelines.lake.questions import Questions
@@ -32,27 +39,40 @@ def test_a_lake_has_the_columns_that_the_contract_promises(tmp_path: Path) -> No
     kafka = "topic STRING, partition INT, offset BIGINT, kafka_timestamp TIMESTAMP"
     record = "key BINARY, value BINARY, headers ARRAY<STRUCT<key: STRING, value: BINARY>>"
     promised = {
-        "bronze_orders": f"{kafka}, timestamp_type INT, {record}, merge_key STRING, event_time TIMESTAMP, heartbeat BOOLEAN, "
+        "bronze_orders": f"{kafka}, timestamp_type INT, {record}, merge_key STRING, event_time "
+        "TIMESTAMP, heartbeat BOOLEAN, "
         "reason STRING, detail STRING, redriven_from BIGINT, record_bytes BIGINT",
-        "silver": "partition INT, merge_key STRING, status STRING, event_time TIMESTAMP, last_event_time TIMESTAMP, "
-        f"tracking {parts}, orders {parts}, valid BOOLEAN, invalid_reason STRING, batch BIGINT, generation INT, "
+        "silver": "partition INT, merge_key STRING, status STRING, event_time TIMESTAMP, "
+        "last_event_time TIMESTAMP, "
+        f"tracking {parts}, orders {parts}, valid BOOLEAN, invalid_reason STRING, batch BIGINT, "
+        "generation INT, "
         "record_bytes BIGINT",
-        "late": "source STRING, topic STRING, partition INT, offset BIGINT, merge_key STRING, event_time TIMESTAMP, "
+        "late": "source STRING, topic STRING, partition INT, offset BIGINT, merge_key STRING, "
+        "event_time TIMESTAMP, "
         "position TIMESTAMP, value BINARY, batch BIGINT, generation INT",
-        "quarantine": f"source STRING, {kafka}, {record}, reason STRING, detail STRING, record_bytes BIGINT",
-        "idle_heartbeats": "source STRING, topic STRING, partition INT, after_offset BIGINT, event_time TIMESTAMP, "
+        "quarantine": f"source STRING, {kafka}, {record}, reason STRING, detail STRING, "
+        "record_bytes BIGINT",
+        "idle_heartbeats": "source STRING, topic STRING, partition INT, after_offset BIGINT, "
+        "event_time TIMESTAMP, "
         "decided_at TIMESTAMP, generation INT",
-        "generations": "generation INT, from_batch BIGINT, source STRING, topic STRING, partition INT, start_offset BIGINT, "
-        "kind STRING, decided_at TIMESTAMP, reason STRING, epoch INT, is_lived BOOLEAN, seq BIGINT, event_time TIMESTAMP, "
+        "generations": "generation INT, from_batch BIGINT, source STRING, topic STRING, partition "
+        "INT, start_offset BIGINT, "
+        "kind STRING, decided_at TIMESTAMP, reason STRING, epoch INT, is_lived BOOLEAN, seq "
+        "BIGINT, event_time TIMESTAMP, "
         "merge_key STRING, due TIMESTAMP, closed_at TIMESTAMP, tenant STRING",
-        "resets": "source STRING, topic STRING, partition INT, from_offset BIGINT, to_offset BIGINT, decided_at TIMESTAMP, "
+        "resets": "source STRING, topic STRING, partition INT, from_offset BIGINT, to_offset "
+        "BIGINT, decided_at TIMESTAMP, "
         "reason STRING",
-        "published": "partition INT, first_seq BIGINT, last_seq BIGINT, last_event_time TIMESTAMP, last_key STRING, "
+        "published": "partition INT, first_seq BIGINT, last_seq BIGINT, last_event_time TIMESTAMP, "
+        "last_key STRING, "
         "sink_offset BIGINT, committed_at TIMESTAMP, sink STRING",
-        "recovered": "partition INT, merge_key STRING, event_time TIMESTAMP, source STRING, offset BIGINT, "
+        "recovered": "partition INT, merge_key STRING, event_time TIMESTAMP, source STRING, offset "
+        "BIGINT, "
         "until_offset BIGINT, recovered_at TIMESTAMP, generation INT",
-        "progress": "batch BIGINT, source STRING, topic STRING, partition INT, from_offset BIGINT, until_offset BIGINT, "
-        "head TIMESTAMP, clock TIMESTAMP, committed_at TIMESTAMP, position TIMESTAMP, reason STRING, silver_version BIGINT, "
+        "progress": "batch BIGINT, source STRING, topic STRING, partition INT, from_offset BIGINT, "
+        "until_offset BIGINT, "
+        "head TIMESTAMP, clock TIMESTAMP, committed_at TIMESTAMP, position TIMESTAMP, reason "
+        "STRING, silver_version BIGINT, "
         "epoch INT, generation INT",
         "epochs": "epoch INT, from_batch BIGINT, configuration STRING, decided_at TIMESTAMP",
     }
@@ -93,14 +113,19 @@ def test_with_tenants_a_lake_has_further_columns_and_no_others(tmp_path: Path) -
         last = ", redriven_from BIGINT" + last if name.startswith("bronze") else last
         last = last if usual.endswith(last) and name != "quarantine" else ""
         usual = usual.removesuffix(last)
-        assert columns_ddl(with_window[name].schema) == ", ".join([usual, *filter(None, [of_due.get(name)])]) + last
+        assert (
+            columns_ddl(with_window[name].schema)
+            == ", ".join([usual, *filter(None, [of_due.get(name)])]) + last
+        )
         assert columns_ddl(with_tenants[name].schema) == ", ".join([usual, *added]) + last
         assert with_tenants[name].partitioned_by == table.partitioned_by
         if name != "silver":
             assert with_tenants[name].properties == table.properties
 
 
-def test_silver_skips_files_by_all_that_it_is_asked_for_but_no_log_tells_a_key(tmp_path: Path) -> None:
+def test_silver_skips_files_by_all_that_it_is_asked_for_but_no_log_tells_a_key(
+    tmp_path: Path,
+) -> None:
     usual = "partition,event_time,last_event_time,batch,generation"
     merges = {
         f"{usual},record_bytes": {"timeout": "1s"},
@@ -110,14 +135,22 @@ def test_silver_skips_files_by_all_that_it_is_asked_for_but_no_log_tells_a_key(t
     for expected, merge in merges.items():
         silver = Lake(settings_for(tmp_path, merge=merge)).layout["silver"]
         assert silver.properties["delta.dataSkippingStatsColumns"] == expected
-    for table in filter(lambda table: tables.has_records(table.name), Lake(settings_for(tmp_path)).layout.values()):
+    for table in filter(
+        lambda table: tables.has_records(table.name), Lake(settings_for(tmp_path)).layout.values()
+    ):
         assert "key" not in table.properties["delta.dataSkippingStatsColumns"]
 
 
 def test_a_table_has_an_address_in_each_kind_of_lake(tmp_path: Path) -> None:
-    catalog = settings_for(tmp_path, lake={"catalog": "main", "schema": "shop"}, checkpoints="s3://b/c")
+    catalog = settings_for(
+        tmp_path, lake={"catalog": "main", "schema": "shop"}, checkpoints="s3://b/c"
+    )
     named = Lake(catalog, {"late": Lake(settings_for(tmp_path, lake="s3://b/lake"))})
-    assert (named.address("silver"), named.location, named.is_catalog) == ("`main`.`shop`.`silver`", "main.shop", True)
+    assert (named.address("silver"), named.location, named.is_catalog) == (
+        "`main`.`shop`.`silver`",
+        "main.shop",
+        True,
+    )
     assert named.address("late") == "s3://b/lake/late"
     assert not named.home("late").is_catalog
     assert Lake(settings_for(tmp_path)).address("silver") == f"{tmp_path}/lake/silver"
@@ -139,8 +172,16 @@ def test_what_a_lake_was_begun_with_stays(folder_store: Store) -> None:
     assert differences(asked, {**FACTS, "publish.valid": "true"}) == []
     for field_, value, said in (
         ("partitions", "8", "the topics have 8 partitions, and had 4 when the lake was begun"),
-        ("merge.timeout", "200 ms", "the lake was begun with `100 ms`, and `200 ms` would make another result"),
-        ("sources.orders.topic", "orders (b)", "orders was deleted and made again since the lake was begun"),
+        (
+            "merge.timeout",
+            "200 ms",
+            "the lake was begun with `100 ms`, and `200 ms` would make another result",
+        ),
+        (
+            "sources.orders.topic",
+            "orders (b)",
+            "orders was deleted and made again since the lake was begun",
+        ),
         ("sources.orders.topic", "sales (b)", "the lake was begun with `orders (a)`"),
     ):
         with pytest.raises(ConfigurationError, match="lake was begun") as refused:
@@ -168,17 +209,33 @@ _SET_BACK = "it would be another merge; set it back, or begin a new lake"
 @pytest.mark.parametrize(
     ("begun", "now", "said"),
     [
-        ("without", "everywhere", "sources.tracking.tenant: the lake was begun without tenants, and with tenants at `org`"),
-        ("everywhere", "without", "sources.tracking.tenant: the lake was begun with tenants at `org`, and without tenants"),
+        (
+            "without",
+            "everywhere",
+            "sources.tracking.tenant: the lake was begun without tenants, and with tenants at "
+            "`org`",
+        ),
+        (
+            "everywhere",
+            "without",
+            "sources.tracking.tenant: the lake was begun with tenants at `org`, and without "
+            "tenants",
+        ),
         (
             "everywhere",
             "elsewhere",
-            "sources.orders.tenant: the lake was begun with tenants at `org`, and with tenants at `customer`",
+            "sources.orders.tenant: the lake was begun with tenants at `org`, and with tenants at "
+            "`customer`",
         ),
     ],
 )
-def test_a_lakes_tenants_never_change(folder_store: Store, tmp_path: Path, begun: str, now: str, said: str) -> None:
-    asked, before, after = folder_store.questions, *(settings_for(tmp_path, **WAYS[way]) for way in (begun, now))
+def test_a_lakes_tenants_never_change(
+    folder_store: Store, tmp_path: Path, begun: str, now: str, said: str
+) -> None:
+    asked, before, after = (
+        folder_store.questions,
+        *(settings_for(tmp_path, **WAYS[way]) for way in (begun, now)),
+    )
     for settings in (before, after):
         check_layout(asked, Lake(settings))  # nothing is there yet
     folder_store.create("configuration")
@@ -188,7 +245,9 @@ def test_a_lakes_tenants_never_change(folder_store: Store, tmp_path: Path, begun
     with pytest.raises(ConfigurationError) as refused:
         check_layout(asked, Lake(after))
     assert str(refused.value) == f"{said} {_SET_BACK}"
-    with pytest.raises(ConfigurationError) as of_first_starts:  # the second of two that checked the layout before
+    with pytest.raises(
+        ConfigurationError
+    ) as of_first_starts:  # the second of two that checked the layout before
         keep_identity(asked, folder_store.append, after, identity(after, 4, {}))
     assert str(of_first_starts.value).removesuffix(" (and 1 more changes)") == str(refused.value)
     assert differences(asked, identity(after, 4, {}))[0] == f"{said} {_SET_BACK}"
@@ -201,7 +260,12 @@ def test_a_lake_without_tenants_keeps_nothing_of_them(folder_store: Store) -> No
     keep_identity(asked, folder_store.append, settings, identity(settings, 4, {}))
     kept = asked.select("configuration", ["field"])["field"].to_pylist()
     assert sorted(kept) == sorted(
-        ["name", "partitions", "sources", *(f"sources.{s}.{f}" for s in settings.sources for f in ("topic", "format"))]
+        [
+            "name",
+            "partitions",
+            "sources",
+            *(f"sources.{s}.{f}" for s in settings.sources for f in ("topic", "format")),
+        ]
     )
 
 
@@ -211,19 +275,28 @@ def test_a_lake_of_layout_1_has_no_tenants(folder_store: Store, tmp_path: Path) 
     facts = {**identity(settings, 4, {}), **rules_of_layout_1(settings)}
     keep_identity(asked, folder_store.append, settings, facts)
     check_layout(asked, Lake(settings))
-    with pytest.raises(ConfigurationError, match=r"sources\.tracking\.tenant: the lake was begun without tenants"):
+    with pytest.raises(
+        ConfigurationError, match=r"sources\.tracking\.tenant: the lake was begun without tenants"
+    ):
         check_layout(asked, Lake(settings_for(tmp_path, **WAYS["everywhere"])))
 
 
 def test_a_lake_from_before_tombstones_could_be_skipped_refuses_them(folder_store: Store) -> None:
     asked, settings = folder_store.questions, folder_store.settings
     folder_store.create("configuration")
-    rules = {field: rule for field, rule in rules_of_layout_1(settings).items() if not field.endswith((".tombstone", ".where"))}
+    rules = {
+        field: rule
+        for field, rule in rules_of_layout_1(settings).items()
+        if not field.endswith((".tombstone", ".where"))
+    }
     keep_identity(asked, folder_store.append, settings, {**identity(settings, 4, {}), **rules})
     check_rules_of_layout_1(asked, settings)
     orders = settings.sources["orders"].changed(tombstone="skip")
     other = settings.model_copy(update={"sources": {**settings.sources, "orders": orders}})
-    with pytest.raises(ConfigurationError, match=r"sources.orders.tombstone: the lake was begun with `quarantine`, and `skip`"):
+    with pytest.raises(
+        ConfigurationError,
+        match=r"sources.orders.tombstone: the lake was begun with `quarantine`, and `skip`",
+    ):
         check_rules_of_layout_1(asked, other)
 
 
@@ -232,15 +305,26 @@ def test_a_lake_that_begins_has_no_earlier_rules(folder_store: Store) -> None:
     folder_store.create("configuration")
     keep_identity(asked, folder_store.append, settings, identity(settings, 4, {}))
     orders = settings.sources["orders"].changed(tombstone="skip")
-    check_rules_of_layout_1(asked, settings.model_copy(update={"sources": {**settings.sources, "orders": orders}}))
+    check_rules_of_layout_1(
+        asked, settings.model_copy(update={"sources": {**settings.sources, "orders": orders}})
+    )
 
 
 def test_identity_and_rules_name_everything_that_content_depends_on(tmp_path: Path) -> None:
     schema = tmp_path / "orders.json"
     schema.write_text('{"type": "object", "properties": {"a": {"type": "string"}}}')
     sources = {
-        "tracking": {"topic": "t", "event_time": {"field": "meta.ts", "unit": "us"}, "tombstone": "skip"},
-        "orders": {"topic": "o", "event_time": {"field": "at"}, "schema": str(schema), "heartbeat": {"field": "x", "equals": 1}},
+        "tracking": {
+            "topic": "t",
+            "event_time": {"field": "meta.ts", "unit": "us"},
+            "tombstone": "skip",
+        },
+        "orders": {
+            "topic": "o",
+            "event_time": {"field": "at"},
+            "schema": str(schema),
+            "heartbeat": {"field": "x", "equals": 1},
+        },
     }
     settings = settings_for(tmp_path, sources=sources)
     facts, rules = identity(settings, 4, {"o": "id-o"}), settings.rules()
@@ -250,19 +334,32 @@ def test_identity_and_rules_name_everything_that_content_depends_on(tmp_path: Pa
     assert rules["sources.orders.heartbeat"] == {"field": "x", "equals": 1}
     assert rules["sources.tracking.schema"] is None
     assert rules["sources.tracking.event_time"] == {"field": "meta.ts", "unit": "us"}
-    assert (rules["sources.orders.event_time"], rules["sources.tracking.tombstone"]) == ("at", "skip"), "ms is the unit anyway"
+    assert (rules["sources.orders.event_time"], rules["sources.tracking.tombstone"]) == (
+        "at",
+        "skip",
+    ), "ms is the unit anyway"
     assert settings.before_epochs().under(rules).rules() == rules
     of_earlier = {name: rule for name, rule in rules.items() if not name.endswith(".tombstone")}
     found = settings.before_epochs().under(of_earlier).rules()
-    assert found["sources.tracking.tombstone"] == "quarantine", "rules that were kept before there was a choice"
+    assert found["sources.tracking.tombstone"] == "quarantine", (
+        "rules that were kept before there was a choice"
+    )
     schema.write_text('{"properties":   {"a": {"type": "string"}}, "type": "object"}')
     same = settings_for(tmp_path, sources=sources)
     assert changes(Epochs([Epoch(0, 0, settings)]), same) == {}, "what a schema says counts"
     earlier = rules_of_layout_1(settings)
-    assert (earlier["sources.orders.heartbeat"], earlier["sources.tracking.schema"]) == ("x = 1", "null")
-    assert (earlier["sources.tracking.event_time"], earlier["sources.orders.event_time"]) == ("meta.ts in us", "at")
+    assert (earlier["sources.orders.heartbeat"], earlier["sources.tracking.schema"]) == (
+        "x = 1",
+        "null",
+    )
+    assert (earlier["sources.tracking.event_time"], earlier["sources.orders.event_time"]) == (
+        "meta.ts in us",
+        "at",
+    )
     assert rules_of_layout_1(same) == earlier
-    assert {field for field in rules if field not in earlier} == set(), "a lake of layout 1 knows every rule that it had"
+    assert {field for field in rules if field not in earlier} == set(), (
+        "a lake of layout 1 knows every rule that it had"
+    )
 
 
 def test_a_lake_that_is_new_or_of_this_layout_is_not_refused(either_store: Store) -> None:
@@ -274,18 +371,27 @@ def test_a_lake_that_is_new_or_of_this_layout_is_not_refused(either_store: Store
 @pytest.mark.promise("C13")
 def test_a_lake_without_versions_of_silver_is_of_the_layout_before(folder_store: Store) -> None:
     table = folder_store.lake.layout["progress"]
-    before = tables.Table("progress", table.schema.remove(table.schema.get_field_index("silver_version")))
+    before = tables.Table(
+        "progress", table.schema.remove(table.schema.get_field_index("silver_version"))
+    )
     folder_store.lake.layout["progress"] = before
     folder_store.create("progress")
-    with pytest.raises(ConfigurationError, match=r"earlier version of Watersmeet.*begin a new lake.*another `publish.topic`"):
+    with pytest.raises(
+        ConfigurationError,
+        match=r"earlier version of Watersmeet.*begin a new lake.*another `publish.topic`",
+    ):
         check_layout(folder_store.questions, folder_store.lake)
 
 
 @pytest.mark.promise("C13")
-def test_a_lake_whose_silver_has_no_number_of_a_layout_is_of_the_layout_before(either_store: Store) -> None:
+def test_a_lake_whose_silver_has_no_number_of_a_layout_is_of_the_layout_before(
+    either_store: Store,
+) -> None:
     silver = either_store.lake.layout["silver"]
     earlier = {name: value for name, value in silver.properties.items() if name != tables.LAYOUT}
-    either_store.lake.layout["silver"] = tables.Table("silver", silver.schema, silver.partitioned_by, earlier)
+    either_store.lake.layout["silver"] = tables.Table(
+        "silver", silver.schema, silver.partitioned_by, earlier
+    )
     either_store.create("silver")
     with pytest.raises(ConfigurationError, match="earlier version of Watersmeet"):
         check_layout(either_store.questions, either_store.lake)
@@ -296,7 +402,9 @@ def test_a_lake_whose_silver_has_no_number_of_a_layout_is_of_the_layout_before(e
 def test_a_property_that_anybody_may_set_says_nothing_of_the_layout(either_store: Store) -> None:
     silver = either_store.lake.layout["silver"]
     touched = {**silver.properties, "delta.enableInCommitTimestamps": "true"}
-    either_store.lake.layout["silver"] = tables.Table("silver", silver.schema, silver.partitioned_by, touched)
+    either_store.lake.layout["silver"] = tables.Table(
+        "silver", silver.schema, silver.partitioned_by, touched
+    )
     either_store.create_by_spark("silver")
     check_layout(either_store.questions, either_store.lake)
 
@@ -305,9 +413,14 @@ def test_a_property_that_anybody_may_set_says_nothing_of_the_layout(either_store
 def test_a_lake_of_a_later_layout_is_refused(either_store: Store) -> None:
     silver = either_store.lake.layout["silver"]
     later = {**silver.properties, tables.LAYOUT: str(tables.LAYOUT_VERSION + 1)}
-    either_store.lake.layout["silver"] = tables.Table("silver", silver.schema, silver.partitioned_by, later)
+    either_store.lake.layout["silver"] = tables.Table(
+        "silver", silver.schema, silver.partitioned_by, later
+    )
     either_store.create("silver")
-    with pytest.raises(ConfigurationError, match=r"has layout 4, .* layouts up to 3; use the version that wrote it, or a later"):
+    with pytest.raises(
+        ConfigurationError,
+        match=r"has layout 4, .* layouts up to 3; use the version that wrote it, or a later",
+    ):
         check_layout(either_store.questions, either_store.lake)
 
 
@@ -318,11 +431,22 @@ def test_decisions_come_back_in_their_order(either_store: Store) -> None:
     either_store.create("idle_heartbeats")
     tracking, orders = TopicPartition("tracking", 3), TopicPartition("orders", 0)
     first, second = (tracking, IdleDecision(-1, 50)), (tracking, IdleDecision(7, 60))
-    either_store.append("idle_heartbeats", decision_rows(either_store.settings, [second, first], 1000, 0))
-    either_store.append("idle_heartbeats", decision_rows(either_store.settings, [(orders, IdleDecision(7, 55))], 2000, 1))
+    either_store.append(
+        "idle_heartbeats", decision_rows(either_store.settings, [second, first], 1000, 0)
+    )
+    either_store.append(
+        "idle_heartbeats",
+        decision_rows(either_store.settings, [(orders, IdleDecision(7, 55))], 2000, 1),
+    )
     assert read_decisions(either_store.questions, Generation(0, 0, {}, {})) == [first, second]
-    assert read_decisions(either_store.questions, Generation(1, 7, {}, {})) == [(orders, IdleDecision(7, 55))]
-    topics = either_store.questions.summary("idle_heartbeats", ["topic"], {"n": ("count", "*")}).sort_by("topic").to_pylist()
+    assert read_decisions(either_store.questions, Generation(1, 7, {}, {})) == [
+        (orders, IdleDecision(7, 55))
+    ]
+    topics = (
+        either_store.questions.summary("idle_heartbeats", ["topic"], {"n": ("count", "*")})
+        .sort_by("topic")
+        .to_pylist()
+    )
     assert topics == [{"topic": "orders", "n": 1}, {"topic": "tracking", "n": 2}]
 
 
@@ -354,7 +478,9 @@ class Kept:
         self.done.append(("properties", table))
 
 
-def test_tables_are_compacted_after_so_many_commits_and_vacuumed_after_hours(folder_store: Store) -> None:
+def test_tables_are_compacted_after_so_many_commits_and_vacuumed_after_hours(
+    folder_store: Store,
+) -> None:
     folder_store.create("late")
     for _ in range(FEW_FILES + 1):
         folder_store.add("late", ("s", "t", 0, 1, "k", 0, 0, b"", 0, 0))
@@ -385,7 +511,9 @@ def test_what_is_gathered_is_rewritten_seldom(folder_store: Store) -> None:
     assert len(kept.sizes) == 64
 
 
-def test_maintenance_tells_files_and_gives_the_table_the_properties_of_the_configuration(folder_store: Store) -> None:
+def test_maintenance_tells_files_and_gives_the_table_the_properties_of_the_configuration(
+    folder_store: Store,
+) -> None:
     folder_store.create("late")
     folder_store.add("late", ("s", "t", 0, 1, "k", 0, 0, b"", 0, 0))
     kept = Kept(folder_store.lake, folder_store.questions)
@@ -425,5 +553,8 @@ def test_a_small_file_is_written_read_and_deleted(scheme: str, tmp_path: Path) -
 
 def test_a_file_system_that_needs_spark_is_refused_in_one_sentence() -> None:
     for address in ("dbfs:/lake/_leases/1", "hdfs://name/lake/_leases/1"):
-        with pytest.raises(ConfigurationError, match=r"cannot be opened without Spark; give `checkpoints` as a folder"):
+        with pytest.raises(
+            ConfigurationError,
+            match=r"cannot be opened without Spark; give `checkpoints` as a folder",
+        ):
             Files({}).read_text(address)

@@ -1,4 +1,5 @@
-"""What one commit says of itself reaches no other, and is looked for among what an owner writes alone."""
+"""What one commit says of itself reaches no other, and is looked for among what an owner writes
+alone."""
 
 from __future__ import annotations
 
@@ -29,7 +30,9 @@ pytestmark = pytest.mark.promise("N26")
 LATE = ("s", "t", 0, 1, "k", 0, 0, b"", 0, 0)
 
 
-def test_a_decision_is_what_its_owner_wrote_whatever_took_its_metadata_along(folder_store: Store) -> None:
+def test_a_decision_is_what_its_owner_wrote_whatever_took_its_metadata_along(
+    folder_store: Store,
+) -> None:
     table = tables.LATE
     folder_store.create(table)
     nothing = folder_store.lake.layout[table].schema.empty_table()
@@ -41,8 +44,14 @@ def test_a_decision_is_what_its_owner_wrote_whatever_took_its_metadata_along(fol
     for _ in range(2):
         folder_store.add(table, LATE)
     DeltaTable(here).optimize.compact(commit_properties=with_metadata)
-    DeltaTable(here).vacuum(0, dry_run=False, enforce_retention_duration=False, commit_properties=with_metadata)
-    took = [v.operation for v in folder_store.questions.history(table) if v.metadata == decided.metadata and v.number > 2]
+    DeltaTable(here).vacuum(
+        0, dry_run=False, enforce_retention_duration=False, commit_properties=with_metadata
+    )
+    took = [
+        v.operation
+        for v in folder_store.questions.history(table)
+        if v.metadata == decided.metadata and v.number > 2
+    ]
     assert took == ["VACUUM END", "VACUUM START", "OPTIMIZE"]
     found = last_commit(folder_store.questions, table)
     assert found is not None
@@ -83,14 +92,18 @@ def engine(root_session: SparkSession, tmp_path: Path) -> SparkEngine:
 
 
 @pytest.mark.long
-def test_while_a_merge_runs_nothing_else_has_its_settings(engine: SparkEngine, tmp_path: Path) -> None:
+def test_while_a_merge_runs_nothing_else_has_its_settings(
+    engine: SparkEngine, tmp_path: Path
+) -> None:
     silver, bronze = engine.lake.layout[tables.SILVER], tables.bronze("tracking")
     schema = silver.schema.append(pa.field("replaces", TIME))
     row: tuple[Any, ...] = (0, "a", "open", 1, 1, [], [], None, None, 0, 0, 0)
     changed = engine.rows(silver.rows([row]).append_column("replaces", pa.nulls(1, TIME)))
     rows = engine.per_partition(partial(_held, folder=str(tmp_path)), [changed], schema)
     commit = Commit(APPLICATION, 3, 1, {"batch": 0})
-    published = engine.rows(engine.lake.layout[tables.PUBLISHED].rows([(0, 0, 0, 0, "k", 0, 0, "s")]))
+    published = engine.rows(
+        engine.lake.layout[tables.PUBLISHED].rows([(0, 0, 0, 0, "k", 0, 0, "s")])
+    )
     with ThreadPoolExecutor(1) as pool:
         merging = pool.submit(engine.merge, tables.SILVER, rows, commit)
         try:
@@ -102,9 +115,9 @@ def test_while_a_merge_runs_nothing_else_has_its_settings(engine: SparkEngine, t
             (tmp_path / "go").touch()
         merging.result(120)
     assert engine.questions.select(tables.PUBLISHED, ["last_key"])["last_key"].to_pylist() == ["k"]
-    assert [v.metadata for table in (tables.PUBLISHED, bronze) for v in engine.questions.history(table)] == [
-        None for table in (tables.PUBLISHED, bronze) for _ in engine.questions.history(table)
-    ]
+    assert [
+        v.metadata for table in (tables.PUBLISHED, bronze) for v in engine.questions.history(table)
+    ] == [None for table in (tables.PUBLISHED, bronze) for _ in engine.questions.history(table)]
     said = {version.number: version.metadata for version in engine.questions.history(tables.SILVER)}
     assert said == {0: None, 1: commit.metadata}
 
@@ -114,10 +127,14 @@ def test_a_compaction_behind_a_merge_is_not_the_merge(engine: SparkEngine) -> No
     silver = engine.lake.layout[tables.SILVER]
     engine.set_properties(tables.SILVER, {"delta.autoOptimize.autoCompact": "true"})
     for n in range(60):  # as many small files as it takes
-        engine.append(tables.SILVER, silver.rows([(0, f"k{n}", "open", 1, 1, [], [], None, None, 0, 0, 0)]))
+        engine.append(
+            tables.SILVER, silver.rows([(0, f"k{n}", "open", 1, 1, [], [], None, None, 0, 0, 0)])
+        )
     owner = Owner(engine, token=1)
     commit = owner.next_commit(tables.SILVER, facts={"batch": 0})
-    changed = silver.rows([(0, "a", "open", 1, 1, [], [], None, None, 0, 0, 0)]).append_column("replaces", pa.nulls(1, TIME))
+    changed = silver.rows([(0, "a", "open", 1, 1, [], [], None, None, 0, 0, 0)]).append_column(
+        "replaces", pa.nulls(1, TIME)
+    )
     engine.merge(tables.SILVER, engine.rows(changed), commit)
     optimize, merge, *_ = engine.questions.history(tables.SILVER)
     assert (optimize.operation, merge.operation) == ("OPTIMIZE", "MERGE")

@@ -21,14 +21,25 @@ NOTE = "noted_by"
 @pytest.mark.promise("N28")
 @pytest.mark.long
 @pytest.mark.parametrize(
-    "lake", [pytest.param(EMBEDDED, id="embedded"), pytest.param(FOLDER, id="spark", marks=pytest.mark.nightly)]
+    "lake",
+    [
+        pytest.param(EMBEDDED, id="embedded"),
+        pytest.param(FOLDER, id="spark", marks=pytest.mark.nightly),
+    ],
 )
 def test_a_lake_goes_on_with_columns_that_others_have_added_to_every_table(
     kafka: str, tmp_path: Path, lake: str, on_spark: Callable[[River], River]
 ) -> None:
     engine = "embedded" if lake == EMBEDDED else "spark"
     river = on_spark(
-        River.make(kafka, tmp_path, f"added-{engine}", lake=lake, partitions=1, publish__late_topic=f"added-late-{engine}")
+        River.make(
+            kafka,
+            tmp_path,
+            f"added-{engine}",
+            lake=lake,
+            partitions=1,
+            publish__late_topic=f"added-late-{engine}",
+        )
     )
     river.flow()
     river.finish()
@@ -41,7 +52,9 @@ def test_a_lake_goes_on_with_columns_that_others_have_added_to_every_table(
     river.finish()
     assert river.losses() == Losses()
     assert river.broken_promises() == []
-    noted = river.questions.select(tables.SILVER, [NOTE], [[("status", "=", "timed_out")]])[NOTE].to_pylist()
+    noted = river.questions.select(tables.SILVER, [NOTE], [[("status", "=", "timed_out")]])[
+        NOTE
+    ].to_pylist()
     assert {*noted} == {"somebody", None}
     for command in ("validate", "maintain", "reset --to latest --yes"):
         here(river, *command.split())

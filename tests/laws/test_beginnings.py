@@ -1,4 +1,5 @@
-"""Where reading begins is decided once and kept in the tables; what Kafka has lost stops a run, or is kept as a gap."""
+"""Where reading begins is decided once and kept in the tables; what Kafka has lost stops a run, or
+is kept as a gap."""
 
 from __future__ import annotations
 
@@ -25,7 +26,13 @@ from tests.laws.conftest import MakeLake, MakeSettings, in_folders
 from tests.laws.test_gold import extended
 from tests.support.cases import SOURCES, Case, expected_messages, keyed, rich_cases
 from tests.support.lakes import CaseLake, OpenSpark, engine_for, fill_bronze, quickly
-from tests.support.topics import add_partitions, create_topics, delete_records, delete_topic, produce
+from tests.support.topics import (
+    add_partitions,
+    create_topics,
+    delete_records,
+    delete_topic,
+    produce,
+)
 
 PARTITIONS = 2
 NUMBERS = itertools.count()
@@ -33,14 +40,19 @@ NUMBERS = itertools.count()
 
 @dataclass
 class Begun:
-    """A lake without its bronze, and topics with ten records in each partition, whose Kafka timestamps are 1000, 2000, ..."""
+    """A lake without its bronze, and topics with ten records in each partition, whose Kafka
+    timestamps are 1000, 2000, ..."""
 
     engine: Engine
     settings: Settings
 
     def told(self, start: Any = None, **kafka: Any) -> Settings:
         """The configuration with another `start`."""
-        told = {**self.settings.kafka.model_dump(), **({} if start is None else {"start": start}), **kafka}
+        told = {
+            **self.settings.kafka.model_dump(),
+            **({} if start is None else {"start": start}),
+            **kafka,
+        }
         return self.settings.model_copy(update={"kafka": KafkaSettings.model_validate(told)})
 
     def begin(self, start: Any = None) -> None:
@@ -48,18 +60,26 @@ class Begun:
         begin_first(Owner(self.engine, token=1), self.told(start), PARTITIONS)
 
     def reading(self, **kafka: Any) -> NextOffsets:
-        return NextOffsets(self.engine.questions, self.told(**kafka), PARTITIONS, Owner(self.engine, token=1))
+        return NextOffsets(
+            self.engine.questions, self.told(**kafka), PARTITIONS, Owner(self.engine, token=1)
+        )
 
     def generations(self) -> list[tuple[Any, ...]]:
         columns = ["generation", "source", "partition", "start_offset", "kind", "reason"]
         of_sources = [[("source", "is not null", None)]]
         return sorted(
-            tuple(row.values()) for row in self.engine.questions.select(tables.GENERATIONS, columns, of_sources).to_pylist()
+            tuple(row.values())
+            for row in self.engine.questions.select(
+                tables.GENERATIONS, columns, of_sources
+            ).to_pylist()
         )
 
     def resets(self) -> list[tuple[Any, ...]]:
         columns = ["source", "partition", "from_offset", "to_offset", "reason"]
-        return sorted(tuple(row.values()) for row in self.engine.questions.select(tables.RESETS, columns).to_pylist())
+        return sorted(
+            tuple(row.values())
+            for row in self.engine.questions.select(tables.RESETS, columns).to_pylist()
+        )
 
 
 @pytest.fixture
@@ -73,9 +93,17 @@ def begun(new_settings: MakeSettings, open_spark: OpenSpark, kafka: str, kind: s
             for p in range(PARTITIONS):
                 producer.produce(topic, keyed("a", n), partition=p, timestamp=1000 * (n + 1))
     producer.flush()
-    settings = new_settings(bootstrap=kafka, **{f"sources__{source}__topic": topic for source, topic in topics.items()})
+    settings = new_settings(
+        bootstrap=kafka, **{f"sources__{source}__topic": topic for source, topic in topics.items()}
+    )
     engine = engine_for(open_spark, settings)
-    wanted = [*map(tables.bronze, SOURCES), tables.GENERATIONS, tables.RESETS, tables.RECOVERED, tables.IDLE_HEARTBEATS]
+    wanted = [
+        *map(tables.bronze, SOURCES),
+        tables.GENERATIONS,
+        tables.RESETS,
+        tables.RECOVERED,
+        tables.IDLE_HEARTBEATS,
+    ]
     wanted += [tables.SILVER, tables.PROGRESS]
     for name in wanted:
         engine.create(engine.lake.layout[name])
@@ -97,8 +125,13 @@ def test_a_beginning_is_decided_once_and_shown_before(begun: Begun) -> None:
     assert begun.generations() == [], "who looks decides nothing"
     start, *offsets = STARTS["offsets"]
     shown = preview(begun.engine.questions, begun.told(start), PARTITIONS)
-    assert {(row["source"], row["partition"]): (row["from_offset"], row["until_offset"]) for row in shown} == {
-        (source, p): (mine[p], 10) for source, mine in zip(SOURCES, offsets, strict=True) for p in mine
+    assert {
+        (row["source"], row["partition"]): (row["from_offset"], row["until_offset"])
+        for row in shown
+    } == {
+        (source, p): (mine[p], 10)
+        for source, mine in zip(SOURCES, offsets, strict=True)
+        for p in mine
     }
     begun.begin(start)
     decided = begun.generations()
@@ -106,45 +139,63 @@ def test_a_beginning_is_decided_once_and_shown_before(begun: Begun) -> None:
         begun.begin(other)
     assert begun.generations() == decided
     assert [row[:5] for row in decided] == sorted(
-        (0, source, p, at, "start") for source, mine in zip(SOURCES, offsets, strict=True) for p, at in mine.items()
+        (0, source, p, at, "start")
+        for source, mine in zip(SOURCES, offsets, strict=True)
+        for p, at in mine.items()
     )
     assert begun.resets() == []
-    assert {source: begun.reading().of(source) for source in SOURCES} == dict(zip(SOURCES, offsets, strict=True))
+    assert {source: begun.reading().of(source) for source in SOURCES} == dict(
+        zip(SOURCES, offsets, strict=True)
+    )
 
 
 @pytest.mark.promise("B1")
 @in_folders
 @pytest.mark.parametrize("start", ["latest", "timestamp"])
-def test_reading_begins_where_it_is_told_and_goes_on_after_what_was_read(begun: Begun, start: str) -> None:
+def test_reading_begins_where_it_is_told_and_goes_on_after_what_was_read(
+    begun: Begun, start: str
+) -> None:
     told, *offsets = STARTS[start]
     begun.begin(told)
     found = {source: begun.reading().of(source) for source in SOURCES}
     assert found == dict(zip(SOURCES, offsets, strict=True))
     first = offsets[0][0]
-    bronze = Bronze(Owner(open_engine(quickly(begun.settings)), token=1), begun.settings, "tracking")
+    bronze = Bronze(
+        Owner(open_engine(quickly(begun.settings)), token=1), begun.settings, "tracking"
+    )
     fill_bronze(bronze, {(0, first): keyed("a", 1), (0, first + 1): keyed("a", 2)})
     assert begun.reading().of("tracking") == {0: first + 2, 1: first}
 
 
 @in_folders
 def test_an_offset_that_does_not_exist_is_no_beginning(begun: Begun) -> None:
-    with pytest.raises(ConfigurationError, match=r"-tracking\[0\] ends at offset 10, and 11 is beyond"):
+    with pytest.raises(
+        ConfigurationError, match=r"-tracking\[0\] ends at offset 10, and 11 is beyond"
+    ):
         begun.begin({"offsets": {"tracking": {0: 11}}})
-    with pytest.raises(ConfigurationError, match=r"-tracking has no partition 2; name partitions from 0 to 1"):
+    with pytest.raises(
+        ConfigurationError, match=r"-tracking has no partition 2; name partitions from 0 to 1"
+    ):
         begun.begin({"offsets": {"tracking": {2: 1}}})
     assert begun.resets() == []
 
 
 @pytest.mark.promise("B2")
-def test_offsets_that_kafka_has_deleted_stop_a_run_or_are_kept_as_a_gap(begun: Begun, kafka: str) -> None:
+def test_offsets_that_kafka_has_deleted_stop_a_run_or_are_kept_as_a_gap(
+    begun: Begun, kafka: str
+) -> None:
     begun.begin()
     topic = begun.settings.inputs["tracking"]
-    bronze = Bronze(Owner(open_engine(quickly(begun.settings)), token=1), begun.settings, "tracking")
+    bronze = Bronze(
+        Owner(open_engine(quickly(begun.settings)), token=1), begun.settings, "tracking"
+    )
     fill_bronze(bronze, {(0, offset): keyed("a", offset) for offset in range(4)})
     delete_records(kafka, topic, 0, 6)
     delete_records(kafka, topic, 1, 2)
     with pytest.raises(
-        DataLossError, match=rf"offsets of tracking that were not read yet: {topic}\[0\] from 4 to 5, {topic}\[1\] from 0 to 1;"
+        DataLossError,
+        match=rf"offsets of tracking that were not read yet: {topic}\[0\] from 4 to 5, "
+        rf"{topic}\[1\] from 0 to 1;",
     ) as raised:
         begun.reading().checked("tracking")
     assert raised.value.missing == {0: (4, 6), 1: (0, 2)}
@@ -160,9 +211,13 @@ def test_offsets_that_kafka_has_deleted_stop_a_run_or_are_kept_as_a_gap(begun: B
 
 @in_folders
 def test_a_topic_that_ends_before_what_was_read_is_another_one(begun: Begun) -> None:
-    bronze = Bronze(Owner(open_engine(quickly(begun.settings)), token=1), begun.settings, "tracking")
+    bronze = Bronze(
+        Owner(open_engine(quickly(begun.settings)), token=1), begun.settings, "tracking"
+    )
     fill_bronze(bronze, {(0, 17): keyed("a", 1)})
-    with pytest.raises(ConfigurationError, match=r"-tracking\[0\] ends at offset 10, and 18 is to be read next"):
+    with pytest.raises(
+        ConfigurationError, match=r"-tracking\[0\] ends at offset 10, and 18 is to be read next"
+    ):
         begun.reading().checked("tracking")
 
 
@@ -175,16 +230,25 @@ def test_a_run_refuses_what_the_lake_was_not_begun_with(begun: Begun, kafka: str
     create_missing(begun.engine)
     Run(quickly(settings), ["bronze", "silver"], Reporter()).once()
     assert begun.engine.questions.select(tables.IDLE_HEARTBEATS, ["source"]).num_rows == 0
-    longer = settings.model_copy(update={"merge": settings.merge.model_copy(update={"timeout_ms": 400})})
-    with pytest.raises(ConfigurationError, match=r"merge\.timeout: the lake has other rules than this configuration"):
+    longer = settings.model_copy(
+        update={"merge": settings.merge.model_copy(update={"timeout_ms": 400})}
+    )
+    with pytest.raises(
+        ConfigurationError,
+        match=r"merge\.timeout: the lake has other rules than this configuration",
+    ):
         Run(longer, ["bronze"], Reporter()).once()
     delete_topic(kafka, topic)
     create_topics(kafka, topic, partitions=PARTITIONS)
-    with pytest.raises(ConfigurationError, match=rf"{topic} was deleted and made again since the lake was begun"):
+    with pytest.raises(
+        ConfigurationError, match=rf"{topic} was deleted and made again since the lake was begun"
+    ):
         Run(settings, ["bronze"], Reporter()).once()
     for each in settings.inputs.values():
         add_partitions(kafka, each, PARTITIONS + 1)
-    with pytest.raises(ConfigurationError, match="the topics have 3 partitions, and had 2 when the lake was begun"):
+    with pytest.raises(
+        ConfigurationError, match="the topics have 3 partitions, and had 2 when the lake was begun"
+    ):
         Run(settings, ["bronze"], Reporter()).once()
 
 
@@ -192,7 +256,8 @@ def test_a_run_refuses_what_the_lake_was_not_begun_with(begun: Begun, kafka: str
 
 
 def taken_up(new_lake: MakeLake, lake: CaseLake) -> CaseLake:
-    """A new lake that begins at the sink of another, with the same topics; it reads what Kafka has from there on."""
+    """A new lake that begins at the sink of another, with the same topics; it reads what Kafka has
+    from there on."""
     settings = lake.settings
     begun = new_lake(
         lake.cases,
@@ -209,15 +274,23 @@ def taken_up(new_lake: MakeLake, lake: CaseLake) -> CaseLake:
 @pytest.mark.promise("B3")
 def test_a_lost_lake_is_taken_up_from_the_sink(new_lake: MakeLake, kafka: str, kind: str) -> None:
     name, cases = f"lost-{kind}", rich_cases(4, 5200)
-    cases[0] = Case({"tracking": [keyed(f"t{n}", 50 * n) for n in range(60)], "orders": [keyed("o", 700)]}, 100)
+    cases[0] = Case(
+        {"tracking": [keyed(f"t{n}", 50 * n) for n in range(60)], "orders": [keyed("o", 700)]}, 100
+    )
     cases[0].arrivals = ["tracking"] * 60 + ["orders"]
     cases[0].decisions["orders"] = [IdleDecision(0, 2900)]
     topics = {f"sources__{source}__topic": f"{name}-{source}" for source in SOURCES}
     create_topics(kafka, *topics.values(), partitions=4)
     lake = new_lake(cases, bootstrap=kafka, name=name, publish__topic=f"{name}-merged", **topics)
     for source in SOURCES:
-        produce(kafka, topics[f"sources__{source}__topic"], [(p, v) for p, case in cases.items() for v in case.values[source]])
-    idle = lake.engine.lake.layout[tables.IDLE_HEARTBEATS].rows([("orders", f"{name}-orders", 0, 0, 2900, 0, 0)])
+        produce(
+            kafka,
+            topics[f"sources__{source}__topic"],
+            [(p, v) for p, case in cases.items() for v in case.values[source]],
+        )
+    idle = lake.engine.lake.layout[tables.IDLE_HEARTBEATS].rows(
+        [("orders", f"{name}-orders", 0, 0, 2900, 0, 0)]
+    )
     lake.owner().append(tables.IDLE_HEARTBEATS, idle)
     lake.arrive()
     lake.merge(lake.quick)
@@ -232,9 +305,9 @@ def test_a_lost_lake_is_taken_up_from_the_sink(new_lake: MakeLake, kafka: str, k
     again = taken_up(new_lake, lake)
     begins = {s: NextOffsets(again.questions, again.settings, 4).of(s) for s in SOURCES}
     assert begins["tracking"][0] > 40, "nothing is read that is not needed"
-    assert again.questions.select(tables.IDLE_HEARTBEATS, ["source", "partition", "after_offset", "event_time"]).to_pylist() == [
-        {"source": "orders", "partition": 0, "after_offset": 0, "event_time": 2900}
-    ]
+    assert again.questions.select(
+        tables.IDLE_HEARTBEATS, ["source", "partition", "after_offset", "event_time"]
+    ).to_pylist() == [{"source": "orders", "partition": 0, "after_offset": 0, "event_time": 2900}]
     version = again.questions.version(tables.RECOVERED)
     begin_first(again.owner(), again.settings, 4)
     assert again.questions.version(tables.RECOVERED) == version, "decided once"
@@ -256,6 +329,8 @@ def test_a_sink_with_messages_of_others_is_refused(begun: Begun, kafka: str) -> 
     sink = f"{begun.settings.inputs['tracking']}-foreign"
     create_topics(kafka, sink, partitions=PARTITIONS)
     produce(kafka, sink, [(1, b"not ours")])
-    begun.settings = begun.settings.model_copy(update={"publish": begun.settings.publish.model_copy(update={"topic": sink})})
+    begun.settings = begun.settings.model_copy(
+        update={"publish": begun.settings.publish.model_copy(update={"topic": sink})}
+    )
     with pytest.raises(ForeignMessageError, match=r"-foreign\[1\] ends with a message at offset 0"):
         begun.begin("sink")

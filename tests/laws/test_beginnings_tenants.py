@@ -1,4 +1,5 @@
-"""A lost lake with tenants: what it takes from the sink's messages is kept as it was said, or refused in one sentence."""
+"""A lost lake with tenants: what it takes from the sink's messages is kept as it was said, or
+refused in one sentence."""
 
 from __future__ import annotations
 
@@ -12,7 +13,17 @@ from confluent_kafka import Producer
 from pipelines.core.idle import IdleDecision
 from pipelines.core.plan import TopicPartition
 from pipelines.core.recovery import encode_idle, encode_min_offsets
-from pipelines.core.sequence import CLOSED_AT, DUE, ID, IDLE, MIN_OFFSETS, RULES, SEQ, TENANT, message_id
+from pipelines.core.sequence import (
+    CLOSED_AT,
+    DUE,
+    ID,
+    IDLE,
+    MIN_OFFSETS,
+    RULES,
+    SEQ,
+    TENANT,
+    message_id,
+)
 from pipelines.errors import ConfigurationError
 from pipelines.lake import tables
 from pipelines.lake.decisions import read_decisions
@@ -34,22 +45,39 @@ Message = tuple[int, str, str, int, int, Mapping[str, bytes]]
 """Partition, tenant, key, due, closed at (ms), and further headers."""
 
 
-def lost(new_lake: MakeLake, kafka: str, kind: str, messages: Sequence[Message], merge: Mapping[str, Any]) -> CaseLake:
-    """A new lake that is to begin at a sink with these messages; its sources have ten records in each partition."""
+def lost(
+    new_lake: MakeLake, kafka: str, kind: str, messages: Sequence[Message], merge: Mapping[str, Any]
+) -> CaseLake:
+    """A new lake that is to begin at a sink with these messages; its sources have ten records in
+    each partition."""
     name = f"lost-tenants-{kind}-{next(NUMBERS)}"
     topics = {source: f"{name}-{source}" for source in SOURCES}
     create_topics(kafka, *topics.values(), f"{name}-merged", partitions=PARTITIONS)
     for topic in topics.values():
-        produce(kafka, topic, [(p, keyed("k", n, g="x")) for n in range(10) for p in range(PARTITIONS)])
-    begun = {"kafka__start": "sink", "merge": merge, **{f"sources__{source}__topic": topic for source, topic in topics.items()}}
+        produce(
+            kafka, topic, [(p, keyed("k", n, g="x")) for n in range(10) for p in range(PARTITIONS)]
+        )
+    begun = {
+        "kafka__start": "sink",
+        "merge": merge,
+        **{f"sources__{source}__topic": topic for source, topic in topics.items()},
+    }
     cases = {p: Case({source: [] for source in SOURCES}, 100) for p in range(PARTITIONS)}
     lake = new_lake(cases, bootstrap=kafka, name=name, publish__topic=f"{name}-merged", **begun)
     producer = Producer({"bootstrap.servers": kafka})
     seqs = dict.fromkeys(range(PARTITIONS), 0)
     for p, tenant, key, due, closed_at, more in messages:
-        said = {SEQ: str(seqs[p]), ID: message_id(p, due - 30, key, tenant), CLOSED_AT: str(closed_at), DUE: str(due)}
+        said = {
+            SEQ: str(seqs[p]),
+            ID: message_id(p, due - 30, key, tenant),
+            CLOSED_AT: str(closed_at),
+            DUE: str(due),
+        }
         said |= {RULES: lake.settings.fingerprint} if MIN_OFFSETS in more else {}
-        headers = {name: text.encode() for name, text in (said | ({TENANT: tenant} if tenant else {})).items()}
+        headers = {
+            name: text.encode()
+            for name, text in (said | ({TENANT: tenant} if tenant else {})).items()
+        }
         producer.produce(f"{name}-merged", b"{}", key, p, headers={**headers, **more})
         seqs[p] += 1
     assert producer.flush(30) == 0
@@ -60,7 +88,9 @@ def begin(lake: CaseLake) -> None:
     begin_first(lake.owner(), lake.settings, PARTITIONS)
 
 
-def test_what_the_sink_says_of_tenants_is_kept_as_it_was_said(new_lake: MakeLake, kafka: str, kind: str) -> None:
+def test_what_the_sink_says_of_tenants_is_kept_as_it_was_said(
+    new_lake: MakeLake, kafka: str, kind: str
+) -> None:
     decisions = {
         "orders": (
             IdleDecision(4, 900, (("\uff61", 890), ("\U0001f600", 855))),
@@ -80,7 +110,9 @@ def test_what_the_sink_says_of_tenants_is_kept_as_it_was_said(new_lake: MakeLake
     begin(lake)
     generation = read_generations(lake.questions, lake.settings).newest
     columns = ["partition", "tenant", "merge_key", "event_time", "due", "closed_at"]
-    found = lake.questions.select(tables.RECOVERED, columns, [[("merge_key", "is not null", None)]]).to_pylist()
+    found = lake.questions.select(
+        tables.RECOVERED, columns, [[("merge_key", "is not null", None)]]
+    ).to_pylist()
     assert sorted(tuple(row.values()) for row in found) == [
         (0, "a/b 100%", "k/1", 870, 900, 1000),
         (0, "\U0001f600", "k/1", 815, 845, 850),
@@ -89,11 +121,17 @@ def test_what_the_sink_says_of_tenants_is_kept_as_it_was_said(new_lake: MakeLake
         "an empty partition is read from the beginning, and nothing passed over"
     )
     of_source = {
-        source: tuple(d for tp, d in read_decisions(lake.questions, generation) if tp == TopicPartition(source, 0))
+        source: tuple(
+            d
+            for tp, d in read_decisions(lake.questions, generation)
+            if tp == TopicPartition(source, 0)
+        )
         for source in SOURCES
     }
     assert of_source == decisions
-    assert {s: NextOffsets(lake.questions, lake.settings, PARTITIONS).of(s)[0] for s in SOURCES} == begins
+    assert {
+        s: NextOffsets(lake.questions, lake.settings, PARTITIONS).of(s)[0] for s in SOURCES
+    } == begins
     version = lake.questions.version(tables.RECOVERED)
     begin(lake)
     assert lake.questions.version(tables.RECOVERED) == version, "decided once"
@@ -103,9 +141,23 @@ def test_what_the_sink_says_of_tenants_is_kept_as_it_was_said(new_lake: MakeLake
 @pytest.mark.parametrize(
     ("tenant", "merge", "refused"),
     [
-        ("", TENANTS, r"merge\.tenant: the messages of .* were made without tenants; leave `tenant` and `tenant_max_lag` out"),
-        ("x", WINDOW, r"merge\.tenant: the messages of .* were made with tenants; give the `tenant` and `tenant_max_lag` of the"),
-        ("x", {"timeout": "100ms"}, r"merge\.tenant: the messages of .* were made with tenants; give the `tenant`"),
+        (
+            "",
+            TENANTS,
+            r"merge\.tenant: the messages of .* were made without tenants; leave `tenant` and "
+            r"`tenant_max_lag` out",
+        ),
+        (
+            "x",
+            WINDOW,
+            r"merge\.tenant: the messages of .* were made with tenants; give the `tenant` and "
+            r"`tenant_max_lag` of the",
+        ),
+        (
+            "x",
+            {"timeout": "100ms"},
+            r"merge\.tenant: the messages of .* were made with tenants; give the `tenant`",
+        ),
     ],
 )
 def test_messages_of_tenants_are_taken_up_with_tenants_alone(
@@ -124,9 +176,14 @@ def test_messages_of_tenants_are_taken_up_with_tenants_alone(
     [
         (
             b"0123abcd,89abcdef",
-            r"was read and merged by rules that changed meanwhile \(0123abcd, 89abcdef; those of this configuration are",
+            r"was read and merged by rules that changed meanwhile \(0123abcd, 89abcdef; those of "
+            r"this configuration are",
         ),
-        (b"0123abcd", r"made by other rules \(0123abcd\) than those of this configuration .*; begin with the former rules"),
+        (
+            b"0123abcd",
+            r"made by other rules \(0123abcd\) than those of this configuration .*; begin with the "
+            r"former rules",
+        ),
     ],
 )
 @pytest.mark.promise("B121")
@@ -135,7 +192,10 @@ def test_a_lost_lake_is_taken_up_by_the_rules_that_it_had_alone(
 ) -> None:
     """Also where only one partition tells of others."""
     telling = {MIN_OFFSETS: encode_min_offsets({"tracking": 7, "orders": 5})}
-    messages: list[Message] = [(0, "x", "k", 900, 1000, telling), (1, "x", "k", 900, 1000, {**telling, RULES: rules})]
+    messages: list[Message] = [
+        (0, "x", "k", 900, 1000, telling),
+        (1, "x", "k", 900, 1000, {**telling, RULES: rules}),
+    ]
     lake = lost(new_lake, kafka, kind, messages, TENANTS)
     with pytest.raises(ConfigurationError, match=refused):
         begin(lake)

@@ -36,12 +36,18 @@ PARTITIONS = 3
 DEADLINE_S = 120
 
 
-def begin(new_lake: MakeLake, kafka: str, name: str, cases: Mapping[int, Case], **overrides: object) -> CaseLake:
+def begin(
+    new_lake: MakeLake, kafka: str, name: str, cases: Mapping[int, Case], **overrides: object
+) -> CaseLake:
     """New topics, which hold everything of the cases, and a lake that has read nothing of them."""
     topics = {source: f"laws-{name}-{source}" for source in SOURCES}
     create_topics(kafka, *topics.values(), partitions=len(cases))
     for source in SOURCES:
-        produce(kafka, topics[source], [(p, value) for p, case in cases.items() for value in case.values[source]])
+        produce(
+            kafka,
+            topics[source],
+            [(p, value) for p, case in cases.items() for value in case.values[source]],
+        )
     named = {f"sources__{source}__topic": topic for source, topic in topics.items()}
     return new_lake(cases, bootstrap=kafka, kafka__max_offsets_per_batch=40, **named, **overrides)
 
@@ -57,7 +63,9 @@ def read(owner: Owner, lake: CaseLake, source: str) -> None:
             except Exception as failure:
                 failures.append(failure)
 
-    offsets = NextOffsets(owner.engine.questions, lake.settings, lake.partitions, owner).checked(source)
+    offsets = NextOffsets(owner.engine.questions, lake.settings, lake.partitions, owner).checked(
+        source
+    )
     running = Bronze(owner, lake.settings, source).start(offsets, guard, once=True)
     end = time.monotonic() + DEADLINE_S
     while running.is_active and time.monotonic() < end:
@@ -81,17 +89,31 @@ def records(lake: CaseLake, source: str) -> list[tuple[object, ...]]:
 
 
 def expected(cases: Mapping[int, Case], source: str) -> list[tuple[object, ...]]:
-    rows = [(p, offset, value) for p, case in cases.items() for offset, value in enumerate(case.values[source])]
+    rows = [
+        (p, offset, value)
+        for p, case in cases.items()
+        for offset, value in enumerate(case.values[source])
+    ]
     return sorted(rows, key=repr)
 
 
-def test_every_record_is_read_once_and_a_reset_reads_what_was_passed_over(new_lake: MakeLake, kafka: str, kind: str) -> None:
-    cases = dict(enumerate(islice(filter(is_refused_in_part, map(random_case, range(4100, 10**6))), PARTITIONS)))
+def test_every_record_is_read_once_and_a_reset_reads_what_was_passed_over(
+    new_lake: MakeLake, kafka: str, kind: str
+) -> None:
+    cases = dict(
+        enumerate(
+            islice(filter(is_refused_in_part, map(random_case, range(4100, 10**6))), PARTITIONS)
+        )
+    )
     begins = {p: len(case.values["tracking"]) // 2 for p, case in cases.items()}
-    lake = begin(new_lake, kafka, f"bronze-{kind}", cases, kafka__start={"offsets": {"tracking": begins}})
+    lake = begin(
+        new_lake, kafka, f"bronze-{kind}", cases, kafka__start={"offsets": {"tracking": begins}}
+    )
     begin_first(lake.owner(), lake.settings, PARTITIONS)
     with pytest.raises(CrashError):
-        read(lake.owner(dying_at(lake.engine, "append", tables.bronze("tracking"))), lake, "tracking")
+        read(
+            lake.owner(dying_at(lake.engine, "append", tables.bronze("tracking"))), lake, "tracking"
+        )
     assert records(lake, "tracking") == []
     with pytest.raises(CrashError):
         read(lake.owner(dying_at(lake.engine, "append", tables.QUARANTINE)), lake, "orders")
@@ -99,8 +121,12 @@ def test_every_record_is_read_once_and_a_reset_reads_what_was_passed_over(new_la
         read(lake.owner(), lake, source)
         read(lake.owner(), lake, source)
     assert records(lake, "orders") == expected(cases, "orders")
-    assert records(lake, "tracking") == [row for row in expected(cases, "tracking") if row[1] >= begins[row[0]]]  # type: ignore[operator,index]
-    read_of = [row for row in expected_quarantine(cases) if row[1] == "orders" or row[2] >= begins[row[0]]]  # type: ignore[operator,index]
+    assert records(lake, "tracking") == [
+        row for row in expected(cases, "tracking") if row[1] >= begins[row[0]]
+    ]  # type: ignore[operator,index]
+    read_of = [
+        row for row in expected_quarantine(cases) if row[1] == "orders" or row[2] >= begins[row[0]]
+    ]  # type: ignore[operator,index]
     assert lake.quarantined() == read_of
     assert len(read_of) > 0
     lake.merge(lake.quick)
@@ -128,17 +154,35 @@ def test_every_record_is_read_once_and_a_reset_reads_what_was_passed_over(new_la
 @in_folders
 def test_bronze_says_whose_each_record_is(new_lake: MakeLake, kafka: str, kind: str) -> None:
     values: dict[str, list[bytes | None]] = {
-        "tracking": [keyed("a", 1, g="x"), keyed("a", 2), heartbeat(3), b'{"type":"heartbeat","ts":4,"g":7}', b"{"],
+        "tracking": [
+            keyed("a", 1, g="x"),
+            keyed("a", 2),
+            heartbeat(3),
+            b'{"type":"heartbeat","ts":4,"g":7}',
+            b"{",
+        ],
         "orders": [keyed("a", 1, g={"id": "y"}), keyed("b", 2, g={"id": ""}), keyed("b", 3, g="y")],
     }
-    tenants = {"merge": {"timeout": "100ms", "tenant": "g", "tenant_max_lag": "1s"}, "sources__orders__tenant": "g.id"}
-    lake = begin(new_lake, kafka, f"tenants-{kind}", {0: Case(values, 100)}, kafka__quarantine_limit="100%", **tenants)
+    tenants = {
+        "merge": {"timeout": "100ms", "tenant": "g", "tenant_max_lag": "1s"},
+        "sources__orders__tenant": "g.id",
+    }
+    lake = begin(
+        new_lake,
+        kafka,
+        f"tenants-{kind}",
+        {0: Case(values, 100)},
+        kafka__quarantine_limit="100%",
+        **tenants,
+    )
     for source in SOURCES:
         read(lake.owner(), lake, source)
     found = {
         source: [
             (row["tenant"], row["merge_key"], row["heartbeat"], row["reason"])
-            for row in lake.questions.select(tables.bronze(source), ["offset", "tenant", "merge_key", "heartbeat", "reason"])
+            for row in lake.questions.select(
+                tables.bronze(source), ["offset", "tenant", "merge_key", "heartbeat", "reason"]
+            )
             .sort_by("offset")
             .to_pylist()
         ]
@@ -152,9 +196,17 @@ def test_bronze_says_whose_each_record_is(new_lake: MakeLake, kafka: str, kind: 
             ("7", None, True, None),
             (None, None, False, "undecodable"),
         ],
-        "orders": [("y", "a", False, None), (None, None, False, "no_tenant"), (None, None, False, "no_tenant")],
+        "orders": [
+            ("y", "a", False, None),
+            (None, None, False, "no_tenant"),
+            (None, None, False, "no_tenant"),
+        ],
     }
-    refused = lake.questions.select(tables.QUARANTINE, ["source", "offset", "reason", "detail"], [[("reason", "=", "no_tenant")]])
+    refused = lake.questions.select(
+        tables.QUARANTINE,
+        ["source", "offset", "reason", "detail"],
+        [[("reason", "=", "no_tenant")]],
+    )
     assert sorted((row["source"], row["offset"], row["detail"]) for row in refused.to_pylist()) == [
         ("orders", 1, "g.id is an empty string"),
         ("orders", 2, "g.id is missing"),
@@ -163,9 +215,16 @@ def test_bronze_says_whose_each_record_is(new_lake: MakeLake, kafka: str, kind: 
 
 
 @in_folders
-def test_where_kafka_has_nothing_new_a_run_over_what_is_there_starts_no_query(new_lake: MakeLake, kafka: str, kind: str) -> None:
+def test_where_kafka_has_nothing_new_a_run_over_what_is_there_starts_no_query(
+    new_lake: MakeLake, kafka: str, kind: str
+) -> None:
     """A query has a checkpoint, so its folder tells."""
-    lake = begin(new_lake, kafka, f"no-news-{kind}", {0: Case({source: [keyed("a", 5)] for source in SOURCES}, 100)})
+    lake = begin(
+        new_lake,
+        kafka,
+        f"no-news-{kind}",
+        {0: Case({source: [keyed("a", 5)] for source in SOURCES}, 100)},
+    )
     queries = Path(lake.settings.checkpoints)
     for source in SOURCES:
         read(lake.owner(), lake, source)
@@ -181,7 +240,9 @@ def test_where_kafka_has_nothing_new_a_run_over_what_is_there_starts_no_query(ne
 
 @pytest.mark.promise("C18")
 @in_folders
-def test_too_many_refused_records_stop_the_run_before_any_is_written(new_lake: MakeLake, kafka: str, kind: str) -> None:
+def test_too_many_refused_records_stop_the_run_before_any_is_written(
+    new_lake: MakeLake, kafka: str, kind: str
+) -> None:
     good: list[bytes | None] = [keyed("a", 5)]
     bad: list[bytes | None] = [b"{"]
     values = {"tracking": good * 400 + bad * 700, "orders": good * 600 + bad * 500}

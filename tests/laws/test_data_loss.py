@@ -1,4 +1,5 @@
-"""Offsets that Kafka deletes before they are read: told, or accepted, in a partition that was empty and while a run goes on."""
+"""Offsets that Kafka deletes before they are read: told, or accepted, in a partition that was empty
+and while a run goes on."""
 
 from __future__ import annotations
 
@@ -22,30 +23,40 @@ pytestmark = pytest.mark.promise("C21")
 
 
 def lose(river: River, partition: int, first: int) -> None:
-    """Ten records come to a partition of tracking, and five of them are deleted before anybody has read them."""
+    """Ten records come to a partition of tracking, and five of them are deleted before anybody has
+    read them."""
     produce(river.kafka, river.topic("tracking"), [(partition, keyed("a", n)) for n in range(10)])
     delete_records(river.kafka, river.topic("tracking"), partition, first + 5)
 
 
 def offsets(river: River, partition: int) -> list[int]:
-    found = river.questions.select(tables.bronze("tracking"), ["offset"], [[("partition", "=", partition)]])
+    found = river.questions.select(
+        tables.bronze("tracking"), ["offset"], [[("partition", "=", partition)]]
+    )
     return sorted(found["offset"].to_pylist())
 
 
 def gaps(river: River) -> list[tuple[object, ...]]:
     columns = ["source", "partition", "from_offset", "to_offset", "reason"]
-    return [tuple(row.values()) for row in river.questions.select(tables.RESETS, columns).to_pylist()]
+    return [
+        tuple(row.values()) for row in river.questions.select(tables.RESETS, columns).to_pylist()
+    ]
 
 
 @pytest.mark.parametrize("is_known", [True, False], ids=["new-lake", "lake-of-before"])
-def test_a_loss_in_a_partition_that_was_empty_is_told(kafka: str, tmp_path: Path, is_known: bool) -> None:
+def test_a_loss_in_a_partition_that_was_empty_is_told(
+    kafka: str, tmp_path: Path, is_known: bool
+) -> None:
     river = River.make(kafka, tmp_path, f"loss-told-{is_known}".lower())
     produce(kafka, river.topic("tracking"), [(1, keyed("a", 5))])
     river.finish()
     if not is_known:  # an earlier version remembered nothing
         DeltaTable(str(tmp_path / "lake" / tables.GENERATIONS)).delete()
     lose(river, 0, 0)
-    with pytest.raises(WatersmeetError, match=r"no longer has offsets of tracking .*: .*\[0\] from 0 to 4; restore them"):
+    with pytest.raises(
+        WatersmeetError,
+        match=r"no longer has offsets of tracking .*: .*\[0\] from 0 to 4; restore them",
+    ):
         river.finish()
     assert offsets(river, 0) == []
     river.config["kafka"]["on_data_loss"] = "continue"

@@ -1,4 +1,5 @@
-"""What every engine promises of a lake's tables: a commit is made once and whole, never by a fenced owner; reading is exact."""
+"""What every engine promises of a lake's tables: a commit is made once and whole, never by a fenced
+owner; reading is exact."""
 
 from __future__ import annotations
 
@@ -30,7 +31,13 @@ from pipelines.lake.questions import Where
 from pipelines.lake.tables import layout
 from pipelines.run import create_missing
 from pipelines.running.owner import Owner
-from tests.laws.conftest import CATALOG_AT_NIGHT, ON_BOTH_ENGINES, MakeSettings, in_catalogs_of_spark, one_of
+from tests.laws.conftest import (
+    CATALOG_AT_NIGHT,
+    ON_BOTH_ENGINES,
+    MakeSettings,
+    in_catalogs_of_spark,
+    one_of,
+)
 from tests.support.lakes import OpenSpark, engine_for, folder_of
 
 APPLICATION = "test"
@@ -47,13 +54,20 @@ kind = one_of(ON_BOTH_ENGINES)
 def engine(open_spark: OpenSpark, new_settings: MakeSettings) -> Engine:
     """A lake whose tables the laws share; each law has a partition or an application of its own."""
     engine = engine_for(open_spark, new_settings())
-    assert not any(engine.questions.exists(name) for name in NAMES), "looking for a table makes none"
+    assert not any(engine.questions.exists(name) for name in NAMES), (
+        "looking for a table makes none"
+    )
     create_missing(engine)
     return engine
 
 
-def published(engine: Engine, partition: int, *seqs: int, times: Sequence[int | None] = ()) -> pa.Table:
-    rows = [(partition, seq, seq, time, "k", seq, 1, "merged") for seq, time in zip(seqs, times or [0] * len(seqs), strict=True)]
+def published(
+    engine: Engine, partition: int, *seqs: int, times: Sequence[int | None] = ()
+) -> pa.Table:
+    rows = [
+        (partition, seq, seq, time, "k", seq, 1, "merged")
+        for seq, time in zip(seqs, times or [0] * len(seqs), strict=True)
+    ]
     return engine.lake.layout[tables.PUBLISHED].rows(rows)
 
 
@@ -62,35 +76,50 @@ def _failing(_: pa.Table) -> pa.Table:
 
 
 def seqs(engine: Engine, partition: int) -> list[int]:
-    found = engine.questions.select(tables.PUBLISHED, ["last_seq"], [[("partition", "=", partition)]])
+    found = engine.questions.select(
+        tables.PUBLISHED, ["last_seq"], [[("partition", "=", partition)]]
+    )
     return sorted(found["last_seq"].to_pylist())
 
 
 def changed(engine: Engine, *rows: tuple[int, str, str | None, int, int | None]) -> Any:
-    """Silver's rows for a merge: partition, key, status, event time, and the event time of the row that goes (ms)."""
+    """Silver's rows for a merge: partition, key, status, event time, and the event time of the row
+    that goes (ms)."""
     table = engine.lake.layout[tables.SILVER]
     values: list[tuple[Any, ...]]
-    values = [(p, key, status, time, time, [], [], None, None, 0, 0, 0) for p, key, status, time, _ in rows]
-    replaces = pa.array([None if row[-1] is None else row[-1] * 1000 for row in rows], pa.int64()).cast(TIME)
+    values = [
+        (p, key, status, time, time, [], [], None, None, 0, 0, 0)
+        for p, key, status, time, _ in rows
+    ]
+    replaces = pa.array(
+        [None if row[-1] is None else row[-1] * 1000 for row in rows], pa.int64()
+    ).cast(TIME)
     return engine.rows(table.rows(values).append_column("replaces", replaces))
 
 
 def silver(engine: Engine, partition: int) -> list[tuple[Any, ...]]:
-    found = engine.questions.select(tables.SILVER, ["merge_key", "status", "event_time"], [[("partition", "=", partition)]])
+    found = engine.questions.select(
+        tables.SILVER, ["merge_key", "status", "event_time"], [[("partition", "=", partition)]]
+    )
     return sorted(tuple(row.values()) for row in found.to_pylist())
 
 
 def read(engine: Engine, rows: Any, columns: Sequence[str]) -> list[tuple[Any, ...]]:
-    return sorted((tuple(row.values()) for row in engine.summary(rows, columns, {}).to_pylist()), key=repr)
+    return sorted(
+        (tuple(row.values()) for row in engine.summary(rows, columns, {}).to_pylist()), key=repr
+    )
 
 
 DELTAS_OWN = ("spark.databricks.delta.lastCommitVersionInSession", "spark.sql.parquet.fieldId.")
-"""How the settings begin that Delta keeps in a session by itself: the latter ones at its first write."""
+"""How the settings begin that Delta keeps in a session by itself: the latter ones at its first
+write."""
 
 
 def settings_of(spark: SparkSession) -> dict[str, str]:
     """A session's settings, but for what Delta itself keeps among them."""
-    return {name: value for name, value in spark.conf.getAll.items() if not name.startswith(DELTAS_OWN)}
+    return {
+        name: value for name, value in spark.conf.getAll.items() if not name.startswith(DELTAS_OWN)
+    }
 
 
 # -- tables
@@ -123,8 +152,15 @@ def test_rows_are_appended_as_they_are_in_one_commit_each(engine: Engine) -> Non
     assert last.number == before + 3
     found = Commit.parse(last.metadata)
     assert found is not None
-    assert (found.application, found.token, found.number, found.facts) == ("empty", 1, 1, {"says": "é \" '"})
-    rows = engine.questions.select(tables.PUBLISHED, ["last_seq", "last_event_time"], [[("partition", "=", 0)]]).to_pylist()
+    assert (found.application, found.token, found.number, found.facts) == (
+        "empty",
+        1,
+        1,
+        {"says": "é \" '"},
+    )
+    rows = engine.questions.select(
+        tables.PUBLISHED, ["last_seq", "last_event_time"], [[("partition", "=", 0)]]
+    ).to_pylist()
     assert sorted(tuple(row.values()) for row in rows) == [*enumerate(times), (5, 0)]
 
 
@@ -154,24 +190,38 @@ def test_a_merge_replaces_the_open_row_of_its_key_and_time_once_and_leaves_no_se
     engine: Engine, spark: SparkSession
 ) -> None:
     before = settings_of(spark)
-    first = [(3, "a", "open", 10, None), (3, "b", "open", 20, None), (3, "c", "timed_out", 10, None)]
+    first = [
+        (3, "a", "open", 10, None),
+        (3, "b", "open", 20, None),
+        (3, "c", "timed_out", 10, None),
+    ]
     engine.merge(tables.SILVER, changed(engine, *first), Commit("merges", 1, 1))
     second = [(3, "a", "timed_out", 5, 10), (3, "a", "open", 90, None), (3, "c", "open", 30, None)]
     for _ in range(2):
         engine.merge(tables.SILVER, changed(engine, *second), Commit("merges", 1, 2, {"batch": 1}))
-    expected = [("a", "open", 90), ("a", "timed_out", 5), ("b", "open", 20), ("c", "open", 30), ("c", "timed_out", 10)]
+    expected = [
+        ("a", "open", 90),
+        ("a", "timed_out", 5),
+        ("b", "open", 20),
+        ("c", "open", 30),
+        ("c", "timed_out", 10),
+    ]
     assert silver(engine, 3) == expected
     [last] = engine.questions.history(tables.SILVER, 1)
     assert Commit.parse(last.metadata) == Commit("merges", 1, 2, {"batch": 1})
     rows = changed(engine, *second)
     schema = engine.lake.layout[tables.SILVER].schema.append(pa.field("replaces", TIME))
     with pytest.raises(Exception, match="on purpose"):  # at once, or when the rows are needed
-        engine.merge(tables.SILVER, engine.per_partition(_failing, [rows], schema), Commit("merges", 1, 3))
+        engine.merge(
+            tables.SILVER, engine.per_partition(_failing, [rows], schema), Commit("merges", 1, 3)
+        )
     assert silver(engine, 3) == expected
     assert settings_of(spark) == before
     mine, version = [[("partition", "=", 3)]], engine.questions.version(tables.SILVER) - 1
     earlier = engine.read(tables.SILVER, ["merge_key"], mine, version=version)
-    assert read(engine, earlier, ["merge_key"]) == [("a",), ("b",), ("c",)], "an earlier version is as it was"
+    assert read(engine, earlier, ["merge_key"]) == [("a",), ("b",), ("c",)], (
+        "an earlier version is as it was"
+    )
 
 
 def _closing(pieces: Iterator[pa.Table], news: pa.Table) -> Iterator[tuple[pa.Table, pa.Table]]:
@@ -190,13 +240,17 @@ def _as_changed(rows: pa.Table, status: str, batch: int) -> pa.Table:
     replaces = rows["event_time"] if status == "timed_out" else pa.nulls(len(rows), TIME)
     for name, value in (("status", status), ("batch", batch)):
         number = rows.column_names.index(name)
-        rows = rows.set_column(number, name, pa.array([value] * len(rows), rows.schema.types[number]))
+        rows = rows.set_column(
+            number, name, pa.array([value] * len(rows), rows.schema.types[number])
+        )
     return rows.append_column("replaces", replaces)
 
 
 @pytest.mark.promise("C24")
 @pytest.mark.long
-def test_rows_that_come_in_pieces_are_merged_once_in_one_commit(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_that_come_in_pieces_are_merged_once_in_one_commit(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("pipelines.engine.spark.PIECE_BYTES", 1)
     opened = [(13, f"k{n}", "open", 10 + n, None) for n in range(7)]
     others = [(14, "k0", "open", 10, None), (13, "done", "timed_out", 5, None)]
@@ -211,13 +265,26 @@ def test_rows_that_come_in_pieces_are_merged_once_in_one_commit(engine: Engine, 
 
     version = engine.questions.version(tables.SILVER)
     for _ in range(2):
-        assert engine.merge_in_pieces(Held(["open"], engine.merge_bytes), _closing, [news], schema, judge, Commit("pieces", 1, 2))
-    expected = [("done", "timed_out", 5), *((f"k{n}", "timed_out", 10 + n) for n in range(7)), ("new", "open", 50)]
+        assert engine.merge_in_pieces(
+            Held(["open"], engine.merge_bytes),
+            _closing,
+            [news],
+            schema,
+            judge,
+            Commit("pieces", 1, 2),
+        )
+    expected = [
+        ("done", "timed_out", 5),
+        *((f"k{n}", "timed_out", 10 + n) for n in range(7)),
+        ("new", "open", 50),
+    ]
     assert silver(engine, 13) == expected
     assert silver(engine, 14) == [("k0", "open", 10)]
     assert judged, "what changes is judged before it is written"
     where = [[("partition", "=", 13), ("merge_key", "!=", "done")]]
-    pieces = {row["batch"] for row in engine.questions.select(tables.SILVER, ["batch"], where).to_pylist()}
+    pieces = {
+        row["batch"] for row in engine.questions.select(tables.SILVER, ["batch"], where).to_pylist()
+    }
     assert len(pieces) > 2, "more than one piece, and the news"
     assert engine.questions.version(tables.SILVER) == version + 1
 
@@ -226,7 +293,9 @@ def test_sorted_rows_are_cut_between_keys() -> None:
     keys = pa.table({"partition": [0] * 6 + [1] * 4, "merge_key": list("aabbbccdde")})
     for size in (1, 40, 10**6):
         for by in (1, 3, 10):
-            found = list(by_sorted_key((keys.slice(begin, by) for begin in range(0, len(keys), by)), size))
+            found = list(
+                by_sorted_key((keys.slice(begin, by) for begin in range(0, len(keys), by)), size)
+            )
             assert pa.concat_tables(found).equals(keys)
             of_pieces = [{*zip(*piece.to_pydict().values(), strict=True)} for piece in found]
             assert len(set().union(*of_pieces)) == sum(map(len, of_pieces)) == 6
@@ -236,26 +305,46 @@ def test_sorted_rows_are_cut_between_keys() -> None:
 def test_a_merge_that_changes_no_row_is_a_commit_too(engine: Engine) -> None:
     before = silver(engine, 9)
     for number, rows in enumerate(([], [(9, "nobody", None, 10, 10)]), start=1):
-        engine.merge(tables.SILVER, changed(engine, *rows), Commit("nothing", 1, number), only_open=False)
+        engine.merge(
+            tables.SILVER, changed(engine, *rows), Commit("nothing", 1, number), only_open=False
+        )
         [last] = engine.questions.history(tables.SILVER, 1)
         assert Commit.parse(last.metadata) == Commit("nothing", 1, number)
     assert silver(engine, 9) == before == []
 
 
-def test_a_merge_of_all_rows_replaces_finished_ones_and_takes_away_those_without_a_status(engine: Engine) -> None:
-    first = [(4, "a", "timed_out", 10, None), (4, "b", "open", 20, None), (4, "c", "timed_out", 10, None)]
+def test_a_merge_of_all_rows_replaces_finished_ones_and_takes_away_those_without_a_status(
+    engine: Engine,
+) -> None:
+    first = [
+        (4, "a", "timed_out", 10, None),
+        (4, "b", "open", 20, None),
+        (4, "c", "timed_out", 10, None),
+    ]
     twice = [(4, "d", "timed_out", 30, None), (4, "d", "open", 30, None)]
     engine.merge(tables.SILVER, changed(engine, *first, *twice), Commit("resets", 1, 1))
-    second = [(4, "a", "timed_out", 15, 10), (4, "b", None, 20, 20), (4, "d", None, 30, 30), (4, "d", "timed_out", 30, None)]
+    second = [
+        (4, "a", "timed_out", 15, 10),
+        (4, "b", None, 20, 20),
+        (4, "d", None, 30, 30),
+        (4, "d", "timed_out", 30, None),
+    ]
     engine.merge(tables.SILVER, changed(engine, *second), Commit("resets", 1, 2), only_open=False)
-    assert silver(engine, 4) == [("a", "timed_out", 15), ("c", "timed_out", 10), ("d", "timed_out", 30)]
+    assert silver(engine, 4) == [
+        ("a", "timed_out", 15),
+        ("c", "timed_out", 10),
+        ("d", "timed_out", 30),
+    ]
 
 
 @in_catalogs_of_spark
 def test_rows_are_deleted_once(engine: Engine) -> None:
     rows = [("s", "t", 5, offset, 0, time, "why") for offset, time in enumerate((1000, 2000, 3000))]
     engine.append(tables.RESETS, engine.lake.layout[tables.RESETS].rows(rows))
-    wanted = [[("partition", "=", 5), ("decided_at", "<", 1500)], [("partition", "=", 5), ("from_offset", ">=", 2)]]
+    wanted = [
+        [("partition", "=", 5), ("decided_at", "<", 1500)],
+        [("partition", "=", 5), ("from_offset", ">=", 2)],
+    ]
     for _ in range(2):
         engine.delete(tables.RESETS, wanted, Commit("deletes", 1, 1))
         engine.append(tables.RESETS, engine.lake.layout[tables.RESETS].rows(rows[:1]))
@@ -263,7 +352,19 @@ def test_rows_are_deleted_once(engine: Engine) -> None:
     assert sorted(found["from_offset"].to_pylist()) == [0, 0, 1]
 
 
-NO_SQL = ("${env:HOME}", "${system:user.dir}", "${spark.app.name}", "'; --", "\\", "\\'", "`", "%(x)s", ":x", "{rows}", "é\n\x00")
+NO_SQL = (
+    "${env:HOME}",
+    "${system:user.dir}",
+    "${spark.app.name}",
+    "'; --",
+    "\\",
+    "\\'",
+    "`",
+    "%(x)s",
+    ":x",
+    "{rows}",
+    "é\n\x00",
+)
 
 
 @pytest.mark.promise("N31")
@@ -273,25 +374,46 @@ def test_a_text_is_a_value_and_never_a_part_of_a_statement(engine: Engine) -> No
     where = [[("partition", "=", 9), ("merge_key", "in", list(NO_SQL))]]
 
     def keys(where: Where) -> list[str]:
-        return sorted(row[0] for row in read(engine, engine.read(tables.SILVER, ["merge_key"], where), ["merge_key"]))
+        return sorted(
+            row[0]
+            for row in read(engine, engine.read(tables.SILVER, ["merge_key"], where), ["merge_key"])
+        )
 
-    engine.merge(tables.SILVER, changed(engine, *[(9, key, "open", 10, None) for key in known]), Commit("texts", 1, 1))
+    engine.merge(
+        tables.SILVER,
+        changed(engine, *[(9, key, "open", 10, None) for key in known]),
+        Commit("texts", 1, 1),
+    )
     assert keys(where) == sorted(NO_SQL)
-    assert keys([[("partition", "=", 9), ("merge_key", "=", key)] for key in NO_SQL]) == sorted(NO_SQL)
+    assert keys([[("partition", "=", 9), ("merge_key", "=", key)] for key in NO_SQL]) == sorted(
+        NO_SQL
+    )
     engine.delete(tables.SILVER, where, Commit("texts", 1, 2))
     assert keys([[("partition", "=", 9)]]) == sorted(known[len(NO_SQL) :])
 
 
 def test_what_an_earlier_owner_still_writes_changes_nothing(engine: Engine) -> None:
-    engine.merge(tables.SILVER, changed(engine, (6, "a", "open", 10, None)), Commit("owners", 1, 50))
-    engine.append(tables.SILVER, engine.lake.layout[tables.SILVER].schema.empty_table(), Commit("owners", 2, 1))
+    engine.merge(
+        tables.SILVER, changed(engine, (6, "a", "open", 10, None)), Commit("owners", 1, 50)
+    )
+    engine.append(
+        tables.SILVER,
+        engine.lake.layout[tables.SILVER].schema.empty_table(),
+        Commit("owners", 2, 1),
+    )
     version = engine.questions.version(tables.SILVER)
-    engine.merge(tables.SILVER, changed(engine, (6, "a", "timed_out", 10, 10)), Commit("owners", 1, 51))
-    engine.append(tables.SILVER, changed(engine, (6, "b", "open", 10, None)), Commit("owners", 1, 52))
+    engine.merge(
+        tables.SILVER, changed(engine, (6, "a", "timed_out", 10, 10)), Commit("owners", 1, 51)
+    )
+    engine.append(
+        tables.SILVER, changed(engine, (6, "b", "open", 10, None)), Commit("owners", 1, 52)
+    )
     engine.delete(tables.SILVER, [[("partition", "=", 6)]], Commit("owners", 1, 53))
     assert silver(engine, 6) == [("a", "open", 10)]
     assert engine.questions.version(tables.SILVER) == version
-    engine.merge(tables.SILVER, changed(engine, (6, "a", "timed_out", 10, 10)), Commit("owners", 2, 2))
+    engine.merge(
+        tables.SILVER, changed(engine, (6, "a", "timed_out", 10, 10)), Commit("owners", 2, 2)
+    )
     assert silver(engine, 6) == [("a", "timed_out", 10)]
 
 
@@ -300,11 +422,17 @@ def test_what_an_earlier_owner_still_writes_changes_nothing(engine: Engine) -> N
 
 def _counted(one: pa.Table, other: pa.Table) -> pa.Table:
     """By partition, how many rows each input has, and the sum of `last_seq` of the first."""
-    partitions = pc.unique(pa.chunked_array([*one["partition"].chunks, *other["partition"].chunks], pa.int32()))
+    partitions = pc.unique(
+        pa.chunked_array([*one["partition"].chunks, *other["partition"].chunks], pa.int32())
+    )
     found: dict[str, list[int]] = {name: [] for name in ("partition", "ones", "others", "sum")}
     for p in partitions.to_pylist():
         mine, others = (rows.filter(pc.equal(rows["partition"], p)) for rows in (one, other))
-        for name, value in zip(found, (p, mine.num_rows, others.num_rows, sum(mine["last_seq"].to_pylist())), strict=True):
+        for name, value in zip(
+            found,
+            (p, mine.num_rows, others.num_rows, sum(mine["last_seq"].to_pylist())),
+            strict=True,
+        ):
             found[name].append(value)
     return pa.table(found)
 
@@ -316,7 +444,9 @@ def test_a_function_sees_every_row_of_a_partition_at_once(engine: Engine) -> Non
     found = engine.per_partition(_counted, [engine.rows(many), engine.rows(few)], schema)
     expected = [(p, p + 1, 2 if p == 7 else 0, sum(range(p + 1))) for p in range(40)]
     assert sorted(read(engine, found, schema.names)) == expected
-    nothing = engine.per_partition(_counted, [engine.rows(many.slice(0, 0)), engine.rows(few.slice(0, 0))], schema)
+    nothing = engine.per_partition(
+        _counted, [engine.rows(many.slice(0, 0)), engine.rows(few.slice(0, 0))], schema
+    )
     assert read(engine, nothing, schema.names) == []
 
 
@@ -339,10 +469,16 @@ def test_conditions_and_constants_are_those_of_a_read(engine: Engine) -> None:
     assert read(engine, rows, ["last_seq", "source"]) == [(2, "it's")]
 
 
-def test_fetched_rows_are_those_that_were_read_and_an_expression_answers_for_each_in_order(engine: Engine) -> None:
+def test_fetched_rows_are_those_that_were_read_and_an_expression_answers_for_each_in_order(
+    engine: Engine,
+) -> None:
     part = {"offset": 0, "event_time": -5, "value": "é"}
     rows: list[tuple[Any, ...]]
-    rows = [(p, key, "timed_out", -5, 7, [], [part], True, None, 0, 0, 9) for p in range(3) for key in "ab"]
+    rows = [
+        (p, key, "timed_out", -5, 7, [], [part], True, None, 0, 0, 9)
+        for p in range(3)
+        for key in "ab"
+    ]
     found = engine.lake.layout[tables.SILVER].rows(rows)
     fetched = engine.fetched(engine.rows(found))
     assert sorted(map(str, fetched.to_pylist())) == sorted(map(str, found.to_pylist()))
@@ -351,22 +487,40 @@ def test_fetched_rows_are_those_that_were_read_and_an_expression_answers_for_eac
     assert answers["value"].to_pylist() == [f"{key}é" for _ in range(3) for key in "ab"]
 
 
-def judge(engine: Engine, valid: str, value: str | None = None, max_bytes: int = 10**6) -> dict[str, tuple[Any, Any]]:
-    """Whether each of three finished rows and an open one is valid, and why not; `b` has orders, and they are of one byte."""
+def judge(
+    engine: Engine, valid: str, value: str | None = None, max_bytes: int = 10**6
+) -> dict[str, tuple[Any, Any]]:
+    """Whether each of three finished rows and an open one is valid, and why not; `b` has orders,
+    and they are of one byte."""
     part = {"offset": 0, "event_time": 0, "value": "x"}
-    rows: list[tuple[Any, ...]] = [(0, key, "timed_out", 0, 0, [], [part] * (key == "b"), None, None, 0, 0, 0) for key in "abc"]
+    rows: list[tuple[Any, ...]] = [
+        (0, key, "timed_out", 0, 0, [], [part] * (key == "b"), None, None, 0, 0, 0) for key in "abc"
+    ]
     rows += [(0, "open", "open", 0, 0, [], [part], None, None, 0, 0, 0)]
     found = engine.lake.layout[tables.SILVER].rows(rows)
     reasons = pa.array([None, None, "too_large", None], pa.string())
     found = found.set_column(found.column_names.index("invalid_reason"), "invalid_reason", reasons)
     judged = engine.judged(engine.rows(found), valid, value, max_bytes)
-    return {key: (is_valid, reason) for key, is_valid, reason in read(engine, judged, ["merge_key", "valid", "invalid_reason"])}
+    return {
+        key: (is_valid, reason)
+        for key, is_valid, reason in read(engine, judged, ["merge_key", "valid", "invalid_reason"])
+    }
 
 
-def test_an_expression_that_is_null_or_meets_what_it_cannot_handle_counts_as_false(engine: Engine) -> None:
+def test_an_expression_that_is_null_or_meets_what_it_cannot_handle_counts_as_false(
+    engine: Engine,
+) -> None:
     no = (False, "predicate")
-    for valid in ("orders[0].value = 'x'", "size(orders) > 0 AND CAST(merge_key AS INT) IS NULL", "orders[0].offset / 0 IS NULL"):
-        expected = {"a": no, "b": (True, None), "c": no} if "/ 0" not in valid else {"a": (True, None), "b": (True, None)}
+    for valid in (
+        "orders[0].value = 'x'",
+        "size(orders) > 0 AND CAST(merge_key AS INT) IS NULL",
+        "orders[0].offset / 0 IS NULL",
+    ):
+        expected = (
+            {"a": no, "b": (True, None), "c": no}
+            if "/ 0" not in valid
+            else {"a": (True, None), "b": (True, None)}
+        )
         found = judge(engine, valid)
         assert {key: found[key] for key in expected} == expected
         assert found["open"] == (None, None), "an open record is not judged"
@@ -377,10 +531,14 @@ def test_an_expression_that_is_null_or_meets_what_it_cannot_handle_counts_as_fal
 def test_a_message_with_the_value_of_an_expression_may_have_so_many_bytes(engine: Engine) -> None:
     found = judge(engine, "true", "repeat('é', 2 + 3 * size(orders))", message_bytes(9, 1, 0))
     assert (found["a"], found["b"]) == ((True, None), (False, "too_large"))
-    assert judge(engine, "true", "repeat('é', 2 + 3 * size(orders))", message_bytes(10, 1, 0))["b"] == (True, None)
+    assert judge(engine, "true", "repeat('é', 2 + 3 * size(orders))", message_bytes(10, 1, 0))[
+        "b"
+    ] == (True, None)
     without = judge(engine, "true", "CAST(NULL AS STRING)", message_bytes(0, 1, 0))
     assert without["b"] == (True, None), "a message may have no value"
-    assert judge(engine, "size(orders) = 0", "repeat('é', 9)", 9)["b"] == (False, "predicate"), "the predicate comes first"
+    assert judge(engine, "size(orders) = 0", "repeat('é', 9)", 9)["b"] == (False, "predicate"), (
+        "the predicate comes first"
+    )
 
 
 # -- following
@@ -398,8 +556,14 @@ def test_a_follower_hears_of_every_later_commit_of_each_table(engine: Engine) ->
         assert heard.acquire(timeout=DEADLINE_S), "once at its start"
         commits: Iterable[Any] = (
             lambda: engine.append(tables.PUBLISHED, published(engine, 9, 1)),
-            lambda: engine.merge(tables.SILVER, changed(engine, (9, "a", "open", 10, None)), Commit("follows", 1, 1)),
-            lambda: engine.merge(tables.SILVER, changed(engine, (9, "a", "timed_out", 10, 10)), Commit("follows", 1, 2)),
+            lambda: engine.merge(
+                tables.SILVER, changed(engine, (9, "a", "open", 10, None)), Commit("follows", 1, 1)
+            ),
+            lambda: engine.merge(
+                tables.SILVER,
+                changed(engine, (9, "a", "timed_out", 10, 10)),
+                Commit("follows", 1, 2),
+            ),
         )
         for commit in commits:
             drain(1)
@@ -421,7 +585,10 @@ def test_compaction_and_vacuum_change_no_row(engine: Engine) -> None:
     assert engine.vacuum(tables.PUBLISHED) == 0, "what lies within the retention stays"
     assert seqs(engine, 10) == before
     engine.set_properties(tables.PUBLISHED, {"delta.logRetentionDuration": "interval 9 days"})
-    assert engine.questions.properties(tables.PUBLISHED)["delta.logRetentionDuration"] == "interval 9 days"
+    assert (
+        engine.questions.properties(tables.PUBLISHED)["delta.logRetentionDuration"]
+        == "interval 9 days"
+    )
 
 
 @pytest.mark.parametrize("kind", ["embedded-folder"], indirect=True)
@@ -431,17 +598,29 @@ def test_a_log_is_cleaned_up_now_and_then_and_a_reader_of_what_is_gone_reads_on(
     monkeypatch.setattr(embedded, "CLEAN_UP_EVERY", CLEAN_UP_EVERY)
     log = Path(folder_of(engine.lake.settings), tables.SILVER, "_delta_log")
     engine.set_properties(
-        tables.SILVER, {"delta.logRetentionDuration": "interval 0 seconds", "delta.checkpointInterval": str(CLEAN_UP_EVERY - 1)}
+        tables.SILVER,
+        {
+            "delta.logRetentionDuration": "interval 0 seconds",
+            "delta.checkpointInterval": str(CLEAN_UP_EVERY - 1),
+        },
     )
     reader = DeltaRsQuestions(engine.lake)
     known, lengths = reader.version(tables.SILVER), list[int]()
     for number in range(1, 2 * CLEAN_UP_EVERY + 1):
-        engine.merge(tables.SILVER, changed(engine, (12, f"k{number}", "open", 10, None)), Commit("cleaned", 1, number))
+        engine.merge(
+            tables.SILVER,
+            changed(engine, (12, f"k{number}", "open", 10, None)),
+            Commit("cleaned", 1, number),
+        )
         lengths.append(len(list(log.glob("*.json"))))
     cleaned = [n for n in range(1, len(lengths)) if lengths[n] < lengths[n - 1]]
     assert 1 <= len(cleaned) <= 2
     assert not (log / f"{known:020}.json").exists()
-    assert reader.version(tables.SILVER) == engine.questions.version(tables.SILVER) >= known + 2 * CLEAN_UP_EVERY
+    assert (
+        reader.version(tables.SILVER)
+        == engine.questions.version(tables.SILVER)
+        >= known + 2 * CLEAN_UP_EVERY
+    )
 
 
 def test_compaction_leaves_larger_files_alone(engine: Engine) -> None:
@@ -456,11 +635,17 @@ def test_compaction_leaves_larger_files_alone(engine: Engine) -> None:
 def test_files_that_spark_compacts_say_which_keys_they_may_have(engine: Engine) -> None:
     """A question for one key then opens few of them."""
     for time in (10, 20):
-        rows: list[tuple[Any, ...]] = [(11, "a", "timed_out", time, time, [], [], True, None, 0, 0, 0)]
+        rows: list[tuple[Any, ...]] = [
+            (11, "a", "timed_out", time, time, [], [], True, None, 0, 0, 0)
+        ]
         engine.append(tables.SILVER, engine.lake.layout[tables.SILVER].rows(rows))
     engine.compact(tables.SILVER, FILE_BYTES)
     uris = DeltaTable(f"{folder_of(engine.lake.settings)}/{tables.SILVER}").file_uris()
     [file] = [unquote(uri) for uri in uris if "status=timed_out" in uri]
     group = parquet.ParquetFile(file).metadata.row_group(0)
-    [key] = [chunk for n in range(group.num_columns) if (chunk := group.column(n)).path_in_schema == "merge_key"]
+    [key] = [
+        chunk
+        for n in range(group.num_columns)
+        if (chunk := group.column(n)).path_in_schema == "merge_key"
+    ]
     assert key.bloom_filter_length

@@ -1,5 +1,5 @@
-"""What is gone is gone from the disk: after the retention no file of a lake has what `forget` or `keep` has ended, and no file is
-left that nothing needs; on both engines.
+"""What is gone is gone from the disk: after the retention no file of a lake has what `forget` or
+`keep` has ended, and no file is left that nothing needs; on both engines.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ TIMEOUT_MS = 100
 
 
 def a_case() -> Case:
-    """Two keys with merge records that grow in several batches: finished, open, late and refused; other keys beside them."""
+    """Two keys with merge records that grow in several batches: finished, open, late and refused;
+    other keys beside them."""
     values: dict[str, list[bytes | None]] = {"tracking": [], "orders": []}
     arrivals = []
     for time in range(0, 1200, 20):
@@ -40,7 +41,11 @@ def a_case() -> Case:
             key = (KEY, OTHER, "carol")[time // 20 % 3]
             late_by = 500 if time % 140 == 0 and time else 0
             record = keyed(key, time - late_by, secret=VALUE if key == KEY else "none")
-            values[source] += [record, b'{"k":"%s","secret":"%s"}' % (KEY.encode(), VALUE.encode()), heartbeat(time)]
+            values[source] += [
+                record,
+                b'{"k":"%s","secret":"%s"}' % (KEY.encode(), VALUE.encode()),
+                heartbeat(time),
+            ]
             arrivals += [source] * 3
     return Case(values, TIMEOUT_MS, arrivals)
 
@@ -62,7 +67,8 @@ def names_of(lake: CaseLake) -> list[str]:
 
 
 def files_with(lake: CaseLake, *texts: str) -> set[str]:
-    """The files of a lake in which one of the texts stands: in their bytes, or, of Parquet, in their rows, which are packed."""
+    """The files of a lake in which one of the texts stands: in their bytes, or, of Parquet, in
+    their rows, which are packed."""
     folder, found = Path(folder_of(lake.settings)), set()
     for file in filter(Path.is_file, folder.rglob("*")):
         held = [file.read_bytes().decode("latin-1"), *_rows(file)]
@@ -82,11 +88,14 @@ def _plain(value: object) -> object:
         return value.decode("latin-1")
     if isinstance(value, list):
         return [_plain(each) for each in value]
-    return {name: _plain(each) for name, each in value.items()} if isinstance(value, dict) else value
+    return (
+        {name: _plain(each) for name, each in value.items()} if isinstance(value, dict) else value
+    )
 
 
 def after_retention(lake: CaseLake, open_spark: OpenSpark) -> list[dict[str, object]]:
-    """What maintenance does once the retention is over, whatever has written checkpoints of the logs meanwhile."""
+    """What maintenance does once the retention is over, whatever has written checkpoints of the
+    logs meanwhile."""
     later = lake.settings.model_copy(update={"retention_ms": 1})
     engine = engine_for(open_spark, later)
     for name in names_of(lake):
@@ -104,31 +113,47 @@ def rows_of(lake: CaseLake) -> list[tuple[Any, ...]]:
 
 
 def kinds_of(files: set[str]) -> set[str]:
-    return {file.split("/")[0] + ("/_change_data" if "_change_data" in file else "") for file in files}
+    return {
+        file.split("/")[0] + ("/_change_data" if "_change_data" in file else "") for file in files
+    }
 
 
 @in_folders
 def test_after_forget_the_retention_and_maintain_no_file_has_the_key_or_its_values(
     lake: CaseLake, open_spark: OpenSpark, kind: str
 ) -> None:
-    held = {tables.SILVER, tables.LATE, tables.QUARANTINE, *map(tables.bronze, lake.settings.sources)}
+    held = {
+        tables.SILVER,
+        tables.LATE,
+        tables.QUARANTINE,
+        *map(tables.bronze, lake.settings.sources),
+    }
     for text in (KEY, VALUE):
-        assert kinds_of(files_with(lake, text)) == held | {"silver/_change_data"}, "it would be found"
+        assert kinds_of(files_with(lake, text)) == held | {"silver/_change_data"}, (
+            "it would be found"
+        )
     before = [row for row in rows_of(lake) if row[1] != KEY]
     forget(lake)
     assert kinds_of(files_with(lake, KEY)) >= held
-    removed = {str(row["table"]): int(str(row["old_files_removed"])) for row in after_retention(lake, open_spark)}
+    removed = {
+        str(row["table"]): int(str(row["old_files_removed"]))
+        for row in after_retention(lake, open_spark)
+    }
     assert all(removed[name] > 0 for name in held)
     assert files_with(lake, KEY, VALUE) == set()
     assert kinds_of(files_with(lake, OTHER)) >= held - {tables.QUARANTINE}
     assert rows_of(lake) == before
     lake.arrive()
     lake.merge(lake.quick)
-    assert {row for row in before if row[2] == "timed_out"} <= set(rows_of(lake)), "and the merge goes on"
+    assert {row for row in before if row[2] == "timed_out"} <= set(rows_of(lake)), (
+        "and the merge goes on"
+    )
 
 
 @pytest.mark.parametrize("kind", [FOLDER_AT_NIGHT], indirect=True, scope="module")
-def test_the_embedded_engine_forgets_what_spark_has_merged(lake: CaseLake, open_spark: OpenSpark, kind: str) -> None:
+def test_the_embedded_engine_forgets_what_spark_has_merged(
+    lake: CaseLake, open_spark: OpenSpark, kind: str
+) -> None:
     """Rows that a deletion vector of Spark's hides are in the file all the same."""
     before = [row for row in rows_of(lake) if row[1] != KEY]
     forget(lake, lake.quick)
@@ -144,7 +169,9 @@ def test_the_embedded_engine_forgets_what_spark_has_merged(lake: CaseLake, open_
 
 def as_spark_reads(spark: SparkSession, lake: CaseLake) -> list[tuple[object, ...]]:
     path = f"{folder_of(lake.settings)}/{tables.SILVER}".replace("`", "``")
-    rows = spark.sql(f"SELECT partition, merge_key, unix_millis(event_time) FROM delta.`{path}`").collect()
+    rows = spark.sql(
+        f"SELECT partition, merge_key, unix_millis(event_time) FROM delta.`{path}`"
+    ).collect()
     return sorted(map(tuple, rows))
 
 
@@ -154,25 +181,40 @@ def as_delta_rs_reads(lake: CaseLake) -> list[tuple[object, ...]]:
 
 
 @in_folders
-def test_rows_that_keep_has_ended_free_their_space(lake: CaseLake, open_spark: OpenSpark, kind: str) -> None:
+def test_rows_that_keep_has_ended_free_their_space(
+    lake: CaseLake, open_spark: OpenSpark, kind: str
+) -> None:
     rows = lake.questions.summary(tables.SILVER, [], {"rows": ("count", "*")})["rows"][0].as_py()
     note_published(lake)
-    for name in (tables.SILVER, tables.LATE, tables.QUARANTINE, *map(tables.bronze, lake.settings.sources)):
+    for name in (
+        tables.SILVER,
+        tables.LATE,
+        tables.QUARANTINE,
+        *map(tables.bronze, lake.settings.sources),
+    ):
         expire(lake.owner(), lake.settings, name)
     after_retention(lake, open_spark)
     left = lake.questions.summary(tables.SILVER, [], {"rows": ("count", "*")})["rows"][0].as_py()
     assert 0 < left < rows
     silver = Path(folder_of(lake.settings), tables.SILVER)
-    data = [parquet.ParquetFile(file).metadata.num_rows for file in silver.rglob("status=*/*.parquet")]
+    data = [
+        parquet.ParquetFile(file).metadata.num_rows for file in silver.rglob("status=*/*.parquet")
+    ]
     assert sum(data) == left, "a row that is gone takes no room"
 
 
 @in_folders
-def test_files_that_no_commit_names_go_and_none_that_is_needed(lake: CaseLake, open_spark: OpenSpark, kind: str) -> None:
+def test_files_that_no_commit_names_go_and_none_that_is_needed(
+    lake: CaseLake, open_spark: OpenSpark, kind: str
+) -> None:
     rows = rows_of(lake)
     orphan = pa.table({"merge_key": ["an-orphan"]})
     folder = Path(folder_of(lake.settings))
-    places = ["silver/status=open/part-0-orphan.parquet", "bronze_tracking/part-0-orphan.parquet", "leases/part-0-orphan.parquet"]
+    places = [
+        "silver/status=open/part-0-orphan.parquet",
+        "bronze_tracking/part-0-orphan.parquet",
+        "leases/part-0-orphan.parquet",
+    ]
     places += ["silver/_change_data/cdc-0-orphan.parquet"]
     for place in places:
         parquet.write_table(orphan, folder / place)

@@ -1,4 +1,5 @@
-"""A lake may be in a folder of any name: it works there, or is refused before anything is written; on both engines."""
+"""A lake may be in a folder of any name: it works there, or is refused before anything is written;
+on both engines."""
 
 from __future__ import annotations
 
@@ -21,7 +22,26 @@ from tests.support.lakes import CaseLake
 
 pytestmark = pytest.mark.promise("C23")
 
-GOOD = ["%", "a=b&c", "50%", "a b", "{x}", "*", "'", '"', "`", ":", "+", "~", ";", "$", ",", "@", "é", "<>"]
+GOOD = [
+    "%",
+    "a=b&c",
+    "50%",
+    "a b",
+    "{x}",
+    "*",
+    "'",
+    '"',
+    "`",
+    ":",
+    "+",
+    "~",
+    ";",
+    "$",
+    ",",
+    "@",
+    "é",
+    "<>",
+]
 BAD = ["#", "?", "[x]", "|", "^", "\\", "\t", "\n", "%20", "\x7f"]
 
 
@@ -31,7 +51,11 @@ def works_in(lake: CaseLake) -> None:
         lake.arrive(share)
         lake.merge()
     assert lake.silver() == expected_silver(lake.cases)
-    first = next(n for n in range(9) if lake.questions.select(tables.SILVER, ["merge_key"], version=n).num_rows)
+    first = next(
+        n
+        for n in range(9)
+        if lake.questions.select(tables.SILVER, ["merge_key"], version=n).num_rows
+    )
     assert first < lake.questions.version(tables.SILVER)
     maintain(lake.engine, [tables.SILVER, tables.PROGRESS])
     assert lake.silver() == expected_silver(lake.cases)
@@ -46,7 +70,9 @@ def below(folder: Path) -> set[str]:
     return {path.name for path in folder.iterdir()}
 
 
-@pytest.mark.parametrize("name", [*GOOD[:6], *(pytest.param(name, marks=pytest.mark.long) for name in GOOD[6:])])
+@pytest.mark.parametrize(
+    "name", [*GOOD[:6], *(pytest.param(name, marks=pytest.mark.long) for name in GOOD[6:])]
+)
 def test_the_embedded_engine_works_in_a_folder_of_this_name(tmp_path: Path, name: str) -> None:
     folder = tmp_path / f"x{name}y"
     folder.mkdir()
@@ -65,7 +91,9 @@ def no_expressions() -> SparkEngine:
 def test_it_refuses_a_folder_that_it_would_not_find_again(tmp_path: Path, name: str) -> None:
     folder = tmp_path / f"x{name}y"
     folder.mkdir()
-    with pytest.raises(ConfigurationError, match=r"(?s)engine: embedded cannot open .*; name an object-store URI"):
+    with pytest.raises(
+        ConfigurationError, match=r"(?s)engine: embedded cannot open .*; name an object-store URI"
+    ):
         check_writable(Lake(settings_for(folder)))
     assert below(folder) == set()
 

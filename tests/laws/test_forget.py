@@ -1,4 +1,5 @@
-"""A key that was forgotten: everything is as if its records had been heartbeats, whatever step was cut off, on both engines."""
+"""A key that was forgotten: everything is as if its records had been heartbeats, whatever step was
+cut off, on both engines."""
 
 from __future__ import annotations
 
@@ -15,14 +16,26 @@ from pipelines.lake.epochs import begin_epoch
 from pipelines.monitoring.observability import Reporter
 from pipelines.operations.forget import Forgetting, forgotten
 from tests.laws.conftest import QUICK, MakeLake, in_folders
-from tests.support.cases import BAD_VALUES, SOURCES, Case, expected_late, expected_silver, heartbeat, keyed, rich_cases
+from tests.support.cases import (
+    BAD_VALUES,
+    SOURCES,
+    Case,
+    expected_late,
+    expected_silver,
+    heartbeat,
+    keyed,
+    rich_cases,
+)
 from tests.support.crashes import CrashError, dying_at
 from tests.support.lakes import CaseLake, fill_bronze
 from tests.support.tenants import TENANTS, TenantModels, late_of, silver_of, tenant_cases
 
 KEY = "a"
 SHARE = 0.7
-CRASHES = [("update", table) for table in (tables.bronze("tracking"), tables.bronze("orders"), tables.QUARANTINE)]
+CRASHES = [
+    ("update", table)
+    for table in (tables.bronze("tracking"), tables.bronze("orders"), tables.QUARANTINE)
+]
 CRASHES += [("append", tables.FORGOTTEN), ("merge", tables.SILVER), ("delete", tables.LATE)]
 
 
@@ -45,7 +58,9 @@ def erase(lake: CaseLake, crash: tuple[str, str] | None = None) -> None:
 
 @pytest.mark.promise("N9")
 @in_folders
-def test_all_else_is_as_if_the_keys_records_had_been_heartbeats(new_lake: MakeLake, kind: str) -> None:
+def test_all_else_is_as_if_the_keys_records_had_been_heartbeats(
+    new_lake: MakeLake, kind: str
+) -> None:
     lake = new_lake(rich_cases(8, 1656, wealth="late"))
     lake.arrive(SHARE)
     lake.merge(lake.quick)
@@ -62,7 +77,9 @@ def test_all_else_is_as_if_the_keys_records_had_been_heartbeats(new_lake: MakeLa
     erase(lake)
     versions = [lake.questions.version(name) for name in lake.engine.lake.layout]
     erase(lake)
-    assert [lake.questions.version(name) for name in lake.engine.lake.layout] == versions, "there is nothing left to erase"
+    assert [lake.questions.version(name) for name in lake.engine.lake.layout] == versions, (
+        "there is nothing left to erase"
+    )
 
     for name in (tables.SILVER, tables.LATE, *map(tables.bronze, lake.settings.sources)):
         assert KEY not in lake.questions.select(name, ["merge_key"])["merge_key"].to_pylist()
@@ -70,7 +87,9 @@ def test_all_else_is_as_if_the_keys_records_had_been_heartbeats(new_lake: MakeLa
         found = lake.questions.select(name, ["key", "value", "headers", "detail"]).to_pylist()
         assert not any(b'"k":"a"' in (row["value"] or b"") for row in found)
         erased = [row for row in found if row["detail"] == "forgotten"]
-        assert all((row["key"], row["value"], row["headers"]) == (None, None, None) for row in erased)
+        assert all(
+            (row["key"], row["value"], row["headers"]) == (None, None, None) for row in erased
+        )
         assert erased or name != tables.QUARANTINE
     assert len(lake.quarantined()) == quarantined
 
@@ -83,14 +102,19 @@ def test_all_else_is_as_if_the_keys_records_had_been_heartbeats(new_lake: MakeLa
 
 
 @pytest.mark.parametrize("kind", [QUICK], indirect=True, scope="module")
-def test_a_record_that_was_refused_under_an_earlier_key_path_is_found(new_lake: MakeLake, kind: str) -> None:
+def test_a_record_that_was_refused_under_an_earlier_key_path_is_found(
+    new_lake: MakeLake, kind: str
+) -> None:
     lake = new_lake(rich_cases(4, 1656, wealth="late"))
     lake.arrive(SHARE)
     lake.merge()
     begin_epoch(lake.questions, lake.quick.append, lake.settings, 0, 0)
     has_key = [row for row in lake.quarantined() if b'"k":"a"' in (row[3] or b"")]  # type: ignore[operator]
     assert has_key
-    sources = {name: source.model_copy(update={"key": "another.path"}) for name, source in lake.settings.sources.items()}
+    sources = {
+        name: source.model_copy(update={"key": "another.path"})
+        for name, source in lake.settings.sources.items()
+    }
     lake.settings = lake.settings.model_copy(update={"sources": sources})
     begin_epoch(lake.questions, lake.quick.append, lake.settings, 1, 0)
     erase(lake)
@@ -100,12 +124,17 @@ def test_a_record_that_was_refused_under_an_earlier_key_path_is_found(new_lake: 
 
 
 @pytest.mark.parametrize("kind", [QUICK], indirect=True, scope="module")
-def test_a_heartbeat_and_a_skipped_tombstone_lose_a_key_that_is_kafkas(new_lake: MakeLake, kind: str) -> None:
+def test_a_heartbeat_and_a_skipped_tombstone_lose_a_key_that_is_kafkas(
+    new_lake: MakeLake, kind: str
+) -> None:
     skipped = {f"sources__{name}__tombstone": "skip" for name in SOURCES}
     values: list[bytes | None] = [keyed("b", 0), heartbeat(10), None, keyed("c", 20), heartbeat(30)]
     lake = new_lake({0: Case(dict.fromkeys(SOURCES, values), 100)}, **skipped)
     for source in SOURCES:
-        fill_bronze(Bronze(lake.owner(lake.quick), lake.settings, source), {(0, n): value for n, value in enumerate(values)})
+        fill_bronze(
+            Bronze(lake.owner(lake.quick), lake.settings, source),
+            {(0, n): value for n, value in enumerate(values)},
+        )
     lake.merge()
     before = lake.silver()
     for offset in (1, 2):
@@ -122,7 +151,8 @@ def test_a_heartbeat_and_a_skipped_tombstone_lose_a_key_that_is_kafkas(new_lake:
 
 
 def without_key_of(case: Case, tenants: Sequence[str], share: float) -> Case:
-    """The case as it would be had the records of the key of these tenants that have arrived been heartbeats of theirs."""
+    """The case as it would be had the records of the key of these tenants that have arrived been
+    heartbeats of theirs."""
     arrived = case.arrivals[: round(share * len(case.arrivals))]
     values = {source: [*mine] for source, mine in case.values.items()}
     for source, mine in values.items():
@@ -139,21 +169,33 @@ def without_key_of(case: Case, tenants: Sequence[str], share: float) -> Case:
 def test_with_tenants_all_else_is_as_if_the_keys_records_had_been_heartbeats(
     new_lake: MakeLake, kind: str, tenant: str | None
 ) -> None:
-    gone, others = (TENANTS, []) if tenant is None else ([tenant], [each for each in TENANTS if each != tenant])
+    gone, others = (
+        (TENANTS, [])
+        if tenant is None
+        else ([tenant], [each for each in TENANTS if each != tenant])
+    )
     inputs = tenant_cases(12)
     lake = new_lake(inputs, merge={"timeout": "100ms", "tenant": "g", "tenant_max_lag": "300ms"})
     lake.arrive(SHARE)
     lake.merge(lake.quick)
     columns = ["merge_key", "tenant", "status"]
-    before = {tuple(row.values()) for row in lake.questions.select(tables.SILVER, columns).to_pylist()}
+    before = {
+        tuple(row.values()) for row in lake.questions.select(tables.SILVER, columns).to_pylist()
+    }
     assert {(KEY, TENANTS[0], status) for status in ("open", "timed_out", "waiting")} <= before
     of_key = Forgetting(lake.questions, lake.settings, KEY, tenant)
     if kind == QUICK:
         for crash in [("update", tables.bronze("orders")), ("merge", tables.SILVER)]:
             with pytest.raises(CrashError):
-                Forgetting(lake.questions, lake.settings, KEY, tenant).erase(lake.owner(dying_at(lake.engine, *crash)))
+                Forgetting(lake.questions, lake.settings, KEY, tenant).erase(
+                    lake.owner(dying_at(lake.engine, *crash))
+                )
     of_key.erase(lake.owner())
-    left = Forgetting(lake.questions, lake.settings, KEY, tenant).preview()["tables"] if kind == QUICK else []
+    left = (
+        Forgetting(lake.questions, lake.settings, KEY, tenant).preview()["tables"]
+        if kind == QUICK
+        else []
+    )
     assert all(row["before"] == 0 for row in left)
     for name in (tables.SILVER, tables.LATE, *map(tables.bronze, lake.settings.sources)):
         found = lake.questions.select(name, ["merge_key", "tenant"]).to_pylist()
@@ -181,15 +223,24 @@ def test_of_what_was_refused_that_of_another_tenant_stays(new_lake: MakeLake, ki
     )
     lake.arrive()
     Forgetting(lake.questions, lake.settings, KEY, "x").erase(lake.owner())
-    found = lake.questions.select(tables.QUARANTINE, ["offset", "reason", "detail"]).sort_by("offset").to_pylist()
+    found = (
+        lake.questions.select(tables.QUARANTINE, ["offset", "reason", "detail"])
+        .sort_by("offset")
+        .to_pylist()
+    )
     assert [row["detail"] == "forgotten" for row in found] == [True, False, True]
     assert [row["reason"] for row in found] == ["no_event_time", "no_event_time", "no_tenant"]
 
 
 @pytest.mark.parametrize("kind", [QUICK], indirect=True, scope="module")
-def test_a_tenant_where_there_are_none_and_a_tombstone_for_one_are_clear_errors(new_lake: MakeLake, kind: str) -> None:
+def test_a_tenant_where_there_are_none_and_a_tombstone_for_one_are_clear_errors(
+    new_lake: MakeLake, kind: str
+) -> None:
     lake = new_lake({0: Case({source: [] for source in SOURCES}, 100)})
     with pytest.raises(ConfigurationError, match="--tenant: this lake has no tenants"):
         Forgetting(lake.questions, lake.settings, KEY, "x")
-    with pytest.raises(ConfigurationError, match="--tombstone: it tells consumers that the key of every tenant is gone"):
+    with pytest.raises(
+        ConfigurationError,
+        match="--tombstone: it tells consumers that the key of every tenant is gone",
+    ):
         forgotten(lake.settings, KEY, Reporter(), "x", has_tombstone=True)

@@ -1,4 +1,5 @@
-"""A producer that may choose any timestamp can put a head into the future: it is told before and after, and can be got past."""
+"""A producer that may choose any timestamp can put a head into the future: it is told before and
+after, and can be got past."""
 
 from __future__ import annotations
 
@@ -30,7 +31,12 @@ DAY_MS = 86_400_000
 @pytest.mark.long
 def test_a_head_in_the_future_is_told_and_a_jump_gets_past_it(kafka: str, tmp_path: Path) -> None:
     river = River.make(kafka, tmp_path, "future", partitions=1)
-    create_topics(kafka, "future-unbounded", partitions=1, **{"message.timestamp.after.max.ms": str(2**63 - 1)})
+    create_topics(
+        kafka,
+        "future-unbounded",
+        partitions=1,
+        **{"message.timestamp.after.max.ms": str(2**63 - 1)},
+    )
     assert check_keys(river.settings, river.questions) == ([], [])
     river.config["sources"]["tracking"]["topic"] = "future-unbounded"
     river.write()
@@ -42,13 +48,19 @@ def test_a_head_in_the_future_is_told_and_a_jump_gets_past_it(kafka: str, tmp_pa
     now = time.time_ns() // 1_000_000
     tracking, orders = map(river.topic, SOURCES)
     producer = Producer({"bootstrap.servers": kafka})
-    producer.produce(tracking, keyed("x", LAST_EVENT_TIME_MS), partition=0, timestamp=LAST_EVENT_TIME_MS)
+    producer.produce(
+        tracking, keyed("x", LAST_EVENT_TIME_MS), partition=0, timestamp=LAST_EVENT_TIME_MS
+    )
     assert producer.flush(30) == 0
     for topic in (tracking, orders):
         produce(kafka, topic, [(0, keyed("a", now)), (0, heartbeat(now + 10_000))])
     river.finish()
     assert published(kafka, river.sink, 1)[0].value is not None
-    [ahead] = [each for each in status(river.questions, river.settings)["warnings"] if each["where"] == f"{tracking}[0]"]
+    [ahead] = [
+        each
+        for each in status(river.questions, river.settings)["warnings"]
+        if each["where"] == f"{tracking}[0]"
+    ]
     assert "ahead of the wall clock" in ahead["what"]
     assert "watersmeet reset --to latest" in ahead["fix"]
     here(river, "reset", "--to", "latest", "--yes")
@@ -61,12 +73,19 @@ def test_a_head_in_the_future_is_told_and_a_jump_gets_past_it(kafka: str, tmp_pa
     assert river.broken_promises() == []
 
 
-@pytest.mark.parametrize(("ahead_ms", "expected_s"), [(DAY_MS - 60_000, 0), (DAY_MS + 500_000, 500)])
+@pytest.mark.parametrize(
+    ("ahead_ms", "expected_s"), [(DAY_MS - 60_000, 0), (DAY_MS + 500_000, 500)]
+)
 def test_the_metric_says_how_far_a_head_is_ahead_beyond_what_is_allowed(
     tmp_path: Path, ahead_ms: int, expected_s: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now_s = 1_800_000_000
     monkeypatch.setattr(time, "time", lambda: now_s)
     metrics, head = Metrics(settings_for(tmp_path)), now_s * 1000 + ahead_ms
-    metrics(Standing({0: 1_000}, {TopicPartition("orders", 0): SourceStanding(4, head, head, "held")}))
-    assert exposed(metrics).value("watersmeet_head_in_future_seconds", topic="orders", partition="0") == expected_s
+    metrics(
+        Standing({0: 1_000}, {TopicPartition("orders", 0): SourceStanding(4, head, head, "held")})
+    )
+    assert (
+        exposed(metrics).value("watersmeet_head_in_future_seconds", topic="orders", partition="0")
+        == expected_s
+    )

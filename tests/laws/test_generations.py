@@ -1,4 +1,5 @@
-"""A jump begins a generation: what comes after it is a function of its beginning, and what is out stays out, once."""
+"""A jump begins a generation: what comes after it is a function of its beginning, and what is out
+stays out, once."""
 
 from __future__ import annotations
 
@@ -16,19 +17,33 @@ from tests.support.crashes import CrashError, dying_at
 from tests.support.lakes import CaseLake, as_tuples
 
 BACK, BACK_PUBLISHED, FORWARD, HERE = range(4)
-"""What becomes of a partition, by its number modulo 4: back to the beginning, the same with half of it out, two offsets on, and
-neither.
+"""What becomes of a partition, by its number modulo 4: back to the beginning, the same with half of
+it out, two offsets on, and neither.
 """
 PARTITIONS = 32
-COLUMNS = ["partition", "merge_key", "status", "event_time", "last_event_time", *SOURCES, "invalid_reason"]
-STEPS = [("append", tables.RECOVERED), ("append", tables.GENERATIONS), ("update", tables.SILVER), ("append", tables.RESETS)]
+COLUMNS = [
+    "partition",
+    "merge_key",
+    "status",
+    "event_time",
+    "last_event_time",
+    *SOURCES,
+    "invalid_reason",
+]
+STEPS = [
+    ("append", tables.RECOVERED),
+    ("append", tables.GENERATIONS),
+    ("update", tables.SILVER),
+    ("append", tables.RESETS),
+]
 
 Places = set[tuple[str, int]]
 """Records by source and offset."""
 
 
 def model_of(case: Case, begin: dict[str, int], arrived: int, out: Places) -> PartitionMerge:
-    """The merge of so many of a case's records in their order of arrival, from these offsets on, that passes over what is out."""
+    """The merge of so many of a case's records in their order of arrival, from these offsets on,
+    that passes over what is out."""
     model = PartitionMerge(MergeRules(SOURCES, case.timeout_ms), out=out)
     seen = {source: case.arrivals[:arrived].count(source) for source in SOURCES}
     model.arrive(*(r for r in case.records() if begin[r.source] <= r.offset < seen[r.source]))
@@ -39,24 +54,37 @@ def model_of(case: Case, begin: dict[str, int], arrived: int, out: Places) -> Pa
 def rows_of(
     p: int, case: Case, model: PartitionMerge, tail: Tail | None = None, *, is_closed: bool = False
 ) -> list[tuple[object, ...]]:
-    """A model's merge records as silver has them; `is_closed`: after a jump, with all that is not out by the tail closed."""
+    """A model's merge records as silver has them; `is_closed`: after a jump, with all that is not
+    out by the tail closed."""
     rows: list[tuple[object, ...]] = []
     for status, records in (("open", model.open.values()), ("timed_out", model.timed_out)):
         for record in records:
             key, first, last, parts = record.content()
             values = [
-                tuple((q.offset, q.event_time, (case.values[source][q.offset] or b"").decode()) for q in mine)
+                tuple(
+                    (q.offset, q.event_time, (case.values[source][q.offset] or b"").decode())
+                    for q in mine
+                )
                 for source, mine in zip(SOURCES, parts, strict=True)
             ]
-            is_out = status == "timed_out" and tail is not None and (first, key) <= (tail.event_time, tail.key)
+            is_out = (
+                status == "timed_out"
+                and tail is not None
+                and (first, key) <= (tail.event_time, tail.key)
+            )
             reason = "reset" if is_closed and not is_out else None
-            rows.append((p, key, "timed_out" if is_closed else status, first, last, *values, reason))
+            rows.append(
+                (p, key, "timed_out" if is_closed else status, first, last, *values, reason)
+            )
     return rows
 
 
 def late_rows(p: int, model: PartitionMerge) -> list[tuple[object, ...]]:
     found = ((late.record, late.position) for late in model.late)
-    return [(p, record.source, record.offset, record.key, record.event_time, position) for record, position in found]
+    return [
+        (p, record.source, record.offset, record.key, record.event_time, position)
+        for record, position in found
+    ]
 
 
 def flat(rows: dict[int, list[tuple[object, ...]]]) -> list[tuple[object, ...]]:
@@ -64,21 +92,33 @@ def flat(rows: dict[int, list[tuple[object, ...]]]) -> list[tuple[object, ...]]:
 
 
 def silver(lake: CaseLake, generation: int) -> list[tuple[object, ...]]:
-    return sorted(as_tuples(lake.questions.select(tables.SILVER, COLUMNS, [[("generation", "=", generation)]])), key=repr)
+    return sorted(
+        as_tuples(
+            lake.questions.select(tables.SILVER, COLUMNS, [[("generation", "=", generation)]])
+        ),
+        key=repr,
+    )
 
 
 def half_out(p: int, model: PartitionMerge) -> tuple[Tail, Places] | None:
-    """The last message of a partition of which half is out, and the records that are parts of its messages."""
+    """The last message of a partition of which half is out, and the records that are parts of its
+    messages."""
     order = model.published_order()
     if p % 4 != BACK_PUBLISHED or not order:
         return None
     seq = len(order) // 2
     tail = Tail(seq, order[seq].event_time, order[seq].key, seq)
-    return tail, {(source, part.offset) for row in order[: seq + 1] for source, mine in row.parts.items() for part in mine}
+    return tail, {
+        (source, part.offset)
+        for row in order[: seq + 1]
+        for source, mine in row.parts.items()
+        for part in mine
+    }
 
 
 def targets(lake: CaseLake, offsets: dict[int, int]) -> dict[TopicPartition, int]:
-    """Where the partitions jump, by what becomes of them: to the beginning (0), so many offsets on, or nowhere."""
+    """Where the partitions jump, by what becomes of them: to the beginning (0), so many offsets on,
+    or nowhere."""
     found = {}
     for tp, at in lake.start().planner.cursors.items():
         on = offsets.get(tp.partition % 4)
@@ -92,14 +132,22 @@ def begin_of(begin: dict[TopicPartition, int], partition: int) -> dict[str, int]
 
 @pytest.mark.promise("B120")
 @in_folders
-def test_each_generation_is_the_merge_from_its_beginning_on_and_a_crash_in_a_jump_is_completed(new_lake: MakeLake) -> None:
+def test_each_generation_is_the_merge_from_its_beginning_on_and_a_crash_in_a_jump_is_completed(
+    new_lake: MakeLake,
+) -> None:
     lake = new_lake(rich_cases(PARTITIONS, 2500, refused=False, wealth="late timed_out open"))
     lake.arrive(0.6)
     lake.merge(lake.quick)
     nowhere = dict.fromkeys(SOURCES, 0)
-    before = {p: model_of(case, nowhere, round(0.6 * len(case.arrivals)), set()) for p, case in lake.cases.items()}
+    before = {
+        p: model_of(case, nowhere, round(0.6 * len(case.arrivals)), set())
+        for p, case in lake.cases.items()
+    }
     halves = {p: found for p, model in before.items() if (found := half_out(p, model)) is not None}
-    tails, out = {p: tail for p, (tail, _) in halves.items()}, {p: parts for p, (_, parts) in halves.items()}
+    tails, out = (
+        {p: tail for p, (tail, _) in halves.items()},
+        {p: parts for p, (_, parts) in halves.items()},
+    )
     assert sum(map(len, out.values())) > 4
     begin = targets(lake, {BACK: 0, BACK_PUBLISHED: 0, FORWARD: 2})
     stood = {tp: at.next_offset for tp, at in lake.start().planner.cursors.items()}
@@ -114,32 +162,53 @@ def test_each_generation_is_the_merge_from_its_beginning_on_and_a_crash_in_a_jum
         if step[1] in (tables.RECOVERED, tables.GENERATIONS):
             assert len(read_generations(lake.questions, lake.settings)) == 1, "nothing is decided"
             lake.start().complete()
-            assert silver(lake, 0) == flat({p: rows_of(p, lake.cases[p], model) for p, model in before.items()})
+            assert silver(lake, 0) == flat(
+                {p: rows_of(p, lake.cases[p], model) for p, model in before.items()}
+            )
         else:
             break
     with pytest.raises(CrashError):
         lake.start(engine=dying_at(lake.engine, *STEPS[-1])).complete()
     assert lake.start().planner.clocks == {}
-    closed = flat({p: rows_of(p, lake.cases[p], model, tails.get(p), is_closed=True) for p, model in before.items()})
+    closed = flat(
+        {
+            p: rows_of(p, lake.cases[p], model, tails.get(p), is_closed=True)
+            for p, model in before.items()
+        }
+    )
     assert silver(lake, 0) == closed
     late = flat({p: late_rows(p, model) for p, model in before.items()})
     assert sorted((row[:6] for row in lake.late(0)), key=repr) == late
-    jumps = lake.questions.select(tables.RESETS, ["source", "partition", "from_offset", "to_offset", "reason"]).to_pylist()
+    jumps = lake.questions.select(
+        tables.RESETS, ["source", "partition", "from_offset", "to_offset", "reason"]
+    ).to_pylist()
     assert sorted(tuple(row.values()) for row in jumps) == sorted(
         (tp.source, tp.partition, stood[tp], at, "reset --to a test") for tp, at in begin.items()
     )
 
     lake.arrive()
     assert lake.merge() > 0
-    anew = {p: model_of(case, begin_of(begin, p), len(case.arrivals), out.get(p, set())) for p, case in lake.cases.items()}
-    assert silver(lake, 1) == flat({p: rows_of(p, lake.cases[p], model) for p, model in anew.items()})
-    assert sorted((row[:6] for row in lake.late(1)), key=repr) == flat({p: late_rows(p, model) for p, model in anew.items()})
+    anew = {
+        p: model_of(case, begin_of(begin, p), len(case.arrivals), out.get(p, set()))
+        for p, case in lake.cases.items()
+    }
+    assert silver(lake, 1) == flat(
+        {p: rows_of(p, lake.cases[p], model) for p, model in anew.items()}
+    )
+    assert sorted((row[:6] for row in lake.late(1)), key=repr) == flat(
+        {p: late_rows(p, model) for p, model in anew.items()}
+    )
     assert silver(lake, 0) == closed, "what belongs to the one before stays as it is"
 
     # Back to the beginning once more: what was out before stays out.
     again = dict.fromkeys(begin, 0)
     lake.jump(again, tails)
     lake.merge()
-    last = {p: model_of(case, nowhere, len(case.arrivals), out.get(p, set())) for p, case in lake.cases.items()}
-    assert silver(lake, 2) == flat({p: rows_of(p, lake.cases[p], model) for p, model in last.items()})
+    last = {
+        p: model_of(case, nowhere, len(case.arrivals), out.get(p, set()))
+        for p, case in lake.cases.items()
+    }
+    assert silver(lake, 2) == flat(
+        {p: rows_of(p, lake.cases[p], model) for p, model in last.items()}
+    )
     assert silver(lake, 0) == closed

@@ -1,4 +1,5 @@
-"""Gold on a real broker: per partition one gapless sequence in order, whatever is cut, crashed, emptied or made again."""
+"""Gold on a real broker: per partition one gapless sequence in order, whatever is cut, crashed,
+emptied or made again."""
 
 from __future__ import annotations
 
@@ -11,7 +12,15 @@ import pytest
 
 from pipelines.lake import tables
 from tests.laws.conftest import IN_FOLDERS_OF_BOTH, MakeLake, one_of
-from tests.support.cases import SOURCES, Case, as_record, expected_messages, heartbeat, keyed, rich_cases
+from tests.support.cases import (
+    SOURCES,
+    Case,
+    as_record,
+    expected_messages,
+    heartbeat,
+    keyed,
+    rich_cases,
+)
 from tests.support.crashes import CrashError, dying_at
 from tests.support.lakes import CaseLake
 from tests.support.topics import consume, delete_records, delete_topic
@@ -22,7 +31,15 @@ EMPTIED = 2
 
 
 def notes(lake: CaseLake) -> list[dict[str, Any]]:
-    columns = ["sink", "partition", "first_seq", "last_seq", "last_event_time", "last_key", "sink_offset"]
+    columns = [
+        "sink",
+        "partition",
+        "first_seq",
+        "last_seq",
+        "last_event_time",
+        "last_key",
+        "sink_offset",
+    ]
     found = lake.questions.select(tables.PUBLISHED, columns).to_pylist()
     return sorted(found, key=lambda row: (row["sink"], row["partition"], row["first_seq"]))
 
@@ -30,7 +47,10 @@ def notes(lake: CaseLake) -> list[dict[str, Any]]:
 def extended(case: Case, beyond_ms: int) -> None:
     """More of every source: a record, and heartbeats by which everything before times out."""
     for source in SOURCES:
-        case.values[source] += [keyed("later", beyond_ms, source=source), heartbeat(beyond_ms + 500)]
+        case.values[source] += [
+            keyed("later", beyond_ms, source=source),
+            heartbeat(beyond_ms + 500),
+        ]
         case.arrivals += [source] * 2
 
 
@@ -47,9 +67,12 @@ kind = one_of(IN_FOLDERS_OF_BOTH)
 
 @pytest.fixture(scope="module")
 def river(new_lake: MakeLake, kafka: str, kind: str) -> River:
-    """Published in three steps, the second of them cut off; then a partition is emptied, and then the sink is made again."""
+    """Published in three steps, the second of them cut off; then a partition is emptied, and then
+    the sink is made again."""
     sink = f"laws-gold-{kind}"
-    river = River(new_lake(rich_cases(PARTITIONS, 3300), bootstrap=kafka, publish__topic=sink, name=sink))
+    river = River(
+        new_lake(rich_cases(PARTITIONS, 3300), bootstrap=kafka, publish__topic=sink, name=sink)
+    )
     lake, seen = river.lake, river.seen
     lake.arrive(0.6)
     lake.merge(lake.quick)
@@ -85,18 +108,27 @@ def river(new_lake: MakeLake, kafka: str, kind: str) -> River:
 
 def finished(lake: CaseLake) -> list[tuple[int, int, str]]:
     """Silver's finished records in the order of publication: partition, event time, key."""
-    found = lake.questions.select(tables.SILVER, ["partition", "event_time", "merge_key"], [[("status", "=", "timed_out")]])
-    return sorted((tuple(row.values()) for row in found.to_pylist()), key=lambda row: (row[0], row[1], row[2].encode()))
+    found = lake.questions.select(
+        tables.SILVER, ["partition", "event_time", "merge_key"], [[("status", "=", "timed_out")]]
+    )
+    return sorted(
+        (tuple(row.values()) for row in found.to_pylist()),
+        key=lambda row: (row[0], row[1], row[2].encode()),
+    )
 
 
 def positions(case: Case) -> dict[str, list[tuple[int, int]]]:
     """By source, the (offset, position) of each record that has one."""
     found = {}
     for source in SOURCES:
-        records = [as_record(source, offset, value) for offset, value in enumerate(case.values[source])]
+        records = [
+            as_record(source, offset, value) for offset, value in enumerate(case.values[source])
+        ]
         mine = [record for record in records if record is not None]
         running = accumulate((record.event_time for record in mine), max)
-        found[source] = [(record.offset, position) for record, position in zip(mine, running, strict=True)]
+        found[source] = [
+            (record.offset, position) for record, position in zip(mine, running, strict=True)
+        ]
     return found
 
 
@@ -114,24 +146,36 @@ def test_what_is_out_is_what_the_merge_model_says_byte_for_byte(river: River) ->
     assert len(river.seen["second"]) > len(river.seen["first"])
 
 
-def test_what_is_out_but_not_noted_is_noted_by_the_next_start_and_not_sent_again(river: River) -> None:
+def test_what_is_out_but_not_noted_is_noted_by_the_next_start_and_not_sent_again(
+    river: River,
+) -> None:
     assert river.seen["again"] == []
     assert len(river.seen["unnoted"]) == len(river.seen["publications"][0])
     ends = {(m.partition(), m.offset()): m for m in river.seen["messages"]}
     for p in range(PARTITIONS):
         rows = [row for row in river.seen["notes"] if row["partition"] == p]
-        assert [row["first_seq"] for row in rows] == [0, *[row["last_seq"] + 1 for row in rows[:-1]]][: len(rows)]
+        assert [row["first_seq"] for row in rows] == [
+            0,
+            *[row["last_seq"] + 1 for row in rows[:-1]],
+        ][: len(rows)]
         for row in rows:
             message = ends[p, row["sink_offset"]]
             headers = dict(message.headers())
             assert int(headers["watersmeet.seq"]) == row["last_seq"]
-            assert headers["watersmeet.id"].decode() == f"{p}/{row['last_event_time']}/{row['last_key']}"
+            assert (
+                headers["watersmeet.id"].decode()
+                == f"{p}/{row['last_event_time']}/{row['last_key']}"
+            )
         seqs = [m.seq for m in river.seen["second"] if m.partition == p]
         assert sum(row["last_seq"] - row["first_seq"] + 1 for row in rows) == len(seqs)
 
 
-def test_the_last_message_of_a_transaction_says_from_which_offsets_a_lost_lake_is_taken_up(river: River) -> None:
-    lasts = {(row["partition"], row["last_seq"]): row["last_event_time"] for row in river.seen["notes"]}
+def test_the_last_message_of_a_transaction_says_from_which_offsets_a_lost_lake_is_taken_up(
+    river: River,
+) -> None:
+    lasts = {
+        (row["partition"], row["last_seq"]): row["last_event_time"] for row in river.seen["notes"]
+    }
     times: dict[tuple[int, int], set[int]] = {}
     for message in river.seen["messages"]:
         headers, p = dict(message.headers()), message.partition()
@@ -139,7 +183,10 @@ def test_the_last_message_of_a_transaction_says_from_which_offsets_a_lost_lake_i
         time = int(headers["watersmeet.id"].decode().split("/")[1])
         if "watersmeet.min_offsets" in headers:
             found = orjson.loads(headers["watersmeet.min_offsets"])
-            reached = {s: [o for o, position in mine if position >= time] for s, mine in river.seen["positions"][p].items()}
+            reached = {
+                s: [o for o, position in mine if position >= time]
+                for s, mine in river.seen["positions"][p].items()
+            }
             assert found == {source: offsets[0] for source, offsets in reached.items()}
             times.setdefault((p, time), set()).add(place[1])
         assert place not in lasts or "watersmeet.min_offsets" in headers

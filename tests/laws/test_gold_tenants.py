@@ -1,4 +1,5 @@
-"""Gold with tenants: one gapless sequence by (closed at, tenant, due, key), whatever is cut off, whoever writes silver."""
+"""Gold with tenants: one gapless sequence by (closed at, tenant, due, key), whatever is cut off,
+whoever writes silver."""
 
 from __future__ import annotations
 
@@ -22,7 +23,8 @@ from tests.support.topics import consume, delete_topic
 
 PARTITIONS = 2
 TENANTS = ("%2F", " ", "100%", "a", "a/b", "é", "\uff61", "\U0001f600")
-"""In the order of their UTF-8 bytes; in that of UTF-16 the last one would come before the one before it."""
+"""In the order of their UTF-8 bytes; in that of UTF-16 the last one would come before the one
+before it."""
 KEYS = ("k", "k/1", "\uff61", "\U0001f600")
 
 
@@ -45,14 +47,26 @@ class Row(NamedTuple):
         spelled = {"%2F": "%252F", " ": "%20", "100%": "100%25", "a/b": "a%2Fb"} | {
             text: "".join(f"%{byte:02X}" for byte in text.encode()) for text in TENANTS[-3:]
         }
-        return f"{self.partition}/{self.event_time}/{spelled.get(self.tenant, self.tenant)}/{self.key}"
+        return (
+            f"{self.partition}/{self.event_time}/{spelled.get(self.tenant, self.tenant)}/{self.key}"
+        )
 
 
 def rows_of(partition: int, rng: random.Random) -> list[Row]:
-    """In the order of publication: many that are closed at one time, and event times that say nothing about it."""
-    every = [(at, tenant, due, key) for at in (500, 501, 740) for tenant in TENANTS for due in (480, 499) for key in KEYS]
+    """In the order of publication: many that are closed at one time, and event times that say
+    nothing about it."""
+    every = [
+        (at, tenant, due, key)
+        for at in (500, 501, 740)
+        for tenant in TENANTS
+        for due in (480, 499)
+        for key in KEYS
+    ]
     times = rng.sample(range(400), len(every))
-    rows = [Row(partition, at, tenant, due, key, time) for (at, tenant, due, key), time in zip(every, times, strict=True)]
+    rows = [
+        Row(partition, at, tenant, due, key, time)
+        for (at, tenant, due, key), time in zip(every, times, strict=True)
+    ]
     return [row for row in sorted(rows, key=lambda row: row.place) if rng.random() < 0.7]
 
 
@@ -74,19 +88,33 @@ class River:
         self.rows = sorted([*self.rows, *rows], key=lambda row: (row.partition, row.place))
         part = {"offset": batch, "event_time": 0, "value": '{"n":1}'}
         written = [
-            {"partition": row.partition, "merge_key": row.key, "status": "timed_out", "event_time": row.event_time}
-            | {"last_event_time": row.event_time + 7, "tracking": [part], "orders": [], "valid": True, "batch": batch}
+            {
+                "partition": row.partition,
+                "merge_key": row.key,
+                "status": "timed_out",
+                "event_time": row.event_time,
+            }
+            | {
+                "last_event_time": row.event_time + 7,
+                "tracking": [part],
+                "orders": [],
+                "valid": True,
+                "batch": batch,
+            }
             | {"due": row.due, "closed_at": row.closed_at, "tenant": row.tenant, **more}
             for row in random.Random(batch).sample(rows, len(rows))
         ]
         table = self.lake.quick.lake.layout[tables.SILVER]
-        self.lake.owner(self.lake.quick).append(tables.SILVER, table.rows_of(written), f"test-{batch}", {"batch": batch})
+        self.lake.owner(self.lake.quick).append(
+            tables.SILVER, table.rows_of(written), f"test-{batch}", {"batch": batch}
+        )
 
     def check(self) -> None:
         """The sink has what silver has, in order, and says of each message what it is."""
         messages = self.messages()
         assert [said(message) for message in messages] == [
-            (row.partition, row.key, row.tenant, str(row.closed_at), str(row.due), row.id) for row in self.rows
+            (row.partition, row.key, row.tenant, str(row.closed_at), str(row.due), row.id)
+            for row in self.rows
         ]
         for p in range(PARTITIONS):
             seqs = [int(headers_of(m)["watersmeet.seq"]) for m in messages if m.partition() == p]
@@ -95,7 +123,8 @@ class River:
             assert message.timestamp()[1] == max(1, row.event_time)
             assert message.value().decode() == (
                 f'{{"key":{orjson.dumps(row.key).decode()},"tenant":{orjson.dumps(row.tenant).decode()},'
-                f'"event_time":{row.event_time},"last_event_time":{row.event_time + 7},"tracking":[{{"n":1}}],"orders":[]}}'
+                f'"event_time":{row.event_time},"last_event_time":{row.event_time + 7},'
+                '"tracking":[{"n":1}],"orders":[]}'
             )
 
 
@@ -106,12 +135,17 @@ def headers_of(message: Any) -> dict[str, str]:
 def said(message: Any) -> tuple[Any, ...]:
     headers = headers_of(message)
     names = ("tenant", "closed_at", "due", "id")
-    return message.partition(), message.key().decode(), *(headers[f"watersmeet.{name}"] for name in names)
+    return (
+        message.partition(),
+        message.key().decode(),
+        *(headers[f"watersmeet.{name}"] for name in names),
+    )
 
 
 @pytest.fixture(scope="module")
 def river(new_lake: MakeLake, kafka: str, kind: str) -> River:
-    """Published up to the middle of what is closed at one time, then with a crash between transaction and note, then the rest."""
+    """Published up to the middle of what is closed at one time, then with a crash between
+    transaction and note, then the rest."""
     sink, rng = f"laws-gold-tenants-{kind}", random.Random(7)
     merge = {"window": {"gap": "20ms", "max": "100ms"}, "tenant": "g", "tenant_max_lag": "300ms"}
     cases = {p: Case({"tracking": [], "orders": []}, 100) for p in range(PARTITIONS)}
@@ -134,8 +168,12 @@ def river(new_lake: MakeLake, kafka: str, kind: str) -> River:
     return river
 
 
-def test_tenants_are_published_in_the_order_of_their_utf_8_bytes_and_every_message_says_whose_it_is(river: River) -> None:
-    assert all(len([row for row in river.rows if row.partition == p]) > 100 for p in range(PARTITIONS))
+def test_tenants_are_published_in_the_order_of_their_utf_8_bytes_and_every_message_says_whose_it_is(
+    river: River,
+) -> None:
+    assert all(
+        len([row for row in river.rows if row.partition == p]) > 100 for p in range(PARTITIONS)
+    )
     river.check()
 
 
@@ -146,7 +184,12 @@ def test_a_sequence_goes_on_in_the_midst_of_what_is_closed_at_one_time(river: Ri
     assert {tail.seq for tail in river.seen["unnoted"].values()} == {49}
     for p, tail in last_published(river.lake.questions).items():
         last = [row for row in river.rows if row.partition == p][-1]
-        assert (tail.tenant, tail.key, tail.due, tail.closed_at) == (last.tenant, last.key, last.due, last.closed_at)
+        assert (tail.tenant, tail.key, tail.due, tail.closed_at) == (
+            last.tenant,
+            last.key,
+            last.due,
+            last.closed_at,
+        )
     assert river.lake.publish() == []
 
 
@@ -155,37 +198,66 @@ def test_only_where_the_lag_has_changed_messages_tell_of_it(river: River, kind: 
     said = {headers_of(m).get("watersmeet.rules") for m in river.messages()} - {None}
     assert said == {lake.settings.fingerprint}
     begin_epoch(lake.questions, lake.quick.append, lake.settings, 0, 0)
-    changed = lake.settings.model_copy(update={"merge": lake.settings.merge.model_copy(update={"tenant_max_lag_ms": 1000})})
+    changed = lake.settings.model_copy(
+        update={"merge": lake.settings.merge.model_copy(update={"tenant_max_lag_ms": 1000})}
+    )
     begin_epoch(lake.questions, lake.quick.append, changed, 4, 1)
     progress = [
-        (batch, source, source, p, 0, 0, 9000, 9000, batch, 9000, None, batch, None if batch < 4 else 1, 0)
+        (
+            batch,
+            source,
+            source,
+            p,
+            0,
+            0,
+            9000,
+            9000,
+            batch,
+            9000,
+            None,
+            batch,
+            None if batch < 4 else 1,
+            0,
+        )
         for batch in (3, 4)
         for source in lake.settings.sources
         for p in range(PARTITIONS)
     ]
-    lake.owner(lake.quick).append(tables.PROGRESS, lake.quick.lake.layout[tables.PROGRESS].rows(progress))
+    lake.owner(lake.quick).append(
+        tables.PROGRESS, lake.quick.lake.layout[tables.PROGRESS].rows(progress)
+    )
     river.write([Row(0, 5000, "é", 4900, "k", 4800)], 4)
     list(Gold(lake.owner(), changed, PARTITIONS).drain())
     last = [headers_of(m) for m in river.messages() if m.partition() == 0][-1]
     assert last["watersmeet.tenant"] == "é"
-    assert last["watersmeet.rules"].split(",") == sorted([lake.settings.fingerprint, changed.fingerprint])
+    assert last["watersmeet.rules"].split(",") == sorted(
+        [lake.settings.fingerprint, changed.fingerprint]
+    )
     assert last["watersmeet.lived"] == "true"
 
 
-def test_a_sink_that_was_made_again_gets_the_whole_sequence_byte_for_byte(river: River, kafka: str) -> None:
+def test_a_sink_that_was_made_again_gets_the_whole_sequence_byte_for_byte(
+    river: River, kafka: str
+) -> None:
     before = river.lake.messages()
     delete_topic(kafka, river.lake.settings.publish.topic)
     river.lake.publish()
     assert river.lake.messages() == before
 
 
-def test_without_tenants_and_a_window_sources_may_be_called_like_their_columns(new_lake: MakeLake, kafka: str, kind: str) -> None:
+def test_without_tenants_and_a_window_sources_may_be_called_like_their_columns(
+    new_lake: MakeLake, kafka: str, kind: str
+) -> None:
     sources, sink = ("tenant", "due"), f"laws-gold-names-{kind}"
     cases = rich_cases(PARTITIONS, 500, sources)
     lake = new_lake(cases, bootstrap=kafka, publish__topic=sink, name=sink, sources=sources)
     lake.arrive()
     lake.merge(lake.quick)
     lake.publish()
-    expected = [f"{p}/{r.event_time}/{r.key}" for p, case in cases.items() for r in case.merged(sources).published_order()]
+    expected = [
+        f"{p}/{r.event_time}/{r.key}"
+        for p, case in cases.items()
+        for r in case.merged(sources).published_order()
+    ]
     assert [message.id for message in lake.messages()] == expected
     assert len(expected) > 10

@@ -1,4 +1,5 @@
-"""The idle policy in silver: its decisions are data, and the merge model with the same data gives the same rows."""
+"""The idle policy in silver: its decisions are data, and the merge model with the same data gives
+the same rows."""
 
 from __future__ import annotations
 
@@ -41,7 +42,11 @@ class Quiet(Silence):
 
 
 def case_of(tracking: list[bytes | None], orders: list[bytes | None]) -> Case:
-    return Case({"tracking": tracking, "orders": orders}, 100, ["tracking"] * len(tracking) + ["orders"] * len(orders))
+    return Case(
+        {"tracking": tracking, "orders": orders},
+        100,
+        ["tracking"] * len(tracking) + ["orders"] * len(orders),
+    )
 
 
 def more(lake: CaseLake, partition: int, *orders: bytes) -> None:
@@ -77,7 +82,9 @@ def test_silences_give_what_the_model_gives_with_the_same_decisions(new_lake: Ma
     assert len(found) > 6
     assert found["orders", SILENT] == [IdleDecision(0, 500)]
     assert ("tracking", SILENT) not in found, "never the one that is ahead"
-    assert not {("orders", BOTH), ("tracking", BOTH)} & found.keys(), "nobody is idle where nobody is waited for"
+    assert not {("orders", BOTH), ("tracking", BOTH)} & found.keys(), (
+        "nobody is idle where nobody is waited for"
+    )
     lake.take_decisions()
     assert lake.silver() == expected_silver(lake.cases)
     assert lake.late() == expected_late(lake.cases)
@@ -88,7 +95,9 @@ def test_silences_give_what_the_model_gives_with_the_same_decisions(new_lake: Ma
     with pytest.raises(CrashError):
         list(dying.drain())
     lake.merge()
-    assert [row[3] for row in lake.late() if row[0] == SILENT] == ["c"], "its position is that of the decision"
+    assert [row[3] for row in lake.late() if row[0] == SILENT] == ["c"], (
+        "its position is that of the decision"
+    )
     assert lake.silver() == expected_silver(lake.cases)
     assert lake.late() == expected_late(lake.cases)
     assert list(lake.start().drain()) == [], "a restart finds nothing to do"

@@ -1,4 +1,5 @@
-"""Rows that end: what `keep` lets go is gone, nothing else is, and what is left can be verified and derived again."""
+"""Rows that end: what `keep` lets go is gone, nothing else is, and what is left can be verified and
+derived again."""
 
 from __future__ import annotations
 
@@ -39,7 +40,8 @@ KEEP = {"bronze": "600ms", "silver": "900ms", "late": "700ms", "quarantine": "50
 
 
 def long_case(seed: int, step_ms: int = 20) -> Case:
-    """Keys that come again and again, so that merge records overlap every moment; disorder, late and refused records."""
+    """Keys that come again and again, so that merge records overlap every moment; disorder, late
+    and refused records."""
     rng = random.Random(seed)
     values: dict[str, list[bytes | None]] = {source: [] for source in SOURCES}
     arrivals = []
@@ -60,15 +62,24 @@ def note_published(lake: CaseLake) -> None:
     """As if gold had published everything that silver has finished."""
     where = [[("status", "=", "timed_out"), ("valid", "=", True)]]
     ends: dict[int, tuple[int, str]] = {}
-    for row in lake.questions.select(tables.SILVER, ["partition", "event_time", "merge_key"], where).to_pylist():
-        ends[row["partition"]] = max(ends.get(row["partition"], (-1, "")), (row["event_time"], row["merge_key"]))
+    for row in lake.questions.select(
+        tables.SILVER, ["partition", "event_time", "merge_key"], where
+    ).to_pylist():
+        ends[row["partition"]] = max(
+            ends.get(row["partition"], (-1, "")), (row["event_time"], row["merge_key"])
+        )
     layout = lake.engine.lake.layout[tables.PUBLISHED]
     rows = [(p, 0, time, time, key, 0, time, "sink") for p, (time, key) in ends.items()]
     lake.quick.append(tables.PUBLISHED, layout.rows(rows))
 
 
 def every_table(lake: CaseLake) -> list[str]:
-    return [*map(tables.bronze, lake.settings.sources), tables.SILVER, tables.LATE, tables.QUARANTINE]
+    return [
+        *map(tables.bronze, lake.settings.sources),
+        tables.SILVER,
+        tables.LATE,
+        tables.QUARANTINE,
+    ]
 
 
 def let_go(lake: CaseLake, engine: Any = None) -> None:
@@ -80,17 +91,30 @@ def broken(lake: CaseLake) -> list[str]:
     """What `verify --full` finds without Kafka."""
     evidence = read_evidence(lake.questions, lake.settings, PARTITIONS)
     judge = Judge(lake.settings, evidence.epochs)
-    names = ("places", "forgotten keys", "outcomes", "rows of silver", "clock", "the merge model", "versions of silver")
+    names = (
+        "places",
+        "forgotten keys",
+        "outcomes",
+        "rows of silver",
+        "clock",
+        "the merge model",
+        "versions of silver",
+    )
     findings = {name: Findings(name) for name in names}
     check_places(evidence, findings["places"])
     check_versions(evidence, findings["versions of silver"])
     for partition in read_partitions(evidence, judge.evaluated):
         check_partition(partition, judge, findings)
-    return [f"{problem.where}: {problem.what}" for each in findings.values() for problem in each.told()]
+    return [
+        f"{problem.where}: {problem.what}" for each in findings.values() for problem in each.told()
+    ]
 
 
 def counts(lake: CaseLake) -> dict[str, int]:
-    return {name: lake.questions.summary(name, [], {"n": ("count", "*")})["n"][0].as_py() for name in every_table(lake)}
+    return {
+        name: lake.questions.summary(name, [], {"n": ("count", "*")})["n"][0].as_py()
+        for name in every_table(lake)
+    }
 
 
 def left_of(lake: CaseLake, keep_ms: int) -> list[tuple[Any, ...]]:
@@ -107,7 +131,8 @@ def lake(new_lake: MakeLake) -> CaseLake:
 
 
 def steps(lake: CaseLake, kind: str, count: int = STEPS) -> Iterator[int]:
-    """The lake flows on, by the quick engine: only what lets go is tried on each, with Spark at the end alone."""
+    """The lake flows on, by the quick engine: only what lets go is tried on each, with Spark at the
+    end alone."""
     for step in range(1, count + 1):
         lake.arrive(step / count)
         lake.merge(lake.quick)
@@ -118,7 +143,9 @@ def steps(lake: CaseLake, kind: str, count: int = STEPS) -> Iterator[int]:
 
 @pytest.mark.long
 @in_folders
-def test_what_is_left_is_what_the_model_makes_and_can_be_derived_again(lake: CaseLake, kind: str, tmp_path: Path) -> None:
+def test_what_is_left_is_what_the_model_makes_and_can_be_derived_again(
+    lake: CaseLake, kind: str, tmp_path: Path
+) -> None:
     for _ in steps(lake, kind):
         let_go(lake)
         assert broken(lake) == []
@@ -128,12 +155,20 @@ def test_what_is_left_is_what_the_model_makes_and_can_be_derived_again(lake: Cas
     assert len(ends) == PARTITIONS * len(SOURCES)
     for tp, end in ends.items():
         mine = [("partition", "=", tp.partition)]
-        rows = lake.questions.select(tables.bronze(tp.source), ["offset", "event_time"], [mine]).to_pylist()
+        rows = lake.questions.select(
+            tables.bronze(tp.source), ["offset", "event_time"], [mine]
+        ).to_pylist()
         here = [row["offset"] for row in rows if row["event_time"] is not None]
         values = lake.cases[tp.partition].values[tp.source]
-        assert sorted(here) == [offset for offset, value in enumerate(values) if offset >= end and value not in BAD_VALUES]
+        assert sorted(here) == [
+            offset
+            for offset, value in enumerate(values)
+            if offset >= end and value not in BAD_VALUES
+        ]
         refused = sorted(row["offset"] for row in rows if row["event_time"] is None)
-        assert refused == [offset for offset, value in enumerate(values) if value in BAD_VALUES], "Kafka took them in 2026"
+        assert refused == [offset for offset, value in enumerate(values) if value in BAD_VALUES], (
+            "Kafka took them in 2026"
+        )
     clocks = {p: case.merged().clock or 0 for p, case in lake.cases.items()}
     late: list[Any] = lake.late()
     assert [row for row in late if row[5] < clocks[row[0]] - 700] == []
@@ -142,7 +177,10 @@ def test_what_is_left_is_what_the_model_makes_and_can_be_derived_again(lake: Cas
     assert found["lake"] == found["rebuilt"]
     assert found["lake"]["timed_out"] > 10
     there = DeltaRsQuestions(Lake(rebuilt_settings(settings, tmp_path / "again")))
-    assert verify_against(lake.questions, there, settings, tmp_path / "again") == {"ok": True, "problems": []}
+    assert verify_against(lake.questions, there, settings, tmp_path / "again") == {
+        "ok": True,
+        "problems": [],
+    }
     before = counts(lake)
     let_go(lake)
     assert counts(lake) == before, "what is gone is gone"
@@ -150,7 +188,9 @@ def test_what_is_left_is_what_the_model_makes_and_can_be_derived_again(lake: Cas
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("kind", [QUICK], indirect=True, scope="module")
-def test_a_run_deletes_rows_once_they_are_an_eighth_of_their_table(new_lake: MakeLake, kind: str) -> None:
+def test_a_run_deletes_rows_once_they_are_an_eighth_of_their_table(
+    new_lake: MakeLake, kind: str
+) -> None:
     cases = {p: long_case(100 + p) for p in range(PARTITIONS)}
     lake = new_lake(cases, keep=dict.fromkeys(KEEP, "1600ms"), merge__timeout=f"{TIMEOUT_MS}ms")
     deletions, steps = 0, 30
@@ -158,7 +198,10 @@ def test_a_run_deletes_rows_once_they_are_an_eighth_of_their_table(new_lake: Mak
         lake.arrive(step / steps)
         lake.merge()
         note_published(lake)
-        before, versions = counts(lake), {name: lake.questions.version(name) for name in every_table(lake)}
+        before, versions = (
+            counts(lake),
+            {name: lake.questions.version(name) for name in every_table(lake)},
+        )
         for table in every_table(lake):
             expire(lake.owner(), lake.settings, table, is_sparing=True)
         for name, rows in counts(lake).items():
@@ -166,30 +209,40 @@ def test_a_run_deletes_rows_once_they_are_an_eighth_of_their_table(new_lake: Mak
                 deletions += 1
                 assert 8 * (before[name] - rows) >= before[name]
             else:
-                assert lake.questions.version(name) == versions[name], "nothing is rewritten in vain"
+                assert lake.questions.version(name) == versions[name], (
+                    "nothing is rewritten in vain"
+                )
         assert step % 10 or broken(lake) == []
     assert 8 <= deletions < 2 * steps, "of five times as many occasions"
     spared = counts(lake)
     let_go(lake)
-    assert all(8 * (spared[name] - rows) < spared[name] for name, rows in counts(lake).items()), "little was left to delete"
+    assert all(8 * (spared[name] - rows) < spared[name] for name, rows in counts(lake).items()), (
+        "little was left to delete"
+    )
     assert lake.silver() == left_of(lake, 1600)
 
 
 @in_folders
-def test_nothing_open_or_unpublished_goes_nor_what_silver_has_not_merged(lake: CaseLake, kind: str) -> None:
+def test_nothing_open_or_unpublished_goes_nor_what_silver_has_not_merged(
+    lake: CaseLake, kind: str
+) -> None:
     lake.arrive(0.5)
     lake.merge(lake.quick)
     before = counts(lake)
     let_go(lake)
     after = counts(lake)
-    assert {name for name in before if after[name] < before[name]} <= {tables.LATE}, "gold has published nothing"
+    assert {name for name in before if after[name] < before[name]} <= {tables.LATE}, (
+        "gold has published nothing"
+    )
     lake.arrive()
     note_published(lake)
     let_go(lake)
     assert counts(lake)[tables.SILVER] < before[tables.SILVER]
     lake.merge(lake.quick)
     assert broken(lake) == []
-    assert {row for row in lake.silver() if row[2] == "open"} == {r for r in expected_silver(lake.cases) if r[2] == "open"}
+    assert {row for row in lake.silver() if row[2] == "open"} == {
+        r for r in expected_silver(lake.cases) if r[2] == "open"
+    }
 
 
 @pytest.mark.parametrize("kind", [QUICK], indirect=True, scope="module")
@@ -211,15 +264,24 @@ def test_a_crash_between_a_floor_and_its_deletion_is_made_up_for(lake: CaseLake,
 
 
 @pytest.mark.parametrize("kind", [QUICK], indirect=True, scope="module")
-def test_after_a_jump_back_only_what_was_merged_since_is_let_go(lake: CaseLake, kind: str, tmp_path: Path) -> None:
+def test_after_a_jump_back_only_what_was_merged_since_is_let_go(
+    lake: CaseLake, kind: str, tmp_path: Path
+) -> None:
     lake.arrive(0.8)
     lake.merge()
     note_published(lake)
-    lake.settings = lake.settings.model_copy(update={"keep": lake.settings.keep.model_copy(update={"bronze_ms": None})})
+    lake.settings = lake.settings.model_copy(
+        update={"keep": lake.settings.keep.model_copy(update={"bronze_ms": None})}
+    )
     let_go(lake)
-    lake.jump({tp: at.next_offset // 2 for tp, at in lake.start().planner.cursors.items()}, last_published(lake.questions))
+    lake.jump(
+        {tp: at.next_offset // 2 for tp, at in lake.start().planner.cursors.items()},
+        last_published(lake.questions),
+    )
     lake.merge()
-    lake.settings = lake.settings.model_copy(update={"keep": lake.settings.keep.model_copy(update={"bronze_ms": 600})})
+    lake.settings = lake.settings.model_copy(
+        update={"keep": lake.settings.keep.model_copy(update={"bronze_ms": 600})}
+    )
     lake.arrive()
     lake.merge()
     note_published(lake)
@@ -236,9 +298,14 @@ def test_after_a_jump_back_only_what_was_merged_since_is_let_go(lake: CaseLake, 
 def test_what_is_broken_above_a_floor_is_found(lake: CaseLake, kind: str) -> None:
     for _ in steps(lake, kind):
         let_go(lake)
-    newest = max(history.batch for history in read_evidence(lake.questions, lake.settings, PARTITIONS).history.values())
+    newest = max(
+        history.batch
+        for history in read_evidence(lake.questions, lake.settings, PARTITIONS).history.values()
+    )
     where = [[("status", "=", "timed_out"), ("batch", ">", newest)]]
-    row = lake.questions.select(tables.SILVER, ["partition", "merge_key", "event_time"], where).to_pylist()[0]
+    row = lake.questions.select(
+        tables.SILVER, ["partition", "merge_key", "event_time"], where
+    ).to_pylist()[0]
     is_it = [(name, "=", value) for name, value in row.items()]
     commit = replace(lake.owner().next_commit(tables.SILVER), application="test")
     lake.engine.delete(tables.SILVER, [is_it], commit)
@@ -249,7 +316,10 @@ def test_what_is_broken_above_a_floor_is_found(lake: CaseLake, kind: str) -> Non
 def test_of_the_sources_floors_the_one_that_is_ahead_holds(lake: CaseLake, kind: str) -> None:
     layout = lake.engine.lake.layout[tables.FLOORS]
     for batches in ((3, 7), (9, 8)):
-        rows = [(tables.bronze(source), 0, batch, None, 1) for source, batch in zip(SOURCES, batches, strict=True)]
+        rows = [
+            (tables.bronze(source), 0, batch, None, 1)
+            for source, batch in zip(SOURCES, batches, strict=True)
+        ]
         lake.engine.append(tables.FLOORS, layout.rows(rows))
         assert read_floors(lake.questions).batches == {0: max(batches)}
 
@@ -264,11 +334,16 @@ def test_dead_letters_that_are_not_sent_stay(lake: CaseLake, kind: str) -> None:
     before = counts(lake)
     let_go(lake)
     assert counts(lake)[tables.LATE] == before[tables.LATE]
-    after = {tp: end for p in lake.cases for tp, end in batch_ends(lake.questions, read_floors(lake.questions).batches).items()}
+    after = {
+        tp: end
+        for p in lake.cases
+        for tp, end in batch_ends(lake.questions, read_floors(lake.questions).batches).items()
+    }
     late = lake.questions.select(tables.LATE, ["source", "partition", "offset"]).to_pylist()
-    assert all(row["offset"] >= after.get(TopicPartition(row["source"], row["partition"]), 0) for row in late), (
-        "bronze has what is to be sent"
-    )
+    assert all(
+        row["offset"] >= after.get(TopicPartition(row["source"], row["partition"]), 0)
+        for row in late
+    ), "bronze has what is to be sent"
     layout = lake.engine.lake.layout[tables.DEAD_LETTERS]
     sent = [("letters (id)", source, source, p, 10**6, 0) for source in SOURCES for p in lake.cases]
     lake.quick.append(tables.DEAD_LETTERS, layout.rows(sent))
@@ -279,7 +354,9 @@ def test_dead_letters_that_are_not_sent_stay(lake: CaseLake, kind: str) -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("kind", [QUICK], indirect=True, scope="module")
 @pytest.mark.parametrize("count", first_then_nightly([8, 12]))
-def test_history_may_begin_in_any_epoch(lake: CaseLake, kind: str, count: int, tmp_path: Path) -> None:
+def test_history_may_begin_in_any_epoch(
+    lake: CaseLake, kind: str, count: int, tmp_path: Path
+) -> None:
     changing(lake, kind, count)
     assert is_derived_again(lake, tmp_path)
     assert min(read_floors(lake.questions).batches.values()) > 0
@@ -287,8 +364,11 @@ def test_history_may_begin_in_any_epoch(lake: CaseLake, kind: str, count: int, t
 
 @pytest.mark.long
 @pytest.mark.parametrize("kind", [QUICK], indirect=True, scope="module")
-def test_history_may_begin_in_another_epoch_in_each_partition(new_lake: MakeLake, kind: str, tmp_path: Path) -> None:
-    """A slow partition keeps more batches, and epochs before those that the quick one keeps close nothing in that one."""
+def test_history_may_begin_in_another_epoch_in_each_partition(
+    new_lake: MakeLake, kind: str, tmp_path: Path
+) -> None:
+    """A slow partition keeps more batches, and epochs before those that the quick one keeps close
+    nothing in that one."""
     cases = {0: long_case(100), 1: long_case(101, 5)}
     lake = new_lake(cases, keep=KEEP, merge__timeout=f"{TIMEOUT_MS}ms")
     changing(lake, kind, 8)
@@ -298,7 +378,9 @@ def test_history_may_begin_in_another_epoch_in_each_partition(new_lake: MakeLake
 
 def changing(lake: CaseLake, kind: str, count: int) -> None:
     """An epoch of another timeout behind each batch, and what is old is let go."""
-    for number, (step, timeout_ms) in enumerate(zip(steps(lake, kind, count), cycle([100, 30, 250]), strict=False)):
+    for number, (step, timeout_ms) in enumerate(
+        zip(steps(lake, kind, count), cycle([100, 30, 250]), strict=False)
+    ):
         last = last_batch(lake.questions)
         merge = lake.settings.merge.model_copy(update={"timeout_ms": timeout_ms})
         if step > 1:
@@ -313,4 +395,7 @@ def is_derived_again(lake: CaseLake, folder: Path) -> bool:
     found = rebuild(lake.questions, lake.settings, folder / "again")
     assert found["lake"] == found["rebuilt"]
     there = DeltaRsQuestions(Lake(rebuilt_settings(lake.settings, folder / "again")))
-    return verify_against(lake.questions, there, lake.settings, folder / "again") == {"ok": True, "problems": []}
+    return verify_against(lake.questions, there, lake.settings, folder / "again") == {
+        "ok": True,
+        "problems": [],
+    }

@@ -29,7 +29,10 @@ def test_another_name_is_refused_before_anything_is_published(kafka: str, tmp_pa
     river.flow()
     river.config["name"] = "other"
     river.write()
-    with pytest.raises(ConfigurationError, match="name: the lake was begun as `name-kept`, and as `other` Kafka would"):
+    with pytest.raises(
+        ConfigurationError,
+        match="name: the lake was begun as `name-kept`, and as `other` Kafka would",
+    ):
         river.finish()
     answer = CliRunner().invoke(app, ["validate", "-c", str(river.file)])
     assert (answer.exit_code, "begun as" in answer.output) == (2, True)

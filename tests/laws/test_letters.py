@@ -1,4 +1,5 @@
-"""Dead letters on a real broker: late and refused records as they came, each once, whatever is crashed, forgotten or emptied."""
+"""Dead letters on a real broker: late and refused records as they came, each once, whatever is
+crashed, forgotten or emptied."""
 
 from __future__ import annotations
 
@@ -19,7 +20,15 @@ from tests.laws.test_gold import extended
 from tests.support.cases import BAD_VALUES, expected_late, expected_quarantine, rich_cases
 from tests.support.crashes import CrashError, dying_at
 from tests.support.lakes import KAFKA_TIME_US, CaseLake, headers_of, key_of
-from tests.support.topics import Letter, consume, create_topics, dead_letters, delete_records, delete_topic, produce
+from tests.support.topics import (
+    Letter,
+    consume,
+    create_topics,
+    dead_letters,
+    delete_records,
+    delete_topic,
+    produce,
+)
 
 PARTITIONS = 4
 EMPTIED = 2
@@ -30,7 +39,16 @@ def letter(lake: CaseLake, reason: str, partition: int, source: str, offset: int
     headers = tuple((one["key"], one["value"]) for one in headers_of(source, offset))
     value = lake.cases[partition].values[source][offset]
     topic = lake.settings.inputs[source]
-    return Letter(partition, topic, offset, reason, key_of(source, offset), value, headers, KAFKA_TIME_US // 1000)
+    return Letter(
+        partition,
+        topic,
+        offset,
+        reason,
+        key_of(source, offset),
+        value,
+        headers,
+        KAFKA_TIME_US // 1000,
+    )
 
 
 @dataclass
@@ -42,7 +60,9 @@ class River:
     seen: dict[str, Any] = field(default_factory=dict)
 
     def box(self, table: str, *, dying: bool = False) -> DeadLetters:
-        engine = dying_at(self.lake.engine, "append", tables.DEAD_LETTERS) if dying else self.lake.engine
+        engine = (
+            dying_at(self.lake.engine, "append", tables.DEAD_LETTERS) if dying else self.lake.engine
+        )
         topic = self.lake.settings.publish.dead_letter_topics[table]
         return DeadLetters(self.lake.owner(engine), self.lake.settings, PARTITIONS, table, topic)
 
@@ -51,14 +71,23 @@ class River:
 
     def sent(self) -> dict[str, list[Letter]]:
         topics = self.lake.settings.publish.dead_letter_topics
-        return {table: dead_letters(self.kafka, topic, PARTITIONS) for table, topic in topics.items()}
+        return {
+            table: dead_letters(self.kafka, topic, PARTITIONS) for table, topic in topics.items()
+        }
 
     def expected(self) -> dict[str, list[Letter]]:
         """What the tables hold, in order of partition, source and offset."""
-        placed = self.lake.questions.select(tables.LATE, ["partition", "source", "offset"]).to_pylist()
+        placed = self.lake.questions.select(
+            tables.LATE, ["partition", "source", "offset"]
+        ).to_pylist()
         late = [letter(self.lake, "late", *row.values()) for row in placed]
-        found = self.lake.questions.select(tables.QUARANTINE, ["reason", "partition", "source", "offset"]).to_pylist()
-        return {tables.LATE: in_order(late), tables.QUARANTINE: in_order(letter(self.lake, *row.values()) for row in found)}
+        found = self.lake.questions.select(
+            tables.QUARANTINE, ["reason", "partition", "source", "offset"]
+        ).to_pylist()
+        return {
+            tables.LATE: in_order(late),
+            tables.QUARANTINE: in_order(letter(self.lake, *row.values()) for row in found),
+        }
 
     def arrive(self, share: float = 1.0) -> None:
         self.lake.arrive(share)
@@ -70,14 +99,15 @@ def in_order(found: Iterable[Letter]) -> list[Letter]:
 
 
 def each_source_in_order(found: dict[str, list[Letter]]) -> dict[str, list[Letter]]:
-    """Sorted by where the records were; that leaves each topic-partition's in the order in which they are."""
+    """Sorted by where the records were; that leaves each topic-partition's in the order in which
+    they are."""
     return {table: sorted(mine, key=lambda one: one[:2]) for table, mine in found.items()}
 
 
 @pytest.fixture(scope="module")
 def river(new_lake: MakeLake, kafka: str, kind: str) -> River:
-    """Sent in steps: one cut off before its note, one after all notes were deleted; then a partition is emptied, and at last a
-    topic is made again.
+    """Sent in steps: one cut off before its note, one after all notes were deleted; then a
+    partition is emptied, and at last a topic is made again.
     """
     cases = rich_cases(PARTITIONS, 1656, wealth="late")
     for case in cases.values():
@@ -85,12 +115,20 @@ def river(new_lake: MakeLake, kafka: str, kind: str) -> River:
         case.arrivals += ["orders"] * len(BAD_VALUES)
     topics = {f"publish__{table}_topic": f"laws-letters-{kind}-{table}" for table in TABLES}
     sources = ("tracking", "orders")
-    of_sources = {f"sources__{source}__topic": f"laws-letters-{kind}-{source}" for source in sources}
+    of_sources = {
+        f"sources__{source}__topic": f"laws-letters-{kind}-{source}" for source in sources
+    }
     create_topics(kafka, *of_sources.values(), partitions=PARTITIONS)
-    river = River(kafka, new_lake(cases, bootstrap=kafka, name=f"laws-letters-{kind}", **topics, **of_sources))
+    river = River(
+        kafka, new_lake(cases, bootstrap=kafka, name=f"laws-letters-{kind}", **topics, **of_sources)
+    )
     lake, seen = river.lake, river.seen
     river.arrive(0.4)
-    seen["first count"], seen["first"], seen["first expected"] = river.send(), river.sent(), river.expected()
+    seen["first count"], seen["first"], seen["first expected"] = (
+        river.send(),
+        river.sent(),
+        river.expected(),
+    )
 
     river.arrive(0.7)
     for table in TABLES:
@@ -111,7 +149,11 @@ def river(new_lake: MakeLake, kafka: str, kind: str) -> River:
     seen["second"], seen["second expected"] = river.sent(), river.expected()
 
     topic = lake.settings.publish.dead_letter_topics[tables.QUARANTINE]
-    last = max(message.offset() for message in consume(kafka, topic, PARTITIONS) if message.partition() == EMPTIED)
+    last = max(
+        message.offset()
+        for message in consume(kafka, topic, PARTITIONS)
+        if message.partition() == EMPTIED
+    )
     delete_records(kafka, topic, EMPTIED, last + 2)
     seen["emptied"] = [one for one in river.sent()[tables.QUARANTINE] if one.partition == EMPTIED]
     for case in lake.cases.values():
@@ -119,7 +161,11 @@ def river(new_lake: MakeLake, kafka: str, kind: str) -> River:
         case.values["tracking"] += [b"{", b"[1]"]
         case.arrivals += ["tracking"] * 2
     river.arrive()
-    seen["third count"], seen["third"], seen["third expected"] = river.send(), river.sent(), river.expected()
+    seen["third count"], seen["third"], seen["third expected"] = (
+        river.send(),
+        river.sent(),
+        river.expected(),
+    )
 
     delete_topic(kafka, topic)
     river.send()
@@ -128,14 +174,17 @@ def river(new_lake: MakeLake, kafka: str, kind: str) -> River:
 
 
 @pytest.mark.promise("N3")
-def test_each_late_and_refused_record_is_sent_once_as_it_came_in_order_of_offset(river: River) -> None:
+def test_each_late_and_refused_record_is_sent_once_as_it_came_in_order_of_offset(
+    river: River,
+) -> None:
     seen = river.seen
     assert each_source_in_order(seen["first"]) == seen["first expected"]
     assert seen["first count"] == sum(map(len, seen["first"].values()))
     assert each_source_in_order(seen["second"]) == seen["second expected"]
     late, refused = (seen["second"][table] for table in TABLES)
     assert [one[:3] for one in in_order(seen["third"][tables.LATE])] == sorted(
-        (p, river.lake.settings.inputs[str(source)], offset) for p, source, offset, *_ in expected_late(river.lake.cases)
+        (p, river.lake.settings.inputs[str(source)], offset)
+        for p, source, offset, *_ in expected_late(river.lake.cases)
     )
     assert len(late) > len(seen["first"][tables.LATE]) > 5
     assert len({one.reason for one in refused}) == 3
@@ -145,19 +194,30 @@ def test_each_late_and_refused_record_is_sent_once_as_it_came_in_order_of_offset
     assert any(one.value is None for one in refused)
 
 
-def test_what_is_out_but_not_noted_is_noted_by_the_next_start_and_not_sent_again(river: River) -> None:
+def test_what_is_out_but_not_noted_is_noted_by_the_next_start_and_not_sent_again(
+    river: River,
+) -> None:
     assert each_source_in_order(river.seen["cut off"]) == river.seen["cut off expected"]
     assert river.seen["again"] == 0
-    noted = {(row["sink"].partition(" ")[0], row["topic"], row["partition"]): row["next"] for row in river.seen["notes"]}
+    noted = {
+        (row["sink"].partition(" ")[0], row["topic"], row["partition"]): row["next"]
+        for row in river.seen["notes"]
+    }
     lasts: dict[tuple[str, str, int], int] = {}
     for table, mine in river.seen["cut off"].items():
         for one in mine:
-            lasts[river.lake.settings.publish.dead_letter_topics[table], one.source_topic, one.partition] = one.offset + 1
+            lasts[
+                river.lake.settings.publish.dead_letter_topics[table],
+                one.source_topic,
+                one.partition,
+            ] = one.offset + 1
     assert noted == lasts
 
 
 @pytest.mark.promise("N3")
-def test_without_its_notes_a_lake_goes_on_where_the_topics_stand_in_transactions_of_any_size(river: River) -> None:
+def test_without_its_notes_a_lake_goes_on_where_the_topics_stand_in_transactions_of_any_size(
+    river: River,
+) -> None:
     counts = [len(river.seen[step][table]) for step in ("second", "cut off") for table in TABLES]
     assert sum(river.seen["transactions"]) == sum(counts[:2]) - sum(counts[2:])
     assert len(river.seen["transactions"]) > 4
@@ -167,8 +227,12 @@ def test_without_its_notes_a_lake_goes_on_where_the_topics_stand_in_transactions
 @pytest.mark.promise("N3")
 def test_a_partition_that_retention_has_emptied_goes_on_where_it_was(river: River) -> None:
     assert river.seen["emptied"] == []
-    before = {one[:3] for one in river.seen["second"][tables.QUARANTINE] if one.partition == EMPTIED}
-    expected = [one for one in river.seen["third expected"][tables.QUARANTINE] if one[:3] not in before]
+    before = {
+        one[:3] for one in river.seen["second"][tables.QUARANTINE] if one.partition == EMPTIED
+    }
+    expected = [
+        one for one in river.seen["third expected"][tables.QUARANTINE] if one[:3] not in before
+    ]
     assert each_source_in_order(river.seen["third"])[tables.QUARANTINE] == expected
     assert sum(one.partition == EMPTIED for one in expected) == 2
     assert river.seen["third count"] >= 2 * PARTITIONS
@@ -176,7 +240,9 @@ def test_a_partition_that_retention_has_emptied_goes_on_where_it_was(river: Rive
 
 def test_a_topic_that_was_made_again_gets_every_dead_letter_again(river: River) -> None:
     assert each_source_in_order(river.seen["made again"]) == river.seen["third expected"]
-    assert len(river.seen["made again"][tables.QUARANTINE]) == len(expected_quarantine(river.lake.cases))
+    assert len(river.seen["made again"][tables.QUARANTINE]) == len(
+        expected_quarantine(river.lake.cases)
+    )
 
 
 def test_where_nothing_is_new_nothing_is_sent_noted_or_read(river: River) -> None:
@@ -203,12 +269,16 @@ def test_what_somebody_else_says_of_where_a_topic_stands_repeats_nothing_and_ski
     assert sum(river.box(tables.QUARANTINE).drain()) == 0
     assert len(consume(kafka, topic, PARTITIONS)) == len(before[tables.QUARANTINE]) + 1
     say(2**62)
-    with pytest.raises(ForeignMessageError, match=r"has no watersmeet\.next_offsets header of this lake"):
+    with pytest.raises(
+        ForeignMessageError, match=r"has no watersmeet\.next_offsets header of this lake"
+    ):
         list(river.box(tables.QUARANTINE).drain())
 
 
 def test_a_topic_that_others_write_to_is_refused(river: River, kafka: str) -> None:
     topic = river.lake.settings.publish.dead_letter_topics[tables.LATE]
     produce(kafka, topic, [(1, b"foreign")])
-    with pytest.raises(ForeignMessageError, match=r"has no watersmeet\.next_offsets header of this lake"):
+    with pytest.raises(
+        ForeignMessageError, match=r"has no watersmeet\.next_offsets header of this lake"
+    ):
         list(river.box(tables.LATE).drain())

@@ -1,4 +1,5 @@
-"""A source may have any name that a configuration takes: no column, of any table or of a step between, is mistaken for it."""
+"""A source may have any name that a configuration takes: no column, of any table or of a step
+between, is mistaken for it."""
 
 from __future__ import annotations
 
@@ -18,11 +19,29 @@ from tests.support.configurations import settings_for
 
 pytestmark = pytest.mark.promise("C23")
 
-WORDS = {"changed", "kept", "input", "c0", "c1", "row", "rows", "news", "select", "order", "group", "table", "null", "true"}
+WORDS = {
+    "changed",
+    "kept",
+    "input",
+    "c0",
+    "c1",
+    "row",
+    "rows",
+    "news",
+    "select",
+    "order",
+    "group",
+    "table",
+    "null",
+    "true",
+}
 """Names of SQL, and of what our own statements and steps call their tables and columns."""
 
 TENANTS = {"timeout": "1s", "tenant": "g", "tenant_max_lag": "1s"}
-KINDS: list[dict[str, Any]] = [{"merge": merge} for merge in ({"timeout": "1s"}, {"window": {"gap": "1s", "max": "2s"}}, TENANTS)]
+KINDS: list[dict[str, Any]] = [
+    {"merge": merge}
+    for merge in ({"timeout": "1s"}, {"window": {"gap": "1s", "max": "2s"}}, TENANTS)
+]
 
 
 def settings_of(*names: str, **overrides: Any) -> Settings:
@@ -32,7 +51,9 @@ def settings_of(*names: str, **overrides: Any) -> Settings:
 def every_column() -> set[str]:
     """The names of the columns of all tables, of any kind of lake, and of the merge's own."""
     lakes = [Lake(settings_of("tracking", "orders", **kind)) for kind in KINDS]
-    names = {name for lake in lakes for table in lake.layout.values() for name in table.schema.names}
+    names = {
+        name for lake in lakes for table in lake.layout.values() for name in table.schema.names
+    }
     return {*names, *REPLACING, *WORDS} - {"tracking", "orders"}
 
 
@@ -46,10 +67,16 @@ def is_taken(name: str, **kind: Any) -> bool:
 
 
 @in_folders
-def test_sources_named_like_any_column_are_merged_as_the_model_does(new_lake: MakeLake, kind: str) -> None:
+def test_sources_named_like_any_column_are_merged_as_the_model_does(
+    new_lake: MakeLake, kind: str
+) -> None:
     names = sorted(filter(is_taken, every_column()))
     if kind != QUICK:  # one of each type beside the others, and those that other steps know
-        names = [name for name in names if name in {"heartbeat", "offset", "source", "topic", "position", "passes", *WORDS}]
+        names = [
+            name
+            for name in names
+            if name in {"heartbeat", "offset", "source", "topic", "position", "passes", *WORDS}
+        ]
     assert {"heartbeat", "offset", "source", "topic"} <= {*names}
     values: dict[str, list[bytes | None]] = {}
     arrivals: list[str] = []
@@ -71,20 +98,33 @@ def test_with_tenants_too(new_lake: MakeLake, kind: str) -> None:
     """Other columns go from step to step."""
     names = sorted(name for name in every_column() if is_taken(name, **KINDS[2]))
     values = {name: [keyed("a", 10, g="x"), heartbeat(5000, g="x")] for name in names}
-    case = Case({name: [*mine] for name, mine in values.items()}, 1000, [name for name in names for _ in range(2)])
+    case = Case(
+        {name: [*mine] for name, mine in values.items()},
+        1000,
+        [name for name in names for _ in range(2)],
+    )
     lake = new_lake({0: case}, sources=names, **KINDS[2])
     lake.arrive()
     lake.merge()
     [row] = lake.silver()
-    assert (row[1], row[2], [len(parts) for parts in row[5:]]) == ("a", "timed_out", [1] * len(names))  # type: ignore[arg-type]
+    assert (row[1], row[2], [len(parts) for parts in row[5:]]) == (
+        "a",
+        "timed_out",
+        [1] * len(names),
+    )  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("name", sorted(NAMES_OF_STEPS))
-def test_what_is_reserved_is_refused_when_a_configuration_is_read(name: str, tmp_path: Path) -> None:
+def test_what_is_reserved_is_refused_when_a_configuration_is_read(
+    name: str, tmp_path: Path
+) -> None:
     file = tmp_path / "watersmeet.yml"
-    sources = "".join(f"  {source}: {{topic: {source}, event_time: ts}}\n" for source in (name, "orders"))
+    sources = "".join(
+        f"  {source}: {{topic: {source}, event_time: ts}}\n" for source in (name, "orders")
+    )
     file.write_text(
-        "name: shop\nlake: ./lake\nkafka: {bootstrap_servers: 127.0.0.1:1}\nmerge: {timeout: 1s}\npublish: {topic: merged}\n"
+        "name: shop\nlake: ./lake\nkafka: {bootstrap_servers: 127.0.0.1:1}\nmerge: {timeout: "
+        "1s}\npublish: {topic: merged}\n"
         f"sources:\n{sources}"
     )
     with pytest.raises(ConfigurationError, match=f"sources.{name}: `{name}` is reserved"):

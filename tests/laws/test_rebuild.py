@@ -1,5 +1,5 @@
-"""`rebuild` gives silver again from bronze alone, through resets and idle decisions, and under another timeout; the comparison
-finds whatever is not the same.
+"""`rebuild` gives silver again from bronze alone, through resets and idle decisions, and under
+another timeout; the comparison finds whatever is not the same.
 """
 
 from __future__ import annotations
@@ -44,7 +44,9 @@ def jump(lake: CaseLake) -> None:
 
 @pytest.mark.promise("R13")
 @pytest.mark.long
-def test_a_rebuild_is_what_silver_was_then_however_it_is_cut(new_lake: MakeLake, spark: SparkSession, tmp_path: Path) -> None:
+def test_a_rebuild_is_what_silver_was_then_however_it_is_cut(
+    new_lake: MakeLake, spark: SparkSession, tmp_path: Path
+) -> None:
     cases = rich_cases(RANDOM, 700, refused=False)
     silent: dict[str, list[bytes | None]] = {
         "tracking": [keyed("i", t) for t in (10, 50, 200, 400, 450)],
@@ -56,7 +58,10 @@ def test_a_rebuild_is_what_silver_was_then_however_it_is_cut(new_lake: MakeLake,
     lake.merge(lake.quick)
     jump(lake)
     at = lake.start().planner.cursors[TopicPartition("orders", IDLE)]
-    decided = [(TopicPartition("orders", IDLE), IdleDecision(at.next_offset - 1, time)) for time in (200, 400)]
+    decided = [
+        (TopicPartition("orders", IDLE), IdleDecision(at.next_offset - 1, time))
+        for time in (200, 400)
+    ]
     lake.owner().append(tables.IDLE_HEARTBEATS, decision_rows(lake.settings, decided, 10**13, 1))
     lake.arrive(0.9)
     lake.merge(lake.quick)
@@ -74,14 +79,22 @@ def test_a_rebuild_is_what_silver_was_then_however_it_is_cut(new_lake: MakeLake,
     assert len(told) < lake.questions.version(tables.SILVER), "in other batches"
     assert not (again / "bronze_tracking").exists(), "from the lake's own bronze"
     was_reset = [("invalid_reason", "=", "reset")]
-    resets = [q.select(tables.SILVER, ["merge_key"], [was_reset]).num_rows for q in (lake.questions, there)]
+    resets = [
+        q.select(tables.SILVER, ["merge_key"], [was_reset]).num_rows
+        for q in (lake.questions, there)
+    ]
     assert resets[0] > 0 == resets[1], "of the newest generation alone"
-    assert any(row[0] == IDLE and row[2] == "timed_out" for row in silver), "with the idle policy's decisions"
+    assert any(row[0] == IDLE and row[2] == "timed_out" for row in silver), (
+        "with the idle policy's decisions"
+    )
 
     lake.arrive()
     assert lake.merge(lake.quick) > 0
     assert lake.silver(1) != silver
-    assert verify_against(lake.questions, there, lake.settings, again) == {"ok": True, "problems": []}, "as silver was then"
+    assert verify_against(lake.questions, there, lake.settings, again) == {
+        "ok": True,
+        "problems": [],
+    }, "as silver was then"
     broken = shutil.copytree(again, tmp_path / "broken")
     problems = break_and_compare(spark, lake, broken)
     assert problems == ["the rebuild has a different last_event_time"]
@@ -89,9 +102,18 @@ def test_a_rebuild_is_what_silver_was_then_however_it_is_cut(new_lake: MakeLake,
 
 def break_and_compare(spark: SparkSession, lake: CaseLake, broken: Path) -> list[str]:
     """What the comparison with a rebuild says once a row of it is changed by hand."""
-    row = questions_of(lake, broken).select(tables.SILVER, ["partition", "merge_key", "event_time"]).to_pylist()[0]
-    is_it = "partition = {partition} AND merge_key = '{merge_key}' AND unix_millis(event_time) = {event_time}".format(**row)
-    DeltaTable.forPath(spark, f"{broken}/silver").update(is_it, {"last_event_time": "event_time + INTERVAL 1 DAY"})
+    row = (
+        questions_of(lake, broken)
+        .select(tables.SILVER, ["partition", "merge_key", "event_time"])
+        .to_pylist()[0]
+    )
+    is_it = (
+        "partition = {partition} AND merge_key = '{merge_key}' "
+        "AND unix_millis(event_time) = {event_time}".format(**row)
+    )
+    DeltaTable.forPath(spark, f"{broken}/silver").update(
+        is_it, {"last_event_time": "event_time + INTERVAL 1 DAY"}
+    )
     found = verify_against(lake.questions, questions_of(lake, broken), lake.settings, broken)
     assert found["ok"] == (not found["problems"])
     [problem] = found["problems"]
@@ -100,7 +122,9 @@ def break_and_compare(spark: SparkSession, lake: CaseLake, broken: Path) -> list
 
 
 @pytest.mark.promise("R13")
-def test_under_another_timeout_it_is_what_the_model_makes_of_it(open_spark: OpenSpark, tmp_path: Path) -> None:
+def test_under_another_timeout_it_is_what_the_model_makes_of_it(
+    open_spark: OpenSpark, tmp_path: Path
+) -> None:
     settings = settings_for(tmp_path)
     cases = rich_cases(5, 700, refused=False)
     lake = CaseLake(engine_for(open_spark, settings), settings, cases)
@@ -126,7 +150,15 @@ def test_under_another_timeout_it_is_what_the_model_makes_of_it(open_spark: Open
     assert (rebuilt["records"], rebuilt["complete"]) == (len(rows), len(complete))
     for i, source in enumerate(SOURCES):
         merged, in_complete = (sum(len(row[5 + i]) for row in these) for these in (rows, complete))  # type: ignore[arg-type,misc]
-        late = sum(each.record.source == source for case in expected.values() for each in case.merged().late)
-        assert rebuilt["sources"][source] == {"merged": merged, "in_complete_records": in_complete, "late": late}
+        late = sum(
+            each.record.source == source
+            for case in expected.values()
+            for each in case.merged().late
+        )
+        assert rebuilt["sources"][source] == {
+            "merged": merged,
+            "in_complete_records": in_complete,
+            "late": late,
+        }
     with pytest.raises(ConfigurationError, match="was derived with a timeout of 300 ms"):
         verify_against(lake.questions, questions_of(lake, longer), settings, longer)

@@ -1,4 +1,5 @@
-"""No record stops a source, whatever is in it: what cannot be read of a record is that record's own fate."""
+"""No record stops a source, whatever is in it: what cannot be read of a record is that record's own
+fate."""
 
 from __future__ import annotations
 
@@ -20,8 +21,12 @@ pytestmark = pytest.mark.promise("R9")
 NOT_UTF_8 = [(b"first", b"1"), (b"\xff\xfe", b"2"), (b"last", b"3")]
 
 
-def test_a_header_whose_name_is_not_utf_8_stops_no_source_and_costs_no_record(kafka: str, tmp_path: Path) -> None:
-    river = River.make(kafka, tmp_path, "raw-names", partitions=1, publish__quarantine_topic="raw-names-letters")
+def test_a_header_whose_name_is_not_utf_8_stops_no_source_and_costs_no_record(
+    kafka: str, tmp_path: Path
+) -> None:
+    river = River.make(
+        kafka, tmp_path, "raw-names", partitions=1, publish__quarantine_topic="raw-names-letters"
+    )
     tracking, orders = (river.topic(source) for source in ("tracking", "orders"))
     produce_raw(kafka, tracking, keyed("a", 10), NOT_UTF_8)
     produce_raw(kafka, tracking, b"{", NOT_UTF_8)
@@ -30,7 +35,11 @@ def test_a_header_whose_name_is_not_utf_8_stops_no_source_and_costs_no_record(ka
     for topic in (tracking, orders):
         produce(kafka, topic, [(0, heartbeat(10_000))])
     river.finish()
-    found = river.questions.select(tables.bronze("tracking"), ["offset", "reason", "headers"]).sort_by("offset").to_pylist()
+    found = (
+        river.questions.select(tables.bronze("tracking"), ["offset", "reason", "headers"])
+        .sort_by("offset")
+        .to_pylist()
+    )
     assert [(row["offset"], row["reason"], row["headers"]) for row in found] == [
         (0, None, None),
         (1, "undecodable", None),
@@ -43,7 +52,9 @@ def test_a_header_whose_name_is_not_utf_8_stops_no_source_and_costs_no_record(ka
     assert (letter.offset, letter.reason, letter.value) == (1, "undecodable", b"{")
     assert river.broken_promises() == []
     produce_raw(kafka, tracking, keyed("c", 30), NOT_UTF_8)
-    assert status(river.questions, river.settings)["partitions"][0]["sources"]["tracking"]["lag"] == 1
+    assert (
+        status(river.questions, river.settings)["partitions"][0]["sources"]["tracking"]["lag"] == 1
+    )
     assert [*check_kafka(river.settings), *check_keys(river.settings, river.questions)[0]] == []
 
 
@@ -52,7 +63,12 @@ def test_what_a_record_says_of_a_redrive_stops_no_redrive(kafka: str, tmp_path: 
     tracking = river.topic("tracking")
     produce_raw(kafka, tracking, b"{", NOT_UTF_8)
     for said in (b"9" * 5000, "²".encode(), b"", b"-1", b"\xff", b"99999999999999999999"):
-        produce_raw(kafka, tracking, keyed("a", 10), [(b"watersmeet.redriven", tracking.encode() + b"/0/" + said)])
+        produce_raw(
+            kafka,
+            tracking,
+            keyed("a", 10),
+            [(b"watersmeet.redriven", tracking.encode() + b"/0/" + said)],
+        )
     produce(kafka, river.topic("orders"), [(0, keyed("a", 10))])
     river.finish("bronze")
     produce_raw(kafka, tracking, keyed("b", 20), NOT_UTF_8)
@@ -63,8 +79,11 @@ def test_what_a_record_says_of_a_redrive_stops_no_redrive(kafka: str, tmp_path: 
 
 
 @pytest.mark.promise("N50")
-def test_only_a_record_with_the_bytes_of_the_refused_one_counts_as_redriven(kafka: str, tmp_path: Path) -> None:
-    """Whatever any producer says of itself: read, unread, before and after the record was redriven."""
+def test_only_a_record_with_the_bytes_of_the_refused_one_counts_as_redriven(
+    kafka: str, tmp_path: Path
+) -> None:
+    """Whatever any producer says of itself: read, unread, before and after the record was
+    redriven."""
     river = River.make(kafka, tmp_path, "claimed", partitions=1)
     tracking = river.topic("tracking")
     own = (b"of", b"1")
@@ -89,15 +108,21 @@ def test_only_a_record_with_the_bytes_of_the_refused_one_counts_as_redriven(kafk
     assert wanted.run(apply=True)["sent"] == 0
     river.finish("bronze")
     redriven = wanted.run(apply=False)["records"][0]
-    assert (redriven["found"], redriven["before"]) == (4 + 6 + 4, 4), "what was refused again counts as one of its own"
+    assert (redriven["found"], redriven["before"]) == (4 + 6 + 4, 4), (
+        "what was refused again counts as one of its own"
+    )
 
 
-def test_any_timestamp_that_a_producer_sends_is_kept_as_far_as_a_column_can(kafka: str, tmp_path: Path) -> None:
+def test_any_timestamp_that_a_producer_sends_is_kept_as_far_as_a_column_can(
+    kafka: str, tmp_path: Path
+) -> None:
     river = River.make(kafka, tmp_path, "raw-times", partitions=1)
     tracking, orders = (river.topic(source) for source in ("tracking", "orders"))
     for at_ms in (-(2**61), -1, 1):
         produce_raw(kafka, tracking, keyed("a", 10), [], timestamp=at_ms)
     produce(kafka, orders, [(0, keyed("a", 10))])
     river.finish()
-    found = river.questions.select(tables.bronze("tracking"), ["offset", "kafka_timestamp"]).sort_by("offset")
+    found = river.questions.select(
+        tables.bronze("tracking"), ["offset", "kafka_timestamp"]
+    ).sort_by("offset")
     assert found["kafka_timestamp"].to_pylist() == [-((2**63 - 1) // 1000), -1, 1]

@@ -1,4 +1,5 @@
-"""A batch that a crash has cut short is completed by the next start; an owner that was fenced changes nothing more."""
+"""A batch that a crash has cut short is completed by the next start; an owner that was fenced
+changes nothing more."""
 
 from __future__ import annotations
 
@@ -45,7 +46,9 @@ def batches(lake: CaseLake) -> tuple[int, int]:
 
 @pytest.mark.promise("N2", "O3", "O7")
 @in_folders
-def test_whatever_step_is_cut_off_the_next_start_completes_it_and_a_fenced_owner_changes_nothing(new_lake: MakeLake) -> None:
+def test_whatever_step_is_cut_off_the_next_start_completes_it_and_a_fenced_owner_changes_nothing(
+    new_lake: MakeLake,
+) -> None:
     lake = new_lake(rich_cases(16, 500, SOURCES, refused=False), sources=SOURCES)
 
     def crash(operation: str, table: str, *, after: bool = False) -> tuple[int, int]:
@@ -67,7 +70,9 @@ def test_whatever_step_is_cut_off_the_next_start_completes_it_and_a_fenced_owner
 
     lake.arrive(0.75)
     assert crash("append", tables.LATE) == (3, 2)
-    assert crash("append", tables.PROGRESS) == (3, 2), "a start that completes it may be cut off too"
+    assert crash("append", tables.PROGRESS) == (3, 2), (
+        "a start that completes it may be cut off too"
+    )
     late = lake.questions.version(tables.LATE)
     paused = lake.start()
     assert list(paused.drain()) == []
@@ -86,7 +91,10 @@ def test_whatever_step_is_cut_off_the_next_start_completes_it_and_a_fenced_owner
     with pytest.raises(LeaseLostError, match="has been taken over by another process"):
         paused.commit(plan)
     with pytest.raises(LeaseLostError):
-        paused.owner.append(tables.IDLE_HEARTBEATS, lake.engine.lake.layout[tables.IDLE_HEARTBEATS].schema.empty_table())
+        paused.owner.append(
+            tables.IDLE_HEARTBEATS,
+            lake.engine.lake.layout[tables.IDLE_HEARTBEATS].schema.empty_table(),
+        )
     assert [lake.questions.version(name) for name in WRITTEN] == before
     assert lake.merge() == 1
 
@@ -94,13 +102,17 @@ def test_whatever_step_is_cut_off_the_next_start_completes_it_and_a_fenced_owner
     assert lake.late() == expected_late(lake.cases, SOURCES)
     rows = lake.questions.summary(tables.PROGRESS, ["batch"], {"rows": ("count", "*")}).to_pylist()
     expected = len(lake.cases) * len(SOURCES)
-    assert sorted(tuple(row.values()) for row in rows) == [(batch, expected) for batch in range(4)], "each is noted once"
+    assert sorted(tuple(row.values()) for row in rows) == [
+        (batch, expected) for batch in range(4)
+    ], "each is noted once"
 
 
 @pytest.mark.promise("C24")
 @pytest.mark.long
 @pytest.mark.parametrize("kind", [QUICK], indirect=True, scope="module")
-def test_the_same_holds_of_a_batch_that_writes_the_open_records_anew(new_lake: MakeLake, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_same_holds_of_a_batch_that_writes_the_open_records_anew(
+    new_lake: MakeLake, monkeypatch: pytest.MonkeyPatch
+) -> None:
     lake = new_lake(rich_cases(4, 1656, wealth="late"))
     rewrite_open_records(monkeypatch)
 
@@ -140,7 +152,9 @@ def test_the_same_holds_of_a_batch_that_writes_the_open_records_anew(new_lake: M
         patch.setattr(PartitionedFiles, "write", replaced)
         with pytest.raises(CommitFailedError):
             list(paused.drain())
-    assert [lake.questions.version(name) for name in WRITTEN] == versions, "the fence is the last commit"
+    assert [lake.questions.version(name) for name in WRITTEN] == versions, (
+        "the fence is the last commit"
+    )
     with pytest.raises(LeaseLostError):
         list(paused.drain())
     assert lake.merge()

@@ -1,4 +1,5 @@
-"""A table that somebody has restored: nothing is merged into it until it is taken forward again, and then nothing is missing."""
+"""A table that somebody has restored: nothing is merged into it until it is taken forward again,
+and then nothing is missing."""
 
 from __future__ import annotations
 
@@ -31,7 +32,9 @@ def refusal(lake: CaseLake) -> str:
     return str(refused.value)
 
 
-@pytest.mark.parametrize("kind", [QUICK, FOLDER_AT_NIGHT, CATALOG_AT_NIGHT], indirect=True, scope="module")
+@pytest.mark.parametrize(
+    "kind", [QUICK, FOLDER_AT_NIGHT, CATALOG_AT_NIGHT], indirect=True, scope="module"
+)
 def test_silver_that_was_restored_is_refused_until_it_is_taken_forward_again(
     new_lake: MakeLake, open_spark: OpenSpark, kind: str
 ) -> None:
@@ -49,7 +52,9 @@ def test_silver_that_was_restored_is_refused_until_it_is_taken_forward_again(
     here = re.escape(lake.engine.lake.address(tables.SILVER))
     said = refusal(lake)
     assert re.search(
-        rf"silver was taken back .* version {last} is gone.* RESTORE TABLE .*{here}`? TO VERSION AS OF {last};", said
+        rf"silver was taken back .* version {last} is gone.* RESTORE TABLE .*{here}`? TO VERSION "
+        rf"AS OF {last};",
+        said,
     )
     for silver in (running, lake.start()):
         with pytest.raises(ConfigurationError, match="silver was taken back by somebody's RESTORE"):
@@ -64,8 +69,12 @@ def test_silver_that_was_restored_is_refused_until_it_is_taken_forward_again(
 
 
 @pytest.mark.parametrize("kind", [QUICK], indirect=True, scope="module")
-@pytest.mark.parametrize("table", [tables.bronze("orders"), tables.LATE, tables.QUARANTINE, tables.PROGRESS])
-def test_so_is_every_table_that_a_layer_writes(new_lake: MakeLake, open_spark: OpenSpark, kind: str, table: str) -> None:
+@pytest.mark.parametrize(
+    "table", [tables.bronze("orders"), tables.LATE, tables.QUARANTINE, tables.PROGRESS]
+)
+def test_so_is_every_table_that_a_layer_writes(
+    new_lake: MakeLake, open_spark: OpenSpark, kind: str, table: str
+) -> None:
     lake = new_lake(rich_cases(4, 1656, wealth="late"))
     for share in (0.3, 0.6):
         lake.arrive(share)
@@ -78,7 +87,9 @@ def test_so_is_every_table_that_a_layer_writes(new_lake: MakeLake, open_spark: O
 
 
 @pytest.mark.parametrize("kind", [QUICK], indirect=True, scope="module")
-def test_a_restore_that_undoes_nothing_of_a_layer_is_none(new_lake: MakeLake, open_spark: OpenSpark, kind: str) -> None:
+def test_a_restore_that_undoes_nothing_of_a_layer_is_none(
+    new_lake: MakeLake, open_spark: OpenSpark, kind: str
+) -> None:
     lake = new_lake(rich_cases(4, 1656, wealth="late"))
     lake.arrive(0.5)
     lake.merge()

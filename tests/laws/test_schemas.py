@@ -1,4 +1,5 @@
-"""A field may have any name that Delta takes, and values may be maps; silver and messages hold them as they are."""
+"""A field may have any name that Delta takes, and values may be maps; silver and messages hold them
+as they are."""
 
 from __future__ import annotations
 
@@ -41,10 +42,19 @@ def test_any_name_and_maps_reach_silver_and_the_message(new_lake: MakeLake, tmp_
         "in": {"type": "object", "properties": inner},
         "map": numbers,
     }
-    (tmp_path / "x.json").write_text(json.dumps({"type": "object", "properties": properties | inner}))
+    (tmp_path / "x.json").write_text(
+        json.dumps({"type": "object", "properties": properties | inner})
+    )
     named = {name: number for number, name in enumerate(NAMES)}
-    values: list[bytes | None] = [keyed("a", t, **{**named, "in": named, "map": {"z": t, "a.b": None, "": 1}}) for t in (10, 20)]
-    case = Case({"tracking": [*values, heartbeat(500)], "orders": [heartbeat(500)]}, 100, ["tracking"] * 3 + ["orders"])
+    values: list[bytes | None] = [
+        keyed("a", t, **{**named, "in": named, "map": {"z": t, "a.b": None, "": 1}})
+        for t in (10, 20)
+    ]
+    case = Case(
+        {"tracking": [*values, heartbeat(500)], "orders": [heartbeat(500)]},
+        100,
+        ["tracking"] * 3 + ["orders"],
+    )
     lake = new_lake({0: case}, sources__tracking__schema=str(tmp_path / "x.json"))
     for share in (0.3, 1.0):  # a row that is there already, and one that takes its place
         lake.arrive(share, lake.engine)
@@ -53,8 +63,13 @@ def test_any_name_and_maps_reach_silver_and_the_message(new_lake: MakeLake, tmp_
     [(key, parts)] = as_tuples(rows)
     assert key == "a"
     kept = [value for _, _, value in parts]  # type: ignore[attr-defined]
-    assert kept == [{"ts": t, "k": "a", "in": named, "map": [("z", t), ("a.b", None), ("", 1)], **named} for t in (10, 20)]
+    assert kept == [
+        {"ts": t, "k": "a", "in": named, "map": [("z", t), ("a.b", None), ("", 1)], **named}
+        for t in (10, 20)
+    ]
     columns = ["merge_key", "event_time", "last_event_time", "tracking"]
     found = lake.engine.fetched(lake.engine.read(tables.SILVER, columns))
     [message] = message_values(found, ["tracking"]).to_pylist()
-    assert orjson.loads(message)["tracking"] == [{**value, "map": dict(value["map"])} for value in kept]
+    assert orjson.loads(message)["tracking"] == [
+        {**value, "map": dict(value["map"])} for value in kept
+    ]

@@ -1,4 +1,5 @@
-"""Whose Spark session it is: a session that is given stays as it was, and the layers have settings of their own."""
+"""Whose Spark session it is: a session that is given stays as it was, and the layers have settings
+of their own."""
 
 from __future__ import annotations
 
@@ -55,11 +56,14 @@ EXPRESSIONS = (
 
 @pytest.fixture
 def given(root_session: SparkSession, tmp_path: Path) -> Iterator[SparkSession]:
-    """The suite's session, as somebody else's: active, with settings that are not the layers', and Delta has written in it.
+    """The suite's session, as somebody else's: active, with settings that are not the layers', and
+    Delta has written in it.
 
     (At a first write, Delta itself changes settings of the active session.)
     """
-    root_session.createDataFrame([(1,)], "id LONG").write.format("delta").save(str(tmp_path / "theirs"))
+    root_session.createDataFrame([(1,)], "id LONG").write.format("delta").save(
+        str(tmp_path / "theirs")
+    )
     before = dict(root_session.conf.getAll)
     for name, value in OTHERS.items():
         root_session.conf.set(name, value)
@@ -71,11 +75,15 @@ def given(root_session: SparkSession, tmp_path: Path) -> Iterator[SparkSession]:
 
 
 @pytest.mark.long
-def test_the_layers_have_their_own_settings_and_a_given_session_keeps_its_own(given: SparkSession, tmp_path: Path) -> None:
+def test_the_layers_have_their_own_settings_and_a_given_session_keeps_its_own(
+    given: SparkSession, tmp_path: Path
+) -> None:
     before = dict(given.conf.getAll)
     ours = spark_session({"spark.sql.shuffle.partitions": "7", "spark.master": "local[9]"})
     assert {name: ours.conf.get(name) for name in LAYER_SETTINGS} == LAYER_SETTINGS
-    assert ours.conf.get("spark.sql.shuffle.partitions") == "3", "settings under `spark:` are those of a session of our own"
+    assert ours.conf.get("spark.sql.shuffle.partitions") == "3", (
+        "settings under `spark:` are those of a session of our own"
+    )
     assert ours.conf.get("spark.app.id") == given.conf.get("spark.app.id"), "the same cluster"
 
     settings = settings_for(tmp_path, engine="spark")
@@ -88,9 +96,14 @@ def test_the_layers_have_their_own_settings_and_a_given_session_keeps_its_own(gi
 
 
 @pytest.mark.promise("R15")
-def test_what_an_expression_gives_does_not_depend_on_the_session_that_is_given(given: SparkSession) -> None:
+def test_what_an_expression_gives_does_not_depend_on_the_session_that_is_given(
+    given: SparkSession,
+) -> None:
     def values(session: SparkSession) -> list[str]:
-        return [str(session.range(1).select(F.expr(text).alias("value")).collect()[0][0]) for text in EXPRESSIONS]
+        return [
+            str(session.range(1).select(F.expr(text).alias("value")).collect()[0][0])
+            for text in EXPRESSIONS
+        ]
 
     theirs, ours = values(given), values(spark_session({}))
     assert ours == [
@@ -105,11 +118,15 @@ def test_what_an_expression_gives_does_not_depend_on_the_session_that_is_given(g
         "[1, 2, 3]",
         "${env:HOME}",
     ]
-    assert all(one != other for one, other in zip(theirs, ours, strict=True)), "each depends on the session"
+    assert all(one != other for one, other in zip(theirs, ours, strict=True)), (
+        "each depends on the session"
+    )
     given.udf.register("upper", lambda _: "theirs")
     try:
         sessions = given, spark_session({})
-        assert [each.range(1).select(F.expr("upper('a')")).collect()[0][0] for each in sessions] == ["theirs", "A"]
+        assert [
+            each.range(1).select(F.expr("upper('a')")).collect()[0][0] for each in sessions
+        ] == ["theirs", "A"]
     finally:
         given.sql("DROP TEMPORARY FUNCTION upper")
 
@@ -119,12 +136,17 @@ def test_a_session_of_our_own_has_the_settings_under_spark(root_session: SparkSe
     assert (root_session.conf.get("spark.master") or "").startswith("local")
 
 
-def test_a_folder_of_this_machine_will_do_where_spark_runs_on_it(root_session: SparkSession, tmp_path: Path) -> None:
+def test_a_folder_of_this_machine_will_do_where_spark_runs_on_it(
+    root_session: SparkSession, tmp_path: Path
+) -> None:
     check_executors(root_session, Lake(settings_for(tmp_path)))
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize(("spark", "of_driver"), [("4.2.0", "4.2.0"), ("4.2.1", "4.2.0"), ("4.3.0", "4.3.0"), ("5.0.0", "5.0.0")])
+@pytest.mark.parametrize(
+    ("spark", "of_driver"),
+    [("4.2.0", "4.2.0"), ("4.2.1", "4.2.0"), ("4.3.0", "4.3.0"), ("5.0.0", "5.0.0")],
+)
 def test_a_spark_of_the_drivers_release_will_do(spark: str, of_driver: str) -> None:
     check_versions(spark, of_driver)
 
@@ -132,9 +154,21 @@ def test_a_spark_of_the_drivers_release_will_do(spark: str, of_driver: str) -> N
 @pytest.mark.parametrize(
     ("spark", "of_driver", "said"),
     [
-        ("4.1.1", "4.1.1", "this is Spark 4.1.1, and Watersmeet needs Spark 4.2 or newer; use a newer one"),
-        ("3.5.6", "4.2.0", "this is Spark 3.5.6, and Watersmeet needs Spark 4.2 or newer; use a newer one"),
-        ("4.3.0", "4.2.0", "this is Spark 4.3.0, and the driver's pyspark is 4.2.0; install pyspark 4.3.0"),
+        (
+            "4.1.1",
+            "4.1.1",
+            "this is Spark 4.1.1, and Watersmeet needs Spark 4.2 or newer; use a newer one",
+        ),
+        (
+            "3.5.6",
+            "4.2.0",
+            "this is Spark 3.5.6, and Watersmeet needs Spark 4.2 or newer; use a newer one",
+        ),
+        (
+            "4.3.0",
+            "4.2.0",
+            "this is Spark 4.3.0, and the driver's pyspark is 4.2.0; install pyspark 4.3.0",
+        ),
     ],
 )
 def test_another_spark_is_refused_in_one_sentence(spark: str, of_driver: str, said: str) -> None:

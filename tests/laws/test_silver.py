@@ -1,4 +1,5 @@
-"""Silver on real Delta tables is what the merge model says, however the input is cut; a batch is one commit, and its notes."""
+"""Silver on real Delta tables is what the merge model says, however the input is cut; a batch is
+one commit, and its notes."""
 
 from __future__ import annotations
 
@@ -16,7 +17,14 @@ from pipelines.lake import tables
 from pipelines.lake.commits import APPLICATION, Commit
 from pipelines.lake.progress import facts_of, plan_of
 from tests.laws.conftest import IN_FOLDERS_OF_BOTH, QUICK, MakeLake, in_folders, one_of
-from tests.support.cases import SOURCES, Case, expected_late, expected_quarantine, expected_silver, rich_cases
+from tests.support.cases import (
+    SOURCES,
+    Case,
+    expected_late,
+    expected_quarantine,
+    expected_silver,
+    rich_cases,
+)
 from tests.support.lakes import CaseLake, delta_table
 
 PARTITIONS = 60
@@ -34,12 +42,14 @@ kind = one_of(IN_FOLDERS_OF_BOTH)
 
 @pytest.fixture(scope="module")
 def lake(new_lake: MakeLake, kind: str) -> CaseLake:
-    """Cut by arrivals, by starts and, where a batch costs little, by its size; judged by an expression that is null for many, and
-    by size.
+    """Cut by arrivals, by starts and, where a batch costs little, by its size; judged by an
+    expression that is null for many, and by size.
     """
     lake = new_lake(
         cases(),
-        merge__max_records_per_batch=(SHARE if kind == QUICK else 50 * SHARE) * PARTITIONS * len(SOURCES),
+        merge__max_records_per_batch=(SHARE if kind == QUICK else 50 * SHARE)
+        * PARTITIONS
+        * len(SOURCES),
         silver={"change_data_feed": True},
         publish__valid="orders[0].offset >= 0",
         publish__max_bytes=MAX_BYTES,
@@ -80,24 +90,36 @@ def test_quarantine_holds_every_refused_record_once(lake: CaseLake) -> None:
 @pytest.mark.promise("R4")
 def test_every_bronze_record_ends_in_exactly_one_outcome_or_waits(lake: CaseLake) -> None:
     until = {tp: done.until_offset for tp, done in lake.plans[-1].ranges.items()}
-    ended = [(source, row[0], part[0]) for row in lake.silver() for i, source in enumerate(SOURCES) for part in row[5 + i]]  # type: ignore[attr-defined]
+    ended = [
+        (source, row[0], part[0])
+        for row in lake.silver()
+        for i, source in enumerate(SOURCES)
+        for part in row[5 + i]
+    ]  # type: ignore[attr-defined]
     ended += [(str(row[1]), row[0], row[2]) for row in [*lake.late(), *lake.quarantined()]]
     passed = []
     for source in SOURCES:
-        bronze = lake.questions.select(tables.bronze(source), ["partition", "offset", "reason", "heartbeat"]).to_pylist()
+        bronze = lake.questions.select(
+            tables.bronze(source), ["partition", "offset", "reason", "heartbeat"]
+        ).to_pylist()
         ended += [(source, row["partition"], row["offset"]) for row in bronze if row["heartbeat"]]
         passed += [
             (source, row["partition"], row["offset"])
             for row in bronze
-            if row["offset"] < until[TopicPartition(source, row["partition"])] or row["reason"] or row["heartbeat"]
+            if row["offset"] < until[TopicPartition(source, row["partition"])]
+            or row["reason"]
+            or row["heartbeat"]
         ]
     assert Counter(ended) == Counter(passed)
 
 
 @in_folders
-def test_a_skipped_tombstone_is_in_bronze_alone_and_moves_nothing(new_lake: MakeLake, kind: str) -> None:
+def test_a_skipped_tombstone_is_in_bronze_alone_and_moves_nothing(
+    new_lake: MakeLake, kind: str
+) -> None:
     cases = rich_cases(4, 8_800)
-    for case in cases.values():  # a tombstone before, among and after the others, and refused ones as they come
+    # A tombstone before, among and after the others, and refused ones as they come.
+    for case in cases.values():
         for source, mine in case.values.items():
             mine[:] = [None, *mine[:2], None, *mine[2:], None]
             case.arrivals += [source] * 3
@@ -110,25 +132,41 @@ def test_a_skipped_tombstone_is_in_bronze_alone_and_moves_nothing(new_lake: Make
     refused = expected_quarantine(cases)
     assert lake.quarantined() == [row for row in refused if (row[1], row[3]) != ("tracking", None)]
     columns = ["partition", "offset", "merge_key", "event_time", "heartbeat", "reason", "detail"]
-    skipped = lake.questions.select(tables.bronze("tracking"), columns, [[("value", "is null", None)]]).to_pylist()
+    skipped = lake.questions.select(
+        tables.bronze("tracking"), columns, [[("value", "is null", None)]]
+    ).to_pylist()
     places = [(row[0], row[2]) for row in refused if (row[1], row[3]) == ("tracking", None)]
     assert sorted((row["partition"], row["offset"]) for row in skipped) == places
     assert {tuple(row.values())[2:] for row in skipped} == {(None, None, False, None, None)}
 
 
-def test_a_finished_record_is_valid_where_the_expression_is_true_and_the_message_small_enough(lake: CaseLake) -> None:
-    columns = ["partition", "merge_key", "status", "event_time", "last_event_time", *SOURCES, "valid", "invalid_reason"]
+def test_a_finished_record_is_valid_where_the_expression_is_true_and_the_message_small_enough(
+    lake: CaseLake,
+) -> None:
+    columns = [
+        "partition",
+        "merge_key",
+        "status",
+        "event_time",
+        "last_event_time",
+        *SOURCES,
+        "valid",
+        "invalid_reason",
+    ]
     seen: Counter[str | None] = Counter()
     for row in lake.questions.select(tables.SILVER, columns).to_pylist():
         if row["status"] == "open":
             assert (row["valid"], row["invalid_reason"]) == (None, None)
             continue
         values = [b",".join(part["value"].encode() for part in row[source]) for source in SOURCES]
-        message = b'{"key":%s,"event_time":%d,"last_event_time":%d,"tracking":[%s],"orders":[%s]}' % (
-            orjson.dumps(row["merge_key"]),
-            row["event_time"],
-            row["last_event_time"],
-            *values,
+        message = (
+            b'{"key":%s,"event_time":%d,"last_event_time":%d,"tracking":[%s],"orders":[%s]}'
+            % (
+                orjson.dumps(row["merge_key"]),
+                row["event_time"],
+                row["last_event_time"],
+                *values,
+            )
         )
         size = message_bytes(len(message), len(row["merge_key"].encode()), 0)
         reason = "predicate" if not row["orders"] else "too_large" if size > MAX_BYTES else None
@@ -138,27 +176,57 @@ def test_a_finished_record_is_valid_where_the_expression_is_true_and_the_message
     assert seen["too_large"] > 0
 
 
-def test_a_batch_is_one_merge_whose_metadata_holds_the_plan_and_whose_notes_follow(lake: CaseLake, spark: SparkSession) -> None:
+def test_a_batch_is_one_merge_whose_metadata_holds_the_plan_and_whose_notes_follow(
+    lake: CaseLake, spark: SparkSession
+) -> None:
     history = sorted(lake.questions.history(tables.SILVER))
     assert [plan_of(json.loads(version.metadata or "")) for version in history[1:]] == lake.plans
-    operations = [row.operation for row in delta_table(spark, lake.engine.lake, tables.SILVER).history().collect()]
+    operations = [
+        row.operation
+        for row in delta_table(spark, lake.engine.lake, tables.SILVER).history().collect()
+    ]
     assert operations == ["MERGE"] * len(lake.plans) + ["CREATE TABLE"]
     commits = [Commit.parse(version.metadata) for version in history[1:]]
     assert [commit.facts for commit in commits if commit] == [
         json.loads(json.dumps(facts_of(plan, lake.settings))) for plan in lake.plans
     ]
-    for table, followed in ((tables.LATE, [plan for plan in lake.plans if plan.has_late]), (tables.PROGRESS, lake.plans)):
-        notes = [Commit.parse(version.metadata) for version in sorted(lake.questions.history(table))[1:]]
-        assert [(note.application, plan_of(note.facts)) for note in notes if note] == [(APPLICATION, p) for p in followed]
+    for table, followed in (
+        (tables.LATE, [plan for plan in lake.plans if plan.has_late]),
+        (tables.PROGRESS, lake.plans),
+    ):
+        notes = [
+            Commit.parse(version.metadata) for version in sorted(lake.questions.history(table))[1:]
+        ]
+        assert [(note.application, plan_of(note.facts)) for note in notes if note] == [
+            (APPLICATION, p) for p in followed
+        ]
         assert [note.transaction_version for note in notes if note] == [
-            commit.transaction_version for commit in commits if commit and plan_of(commit.facts) in followed
+            commit.transaction_version
+            for commit in commits
+            if commit and plan_of(commit.facts) in followed
         ]
 
 
-def test_progress_says_of_every_batch_how_far_it_came_and_which_version_of_silver_holds_it(lake: CaseLake) -> None:
-    columns = ["batch", "source", "partition", "from_offset", "until_offset", "position", "head", "clock", "silver_version"]
+def test_progress_says_of_every_batch_how_far_it_came_and_which_version_of_silver_holds_it(
+    lake: CaseLake,
+) -> None:
+    columns = [
+        "batch",
+        "source",
+        "partition",
+        "from_offset",
+        "until_offset",
+        "position",
+        "head",
+        "clock",
+        "silver_version",
+    ]
     rows = lake.questions.select(tables.PROGRESS, columns).to_pylist()
-    versions = {json.loads(v.metadata)["batch"]: v.number for v in lake.questions.history(tables.SILVER) if v.metadata}
+    versions = {
+        json.loads(v.metadata)["batch"]: v.number
+        for v in lake.questions.history(tables.SILVER)
+        if v.metadata
+    }
     told = {(row["batch"], TopicPartition(row["source"], row["partition"])): row for row in rows}
     assert len(told) == len(rows) == len(lake.plans) * PARTITIONS * len(SOURCES)
     for plan in lake.plans:
@@ -170,7 +238,9 @@ def test_progress_says_of_every_batch_how_far_it_came_and_which_version_of_silve
             ]
     last = lake.plans[-1].batch
     for batch, is_there in ((last, True), (last - 1, False)):
-        found = lake.questions.summary(tables.SILVER, [], {"last": ("max", "batch")}, version=versions[batch])
+        found = lake.questions.summary(
+            tables.SILVER, [], {"last": ("max", "batch")}, version=versions[batch]
+        )
         assert (found["last"][0].as_py() == last) == is_there
 
 
@@ -181,9 +251,13 @@ def test_a_drained_lake_gets_no_commit(lake: CaseLake) -> None:
     assert [lake.questions.version(name) for name in names] == before
 
 
-def test_the_change_data_feed_tells_each_change_with_its_batch(lake: CaseLake, spark: SparkSession) -> None:
+def test_the_change_data_feed_tells_each_change_with_its_batch(
+    lake: CaseLake, spark: SparkSession
+) -> None:
     columns = ["partition", "merge_key", "event_time", "status", "batch"]
-    reader = spark.read.format("delta").option("readChangeFeed", "true").option("startingVersion", 0)
+    reader = (
+        spark.read.format("delta").option("readChangeFeed", "true").option("startingVersion", 0)
+    )
     address = lake.engine.lake.address(tables.SILVER)
     feed = reader.table(address) if lake.engine.lake.is_catalog else reader.load(address)
     changes = feed.select("_change_type", *columns, "_commit_version").collect()
@@ -194,10 +268,26 @@ def test_the_change_data_feed_tells_each_change_with_its_batch(lake: CaseLake, s
         values[time] = round(values[time].timestamp() * 1000)
         return tuple(values)
 
-    after = Counter(plain(row) for row in changes if row._change_type in ("insert", "update_postimage"))
-    before = Counter(plain(row) for row in changes if row._change_type in ("delete", "update_preimage"))
+    after = Counter(
+        plain(row) for row in changes if row._change_type in ("insert", "update_postimage")
+    )
+    before = Counter(
+        plain(row) for row in changes if row._change_type in ("delete", "update_preimage")
+    )
     silver = lake.questions.select(tables.SILVER, columns).to_pylist()
     assert after - before == Counter(tuple(row.values()) for row in silver)
-    assert {row._change_type for row in changes} == {"insert", "update_preimage", "update_postimage"}
-    made = {v.number: json.loads(v.metadata)["batch"] for v in lake.questions.history(tables.SILVER) if v.metadata}
-    assert all(row.batch == made[row._commit_version] for row in changes if row._change_type != "update_preimage")
+    assert {row._change_type for row in changes} == {
+        "insert",
+        "update_preimage",
+        "update_postimage",
+    }
+    made = {
+        v.number: json.loads(v.metadata)["batch"]
+        for v in lake.questions.history(tables.SILVER)
+        if v.metadata
+    }
+    assert all(
+        row.batch == made[row._commit_version]
+        for row in changes
+        if row._change_type != "update_preimage"
+    )

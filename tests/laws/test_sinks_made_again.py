@@ -22,11 +22,18 @@ kind = one_of([QUICK])
 
 
 def cases() -> dict[int, Case]:
-    """Of every partition, two records are finished after a half has arrived, and two more at the end."""
-    half = [keyed("a", 1), keyed("b", 2), b"{", heartbeat(1_000)], [keyed("c", 2_000), keyed("d", 2_001), b"{", heartbeat(3_000)]
+    """Of every partition, two records are finished after a half has arrived, and two more at the
+    end."""
+    half = (
+        [keyed("a", 1), keyed("b", 2), b"{", heartbeat(1_000)],
+        [keyed("c", 2_000), keyed("d", 2_001), b"{", heartbeat(3_000)],
+    )
     orders = [heartbeat(1_000), heartbeat(3_000)]
     arrivals = [*["tracking"] * 4, "orders"] * 2
-    return {p: Case({"tracking": [*half[0], *half[1]], "orders": [*orders]}, 100, arrivals) for p in range(PARTITIONS)}
+    return {
+        p: Case({"tracking": [*half[0], *half[1]], "orders": [*orders]}, 100, arrivals)
+        for p in range(PARTITIONS)
+    }
 
 
 def lake_of(new_lake: MakeLake, kafka: str, sink: str, **overrides: object) -> CaseLake:
@@ -51,7 +58,9 @@ def test_between_two_publications(new_lake: MakeLake, kafka: str, is_made: bool)
     assert lake.messages() == expected_messages(lake.cases)
 
 
-def test_within_a_publication(new_lake: MakeLake, kafka: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_within_a_publication(
+    new_lake: MakeLake, kafka: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     sink = "laws-again-within"
     lake = lake_of(new_lake, kafka, sink)
     gold = lake.gold()
@@ -78,12 +87,22 @@ def test_a_topic_of_dead_letters_too(new_lake: MakeLake, kafka: str) -> None:
     letters = "laws-again-letters"
     topics = {f"sources__{name}__topic": f"laws-again-{name}" for name in ("tracking", "orders")}
     create_topics(kafka, *topics.values(), partitions=PARTITIONS)
-    lake = new_lake(cases(), bootstrap=kafka, name="laws-again-letters", publish__quarantine_topic=letters, **topics)
+    lake = new_lake(
+        cases(),
+        bootstrap=kafka,
+        name="laws-again-letters",
+        publish__quarantine_topic=letters,
+        **topics,
+    )
     lake.arrive(0.5)
     dead = DeadLetters(lake.owner(), lake.settings, PARTITIONS, tables.QUARANTINE, letters)
     assert list(dead.drain())
     delete_topic(kafka, letters)
     lake.arrive()
     assert list(dead.drain())
-    sent = [(one.partition, one.offset, one.value) for one in dead_letters(kafka, letters, PARTITIONS)]
-    assert sorted(sent, key=repr) == sorted(((row[0], row[2], row[-1]) for row in expected_quarantine(lake.cases)), key=repr)
+    sent = [
+        (one.partition, one.offset, one.value) for one in dead_letters(kafka, letters, PARTITIONS)
+    ]
+    assert sorted(sent, key=repr) == sorted(
+        ((row[0], row[2], row[-1]) for row in expected_quarantine(lake.cases)), key=repr
+    )

@@ -1,4 +1,5 @@
-"""With clocks by tenant, silver on every engine is what the merge model says, through restarts and changes of the rules."""
+"""With clocks by tenant, silver on every engine is what the merge model says, through restarts and
+changes of the rules."""
 
 from __future__ import annotations
 
@@ -24,7 +25,9 @@ CASES = tenant_cases(14)
 
 def with_rules(settings: Settings, rules: Window) -> Settings:
     values = merge_of(rules)
-    return settings.model_copy(update={"merge": type(settings.merge).model_validate(values, context={"folder": None})})
+    return settings.model_copy(
+        update={"merge": type(settings.merge).model_validate(values, context={"folder": None})}
+    )
 
 
 def merged(lake: CaseLake, models: TenantModels, *shares: float) -> None:
@@ -34,7 +37,9 @@ def merged(lake: CaseLake, models: TenantModels, *shares: float) -> None:
     models.arrive(shares[-1])
 
 
-def test_silver_is_what_the_model_makes_of_tenants_and_what_waits_is_a_row(new_lake: MakeLake, kind: str) -> None:
+def test_silver_is_what_the_model_makes_of_tenants_and_what_waits_is_a_row(
+    new_lake: MakeLake, kind: str
+) -> None:
     rules = (100, 250, 300)
     lake, models = new_lake(CASES, merge=merge_of(rules)), TenantModels(CASES, rules)
     for share in (0.1, 0.3, 0.35, 0.7, 1.0) if kind == QUICK else (0.4, 1.0):
@@ -57,7 +62,9 @@ def test_a_change_of_window_and_lag_judges_again_what_waits(new_lake: MakeLake, 
     for number, (share, rules) in enumerate(steps if kind == QUICK else steps[:2]):
         if number:
             lake.settings = with_rules(lake.settings, rules)
-            begin_epoch(lake.questions, lake.engine.append, lake.settings, lake.plans[-1].batch + 1, number)
+            begin_epoch(
+                lake.questions, lake.engine.append, lake.settings, lake.plans[-1].batch + 1, number
+            )
             models.begin_epoch(rules)
         merged(lake, models, share - 0.1, share)
         assert late_of(lake.questions) == models.late()
@@ -67,11 +74,14 @@ def test_a_change_of_window_and_lag_judges_again_what_waits(new_lake: MakeLake, 
 
 @pytest.mark.promise("N34")
 @pytest.mark.parametrize("kind", [QUICK], indirect=True, scope="module")
-@pytest.mark.parametrize(("operation", "table"), [("merge", tables.SILVER), ("append", tables.PROGRESS)])
+@pytest.mark.parametrize(
+    ("operation", "table"), [("merge", tables.SILVER), ("append", tables.PROGRESS)]
+)
 def test_what_waited_and_is_late_is_noted_once_although_no_older_version_is_left(
     new_lake: MakeLake, operation: str, table: str
 ) -> None:
-    """A crash before or after the first batch of an epoch, and then a vacuum that leaves the last versions alone."""
+    """A crash before or after the first batch of an epoch, and then a vacuum that leaves the last
+    versions alone."""
     before, after = (100, None, 300), (30, 90, 50)
     lake, models = new_lake(CASES, merge=merge_of(before)), TenantModels(CASES, before)
     begin_epoch(lake.questions, lake.engine.append, lake.settings, 0, 0)
@@ -85,7 +95,9 @@ def test_what_waited_and_is_late_is_noted_once_although_no_older_version_is_left
         with pytest.raises(CrashError):
             lake.start(engine=dying_at(lake.engine, operation, table)).drain().__next__()
         for name in (tables.SILVER, tables.LATE):
-            DeltaTable(lake.engine.lake.address(name)).vacuum(0, dry_run=False, enforce_retention_duration=False)
+            DeltaTable(lake.engine.lake.address(name)).vacuum(
+                0, dry_run=False, enforce_retention_duration=False
+            )
     lake.merge()
     models.arrive(0.55)
     assert late_of(lake.questions) == models.late()
@@ -95,7 +107,9 @@ def test_what_waited_and_is_late_is_noted_once_although_no_older_version_is_left
     assert late_of(lake.questions) == models.late()
 
 
-def test_a_jump_closes_what_is_open_and_what_waits_and_begins_with_fresh_clocks(new_lake: MakeLake, kind: str) -> None:
+def test_a_jump_closes_what_is_open_and_what_waits_and_begins_with_fresh_clocks(
+    new_lake: MakeLake, kind: str
+) -> None:
     """Forward in some partitions, back to the beginning in others."""
     rules = (100, 250, 300)
     lake, before = new_lake(CASES, merge=merge_of(rules)), TenantModels(CASES, rules)
@@ -103,29 +117,48 @@ def test_a_jump_closes_what_is_open_and_what_waits_and_begins_with_fresh_clocks(
     cursors = lake.start().planner.cursors
     to = {tp: 0 if tp.partition % 2 else at.next_offset + 1 for tp, at in cursors.items()}
     lake.jump(to)
-    closed = [(*row[:3], "timed_out", *row[4:6], None, None, None, row[9]) for row in before.silver() if row[3] != "timed_out"]
+    closed = [
+        (*row[:3], "timed_out", *row[4:6], None, None, None, row[9])
+        for row in before.silver()
+        if row[3] != "timed_out"
+    ]
     kept = [row for row in before.silver() if row[3] == "timed_out"]
     assert sorted(silver_of(lake.questions), key=repr) == sorted(closed + kept, key=repr)
 
     merged(lake, before, 1.0)
-    anew = TenantModels(CASES, rules, {(tp.source, tp.partition): offset for tp, offset in to.items()})
+    anew = TenantModels(
+        CASES, rules, {(tp.source, tp.partition): offset for tp, offset in to.items()}
+    )
     anew.arrive(1.0)
     assert silver_of(lake.questions) == sorted(closed + kept + anew.silver(), key=repr)
 
 
 @pytest.mark.parametrize("kind", [QUICK], indirect=True, scope="module")
-def test_a_decision_about_a_silent_source_tells_each_tenant_its_own_time(new_lake: MakeLake) -> None:
-    """One source falls silent; a tenant that is behind on the other one is not late when its records of the first come."""
+def test_a_decision_about_a_silent_source_tells_each_tenant_its_own_time(
+    new_lake: MakeLake,
+) -> None:
+    """One source falls silent; a tenant that is behind on the other one is not late when its
+    records of the first come."""
     tracking: list[bytes | None] = [
         keyed("a", 5000, g="x"),
         keyed("a", 4800, g="y"),
         heartbeat(6000, g="x"),
         keyed("b", 5100, g="y"),
     ]
-    orders: list[bytes | None] = [keyed("a", 4900, g="x"), *(keyed(key, time, g="y") for key, time in (("a", 4850), ("b", 5050)))]
-    case = Case({"tracking": tracking, "orders": orders}, 100, [*["orders"], *["tracking"] * 4, *["orders"] * 2])
+    orders: list[bytes | None] = [
+        keyed("a", 4900, g="x"),
+        *(keyed(key, time, g="y") for key, time in (("a", 4850), ("b", 5050))),
+    ]
+    case = Case(
+        {"tracking": tracking, "orders": orders},
+        100,
+        [*["orders"], *["tracking"] * 4, *["orders"] * 2],
+    )
     rules = (100, None, 2000)
-    lake, models = new_lake({0: case}, merge={**merge_of(rules), "idle_after": "10s"}), TenantModels({0: case}, rules)
+    lake, models = (
+        new_lake({0: case}, merge={**merge_of(rules), "idle_after": "10s"}),
+        TenantModels({0: case}, rules),
+    )
     clock = Clock()
     silver = lake.start(Quiet(lake.settings, 10_000, now_s=clock))
     lake.arrive(5 / 7)
@@ -140,4 +173,8 @@ def test_a_decision_about_a_silent_source_tells_each_tenant_its_own_time(new_lak
     assert silver_of(lake.questions) == models.silver()
     merged(lake, models, 1.0)
     assert silver_of(lake.questions) == models.silver()
-    assert [row[4:] for row in late_of(lake.questions)] == [row[4:] for row in models.late()] == [("a", 4850, 5100)]
+    assert (
+        [row[4:] for row in late_of(lake.questions)]
+        == [row[4:] for row in models.late()]
+        == [("a", 4850, 5100)]
+    )

@@ -1,4 +1,5 @@
-"""A source with several topics on real Delta tables: each has offsets and positions of its own, and one column is theirs."""
+"""A source with several topics on real Delta tables: each has offsets and positions of its own, and
+one column is theirs."""
 
 from __future__ import annotations
 
@@ -11,7 +12,14 @@ from pipelines.core.inputs import source_of, topic_of
 from pipelines.core.plan import TopicPartition
 from pipelines.lake import tables
 from tests.laws.conftest import QUICK, MakeLake
-from tests.support.cases import INPUTS, Case, expected_late, expected_quarantine, expected_silver, rich_cases
+from tests.support.cases import (
+    INPUTS,
+    Case,
+    expected_late,
+    expected_quarantine,
+    expected_silver,
+    rich_cases,
+)
 from tests.support.crashes import CrashError, dying_at
 from tests.support.lakes import CaseLake, fill_bronze
 
@@ -48,17 +56,31 @@ def test_late_and_quarantine_equal_the_merge_model(lake: CaseLake) -> None:
     assert (lake.late(), lake.quarantined()) == (late, refused)
     assert {row[1] for row in late} == {row[1] for row in refused} == set(INPUTS)
     for table in (tables.LATE, tables.QUARANTINE):
-        places = lake.questions.summary(table, ["source", "topic"], {"rows": ("count", "*")}).to_pylist()
-        assert {(row["source"], row["topic"]) for row in places} == {(source_of(n), topic_of(n) or n) for n in INPUTS}, table
+        places = lake.questions.summary(
+            table, ["source", "topic"], {"rows": ("count", "*")}
+        ).to_pylist()
+        assert {(row["source"], row["topic"]) for row in places} == {
+            (source_of(n), topic_of(n) or n) for n in INPUTS
+        }, table
 
 
 def test_every_topic_has_offsets_heads_and_progress_of_its_own(lake: CaseLake) -> None:
-    assert set(lake.plans[-1].ranges) == {TopicPartition(name, p) for name in INPUTS for p in cases()}
+    assert set(lake.plans[-1].ranges) == {
+        TopicPartition(name, p) for name in INPUTS for p in cases()
+    }
     columns = ["source", "topic", "partition", "until_offset", "head"]
-    noted = lake.questions.select(tables.PROGRESS, columns, [[("batch", "=", lake.plans[-1].batch)]]).to_pylist()
-    found = {(row["source"], row["topic"], row["partition"]): (row["until_offset"], row["head"]) for row in noted}
+    noted = lake.questions.select(
+        tables.PROGRESS, columns, [[("batch", "=", lake.plans[-1].batch)]]
+    ).to_pylist()
+    found = {
+        (row["source"], row["topic"], row["partition"]): (row["until_offset"], row["head"])
+        for row in noted
+    }
     assert found == {
-        (source_of(tp.source), topic_of(tp.source) or tp.source, tp.partition): (done.until_offset, done.head)
+        (source_of(tp.source), topic_of(tp.source) or tp.source, tp.partition): (
+            done.until_offset,
+            done.head,
+        )
         for tp, done in lake.plans[-1].ranges.items()
     }
     clocks = {p: case.merged(INPUTS).clock for p, case in cases().items()}
@@ -75,4 +97,6 @@ def test_a_start_completes_what_a_crash_has_left_of_each_topic(new_lake: MakeLak
     for _ in range(2):
         for name in INPUTS:
             Bronze(lake.owner(lake.quick), lake.settings, name).complete()
-        assert lake.quarantined() == sorted((1, name, 7, b"{") for name in INPUTS), "each once, for its own topic"
+        assert lake.quarantined() == sorted((1, name, 7, b"{") for name in INPUTS), (
+            "each once, for its own topic"
+        )

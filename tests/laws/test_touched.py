@@ -1,5 +1,5 @@
-"""Tables that a platform or a person has touched: a feature works, or is refused by name with the way back; what is missing is
-noticed.
+"""Tables that a platform or a person has touched: a feature works, or is refused by name with the
+way back; what is missing is noticed.
 """
 
 from __future__ import annotations
@@ -28,14 +28,18 @@ from tests.support.lakes import CaseLake, OpenSpark, folder_of
 pytestmark = pytest.mark.promise("N21")
 
 REFUSED = {
-    "inCommitTimestamp": (tables.SILVER, "SET TBLPROPERTIES ('delta.enableInCommitTimestamps' = 'true')"),
+    "inCommitTimestamp": (
+        tables.SILVER,
+        "SET TBLPROPERTIES ('delta.enableInCommitTimestamps' = 'true')",
+    ),
     "rowTracking": (tables.SILVER, "SET TBLPROPERTIES ('delta.enableRowTracking' = 'true')"),
     "clustering": (tables.bronze("orders"), "CLUSTER BY (partition)"),
     "columnMapping": (tables.SILVER, "SET TBLPROPERTIES ('delta.columnMapping.mode' = 'name')"),
 }
 WORKS = (
     "SET TBLPROPERTIES ('delta.checkpointPolicy' = 'v2', 'delta.checkpointInterval' = '1')",
-    "SET TBLPROPERTIES ('delta.autoOptimize.autoCompact' = 'true', 'delta.autoOptimize.optimizeWrite' = 'true')",
+    "SET TBLPROPERTIES ('delta.autoOptimize.autoCompact' = 'true', "
+    "'delta.autoOptimize.optimizeWrite' = 'true')",
     "ADD CONSTRAINT numbered CHECK (partition >= 0)",
 )
 
@@ -54,7 +58,8 @@ def alter(lake: CaseLake, open_spark: OpenSpark, table: str, what: str) -> None:
 
 
 def write(lake: CaseLake, table: str, feature: str) -> None:
-    """What a run writes to a table and the feature forbids delta-rs: of column mapping compaction, and no MERGE."""
+    """What a run writes to a table and the feature forbids delta-rs: of column mapping compaction,
+    and no MERGE."""
     if feature == "columnMapping":
         lake.engine.compact(table, FILE_BYTES)
     elif table == tables.SILVER:
@@ -80,7 +85,8 @@ def test_what_cannot_be_written_is_refused_by_name_with_the_way_back(
     alter(lake, open_spark, table, turned_on)
     with pytest.raises(ConfigurationError, match=f"{table} has the table feature ") as refused:
         check_features(lake.questions, lake.engine.lake)
-    with pytest.raises(ConfigurationError, match=f"{table} has the table feature "):  # a run that goes on
+    # A run that goes on.
+    with pytest.raises(ConfigurationError, match=f"{table} has the table feature "):
         write(lake, table, feature)
     said = str(refused.value)
     assert "or go on with `engine: spark`" in said or said.endswith(": go on with `engine: spark`")
@@ -118,7 +124,8 @@ def test_what_can_be_written_works(lake: CaseLake, open_spark: OpenSpark, kind: 
 
 @dataclass
 class Forgetful:
-    """An engine whose reading passes over some rows of bronze, as that of a session which ignores missing files."""
+    """An engine whose reading passes over some rows of bronze, as that of a session which ignores
+    missing files."""
 
     engine: Engine
 
@@ -131,10 +138,15 @@ class Forgetful:
 
 
 @pytest.mark.parametrize("kind", [QUICK], indirect=True, scope="module")
-def test_a_batch_that_reads_fewer_records_than_planned_merges_nothing(lake: CaseLake, kind: str) -> None:
+def test_a_batch_that_reads_fewer_records_than_planned_merges_nothing(
+    lake: CaseLake, kind: str
+) -> None:
     lake.arrive()
     version = lake.questions.version(tables.SILVER)
-    with pytest.raises(MissingRecordsError, match=r"bronze of orders has lost records: \d+ of \d+ were read of partition"):
+    with pytest.raises(
+        MissingRecordsError,
+        match=r"bronze of orders has lost records: \d+ of \d+ were read of partition",
+    ):
         lake.merge(Forgetful(lake.engine))
     assert lake.questions.version(tables.SILVER) == version
     goes_on(lake)
@@ -157,7 +169,8 @@ def test_where_a_file_of_bronze_is_gone_nothing_is_merged_whatever_a_session_ign
     assert LAYER_SETTINGS[ignoring] == "false"
     open_spark().conf.set(ignoring, "true")  # as if the layers had not their own
     try:
-        # Missing records are counted; Spark's MERGE, in its session beside the given one, does not even ignore the file.
+        # Missing records are counted; Spark's MERGE, in its session beside the given one, does not
+        # even ignore the file.
         with pytest.raises(Exception, match=r"lost records|not found|No such file|does not exist"):
             silver.commit(plan)
     finally:

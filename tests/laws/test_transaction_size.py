@@ -1,4 +1,5 @@
-"""A publication comes out, however slow the way to Kafka is: transactions that take too long are followed by smaller ones."""
+"""A publication comes out, however slow the way to Kafka is: transactions that take too long are
+followed by smaller ones."""
 
 from __future__ import annotations
 
@@ -35,8 +36,13 @@ PARTITIONS = 2
 kind = one_of([QUICK])
 
 
-@pytest.mark.parametrize(("seconds", "is_full", "limit"), [(0.1, True, 1000), (0.1, False, 100), (TARGET_S / 2, True, 200)])
-def test_a_size_grows_while_transactions_are_full_and_quick(seconds: float, is_full: bool, limit: int) -> None:
+@pytest.mark.parametrize(
+    ("seconds", "is_full", "limit"),
+    [(0.1, True, 1000), (0.1, False, 100), (TARGET_S / 2, True, 200)],
+)
+def test_a_size_grows_while_transactions_are_full_and_quick(
+    seconds: float, is_full: bool, limit: int
+) -> None:
     size = TransactionSize(5000, 100)
     size.succeeded(seconds, is_full=is_full)
     assert size.limit == limit
@@ -61,7 +67,9 @@ def test_a_transaction_that_takes_too_long_is_given_up_and_never_seen(
     made = Publisher(KafkaSettings(bootstrap_servers=kafka), "slow", topic_of_test, 1_000_000)
     made.begin()
     monkeypatch.setattr(publisher, "LONGEST_S", -1)
-    with pytest.raises(TransactionTimeoutError, match="its transaction was not done after 0 s; a smaller one") as error:
+    with pytest.raises(
+        TransactionTimeoutError, match="its transaction was not done after 0 s; a smaller one"
+    ) as error:
         made.send([messages(0, "ab")])
     assert is_retriable(error.value)
     monkeypatch.undo()
@@ -90,13 +98,20 @@ def test_a_transaction_that_kafka_has_ended_for_its_age_is_no_takeover(
 
 
 def test_gold_publishes_in_smaller_transactions_until_one_is_in_time(
-    new_lake: MakeLake, kafka: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    new_lake: MakeLake,
+    kafka: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     sink = "laws-slow-gold"
     values: list[bytes | None] = [keyed(f"k{i:03d}", i) for i in range(200)]
     arrivals = ["tracking"] * 201 + ["orders"]
-    case = Case({"tracking": [*values, heartbeat(10**6)], "orders": [heartbeat(10**6)]}, 100, arrivals)
-    lake = new_lake(dict.fromkeys(range(PARTITIONS), case), bootstrap=kafka, publish__topic=sink, name=sink)
+    case = Case(
+        {"tracking": [*values, heartbeat(10**6)], "orders": [heartbeat(10**6)]}, 100, arrivals
+    )
+    lake = new_lake(
+        dict.fromkeys(range(PARTITIONS), case), bootstrap=kafka, publish__topic=sink, name=sink
+    )
     lake.arrive()
     lake.merge()
     failed: list[Event] = []
@@ -118,7 +133,10 @@ def test_gold_publishes_in_smaller_transactions_until_one_is_in_time(
     assert counts[0] == 400 // 8 // 8
     assert f"about {len(expected) // 8} messages instead of {len(expected)}" in caplog.text
     assert published(kafka, sink, PARTITIONS) == expected
-    last = {(m.partition(), int(dict(m.headers())["watersmeet.seq"])): m for m in consume(kafka, sink, PARTITIONS)}
+    last = {
+        (m.partition(), int(dict(m.headers())["watersmeet.seq"])): m
+        for m in consume(kafka, sink, PARTITIONS)
+    }
     ends = [last[p.partition, p.tail.seq] for publications in made for p in publications]
     assert all("watersmeet.min_offsets" in dict(message.headers()) for message in ends)
 
@@ -135,7 +153,14 @@ def slow_kafka(tmp_path: Path) -> Iterator[str]:
     folder = tmp_path / "broker"
     servers = broker.start(folder).bootstrap_servers
     assert servers is not None
-    quota = ["--alter", "--add-config", "producer_byte_rate=150000", "--entity-type", "clients", "--entity-default"]
+    quota = [
+        "--alter",
+        "--add-config",
+        "producer_byte_rate=150000",
+        "--entity-type",
+        "clients",
+        "--entity-default",
+    ]
     command = [*broker._java(), "kafka.admin.ConfigCommand", "--bootstrap-server", servers, *quota]
     subprocess.run(command, check=True, env=os.environ, timeout=60)
     yield servers
@@ -143,12 +168,18 @@ def slow_kafka(tmp_path: Path) -> Iterator[str]:
 
 
 @pytest.mark.nightly
-def test_over_a_slow_way_everything_is_published(new_lake: MakeLake, slow_kafka: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_over_a_slow_way_everything_is_published(
+    new_lake: MakeLake, slow_kafka: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(publisher, "LONGEST_S", 6)
     monkeypatch.setattr(transaction_size, "TARGET_S", 2)
     values: list[bytes | None] = [keyed(f"k{i:05d}", i, text="x" * 1_400) for i in range(3_000)]
     arrivals = ["tracking"] * 3_001 + ["orders"]
-    cases = {0: Case({"tracking": [*values, heartbeat(10**6)], "orders": [heartbeat(10**6)]}, 100, arrivals)}
+    cases = {
+        0: Case(
+            {"tracking": [*values, heartbeat(10**6)], "orders": [heartbeat(10**6)]}, 100, arrivals
+        )
+    }
     lake = new_lake(cases, bootstrap=slow_kafka, publish__topic="slow-way")
     lake.arrive()
     lake.merge()

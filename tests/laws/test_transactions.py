@@ -1,4 +1,5 @@
-"""Open transactions of other producers: no silence, and told wherever somebody asks how the sources stand."""
+"""Open transactions of other producers: no silence, and told wherever somebody asks how the sources
+stand."""
 
 from __future__ import annotations
 
@@ -40,9 +41,14 @@ def exposed(metrics: Metrics) -> Exposed:
 
 
 @contextmanager
-def open_transaction(river: River, source: str, *values: bytes, timestamp: int = SINCE_MS) -> Iterator[Producer]:
-    """Inside, a transaction with these records is open in partition 0; it is aborted at the end unless it was committed."""
-    producer = Producer({"bootstrap.servers": str(river.kafka), "transactional.id": f"other-{river.settings.name}"})
+def open_transaction(
+    river: River, source: str, *values: bytes, timestamp: int = SINCE_MS
+) -> Iterator[Producer]:
+    """Inside, a transaction with these records is open in partition 0; it is aborted at the end
+    unless it was committed."""
+    producer = Producer(
+        {"bootstrap.servers": str(river.kafka), "transactional.id": f"other-{river.settings.name}"}
+    )
     producer.init_transactions(30)
     producer.begin_transaction()
     for value in values:
@@ -63,7 +69,9 @@ def test_a_source_with_an_open_transaction_is_not_silent(kafka: str, tmp_path: P
     until(lambda: silence.has_nothing_beyond(after), "the end of the transaction")
 
 
-def test_what_an_open_transaction_holds_is_merged_when_it_ends_and_never_late(kafka: str, tmp_path: Path) -> None:
+def test_what_an_open_transaction_holds_is_merged_when_it_ends_and_never_late(
+    kafka: str, tmp_path: Path
+) -> None:
     """With the idle policy on: the other source is far ahead, and its records wait."""
     river = River.make(kafka, tmp_path, "open-merged", partitions=1, merge__idle_after="200ms")
     produce(kafka, river.topic("orders"), [(0, heartbeat(5))])
@@ -86,7 +94,9 @@ def test_what_an_open_transaction_holds_is_merged_when_it_ends_and_never_late(ka
     assert [len(json.loads(message.value)[source]) for source in ("tracking", "orders")] == [1, 1]
 
 
-def test_status_validate_and_metrics_say_since_when_it_is_open_and_how_much_waits(kafka: str, tmp_path: Path) -> None:
+def test_status_validate_and_metrics_say_since_when_it_is_open_and_how_much_waits(
+    kafka: str, tmp_path: Path
+) -> None:
     river = River.make(kafka, tmp_path, "open-told", partitions=2)
     for source in ("tracking", "orders"):
         produce(kafka, river.topic(source), [(p, heartbeat(5)) for p in (0, 1)])
@@ -99,24 +109,46 @@ def test_status_validate_and_metrics_say_since_when_it_is_open_and_how_much_wait
         produce(kafka, river.topic("orders"), [(0, heartbeat(6))])
         found = status(river.questions, river.settings)
         sources = [row["sources"] for row in found["partitions"]]
-        assert sources[0]["orders"] == {"head": 5, "lead": 0, "lag": 0, "state": "active", "transaction": expected}
+        assert sources[0]["orders"] == {
+            "head": 5,
+            "lead": 0,
+            "lag": 0,
+            "state": "active",
+            "transaction": expected,
+        }
         assert not any("transaction" in at for at in (sources[0]["tracking"], *sources[1].values()))
         console = Console(width=200, record=True, file=(tmp_path / "shown").open("w"))
         console.print(status_view(found))
-        assert "a transaction is open since 2023-11-14 22:13:20.000Z: 3 offsets wait behind it" in console.export_text()
+        assert (
+            "a transaction is open since 2023-11-14 22:13:20.000Z: 3 offsets wait behind it"
+            in console.export_text()
+        )
         answer = CliRunner().invoke(app, ["validate", "--json", "-c", str(river.file)])
         told = [{"source": "orders", "partition": 0, "transaction": expected}]
         answered = {**json.loads(answer.stdout), "warnings": "of event times in 1970"}
-        assert answered == {"ok": True, "problems": [], "transactions": told, "warnings": "of event times in 1970"}
+        assert answered == {
+            "ok": True,
+            "problems": [],
+            "transactions": told,
+            "warnings": "of event times in 1970",
+        }
         assert answer.exit_code == 0
         sampler.sample()
         [event] = sampled
         assert isinstance(event, Sampled)
         metrics(event)
         assert exposed(metrics).value("watersmeet_open_transaction_offsets", **place) == 3
-        assert (exposed(metrics).value("watersmeet_open_transaction_seconds", **place) or 0) > time.time() - 1_800_000_000
+        assert (
+            exposed(metrics).value("watersmeet_open_transaction_seconds", **place) or 0
+        ) > time.time() - 1_800_000_000
         producer.commit_transaction(30)
-    until(lambda: "transaction" not in status(river.questions, river.settings)["partitions"][0]["sources"]["orders"], "the end")
+    until(
+        lambda: (
+            "transaction"
+            not in status(river.questions, river.settings)["partitions"][0]["sources"]["orders"]
+        ),
+        "the end",
+    )
     sampler.sample()
     metrics(sampled[-1])
     for name in ("offsets", "seconds"):

@@ -26,18 +26,24 @@ SHARES = (0.3, 0.7, 1.0)
 @pytest.mark.promise("R11")
 @pytest.mark.long
 @pytest.mark.parametrize("first", first_then_nightly(["spark", "embedded"]))
-def test_engines_take_turns_batch_by_batch_and_crash_by_crash(root_session: SparkSession, tmp_path: Path, first: str) -> None:
+def test_engines_take_turns_batch_by_batch_and_crash_by_crash(
+    root_session: SparkSession, tmp_path: Path, first: str
+) -> None:
     settings = settings_for(tmp_path, lake=str(tmp_path / "lake"))
     spark = SparkEngine(root_session, Lake(settings))
     embedded = EmbeddedEngine(Lake(settings), lambda: spark)
     turns: list[Engine] = [spark, embedded] if first == "spark" else [embedded, spark]
-    lake = CaseLake(turns[0], settings, {p: random_case(seed, 100) for p, seed in enumerate((3, 14, 15, 92))})
+    lake = CaseLake(
+        turns[0], settings, {p: random_case(seed, 100) for p, seed in enumerate((3, 14, 15, 92))}
+    )
     for turn, share in enumerate(SHARES):
         lake.engine = turns[turn % 2]
         lake.token += 1
         lake.arrive(share, lake.engine)
         with pytest.raises(CrashError):
-            list(lake.start(engine=dying_at(lake.engine, "append", tables.PROGRESS, times=1)).drain())
+            list(
+                lake.start(engine=dying_at(lake.engine, "append", tables.PROGRESS, times=1)).drain()
+            )
         lake.engine = turns[(turn + 1) % 2]
         lake.token += 1
         lake.merge()

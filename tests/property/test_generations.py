@@ -1,4 +1,5 @@
-"""Laws of generations: whatever jumps there are, no record is in two messages, and each has one fate in the newest generation."""
+"""Laws of generations: whatever jumps there are, no record is in two messages, and each has one
+fate in the newest generation."""
 
 from __future__ import annotations
 
@@ -26,7 +27,8 @@ Places = frozenset[tuple[str, int]]
 
 @dataclass
 class Life:
-    """One partition whose generations begin anywhere, and its sink: the place of each message, and the records that it holds."""
+    """One partition whose generations begin anywhere, and its sink: the place of each message, and
+    the records that it holds."""
 
     rng: random.Random
     window: Window
@@ -47,7 +49,11 @@ class Life:
             for offset in range(rng.randint(20, 60)):
                 time += rng.choice([0, rng.randint(0, 30), rng.randint(0, 60)])
                 key = rng.choice([*KEYS[:3], None])
-                mine.append(Record(source, offset, max(0, time - rng.choice([0, 0, rng.randint(0, 250)])), key))
+                mine.append(
+                    Record(
+                        source, offset, max(0, time - rng.choice([0, 0, rng.randint(0, 250)])), key
+                    )
+                )
             records[source] = mine
         return cls(rng, window, records)
 
@@ -62,9 +68,13 @@ class Life:
     def publish(self) -> None:
         """Some of what sorts behind the last message."""
         last = self.sink[-1][0] if self.sink else None
-        rows = [row for row in self.generation().published_order() if last is None or row.place() > last]
+        rows = [
+            row for row in self.generation().published_order() if last is None or row.place() > last
+        ]
         for row in rows[: self.rng.choice([1, 2, len(rows)])]:
-            parts = frozenset((source, part.offset) for source, mine in row.parts.items() for part in mine)
+            parts = frozenset(
+                (source, part.offset) for source, mine in row.parts.items() for part in mine
+            )
             self.sink.append((row.place(), parts))
 
     def jump(self) -> None:
@@ -75,7 +85,9 @@ class Life:
 
     def step(self) -> None:
         for source in SOURCES:
-            self.arrived[source] = min(len(self.records[source]), self.arrived[source] + self.rng.randint(0, 12))
+            self.arrived[source] = min(
+                len(self.records[source]), self.arrived[source] + self.rng.randint(0, 12)
+            )
         self.publish()
         if self.rng.random() < 0.3:
             self.jump()
@@ -87,10 +99,20 @@ class Life:
         assert set(counts.values()) <= {1}, "no record is in two messages"
         model = self.generation()
         rows = [*model.open.values(), *model.timed_out]
-        fates = Counter((source, part.offset) for row in rows for source, mine in row.parts.items() for part in mine)
+        fates = Counter(
+            (source, part.offset)
+            for row in rows
+            for source, mine in row.parts.items()
+            for part in mine
+        )
         fates.update((each.record.source, each.record.offset) for each in model.late)
         fates.update((record.source, record.offset) for record in model.already_published)
-        fates.update((record.source, record.offset) for mine in model.unread().values() for _, record in mine if record.key)
+        fates.update(
+            (record.source, record.offset)
+            for mine in model.unread().values()
+            for _, record in mine
+            if record.key
+        )
         keyed = {
             (source, record.offset)
             for source in SOURCES

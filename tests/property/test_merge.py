@@ -1,4 +1,5 @@
-"""Laws of the merge on arbitrary arrivals, for every kind of input: a timeout, several topics of a source, tenants."""
+"""Laws of the merge on arbitrary arrivals, for every kind of input: a timeout, several topics of a
+source, tenants."""
 
 from __future__ import annotations
 
@@ -42,7 +43,9 @@ def named(model: PartitionMerge) -> list[tuple[str, str, int]]:
 def final(model: PartitionMerge) -> list[tuple[Any, ...]]:
     """What may be published: what has timed out and was closed up to the clock."""
     clock = NEVER if model.clock is None else model.clock
-    return closed(row for row in model.published_order() if row.closed_at is None or row.closed_at <= clock)
+    return closed(
+        row for row in model.published_order() if row.closed_at is None or row.closed_at <= clock
+    )
 
 
 # -- any cut, any order of arrival
@@ -64,10 +67,15 @@ def test_no_cut_into_batches_changes_the_outcome(kind: str, data: st.DataObject)
 def test_only_the_order_within_an_input_matters(kind: str, data: st.DataObject) -> None:
     given_input = data.draw(KINDS[kind])
     records = given_input.records
-    queues = {name: [record for record in records if record.source == name] for name in given_input.rules.inputs}
+    queues = {
+        name: [record for record in records if record.source == name]
+        for name in given_input.rules.inputs
+    }
     order = data.draw(st.permutations([record.source for record in records]))
     interleaved = [queues[name].pop(0) for name in order]
-    assert outcome(given_input.merged(data.draw(cuts(interleaved)))) == outcome(given_input.merged())
+    assert outcome(given_input.merged(data.draw(cuts(interleaved)))) == outcome(
+        given_input.merged()
+    )
 
 
 # -- where each record is
@@ -99,7 +107,9 @@ def test_every_record_with_a_key_is_in_exactly_one_place(kind: str, data: st.Dat
 @of_every_kind
 @law
 @given(data=st.data())
-def test_records_are_merged_under_their_own_tenant_key_and_time(kind: str, data: st.DataObject) -> None:
+def test_records_are_merged_under_their_own_tenant_key_and_time(
+    kind: str, data: st.DataObject
+) -> None:
     given_input = data.draw(KINDS[kind])
     known = {(record.source, record.offset): record for record in given_input.records}
     for row in every_row(given_input.merged()):
@@ -117,10 +127,14 @@ def test_records_are_merged_under_their_own_tenant_key_and_time(kind: str, data:
 @of_every_kind
 @law
 @given(data=st.data())
-def test_a_key_has_one_open_record_at_most_and_key_and_event_time_are_unique(kind: str, data: st.DataObject) -> None:
+def test_a_key_has_one_open_record_at_most_and_key_and_event_time_are_unique(
+    kind: str, data: st.DataObject
+) -> None:
     given_input = data.draw(KINDS[kind])
     for model in given_input.through(data.draw(cuts(given_input.records))):
-        assert all((tenant, key) == (row.tenant, row.key) for (tenant, key), row in model.open.items())
+        assert all(
+            (tenant, key) == (row.tenant, row.key) for (tenant, key), row in model.open.items()
+        )
         assert len(set(named(model))) == len(named(model))
 
 
@@ -130,13 +144,17 @@ def test_a_key_has_one_open_record_at_most_and_key_and_event_time_are_unique(kin
 @of_every_kind
 @law
 @given(data=st.data())
-def test_what_is_out_is_final_and_nothing_later_sorts_before_it(kind: str, data: st.DataObject) -> None:
+def test_what_is_out_is_final_and_nothing_later_sorts_before_it(
+    kind: str, data: st.DataObject
+) -> None:
     given_input = data.draw(KINDS[kind])
     out: list[Any] = []
     for model in given_input.through(data.draw(cuts(given_input.records))):
         published = final(model)
         assert published[: len(out)] == out
-        assert len(published) == len(model.timed_out), "within an epoch nothing that has timed out is closed later"
+        assert len(published) == len(model.timed_out), (
+            "within an epoch nothing that has timed out is closed later"
+        )
         out = published
 
 
@@ -166,7 +184,9 @@ def test_no_cut_within_epochs_changes_the_outcome(kind: str, data: st.DataObject
 @of_every_kind
 @law
 @given(data=st.data())
-def test_what_is_out_stays_first_in_order_through_every_epoch(kind: str, data: st.DataObject) -> None:
+def test_what_is_out_stays_first_in_order_through_every_epoch(
+    kind: str, data: st.DataObject
+) -> None:
     out: list[Any] = []
     clocks: dict[str, int] = {}
     for model in through_epochs(data, data.draw(lives(kind)), is_cut=True):
@@ -183,7 +203,9 @@ def test_what_is_out_stays_first_in_order_through_every_epoch(kind: str, data: s
 
 @law
 @given(data=st.data(), life=lives("timeout"), others=st.lists(TIMEOUTS, max_size=4))
-def test_epochs_without_a_batch_leave_no_trace(data: st.DataObject, life: Any, others: list[int]) -> None:
+def test_epochs_without_a_batch_leave_no_trace(
+    data: st.DataObject, life: Any, others: list[int]
+) -> None:
     def through(passing: list[int]) -> PartitionMerge:
         model = PartitionMerge(life[0][0])
         for rules, records in life:
@@ -199,7 +221,9 @@ def test_epochs_without_a_batch_leave_no_trace(data: st.DataObject, life: Any, o
 
 @law
 @given(data=st.data(), given_input=timeout_inputs())
-def test_an_epoch_with_the_same_rules_changes_nothing(data: st.DataObject, given_input: MergeInput) -> None:
+def test_an_epoch_with_the_same_rules_changes_nothing(
+    data: st.DataObject, given_input: MergeInput
+) -> None:
     pieces = data.draw(cuts(given_input.records))
     *_, one = through_epochs(data, [(given_input.rules, piece) for piece in pieces], is_cut=False)
     assert outcome(one) == outcome(given_input.merged())
@@ -219,12 +243,16 @@ def test_lateness_follows_from_a_records_own_topic_partition_alone(given_input: 
         is_reached = model.clock is not None and position <= model.clock
         if is_reached and record.key is not None and record.event_time < position - TIMEOUT_MS:
             late.append((record.source, record.offset, position))
-    assert sorted((each.record.source, each.record.offset, each.position) for each in model.late) == sorted(late)
+    assert sorted(
+        (each.record.source, each.record.offset, each.position) for each in model.late
+    ) == sorted(late)
 
 
 @law
 @given(data=st.data(), given_input=timeout_inputs())
-def test_the_clock_never_goes_back_and_is_the_smallest_head(data: st.DataObject, given_input: MergeInput) -> None:
+def test_the_clock_never_goes_back_and_is_the_smallest_head(
+    data: st.DataObject, given_input: MergeInput
+) -> None:
     before = -1
     for model in given_input.through(data.draw(cuts(given_input.records))):
         if len(model.heads) < len(SOURCES):
@@ -233,14 +261,18 @@ def test_the_clock_never_goes_back_and_is_the_smallest_head(data: st.DataObject,
             assert model.clock == min(model.heads.values())
             assert model.clock >= before
             before = model.clock
-            assert all(position > model.clock for queue in model.unread().values() for position, _ in queue)
+            assert all(
+                position > model.clock for queue in model.unread().values() for position, _ in queue
+            )
             assert all(row.event_time >= model.clock - TIMEOUT_MS for row in model.open.values())
             assert all(row.event_time < model.clock - TIMEOUT_MS for row in model.timed_out)
 
 
 @law
 @given(data=st.data(), given_input=timeout_inputs())
-def test_heartbeats_at_the_head_change_nothing(data: st.DataObject, given_input: MergeInput) -> None:
+def test_heartbeats_at_the_head_change_nothing(
+    data: st.DataObject, given_input: MergeInput
+) -> None:
     """A heartbeat that repeats its source's head moves no position."""
     heads: dict[str, int] = {}
     doubled = []
@@ -257,7 +289,12 @@ def test_heartbeats_at_the_head_change_nothing(data: st.DataObject, given_input:
 
 
 def with_keys(unread: Any) -> list[tuple[int, Record]]:
-    return [(position, record) for name in SOURCES for position, record in unread.get(name, ()) if record.key is not None]
+    return [
+        (position, record)
+        for name in SOURCES
+        for position, record in unread.get(name, ())
+        if record.key is not None
+    ]
 
 
 # -- special cases
@@ -266,7 +303,9 @@ def with_keys(unread: Any) -> list[tuple[int, Record]]:
 @law
 @given(records=arrivals(), gap=TIMEOUTS)
 def test_a_window_whose_gap_is_its_max_is_a_timeout(records: list[Record], gap: int) -> None:
-    timeout, window = (MergeInput(MergeRules(SOURCES, gap, longest), records).merged() for longest in (None, gap))
+    timeout, window = (
+        MergeInput(MergeRules(SOURCES, gap, longest), records).merged() for longest in (None, gap)
+    )
     order = window.published_order()
     assert all(row.due == row.event_time + gap for row in order)
     for row in window.timed_out:
@@ -281,19 +320,32 @@ SEPARATE = {name: name.replace("/", "_") for name in INPUTS}
 
 @law
 @given(records=arrivals(inputs=INPUTS))
-def test_topics_are_merged_as_sources_are_whose_parts_stand_together_by_time_topic_and_offset(records: list[Record]) -> None:
+def test_topics_are_merged_as_sources_are_whose_parts_stand_together_by_time_topic_and_offset(
+    records: list[Record],
+) -> None:
     one = MergeInput(rules_of(INPUTS, TIMEOUT_MS), records).merged()
     separate = [replace(record, source=SEPARATE[record.source]) for record in records]
     other = MergeInput(MergeRules(tuple(SEPARATE.values()), TIMEOUT_MS), separate).merged()
-    assert (one.clock, [late.position for late in one.late]) == (other.clock, [late.position for late in other.late])
-    for mine, theirs in ((one.timed_out, other.timed_out), ([*one.open.values()], [*other.open.values()])):
+    assert (one.clock, [late.position for late in one.late]) == (
+        other.clock,
+        [late.position for late in other.late],
+    )
+    for mine, theirs in (
+        (one.timed_out, other.timed_out),
+        ([*one.open.values()], [*other.open.values()]),
+    ):
         assert [(row.key, row.event_time, row.last_event_time) for row in mine] == [
             (row.key, row.event_time, row.last_event_time) for row in theirs
         ]
         for row, apart in zip(mine, theirs, strict=True):
             expected: dict[str, list[tuple[int, str, int]]] = {source: [] for source in SOURCES}
             for name, source in SEPARATE.items():
-                expected[source_of(name)] += [(part.event_time, topic_of(name), part.offset) for part in apart.parts[source]]
+                expected[source_of(name)] += [
+                    (part.event_time, topic_of(name), part.offset) for part in apart.parts[source]
+                ]
             parts = zip(row.parts, row.content()[3], strict=True)
-            found = {source: [(part.event_time, part.topic, part.offset) for part in of_source] for source, of_source in parts}
+            found = {
+                source: [(part.event_time, part.topic, part.offset) for part in of_source]
+                for source, of_source in parts
+            }
             assert found == {source: sorted(of_source) for source, of_source in expected.items()}

@@ -1,4 +1,5 @@
-"""Laws of the batch plan: however bronze is cut into batches, the same is merged, at the same time."""
+"""Laws of the batch plan: however bronze is cut into batches, the same is merged, at the same
+time."""
 
 from __future__ import annotations
 
@@ -34,18 +35,24 @@ def bronzes() -> st.SearchStrategy[Bronze]:
     return st.fixed_dictionaries({tp: topic_partitions() for tp in EVERY})
 
 
-def considered(bronze: Bronze, cursors: Cursors, share: int | None = None) -> dict[TopicPartition, Available]:
+def considered(
+    bronze: Bronze, cursors: Cursors, share: int | None = None
+) -> dict[TopicPartition, Available]:
     """The rows from the cursors on, a share of each topic-partition at most."""
     found = {}
     for tp, cursor in cursors.items():
         mine = [row for row in bronze[tp] if row.offset >= cursor.next_offset][:share]
         if mine:
             times = [NO_TIME if row.event_time is None else row.event_time for row in mine]
-            found[tp] = Available(np.array([row.offset for row in mine]), np.array(times, dtype=np.int64))
+            found[tp] = Available(
+                np.array([row.offset for row in mine]), np.array(times, dtype=np.int64)
+            )
     return found
 
 
-def drain(bronze: Bronze, share: Callable[[], int | None], plans: list[BatchPlan] | None = None) -> Iterator[BatchPlan]:
+def drain(
+    bronze: Bronze, share: Callable[[], int | None], plans: list[BatchPlan] | None = None
+) -> Iterator[BatchPlan]:
     """Batch after batch, until there is nothing to do; goes on after `plans`."""
     last = plans[-1] if plans else None
     cursors, clocks, batch = (last.cursors(), last.clocks, last.batch + 1) if last else (NEW, {}, 0)
@@ -82,7 +89,9 @@ def positions(bronze: Bronze, tp: TopicPartition) -> list[tuple[BronzeRow, int |
     return found
 
 
-def in_ranges(bronze: Bronze, plan: BatchPlan) -> list[tuple[TopicPartition, BronzeRow, int | None]]:
+def in_ranges(
+    bronze: Bronze, plan: BatchPlan
+) -> list[tuple[TopicPartition, BronzeRow, int | None]]:
     return [
         (tp, row, position)
         for tp, done in plan.ranges.items()
@@ -91,15 +100,23 @@ def in_ranges(bronze: Bronze, plan: BatchPlan) -> list[tuple[TopicPartition, Bro
     ]
 
 
-def stand(bronze: Bronze, plans: list[BatchPlan]) -> dict[TopicPartition, tuple[list[int], int | None]]:
-    """What is left in the end, and the position before it. (A cursor itself may be at either end of a hole.)"""
+def stand(
+    bronze: Bronze, plans: list[BatchPlan]
+) -> dict[TopicPartition, tuple[list[int], int | None]]:
+    """What is left in the end, and the position before it. (A cursor itself may be at either end of
+    a hole.)"""
     cursors = plans[-1].cursors() if plans else NEW
-    return {tp: ([row.offset for row in bronze[tp] if row.offset >= at.next_offset], at.position) for tp, at in cursors.items()}
+    return {
+        tp: ([row.offset for row in bronze[tp] if row.offset >= at.next_offset], at.position)
+        for tp, at in cursors.items()
+    }
 
 
 @law
 @given(data=st.data(), bronze=bronzes())
-def test_every_drain_ends_where_one_plan_over_everything_does(data: st.DataObject, bronze: Bronze) -> None:
+def test_every_drain_ends_where_one_plan_over_everything_does(
+    data: st.DataObject, bronze: Bronze
+) -> None:
     in_shares, at_once = drained(data, bronze), drained_at_once(bronze)
     assert len(at_once) <= 1
     if not at_once:
@@ -111,13 +128,17 @@ def test_every_drain_ends_where_one_plan_over_everything_does(data: st.DataObjec
 
 
 def drained_in_windows(bronze: Bronze, width: Callable[[], int]) -> list[BatchPlan]:
-    """As silver reads: windows of offsets, and beyond a hole only where there is nothing to do before it."""
+    """As silver reads: windows of offsets, and beyond a hole only where there is nothing to do
+    before it."""
     plans: list[BatchPlan] = []
     cursors: Cursors = NEW
     clocks: Mapping[int, int] = {}
     while True:
         share = width()
-        near = {tp: [row for row in rows if row.offset < cursors[tp].next_offset + share] for tp, rows in bronze.items()}
+        near = {
+            tp: [row for row in rows if row.offset < cursors[tp].next_offset + share]
+            for tp, rows in bronze.items()
+        }
         available = considered(near, cursors)
         plan = plan_batch(len(plans), cursors, available, clocks, RULES)
         if plan is None:
@@ -131,7 +152,9 @@ def drained_in_windows(bronze: Bronze, width: Callable[[], int]) -> list[BatchPl
 
 @law
 @given(data=st.data(), bronze=bronzes())
-def test_no_hole_between_offsets_stops_or_misleads_a_drain(data: st.DataObject, bronze: Bronze) -> None:
+def test_no_hole_between_offsets_stops_or_misleads_a_drain(
+    data: st.DataObject, bronze: Bronze
+) -> None:
     plans, at_once = drained_in_windows(bronze, shares(data)), drained_at_once(bronze)
     assert stand(bronze, plans) == stand(bronze, at_once)
     assert [plan.clocks for plan in plans[-1:]] == [plan.clocks for plan in at_once]
@@ -143,7 +166,9 @@ def test_ranges_join_without_gap_or_overlap(data: st.DataObject, bronze: Bronze)
     plans = drained(data, bronze)
     assert [plan.batch for plan in plans] == list(range(len(plans)))
     for plan in plans[:1]:
-        assert all((done.from_offset, done.position_before) == (0, None) for done in plan.ranges.values())
+        assert all(
+            (done.from_offset, done.position_before) == (0, None) for done in plan.ranges.values()
+        )
     for one, other in pairwise(plans):
         for tp in EVERY:
             assert (other.ranges[tp].from_offset, other.ranges[tp].position_before) == (
@@ -158,7 +183,9 @@ def test_ranges_join_without_gap_or_overlap(data: st.DataObject, bronze: Bronze)
 @pytest.mark.promise("R5")
 @law
 @given(data=st.data(), bronze=bronzes())
-def test_a_batch_merges_exactly_what_the_clock_has_reached(data: st.DataObject, bronze: Bronze) -> None:
+def test_a_batch_merges_exactly_what_the_clock_has_reached(
+    data: st.DataObject, bronze: Bronze
+) -> None:
     cursors, share = NEW, 0
 
     def drawn() -> int:
@@ -171,8 +198,16 @@ def test_a_batch_merges_exactly_what_the_clock_has_reached(data: st.DataObject, 
         for tp in EVERY:
             clock = plan.clocks.get(tp.partition)
             taken = {row.offset for at, row, _ in in_ranges(bronze, plan) if at == tp}
-            looked_at = [pair for pair in positions(bronze, tp) if tp in rows and pair[0].offset in rows[tp].offsets]
-            reached = {row.offset for row, at in looked_at if at is None or (clock is not None and at <= clock)}
+            looked_at = [
+                pair
+                for pair in positions(bronze, tp)
+                if tp in rows and pair[0].offset in rows[tp].offsets
+            ]
+            reached = {
+                row.offset
+                for row, at in looked_at
+                if at is None or (clock is not None and at <= clock)
+            }
             assert taken == reached
         assert len(in_ranges(bronze, plan)) <= share * len(EVERY)
         cursors = plan.cursors()
@@ -180,17 +215,24 @@ def test_a_batch_merges_exactly_what_the_clock_has_reached(data: st.DataObject, 
 
 @law
 @given(data=st.data(), bronze=bronzes())
-def test_positions_and_heads_are_those_of_the_definition(data: st.DataObject, bronze: Bronze) -> None:
+def test_positions_and_heads_are_those_of_the_definition(
+    data: st.DataObject, bronze: Bronze
+) -> None:
     for plan in drained(data, bronze):
         for tp, done in plan.ranges.items():
             before = [at for row, at in positions(bronze, tp) if row.offset < done.from_offset]
             until = [at for row, at in positions(bronze, tp) if row.offset < done.until_offset]
             assert done.position_before == (before[-1] if before else None)
             assert done.position == (until[-1] if until else None)
-            assert done.head in {done.position, *[at for row, at in positions(bronze, tp) if row.offset >= done.until_offset]}
+            assert done.head in {
+                done.position,
+                *[at for row, at in positions(bronze, tp) if row.offset >= done.until_offset],
+            }
         for partition, clock in plan.clocks.items():
             assert clock == min(
-                done.head for tp, done in plan.ranges.items() if tp.partition == partition and done.head is not None
+                done.head
+                for tp, done in plan.ranges.items()
+                if tp.partition == partition and done.head is not None
             )
         without = {tp.partition for tp, done in plan.ranges.items() if done.head is None}
         assert set(plan.clocks) == {0, 1} - without
@@ -207,19 +249,24 @@ def test_clocks_never_go_back(data: st.DataObject, bronze: Bronze) -> None:
 @law
 @given(data=st.data(), bronze=bronzes())
 def test_late_records_are_announced_exactly(data: st.DataObject, bronze: Bronze) -> None:
-    """Heartbeats among them: a plan does not see keys, and an announcement too many costs only a look."""
+    """Heartbeats among them: a plan does not see keys, and an announcement too many costs only a
+    look."""
     for plan in drained(data, bronze):
         behind = [
             row
             for _, row, position in in_ranges(bronze, plan)
-            if row.event_time is not None and position is not None and row.event_time < position - TIMEOUT_MS
+            if row.event_time is not None
+            and position is not None
+            and row.event_time < position - TIMEOUT_MS
         ]
         assert plan.has_late == bool(behind)
 
 
 @law
 @given(data=st.data(), bronze=bronzes())
-def test_what_comes_later_is_taken_up_as_if_it_had_always_been_there(data: st.DataObject, bronze: Bronze) -> None:
+def test_what_comes_later_is_taken_up_as_if_it_had_always_been_there(
+    data: st.DataObject, bronze: Bronze
+) -> None:
     first = {tp: rows[: data.draw(st.integers(0, len(rows)))] for tp, rows in bronze.items()}
     plans = drained(data, first)
     plans += drain(bronze, shares(data), plans)
@@ -232,30 +279,47 @@ def test_what_comes_later_is_taken_up_as_if_it_had_always_been_there(data: st.Da
 @law
 @given(data=st.data(), bronze=bronzes())
 def test_merging_batch_by_batch_is_merging_at_once(data: st.DataObject, bronze: Bronze) -> None:
-    """Plan and model together: the records of the ranges, at the clocks of the plans, give the one-shot model's answer.
+    """Plan and model together: the records of the ranges, at the clocks of the plans, give the
+    one-shot model's answer.
 
-    The model reckons its own clock from heads. So each batch ends with a heartbeat of every source at the plan's clock,
-    which changes no position: what a source has beyond its range lies beyond the clock.
+    The model reckons its own clock from heads. So each batch ends with a heartbeat of every source
+    at the plan's clock, which changes no position: what a source has beyond its range lies beyond
+    the clock.
     """
     rules = MergeRules(SOURCES, TIMEOUT_MS)
-    in_batches, at_once = {p: PartitionMerge(rules) for p in (0, 1)}, {p: PartitionMerge(rules) for p in (0, 1)}
+    in_batches, at_once = (
+        {p: PartitionMerge(rules) for p in (0, 1)},
+        {p: PartitionMerge(rules) for p in (0, 1)},
+    )
     plans = drained(data, bronze)
     for plan in plans:
         for tp, row, _ in in_ranges(bronze, plan):
             if row.event_time is not None:
-                in_batches[tp.partition].arrive(Record(tp.source, row.offset, row.event_time, row.key))
+                in_batches[tp.partition].arrive(
+                    Record(tp.source, row.offset, row.event_time, row.key)
+                )
         for partition, clock in plan.clocks.items():
             in_batches[partition].arrive(*[Record(source, -1, clock) for source in SOURCES])
             in_batches[partition].advance()
             assert in_batches[partition].clock == clock
     for tp, rows in bronze.items():
-        read = [Record(tp.source, row.offset, row.event_time, row.key) for row in rows if row.event_time is not None]
+        read = [
+            Record(tp.source, row.offset, row.event_time, row.key)
+            for row in rows
+            if row.event_time is not None
+        ]
         at_once[tp.partition].arrive(*read)
     for partition in (0, 1):
         at_once[partition].advance()
         assert outcome(in_batches[partition])[:4] == outcome(at_once[partition])[:4]
         merged_up_to = (
-            {tp.source: done.until_offset for tp, done in plans[-1].ranges.items() if tp.partition == partition} if plans else {}
+            {
+                tp.source: done.until_offset
+                for tp, done in plans[-1].ranges.items()
+                if tp.partition == partition
+            }
+            if plans
+            else {}
         )
         for source, queue in at_once[partition].unread().items():
             assert all(record.offset >= merged_up_to.get(source, 0) for _, record in queue)

@@ -1,5 +1,6 @@
-"""Laws of a lost lake: where the sink names one set of rules, it is taken up from the sink alone, and publishes what it would
-have published had nothing been lost; where it names several, it is refused.
+"""Laws of a lost lake: where the sink names one set of rules, it is taken up from the sink alone,
+and publishes what it would have published had nothing been lost; where it names several, it is
+refused.
 """
 
 from __future__ import annotations
@@ -15,7 +16,15 @@ import pytest
 
 from pipelines.core.idle import IdleDecision, decide
 from pipelines.core.model import MergeRecord, PartitionMerge, Record
-from pipelines.core.plan import Available, Cursor, Rules, TopicPartition, heads_of, plan_batch, positions_of
+from pipelines.core.plan import (
+    Available,
+    Cursor,
+    Rules,
+    TopicPartition,
+    heads_of,
+    plan_batch,
+    positions_of,
+)
 from pipelines.core.recovery import (
     ReadBack,
     SinkState,
@@ -40,8 +49,14 @@ TIMEOUT_MS = 100
 ALL_SOURCES = ("tracking", "orders", "returns")
 ALL_INPUTS = ("tracking/web", "tracking/app", "orders", "returns")
 SEEDS, FEWER_SEEDS, FEWEST_SEEDS = seeds(125), seeds(60), seeds(40)
-TIMEOUTS = tuple(map(Window, (0, 1, 30, TIMEOUT_MS - 1, TIMEOUT_MS, TIMEOUT_MS + 1, 3 * TIMEOUT_MS, 1000)))
-BY_GAP = tuple(Window(gap, gap * times + more) for gap in (1, 30, TIMEOUT_MS, 300) for times, more in ((1, 0), (1, 7), (3, 0)))
+TIMEOUTS = tuple(
+    map(Window, (0, 1, 30, TIMEOUT_MS - 1, TIMEOUT_MS, TIMEOUT_MS + 1, 3 * TIMEOUT_MS, 1000))
+)
+BY_GAP = tuple(
+    Window(gap, gap * times + more)
+    for gap in (1, 30, TIMEOUT_MS, 300)
+    for times, more in ((1, 0), (1, 7), (3, 0))
+)
 SHORT = (Window(0), Window(1), Window(1, 2), Window(30))
 """Soon after a change to one of these, nothing of what was before it counts any more."""
 
@@ -49,7 +64,8 @@ Decisions = dict[str, list[IdleDecision]]
 Pending = tuple[int, MergeRecord]
 """A message that is to be published: its number, and what it is made of."""
 Content = tuple[str, int, int, tuple[tuple[tuple[int, str, int], ...], ...], int | None, int | None]
-"""Key, first and last event time, parts by source (event time, topic, offset), due and closed_at."""
+"""Key, first and last event time, parts by source (event time, topic, offset), due and
+closed_at."""
 
 
 class Epoch(NamedTuple):
@@ -60,8 +76,11 @@ class Epoch(NamedTuple):
 
     @property
     def fingerprint(self) -> str:
-        """As `Settings.fingerprint` is made: a timeout has that of a window whose gap is its max."""
-        return sha256(repr((self.window.gap_ms, self.window.longest_ms, self.reading)).encode()).hexdigest()[:8]
+        """As `Settings.fingerprint` is made: a timeout has that of a window whose gap is its
+        max."""
+        return sha256(
+            repr((self.window.gap_ms, self.window.longest_ms, self.reading)).encode()
+        ).hexdigest()[:8]
 
     def read(self, record: Record) -> Record | None:
         """What bronze has of a record: as it is, under another key, or with some refused."""
@@ -79,7 +98,8 @@ class Past(NamedTuple):
 
 
 class Message(NamedTuple):
-    """A message of the sink, and what the test knows besides: what its lake had decided and lived through by then."""
+    """A message of the sink, and what the test knows besides: what its lake had decided and lived
+    through by then."""
 
     seq: int
     content: Content
@@ -97,7 +117,8 @@ class Message(NamedTuple):
 
 @dataclass
 class Kafka:
-    """What outlives the lake: one partition of every source, written step by step, and of the sink."""
+    """What outlives the lake: one partition of every source, written step by step, and of the
+    sink."""
 
     unwritten: dict[str, list[Record]]
     written: dict[str, list[Record]]
@@ -110,14 +131,16 @@ class Kafka:
 
 @dataclass
 class Lake:
-    """What gets lost: bronze, the idle policy's decisions, silver, its epochs. Gold keeps nothing but the sink."""
+    """What gets lost: bronze, the idle policy's decisions, silver, its epochs. Gold keeps nothing
+    but the sink."""
 
     sources: Sequence[str]
     epoch: Epoch
     kafka: Kafka
     state: SinkState
     past: tuple[Past, ...] = ()
-    """What the test knows besides: the epochs that had ended when the lake was lost, and what bronze had before `state.begin`."""
+    """What the test knows besides: the epochs that had ended when the lake was lost, and what
+    bronze had before `state.begin`."""
     read_before: Mapping[str, Sequence[Record]] = field(default_factory=dict)
     bronze: dict[str, list[Record]] = field(default_factory=dict)
     decisions: Decisions = field(default_factory=dict)
@@ -127,20 +150,29 @@ class Lake:
     """Whether this epoch has had a batch, or none is due since it is the first one."""
 
     def __post_init__(self) -> None:
-        self.silver = PartitionMerge(rules_of(self.sources, *self.epoch.window), recovered=by_key(self.state.read_back))
+        self.silver = PartitionMerge(
+            rules_of(self.sources, *self.epoch.window), recovered=by_key(self.state.read_back)
+        )
         self.cursors = {source: Cursor() for source in self.sources}
         self.next_offsets = {source: self.state.begin.get(source, 0) for source in self.sources}
         self.epochs = [self.epoch]
         self.read_since: dict[int, dict[TopicPartition, int]] = {}
         for source in self.sources:
-            self.bronze[source], self.decisions[source] = [], list(self.state.decisions.get(source, ()))
+            self.bronze[source], self.decisions[source] = (
+                [],
+                list(self.state.decisions.get(source, ())),
+            )
 
     def read(self, source: str, count: int) -> None:
         """Where an epoch reads for the first time, that is noted."""
         number = len(self.epochs) - 1
         if number and number not in self.read_since:
-            self.read_since[number] = {TopicPartition(s, 0): offset for s, offset in self.next_offsets.items()}
-        for record in [r for r in self.kafka.written[source] if r.offset >= self.next_offsets[source]][:count]:
+            self.read_since[number] = {
+                TopicPartition(s, 0): offset for s, offset in self.next_offsets.items()
+            }
+        for record in [
+            r for r in self.kafka.written[source] if r.offset >= self.next_offsets[source]
+        ][:count]:
             found = self.epoch.read(record)
             self.bronze[source] += [] if found is None else [found]
             self.next_offsets[source] = record.offset + 1
@@ -148,29 +180,46 @@ class Lake:
     def available(self, source: str, count: int) -> Available:
         """Bronze and decisions from the cursor on, as a plan sees them."""
         cursor, until = self.cursors[source], self.next_offsets[source]
-        mine = [record for record in self.bronze[source] if record.offset >= cursor.next_offset][:count]
+        mine = [record for record in self.bronze[source] if record.offset >= cursor.next_offset][
+            :count
+        ]
         if len(mine) == count:
             until = mine[-1].offset
-        rows = Available(np.array([r.offset for r in mine], np.int64), np.array([r.event_time for r in mine], np.int64))
+        rows = Available(
+            np.array([r.offset for r in mine], np.int64),
+            np.array([r.event_time for r in mine], np.int64),
+        )
         known = -1 if cursor.position is None else cursor.position
-        spoken = [d for d in self.decisions[source] if cursor.next_offset <= d.after_offset + 1 <= until and d.event_time > known]
+        spoken = [
+            d
+            for d in self.decisions[source]
+            if cursor.next_offset <= d.after_offset + 1 <= until and d.event_time > known
+        ]
         return rows.with_idle(spoken)
 
     def decide(self, quiet: set[str]) -> Decisions:
         """Silent are those of the quiet of which bronze has everything that Kafka has."""
-        silent = {s for s in quiet if not any(record.offset >= self.next_offsets[s] for record in self.kafka.written[s])}
+        silent = {
+            s
+            for s in quiet
+            if not any(record.offset >= self.next_offsets[s] for record in self.kafka.written[s])
+        }
         rows = {TopicPartition(s, 0): self.available(s, 10_000) for s in self.sources}
         heads = heads_of({TopicPartition(s, 0): cursor for s, cursor in self.cursors.items()}, rows)
         idle = decide({tp.source: head for tp, head in heads.items()}, silent)
         if idle is None:
             return {}
-        taken = {source: IdleDecision(self.next_offsets[source] - 1, idle.event_time) for source in idle.sources}
+        taken = {
+            source: IdleDecision(self.next_offsets[source] - 1, idle.event_time)
+            for source in idle.sources
+        }
         for source, decision in taken.items():
             self.decisions[source].append(decision)
         return {source: [decision] for source, decision in taken.items()}
 
     def may_evolve(self, window: Window) -> bool:
-        """The rules say which records are in the messages that were read back: they stay until all of these are past."""
+        """The rules say which records are in the messages that were read back: they stay until all
+        of these are past."""
         last = max((message.event_time for message in self.state.read_back), default=None)
         longest_ms = max(window.longest_ms, self.epoch.window.longest_ms)
         return last is None or (self.clock is not None and self.clock > last + longest_ms)
@@ -188,7 +237,9 @@ class Lake:
         available = {TopicPartition(s, 0): self.available(s, count) for s in self.sources}
         cursors = {TopicPartition(s, 0): cursor for s, cursor in self.cursors.items()}
         clocks = {} if self.clock is None else {0: self.clock}
-        plan = plan_batch(0, cursors, available, clocks, Rules(self.epoch.window), begins_epoch=not self.is_begun)
+        plan = plan_batch(
+            0, cursors, available, clocks, Rules(self.epoch.window), begins_epoch=not self.is_begun
+        )
         if plan is None:
             return False
         self.is_begun, self.clock = True, plan.clocks.get(0)
@@ -196,8 +247,18 @@ class Lake:
         for source in self.sources:
             done = plan.ranges[TopicPartition(source, 0)]
             rows = available[TopicPartition(source, 0)]
-            positions = dict(zip(rows.offsets.tolist(), positions_of(self.cursors[source], rows).tolist(), strict=True))
-            known = [(positions[r.offset], r) for r in self.bronze[source] if done.from_offset <= r.offset < done.until_offset]
+            positions = dict(
+                zip(
+                    rows.offsets.tolist(),
+                    positions_of(self.cursors[source], rows).tolist(),
+                    strict=True,
+                )
+            )
+            known = [
+                (positions[r.offset], r)
+                for r in self.bronze[source]
+                if done.from_offset <= r.offset < done.until_offset
+            ]
             reached[source] = known
             self.cursors[source] = Cursor(done.until_offset, done.position)
         if self.clock is not None:
@@ -205,20 +266,35 @@ class Lake:
         return True
 
     def pending(self) -> list[Pending]:
-        rows = [row for row in self.silver.published_order() if row.closed_at is None or row.closed_at <= (self.clock or 0)]
+        rows = [
+            row
+            for row in self.silver.published_order()
+            if row.closed_at is None or row.closed_at <= (self.clock or 0)
+        ]
         finished = {place_of(row.event_time, row.key, row.due, row.closed_at): row for row in rows}
         last = self.kafka.sink[-1] if self.kafka.sink else None
-        tail = None if last is None else Tail(last.seq, last.stands.event_time, last.stands.key, 0, *last.stands[2:4])
+        tail = (
+            None
+            if last is None
+            else Tail(last.seq, last.stands.event_time, last.stands.key, 0, *last.stands[2:4])
+        )
         return [(seq, finished[place]) for seq, place in in_sequence(finished, tail)]
 
     def fingerprints(self) -> Fingerprints:
         named = [epoch.fingerprint for epoch in self.epochs]
-        ended = [Ended(each.epoch.fingerprint, EpochEnd(each.epoch.window, each.clock, each.clock), 0) for each in self.ended]
-        return Fingerprints(named[-1], self.epoch.window.gap_ms, 0, {0: ended}, read_spans(named, self.read_since))
+        ended = [
+            Ended(each.epoch.fingerprint, EpochEnd(each.epoch.window, each.clock, each.clock), 0)
+            for each in self.ended
+        ]
+        return Fingerprints(
+            named[-1], self.epoch.window.gap_ms, 0, {0: ended}, read_spans(named, self.read_since)
+        )
 
     def headers(self, row: MergeRecord) -> dict[str, bytes | None]:
         is_closed = row.closed_at is not None
-        position = read_again_from(row.closed_at or row.event_time, self.epoch.window.longest_ms if is_closed else None)
+        position = read_again_from(
+            row.closed_at or row.event_time, self.epoch.window.longest_ms if is_closed else None
+        )
         offsets = {
             source: min_offset(
                 ((record.offset, record.event_time) for record in self.bronze[source]),
@@ -229,12 +305,17 @@ class Lake:
             for source in self.sources
         }
         idle = idle_header(self.decisions, offsets)
-        return dict(recovery_headers(offsets, idle, self.fingerprints().of(0, offsets, position), is_lived=False))
+        return dict(
+            recovery_headers(
+                offsets, idle, self.fingerprints().of(0, offsets, position), is_lived=False
+            )
+        )
 
 
 @dataclass
 class Life:
-    """One partition from beginning to end: what happened is drawn from a seed, and `losses` times everything is lost."""
+    """One partition from beginning to end: what happened is drawn from a seed, and `losses` times
+    everything is lost."""
 
     seed: int
     disorder: int = 0
@@ -246,7 +327,8 @@ class Life:
     windows: Sequence[Window] = TIMEOUTS
     losses: int = 0
     refused: int = 0
-    """Losses that the lake did not survive, as far as the sink can say: the test goes on as if it had not been lost."""
+    """Losses that the lake did not survive, as far as the sink can say: the test goes on as if it
+    had not been lost."""
     after_changes: int = 0
     """Losses survived by a lake that had had other rules."""
     told: int = 0
@@ -258,7 +340,11 @@ class Life:
 
     def __post_init__(self) -> None:
         self.rng = rng = random.Random(self.seed)
-        self.sources = ALL_INPUTS[: rng.choice([3, 3, 4])] if self.has_topics else ALL_SOURCES[: rng.choice([2, 2, 3])]
+        self.sources = (
+            ALL_INPUTS[: rng.choice([3, 3, 4])]
+            if self.has_topics
+            else ALL_SOURCES[: rng.choice([2, 2, 3])]
+        )
         arrivals = {source: self._records(source) for source in self.sources}
         self.kafka = Kafka(arrivals, {s: [] for s in arrivals})
         first = Window(TIMEOUT_MS) if self.windows is TIMEOUTS else rng.choice(self.windows)
@@ -268,9 +354,14 @@ class Life:
         self.quiet: set[str] = set()
 
     def _records(self, source: str) -> list[Record]:
-        """Ties, several keys, heartbeats, holes between offsets; lateness where there is disorder."""
+        """Ties, several keys, heartbeats, holes between offsets; lateness where there is
+        disorder."""
         rng = self.rng
-        time, offset, step = rng.randint(0, 2 * TIMEOUT_MS), rng.choice([-1, -1, 6]), rng.choice([5, 20, 50, 110])
+        time, offset, step = (
+            rng.randint(0, 2 * TIMEOUT_MS),
+            rng.choice([-1, -1, 6]),
+            rng.choice([5, 20, 50, 110]),
+        )
         keys = (*KEYS[: rng.randint(1, len(KEYS))], *[None] * rng.randint(0, 2))
         records = []
         for _ in range(rng.randint(5, 45)):
@@ -307,7 +398,10 @@ class Life:
             if self.is_idling and rng.random() < 0.3:
                 self.quiet = {each for each in self.sources if rng.random() < 0.4}
             if source not in self.quiet:
-                self.woken += bool(self.decisions[source] and self.decisions[source][-1].after_offset == self._end(source))
+                self.woken += bool(
+                    self.decisions[source]
+                    and self.decisions[source][-1].after_offset == self._end(source)
+                )
                 self.kafka.write(source, rng.randint(1, 5))
         elif action < 0.45:
             self.lake.read(source, rng.choice([1, 3, 100]))
@@ -325,15 +419,20 @@ class Life:
 
     @property
     def is_repeating(self) -> bool:
-        """Whether messages that are out come again: then they must come as they were, and the rules have to stay."""
-        return bool(self.kafka.sink) and self.kafka.sink[-1].seq < max(message.seq for message in self.kafka.sink)
+        """Whether messages that are out come again: then they must come as they were, and the rules
+        have to stay."""
+        return bool(self.kafka.sink) and self.kafka.sink[-1].seq < max(
+            message.seq for message in self.kafka.sink
+        )
 
     def evolve(self) -> None:
         lake, rng = self.lake, self.rng
         if self.windows is not TIMEOUTS and (not lake.is_begun or lake.clock is None):
-            return  # an epoch that merges nothing still decides that messages say when they were closed
+            # An epoch that merges nothing still decides that messages say when they were closed.
+            return
         epoch = Epoch(
-            rng.choice([lake.epoch.window, *self.windows]), rng.choice([lake.epoch.reading, lake.epoch.reading, 0, 1, 2])
+            rng.choice([lake.epoch.window, *self.windows]),
+            rng.choice([lake.epoch.reading, lake.epoch.reading, 0, 1, 2]),
         )
         if epoch != lake.epoch and not self.is_repeating and lake.may_evolve(epoch.window):
             self.changes += 1
@@ -344,7 +443,8 @@ class Life:
         return written[-1].offset if written else -1
 
     def publish(self, is_cut_off: bool) -> bool:
-        """Some of what is pending; where it may be cut off, the first message too says where to begin.
+        """Some of what is pending; where it may be cut off, the first message too says where to
+        begin.
 
         Then its messages may also come again, from a second attempt that starts over.
         """
@@ -353,7 +453,9 @@ class Life:
         out = batch[: self.rng.randint(0, len(batch))] if is_cut_off else batch
         self.send(batch, out)
         if is_cut_off and self.rng.random() < 0.3:
-            self.kafka.sink += self.kafka.sink[len(self.kafka.sink) - len(out) :][: self.rng.randint(0, len(out))]
+            self.kafka.sink += self.kafka.sink[len(self.kafka.sink) - len(out) :][
+                : self.rng.randint(0, len(out))
+            ]
         return bool(batch)
 
     def send(self, batch: Sequence[Pending], out: Sequence[Pending]) -> None:
@@ -363,10 +465,13 @@ class Life:
             is_telling = seq == batch[-1][0] or (seq == batch[0][0] and not self.is_in_transactions)
             headers = self.lake.headers(row) if is_telling else {}
             past = (*self.lake.past, *self.lake.ended)
-            self.kafka.sink.append(Message(seq, as_content(row), headers, decisions, past, self.lake.epoch))
+            self.kafka.sink.append(
+                Message(seq, as_content(row), headers, decisions, past, self.lake.epoch)
+            )
 
     def lose(self) -> None:
-        """Everything but Kafka. What is taken up has the rules that the last messages name, if they name one set of them."""
+        """Everything but Kafka. What is taken up has the rules that the last messages name, if they
+        name one set of them."""
         lost, last = self.lake, self.kafka.sink[-1] if self.kafka.sink else None
         if last is None:
             self.losses += 1
@@ -376,7 +481,9 @@ class Life:
         window, is_plain = last.epoch.window, last.stands.closed_at is None
         if window.longest_ms == window.gap_ms:  # the other form of the same rules is refused
             window = Window(window.gap_ms) if is_plain else Window(window.gap_ms, window.gap_ms)
-        state = sink_state(((message.stands, message.headers) for message in reversed(self.kafka.sink)), window)
+        state = sink_state(
+            ((message.stands, message.headers) for message in reversed(self.kafka.sink)), window
+        )
         assert last.epoch.fingerprint in state.rules
         if len(state.rules) > 1:
             self.refused += 1
@@ -386,11 +493,19 @@ class Life:
         self.decisions = {source: list(last.decisions.get(source, ())) for source in self.sources}
         self.told += sum(map(len, state.decisions.values()))
         every = {s: (*lost.read_before.get(s, ()), *lost.bronze[s]) for s in self.sources}
-        read = {s: [record for record in mine if record.offset < state.begin[s]] for s, mine in every.items()}
+        read = {
+            s: [record for record in mine if record.offset < state.begin[s]]
+            for s, mine in every.items()
+        }
         past = last.past
         if is_plain:
-            past = tuple(one._replace(epoch=one.epoch._replace(window=Window(one.epoch.window.gap_ms))) for one in past)
-        self.lake = Lake(self.sources, last.epoch._replace(window=window), self.kafka, state, past, read)
+            past = tuple(
+                one._replace(epoch=one.epoch._replace(window=Window(one.epoch.window.gap_ms)))
+                for one in past
+            )
+        self.lake = Lake(
+            self.sources, last.epoch._replace(window=window), self.kafka, state, past, read
+        )
 
     def published(self) -> list[tuple[int, Content]]:
         """Without the repeats."""
@@ -418,19 +533,29 @@ class Life:
         lake.sources.clear()
         for epoch, clock, offsets in through:
             lake.begin_epoch(*epoch.window)
-            reached = {s: [one for one in mine if one[1].offset < offsets[s]] for s, mine in arrived.items()}
-            arrived = {s: [one for one in mine if one[1].offset >= offsets[s]] for s, mine in arrived.items()}
+            reached = {
+                s: [one for one in mine if one[1].offset < offsets[s]]
+                for s, mine in arrived.items()
+            }
+            arrived = {
+                s: [one for one in mine if one[1].offset >= offsets[s]]
+                for s, mine in arrived.items()
+            }
             lake.advance_to(dict.fromkeys(self.sources, clock), reached)
         lake.begin_epoch(*self.lake.epoch.window)
         lake.advance_to(heads, arrived)
         clock = lake.clock or 0
-        rows = (row for row in lake.published_order() if row.closed_at is None or row.closed_at <= clock)
+        rows = (
+            row for row in lake.published_order() if row.closed_at is None or row.closed_at <= clock
+        )
         return list(enumerate(map(as_content, rows)))
 
 
 def as_content(row: MergeRecord) -> Content:
     key, first, last, parts = row.content()
-    of_sources = tuple(tuple((part.event_time, part.topic, part.offset) for part in mine) for mine in parts)
+    of_sources = tuple(
+        tuple((part.event_time, part.topic, part.offset) for part in mine) for mine in parts
+    )
     return key, first, last, of_sources, row.due, row.closed_at
 
 
@@ -448,7 +573,9 @@ def lives(disorder: int, *, drawn: range = SEEDS, **how: Any) -> list[Life]:
 
 DISORDERS = pytest.mark.parametrize("disorder", [0, TIMEOUT_MS, 4 * TIMEOUT_MS])
 HOW = pytest.mark.parametrize(
-    "how", [{}, {"is_idling": True}, {"is_idling": True, "is_in_transactions": False}], ids=["", "idle", "cut"]
+    "how",
+    [{}, {"is_idling": True}, {"is_idling": True, "is_in_transactions": False}],
+    ids=["", "idle", "cut"],
 )
 
 
@@ -458,7 +585,9 @@ def test_a_lost_lake_is_taken_up_exactly(disorder: int) -> None:
 
 
 @DISORDERS
-def test_a_lost_lake_is_taken_up_exactly_with_the_idle_decisions_that_published_something(disorder: int) -> None:
+def test_a_lost_lake_is_taken_up_exactly_with_the_idle_decisions_that_published_something(
+    disorder: int,
+) -> None:
     found = lives(disorder, is_idling=True)
     assert sum(life.told for life in found) >= 0.6 * len(found)
     assert sum(life.woken for life in found) >= 0.6 * len(found)
@@ -472,7 +601,9 @@ def test_a_batch_that_comes_out_in_part_or_again_is_taken_up_exactly(disorder: i
 
 @DISORDERS
 @HOW
-def test_a_lost_lake_with_a_window_by_gap_is_taken_up_exactly(disorder: int, how: dict[str, Any]) -> None:
+def test_a_lost_lake_with_a_window_by_gap_is_taken_up_exactly(
+    disorder: int, how: dict[str, Any]
+) -> None:
     lives(disorder, drawn=FEWER_SEEDS, windows=BY_GAP, **how)
 
 
@@ -487,7 +618,9 @@ def changed(disorder: int, drawn: range, **how: Any) -> None:
 
 @pytest.mark.promise("C7")
 @DISORDERS
-def test_a_lost_lake_is_taken_up_exactly_where_its_last_message_names_one_set_of_rules(disorder: int) -> None:
+def test_a_lost_lake_is_taken_up_exactly_where_its_last_message_names_one_set_of_rules(
+    disorder: int,
+) -> None:
     changed(disorder, FEWEST_SEEDS, windows=SHORT, is_idling=True)
     changed(disorder, FEWEST_SEEDS, windows=(*BY_GAP, *TIMEOUTS))
 
@@ -496,7 +629,11 @@ def test_a_lost_lake_is_taken_up_exactly_where_its_last_message_names_one_set_of
 @pytest.mark.long
 @DISORDERS
 @HOW
-@pytest.mark.parametrize("windows", [SHORT, TIMEOUTS, BY_GAP, (*BY_GAP, *TIMEOUTS)], ids=["short", "timeouts", "gaps", "both"])
+@pytest.mark.parametrize(
+    "windows",
+    [SHORT, TIMEOUTS, BY_GAP, (*BY_GAP, *TIMEOUTS)],
+    ids=["short", "timeouts", "gaps", "both"],
+)
 @pytest.mark.parametrize("has_topics", first_then_nightly([True, False]), ids=["topics", ""])
 def test_a_lost_lake_whose_rules_changed_before_and_after_is_taken_up_exactly(
     disorder: int, how: dict[str, Any], windows: Sequence[Window], has_topics: bool
@@ -507,6 +644,8 @@ def test_a_lost_lake_whose_rules_changed_before_and_after_is_taken_up_exactly(
 @pytest.mark.long
 @DISORDERS
 @HOW
-def test_a_lost_lake_with_several_topics_of_a_source_is_taken_up_exactly(disorder: int, how: dict[str, Any]) -> None:
+def test_a_lost_lake_with_several_topics_of_a_source_is_taken_up_exactly(
+    disorder: int, how: dict[str, Any]
+) -> None:
     lives(disorder, drawn=FEWEST_SEEDS, has_topics=True, **how)
     lives(disorder, drawn=FEWEST_SEEDS, has_topics=True, windows=BY_GAP, **how)

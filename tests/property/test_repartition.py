@@ -1,4 +1,5 @@
-"""The order of repartitioning is a pure function of what is there: the lockstep of a few lines of Python, however it is cut."""
+"""The order of repartitioning is a pure function of what is there: the lockstep of a few lines of
+Python, however it is cut."""
 
 from __future__ import annotations
 
@@ -30,15 +31,23 @@ inputs = st.dictionaries(
 
 @dataclass
 class Model:
-    """Rule 1 of the merge among the partitions of some topics: go on where the next record's position is smallest."""
+    """Rule 1 of the merge among the partitions of some topics: go on where the next record's
+    position is smallest."""
 
     inputs: Inputs
 
     def order(self) -> list[tuple[InputPartition, int]]:
         """Every record, as (input, offset)."""
-        found, passed, heads = [], dict.fromkeys(self.inputs, 0), dict.fromkeys(self.inputs, NO_TIME)
+        found, passed, heads = (
+            [],
+            dict.fromkeys(self.inputs, 0),
+            dict.fromkeys(self.inputs, NO_TIME),
+        )
         while ahead := [of for of, times in self.inputs.items() if passed[of] < len(times)]:
-            positions = {of: max(heads[of], NO_TIME if (t := self.inputs[of][passed[of]]) is None else t) for of in ahead}
+            positions = {
+                of: max(heads[of], NO_TIME if (t := self.inputs[of][passed[of]]) is None else t)
+                for of in ahead
+            }
             of = min(ahead, key=lambda of: (positions[of], of))
             found.append((of, passed[of]))
             passed[of], heads[of] = passed[of] + 1, positions[of]
@@ -46,11 +55,16 @@ class Model:
 
 
 def rows(of: InputPartition, times: list[int | None], first: int) -> pa.Table:
-    columns = {name: pa.nulls(len(times), kind) for name, kind in zip(ROUTED.names, ROUTED.types, strict=True)}
+    columns = {
+        name: pa.nulls(len(times), kind)
+        for name, kind in zip(ROUTED.names, ROUTED.types, strict=True)
+    }
     columns["topic"] = pa.array([of.topic] * len(times), pa.string())
     columns["partition"] = pa.array([of.partition] * len(times), pa.int32())
     columns["offset"] = pa.array(range(first, first + len(times)), pa.int64())
-    columns["event_time"] = pa.array([None if t is None else t * 1000 for t in times], pa.int64()).cast(TIME)
+    columns["event_time"] = pa.array(
+        [None if t is None else t * 1000 for t in times], pa.int64()
+    ).cast(TIME)
     return pa.table(columns, schema=ROUTED)
 
 
@@ -62,22 +76,31 @@ def places(taken: pa.Table) -> list[tuple[InputPartition, int]]:
 @pytest.mark.promise("N5")
 @law
 @given(inputs, st.data())
-def test_the_order_is_the_lockstep_however_reading_is_cut_or_begun_again(of_inputs: Inputs, data: st.DataObject) -> None:
+def test_the_order_is_the_lockstep_however_reading_is_cut_or_begun_again(
+    of_inputs: Inputs, data: st.DataObject
+) -> None:
     lockstep, read, found = Lockstep(TOPICS, {}), dict.fromkeys(of_inputs, 0), []
     written: dict[InputPartition, int] = {}
     positions: dict[InputPartition, int] = {}
     while True:
         waiting = lockstep.first_offsets()
-        for of in [of for of, times in of_inputs.items() if of not in waiting and read[of] < len(times)]:
+        for of in [
+            of for of, times in of_inputs.items() if of not in waiting and read[of] < len(times)
+        ]:
             count = data.draw(st.integers(1, 4))
             lockstep.add(rows(of, of_inputs[of][read[of] : read[of] + count], read[of]))
             read[of] = min(read[of] + count, len(of_inputs[of]))
-        taken, reached = lockstep.take([of for of, times in of_inputs.items() if read[of] < len(times)])
+        taken, reached = lockstep.take(
+            [of for of, times in of_inputs.items() if read[of] < len(times)]
+        )
         found += places(taken)
         positions |= reached
         written |= {of: offset + 1 for of, offset in places(taken)}
         if data.draw(st.booleans()):  # a crash: only what was written is known
-            lockstep, read = Lockstep(TOPICS, dict(positions)), {of: written.get(of, 0) for of in of_inputs}
+            lockstep, read = (
+                Lockstep(TOPICS, dict(positions)),
+                {of: written.get(of, 0) for of in of_inputs},
+            )
         if all(written.get(of, 0) == len(times) for of, times in of_inputs.items()):
             break
     assert found == Model(of_inputs).order()
@@ -86,8 +109,11 @@ def test_the_order_is_the_lockstep_however_reading_is_cut_or_begun_again(of_inpu
 @pytest.mark.promise("N5")
 @law
 @given(inputs)
-def test_no_record_is_further_behind_in_the_order_than_in_its_own_partition(of_inputs: Inputs) -> None:
-    """So none is late that was not late before: it lies behind the largest event time by no more."""
+def test_no_record_is_further_behind_in_the_order_than_in_its_own_partition(
+    of_inputs: Inputs,
+) -> None:
+    """So none is late that was not late before: it lies behind the largest event time by no
+    more."""
     largest = NO_TIME
     own = dict.fromkeys(of_inputs, NO_TIME)
     for of, offset in Model(of_inputs).order():
@@ -99,7 +125,9 @@ def test_no_record_is_further_behind_in_the_order_than_in_its_own_partition(of_i
 
 @law
 @given(inputs, st.builds(InputPartition, st.sampled_from(TOPICS), st.integers(0, 9)))
-def test_nothing_waits_for_a_partition_that_is_at_its_end(of_inputs: Inputs, silent: InputPartition) -> None:
+def test_nothing_waits_for_a_partition_that_is_at_its_end(
+    of_inputs: Inputs, silent: InputPartition
+) -> None:
     lockstep = Lockstep(TOPICS, {silent: 0})
     for of, times in of_inputs.items():
         lockstep.add(rows(of, times, 0))

@@ -1,6 +1,8 @@
-"""What repartitioning does to tenants: which orders keep their records on time, and how far the lockstep's is from that.
+"""What repartitioning does to tenants: which orders keep their records on time, and how far the
+lockstep's is from that.
 
-All records are of one source and go to one partition, the worst case. The merge model says what is late.
+All records are of one source and go to one partition, the worst case. The merge model says what is
+late.
 """
 
 from __future__ import annotations
@@ -48,7 +50,9 @@ topics = st.dictionaries(
 
 
 def as_record(sent: Sent, offset: int) -> Record:
-    return Record(SOURCE, offset, sent.time, key=None if sent.tenant is None else "a", tenant=sent.tenant)
+    return Record(
+        SOURCE, offset, sent.time, key=None if sent.tenant is None else "a", tenant=sent.tenant
+    )
 
 
 def late(topic: Topic, order: Iterable[Place]) -> set[Place]:
@@ -62,11 +66,16 @@ def late(topic: Topic, order: Iterable[Place]) -> set[Place]:
 
 def late_at_home(topic: Topic) -> set[Place]:
     """What is late in its own partition."""
-    return {place for p, sent in topic.items() for place in late(topic, [Place(p, i) for i in range(len(sent))])}
+    return {
+        place
+        for p, sent in topic.items()
+        for place in late(topic, [Place(p, i) for i in range(len(sent))])
+    }
 
 
 def positions(topic: Topic, order: Iterable[Place]) -> dict[Place, int]:
-    """By record the position of its tenant; of a heartbeat for everybody, that of whom nothing else is known."""
+    """By record the position of its tenant; of a heartbeat for everybody, that of whom nothing else
+    is known."""
     reading, found = Reading(), {}
     for i, (p, offset) in enumerate(order):
         sent = topic[p][offset]
@@ -78,13 +87,19 @@ def positions(topic: Topic, order: Iterable[Place]) -> dict[Place, int]:
 def at_home(topic: Topic) -> dict[Place, int]:
     """By record the position of its tenant in its own partition."""
     return {
-        place: v for p, sent in topic.items() for place, v in positions(topic, [Place(p, i) for i in range(len(sent))]).items()
+        place: v
+        for p, sent in topic.items()
+        for place, v in positions(topic, [Place(p, i) for i in range(len(sent))]).items()
     }
 
 
 def heads(topic: Topic) -> dict[Place, int]:
     """By record its position: that of all in its own partition."""
-    return {Place(p, i): max(each.time for each in sent[: i + 1]) for p, sent in topic.items() for i in range(len(sent))}
+    return {
+        Place(p, i): max(each.time for each in sent[: i + 1])
+        for p, sent in topic.items()
+        for i in range(len(sent))
+    }
 
 
 def lockstep(topic: Topic) -> list[Place]:
@@ -107,7 +122,7 @@ CROSSED: Topic = {0: [Sent("x", 1000), Sent("y", 0)], 1: [Sent("y", 1000), Sent(
 """In each partition another tenant is behind."""
 
 
-def test_tenants_that_lag_crosswise_in_two_partitions_are_late_in_every_order_that_keeps_the_partitions_own() -> None:
+def test_tenants_that_lag_crosswise_are_late_in_every_order_that_keeps_the_partitions_own() -> None:
     assert late_at_home(CROSSED) == set()
     assert len(list(interleavings(CROSSED))) == 6
     assert all(late(CROSSED, order) for order in interleavings(CROSSED))
@@ -115,11 +130,15 @@ def test_tenants_that_lag_crosswise_in_two_partitions_are_late_in_every_order_th
 
 @pytest.mark.parametrize("sizes", [(1, 1), (1, 2), (1, 1, 1)], ids=str)
 def test_with_fewer_records_some_order_makes_none_late(sizes: tuple[int, ...]) -> None:
-    """Of two tenants, or heartbeats for everybody, at times further apart than the gap: so there is no smaller example."""
+    """Of two tenants, or heartbeats for everybody, at times further apart than the gap: so there is
+    no smaller example."""
     any_one = [Sent(tenant, time) for tenant in ("x", "y", None) for time in (0, 1000, 2000)]
     for records in product(any_one, repeat=sum(sizes)):
         begins = [sum(sizes[:p]) for p in range(len(sizes))]
-        topic = {p: records[begin : begin + size] for p, (begin, size) in enumerate(zip(begins, sizes, strict=True))}
+        topic = {
+            p: records[begin : begin + size]
+            for p, (begin, size) in enumerate(zip(begins, sizes, strict=True))
+        }
         own = late_at_home(topic)
         assert any(late(topic, order) <= own for order in interleavings(topic)), topic
 
@@ -127,8 +146,11 @@ def test_with_fewer_records_some_order_makes_none_late(sizes: tuple[int, ...]) -
 @pytest.mark.promise("N6")
 @law
 @given(topics)
-def test_a_tenant_is_further_than_at_home_by_no_more_than_its_lags_in_the_partitions_differ(topic: Topic) -> None:
-    """So a record that is on time by more than that stays on time; a tenant's lag is what its position is behind that of all."""
+def test_a_tenant_is_further_than_at_home_by_no_more_than_its_lags_in_the_partitions_differ(
+    topic: Topic,
+) -> None:
+    """So a record that is on time by more than that stays on time; a tenant's lag is what its
+    position is behind that of all."""
     of_all, own = heads(topic), at_home(topic)
     by_partition = {p: [Place(p, i) for i in range(len(sent))] for p, sent in topic.items()}
     for place, position in positions(topic, lockstep(topic)).items():
@@ -140,7 +162,10 @@ def test_a_tenant_is_further_than_at_home_by_no_more_than_its_lags_in_the_partit
             for i, other in enumerate(places):
                 upto = {other.partition: [*topic[other.partition][: i + 1], Sent(tenant, 0)]}
                 asked = Place(other.partition, i + 1)
-                smallest = min(smallest, of_all[other] - max(0, positions(upto, [*places[: i + 1], asked])[asked]))
+                smallest = min(
+                    smallest,
+                    of_all[other] - max(0, positions(upto, [*places[: i + 1], asked])[asked]),
+                )
         lag = of_all[place] - own[place]
         assert own[place] <= position <= own[place] + lag - smallest
 
@@ -156,7 +181,9 @@ def test_a_record_that_would_be_on_time_without_tenants_stays_on_time(topic: Top
 
 @law
 @given(topics)
-def test_only_an_order_that_lets_tenants_of_a_partition_pass_one_another_keeps_all_on_time(topic: Topic) -> None:
+def test_only_an_order_that_lets_tenants_of_a_partition_pass_one_another_keeps_all_on_time(
+    topic: Topic,
+) -> None:
     """That of the tenants' own positions. It is not the one that is written: see decision 40."""
     own = at_home(topic)
     order = sorted(own, key=lambda place: (own[place], place))

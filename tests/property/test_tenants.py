@@ -1,4 +1,5 @@
-"""Laws of clocks by tenant and of windows by gap, on arbitrary arrivals. Those that hold for every merge are in test_merge.py."""
+"""Laws of clocks by tenant and of windows by gap, on arbitrary arrivals. Those that hold for every
+merge are in test_merge.py."""
 
 from __future__ import annotations
 
@@ -13,7 +14,14 @@ from hypothesis import strategies as st
 from pipelines.core.model import ALL, NEVER, MergeRecord, PartitionMerge, PublishedRecord, Record
 from tests.support.cases import SOURCES
 from tests.support.effort import draws
-from tests.support.merges import TENANTS, MergeInput, closed, heads_by_tenant, idle_decision, tenant_inputs
+from tests.support.merges import (
+    TENANTS,
+    MergeInput,
+    closed,
+    heads_by_tenant,
+    idle_decision,
+    tenant_inputs,
+)
 from tests.support.strategies import cuts
 
 law = draws(80)
@@ -21,12 +29,17 @@ law = draws(80)
 
 @law
 @given(river=tenant_inputs())
-def test_from_one_merge_record_of_a_key_to_the_next_due_and_event_time_grow(river: MergeInput) -> None:
+def test_from_one_merge_record_of_a_key_to_the_next_due_and_event_time_grow(
+    river: MergeInput,
+) -> None:
     by_key: dict[tuple[str, str], list[MergeRecord]] = defaultdict(list)
     for row in river.with_end().merged().published_order():
         by_key[row.tenant, row.key].append(row)
     for rows in by_key.values():
-        assert all(one.due < other.due and one.event_time < other.event_time for one, other in pairwise(rows))  # type: ignore[operator]
+        assert all(
+            one.due < other.due and one.event_time < other.event_time
+            for one, other in pairwise(rows)
+        )  # type: ignore[operator]
 
 
 # -- clocks
@@ -34,7 +47,9 @@ def test_from_one_merge_record_of_a_key_to_the_next_due_and_event_time_grow(rive
 
 @law
 @given(data=st.data(), river=tenant_inputs())
-def test_a_tenants_clock_never_goes_back_and_is_at_most_the_lag_behind(data: st.DataObject, river: MergeInput) -> None:
+def test_a_tenants_clock_never_goes_back_and_is_at_most_the_lag_behind(
+    data: st.DataObject, river: MergeInput
+) -> None:
     before: dict[str, int] = {}
     for model in river.through(data.draw(cuts(river.records))):
         if model.clock is None:
@@ -45,9 +60,13 @@ def test_a_tenants_clock_never_goes_back_and_is_at_most_the_lag_behind(data: st.
             assert clock >= before.get(tenant, NEVER)
             before[tenant] = clock
             assert all(
-                river.rules.due(r.event_time, r.last_event_time) >= clock for r in model.open.values() if r.tenant == tenant
+                river.rules.due(r.event_time, r.last_event_time) >= clock
+                for r in model.open.values()
+                if r.tenant == tenant
             )
-            assert all(clock < v <= model.clock for v, record in model.waiting if record.tenant == tenant)
+            assert all(
+                clock < v <= model.clock for v, record in model.waiting if record.tenant == tenant
+            )
             for row in model.timed_out:
                 if row.tenant == tenant:
                     assert row.due is not None
@@ -68,8 +87,11 @@ def test_what_a_tenants_clock_was_is_known_later(data: st.DataObject, river: Mer
 
 @law
 @given(data=st.data(), river=tenant_inputs())
-def test_closed_at_is_the_first_clock_at_which_the_tenants_clock_is_beyond_due(data: st.DataObject, river: MergeInput) -> None:
-    """By definition: the clock is brought to each time in turn, and the merge asked what has timed out."""
+def test_closed_at_is_the_first_clock_at_which_the_tenants_clock_is_beyond_due(
+    data: st.DataObject, river: MergeInput
+) -> None:
+    """By definition: the clock is brought to each time in turn, and the merge asked what has timed
+    out."""
     rows = river.with_end().merged().timed_out
     if not rows:
         return
@@ -81,7 +103,8 @@ def test_closed_at_is_the_first_clock_at_which_the_tenants_clock_is_beyond_due(d
 
 
 def _tenant_clock_at(river: MergeInput, tenant: str, clock: int) -> int:
-    """A tenant's clock at a clock, as the rules define it: by looking at every topic-partition up to its cut."""
+    """A tenant's clock at a clock, as the rules define it: by looking at every topic-partition up
+    to its cut."""
     found = clock
     for source in river.rules.sources:
         cut, head = [], NEVER
@@ -98,7 +121,9 @@ def _tenant_clock_at(river: MergeInput, tenant: str, clock: int) -> int:
 @pytest.mark.promise("T1")
 @law
 @given(river=tenant_inputs())
-def test_nobody_is_late_because_of_others_unless_more_than_the_lag_behind(river: MergeInput) -> None:
+def test_nobody_is_late_because_of_others_unless_more_than_the_lag_behind(
+    river: MergeInput,
+) -> None:
     heads: dict[str, int] = {}
     own: dict[tuple[str, str | None], int] = {}
     positions = {}
@@ -118,8 +143,11 @@ def test_nobody_is_late_because_of_others_unless_more_than_the_lag_behind(river:
 @pytest.mark.promise("T1")
 @law
 @given(river=tenant_inputs(is_calm=True))
-def test_a_tenant_that_is_never_more_than_the_lag_behind_is_merged_as_if_alone(river: MergeInput) -> None:
-    """Before its first record a tenant is as far behind as may be, so each begins with a heartbeat of its own."""
+def test_a_tenant_that_is_never_more_than_the_lag_behind_is_merged_as_if_alone(
+    river: MergeInput,
+) -> None:
+    """Before its first record a tenant is as far behind as may be, so each begins with a heartbeat
+    of its own."""
     lag, first = river.lag, min((r.event_time for r in river.records), default=0)
     begin = [Record(s, -5, first, tenant=tenant) for s in SOURCES for tenant in TENANTS]
     river = replace(river, records=_kept_close([*begin, *river.records], lag)).with_end()
@@ -129,13 +157,17 @@ def test_a_tenant_that_is_never_more_than_the_lag_behind_is_merged_as_if_alone(r
         of_alone = replace(river, rules=replace(river.rules, lag_ms=None), records=alone).merged()
         mine = [row for row in model.published_order() if row.tenant == tenant]
         assert sorted(r.content() for r in mine) == sorted(r.content() for r in of_alone.timed_out)
-        lates = {(each.record.source, each.record.offset) for each in model.late if each.record.tenant == tenant}
+        lates = {
+            (each.record.source, each.record.offset)
+            for each in model.late
+            if each.record.tenant == tenant
+        }
         assert lates == {(each.record.source, each.record.offset) for each in of_alone.late}
 
 
 def _kept_close(records: list[Record], lag: int) -> list[Record]:
-    """These records, of which the first is at the time of every tenant's first heartbeat, with a heartbeat of each tenant that
-    would otherwise come to be more than the lag behind.
+    """These records, of which the first is at the time of every tenant's first heartbeat, with a
+    heartbeat of each tenant that would otherwise come to be more than the lag behind.
     """
     heads: dict[str, int] = {}
     own = {(source, tenant): records[0].event_time for source in SOURCES for tenant in TENANTS}
@@ -154,8 +186,11 @@ def _kept_close(records: list[Record], lag: int) -> list[Record]:
 
 @law
 @given(river=tenant_inputs())
-def test_who_lags_where_time_goes_on_is_not_late_because_a_source_was_silent(river: MergeInput) -> None:
-    """A record of the silent source at the tenant's time on the other one comes in time after the decision."""
+def test_who_lags_where_time_goes_on_is_not_late_because_a_source_was_silent(
+    river: MergeInput,
+) -> None:
+    """A record of the silent source at the tenant's time on the other one comes in time after the
+    decision."""
     silent, other = SOURCES
     records = [record for record in river.records if record.source == other and record.told is None]
     decision = idle_decision(records, silent, river.lag)
@@ -164,7 +199,11 @@ def test_who_lags_where_time_goes_on_is_not_late_because_a_source_was_silent(riv
     at = heads_by_tenant(records, river.lag)[other]
     for tenant in TENANTS:
         time = max(0, at.get(tenant, at[None]))
-        model = replace(river, records=[*records, decision, Record(silent, 1, time, "a", tenant)]).with_end().merged()
+        model = (
+            replace(river, records=[*records, decision, Record(silent, 1, time, "a", tenant)])
+            .with_end()
+            .merged()
+        )
         assert not [late for late in model.late if late.record.source == silent]
 
 
@@ -174,15 +213,24 @@ def test_who_lags_where_time_goes_on_is_not_late_because_a_source_was_silent(riv
 @law
 @given(river=tenant_inputs(tenants=TENANTS[:1]))
 def test_one_tenant_is_equal_to_none(river: MergeInput) -> None:
-    """Decisions of the idle policy are told to the tenant, where there is one: here its position is everybody's."""
+    """Decisions of the idle policy are told to the tenant, where there is one: here its position is
+    everybody's."""
     records = [r if r.told is None else replace(r, told=None) for r in river.records]
     one = replace(river, records=_all_of_one(records)).merged()
-    none = replace(river, rules=replace(river.rules, lag_ms=None), records=[replace(r, tenant=ALL) for r in records]).merged()
+    none = replace(
+        river,
+        rules=replace(river.rules, lag_ms=None),
+        records=[replace(r, tenant=ALL) for r in records],
+    ).merged()
     assert [(r.due, r.closed_at, r.content()) for r in one.published_order()] == [
         (r.due, r.closed_at, r.content()) for r in none.published_order()
     ]
-    assert sorted(r.content() for r in one.open.values()) == sorted(r.content() for r in none.open.values())
-    of_one, of_none = ([(late.record.offset, late.position) for late in model.late] for model in (one, none))
+    assert sorted(r.content() for r in one.open.values()) == sorted(
+        r.content() for r in none.open.values()
+    )
+    of_one, of_none = (
+        [(late.record.offset, late.position) for late in model.late] for model in (one, none)
+    )
     assert of_one == of_none
     assert not none.waiting
     assert not one.waiting
@@ -223,7 +271,9 @@ def test_a_lost_lake_is_taken_up_exactly_from_the_sink() -> None:
         recovered: dict[str, list[PublishedRecord]] = defaultdict(list)
         for row in out:
             if row.closed_at is not None and row.closed_at > since:
-                recovered[row.key].append(PublishedRecord(row.event_time, row.due, row.closed_at, row.tenant))
+                recovered[row.key].append(
+                    PublishedRecord(row.event_time, row.due, row.closed_at, row.tenant)
+                )
         model = PartitionMerge(rules, since=since, recovered=recovered)
         for source in SOURCES:
             head = NEVER

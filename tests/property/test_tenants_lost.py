@@ -1,4 +1,5 @@
-"""A lost lake with tenants is taken up exactly from what messages say, as that is written and read."""
+"""A lost lake with tenants is taken up exactly from what messages say, as that is written and
+read."""
 
 from __future__ import annotations
 
@@ -8,7 +9,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from pipelines.core.idle import IdleDecision
-from pipelines.core.model import NEVER, MergeRecord, MergeRules, PartitionMerge, PublishedRecord, Record
+from pipelines.core.model import (
+    NEVER,
+    MergeRecord,
+    MergeRules,
+    PartitionMerge,
+    PublishedRecord,
+    Record,
+)
 from pipelines.core.recovery import (
     Closings,
     ReadBack,
@@ -34,7 +42,8 @@ Decisions = Mapping[str, Sequence[IdleDecision]]
 
 @dataclass(frozen=True)
 class Lost:
-    """What Kafka had of the sources when the last message was sent, what the idle policy had decided, and what came later."""
+    """What Kafka had of the sources when the last message was sent, what the idle policy had
+    decided, and what came later."""
 
     river: MergeInput
     decisions: Decisions
@@ -56,26 +65,36 @@ class Lost:
             mine = [(r.offset, r.event_time) for r in self.river.records if r.source == source]
             offsets[source] = min_offset(mine, self.decisions[source], since, next_offset=0)
         idle = idle_header(self.decisions, offsets, closings)
-        return {MIN_OFFSETS: encode_min_offsets(offsets), **({IDLE: encode_idle(idle)} if idle else {}), RULES: b"11111111"}
+        return {
+            MIN_OFFSETS: encode_min_offsets(offsets),
+            **({IDLE: encode_idle(idle)} if idle else {}),
+            RULES: b"11111111",
+        }
 
-    def among(self, decisions: Decisions, later: Sequence[Record], since: Mapping[str, int]) -> MergeInput:
+    def among(
+        self, decisions: Decisions, later: Sequence[Record], since: Mapping[str, int]
+    ) -> MergeInput:
         """All records of Kafka from these offsets on, with decisions among them."""
         records: list[Record] = []
         for source in SOURCES:
             mine = [record for record in (*self.river.records, *later) if record.source == source]
             beats = [
-                Record(source, each.after_offset, each.event_time, tenant=None, told=dict(each.told))
+                Record(
+                    source, each.after_offset, each.event_time, tenant=None, told=dict(each.told)
+                )
                 for each in decisions.get(source, ())
             ]
             # A decision comes after the record of its offset.
             records += sorted(
-                [*(r for r in mine if r.offset >= since.get(source, 0)), *beats], key=lambda r: (r.offset, r.told is not None)
+                [*(r for r in mine if r.offset >= since.get(source, 0)), *beats],
+                key=lambda r: (r.offset, r.told is not None),
             )
         return replace(self.river, records=records)
 
 
 def loss(seed: int) -> Lost:
-    """Sources fall silent in turn, and then the idle policy speaks again and again while the other goes on."""
+    """Sources fall silent in turn, and then the idle policy speaks again and again while the other
+    goes on."""
     rng = random.Random(seed)
     gap, lag = rng.choice([0, 1, 30, 100]), rng.choice([0, 1, 30, 100, 300, 1000, 100_000])
     delays = {tenant: rng.choice([0, 0, 10, 100, 500, 2000]) for tenant in TENANTS}
@@ -96,25 +115,36 @@ def loss(seed: int) -> Lost:
         if rng.random() < ticking:
             record = replace(record, key=None, tenant=rng.choice([None, tenant]))
         (known if step < until else later).append(record)
-        idle = [(s, idle_decision(known, s, lag)) for s in SOURCES] if step < until and rng.random() < idling else []
+        idle = (
+            [(s, idle_decision(known, s, lag)) for s in SOURCES]
+            if step < until and rng.random() < idling
+            else []
+        )
         for idle_source, decision in idle:
             if decision is not None:
                 known.append(decision)
                 told = tuple(sorted((decision.told or {}).items()))
-                decisions[idle_source].append(IdleDecision(offsets[idle_source], decision.event_time, told))
+                decisions[idle_source].append(
+                    IdleDecision(offsets[idle_source], decision.event_time, told)
+                )
     rules = MergeRules(SOURCES, gap, gap + rng.choice([0, 0, 1, 50, 400]), lag)
-    return Lost(MergeInput(rules, [record for record in known if record.told is None]), decisions, later)
+    return Lost(
+        MergeInput(rules, [record for record in known if record.told is None]), decisions, later
+    )
 
 
 def as_one_after(decisions: Decisions, last: int) -> Decisions:
-    """Of the decisions after one offset, those that can have closed nothing that was out by then, as one."""
+    """Of the decisions after one offset, those that can have closed nothing that was out by then,
+    as one."""
     found: dict[str, list[IdleDecision]] = {}
     for source, mine in decisions.items():
         found[source], position, passed = [], -1, -1
         for decision in sorted(mine):
             if position >= last and passed == decision.after_offset:
                 told = dict(found[source].pop().told)
-                told |= {tenant: max(time, told.get(tenant, time)) for tenant, time in decision.told}
+                told |= {
+                    tenant: max(time, told.get(tenant, time)) for tenant, time in decision.told
+                }
                 decision = decision._replace(told=tuple(sorted(told.items())))
             passed = decision.after_offset if position >= last else -1
             position = decision.event_time
@@ -129,15 +159,20 @@ def said(row: MergeRecord) -> ReadBack:
 def taken_up(lost: Lost, state: SinkState, later: Sequence[Record]) -> PartitionMerge:
     recovered: dict[str, list[PublishedRecord]] = defaultdict(list)
     for message in state.read_back:
-        recovered[message.key].append(PublishedRecord(message.event_time, message.due, message.closed_at, message.tenant))
-    model = PartitionMerge(lost.river.rules, since=NEVER if state.since is None else state.since, recovered=recovered)
+        recovered[message.key].append(
+            PublishedRecord(message.event_time, message.due, message.closed_at, message.tenant)
+        )
+    model = PartitionMerge(
+        lost.river.rules, since=NEVER if state.since is None else state.since, recovered=recovered
+    )
     model.arrive(*lost.among(state.decisions, later, state.begin).records)
     model.advance()
     return model
 
 
 def test_a_lost_lake_is_taken_up_exactly_with_the_decisions_that_published_something() -> None:
-    """Whether a publication comes out whole, and its last message says it, or a part of it, and the first one does."""
+    """Whether a publication comes out whole, and its last message says it, or a part of it, and the
+    first one does."""
     found: Counter[str] = Counter()
     drawn = [*seeds(400), 5917]
     for seed in drawn:
@@ -153,17 +188,30 @@ def test_a_lost_lake_is_taken_up_exactly_with_the_decisions_that_published_somet
         sink = [(said(row), headers if row is order[first] else {}) for row in out]
         state = sink_state(reversed(sink), lost.window, lost.river.lag)
         later = [*lost.later, *(Record(s, 10_000, 1_000_000, tenant=None) for s in SOURCES)]
-        expected = lost.among(as_one_after(lost.decisions, times[until]), later, since={}).merged().published_order()
-        assert closed(expected)[: until + 1] == closed(order)[: until + 1], "nothing else has closed what is out"
+        expected = (
+            lost.among(as_one_after(lost.decisions, times[until]), later, since={})
+            .merged()
+            .published_order()
+        )
+        assert closed(expected)[: until + 1] == closed(order)[: until + 1], (
+            "nothing else has closed what is out"
+        )
         model = taken_up(lost, state, later)
         again = [row for row in model.published_order() if said(row).place > said(out[-1]).place]
         assert closed([*out, *again]) == closed(expected), seed
         found["told"] += sum(map(len, state.decisions.values()))
-        found["fewer"] += sum(map(len, lost.decisions.values())) - sum(map(len, state.decisions.values()))
-        found["several"] += sum(len(mine) - len({each.after_offset for each in mine}) for mine in state.decisions.values())
+        found["fewer"] += sum(map(len, lost.decisions.values())) - sum(
+            map(len, state.decisions.values())
+        )
+        found["several"] += sum(
+            len(mine) - len({each.after_offset for each in mine})
+            for mine in state.decisions.values()
+        )
         found["again"] += len(again)
         found["known"] += len(model.already_published)
-    assert min(found[each] for each in ("told", "fewer", "several", "again", "known")) > len(drawn) / 3, found
+    assert (
+        min(found[each] for each in ("told", "fewer", "several", "again", "known")) > len(drawn) / 3
+    ), found
 
 
 @dataclass(frozen=True)
@@ -184,7 +232,9 @@ class Changed:
         window, lag_ms = Window(self.before.gap_ms, self.before.max_ms), self.before.lag_ms or 0
         ended = []
         if model.clock is not None:
-            ended.append(Ended("00000000", EpochEnd(window, model.clock, max(model.heads.values())), lag_ms))
+            ended.append(
+                Ended("00000000", EpochEnd(window, model.clock, max(model.heads.values())), lag_ms)
+            )
         model.begin_epoch(rules.gap_ms, rules.max_ms, rules.lag_ms)
         model.advance()
         model.arrive(*self.river.records[len(self.records) :], *later)
@@ -195,19 +245,25 @@ class Changed:
 def change(seed: int) -> Changed:
     lost, rng = loss(seed), random.Random(-seed)
     gap = rng.choice([0, 1, 30, 100])
-    before = MergeRules(SOURCES, gap, gap + rng.choice([0, 0, 1, 50, 400]), rng.choice([0, 1, 30, 100, 300, 1000]))
+    before = MergeRules(
+        SOURCES, gap, gap + rng.choice([0, 0, 1, 50, 400]), rng.choice([0, 1, 30, 100, 300, 1000])
+    )
     small = replace(lost.river.rules, lag_ms=rng.choice([0, 1, 30, 100, 300, 1000]))
     river = replace(lost.river, rules=small)
     return Changed(river, before, river.records[: rng.randint(0, len(river.records))], lost.later)
 
 
-def test_a_lost_lake_whose_rules_changed_is_taken_up_exactly_where_its_last_message_names_the_last_ones_alone() -> None:
+def test_a_lost_lake_whose_rules_changed_resumes_where_its_last_message_names_the_last_alone() -> (
+    None
+):
     found: Counter[str] = Counter()
     drawn = seeds(600)
     for seed in drawn:
         changed, rng = change(seed), random.Random(seed)
         model, fingerprints = changed.merged()
-        order = [row for row in model.published_order() if (row.closed_at or 0) <= (model.clock or 0)]
+        order = [
+            row for row in model.published_order() if (row.closed_at or 0) <= (model.clock or 0)
+        ]
         if not order:
             continue
         out = order[: rng.randint(1, len(order))]
@@ -218,10 +274,18 @@ def test_a_lost_lake_whose_rules_changed_is_taken_up_exactly_where_its_last_mess
         if len(fingerprints.of(0, parse_min_offsets(headers[MIN_OFFSETS]), position)) > 1:
             found["refused"] += 1
             continue
-        state = sink_state(reversed([(said(row), headers if row is out[-1] else {}) for row in out]), lost.window, lost.river.lag)
+        state = sink_state(
+            reversed([(said(row), headers if row is out[-1] else {}) for row in out]),
+            lost.window,
+            lost.river.lag,
+        )
         later = [*changed.later, *(Record(s, 10_000, 1_000_000, tenant=None) for s in SOURCES)]
         expected, _ = changed.merged(later)
-        again = [row for row in taken_up(lost, state, later).published_order() if said(row).place > said(out[-1]).place]
+        again = [
+            row
+            for row in taken_up(lost, state, later).published_order()
+            if said(row).place > said(out[-1]).place
+        ]
         assert closed([*out, *again]) == closed(expected.published_order()), seed
         found["taken up"] += 1
         found["far"] += bool(changed.records)

@@ -20,7 +20,9 @@ from tests.support.topics import published
 
 pytestmark = pytest.mark.long
 
-NEVER = expected("expect_table_row_count_to_be_between", "more rows than there are", min_value=10**9)
+NEVER = expected(
+    "expect_table_row_count_to_be_between", "more rows than there are", min_value=10**9
+)
 
 
 def results(river: River) -> dict[tuple[str, str], dict[str, Any]]:
@@ -28,9 +30,17 @@ def results(river: River) -> dict[tuple[str, str], dict[str, Any]]:
 
 
 @pytest.mark.promise("A8")
-def test_a_suite_that_is_not_met_beside_a_run_is_told_and_stops_nothing(kafka: str, tmp_path: Path) -> None:
+def test_a_suite_that_is_not_met_beside_a_run_is_told_and_stops_nothing(
+    kafka: str, tmp_path: Path
+) -> None:
     port, file = free_port(), suite_file(tmp_path, "greedy", "silver", NEVER)
-    river = River.make(kafka, tmp_path / "river", "beside", quality={"suites": [file], "every": 1}, metrics={"port": port})
+    river = River.make(
+        kafka,
+        tmp_path / "river",
+        "beside",
+        quality={"suites": [file], "every": 1},
+        metrics={"port": port},
+    )
     river.flow()
     run = river.run()
     try:
@@ -39,7 +49,11 @@ def test_a_suite_that_is_not_met_beside_a_run_is_told_and_stops_nothing(kafka: s
         assert (first["success"], first["failed"]) == (False, 1)
         river.flow()
         river.flow()
-        until(lambda: results(river)["greedy", "silver"]["version"] > first["version"], "a later check", 120)
+        until(
+            lambda: results(river)["greedy", "silver"]["version"] > first["version"],
+            "a later check",
+            120,
+        )
         until(lambda: ("sink_promises", "sink") in results(river), "a check of the sink", 120)
         seen = scrape(port)
         assert seen is not None
@@ -50,13 +64,18 @@ def test_a_suite_that_is_not_met_beside_a_run_is_told_and_stops_nothing(kafka: s
         assert run.stop() == 0, run.said()
     assert "silver: the suite greedy is not met: more rows than there are" in river.run_log
     assert river.losses() == Losses()
-    told = {(row["suite"], row["table"]): row for row in status(river.questions, river.settings)["quality"]}
+    told = {
+        (row["suite"], row["table"]): row
+        for row in status(river.questions, river.settings)["quality"]
+    }
     assert told == results(river)
 
 
 def test_a_suite_that_is_wrong_refuses_the_run(kafka: str, tmp_path: Path) -> None:
     file = suite_file(tmp_path, "wrong", None, {"type": "expect_much", "kwargs": {}})
-    river = River.make(kafka, tmp_path / "river", "wrong-suite", quality={"suites": [file], "every": 5})
+    river = River.make(
+        kafka, tmp_path / "river", "wrong-suite", quality={"suites": [file], "every": 5}
+    )
     run = river.run("--once")
     assert run.wait() == 2
     assert f"{file}: expectations[0], expect_much: " in run.said()
@@ -74,7 +93,9 @@ def test_each_message_is_looked_at_once(kafka: str, tmp_path: Path) -> None:
         looked_at += sum(result.rows for result in done.results if result.table == "sink")
     assert looked_at == len(published(kafka, river.sink, river.partitions)) > 0
     assert check_lake(river.settings, None, None).results == []
-    [again] = [result for result in check_lake(river.settings, 0, None).results if result.table == "sink"]
+    [again] = [
+        result for result in check_lake(river.settings, 0, None).results if result.table == "sink"
+    ]
     assert again.rows == looked_at
 
 
@@ -85,20 +106,30 @@ def test_the_exit_status_says_what_a_check_has_found(kafka: str, tmp_path: Path)
     page = tmp_path / "quality.html"
     assert "every expectation is met" in here(river, "check", "--html", str(page))
     assert "The data is as expected" in page.read_text(encoding="utf-8")
-    assert "--since: silver has no version 999" in here(river, "check", "--since", "999", exit_code=2)
-    assert "--html: " in here(river, "check", "--html", str(tmp_path / "none" / "page.html"), exit_code=2)
+    assert "--since: silver has no version 999" in here(
+        river, "check", "--since", "999", exit_code=2
+    )
+    assert "--html: " in here(
+        river, "check", "--html", str(tmp_path / "none" / "page.html"), exit_code=2
+    )
 
     river.config["quality"] = {"suites": [suite_file(tmp_path, "greedy", "bronze", NEVER)]}
     river.write()
     found = json.loads(here(river, "check", "--json", exit_code=3))
-    assert [(row["table"], row["success"]) for row in found["results"]] == [("bronze_tracking", False), ("bronze_orders", False)]
+    assert [(row["table"], row["success"]) for row in found["results"]] == [
+        ("bronze_tracking", False),
+        ("bronze_orders", False),
+    ]
     assert found["nothing_new"] == ["bronze_orders", "bronze_tracking", "late", "silver", "sink"]
     bad = tmp_path / "bad.json"
     bad.write_text("{")
     river.config["quality"] = {"suites": [str(bad)]}
     river.write()
     assert f"{bad}: is not JSON" in here(river, "check", exit_code=2)
-    assert f"{bad}: is not JSON" in json.loads(here(river, "validate", "--json", exit_code=2))["problems"][0]["what"]
+    assert (
+        f"{bad}: is not JSON"
+        in json.loads(here(river, "validate", "--json", exit_code=2))["problems"][0]["what"]
+    )
 
 
 @pytest.mark.nightly
@@ -112,4 +143,9 @@ def test_where_kafka_is_away_all_but_the_sink_is_looked_at(kafka: str, tmp_path:
     found = json.loads(here(river, "check", "--json", exit_code=1))
     assert found["ok"]
     assert "no Kafka broker answers" in found["skipped"]["sink"]
-    assert {row["table"] for row in found["results"]} == {"bronze_tracking", "bronze_orders", "silver", "late"}
+    assert {row["table"] for row in found["results"]} == {
+        "bronze_tracking",
+        "bronze_orders",
+        "silver",
+        "late",
+    }

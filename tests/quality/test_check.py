@@ -29,7 +29,9 @@ BRONZE = {"bronze_tracking": 6, "bronze_orders": 3}
 
 
 def with_suites(lake: QualityLake, *files: str) -> None:
-    kept = Settings.model_validate({**lake.settings.model_dump(), "quality": {"suites": list(files)}})
+    kept = Settings.model_validate(
+        {**lake.settings.model_dump(), "quality": {"suites": list(files)}}
+    )
     lake.settings = lake.settings.model_copy(update={"quality": kept.quality})
 
 
@@ -42,12 +44,15 @@ def test_every_row_is_looked_at_once(tmp_path: Path) -> None:
         lake.flow(share)
         for table, count in lake.looked_at(lake.check()).items():
             seen[table] = seen.get(table, 0) + count
-    passed = lake.engine.questions.summary(tables.PROGRESS, ["source", "partition"], {"end": ("max", "until_offset")}).to_pylist()
+    passed = lake.engine.questions.summary(
+        tables.PROGRESS, ["source", "partition"], {"end": ("max", "until_offset")}
+    ).to_pylist()
     for source in lake.settings.sources:
         merged = sum(row["end"] for row in passed if row["source"] == source)
         assert seen[tables.bronze(source)] == merged > 0
     assert seen[tables.LATE] == len(lake.lake.late()) > 0
-    assert seen[tables.SILVER] >= len(lake.lake.silver()) > 0  # a record that a later batch changed is looked at again
+    # A record that a later batch changed is looked at again.
+    assert seen[tables.SILVER] >= len(lake.lake.silver()) > 0
 
 
 @pytest.mark.long
@@ -75,16 +80,25 @@ def test_a_check_since_a_version_looks_at_all_batches_after_it(tmp_path: Path) -
     assert first.version is not None
     since_first, since_all = lake.check(since=first.version), lake.check(since=0)
     assert lake.looked_at(since_all)["bronze_tracking"] == 6
-    assert lake.looked_at(since_first)["bronze_tracking"] == 6 - lake.looked_at(first)["bronze_tracking"]
-    assert {result.version for result in since_all.results if result.table != "sink"} == {since_all.version}
+    assert (
+        lake.looked_at(since_first)["bronze_tracking"]
+        == 6 - lake.looked_at(first)["bronze_tracking"]
+    )
+    assert {result.version for result in since_all.results if result.table != "sink"} == {
+        since_all.version
+    }
     assert lake.check().results == [], "an older version does not move the check back"
-    with pytest.raises(ConfigurationError, match=r"--since: silver has no version 99; name one from 0 to \d+"):
+    with pytest.raises(
+        ConfigurationError, match=r"--since: silver has no version 99; name one from 0 to \d+"
+    ):
         lake.check(since=99)
 
 
 def test_what_was_found_is_in_the_table(tmp_path: Path) -> None:
     lake = QualityLake(tmp_path)
-    few = expected("expect_column_values_to_be_between", "few parts", column="tracking_parts", max_value=0)
+    few = expected(
+        "expect_column_values_to_be_between", "few parts", column="tracking_parts", max_value=0
+    )
     count = expected("expect_table_row_count_to_be_between", "many rows", min_value=100)
     with_suites(lake, suite_file(tmp_path, "mine", "silver", few, count))
     lake.flow()
@@ -94,7 +108,10 @@ def test_what_was_found_is_in_the_table(tmp_path: Path) -> None:
     found = lake.engine.questions.select(tables.QUALITY, names).to_pylist()
     assert sorted(tuple(row.values()) for row in found) == sorted(done.checked())
     mine = {row["expectation"]: row for row in found if row["suite"] == "mine"}
-    assert {(row["success"], row["unexpected"], row["total"]) for row in mine.values()} == {(False, 3, 5), (False, None, 5)}
+    assert {(row["success"], row["unexpected"], row["total"]) for row in mine.values()} == {
+        (False, 3, 5),
+        (False, None, 5),
+    }
     assert {row["checked_at"] for row in found} == {NOW_MS}
     [mine_last] = [row for row in last_results(lake.engine.questions) if row["suite"] == "mine"]
     told = {"checked_at": NOW_MS, "success": False, "expectations": 2, "failed": 2}
@@ -109,14 +126,20 @@ def test_a_suite_that_is_added_later_begins_with_the_first_batch(tmp_path: Path)
     lake.flow()
     some = expected("expect_table_row_count_to_be_between", "some rows", min_value=1)
     with_suites(lake, suite_file(tmp_path, "mine", "bronze_tracking", some))
-    seen = {result.suite: result.rows for result in lake.check().results if result.table == "bronze_tracking"}
+    seen = {
+        result.suite: result.rows
+        for result in lake.check().results
+        if result.table == "bronze_tracking"
+    }
     assert seen["mine"] == 6 > seen["bronze_promises"]
 
 
 @pytest.mark.long
 def test_pieces_give_what_the_whole_gives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lake = QualityLake(tmp_path)
-    few = expected("expect_column_values_to_be_between", "few parts", column="tracking_parts", max_value=0)
+    few = expected(
+        "expect_column_values_to_be_between", "few parts", column="tracking_parts", max_value=0
+    )
     with_suites(lake, suite_file(tmp_path, "mine", "silver", few))
     for share in (0.3, 0.6, 1.0):
         lake.flow(share)
@@ -129,11 +152,15 @@ def test_pieces_give_what_the_whole_gives(tmp_path: Path, monkeypatch: pytest.Mo
 
 def test_progress_is_looked_at_as_it_stands_each_time(tmp_path: Path) -> None:
     lake = QualityLake(tmp_path)
-    young = expected("expect_column_values_to_be_between", "young", column="minutes_since_batch", max_value=60)
+    young = expected(
+        "expect_column_values_to_be_between", "young", column="minutes_since_batch", max_value=60
+    )
     with_suites(lake, suite_file(tmp_path, "age", "progress", young))
     assert lake.check().results == [], "before the first batch there is nothing to look at"
     lake.flow()
-    committed = lake.engine.questions.summary(tables.PROGRESS, [], {"at": ("max", "committed_at")})["at"][0].as_py()
+    committed = lake.engine.questions.summary(tables.PROGRESS, [], {"at": ("max", "committed_at")})[
+        "at"
+    ][0].as_py()
     assert lake.check(committed + 3_600_000).ok
     assert not lake.check(committed + 3_601_000).ok
     assert lake.check(committed).ok
@@ -157,10 +184,20 @@ def test_what_senders_wrote_is_never_shown(tmp_path: Path) -> None:
         expected("expect_column_values_to_be_null", "no detail", column="detail"),
     ]
     parts = expected("expect_column_values_to_be_null", "no parts", column="tracking")
-    with_suites(lake, suite_file(tmp_path, "mine", "bronze_tracking", *nothing), suite_file(tmp_path, "parts", "silver", parts))
+    with_suites(
+        lake,
+        suite_file(tmp_path, "mine", "bronze_tracking", *nothing),
+        suite_file(tmp_path, "parts", "silver", parts),
+    )
     lake.flow()
-    found = {outcome.expectation: outcome for result in lake.check().results for outcome in result.failed}
-    assert found["no value"].examples[0] == {"partition": "0", "offset": "0", "value": "(19 characters, not shown)"}
+    found = {
+        outcome.expectation: outcome for result in lake.check().results for outcome in result.failed
+    }
+    assert found["no value"].examples[0] == {
+        "partition": "0",
+        "offset": "0",
+        "value": "(19 characters, not shown)",
+    }
     assert "not shown" in found["no detail"].examples[0]["detail"]
     assert "parts, not shown" in found["no parts"].examples[0]["tracking"]
 
@@ -178,13 +215,22 @@ def test_a_check_that_is_to_stop_leaves_the_rest_for_the_next_one(tmp_path: Path
 def test_checks_that_end_at_once_all_keep_their_results(tmp_path: Path) -> None:
     lake = QualityLake(tmp_path)
     table = lake.engine.lake.layout[tables.QUALITY]
-    results = [[Checked(NOW_MS + n, f"suite{n}", "silver", n, "holds", True, 0, 1)] for n in range(6)]
+    results = [
+        [Checked(NOW_MS + n, f"suite{n}", "silver", n, "holds", True, 0, 1)] for n in range(6)
+    ]
     with ThreadPoolExecutor(6) as pool:
-        list(pool.map(lambda mine: append_results(lake.engine.questions, lake.engine.append, table, mine), results))
+        list(
+            pool.map(
+                lambda mine: append_results(lake.engine.questions, lake.engine.append, table, mine),
+                results,
+            )
+        )
     assert last_versions(lake.engine.questions) == {(f"suite{n}", "silver"): n for n in range(6)}
 
 
-def test_a_suite_that_great_expectations_does_not_take_ends_the_check_before_it_looks(tmp_path: Path) -> None:
+def test_a_suite_that_great_expectations_does_not_take_ends_the_check_before_it_looks(
+    tmp_path: Path,
+) -> None:
     lake = QualityLake(tmp_path)
     with_suites(lake, suite_file(tmp_path, "mine", "silver", {"type": "expect_much", "kwargs": {}}))
     lake.flow()
@@ -194,7 +240,10 @@ def test_a_suite_that_great_expectations_does_not_take_ends_the_check_before_it_
 
 
 def test_a_check_says_nothing_beside_its_answer(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     here = tmp_path / "here"
     here.mkdir()
@@ -203,14 +252,24 @@ def test_a_check_says_nothing_beside_its_answer(
     lake.flow()
     done = lake.check()
     assert json.loads(json.dumps(done.document()))["ok"]
-    assert {result.suite for result in done.results} == set(PROMISES) - {"sink_promises"}, "gold has published nothing"
+    assert {result.suite for result in done.results} == set(PROMISES) - {"sink_promises"}, (
+        "gold has published nothing"
+    )
     assert capfd.readouterr() == ("", "")
-    assert [record for record in caplog.records if record.name.startswith("great_expectations")] == []
+    assert [
+        record for record in caplog.records if record.name.startswith("great_expectations")
+    ] == []
     assert list(here.iterdir()) == [], "no file is left in the current folder"
 
 
 def test_the_view_names_what_is_not_met() -> None:
-    row: dict[str, Any] = {"suite": "mine", "table": "silver", "expectation": "few [parts]", "success": False, "total": 4}
+    row: dict[str, Any] = {
+        "suite": "mine",
+        "table": "silver",
+        "expectation": "few [parts]",
+        "success": False,
+        "total": 4,
+    }
     row |= {"unexpected": 3, "observed": None, "trouble": None}
     found = {"results": [row], "skipped": {"sink": "away"}, "nothing_new": []}
     told = "\n".join(part for part in check_view(found).renderables if isinstance(part, str))
@@ -220,17 +279,31 @@ def test_the_view_names_what_is_not_met() -> None:
 
 def _without_examples(document: dict[str, Any]) -> list[dict[str, Any]]:
     """The results; which rows are shown depends on their order, which nobody promises."""
-    return [{name: value for name, value in row.items() if name != "examples"} for row in document["results"]]
+    return [
+        {name: value for name, value in row.items() if name != "examples"}
+        for row in document["results"]
+    ]
 
 
 @pytest.mark.nightly
 def test_by_spark_a_check_finds_the_same(root_session: SparkSession, tmp_path: Path) -> None:
     lake = QualityLake(tmp_path)
-    few = expected("expect_column_values_to_be_between", "few parts", column="tracking_parts", max_value=1)
-    text = expected("expect_column_values_to_match_regex", "values are objects", column="value", regex="^[{].*[}]$")
-    old = expected("expect_column_values_to_be_between", "old", column="minutes_since_batch", max_value=-1)
+    few = expected(
+        "expect_column_values_to_be_between", "few parts", column="tracking_parts", max_value=1
+    )
+    text = expected(
+        "expect_column_values_to_match_regex",
+        "values are objects",
+        column="value",
+        regex="^[{].*[}]$",
+    )
+    old = expected(
+        "expect_column_values_to_be_between", "old", column="minutes_since_batch", max_value=-1
+    )
     wanted = {"silver": few, "bronze": text, "progress": old}
-    with_suites(lake, *[suite_file(tmp_path, f"of_{table}", table, each) for table, each in wanted.items()])
+    with_suites(
+        lake, *[suite_file(tmp_path, f"of_{table}", table, each) for table, each in wanted.items()]
+    )
     for share in (0.5, 1.0):
         lake.flow(share)
     in_memory = lake.check().document()
@@ -262,11 +335,17 @@ def test_the_suites_of_init_say_that_nothing_meets_and_that_event_times_are_of_a
         for source, before in (("tracking", ""), ("orders", head))
     }
     lake.lake = CaseLake(
-        lake.engine, lake.settings, {0: Case(values, 100, [source for source, mine in values.items() for _ in mine])}
+        lake.engine,
+        lake.settings,
+        {0: Case(values, 100, [source for source, mine in values.items() for _ in mine])},
     )
     lake.flow()
     columns = {
-        each["description"]: each["kwargs"]["column"] for file in files for each in json.loads(file.read_text())["expectations"]
+        each["description"]: each["kwargs"]["column"]
+        for file in files
+        for each in json.loads(file.read_text())["expectations"]
     }
-    outcomes = [one for result in lake.check().results if result.suite in names for one in result.failed]
+    outcomes = [
+        one for result in lake.check().results if result.suite in names for one in result.failed
+    ]
     assert {columns[one.expectation] for one in outcomes} - {"tracking_parts"} == {*failed}

@@ -22,7 +22,9 @@ from pipelines.quality.suites import Suite
 def test_a_message_of_the_library_is_not_shown(kind: str, more: dict[str, object]) -> None:
     rows = pa.table({"partition": [0, 1], "key": ["alice-of-the-secret", "bob"]})
     [[outcome]] = evaluate(
-        rows, [Suite("mine", "silver", ({"type": kind, "kwargs": {"column": "key", **more}},), "f")], ["partition"]
+        rows,
+        [Suite("mine", "silver", ({"type": kind, "kwargs": {"column": "key", **more}},), "f")],
+        ["partition"],
     )
     assert not outcome.success
     assert outcome.trouble is not None

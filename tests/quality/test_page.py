@@ -1,4 +1,5 @@
-"""The page of a check: it says what is not met, needs nothing else, and holds what comes from outside as text."""
+"""The page of a check: it says what is not met, needs nothing else, and holds what comes from
+outside as text."""
 
 from __future__ import annotations
 
@@ -38,7 +39,9 @@ def seen(folder: Path, *results: SuiteResult, last: Any = (), **more: Any) -> Se
 
 
 MET = Outcome("all is well", True, 0)
-NOT_MET = Outcome(f"no {EVIL}", False, 12, examples=[{"partition": "0", "merge_key": EVIL, "status": "lost"}])
+NOT_MET = Outcome(
+    f"no {EVIL}", False, 12, examples=[{"partition": "0", "merge_key": EVIL, "status": "lost"}]
+)
 
 
 def test_what_is_not_met_is_told_with_its_rows(tmp_path: Path) -> None:
@@ -77,7 +80,9 @@ def test_what_was_found_instead_is_told(tmp_path: Path, outcome: Outcome, told: 
 
 
 def test_where_nothing_is_new_the_last_results_are_shown(tmp_path: Path) -> None:
-    last = [{"suite": EVIL, "table": "silver", "checked_at": NOW_MS, "expectations": 5, "failed": 2}]
+    last = [
+        {"suite": EVIL, "table": "silver", "checked_at": NOW_MS, "expectations": 5, "failed": 2}
+    ]
     found = seen(tmp_path, last=last, nothing_new=["silver"], skipped={"sink": "no broker"})
     assert "Nothing is new since the last check." in found.text
     assert EVIL in found.text
@@ -87,7 +92,8 @@ def test_where_nothing_is_new_the_last_results_are_shown(tmp_path: Path) -> None
 
 def test_the_page_asks_for_nothing_and_runs_nothing(tmp_path: Path) -> None:
     results = [
-        SuiteResult("mine", table, 7, 10, [MET, NOT_MET]) for table in ("bronze_orders", "silver", "late", "progress", "sink")
+        SuiteResult("mine", table, 7, 10, [MET, NOT_MET])
+        for table in ("bronze_orders", "silver", "late", "progress", "sink")
     ]
     found = seen(tmp_path, *results)
     tags = {tag for tag, _ in found.tags}
@@ -96,5 +102,9 @@ def test_the_page_asks_for_nothing_and_runs_nothing(tmp_path: Path) -> None:
         assert "src" not in attributes
         assert (attributes.get("href") or "#").startswith("#")
         assert not any(name.startswith("on") for name in attributes)
-    [policy] = [attributes["content"] for tag, attributes in found.tags if tag == "meta" and "http-equiv" in attributes]
+    [policy] = [
+        attributes["content"]
+        for tag, attributes in found.tags
+        if tag == "meta" and "http-equiv" in attributes
+    ]
     assert policy == "default-src 'none'; style-src 'unsafe-inline'"

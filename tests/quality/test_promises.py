@@ -1,4 +1,5 @@
-"""Watersmeet's own suites: what a run makes meets them, and each promise is found broken when its data is, and only then."""
+"""Watersmeet's own suites: what a run makes meets them, and each promise is found broken when its
+data is, and only then."""
 
 from __future__ import annotations
 
@@ -44,8 +45,12 @@ class Sound:
         lake.flow()
         self.suites: list[Suite] = lake.suites
         names = (BRONZE, tables.SILVER, tables.LATE)
-        self.rows: dict[str, pa.Table] = {n: rows_of(lake.engine, lake.settings, n, Span(-1, 99), NOW_MS) for n in names}
-        self.rows[SINK] = pa.Table.from_pylist([MESSAGE, {**MESSAGE, "offset": 1, "seq": 1}], schema=MESSAGES)
+        self.rows: dict[str, pa.Table] = {
+            n: rows_of(lake.engine, lake.settings, n, Span(-1, 99), NOW_MS) for n in names
+        }
+        self.rows[SINK] = pa.Table.from_pylist(
+            [MESSAGE, {**MESSAGE, "offset": 1, "seq": 1}], schema=MESSAGES
+        )
 
     def row(self, table: str, **where: Any) -> Row:
         """The first row of a table with these values."""
@@ -73,7 +78,11 @@ PASSED_OVER: Row = {"merge_key": None, "event_time": None, "heartbeat": False, "
 def test_records_that_are_passed_over_meet_every_promise(tmp_path: Path) -> None:
     others = [b'{"k": "x"}', keyed("x", 3_000), None, keyed("e", 3_000)]
     mine = {"where": {"field": "k", "equals": "e"}, "tombstone": "skip"}
-    lake = QualityLake(tmp_path, others, sources__orders={"topic": "orders", "key": "k", "event_time": "ts", **mine})
+    lake = QualityLake(
+        tmp_path,
+        others,
+        sources__orders={"topic": "orders", "key": "k", "event_time": "ts", **mine},
+    )
     lake.flow()
     rows = rows_of(lake.engine, lake.settings, "bronze_orders", Span(-1, 99), NOW_MS)
     assert sum(PASSED_OVER.items() <= row.items() for row in rows.to_pylist()) == 2
@@ -85,14 +94,19 @@ def test_tables_without_rows_meet_every_promise(sound: Sound) -> None:
         assert failed(outcomes(rows.schema.empty_table(), sound.suites, table)) == {}, table
 
 
-# -- planted: the table, the promise, a row that keeps every promise, and the rows that break this promise and no other
+# -- planted: the table, the promise, a row that keeps every promise, and the rows that break this
+# promise and no other
 
 Break = Callable[[Row], list[Row]]
 
 
 def later(row: Row, ms: int) -> Row:
     moved = timedelta(milliseconds=ms)
-    return {**row, "event_time": row["event_time"] + moved, "last_event_time": row["last_event_time"] + moved}
+    return {
+        **row,
+        "event_time": row["event_time"] + moved,
+        "last_event_time": row["last_event_time"] + moved,
+    }
 
 
 def setting(**values: Any) -> Break:
@@ -108,7 +122,10 @@ OPEN, VALID = {"status": "open"}, {"status": "timed_out"}
 MS = timedelta(milliseconds=1)
 
 PLANTED: list[tuple[str, str, Mapping[str, Any], Break]] = [
-    *[(BRONZE, f"{name} is never null", READ, setting(**{name: None})) for name in ("topic", "partition", "offset")],
+    *[
+        (BRONZE, f"{name} is never null", READ, setting(**{name: None}))
+        for name in ("topic", "partition", "offset")
+    ],
     (BRONZE, "kafka_timestamp is never null", READ, setting(kafka_timestamp=None)),
     (BRONZE, "heartbeat is never null", READ, setting(heartbeat=None)),
     (BRONZE, "partition and offset together are unique", READ, twice),
@@ -121,12 +138,25 @@ PLANTED: list[tuple[str, str, Mapping[str, Any], Break]] = [
     (BRONZE, "a record that is refused has a detail", REFUSED, setting(detail=None)),
     (BRONZE, "a record that was read has an event_time", READ, setting(event_time=None)),
     (BRONZE, "a record that is refused has no event_time", REFUSED, setting(event_time=TIME)),
-    (BRONZE, "a record that was read and is no heartbeat has a merge_key", READ, setting(merge_key=None)),
+    (
+        BRONZE,
+        "a record that was read and is no heartbeat has a merge_key",
+        READ,
+        setting(merge_key=None),
+    ),
     (BRONZE, "a record that is refused has no merge_key", REFUSED, setting(merge_key="a")),
     (BRONZE, "merge_key is never empty", READ, setting(merge_key="")),
     *[
         (tables.SILVER, f"{name} is never null", VALID, setting(**{name: None}))
-        for name in ("partition", "merge_key", "status", "event_time", "last_event_time", "batch", "tracking")
+        for name in (
+            "partition",
+            "merge_key",
+            "status",
+            "event_time",
+            "last_event_time",
+            "batch",
+            "tracking",
+        )
     ],
     (tables.SILVER, "merge_key is never empty", VALID, setting(merge_key="")),
     (tables.SILVER, "status is open or timed_out", VALID, setting(status="lost")),
@@ -137,16 +167,29 @@ PLANTED: list[tuple[str, str, Mapping[str, Any], Break]] = [
         lambda row: [{**row, "last_event_time": row["event_time"] - MS}],
     ),
     (tables.SILVER, "partition, merge_key and event_time together are unique", VALID, twice),
-    (tables.SILVER, "a key has at most one open record in a partition", OPEN, lambda row: [row, later(row, 1)]),
+    (
+        tables.SILVER,
+        "a key has at most one open record in a partition",
+        OPEN,
+        lambda row: [row, later(row, 1)],
+    ),
     (tables.SILVER, "valid is null while a record is open", OPEN, setting(valid=True)),
     (tables.SILVER, "valid is known once a record has timed out", VALID, setting(valid=None)),
     (
         tables.SILVER,
         "invalid_reason is null unless valid is false",
         VALID,
-        lambda row: [{**row, "invalid_reason": "reset"}, {**later(row, 1), "invalid_reason": "predicate"}],
+        lambda row: [
+            {**row, "invalid_reason": "reset"},
+            {**later(row, 1), "invalid_reason": "predicate"},
+        ],
     ),
-    (tables.SILVER, "invalid_reason is given where valid is false", VALID, setting(valid=False, invalid_reason=None)),
+    (
+        tables.SILVER,
+        "invalid_reason is given where valid is false",
+        VALID,
+        setting(valid=False, invalid_reason=None),
+    ),
     (
         tables.SILVER,
         "invalid_reason is predicate, too_large or reset",
@@ -155,17 +198,36 @@ PLANTED: list[tuple[str, str, Mapping[str, Any], Break]] = [
     ),
     *[
         (tables.LATE, f"{name} is never null", {}, setting(**{name: None}))
-        for name in ("source", "topic", "partition", "offset", "merge_key", "event_time", "position", "batch")
+        for name in (
+            "source",
+            "topic",
+            "partition",
+            "offset",
+            "merge_key",
+            "event_time",
+            "position",
+            "batch",
+        )
     ],
     (tables.LATE, "source, partition and offset together are unique", {}, twice),
-    (tables.LATE, "event_time is always before position", {}, lambda row: [{**row, "event_time": row["position"]}]),
+    (
+        tables.LATE,
+        "event_time is always before position",
+        {},
+        lambda row: [{**row, "event_time": row["position"]}],
+    ),
     *[
         (SINK, f"{name} is never null", {}, setting(**{name: None}))
         for name in ("partition", "offset", "timestamp", "key", "seq", "id", "event_time")
     ],
     (SINK, "seq is never below 0", {}, setting(seq=-1)),
     (SINK, "key is never empty", {}, setting(key="")),
-    (SINK, "event_time is never after timestamp", {}, lambda row: [{**row, "event_time": row["timestamp"] + MS}]),
+    (
+        SINK,
+        "event_time is never after timestamp",
+        {},
+        lambda row: [{**row, "event_time": row["timestamp"] + MS}],
+    ),
     (SINK, "partition and seq together are unique", {}, twice),
 ]
 
@@ -191,18 +253,26 @@ def found(sound: Sound, broken: dict[str, pa.Table]) -> dict[str, list[Outcome]]
 
 
 @pytest.mark.promise("A6")
-@pytest.mark.parametrize(("table", "sentence"), dict.fromkeys((table, sentence) for table, sentence, _, _ in PLANTED))
+@pytest.mark.parametrize(
+    ("table", "sentence"), dict.fromkeys((table, sentence) for table, sentence, _, _ in PLANTED)
+)
 def test_a_broken_promise_is_found_with_its_rows_and_no_others(
     sound: Sound, found: dict[str, list[Outcome]], table: str, sentence: str
 ) -> None:
-    planted = [(like, breaking) for its, name, like, breaking in PLANTED if (its, name) == (table, sentence)]
+    planted = [
+        (like, breaking)
+        for its, name, like, breaking in PLANTED
+        if (its, name) == (table, sentence)
+    ]
     rows = sum(len(breaking(sound.row(table, **like))) for like, breaking in planted)
     assert failed(found[table])[sentence] == rows
 
 
 def test_every_promise_on_values_can_be_broken(found: dict[str, list[Outcome]]) -> None:
     never_broken = {o.expectation for of_table in found.values() for o in of_table if o.success}
-    assert {sentence for sentence in never_broken if not sentence.startswith("the column ")} == {"orders is never null"}
+    assert {sentence for sentence in never_broken if not sentence.startswith("the column ")} == {
+        "orders is never null"
+    }
 
 
 # -- with tenants: rows of the sound lake as they are where every one of them has a tenant
@@ -214,7 +284,8 @@ SECOND = timedelta(seconds=1)
 PLANTED_WITH_TENANTS: list[tuple[str, str, Mapping[str, Any], Break]] = [
     (
         BRONZE,
-        "a reason is too_large, undecodable, no_key, no_tenant, no_event_time or event_time_in_future",
+        "a reason is too_large, undecodable, no_key, no_tenant, no_event_time or "
+        "event_time_in_future",
         REFUSED,
         setting(reason="dull"),
     ),
@@ -223,22 +294,48 @@ PLANTED_WITH_TENANTS: list[tuple[str, str, Mapping[str, Any], Break]] = [
     (BRONZE, "tenant is never empty", READ, setting(tenant="")),
     (tables.SILVER, "tenant is never null", VALID, setting(tenant=None)),
     (tables.SILVER, "tenant is never empty", VALID, setting(tenant="")),
-    (tables.SILVER, "status is open, timed_out or waiting", VALID, setting(status="lost", closed_at=None)),
-    (tables.SILVER, "partition, tenant, merge_key and event_time of merge records together are unique", VALID, twice),
-    (tables.SILVER, "a key of a tenant has at most one open record in a partition", OPEN, lambda row: [row, later(row, 1)]),
+    (
+        tables.SILVER,
+        "status is open, timed_out or waiting",
+        VALID,
+        setting(status="lost", closed_at=None),
+    ),
+    (
+        tables.SILVER,
+        "partition, tenant, merge_key and event_time of merge records together are unique",
+        VALID,
+        twice,
+    ),
+    (
+        tables.SILVER,
+        "a key of a tenant has at most one open record in a partition",
+        OPEN,
+        lambda row: [row, later(row, 1)],
+    ),
     (tables.SILVER, "position is known of a record that waits", WAITING, setting(position=None)),
     (tables.SILVER, "position is null in a merge record", OPEN, setting(position=TIME)),
     (tables.SILVER, "valid is null while a record waits", WAITING, setting(valid=True)),
     (tables.SILVER, "due is null while a record waits", WAITING, setting(due=TIME)),
     (tables.SILVER, "due is known of a merge record", OPEN, setting(due=None)),
-    (tables.SILVER, "closed_at is known once a record has timed out", VALID, setting(closed_at=None)),
-    (tables.SILVER, "closed_at is null until a record has timed out", OPEN, setting(closed_at=TIME)),
+    (
+        tables.SILVER,
+        "closed_at is known once a record has timed out",
+        VALID,
+        setting(closed_at=None),
+    ),
+    (
+        tables.SILVER,
+        "closed_at is null until a record has timed out",
+        OPEN,
+        setting(closed_at=TIME),
+    ),
     (tables.LATE, "tenant is never null", {}, setting(tenant=None)),
 ]
 
 
 def of_tenants(table: str, row: Row) -> list[Row]:
-    """A row of a tenant; an open record also of another tenant, and twice as a record that waits."""
+    """A row of a tenant; an open record also of another tenant, and twice as a record that
+    waits."""
     if table == BRONZE:
         return [{**row, "tenant": None if row["merge_key"] is None else "x"}]
     if table == tables.LATE:
@@ -275,7 +372,9 @@ def sound_with_tenants(sound: Sound, tmp_path_factory: pytest.TempPathFactory) -
     return found
 
 
-def test_with_tenants_keys_and_waiting_records_meet_every_promise(sound_with_tenants: Sound) -> None:
+def test_with_tenants_keys_and_waiting_records_meet_every_promise(
+    sound_with_tenants: Sound,
+) -> None:
     for table, rows in sound_with_tenants.rows.items():
         assert failed(outcomes(rows, sound_with_tenants.suites, table)) == {}, table
 
@@ -285,16 +384,28 @@ def test_with_tenants_each_promise_is_found_broken_and_no_other(sound_with_tenan
     for table, sentence, like, breaking in PLANTED_WITH_TENANTS:
         rows = sound_with_tenants.rows[table]
         broken = breaking(own(sound_with_tenants.row(table, **like), 0))
-        found = failed(outcomes(with_rows(rows, [*rows.to_pylist(), *broken]), sound_with_tenants.suites, table))
+        found = failed(
+            outcomes(
+                with_rows(rows, [*rows.to_pylist(), *broken]), sound_with_tenants.suites, table
+            )
+        )
         assert found == {sentence: len(broken)}
 
 
-def test_a_lake_without_tenants_is_promised_nothing_of_them(sound: Sound, sound_with_tenants: Sound) -> None:
+def test_a_lake_without_tenants_is_promised_nothing_of_them(
+    sound: Sound, sound_with_tenants: Sound
+) -> None:
     said, with_tenants = (
-        {(suite.table, sentence_of(document)) for suite in each.suites for document in suite.documents}
+        {
+            (suite.table, sentence_of(document))
+            for suite in each.suites
+            for document in suite.documents
+        }
         for each in (sound, sound_with_tenants)
     )
-    assert not [sentence for _, sentence in said if "tenant" in sentence or "position is null" in sentence]
+    assert not [
+        sentence for _, sentence in said if "tenant" in sentence or "position is null" in sentence
+    ]
     planted = {(table, sentence) for table, sentence, _, _ in PLANTED_WITH_TENANTS}
     exist = {(tables.SILVER, f"the column {name} exists") for name in ("tenant", "position")}
     assert {each for each in with_tenants - said if each[0] != "bronze_orders"} == planted | exist
@@ -303,13 +414,20 @@ def test_a_lake_without_tenants_is_promised_nothing_of_them(sound: Sound, sound_
 @pytest.mark.promise("A6")
 @pytest.mark.long
 def test_spark_finds_what_is_found_in_memory(
-    root_session: SparkSession, sound: Sound, broken: dict[str, pa.Table], found: dict[str, list[Outcome]]
+    root_session: SparkSession,
+    sound: Sound,
+    broken: dict[str, pa.Table],
+    found: dict[str, list[Outcome]],
 ) -> None:
     for table, rows in broken.items():
         in_spark = root_session.createDataFrame(rows, columns_ddl(rows.schema))
         by_spark = outcomes(in_spark, sound.suites, table)
-        assert [outcome[:3] for outcome in by_spark] == [outcome[:3] for outcome in found[table]], table
-        assert [bool(outcome.examples) for outcome in by_spark] == [bool(outcome.examples) for outcome in found[table]], table
+        assert [outcome[:3] for outcome in by_spark] == [outcome[:3] for outcome in found[table]], (
+            table
+        )
+        assert [bool(outcome.examples) for outcome in by_spark] == [
+            bool(outcome.examples) for outcome in found[table]
+        ], table
         assert in_spark.storageLevel == StorageLevel.NONE  # nothing of the rows is kept in memory
 
 
@@ -323,7 +441,9 @@ def test_spark_finds_in_silver_with_tenants_what_is_found_in_memory(
             rows += breaking(own(sound_with_tenants.row(table, **like), number))
     broken = with_rows(sound_with_tenants.rows[tables.SILVER], rows)
     in_spark = root_session.createDataFrame(broken, columns_ddl(broken.schema))
-    by_spark, in_memory = (outcomes(each, sound_with_tenants.suites, tables.SILVER) for each in (in_spark, broken))
+    by_spark, in_memory = (
+        outcomes(each, sound_with_tenants.suites, tables.SILVER) for each in (in_spark, broken)
+    )
     assert [outcome[:3] for outcome in by_spark] == [outcome[:3] for outcome in in_memory]
 
 
@@ -331,12 +451,19 @@ def test_a_missing_column_fails_what_is_said_of_it_and_no_more(sound: Sound) -> 
     rows = sound.rows[tables.SILVER].drop_columns(["batch", "orders"])
     wrong = failed(outcomes(rows, sound.suites, tables.SILVER))
     assert wrong == dict.fromkeys(
-        ["the column batch exists", "batch is never null", "the column orders exists", "orders is never null"]
+        [
+            "the column batch exists",
+            "batch is never null",
+            "the column orders exists",
+            "orders is never null",
+        ]
     )
 
 
 def test_every_promise_has_a_sentence_of_its_own(sound: Sound) -> None:
-    own_suites = [suite for suite in sound.suites if suite.name in PROMISES and suite.table != "bronze_orders"]
+    own_suites = [
+        suite for suite in sound.suites if suite.name in PROMISES and suite.table != "bronze_orders"
+    ]
     assert [suite.name for suite in own_suites] == list(PROMISES)
     for suite in own_suites:
         sentences = [sentence_of(document) for document in suite.documents]

@@ -20,8 +20,13 @@ from tests.support.quality import expected, suite_file
 NOT_NULL = expected("expect_column_values_to_not_be_null", "partition is there", column="partition")
 
 
-def test_a_suite_is_about_the_table_in_its_meta_and_without_one_about_silver(tmp_path: Path) -> None:
-    named = [suite_file(tmp_path, name, table, NOT_NULL) for name, table in (("one", None), ("two", "bronze"), ("three", "sink"))]
+def test_a_suite_is_about_the_table_in_its_meta_and_without_one_about_silver(
+    tmp_path: Path,
+) -> None:
+    named = [
+        suite_file(tmp_path, name, table, NOT_NULL)
+        for name, table in (("one", None), ("two", "bronze"), ("three", "sink"))
+    ]
     suites = read_suites(settings_for(tmp_path, quality={"suites": named}))
     assert [(suite.name, suite.table) for suite in suites if suite.name not in PROMISES] == [
         ("one", "silver"),
@@ -40,18 +45,29 @@ SUITE: dict[str, Any] = {"name": "mine", "meta": {"table": "silver"}, "expectati
         ("{", "is not JSON (Expecting property name"),
         ("[]", "is not a JSON object; write a suite"),
         (json.dumps({**SUITE, "name": " "}), "name: is missing or no text; give the suite a name"),
-        (json.dumps({**SUITE, "expectations": []}), "expectations: is missing or empty; list one or more"),
-        (json.dumps({**SUITE, "expectations": [{"type": "x"}]}), "expectations[0]: is no expectation; write an object"),
+        (
+            json.dumps({**SUITE, "expectations": []}),
+            "expectations: is missing or empty; list one or more",
+        ),
+        (
+            json.dumps({**SUITE, "expectations": [{"type": "x"}]}),
+            "expectations[0]: is no expectation; write an object",
+        ),
         (json.dumps({**SUITE, "meta": []}), None),
         (json.dumps({**SUITE, "meta": ["silver"]}), "meta: is no object; name the table in it"),
         (
             json.dumps({**SUITE, "meta": {"table": "sliver"}}),
             "meta.table: `sliver` is no table that is checked; did you",
         ),
-        (json.dumps({**SUITE, "name": "silver_promises"}), "name: there are two suites called `silver_promises`; give each"),
+        (
+            json.dumps({**SUITE, "name": "silver_promises"}),
+            "name: there are two suites called `silver_promises`; give each",
+        ),
     ],
 )
-def test_a_file_that_is_no_suite_is_named_with_what_is_wrong_and_where(tmp_path: Path, text: str, fault: str | None) -> None:
+def test_a_file_that_is_no_suite_is_named_with_what_is_wrong_and_where(
+    tmp_path: Path, text: str, fault: str | None
+) -> None:
     file = tmp_path / "mine.json"
     file.write_text(text)
     settings = settings_for(tmp_path, quality={"suites": [str(file)]})
@@ -74,12 +90,20 @@ def test_a_file_that_is_no_suite_is_named_with_what_is_wrong_and_where(tmp_path:
             {"type": "expect_columns_to_sing", "kwargs": {}},
             "expect_columns_to_sing not found",
         ),
-        ({"type": "expect_column_values_to_be_in_set", "kwargs": {"column": "status"}}, "value_set"),
+        (
+            {"type": "expect_column_values_to_be_in_set", "kwargs": {"column": "status"}},
+            "value_set",
+        ),
         ({"type": "expect_column_to_exist", "kwargs": {"column": "a"}, "colour": "red"}, "colour"),
-        ({"type": "expect_column_values_to_not_be_null", "kwargs": {"column": "a", "mostly": 3}}, "mostly"),
+        (
+            {"type": "expect_column_values_to_not_be_null", "kwargs": {"column": "a", "mostly": 3}},
+            "mostly",
+        ),
     ],
 )
-def test_an_expectation_that_great_expectations_does_not_take_is_named(tmp_path: Path, wrong: dict[str, Any], fault: str) -> None:
+def test_an_expectation_that_great_expectations_does_not_take_is_named(
+    tmp_path: Path, wrong: dict[str, Any], fault: str
+) -> None:
     file = suite_file(tmp_path, "mine", None, NOT_NULL, wrong)
     suite = read_suites(settings_for(tmp_path, quality={"suites": [file]}))[-1]
     with pytest.raises(ConfigurationError) as refused:
@@ -102,7 +126,9 @@ def test_the_examples_suites_are_suites(tmp_path: Path) -> None:
     assert all(suite.expectations for suite in added.values())
 
 
-def test_a_missing_great_expectations_is_said_in_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_great_expectations_is_said_in_a_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     suite = read_suites(settings_for(tmp_path))[0]
     monkeypatch.setitem(sys.modules, "great_expectations.data_context.types.base", None)
     with pytest.raises(WatersmeetError, match=r'pip install "watersmeet\[quality\]"'):

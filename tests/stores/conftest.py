@@ -21,10 +21,12 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
 
 @pytest.fixture
 def on_s3(kafka: str, store: Store, tmp_path: Path) -> MakeRiver:
-    """Makes a river whose lake is in the bucket; no option of the store comes from the environment."""
+    """Makes a river whose lake is in the bucket; no option of the store comes from the
+    environment."""
 
     def make(name: str, *, lake: str = EMBEDDED, partitions: int = 2) -> River:
-        river = River.make(kafka, tmp_path, f"s3-{name}", lake=lake, partitions=partitions)  # a broker is shared
+        # A broker is shared.
+        river = River.make(kafka, tmp_path, f"s3-{name}", lake=lake, partitions=partitions)
         river.config |= {"lake": f"s3://{BUCKET}/lakes/{name}", "storage": store.storage()}
         river.write()
         return river

@@ -1,4 +1,5 @@
-"""A lake on S3 that Spark and the embedded engine write in turns, at one address (`make s3-test`: Spark's connector is large)."""
+"""A lake on S3 that Spark and the embedded engine write in turns, at one address (`make s3-test`:
+Spark's connector is large)."""
 
 from __future__ import annotations
 
@@ -48,7 +49,9 @@ def test_engines_write_one_lake_in_turns(on_s3: MakeRiver, store: Store) -> None
 
 
 @pytest.mark.timeout(1200)
-def test_a_killed_merge_of_spark_is_taken_up_and_a_second_run_is_refused(on_s3: MakeRiver, store: Store) -> None:
+def test_a_killed_merge_of_spark_is_taken_up_and_a_second_run_is_refused(
+    on_s3: MakeRiver, store: Store
+) -> None:
     river = on_s3("killed", lake=FOLDER)
     river.config["spark"] = settings_of(store)
     river.write()

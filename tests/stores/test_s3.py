@@ -1,4 +1,5 @@
-"""A lake in an object store, on the embedded engine: all that holds for a folder holds there, and trouble is told at once."""
+"""A lake in an object store, on the embedded engine: all that holds for a folder holds there, and
+trouble is told at once."""
 
 from __future__ import annotations
 
@@ -32,7 +33,8 @@ def test_every_command_does_its_work_on_s3(on_s3: MakeRiver) -> None:
 
 @pytest.mark.promise("A12")
 def test_of_many_writers_of_one_commit_one_succeeds(on_s3: MakeRiver) -> None:
-    """The store refuses the second file of a name: so there is one owner of a token, and one batch of a number."""
+    """The store refuses the second file of a name: so there is one owner of a token, and one batch
+    of a number."""
     settings = on_s3("race").settings
     engine = open_engine(settings)
     layout = engine.lake.layout[tables.LEASES]
@@ -40,7 +42,14 @@ def test_of_many_writers_of_one_commit_one_succeeds(on_s3: MakeRiver) -> None:
 
     def write(writer: int) -> bool:
         own = open_engine(settings)
-        entry = {"entry": 1, "layer": "silver", "token": 1, "event": "taken", "holder": str(writer), "host": "here"}
+        entry = {
+            "entry": 1,
+            "layer": "silver",
+            "token": 1,
+            "event": "taken",
+            "holder": str(writer),
+            "host": "here",
+        }
         rows = layout.rows_of([{**entry, "pid": writer, "at": 0}])
         try:
             own.append(tables.LEASES, rows, Commit("test", 1, 1, {"writer": writer}))
@@ -111,7 +120,10 @@ def test_a_run_outlives_a_store_that_is_away(on_s3: MakeRiver, store: Store) -> 
         finally:
             store.start()
         river.flow()
-        until(lambda: run.process.poll() is not None or is_complete(river), "everything merged and published")
+        until(
+            lambda: run.process.poll() is not None or is_complete(river),
+            "everything merged and published",
+        )
         assert run.stop() == 0, run.said()
     finally:
         run.kill()
@@ -122,7 +134,9 @@ def test_a_run_outlives_a_store_that_is_away(on_s3: MakeRiver, store: Store) -> 
 
 
 def gold_is_out(river: River) -> bool:
-    return river.questions.exists(tables.PUBLISHED) and river.questions.version(tables.PUBLISHED) > 0
+    return (
+        river.questions.exists(tables.PUBLISHED) and river.questions.version(tables.PUBLISHED) > 0
+    )
 
 
 def is_complete(river: River) -> bool:
@@ -130,7 +144,9 @@ def is_complete(river: River) -> bool:
 
 
 @pytest.mark.nightly
-def test_a_user_who_may_only_read_reads_and_is_refused_in_one_sentence_else(on_s3: MakeRiver, store: Store) -> None:
+def test_a_user_who_may_only_read_reads_and_is_refused_in_one_sentence_else(
+    on_s3: MakeRiver, store: Store
+) -> None:
     river = on_s3("reader")
     river.flow()
     river.finish()
@@ -147,30 +163,58 @@ def test_a_user_who_may_only_read_reads_and_is_refused_in_one_sentence_else(on_s
 def test_what_is_wrong_with_a_store_is_one_sentence(on_s3: MakeRiver, store: Store) -> None:
     river = on_s3("wrong")
 
-    def assert_told(command: str, exit_code: int, part: str, lake: str = "s3://shop/lake", **options: str) -> None:
+    def assert_told(
+        command: str, exit_code: int, part: str, lake: str = "s3://shop/lake", **options: str
+    ) -> None:
         river.config |= {"lake": lake, "storage": store.storage() | options}
         river.write()
         assert_one_sentence(without_java(river, *command.split(" "), exit_code=exit_code), part)
 
     for command, doing in (("run --once", "writing"), ("status", "reading")):
-        assert_told(command, 1, f"the object store refuses {doing} at s3://shop/lake:", AWS_SECRET_ACCESS_KEY="wrong")
-    assert_told("run --once", 1, "the object store refuses writing at s3://shop/lake:", AWS_ACCESS_KEY_ID="nobody")
+        assert_told(
+            command,
+            1,
+            f"the object store refuses {doing} at s3://shop/lake:",
+            AWS_SECRET_ACCESS_KEY="wrong",
+        )
+    assert_told(
+        "run --once",
+        1,
+        "the object store refuses writing at s3://shop/lake:",
+        AWS_ACCESS_KEY_ID="nobody",
+    )
     away = "the object store of s3://shop/lake does not answer;"
     assert_told("run --once", 1, away, AWS_ENDPOINT_URL="http://127.0.0.1:1")
     for command in ("run --once", "status"):
-        assert_told(command, 2, "there is no bucket or container `no-such-bucket`", lake="s3://no-such-bucket/lake")
-    assert_told("run --once", 2, "lets two writers make the same file", AWS_CONDITIONAL_PUT="disabled")
+        assert_told(
+            command,
+            2,
+            "there is no bucket or container `no-such-bucket`",
+            lake="s3://no-such-bucket/lake",
+        )
+    assert_told(
+        "run --once", 2, "lets two writers make the same file", AWS_CONDITIONAL_PUT="disabled"
+    )
 
 
 @pytest.mark.parametrize("spelling", ["AWS_{}", "aws_{}", "{}"])
 def test_options_mean_to_files_what_they_mean_to_tables(spelling: str, store: Store) -> None:
     """In any spelling that delta-rs takes, and beside those that only it knows."""
-    options = {spelling.format(name.removeprefix("AWS_")): value for name, value in store.storage().items()}
+    options = {
+        spelling.format(name.removeprefix("AWS_")): value for name, value in store.storage().items()
+    }
     own = {"AWS_S3_ALLOW_UNSAFE_RENAME": "true", "max_retries": "1", "timeout": "10s"}
-    assert_usable(Files({name.lower() if spelling.islower() else name: value for name, value in options.items()} | own))
+    assert_usable(
+        Files(
+            {name.lower() if spelling.islower() else name: value for name, value in options.items()}
+            | own
+        )
+    )
 
 
-def test_what_the_options_do_not_say_the_environment_does(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_the_options_do_not_say_the_environment_does(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name, value in store.storage().items():
         monkeypatch.setenv(name, value)
     assert_usable(Files({}))

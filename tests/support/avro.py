@@ -1,4 +1,5 @@
-"""Avro for tests: random schemas with values that fit them, values as bytes, and records like those of `cases`."""
+"""Avro for tests: random schemas with values that fit them, values as bytes, and records like those
+of `cases`."""
 
 from __future__ import annotations
 
@@ -26,16 +27,24 @@ CASE_SCHEMA: Schema = {
     "fields": [
         {"name": "ts", "type": {"type": "long", "logicalType": "timestamp-millis"}},
         {"name": "k", "type": ["null", "string"], "default": None},
-        {"name": "type", "type": ["null", {"type": "enum", "name": "Type", "symbols": ["heartbeat"]}], "default": None},
+        {
+            "name": "type",
+            "type": ["null", {"type": "enum", "name": "Type", "symbols": ["heartbeat"]}],
+            "default": None,
+        },
         {"name": "n", "type": ["null", "int"], "default": None},
-        {"name": "price", "type": {"type": "bytes", "logicalType": "decimal", "precision": 12, "scale": 2}},
+        {
+            "name": "price",
+            "type": {"type": "bytes", "logicalType": "decimal", "precision": 12, "scale": 2},
+        },
         {"name": "tags", "type": {"type": "map", "values": "double"}},
     ],
 }
 """What a value of `cases` is as Avro, with a price and tags of its own."""
 
 BAD_BYTES = (None, b"", b"\x00", b"\xff" * 12, b"{}")
-"""Values that are not of `CASE_SCHEMA`; the last but one begins with a time that no calendar has."""
+"""Values that are not of `CASE_SCHEMA`; the last but one begins with a time that no calendar
+has."""
 
 
 def schema_of(kind: Any, **more: Any) -> Schema:
@@ -73,26 +82,42 @@ def decoded(schema: Any, content: bytes) -> Any:
 
 
 def as_avro(value: bytes | None, schema: Schema = CASE_SCHEMA) -> bytes | None:
-    """A JSON value of `cases` as Avro of a schema like `CASE_SCHEMA`; one that is bad becomes one of `BAD_BYTES`."""
+    """A JSON value of `cases` as Avro of a schema like `CASE_SCHEMA`; one that is bad becomes one
+    of `BAD_BYTES`."""
     try:
         document = orjson.loads(value or b"")
         ts = timedelta(milliseconds=document["ts"])
         n = document.get("n")
-        record = {**document, "ts": datetime(1970, 1, 1, tzinfo=timezone.utc) + ts, "price": Decimal(n or 0) / 4}
+        record = {
+            **document,
+            "ts": datetime(1970, 1, 1, tzinfo=timezone.utc) + ts,
+            "price": Decimal(n or 0) / 4,
+        }
         return encoded(schema, {**record, "tags": {"n": n or 0, "a": 0.5}})
     except (ValueError, TypeError, KeyError, OverflowError):
         return BAD_BYTES[len(value or b"") % len(BAD_BYTES)]
 
 
 def other_writers() -> list[Schema]:
-    """`CASE_SCHEMA`, and what other producers write: fields in another order and more of them, other units and types."""
+    """`CASE_SCHEMA`, and what other producers write: fields in another order and more of them,
+    other units and types."""
     fields = {field["name"]: field for field in CASE_SCHEMA["fields"]}
     micros = {"name": "ts", "type": {"type": "long", "logicalType": "timestamp-micros"}}
-    price = {"name": "price", "type": {"type": "bytes", "logicalType": "decimal", "precision": 20, "scale": 4}}
+    price = {
+        "name": "price",
+        "type": {"type": "bytes", "logicalType": "decimal", "precision": 20, "scale": 4},
+    }
     more = {"name": "more", "type": {"type": "array", "items": "string"}, "default": []}
     floats = {"name": "tags", "type": {"type": "map", "values": "float"}}
-    untyped = {"name": "type", "type": ["null", {"type": "enum", "name": "Type", "symbols": ["click", "heartbeat"]}]}
-    writers = [[*fields.values()], [more, *reversed(fields.values())], [*(fields | {"ts": micros, "price": price}).values()]]
+    untyped = {
+        "name": "type",
+        "type": ["null", {"type": "enum", "name": "Type", "symbols": ["click", "heartbeat"]}],
+    }
+    writers = [
+        [*fields.values()],
+        [more, *reversed(fields.values())],
+        [*(fields | {"ts": micros, "price": price}).values()],
+    ]
     writers.append([*(fields | {"tags": floats, "type": untyped}).values(), more])
     return [{**CASE_SCHEMA, "fields": each} for each in writers]
 
@@ -103,13 +128,24 @@ def content(messages: Iterable[Published]) -> list[tuple[Any, ...]]:
     for message in messages:
         value = json.loads(message.value or b"")
         numbers = [[part.get("n") for part in value[source]] for source in SOURCES]
-        found.append((message._replace(value=None), value["key"], value["event_time"], value["last_event_time"], numbers))
+        found.append(
+            (
+                message._replace(value=None),
+                value["key"],
+                value["event_time"],
+                value["last_event_time"],
+                numbers,
+            )
+        )
     return found
 
 
 def avro_case(case: Case, *sources: str) -> Case:
     """The same case with the values of these sources in Avro."""
-    values = {source: [as_avro(value) if source in sources else value for value in mine] for source, mine in case.values.items()}
+    values = {
+        source: [as_avro(value) if source in sources else value for value in mine]
+        for source, mine in case.values.items()
+    }
     return Case(values, case.timeout_ms, case.arrivals)
 
 
@@ -141,8 +177,21 @@ def _leaves(names: Iterator[int]) -> Sequence[tuple[Any, st.SearchStrategy[Any]]
         ({"type": "long", "logicalType": "timestamp-micros"}, in_utc),
         ({"type": "long", "logicalType": "local-timestamp-micros"}, _TIMES),
         ({"type": "string", "logicalType": "uuid"}, st.uuids()),
-        ({"type": "bytes", "logicalType": "decimal", "precision": 38, "scale": 9}, _decimals(38, 9)),
-        ({"type": "fixed", "name": name, "size": 5, "logicalType": "decimal", "precision": 9, "scale": 0}, _decimals(9, 0)),
+        (
+            {"type": "bytes", "logicalType": "decimal", "precision": 38, "scale": 9},
+            _decimals(38, 9),
+        ),
+        (
+            {
+                "type": "fixed",
+                "name": name,
+                "size": 5,
+                "logicalType": "decimal",
+                "precision": 9,
+                "scale": 0,
+            },
+            _decimals(9, 0),
+        ),
         ({"type": "string", "logicalType": "no such type"}, st.text(max_size=3)),
     ]
 
@@ -158,7 +207,11 @@ def schemas_with_values(draw: st.DrawFn) -> tuple[Schema, list[Any]]:
     names = count()
 
     def part(depth: int) -> tuple[Any, st.SearchStrategy[Any]]:
-        kind = draw(st.sampled_from(["leaf", "leaf", "optional", "array", "map", "record"] if depth else ["leaf"]))
+        kind = draw(
+            st.sampled_from(
+                ["leaf", "leaf", "optional", "array", "map", "record"] if depth else ["leaf"]
+            )
+        )
         if kind == "leaf":
             leaf: tuple[Any, st.SearchStrategy[Any]] = draw(st.sampled_from(_leaves(names)))
             return leaf
@@ -168,7 +221,9 @@ def schemas_with_values(draw: st.DrawFn) -> tuple[Schema, list[Any]]:
         if kind == "array":
             return {"type": "array", "items": schema}, st.lists(values, max_size=3)
         if kind == "map":
-            return {"type": "map", "values": schema}, st.dictionaries(st.text(max_size=3), values, max_size=3)
+            return {"type": "map", "values": schema}, st.dictionaries(
+                st.text(max_size=3), values, max_size=3
+            )
         if isinstance(schema, list):
             return schema, values
         return draw(st.sampled_from([["null", schema], [schema, "null"]])), st.none() | values
@@ -199,7 +254,9 @@ def in_a_column(found: Any) -> Any:
 def same(one: Any, other: Any) -> bool:
     """Whether a value of a column (maps as lists of pairs) is what `in_a_column` expects."""
     if isinstance(other, dict):
-        return [*map(str, dict(one))] == [*other] and all(same(dict(one)[name], each) for name, each in other.items())
+        return [*map(str, dict(one))] == [*other] and all(
+            same(dict(one)[name], each) for name, each in other.items()
+        )
     if isinstance(other, list):
         return len(one) == len(other) and all(map(same, one, other))
     return bool(one == other) and (type(one) is type(other) or isinstance(other, date))

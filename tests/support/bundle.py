@@ -1,4 +1,5 @@
-"""The Databricks bundle, and what is wrong with it: what Databricks' strict classes see, and what they do not."""
+"""The Databricks bundle, and what is wrong with it: what Databricks' strict classes see, and what
+they do not."""
 
 from __future__ import annotations
 
@@ -21,11 +22,16 @@ from pipelines.cli import app
 LAYERS = ("bronze", "silver", "gold")
 Document = dict[str, Any]
 
-KINDS: Mapping[str, Callable[[Any], object]] = {"jobs": Job.from_dict, "schemas": Schema.from_dict, "volumes": Volume.from_dict}
+KINDS: Mapping[str, Callable[[Any], object]] = {
+    "jobs": Job.from_dict,
+    "schemas": Schema.from_dict,
+    "volumes": Volume.from_dict,
+}
 TOP = {"bundle", "include", "sync", "artifacts", "variables", "targets"}
 TARGET = {"mode", "default", "variables", "workspace", "run_as", "permissions", "resources"}
 VARIABLE = {"description", "default", "type"}
-"""The fields of `databricks.yml` that are used; a field more is a mistake until it is added here."""
+"""The fields of `databricks.yml` that are used; a field more is a mistake until it is added
+here."""
 
 BUILT_IN = {"bundle.name", "bundle.target", "workspace.current_user.userName"}
 COMPUTED = {"volumes": {"volume_path"}}
@@ -38,13 +44,15 @@ BACKLOG = "on_streaming_backlog_exceeded"
 
 @dataclass
 class Bundle:
-    """`databricks.yml`, and the resources of the files it includes by kind and name; problems are sentences."""
+    """`databricks.yml`, and the resources of the files it includes by kind and name; problems are
+    sentences."""
 
     root: Path
     top: Document
     resources: Document
     project: Any
-    """The package, as the tool that builds the wheel reads it: `name`, `scripts` and `optional_dependencies`."""
+    """The package, as the tool that builds the wheel reads it: `name`, `scripts` and
+    `optional_dependencies`."""
 
     @classmethod
     def load(cls, root: Path) -> Bundle:
@@ -62,14 +70,31 @@ class Bundle:
 
     def problems(self) -> list[str]:
         checks = (
-            *(self._of_fields, self.of_types, self._of_references, self._of_secrets, self._of_tasks, self._of_commands),
-            *(self._of_layers, self._of_triggers, self._of_alerts, self._of_targets, self._of_files),
+            *(
+                self._of_fields,
+                self.of_types,
+                self._of_references,
+                self._of_secrets,
+                self._of_tasks,
+                self._of_commands,
+            ),
+            *(
+                self._of_layers,
+                self._of_triggers,
+                self._of_alerts,
+                self._of_targets,
+                self._of_files,
+            ),
         )
         return [problem for check in checks for problem in check()]
 
     def variables(self, target: str) -> Document:
         """The value of each variable in a target, where it has one without being given."""
-        found = {name: each["default"] for name, each in self.top["variables"].items() if "default" in each}
+        found = {
+            name: each["default"]
+            for name, each in self.top["variables"].items()
+            if "default" in each
+        }
         return {**found, **self.top["targets"].get(target, {}).get("variables", {})}
 
     def resolved(self, target: str, part: Any) -> Any:
@@ -89,19 +114,28 @@ class Bundle:
     @cached_property
     def _tasks(self) -> list[tuple[str, Document, Document]]:
         """Each task with its job and a name for both."""
-        return [(f"{name}.{task['task_key']}", job, task) for name, job in self.jobs.items() for task in job["tasks"]]
+        return [
+            (f"{name}.{task['task_key']}", job, task)
+            for name, job in self.jobs.items()
+            for task in job["tasks"]
+        ]
 
     # -- fields and types
 
     def _of_fields(self) -> Iterator[str]:
         parts = [("databricks.yml", self.top, TOP)]
-        parts += [(f"target {name}", target, TARGET) for name, target in self.top["targets"].items()]
-        parts += [(f"variable {name}", each, VARIABLE) for name, each in self.top["variables"].items()]
+        parts += [
+            (f"target {name}", target, TARGET) for name, target in self.top["targets"].items()
+        ]
+        parts += [
+            (f"variable {name}", each, VARIABLE) for name, each in self.top["variables"].items()
+        ]
         for what, part, known in parts:
             yield from (f"{what}: unknown field {name}" for name in part.keys() - known)
 
     def of_types(self) -> Iterator[str]:
-        """As strict as Databricks' own classes: no unknown field, no value of another type; in each target."""
+        """As strict as Databricks' own classes: no unknown field, no value of another type; in each
+        target."""
         for target, own in self.top["targets"].items():
             resources = self.resolved(target, merged(self.resources, own.get("resources", {})))
             for kind, named in resources.items():
@@ -110,7 +144,9 @@ class Bundle:
             yield from _refusal(f"run_as in {target}", JobRunAs.from_dict, own.get("run_as", {}))
             for permission in own.get("permissions", []):
                 yield from _refusal(f"permissions in {target}", JobPermission.from_dict, permission)
-        yield from _refusal("variable cluster", ClusterSpec.from_dict, self.top["variables"]["cluster"]["default"])
+        yield from _refusal(
+            "variable cluster", ClusterSpec.from_dict, self.top["variables"]["cluster"]["default"]
+        )
 
     # -- references
 
@@ -134,14 +170,20 @@ class Bundle:
         yield from (f"nobody uses the variable {name}" for name in variables - used)
         for target, own in self.top["targets"].items():
             yield from (
-                f"{target}: no variable {name}" for name in own.get("variables", {}).keys() - self.top["variables"].keys()
+                f"{target}: no variable {name}"
+                for name in own.get("variables", {}).keys() - self.top["variables"].keys()
             )
             for kind, named in own.get("resources", {}).items():
-                yield from (f"{target}: no {kind} {name}" for name in named.keys() - self.resources[kind].keys())
+                yield from (
+                    f"{target}: no {kind} {name}"
+                    for name in named.keys() - self.resources[kind].keys()
+                )
 
     def _of_secrets(self) -> Iterator[str]:
         for text in _texts([self.top, self.resources]):
-            if "{{" in text and not re.fullmatch(r"\{\{secrets/(\$\{var\.\w+\}|[\w-]+)/[\w-]+\}\}", text):
+            if "{{" in text and not re.fullmatch(
+                r"\{\{secrets/(\$\{var\.\w+\}|[\w-]+)/[\w-]+\}\}", text
+            ):
                 yield f"{text} is no reference to a secret"
         for name, value in self.top["variables"]["cluster"]["default"]["spark_env_vars"].items():
             if re.search("PASSWORD|SECRET|TOKEN", name) and not value.startswith("{{secrets/"):
@@ -162,12 +204,18 @@ class Bundle:
             if not any("whl" in library for library in task.get("libraries", [])):
                 yield f"{what}: has no wheel to run"
             for library in task.get("libraries", []):
-                extras = [asked for extra in self.project.optional_dependencies.values() for asked in extra]
+                extras = [
+                    asked
+                    for extra in self.project.optional_dependencies.values()
+                    for asked in extra
+                ]
                 if "pypi" in library and library["pypi"]["package"] not in extras:
                     yield f"{what}: {library['pypi']['package']} is not what the package asks for"
         for name, job in self.jobs.items():
             keys = [task["task_key"] for task in job["tasks"]]
-            yield from (f"{name}: two tasks are called {key}" for key in set(keys) if keys.count(key) > 1)
+            yield from (
+                f"{name}: two tasks are called {key}" for key in set(keys) if keys.count(key) > 1
+            )
 
     def _of_commands(self) -> Iterator[str]:
         """What wheel tasks run is in the wheel, and its own parser takes the words."""
@@ -189,9 +237,12 @@ class Bundle:
                 yield f"{what}: {'ends at once' if told['once'] else 'never ends'}"
 
     def _of_layers(self) -> Iterator[str]:
-        """Each layer has a job of its own, and the scheduled job runs them in order, and then looks after the tables."""
+        """Each layer has a job of its own, and the scheduled job runs them in order, and then looks
+        after the tables."""
         for layer in LAYERS:
-            if [_words(task) for task in self.jobs.get(layer, {}).get("tasks", [])] != [f"run {layer}"]:
+            if [_words(task) for task in self.jobs.get(layer, {}).get("tasks", [])] != [
+                f"run {layer}"
+            ]:
                 yield f"{layer} has no job that runs it and nothing else"
         tasks = self.jobs.get("scheduled", {}).get("tasks", [])
         if [_words(task) for task in tasks] != [*(f"run {layer}" for layer in LAYERS), "maintain"]:
@@ -205,19 +256,28 @@ class Bundle:
 
     def _of_triggers(self) -> Iterator[str]:
         for name, job in self.jobs.items():
-            triggers = [trigger for trigger in ("continuous", "schedule", "trigger") if trigger in job]
+            triggers = [
+                trigger for trigger in ("continuous", "schedule", "trigger") if trigger in job
+            ]
             if len(triggers) != 1:
                 yield f"{name} has the triggers {triggers}"
             for trigger in triggers:
                 status = job[trigger].get("pause_status")
                 if status is not None and status not in ("${var.continuous}", "${var.scheduled}"):
-                    yield f"{name} writes pause_status out, so that development mode would not pause it"
+                    yield (
+                        f"{name} writes pause_status out, so that development mode would not pause "
+                        "it"
+                    )
             if "continuous" not in job and job.get("max_concurrent_runs") != 1:
                 yield f"{name} may run beside itself"
             if "continuous" in job and any("max_retries" in task for task in job["tasks"]):
                 yield f"{name} has a retry policy of its own, which a continuous job must not have"
-            if "continuous" in job and any("depends_on" in task or "environment_key" in task for task in job["tasks"]):
-                yield f"{name} has dependencies or is serverless, which a continuous job must not be"
+            if "continuous" in job and any(
+                "depends_on" in task or "environment_key" in task for task in job["tasks"]
+            ):
+                yield (
+                    f"{name} has dependencies or is serverless, which a continuous job must not be"
+                )
         for target in self.top["targets"]:
             found = {name: self.variables(target).get(name) for name in ("continuous", "scheduled")}
             if not set(found.values()) <= {"PAUSED", "UNPAUSED"}:
@@ -232,7 +292,10 @@ class Bundle:
             if ("RUN_DURATION_SECONDS" in rules) == ("continuous" in job) or not rules:
                 yield f"{name} has the health rules {rules}"
             heard = {"on_failure", *(WATCHED.get(metric, BACKLOG) for metric in rules)}
-            for channel, to in (("email_notifications", "${var.emails}"), ("webhook_notifications", "${var.webhooks}")):
+            for channel, to in (
+                ("email_notifications", "${var.emails}"),
+                ("webhook_notifications", "${var.webhooks}"),
+            ):
                 if job.get(channel) != dict.fromkeys(heard, to):
                     yield f"{name}: {channel} are not {sorted(heard)} to {to}"
 
@@ -251,7 +314,13 @@ class Bundle:
             yield "prod says nothing about permissions"
         for kind in ("schemas", "volumes"):
             for name in self.resources[kind]:
-                kept = prod.get("resources", {}).get(kind, {}).get(name, {}).get("lifecycle", {}).get("prevent_destroy")
+                kept = (
+                    prod.get("resources", {})
+                    .get(kind, {})
+                    .get(name, {})
+                    .get("lifecycle", {})
+                    .get("prevent_destroy")
+                )
                 if kept is not True:
                     yield f"prod would let {kind} {name} be destroyed"
         for target in targets:
@@ -266,22 +335,31 @@ class Bundle:
         for path in self.top["sync"]["paths"]:
             if not (self.root / path).is_dir():
                 yield f"sync: there is no folder {path}"
-        made = {(self.root / artifact["path"] / "dist").resolve() for artifact in self.top["artifacts"].values()}
+        made = {
+            (self.root / artifact["path"] / "dist").resolve()
+            for artifact in self.top["artifacts"].values()
+        }
         for artifact in self.top["artifacts"].values():
             if not artifact["build"].endswith(" dist"):
                 yield "the wheel is not built into dist"
         for what, _, task in self._tasks:
             for library in task.get("libraries", []):
-                if "whl" in library and (self.root / "resources" / library["whl"]).parent.resolve() not in made:
+                if (
+                    "whl" in library
+                    and (self.root / "resources" / library["whl"]).parent.resolve() not in made
+                ):
                     yield f"{what}: {library['whl']} is not where the wheel is built"
 
 
 def parsed(parameters: list[str]) -> Document | str:
-    """What `watersmeet` would be told, by its own parser and without running it (and `command`); or the parser's refusal."""
+    """What `watersmeet` would be told, by its own parser and without running it (and `command`); or
+    the parser's refusal."""
     group = _watersmeet()
     try:
         context = group.make_context("watersmeet", list(parameters))
-        name, command, rest = group.resolve_command(context, [*context._protected_args, *context.args])
+        name, command, rest = group.resolve_command(
+            context, [*context._protected_args, *context.args]
+        )
         told = dict(command.make_context(name, rest, parent=context).params)
     except (typer.Exit, typer.TyperException) as error:
         return f"watersmeet {' '.join(parameters)}: {error}"
@@ -295,20 +373,31 @@ def _watersmeet() -> Any:
 
 def merged(one: Document, other: Document) -> Document:
     """Both, and what is in both merged in its turn."""
-    common = {key: merged(one[key], other[key]) for key in one.keys() & other.keys() if isinstance(one[key], dict)}
+    common = {
+        key: merged(one[key], other[key])
+        for key in one.keys() & other.keys()
+        if isinstance(one[key], dict)
+    }
     return {**one, **other, **common}
 
 
 def _words(task: Document) -> str:
     """The command of a task and its layer."""
     told = parsed(task.get("python_wheel_task", {}).get("parameters", []))
-    return str(told) if isinstance(told, str) else " ".join(filter(None, [told["command"], told.get("layers")]))
+    return (
+        str(told)
+        if isinstance(told, str)
+        else " ".join(filter(None, [told["command"], told.get("layers")]))
+    )
 
 
 def _refusal(what: str, make: Callable[[Any], object], document: Document) -> Iterator[str]:
     try:
         make(document)
-    except (ValueError, TypeError) as error:  # a field that is missing is an argument that is missing
+    except (
+        ValueError,
+        TypeError,
+    ) as error:  # a field that is missing is an argument that is missing
         yield f"{what}: {error}"
 
 

@@ -1,4 +1,5 @@
-"""Random inputs for the merge, as values as they stand in Kafka, with what the merge model makes of them."""
+"""Random inputs for the merge, as values as they stand in Kafka, with what the merge model makes of
+them."""
 
 from __future__ import annotations
 
@@ -17,21 +18,41 @@ from tests.support.topics import Published
 SOURCES = ("tracking", "orders")
 INPUTS = ("tracking/web", "tracking/app", "orders")
 """Of a source with two topics, which are not in the order of their names, and one with one."""
-KEYS = ("a", "b", "é", "\U0001f600", "z")  # UTF-8 order differs from UTF-16 order for the last but one
-BAD_VALUES = (None, b"", b"{", b"[1]", b'{"ts":"soon","k":"a"}', b'{"ts":1}', b"\xff\xfe", b'{"k":"a"}', b'{"ts":-5,"k":"a"}')
+# UTF-8 order differs from UTF-16 order for the last but one.
+KEYS = (
+    "a",
+    "b",
+    "é",
+    "\U0001f600",
+    "z",
+)
+BAD_VALUES = (
+    None,
+    b"",
+    b"{",
+    b"[1]",
+    b'{"ts":"soon","k":"a"}',
+    b'{"ts":1}',
+    b"\xff\xfe",
+    b'{"k":"a"}',
+    b'{"ts":-5,"k":"a"}',
+)
 
 HOLE = b"hole"
-"""Stands for an offset at which Kafka holds no committed record: a transaction's marker, an aborted record."""
+"""Stands for an offset at which Kafka holds no committed record: a transaction's marker, an aborted
+record."""
 
 
 @dataclass
 class Case:
-    """One partition's input: per source its values in offset order, as bytes (None: a tombstone)."""
+    """One partition's input: per source its values in offset order, as bytes (None: a
+    tombstone)."""
 
     values: dict[str, list[bytes | None]]
     timeout_ms: int
     arrivals: list[str] = field(default_factory=list)
-    """The sources in the order in which their records arrived; only bronze's cut into batches depends on it."""
+    """The sources in the order in which their records arrived; only bronze's cut into batches
+    depends on it."""
     decisions: dict[str, list[IdleDecision]] = field(default_factory=dict)
     """What the idle policy has decided, by source."""
 
@@ -65,26 +86,38 @@ class Case:
         return model
 
 
-def rules_of(inputs: Sequence[str], gap_ms: int, max_ms: int | None = None, lag_ms: int | None = None) -> MergeRules:
+def rules_of(
+    inputs: Sequence[str], gap_ms: int, max_ms: int | None = None, lag_ms: int | None = None
+) -> MergeRules:
     """The rules of a merge of these inputs."""
     sources = tuple(dict.fromkeys(map(source_of, inputs)))
-    return MergeRules(sources, gap_ms, max_ms, lag_ms, () if sources == tuple(inputs) else tuple(inputs))
+    return MergeRules(
+        sources, gap_ms, max_ms, lag_ms, () if sources == tuple(inputs) else tuple(inputs)
+    )
 
 
 def as_record(source: str, offset: int, value: bytes | None) -> Record | None:
-    """The record of a value that one of the makers below has written; None where it is one of `BAD_VALUES`, or there is none."""
+    """The record of a value that one of the makers below has written; None where it is one of
+    `BAD_VALUES`, or there is none."""
     if value in BAD_VALUES or value is HOLE:
         return None
     assert value is not None
     document = orjson.loads(value)
     key = document.get("k")
-    return Record(source, offset, document["ts"], key, document.get("g", None if key is None else ALL))
+    return Record(
+        source, offset, document["ts"], key, document.get("g", None if key is None else ALL)
+    )
 
 
 def spelled(json: bytes) -> bytes:
-    """JSON of orjson's as messages spell it: escapes of control characters have upper-case digits."""
+    """JSON of orjson's as messages spell it: escapes of control characters have upper-case
+    digits."""
     escapes = rb"\\(?:u00[0-9a-f]{2}|.)"  # also a backslash's, behind which `u001b` is a text
-    return re.sub(escapes, lambda found: b"\\u" + found[0][2:].upper() if found[0][1:2] == b"u" else found[0], json)
+    return re.sub(
+        escapes,
+        lambda found: b"\\u" + found[0][2:].upper() if found[0][1:2] == b"u" else found[0],
+        json,
+    )
 
 
 def keyed(key: str, event_time: int, **more: object) -> bytes:
@@ -96,7 +129,8 @@ def heartbeat(event_time: int, **more: object) -> bytes:
 
 
 def random_case(seed: int, timeout_ms: int = 100, sources: Sequence[str] = SOURCES) -> Case:
-    """Ties, disorder, silence, heartbeats, lateness, bad records, several records of a key at one position: in every mixture."""
+    """Ties, disorder, silence, heartbeats, lateness, bad records, several records of a key at one
+    position: in every mixture."""
     rng = random.Random(seed)
     disorder = rng.choice([0, 0, 30, timeout_ms, 3 * timeout_ms, 6 * timeout_ms])
     step = rng.choice([0, 5, 20, timeout_ms // 2, 2 * timeout_ms])
@@ -122,23 +156,38 @@ def random_case(seed: int, timeout_ms: int = 100, sources: Sequence[str] = SOURC
 
 
 def rich_cases(
-    count: int, first_seed: int = 0, sources: Sequence[str] = SOURCES, *, refused: bool = True, wealth: str = "late timed_out"
+    count: int,
+    first_seed: int = 0,
+    sources: Sequence[str] = SOURCES,
+    *,
+    refused: bool = True,
+    wealth: str = "late timed_out",
 ) -> dict[int, Case]:
-    """Of many random cases those in which most happens, and a quarter that are as they come; a partition each.
+    """Of many random cases those in which most happens, and a quarter that are as they come; a
+    partition each.
 
-    `refused`: whether there may be records that go to quarantine. `wealth`: what there is most of (late, timed_out, open).
+    `refused`: whether there may be records that go to quarantine. `wealth`: what there is most of
+    (late, timed_out, open).
     """
     every = [random_case(first_seed + n, sources=sources) for n in range(12 * count)]
     if not refused:
-        every = [case for case in every if not any(value in BAD_VALUES for mine in case.values.values() for value in mine)]
+        every = [
+            case
+            for case in every
+            if not any(value in BAD_VALUES for mine in case.values.values() for value in mine)
+        ]
     plain, others = every[: count // 4], every[count // 4 :]
-    others.sort(key=lambda case: -sum(len(getattr(case.merged(sources), name)) for name in wealth.split()))
+    others.sort(
+        key=lambda case: -sum(len(getattr(case.merged(sources), name)) for name in wealth.split())
+    )
     return dict(enumerate(plain + others[: count - len(plain)]))
 
 
-def expected_silver(cases: Mapping[int, Case], inputs: Sequence[str] = SOURCES) -> list[tuple[object, ...]]:
-    """Silver's content of many partitions, as sorted tuples: (partition, key, status, event_time, last, parts of each source).
-    Of a source with several topics, a part begins with its topic.
+def expected_silver(
+    cases: Mapping[int, Case], inputs: Sequence[str] = SOURCES
+) -> list[tuple[object, ...]]:
+    """Silver's content of many partitions, as sorted tuples: (partition, key, status, event_time,
+    last, parts of each source). Of a source with several topics, a part begins with its topic.
     """
     rows: list[tuple[object, ...]] = []
     for partition, case in cases.items():
@@ -147,37 +196,65 @@ def expected_silver(cases: Mapping[int, Case], inputs: Sequence[str] = SOURCES) 
             for record in records:
                 key, first, last, parts = record.content()
                 of_sources = tuple(
-                    tuple((*filter(None, [p.topic]), p.offset, p.event_time, _text(case.value(source, p))) for p in mine)
+                    tuple(
+                        (
+                            *filter(None, [p.topic]),
+                            p.offset,
+                            p.event_time,
+                            _text(case.value(source, p)),
+                        )
+                        for p in mine
+                    )
                     for source, mine in zip(model.rules.sources, parts, strict=True)
                 )
                 rows.append((partition, key, status, first, last, *of_sources))
     return sorted(rows, key=repr)
 
 
-def expected_messages(cases: Mapping[int, Case], inputs: Sequence[str] = SOURCES) -> list[Published]:
+def expected_messages(
+    cases: Mapping[int, Case], inputs: Sequence[str] = SOURCES
+) -> list[Published]:
     """The published sequence, from the merge model alone."""
     messages = []
     for partition, case in cases.items():
         for seq, row in enumerate(case.merged(inputs).published_order()):
             values = {
-                source: b",".join(case.value(source, p) or b"" for p in sorted(parts)) for source, parts in row.parts.items()
+                source: b",".join(case.value(source, p) or b"" for p in sorted(parts))
+                for source, parts in row.parts.items()
             }
-            value = b'{"key":%s,"event_time":%d,"last_event_time":%d,"tracking":[%s],"orders":[%s]}' % (
-                spelled(orjson.dumps(row.key)),
-                row.event_time,
-                row.last_event_time,
-                values["tracking"],
-                values["orders"],
+            value = (
+                b'{"key":%s,"event_time":%d,"last_event_time":%d,"tracking":[%s],"orders":[%s]}'
+                % (
+                    spelled(orjson.dumps(row.key)),
+                    row.event_time,
+                    row.last_event_time,
+                    values["tracking"],
+                    values["orders"],
+                )
             )
             message_id = f"{partition}/{row.event_time}/{row.key}"
-            messages.append(Published(partition, row.key.encode(), max(1, row.event_time), value, seq, message_id))
+            messages.append(
+                Published(
+                    partition, row.key.encode(), max(1, row.event_time), value, seq, message_id
+                )
+            )
     return messages
 
 
-def expected_late(cases: Mapping[int, Case], inputs: Sequence[str] = SOURCES) -> list[tuple[object, ...]]:
+def expected_late(
+    cases: Mapping[int, Case], inputs: Sequence[str] = SOURCES
+) -> list[tuple[object, ...]]:
     """Every late record: (partition, source, offset, key, event_time, position, value)."""
     return sorted(
-        (p, late.record.source, late.record.offset, late.record.key, late.record.event_time, late.position, value)
+        (
+            p,
+            late.record.source,
+            late.record.offset,
+            late.record.key,
+            late.record.event_time,
+            late.position,
+            value,
+        )
         for p, case in cases.items()
         for late in case.merged(inputs).late
         for value in [case.values[late.record.source][late.record.offset]]

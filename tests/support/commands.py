@@ -1,4 +1,5 @@
-"""Commands as people give them: in processes of their own, or in this one where starting a process is not the point."""
+"""Commands as people give them: in processes of their own, or in this one where starting a process
+is not the point."""
 
 from __future__ import annotations
 
@@ -26,11 +27,14 @@ assert not spark, f"{spark} were imported"
 
 
 def without_java(river: River, *arguments: str, exit_code: int = 0) -> str:
-    """What a command answers in a process that could find no Java, and that must not look for Spark either: its standard output,
-    or its standard error where it fails as it should. (Great Expectations imports pyspark where it is installed, and leaves it.)
+    """What a command answers in a process that could find no Java, and that must not look for Spark
+    either: its standard output, or its standard error where it fails as it should. (Great
+    Expectations imports pyspark where it is installed, and leaves it.)
     """
     program = _PROGRAM if arguments[0] == "check" else _PROGRAM + _WITHOUT_SPARK
-    environment = {name: value for name, value in os.environ.items() if name != "JAVA_HOME"} | {"PATH": str(river.folder)}
+    environment = {name: value for name, value in os.environ.items() if name != "JAVA_HOME"} | {
+        "PATH": str(river.folder)
+    }
     done = subprocess.run(
         [sys.executable, "-c", program, *arguments],
         cwd=river.folder,
@@ -83,7 +87,8 @@ COMMANDS = (
 
 
 def every_command_does_its_work(river: River) -> None:
-    """On a river that is still empty, without Java: two runs merge and publish all, each command answers, and nothing changes."""
+    """On a river that is still empty, without Java: two runs merge and publish all, each command
+    answers, and nothing changes."""
     river.flow()
     river.flow()
     without_java(river, "validate")

@@ -23,10 +23,18 @@ SMALLEST: dict[str, Any] = {
 """Every required field and nothing else."""
 
 
-def settings_for(folder: Path, *, bootstrap: str = "127.0.0.1:1", sources: Sequence[str] = SOURCES, **overrides: Any) -> Settings:
-    """A configuration whose records look like those of `cases`: key `k`, event time `ts`; overrides by dotted name with `__`.
+def settings_for(
+    folder: Path,
+    *,
+    bootstrap: str = "127.0.0.1:1",
+    sources: Sequence[str] = SOURCES,
+    **overrides: Any,
+) -> Settings:
+    """A configuration whose records look like those of `cases`: key `k`, event time `ts`; overrides
+    by dotted name with `__`.
 
-    Its engine is the embedded one, which takes a tenth of Spark's time, unless a test is about Spark.
+    Its engine is the embedded one, which takes a tenth of Spark's time, unless a test is about
+    Spark.
     """
     values: dict[str, Any] = {
         "name": "test",
@@ -34,7 +42,12 @@ def settings_for(folder: Path, *, bootstrap: str = "127.0.0.1:1", sources: Seque
         "lake": str(folder / "lake"),
         "kafka": {"bootstrap_servers": bootstrap},
         "sources": {
-            name: {"topic": name, "key": "k", "event_time": "ts", "heartbeat": {"field": "type", "equals": "heartbeat"}}
+            name: {
+                "topic": name,
+                "key": "k",
+                "event_time": "ts",
+                "heartbeat": {"field": "type", "equals": "heartbeat"},
+            }
             for name in sources
         },
         "merge": {"timeout": "100ms"},

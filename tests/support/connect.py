@@ -27,7 +27,8 @@ _JAVA_OPTIONS = "spark.driver.extraJavaOptions"
 
 @contextmanager
 def connect_server(folder: Path, settings: Mapping[str, str]) -> Iterator[str]:
-    """Inside, a server listens: what `SPARK_REMOTE` must be. Its Python workers have this project's packages."""
+    """Inside, a server listens: what `SPARK_REMOTE` must be. Its Python workers have this project's
+    packages."""
     port = free_port()
     of_server = {
         "spark.master": "local[2]",
@@ -38,16 +39,32 @@ def connect_server(folder: Path, settings: Mapping[str, str]) -> Iterator[str]:
         **settings,
         _JAVA_OPTIONS: f"{QUICK} {settings.get(_JAVA_OPTIONS, '')}",
     }
-    command = [str(HOME / "bin" / "spark-submit"), "--class", "org.apache.spark.sql.connect.service.SparkConnectServer"]
+    command = [
+        str(HOME / "bin" / "spark-submit"),
+        "--class",
+        "org.apache.spark.sql.connect.service.SparkConnectServer",
+    ]
     command += [part for name, value in of_server.items() for part in ("--conf", f"{name}={value}")]
     log = folder / "connect.log"
-    packages = {"SPARK_DAEMON_MEMORY": "1g", "PYSPARK_PYTHON": sys.executable, "PYTHONPATH": str(Path(__file__).parents[2])}
+    packages = {
+        "SPARK_DAEMON_MEMORY": "1g",
+        "PYSPARK_PYTHON": sys.executable,
+        "PYTHONPATH": str(Path(__file__).parents[2]),
+    }
     with log.open("wb") as out:
         process = psutil.Popen(
-            [*command, "spark-internal"], stdout=out, stderr=subprocess.STDOUT, env=environment() | packages, cwd=folder
+            [*command, "spark-internal"],
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            env=environment() | packages,
+            cwd=folder,
         )
     try:
-        until(lambda: _answers(port) or process.poll() is not None, f"Spark Connect's server in {log}", 120)
+        until(
+            lambda: _answers(port) or process.poll() is not None,
+            f"Spark Connect's server in {log}",
+            120,
+        )
         assert process.poll() is None, log.read_text(errors="replace")[-2000:]
         yield f"sc://{HOST}:{port}"
     finally:
@@ -61,4 +78,8 @@ def _answers(port: int) -> bool:
 
 def without_spark() -> dict[str, str]:
     """This process's environment without what points at a Spark of its own."""
-    return {name: value for name, value in os.environ.items() if not name.startswith(("SPARK", "PYSPARK"))}
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("SPARK", "PYSPARK"))
+    }

@@ -13,8 +13,16 @@ class CrashError(Exception):
 
 
 class _Dying:
-    def __init__(self, engine: Engine, operation: str, table: str, *, after: bool, times: int) -> None:
-        self._engine, self._operation, self._table, self._after, self._times = engine, operation, table, after, times
+    def __init__(
+        self, engine: Engine, operation: str, table: str, *, after: bool, times: int
+    ) -> None:
+        self._engine, self._operation, self._table, self._after, self._times = (
+            engine,
+            operation,
+            table,
+            after,
+            times,
+        )
 
     def __getattr__(self, name: str) -> Any:
         found = getattr(self._engine, name)
@@ -33,6 +41,9 @@ class _Dying:
         return dying
 
 
-def dying_at(engine: Engine, operation: str, table: str, *, after: bool = False, times: int = 10**6) -> Engine:
-    """The engine, but that `operation` (append, merge, delete) on a table raises CrashError so often, before or `after` it."""
+def dying_at(
+    engine: Engine, operation: str, table: str, *, after: bool = False, times: int = 10**6
+) -> Engine:
+    """The engine, but that `operation` (append, merge, delete) on a table raises CrashError so
+    often, before or `after` it."""
     return cast(Engine, _Dying(engine, operation, table, after=after, times=times))

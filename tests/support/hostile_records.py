@@ -1,6 +1,7 @@
 """Records as whoever may write to a topic may make them, with what must become of each.
 
-Of `tracking` values are JSON, of `orders` Avro with a registry. Event times are those of a stretch of a second.
+Of `tracking` values are JSON, of `orders` Avro with a registry. Event times are those of a stretch
+of a second.
 """
 
 from __future__ import annotations
@@ -56,7 +57,16 @@ KEYS: Final = (
         "a/b",
         " ",
     ),
-    *("\x1b[2J\x1b[31m", "\x9b31m", "\u202eabc", "a\nb\r\n", "\x00", "null", "__HIVE_DEFAULT_PARTITION__", "k" * 2000),
+    *(
+        "\x1b[2J\x1b[31m",
+        "\x9b31m",
+        "\u202eabc",
+        "a\nb\r\n",
+        "\x00",
+        "null",
+        "__HIVE_DEFAULT_PARTITION__",
+        "k" * 2000,
+    ),
 )
 """All of them are good."""
 
@@ -75,17 +85,23 @@ _HOSTILE: Final[tuple[tuple[bytes, bytes], ...]] = (
     (json.dumps({"id": 1, "schema": nested(2000)}).encode(), b"\x02\x00"),
     (schema({**READER, "doc": "x" * MIB}), b"\x02"),
     (schema(dropping("endless0"), "endless0"), b"\x02\x02"),
-    (json.dumps({"id": 1, "schema": 'syntax = "proto3";', "schemaType": "PROTOBUF"}).encode(), b"\x02"),
+    (
+        json.dumps({"id": 1, "schema": 'syntax = "proto3";', "schemaType": "PROTOBUF"}).encode(),
+        b"\x02",
+    ),
 )
 """What a registry may answer, and a value that was written with it."""
 
 HOSTILE_SCHEMAS: Final = {FIRST_HOSTILE_ID + n: answer for n, (answer, _) in enumerate(_HOSTILE)}
-_HOSTILE_TEXTS: Final = {schema_id: json.loads(answer)["schema"] for schema_id, answer in HOSTILE_SCHEMAS.items()}
+_HOSTILE_TEXTS: Final = {
+    schema_id: json.loads(answer)["schema"] for schema_id, answer in HOSTILE_SCHEMAS.items()
+}
 
 
 @dataclass(frozen=True)
 class Hostile:
-    """A record as it is sent, and what must become of it: it is refused for a `reason`, or what the model is `told` of it counts.
+    """A record as it is sent, and what must become of it: it is refused for a `reason`, or what the
+    model is `told` of it counts.
 
     `timestamp`: None for the time of its sending; `headers` by name, in UTF-8 or not.
     """
@@ -110,24 +126,40 @@ def refused(reason: Reason, value: bytes | None, **more: Any) -> Hostile:
 
 
 class Producers:
-    """Makes the records of both sources. `ids`: of the schemas in `WRITERS`, as the registry has them."""
+    """Makes the records of both sources. `ids`: of the schemas in `WRITERS`, as the registry has
+    them."""
 
     def __init__(
-        self, rng: random.Random, ids: Mapping[int, dict[str, Any]], rules: Mapping[str, ReadingRules], topic: str
+        self,
+        rng: random.Random,
+        ids: Mapping[int, dict[str, Any]],
+        rules: Mapping[str, ReadingRules],
+        topic: str,
     ) -> None:
-        """`rules`: by source, how the run reads it; `topic`: that of `tracking`, as a record that lies of itself names it."""
+        """`rules`: by source, how the run reads it; `topic`: that of `tracking`, as a record that
+        lies of itself names it."""
         self._rng, self._ids, self._topic = rng, ids, topic
         texts = {schema_id: json.dumps(of) for schema_id, of in ids.items()} | _HOSTILE_TEXTS
         self._rules = {source: _with_writers(of, _Texts(texts)) for source, of in rules.items()}
 
     def good(self, source: str, time_ms: int) -> Hostile:
-        """A record that must be merged, or is late: with keys, headers and Kafka keys of any kind."""
+        """A record that must be merged, or is late: with keys, headers and Kafka keys of any
+        kind."""
         rng = self._rng
         key, n = rng.choice(KEYS), rng.randrange(10**6)
         value = keyed(key, time_ms, n=n) if source == "tracking" else _order(ts=time_ms, k=key, n=n)
-        headers = rng.choice([(), (), (), tuple(NOT_UTF_8), self._lie(), ((b"watersmeet.seq", b"9" * 5000),)])
+        headers = rng.choice(
+            [(), (), (), tuple(NOT_UTF_8), self._lie(), ((b"watersmeet.seq", b"9" * 5000),)]
+        )
         kafka_key = rng.choice([None, b"", b"\xff\x00", b"${env:HOME}", b"k" * 100])
-        return Hostile(self._written(source, value), value, None, kafka_key, headers, codec=rng.choice(["none", "gzip", "zstd"]))
+        return Hostile(
+            self._written(source, value),
+            value,
+            None,
+            kafka_key,
+            headers,
+            codec=rng.choice(["none", "gzip", "zstd"]),
+        )
 
     def beat(self, source: str, time_ms: int) -> Hostile:
         """A heartbeat."""
@@ -135,15 +167,24 @@ class Producers:
         return Hostile(self._written(source, value), value)
 
     def bad(self, source: str, begin: int) -> Hostile:
-        """A record that must be refused for a known reason, or a good one that was changed somewhere."""
-        makers: list[Callable[[str, int], Hostile]] = [self._timeless, self._of_the_future, self._mutated, self._mutated]
+        """A record that must be refused for a known reason, or a good one that was changed
+        somewhere."""
+        makers: list[Callable[[str, int], Hostile]] = [
+            self._timeless,
+            self._of_the_future,
+            self._mutated,
+            self._mutated,
+        ]
         makers += (
-            [self._bad_json, self._nested] if source == "tracking" else [self._of_hostile_schema, self._cut_short, self._unknown]
+            [self._bad_json, self._nested]
+            if source == "tracking"
+            else [self._of_hostile_schema, self._cut_short, self._unknown]
         )
         return self._rng.choice(makers)(source, begin)
 
     def bomb(self, *, is_large: bool) -> Hostile:
-        """A record of a few kilobytes that unpacks to megabytes; `is_large`: to more than the client would take of itself."""
+        """A record of a few kilobytes that unpacks to megabytes; `is_large`: to more than the
+        client would take of itself."""
         if is_large:
             codec, size = self._rng.choice([("zstd", 150), ("gzip", 70)])
             return refused(Reason.TOO_LARGE, bytes(size * MIB), codec=codec)
@@ -156,7 +197,9 @@ class Producers:
         if source == "tracking":
             return value
         schema_id = with_schema or self._rng.choice([*self._ids])
-        return framed(schema_id, encoded(self._ids[schema_id], {"dropped": ["x"], **orjson.loads(value)}))
+        return framed(
+            schema_id, encoded(self._ids[schema_id], {"dropped": ["x"], **orjson.loads(value)})
+        )
 
     def _lie(self) -> tuple[tuple[bytes, bytes], ...]:
         return ((REDRIVEN.encode(), f"{self._topic}/0/".encode() + self._rng.choice(LIES)),)
@@ -164,11 +207,19 @@ class Producers:
     # -- records that are refused
 
     def _timeless(self, source: str, begin: int) -> Hostile:
-        return replace(self.good(source, begin), told=HOLE, reason=Reason.EVENT_TIME_IN_FUTURE.value, headers=(), timestamp=-1)
+        return replace(
+            self.good(source, begin),
+            told=HOLE,
+            reason=Reason.EVENT_TIME_IN_FUTURE.value,
+            headers=(),
+            timestamp=-1,
+        )
 
     def _of_the_future(self, source: str, _: int) -> Hostile:
         time_ms = self._rng.choice([LAST_EVENT_TIME_MS, LAST_EVENT_TIME_MS + 1, 2**62])
-        reason = Reason.EVENT_TIME_IN_FUTURE if time_ms == LAST_EVENT_TIME_MS else Reason.NO_EVENT_TIME
+        reason = (
+            Reason.EVENT_TIME_IN_FUTURE if time_ms == LAST_EVENT_TIME_MS else Reason.NO_EVENT_TIME
+        )
         return replace(self.good(source, time_ms), told=HOLE, reason=reason.value)
 
     def _bad_json(self, source: str, _: int) -> Hostile:
@@ -184,7 +235,12 @@ class Producers:
 
     def _unknown(self, source: str, begin: int) -> Hostile:
         of = self.good(source, begin)
-        return replace(of, value=framed(self._rng.choice(UNKNOWN_IDS), (of.value or b"")[5:]), told=HOLE, reason="undecodable")
+        return replace(
+            of,
+            value=framed(self._rng.choice(UNKNOWN_IDS), (of.value or b"")[5:]),
+            told=HOLE,
+            reason="undecodable",
+        )
 
     def _cut_short(self, source: str, begin: int) -> Hostile:
         """In the field that the reader skips."""
@@ -194,15 +250,20 @@ class Producers:
     # -- random changes
 
     def _mutated(self, source: str, begin: int) -> Hostile:
-        """A good record, changed at random. Where it can be read still, what it says is of the same stretch of time."""
+        """A good record, changed at random. Where it can be read still, what it says is of the same
+        stretch of time."""
         while True:
             good = self.good(source, begin + self._rng.randrange(1000))
             framing = 0 if source == "tracking" else 5
             assert good.value is not None
-            found = self._as_read(source, good.value[:framing] + self._changed(good.value[framing:]))
+            found = self._as_read(
+                source, good.value[:framing] + self._changed(good.value[framing:])
+            )
             if found.reason is not None:
                 return replace(found, key=good.key, headers=good.headers, codec=good.codec)
-            if (told := model_value(found.told)) is not None and begin - 1000 <= told[0] <= begin + 1000:
+            if (told := model_value(found.told)) is not None and begin - 1000 <= told[
+                0
+            ] <= begin + 1000:
                 return replace(found, key=good.key, headers=good.headers, codec=good.codec)
 
     def _changed(self, value: bytes) -> bytes:
@@ -220,36 +281,60 @@ class Producers:
                 case 3:
                     changed[at:at] = changed[at:until]
                 case _:
-                    changed[at:until] = rng.choice([b"", b"null", b"1e999", b"-0", b"\x00", b'"', b"\\u0000", b"\xed\xa0\x80"])
+                    changed[at:until] = rng.choice(
+                        [b"", b"null", b"1e999", b"-0", b"\x00", b'"', b"\\u0000", b"\xed\xa0\x80"]
+                    )
         return bytes(changed)
 
     def _as_read(self, source: str, value: bytes | None) -> Hostile:
         """A value with what the pure function of reading says of it."""
         now_us = time.time_ns() // 1000
-        row = {"topic": "t", "partition": 0, "offset": 0, "kafka_timestamp": now_us, "timestamp_type": 0, "value": value}
+        row = {
+            "topic": "t",
+            "partition": 0,
+            "offset": 0,
+            "kafka_timestamp": now_us,
+            "timestamp_type": 0,
+            "value": value,
+        }
         rules = self._rules[source]
         found = read_records(pa.Table.from_pylist([row], KAFKA), rules)
         [key], [reason] = found["merge_key"].to_pylist(), found["reason"].to_pylist()
         if reason is not None:
             return Hostile(value, reason=reason)
-        told = _order(**rules.schema.decoder()(value)) if isinstance(rules.schema, AvroSchema) else value or HOLE
+        told = (
+            _order(**rules.schema.decoder()(value))
+            if isinstance(rules.schema, AvroSchema)
+            else value or HOLE
+        )
         is_alike = model_value(told) == (int(times_ms(found["event_time"])[0]), key)
         return Hostile(value, told if is_alike else HOLE)
 
 
 def _order(**fields: Any) -> bytes:
     """An order as its message has it: all fields of `READER`, in their order."""
-    return spelled(orjson.dumps({field["name"]: fields.get(field["name"]) for field in READER["fields"]}))
+    return spelled(
+        orjson.dumps({field["name"]: fields.get(field["name"]) for field in READER["fields"]})
+    )
 
 
 def model_value(value: bytes) -> tuple[int, Any] | None:
-    """Event time and key, where the model would find them as reading has: it knows numbers and texts alone."""
+    """Event time and key, where the model would find them as reading has: it knows numbers and
+    texts alone."""
     try:
         document = orjson.loads(value)
-        time_ms, key, is_beat = document["ts"], document.get("k"), document.get("type") == "heartbeat"
+        time_ms, key, is_beat = (
+            document["ts"],
+            document.get("k"),
+            document.get("type") == "heartbeat",
+        )
     except (ValueError, KeyError, TypeError):
         return None
-    is_plain = type(time_ms) is int and (key is None if is_beat else isinstance(key, str) and key != "") and "g" not in document
+    is_plain = (
+        type(time_ms) is int
+        and (key is None if is_beat else isinstance(key, str) and key != "")
+        and "g" not in document
+    )
     return (time_ms, key) if is_plain else None
 
 
@@ -259,4 +344,8 @@ class _Texts(dict[int, str]):
 
 
 def _with_writers(rules: ReadingRules, texts: Mapping[int, str]) -> ReadingRules:
-    return replace(rules, schema=replace(rules.schema, writers=texts)) if isinstance(rules.schema, AvroSchema) else rules
+    return (
+        replace(rules, schema=replace(rules.schema, writers=texts))
+        if isinstance(rules.schema, AvroSchema)
+        else rules
+    )

@@ -1,4 +1,5 @@
-"""A registry as whoever owns it may make it: before a real one, a gate that is hostile for a while, or about some schemas."""
+"""A registry as whoever owns it may make it: before a real one, a gate that is hostile for a while,
+or about some schemas."""
 
 from __future__ import annotations
 
@@ -21,8 +22,11 @@ PIECES = 400
 
 
 @contextmanager
-def answering(answer: Callable[[BaseHTTPRequestHandler], None], is_over: threading.Event) -> Iterator[str]:
-    """Inside, a server at this URL answers; at the end `is_over` is set, for an answer that has no end of its own."""
+def answering(
+    answer: Callable[[BaseHTTPRequestHandler], None], is_over: threading.Event
+) -> Iterator[str]:
+    """Inside, a server at this URL answers; at the end `is_over` is set, for an answer that has no
+    end of its own."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -45,7 +49,11 @@ def answering(answer: Callable[[BaseHTTPRequestHandler], None], is_over: threadi
 
 def send(to: BaseHTTPRequestHandler, body: bytes, status: int = 200, **headers: str) -> None:
     to.send_response(status)
-    for name, value in {"Content-Type": "application/json", "Content-Length": str(len(body)), **headers}.items():
+    for name, value in {
+        "Content-Type": "application/json",
+        "Content-Length": str(len(body)),
+        **headers,
+    }.items():
         to.send_header(name.replace("_", "-"), value)
     to.end_headers()
     to.wfile.write(body)
@@ -67,11 +75,14 @@ def packed_flood() -> Callable[[BaseHTTPRequestHandler], None]:
 
 def schema(text: Any, *references: str) -> bytes:
     named = [{"name": name, "subject": name, "version": 1} for name in references]
-    return json.dumps({"id": 1, "subject": "s", "version": 1, "schema": json.dumps(text), "references": named}).encode()
+    return json.dumps(
+        {"id": 1, "subject": "s", "version": 1, "schema": json.dumps(text), "references": named}
+    ).encode()
 
 
 class HostileGate:
-    """Passes on to a registry what is asked, but for schemas of its own. While it is in a `mood`, it answers by that alone."""
+    """Passes on to a registry what is asked, but for schemas of its own. While it is in a `mood`,
+    it answers by that alone."""
 
     def __init__(self, registry: TestRegistry, schemas: Mapping[int, bytes]) -> None:
         """`schemas`: whole answers by the id that is asked for."""
@@ -102,7 +113,11 @@ class HostileGate:
         words = to.path.partition("?")[0].split("/")
         if words[1] == "subjects" and words[2].startswith("endless"):
             number = int(words[2].removeprefix("endless")) + 1
-            kind = {"type": "record", "name": f"E{number - 1}", "fields": [{"name": "f", "type": f"endless{number}"}]}
+            kind = {
+                "type": "record",
+                "name": f"E{number - 1}",
+                "fields": [{"name": "f", "type": f"endless{number}"}],
+            }
             return send(to, schema(kind, f"endless{number}"))
         if words[1:3] == ["schemas", "ids"] and int(words[3]) in self._schemas:
             return send(to, self._schemas[int(words[3])])
@@ -114,7 +129,8 @@ class HostileGate:
         return send(to, body, status)
 
     def _wait_while(self, mood: str, pause_s: float = 0.1) -> bool:
-        """Wait for a moment, or until there is no reason to any more; answer whether there still is."""
+        """Wait for a moment, or until there is no reason to any more; answer whether there still
+        is."""
         return self.mood == mood and not self._is_over.wait(pause_s)
 
     def _keep_silent(self, _: BaseHTTPRequestHandler) -> None:

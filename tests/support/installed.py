@@ -1,4 +1,5 @@
-"""Environments as pip makes them for those who install the wheel, without anything of this clone's."""
+"""Environments as pip makes them for those who install the wheel, without anything of this
+clone's."""
 
 from __future__ import annotations
 
@@ -28,16 +29,31 @@ class Environment:
         return self.folder / "bin" / "python"
 
     def pip(self, *arguments: str) -> None:
-        """Have pip do something, with its cache, and without compiling what most tests never import."""
-        command = [str(self.python), "-m", "pip", "install", "--quiet", "--no-compile", "--disable-pip-version-check", *arguments]
+        """Have pip do something, with its cache, and without compiling what most tests never
+        import."""
+        command = [
+            str(self.python),
+            "-m",
+            "pip",
+            "install",
+            "--quiet",
+            "--no-compile",
+            "--disable-pip-version-check",
+            *arguments,
+        ]
         done = subprocess.run(command, capture_output=True, text=True, timeout=900, check=False)
         assert done.returncode == 0, done.stdout + done.stderr
 
     def run(
         self, *command: str | Path, cwd: Path, variables: Mapping[str, str] | None = None
     ) -> subprocess.CompletedProcess[str]:
-        """What a command in the environment's folder of programs does; nothing of the tests' own environment is on its path."""
-        ours = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "PYSPARK", "SPARK"))}
+        """What a command in the environment's folder of programs does; nothing of the tests' own
+        environment is on its path."""
+        ours = {
+            name: value
+            for name, value in os.environ.items()
+            if not name.startswith(("PYTHON", "PYSPARK", "SPARK"))
+        }
         program, *arguments = command
         return subprocess.run(
             [self.folder / "bin" / program, *arguments],

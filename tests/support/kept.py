@@ -1,10 +1,12 @@
 """Lakes as releases have left them, one for each layout, with the broker that they read from.
 
-`tests/golden/lakes/LAYOUT.tar.xz` holds a lake's tables, its configuration, the data of its embedded broker, and the records
-that were sent (`cases.json`): the input of the merge model. Kafka has records that the lake has not read yet. Both engines have
-written to it.
+`tests/golden/lakes/LAYOUT.tar.xz` holds a lake's tables, its configuration, the data of its
+embedded broker, and the records that were sent (`cases.json`): the input of the merge model. Kafka
+has records that the lake has not read yet. Both engines have written to it.
 
-    python -m tests.support.kept        makes the archive of the present layout: before its first release, never after it
+    python -m tests.support.kept
+
+makes the archive of the present layout: before its first release, never after it.
 """
 
 from __future__ import annotations
@@ -34,8 +36,8 @@ _LEFT_OUT = ("_checkpoints", "run.log", "broker.json", "broker.log", "server.pro
 
 @contextmanager
 def kept_river(layout: int, folder: Path, lake: str) -> Iterator[River]:
-    """A release's lake and its broker, which runs until the end of the block, as it was left; to be continued by an engine
-    (`EMBEDDED` or `FOLDER`).
+    """A release's lake and its broker, which runs until the end of the block, as it was left; to be
+    continued by an engine (`EMBEDDED` or `FOLDER`).
     """
     with tarfile.open(FOLDER_OF_ARCHIVES / f"{layout}.tar.xz") as archive:
         archive.extractall(folder, filter="data")
@@ -48,7 +50,9 @@ def kept_river(layout: int, folder: Path, lake: str) -> Iterator[River]:
         broker.stop(folder / "broker")
 
 
-def _continued(kafka: str, folder: Path, config: dict[str, Any], kept: dict[str, Any], lake: str) -> River:
+def _continued(
+    kafka: str, folder: Path, config: dict[str, Any], kept: dict[str, Any], lake: str
+) -> River:
     cases = {int(p): _as_case(case) for p, case in kept["cases"].items()}
     config |= {"kafka": {"bootstrap_servers": kafka}, "engine": ENGINES[lake]}
     river = River(kafka, folder, _PARTITIONS, 1, config, cases, kept["chunks"])
@@ -79,12 +83,18 @@ def make(folder: Path) -> None:
 
 def _as_json(case: Case) -> dict[str, Any]:
     """The bytes of values as Latin-1 text."""
-    values = {name: [None if v is None else v.decode("latin-1") for v in found] for name, found in case.values.items()}
+    values = {
+        name: [None if v is None else v.decode("latin-1") for v in found]
+        for name, found in case.values.items()
+    }
     return asdict(case) | {"values": values}
 
 
 def _as_case(kept: dict[str, Any]) -> Case:
-    values = {name: [None if v is None else v.encode("latin-1") for v in found] for name, found in kept["values"].items()}
+    values = {
+        name: [None if v is None else v.encode("latin-1") for v in found]
+        for name, found in kept["values"].items()
+    }
     return Case(**kept | {"values": values})
 
 

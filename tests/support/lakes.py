@@ -1,4 +1,5 @@
-"""Lakes for tests: of every kind that there is, filled without Kafka (through the real reading), and read back as tuples."""
+"""Lakes for tests: of every kind that there is, filled without Kafka (through the real reading),
+and read back as tuples."""
 
 from __future__ import annotations
 
@@ -55,7 +56,8 @@ KAFKA_TIME_US = 1_767_225_600_000_000
 
 @contextmanager
 def place_of(kind: str, open_spark: OpenSpark, folder: Path) -> Iterator[dict[str, Any]]:
-    """Inside, there is a place for a lake of a kind, in a folder; what a configuration says of it (`lake`, `checkpoints`)."""
+    """Inside, there is a place for a lake of a kind, in a folder; what a configuration says of it
+    (`lake`, `checkpoints`)."""
     engine, _, place = kind.partition("-")
     if place == "folder":
         yield {"engine": engine, "lake": str(folder / "the `lake`, é")}
@@ -72,11 +74,14 @@ def place_of(kind: str, open_spark: OpenSpark, folder: Path) -> Iterator[dict[st
 def folder_of(settings: Settings) -> str:
     """Where the tables have their files in a place of `place_of`."""
     lake = settings.lake
-    return lake if isinstance(lake, str) else str(Path(settings.checkpoints).parent / lake.schema_name)
+    return (
+        lake if isinstance(lake, str) else str(Path(settings.checkpoints).parent / lake.schema_name)
+    )
 
 
 def engine_for(open_spark: OpenSpark, settings: Settings) -> Engine:
-    """The engine of a configuration. The embedded one opens Spark for the first SQL expression that it is asked for."""
+    """The engine of a configuration. The embedded one opens Spark for the first SQL expression that
+    it is asked for."""
 
     @cache
     def by_spark() -> SparkEngine:
@@ -86,7 +91,8 @@ def engine_for(open_spark: OpenSpark, settings: Settings) -> Engine:
 
 
 def quickly(settings: Settings) -> Settings:
-    """The same lake by the folders of its tables and without Spark: for what a test only needs to be there."""
+    """The same lake by the folders of its tables and without Spark: for what a test only needs to
+    be there."""
     return settings.model_copy(update={"engine": "embedded", "lake": folder_of(settings)})
 
 
@@ -97,7 +103,8 @@ def delta_table(spark: SparkSession, lake: Lake, table: str) -> DeltaTable:
 
 
 def write_configuration(settings: Settings, folder: Path) -> Path:
-    """What `settings_for` made, as a file (with the topic, the predicate and the sink that it was given)."""
+    """What `settings_for` made, as a file (with the topic, the predicate and the sink that it was
+    given)."""
     heartbeat = {"field": "type", "equals": "heartbeat"}
     values = {
         "name": settings.name,
@@ -108,7 +115,10 @@ def write_configuration(settings: Settings, folder: Path) -> Path:
             name: {"topic": source.topic, "key": "k", "event_time": "ts", "heartbeat": heartbeat}
             for name, source in settings.sources.items()
         },
-        "merge": {"timeout": f"{settings.merge.timeout_ms}ms", "max_records_per_batch": settings.merge.max_records_per_batch},
+        "merge": {
+            "timeout": f"{settings.merge.timeout_ms}ms",
+            "max_records_per_batch": settings.merge.max_records_per_batch,
+        },
         "publish": {"topic": settings.publish.topic, "valid": settings.publish.valid},
     }
     file = folder / "watersmeet.yml"
@@ -117,15 +127,30 @@ def write_configuration(settings: Settings, folder: Path) -> Path:
     return file
 
 
-def records_of(settings: Settings, source: str, values: Mapping[tuple[int, int], bytes | None]) -> pa.Table:
-    """Records, given by (partition, offset), as bronze's rows: as if Kafka had just delivered them."""
+def records_of(
+    settings: Settings, source: str, values: Mapping[tuple[int, int], bytes | None]
+) -> pa.Table:
+    """Records, given by (partition, offset), as bronze's rows: as if Kafka had just delivered
+    them."""
     topic = settings.inputs[source]
     places = sorted(values)
     rows: list[tuple[Any, ...]] = [
-        (topic, p, offset, KAFKA_TIME_US, 0, key_of(source, offset), values[p, offset], headers_of(source, offset))
+        (
+            topic,
+            p,
+            offset,
+            KAFKA_TIME_US,
+            0,
+            key_of(source, offset),
+            values[p, offset],
+            headers_of(source, offset),
+        )
         for p, offset in places
     ]
-    columns = [pa.array(column, kind) for column, kind in zip(zip(*rows, strict=True), KAFKA.types, strict=True)]
+    columns = [
+        pa.array(column, kind)
+        for column, kind in zip(zip(*rows, strict=True), KAFKA.types, strict=True)
+    ]
     return read_records(pa.table(columns, schema=KAFKA), settings.reading_rules(source_of(source)))
 
 
@@ -142,12 +167,15 @@ def headers_of(source: str, offset: int) -> list[dict[str, Any]]:
 
 def counted(rows: pa.Table) -> pa.Table:
     """Bronze's rows by partition and reason, as `Bronze.append` takes them."""
-    found = rows.group_by(["partition", "reason"]).aggregate([("offset", "count"), ("offset", "min"), ("offset", "max")])
+    found = rows.group_by(["partition", "reason"]).aggregate(
+        [("offset", "count"), ("offset", "min"), ("offset", "max")]
+    )
     return found.rename_columns(["partition", "reason", "records", "first", "last"])
 
 
 def fill_bronze(bronze: Bronze, values: Mapping[tuple[int, int], bytes | None]) -> None:
-    """Appends records, given by (partition, offset), to a source's bronze, and the refused ones to quarantine."""
+    """Appends records, given by (partition, offset), to a source's bronze, and the refused ones to
+    quarantine."""
     if values:
         rows = records_of(bronze.settings, bronze.source, values)
         bronze.note(bronze.append(rows, counted(rows)))
@@ -155,7 +183,8 @@ def fill_bronze(bronze: Bronze, values: Mapping[tuple[int, int], bytes | None]) 
 
 @dataclass
 class CaseLake:
-    """Many cases in one lake, a partition each; `arrive` hands records over in the cases' order of arrival."""
+    """Many cases in one lake, a partition each; `arrive` hands records over in the cases' order of
+    arrival."""
 
     engine: Engine
     settings: Settings
@@ -183,22 +212,41 @@ class CaseLake:
     @property
     def every(self) -> list[TopicPartition]:
         """Every topic-partition."""
-        return [TopicPartition(source, p) for source in self.settings.inputs for p in range(self.partitions)]
+        return [
+            TopicPartition(source, p)
+            for source in self.settings.inputs
+            for p in range(self.partitions)
+        ]
 
     def begin(self, begin: Mapping[TopicPartition, int]) -> None:
         """The lake begins to read at these offsets, with a new sink."""
-        self.owner(self.quick).append(tables.GENERATIONS, generation_rows(self.settings, Generation(0, 0, begin, {})))
+        self.owner(self.quick).append(
+            tables.GENERATIONS, generation_rows(self.settings, Generation(0, 0, begin, {}))
+        )
 
     def jump(
-        self, begin: Mapping[TopicPartition, int], tails: Mapping[int, Tail] = MappingProxyType({}), owner: Owner | None = None
+        self,
+        begin: Mapping[TopicPartition, int],
+        tails: Mapping[int, Tail] = MappingProxyType({}),
+        owner: Owner | None = None,
     ) -> None:
         """Another generation begins at these offsets, behind these messages of the sink."""
         targets = {tp: Target(offset, offset) for tp, offset in begin.items()}
-        Jump(owner or self.owner(self.quick), self.settings, self.partitions, "a test", targets, tails).commit()
+        Jump(
+            owner or self.owner(self.quick),
+            self.settings,
+            self.partitions,
+            "a test",
+            targets,
+            tails,
+        ).commit()
 
     def new(self, share: float = 1.0) -> dict[str, dict[tuple[int, int], bytes | None]]:
-        """The next records of every case, up to this share of all of them: by source, and by (partition, offset)."""
-        new: dict[str, dict[tuple[int, int], bytes | None]] = {source: {} for source in self.settings.inputs}
+        """The next records of every case, up to this share of all of them: by source, and by
+        (partition, offset)."""
+        new: dict[str, dict[tuple[int, int], bytes | None]] = {
+            source: {} for source in self.settings.inputs
+        }
         for partition, case in self.cases.items():
             until = max(self._arrived[partition], round(share * len(case.arrivals)))
             for i in range(self._arrived[partition], until):
@@ -209,10 +257,18 @@ class CaseLake:
         return new
 
     def arrive(self, share: float = 1.0, engine: Engine | None = None) -> None:
-        """Bronze gets the next records of every case, up to this share of all; by the quick engine, unless one is named."""
+        """Bronze gets the next records of every case, up to this share of all; by the quick engine,
+        unless one is named."""
         by, new = engine or self.quick, self.new(share)
         with ThreadPoolExecutor(len(new)) as pool:
-            list(pool.map(lambda source: fill_bronze(Bronze(self.owner(by), self.settings, source), new[source]), new))
+            list(
+                pool.map(
+                    lambda source: fill_bronze(
+                        Bronze(self.owner(by), self.settings, source), new[source]
+                    ),
+                    new,
+                )
+            )
 
     def owner(self, engine: Engine | None = None) -> Owner:
         """A process that has just taken the layers over, with the token of the one before."""
@@ -238,7 +294,9 @@ class CaseLake:
 
     def messages(self) -> list[Published]:
         """What is in the sink."""
-        return published(self.settings.kafka.bootstrap_servers, self.settings.publish.topic, self.partitions)
+        return published(
+            self.settings.kafka.bootstrap_servers, self.settings.publish.topic, self.partitions
+        )
 
     def take_decisions(self) -> None:
         """The idle policy's decisions in the lake are input of the cases, like the records."""
@@ -258,10 +316,14 @@ class CaseLake:
         return quarantined_of(self.questions)
 
 
-def silver_of(questions: Questions, sources: Sequence[str] = SOURCES, generation: int | None = None) -> list[tuple[object, ...]]:
+def silver_of(
+    questions: Questions, sources: Sequence[str] = SOURCES, generation: int | None = None
+) -> list[tuple[object, ...]]:
     """Silver's content, or that of a generation, in the form of `expected_silver`."""
     columns = ["partition", "merge_key", "status", "event_time", "last_event_time", *sources]
-    return sorted(as_tuples(questions.select(tables.SILVER, columns, of_generation(generation))), key=repr)
+    return sorted(
+        as_tuples(questions.select(tables.SILVER, columns, of_generation(generation))), key=repr
+    )
 
 
 def of_generation(generation: int | None) -> Where:
@@ -270,24 +332,36 @@ def of_generation(generation: int | None) -> Where:
 
 
 def as_tuples(rows: pa.Table) -> list[tuple[object, ...]]:
-    """Rows of silver as they stand, with each list of parts as (topic if there are several, offset, event time in ms, value)."""
-    return [tuple(_parts(v) if isinstance(v, list) else v for v in row.values()) for row in rows.to_pylist()]
+    """Rows of silver as they stand, with each list of parts as (topic if there are several, offset,
+    event time in ms, value)."""
+    return [
+        tuple(_parts(v) if isinstance(v, list) else v for v in row.values())
+        for row in rows.to_pylist()
+    ]
 
 
 def _parts(parts: Sequence[Mapping[str, Any]]) -> tuple[object, ...]:
     topics = [(p["topic"],) if "topic" in p else () for p in parts]
-    return tuple((*topic, p["offset"], _ms(p["event_time"]), p["value"]) for topic, p in zip(topics, parts, strict=True))
+    return tuple(
+        (*topic, p["offset"], _ms(p["event_time"]), p["value"])
+        for topic, p in zip(topics, parts, strict=True)
+    )
 
 
 def late_of(questions: Questions, generation: int | None = None) -> list[tuple[object, ...]]:
     """Late records, or those of a generation, in the form of `expected_late`."""
     columns = ["partition", "source", "offset", "merge_key", "event_time", "position", "value"]
-    return sorted(tuple(row.values()) for row in questions.select(tables.LATE, columns, of_generation(generation)).to_pylist())
+    return sorted(
+        tuple(row.values())
+        for row in questions.select(tables.LATE, columns, of_generation(generation)).to_pylist()
+    )
 
 
 def quarantined_of(questions: Questions) -> list[tuple[object, ...]]:
     """Refused records, in the form of `expected_quarantine`."""
-    found = questions.select(tables.QUARANTINE, ["partition", "source", "offset", "value"]).to_pylist()
+    found = questions.select(
+        tables.QUARANTINE, ["partition", "source", "offset", "value"]
+    ).to_pylist()
     return sorted((tuple(row.values()) for row in found), key=repr)
 
 

@@ -1,4 +1,5 @@
-"""Lives of a lake: what can happen to it, one after the other, in this process and on a real broker; and what must hold then."""
+"""Lives of a lake: what can happen to it, one after the other, in this process and on a real
+broker; and what must hold then."""
 
 from __future__ import annotations
 
@@ -42,7 +43,11 @@ def killed_at(point: str) -> Iterator[None]:
             reached.append(here)
             raise KilledError(point)
 
-    named = [module for name, module in sys.modules.items() if name.startswith("pipelines.") and hasattr(module, "reach")]
+    named = [
+        module
+        for name, module in sys.modules.items()
+        if name.startswith("pipelines.") and hasattr(module, "reach")
+    ]
     with ExitStack() as patched:
         for module in named:
             patched.enter_context(patch.object(module, "reach", reach))
@@ -54,7 +59,8 @@ _consumers: dict[str, Consumer] = {}
 
 
 def values(kafka: Access, topic: str, partitions: int = 1) -> list[bytes]:
-    """The values in a topic, without tombstones, in order by partition. The consumer stays: closing it takes half a second."""
+    """The values in a topic, without tombstones, in order by partition. The consumer stays: closing
+    it takes half a second."""
     if (name := str(kafka)) not in _consumers:
         options = {
             "group.id": "lives",
@@ -63,7 +69,9 @@ def values(kafka: Access, topic: str, partitions: int = 1) -> list[bytes]:
             "fetch.wait.max.ms": 10,
             "log_level": 0,
         }
-        _consumers[name] = Consumer({**client_options(kafka), **options, "auto.offset.reset": "earliest"})
+        _consumers[name] = Consumer(
+            {**client_options(kafka), **options, "auto.offset.reset": "earliest"}
+        )
     consumer, found, left = _consumers[name], list[bytes](), partitions
     consumer.assign([KafkaPartition(topic, p, OFFSET_BEGINNING) for p in range(partitions)])
     while left:
@@ -88,11 +96,22 @@ class Life:
     """The numbers of the records that have a key, and are not refused for it."""
 
     @classmethod
-    def make(cls: type[Lived], kafka: Access, folder: Path, partitions: int = 1, **config: Any) -> Lived:
-        return cls(River.make(kafka, folder, f"life-{os.getpid()}-{next(NUMBERS)}", partitions=partitions, **config))
+    def make(
+        cls: type[Lived], kafka: Access, folder: Path, partitions: int = 1, **config: Any
+    ) -> Lived:
+        return cls(
+            River.make(
+                kafka,
+                folder,
+                f"life-{os.getpid()}-{next(NUMBERS)}",
+                partitions=partitions,
+                **config,
+            )
+        )
 
     def send(self, source: str, *records: tuple[str | None, int], **more: Any) -> list[int]:
-        """Records of keys and event times (ms), a heartbeat where there is no key; answers the numbers of those that have one."""
+        """Records of keys and event times (ms), a heartbeat where there is no key; answers the
+        numbers of those that have one."""
         values, numbers = [], []
         for key, time in records:
             value = {"k": key, "ts": time, "n": self.sent, **more} if key is not None else None
@@ -115,7 +134,9 @@ class Life:
         """A command, and what it says."""
         self.river.write()
         done = in_process(*arguments, "-c", str(self.river.file), cwd=self.river.folder)
-        assert done.returncode == exit_code, f"{arguments}: {done.returncode}, {done.stdout}{done.stderr}"
+        assert done.returncode == exit_code, (
+            f"{arguments}: {done.returncode}, {done.stdout}{done.stderr}"
+        )
         return done.stdout + done.stderr
 
     def configure(self, path: str, value: Any) -> None:
@@ -138,7 +159,10 @@ class Life:
 
     def messages(self) -> list[dict[str, Any]]:
         """The values in the sink, in order by partition."""
-        return [json.loads(value) for value in values(self.river.kafka, self.river.sink, self.river.partitions)]
+        return [
+            json.loads(value)
+            for value in values(self.river.kafka, self.river.sink, self.river.partitions)
+        ]
 
     def numbers(self) -> Counter[int]:
         """How often each record is in a message."""

@@ -1,4 +1,5 @@
-"""What another command does while one is answered: not by luck, but between two of its questions."""
+"""What another command does while one is answered: not by luck, but between two of its
+questions."""
 
 from __future__ import annotations
 
@@ -15,7 +16,8 @@ from pipelines.settings import Settings
 
 
 class Meanwhile(DeltaRsQuestions):
-    """Questions of a lake in which something else happens just before the n-th one, counted from 0 over all threads.
+    """Questions of a lake in which something else happens just before the n-th one, counted from 0
+    over all threads.
 
     `asked`: how many questions there were.
     """

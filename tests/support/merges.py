@@ -1,4 +1,5 @@
-"""Inputs of the merge for properties: what arrives, in which order, and by which rules; and what the merge model makes of it."""
+"""Inputs of the merge for properties: what arrives, in which order, and by which rules; and what
+the merge model makes of it."""
 
 from __future__ import annotations
 
@@ -43,7 +44,13 @@ class MergeInput:
 
     def with_end(self) -> MergeInput:
         """Heartbeats for everybody at the end, so that all is closed."""
-        return replace(self, records=[*self.records, *(Record(s, 10_000, END, tenant=None) for s in self.rules.sources)])
+        return replace(
+            self,
+            records=[
+                *self.records,
+                *(Record(s, 10_000, END, tenant=None) for s in self.rules.sources),
+            ],
+        )
 
 
 GAPS = st.sampled_from([0, 1, 30, 100])
@@ -52,8 +59,11 @@ LAGS = st.sampled_from([0, 1, 30, 100, 300, 1000, 100_000])
 
 
 @st.composite
-def tenant_inputs(draw: st.DrawFn, max_size: int = 40, tenants: Sequence[str] = TENANTS, *, is_calm: bool = False) -> MergeInput:
-    """Tenants with delays of their own, ties, disorder, silence, heartbeats of a tenant and of everybody, decisions when idle.
+def tenant_inputs(
+    draw: st.DrawFn, max_size: int = 40, tenants: Sequence[str] = TENANTS, *, is_calm: bool = False
+) -> MergeInput:
+    """Tenants with delays of their own, ties, disorder, silence, heartbeats of a tenant and of
+    everybody, decisions when idle.
 
     `is_calm`: no tenant is more than the lag behind anywhere.
     """
@@ -90,7 +100,8 @@ def tenant_inputs(draw: st.DrawFn, max_size: int = 40, tenants: Sequence[str] = 
 
 
 def heads_by_tenant(records: Iterable[Record], lag: int) -> dict[str, dict[str | None, int]]:
-    """By source and tenant its position after all these records; under None that of a tenant without any."""
+    """By source and tenant its position after all these records; under None that of a tenant
+    without any."""
     own: dict[str, dict[str | None, int]] = defaultdict(dict)
     for record in records:
         mine = own[record.source]
@@ -103,13 +114,18 @@ def heads_by_tenant(records: Iterable[Record], lag: int) -> dict[str, dict[str |
     least = {source: max(mine.get(None, NEVER), mine["head"] - lag) for source, mine in own.items()}
     found: dict[str, dict[str | None, int]] = {}
     for source, mine in own.items():
-        found[source] = {tenant: max(at, least[source]) for tenant, at in mine.items() if tenant not in ("head", None)}
+        found[source] = {
+            tenant: max(at, least[source])
+            for tenant, at in mine.items()
+            if tenant not in ("head", None)
+        }
         found[source][None] = least[source]
     return found
 
 
 def idle_decision(records: list[Record], source: str, lag: int) -> Record | None:
-    """What the idle policy says of a source that has the smallest head, or none, while another has one."""
+    """What the idle policy says of a source that has the smallest head, or none, while another has
+    one."""
     heads: dict[str, int] = {}
     for record in records:
         heads[record.source] = max(heads.get(record.source, 0), record.event_time)
@@ -151,12 +167,16 @@ def outcome(model: PartitionMerge) -> tuple[object, ...]:
 
 def timeout_inputs(inputs: Sequence[str] = SOURCES) -> st.SearchStrategy[MergeInput]:
     """Return what arrives where a timeout alone says how long a merge record stays open."""
-    return arrivals(inputs=inputs).map(lambda records: MergeInput(rules_of(inputs, TIMEOUT_MS), records))
+    return arrivals(inputs=inputs).map(
+        lambda records: MergeInput(rules_of(inputs, TIMEOUT_MS), records)
+    )
 
 
 KINDS = {"timeout": timeout_inputs(), "topics": timeout_inputs(INPUTS), "tenants": tenant_inputs()}
 
-TIMEOUTS = st.sampled_from([1, 30, TIMEOUT_MS - 1, TIMEOUT_MS, TIMEOUT_MS + 1, 3 * TIMEOUT_MS, 1000])
+TIMEOUTS = st.sampled_from(
+    [1, 30, TIMEOUT_MS - 1, TIMEOUT_MS, TIMEOUT_MS + 1, 3 * TIMEOUT_MS, 1000]
+)
 
 Life = list[tuple[MergeRules, list[Record]]]
 """The rules of each epoch, and what arrives in it."""
@@ -170,7 +190,9 @@ def lives(draw: st.DrawFn, kind: str = "tenants") -> Life:
     for piece in draw(cuts(drawn.records)):
         gap = draw(GAPS if kind == "tenants" else TIMEOUTS)
         window = (gap, gap + draw(EXTRAS), draw(LAGS)) if kind == "tenants" else (gap, None, None)
-        found.append((replace(drawn.rules, gap_ms=window[0], max_ms=window[1], lag_ms=window[2]), piece))
+        found.append(
+            (replace(drawn.rules, gap_ms=window[0], max_ms=window[1], lag_ms=window[2]), piece)
+        )
     return found
 
 

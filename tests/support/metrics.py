@@ -23,17 +23,25 @@ class Exposed:
 
     def __init__(self, text: str) -> None:
         self.text = text
-        found = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
+        found = [
+            sample for family in text_string_to_metric_families(text) for sample in family.samples
+        ]
         self.samples = [(sample.name, sample.labels, sample.value) for sample in found]
 
     def value(self, name: str, **labels: object) -> float | None:
         """The sum of the samples with these labels; None where there is none."""
         wanted = {(label, str(value)) for label, value in labels.items()}
-        values = [value for its_name, its_labels, value in self.samples if its_name == name and wanted <= its_labels.items()]
+        values = [
+            value
+            for its_name, its_labels, value in self.samples
+            if its_name == name and wanted <= its_labels.items()
+        ]
         return sum(values) if values else None
 
     def labels(self, name: str) -> set[str]:
-        return {label for its_name, labels, _ in self.samples if its_name == name for label in labels}
+        return {
+            label for its_name, labels, _ in self.samples if its_name == name for label in labels
+        }
 
     @property
     def names(self) -> set[str]:
@@ -50,7 +58,8 @@ def scrape(port: int) -> Exposed | None:
 
 
 class Asked(NamedTuple):
-    """A metric that an expression asks for: the labels that it names, and the values that it wants of some of them."""
+    """A metric that an expression asks for: the labels that it names, and the values that it wants
+    of some of them."""
 
     name: str
     labels: frozenset[str]
@@ -83,8 +92,8 @@ def as_sent(expression: str) -> str:
 
 
 def asked(expression: str) -> list[Asked]:
-    """What an expression asks for; labels by which it groups or matches are asked of every metric in that part of it. Raises
-    ValueError where it is no PromQL.
+    """What an expression asks for; labels by which it groups or matches are asked of every metric
+    in that part of it. Raises ValueError where it is no PromQL.
     """
     return list(_asked(promql.parse(expression), frozenset()))
 
@@ -95,7 +104,8 @@ def _asked(part: Any, labels: frozenset[str]) -> Iterator[Asked]:
         values = tuple((m.name, m.value) for m in matchers if m.op == promql.MatchOp.Equal)
         yield Asked(part.name or "", labels | {m.name for m in matchers}, values)
     elif isinstance(part, promql.AggregateExpr):
-        yield from _asked(part.expr, frozenset(part.modifier.labels if part.modifier else ()))  # no other label leaves it
+        # No other label leaves it.
+        yield from _asked(part.expr, frozenset(part.modifier.labels if part.modifier else ()))
     elif isinstance(part, promql.BinaryExpr):
         matching = part.modifier.matching if part.modifier else None
         for side in (part.lhs, part.rhs):

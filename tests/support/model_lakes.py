@@ -1,4 +1,5 @@
-"""Whole lakes straight from the merge model, without the pipeline and without a JVM: correct until a test breaks them."""
+"""Whole lakes straight from the merge model, without the pipeline and without a JVM: correct until
+a test breaks them."""
 
 from __future__ import annotations
 
@@ -14,7 +15,16 @@ import pyarrow as pa
 from confluent_kafka import Producer
 from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
 
-from pipelines.core.model import ALL, NEVER, MergeRecord, MergeRules, Part, PartitionMerge, PublishedRecord, Record
+from pipelines.core.model import (
+    ALL,
+    NEVER,
+    MergeRecord,
+    MergeRules,
+    Part,
+    PartitionMerge,
+    PublishedRecord,
+    Record,
+)
 from pipelines.core.plan import BatchPlan, OffsetRange, TopicPartition
 from pipelines.core.sequence import Tail
 from pipelines.lake import tables
@@ -33,12 +43,12 @@ Row = dict[str, Any]
 
 @dataclass
 class ModelLake:
-    """Many cases in one lake, a partition each. `arrive` fills bronze, `merge` is one batch of silver, `jump` begins a
-    generation, `publish` writes what is finished to the real sink and notes it. A value's tenant is its field `g`, where the
-    merge has tenants.
+    """Many cases in one lake, a partition each. `arrive` fills bronze, `merge` is one batch of
+    silver, `jump` begins a generation, `publish` writes what is finished to the real sink and notes
+    it. A value's tenant is its field `g`, where the merge has tenants.
 
-    `is_valid` judges finished merge records; `kept` is what silver keeps of a source's value: its text, or what a schema makes of
-    it; `value` is a row's message, by default its JSON.
+    `is_valid` judges finished merge records; `kept` is what silver keeps of a source's value: its
+    text, or what a schema makes of it; `value` is a row's message, by default its JSON.
     """
 
     settings: Settings
@@ -49,7 +59,8 @@ class ModelLake:
     known: dict[tuple[int, str], list[PublishedRecord]] = field(default_factory=dict)
     """By partition and key, the messages of a lost lake that were read back."""
     since: dict[int, int] = field(default_factory=dict)
-    """By partition, the position of their tenant before which that lake's records are passed over."""
+    """By partition, the position of their tenant before which that lake's records are passed
+    over."""
     rows: list[Row] = field(default_factory=list)
     late: list[Row] = field(default_factory=list)
 
@@ -58,8 +69,11 @@ class ModelLake:
         self.questions = DeltaRsQuestions(self.lake)
         self.sources = list(self.settings.sources)
         self.closing: dict[tuple[int, str], Row] = {}
-        """By partition and id of a message, the row that it is of, where that says when it was closed."""
-        self.tps = [TopicPartition(source, p) for p in range(max(self.cases) + 1) for source in self.sources]
+        """By partition and id of a message, the row that it is of, where that says when it was
+        closed."""
+        self.tps = [
+            TopicPartition(source, p) for p in range(max(self.cases) + 1) for source in self.sources
+        ]
         self.begin = dict.fromkeys(self.tps, 0)
         self.until = dict.fromkeys(self.tps, 0)
         self.first = dict.fromkeys(self.tps, 0)
@@ -80,7 +94,9 @@ class ModelLake:
         self.out: dict[int, list[Published]] = {p: [] for p in self.cases}
         """The messages of each sink partition."""
         for name, table in self.lake.layout.items():
-            DeltaTable.create(self.lake.address(name), table.schema, partition_by=list(table.partitioned_by))
+            DeltaTable.create(
+                self.lake.address(name), table.schema, partition_by=list(table.partitioned_by)
+            )
         self._write_generations()
 
     @property
@@ -90,14 +106,20 @@ class ModelLake:
 
     # -- writing
 
-    def write(self, table: str, rows: Iterable[Row], *, commit: Commit | None = None, mode: str = "append") -> int:
+    def write(
+        self, table: str, rows: Iterable[Row], *, commit: Commit | None = None, mode: str = "append"
+    ) -> int:
         """Rows by column; times are epoch ms, and so are those of parts. Returns the version."""
         layout = self.lake.layout[table]
-        found = layout.rows([[_stored(row.get(f.name), f.type) for f in layout.schema] for row in rows])
+        found = layout.rows(
+            [[_stored(row.get(f.name), f.type) for f in layout.schema] for row in rows]
+        )
         properties = None
         if commit is not None:
             transaction = Transaction(commit.application, commit.transaction_version)
-            properties = CommitProperties({"userMetadata": commit.metadata}, app_transactions=[transaction])
+            properties = CommitProperties(
+                {"userMetadata": commit.metadata}, app_transactions=[transaction]
+            )
         write_deltalake(self.lake.address(table), found, mode=mode, commit_properties=properties)  # type: ignore[call-overload]
         return DeltaTable(self.lake.address(table)).version()
 
@@ -119,7 +141,13 @@ class ModelLake:
         self.write(
             tables.IDLE_HEARTBEATS,
             [
-                {**self._place(TopicPartition(s, p)), "after_offset": after, "event_time": at, "tenant": tenant, "decided_at": 0}
+                {
+                    **self._place(TopicPartition(s, p)),
+                    "after_offset": after,
+                    "event_time": at,
+                    "tenant": tenant,
+                    "decided_at": 0,
+                }
                 | {"generation": self.number}
                 for p, case in self.cases.items()
                 for s, mine in case.decisions.items()
@@ -137,27 +165,40 @@ class ModelLake:
             rows += [self._silver_row(p, "timed_out", record) for record in model.timed_out]
             rows += [self._waiting_row(p, record, position) for position, record in model.waiting]
             late += [self._late_row(p, each.record, each.position) for each in model.late]
-            self.of_sink |= {(TopicPartition(each.source, p), each.offset) for each in model.already_published}
+            self.of_sink |= {
+                (TopicPartition(each.source, p), each.offset) for each in model.already_published
+            }
             if model.clock is not None:
                 clocks[p] = model.clock
             for source in self.sources:
                 tp = TopicPartition(source, p)
                 until, position = ends[source]
-                ranges[tp] = OffsetRange(self.until[tp], until, self.positions[tp], position, model.heads.get(source))
+                ranges[tp] = OffsetRange(
+                    self.until[tp], until, self.positions[tp], position, model.heads.get(source)
+                )
                 self.until[tp], self.positions[tp] = until, position
         known = {_content(row): row for row in self.rows[len(self.before) :]}
         self.rows = [*self.before, *(known.get(_content(row), row) for row in rows)]
-        known_late = {_content(row): row for row in self.late if row["batch"] >= self.generations[-1].from_batch}
+        known_late = {
+            _content(row): row
+            for row in self.late
+            if row["batch"] >= self.generations[-1].from_batch
+        }
         new = [row for row in late if _content(row) not in known_late]
         self.late += new
         self.write(tables.LATE, new)
-        return self._commit(BatchPlan(self.batch, ranges, clocks, has_late=bool(new), generation=self.number))
+        return self._commit(
+            BatchPlan(self.batch, ranges, clocks, has_late=bool(new), generation=self.number)
+        )
 
     def jump(self, by: int, *sources: str) -> None:
-        """A reset: the topic-partitions of these sources (by default of all) go on so many offsets further, or further back, as
-        far as Kafka has them. What is out is passed over.
+        """A reset: the topic-partitions of these sources (by default of all) go on so many offsets
+        further, or further back, as far as Kafka has them. What is out is passed over.
         """
-        target = {tp: max(0, at + by) if tp.source in (sources or self.sources) else at for tp, at in self.until.items()}
+        target = {
+            tp: max(0, at + by) if tp.source in (sources or self.sources) else at
+            for tp, at in self.until.items()
+        }
         self.time = max(self.time + 1, wall_clock_ms())
         sent = {(m.partition, m.id) for out in self.out.values() for m in out}
         self.passed_over |= self.of_sink
@@ -176,7 +217,9 @@ class ModelLake:
         self.first = {tp: min(offset, self.first[tp]) for tp, offset in target.items()}
         self.before = self.rows
         tails = {p: self._tail(out[-1]) for p, out in self.out.items() if out}
-        begun = Generation(self.number + 1, self.batch, dict(target), tails, "reset", self.time, "jump")
+        begun = Generation(
+            self.number + 1, self.batch, dict(target), tails, "reset", self.time, "jump"
+        )
         self.begin, self.until, self.positions = dict(target), dict(target), dict.fromkeys(self.tps)
         of_number = {"generation": begun.number, "recovered_at": self.time}
         rows = [
@@ -192,7 +235,15 @@ class ModelLake:
     def _tail(self, message: Published) -> Tail:
         closed = self.closing.get((message.partition, message.id), {})
         time, key = int(message.id.split("/")[1]), message.key.decode()
-        return Tail(message.seq, time, key, None, closed.get("due"), closed.get("closed_at"), closed.get("tenant") or "")
+        return Tail(
+            message.seq,
+            time,
+            key,
+            None,
+            closed.get("due"),
+            closed.get("closed_at"),
+            closed.get("tenant") or "",
+        )
 
     @property
     def number(self) -> int:
@@ -207,26 +258,49 @@ class ModelLake:
         """Bronze begins there."""
         self._begin(dict.fromkeys(self.tps, offset))
 
-    def recover(self, messages: Iterable[tuple[int, str, int]], begin: Mapping[TopicPartition, int] | None = None) -> None:
-        """Messages (partition, key, event time) that were read back before the first batch, where bronze begins there."""
+    def recover(
+        self,
+        messages: Iterable[tuple[int, str, int]],
+        begin: Mapping[TopicPartition, int] | None = None,
+    ) -> None:
+        """Messages (partition, key, event time) that were read back before the first batch, where
+        bronze begins there."""
         found = list(messages)
-        self._remember({"partition": p, "merge_key": key, "event_time": time} for p, key, time in found)
+        self._remember(
+            {"partition": p, "merge_key": key, "event_time": time} for p, key, time in found
+        )
         self._begin(begin or {}, found)
 
     def take_up(
-        self, lost: Mapping[int, list[MergeRecord]], since: Mapping[int, int], begin: Mapping[TopicPartition, int]
+        self,
+        lost: Mapping[int, list[MergeRecord]],
+        since: Mapping[int, int],
+        begin: Mapping[TopicPartition, int],
     ) -> None:
-        """Begins as a lake does whose tables were lost, and had tenants, with what was read back of the sink."""
+        """Begins as a lake does whose tables were lost, and had tenants, with what was read back of
+        the sink."""
         self.since = dict(since)
-        self.write(tables.RECOVERED, [{"partition": p, "since": time, "recovered_at": self.time} for p, time in since.items()])
-        self._remember({**vars(r), "merge_key": r.key, "partition": p} for p, mine in lost.items() for r in mine)
+        self.write(
+            tables.RECOVERED,
+            [
+                {"partition": p, "since": time, "recovered_at": self.time}
+                for p, time in since.items()
+            ],
+        )
+        self._remember(
+            {**vars(r), "merge_key": r.key, "partition": p}
+            for p, mine in lost.items()
+            for r in mine
+        )
         self._begin(begin)
 
     def _remember(self, messages: Iterable[Row]) -> None:
         """Messages that were read back."""
         rows = list(messages)
         for row in rows:
-            message = PublishedRecord(row["event_time"], row.get("due"), row.get("closed_at"), row.get("tenant", ALL))
+            message = PublishedRecord(
+                row["event_time"], row.get("due"), row.get("closed_at"), row.get("tenant", ALL)
+            )
             self.known.setdefault((row["partition"], row["merge_key"]), []).append(message)
         self.write(tables.RECOVERED, [{**row, "recovered_at": self.time} for row in rows])
 
@@ -239,7 +313,16 @@ class ModelLake:
                 message_id = self._id(row)
                 self.closing |= {(p, message_id): row} if row["closed_at"] is not None else {}
                 value = self.value(row) if self.value else self.default_value(row)
-                found.append(Published(p, row["merge_key"].encode(), max(1, row["event_time"]), value, seq, message_id))
+                found.append(
+                    Published(
+                        p,
+                        row["merge_key"].encode(),
+                        max(1, row["event_time"]),
+                        value,
+                        seq,
+                        message_id,
+                    )
+                )
         return found
 
     def _id(self, row: Row) -> str:
@@ -249,15 +332,21 @@ class ModelLake:
     def default_value(self, row: Row) -> bytes:
         """A row's message where no other is configured."""
         values = self.cases[row["partition"]].values
-        joined = {s: b",".join(values[s][part["offset"]] or b"" for part in row[s]) for s in self.sources}
-        arrays = b"".join(b',"%s":[%s]' % (source.encode(), mine) for source, mine in joined.items())
+        joined = {
+            s: b",".join(values[s][part["offset"]] or b"" for part in row[s]) for s in self.sources
+        }
+        arrays = b"".join(
+            b',"%s":[%s]' % (source.encode(), mine) for source, mine in joined.items()
+        )
         times = row["event_time"], row["last_event_time"]
-        head = orjson.dumps(row["merge_key"]) + (b',"tenant":' + orjson.dumps(row["tenant"]) if self.has_tenants else b"")
+        head = orjson.dumps(row["merge_key"]) + (
+            b',"tenant":' + orjson.dumps(row["tenant"]) if self.has_tenants else b""
+        )
         return b'{"key":%s,"event_time":%d,"last_event_time":%d%s}' % (head, *times, arrays)
 
     def publish(self, name: str, most: int | None = None) -> None:
-        """Sends what sorts behind the last message of each partition (no more than `most`), one transaction's row in `published`
-        for each; `name`: the sink's there.
+        """Sends what sorts behind the last message of each partition (no more than `most`), one
+        transaction's row in `published` for each; `name`: the sink's there.
         """
         pending = self._pending(most)
         offsets = self.send([message for new in pending.values() for message in new])
@@ -292,22 +381,35 @@ class ModelLake:
         return {p: new for p, new in found.items() if new}
 
     def _order_of(self, message: Published) -> tuple[Any, ...]:
-        plain = {"event_time": int(message.id.split("/")[1]), "merge_key": message.key.decode(), "closed_at": None}
+        plain = {
+            "event_time": int(message.id.split("/")[1]),
+            "merge_key": message.key.decode(),
+            "closed_at": None,
+        }
         return _order(self.closing.get((message.partition, message.id), plain))
 
     def _headers(self, message: Published) -> list[tuple[str, bytes]]:
         headers = [("watersmeet.seq", b"%d" % message.seq), ("watersmeet.id", message.id.encode())]
         closed = self.closing.get((message.partition, message.id))
         if closed is not None:
-            headers += [(f"watersmeet.{name}", b"%d" % closed[name]) for name in ("closed_at", "due")]
-            headers += [("watersmeet.tenant", closed["tenant"].encode())] if self.has_tenants else []
+            headers += [
+                (f"watersmeet.{name}", b"%d" % closed[name]) for name in ("closed_at", "due")
+            ]
+            headers += (
+                [("watersmeet.tenant", closed["tenant"].encode())] if self.has_tenants else []
+            )
         return headers
 
     def send(self, messages: Sequence[Published]) -> dict[int, int]:
         """Sends messages in one transaction, and returns the offset of the last by partition."""
         offsets: dict[int, int] = {}
         topic = self.settings.publish.topic
-        producer = Producer({"bootstrap.servers": self.settings.kafka.bootstrap_servers, "transactional.id": f"test-{topic}"})
+        producer = Producer(
+            {
+                "bootstrap.servers": self.settings.kafka.bootstrap_servers,
+                "transactional.id": f"test-{topic}",
+            }
+        )
         producer.init_transactions(30)
         producer.begin_transaction()
         for m in messages:
@@ -329,7 +431,11 @@ class ModelLake:
     def _read(self, ranges: Mapping[TopicPartition, tuple[int, int]]) -> None:
         """Bronze has the records of these ranges, quarantine those of them that are refused."""
         for source in self.sources:
-            mine = {tp: offsets for tp, offsets in ranges.items() if tp.source == source and tp.partition in self.cases}
+            mine = {
+                tp: offsets
+                for tp, offsets in ranges.items()
+                if tp.source == source and tp.partition in self.cases
+            }
             found = [
                 self._bronze_row(tp, offset, self.cases[tp.partition].values[source][offset])
                 for tp, offsets in mine.items()
@@ -337,9 +443,14 @@ class ModelLake:
             ]
             rows = [row for row in found if row is not None]
             self.write(tables.bronze(source), rows)
-            self.write(tables.QUARANTINE, [{**row, "source": source} for row in rows if row["reason"] is not None])
+            self.write(
+                tables.QUARANTINE,
+                [{**row, "source": source} for row in rows if row["reason"] is not None],
+            )
 
-    def _begin(self, offsets: Mapping[TopicPartition, int], messages: Iterable[tuple[int, str, int]] = ()) -> None:
+    def _begin(
+        self, offsets: Mapping[TopicPartition, int], messages: Iterable[tuple[int, str, int]] = ()
+    ) -> None:
         """The first generation begins at these offsets, behind the last of these messages."""
         for known in (self.begin, self.first, self.arrived, self.until):
             known.update(offsets)
@@ -351,7 +462,10 @@ class ModelLake:
         self._write_generations()
 
     def _skip(self, ranges: Mapping[TopicPartition, tuple[int, int]], reason: str) -> None:
-        rows = [{**self._place(tp), "from_offset": a, "to_offset": b, "reason": reason} for tp, (a, b) in ranges.items()]
+        rows = [
+            {**self._place(tp), "from_offset": a, "to_offset": b, "reason": reason}
+            for tp, (a, b) in ranges.items()
+        ]
         self.write(tables.RESETS, [{**row, "decided_at": self.time} for row in rows])
 
     def _commit(self, plan: BatchPlan) -> BatchPlan:
@@ -366,7 +480,11 @@ class ModelLake:
         return plan
 
     def _place(self, tp: TopicPartition) -> Row:
-        return {"source": tp.source, "topic": self.settings.sources[tp.source].topic, "partition": tp.partition}
+        return {
+            "source": tp.source,
+            "topic": self.settings.sources[tp.source].topic,
+            "partition": tp.partition,
+        }
 
     def _bronze_row(self, tp: TopicPartition, offset: int, value: bytes | None) -> Row | None:
         if value == HOLE:
@@ -382,31 +500,57 @@ class ModelLake:
         if value is None and self.settings.sources[tp.source].tombstone == "skip":
             read |= {"reason": None, "detail": None}
         if record is not None:
-            read = {"merge_key": record.get("k"), "event_time": record["ts"], "heartbeat": "k" not in record, "reason": None}
+            read = {
+                "merge_key": record.get("k"),
+                "event_time": record["ts"],
+                "heartbeat": "k" not in record,
+                "reason": None,
+            }
             read["tenant"] = record.get("g")
-        kafka = {"offset": offset, "kafka_timestamp": KAFKA_TIME_MS, "timestamp_type": 0, "key": None, "value": value}
+        kafka = {
+            "offset": offset,
+            "kafka_timestamp": KAFKA_TIME_MS,
+            "timestamp_type": 0,
+            "key": None,
+            "value": value,
+        }
         return {**self._place(tp), **kafka, "headers": None, **read}
 
     def _model(self, p: int) -> tuple[PartitionMerge, dict[str, tuple[int, int | None]]]:
-        """The era from its beginning to what has arrived; and by source the next offset and the position there."""
+        """The era from its beginning to what has arrived; and by source the next offset and the
+        position there."""
         case = self.cases.get(p, Case({source: [] for source in self.sources}, 100))
         merge = self.settings.merge
-        rules = MergeRules(tuple(self.sources), merge.window.gap_ms, merge.window.max_ms, merge.tenant_max_lag_ms)
-        known = {key: messages for (partition, key), messages in self.known.items() if partition == p and not self.number}
+        rules = MergeRules(
+            tuple(self.sources), merge.window.gap_ms, merge.window.max_ms, merge.tenant_max_lag_ms
+        )
+        known = {
+            key: messages
+            for (partition, key), messages in self.known.items()
+            if partition == p and not self.number
+        }
         out = {(tp.source, offset) for tp, offset in self.passed_over if tp.partition == p}
         since = NEVER if self.number else self.since.get(p, NEVER)
         model = PartitionMerge(rules, recovered=known, out=out, since=since)
         arrived: dict[str, list[tuple[int, int]]] = {source: [] for source in self.sources}
         for source in self.sources:
             tp = TopicPartition(source, p)
-            decisions = case.decisions.get(source, ()) if self.decided_in in (None, self.number) else ()
+            decisions = (
+                case.decisions.get(source, ()) if self.decided_in in (None, self.number) else ()
+            )
             spoken = [Record(source, *d[:2], tenant=None, told=dict(d.told)) for d in decisions]
             told = [(record.offset, 1, record) for record in spoken]
             for offset in range(self.begin[tp], self.arrived[tp]):
                 row = self._bronze_row(tp, offset, case.values[source][offset])
                 if row is not None and row["event_time"] is not None:
                     tenant = row["tenant"] if self.has_tenants else ALL
-                    told.append((offset, 0, Record(source, offset, row["event_time"], row["merge_key"], tenant)))
+                    told.append(
+                        (
+                            offset,
+                            0,
+                            Record(source, offset, row["event_time"], row["merge_key"], tenant),
+                        )
+                    )
             for offset, is_idle, record in sorted(told, key=lambda each: each[:2]):
                 if self.begin[tp] - 1 <= offset < self.arrived[tp]:
                     model.arrive(record)
@@ -416,7 +560,10 @@ class ModelLake:
         for source, told in arrived.items():  # type: ignore[assignment]
             passed = len(told) - len(model.unread().get(source, ()))
             end = told[passed][0] if passed < len(told) else self.arrived[TopicPartition(source, p)]
-            ends[source] = max(end, self.begin[TopicPartition(source, p)]), told[passed - 1][1] if passed else None
+            ends[source] = (
+                max(end, self.begin[TopicPartition(source, p)]),
+                told[passed - 1][1] if passed else None,
+            )
         return model, ends
 
     def _silver_row(self, p: int, status: str, record: Any) -> Row:
@@ -433,7 +580,14 @@ class ModelLake:
             ]
             for source, mine in zip(self.sources, parts, strict=True)
         }
-        row = {"partition": p, "merge_key": key, "status": status, "event_time": first, "last_event_time": last, **columns}
+        row = {
+            "partition": p,
+            "merge_key": key,
+            "status": status,
+            "event_time": first,
+            "last_event_time": last,
+            **columns,
+        }
         valid = None if status == "open" else self.is_valid(row)
         merge = self.settings.merge
         due = merge.window.due(first, last) if status == "open" and merge.has_due else record.due
@@ -444,16 +598,36 @@ class ModelLake:
     def _waiting_row(self, p: int, record: Record, position: int) -> Row:
         """A merge record of its own, as far as it goes."""
         alone = MergeRecord(
-            record.key or "", record.event_time, record.event_time, {s: [] for s in self.sources}, record.tenant or ""
+            record.key or "",
+            record.event_time,
+            record.event_time,
+            {s: [] for s in self.sources},
+            record.tenant or "",
         )
         alone.parts[record.source].append(Part(record.event_time, record.offset))
-        return {**self._silver_row(p, "open", alone), "status": "waiting", "due": None, "position": position}
+        return {
+            **self._silver_row(p, "open", alone),
+            "status": "waiting",
+            "due": None,
+            "position": position,
+        }
 
     def _late_row(self, p: int, record: Record, position: int) -> Row:
         tp = TopicPartition(record.source, p)
         value = self.cases[p].values[record.source][record.offset]
-        row = {**self._place(tp), "offset": record.offset, "merge_key": record.key, "event_time": record.event_time}
-        return {**row, "position": position, "value": value, "tenant": record.tenant, "batch": self.batch}
+        row = {
+            **self._place(tp),
+            "offset": record.offset,
+            "merge_key": record.key,
+            "event_time": record.event_time,
+        }
+        return {
+            **row,
+            "position": position,
+            "value": value,
+            "tenant": record.tenant,
+            "batch": self.batch,
+        }
 
 
 def _order(row: Row) -> tuple[Any, ...]:
@@ -473,13 +647,20 @@ def _content(row: Row) -> str:
 
 def _stored(value: Any, kind: pa.DataType) -> Any:
     """Times of parts as Arrow takes them."""
-    if not pa.types.is_list(kind) or not value or "event_time" not in [f.name for f in kind.value_type]:
+    if (
+        not pa.types.is_list(kind)
+        or not value
+        or "event_time" not in [f.name for f in kind.value_type]
+    ):
         return value
     return [{**part, "event_time": part["event_time"] * 1000} for part in value]
 
 
-def rewrite(settings: Settings, table: str, change: Callable[[Row], Row | list[Row] | None]) -> None:
-    """Replaces each row of a table by what `change` makes of it: another row, several, or none; in a commit that says nothing."""
+def rewrite(
+    settings: Settings, table: str, change: Callable[[Row], Row | list[Row] | None]
+) -> None:
+    """Replaces each row of a table by what `change` makes of it: another row, several, or none; in
+    a commit that says nothing."""
     lake = Lake(settings)
     layout, rows = lake.layout[table], []
     for row in DeltaTable(lake.address(table)).to_pyarrow_table().to_pylist():

@@ -1,4 +1,5 @@
-"""Two runs on one lake: the second is refused, and a first one that was only paused writes nothing once it was replaced."""
+"""Two runs on one lake: the second is refused, and a first one that was only paused writes nothing
+once it was replaced."""
 
 from __future__ import annotations
 
@@ -24,6 +25,9 @@ def wake(paused: RunProcess) -> None:
 
 def assert_changes_nothing(river: River, paused: RunProcess) -> None:
     """A paused run that was replaced wakes up, and no table has a new version."""
-    written = {name: river.questions.version(name) for name in (tables.SILVER, tables.LATE, tables.PROGRESS, tables.PUBLISHED)}
+    written = {
+        name: river.questions.version(name)
+        for name in (tables.SILVER, tables.LATE, tables.PROGRESS, tables.PUBLISHED)
+    }
     wake(paused)
     assert {name: river.questions.version(name) for name in written} == written

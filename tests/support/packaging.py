@@ -24,19 +24,31 @@ def dependencies() -> list[Requirement]:
 
 
 def extras() -> Mapping[str, list[Requirement]]:
-    return {name: [Requirement(text) for text in texts] for name, texts in _project().optional_dependencies.items()}
+    return {
+        name: [Requirement(text) for text in texts]
+        for name, texts in _project().optional_dependencies.items()
+    }
 
 
 def pinned() -> dict[str, str]:
     """The versions of `requirements.txt`, by package."""
-    lines = [line.partition("#")[0].strip() for line in (ROOT / "requirements.txt").read_text(encoding="utf-8").splitlines()]
+    lines = [
+        line.partition("#")[0].strip()
+        for line in (ROOT / "requirements.txt").read_text(encoding="utf-8").splitlines()
+    ]
     return dict(line.split("==", 1) for line in lines if line)
 
 
 def lower_bounds(requirements: Iterable[Requirement]) -> dict[str, str]:
-    """The oldest version of each package that all of these requirements take; empty for one without a bound."""
+    """The oldest version of each package that all of these requirements take; empty for one without
+    a bound."""
     found: dict[str, str] = {}
     for requirement in requirements:
-        bound = next((part.version for part in requirement.specifier if part.operator in (">=", "~=", "==")), "")
-        found[requirement.name] = max(found.get(requirement.name, ""), bound, key=lambda text: Version(text or "0"))
+        bound = next(
+            (part.version for part in requirement.specifier if part.operator in (">=", "~=", "==")),
+            "",
+        )
+        found[requirement.name] = max(
+            found.get(requirement.name, ""), bound, key=lambda text: Version(text or "0")
+        )
     return found

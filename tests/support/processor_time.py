@@ -1,9 +1,11 @@
-"""A pytest plugin: processor time of each test and fixture, with that of the processes that they start.
+"""A pytest plugin: processor time of each test and fixture, with that of the processes that they
+start.
 
-`pytest -p tests.support.processor_time --processor-times FILE` appends one JSON line a measurement to FILE, from all
-processes of a run: {"kind": "test" | "fixture", "file", "name", "wall_s", "processor_s", "worker"}. Fixtures count for
-themselves and not for the test that happened to need them first. `python -m tests.support.processor_time FILE` prints a
-table by file, and one of the fixtures.
+`pytest -p tests.support.processor_time --processor-times FILE` appends one JSON line a measurement
+to FILE, from all processes of a run: {"kind": "test" | "fixture", "file", "name", "wall_s",
+"processor_s", "worker"}. Fixtures count for themselves and not for the test that happened to need
+them first. `python -m tests.support.processor_time FILE` prints a table by file, and one of the
+fixtures.
 """
 
 from __future__ import annotations
@@ -24,11 +26,16 @@ import pytest
 ROOT = Path(__file__).parents[2]
 
 CHEAP_S = 0.02
-"""What ends sooner starts no process: looking at all processes of the machine would cost more than the test."""
+"""What ends sooner starts no process: looking at all processes of the machine would cost more than
+the test."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--processor-times", metavar="FILE", help="append the processor time of each test and fixture to FILE")
+    parser.addoption(
+        "--processor-times",
+        metavar="FILE",
+        help="append the processor time of each test and fixture to FILE",
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -37,7 +44,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 class ProcessorTimes:
-    """Measures what this process and its descendants use, ended ones included where somebody waited for them."""
+    """Measures what this process and its descendants use, ended ones included where somebody waited
+    for them."""
 
     def __init__(self, file: Path) -> None:
         self._file = file
@@ -51,11 +59,19 @@ class ProcessorTimes:
         result = yield
         wall_s, processor_s = self._since(begin)
         path = item.path.relative_to(ROOT)
-        self._append("test", str(path), item.name, wall_s - self._in_fixtures[0], processor_s - self._in_fixtures[1])
+        self._append(
+            "test",
+            str(path),
+            item.name,
+            wall_s - self._in_fixtures[0],
+            processor_s - self._in_fixtures[1],
+        )
         return result
 
     @pytest.hookimpl(wrapper=True)
-    def pytest_fixture_setup(self, fixturedef: pytest.FixtureDef[Any]) -> Generator[None, object, object]:
+    def pytest_fixture_setup(
+        self, fixturedef: pytest.FixtureDef[Any]
+    ) -> Generator[None, object, object]:
         if fixturedef.scope == "function":
             result = yield
             return result
@@ -63,7 +79,13 @@ class ProcessorTimes:
         result = yield
         wall_s, processor_s = self._since(begin)
         nested = [now - then for now, then in zip(self._in_fixtures, before, strict=True)]
-        self._append("fixture", fixturedef.baseid, fixturedef.argname, wall_s - nested[0], processor_s - nested[1])
+        self._append(
+            "fixture",
+            fixturedef.baseid,
+            fixturedef.argname,
+            wall_s - nested[0],
+            processor_s - nested[1],
+        )
         self._in_fixtures = [before[0] + wall_s, before[1] + processor_s]
         return result
 
@@ -85,9 +107,17 @@ class ProcessorTimes:
         return total
 
     def _append(self, kind: str, file: str, name: str, wall_s: float, processor_s: float) -> None:
-        row = {"kind": kind, "file": file, "name": name, "wall_s": round(wall_s, 3), "processor_s": round(processor_s, 3)}
+        row = {
+            "kind": kind,
+            "file": file,
+            "name": name,
+            "wall_s": round(wall_s, 3),
+            "processor_s": round(processor_s, 3),
+        }
         with self._file.open("a", encoding="utf-8") as lines:
-            lines.write(json.dumps({**row, "worker": os.environ.get("PYTEST_XDIST_WORKER", "")}) + "\n")
+            lines.write(
+                json.dumps({**row, "worker": os.environ.get("PYTEST_XDIST_WORKER", "")}) + "\n"
+            )
 
 
 def main(file: str) -> None:
@@ -96,9 +126,14 @@ def main(file: str) -> None:
         groups: dict[str, list[dict[str, Any]]] = defaultdict(list)
         for row in rows:
             if row["kind"] == kind:
-                groups[row["file"] if kind == "test" else f"{row['file']}::{row['name']}"].append(row)
+                groups[row["file"] if kind == "test" else f"{row['file']}::{row['name']}"].append(
+                    row
+                )
         total = {name: sum(row["processor_s"] for row in group) for name, group in groups.items()}
-        heading = f"{'processor s':>11} {'wall s':>8} {'count':>6}  {kind}: {sum(total.values()):.0f} s of processor"
+        heading = (
+            f"{'processor s':>11} {'wall s':>8} {'count':>6}  {kind}: {sum(total.values()):.0f} s "
+            "of processor"
+        )
         sys.stdout.write(f"{heading}\n")
         for name in sorted(groups, key=lambda name: -total[name]):
             wall_s = sum(row["wall_s"] for row in groups[name])

@@ -39,23 +39,47 @@ def expected(kind: str, sentence: str, **kwargs: Any) -> dict[str, Any]:
 
 
 class QualityLake:
-    """Two sources in one partition, with a refused record, a late one, and records that stay open. No Kafka, and no Spark.
+    """Two sources in one partition, with a refused record, a late one, and records that stay open.
+    No Kafka, and no Spark.
 
     `more`: records of orders that come after these; `cases`: other records instead, by partition.
     """
 
     def __init__(
-        self, folder: Path, more: Sequence[bytes | None] = (), cases: Mapping[int, Case] | None = None, **overrides: Any
+        self,
+        folder: Path,
+        more: Sequence[bytes | None] = (),
+        cases: Mapping[int, Case] | None = None,
+        **overrides: Any,
     ) -> None:
         values: dict[str, list[bytes | None]] = {
-            "tracking": [keyed("a", 1_000), keyed("b", 1_010), b"{", keyed("a", 2_000), keyed("c", 1_500), heartbeat(3_000)],
+            "tracking": [
+                keyed("a", 1_000),
+                keyed("b", 1_010),
+                b"{",
+                keyed("a", 2_000),
+                keyed("c", 1_500),
+                heartbeat(3_000),
+            ],
             "orders": [keyed("a", 1_020), keyed("b", 2_000), keyed("d", 3_000), *more],
         }
-        arrivals = ["tracking", "orders", "tracking", "tracking", "tracking", "orders", "tracking", "tracking", "orders"]
+        arrivals = [
+            "tracking",
+            "orders",
+            "tracking",
+            "tracking",
+            "tracking",
+            "orders",
+            "tracking",
+            "tracking",
+            "orders",
+        ]
         arrivals += ["orders"] * len(more)
         self.settings: Settings = settings_for(folder, **overrides)
         self.engine = EmbeddedEngine(Lake(self.settings), lambda: pytest.fail("no Spark is needed"))
-        self.lake = CaseLake(self.engine, self.settings, dict(cases or {0: Case(values, 100, arrivals)}))
+        self.lake = CaseLake(
+            self.engine, self.settings, dict(cases or {0: Case(values, 100, arrivals)})
+        )
 
     def flow(self, share: float = 1.0) -> None:
         self.lake.arrive(share)
@@ -76,7 +100,9 @@ class QualityLake:
 def outcomes(rows: Any, suites: Sequence[Suite], table: str) -> list[Outcome]:
     """What becomes of all suites of a table on these rows."""
     mine = [suite for suite in suites if suite.table == table]
-    return [outcome for of_suite in evaluate(rows, mine, coordinates(table)) for outcome in of_suite]
+    return [
+        outcome for of_suite in evaluate(rows, mine, coordinates(table)) for outcome in of_suite
+    ]
 
 
 def failed(found: Sequence[Outcome]) -> dict[str, int | None]:

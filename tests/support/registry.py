@@ -27,14 +27,18 @@ START_S = 90.0
 
 
 class TestRegistry:
-    """Apicurio Registry in a process of its own; what it holds is in its memory, and goes with it."""
+    """Apicurio Registry in a process of its own; what it holds is in its memory, and goes with
+    it."""
 
     __test__ = False
 
     def __init__(self, folder: Path) -> None:
         self._folder, self.port = folder, free_port()
         archives = list(Path(sys.prefix, "jars", "registry").glob("*.tar.gz"))
-        assert archives, "the registry is not there: bin/fetch-jars tests/registry/ivy.xml, as `make test-long` does, fetches it"
+        assert archives, (
+            "the registry is not there: bin/fetch-jars tests/registry/ivy.xml, as `make test-long` "
+            "does, fetches it"
+        )
         with tarfile.open(archives[0]) as archive:
             archive.extractall(folder, filter="data")
         self._process: subprocess.Popen[bytes] | None = None
@@ -70,9 +74,18 @@ class TestRegistry:
             self._process.kill()
             self._process.wait(30)
 
-    def register(self, subject: str, schema: Any, references: Sequence[tuple[str, str, int]] = (), kind: str = "AVRO") -> int:
+    def register(
+        self,
+        subject: str,
+        schema: Any,
+        references: Sequence[tuple[str, str, int]] = (),
+        kind: str = "AVRO",
+    ) -> int:
         """The id of a schema; references as (name, subject, version)."""
-        named = [{"name": name, "subject": other, "version": version} for name, other, version in references]
+        named = [
+            {"name": name, "subject": other, "version": version}
+            for name, other, version in references
+        ]
         text = schema if isinstance(schema, str) else json.dumps(schema)
         body = json.dumps({"schema": text, "schemaType": kind, "references": named}).encode()
         headers = {"Content-Type": "application/vnd.schemaregistry.v1+json"}
@@ -89,8 +102,11 @@ class TestRegistry:
 
 
 @contextmanager
-def gate(registry: TestRegistry, folder: Path, user: str, password: str) -> Iterator[tuple[str, Path]]:
-    """Inside, a server with TLS passes on to the registry what comes with that password: its URL, and whom to trust."""
+def gate(
+    registry: TestRegistry, folder: Path, user: str, password: str
+) -> Iterator[tuple[str, Path]]:
+    """Inside, a server with TLS passes on to the registry what comes with that password: its URL,
+    and whom to trust."""
     authority = Authority("registry")
     trusted, own = folder / "ca.pem", folder / "gate.pem"
     trusted.write_bytes(authority.certificate)
@@ -102,7 +118,9 @@ def gate(registry: TestRegistry, folder: Path, user: str, password: str) -> Iter
             status, body = 401, b"{}"
             if self.headers["Authorization"] == wanted:
                 try:
-                    with urllib.request.urlopen(f"http://{HOST}:{registry.port}{self.path}", timeout=30) as answer:
+                    with urllib.request.urlopen(
+                        f"http://{HOST}:{registry.port}{self.path}", timeout=30
+                    ) as answer:
                         status, body = answer.status, answer.read()
                 except urllib.error.HTTPError as error:
                     status, body = error.code, error.read()

@@ -1,4 +1,5 @@
-"""Topics of any key and number of partitions, and what must come of them when they are repartitioned."""
+"""Topics of any key and number of partitions, and what must come of them when they are
+repartitioned."""
 
 from __future__ import annotations
 
@@ -29,7 +30,8 @@ class Place(NamedTuple):
 
 
 class Copy(NamedTuple):
-    """A message of a repartitioned topic, without its offset: that differs where transactions are cut differently."""
+    """A message of a repartitioned topic, without its offset: that differs where transactions are
+    cut differently."""
 
     origin: Place
     key: bytes | None
@@ -40,7 +42,8 @@ class Copy(NamedTuple):
 
 @dataclass
 class Raw:
-    """A topic that is filled without regard to keys, and all that it holds: by partition the values, in order of offset."""
+    """A topic that is filled without regard to keys, and all that it holds: by partition the
+    values, in order of offset."""
 
     kafka: Access
     topic: str
@@ -59,14 +62,25 @@ class Raw:
         producer = Producer(client_options(self.kafka))
         for partition, value in records:
             offset = len(self.values[partition])
-            headers: list[tuple[str, str | bytes | None]] = [("n", str(offset).encode()), ("none", None)]
+            headers: list[tuple[str, str | bytes | None]] = [
+                ("n", str(offset).encode()),
+                ("none", None),
+            ]
             content = self.sent[Place(self.topic, partition, offset)] = self.encode(value)
-            producer.produce(self.topic, content, b"any", partition, timestamp=KAFKA_TIME_MS + offset, headers=headers)
+            producer.produce(
+                self.topic,
+                content,
+                b"any",
+                partition,
+                timestamp=KAFKA_TIME_MS + offset,
+                headers=headers,
+            )
             self.values[partition].append(value)
         assert producer.flush(30) == 0
 
     def flow(self, seed: int, begin: int, records: int = 30) -> None:
-        """Sends a second of event time to every partition: keys anywhere, disorder, late and bad records, heartbeats."""
+        """Sends a second of event time to every partition: keys anywhere, disorder, late and bad
+        records, heartbeats."""
         rng, sent = random.Random(f"{self.topic}/{seed}"), []
         for partition in self.values:
             for n in range(records):
@@ -78,7 +92,11 @@ class Raw:
                     value = heartbeat(time_ms)
                 else:
                     late_by = rng.choice([0, 0, 0, 50, 900])
-                    value = keyed(f"key {rng.randrange(12)}", max(0, time_ms - late_by), n=rng.randrange(10**6))
+                    value = keyed(
+                        f"key {rng.randrange(12)}",
+                        max(0, time_ms - late_by),
+                        n=rng.randrange(10**6),
+                    )
                 sent.append((partition, value))
             sent.append((partition, heartbeat(begin + 1000)))
         rng.shuffle(sent)
@@ -114,14 +132,18 @@ class Raws(list[Raw]):
 
 
 def expected_of(raws: Sequence[Raw], partitions: int) -> dict[int, list[Copy]]:
-    """What a topic of so many partitions gets of these topics, by partition in order: the lockstep of a few lines of Python."""
+    """What a topic of so many partitions gets of these topics, by partition in order: the lockstep
+    of a few lines of Python."""
     found: dict[int, list[Copy]] = {p: [] for p in range(partitions)}
     inputs = {(raw.topic, p): values for raw in raws for p, values in raw.values.items()}
     sent = {place: content for raw in raws for place, content in raw.sent.items()}
     passed, heads = dict.fromkeys(inputs, 0), dict.fromkeys(inputs, NO_TIME)
     while ahead := [of for of, values in inputs.items() if passed[of] < len(values)]:
         records = {of: as_record("", passed[of], inputs[of][passed[of]]) for of in ahead}
-        positions = {of: heads[of] if (r := records[of]) is None else max(heads[of], r.event_time) for of in ahead}
+        positions = {
+            of: heads[of] if (r := records[of]) is None else max(heads[of], r.event_time)
+            for of in ahead
+        }
         of = min(ahead, key=lambda of: (positions[of], of))
         offset, value, record = passed[of], inputs[of][passed[of]], records[of]
         own = (("n", str(offset).encode()), ("none", None))
@@ -150,7 +172,8 @@ def key_of(value: bytes | None, sent: bytes | None) -> str | None:
 
 
 def home(key: bytes, partitions: int) -> int:
-    """The partition of Java's default partitioner, in numbers of 32 bits with a sign, as Java has them."""
+    """The partition of Java's default partitioner, in numbers of 32 bits with a sign, as Java has
+    them."""
 
     def int32(n: int) -> int:
         return (n + 2**31) % 2**32 - 2**31
@@ -170,7 +193,9 @@ def home(key: bytes, partitions: int) -> int:
 
 def copied(kafka: Access, topic: str, partitions: int) -> dict[int, list[Copy]]:
     """What a repartitioned topic holds, by partition in order."""
-    return {p: [*copies.values()] for p, copies in copies_by_offset(kafka, topic, partitions).items()}
+    return {
+        p: [*copies.values()] for p, copies in copies_by_offset(kafka, topic, partitions).items()
+    }
 
 
 def copies_by_offset(kafka: Access, topic: str, partitions: int) -> dict[int, dict[int, Copy]]:
@@ -178,7 +203,9 @@ def copies_by_offset(kafka: Access, topic: str, partitions: int) -> dict[int, di
     found: dict[int, dict[int, Copy]] = {p: {} for p in range(partitions)}
     for message in consume(kafka, topic, partitions):
         own = [one for one in message.headers() if not one[0].startswith("watersmeet.")]
-        of_topic, partition, offset = dict(message.headers())["watersmeet.origin"].decode().rsplit("/", 2)
+        of_topic, partition, offset = (
+            dict(message.headers())["watersmeet.origin"].decode().rsplit("/", 2)
+        )
         place = Place(of_topic, int(partition), int(offset))
         copy = Copy(place, message.key(), message.value(), tuple(own), message.timestamp()[1])
         found[message.partition()][message.offset()] = copy
@@ -186,11 +213,15 @@ def copies_by_offset(kafka: Access, topic: str, partitions: int) -> dict[int, di
 
 
 Counts = Sequence[int | Sequence[int]]
-"""By source the number of partitions of the topic that its records come from, or those of several."""
+"""By source the number of partitions of the topic that its records come from, or those of
+several."""
 
 
-def confluence(kafka: Access, folder: Path, name: str, counts: Counts, partitions: int, **overrides: Any) -> River:
-    """A river whose topics come of others, with these numbers of partitions, and do not exist yet."""
+def confluence(
+    kafka: Access, folder: Path, name: str, counts: Counts, partitions: int, **overrides: Any
+) -> River:
+    """A river whose topics come of others, with these numbers of partitions, and do not exist
+    yet."""
     river = River.make(kafka, folder, f"{name}-old", partitions=partitions)
     for source, count in zip(SOURCES, counts, strict=True):
         numbers = [count] if isinstance(count, int) else count
@@ -198,7 +229,10 @@ def confluence(kafka: Access, folder: Path, name: str, counts: Counts, partition
         for topic, number in zip(origins, numbers, strict=True):
             create_topics(kafka, topic, partitions=number)
         origin = origins[0] if isinstance(count, int) else origins[::-1]
-        more = {"topic": f"{name}-{source}", "repartition": {"from": origin, "partitions": partitions}}
+        more = {
+            "topic": f"{name}-{source}",
+            "repartition": {"from": origin, "partitions": partitions},
+        }
         river.config["sources"][source] |= more
     river.config |= {"name": name, "publish": {"topic": f"{name}-merged"}}
     river.config["kafka"] |= overrides
@@ -212,19 +246,30 @@ def raws(river: River, counts: Counts) -> dict[str, Raws]:
     for source, count in zip(SOURCES, counts, strict=True):
         topics = river.settings.repartitioned[source].from_topics
         numbers = [count] if isinstance(count, int) else count
-        found[source] = Raws(Raw.of(river.kafka, topic, number) for topic, number in zip(topics, numbers, strict=True))
+        found[source] = Raws(
+            Raw.of(river.kafka, topic, number)
+            for topic, number in zip(topics, numbers, strict=True)
+        )
     return found
 
 
-def as_cases(kafka: Access, topics: Mapping[str, str], raws: Mapping[str, Raws], partitions: int) -> dict[int, Case]:
-    """What bronze reads of repartitioned topics, as the merge model takes it; an offset without a record is one that cannot be
-    read.
+def as_cases(
+    kafka: Access, topics: Mapping[str, str], raws: Mapping[str, Raws], partitions: int
+) -> dict[int, Case]:
+    """What bronze reads of repartitioned topics, as the merge model takes it; an offset without a
+    record is one that cannot be read.
     """
     cases = {p: Case({source: [] for source in SOURCES}, TIMEOUT_MS) for p in range(partitions)}
     for source, topic in topics.items():
         values = {raw.topic: raw.values for raw in raws[source]}
         for p, copies in copies_by_offset(kafka, topic, partitions).items():
-            by_offset = {o: values[at.topic][at.partition][at.offset] for o, copy in copies.items() if (at := copy.origin)}
-            cases[p].values[source] = [by_offset.get(offset) for offset in range(max(by_offset, default=-1) + 1)]
+            by_offset = {
+                o: values[at.topic][at.partition][at.offset]
+                for o, copy in copies.items()
+                if (at := copy.origin)
+            }
+            cases[p].values[source] = [
+                by_offset.get(offset) for offset in range(max(by_offset, default=-1) + 1)
+            ]
             cases[p].arrivals += [source] * len(cases[p].values[source])
     return cases

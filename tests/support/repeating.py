@@ -10,7 +10,8 @@ from contextlib import contextmanager
 
 @contextmanager
 def repeating(work: Callable[[], object], pause_s: float) -> Iterator[None]:
-    """Inside, another thread does `work` at once and then again after each pause, in seconds; at the end it has stopped.
+    """Inside, another thread does `work` at once and then again after each pause, in seconds; at
+    the end it has stopped.
 
     What `work` raises ends it, and is raised at the end: a watcher that has died has seen nothing.
     """

@@ -1,4 +1,5 @@
-"""Lakes whose batches write all open records anew, in pieces, on the embedded engine, however few they are."""
+"""Lakes whose batches write all open records anew, in pieces, on the embedded engine, however few
+they are."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ BYTES: Final = 2_000
 PROGRAM: Final = (
     sys.executable,
     "-c",
-    "from pipelines import silver; from pipelines.cli import main; from pipelines.engine.embedded import EmbeddedEngine; "
+    "from pipelines import silver; from pipelines.cli import main; from pipelines.engine.embedded "
+    "import EmbeddedEngine; "
     f"silver.HELD_BATCHES, EmbeddedEngine.merge_bytes = 0, {BYTES}; main()",
 )
 """The command line, for a process that does so."""
@@ -36,4 +38,6 @@ def rewrites_of(settings: Settings) -> int:
     """How many batches have written the open records anew."""
     lake = Lake(settings)
     history = DeltaTable(lake.address(tables.SILVER), storage_options=dict(lake.storage)).history()
-    return sum(commit.get("operationParameters", {}).get("mode") == "Overwrite" for commit in history)
+    return sum(
+        commit.get("operationParameters", {}).get("mode") == "Overwrite" for commit in history
+    )

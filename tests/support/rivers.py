@@ -1,4 +1,5 @@
-"""A river under attack: topics that keep filling, a run in a process of its own that is killed, and what must come of it all."""
+"""A river under attack: topics that keep filling, a run in a process of its own that is killed, and
+what must come of it all."""
 
 from __future__ import annotations
 
@@ -50,7 +51,15 @@ from tests.support.cases import (
     keyed,
 )
 from tests.support.lakes import decisions_of, late_of, quarantined_of, silver_of
-from tests.support.topics import Access, client_options, create_topics, dead_letters, produce, published, settings_of
+from tests.support.topics import (
+    Access,
+    client_options,
+    create_topics,
+    dead_letters,
+    produce,
+    published,
+    settings_of,
+)
 
 DEADLINE_S = 300.0
 TIMEOUT_MS = 300
@@ -69,17 +78,25 @@ def until(condition: Callable[[], bool], what: str, deadline_s: float = DEADLINE
 
 
 def load() -> float:
-    """How much more there is to do than there are processors, at least 1: by so much longer may take what is bounded in time."""
+    """How much more there is to do than there are processors, at least 1: by so much longer may
+    take what is bounded in time."""
     return max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
 
 
 WATERSMEET = (sys.executable, "-m", "pipelines")
-_IN_PIECES = "from pipelines.cli import main; from pipelines.kafka import publisher; publisher.PIECE = {piece}; main()"
+_IN_PIECES = (
+    "from pipelines.cli import main; from pipelines.kafka import publisher; publisher.PIECE = "
+    "{piece}; main()"
+)
 
 
 def in_pieces(piece: int, clock_off_by_s: int = 0) -> tuple[str, ...]:
     """A program that produces so many messages at a time, and whose wall clock is so far ahead."""
-    clock = f"import time; true_time = time.time; time.time = lambda: true_time() + {clock_off_by_s}; " if clock_off_by_s else ""
+    clock = (
+        f"import time; true_time = time.time; time.time = lambda: true_time() + {clock_off_by_s}; "
+        if clock_off_by_s
+        else ""
+    )
     return (sys.executable, "-c", clock + _IN_PIECES.format(piece=piece))
 
 
@@ -87,7 +104,8 @@ STARTED: list[RunProcess] = []
 
 
 class RunProcess:
-    """`watersmeet run`, or another command, in a process of its own, held at a fault point where one is armed."""
+    """`watersmeet run`, or another command, in a process of its own, held at a fault point where
+    one is armed."""
 
     def __init__(
         self,
@@ -108,13 +126,16 @@ class RunProcess:
             variables[ARMED_BY] = f"{point}:{count}:{self.folder}"
         with self.log.open("ab") as log:
             words = [*program, command, *arguments, "-c", str(config)]
-            self.process = subprocess.Popen(words, stdout=log, stderr=log, env=variables, cwd=config.parent)
+            self.process = subprocess.Popen(
+                words, stdout=log, stderr=log, env=variables, cwd=config.parent
+            )
         self._family = psutil.Process(self.process.pid)
         STARTED.append(self)
 
     @staticmethod
     def end_all(since: int) -> None:
-        """Ends what a test that failed has left running: of the runs that were started, all but the first so many."""
+        """Ends what a test that failed has left running: of the runs that were started, all but the
+        first so many."""
         while len(STARTED) > since:
             if (run := STARTED.pop()).process.poll() is None:
                 run.kill()
@@ -167,7 +188,9 @@ class RunProcess:
             return self.process.wait(deadline_s)
         except subprocess.TimeoutExpired:
             self.kill()
-            raise AssertionError(f"the run did not end within {deadline_s} s: {self.said()}") from None
+            raise AssertionError(
+                f"the run did not end within {deadline_s} s: {self.said()}"
+            ) from None
 
     def stop(self) -> int:
         self.process.terminate()
@@ -191,8 +214,9 @@ class Losses:
 class River:
     """One configuration on a broker, its input so far, and how to run, break and judge it.
 
-    A run that is to be killed, paused or signalled is a process of its own. The judge reads the tables by delta-rs, a catalog's
-    by their folder, so that neither Spark nor the lake's own catalog is needed for it.
+    A run that is to be killed, paused or signalled is a process of its own. The judge reads the
+    tables by delta-rs, a catalog's by their folder, so that neither Spark nor the lake's own
+    catalog is needed for it.
     """
 
     kafka: Access
@@ -208,8 +232,8 @@ class River:
     encode: Callable[[bytes | None], bytes | None] = lambda value: value
     """What is sent for a value of its cases."""
     spark: SparkSession | None = None
-    """Where it is given, undisturbed runs with Spark are in this process, on this session. (Each kind of lake has a process of
-    its own at least once.)"""
+    """Where it is given, undisturbed runs with Spark are in this process, on this session. (Each
+    kind of lake has a process of its own at least once.)"""
 
     @classmethod
     def make(
@@ -224,10 +248,15 @@ class River:
         inputs: Sequence[str] = SOURCES,
         **overrides: Any,
     ) -> River:
-        """New topics, empty; overrides by dotted name with `__`. `inputs`: names those of sources that have several topics."""
+        """New topics, empty; overrides by dotted name with `__`. `inputs`: names those of sources
+        that have several topics."""
         config: dict[str, Any] = {
             "name": name,
-            **(catalog_lake(folder) if lake == CATALOG else {"lake": "lake", "engine": ENGINES[lake]}),
+            **(
+                catalog_lake(folder)
+                if lake == CATALOG
+                else {"lake": "lake", "engine": ENGINES[lake]}
+            ),
             "kafka": {"bootstrap_servers": settings_of(kafka).bootstrap_servers},
             "sources": {
                 source: {
@@ -248,7 +277,9 @@ class River:
                 target = target[step]
             target[last] = value
         folder.mkdir(parents=True, exist_ok=True)
-        create_topics(kafka, *[topic_of(each) or f"{name}-{each}" for each in inputs], partitions=partitions)
+        create_topics(
+            kafka, *[topic_of(each) or f"{name}-{each}" for each in inputs], partitions=partitions
+        )
         cases = {p: Case({each: [] for each in inputs}, TIMEOUT_MS) for p in range(partitions)}
         river = cls(kafka, folder, partitions, seed, config, cases)
         river.write()
@@ -279,7 +310,11 @@ class River:
     def as_folder(self) -> Settings:
         """The configuration with the tables under their folder, wherever their names are."""
         settings = self.settings
-        return settings if isinstance(settings.lake, str) else settings.model_copy(update={"lake": warehouse(self.folder)})
+        return (
+            settings
+            if isinstance(settings.lake, str)
+            else settings.model_copy(update={"lake": warehouse(self.folder)})
+        )
 
     @property
     def questions(self) -> DeltaRsQuestions:
@@ -298,15 +333,23 @@ class River:
     def sink(self) -> str:
         return str(self.config["publish"]["topic"])
 
-    def send(self, source: str, partition: int, value: bytes | None, *, codec: str = "none") -> None:
+    def send(
+        self, source: str, partition: int, value: bytes | None, *, codec: str = "none"
+    ) -> None:
         """Sends one record, compressed by this codec."""
         self.cases[partition].values[source].append(value)
         self.cases[partition].arrivals.append(source)
         produce(self.kafka, self.topic(source), [(partition, self.encode(value))], codec=codec)
 
-    def begin_transaction(self, source: str, partition: int, values: Sequence[bytes], *, commit: bool) -> Callable[[], None]:
-        """Have another producer's transaction with these records open; returns what commits it, or aborts it."""
-        options = {"transactional.id": f"{self.sink}-{time.monotonic_ns()}", "transaction.timeout.ms": 600_000}
+    def begin_transaction(
+        self, source: str, partition: int, values: Sequence[bytes], *, commit: bool
+    ) -> Callable[[], None]:
+        """Have another producer's transaction with these records open; returns what commits it, or
+        aborts it."""
+        options = {
+            "transactional.id": f"{self.sink}-{time.monotonic_ns()}",
+            "transaction.timeout.ms": 600_000,
+        }
         producer = Producer(client_options(self.kafka) | options)
         producer.init_transactions(30)
         producer.begin_transaction()
@@ -327,10 +370,13 @@ class River:
         case.arrivals += [source] * len(values)
         return end
 
-    def flow(self, *sources: str, records: int = 12, codec: str = "none", is_idempotent: bool = False) -> None:
-        """Sends the next stretch of event time to every topic-partition: keys that come again, disorder, late and bad records,
-        and a heartbeat at its end, so that a part of it is finished in the stretch after. With `sources`, only of those;
-        compressed by this codec. `is_idempotent`: as for `produce`.
+    def flow(
+        self, *sources: str, records: int = 12, codec: str = "none", is_idempotent: bool = False
+    ) -> None:
+        """Sends the next stretch of event time to every topic-partition: keys that come again,
+        disorder, late and bad records, and a heartbeat at its end, so that a part of it is finished
+        in the stretch after. With `sources`, only of those; compressed by this codec.
+        `is_idempotent`: as for `produce`.
         """
         rng = random.Random(f"{self.seed}/{self.chunks}")
         begin, self.chunks = self.chunks * 1000, self.chunks + 1
@@ -341,29 +387,45 @@ class River:
                     time_ms = begin + rng.randrange(1000)
                     late_by = rng.choice([0, 0, 0, 0, 50, 3 * TIMEOUT_MS])
                     value = keyed(
-                        rng.choice(["a", "b", "é", "\U0001f600", "z"]), max(0, time_ms - late_by), n=rng.randrange(10**6)
+                        rng.choice(["a", "b", "é", "\U0001f600", "z"]),
+                        max(0, time_ms - late_by),
+                        n=rng.randrange(10**6),
                     )
-                    sent.append((partition, rng.choice(BAD_VALUES) if rng.random() < 0.08 else value))
+                    sent.append(
+                        (partition, rng.choice(BAD_VALUES) if rng.random() < 0.08 else value)
+                    )
                 sent.append((partition, heartbeat(begin + 1000)))
                 case.values[source] += [value for p, value in sent if p == partition]
                 case.arrivals += [source] * (records + 1)
             encoded = [(partition, self.encode(value)) for partition, value in sent]
-            produce(self.kafka, self.topic(source), encoded, codec=codec, is_idempotent=is_idempotent)
+            produce(
+                self.kafka, self.topic(source), encoded, codec=codec, is_idempotent=is_idempotent
+            )
 
-    def run(self, *arguments: str, point: str | None = None, count: int = 1, command: str = "run") -> RunProcess:
+    def run(
+        self, *arguments: str, point: str | None = None, count: int = 1, command: str = "run"
+    ) -> RunProcess:
         program, environment = self.program, self.environment
         return RunProcess(
-            self.file, *arguments, point=point, count=count, program=program, environment=environment, command=command
+            self.file,
+            *arguments,
+            point=point,
+            count=count,
+            program=program,
+            environment=environment,
+            command=command,
         )
 
     @property
     def is_here(self) -> bool:
-        """Whether undisturbed runs are in this process, which has all that they need: one of their own takes seconds to start."""
+        """Whether undisturbed runs are in this process, which has all that they need: one of their
+        own takes seconds to start."""
         has_engine = self.config.get("engine") == ENGINES[EMBEDDED] or self.spark is not None
         return has_engine and self.program is WATERSMEET and self.environment is None
 
     def finish(self, *layers: str) -> None:
-        """An undisturbed run over what is there, as `run --once`; by some layers only, where they are named."""
+        """An undisturbed run over what is there, as `run --once`; by some layers only, where they
+        are named."""
         if self.is_here:
             settings = self.settings
             with serving(settings) as metrics, sending(settings) as lineage:
@@ -393,13 +455,21 @@ class River:
         """The idle policy's decisions are input, like the records."""
         decided = decisions_of(self.questions)
         for partition, case in self.cases.items():
-            case.decisions = {source: decided[source, partition] for source in self.inputs if (source, partition) in decided}
+            case.decisions = {
+                source: decided[source, partition]
+                for source in self.inputs
+                if (source, partition) in decided
+            }
 
     def losses(self, *, gaps_allowed: bool = False) -> Losses:
-        """How tables and sink differ from the merge model and from a topic that was written to in peace."""
+        """How tables and sink differ from the merge model and from a topic that was written to in
+        peace."""
         found, questions = Losses(), self.questions
         self._take_decisions()
-        expected, seen = expected_messages(self.cases, self.inputs), published(self.kafka, self.sink, self.partitions)
+        expected, seen = (
+            expected_messages(self.cases, self.inputs),
+            published(self.kafka, self.sink, self.partitions),
+        )
         counts = Counter(seen)
         found.lost = sum((Counter(expected) - counts).values())
         found.repeated = sum(n - 1 for n in counts.values())
@@ -408,34 +478,54 @@ class River:
             found.out_of_order += sum(one >= other for one, other in pairwise(places))
         foreign = counts - Counter(expected)
         if foreign and not gaps_allowed:
-            found.other.append(f"{sum(foreign.values()) - found.repeated} messages that the model does not have")
+            found.other.append(
+                f"{sum(foreign.values()) - found.repeated} messages that the model does not have"
+            )
         for name, here, there in (
             ("silver", silver_of(questions), expected_silver(self.cases, self.inputs)),
             ("late", late_of(questions), expected_late(self.cases, self.inputs)),
             ("quarantine", quarantined_of(questions), expected_quarantine(self.cases)),
             ("progress", noted_batches(questions), committed_batches(questions)),
         ):
-            missing, more = (Counter(map(repr, one)) - Counter(map(repr, other)) for one, other in ((there, here), (here, there)))
+            missing, more = (
+                Counter(map(repr, one)) - Counter(map(repr, other))
+                for one, other in ((there, here), (here, there))
+            )
             if missing or more:
-                found.other.append(f"{name}: {sum(missing.values())} rows missing, {sum(more.values())} too many")
+                found.other.append(
+                    f"{name}: {sum(missing.values())} rows missing, {sum(more.values())} too many"
+                )
         found.other += self._losses_of_letters()
         return found
 
     def _losses_of_letters(self) -> Iterator[str]:
-        """How the topics of dead letters differ from one that has each record once, in order of offset."""
+        """How the topics of dead letters differ from one that has each record once, in order of
+        offset."""
         sources = {self.topic(name): name for name in self.inputs}
-        tables_of = {"late": expected_late(self.cases, self.inputs), "quarantine": expected_quarantine(self.cases)}
+        tables_of = {
+            "late": expected_late(self.cases, self.inputs),
+            "quarantine": expected_quarantine(self.cases),
+        }
         for table, topic in self.settings.publish.dead_letter_topics.items():
             expected = [(row[0], row[1], row[2], row[-1]) for row in tables_of[table]]
             sent = dead_letters(self.kafka, topic, self.partitions)
-            seen = [(one.partition, sources[one.source_topic], one.offset, one.value) for one in sent]
-            by_place = sorted(seen, key=lambda one: one[:2])  # leaves each topic-partition's in the order in which they are
+            seen = [
+                (one.partition, sources[one.source_topic], one.offset, one.value) for one in sent
+            ]
+            # Leaves each topic-partition's in the order in which they are.
+            by_place = sorted(seen, key=lambda one: one[:2])
             if by_place != sorted(expected, key=lambda one: one[:3]):
-                yield f"dead letters of {table}: {len(seen)} and {len(expected)} expected, or in another order"
+                yield (
+                    f"dead letters of {table}: {len(seen)} and {len(expected)} expected, or in "
+                    "another order"
+                )
 
     def broken_promises(self) -> list[str]:
         """What `verify --full` finds."""
-        return [str(problem) for problem in verify(self.questions, self.as_folder, full=True)["problems"]]
+        return [
+            str(problem)
+            for problem in verify(self.questions, self.as_folder, full=True)["problems"]
+        ]
 
 
 def _topics(name: str, source: str, inputs: Sequence[str]) -> str | list[str]:
@@ -444,7 +534,8 @@ def _topics(name: str, source: str, inputs: Sequence[str]) -> str | list[str]:
 
 
 def catalog_lake(folder: Path) -> dict[str, Any]:
-    """A configuration's lake in Spark's own catalog, whose metastore, an embedded Derby, outlives the process.
+    """A configuration's lake in Spark's own catalog, whose metastore, an embedded Derby, outlives
+    the process.
 
     Derby lets one process in at a time.
     """
@@ -473,8 +564,15 @@ def noted_batches(questions: DeltaRsQuestions) -> list[tuple[object, ...]]:
 
 def committed_batches(questions: DeltaRsQuestions) -> list[tuple[object, ...]]:
     """The same, as silver's own history has it."""
-    commits = [(Commit.parse(version.metadata), version.number) for version in questions.history(tables.SILVER)]
-    return sorted((commit.facts["batch"], number) for commit, number in commits if commit is not None and not commit.is_fence)
+    commits = [
+        (Commit.parse(version.metadata), version.number)
+        for version in questions.history(tables.SILVER)
+    ]
+    return sorted(
+        (commit.facts["batch"], number)
+        for commit, number in commits
+        if commit is not None and not commit.is_fence
+    )
 
 
 def rows_of(found: pa.Table) -> list[tuple[Any, ...]]:

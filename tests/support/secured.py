@@ -1,4 +1,5 @@
-"""The embedded broker, secured, with further users, another certificate for a while, and logins by token."""
+"""The embedded broker, secured, with further users, another certificate for a while, and logins by
+token."""
 
 from __future__ import annotations
 
@@ -55,14 +56,17 @@ class SecuredBroker:
     def admin(self) -> KafkaSettings:
         """The way in for the test's own setup: by a certificate, and everything is allowed."""
         servers = f"127.0.0.1:{self.status.admin_port}"
-        return KafkaSettings(bootstrap_servers=servers, options=secure.admin_options(self.status.directory))
+        return KafkaSettings(
+            bootstrap_servers=servers, options=secure.admin_options(self.status.directory)
+        )
 
     @property
     def own_password(self) -> str:
         return secure.password_file(self.status.directory).read_text()
 
     def settings(self, *, user: str = "reader", **options: str) -> KafkaSettings:
-        """The right way in for `user`, one of the test's; `options` replace single ones (`sasl_password="wrong"`)."""
+        """The right way in for `user`, one of the test's; `options` replace single ones
+        (`sasl_password="wrong"`)."""
         right = {**secure.user_options(self.status.directory, PASSWORD), "sasl.username": user}
         given = {name.replace("_", "."): value for name, value in options.items()}
         return KafkaSettings(bootstrap_servers=self.servers, options={**right, **given})
@@ -75,7 +79,8 @@ class SecuredBroker:
 
     @contextlib.contextmanager
     def another_certificate(self, authority: Authority, valid_for: timedelta) -> Iterator[Path]:
-        """The broker comes with another certificate; answers the file of the authority that signed it."""
+        """The broker comes with another certificate; answers the file of the authority that signed
+        it."""
         ca, other = self.folder / "other-ca.crt", self.folder / "other.pem"
         ca.write_bytes(authority.certificate)
         other.write_bytes(authority.signed("broker", valid_for))
@@ -87,22 +92,31 @@ class SecuredBroker:
 
     def _come_with(self, keystore: Path) -> None:
         entry = ConfigEntry(
-            "listener.name.client.ssl.keystore.location", str(keystore), incremental_operation=AlterConfigOpType.SET
+            "listener.name.client.ssl.keystore.location",
+            str(keystore),
+            incremental_operation=AlterConfigOpType.SET,
         )
         node = ConfigResource(ConfigResource.Type.BROKER, "1", incremental_configs=[entry])
         admin = AdminClient(client_options(self.admin))
         [done] = admin.incremental_alter_configs([node]).values()
         done.result(30)
-        wanted = ssl.PEM_cert_to_DER_cert("-----BEGIN CERT" + keystore.read_text().partition("-----BEGIN CERT")[2])
+        wanted = ssl.PEM_cert_to_DER_cert(
+            "-----BEGIN CERT" + keystore.read_text().partition("-----BEGIN CERT")[2]
+        )
 
         def is_presented() -> bool:
-            """The broker's threads take connections in turns, and one after the other takes up the certificate."""
-            return all(_fingerprint(self._presented()) == _fingerprint(wanted) for _ in range(_LOOKS))
+            """The broker's threads take connections in turns, and one after the other takes up the
+            certificate."""
+            return all(
+                _fingerprint(self._presented()) == _fingerprint(wanted) for _ in range(_LOOKS)
+            )
 
         until(is_presented, "the other certificate", 60)
 
     def _presented(self) -> bytes:
-        return ssl.PEM_cert_to_DER_cert(ssl.get_server_certificate(("127.0.0.1", self.status.port or 0), timeout=30))
+        return ssl.PEM_cert_to_DER_cert(
+            ssl.get_server_certificate(("127.0.0.1", self.status.port or 0), timeout=30)
+        )
 
     @property
     def _admin_port(self) -> int:
@@ -120,7 +134,8 @@ def _fingerprint(certificate: bytes) -> str:
 
 @contextlib.contextmanager
 def secured_broker(folder: Path, *users: str) -> Iterator[SecuredBroker]:
-    """Runs a broker with these users, each with PASSWORD and no permission yet; it also takes the tokens of an issuer."""
+    """Runs a broker with these users, each with PASSWORD and no permission yet; it also takes the
+    tokens of an issuer."""
     folder.mkdir(exist_ok=True)
     with Issuer.running() as issuer, pytest.MonkeyPatch.context() as environment:
         keys = folder / "jwks.json"
@@ -130,8 +145,11 @@ def secured_broker(folder: Path, *users: str) -> Iterator[SecuredBroker]:
         listener = "listener.name.client"
         settings = {
             f"{listener}.sasl.enabled.mechanisms": "SCRAM-SHA-512,OAUTHBEARER",
-            f"{listener}.oauthbearer.sasl.jaas.config": f"{_BEARER}.OAuthBearerLoginModule required;",
-            f"{listener}.oauthbearer.sasl.server.callback.handler.class": f"{_BEARER}.OAuthBearerValidatorCallbackHandler",
+            f"{listener}.oauthbearer.sasl.jaas.config": f"{_BEARER}.OAuthBearerLoginModule "
+            "required;",
+            f"{listener}.oauthbearer.sasl.server.callback.handler.class": (
+                f"{_BEARER}.OAuthBearerValidatorCallbackHandler"
+            ),
             "sasl.oauthbearer.jwks.endpoint.url": keys.as_uri(),
             # What Kafka 4.1.1 takes by default accepts a token signed with any key.
             "sasl.oauthbearer.jwt.validator.class": f"{_BEARER}.BrokerJwtValidator",

@@ -1,4 +1,5 @@
-"""The sequence of a partition in plain Python: the oracle of `core.message.messages`, and what is read back of it."""
+"""The sequence of a partition in plain Python: the oracle of `core.message.messages`, and what is
+read back of it."""
 
 from __future__ import annotations
 
@@ -13,7 +14,9 @@ def by_key(read_back: Iterable[ReadBack]) -> dict[str, list[PublishedRecord]]:
     """By key, what is already published: what `PartitionMerge.recovered` is."""
     found: dict[str, list[PublishedRecord]] = {}
     for message in read_back:
-        found.setdefault(message.key, []).append(PublishedRecord(message.event_time, message.due, message.closed_at))
+        found.setdefault(message.key, []).append(
+            PublishedRecord(message.event_time, message.due, message.closed_at)
+        )
     return found
 
 
@@ -23,7 +26,8 @@ def published(times: Mapping[str, Sequence[int]]) -> dict[str, list[PublishedRec
 
 
 def in_sequence(places: Iterable[Place], tail: Tail | None) -> Iterator[tuple[int, Place]]:
-    """Numbers those of the places, which come in order, that sort after the tail, on from its number."""
+    """Numbers those of the places, which come in order, that sort after the tail, on from its
+    number."""
     seq = -1 if tail is None else tail.seq
     for place in places:
         if tail is None or place > tail.place:

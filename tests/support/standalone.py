@@ -1,4 +1,5 @@
-"""A standalone Spark cluster on this machine: a master and workers from the pinned pyspark, each a process of its own."""
+"""A standalone Spark cluster on this machine: a master and workers from the pinned pyspark, each a
+process of its own."""
 
 from __future__ import annotations
 
@@ -22,8 +23,13 @@ QUICK = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 
 
 def environment() -> dict[str, str]:
-    """What Spark's own scripts need to work on this machine alone; nothing of the test run's own Python."""
-    inherited = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "PYSPARK", "SPARK"))}
+    """What Spark's own scripts need to work on this machine alone; nothing of the test run's own
+    Python."""
+    inherited = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("PYTHON", "PYSPARK", "SPARK"))
+    }
     return inherited | {
         "SPARK_HOME": str(HOME),
         "SPARK_LOCAL_IP": HOST,
@@ -36,7 +42,8 @@ def environment() -> dict[str, str]:
 
 @dataclass
 class StandaloneCluster:
-    """A master and `workers`, each with one core and `memory`, as a context: afterwards none of their processes is left.
+    """A master and `workers`, each with one core and `memory`, as a context: afterwards none of
+    their processes is left.
 
     `before`: a command that a worker is started by, such as `unshare`.
     """
@@ -53,8 +60,23 @@ class StandaloneCluster:
             log = self._start("Master", "master", "--port", "0")
             self.master = self._said(log, r"Starting Spark master at (spark://\S+)")
             for number in range(self.workers):
-                at = ["--cores", "1", "--memory", self.memory, "--work-dir", str(self.folder / f"worker-{number}")]
-                log = self._start("Worker", f"worker-{number}", *at, "--port", "0", self.master, before=self.before)
+                at = [
+                    "--cores",
+                    "1",
+                    "--memory",
+                    self.memory,
+                    "--work-dir",
+                    str(self.folder / f"worker-{number}"),
+                ]
+                log = self._start(
+                    "Worker",
+                    f"worker-{number}",
+                    *at,
+                    "--port",
+                    "0",
+                    self.master,
+                    before=self.before,
+                )
                 self._said(log, r"(Successfully registered with master)")
         except BaseException:
             self.__exit__()
@@ -63,10 +85,19 @@ class StandaloneCluster:
 
     def _start(self, kind: str, name: str, *arguments: str, before: Sequence[str] = ()) -> Path:
         log = self.folder / f"{name}.log"
-        command = [str(HOME / "bin" / "spark-class"), f"org.apache.spark.deploy.{kind.lower()}.{kind}"]
+        command = [
+            str(HOME / "bin" / "spark-class"),
+            f"org.apache.spark.deploy.{kind.lower()}.{kind}",
+        ]
         command += ["--host", HOST, "--webui-port", "0", *arguments]
         with log.open("wb") as out:
-            process = psutil.Popen([*before, *command], stdout=out, stderr=subprocess.STDOUT, env=environment(), cwd=self.folder)
+            process = psutil.Popen(
+                [*before, *command],
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                env=environment(),
+                cwd=self.folder,
+            )
         self._processes.append(process)
         return log
 
@@ -106,7 +137,11 @@ def end(processes: Sequence[psutil.Process]) -> None:
 
 def executors_of(processes: Iterable[psutil.Process]) -> list[psutil.Process]:
     """Those of some processes that run Spark's tasks."""
-    return [process for process in processes if "org.apache.spark.executor" in " ".join(_command(process))]
+    return [
+        process
+        for process in processes
+        if "org.apache.spark.executor" in " ".join(_command(process))
+    ]
 
 
 def _with_children(processes: Sequence[psutil.Process]) -> list[psutil.Process]:

@@ -1,4 +1,5 @@
-"""A real S3 server, SeaweedFS, with a bucket, one user who may do everything and one who may only read."""
+"""A real S3 server, SeaweedFS, with a bucket, one user who may do everything and one who may only
+read."""
 
 from __future__ import annotations
 
@@ -31,7 +32,8 @@ _PARTS = ("master", "volume", "filer", "s3")
 
 @dataclass
 class Store:
-    """A server that may be away for a while: `start` after `kill` finds the same data at the same address."""
+    """A server that may be away for a while: `start` after `kill` finds the same data at the same
+    address."""
 
     folder: Path
     ports: list[int] = field(default_factory=lambda: _free_ports(2 * len(_PARTS)))
@@ -54,12 +56,23 @@ class Store:
     def start(self) -> None:
         """Returns once the server reads what it has written."""
         identities = [
-            {"name": user, "credentials": [{"accessKey": user, "secretKey": SECRET}], "actions": actions}
+            {
+                "name": user,
+                "credentials": [{"accessKey": user, "secretKey": SECRET}],
+                "actions": actions,
+            }
             for user, actions in _ACTIONS.items()
         ]
         (self.folder / "users.json").write_text(json.dumps({"identities": identities}))
         (self.folder / "data").mkdir(exist_ok=True)
-        command = [_weed(), "server", "-dir=data", f"-ip={_HOST}", "-master.telemetry=false", "-master.electionTimeout=1s"]
+        command = [
+            _weed(),
+            "server",
+            "-dir=data",
+            f"-ip={_HOST}",
+            "-master.telemetry=false",
+            "-master.electionTimeout=1s",
+        ]
         command += [
             "-master.volumeSizeLimitMB=64",
             "-volume.max=64",
@@ -67,9 +80,17 @@ class Store:
             "-s3.config=users.json",
             "-s3.autoCreateBucket=false",
         ]
-        command += ["-s3.port.iceberg=0", "-s3.port.lance=0", "-filer.localSocket=filer.sock", "-s3.localSocket=s3.sock"]
+        command += [
+            "-s3.port.iceberg=0",
+            "-s3.port.lance=0",
+            "-filer.localSocket=filer.sock",
+            "-s3.localSocket=s3.sock",
+        ]
         for i, part in enumerate(_PARTS):
-            command += [f"-{part}.port={self.ports[2 * i]}", f"-{part}.port.grpc={self.ports[2 * i + 1]}"]
+            command += [
+                f"-{part}.port={self.ports[2 * i]}",
+                f"-{part}.port.grpc={self.ports[2 * i + 1]}",
+            ]
         with (self.folder / "server.log").open("ab") as log:
             self._process = subprocess.Popen(command, cwd=self.folder, stdout=log, stderr=log)
         try:
@@ -80,8 +101,15 @@ class Store:
 
     def _answers(self) -> bool:
         assert self._process is not None
-        assert self._process.poll() is None, (self.folder / "server.log").read_text(errors="replace")[-3000:]
-        bucket = S3Store(BUCKET, config=self._as_owner, client_options={"allow_http": True}, retry_config={"max_retries": 0})
+        assert self._process.poll() is None, (self.folder / "server.log").read_text(
+            errors="replace"
+        )[-3000:]
+        bucket = S3Store(
+            BUCKET,
+            config=self._as_owner,
+            client_options={"allow_http": True},
+            retry_config={"max_retries": 0},
+        )
         with suppress(OSError, BaseError):
             self._make_bucket()
             obstore.put(bucket, "_started", b"1")
@@ -102,7 +130,12 @@ class Store:
 
     @property
     def _as_owner(self) -> Any:
-        return {"endpoint": self.endpoint, "access_key_id": OWNER, "secret_access_key": SECRET, "region": REGION}
+        return {
+            "endpoint": self.endpoint,
+            "access_key_id": OWNER,
+            "secret_access_key": SECRET,
+            "region": REGION,
+        }
 
     def kill(self) -> None:
         """Its data stays. (Told to stop, it takes ten seconds.)"""

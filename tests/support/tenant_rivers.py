@@ -9,7 +9,15 @@ from typing import Any
 import orjson
 
 from tests.support.rivers import River
-from tests.support.tenants import LENGTHS, TenantModels, Window, late_of, merge_of, silver_of, tenant_cases
+from tests.support.tenants import (
+    LENGTHS,
+    TenantModels,
+    Window,
+    late_of,
+    merge_of,
+    silver_of,
+    tenant_cases,
+)
 from tests.support.topics import Access, consume
 
 FIRST: Window = (100, 250, 300)
@@ -22,10 +30,19 @@ class TenantRiver:
     """
 
     def __init__(
-        self, kafka: Access, folder: Path, name: str, *, partitions: int = 6, lengths: Sequence[int] = LENGTHS, **overrides: Any
+        self,
+        kafka: Access,
+        folder: Path,
+        name: str,
+        *,
+        partitions: int = 6,
+        lengths: Sequence[int] = LENGTHS,
+        **overrides: Any,
     ) -> None:
         self.cases = tenant_cases(partitions, lengths)
-        self.river = River.make(kafka, folder, name, partitions=partitions, merge=merge_of(FIRST), **overrides)
+        self.river = River.make(
+            kafka, folder, name, partitions=partitions, merge=merge_of(FIRST), **overrides
+        )
         self.models = TenantModels(self.cases, FIRST)
         self._sent = dict.fromkeys(self.cases, 0)
 
@@ -53,12 +70,23 @@ class TenantRiver:
         return [name for name, (here, there) in pairs.items() if here != there]
 
     def sequence(self) -> dict[int, list[Any]]:
-        """By partition what the sink says: closed at, tenant, due, key, in order, with gapless numbers."""
+        """By partition what the sink says: closed at, tenant, due, key, in order, with gapless
+        numbers."""
         found: dict[int, list[Any]] = {p: [] for p in self.cases}
         for message in consume(self.river.kafka, self.river.sink, len(self.cases)):
             headers = {name: value.decode() for name, value in message.headers()}
             mine, value = found[message.partition()], orjson.loads(message.value())
             assert int(headers["watersmeet.seq"]) == len(mine)
-            assert (value["key"], value["tenant"]) == (message.key().decode(), headers["watersmeet.tenant"])
-            mine.append((int(headers["watersmeet.closed_at"]), value["tenant"], int(headers["watersmeet.due"]), value["key"]))
+            assert (value["key"], value["tenant"]) == (
+                message.key().decode(),
+                headers["watersmeet.tenant"],
+            )
+            mine.append(
+                (
+                    int(headers["watersmeet.closed_at"]),
+                    value["tenant"],
+                    int(headers["watersmeet.due"]),
+                    value["key"],
+                )
+            )
         return found

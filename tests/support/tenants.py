@@ -26,12 +26,17 @@ Window = tuple[int, int | None, int]
 def merge_of(rules: Window) -> dict[str, Any]:
     """The rules as a configuration has them under `merge`."""
     gap_ms, max_ms, lag_ms = rules
-    window = {"timeout": f"{gap_ms}ms"} if max_ms is None else {"window": {"gap": f"{gap_ms}ms", "max": f"{max_ms}ms"}}
+    window = (
+        {"timeout": f"{gap_ms}ms"}
+        if max_ms is None
+        else {"window": {"gap": f"{gap_ms}ms", "max": f"{max_ms}ms"}}
+    )
     return {**window, "tenant": "g", "tenant_max_lag": f"{lag_ms}ms"}
 
 
 def tenant_case(seed: int, gap_ms: int = 100, lengths: Sequence[int] = LENGTHS) -> Case:
-    """Tenants with delays of their own, ties, disorder, silence, heartbeats of a tenant and of everybody."""
+    """Tenants with delays of their own, ties, disorder, silence, heartbeats of a tenant and of
+    everybody."""
     rng = random.Random(seed)
     tenants = rng.sample(TENANTS, rng.randint(1, len(TENANTS)))
     delays = {tenant: rng.choice([0, 0, 20, gap_ms, 5 * gap_ms, 20 * gap_ms]) for tenant in tenants}
@@ -41,9 +46,13 @@ def tenant_case(seed: int, gap_ms: int = 100, lengths: Sequence[int] = LENGTHS) 
     for source in arrivals:
         times[source] += rng.choice([0, 0, 1, 7, 30, gap_ms, 3 * gap_ms])
         tenant, roll = rng.choice(tenants), rng.random()
-        time = max(0, times[source] - delays[tenant] - rng.choice([0, 0, 0, 1, 30, gap_ms, 3 * gap_ms]))
+        time = max(
+            0, times[source] - delays[tenant] - rng.choice([0, 0, 0, 1, 30, gap_ms, 3 * gap_ms])
+        )
         if roll < 0.1:
-            values[source].append(heartbeat(times[source]) if roll < 0.03 else heartbeat(time, g=tenant))
+            values[source].append(
+                heartbeat(times[source]) if roll < 0.03 else heartbeat(time, g=tenant)
+            )
         else:
             values[source].append(keyed(rng.choice("ab"), time, g=tenant, n=len(values[source])))
     return Case(values, gap_ms, arrivals)
@@ -55,13 +64,19 @@ def tenant_cases(count: int, lengths: Sequence[int] = LENGTHS) -> dict[int, Case
 
 
 def case_of_records(records: Iterable[Record]) -> Case:
-    """Records and decisions of the idle policy, in the order of arrival, as they stand in Kafka and the lake, at new offsets."""
+    """Records and decisions of the idle policy, in the order of arrival, as they stand in Kafka and
+    the lake, at new offsets."""
     case = Case({source: [] for source in SOURCES}, 100)
     for record in records:
-        mine, tenant = case.values[record.source], {} if record.tenant is None else {"g": record.tenant}
+        mine, tenant = (
+            case.values[record.source],
+            {} if record.tenant is None else {"g": record.tenant},
+        )
         if record.told is not None:
             told = tuple(sorted(record.told.items()))
-            case.decisions.setdefault(record.source, []).append(IdleDecision(len(mine) - 1, record.event_time, told))
+            case.decisions.setdefault(record.source, []).append(
+                IdleDecision(len(mine) - 1, record.event_time, told)
+            )
             continue
         case.arrivals.append(record.source)
         beat = heartbeat(record.event_time, **tenant)
@@ -70,12 +85,18 @@ def case_of_records(records: Iterable[Record]) -> Case:
 
 
 class TenantModels:
-    """The merge model of each partition. What arrives is cut where the rules change, and nowhere else.
+    """The merge model of each partition. What arrives is cut where the rules change, and nowhere
+    else.
 
     `begins`: by source and partition the first offset that is merged.
     """
 
-    def __init__(self, cases: Mapping[int, Case], rules: Window, begins: Mapping[tuple[str, int], int] | None = None) -> None:
+    def __init__(
+        self,
+        cases: Mapping[int, Case],
+        rules: Window,
+        begins: Mapping[tuple[str, int], int] | None = None,
+    ) -> None:
         self.cases, self.begins = cases, begins or {}
         self.models = {p: PartitionMerge(MergeRules(SOURCES, *rules)) for p in cases}
         self._arrived = dict.fromkeys(cases, 0)
@@ -104,12 +125,23 @@ class TenantModels:
         for p, model in self.models.items():
             for status, records in (("open", model.open.values()), ("timed_out", model.timed_out)):
                 for r in records:
-                    due = model.rules.due(r.event_time, r.last_event_time) if r.due is None else r.due
-                    parts = sorted((source, part.offset) for source, mine in r.parts.items() for part in mine)
+                    due = (
+                        model.rules.due(r.event_time, r.last_event_time) if r.due is None else r.due
+                    )
+                    parts = sorted(
+                        (source, part.offset) for source, mine in r.parts.items() for part in mine
+                    )
                     of_record = r.event_time, r.last_event_time, due, r.closed_at, None
                     rows.append((p, r.tenant, r.key, status, *of_record, parts))
             for position, record in model.waiting:
-                waits = record.event_time, record.event_time, None, None, position, [(record.source, record.offset)]
+                waits = (
+                    record.event_time,
+                    record.event_time,
+                    None,
+                    None,
+                    position,
+                    [(record.source, record.offset)],
+                )
                 rows.append((p, record.tenant, record.key, "waiting", *waits))
         return sorted(rows, key=repr)
 
@@ -117,13 +149,21 @@ class TenantModels:
         """In the form of `late_of`."""
         found = [(p, each) for p, model in self.models.items() for each in model.late]
         return sorted(
-            (p, e.record.source, e.record.offset, e.record.tenant, e.record.key, e.record.event_time, e.position)
+            (
+                p,
+                e.record.source,
+                e.record.offset,
+                e.record.tenant,
+                e.record.key,
+                e.record.event_time,
+                e.position,
+            )
             for p, e in found
         )
 
     def order(self) -> dict[int, list[Row]]:
-        """By partition what is published, in order: closed at, tenant, due, key. What an epoch closes as it begins waits until
-        the clock has moved.
+        """By partition what is published, in order: closed at, tenant, due, key. What an epoch
+        closes as it begins waits until the clock has moved.
         """
         found: dict[int, list[Row]] = {}
         for p, model in self.models.items():
@@ -132,12 +172,31 @@ class TenantModels:
         return found
 
 
-def silver_of(questions: Questions, sources: Sequence[str] = SOURCES, generation: int | None = None) -> list[Row]:
-    """Silver's content with tenants: partition, tenant, key, status, times, position and where its parts come from."""
-    columns = ["partition", "tenant", "merge_key", "status", "event_time", "last_event_time", "due", "closed_at", "position"]
+def silver_of(
+    questions: Questions, sources: Sequence[str] = SOURCES, generation: int | None = None
+) -> list[Row]:
+    """Silver's content with tenants: partition, tenant, key, status, times, position and where its
+    parts come from."""
+    columns = [
+        "partition",
+        "tenant",
+        "merge_key",
+        "status",
+        "event_time",
+        "last_event_time",
+        "due",
+        "closed_at",
+        "position",
+    ]
     rows = questions.select(tables.SILVER, [*columns, *sources], _of(generation)).to_pylist()
     return sorted(
-        ((*(row[name] for name in columns), sorted((s, part["offset"]) for s in sources for part in row[s])) for row in rows),
+        (
+            (
+                *(row[name] for name in columns),
+                sorted((s, part["offset"]) for s in sources for part in row[s]),
+            )
+            for row in rows
+        ),
         key=repr,
     )
 
@@ -145,7 +204,10 @@ def silver_of(questions: Questions, sources: Sequence[str] = SOURCES, generation
 def late_of(questions: Questions, generation: int | None = None) -> list[Row]:
     """What is late with tenants."""
     columns = ["partition", "source", "offset", "tenant", "merge_key", "event_time", "position"]
-    return sorted(tuple(row.values()) for row in questions.select(tables.LATE, columns, _of(generation)).to_pylist())
+    return sorted(
+        tuple(row.values())
+        for row in questions.select(tables.LATE, columns, _of(generation)).to_pylist()
+    )
 
 
 def _of(generation: int | None) -> Where:

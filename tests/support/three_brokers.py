@@ -1,4 +1,5 @@
-"""A Kafka cluster of three brokers on this machine, of which two can be killed: the first is the controller, too."""
+"""A Kafka cluster of three brokers on this machine, of which two can be killed: the first is the
+controller, too."""
 
 from __future__ import annotations
 
@@ -38,10 +39,19 @@ class ThreeBrokers:
         """Starts a broker, or starts it again with what it had."""
         port = self.ports.setdefault(node, free_port(self.controller_port, *self.ports.values()))
         client = f"CLIENT://{HOST}:{port}"
-        roles = {"process.roles": "broker,controller" if node == 1 else "broker", "node.id": str(node)}
+        roles = {
+            "process.roles": "broker,controller" if node == 1 else "broker",
+            "node.id": str(node),
+        }
         listeners = f"{client},CONTROLLER://{HOST}:{self.controller_port}" if node == 1 else client
-        of_node = {**roles, "listeners": listeners, "controller.quorum.voters": f"1@{HOST}:{self.controller_port}"}
-        broker.start(self.folder / str(node), port, settings=REPLICATED | of_node, cluster_id=CLUSTER)
+        of_node = {
+            **roles,
+            "listeners": listeners,
+            "controller.quorum.voters": f"1@{HOST}:{self.controller_port}",
+        }
+        broker.start(
+            self.folder / str(node), port, settings=REPLICATED | of_node, cluster_id=CLUSTER
+        )
 
     def kill(self, node: int) -> None:
         """Ends a broker that has no chance to hand anything over."""

@@ -40,7 +40,10 @@ class Issuer:
                 if self.headers.get("Authorization") == f"Basic {known}":
                     status, answer = 200, issuer.grant()
                 else:
-                    status, answer = 401, {"error": "invalid_client", "error_description": "wrong client or secret"}
+                    status, answer = (
+                        401,
+                        {"error": "invalid_client", "error_description": "wrong client or secret"},
+                    )
                 body = json.dumps(answer).encode()
                 self.send_response(status)
                 self.send_header("Content-Type", "application/json")
@@ -63,18 +66,36 @@ class Issuer:
 
     def grant(self) -> dict[str, Any]:
         now = int(time.time())
-        claims = {"iss": self.url, "sub": CLIENT, "iat": now, "exp": now + _VALID_S, "scope": "kafka"}
-        signed = ".".join(_encoded(json.dumps(part).encode()) for part in ({"alg": "RS256", "kid": _KEY_ID}, claims))
+        claims = {
+            "iss": self.url,
+            "sub": CLIENT,
+            "iat": now,
+            "exp": now + _VALID_S,
+            "scope": "kafka",
+        }
+        signed = ".".join(
+            _encoded(json.dumps(part).encode())
+            for part in ({"alg": "RS256", "kid": _KEY_ID}, claims)
+        )
         signature = self.key.sign(signed.encode(), padding.PKCS1v15(), hashes.SHA256())
-        return {"access_token": f"{signed}.{_encoded(signature)}", "token_type": "bearer", "expires_in": _VALID_S}
+        return {
+            "access_token": f"{signed}.{_encoded(signature)}",
+            "token_type": "bearer",
+            "expires_in": _VALID_S,
+        }
 
     @property
     def key_set(self) -> str:
         """The public key, as a JSON Web Key Set."""
         numbers = self.key.public_key().public_numbers()
         whole = {"n": numbers.n, "e": numbers.e}
-        parts = {name: _encoded(value.to_bytes((value.bit_length() + 7) // 8, "big")) for name, value in whole.items()}
-        return json.dumps({"keys": [{"kty": "RSA", "kid": _KEY_ID, "use": "sig", "alg": "RS256", **parts}]})
+        parts = {
+            name: _encoded(value.to_bytes((value.bit_length() + 7) // 8, "big"))
+            for name, value in whole.items()
+        }
+        return json.dumps(
+            {"keys": [{"kty": "RSA", "kid": _KEY_ID, "use": "sig", "alg": "RS256", **parts}]}
+        )
 
     @property
     def options(self) -> dict[str, str]:

@@ -5,7 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple, TypeAlias
 
-from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, Message, Producer
+from confluent_kafka import (
+    OFFSET_BEGINNING,
+    Consumer,
+    KafkaError,
+    KafkaException,
+    Message,
+    Producer,
+)
 from confluent_kafka import TopicPartition as KafkaPartition
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewPartitions, NewTopic
@@ -15,7 +22,8 @@ from pipelines.settings import KafkaSettings
 
 
 class Published(NamedTuple):
-    """A message as a consumer sees it, without its offset: that differs where transactions are cut differently."""
+    """A message as a consumer sees it, without its offset: that differs where transactions are cut
+    differently."""
 
     partition: int
     key: bytes
@@ -53,11 +61,15 @@ def client_options(kafka: Access) -> dict[str, Any]:
 
 def create_topics(kafka: Access, *topics: str, partitions: int, **config: str) -> None:
     admin = AdminClient(client_options(kafka))
-    new = [NewTopic(t, num_partitions=partitions, config={"retention.ms": "-1", **config}) for t in topics]
+    new = [
+        NewTopic(t, num_partitions=partitions, config={"retention.ms": "-1", **config})
+        for t in topics
+    ]
     for created in admin.create_topics(new).values():
         created.result()
     cluster = Cluster(settings_of(kafka))
-    while cluster.partition_counts(topics) != dict.fromkeys(topics, partitions):  # made again, a topic may be unknown for a while
+    # Made again, a topic may be unknown for a while.
+    while cluster.partition_counts(topics) != dict.fromkeys(topics, partitions):
         pass
 
 
@@ -87,10 +99,16 @@ def delete_topic(kafka: Access, topic: str) -> None:
 
 
 def produce(
-    kafka: Access, topic: str, records: Iterable[tuple[int, bytes | None]], *, codec: str = "none", is_idempotent: bool = False
+    kafka: Access,
+    topic: str,
+    records: Iterable[tuple[int, bytes | None]],
+    *,
+    codec: str = "none",
+    is_idempotent: bool = False,
 ) -> None:
-    """Each record is (partition, value), compressed by this codec; returns once the broker has them all. `is_idempotent`: each
-    once, even where a broker dies meanwhile; it takes half a second to begin.
+    """Each record is (partition, value), compressed by this codec; returns once the broker has them
+    all. `is_idempotent`: each once, even where a broker dies meanwhile; it takes half a second to
+    begin.
     """
     options = {
         "message.max.bytes": 8_000_000,
@@ -101,13 +119,20 @@ def produce(
     producer = Producer({**client_options(kafka), **options})
     failed = []
     for partition, value in records:
-        producer.produce(topic, value, partition=partition, on_delivery=lambda e, _: failed.append(e) if e else None)
+        producer.produce(
+            topic,
+            value,
+            partition=partition,
+            on_delivery=lambda e, _: failed.append(e) if e else None,
+        )
         producer.poll(0)
     assert producer.flush(30) == 0
     assert not failed
 
 
-def produce_transaction(bootstrap: str, topic: str, values: Iterable[bytes], partition: int, *, commit: bool) -> None:
+def produce_transaction(
+    bootstrap: str, topic: str, values: Iterable[bytes], partition: int, *, commit: bool
+) -> None:
     producer = Producer({"bootstrap.servers": bootstrap, "transactional.id": f"test-{topic}"})
     producer.init_transactions(30)
     producer.begin_transaction()
@@ -128,7 +153,8 @@ def consume(kafka: Access, topic: str, partitions: int) -> list[Any]:
             "group.id": "test",
             "enable.partition.eof": True,
             "fetch.wait.max.ms": 20,
-            "topic.metadata.refresh.interval.ms": 1000,  # for topics that come to exist, and leaders that are others now
+            # For topics that come to exist, and leaders that are others now.
+            "topic.metadata.refresh.interval.ms": 1000,
             "isolation.level": "read_committed",
             "auto.offset.reset": "earliest",
         }
@@ -150,10 +176,13 @@ def consume(kafka: Access, topic: str, partitions: int) -> list[Any]:
 
 
 def committed(kafka: Access, group: str, topic: str, partitions: int) -> dict[int, int]:
-    """The offsets that a consumer group has of a topic; none while the broker has no coordinator for it yet."""
+    """The offsets that a consumer group has of a topic; none while the broker has no coordinator
+    for it yet."""
     consumer = Consumer({**client_options(kafka), "group.id": group})
     try:
-        found = consumer.committed([KafkaPartition(topic, p) for p in range(partitions)], timeout=10)
+        found = consumer.committed(
+            [KafkaPartition(topic, p) for p in range(partitions)], timeout=10
+        )
     except KafkaException:
         return {}
     finally:
@@ -169,7 +198,16 @@ def published(kafka: Access, topic: str, partitions: int) -> list[Published]:
         if "watersmeet.forgotten" in headers:
             continue
         seq, message_id = int(headers["watersmeet.seq"]), headers["watersmeet.id"].decode()
-        found.append(Published(message.partition(), message.key(), message.timestamp()[1], message.value(), seq, message_id))
+        found.append(
+            Published(
+                message.partition(),
+                message.key(),
+                message.timestamp()[1],
+                message.value(),
+                seq,
+                message_id,
+            )
+        )
     return found
 
 
@@ -184,7 +222,9 @@ def dead_letters(kafka: Access, topic: str, partitions: int) -> list[Letter]:
         ]
         assert int(partition[1]) == message.partition()
         place = message.partition(), of_topic[1].decode(), int(offset[1]), reason[1].decode()
-        found.append(Letter(*place, message.key(), message.value(), tuple(own), message.timestamp()[1]))
+        found.append(
+            Letter(*place, message.key(), message.value(), tuple(own), message.timestamp()[1])
+        )
     return found
 
 

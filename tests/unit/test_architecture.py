@@ -1,4 +1,5 @@
-"""Dependencies point inward: layers -> engine, kafka, lake -> core. Every module has a room, and imports of imports count too."""
+"""Dependencies point inward: layers -> engine, kafka, lake -> core. Every module has a room, and
+imports of imports count too."""
 
 from __future__ import annotations
 
@@ -15,7 +16,16 @@ import pytest
 PACKAGE = Path(__file__).parents[2] / "pipelines"
 
 ROOMS: Mapping[str, tuple[str, ...]] = {
-    "facts": ("pipelines", "configuration", "errors", "faults", "jvm", "memory", "monitoring", "settings"),
+    "facts": (
+        "pipelines",
+        "configuration",
+        "errors",
+        "faults",
+        "jvm",
+        "memory",
+        "monitoring",
+        "settings",
+    ),
     "core": ("core",),
     "lake": ("lake",),
     "kafka": ("kafka",),
@@ -38,14 +48,20 @@ OPEN_TO: Mapping[str, frozenset[str]] = {
     "audit": frozenset(["core", "facts", "lake", "kafka", "engine"]),
     "views": frozenset(["core", "facts", "lake", "kafka", "engine", "audit"]),
     "dev": frozenset(["core", "facts", "lake", "kafka", "engine", "layers", "audit", "views"]),
-    "cli": frozenset(["core", "facts", "lake", "kafka", "engine", "layers", "audit", "views", "dev"]),
+    "cli": frozenset(
+        ["core", "facts", "lake", "kafka", "engine", "layers", "audit", "views", "dev"]
+    ),
 }
 """The other rooms that a room may import from."""
 
+# A schema that cannot be a column's type is an error in the configuration.
 EXCEPTIONS = frozenset(
     [
         ("core.avro_schema", "errors"),  # a schema that cannot be a column's type, as in the next
-        ("core.json_schema", "errors"),  # a schema that cannot be a column's type is an error in the configuration
+        (
+            "core.json_schema",
+            "errors",
+        ),
         ("run", "audit.validate"),  # a start checks what `validate` checks
         ("operations.evolve", "audit.problems"),  # so does a change of the rules
         ("operations.evolve", "audit.show"),
@@ -68,12 +84,32 @@ EXCEPTIONS = frozenset(
 SPARK = frozenset(["pyspark", "delta", "py4j"])
 OUTSIDE = SPARK | {"deltalake", "confluent_kafka"}
 PRIVATE = frozenset(
-    ["_jvm", "_jdt", "_jsc", "_jdf", "_jc", "_jq", "_sc", "_jsparkSession", "_jwrite", "_jreader", "_gateway", "_gateway_client"]
+    [
+        "_jvm",
+        "_jdt",
+        "_jsc",
+        "_jdf",
+        "_jc",
+        "_jq",
+        "_sc",
+        "_jsparkSession",
+        "_jwrite",
+        "_jreader",
+        "_gateway",
+        "_gateway_client",
+    ]
 )
 UNSUPPORTED = frozenset(["sparkContext", "newSession"])
 CLOCKS = frozenset(
     [
-        *("datetime.now", "datetime.utcnow", "datetime.today", "date.today", "time.time", "time.time_ns"),
+        *(
+            "datetime.now",
+            "datetime.utcnow",
+            "datetime.today",
+            "date.today",
+            "time.time",
+            "time.time_ns",
+        ),
         *("time.monotonic", "time.monotonic_ns", "time.perf_counter", "time.sleep"),
     ]
 )
@@ -81,7 +117,8 @@ CLOCKS = frozenset(
 
 @dataclass(frozen=True)
 class Package:
-    """Modules by their dotted name without `pipelines.` (the package itself: `pipelines`), and what they import."""
+    """Modules by their dotted name without `pipelines.` (the package itself: `pipelines`), and what
+    they import."""
 
     texts: Mapping[str, str]
 
@@ -90,31 +127,39 @@ class Package:
         return {name: ast.parse(text) for name, text in self.texts.items()}
 
     def room(self, module: str) -> str | None:
-        return next((room for room, parts in ROOMS.items() if module.partition(".")[0] in parts), None)
+        return next(
+            (room for room, parts in ROOMS.items() if module.partition(".")[0] in parts), None
+        )
 
     def imports(self, module: str, *, at_import: bool = False) -> set[str]:
-        """The modules of this package, and the other packages, that a module names in its imports: in functions, too, and for
-        types alone; or only those that importing it imports.
+        """The modules of this package, and the other packages, that a module names in its imports:
+        in functions, too, and for types alone; or only those that importing it imports.
         """
         nodes = _run_at_import(self.trees[module]) if at_import else ast.walk(self.trees[module])
         found = {self._module(name) for node in nodes for name in _imported(node, module)}
         return found - {module}
 
-    def reaches(self, module: str, *, at_import: bool = False, cut: frozenset[tuple[str, str]] = frozenset()) -> set[str]:
-        """All of the same, with the imports of what is imported; `cut`: imports that do not count."""
+    def reaches(
+        self, module: str, *, at_import: bool = False, cut: frozenset[tuple[str, str]] = frozenset()
+    ) -> set[str]:
+        """All of the same, with the imports of what is imported; `cut`: imports that do not
+        count."""
         seen: set[str] = set()
         ahead = [module]
         while ahead:
             here = ahead.pop()
             packages = {here.rpartition(".")[0]} & self.texts.keys()
-            found = self.imports(here, at_import=at_import) | packages if here in self.texts else set()
+            found = (
+                self.imports(here, at_import=at_import) | packages if here in self.texts else set()
+            )
             new = {name for name in found - seen - {module} if (here, name) not in cut}
             seen |= new
             ahead += new
         return seen
 
     def _module(self, name: str) -> str:
-        """`from a import b` may mean the module a.b, so the longest name that is a module counts."""
+        """`from a import b` may mean the module a.b, so the longest name that is a module
+        counts."""
         if name.partition(".")[0] != "pipelines":
             return name.partition(".")[0]
         inner = name.partition(".")[2]
@@ -143,12 +188,15 @@ class Package:
             for node in ast.walk(tree):
                 if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
                     names.add(node.name)
-                elif isinstance(node, (ast.Name, ast.Attribute)) and isinstance(node.ctx, ast.Store):
+                elif isinstance(node, (ast.Name, ast.Attribute)) and isinstance(
+                    node.ctx, ast.Store
+                ):
                     names.add(node.id if isinstance(node, ast.Name) else node.attr)
         return frozenset(names)
 
     def foreign_private_names(self, module: str) -> set[str]:
-        """Names with a leading underscore that a module takes from others, and what Spark does not support everywhere.
+        """Names with a leading underscore that a module takes from others, and what Spark does not
+        support everywhere.
 
         What a named tuple has is public, and so are librdkafka's own error codes.
         """
@@ -157,12 +205,24 @@ class Package:
         for node in ast.walk(self.trees[module]):
             if isinstance(node, ast.Attribute):
                 is_code = isinstance(node.value, ast.Name) and node.value.id == "KafkaError"
-                is_private = node.attr.startswith("_") and not node.attr.startswith("__") and node.attr not in public
-                if node.attr in PRIVATE | UNSUPPORTED or (is_private and not is_code and node.attr not in self.own_names):
+                is_private = (
+                    node.attr.startswith("_")
+                    and not node.attr.startswith("__")
+                    and node.attr not in public
+                )
+                if node.attr in PRIVATE | UNSUPPORTED or (
+                    is_private and not is_code and node.attr not in self.own_names
+                ):
                     found.add(node.attr)
-            elif isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value in PRIVATE:
+            elif (
+                isinstance(node, ast.Constant)
+                and isinstance(node.value, str)
+                and node.value in PRIVATE
+            ):
                 found.add(node.value)
-            elif isinstance(node, ast.ImportFrom) and not (node.module or "").startswith("pipelines"):
+            elif isinstance(node, ast.ImportFrom) and not (node.module or "").startswith(
+                "pipelines"
+            ):
                 found |= {alias.name for alias in node.names if alias.name.startswith("_")}
         return found
 
@@ -171,13 +231,16 @@ def _imported(node: ast.AST, module: str) -> Iterator[str]:
     if isinstance(node, ast.Import):
         yield from (alias.name for alias in node.names)
     elif isinstance(node, ast.ImportFrom):
-        package = ".".join(f"pipelines.{module}".split(".")[: -node.level]) + "." if node.level else ""
+        package = (
+            ".".join(f"pipelines.{module}".split(".")[: -node.level]) + "." if node.level else ""
+        )
         origin = (package + (node.module or "")).rstrip(".")
         yield from (f"{origin}.{alias.name}" for alias in node.names)
 
 
 def _run_at_import(tree: ast.AST) -> Iterator[ast.AST]:
-    """Every node that is reached when the module is imported: no body of a function, and nothing that is for types alone."""
+    """Every node that is reached when the module is imported: no body of a function, and nothing
+    that is for types alone."""
     for node in ast.iter_child_nodes(tree):
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
             continue
@@ -226,7 +289,12 @@ def test_the_core_knows_neither_spark_nor_kafka_nor_delta_nor_the_time(package: 
     core = [module for module in package.texts if package.room(module) == "core"]
     assert len(core) > 10
     assert {module: found for module in core if (found := package.reaches(module) & OUTSIDE)} == {}
-    told = {module: {call for call in _called(package.trees[module]) if any(call.endswith(c) for c in CLOCKS)} for module in core}
+    told = {
+        module: {
+            call for call in _called(package.trees[module]) if any(call.endswith(c) for c in CLOCKS)
+        }
+        for module in core
+    }
     assert {module: calls for module, calls in told.items() if calls} == {}
 
 
@@ -248,29 +316,50 @@ def test_spark_is_imported_only_by_what_works_with_it(package: Package) -> None:
 
 
 def test_what_verify_says_does_not_rest_on_the_merge_that_it_checks(package: Package) -> None:
-    """Of the layers it knows nothing, and of `core.merge` only the columns, which the tables' layout takes from there."""
+    """Of the layers it knows nothing, and of `core.merge` only the columns, which the tables'
+    layout takes from there."""
     checks = [module for module in package.texts if module.startswith("audit.verify")]
     assert checks
     layout = frozenset([("lake.tables", "core.merge")])
     for module in checks:
         reached = package.reaches(module, cut=layout)
         assert "core.merge" not in reached, module
-        assert [name for name in reached if package.room(name) in ("layers", "engine", "cli")] == [], module
+        assert [
+            name for name in reached if package.room(name) in ("layers", "engine", "cli")
+        ] == [], module
 
 
 def test_nothing_is_used_that_others_keep_for_themselves(package: Package) -> None:
-    assert {module: names for module in package.texts if (names := package.foreign_private_names(module))} == {}
+    assert {
+        module: names
+        for module in package.texts
+        if (names := package.foreign_private_names(module))
+    } == {}
 
 
 def test_what_guards_data_is_never_an_assertion(package: Package) -> None:
-    found = [module for module, tree in package.trees.items() if any(isinstance(node, ast.Assert) for node in ast.walk(tree))]
+    found = [
+        module
+        for module, tree in package.trees.items()
+        if any(isinstance(node, ast.Assert) for node in ast.walk(tree))
+    ]
     assert found == []
 
 
 def test_the_command_line_is_ready_without_spark_and_kafka() -> None:
-    heavy = {"pyspark", "delta", "deltalake", "pyarrow", "pandas", "confluent_kafka", "great_expectations"}
+    heavy = {
+        "pyspark",
+        "delta",
+        "deltalake",
+        "pyarrow",
+        "pandas",
+        "confluent_kafka",
+        "great_expectations",
+    }
     script = f"import sys, pipelines.cli; print(*sorted({heavy!r} & sys.modules.keys()))"
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60
+    )
     assert done.stdout.split() == []
 
 
@@ -279,7 +368,20 @@ def test_the_command_line_is_ready_without_spark_and_kafka() -> None:
 
 def of(**texts: str) -> Package:
     """A package of these modules (`__` for a dot), beside some that import nothing."""
-    empty = dict.fromkeys(["pipelines", "core", "core.plan", "core.merge", "lake", "lake.tables", "engine", "bronze", "cli"], "")
+    empty = dict.fromkeys(
+        [
+            "pipelines",
+            "core",
+            "core.plan",
+            "core.merge",
+            "lake",
+            "lake.tables",
+            "engine",
+            "bronze",
+            "cli",
+        ],
+        "",
+    )
     return Package({**empty, **{name.replace("__", "."): text for name, text in texts.items()}})
 
 
@@ -306,7 +408,10 @@ def test_the_checker_sees_an_import_that_points_outward(module: str, text: str, 
     ("module", "text"),
     [
         ("core.a", "import numpy\nfrom . import plan\nfrom pipelines.core.merge import merge"),
-        ("lake.a", "from pipelines.core import plan\nfrom pipelines import __version__\nimport pipelines"),
+        (
+            "lake.a",
+            "from pipelines.core import plan\nfrom pipelines import __version__\nimport pipelines",
+        ),
         ("engine.a", "from pipelines.lake import tables\nimport pyspark"),
         ("gold", "from pipelines.engine import Engine\nfrom pipelines.lake.tables import SILVER"),
         ("cli", "from pipelines.bronze import Bronze"),
@@ -342,7 +447,11 @@ def test_importing_a_module_imports_its_packages() -> None:
         ("x = frame.sparkSession.newSession()", {"newSession"}),
         ("from pyspark.sql.utils import _secret", {"_secret"}),
         ("x = table._table.history()", {"_table"}),
-        ("class A:\n    def __init__(self):\n        self._own = 1\n    def f(self, other):\n        return other._own", set()),
+        (
+            "class A:\n    def __init__(self):\n        self._own = 1\n    def f(self, other):\n   "
+            "     return other._own",
+            set(),
+        ),
         ("x = KafkaError._TRANSPORT\ny = row._asdict()\nz = a.__class__", set()),
     ],
 )

@@ -23,23 +23,33 @@ def loaded() -> Bundle:
 
 @pytest.fixture
 def bundle(loaded: Bundle) -> Bundle:
-    return Bundle(loaded.root, copy.deepcopy(loaded.top), copy.deepcopy(loaded.resources), loaded.project)
+    return Bundle(
+        loaded.root, copy.deepcopy(loaded.top), copy.deepcopy(loaded.resources), loaded.project
+    )
 
 
 def test_the_bundle_has_no_problem(bundle: Bundle) -> None:
     assert bundle.problems() == []
 
 
-def test_the_bundle_has_a_job_for_each_layer_one_for_all_and_one_that_checks(bundle: Bundle) -> None:
+def test_the_bundle_has_a_job_for_each_layer_one_for_all_and_one_that_checks(
+    bundle: Bundle,
+) -> None:
     assert sorted(bundle.jobs) == sorted([*LAYERS, "scheduled", "quality"])
 
 
 @pytest.mark.parametrize("folder", ["pipelines", "notebooks"])
-def test_nothing_that_runs_there_uses_the_spark_context_or_what_spark_keeps_for_itself(folder: str) -> None:
+def test_nothing_that_runs_there_uses_the_spark_context_or_what_spark_keeps_for_itself(
+    folder: str,
+) -> None:
     files = [path for path in (ROOT / folder).rglob("*") if path.suffix in (".py", ".ipynb")]
     assert files
     pattern = re.compile(r"\.(sparkContext|_sc|_jvm|_jsc|_jdf|_jsparkSession|_gateway)\b")
-    assert {path.name: found for path in files if (found := pattern.findall(path.read_text(encoding="utf-8")))} == {}
+    assert {
+        path.name: found
+        for path in files
+        if (found := pattern.findall(path.read_text(encoding="utf-8")))
+    } == {}
 
 
 # -- the page
@@ -49,11 +59,18 @@ PAGE = (ROOT / "docs" / "databricks.md").read_text(encoding="utf-8")
 
 def test_every_variable_has_a_row(bundle: Bundle) -> None:
     section = PAGE.partition("\n## Variables\n")[2].partition("\n## ")[0]
-    named = [name for row in section.splitlines() if row.startswith("| `") for name in row.split("|")[1].split("`")[1::2]]
+    named = [
+        name
+        for row in section.splitlines()
+        if row.startswith("| `")
+        for name in row.split("|")[1].split("`")[1::2]
+    ]
     assert sorted(named) == sorted(bundle.top["variables"])
 
 
-def test_the_values_for_prod_that_are_shown_are_of_variables_and_all_that_it_takes(bundle: Bundle) -> None:
+def test_the_values_for_prod_that_are_shown_are_of_variables_and_all_that_it_takes(
+    bundle: Bundle,
+) -> None:
     [shown] = re.findall(r"^```json\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE)
     values = json.loads(shown)
     assert values.keys() <= bundle.top["variables"].keys()
@@ -109,9 +126,15 @@ PLANTED: list[tuple[Change, str]] = [
     (_set("LAG", *GOLD, "health", "rules", 0, "metric"), "LAG"),
     (_set(4, *CLUSTER, "cores"), "variable cluster: Unexpected field 'cores'"),
     (_set("a@example.org", *VARIABLES, "emails", "default"), "jobs bronze in prod"),
-    (_set("me", "resources", "schemas", "lake", "owner"), "schemas lake in dev: Unexpected field 'owner'"),
+    (
+        _set("me", "resources", "schemas", "lake", "owner"),
+        "schemas lake in dev: Unexpected field 'owner'",
+    ),
     (_set("LOCAL", "resources", "volumes", "files", "volume_type"), "volumes files in dev"),
-    (_set(["READ"], *PROD, "resources", "volumes", "files", "grants", 0, "privileges"), "volumes files in prod"),
+    (
+        _set(["READ"], *PROD, "resources", "volumes", "files", "grants", 0, "privileges"),
+        "volumes files in prod",
+    ),
     (_set("CAN_FLY", *PROD, "permissions", 1, "level"), "permissions in prod"),
     (_set({"principal": "x"}, *PROD, "run_as"), "run_as in prod"),
     (_set(["tests"], "top", "syncs"), "databricks.yml: unknown field syncs"),
@@ -120,7 +143,10 @@ PLANTED: list[tuple[Change, str]] = [
     # references
     (_set("${var.cfg}", *GOLD, "description"), "there is no variable cfg"),
     (_set("${var.size}", *CLUSTER, "node_type_id"), "there is no variable size"),
-    (_set("${resources.jobs.x.id}", *GOLD, "description"), "resources.jobs.x.id refers to no resource's field"),
+    (
+        _set("${resources.jobs.x.id}", *GOLD, "description"),
+        "resources.jobs.x.id refers to no resource's field",
+    ),
     (
         _set("${resources.schemas.lake.title}", *CLUSTER, "spark_env_vars", "LAKE_SCHEMA"),
         "lake.title refers to no resource's field",
@@ -129,28 +155,49 @@ PLANTED: list[tuple[Change, str]] = [
     (_set({"default": "x"}, *VARIABLES, "spare"), "nobody uses the variable spare"),
     (_set({"spare": "x"}, *PROD, "variables"), "prod: no variable spare"),
     (_set({"name": "x"}, *PROD, "resources", "schemas", "pool"), "prod: no schemas pool"),
-    (_set("{{secret/a/b}}", *CLUSTER, "spark_env_vars", "KAFKA_USERNAME"), "{{secret/a/b}} is no reference to a secret"),
-    (_set("hunter2", *CLUSTER, "spark_env_vars", "KAFKA_PASSWORD"), "KAFKA_PASSWORD is not taken from a secret scope"),
+    (
+        _set("{{secret/a/b}}", *CLUSTER, "spark_env_vars", "KAFKA_USERNAME"),
+        "{{secret/a/b}} is no reference to a secret",
+    ),
+    (
+        _set("hunter2", *CLUSTER, "spark_env_vars", "KAFKA_PASSWORD"),
+        "KAFKA_PASSWORD is not taken from a secret scope",
+    ),
     # tasks
     (_set("golden", *TASK, "job_cluster_key"), "gold.gold: there is no cluster golden"),
-    (_set("bronce", *SCHEDULED, "tasks", 1, "depends_on", 0, "task_key"), "depends on bronce, which is no other task"),
-    (_set("silver", *SCHEDULED, "tasks", 1, "depends_on", 0, "task_key"), "depends on silver, which is no other task"),
+    (
+        _set("bronce", *SCHEDULED, "tasks", 1, "depends_on", 0, "task_key"),
+        "depends on bronce, which is no other task",
+    ),
+    (
+        _set("silver", *SCHEDULED, "tasks", 1, "depends_on", 0, "task_key"),
+        "depends on silver, which is no other task",
+    ),
     (_set("bronze", *SCHEDULED, "tasks", 2, "task_key"), "scheduled: two tasks are called bronze"),
     (_set([], *TASK, "libraries"), "gold.gold: has no wheel to run"),
     (
         _set({"package": "great-expectation"}, *CHECK, "libraries", 1, "pypi"),
         "great-expectation is not what the package asks for",
     ),
-    (_set(["check", *CONFIG, "--until", "3"], *CHECK, "python_wheel_task", "parameters"), "--until"),
+    (
+        _set(["check", *CONFIG, "--until", "3"], *CHECK, "python_wheel_task", "parameters"),
+        "--until",
+    ),
     # commands
     (_set("waters", *WHEEL, "package_name"), "not called waters"),
     (_set("pipelines", *WHEEL, "entry_point"), "no entry point pipelines"),
     (_set(["run", "platinum", *CONFIG], *WHEEL, "parameters"), "platinum"),
     (_set(["run", "gold", "--config-file", "x"], *WHEEL, "parameters"), "--config-file"),
     (_set(["march", "gold"], *WHEEL, "parameters"), "march"),
-    (_set(["run", "gold"], *WHEEL, "parameters"), "gold.gold: does not read the configuration of the bundle"),
+    (
+        _set(["run", "gold"], *WHEEL, "parameters"),
+        "gold.gold: does not read the configuration of the bundle",
+    ),
     (_set(["run", "gold", "--once", *CONFIG], *WHEEL, "parameters"), "gold.gold: ends at once"),
-    (_set(["run", "gold", *CONFIG], *SCHEDULED, "tasks", 2, "python_wheel_task", "parameters"), "scheduled.gold: never ends"),
+    (
+        _set(["run", "gold", *CONFIG], *SCHEDULED, "tasks", 2, "python_wheel_task", "parameters"),
+        "scheduled.gold: never ends",
+    ),
     # layers
     (_drop(*GOLD), "gold has no job that runs it"),
     (_set(["run", "silver", *CONFIG], *WHEEL, "parameters"), "gold has no job that runs it"),
@@ -158,10 +205,16 @@ PLANTED: list[tuple[Change, str]] = [
     (_drop(*SCHEDULED, "tasks", 1), "the scheduled job does not run the layers in order"),
     (_drop(*SCHEDULED, "tasks", 2, "depends_on"), "scheduled.gold does not wait"),
     # triggers
-    (_set({"quartz_cron_expression": "0 0 * * * ?", "timezone_id": "UTC"}, *GOLD, "schedule"), "['continuous', 'schedule']"),
+    (
+        _set({"quartz_cron_expression": "0 0 * * * ?", "timezone_id": "UTC"}, *GOLD, "schedule"),
+        "['continuous', 'schedule']",
+    ),
     (_drop(*GOLD, "continuous"), "gold has the triggers []"),
     (_set("UNPAUSED", *GOLD, "continuous", "pause_status"), "gold writes pause_status out"),
-    (_set("PAUSED", *JOBS, "quality", "schedule", "pause_status"), "quality writes pause_status out"),
+    (
+        _set("PAUSED", *JOBS, "quality", "schedule", "pause_status"),
+        "quality writes pause_status out",
+    ),
     (_set(2, *SCHEDULED, "max_concurrent_runs"), "scheduled may run beside itself"),
     (_set(-1, *TASK, "max_retries"), "retry policy of its own"),
     (_set("small", *TASK, "environment_key"), "is serverless"),
@@ -171,23 +224,44 @@ PLANTED: list[tuple[Change, str]] = [
     (_set("NO", *VARIABLES, "scheduled", "default"), "PAUSED or UNPAUSED"),
     # alerts
     (_drop(*GOLD, "health"), "gold has the health rules []"),
-    (_set("RUN_DURATION_SECONDS", *GOLD, "health", "rules", 0, "metric"), "gold has the health rules"),
-    (_drop(*GOLD, "email_notifications", "on_streaming_backlog_exceeded"), "gold: email_notifications are not"),
-    (_set(["a@example.org"], *GOLD, "email_notifications", "on_failure"), "gold: email_notifications are not"),
-    (_drop(*SCHEDULED, "webhook_notifications", "on_failure"), "scheduled: webhook_notifications are not"),
+    (
+        _set("RUN_DURATION_SECONDS", *GOLD, "health", "rules", 0, "metric"),
+        "gold has the health rules",
+    ),
+    (
+        _drop(*GOLD, "email_notifications", "on_streaming_backlog_exceeded"),
+        "gold: email_notifications are not",
+    ),
+    (
+        _set(["a@example.org"], *GOLD, "email_notifications", "on_failure"),
+        "gold: email_notifications are not",
+    ),
+    (
+        _drop(*SCHEDULED, "webhook_notifications", "on_failure"),
+        "scheduled: webhook_notifications are not",
+    ),
     # targets
     (_set("production", "top", "targets", "dev", "mode"), "no target dev of mode development"),
     (_drop(*PROD), "no target prod of mode production"),
     (_set(True, *PROD, "default"), "the default target is"),
     (_drop(*PROD, "run_as"), "prod does not run as the service principal"),
     (_drop(*PROD, "permissions"), "prod says nothing about permissions"),
-    (_drop(*PROD, "resources", "schemas", "lake", "lifecycle"), "prod would let schemas lake be destroyed"),
+    (
+        _drop(*PROD, "resources", "schemas", "lake", "lifecycle"),
+        "prod would let schemas lake be destroyed",
+    ),
     (_drop(*VARIABLES, "catalog", "default"), "dev is deployed without values for ['catalog']"),
-    (_set("x", *VARIABLES, "operators", "default"), "prod is deployed without values for ['service_principal']"),
+    (
+        _set("x", *VARIABLES, "operators", "default"),
+        "prod is deployed without values for ['service_principal']",
+    ),
     # files
     (_set(["jobs/*.yml"], "top", "include"), "include jobs/*.yml matches no file"),
     (_set(["src"], "top", "sync", "paths"), "there is no folder src"),
-    (_set("python3 -m pip wheel .", "top", "artifacts", "watersmeet", "build"), "not built into dist"),
+    (
+        _set("python3 -m pip wheel .", "top", "artifacts", "watersmeet", "build"),
+        "not built into dist",
+    ),
     (_set([{"whl": "dist/*.whl"}], *TASK, "libraries"), "not where the wheel is built"),
 ]
 

@@ -1,4 +1,5 @@
-"""The cause of a failure is named: the last thing that caused it, what it is about, and what would be right."""
+"""The cause of a failure is named: the last thing that caused it, what it is about, and what would
+be right."""
 
 from __future__ import annotations
 
@@ -45,9 +46,15 @@ ValueError: no such field: amount
 @pytest.mark.parametrize(
     ("text", "cause"),
     [
-        (MISSING_FILE, "FileNotFoundException: File /lake/bronze_orders/part-0.parquet does not exist"),
+        (
+            MISSING_FILE,
+            "FileNotFoundException: File /lake/bronze_orders/part-0.parquet does not exist",
+        ),
         (WORKER, "ValueError: no such field: amount"),
-        (f"{WORKER}\npipelines.errors.StoreError: one of ours says more than all else\n", "one of ours says more than all else"),
+        (
+            f"{WORKER}\npipelines.errors.StoreError: one of ours says more than all else\n",
+            "one of ours says more than all else",
+        ),
         ("it is broken\nfurther words", "RuntimeError: it is broken"),
         ("", "RuntimeError"),
     ],
@@ -66,7 +73,8 @@ def test_a_jvm_that_is_gone_is_said_to_be(tmp_path: Path) -> None:
         space["send"]()  # type: ignore[operator]
     assert "Spark's JVM has ended" in root_cause(caught.value)
     assert (
-        root_cause(ConnectionRefusedError(111, "Connection refused")) == "ConnectionRefusedError: [Errno 111] Connection refused"
+        root_cause(ConnectionRefusedError(111, "Connection refused"))
+        == "ConnectionRefusedError: [Errno 111] Connection refused"
     )
 
 
@@ -96,7 +104,10 @@ def test_an_advertised_host_that_nobody_resolves_is_the_brokers_to_correct() -> 
         assert error.retriable
         return str(error)
 
-    advertised = said("broker-2.internal:9092/2: Failed to resolve 'broker-2.internal:9092': Name or service not known")
+    advertised = said(
+        "broker-2.internal:9092/2: Failed to resolve 'broker-2.internal:9092': Name or service not "
+        "known"
+    )
     assert "broker 2 calls itself broker-2.internal:9092" in advertised
     assert "advertised.listeners" in advertised
     assert "correct kafka.bootstrap_servers" not in advertised

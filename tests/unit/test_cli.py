@@ -1,4 +1,5 @@
-"""The command line as far as it goes without Spark: usage, configurations that are wrong, and how failures end."""
+"""The command line as far as it goes without Spark: usage, configurations that are wrong, and how
+failures end."""
 
 from __future__ import annotations
 
@@ -15,7 +16,13 @@ import yaml
 
 import pipelines
 from pipelines import cli
-from pipelines.errors import BrokerError, ConfigurationError, ForeignMessageError, WatersmeetError, root_cause
+from pipelines.errors import (
+    BrokerError,
+    ConfigurationError,
+    ForeignMessageError,
+    WatersmeetError,
+    root_cause,
+)
 from pipelines.kafka import cluster
 from tests.support.commands import in_process
 
@@ -25,7 +32,10 @@ SOUND: dict[str, Any] = {
     "name": "test",
     "lake": "lake",
     "kafka": {"bootstrap_servers": "127.0.0.1:1"},
-    "sources": {"tracking": {"topic": "tracking", "event_time": "ts"}, "orders": {"topic": "orders", "event_time": "ts"}},
+    "sources": {
+        "tracking": {"topic": "tracking", "event_time": "ts"},
+        "orders": {"topic": "orders", "event_time": "ts"},
+    },
     "merge": {"timeout": "30m"},
     "publish": {"topic": "merged"},
 }
@@ -37,8 +47,11 @@ def config(folder: Path, **changed: Any) -> Path:
     return path
 
 
-def assert_one_sentence(done: subprocess.CompletedProcess[str], *parts: str, exit_code: int) -> None:
-    """It failed as the contract has it: one line that says all of the parts on standard error, nothing on standard output."""
+def assert_one_sentence(
+    done: subprocess.CompletedProcess[str], *parts: str, exit_code: int
+) -> None:
+    """It failed as the contract has it: one line that says all of the parts on standard error,
+    nothing on standard output."""
     assert (done.returncode, done.stdout) == (exit_code, ""), done.stderr
     [sentence] = done.stderr.splitlines()
     assert sentence.startswith("watersmeet: ")
@@ -69,14 +82,20 @@ def test_what_is_no_command_is_bad_usage(tmp_path: Path, arguments: Sequence[str
 
 def test_version_is_the_packages(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "pipelines", "--version"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(
+        command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False
+    )
     assert (done.returncode, done.stdout, done.stderr) == (0, f"{pipelines.__version__}\n", "")
 
 
 def test_help_names_every_command_there_is(tmp_path: Path) -> None:
     done = in_process("--help", cwd=tmp_path)
     assert done.returncode == 0
-    assert [c for c in ("init", "validate", "run", "status", "demo", "broker") if f" {c} " not in done.stdout] == []
+    assert [
+        c
+        for c in ("init", "validate", "run", "status", "demo", "broker")
+        if f" {c} " not in done.stdout
+    ] == []
 
 
 # -- a configuration that is missing or wrong
@@ -97,7 +116,9 @@ def test_a_wrong_configuration_is_one_sentence_that_says_where(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("is_written", [True, False])
-def test_validate_lists_what_is_wrong_with_a_configuration(tmp_path: Path, is_written: bool) -> None:
+def test_validate_lists_what_is_wrong_with_a_configuration(
+    tmp_path: Path, is_written: bool
+) -> None:
     path = config(tmp_path, publish={"topic": "orders"}) if is_written else tmp_path / "missing.yml"
     done = in_process("validate", "--json", "-c", path, cwd=tmp_path)
     assert done.returncode == 2
@@ -106,7 +127,9 @@ def test_validate_lists_what_is_wrong_with_a_configuration(tmp_path: Path, is_wr
     assert found["ok"] is False
     [problem] = found["problems"]
     assert problem.keys() == {"what", "where", "fix"}
-    assert ("publish.topic is the topic of source `orders`" if is_written else "cannot be read") in problem["what"]
+    assert (
+        "publish.topic is the topic of source `orders`" if is_written else "cannot be read"
+    ) in problem["what"]
     assert str(path) in problem["where"]
     assert problem["fix"]
 
@@ -141,14 +164,22 @@ def test_init_writes_the_example_once(tmp_path: Path) -> None:
 
 def test_the_broker_of_an_unknown_folder_does_not_run(tmp_path: Path) -> None:
     folder = tmp_path / "nowhere"
-    expected = {"running": False, "port": None, "pid": None, "directory": str(folder), "secure": False}
+    expected = {
+        "running": False,
+        "port": None,
+        "pid": None,
+        "directory": str(folder),
+        "secure": False,
+    }
     for command in ("status", "stop"):
         done = in_process("broker", command, "--dir", "nowhere", "--json", cwd=tmp_path)
         assert (done.returncode, json.loads(done.stdout)) == (0, expected)
     assert not folder.exists()
 
 
-def test_a_kafka_that_does_not_answer_is_said_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_kafka_that_does_not_answer_is_said_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(cluster, "TIMEOUT_S", 1.0)
     started = time.monotonic()
     done = in_process("run", "--once", "-c", config(tmp_path), cwd=tmp_path)
@@ -190,7 +221,9 @@ Driver stacktrace:
         (RuntimeError("\n \n"), "RuntimeError"),
     ],
 )
-def test_the_root_cause_is_our_own_sentence_where_there_is_one(error: Exception, sentence: str) -> None:
+def test_the_root_cause_is_our_own_sentence_where_there_is_one(
+    error: Exception, sentence: str
+) -> None:
     assert root_cause(error) == sentence
 
 
@@ -206,7 +239,11 @@ def test_the_root_cause_is_our_own_sentence_where_there_is_one(error: Exception,
     ],
 )
 def test_every_failure_ends_as_one_sentence_and_its_exit_status(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], error: Exception, exit_code: int, sentence: str
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    error: Exception,
+    exit_code: int,
+    sentence: str,
 ) -> None:
     def fail() -> None:
         raise error

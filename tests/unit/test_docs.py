@@ -1,4 +1,5 @@
-"""The documentation stays true: what it names exists, what exists is named, and its examples work."""
+"""The documentation stays true: what it names exists, what exists is named, and its examples
+work."""
 
 from __future__ import annotations
 
@@ -24,7 +25,18 @@ from pipelines.core.letters import NEXT_OFFSETS, OFFSET, PARTITION, REASON, TOPI
 from pipelines.core.model import MergeRules, PartitionMerge, Record
 from pipelines.core.reading import KAFKA, ReadingRules, Reason, read_records
 from pipelines.core.repartition import FROM, ORIGIN, POSITIONS
-from pipelines.core.sequence import FORGOTTEN, ID, IDLE, LIVED, MIN_OFFSETS, NO_RECOVERY, RULES, SEQ, TENANT, message_id
+from pipelines.core.sequence import (
+    FORGOTTEN,
+    ID,
+    IDLE,
+    LIVED,
+    MIN_OFFSETS,
+    NO_RECOVERY,
+    RULES,
+    SEQ,
+    TENANT,
+    message_id,
+)
 from pipelines.core.types import TIME
 from pipelines.dev.init import write_example
 from pipelines.errors import ConfigurationError
@@ -50,7 +62,10 @@ LONGEST_README = 200
 FOLDERS = ("pipelines", "tests", "docs", "schemas", "notebooks", "resources", "benchmarks", "bin")
 """A path in backticks that begins with one of these is a path of the repository."""
 
-REGISTRY = re.compile(r"[\w.-]*(maven|pypi|pythonhosted|npmjs|artifactory|nexus|jfrog)[\w-]*(\.[\w-]+)+", re.IGNORECASE)
+REGISTRY = re.compile(
+    r"[\w.-]*(maven|pypi|pythonhosted|npmjs|artifactory|nexus|jfrog)[\w-]*(\.[\w-]+)+",
+    re.IGNORECASE,
+)
 
 
 # -- parts of a document
@@ -65,7 +80,9 @@ def page(name: str, heading: str | None = None) -> str:
     text = text_of(DOCS / name)
     if heading is None:
         return text
-    found = re.search(rf"^## {re.escape(heading)}\n(.*?)(?=^## |\Z)", text, re.DOTALL | re.MULTILINE)
+    found = re.search(
+        rf"^## {re.escape(heading)}\n(.*?)(?=^## |\Z)", text, re.DOTALL | re.MULTILINE
+    )
     assert found is not None, f"{name} has no section {heading}"
     return found[1]
 
@@ -99,7 +116,12 @@ def slug(heading: str) -> str:
 
 
 def anchors(document: Path) -> set[str]:
-    return {slug(heading) for heading in re.findall(r"^#+ (.+)$", prose(document.read_text(encoding="utf-8")), re.MULTILINE)}
+    return {
+        slug(heading)
+        for heading in re.findall(
+            r"^#+ (.+)$", prose(document.read_text(encoding="utf-8")), re.MULTILINE
+        )
+    }
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
@@ -117,7 +139,13 @@ def test_every_link_and_path_leads_somewhere(document: Path) -> None:
 
 
 def test_every_file_at_the_top_that_is_named_exists() -> None:
-    for name in ("requirements.txt", "pipelines/jvm/ivy.xml", "databricks.yml", "LICENSE", "CHANGELOG.md"):
+    for name in (
+        "requirements.txt",
+        "pipelines/jvm/ivy.xml",
+        "databricks.yml",
+        "LICENSE",
+        "CHANGELOG.md",
+    ):
         assert name in README.read_text(encoding="utf-8")
         assert (ROOT / name).is_file()
 
@@ -127,7 +155,9 @@ def test_no_registry_is_named_by_its_host(document: Path) -> None:
     assert REGISTRY.search(document.read_text(encoding="utf-8")) is None
 
 
-@pytest.mark.parametrize(("text", "names_one"), [("repo.maven.example.org", True), ("Maven, or PyPI.", False)])
+@pytest.mark.parametrize(
+    ("text", "names_one"), [("repo.maven.example.org", True), ("Maven, or PyPI.", False)]
+)
 def test_a_registrys_host_is_noticed(text: str, names_one: bool) -> None:
     assert (REGISTRY.search(text) is not None) == names_one
 
@@ -135,7 +165,9 @@ def test_a_registrys_host_is_noticed(text: str, names_one: bool) -> None:
 def test_the_readme_is_short_and_names_every_page() -> None:
     text = README.read_text(encoding="utf-8")
     assert len(text.splitlines()) <= LONGEST_README
-    assert set(re.findall(r"\]\(docs/([\w-]+\.md)\)", text)) == {path.name for path in DOCS.glob("*.md")}
+    assert set(re.findall(r"\]\(docs/([\w-]+\.md)\)", text)) == {
+        path.name for path in DOCS.glob("*.md")
+    }
 
 
 def test_decisions_are_numbered_and_short() -> None:
@@ -143,17 +175,26 @@ def test_decisions_are_numbered_and_short() -> None:
     for path in DECISIONS:
         lines = path.read_text(encoding="utf-8").splitlines()
         assert lines[0].startswith(f"# {int(path.name[:4])}. "), path.name
-        assert [line for line in lines if line.startswith("## ")] == ["## Context", "## Decision", "## Consequences"], path.name
+        assert [line for line in lines if line.startswith("## ")] == [
+            "## Context",
+            "## Decision",
+            "## Consequences",
+        ], path.name
         assert len(lines) < 40, path.name
 
 
 def test_a_superseded_decision_names_a_later_one_under_its_title() -> None:
     superseded = [
-        (path, line) for path in DECISIONS for line in path.read_text(encoding="utf-8").splitlines()[2:3] if line[:1] != "#"
+        (path, line)
+        for path in DECISIONS
+        for line in path.read_text(encoding="utf-8").splitlines()[2:3]
+        if line[:1] != "#"
     ]
     assert len(superseded) >= 8
     for path, line in superseded:
-        found = re.match(r"Superseded (?:in part )?by \[decision (\d+)\]\((\d{4})-[\w-]+\.md\)", line)
+        found = re.match(
+            r"Superseded (?:in part )?by \[decision (\d+)\]\((\d{4})-[\w-]+\.md\)", line
+        )
         assert found is not None, path.name
         assert int(found[1]) == int(found[2]) > int(path.name[:4])
 
@@ -176,7 +217,11 @@ COMMANDS = dict(commands())
 
 
 def test_every_command_has_a_row() -> None:
-    named = [re.sub(r" (\[|--|[A-Z]).*", "", row[0].strip("`")) for row in rows(page("commands.md")) if "watersmeet" in row[0]]
+    named = [
+        re.sub(r" (\[|--|[A-Z]).*", "", row[0].strip("`"))
+        for row in rows(page("commands.md"))
+        if "watersmeet" in row[0]
+    ]
     assert named == [f"watersmeet {name}" for name in COMMANDS]
 
 
@@ -189,7 +234,9 @@ def command_lines() -> list[str]:
         for line in block.splitlines()
     ]
     typed = [line for line in lines if re.match(r"(\.venv/bin/)?watersmeet ", line)]
-    named = [span for path in PAGES for span in spans(text_of(path)) if span.startswith("watersmeet ")]
+    named = [
+        span for path in PAGES for span in spans(text_of(path)) if span.startswith("watersmeet ")
+    ]
     return sorted({re.sub(r" \[.*", "", line.partition(" ")[2]) for line in typed + named})
 
 
@@ -206,8 +253,12 @@ def test_every_command_line_is_one_that_is_taken(line: str) -> None:
 
 
 def test_every_make_target_that_is_named_exists() -> None:
-    targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
-    texts = [text for path in PAGES for text in (*blocks(text_of(path), "bash"), *spans(text_of(path)))]
+    targets = set(
+        re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
+    )
+    texts = [
+        text for path in PAGES for text in (*blocks(text_of(path), "bash"), *spans(text_of(path)))
+    ]
     named = {match for text in texts for match in re.findall(r"^make ([\w-]+)", text, re.MULTILINE)}
     assert {"install", "demo", "check", "test", "bench"} <= named <= targets
 
@@ -221,7 +272,9 @@ def fields(part: type[BaseModel], *path: str) -> Iterator[str]:
         here = (*path, str(field.validation_alias or attribute))
         yield ".".join(here)
         for inner in parts_in(field.annotation):
-            yield from fields(inner, *here, *(["tracking"] if typing.get_origin(field.annotation) is dict else []))
+            yield from fields(
+                inner, *here, *(["tracking"] if typing.get_origin(field.annotation) is dict else [])
+            )
 
 
 def parts_in(annotation: Any) -> Iterator[type[BaseModel]]:
@@ -254,32 +307,48 @@ def with_value(config: dict[str, Any], path: str, value: Any) -> dict[str, Any]:
 def with_registry(folder: Path) -> dict[str, Any]:
     """The smallest configuration whose first source has a schema registry."""
     fields = [{"name": "ts", "type": "long"}]
-    (folder / "x.avsc").write_text(json.dumps({"type": "record", "name": "R", "fields": fields}), encoding="utf-8")
+    (folder / "x.avsc").write_text(
+        json.dumps({"type": "record", "name": "R", "fields": fields}), encoding="utf-8"
+    )
     config = with_value(SMALLEST, "sources.tracking.registry", {"url": "http://h"})
-    return with_value(with_value(config, "sources.tracking.format", "avro"), "sources.tracking.schema", "x.avsc")
+    return with_value(
+        with_value(config, "sources.tracking.format", "avro"), "sources.tracking.schema", "x.avsc"
+    )
 
 
 def test_every_field_has_a_row() -> None:
     assert [path for path, _ in FIELDS] == list(fields(Settings))
-    assert {"lake.catalog", "sources.tracking.heartbeat.equals", "merge.timeout"} <= set(fields(Settings))
+    assert {"lake.catalog", "sources.tracking.heartbeat.equals", "merge.timeout"} <= set(
+        fields(Settings)
+    )
     assert set(fields(CatalogLake, "lake")) <= set(fields(Settings))
 
 
 @pytest.mark.parametrize(("path", "default"), FIELDS, ids=[path for path, _ in FIELDS])
 def test_the_default_is_the_one_that_is_named(tmp_path: Path, path: str, default: str) -> None:
     if default == "required":
-        without = with_value(SMALLEST, "lake", {"catalog": "main", "schema": "shop"}) if path.startswith("lake.") else SMALLEST
+        without = (
+            with_value(SMALLEST, "lake", {"catalog": "main", "schema": "shop"})
+            if path.startswith("lake.")
+            else SMALLEST
+        )
         if path == "metrics.port":
             without = with_value(SMALLEST, "metrics", {"port": 9464})
         if ".window." in path:
             without = with_value(SMALLEST, "merge", {"window": {"gap": "30m", "max": "12h"}})
         for part in ("where", "heartbeat"):
             if f".{part}." in path:
-                without = with_value(without, f"sources.tracking.{part}", {"field": "type", "equals": 1})
+                without = with_value(
+                    without, f"sources.tracking.{part}", {"field": "type", "equals": 1}
+                )
         if ".event_time." in path:
-            without = with_value(without, "sources.tracking.event_time", {"field": "ts", "unit": "s"})
+            without = with_value(
+                without, "sources.tracking.event_time", {"field": "ts", "unit": "s"}
+            )
         if ".repartition." in path:
-            without = with_value(without, "sources.tracking.repartition", {"from": "raw", "partitions": 2})
+            without = with_value(
+                without, "sources.tracking.repartition", {"from": "raw", "partitions": 2}
+            )
         if ".registry." in path:
             without = with_registry(tmp_path)
         *parents, last = path.split(".")
@@ -287,39 +356,66 @@ def test_the_default_is_the_one_that_is_named(tmp_path: Path, path: str, default
         for name in parents:
             part = part[name]
         del part[last]
-        with pytest.raises(ConfigurationError, match=rf"required field `{re.escape(path)}` is missing"):
+        with pytest.raises(
+            ConfigurationError, match=rf"required field `{re.escape(path)}` is missing"
+        ):
             load(tmp_path, without)
     else:
-        needed = {"metrics.address": {"port": 9464}, "lineage.file": {"url": "http://h"}, "lineage.url": {"file": "x"}}
-        needed |= {f"sources.tracking.event_time.{name}": {"field": "ts"} for name in ("unit", "text")}
-        config = with_value(SMALLEST, path.rpartition(".")[0], needed[path]) if path in needed else SMALLEST
+        needed = {
+            "metrics.address": {"port": 9464},
+            "lineage.file": {"url": "http://h"},
+            "lineage.url": {"file": "x"},
+        }
+        needed |= {
+            f"sources.tracking.event_time.{name}": {"field": "ts"} for name in ("unit", "text")
+        }
+        config = (
+            with_value(SMALLEST, path.rpartition(".")[0], needed[path])
+            if path in needed
+            else SMALLEST
+        )
         config = with_registry(tmp_path) if ".registry." in path else config
         if path == "merge.timeout":
             config = with_value(SMALLEST, "merge", {"window": {"gap": "30m", "max": "12h"}})
-        assert load(tmp_path, with_value(config, path, yaml.safe_load(default.strip("`")))) == load(tmp_path, config)
+        assert load(tmp_path, with_value(config, path, yaml.safe_load(default.strip("`")))) == load(
+            tmp_path, config
+        )
 
 
 def kafka_with(folder: Path, option: str) -> Settings:
-    return load(folder, with_value(SMALLEST, "kafka", {**SMALLEST["kafka"], "options": {option: "x"}}))
+    return load(
+        folder, with_value(SMALLEST, "kafka", {**SMALLEST["kafka"], "options": {option: "x"}})
+    )
 
 
 def test_every_kafka_option_that_is_named_is_one_of_librdkafkas(tmp_path: Path) -> None:
-    [line] = re.findall(r"^- `kafka.options` takes (.*?)^- ", page("configuration.md", "Kafka options"), re.DOTALL | re.MULTILINE)
+    [line] = re.findall(
+        r"^- `kafka.options` takes (.*?)^- ",
+        page("configuration.md", "Kafka options"),
+        re.DOTALL | re.MULTILINE,
+    )
     for name in spans(line):
         refused = check_options(kafka_with(tmp_path, name).kafka)
-        assert not any("No such configuration property" in sentence for sentence in refused), refused
+        assert not any("No such configuration property" in sentence for sentence in refused), (
+            refused
+        )
     assert len(spans(line)) >= 5
 
 
 def test_every_kafka_option_that_is_named_as_set_by_watersmeet_is_refused(tmp_path: Path) -> None:
-    [line] = re.findall(r"sets it itself: (.*?), and others", " ".join(page("configuration.md", "Kafka options").split()))
+    [line] = re.findall(
+        r"sets it itself: (.*?), and others",
+        " ".join(page("configuration.md", "Kafka options").split()),
+    )
     for name in spans(line):
         with pytest.raises(ConfigurationError, match="is set by Watersmeet itself"):
             kafka_with(tmp_path, name)
     assert len(spans(line)) >= 8
 
 
-@pytest.mark.parametrize("text", [block for path in PAGES for block in blocks(text_of(path), "yaml")])
+@pytest.mark.parametrize(
+    "text", [block for path in PAGES for block in blocks(text_of(path), "yaml")]
+)
 def test_every_configuration_that_is_shown_loads(tmp_path: Path, text: str) -> None:
     write_example(tmp_path)
     file = tmp_path / "watersmeet.yml"
@@ -336,12 +432,17 @@ def test_a_configuration_is_shown() -> None:
 
 
 def test_every_permission_has_a_row() -> None:
-    sources = {name: {**source, "topic": f"SOURCE-{name}"} for name, source in SMALLEST["sources"].items()}
+    sources = {
+        name: {**source, "topic": f"SOURCE-{name}"} for name, source in SMALLEST["sources"].items()
+    }
     sources["tracking"]["repartition"] = {"from": "ORIGIN", "partitions": 2}
     publish = {"topic": "SINK", "late_topic": "LETTERS"}
     config = {**SMALLEST, "name": "NAME", "sources": sources, "publish": publish}
     needed = permissions(Settings.model_validate(config, context={"folder": ROOT}))
-    described = [[cell.strip("`") for cell in row[:3]] + row[3:] for row in rows(page("kafka.md", "Permissions"))]
+    described = [
+        [cell.strip("`") for cell in row[:3]] + row[3:]
+        for row in rows(page("kafka.md", "Permissions"))
+    ]
     expected = [[*one[:2], re.sub(r"SOURCE-\w+$", "SOURCE", one.name), one.why] for one in needed]
     assert described == [list(row) for row in dict.fromkeys(map(tuple, expected))]
 
@@ -353,7 +454,8 @@ TENANTS = {"timeout": "30m", "tenant": "shop", "tenant_max_lag": "24h"}
 
 
 def test_every_table_has_a_row_with_its_columns(tmp_path: Path) -> None:
-    """With a registry, for which there is one table more, and tenants and several topics, for which there are more columns."""
+    """With a registry, for which there is one table more, and tenants and several topics, for which
+    there are more columns."""
     config = with_value(with_registry(tmp_path), "sources.tracking.topic", ["eu", "us"])
     settings = load(tmp_path, with_value(config, "merge", TENANTS))
     described = {row[0].strip("`"): set(spans(row[1])) for row in rows(page("tables.md", "Tables"))}
@@ -380,7 +482,9 @@ def test_silvers_columns_are_those_that_no_source_may_be_named_after(tmp_path: P
 
 
 def test_every_reason_has_a_row_in_order() -> None:
-    assert [row[0].strip("`") for row in rows(page("tables.md", "Reading a record"))] == [reason.value for reason in Reason]
+    assert [row[0].strip("`") for row in rows(page("tables.md", "Reading a record"))] == [
+        reason.value for reason in Reason
+    ]
 
 
 def test_every_header_is_described() -> None:
@@ -395,7 +499,11 @@ def test_every_header_is_described() -> None:
 def test_every_state_of_a_source_has_a_row() -> None:
     states = [row[0].strip("`") for row in rows(page("commands.md")) if "watersmeet" not in row[0]]
     source = (ROOT / "pipelines" / "audit" / "status.py").read_text(encoding="utf-8")
-    [in_code] = [re.findall(r'"(\w+)"', line) for line in source.splitlines() if line.strip().startswith("state = ")]
+    [in_code] = [
+        re.findall(r'"(\w+)"', line)
+        for line in source.splitlines()
+        if line.strip().startswith("state = ")
+    ]
     assert sorted(states) == sorted(in_code) == ["active", "held", "idle", "waiting"]
 
 
@@ -419,7 +527,8 @@ def example_records() -> list[tuple[str, str]]:
 
 
 def read(folder: Path) -> tuple[MergeRules, list[tuple[str, dict[str, Any]]]]:
-    """The example's records as its configuration, which `init` writes, reads them; times in epoch ms."""
+    """The example's records as its configuration, which `init` writes, reads them; times in epoch
+    ms."""
     write_example(folder)
     settings = load_settings(folder / "watersmeet.yml", {})
     rules = {name: settings.reading_rules(name) for name in settings.sources}
@@ -429,7 +538,10 @@ def read(folder: Path) -> tuple[MergeRules, list[tuple[str, dict[str, Any]]]]:
 
 def read_record(value: str, rules: ReadingRules) -> dict[str, Any]:
     given = {"partition": [0], "offset": [0], "timestamp_type": [0], "value": [value.encode()]}
-    columns = {name: pa.array(given.get(name, [None]), kind) for name, kind in zip(KAFKA.names, KAFKA.types, strict=True)}
+    columns = {
+        name: pa.array(given.get(name, [None]), kind)
+        for name, kind in zip(KAFKA.names, KAFKA.types, strict=True)
+    }
     columns["kafka_timestamp"] = pa.array([KAFKA_TIME * 1000], pa.int64()).cast(TIME)
     found = read_records(pa.table(columns, schema=KAFKA), rules)
     times = found["event_time"].cast(pa.int64()).to_pylist()
@@ -441,7 +553,9 @@ def merged(rules: MergeRules, readings: list[tuple[str, dict[str, Any]]]) -> Par
     merge, offsets = PartitionMerge(rules), dict.fromkeys(rules.sources, 0)
     for source, reading in readings:
         if reading["event_time"] is not None:
-            merge.arrive(Record(source, offsets[source], reading["event_time"], reading["merge_key"]))
+            merge.arrive(
+                Record(source, offsets[source], reading["event_time"], reading["merge_key"])
+            )
         offsets[source] += 1
     merge.advance()
     return merge
@@ -457,25 +571,45 @@ def test_the_examples_first_records_stand_as_status_says(tmp_path: Path) -> None
     for source, head in merge.heads.items():
         [line] = [line.split() for line in shown.splitlines() if line.split()[0] == source]
         waiting = len(merge.unread().get(source, ()))
-        assert line == [source, "held" if waiting else "active", *utc(head).split(), duration(head - merge.clock), str(waiting)]
+        assert line == [
+            source,
+            "held" if waiting else "active",
+            *utc(head).split(),
+            duration(head - merge.clock),
+            str(waiting),
+        ]
 
 
 def test_the_example_comes_out_as_it_says(tmp_path: Path) -> None:
     rules, readings = read(tmp_path)
     merge = merged(rules, readings)
     assert [reading["reason"] for _, reading in readings if reading["reason"]] == ["undecodable"]
-    values = {source: [value for topic, value in example_records() if topic == source] for source in rules.sources}
+    values = {
+        source: [value for topic, value in example_records() if topic == source]
+        for source in rules.sources
+    }
     [shown] = [block for block in blocks(FIRST_STEPS, "") if block.startswith("key 7")]
     messages = []
     for seq, row in enumerate(merge.published_order()):
-        value = {"key": row.key, "event_time": row.event_time, "last_event_time": row.last_event_time}
-        parts = {source: [json.loads(values[source][part.offset]) for part in sorted(row.parts[source])] for source in row.parts}
+        value = {
+            "key": row.key,
+            "event_time": row.event_time,
+            "last_event_time": row.last_event_time,
+        }
+        parts = {
+            source: [json.loads(values[source][part.offset]) for part in sorted(row.parts[source])]
+            for source in row.parts
+        }
         text = json.dumps(value | parts, separators=(",", ":"))
-        head = f"key {row.key} timestamp {row.event_time} {SEQ} {seq} {ID} {message_id(0, row.event_time, row.key)}"
+        head = (
+            f"key {row.key} timestamp {row.event_time} {SEQ} {seq} {ID} "
+            f"{message_id(0, row.event_time, row.key)}"
+        )
         messages.append((head.split(), text))
     assert merge.open == {}
     assert messages == [
-        (head.split(), "".join(line.strip() for line in lines)) for head, *lines in map(str.splitlines, shown.split("\n\n"))
+        (head.split(), "".join(line.strip() for line in lines))
+        for head, *lines in map(str.splitlines, shown.split("\n\n"))
     ]
 
 
@@ -513,21 +647,29 @@ def marked_tests() -> dict[Test, Marks]:
         of_file = Marks(frozenset(), is_nightly=False)
         for node in tree.body:
             if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "pytestmark":
-                of_file = marks_of(node.value.elts if isinstance(node.value, ast.List) else [node.value])
+                of_file = marks_of(
+                    node.value.elts if isinstance(node.value, ast.List) else [node.value]
+                )
                 found[path, None] = of_file
             elif isinstance(node, ast.FunctionDef) and node.name.startswith("test_"):
                 marks = marks_of(node.decorator_list)
-                found[path, node.name] = marks._replace(is_nightly=marks.is_nightly or of_file.is_nightly)
+                found[path, node.name] = marks._replace(
+                    is_nightly=marks.is_nightly or of_file.is_nightly
+                )
     return {test: marks for test, marks in found.items() if marks.promises}
 
 
 def promised_tests() -> dict[str, set[Test]]:
     """By the id of a promise the tests that its row names."""
     found: dict[str, set[Test]] = {}
-    for identity, *_, shown_by in (row for row in rows(page("guarantees.md")) if re.fullmatch(r"[A-Z]\d+", row[0])):
+    for identity, *_, shown_by in (
+        row for row in rows(page("guarantees.md")) if re.fullmatch(r"[A-Z]\d+", row[0])
+    ):
         assert identity not in found, f"{identity} is two promises"
         path, tests = "", set[Test]()
-        for named, test, test_of_same_file in re.findall(r"`(tests/[\w/]+\.py)(?:::(\w+))?`|`(test_\w+)`", shown_by):
+        for named, test, test_of_same_file in re.findall(
+            r"`(tests/[\w/]+\.py)(?:::(\w+))?`|`(test_\w+)`", shown_by
+        ):
             path = named or path
             tests.add((path, test or test_of_same_file or None))
         found[identity] = tests
@@ -540,7 +682,9 @@ def test_every_promise_names_the_tests_that_quote_its_id() -> None:
     quoted = {identity for marks in marked.values() for identity in marks.promises}
     assert quoted == promised.keys()
     for identity, named in promised.items():
-        assert named == {test for test, marks in marked.items() if identity in marks.promises}, identity
+        assert named == {test for test, marks in marked.items() if identity in marks.promises}, (
+            identity
+        )
 
 
 def test_every_line_of_who_is_trusted_with_what_names_a_promise() -> None:
@@ -561,4 +705,6 @@ def test_no_table_is_broken_by_a_blank_line(document: Path) -> None:
     lines = ["", *prose(document.read_text(encoding="utf-8")).splitlines(), "", ""]
     for before, line, after in zip(lines, lines[1:], lines[2:], strict=False):
         if line.startswith("|") and not before.startswith("|"):
-            assert re.fullmatch(r"\|[-| :]+\|", after), f"a table begins without its heading: {line}"
+            assert re.fullmatch(r"\|[-| :]+\|", after), (
+                f"a table begins without its heading: {line}"
+            )

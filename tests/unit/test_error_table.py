@@ -1,4 +1,5 @@
-"""The table of errors in docs/operations.md and the sentences in the code are the same, one way and the other."""
+"""The table of errors in docs/operations.md and the sentences in the code are the same, one way and
+the other."""
 
 from __future__ import annotations
 
@@ -50,37 +51,69 @@ def sentence(node: ast.expr) -> str | None:
     if isinstance(node, ast.Constant):
         return str(node.value)
     if isinstance(node, ast.JoinedStr):
-        return "".join(str(part.value) if isinstance(part, ast.Constant) else "…" for part in node.values)
-    return f"{sentence(node.left) or '…'}{sentence(node.right) or '…'}" if isinstance(node, ast.BinOp) else None
+        return "".join(
+            str(part.value) if isinstance(part, ast.Constant) else "…" for part in node.values
+        )
+    return (
+        f"{sentence(node.left) or '…'}{sentence(node.right) or '…'}"
+        if isinstance(node, ast.BinOp)
+        else None
+    )
 
 
 def sentences(tree: ast.AST) -> Iterator[tuple[str, str]]:
-    """The class and the sentence of every error that a module makes, and of every error class that words its own."""
-    returned = {node.name: list(returns(node)) for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
+    """The class and the sentence of every error that a module makes, and of every error class that
+    words its own."""
+    returned = {
+        node.name: list(returns(node))
+        for node in ast.walk(tree)
+        if isinstance(node, ast.FunctionDef)
+    }
     for node in ast.walk(tree):
         if isinstance(node, ast.ClassDef) and node.name in KINDS:
             calls = [call for call in ast.walk(node) if isinstance(call, ast.Call)]
-            made = [(node.name, call) for call in calls if ast.unparse(call.func) == "super().__init__"]
-        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in KINDS.keys() - OWN_WORDS.keys():
+            made = [
+                (node.name, call) for call in calls if ast.unparse(call.func) == "super().__init__"
+            ]
+        elif (
+            isinstance(node, ast.Call)
+            and isinstance(node.func, ast.Name)
+            and node.func.id in KINDS.keys() - OWN_WORDS.keys()
+        ):
             made = [(node.func.id, node)]
         else:
             made = []
         for kind, call in made:
             said = call.args[0]
-            worded = returned.get(ast.unparse(said.func), []) if isinstance(said, ast.Call) else [said]
+            worded = (
+                returned.get(ast.unparse(said.func), []) if isinstance(said, ast.Call) else [said]
+            )
             yield from ((kind, text) for text in map(sentence, worded) if text is not None)
 
 
 def returns(function: ast.FunctionDef) -> Iterator[ast.expr]:
     """What a function returns: where an error is made of it, these are sentences."""
-    yield from (node.value for node in ast.walk(function) if isinstance(node, ast.Return) and node.value is not None)
+    yield from (
+        node.value
+        for node in ast.walk(function)
+        if isinstance(node, ast.Return) and node.value is not None
+    )
 
 
-OWN_WORDS: Mapping[str, type[WatersmeetError]] = {name: kind for name, kind in KINDS.items() if "__init__" in vars(kind)}
+OWN_WORDS: Mapping[str, type[WatersmeetError]] = {
+    name: kind for name, kind in KINDS.items() if "__init__" in vars(kind)
+}
 """The classes that make their sentence from facts."""
 
 TEXTS = [path.read_text("utf-8") for path in (ROOT / "pipelines").rglob("*.py")]
-MADE = sorted({found for text in TEXTS if any(kind in text for kind in KINDS) for found in sentences(ast.parse(text))})
+MADE = sorted(
+    {
+        found
+        for text in TEXTS
+        if any(kind in text for kind in KINDS)
+        for found in sentences(ast.parse(text))
+    }
+)
 
 
 def is_row_of(row: Row, kind: str, text: str) -> bool:
@@ -94,7 +127,9 @@ def passes_on(text: str) -> bool:
     return not re.search("[a-z]", text)
 
 
-@pytest.mark.parametrize(("kind", "text"), [(k, t) for k, t in MADE if not passes_on(t)], ids=lambda part: part[:50])
+@pytest.mark.parametrize(
+    ("kind", "text"), [(k, t) for k, t in MADE if not passes_on(t)], ids=lambda part: part[:50]
+)
 def test_every_sentence_has_a_row(kind: str, text: str) -> None:
     assert [row for row in ROWS if is_row_of(row, kind, text)]
 
@@ -114,7 +149,11 @@ def test_every_class_has_a_row() -> None:
 def example(kind: type[WatersmeetError]) -> WatersmeetError:
     """An error of a class, with facts of the right types."""
     facts = {"str": "x", "int": 1, "Mapping[int, tuple[int, int]]": {0: (1, 2)}}
-    parameters = list(inspect.signature(kind.__init__).parameters.values())[1:] if kind.__name__ in OWN_WORDS else []
+    parameters = (
+        list(inspect.signature(kind.__init__).parameters.values())[1:]
+        if kind.__name__ in OWN_WORDS
+        else []
+    )
     required = [p for p in parameters if p.default is inspect.Parameter.empty]
     return kind(*[facts[p.annotation] for p in required]) if required else kind("x")
 
@@ -125,19 +164,29 @@ def test_the_exit_status_and_whether_it_is_waited_for_are_the_classes(row: Row) 
     assert row.exit_code == str(error.exit_code)
     assert row.waited_for == ("yes" if error.retriable else "no")
     if row.kind in OWN_WORDS:
-        assert re.match(re.escape(row.begins).replace("…", ".+"), str(error)), "the sentence itself begins so"
+        assert re.match(re.escape(row.begins).replace("…", ".+"), str(error)), (
+            "the sentence itself begins so"
+        )
 
 
 # -- the checker
 
 
 def test_a_sentence_without_a_row_and_a_row_without_a_sentence_are_noticed() -> None:
-    code = 'raise BrokerError(f"the disk {name} " "is full")\nraise ConfigurationError(f"{path}: {fault}")\nraise KeyError("x")'
+    code = (
+        'raise BrokerError(f"the disk {name} " "is full")\nraise ConfigurationError(f"{path}: '
+        '{fault}")\nraise KeyError("x")'
+    )
     made = list(sentences(ast.parse(code)))
     assert made == [("BrokerError", "the disk … is full"), ("ConfigurationError", "…: …")]
-    elsewhere = 'def said(disk: str) -> str:\n    return f"{disk} is full"\n\nraise BrokerError(said("a"))'
+    elsewhere = (
+        'def said(disk: str) -> str:\n    return f"{disk} is full"\n\nraise BrokerError(said("a"))'
+    )
     assert list(sentences(ast.parse(elsewhere))) == [("BrokerError", "… is full")]
-    table = "\n| the sentence begins | class |\n|---|---|\n| `the disk … is` | BrokerError | 1 | no | a | b |\n"
+    table = (
+        "\n| the sentence begins | class |\n|---|---|\n| `the disk … is` | BrokerError | 1 | no | "
+        "a | b |\n"
+    )
     row, quoted = rows_of(table + "| `` `…` is `` | BrokerError | 1 | no | a | b |\n\n")
     assert quoted.begins == "`…` is"
     assert [is_row_of(row, *found) for found in made] == [True, False]

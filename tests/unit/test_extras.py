@@ -1,4 +1,5 @@
-"""What the wheel asks for: what the code imports is a dependency, or an extra brings it, which is named where it is missing."""
+"""What the wheel asks for: what the code imports is a dependency, or an extra brings it, which is
+named where it is missing."""
 
 from __future__ import annotations
 
@@ -50,7 +51,11 @@ def imported() -> set[str]:
 
 
 def test_every_package_that_is_imported_is_a_dependency_or_an_extras() -> None:
-    brought = {"py4j", "httpx"}  # by pyspark, and by confluent-kafka's client of registries in versions before
+    # By pyspark, and by confluent-kafka's client of registries in versions before.
+    brought = {
+        "py4j",
+        "httpx",
+    }
     assert imported() - modules([each.name for each in dependencies()]) - EXTRAS.keys() <= brought
 
 
@@ -60,8 +65,12 @@ def test_every_package_of_an_extra_is_said_to_be_that_extras() -> None:
         for module in modules([each.name for each in requirements]) - always:
             assert module in EXTRAS, f"{extra} brings it"
     for module, extra in EXTRAS.items():
-        brought = {name for each in extras()[extra] for name in MODULES[canonicalize_name(each.name)]}
-        assert module in brought or (extra == "connect" and module in ("grpc", "grpc_status", "google", "zstandard"))
+        brought = {
+            name for each in extras()[extra] for name in MODULES[canonicalize_name(each.name)]
+        }
+        assert module in brought or (
+            extra == "connect" and module in ("grpc", "grpc_status", "google", "zstandard")
+        )
 
 
 @pytest.mark.parametrize("package", sorted(EXTRAS))
@@ -72,7 +81,10 @@ def test_a_package_that_is_missing_is_said_with_the_extra_that_brings_it(
     monkeypatch.setattr(cli, "app", lambda: importlib.import_module(package))
     with pytest.raises(SystemExit) as ended:
         cli.main()
-    said = f'the package {package} is not installed: `pip install "watersmeet[{EXTRAS[package]}]"` brings it'
+    said = (
+        f'the package {package} is not installed: `pip install "watersmeet[{EXTRAS[package]}]"` '
+        "brings it"
+    )
     assert (ended.value.code, capsys.readouterr().err) == (2, f"watersmeet: {said}\n")
 
 
@@ -80,7 +92,10 @@ def test_without_spark_another_engine_is_offered_where_spark_is_asked_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "pyspark.sql", None)
-    with pytest.raises(MissingPackageError, match=r'`pip install "watersmeet\[spark\]"` brings it, or take `engine: embedded`'):
+    with pytest.raises(
+        MissingPackageError,
+        match=r'`pip install "watersmeet\[spark\]"` brings it, or take `engine: embedded`',
+    ):
         open_engine(load_settings(config(tmp_path)))
 
 
@@ -97,11 +112,16 @@ def test_init_writes_the_engine_that_can_run_here_and_says_why(
     if missing is None:
         assert (answer["reason"], "engine" in said) == (None, False)
     else:
-        reason = f'the package {missing} is not installed: `pip install "watersmeet[spark]"` brings it'
+        reason = (
+            f'the package {missing} is not installed: `pip install "watersmeet[spark]"` brings it'
+        )
         assert (answer["reason"], said) == (reason, f"engine: embedded, since {reason}")
 
 
-@pytest.mark.parametrize(("version", "reason"), [(None, "no bin/java is there"), ("11.0.2", "is Java 11"), ("21.0.1", None)])
+@pytest.mark.parametrize(
+    ("version", "reason"),
+    [(None, "no bin/java is there"), ("11.0.2", "is Java 11"), ("21.0.1", None)],
+)
 def test_init_takes_spark_with_a_fitting_java_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: str | None, reason: str | None
 ) -> None:
@@ -117,14 +137,21 @@ def test_init_takes_spark_with_a_fitting_java_alone(
 
 
 def test_the_python_half_of_delta_lake_is_that_of_the_jvm_artifact() -> None:
-    [revision] = re.findall(r'name="delta-spark_[\d._]+" rev="(.+?)"', IVY_FILE.read_text(encoding="utf-8"))
-    asked = {str(each.specifier) for each in chain.from_iterable(extras().values()) if each.name == "delta-spark"}
+    [revision] = re.findall(
+        r'name="delta-spark_[\d._]+" rev="(.+?)"', IVY_FILE.read_text(encoding="utf-8")
+    )
+    asked = {
+        str(each.specifier)
+        for each in chain.from_iterable(extras().values())
+        if each.name == "delta-spark"
+    }
     assert asked == {f"=={revision}"}
     assert pinned()["delta-spark"] == revision
 
 
 def test_the_oldest_delta_rs_is_the_one_that_silver_was_read_with() -> None:
-    """Versions before 1.6.6 read large tables with deletion vectors wrongly (`tests/integration/test_other_readers.py`)."""
+    """Versions before 1.6.6 read large tables with deletion vectors wrongly
+    (`tests/integration/test_other_readers.py`)."""
     assert lower_bounds(dependencies())["deltalake"] == pinned()["deltalake"]
 
 

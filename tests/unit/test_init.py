@@ -57,7 +57,9 @@ def test_example_says_what_its_messages_are(tmp_path: Path) -> None:
     write_example(tmp_path)
     settings = load_settings(tmp_path / "watersmeet.yml", {})
     described = json.loads((tmp_path / "schemas" / f"{settings.publish.topic}.json").read_text())
-    assert described == message_schema({name: source.value_schema for name, source in settings.sources.items()})
+    assert described == message_schema(
+        {name: source.value_schema for name, source in settings.sources.items()}
+    )
 
 
 def test_example_names_every_field_there_is(tmp_path: Path) -> None:
@@ -73,7 +75,10 @@ def test_example_schemas_fit_a_table(tmp_path: Path, source: str) -> None:
     write_example(tmp_path)
     file = tmp_path / "schemas" / f"{source}.json"
     schema = value_schema(file.read_bytes(), file)
-    assert columns_ddl(pa.schema(list(schema.type))) == "type STRING, ssid BIGINT, aid BIGINT, ts BIGINT"
+    assert (
+        columns_ddl(pa.schema(list(schema.type)))
+        == "type STRING, ssid BIGINT, aid BIGINT, ts BIGINT"
+    )
 
 
 @pytest.mark.parametrize(
@@ -88,9 +93,21 @@ def test_example_schemas_fit_a_table(tmp_path: Path, source: str) -> None:
         ("orders", {"type": "order", "ssid": 1, "ts": 3}, '$: "aid" is a required property'),
         ("orders", {"type": "heartbeat"}, '$: "ts" is a required property'),
         ("orders", {"ts": 3}, '$: "type" is a required property'),
-        ("tracking", {"type": "order", "ssid": 1, "aid": 2, "ts": 3}, "$.type: the value is not one of"),
-        ("tracking", {"type": "click", "ssid": "1", "aid": 2, "ts": 3}, "$.ssid: the value is not of type"),
-        ("orders", {"type": "heartbeat", "ts": -1}, "$.ts: the value is less than the minimum of 0"),
+        (
+            "tracking",
+            {"type": "order", "ssid": 1, "aid": 2, "ts": 3},
+            "$.type: the value is not one of",
+        ),
+        (
+            "tracking",
+            {"type": "click", "ssid": "1", "aid": 2, "ts": 3},
+            "$.ssid: the value is not of type",
+        ),
+        (
+            "orders",
+            {"type": "heartbeat", "ts": -1},
+            "$.ts: the value is less than the minimum of 0",
+        ),
     ],
 )
 def test_example_schemas_take_the_demos_records_and_no_others(
@@ -105,7 +122,9 @@ def test_example_schemas_take_the_demos_records_and_no_others(
 def test_nothing_is_written_where_one_file_exists(tmp_path: Path, existing: str) -> None:
     (tmp_path / existing).parent.mkdir(exist_ok=True)
     (tmp_path / existing).write_text("mine")
-    with pytest.raises(ConfigurationError, match="already exists; it was kept; name another folder") as caught:
+    with pytest.raises(
+        ConfigurationError, match="already exists; it was kept; name another folder"
+    ) as caught:
         write_example(tmp_path)
     assert str(tmp_path / existing) in str(caught.value)
     assert contents(tmp_path) == {existing: "mine"}
@@ -122,11 +141,15 @@ def test_every_existing_file_is_named(tmp_path: Path) -> None:
 
 def test_a_folder_that_is_a_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("mine")
-    with pytest.raises(ConfigurationError, match=r"cannot be written to .*; name a folder that can"):
+    with pytest.raises(
+        ConfigurationError, match=r"cannot be written to .*; name a folder that can"
+    ):
         write_example(tmp_path / "file")
 
 
-def test_schemas_come_from_the_package_where_it_has_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_schemas_come_from_the_package_where_it_has_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert schemas_directory() == init.PACKAGE.parent / "schemas"
     (tmp_path / "_schemas").mkdir()
     monkeypatch.setattr(init, "PACKAGE", tmp_path)

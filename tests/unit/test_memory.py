@@ -55,7 +55,13 @@ print(open(sys.argv[1]).read().count("<heap nr="))
 def told(program: str, path: Path) -> int:
     """What a program that is given a path prints, which is a number."""
     unset = {name: value for name, value in os.environ.items() if "MALLOC" not in name}
-    done = subprocess.run([sys.executable, "-c", program, str(path)], capture_output=True, text=True, check=True, env=unset)
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(path)],
+        capture_output=True,
+        text=True,
+        check=True,
+        env=unset,
+    )
     return int(done.stdout)
 
 
@@ -70,4 +76,7 @@ def test_threads_share_as_many_heaps_as_there_are_cores(tmp_path: Path) -> None:
 
 
 def test_the_command_has_not_imported_delta_rs_when_it_sets_its_allocator(tmp_path: Path) -> None:
-    assert told("import sys; import pipelines.cli; print(int('deltalake' in sys.modules))", tmp_path) == 0
+    assert (
+        told("import sys; import pipelines.cli; print(int('deltalake' in sys.modules))", tmp_path)
+        == 0
+    )

@@ -41,7 +41,11 @@ def test_it_answers(served: MetricsServer) -> None:
 def test_idle_connections_take_few_files_and_end_soon(served: MetricsServer) -> None:
     before = open_files()
     idle = [socket.create_connection(("127.0.0.1", served.port), 5) for _ in range(300)]
-    until(lambda: open_files() <= before + len(idle) + MOST_CONNECTIONS, "the end of those that are too many", 5)
+    until(
+        lambda: open_files() <= before + len(idle) + MOST_CONNECTIONS,
+        "the end of those that are too many",
+        5,
+    )
 
     def answers() -> bool:
         try:

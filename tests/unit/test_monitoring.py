@@ -1,4 +1,5 @@
-"""What watches a run fits together: the page, the dashboard and the alerts name metrics and labels that there are."""
+"""What watches a run fits together: the page, the dashboard and the alerts name metrics and labels
+that there are."""
 
 from __future__ import annotations
 
@@ -11,10 +12,29 @@ import pytest
 from pipelines.core.plan import TopicPartition
 from pipelines.core.reading import Reason
 from pipelines.errors import kinds
-from pipelines.monitoring.events import Handled, Published, Reached, Sampled, SourceStanding, Standing, StepDone, TenantsSampled
+from pipelines.monitoring.events import (
+    Handled,
+    Published,
+    Reached,
+    Sampled,
+    SourceStanding,
+    Standing,
+    StepDone,
+    TenantsSampled,
+)
 from pipelines.monitoring.metrics import METRICS, STATES, Metrics
 from tests.support.configurations import settings_for
-from tests.support.metrics import OF_PROMETHEUS, RESOURCES, Exposed, alerts, as_sent, asked, expressions, shown_labels, targets
+from tests.support.metrics import (
+    OF_PROMETHEUS,
+    RESOURCES,
+    Exposed,
+    alerts,
+    as_sent,
+    asked,
+    expressions,
+    shown_labels,
+    targets,
+)
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "pipelines"
@@ -24,7 +44,17 @@ KNOWN_VALUES = {
     "kind": set(kinds()),
     "layer": {"bronze", "silver", "gold"},
     "outcome": {
-        *("accepted", "heartbeat", "skipped", "quarantined", "merged", "late", "recovered", "published", "copied"),
+        *(
+            "accepted",
+            "heartbeat",
+            "skipped",
+            "quarantined",
+            "merged",
+            "late",
+            "recovered",
+            "published",
+            "copied",
+        ),
     },
     "state": set(STATES),
     "reason": {reason.value for reason in Reason},
@@ -38,24 +68,34 @@ def exposed(metrics: Metrics) -> Exposed:
 
 
 def table(heading: str, number: int = 0) -> list[list[str]]:
-    """The cells of one of the page's tables under a heading, the first unless a number says otherwise."""
+    """The cells of one of the page's tables under a heading, the first unless a number says
+    otherwise."""
     [part] = re.findall(rf"^## {heading}\n(.*?)(?=^## |\Z)", PAGE, re.DOTALL | re.MULTILINE)
     lines = re.findall(r"(?:^\|.*\|\n)+", part, re.MULTILINE)[number].splitlines()
     return [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines[2:]]
 
 
 def test_every_metric_has_a_row_in_order() -> None:
-    rows = [(row[0].strip("`"), row[1], tuple(re.findall(r"`(\w+)`", row[2]))) for row in table("Metrics")]
+    rows = [
+        (row[0].strip("`"), row[1], tuple(re.findall(r"`(\w+)`", row[2])))
+        for row in table("Metrics")
+    ]
     assert rows == [(f"watersmeet_{metric.name}", metric.kind, metric.labels) for metric in METRICS]
 
 
 def test_every_alert_has_a_row_in_order() -> None:
-    assert [row[0].strip("`") for row in table("Dashboard and alerts")] == [rule["alert"] for rule in alerts()]
+    assert [row[0].strip("`") for row in table("Dashboard and alerts")] == [
+        rule["alert"] for rule in alerts()
+    ]
 
 
 def test_every_step_and_outcome_of_a_layer_has_a_row() -> None:
-    steps = {(row[0], name) for row in table("Metrics", 2) for name in re.findall(r"`(\w+)`", row[1])}
-    code = "".join((PACKAGE / f"{layer}.py").read_text(encoding="utf-8") for layer in KNOWN_VALUES["layer"])
+    steps = {
+        (row[0], name) for row in table("Metrics", 2) for name in re.findall(r"`(\w+)`", row[1])
+    }
+    code = "".join(
+        (PACKAGE / f"{layer}.py").read_text(encoding="utf-8") for layer in KNOWN_VALUES["layer"]
+    )
     stage = (PACKAGE / "repartition.py").read_text(encoding="utf-8")
     of_stage = {("repartition", step) for step in re.findall(r'StepDone\(_LAYER, "(\w+)"', stage)}
     assert steps == set(re.findall(r'\.step\("(\w+)", "(\w+)"\)', code)) | of_stage
@@ -79,7 +119,11 @@ def test_an_expression_asks_for_metrics_and_labels_that_there_are(expression: st
 
 
 def test_every_metric_has_a_panel() -> None:
-    shown = {re.sub("_(bucket|sum|count)$", "", each.name) for target in targets() for each in asked(as_sent(target["expr"]))}
+    shown = {
+        re.sub("_(bucket|sum|count)$", "", each.name)
+        for target in targets()
+        for each in asked(as_sent(target["expr"]))
+    }
     assert {f"watersmeet_{metric.name}" for metric in METRICS} <= shown
 
 
@@ -97,14 +141,17 @@ def test_what_is_no_promql_is_noticed(wrong: str) -> None:
 
 
 def test_the_dashboard_is_one_that_grafana_imports() -> None:
-    """What its import asks for: a title, a schema version, numbered panels that have a place, and sources by variable."""
+    """What its import asks for: a title, a schema version, numbered panels that have a place, and
+    sources by variable."""
     dashboard = json.loads((RESOURCES / "grafana.json").read_text(encoding="utf-8"))
     assert dashboard["title"]
     assert dashboard["schemaVersion"] >= 36
     panels = dashboard["panels"]
     assert [panel["id"] for panel in panels] == list(range(1, len(panels) + 1))
     places = {(x, y) for p in panels for x, y in _cells(p["gridPos"])}
-    assert len(places) == sum(p["gridPos"]["w"] * p["gridPos"]["h"] for p in panels), "panels lie on each other"
+    assert len(places) == sum(p["gridPos"]["w"] * p["gridPos"]["h"] for p in panels), (
+        "panels lie on each other"
+    )
     assert max(x for x, _ in places) < 24
     variables = {variable["name"] for variable in dashboard["templating"]["list"]}
     named = set(re.findall(r"\$\{?(\w+)\}?", json.dumps(panels)))
@@ -122,17 +169,30 @@ def _cells(place: dict[str, int]) -> list[tuple[int, int]]:
 def test_lag_is_what_kafka_has_and_a_layer_has_not_passed(tmp_path: Path) -> None:
     metrics, tp = Metrics(settings_for(tmp_path)), TopicPartition("tracking", 1)
     metrics(Reached({tp: 7}))
-    assert exposed(metrics).value("watersmeet_lag_records") is None, "nobody has said yet where Kafka ends"
+    assert exposed(metrics).value("watersmeet_lag_records") is None, (
+        "nobody has said yet where Kafka ends"
+    )
     metrics(Sampled({tp: (0, 10)}, None))
-    assert exposed(metrics).value("watersmeet_lag_records", layer="bronze", topic="tracking", partition=1) == 3
+    assert (
+        exposed(metrics).value(
+            "watersmeet_lag_records", layer="bronze", topic="tracking", partition=1
+        )
+        == 3
+    )
     metrics(Reached({tp: 12}))
-    assert exposed(metrics).value("watersmeet_lag_records", layer="bronze") == 0, "bronze is ahead of the last sample"
+    assert exposed(metrics).value("watersmeet_lag_records", layer="bronze") == 0, (
+        "bronze is ahead of the last sample"
+    )
     metrics(Standing({}, {tp: SourceStanding(0, None, None, "waiting")}))
     metrics(Sampled({tp: (9, 12)}, None))
-    assert exposed(metrics).value("watersmeet_lag_records", layer="silver") == 3, "Kafka has deleted the first 9"
+    assert exposed(metrics).value("watersmeet_lag_records", layer="silver") == 3, (
+        "Kafka has deleted the first 9"
+    )
 
 
-def test_lag_in_seconds_is_the_age_of_the_last_record_merged_while_others_wait(tmp_path: Path) -> None:
+def test_lag_in_seconds_is_the_age_of_the_last_record_merged_while_others_wait(
+    tmp_path: Path,
+) -> None:
     metrics, tp = Metrics(settings_for(tmp_path)), TopicPartition("orders", 0)
     metrics(Sampled({tp: (0, 5)}, 2))
     metrics(Standing({0: 1_000}, {tp: SourceStanding(4, 1_000, 3_500, "held")}))
@@ -170,5 +230,7 @@ def test_labels_are_names_of_the_configuration(tmp_path: Path) -> None:
     assert seen.value("watersmeet_records_total", outcome="quarantined", reason="no_key") == 2
     assert seen.value("watersmeet_sequence", topic="merged", partition=0) == 4
     for metric in METRICS:
-        found = seen.labels(f"watersmeet_{metric.name}{'_sum' if metric.kind == 'histogram' else ''}")
+        found = seen.labels(
+            f"watersmeet_{metric.name}{'_sum' if metric.kind == 'histogram' else ''}"
+        )
         assert found in (set(), set(metric.labels)), metric.name

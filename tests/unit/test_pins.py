@@ -1,4 +1,5 @@
-"""What is installed is what was recorded: every package and JVM artifact has its hashes in the repository."""
+"""What is installed is what was recorded: every package and JVM artifact has its hashes in the
+repository."""
 
 from __future__ import annotations
 
@@ -28,7 +29,11 @@ def test_the_lock_has_every_package_that_is_asked_for_in_its_version() -> None:
 
 def test_every_package_of_the_lock_has_hashes() -> None:
     entries = (ROOT / "requirements.lock").read_text("utf-8").replace("\\\n", " ").splitlines()
-    without = [entry for entry in entries if not entry.startswith(("#", " ")) and " --hash=sha256:" not in entry]
+    without = [
+        entry
+        for entry in entries
+        if not entry.startswith(("#", " ")) and " --hash=sha256:" not in entry
+    ]
     assert without == []
 
 
@@ -36,7 +41,9 @@ def test_the_lock_names_no_place_to_fetch_from() -> None:
     assert "://" not in (ROOT / "requirements.lock").read_text("utf-8")
 
 
-@pytest.mark.parametrize("ivy_file", sorted(str(path.relative_to(ROOT)) for path in ROOT.glob("[!.]*/**/ivy.xml")))
+@pytest.mark.parametrize(
+    "ivy_file", sorted(str(path.relative_to(ROOT)) for path in ROOT.glob("[!.]*/**/ivy.xml"))
+)
 def test_every_file_that_ivy_fetches_has_a_hash(ivy_file: str) -> None:
     hashes = (ROOT / ivy_file).with_suffix(".sha256").read_text("utf-8").splitlines()
     assert all(re.fullmatch(r"[0-9a-f]{64}  [\w-]+/\S+", line) for line in hashes)

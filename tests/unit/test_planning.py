@@ -24,7 +24,13 @@ from tests.support.configurations import settings_for
 
 MERGE_BYTES = 1_000_000
 
-COMPARE: Mapping[str, Any] = {"=": operator.eq, "<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge}
+COMPARE: Mapping[str, Any] = {
+    "=": operator.eq,
+    "<": operator.lt,
+    "<=": operator.le,
+    ">": operator.gt,
+    ">=": operator.ge,
+}
 
 
 class Asked:
@@ -41,13 +47,26 @@ class Asked:
         return pa.schema([(name, pa.null()) for name in (*self.tables[table], {})[0]])
 
     def select(self, table: str, columns: Sequence[str], where: Where = ()) -> pa.Table:
-        rows = [row for row in self.tables[table] if any(all(_holds(row, *each) for each in term) for term in where or [[]])]
+        rows = [
+            row
+            for row in self.tables[table]
+            if any(all(_holds(row, *each) for each in term) for term in where or [[]])
+        ]
         kinds = {"merge_key": pa.string()}
-        return pa.table({name: pa.array([row[name] for row in rows], kinds.get(name, pa.int64())) for name in columns})
+        return pa.table(
+            {
+                name: pa.array([row[name] for row in rows], kinds.get(name, pa.int64()))
+                for name in columns
+            }
+        )
 
-    def summary(self, table: str, by: Sequence[str], values: Aggregates, where: Where = ()) -> pa.Table:
+    def summary(
+        self, table: str, by: Sequence[str], values: Aggregates, where: Where = ()
+    ) -> pa.Table:
         [(name, (_, column))] = values.items()
-        found = self.select(table, [*by, column], where).group_by(list(by)).aggregate([(column, "min")])
+        found = (
+            self.select(table, [*by, column], where).group_by(list(by)).aggregate([(column, "min")])
+        )
         return found.rename_columns([*by, name])
 
 
@@ -58,19 +77,28 @@ def answering(row_bytes: int = 1, **tables: list[dict[str, Any]]) -> Questions:
 def _holds(row: Mapping[str, Any], column: str, how: str, value: Any) -> bool:
     if how == "is null":
         return row[column] is None
-    return row[column] in value if how == "in" else bool(row[column] is not None and COMPARE[how](row[column], value))
+    return (
+        row[column] in value
+        if how == "in"
+        else bool(row[column] is not None and COMPARE[how](row[column], value))
+    )
 
 
 def test_a_plan_goes_on_behind_long_holes_in_some_of_many_partitions(tmp_path: Path) -> None:
-    """The partitions behind a hole are asked for with their neighbours, which have records at the same offsets."""
+    """The partitions behind a hole are asked for with their neighbours, which have records at the
+    same offsets."""
     settings = settings_for(tmp_path, merge__max_records_per_batch=80)
-    cursors = {TopicPartition(source, p): Cursor() for source in settings.sources for p in range(40)}
+    cursors = {
+        TopicPartition(source, p): Cursor() for source in settings.sources for p in range(40)
+    }
     rows = [
         {"partition": p, "offset": offset, "event_time": 50 + offset}
         for p in range(40)
         for offset in ([500] if p % 2 else [0, 500])
     ]
-    silver = Planner(answering(bronze_tracking=rows, bronze_orders=[]), settings, 0, cursors, {}, {}, MERGE_BYTES)
+    silver = Planner(
+        answering(bronze_tracking=rows, bronze_orders=[]), settings, 0, cursors, {}, {}, MERGE_BYTES
+    )
     assert silver.next() is None, "no clock without the other source"
     assert silver.heads()[TopicPartition("tracking", 0)] == 50
     assert silver.heads()[TopicPartition("tracking", 1)] == 550
@@ -93,9 +121,18 @@ def test_records_that_arrive_while_a_batch_is_planned_are_no_hole(tmp_path: Path
     """More of them than a topic-partition's share: the first ones must not be passed over."""
     settings = settings_for(tmp_path, merge__max_records_per_batch=8)
     tracking, orders = (TopicPartition(source, 0) for source in settings.sources)
-    rows = [{"partition": 0, "offset": offset, "event_time": 1_000 - offset} for offset in range(20)]
-    asked: Any = Arriving({"bronze_tracking": rows, "bronze_orders": [{"partition": 0, "offset": 0, "event_time": 5_000}]})
-    silver = Planner(asked, settings, 0, {tracking: Cursor(), orders: Cursor()}, {}, {}, MERGE_BYTES)
+    rows = [
+        {"partition": 0, "offset": offset, "event_time": 1_000 - offset} for offset in range(20)
+    ]
+    asked: Any = Arriving(
+        {
+            "bronze_tracking": rows,
+            "bronze_orders": [{"partition": 0, "offset": 0, "event_time": 5_000}],
+        }
+    )
+    silver = Planner(
+        asked, settings, 0, {tracking: Cursor(), orders: Cursor()}, {}, {}, MERGE_BYTES
+    )
     plan = silver.next()
     assert plan is not None
     assert plan.clocks == {0: 1_000}, "the first record has the largest event time"
@@ -114,10 +151,15 @@ SHAPES: dict[str, list[int | None]] = {
 
 @pytest.mark.promise("C24")
 @pytest.mark.parametrize("sizes", SHAPES.values(), ids=SHAPES)
-def test_a_batch_has_no_more_than_fits_into_memory_and_no_record_is_left_out(tmp_path: Path, sizes: list[int | None]) -> None:
+def test_a_batch_has_no_more_than_fits_into_memory_and_no_record_is_left_out(
+    tmp_path: Path, sizes: list[int | None]
+) -> None:
     """Whatever shape the data has; one record of each topic-partition is always in it."""
     settings = settings_for(tmp_path)
-    rows = [{"partition": 0, "offset": n, "event_time": n, "record_bytes": size} for n, size in enumerate(sizes)]
+    rows = [
+        {"partition": 0, "offset": n, "event_time": n, "record_bytes": size}
+        for n, size in enumerate(sizes)
+    ]
     in_files = MERGE_BYTES // 500
     asked = answering(in_files, bronze_tracking=rows, bronze_orders=rows)
     cursors = {TopicPartition(source, 0): Cursor() for source in settings.sources}
@@ -138,7 +180,13 @@ def plan_ends(plan: BatchPlan) -> dict[TopicPartition, int]:
 
 
 def finished(partition: int, time: int, key: str, *, valid: bool = True) -> dict[str, Any]:
-    return {"partition": partition, "event_time": time, "merge_key": key, "status": "timed_out", "valid": valid}
+    return {
+        "partition": partition,
+        "event_time": time,
+        "merge_key": key,
+        "status": "timed_out",
+        "valid": valid,
+    }
 
 
 def test_what_sorts_after_the_tail_is_pending() -> None:
@@ -155,10 +203,14 @@ def test_what_sorts_after_the_tail_is_pending() -> None:
         [{0: Extent(5, 7), 3: Extent(0, 0)}], has_more=False, order=BY_EVENT_TIME, records=4
     )
     everything = {0: Extent(1, 7), 1: Extent(3, 3), 2: Extent(4, 4), 3: Extent(0, 0)}
-    assert pending(asked, {}, 40, 100, 100) == Pending([everything], has_more=False, order=BY_EVENT_TIME, records=8)
+    assert pending(asked, {}, 40, 100, 100) == Pending(
+        [everything], has_more=False, order=BY_EVENT_TIME, records=8
+    )
 
 
-def test_records_of_one_event_time_are_published_together_and_each_partition_gives_its_share() -> None:
+def test_records_of_one_event_time_are_published_together_and_each_partition_gives_its_share() -> (
+    None
+):
     rows = [finished(p, time // 3, f"k{time}") for p in range(2) for time in range(30)]
     assert pending(answering(silver=rows), {}, 2, 20, 100) == Pending(
         [{0: Extent(0, 3), 1: Extent(0, 3)}], has_more=True, order=BY_EVENT_TIME, records=24
@@ -168,9 +220,15 @@ def test_records_of_one_event_time_are_published_together_and_each_partition_giv
 def test_what_is_published_is_cut_into_pieces_of_bounded_size() -> None:
     rows = [finished(p, time, key) for p in range(3) for time in range(p + 1) for key in "ab"]
     found = pending(answering(silver=rows), {}, 3, 100, 3)
-    assert found.pieces == [{0: Extent(0, 0), 1: Extent(0, 0)}, {1: Extent(1, 1), 2: Extent(0, 0)}, {2: Extent(1, 2)}]
+    assert found.pieces == [
+        {0: Extent(0, 0), 1: Extent(0, 0)},
+        {1: Extent(1, 1), 2: Extent(0, 0)},
+        {2: Extent(1, 2)},
+    ]
     assert found.extents == {0: Extent(0, 0), 1: Extent(0, 1), 2: Extent(0, 2)}
-    assert pending(answering(silver=[]), {}, 3, 100, 3) == Pending([], has_more=False, order=BY_EVENT_TIME)
+    assert pending(answering(silver=[]), {}, 3, 100, 3) == Pending(
+        [], has_more=False, order=BY_EVENT_TIME
+    )
 
 
 def closed(partition: int, at: int, due: int, key: str) -> dict[str, Any]:
@@ -179,9 +237,21 @@ def closed(partition: int, at: int, due: int, key: str) -> dict[str, Any]:
 
 def test_what_timeouts_closed_before_there_was_a_window_is_published_first() -> None:
     plain = [{**finished(0, time, "a"), "due": None, "closed_at": None} for time in (5, 9)]
-    asked = answering(silver=[*plain, closed(0, 7, 6, "a"), closed(1, 8, 7, "b"), closed(1, 8, 7, "c"), closed(1, 9, 7, "a")])
+    asked = answering(
+        silver=[
+            *plain,
+            closed(0, 7, 6, "a"),
+            closed(1, 8, 7, "b"),
+            closed(1, 8, 7, "c"),
+            closed(1, 9, 7, "a"),
+        ]
+    )
     first = pending(asked, {0: Tail(3, 5, "a", 3)}, 2, 100, 100)
-    assert (first.extents, first.has_more, first.order.column) == ({0: Extent(9, 9)}, True, "event_time")
+    assert (first.extents, first.has_more, first.order.column) == (
+        {0: Extent(9, 9)},
+        True,
+        "event_time",
+    )
     tails = {0: Tail(4, 9, "a", 4), 1: Tail(0, 6, "b", 0, 7, 8)}
     assert pending(asked, tails, 2, 100, 100) == Pending(
         [{0: Extent(7, 7), 1: Extent(8, 9)}], has_more=False, order=BY_CLOSING, records=4
@@ -203,7 +273,11 @@ def test_a_piece_of_a_publication_has_no_more_than_fits_into_memory(unit: int) -
     rows = [{**finished(n % 2, n, "a"), "record_bytes": size} for n, size in enumerate(sizes)]
     found = pending(answering(silver=rows), {}, 2, 10**6, 10**6, limit_bytes=10**15)
     taken = [
-        [size for n, size in enumerate(sizes) if n % 2 in piece and piece[n % 2].first <= n <= piece[n % 2].last]
+        [
+            size
+            for n, size in enumerate(sizes)
+            if n % 2 in piece and piece[n % 2].first <= n <= piece[n % 2].last
+        ]
         for piece in found.pieces
     ]
     assert [sorted(chain.from_iterable(taken))] == [sorted(sizes)]
@@ -215,24 +289,39 @@ def test_a_piece_of_a_publication_has_no_more_than_fits_into_memory(unit: int) -
 
 @pytest.mark.promise("C24")
 def test_records_of_one_time_that_do_not_fit_into_memory_are_in_several_pieces() -> None:
-    """Each record in one of them, in order, and all of them in one publication, whose extents are as before."""
+    """Each record in one of them, in order, and all of them in one publication, whose extents are
+    as before."""
     sizes = [extent.PIECE_BYTES * size // 100 for size in (30, 30, 60, 5, 120, 1, 1, 98, 3, 90)]
-    ties = [{**closed(1, 7, 100 + n % 3, f"k{n}"), "record_bytes": size} for n, size in enumerate(sizes)]
-    others = [{**closed(p, at, 50, "a"), "record_bytes": 1} for p, at in ((0, 7), (1, 6), (1, 8), (2, 7))]
+    ties = [
+        {**closed(1, 7, 100 + n % 3, f"k{n}"), "record_bytes": size} for n, size in enumerate(sizes)
+    ]
+    others = [
+        {**closed(p, at, 50, "a"), "record_bytes": 1} for p, at in ((0, 7), (1, 6), (1, 8), (2, 7))
+    ]
     asked = answering(silver=[*ties, *others])
     found = pending(asked, {}, 3, 1, 1000, limit_bytes=10**15)
-    assert (found.extents, found.has_more) == ({0: Extent(7, 7), 1: Extent(6, 6), 2: Extent(7, 7)}, True)
+    assert (found.extents, found.has_more) == (
+        {0: Extent(7, 7), 1: Extent(6, 6), 2: Extent(7, 7)},
+        True,
+    )
     found = pending(asked, {}, 3, 10**6, 1000, limit_bytes=10**15)
     assert found.extents == {0: Extent(7, 7), 1: Extent(6, 8), 2: Extent(7, 7)}
     seen: list[tuple[int, int, int, str]] = []
     for piece in found.pieces:
         rows = asked.select(
-            "silver", ["closed_at", "due", "merge_key", "partition", "record_bytes"], of_piece(found.order, piece, 0)
+            "silver",
+            ["closed_at", "due", "merge_key", "partition", "record_bytes"],
+            of_piece(found.order, piece, 0),
         )
         mine = [row for row in rows.to_pylist() if row["partition"] in piece]
         assert len(mine) == 1 or sum(row["record_bytes"] for row in mine) <= extent.PIECE_BYTES
-        seen += sorted((row["partition"], row["closed_at"], row["due"], row["merge_key"]) for row in mine)
-    everything = sorted((row["partition"], row["closed_at"], row["due"], row["merge_key"]) for row in (*ties, *others))
+        seen += sorted(
+            (row["partition"], row["closed_at"], row["due"], row["merge_key"]) for row in mine
+        )
+    everything = sorted(
+        (row["partition"], row["closed_at"], row["due"], row["merge_key"])
+        for row in (*ties, *others)
+    )
     assert seen == everything
     by_number = pending(asked, {1: Tail(0, 49, "a", 0, 50, 6)}, 3, 10**6, 3, limit_bytes=10**15)
     assert len(by_number.pieces) >= len(found.pieces)
@@ -243,9 +332,17 @@ def test_records_that_are_read_again_come_in_pieces_that_fit_into_memory() -> No
     """Of a table whose rows say their sizes."""
     sizes = [*[10] * 20, pieces.PIECE_BYTES, *[pieces.PIECE_BYTES // 3] * 7, 5]
     rows = [{"partition": n % 2, "offset": n, "record_bytes": size} for n, size in enumerate(sizes)]
-    partitions, offsets = (np.array([row[name] for row in rows], np.int64) for name in ("partition", "offset"))
-    found = list(pieces_of(answering(quarantine=rows), "tracking", "quarantine", partitions, offsets))
-    taken = [[offset for mine in piece.offsets.values() for offset in mine.tolist()] for piece in found]
+    partitions, offsets = (
+        np.array([row[name] for row in rows], np.int64) for name in ("partition", "offset")
+    )
+    found = list(
+        pieces_of(answering(quarantine=rows), "tracking", "quarantine", partitions, offsets)
+    )
+    taken = [
+        [offset for mine in piece.offsets.values() for offset in mine.tolist()] for piece in found
+    ]
     assert sorted(chain.from_iterable(taken)) == list(range(len(sizes)))
-    assert all(sum(sizes[n] for n in mine) <= pieces.PIECE_BYTES or len(mine) == 1 for mine in taken)
+    assert all(
+        sum(sizes[n] for n in mine) <= pieces.PIECE_BYTES or len(mine) == 1 for mine in taken
+    )
     assert len(found) < 8

@@ -59,14 +59,19 @@ def changed(*changes: tuple[str, Any]) -> dict[str, Any]:
     return config
 
 
-def load(folder: Path, config: dict[str, Any] | str, environ: Mapping[str, str] | None = None) -> Settings:
+def load(
+    folder: Path, config: dict[str, Any] | str, environ: Mapping[str, str] | None = None
+) -> Settings:
     file = folder / "watersmeet.yml"
     file.write_text(config if isinstance(config, str) else yaml.safe_dump(config, sort_keys=False))
     return load_settings(file, environ or {})
 
 
-def refusal(folder: Path, config: dict[str, Any] | str, environ: Mapping[str, str] | None = None) -> str:
-    """The sentence after the file's name; it is one line, and nothing in the traceback shows the secret."""
+def refusal(
+    folder: Path, config: dict[str, Any] | str, environ: Mapping[str, str] | None = None
+) -> str:
+    """The sentence after the file's name; it is one line, and nothing in the traceback shows the
+    secret."""
     with pytest.raises(ConfigurationError) as caught:
         load(folder, config, environ)
     message, start = str(caught.value), f"{folder / 'watersmeet.yml'}: "
@@ -88,14 +93,21 @@ def test_smallest_configuration_gets_the_contracts_defaults(tmp_path: Path) -> N
     assert settings.kafka.options == {}
     assert (settings.kafka.start, settings.kafka.on_data_loss) == ("earliest", "stop")
     assert (settings.kafka.max_offsets_per_batch, settings.kafka.quarantine_limit) == (500_000, 0.5)
-    assert settings.merge == MergeSettings(timeout_ms=1_800_000, max_future_ms=86_400_000, max_records_per_batch=1_000_000)
+    assert settings.merge == MergeSettings(
+        timeout_ms=1_800_000, max_future_ms=86_400_000, max_records_per_batch=1_000_000
+    )
     assert settings.merge.idle_after_ms is None
     assert settings.retention_ms == 7 * 86_400_000
     publish = settings.publish
     assert (publish.valid, publish.value, publish.max_bytes) == ("true", None, 8 * 1024 * 1024)
     assert publish.delivery == "exactly_once"
     tracking = settings.sources["tracking"]
-    assert (tracking.format, tracking.schema_file, tracking.key, tracking.heartbeat) == ("json", None, None, None)
+    assert (tracking.format, tracking.schema_file, tracking.key, tracking.heartbeat) == (
+        "json",
+        None,
+        None,
+        None,
+    )
 
 
 def test_suites_are_files_and_are_read_with_the_configuration(tmp_path: Path) -> None:
@@ -108,7 +120,11 @@ def test_suites_are_files_and_are_read_with_the_configuration(tmp_path: Path) ->
 
 def test_sources_keep_their_order(tmp_path: Path) -> None:
     third = {"topic": "a", "event_time": "ts"}
-    assert list(load(tmp_path, changed(("sources/a", third))).sources) == ["tracking", "orders", "a"]
+    assert list(load(tmp_path, changed(("sources/a", third))).sources) == [
+        "tracking",
+        "orders",
+        "a",
+    ]
 
 
 def test_settings_are_frozen_and_travel(tmp_path: Path) -> None:
@@ -138,18 +154,25 @@ def test_a_start_can_be_built_in_python(start: Any) -> None:
         ("./a/../lake/", "{folder}/lake"),
         ("/data/lake", "/data/lake"),
         ("s3://bucket/lake/", "s3://bucket/lake"),
-        ("abfss://c@account.dfs.core.windows.net/lake", "abfss://c@account.dfs.core.windows.net/lake"),
+        (
+            "abfss://c@account.dfs.core.windows.net/lake",
+            "abfss://c@account.dfs.core.windows.net/lake",
+        ),
         ("dbfs:/lake", "dbfs:/lake"),
         ("file:/data/lake", "file:/data/lake"),
     ],
 )
-def test_lake_is_absolute_or_a_uri_and_holds_its_checkpoints(tmp_path: Path, lake: str, expected: str) -> None:
+def test_lake_is_absolute_or_a_uri_and_holds_its_checkpoints(
+    tmp_path: Path, lake: str, expected: str
+) -> None:
     settings = load(tmp_path, changed(("lake", lake)))
     assert settings.lake == expected.format(folder=tmp_path)
     assert settings.checkpoints == f"{settings.lake}/_checkpoints"
 
 
-def test_relative_paths_are_relative_to_the_configuration_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_relative_paths_are_relative_to_the_configuration_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "conf" / "schemas").mkdir(parents=True)
     (tmp_path / "conf" / "schemas" / "t.json").write_text("{}")
     config = changed(("checkpoints", "../state"), ("sources/tracking/schema", "schemas/t.json"))
@@ -164,25 +187,43 @@ def test_relative_paths_are_relative_to_the_configuration_file(tmp_path: Path, m
 
 
 def test_catalog_lake_is_named_by_catalog_and_schema(tmp_path: Path) -> None:
-    config = changed(("lake", {"catalog": "main", "schema": "shop"}), ("checkpoints", "dbfs:/state"))
+    config = changed(
+        ("lake", {"catalog": "main", "schema": "shop"}), ("checkpoints", "dbfs:/state")
+    )
     settings = load(tmp_path, config)
     assert settings.lake == CatalogLake(catalog="main", schema_name="shop")
     assert settings.checkpoints == "dbfs:/state"
 
 
 @pytest.mark.parametrize(
-    ("equals", "kind"), [("heartbeat", str), ("true", str), (True, bool), (1, int), (1.0, float), ("1", str)]
+    ("equals", "kind"),
+    [("heartbeat", str), ("true", str), (True, bool), (1, int), (1.0, float), ("1", str)],
 )
-def test_heartbeat_keeps_the_type_of_what_it_equals(tmp_path: Path, equals: Any, kind: type) -> None:
-    settings = load(tmp_path, changed(("sources/orders/heartbeat", {"field": "meta.type", "equals": equals})))
+def test_heartbeat_keeps_the_type_of_what_it_equals(
+    tmp_path: Path, equals: Any, kind: type
+) -> None:
+    settings = load(
+        tmp_path, changed(("sources/orders/heartbeat", {"field": "meta.type", "equals": equals}))
+    )
     heartbeat = settings.sources["orders"].heartbeat
     assert isinstance(heartbeat, Equality)
-    assert (heartbeat.field, heartbeat.equals, type(heartbeat.equals)) == ("meta.type", equals, kind)
+    assert (heartbeat.field, heartbeat.equals, type(heartbeat.equals)) == (
+        "meta.type",
+        equals,
+        kind,
+    )
 
 
 @pytest.mark.parametrize(
     ("given", "expected"),
-    [(1, 1), (999_000_000, 999_000_000), ("8MiB", 8_388_608), ("1KiB", 1024), ("2kB", 2000), ("3MB", 3_000_000)],
+    [
+        (1, 1),
+        (999_000_000, 999_000_000),
+        ("8MiB", 8_388_608),
+        ("1KiB", 1024),
+        ("2kB", 2000),
+        ("3MB", 3_000_000),
+    ],
 )
 def test_sizes_are_in_bytes(tmp_path: Path, given: Any, expected: int) -> None:
     assert load(tmp_path, changed(("publish/max_bytes", given))).publish.max_bytes == expected
@@ -190,15 +231,27 @@ def test_sizes_are_in_bytes(tmp_path: Path, given: Any, expected: int) -> None:
 
 @pytest.mark.parametrize(
     ("text", "expected_ms"),
-    [("0s", 0), ("500ms", 500), ("30s", 30_000), ("30m", 1_800_000), ("12h", 43_200_000), ("7d", 604_800_000)],
+    [
+        ("0s", 0),
+        ("500ms", 500),
+        ("30s", 30_000),
+        ("30m", 1_800_000),
+        ("12h", 43_200_000),
+        ("7d", 604_800_000),
+    ],
 )
 def test_durations_are_in_ms(text: str, expected_ms: int) -> None:
     assert parse_duration(text) == expected_ms
 
 
-@pytest.mark.parametrize("text", ["", "30", "m", "1.5h", "-1s", "30 m", "30M", "1w", "٣s", "30m ", "999999999d", "9" * 30])
+@pytest.mark.parametrize(
+    "text",
+    ["", "30", "m", "1.5h", "-1s", "30 m", "30M", "1w", "٣s", "30m ", "999999999d", "9" * 30],
+)
 def test_what_is_no_duration_is_refused_with_an_example(text: str) -> None:
-    with pytest.raises(ConfigurationError, match="is not a duration; write a whole number and ms, s, m, h or d"):
+    with pytest.raises(
+        ConfigurationError, match="is not a duration; write a whole number and ms, s, m, h or d"
+    ):
         parse_duration(text)
 
 
@@ -227,23 +280,38 @@ def test_the_engine_is_spark_and_finds_its_own_way_by_default(tmp_path: Path) ->
 
 
 def test_options_of_storage_and_spark_become_text(tmp_path: Path) -> None:
-    config = changed(("storage", {"AWS_REGION": "eu-west-1", "allow_http": True}), ("spark", {"spark.sql.shuffle.partitions": 4}))
+    config = changed(
+        ("storage", {"AWS_REGION": "eu-west-1", "allow_http": True}),
+        ("spark", {"spark.sql.shuffle.partitions": 4}),
+    )
     settings = load(tmp_path, config)
     assert settings.storage == {"AWS_REGION": "eu-west-1", "allow_http": "true"}
     assert settings.spark == {"spark.sql.shuffle.partitions": "4"}
 
 
 def test_options_of_storage_and_spark_are_never_shown(tmp_path: Path) -> None:
-    settings = load(tmp_path, changed(("storage", {"AWS_SECRET_ACCESS_KEY": SECRET}), ("spark", {"spark.hadoop.key": SECRET})))
+    settings = load(
+        tmp_path,
+        changed(
+            ("storage", {"AWS_SECRET_ACCESS_KEY": SECRET}), ("spark", {"spark.hadoop.key": SECRET})
+        ),
+    )
     assert SECRET not in repr(settings)
     assert SECRET not in str(settings)
     assert "AWS_SECRET_ACCESS_KEY" in repr(settings)
     assert SECRET not in refusal(tmp_path, changed(("storage", {"AWS_REGION": [SECRET]})))
 
 
-def test_the_digest_does_not_depend_on_what_runs_the_merge_or_how_it_gets_in(tmp_path: Path) -> None:
+def test_the_digest_does_not_depend_on_what_runs_the_merge_or_how_it_gets_in(
+    tmp_path: Path,
+) -> None:
     before = load(tmp_path, SMALLEST).digest
-    elsewhere = changed(("engine", "spark"), ("storage", {"a": "b"}), ("spark", {"c": "d"}), ("lake", "s3://elsewhere"))
+    elsewhere = changed(
+        ("engine", "spark"),
+        ("storage", {"a": "b"}),
+        ("spark", {"c": "d"}),
+        ("lake", "s3://elsewhere"),
+    )
     assert load(tmp_path, elsewhere).digest == before
     assert load(tmp_path, changed(("merge/timeout", "17m"))).digest != before
 
@@ -264,8 +332,11 @@ def test_a_start_may_be_a_word(tmp_path: Path, word: str) -> None:
 
 
 def start(folder: Path, text: str, environ: Mapping[str, str] | None = None) -> Any:
-    """`kafka.start` as YAML itself reads it: a time in quotes is text, without them it is a time."""
-    return load(folder, yaml.safe_dump(changed(("kafka/start", "HERE"))).replace("HERE", text), environ).kafka.start
+    """`kafka.start` as YAML itself reads it: a time in quotes is text, without them it is a
+    time."""
+    return load(
+        folder, yaml.safe_dump(changed(("kafka/start", "HERE"))).replace("HERE", text), environ
+    ).kafka.start
 
 
 @pytest.mark.parametrize(
@@ -293,7 +364,9 @@ def test_a_start_may_be_a_time(tmp_path: Path, text: str, timestamp_ms: int) -> 
 
 @pytest.mark.parametrize("time", ["2026-01-01T00:00:00Z", "2026-01-01", "1767225600000"])
 def test_a_time_to_start_at_may_come_from_the_environment(tmp_path: Path, time: str) -> None:
-    assert start(tmp_path, '{timestamp: "${SINCE}"}', {"SINCE": time}) == StartTimestamp(1_767_225_600_000)
+    assert start(tmp_path, '{timestamp: "${SINCE}"}', {"SINCE": time}) == StartTimestamp(
+        1_767_225_600_000
+    )
 
 
 @pytest.mark.parametrize(
@@ -304,7 +377,9 @@ def test_a_time_to_start_at_may_come_from_the_environment(tmp_path: Path, time: 
         ('{orders: {2147483647: "${OFFSET}"}}', {"orders": {2**31 - 1: 5}}),
     ],
 )  # fmt: skip
-def test_a_start_may_be_offsets_of_sources(tmp_path: Path, text: str, offsets: dict[str, dict[int, int]]) -> None:
+def test_a_start_may_be_offsets_of_sources(
+    tmp_path: Path, text: str, offsets: dict[str, dict[int, int]]
+) -> None:
     assert start(tmp_path, f"{{offsets: {text}}}", {"OFFSET": "5"}) == StartOffsets(offsets)
 
 
@@ -315,7 +390,9 @@ def test_a_start_may_be_offsets_of_sources(tmp_path: Path, text: str, offsets: d
         (StartTimestamp(1_767_225_600_000), "{timestamp: 2026-01-01T00:00:00.000Z}"),
         (StartTimestamp(253_402_300_799_999), "{timestamp: 9999-12-31T23:59:59.999Z}"),
         (StartOffsets({"tracking": {0: 17}}), "{offsets: {tracking: {0: 17}}}"),
-        (StartOffsets({"tracking": {10: 1, 2: 17}, "orders": {0: 0}}), "{offsets: {tracking: {2: 17, 10: 1}, orders: {0: 0}}}"),
+        (StartOffsets({"tracking": {10: 1, 2: 17}, "orders": {0: 0}}), "{offsets: {tracking: {2: "
+                                                                       "17, 10: 1}, orders: {0: "
+                                                                       "0}}}"),
     ],
 )  # fmt: skip
 def test_a_start_reads_as_in_yaml_and_is_read_again(tmp_path: Path, begin: Any, text: str) -> None:
@@ -345,11 +422,24 @@ def test_each_choice_is_taken(tmp_path: Path, path: str, words: list[str]) -> No
     part, field = path.split("/")
     for word in words:
         assert getattr(getattr(load(tmp_path, changed((path, word))), part), field) == word
-        assert getattr(getattr(load(tmp_path, changed((path, "${WORD}")), {"WORD": word}), part), field) == word
+        assert (
+            getattr(
+                getattr(load(tmp_path, changed((path, "${WORD}")), {"WORD": word}), part), field
+            )
+            == word
+        )
 
 
 @pytest.mark.parametrize(
-    ("text", "share"), [("50%", 0.5), ("100%", 1.0), ("100.0%", 1.0), ("0.5%", 0.005), ("1%", 0.01), ("33.25%", 0.3325)]
+    ("text", "share"),
+    [
+        ("50%", 0.5),
+        ("100%", 1.0),
+        ("100.0%", 1.0),
+        ("0.5%", 0.005),
+        ("1%", 0.01),
+        ("33.25%", 0.3325),
+    ],
 )
 def test_a_percentage_is_a_share_of_one(tmp_path: Path, text: str, share: float) -> None:
     settings = load(tmp_path, changed(("kafka/quarantine_limit", text)))
@@ -357,12 +447,18 @@ def test_a_percentage_is_a_share_of_one(tmp_path: Path, text: str, share: float)
 
 
 @pytest.mark.parametrize(("given", "idle_after_ms"), [(None, None), ("1ms", 1), ("10m", 600_000)])
-def test_the_idle_policy_is_off_or_begins_after_a_while(tmp_path: Path, given: str | None, idle_after_ms: int | None) -> None:
+def test_the_idle_policy_is_off_or_begins_after_a_while(
+    tmp_path: Path, given: str | None, idle_after_ms: int | None
+) -> None:
     assert load(tmp_path, changed(("merge/idle_after", given))).merge.idle_after_ms == idle_after_ms
 
 
-@pytest.mark.parametrize(("given", "retention_ms"), [("1h", 3_600_000), ("60m", 3_600_000), ("30d", 2_592_000_000)])
-def test_old_versions_are_kept_for_an_hour_or_longer(tmp_path: Path, given: str, retention_ms: int) -> None:
+@pytest.mark.parametrize(
+    ("given", "retention_ms"), [("1h", 3_600_000), ("60m", 3_600_000), ("30d", 2_592_000_000)]
+)
+def test_old_versions_are_kept_for_an_hour_or_longer(
+    tmp_path: Path, given: str, retention_ms: int
+) -> None:
     assert load(tmp_path, changed(("retention", given))).retention_ms == retention_ms
 
 
@@ -385,26 +481,43 @@ def test_variables_are_taken_from_the_environment_once(tmp_path: Path) -> None:
     assert type(settings.name) is type(settings.kafka.options["sasl.password"]) is str
 
 
-def test_process_environment_is_the_default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_process_environment_is_the_default(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("WATERSMEET_TEST_NAME", "from-outside")
     (tmp_path / "w.yml").write_text(yaml.safe_dump(changed(("name", "${WATERSMEET_TEST_NAME}"))))
     assert load_settings(tmp_path / "w.yml").name == "from-outside"
 
 
 def test_an_unset_variable_is_named_with_its_place(tmp_path: Path) -> None:
-    sentence = refusal(tmp_path, changed(("kafka/options", {"sasl.password": f"{SECRET}${{KAFKA_PASSWORD}}"})))
-    assert sentence.startswith("kafka.options.sasl.password: the environment variable KAFKA_PASSWORD is not set")
+    sentence = refusal(
+        tmp_path, changed(("kafka/options", {"sasl.password": f"{SECRET}${{KAFKA_PASSWORD}}"}))
+    )
+    assert sentence.startswith(
+        "kafka.options.sasl.password: the environment variable KAFKA_PASSWORD is not set"
+    )
 
 
 @pytest.mark.promise("C61")
 @pytest.mark.parametrize(
-    "path", ["publish/valid", "publish/value", "sources/orders/key", "sources/orders/event_time", "sources/orders/heartbeat"]
+    "path",
+    [
+        "publish/valid",
+        "publish/value",
+        "sources/orders/key",
+        "sources/orders/event_time",
+        "sources/orders/heartbeat",
+    ],
 )
-def test_no_secret_of_the_environment_becomes_a_rule_which_the_lake_keeps(tmp_path: Path, path: str) -> None:
+def test_no_secret_of_the_environment_becomes_a_rule_which_the_lake_keeps(
+    tmp_path: Path, path: str
+) -> None:
     value = {"field": "a", "equals": "x${TOKEN}"} if path.endswith("heartbeat") else "${TOKEN}"
     field = path.replace("/", ".") + (".equals" if path.endswith("heartbeat") else "")
     sentence = refusal(tmp_path, changed((path, value)), {"TOKEN": SECRET})
-    assert sentence.startswith(f"{field} must not have `${{`: a rule is kept with the lake for ever")
+    assert sentence.startswith(
+        f"{field} must not have `${{`: a rule is kept with the lake for ever"
+    )
 
 
 @pytest.mark.promise("C61")
@@ -413,16 +526,24 @@ def test_a_url_is_shown_as_scheme_and_host_alone(tmp_path: Path) -> None:
     config = changed(("sources/orders/registry", {"url": "${URL}"}), ("lineage", {"url": "${URL}"}))
     for name in ("format", "schema"):
         config["sources"]["orders"][name] = {"format": "avro", "schema": "o.avsc"}[name]
-    (tmp_path / "o.avsc").write_text('{"type": "record", "name": "O", "fields": [{"name": "ts", "type": "long"}]}')
+    (tmp_path / "o.avsc").write_text(
+        '{"type": "record", "name": "O", "fields": [{"name": "ts", "type": "long"}]}'
+    )
     settings = load(tmp_path, config, {"URL": url})
     assert SECRET not in repr(settings)
-    for error in (RegistryUnreachableError(url, "x"), UnknownWriterSchemaError(url, 7), RegistryAccessError(url, "x")):
+    for error in (
+        RegistryUnreachableError(url, "x"),
+        UnknownWriterSchemaError(url, 7),
+        RegistryAccessError(url, "x"),
+    ):
         assert SECRET not in repr(error)
         assert SECRET not in repr(vars(error))
         assert "https://host:8081" in str(error)
 
 
-@pytest.mark.parametrize("value", [SECRET + "${", SECRET + "${}", "${a b}" + SECRET, "${" + SECRET + "}"])
+@pytest.mark.parametrize(
+    "value", [SECRET + "${", SECRET + "${}", "${a b}" + SECRET, "${" + SECRET + "}"]
+)
 def test_a_malformed_variable_is_refused_unshown(tmp_path: Path, value: str) -> None:
     sentence = refusal(tmp_path, changed(("kafka/options", {"sasl.password": value})))
     assert sentence.startswith("kafka.options.sasl.password: `${` must be followed by the name")
@@ -441,7 +562,10 @@ def test_a_malformed_variable_is_refused_unshown(tmp_path: Path, value: str) -> 
     ],
 )  # fmt: skip
 def test_what_a_variable_holds_is_never_shown(tmp_path: Path, path: str) -> None:
-    around = {"lake": {"catalog": "c", "schema": "s"}, "sources/orders/heartbeat": {"field": "a", "equals": "b"}}
+    around = {
+        "lake": {"catalog": "c", "schema": "s"},
+        "sources/orders/heartbeat": {"field": "a", "equals": "b"},
+    }
     parent = path.rpartition("/")[0]
     config = changed(*[(parent, around[parent])] if parent in around else [], (path, "${X}"))
     assert path.replace("/", ".") in refusal(tmp_path, config, {"X": f"\0{SECRET}..\n /`."})
@@ -464,7 +588,14 @@ def test_values_of_kafka_options_are_never_shown(tmp_path: Path, options: Any) -
 
 
 def test_a_secret_without_quotes_is_not_shown_by_a_yaml_error(tmp_path: Path) -> None:
-    for value in (f"*{SECRET}", f"!{SECRET}", f"&{SECRET} &b", f'"\\{SECRET}"', f"'{SECRET}", f"a: {SECRET}: b"):
+    for value in (
+        f"*{SECRET}",
+        f"!{SECRET}",
+        f"&{SECRET} &b",
+        f'"\\{SECRET}"',
+        f"'{SECRET}",
+        f"a: {SECRET}: b",
+    ):
         config = f"name: shop\nkafka:\n  options:\n    sasl.password: {value}\n"
         assert "is not valid YAML" in refusal(tmp_path, config)
 
@@ -486,10 +617,14 @@ def test_repr_shows_option_names_but_no_values(tmp_path: Path) -> None:
         # unknown and missing fields
         (("merge/timout", "30m"), "unknown field `merge.timout`; did you mean `timeout`?"),
         (("merge/timeout_ms", 5), "unknown field `merge.timeout_ms`; did you mean `timeout`"),
-        (("sources/orders/schema_file", "x"), "unknown field `sources.orders.schema_file`; did you mean `schema`"),
-        (("sources/orders/heartbeat", {"feild": "a"}), "unknown field `sources.orders.heartbeat.feild`; did you mean `field`"),
+        (("sources/orders/schema_file", "x"), "unknown field `sources.orders.schema_file`; did you "
+                                              "mean `schema`"),
+        (("sources/orders/heartbeat", {"feild": "a"}), "unknown field "
+                                                       "`sources.orders.heartbeat.feild`; did you "
+                                                       "mean `field`"),
         (("lake", {"catalogue": "a"}), "unknown field `lake.catalogue`; did you mean `catalog`?"),
-        (("colour", "red"), "unknown field `colour`; known here: name, engine, lake, storage, spark, checkpoints, kafka, sources, merge, silver, publish"),
+        (("colour", "red"), "unknown field `colour`; known here: name, engine, lake, storage, "
+                            "spark, checkpoints, kafka, sources, merge, silver, publish"),
         ((1, 2), "unknown field `1`; known here: name"),
         (("name", ABSENT), "required field `name` is missing; add it, such as `name: shop`"),
         (("lake", ABSENT), "required field `lake` is missing"),
@@ -497,18 +632,26 @@ def test_repr_shows_option_names_but_no_values(tmp_path: Path) -> None:
         (("kafka", {}), "required field `kafka.bootstrap_servers` is missing; add it, such as"),
         (("sources", ABSENT), "required field `sources` is missing"),
         (("sources/orders/topic", ABSENT), "required field `sources.orders.topic` is missing"),
-        (("sources/orders/event_time", ABSENT), "required field `sources.orders.event_time` is missing"),
-        (("sources/orders/heartbeat", {"field": "a"}), "required field `sources.orders.heartbeat.equals` is missing"),
-        (("merge/timeout", ABSENT), "required field `merge.timeout` is missing; add it, such as `timeout: 30m`"),
-        (("merge", {"timeout": "30m", "tenant": "org"}), "required field `merge.tenant_max_lag` is missing where there is a tenant; add it, such as `tenant_max_lag: 24h`"),
+        (("sources/orders/event_time", ABSENT), "required field `sources.orders.event_time` is "
+                                                "missing"),
+        (("sources/orders/heartbeat", {"field": "a"}), "required field "
+                                                       "`sources.orders.heartbeat.equals` is "
+                                                       "missing"),
+        (("merge/timeout", ABSENT), "required field `merge.timeout` is missing; add it, such as "
+                                    "`timeout: 30m`"),
+        (("merge", {"timeout": "30m", "tenant": "org"}), "required field `merge.tenant_max_lag` is "
+                                                         "missing where there is a tenant; add it, "
+                                                         "such as `tenant_max_lag: 24h`"),
         (("publish", ABSENT), "required field `publish` is missing"),
         (("lake", {"catalog": "main"}), "required field `lake.schema` is missing"),
         (("quality/suite", []), "unknown field `quality.suite`; did you mean `suites`?"),
         # wrong types
         (("quality", []), "quality must be a mapping, not a list"),
-        (("quality/suites", "one.json"), "quality.suites must be a list, not text; write one entry a line, each after a dash"),
+        (("quality/suites", "one.json"), "quality.suites must be a list, not text; write one entry "
+                                         "a line, each after a dash"),
         (("quality/suites", [5]), "quality.suites.0 must be text, not a number"),
-        (("quality/suites", ["a", "none.json"]), "quality.suites.0: `a` is not a file that can be read"),
+        (("quality/suites", ["a", "none.json"]), "quality.suites.0: `a` is not a file that can be "
+                                                 "read"),
         (("quality/every", 0), "quality.every: `0` is not a whole number from 1 to"),
         (("quality/every", "10m"), "quality.every: `10m` is not a whole number from 1 to"),
         (("name", 5), "name must be text, not a number; put text in quotes"),
@@ -518,47 +661,72 @@ def test_repr_shows_option_names_but_no_values(tmp_path: Path) -> None:
         (("checkpoints", 5), "checkpoints must be text, not a number"),
         (("kafka", None), "kafka must be a mapping, not null"),
         (("kafka/options", None), "kafka.options must be a mapping, not null"),
-        (("kafka/options", {"a": None}), "kafka.options.a must be text, a number, true or false, not null"),
+        (("kafka/options", {"a": None}), "kafka.options.a must be text, a number, true or false, "
+                                         "not null"),
         (("sources", ["tracking", "orders"]), "sources must be a mapping, not a list"),
         (("sources/orders", "orders"), "sources.orders must be a mapping, not text"),
         (("sources/orders/topic", {"a": 1}), "sources.orders.topic must be text, not a mapping"),
         (("sources/orders/schema", 5), "sources.orders.schema must be text, not a number"),
         (("sources/orders/key", 5), "sources.orders.key must be text, not a number"),
-        (("sources/orders/heartbeat", "type"), "sources.orders.heartbeat must be a mapping, not text"),
+        (("sources/orders/heartbeat", "type"), "sources.orders.heartbeat must be a mapping, not "
+                                               "text"),
         (("merge", []), "merge must be a mapping, not a list"),
         (("merge/timeout", 30), "merge.timeout: `30` is not a duration"),
         (("merge/max_future", None), "merge.max_future: null is not a duration"),
         (("publish/valid", True), "publish.valid must be text, not true; put text in quotes"),
         (("publish/value", ["a"]), "publish.value must be text, not a list"),
-        (("kafka/max_offsets_per_batch", "many"), "kafka.max_offsets_per_batch: `many` is not a whole number from 1"),
-        (("kafka/max_offsets_per_batch", "500"), "kafka.max_offsets_per_batch: `500` is not a whole number from 1"),
-        (("kafka/max_offsets_per_batch", True), "kafka.max_offsets_per_batch: true is not a whole number"),
-        (("merge/max_records_per_batch", 1.5), "merge.max_records_per_batch: `1.5` is not a whole number from 1"),
-        (("publish/max_bytes", "8 MiB"), "publish.max_bytes: `8 MiB` is not a size in bytes (such as `8MiB`"),
+        (("kafka/max_offsets_per_batch", "many"), "kafka.max_offsets_per_batch: `many` is not a "
+                                                  "whole number from 1"),
+        (("kafka/max_offsets_per_batch", "500"), "kafka.max_offsets_per_batch: `500` is not a "
+                                                 "whole number from 1"),
+        (("kafka/max_offsets_per_batch", True), "kafka.max_offsets_per_batch: true is not a whole "
+                                                "number"),
+        (("merge/max_records_per_batch", 1.5), "merge.max_records_per_batch: `1.5` is not a whole "
+                                               "number from 1"),
+        (("publish/max_bytes", "8 MiB"), "publish.max_bytes: `8 MiB` is not a size in bytes (such "
+                                         "as `8MiB`"),
         # wrong values
         (("name", ""), "name must not be empty"),
-        (("name", "my shop"), "name: `my shop` is not a name; use letters, digits, `-`, `_` and `.`"),
+        (("name", "my shop"), "name: `my shop` is not a name; use letters, digits, `-`, `_` and "
+                              "`.`"),
         (("lake", "  "), "lake must not be empty"),
-        (("lake", {"catalog": "a.b", "schema": "s"}), "lake.catalog: `a.b` is not a name in a catalog"),
-        (("lake", {"catalog": "a", "schema": "s"}), "`checkpoints` is needed where the lake is a catalog"),
-        (("kafka/bootstrap_servers", "localhost"), "kafka.bootstrap_servers: `localhost` is not a list of brokers; write host:port"),
-        (("kafka/bootstrap_servers", "a:1,,b:2"), "kafka.bootstrap_servers: `a:1,,b:2` is not a list of brokers"),
-        (("kafka/max_offsets_per_batch", 0), "kafka.max_offsets_per_batch: `0` is not a whole number from 1 to 2147483647"),
-        (("merge/max_records_per_batch", 2**31), "merge.max_records_per_batch: `2147483648` is not a whole number"),
-        (("merge/max_records_per_batch", -1), "merge.max_records_per_batch: `-1` is not a whole number"),
-        (("merge/timeout", "0s"), "merge.timeout: `0s` is too short; it must be longer than nothing"),
-        (("merge/timeout", "half an hour"), "merge.timeout: `half an hour` is not a duration; write a whole number and"),
+        (("lake", {"catalog": "a.b", "schema": "s"}), "lake.catalog: `a.b` is not a name in a "
+                                                      "catalog"),
+        (("lake", {"catalog": "a", "schema": "s"}), "`checkpoints` is needed where the lake is a "
+                                                    "catalog"),
+        (("kafka/bootstrap_servers", "localhost"), "kafka.bootstrap_servers: `localhost` is not a "
+                                                   "list of brokers; write host:port"),
+        (("kafka/bootstrap_servers", "a:1,,b:2"), "kafka.bootstrap_servers: `a:1,,b:2` is not a "
+                                                  "list of brokers"),
+        (("kafka/max_offsets_per_batch", 0), "kafka.max_offsets_per_batch: `0` is not a whole "
+                                             "number from 1 to 2147483647"),
+        (("merge/max_records_per_batch", 2**31), "merge.max_records_per_batch: `2147483648` is not "
+                                                 "a whole number"),
+        (("merge/max_records_per_batch", -1), "merge.max_records_per_batch: `-1` is not a whole "
+                                              "number"),
+        (("merge/timeout", "0s"), "merge.timeout: `0s` is too short; it must be longer than "
+                                  "nothing"),
+        (("merge/timeout", "half an hour"), "merge.timeout: `half an hour` is not a duration; "
+                                            "write a whole number and"),
         (("merge/max_future", "-1s"), "merge.max_future: `-1s` is not a duration"),
-        (("merge/window", {"gap": "30m", "max": "12h"}), "`merge` has both `timeout` and `window`; leave one of them out"),
-        (("merge", {"window": {"gap": "30m", "max": "29m"}}), "merge.window.max is shorter than the gap; give it the length of the gap at least"),
+        (("merge/window", {"gap": "30m", "max": "12h"}), "`merge` has both `timeout` and `window`; "
+                                                         "leave one of them out"),
+        (("merge", {"window": {"gap": "30m", "max": "29m"}}), "merge.window.max is shorter than "
+                                                              "the gap; give it the length of the "
+                                                              "gap at least"),
         (("merge/tenant", ""), "merge.tenant must not be empty"),
-        (("merge/tenant", "a..b"), "merge.tenant: `a..b` is not a dotted path; join field names by single dots"),
+        (("merge/tenant", "a..b"), "merge.tenant: `a..b` is not a dotted path; join field names by "
+                                   "single dots"),
         (("merge/tenant", ["org"]), "merge.tenant must be text, not a list"),
-        (("merge/tenant_max_lag", 0), "merge.tenant_max_lag: `0` is not a duration; write a whole number and ms, s, m, h or d"),
+        (("merge/tenant_max_lag", 0), "merge.tenant_max_lag: `0` is not a duration; write a whole "
+                                      "number and ms, s, m, h or d"),
         (("merge/tenant_max_lag", "-1s"), "merge.tenant_max_lag: `-1s` is not a duration"),
-        (("merge/tenant_max_lag", "24h"), "merge.tenant_max_lag is for a merge with `tenant` alone; add that, or leave this out"),
-        (("merge/tenant_max_lag_ms", 5), "unknown field `merge.tenant_max_lag_ms`; did you mean `tenant_max_lag`"),
-        (("sources/orders/tenant", "org"), "sources.orders.tenant is for a merge with `merge.tenant` alone; add that, or leave this out"),
+        (("merge/tenant_max_lag", "24h"), "merge.tenant_max_lag is for a merge with `tenant` "
+                                          "alone; add that, or leave this out"),
+        (("merge/tenant_max_lag_ms", 5), "unknown field `merge.tenant_max_lag_ms`; did you mean "
+                                         "`tenant_max_lag`"),
+        (("sources/orders/tenant", "org"), "sources.orders.tenant is for a merge with "
+                                           "`merge.tenant` alone; add that, or leave this out"),
         (("sources/orders/tenant", "org."), "sources.orders.tenant: `org.` is not a dotted path"),
         (("publish/max_bytes", 0), "publish.max_bytes: `0` is not a size in bytes"),
         (("publish/max_bytes", "8Mib"), "publish.max_bytes: `8Mib` is not a size in bytes"),
@@ -567,60 +735,115 @@ def test_repr_shows_option_names_but_no_values(tmp_path: Path) -> None:
         (("publish/valid", ""), "publish.valid must not be empty"),
         (("publish/topic", "my topic"), "publish.topic: `my topic` is not a topic name"),
         (("sources/orders/topic", ".."), "sources.orders.topic: `..` is not a topic name"),
-        (("sources/orders/event_time", "a..b"), "sources.orders.event_time: `a..b` is not a dotted path"),
-        (("sources/orders/event_time", {"unit": "s"}), "required field `sources.orders.event_time.field` is missing"),
-        (("sources/orders/event_time", {"field": "a..b"}), "sources.orders.event_time.field: `a..b` is not a dotted path"),
+        (("sources/orders/event_time", "a..b"), "sources.orders.event_time: `a..b` is not a dotted "
+                                                "path"),
+        (("sources/orders/event_time", {"unit": "s"}), "required field "
+                                                       "`sources.orders.event_time.field` is "
+                                                       "missing"),
+        (("sources/orders/event_time", {"field": "a..b"}), "sources.orders.event_time.field: "
+                                                           "`a..b` is not a dotted path"),
         (("sources/orders/event_time", {"field": "ts", "unit": "sec"}), "sources.orders.event_time.unit: `sec` is not one of"),
-        (("sources/orders/tombstone", "ignore"), "sources.orders.tombstone: `ignore` is not one of"),
+        (("sources/orders/tombstone", "ignore"), "sources.orders.tombstone: `ignore` is not one "
+                                                 "of"),
         (("sources/orders/key", ".a"), "sources.orders.key: `.a` is not a dotted path"),
-        (("sources/orders/heartbeat", {"field": "a", "equals": None}), "heartbeat.equals must be text, a number, true or false"),
-        (("sources/orders/heartbeat", {"field": "a", "equals": float("nan")}), "heartbeat.equals must be text, a number"),
-        (("sources/orders/schema", "gone.json"), "sources.orders.schema: `gone.json` is not a file that can be read"),
-        (("sources/orders/schema", "."), "sources.orders.schema: `.` is not a file that can be read"),
-        (("kafka/start", "foo"), "kafka.start: `foo` is not one of the values it may have; use earliest, latest, sink, `{timestamp: ...}` or `{offsets: ...}`"),
-        (("kafka/start", {"time": 1}), "kafka.start: `{time: ...}` is not one of the values it may have"),
+        (("sources/orders/heartbeat", {"field": "a", "equals": None}), "heartbeat.equals must be "
+                                                                       "text, a number, true or "
+                                                                       "false"),
+        (("sources/orders/heartbeat", {"field": "a", "equals": float("nan")}), "heartbeat.equals "
+                                                                               "must be text, a "
+                                                                               "number"),
+        (("sources/orders/schema", "gone.json"), "sources.orders.schema: `gone.json` is not a file "
+                                                 "that can be read"),
+        (("sources/orders/schema", "."), "sources.orders.schema: `.` is not a file that can be "
+                                         "read"),
+        (("kafka/start", "foo"), "kafka.start: `foo` is not one of the values it may have; use "
+                                 "earliest, latest, sink, `{timestamp: ...}` or `{offsets: ...}`"),
+        (("kafka/start", {"time": 1}), "kafka.start: `{time: ...}` is not one of the values it may "
+                                       "have"),
         (("kafka/start", {}), "kafka.start: `{}` is not one of the values it may have"),
-        (("kafka/start", {"timestamp": 1, "offsets": {"orders": {0: 1}}}), "kafka.start: `{timestamp: ..., offsets: ...}` is not one of the"),
+        (("kafka/start", {"timestamp": 1, "offsets": {"orders": {0: 1}}}), "kafka.start: "
+                                                                           "`{timestamp: ..., "
+                                                                           "offsets: ...}` is not "
+                                                                           "one of the"),
         (("kafka/start", None), "kafka.start: null is not one of the values it may have"),
         (("kafka/start", ["sink"]), "kafka.start: a list is not one of the values it may have"),
-        (("kafka/start", 1_767_225_600_000), "kafka.start: `1767225600000` is not one of the values it may have"),
-        (("kafka/start", datetime(2026, 1, 1)), "kafka.start: `2026-01-01 00:00:00` is not one of the values it may have"),
-        (("kafka/start", {"timestamp": "yesterday"}), "kafka.start.timestamp: `yesterday` is not a time; write ISO 8601, such as `2026-01-01T00:00:00Z`, or epoch milliseconds"),
-        (("kafka/start", {"timestamp": "1767225600000"}), "kafka.start.timestamp: `1767225600000` is not a time"),
-        (("kafka/start", {"timestamp": "2026-02-30"}), "kafka.start.timestamp: `2026-02-30` is not a time"),
-        (("kafka/start", {"timestamp": "2026-01-01T25:00"}), "kafka.start.timestamp: `2026-01-01T25:00` is not a time"),
+        (("kafka/start", 1_767_225_600_000), "kafka.start: `1767225600000` is not one of the "
+                                             "values it may have"),
+        (("kafka/start", datetime(2026, 1, 1)), "kafka.start: `2026-01-01 00:00:00` is not one of "
+                                                "the values it may have"),
+        (("kafka/start", {"timestamp": "yesterday"}), "kafka.start.timestamp: `yesterday` is not a "
+                                                      "time; write ISO 8601, such as "
+                                                      "`2026-01-01T00:00:00Z`, or epoch "
+                                                      "milliseconds"),
+        (("kafka/start", {"timestamp": "1767225600000"}), "kafka.start.timestamp: `1767225600000` "
+                                                          "is not a time"),
+        (("kafka/start", {"timestamp": "2026-02-30"}), "kafka.start.timestamp: `2026-02-30` is not "
+                                                       "a time"),
+        (("kafka/start", {"timestamp": "2026-01-01T25:00"}), "kafka.start.timestamp: "
+                                                             "`2026-01-01T25:00` is not a time"),
         (("kafka/start", {"timestamp": 1.5}), "kafka.start.timestamp: `1.5` is not a time"),
         (("kafka/start", {"timestamp": True}), "kafka.start.timestamp: true is not a time"),
         (("kafka/start", {"timestamp": None}), "kafka.start.timestamp: null is not a time"),
-        (("kafka/start", {"timestamp": ["2026-01-01"]}), "kafka.start.timestamp: a list is not a time"),
-        (("kafka/start", {"timestamp": -1}), "kafka.start.timestamp: `-1` is out of range; it must lie from 1970 to the year 9999"),
-        (("kafka/start", {"timestamp": 253_402_300_800_000}), "kafka.start.timestamp: `253402300800000` is out of range"),
-        (("kafka/start", {"timestamp": date(1969, 12, 31)}), "kafka.start.timestamp: `1969-12-31` is out of range"),
+        (("kafka/start", {"timestamp": ["2026-01-01"]}), "kafka.start.timestamp: a list is not a "
+                                                         "time"),
+        (("kafka/start", {"timestamp": -1}), "kafka.start.timestamp: `-1` is out of range; it must "
+                                             "lie from 1970 to the year 9999"),
+        (("kafka/start", {"timestamp": 253_402_300_800_000}), "kafka.start.timestamp: "
+                                                              "`253402300800000` is out of range"),
+        (("kafka/start", {"timestamp": date(1969, 12, 31)}), "kafka.start.timestamp: `1969-12-31` "
+                                                             "is out of range"),
         (("kafka/start", {"timestamp": datetime(9999, 12, 31, 23, tzinfo=timezone(timedelta(hours=-5)))}), "kafka.start.timestamp: `9999-12-31"),
-        (("kafka/start", {"timestamp": "1970-01-01T00:00:00+01:00"}), "kafka.start.timestamp: `1970-01-01T00:00:00+01:00` is out of range"),
-        (("kafka/start", {"offsets": {}}), "kafka.start.offsets must have 1 or more entries, not 0"),
+        (("kafka/start", {"timestamp": "1970-01-01T00:00:00+01:00"}), "kafka.start.timestamp: "
+                                                                      "`1970-01-01T00:00:00+01:00` "
+                                                                      "is out of range"),
+        (("kafka/start", {"offsets": {}}), "kafka.start.offsets must have 1 or more entries, not "
+                                           "0"),
         (("kafka/start", {"offsets": 17}), "kafka.start.offsets must be a mapping, not a number"),
         (("kafka/start", {"offsets": None}), "kafka.start.offsets must be a mapping, not null"),
-        (("kafka/start", {"offsets": {"orders": 17}}), "kafka.start.offsets.orders must be a mapping, not a number"),
-        (("kafka/start", {"offsets": {"orders": {}}}), "kafka.start.offsets.orders must have 1 or more entries, not 0"),
-        (("kafka/start", {"offsets": {"orders": [17]}}), "kafka.start.offsets.orders must be a mapping, not a list"),
-        (("kafka/start", {"offsets": {"order": {0: 17}}}), "kafka.start.offsets.order is not a source; did you mean `orders`?"),
-        (("kafka/start", {"offsets": {5: {0: 17}}}), "kafka.start.offsets.5 is not a source; known here: tracking, orders"),
-        (("kafka/start", {"offsets": {"orders": {-1: 17}}}), "kafka.start.offsets.orders.-1: `-1` is not a whole number from 0 to 2147483647"),
+        (("kafka/start", {"offsets": {"orders": 17}}), "kafka.start.offsets.orders must be a "
+                                                       "mapping, not a number"),
+        (("kafka/start", {"offsets": {"orders": {}}}), "kafka.start.offsets.orders must have 1 or "
+                                                       "more entries, not 0"),
+        (("kafka/start", {"offsets": {"orders": [17]}}), "kafka.start.offsets.orders must be a "
+                                                         "mapping, not a list"),
+        (("kafka/start", {"offsets": {"order": {0: 17}}}), "kafka.start.offsets.order is not a "
+                                                           "source; did you mean `orders`?"),
+        (("kafka/start", {"offsets": {5: {0: 17}}}), "kafka.start.offsets.5 is not a source; known "
+                                                     "here: tracking, orders"),
+        (("kafka/start", {"offsets": {"orders": {-1: 17}}}), "kafka.start.offsets.orders.-1: `-1` "
+                                                             "is not a whole number from 0 to "
+                                                             "2147483647"),
         (("kafka/start", {"offsets": {"orders": {2**31: 17}}}), "kafka.start.offsets.orders.2147483648: `2147483648` is not a whole number from 0 to 2147483647"),
-        (("kafka/start", {"offsets": {"orders": {"all": 17}}}), "kafka.start.offsets.orders.all: `all` is not a whole number from 0 to"),
-        (("kafka/start", {"offsets": {"orders": {"a\nb": 17}}}), "kafka.start.offsets.orders.a b: `a b` is not a whole number from 0 to"),
-        (("kafka/start", {"offsets": {"orders": {True: 17}}}), "kafka.start.offsets.orders.1: true is not a whole number from 0 to"),
+        (("kafka/start", {"offsets": {"orders": {"all": 17}}}), "kafka.start.offsets.orders.all: "
+                                                                "`all` is not a whole number from "
+                                                                "0 to"),
+        (("kafka/start", {"offsets": {"orders": {"a\nb": 17}}}), "kafka.start.offsets.orders.a b: "
+                                                                 "`a b` is not a whole number from "
+                                                                 "0 to"),
+        (("kafka/start", {"offsets": {"orders": {True: 17}}}), "kafka.start.offsets.orders.1: true "
+                                                               "is not a whole number from 0 to"),
         (("kafka/start", {"offsets": {"orders": {0: 17, "0": 17}}}), "field `kafka.start.offsets.orders.0` is repeated in line "),
-        (("kafka/start", {"offsets": {"orders": {0: -1}}}), "kafka.start.offsets.orders.0: `-1` is not a whole number from 0 to 9223372036854775807"),
-        (("kafka/start", {"offsets": {"orders": {0: 2**63}}}), "kafka.start.offsets.orders.0: `9223372036854775808` is not a whole number from 0 to"),
-        (("kafka/start", {"offsets": {"orders": {0: "17"}}}), "kafka.start.offsets.orders.0: `17` is not a whole number from 0 to"),
-        (("kafka/start", {"offsets": {"orders": {0: 1.5}}}), "kafka.start.offsets.orders.0: `1.5` is not a whole number from 0 to"),
-        (("kafka/start", {"offsets": {"orders": {0: True}}}), "kafka.start.offsets.orders.0: true is not a whole number from 0 to"),
-        (("kafka/start", {"offsets": {"orders": {0: "latest"}}}), "kafka.start.offsets.orders.0: `latest` is not a whole number from 0 to"),
-        (("kafka/on_data_loss", "ignore"), "kafka.on_data_loss: `ignore` is not one of the values it may have; use stop or continue"),
-        (("kafka/quarantine_limit", "0%"), "kafka.quarantine_limit: `0%` is not a percentage above 0% and up to 100%; write one such as `50%`"),
-        (("kafka/quarantine_limit", "100.1%"), "kafka.quarantine_limit: `100.1%` is not a percentage above 0%"),
+        (("kafka/start", {"offsets": {"orders": {0: -1}}}), "kafka.start.offsets.orders.0: `-1` is "
+                                                            "not a whole number from 0 to "
+                                                            "9223372036854775807"),
+        (("kafka/start", {"offsets": {"orders": {0: 2**63}}}), "kafka.start.offsets.orders.0: "
+                                                               "`9223372036854775808` is not a "
+                                                               "whole number from 0 to"),
+        (("kafka/start", {"offsets": {"orders": {0: "17"}}}), "kafka.start.offsets.orders.0: `17` "
+                                                              "is not a whole number from 0 to"),
+        (("kafka/start", {"offsets": {"orders": {0: 1.5}}}), "kafka.start.offsets.orders.0: `1.5` "
+                                                             "is not a whole number from 0 to"),
+        (("kafka/start", {"offsets": {"orders": {0: True}}}), "kafka.start.offsets.orders.0: true "
+                                                              "is not a whole number from 0 to"),
+        (("kafka/start", {"offsets": {"orders": {0: "latest"}}}), "kafka.start.offsets.orders.0: "
+                                                                  "`latest` is not a whole number "
+                                                                  "from 0 to"),
+        (("kafka/on_data_loss", "ignore"), "kafka.on_data_loss: `ignore` is not one of the values "
+                                           "it may have; use stop or continue"),
+        (("kafka/quarantine_limit", "0%"), "kafka.quarantine_limit: `0%` is not a percentage above "
+                                           "0% and up to 100%; write one such as `50%`"),
+        (("kafka/quarantine_limit", "100.1%"), "kafka.quarantine_limit: `100.1%` is not a "
+                                               "percentage above 0%"),
         (("kafka/quarantine_limit", "-1%"), "kafka.quarantine_limit: `-1%` is not a percentage"),
         (("kafka/quarantine_limit", "50 %"), "kafka.quarantine_limit: `50 %` is not a percentage"),
         (("kafka/quarantine_limit", ".5%"), "kafka.quarantine_limit: `.5%` is not a percentage"),
@@ -632,11 +855,15 @@ def test_repr_shows_option_names_but_no_values(tmp_path: Path) -> None:
         (("merge/idle_after", "soon"), "merge.idle_after: `soon` is not a duration"),
         (("merge/idle_after", 600_000), "merge.idle_after: `600000` is not a duration"),
         (("merge/idle_after", False), "merge.idle_after: false is not a duration"),
-        (("merge/idle_after", "0s"), "merge.idle_after: `0s` is too short; it must be longer than nothing"),
-        (("merge/idle_after_ms", 5), "unknown field `merge.idle_after_ms`; did you mean `idle_after`"),
-        (("publish/delivery", "twice"), "publish.delivery: `twice` is not one of the values it may have; use exactly_once, at_least_once or at_most_once"),
+        (("merge/idle_after", "0s"), "merge.idle_after: `0s` is too short; it must be longer than "
+                                     "nothing"),
+        (("merge/idle_after_ms", 5), "unknown field `merge.idle_after_ms`; did you mean "
+                                     "`idle_after`"),
+        (("publish/delivery", "twice"), "publish.delivery: `twice` is not one of the values it may "
+                                        "have; use exactly_once, at_least_once or at_most_once"),
         (("publish/delivery", None), "publish.delivery: null is not one of the values it may have"),
-        (("retention", "59m"), "retention: `59m` is too short; it must be `1h` or longer, such as `7d`"),
+        (("retention", "59m"), "retention: `59m` is too short; it must be `1h` or longer, such as "
+                               "`7d`"),
         (("retention", "0s"), "retention: `0s` is too short"),
         (("retention", "week"), "retention: `week` is not a duration"),
         (("retention", 7), "retention: `7` is not a duration"),
@@ -645,61 +872,102 @@ def test_repr_shows_option_names_but_no_values(tmp_path: Path) -> None:
         # sources and topics
         (("sources/orders", ABSENT), "sources must have 2 or more entries, not 1"),
         (("sources", {}), "sources must have 2 or more entries, not 0"),
-        (("sources/Orders", {}), "sources.Orders: `Orders` is not a name for a source; use a-z, 0-9 and _"),
+        (("sources/Orders", {}), "sources.Orders: `Orders` is not a name for a source; use a-z, "
+                                 "0-9 and _"),
         (("sources/2nd", {}), "sources.2nd: `2nd` is not a name for a source"),
         (("sources/merge_key", {}), "sources.merge_key: `merge_key` is reserved for the output"),
         (("sources/batch", {}), "sources.batch: `batch` is reserved for the output"),
         (("sources/key", {}), "sources.key: `key` is reserved for the output"),
-        (("sources/orders/topic", "tracking"), "sources.orders.topic is the topic of source `tracking` too"),
+        (("sources/orders/topic", "tracking"), "sources.orders.topic is the topic of source "
+                                               "`tracking` too"),
         (("sources/orders/topic", []), "sources.orders.topic must have 1 or more entries, not 0"),
         (("sources/orders/topic", ["a", ["b"]]), "sources.orders.topic.1 must be text, not a list"),
-        (("sources/orders/topic", ["a", "b c"]), "sources.orders.topic.1: `b c` is not a topic name"),
-        (("sources/orders/topic", ["a", "b", "a"]), "sources.orders.topic names a twice; name each topic once"),
-        (("sources/orders/topic", ["orders", "tracking"]), "sources.orders.topic is the topic of source `tracking` too; a source of several topics shares none"),
-        (("sources/orders/where", {"field": "type"}), "required field `sources.orders.where.equals` is missing"),
-        (("sources/orders/where", "type = 'click'"), "sources.orders.where must be a mapping, not text"),
-        (("publish/topic", "orders"), "publish.topic is the topic of source `orders` too; publish to another topic"),
-        (("publish/late_topic", "orders"), "publish.late_topic is the topic of source `orders` too; send these records to a topic"),
-        (("publish/quarantine_topic", "merged"), "publish.quarantine_topic is the topic of `publish.topic` too"),
-        (("sources/orders/repartition", {}), "required field `sources.orders.repartition.from` is missing; add it, such as `from: clicks`"),
-        (("sources/orders/repartition", {"from": "raw"}), "required field `sources.orders.repartition.partitions` is missing"),
+        (("sources/orders/topic", ["a", "b c"]), "sources.orders.topic.1: `b c` is not a topic "
+                                                 "name"),
+        (("sources/orders/topic", ["a", "b", "a"]), "sources.orders.topic names a twice; name each "
+                                                    "topic once"),
+        (("sources/orders/topic", ["orders", "tracking"]), "sources.orders.topic is the topic of "
+                                                           "source `tracking` too; a source of "
+                                                           "several topics shares none"),
+        (("sources/orders/where", {"field": "type"}), "required field "
+                                                      "`sources.orders.where.equals` is missing"),
+        (("sources/orders/where", "type = 'click'"), "sources.orders.where must be a mapping, not "
+                                                     "text"),
+        (("publish/topic", "orders"), "publish.topic is the topic of source `orders` too; publish "
+                                      "to another topic"),
+        (("publish/late_topic", "orders"), "publish.late_topic is the topic of source `orders` "
+                                           "too; send these records to a topic"),
+        (("publish/quarantine_topic", "merged"), "publish.quarantine_topic is the topic of "
+                                                 "`publish.topic` too"),
+        (("sources/orders/repartition", {}), "required field `sources.orders.repartition.from` is "
+                                             "missing; add it, such as `from: clicks`"),
+        (("sources/orders/repartition", {"from": "raw"}), "required field "
+                                                          "`sources.orders.repartition.partitions` "
+                                                          "is missing"),
         (("sources/orders/repartition", {"from": "raw", "partitions": 0}), "sources.orders.repartition.partitions: `0` is not a whole number from 1"),
         (("sources/orders/repartition", {"from": {"a": 1}, "partitions": 2}), "sources.orders.repartition.from must be text, not a mapping"),
         (("sources/orders/repartition", {"from": [], "partitions": 2}), "sources.orders.repartition.from must have 1 or more entries, not 0"),
         (("sources/orders/repartition", {"from": ["a", 5], "partitions": 2}), "sources.orders.repartition.from.1 must be text, not a number"),
         (("sources/orders/repartition", {"from": ["a", "a"], "partitions": 2}), "sources.orders.repartition.from names a twice; name each topic once"),
         (("sources/orders/repartition", {"from": ["raw", "tracking"], "partitions": 2}), "sources.orders.repartition.from is the topic of source `tracking` too"),
-        (("sources/orders/repartition", {"form": "raw"}), "unknown field `sources.orders.repartition.form`; did you mean `from`?"),
+        (("sources/orders/repartition", {"form": "raw"}), "unknown field "
+                                                          "`sources.orders.repartition.form`; did "
+                                                          "you mean `from`?"),
         (("sources/orders/repartition", {"from": "orders", "partitions": 2}), "sources.orders.repartition.from is the topic of source `orders` too; write the records"),
         (("storage", "x"), "storage must be a mapping, not text"),
-        (("storage", {"AWS_REGION": None}), "storage.AWS_REGION must be text, a number, true or false, not null"),
-        (("storage", {"a=b": "x"}), "storage has a name that no option can have; write `name: value`"),
-        (("spark", {"spark.jars": ["a"]}), "spark.spark.jars must be text, a number, true or false, not a list"),
-        (("engine", "flink"), "engine: `flink` is not one of the values it may have; use spark or embedded"),
-        (("engine", ["spark"]), "engine: a list is not one of the values it may have; use spark or embedded"),
-        (("sources/orders/format", "csv"), "sources.orders.format: `csv` is not one of the values it may have; use json or avro"),
-        (("sources/orders/registry", {"url": "http://h"}), "sources.orders.registry is for `format: avro` alone; leave it out"),
-        (("sources/orders/registry", {}), "required field `sources.orders.registry.url` is missing; add it, such as `url: http://127.0.0.1:8081`"),
-        (("sources/orders/registry", {"url": "http://u:p@h"}), "sources.orders.registry.url is not a URL; write http:// or https://, a host, and no password"),
+        (("storage", {"AWS_REGION": None}), "storage.AWS_REGION must be text, a number, true or "
+                                            "false, not null"),
+        (("storage", {"a=b": "x"}), "storage has a name that no option can have; write `name: "
+                                    "value`"),
+        (("spark", {"spark.jars": ["a"]}), "spark.spark.jars must be text, a number, true or "
+                                           "false, not a list"),
+        (("engine", "flink"), "engine: `flink` is not one of the values it may have; use spark or "
+                              "embedded"),
+        (("engine", ["spark"]), "engine: a list is not one of the values it may have; use spark or "
+                                "embedded"),
+        (("sources/orders/format", "csv"), "sources.orders.format: `csv` is not one of the values "
+                                           "it may have; use json or avro"),
+        (("sources/orders/registry", {"url": "http://h"}), "sources.orders.registry is for "
+                                                           "`format: avro` alone; leave it out"),
+        (("sources/orders/registry", {}), "required field `sources.orders.registry.url` is "
+                                          "missing; add it, such as `url: http://127.0.0.1:8081`"),
+        (("sources/orders/registry", {"url": "http://u:p@h"}), "sources.orders.registry.url is not "
+                                                               "a URL; write http:// or https://, "
+                                                               "a host, and no password"),
         (("sources/orders/registry", {"url": "http://h", "options": {"max.retries": 9}}), "sources.orders.registry.options.max.retries is set by Watersmeet itself; leave it out"),
-        (("sources/orders/format", "avro"), "required field `sources.orders.schema` is missing; Avro cannot be read without it, so name a file"),
+        (("sources/orders/format", "avro"), "required field `sources.orders.schema` is missing; "
+                                            "Avro cannot be read without it, so name a file"),
     ],
 )  # fmt: skip
-def test_nonsense_is_refused_in_one_sentence(tmp_path: Path, change: tuple[Any, Any], sentence: str) -> None:
+def test_nonsense_is_refused_in_one_sentence(
+    tmp_path: Path, change: tuple[Any, Any], sentence: str
+) -> None:
     path, value = change
     config = changed((path, value)) if isinstance(path, str) else {**changed(), path: value}
     assert sentence in refusal(tmp_path, config)
 
 
-def test_a_topic_has_several_sources_only_where_each_says_which_records_are_its_own(tmp_path: Path) -> None:
-    roles = {name: (f"sources/{name}/where", {"field": "type", "equals": name}) for name in ("tracking", "orders")}
+def test_a_topic_has_several_sources_only_where_each_says_which_records_are_its_own(
+    tmp_path: Path,
+) -> None:
+    roles = {
+        name: (f"sources/{name}/where", {"field": "type", "equals": name})
+        for name in ("tracking", "orders")
+    }
     same = ("sources/orders/topic", "tracking")
     settings = load(tmp_path, changed(same, *roles.values()))
     assert [source.topic for source in settings.sources.values()] == ["tracking", "tracking"]
-    assert [settings.reading_rules(name).leaves_undecodable for name in settings.sources] == [False, True]
+    assert [settings.reading_rules(name).leaves_undecodable for name in settings.sources] == [
+        False,
+        True,
+    ]
     for name in roles:
-        assert "or each of the two its own records with `where`" in refusal(tmp_path, changed(same, roles[name]))
-    assert "publish to another topic" in refusal(tmp_path, changed(("publish/topic", "orders"), *roles.values()))
+        assert "or each of the two its own records with `where`" in refusal(
+            tmp_path, changed(same, roles[name])
+        )
+    assert "publish to another topic" in refusal(
+        tmp_path, changed(("publish/topic", "orders"), *roles.values())
+    )
 
 
 # -- several topics
@@ -710,34 +978,53 @@ def test_a_source_may_have_several_topics_whose_order_says_nothing(tmp_path: Pat
     other = load(tmp_path, changed(("sources/tracking/topic", ["us", "eu"])))
     assert one.inputs == {"tracking/eu": "eu", "tracking/us": "us", "orders": "orders"}
     assert (one.inputs, one.digest, one.with_topics) == (other.inputs, other.digest, ["tracking"])
-    assert [one.place(name) for name in one.inputs] == [("tracking", "eu"), ("tracking", "us"), ("orders", "orders")]
+    assert [one.place(name) for name in one.inputs] == [
+        ("tracking", "eu"),
+        ("tracking", "us"),
+        ("orders", "orders"),
+    ]
     assert [one.input(*one.place(name)) for name in one.inputs] == list(one.inputs)
 
 
 def test_a_list_of_one_topic_is_that_topic(tmp_path: Path) -> None:
-    plain, listed = load(tmp_path, changed()), load(tmp_path, changed(("sources/tracking/topic", ["tracking"])))
+    plain, listed = (
+        load(tmp_path, changed()),
+        load(tmp_path, changed(("sources/tracking/topic", ["tracking"]))),
+    )
     assert (listed, listed.digest, listed.with_topics) == (plain, plain.digest, [])
     assert listed.inputs == {"tracking": "tracking", "orders": "orders"}
 
 
 def test_several_topics_are_neither_shared_nor_repartitioned(tmp_path: Path) -> None:
     several = ("sources/tracking/topic", ["eu", "us"])
-    roles = [(f"sources/{name}/where", {"field": "type", "equals": name}) for name in ("tracking", "orders")]
+    roles = [
+        (f"sources/{name}/where", {"field": "type", "equals": name})
+        for name in ("tracking", "orders")
+    ]
     for more in ([("sources/orders/topic", "eu")], [("sources/orders/topic", ["us", "eu"])]):
-        sentence = "sources.orders.topic is the topic of source `tracking` too; a source of several topics shares none of them"
+        sentence = (
+            "sources.orders.topic is the topic of source `tracking` too; a source of several "
+            "topics shares none of them"
+        )
         assert sentence in refusal(tmp_path, changed(several, *roles, *more))
     narrowed = load(tmp_path, changed(several, roles[0]))
     assert not narrowed.reading_rules("tracking").leaves_undecodable
-    assert "publish to another topic" in refusal(tmp_path, changed(several, ("publish/topic", "us")))
+    assert "publish to another topic" in refusal(
+        tmp_path, changed(several, ("publish/topic", "us"))
+    )
     kept = ("sources/tracking/repartition", {"from": "raw", "partitions": 2})
-    assert "sources.tracking.repartition is not possible where the source has several topics; name one topic" in refusal(
-        tmp_path, changed(several, kept)
+    assert (
+        "sources.tracking.repartition is not possible where the source has several topics; name "
+        "one topic" in refusal(tmp_path, changed(several, kept))
     )
 
 
 def test_reading_begins_at_offsets_by_input(tmp_path: Path) -> None:
     several = ("sources/tracking/topic", ["eu", "us"])
-    found = load(tmp_path, changed(several, ("kafka/start", {"offsets": {"tracking/us": {0: 5}, "orders": {1: 7}}})))
+    found = load(
+        tmp_path,
+        changed(several, ("kafka/start", {"offsets": {"tracking/us": {0: 5}, "orders": {1: 7}}})),
+    )
     assert found.kafka.start == StartOffsets({"tracking/us": {0: 5}, "orders": {1: 7}})
     for name, sentence in (
         ("tracking", "has several topics; name each by its topic, such as `tracking/eu`"),
@@ -754,27 +1041,49 @@ TENANTS = (("merge/tenant", "org"), ("merge/tenant_max_lag", "24h"))
 
 
 def test_without_tenants_nothing_is_said_of_them(tmp_path: Path) -> None:
-    for settings in (load(tmp_path, SMALLEST), load(tmp_path, changed(("merge/tenant", None), ("merge/tenant_max_lag", None)))):
-        assert (settings.merge.has_tenants, settings.merge.has_due, settings.merge.tenant_max_lag_ms) == (False, False, None)
-        assert (settings.tenant_path("orders"), settings.reading_rules("orders").tenant) == (None, None)
+    for settings in (
+        load(tmp_path, SMALLEST),
+        load(tmp_path, changed(("merge/tenant", None), ("merge/tenant_max_lag", None))),
+    ):
+        assert (
+            settings.merge.has_tenants,
+            settings.merge.has_due,
+            settings.merge.tenant_max_lag_ms,
+        ) == (False, False, None)
+        assert (settings.tenant_path("orders"), settings.reading_rules("orders").tenant) == (
+            None,
+            None,
+        )
         assert not [field for field in settings.rules() if "tenant" in field]
         assert settings == load(tmp_path, SMALLEST)
 
 
 def test_a_source_has_its_tenants_where_the_merge_or_it_says(tmp_path: Path) -> None:
     settings = load(tmp_path, changed(*TENANTS, ("sources/orders/tenant", "customer.org")))
-    assert (settings.merge.tenant, settings.merge.tenant_max_lag_ms, settings.merge.has_tenants) == ("org", 86_400_000, True)
-    assert (settings.tenant_path("tracking"), settings.tenant_path("orders")) == ("org", "customer.org")
+    assert (
+        settings.merge.tenant,
+        settings.merge.tenant_max_lag_ms,
+        settings.merge.has_tenants,
+    ) == ("org", 86_400_000, True)
+    assert (settings.tenant_path("tracking"), settings.tenant_path("orders")) == (
+        "org",
+        "customer.org",
+    )
     assert settings.reading_rules("tracking").tenant == ("org",)
     assert settings.reading_rules("orders").tenant == ("customer", "org")
     assert pickle.loads(pickle.dumps(settings)) == settings
 
 
 def test_a_tenant_may_have_to_keep_up_with_all(tmp_path: Path) -> None:
-    assert load(tmp_path, changed(TENANTS[0], ("merge/tenant_max_lag", "0s"))).merge.tenant_max_lag_ms == 0
+    assert (
+        load(tmp_path, changed(TENANTS[0], ("merge/tenant_max_lag", "0s"))).merge.tenant_max_lag_ms
+        == 0
+    )
 
 
-def test_with_tenants_merge_records_say_when_they_were_closed_under_any_rules(tmp_path: Path) -> None:
+def test_with_tenants_merge_records_say_when_they_were_closed_under_any_rules(
+    tmp_path: Path,
+) -> None:
     settings = load(tmp_path, changed(*TENANTS))
     assert settings.merge.has_due
     assert settings.merge.window.is_timeout
@@ -787,15 +1096,30 @@ def test_how_far_a_tenant_may_lag_is_a_rule_that_may_change(tmp_path: Path) -> N
     assert settings.rules()["merge.tenant_max_lag"] == 86_400_000
     assert "merge.tenant" not in settings.rules(), "that there are tenants never changes"
     later = settings.before_epochs().under({**settings.rules(), "merge.tenant_max_lag": 5})
-    assert (later.merge.tenant, later.merge.tenant_max_lag_ms, later.merge.has_due) == ("org", 5, True)
+    assert (later.merge.tenant, later.merge.tenant_max_lag_ms, later.merge.has_due) == (
+        "org",
+        5,
+        True,
+    )
     of_lake_without = load(tmp_path, SMALLEST).rules()
-    assert settings.before_epochs().under(of_lake_without).merge.tenant_max_lag_ms == 86_400_000, "the lake's identity says no"
-    assert load(tmp_path, SMALLEST).before_epochs().under(settings.rules()).merge.tenant_max_lag_ms is None
+    assert settings.before_epochs().under(of_lake_without).merge.tenant_max_lag_ms == 86_400_000, (
+        "the lake's identity says no"
+    )
+    assert (
+        load(tmp_path, SMALLEST).before_epochs().under(settings.rules()).merge.tenant_max_lag_ms
+        is None
+    )
 
 
 def test_the_digest_knows_tenants_only_where_there_are_some(tmp_path: Path) -> None:
-    found = [load(tmp_path, changed(*TENANTS, *more)).digest for more in ((), (("sources/orders/tenant", "x"),))]
-    found += [load(tmp_path, changed(TENANTS[0], ("merge/tenant_max_lag", "1h"))).digest, load(tmp_path, SMALLEST).digest]
+    found = [
+        load(tmp_path, changed(*TENANTS, *more)).digest
+        for more in ((), (("sources/orders/tenant", "x"),))
+    ]
+    found += [
+        load(tmp_path, changed(TENANTS[0], ("merge/tenant_max_lag", "1h"))).digest,
+        load(tmp_path, SMALLEST).digest,
+    ]
     assert len(set(found)) == len(found)
 
 
@@ -806,38 +1130,58 @@ def test_no_source_is_named_as_a_column_that_tenants_bring(tmp_path: Path, name:
     expected = f"sources.{name}: `{name}` is a column of silver; give the source another name"
     assert refusal(tmp_path, changed(source, *TENANTS)) == expected
     if name in ("due", "closed_at"):
-        assert refusal(tmp_path, changed(source, ("merge", {"window": {"gap": "1m", "max": "2m"}}))) == expected
+        assert (
+            refusal(tmp_path, changed(source, ("merge", {"window": {"gap": "1m", "max": "2m"}})))
+            == expected
+        )
 
 
 def test_the_sources_of_a_topic_have_their_tenants_at_one_path(tmp_path: Path) -> None:
-    roles = [(f"sources/{name}/where", {"field": "type", "equals": name}) for name in ("tracking", "orders")]
+    roles = [
+        (f"sources/{name}/where", {"field": "type", "equals": name})
+        for name in ("tracking", "orders")
+    ]
     shared = [*roles, ("sources/orders/topic", "tracking"), *TENANTS]
     paths = [("sources/tracking/tenant", "a"), ("sources/orders/tenant", "a")]
     assert load(tmp_path, changed(*shared, *paths)).tenant_path("orders") == "a"
-    sentence = "sources.orders.tenant: `org` is not `a`, where source `tracking` of the same topic has its tenants"
+    sentence = (
+        "sources.orders.tenant: `org` is not `a`, where source `tracking` of the same topic has "
+        "its tenants"
+    )
     assert refusal(tmp_path, changed(*shared, paths[0])) == f"{sentence}; give both the same path"
 
 
-def test_repartitioned_sources_have_topics_of_their_own_and_one_number_of_partitions(tmp_path: Path) -> None:
+def test_repartitioned_sources_have_topics_of_their_own_and_one_number_of_partitions(
+    tmp_path: Path,
+) -> None:
     def repartitioned(**of_orders: Any) -> dict[str, Any]:
         of_tracking = {"from": "raw", "partitions": 3}
-        return changed(("sources/tracking/repartition", of_tracking), ("sources/orders/repartition", of_orders))
+        return changed(
+            ("sources/tracking/repartition", of_tracking), ("sources/orders/repartition", of_orders)
+        )
 
     settings = load(tmp_path, repartitioned(**{"from": "other", "partitions": 3}))
-    assert {name: (kept.from_topics, kept.partitions) for name, kept in settings.repartitioned.items()} == {
+    assert {
+        name: (kept.from_topics, kept.partitions) for name, kept in settings.repartitioned.items()
+    } == {
         "tracking": (("raw",), 3),
         "orders": (("other",), 3),
     }
     several = load(tmp_path, repartitioned(**{"from": ["z", "other"], "partitions": 3}))
     assert several.repartitioned["orders"].from_topics == ("other", "z")
     assert settings.digest == load(tmp_path, SMALLEST).digest
-    sentence = "sources.orders.repartition.partitions: 4 is not the 3 of source `tracking`; give all sources the same number"
+    sentence = (
+        "sources.orders.repartition.partitions: 4 is not the 3 of source `tracking`; give all "
+        "sources the same number"
+    )
     assert sentence in refusal(tmp_path, repartitioned(**{"from": "other", "partitions": 4}))
     assert "sources.orders.repartition.from is the topic of" in refusal(
         tmp_path, repartitioned(**{"from": "raw", "partitions": 3})
     )
     in_use = {**repartitioned(**{"from": "other", "partitions": 3}), "publish": {"topic": "raw"}}
-    assert "publish.topic is the topic of `sources.tracking.repartition.from` too" in refusal(tmp_path, in_use)
+    assert "publish.topic is the topic of `sources.tracking.repartition.from` too" in refusal(
+        tmp_path, in_use
+    )
 
 
 @pytest.mark.parametrize(
@@ -856,13 +1200,18 @@ def test_options_that_carry_a_promise_are_not_the_users(tmp_path: Path, option: 
     assert sentence == f"kafka.options.{option} is set by Watersmeet itself; leave it out"
 
 
-@pytest.mark.parametrize("option", ["debug", "queued.min.messages", "fetch.wait.max.ms", "linger.ms", "client.id", "batch.size"])
+@pytest.mark.parametrize(
+    "option",
+    ["debug", "queued.min.messages", "fetch.wait.max.ms", "linger.ms", "client.id", "batch.size"],
+)
 def test_options_that_tune_or_explain_are_the_users(tmp_path: Path, option: str) -> None:
     assert load(tmp_path, changed(("kafka/options", {option: 7}))).kafka.options == {option: "7"}
 
 
 def test_options_of_spark_are_refused_by_their_prefix(tmp_path: Path) -> None:
-    assert "leave out the leading `kafka.`" in refusal(tmp_path, changed(("kafka/options", {"kafka.ssl.ca": "x"})))
+    assert "leave out the leading `kafka.`" in refusal(
+        tmp_path, changed(("kafka/options", {"kafka.ssl.ca": "x"}))
+    )
 
 
 @pytest.mark.parametrize(
@@ -874,21 +1223,26 @@ def test_options_of_spark_are_refused_by_their_prefix(tmp_path: Path) -> None:
         ("just text", "must be a mapping of fields, not text"),
         ("name: shop\nlake: [a\nkafka: b\n", "is not valid YAML in line 3, column 6"),
         ("name: shop\n\tlake: a\n", "is not valid YAML in line 2, column 1"),
-        ("name: shop\nlake: *base\n", "is not valid YAML in line 2, column 7: found undefined alias"),
+        ("name: shop\nlake: *base\n", "is not valid YAML in line 2, column 7: found undefined "
+                                      "alias"),
         ("name: a\n---\nname: b\n", "is not valid YAML in line 2"),
         ("name: !python/object:os.system x\n", "is not valid YAML in line 1"),
         ("name: 2026-13-45\n", "is not valid YAML: a value does not fit its tag or type"),
         ("name: !!bool perhaps\n", "is not valid YAML: a value does not fit its tag or type"),
         ("name: 2026-01-01\n", "required field `lake` is missing"),
         ("name: a\nname: b\n", "field `name` is repeated in line 2; keep one"),
-        ("sources:\n  a: {topic: x}\n  b: {topic: x}\n  a: {topic: y}\n", "field `sources.a` is repeated in line 4"),
-        ("kafka:\n  options: {a.b: 1, a.b: 1}\n", "field `kafka.options.a.b` is repeated in line 2"),
+        ("sources:\n  a: {topic: x}\n  b: {topic: x}\n  a: {topic: y}\n", "field `sources.a` is "
+                                                                          "repeated in line 4"),
+        ("kafka:\n  options: {a.b: 1, a.b: 1}\n", "field `kafka.options.a.b` is repeated in line "
+                                                  "2"),
         ("lake: &a\n  b: *a\n", "is not usable YAML: mappings or lists that contain themselves"),
         ("name: " + "[" * 5000, "is not usable YAML"),
         ("name: \x01\n", "is not valid YAML: unreadable characters"),
     ],
 )  # fmt: skip
-def test_a_file_that_is_no_mapping_of_fields_is_refused(tmp_path: Path, text: str, sentence: str) -> None:
+def test_a_file_that_is_no_mapping_of_fields_is_refused(
+    tmp_path: Path, text: str, sentence: str
+) -> None:
     assert sentence in refusal(tmp_path, text)
 
 
@@ -901,7 +1255,10 @@ def test_yaml_anchors_and_merge_keys_work_and_may_be_overridden(tmp_path: Path) 
     text = yaml.safe_dump(changed(("sources", ABSENT))) + (
         "sources:\n  a: &a {topic: a, event_time: ts, key: k}\n  b: {<<: *a, topic: b}\n"
     )
-    assert [(s.topic, s.key) for s in load(tmp_path, text).sources.values()] == [("a", "k"), ("b", "k")]
+    assert [(s.topic, s.key) for s in load(tmp_path, text).sources.values()] == [
+        ("a", "k"),
+        ("b", "k"),
+    ]
 
 
 LEVELS = "".join(f"  - &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]\n" for n in range(1, 10))
@@ -917,7 +1274,9 @@ MERGED = "".join(f"  - &a{n} {{<<: [{', '.join([f'*a{n - 1}'] * 10)}]}}\n" for n
         f"name:\n  - &a0 ${{NAME}}\n{LEVELS}",
     ],
 )
-def test_aliases_that_stand_for_more_than_a_configuration_can_hold_are_refused_at_once(tmp_path: Path, bomb: str) -> None:
+def test_aliases_that_stand_for_more_than_a_configuration_can_hold_are_refused_at_once(
+    tmp_path: Path, bomb: str
+) -> None:
     began = time.process_time()
     assert "its aliases stand for more than" in refusal(tmp_path, bomb, {"NAME": "x"})
     assert time.process_time() - began < 2
@@ -959,18 +1318,33 @@ def test_what_a_record_is_compared_with_is_not_guessed_from_its_spelling(
 
 @pytest.mark.parametrize(
     ("spelled", "value"),
-    [("NOTE", "NOTE"), ("true", True), ("false", False), ("-1", -1), ("0", 0), ("1.50", 1.5), ("1.0e+3", 1000.0), ("a b", "a b")],
+    [
+        ("NOTE", "NOTE"),
+        ("true", True),
+        ("false", False),
+        ("-1", -1),
+        ("0", 0),
+        ("1.50", 1.5),
+        ("1.0e+3", 1000.0),
+        ("a b", "a b"),
+    ],
 )
-def test_what_reads_as_the_json_that_it_is_needs_no_quotes(tmp_path: Path, spelled: str, value: Any) -> None:
+def test_what_reads_as_the_json_that_it_is_needs_no_quotes(
+    tmp_path: Path, spelled: str, value: Any
+) -> None:
     config = yaml.safe_dump(changed(("sources/orders/where", {"field": "f", "equals": "HERE"})))
     where = load(tmp_path, config.replace("HERE", spelled)).sources["orders"].where
     assert where is not None
     assert (where.equals, type(where.equals)) == (value, type(value))
 
 
-@pytest.mark.parametrize("spelled", ["NO", "True", "0123", "1_000", "1.50", "0x1F", "1:30", "~", "2026-01-01"])
+@pytest.mark.parametrize(
+    "spelled", ["NO", "True", "0123", "1_000", "1.50", "0x1F", "1:30", "~", "2026-01-01"]
+)
 @pytest.mark.parametrize("path", ["kafka/options", "storage", "spark"])
-def test_an_option_is_passed_on_as_it_is_spelled_or_refused_unshown(tmp_path: Path, spelled: str, path: str) -> None:
+def test_an_option_is_passed_on_as_it_is_spelled_or_refused_unshown(
+    tmp_path: Path, spelled: str, path: str
+) -> None:
     config = yaml.safe_dump(changed((path, {"a.b": "HERE"})))
     sentence = refusal(tmp_path, config.replace("HERE", spelled))
     assert sentence.startswith(f"{path.replace('/', '.')}.a.b ")
@@ -986,12 +1360,20 @@ def test_text_that_is_not_utf8_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("file", "why"), [("gone.yml", "No such file"), (".", "Is a directory")])
-def test_a_file_that_cannot_be_read_is_refused_with_a_way_out(tmp_path: Path, file: str, why: str) -> None:
-    with pytest.raises(ConfigurationError, match=f"cannot be read \\({why}.*name another file with -c, or write one with `init`"):
+def test_a_file_that_cannot_be_read_is_refused_with_a_way_out(
+    tmp_path: Path, file: str, why: str
+) -> None:
+    with pytest.raises(
+        ConfigurationError,
+        match=f"cannot be read \\({why}.*name another file with -c, or write one with `init`",
+    ):
         load_settings(tmp_path / file, {})
 
 
 @pytest.mark.parametrize("table", ["bronze", "silver", "late"])
 def test_rows_that_tenants_need_are_kept(tmp_path: Path, table: str) -> None:
-    with pytest.raises(ConfigurationError, match=rf"keep.{table} is not possible where there are tenants; leave it out"):
+    with pytest.raises(
+        ConfigurationError,
+        match=rf"keep.{table} is not possible where there are tenants; leave it out",
+    ):
         load(tmp_path, changed(*TENANTS, (f"keep/{table}", "90d")))

@@ -30,7 +30,9 @@ def silence(clock: Clock, tmp_path: Path) -> Silence:
     return Silence(settings_for(tmp_path), idle_after_ms=5000, now_s=clock)
 
 
-def test_a_topic_partition_is_silent_once_it_has_ended_at_the_same_offset_for_so_long(silence: Silence, clock: Clock) -> None:
+def test_a_topic_partition_is_silent_once_it_has_ended_at_the_same_offset_for_so_long(
+    silence: Silence, clock: Clock
+) -> None:
     assert silence.observe({A: 3, B: 3}) == set()
     clock.now += 4.999
     assert silence.observe({A: 3, B: 4}) == set()
@@ -40,7 +42,9 @@ def test_a_topic_partition_is_silent_once_it_has_ended_at_the_same_offset_for_so
     assert silence.observe({A: 4, B: 4}) == {B}
 
 
-def test_a_look_is_due_when_something_has_become_silent_and_not_again_at_once(silence: Silence, clock: Clock) -> None:
+def test_a_look_is_due_when_something_has_become_silent_and_not_again_at_once(
+    silence: Silence, clock: Clock
+) -> None:
     assert not silence.is_due, "nothing was observed yet"
     silence.observe({A: 3, B: 3})
     clock.now += 1

@@ -1,4 +1,5 @@
-"""Streams without Spark: a batch is never cut in two, trouble with Kafka is waited out, what ended is begun anew or told."""
+"""Streams without Spark: a batch is never cut in two, trouble with Kafka is waited out, what ended
+is begun anew or told."""
 
 from __future__ import annotations
 
@@ -63,7 +64,9 @@ class Fake:
         self.is_active, self.stops = False, self.stops + 1
 
 
-def stream(passage: Gate, drain: Callable[[], None] | None = None, *begins: Exception) -> tuple[Stream, list[Fake]]:
+def stream(
+    passage: Gate, drain: Callable[[], None] | None = None, *begins: Exception
+) -> tuple[Stream, list[Fake]]:
     """A stream of fakes; where it begins for the first times, these errors are raised."""
     begun: list[Fake] = []
     fails = list(begins)
@@ -95,7 +98,9 @@ def test_another_error_is_raised_at_once() -> None:
 
 def test_trouble_that_outlasts_the_patience_is_told_in_one_sentence() -> None:
     work = Work([away() for _ in range(10**5)])
-    with pytest.raises(WatersmeetError, match=r"no Kafka broker answers at nowhere:1 .*\(tried again for 0 s\)"):
+    with pytest.raises(
+        WatersmeetError, match=r"no Kafka broker answers at nowhere:1 .*\(tried again for 0 s\)"
+    ):
         gate(limit_s=0.01).patience.bear(work)
 
 
@@ -108,8 +113,13 @@ def test_a_run_that_stops_waits_no_longer() -> None:
 
 
 def test_what_a_store_in_trouble_makes_an_engine_raise_is_waited_out_whatever_it_is() -> None:
-    """Also what fails while the store has come back and is well when it is asked; but not for ever."""
-    troubles: list[Exception | None] = [StoreUnreachableError("s3://shop/lake"), None, StoreUnreachableError("s3://shop/lake")]
+    """Also what fails while the store has come back and is well when it is asked; but not for
+    ever."""
+    troubles: list[Exception | None] = [
+        StoreUnreachableError("s3://shop/lake"),
+        None,
+        StoreUnreachableError("s3://shop/lake"),
+    ]
     asked: list[str] = []
 
     def check_store() -> None:
@@ -119,7 +129,9 @@ def test_what_a_store_in_trouble_makes_an_engine_raise_is_waited_out_whatever_it
 
     passage = gate()
     passage.patience.check_store = check_store
-    work = Work([OSError("some request failed"), ValueError("half a file"), OSError("some request failed")])
+    work = Work(
+        [OSError("some request failed"), ValueError("half a file"), OSError("some request failed")]
+    )
     passage.patience.bear(work)
     assert (work.calls, len(asked)) == (4, 3)
     work = Work([OSError("a disk of this machine is full") for _ in range(100)])
@@ -221,7 +233,9 @@ def test_streams_are_started_at_once_and_none_waits_where_another_cannot_start()
         return fail
 
     with pytest.raises(ConfigurationError, match="bad"):
-        streams.start_all([Stream(passage, begin(away())), Stream(passage, begin(ConfigurationError("bad")))])
+        streams.start_all(
+            [Stream(passage, begin(away())), Stream(passage, begin(ConfigurationError("bad")))]
+        )
     assert passage.stopping.is_set()
 
 
@@ -265,7 +279,8 @@ def test_an_engine_that_fails_by_itself_may_begin_anew_and_not_for_ever() -> Non
         river.look_after()
         assert river.is_active
         if attempt == streams.ATTEMPTS - 2:
-            passage.run(lambda: None)  # a batch that succeeds between two failures makes the next one the first again
+            # A batch that succeeds between two failures makes the next one the first again.
+            passage.run(lambda: None)
     begun[-1].end(ValueError("a worker did not start"))
     with pytest.raises(WatersmeetError, match="a stream ended: ValueError: a worker did not start"):
         river.look_after()
@@ -370,7 +385,9 @@ def test_what_was_there_before_is_drained_at_the_start_and_whenever_it_is_due() 
 
 def following(river: Stream, drained: Callable[[], None], news: threading.Event) -> Stream:
     passage = Gate(river.gate.patience)
-    follower = Stream(passage, lambda _: streams.following(passage, drained, [river], news), ends=True)
+    follower = Stream(
+        passage, lambda _: streams.following(passage, drained, [river], news), ends=True
+    )
     follower.start()
     return follower
 

@@ -1,4 +1,5 @@
-"""`try`: what the merge model makes of random records, and one clear sentence for a line that is wrong."""
+"""`try`: what the merge model makes of random records, and one clear sentence for a line that is
+wrong."""
 
 from __future__ import annotations
 
@@ -56,7 +57,13 @@ def records_of(cases: Mapping[int, Case]) -> list[Found]:
     for partition, case in cases.items():
         offsets = dict.fromkeys(case.values, 0)
         for source in case.arrivals:
-            records.append({"source": source, "partition": partition, "value": case.values[source][offsets[source]]})
+            records.append(
+                {
+                    "source": source,
+                    "partition": partition,
+                    "value": case.values[source][offsets[source]],
+                }
+            )
             offsets[source] += 1
     return records
 
@@ -70,15 +77,32 @@ def silver_of(found: Found, cases: Mapping[int, Case]) -> list[tuple[object, ...
             name = name_of(part, inputs)
             text = (values[name][part["offset"]] or b"").decode()
             topic = [topic_of(name)] if topic_of(name) else []
-            of_source.setdefault(part["source"], []).append((*topic, part["offset"], part["event_time"], text))
+            of_source.setdefault(part["source"], []).append(
+                (*topic, part["offset"], part["event_time"], text)
+            )
         parts = (tuple(of_source.get(source, ())) for source in SOURCES)
-        rows.append((*(row[name] for name in ("partition", "key", "status", "event_time", "last_event_time")), *parts))
+        rows.append(
+            (
+                *(
+                    row[name]
+                    for name in ("partition", "key", "status", "event_time", "last_event_time")
+                ),
+                *parts,
+            )
+        )
     return sorted(rows, key=repr)
 
 
 def sent(found: Found) -> list[Published]:
     return [
-        Published(m["partition"], m["key"].encode(), m["timestamp"], m["value"].encode(), m["seq"], m["id"])
+        Published(
+            m["partition"],
+            m["key"].encode(),
+            m["timestamp"],
+            m["value"].encode(),
+            m["seq"],
+            m["id"],
+        )
         for m in found["messages"]
     ]
 
@@ -101,8 +125,14 @@ def check(found: Found, cases: Mapping[int, Case]) -> None:
     inputs = inputs_of(cases)
     assert silver_of(found, cases) == expected_silver(cases, inputs)
     assert sent(found) == expected_messages(cases, inputs)
-    assert places(found["quarantined"], inputs) == sorted(row[:3] for row in expected_quarantine(cases))
-    late = [(*place[:3], r["key"], r["event_time"], r["position"]) for r in found["late"] for place in places([r], inputs)]
+    assert places(found["quarantined"], inputs) == sorted(
+        row[:3] for row in expected_quarantine(cases)
+    )
+    late = [
+        (*place[:3], r["key"], r["event_time"], r["position"])
+        for r in found["late"]
+        for place in places([r], inputs)
+    ]
     assert sorted(late) == [row[:6] for row in expected_late(cases, inputs)]
 
 
@@ -114,7 +144,9 @@ def settings_of(inputs: Sequence[str] = SOURCES) -> Settings:
 @pytest.mark.parametrize("inputs", [SOURCES, INPUTS], ids=["", "topics"])
 @draws(20)
 @given(seeds=st.lists(st.integers(0, 10**6), min_size=1, max_size=3, unique=True))
-def test_it_shows_what_the_merge_model_makes_of_the_records(inputs: Sequence[str], seeds: list[int]) -> None:
+def test_it_shows_what_the_merge_model_makes_of_the_records(
+    inputs: Sequence[str], seeds: list[int]
+) -> None:
     cases = {partition: random_case(seed, sources=inputs) for partition, seed in enumerate(seeds)}
     as_is = try_records(settings_of(inputs), records_of(cases), close=False)
     check(as_is, cases)
@@ -148,7 +180,12 @@ def test_every_record_is_told_with_its_line(tmp_path: Path) -> None:
     file = tmp_path / "records.jsonl"
     lines: list[dict[str, Any]] = [
         {"source": "tracking", "value": {"k": "a", "ts": 0}},
-        {"source": "orders", "value": {"k": "a", "ts": 40}, "key": "x", "headers": {"h": "1", "n": None}},
+        {
+            "source": "orders",
+            "value": {"k": "a", "ts": 40},
+            "key": "x",
+            "headers": {"h": "1", "n": None},
+        },
         {"source": "tracking", "value": {"ts": 900, "type": "heartbeat"}},
         {"source": "orders", "value": {"k": "b", "ts": 900}, "timestamp": 800},
         {"source": "orders", "value": {"k": "b", "ts": 500}},
@@ -164,7 +201,10 @@ def test_every_record_is_told_with_its_line(tmp_path: Path) -> None:
         ("1.10", [11]),
     ]
     assert [(row["line"], row["key"], row["position"]) for row in found["late"]] == [(9, "b", 900)]
-    refused = [(row["line"], row["partition"], row["offset"], row["reason"]) for row in found["quarantined"]]
+    refused = [
+        (row["line"], row["partition"], row["offset"], row["reason"])
+        for row in found["quarantined"]
+    ]
     assert refused == [(13, 1, 0, "undecodable"), (15, 0, 4, "event_time_in_future")]
     assert found["read"] == {
         "tracking": {"records": 2, "heartbeats": 1, "skipped": 0},
@@ -177,16 +217,22 @@ def test_every_record_is_told_with_its_line(tmp_path: Path) -> None:
 def test_a_value_that_is_an_object_keeps_its_numbers_as_they_are_spelled(tmp_path: Path) -> None:
     file = tmp_path / "records.jsonl"
     file.write_text(
-        '{"source": "tracking", "value": {"k": 1.10, "ts": 1e2, "n": [123456789012345678901, {"m": -0.0}], "s": "é"}}\n'
+        '{"source": "tracking", "value": {"k": 1.10, "ts": 1e2, "n": [123456789012345678901, {"m": '
+        '-0.0}], "s": "é"}}\n'
     )
     found = try_file(settings_of(), file)
     value = '{"k":1.10,"ts":1e2,"n":[123456789012345678901,{"m":-0.0}],"s":"é"}'
-    expected = f'{{"key":"1.10","event_time":100,"last_event_time":100,"tracking":[{value}],"orders":[]}}'
+    expected = (
+        f'{{"key":"1.10","event_time":100,"last_event_time":100,"tracking":[{value}],"orders":[]}}'
+    )
     assert [message["value"] for message in found["messages"]] == [expected]
 
 
 def test_units_tombstones_and_the_largest_message_are_the_configurations() -> None:
-    unit: dict[str, Any] = {"sources__tracking__event_time": {"field": "ts", "unit": "s"}, "sources__tracking__tombstone": "skip"}
+    unit: dict[str, Any] = {
+        "sources__tracking__event_time": {"field": "ts", "unit": "s"},
+        "sources__tracking__tombstone": "skip",
+    }
     settings = settings_for(Path("/nowhere"), publish__max_bytes=message_bytes(100, 1, 0), **unit)
     large = keyed("b", 5, text="x" * 100)
     records = [{"source": "tracking", "value": value} for value in (None, large, keyed("a", 7))]
@@ -202,7 +248,9 @@ def test_units_tombstones_and_the_largest_message_are_the_configurations() -> No
 def test_of_no_records_there_is_nothing() -> None:
     found = try_records(settings_of(), [])
     nothing = {"records": 0, "heartbeats": 0, "skipped": 0}
-    assert {name: value for name, value in found.items() if value} == {"read": dict.fromkeys(SOURCES, nothing)}
+    assert {name: value for name, value in found.items() if value} == {
+        "read": dict.fromkeys(SOURCES, nothing)
+    }
 
 
 @pytest.mark.parametrize(
@@ -214,17 +262,28 @@ def test_of_no_records_there_is_nothing() -> None:
         ('{"source": "tracking", "value": {"k": "\\ud800"}}', "is no strict JSON"),
         ('{"value": {}}', "`source` is `None`, which is no source; known here: tracking, orders"),
         ('{"source": ["tracking"], "value": {}}', "which is no source"),
-        ('{"source": "trackin", "value": {}}', "`source` is `trackin`, which is no source; did you mean `tracking`?"),
+        (
+            '{"source": "trackin", "value": {}}',
+            "`source` is `trackin`, which is no source; did you mean `tracking`?",
+        ),
         ('{"source": "tracking"}', "`value` is missing; add it, null for a tombstone"),
         ('{"source": "tracking", "value": {}, "offset": 1}', "unknown field `offset`"),
-        ('{"source": "tracking", "value": {}, "partition": -1}', "`partition` is `-1`; write a whole number from 0"),
+        (
+            '{"source": "tracking", "value": {}, "partition": -1}',
+            "`partition` is `-1`; write a whole number from 0",
+        ),
         ('{"source": "tracking", "value": {}, "partition": true}', "`partition` is `True`"),
-        ('{"source": "tracking", "value": {}, "timestamp": "now"}', "`timestamp` is `now`; write whole milliseconds"),
+        (
+            '{"source": "tracking", "value": {}, "timestamp": "now"}',
+            "`timestamp` is `now`; write whole milliseconds",
+        ),
         ('{"source": "tracking", "value": {}, "headers": ["a"]}', "`headers` are no object"),
         ('{"source": "tracking", "value": {}, "key": "\\ud800"}', "`key` cannot be sent"),
     ],
 )
-def test_a_line_that_is_wrong_is_one_sentence_with_its_number(tmp_path: Path, line: str, sentence: str) -> None:
+def test_a_line_that_is_wrong_is_one_sentence_with_its_number(
+    tmp_path: Path, line: str, sentence: str
+) -> None:
     file = tmp_path / "records.jsonl"
     file.write_text(f'{{"source": "orders", "value": {{}}}}\n{line}\n')
     with pytest.raises(ConfigurationError) as refused:
@@ -235,9 +294,16 @@ def test_a_line_that_is_wrong_is_one_sentence_with_its_number(tmp_path: Path, li
 
 
 def test_a_record_that_cannot_be_sent_is_named_by_its_number() -> None:
-    with pytest.raises(ConfigurationError, match=r"record 2: `value` cannot be sent \(.*\); write it as text"):
-        try_records(settings_of(), [{"source": "orders", "value": {}}, {"source": "orders", "value": {"at": object()}}])
-    with pytest.raises(ConfigurationError, match=r"missing.jsonl: cannot be read \(.*\); name a file"):
+    with pytest.raises(
+        ConfigurationError, match=r"record 2: `value` cannot be sent \(.*\); write it as text"
+    ):
+        try_records(
+            settings_of(),
+            [{"source": "orders", "value": {}}, {"source": "orders", "value": {"at": object()}}],
+        )
+    with pytest.raises(
+        ConfigurationError, match=r"missing.jsonl: cannot be read \(.*\); name a file"
+    ):
         try_file(settings_of(), Path("missing.jsonl"))
 
 
@@ -248,7 +314,10 @@ def test_the_command_tries_the_example_without_kafka_and_without_a_lake(tmp_path
     shown = CliRunner().invoke(app, arguments)
     assert shown.exit_code == 0, shown.output
     told = " ".join(shown.stdout.split())
-    assert "'7' · partition 0 · 2026-01-01 10:00:00.000Z to 2026-01-01 10:02:00.000Z · timed out at the end" in told
+    assert (
+        "'7' · partition 0 · 2026-01-01 10:00:00.000Z to 2026-01-01 10:02:00.000Z · timed out at "
+        "the end" in told
+    )
     as_json = CliRunner().invoke(app, [*arguments, "--json", "--no-close"])
     found = json.loads(as_json.stdout)
     assert [(row["key"], row["status"]) for row in found["records"]] == [("7", "open")]
@@ -261,18 +330,24 @@ def test_a_configuration_is_named_by_its_file_too(tmp_path: Path) -> None:
     file = tmp_path / "watersmeet.yml"
     file.write_text(yaml.safe_dump(SMALLEST))
     found = try_records(str(file), [{"source": "orders", "key": "a", "value": {"ts": 5}}])
-    assert [(message["key"], orjson.loads(message["value"])["orders"]) for message in found["messages"]] == [("a", [{"ts": 5}])]
+    assert [
+        (message["key"], orjson.loads(message["value"])["orders"]) for message in found["messages"]
+    ] == [("a", [{"ts": 5}])]
 
 
 def test_the_first_steps_show_what_the_command_answers(tmp_path: Path) -> None:
     write_example(tmp_path)
-    shown = CliRunner().invoke(app, ["try", str(tmp_path / "examples.jsonl"), "-c", str(tmp_path / "watersmeet.yml")])
+    shown = CliRunner().invoke(
+        app, ["try", str(tmp_path / "examples.jsonl"), "-c", str(tmp_path / "watersmeet.yml")]
+    )
     page = (Path(__file__).parents[2] / "docs" / "first-steps.md").read_text(encoding="utf-8")
     told = page.partition("watersmeet try shop/examples.jsonl")[2].split("```")[2]
     assert " ".join(told.split()) in " ".join(shown.stdout.split())
 
 
-def test_the_documented_test_of_a_rule_passes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_documented_test_of_a_rule_passes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     write_example(tmp_path)
     monkeypatch.chdir(tmp_path)
     page = (Path(__file__).parents[2] / "docs" / "commands.md").read_text(encoding="utf-8")
@@ -287,13 +362,19 @@ AVRO = {
     "fields": [
         {"name": "ts", "type": {"type": "long", "logicalType": "timestamp-millis"}},
         {"name": "k", "type": ["null", "string"]},
-        {"name": "price", "type": {"type": "bytes", "logicalType": "decimal", "precision": 12, "scale": 2}, "default": "\u0000"},
+        {
+            "name": "price",
+            "type": {"type": "bytes", "logicalType": "decimal", "precision": 12, "scale": 2},
+            "default": "\u0000",
+        },
     ],
 }
 
 
 @pytest.mark.parametrize("registry", [None, {"url": "http://127.0.0.1:1"}])
-def test_values_of_an_avro_source_are_written_as_json(tmp_path: Path, registry: Found | None) -> None:
+def test_values_of_an_avro_source_are_written_as_json(
+    tmp_path: Path, registry: Found | None
+) -> None:
     (tmp_path / "order.avsc").write_text(json.dumps(AVRO))
     avro = {
         "sources__orders__format": "avro",
@@ -303,7 +384,10 @@ def test_values_of_an_avro_source_are_written_as_json(tmp_path: Path, registry: 
     configuration = settings_for(tmp_path, **avro, sources__orders__registry=registry)
     file = tmp_path / "records.jsonl"
     lines: list[dict[str, Any]] = [
-        {"source": "orders", "value": {"ts": "1970-01-01T00:00:00.005Z", "k": "a", "price": 12345.6}},
+        {
+            "source": "orders",
+            "value": {"ts": "1970-01-01T00:00:00.005Z", "k": "a", "price": 12345.6},
+        },
         {"source": "orders", "value": '{"ts": 6, "k": "a"}'},
         {"source": "orders", "value": None},
         {"source": "orders", "value": {"ts": 7}},
@@ -316,11 +400,20 @@ def test_values_of_an_avro_source_are_written_as_json(tmp_path: Path, registry: 
         {"ts": "1970-01-01T00:00:00.006000Z", "k": "a", "price": 0.0},
     ]
     assert '"price":12345.60}' in message["value"]
-    assert [(row["line"], row["reason"]) for row in found["quarantined"]] == [(3, "undecodable"), (4, "no_key")]
-    assert try_records(configuration, [{**line, "partition": 0} for line in lines])["messages"] == found["messages"]
+    assert [(row["line"], row["reason"]) for row in found["quarantined"]] == [
+        (3, "undecodable"),
+        (4, "no_key"),
+    ]
+    assert (
+        try_records(configuration, [{**line, "partition": 0} for line in lines])["messages"]
+        == found["messages"]
+    )
     for value, sentence in (
         ({"ts": 5, "prize": 1}, "`value.prize` is no field of the schema; it has ts, k, price"),
-        ({"ts": 5, "price": 0.001}, "`value.price` does not fit decimal; write a number that fits its digits"),
+        (
+            {"ts": 5, "price": 0.001},
+            "`value.price` does not fit decimal; write a number that fits its digits",
+        ),
         ("x", "`value` is text that is no JSON, and the source's values are Avro; write an object"),
     ):
         file.write_text("\n\n" + json.dumps({"source": "orders", "value": value}))
@@ -340,29 +433,80 @@ def check_tenants(found: Found, models: TenantModels) -> None:
         for status, rows in (("open", model.open.values()), ("timed_out", model.timed_out)):
             for r in rows:
                 due = model.rules.due(r.event_time, r.last_event_time)
-                parts = sorted((source, part.offset) for source, mine in r.parts.items() for part in mine)
-                records.append((p, r.event_time, r.tenant, r.key, status, r.last_event_time, due, r.closed_at, parts))
+                parts = sorted(
+                    (source, part.offset) for source, mine in r.parts.items() for part in mine
+                )
+                records.append(
+                    (
+                        p,
+                        r.event_time,
+                        r.tenant,
+                        r.key,
+                        status,
+                        r.last_event_time,
+                        due,
+                        r.closed_at,
+                        parts,
+                    )
+                )
         waiting += [(p, r.source, r.offset, r.tenant, v) for v, r in model.waiting]
-        waiting += [(p, s, r.offset, r.tenant, None) for s, queue in model.unread().items() for _, r in queue if r.key]
-        order[p] = [f"{p}/{r.event_time}/{quote(r.tenant, safe='')}/{r.key}" for r in model.published_order()]
-    names = ("partition", "event_time", "tenant", "key", "status", "last_event_time", "due", "closed_at")
+        waiting += [
+            (p, s, r.offset, r.tenant, None)
+            for s, queue in model.unread().items()
+            for _, r in queue
+            if r.key
+        ]
+        order[p] = [
+            f"{p}/{r.event_time}/{quote(r.tenant, safe='')}/{r.key}"
+            for r in model.published_order()
+        ]
+    names = (
+        "partition",
+        "event_time",
+        "tenant",
+        "key",
+        "status",
+        "last_event_time",
+        "due",
+        "closed_at",
+    )
     assert [
-        (*(row[name] for name in names), sorted((part["source"], part["offset"]) for part in row["parts"]))
+        (
+            *(row[name] for name in names),
+            sorted((part["source"], part["offset"]) for part in row["parts"]),
+        )
         for row in found["records"]
     ] == sorted(records)
     columns = ("partition", "source", "offset", "tenant", "position")
-    assert sorted((tuple(row[c] for c in columns) for row in found["waiting"]), key=repr) == sorted(waiting, key=repr)
-    late = [(row["partition"], row["source"], row["offset"], row["tenant"], row["key"]) for row in found["late"]]
+    assert sorted((tuple(row[c] for c in columns) for row in found["waiting"]), key=repr) == sorted(
+        waiting, key=repr
+    )
+    late = [
+        (row["partition"], row["source"], row["offset"], row["tenant"], row["key"])
+        for row in found["late"]
+    ]
     assert sorted(late) == sorted(row[:5] for row in models.late())
     for p, ids in order.items():
-        assert [(m["seq"], m["id"]) for m in found["messages"] if m["partition"] == p] == list(enumerate(ids))
+        assert [(m["seq"], m["id"]) for m in found["messages"] if m["partition"] == p] == list(
+            enumerate(ids)
+        )
 
 
 @pytest.mark.promise("T7")
-@pytest.mark.parametrize(("gap_ms", "max_ms", "lag_ms"), [(100, None, 300), (30, 400, 1000), (100, None, 0)])
-def test_it_shows_what_the_merge_model_makes_of_tenants(gap_ms: int, max_ms: int | None, lag_ms: int) -> None:
-    window = {"timeout": f"{gap_ms}ms"} if max_ms is None else {"window": {"gap": f"{gap_ms}ms", "max": f"{max_ms}ms"}}
-    settings = settings_for(Path("/nowhere"), merge={**window, "tenant": "g", "tenant_max_lag": f"{lag_ms}ms"})
+@pytest.mark.parametrize(
+    ("gap_ms", "max_ms", "lag_ms"), [(100, None, 300), (30, 400, 1000), (100, None, 0)]
+)
+def test_it_shows_what_the_merge_model_makes_of_tenants(
+    gap_ms: int, max_ms: int | None, lag_ms: int
+) -> None:
+    window = (
+        {"timeout": f"{gap_ms}ms"}
+        if max_ms is None
+        else {"window": {"gap": f"{gap_ms}ms", "max": f"{max_ms}ms"}}
+    )
+    settings = settings_for(
+        Path("/nowhere"), merge={**window, "tenant": "g", "tenant_max_lag": f"{lag_ms}ms"}
+    )
     cases = {p: tenant_case(p) for p in range(12)}
     models = TenantModels(cases, (gap_ms, max_ms, lag_ms))
     models.arrive(1.0)
@@ -384,7 +528,9 @@ def test_tenants_are_shown_to_people(tmp_path: Path) -> None:
         {"source": "orders", "value": {"ts": 1000, "k": "b", "g": "y"}},
         {"source": "orders", "value": {"ts": 5000, "k": "b"}},
     ]
-    settings = settings_for(tmp_path, merge={"timeout": "100ms", "tenant": "g", "tenant_max_lag": "1s"})
+    settings = settings_for(
+        tmp_path, merge={"timeout": "100ms", "tenant": "g", "tenant_max_lag": "1s"}
+    )
     console = Console(width=200, record=True)
     for close in (True, False):
         console.print(try_view(try_records(settings, records, close=close)))
@@ -392,14 +538,19 @@ def test_tenants_are_shown_to_people(tmp_path: Path) -> None:
     assert "'a' · partition 0 · tenant 'x' · 1970-01-01 00:00:05.000Z" in text
     assert "partition 0 · seq 0 · tenant 'y' · key 'b'" in text
     assert '{"key":"b","tenant":"y","event_time":4400' in text
-    assert re.search(r"orders\[0\]@0 +2 +y +b +1970-01-01 00:00:04.400Z +\+0", text), "waits, read at its own time"
+    assert re.search(r"orders\[0\]@0 +2 +y +b +1970-01-01 00:00:04.400Z +\+0", text), (
+        "waits, read at its own time"
+    )
     assert re.search(r"orders\[0\]@2 +4 +y +b +1970-01-01 00:00:01.000Z +\+3s", text), "late"
     assert "no_tenant" in text
 
 
 def test_a_line_names_a_topic_where_its_source_has_several() -> None:
     settings, value = settings_of(INPUTS), {"k": "a", "ts": 0}
-    with pytest.raises(ConfigurationError, match="`tracking`, which has several topics; name one, such as `tracking/app`"):
+    with pytest.raises(
+        ConfigurationError,
+        match="`tracking`, which has several topics; name one, such as `tracking/app`",
+    ):
         try_records(settings, [{"source": "tracking", "value": value}])
     found = try_records(settings, [{"source": "tracking/web", "value": value}])
     [part] = found["records"][0]["parts"]
