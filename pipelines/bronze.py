@@ -66,7 +66,8 @@ def kafka_input(
 
     `given_up`: ids of schemas that are no longer waited for.
     """
-    kafka, rules = settings.kafka, rules_of(settings, source_of(source), given_up)
+    kafka = settings.kafka
+    rules = rules_of(settings, source_of(source), given_up)
     return KafkaInput(
         source, kafka, settings.inputs[source], dict(offsets), kafka.max_offsets_per_batch, rules
     )
@@ -149,10 +150,8 @@ class Bronze:
         schema_id = None if failure is None else unknown_schema_of(failure)
         if schema_id is None or schema_id in self._given_up:
             return
-        now, since = (
-            now_ms(),
-            unknown_schemas(self._engine.questions, source_of(self.source)).get(schema_id),
-        )
+        now = now_ms()
+        since = unknown_schemas(self._engine.questions, source_of(self.source)).get(schema_id)
         if since is None:
             since = now
             self._note_schemas({schema_id: None})
@@ -205,7 +204,8 @@ class Bronze:
         )
         if self.maintenance is not None:
             self.maintenance.after_commit()
-        self._is_unsure, self._waiting_since = False, None
+        self._is_unsure = False
+        self._waiting_since = None
 
     def without_erased(self, rows: Rows, erased: Mapping[int, Int64s]) -> Rows:
         """Return rows read from Kafka as `forget` leaves them; `erased`: offsets by partition."""

@@ -218,7 +218,8 @@ def run(
 
     if log_format == "json":
         log_as_json()
-    asked_to_stop, stopping = threading.Event(), threading.Event()
+    asked_to_stop = threading.Event()
+    stopping = threading.Event()
     _set_by_signals(asked_to_stop, stopping)
     settings = load_settings(config)
     with reporting() as reporter, serving(settings) as metrics, sending(settings) as lineage:
@@ -368,17 +369,18 @@ def rebuild(
     from pipelines.audit.rebuild import rebuild as derive_again
 
     settings = load_settings(config)
-    window, lag_ms = (
-        parse_window(timeout, gap, longest),
-        None if lag is None else parse_duration(lag),
-    )
+    window = parse_window(timeout, gap, longest)
+    lag_ms = None if lag is None else parse_duration(lag)
     with reporting() as reporter:
-        asked, tell = (
-            questions_of(settings),
-            lambda plan: reporter.tell("rebuild", f"batch {plan.batch}"),
-        )
+        asked = questions_of(settings)
         found = derive_again(
-            asked, settings, into, window, tell, lag_ms=lag_ms, generation=generation
+            asked,
+            settings,
+            into,
+            window,
+            lambda plan: reporter.tell("rebuild", f"batch {plan.batch}"),
+            lag_ms=lag_ms,
+            generation=generation,
         )
     answer(found, as_json, show.rebuild_view)
 
@@ -401,10 +403,8 @@ def redrive(
     many."""
     from pipelines.operations.redrive import Redrive
 
-    settings, since_ms = (
-        load_settings(config),
-        None if since is None else parse_time_ms("--since", since),
-    )
+    settings = load_settings(config)
+    since_ms = None if since is None else parse_time_ms("--since", since)
     answer(
         Redrive(questions_of(settings), settings, reason, since_ms).run(apply=apply),
         as_json,
@@ -506,10 +506,12 @@ def reset(
     from pipelines.running.owner import Owner
     from pipelines.running.taking_up import read_last_messages
 
-    settings, target = load_settings(config), parse_target(to)
+    settings = load_settings(config)
+    target = parse_target(to)
     with reporting() as reporter:
         this_run = Run(settings, LAYERS, reporter)
-        kept, partitions = this_run.settings, this_run.partitions
+        kept = this_run.settings
+        partitions = this_run.partitions
         targets = targets_of(kept, partitions, target)
         if yes:
             with this_run.owned() as owned:

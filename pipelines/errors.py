@@ -71,7 +71,8 @@ class KafkaUnsettledError(KafkaTransientError):
             f"Kafka at {bootstrap_servers} cannot serve {resource} just now ({detail}); "
             "if this goes on, look whether one of its brokers is down"
         )
-        self.bootstrap_servers, self.resource = bootstrap_servers, resource
+        self.bootstrap_servers = bootstrap_servers
+        self.resource = resource
 
 
 class KafkaAccessError(WatersmeetError):
@@ -94,7 +95,9 @@ class OpenTransactionError(KafkaRequestError):
             "behind which nothing can be "
             "read; try again when it has ended"
         )
-        self.topic, self.partition, self.offset = topic, partition, offset
+        self.topic = topic
+        self.partition = partition
+        self.offset = offset
 
 
 def address_of(url: str) -> str:
@@ -139,7 +142,8 @@ class UnknownWriterSchemaError(RegistryError):
             f"{address_of(url)} does not have; "
             "register it there under this id, or jump over the record with `watersmeet reset`"
         )
-        self.address, self.schema_id = address_of(url), schema_id
+        self.address = address_of(url)
+        self.schema_id = schema_id
 
 
 class RegistryAccessError(RegistryError):
@@ -183,7 +187,8 @@ class StoreAccessError(StoreError):
             "the permission; correct them in "
             "`storage` or the environment"
         )
-        self.address, self.doing = address, doing
+        self.address = address
+        self.doing = doing
 
 
 class MissingPackageError(ConfigurationError):
@@ -194,7 +199,8 @@ class MissingPackageError(ConfigurationError):
             f'the package {package} is not installed: `pip install "watersmeet[{extra}]"` brings '
             f"it{otherwise}"
         )
-        self.package, self.extra = package, extra
+        self.package = package
+        self.extra = extra
 
 
 class ArtifactsError(WatersmeetError):
@@ -223,7 +229,10 @@ class LeaseTakenError(WatersmeetError):
             f"{layer} of {place} is being written by process {pid} on {host}: "
             f"{wait if change else stop}"
         )
-        self.layer, self.host, self.pid, self.change = layer, host, pid, change
+        self.layer = layer
+        self.host = host
+        self.pid = pid
+        self.change = change
 
 
 class LeaseLostError(WatersmeetError):
@@ -233,9 +242,11 @@ class LeaseLostError(WatersmeetError):
     """
 
     def __init__(self, place: str, change: str | None = None) -> None:
-        by, what = "another process while this one was silent", "run only one of the two"
+        by = "another process while this one was silent"
+        what = "run only one of the two"
         if change is not None:
-            by, what = f"`watersmeet {change}`", "start it again"
+            by = f"`watersmeet {change}`"
+            what = "start it again"
         super().__init__(
             f"{place} has been taken over by {by}: this one is fenced and writes nothing more; "
             f"{what}"
@@ -275,7 +286,10 @@ class UnreadableRecordsError(WatersmeetError):
             "set that to 2147483647 in kafka.options, or give these records up: "
             f"delete what is before offset {end} from Kafka, and set kafka.on_data_loss: continue"
         )
-        self.topic, self.partition, self.offset, self.end = topic, partition, offset, end
+        self.topic = topic
+        self.partition = partition
+        self.offset = offset
+        self.end = end
 
 
 class DataLossError(WatersmeetError):
@@ -310,7 +324,10 @@ class MissingRecordsError(WatersmeetError):
             f"bronze_{source.partition('/')[0]} back, or look for what "
             "deletes them"
         )
-        self.source, self.partition, self.found, self.expected = source, partition, found, expected
+        self.source = source
+        self.partition = partition
+        self.found = found
+        self.expected = expected
 
 
 class TopicChangedError(WatersmeetError):
@@ -327,7 +344,10 @@ class QuarantineLimitError(WatersmeetError):
             "none of them was written; correct the configuration, or accept them with a higher "
             "kafka.quarantine_limit"
         )
-        self.source, self.refused, self.records, self.reason = source, refused, records, reason
+        self.source = source
+        self.refused = refused
+        self.records = records
+        self.reason = reason
 
 
 class FencedError(WatersmeetError):
@@ -352,7 +372,9 @@ class ForeignMessageError(WatersmeetError):
             "header of this lake: "
             "only Watersmeet may write to this topic, for one lake; name another one"
         )
-        self.topic, self.partition, self.offset = topic, partition, offset
+        self.topic = topic
+        self.partition = partition
+        self.offset = offset
 
 
 class PublishingError(WatersmeetError):
@@ -362,7 +384,9 @@ class PublishingError(WatersmeetError):
         self, topic: str, reason: str, *, retriable: bool = True, is_too_large: bool = False
     ) -> None:
         super().__init__(f"publishing to {topic} failed: {reason}")
-        self.topic, self.reason, self.retriable = topic, reason, retriable
+        self.topic = topic
+        self.reason = reason
+        self.retriable = retriable
         self.is_too_large = is_too_large
         """True where the topic refused a message because of its size."""
 
@@ -380,7 +404,8 @@ class TransactionTimeoutError(WatersmeetError):
             f"publishing to {topic} failed: its transaction was not done after {seconds} s; a "
             "smaller one is tried next"
         )
-        self.topic, self.seconds = topic, seconds
+        self.topic = topic
+        self.seconds = seconds
 
 
 class SinkReplacedError(WatersmeetError):

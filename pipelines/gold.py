@@ -185,7 +185,8 @@ class Gold:
         }
         counts_as_out = self.settings.publish.delivery == "at_most_once"
         # A partition that retention has emptied has no message in the sink: its noted tail stays.
-        tails, missing = dict(noted), []
+        tails = dict(noted)
+        missing = []
         for p, tail in found.items():
             last = noted.get(p)
             if last is None or last.seq < tail.seq:
@@ -299,7 +300,8 @@ class Gold:
         ]
         columns += [name for name in order.columns if name not in columns]
         where = of_piece(order, piece, from_batch)
-        found, until = [], None
+        found = []
+        until = None
         for epoch in reversed(self._epochs):
             of_batches = [
                 ("batch", ">=", epoch.from_batch),
@@ -337,7 +339,8 @@ class Gold:
         rules = read_fingerprints(
             self._engine.questions, self.settings, self._epochs, self._generations
         )
-        merge, is_closed = self._epochs.current.settings.merge, found.order.column == "closed_at"
+        merge = self._epochs.current.settings.merge
+        is_closed = found.order.column == "closed_at"
         longest_ms = merge.window.longest_ms + (merge.tenant_max_lag_ms or 0)
         decisions = self._decisions(generation)
         is_lived = self._is_lived(generation) or any(decisions.values())
@@ -438,10 +441,8 @@ class Gold:
     def _tell_published(
         self, publications: Sequence[Publication], tails: Mapping[int, Tail]
     ) -> None:
-        topic, messages = (
-            self.settings.publish.topic,
-            sum(p.tail.seq - p.first_seq + 1 for p in publications),
-        )
+        topic = self.settings.publish.topic
+        messages = sum(p.tail.seq - p.first_seq + 1 for p in publications)
         if messages:
             self.owner.tell(Handled("gold", {topic: {("published", ""): messages}}))
         self.owner.tell(Published(topic, {p: tail.seq for p, tail in tails.items()}))
@@ -487,7 +488,8 @@ def valued(engine: Engine, rows: pa.Table, settings: Settings) -> pa.Table:
     The value follows the rules of the epoch that finished the row. An earlier epoch than the
     current one knew fewer fields of the values, so its messages have only those.
     """
-    sources, value = settings.sources, settings.publish.value
+    sources = settings.sources
+    value = settings.publish.value
     if value is None:
         of_epoch = as_read(rows, {name: source.read_type for name, source in sources.items()})
         return rows.append_column("value", message_values(of_epoch, list(sources)))

@@ -56,7 +56,8 @@ def live(engine: SparkEngine, settings: Settings) -> DataFrame:
     for source, schema in avro_schemas(engine.questions, settings).items():
         kind = settings.sources[source].value_type
         engine.spark.udf.register(_decoder(source), partial(_decoded, schema), ddl(kind))
-    asked, passed = engine.questions, dict[str, dict[int, int]]()
+    asked = engine.questions
+    passed = dict[str, dict[int, int]]()
     if generations := read_generations(asked, settings):
         last = last_batch(asked)
         for tp, offset in reached(
@@ -89,9 +90,11 @@ def live_sql(
     `due`: the columns of `DUE` that silver has. SQL cannot read Avro: the Avro value of a waiting
     record is null, unless the session `decodes` it.
     """
-    sources, known = list(settings.sources), skipping or {}
+    sources = list(settings.sources)
+    known = skipping or {}
     progress, begins = (sql_name(lake, table) for table in (tables.PROGRESS, tables.GENERATIONS))
-    columns, inputs = ", ".join(f"`{source}`" for source in sources), list(settings.inputs)
+    columns = ", ".join(f"`{source}`" for source in sources)
+    inputs = list(settings.inputs)
     has_tenants = settings.merge.has_tenants
     whose = ", tenant" if has_tenants else ""
     further = "".join(f", {name}" for name in due) + (", tenant, `position`" if has_tenants else "")
@@ -182,7 +185,8 @@ def _beyond(
     name: str, lake: Lake, settings: Settings, passed: Mapping[int, int], decodes: bool
 ) -> str:
     """Return a query of the records of bronze that the merge has not consumed."""
-    read, source = sql_name(lake, tables.bronze(name)), source_of(name)
+    read = sql_name(lake, tables.bronze(name))
+    source = source_of(name)
     if passed:
         near = within({partition: (until, None) for partition, until in passed.items()})
         terms = [

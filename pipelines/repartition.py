@@ -198,11 +198,9 @@ class Repartition:
 
     def __post_init__(self) -> None:
         kept = self.settings.repartitioned[self.source]
-        self.origins, self.topic, self.partitions = (
-            kept.from_topics,
-            self.settings.inputs[self.source],
-            kept.partitions,
-        )
+        self.origins = kept.from_topics
+        self.topic = self.settings.inputs[self.source]
+        self.partitions = kept.partitions
         self._cluster = Cluster(self.settings.kafka)
 
     def look(self) -> None:
@@ -248,10 +246,8 @@ class Repartition:
         Afterwards `is_done` says whether that was all.
         """
         # After a failure, only the topic knows what is written.
-        state, self._state = (
-            self._state or self._taken_up(),
-            None,
-        )
+        state = self._state or self._taken_up()
+        self._state = None
         ends = {of: end for of, (_, end) in self._bounds.items()}
         for of, (first, _) in self._bounds.items():
             state.offsets.setdefault(of, first)
@@ -329,7 +325,8 @@ class Repartition:
 
     def told(self) -> Iterator[dict[str, Any]]:
         """Yield the command's answer for this source: a row for each topic that is read."""
-        ends, offsets = {}, dict[InputPartition, int]()
+        ends = {}
+        offsets = dict[InputPartition, int]()
         if self._state is not None:  # else it was stopped before anything was known
             ends = {
                 p: end
@@ -351,10 +348,8 @@ class Repartition:
 
         Only inputs without waiting records are read, an equal share of each.
         """
-        waiting, share = (
-            state.lockstep.first_offsets(),
-            max(1, self._offsets_at_once // len(self._bounds)),
-        )
+        waiting = state.lockstep.first_offsets()
+        share = max(1, self._offsets_at_once // len(self._bounds))
         ranges = [
             Range(*of, since, min(since + share, end))
             for of, (_, end) in sorted(self._bounds.items())
@@ -368,7 +363,8 @@ class Repartition:
 
         Raises what the read has raised.
         """
-        reading, state.reading = state.reading, None
+        reading = state.reading
+        state.reading = None
         try:
             found = reading.result() if reading else ()
         except Exception as failure:
@@ -381,10 +377,8 @@ class Repartition:
 
     def _note_unknown_schema(self, failure: Exception) -> None:
         """Give up a schema that the registry lacks, once `registry.unknown_after` has passed."""
-        registry, schema_id = (
-            self.settings.sources[self.source].registry,
-            unknown_schema_of(failure),
-        )
+        registry = self.settings.sources[self.source].registry
+        schema_id = unknown_schema_of(failure)
         if registry is None or registry.unknown_after_ms is None or schema_id is None:
             return
         now = time.monotonic()
@@ -394,10 +388,8 @@ class Repartition:
 
     def _read(self, ranges: Sequence[Range]) -> list[_Read]:
         """Return the records of ranges, topic by topic, as far as there is room for them."""
-        decode, found = (
-            partial(route, rules=rules_of(self.settings, self.source, self._given_up)),
-            [],
-        )
+        decode = partial(route, rules=rules_of(self.settings, self.source, self._given_up))
+        found = []
         for topic in self.origins:
             of_topic = [wanted for wanted in ranges if wanted.topic == topic]
             room = (

@@ -384,7 +384,10 @@ class Owned:
     """The layers of a run that holds their lease."""
 
     def __init__(self, run: Run, owner: Owner, lease: Lease, *, can_be_idle: bool) -> None:
-        self._run, self._settings, self.owner, self._lease = run, run.settings, owner, lease
+        self._run = run
+        self._settings = run.settings
+        self.owner = owner
+        self._lease = lease
         idle_after_ms = self._settings.merge.idle_after_ms if can_be_idle else None
         self._silence = (
             Silence(self._settings, idle_after_ms) if idle_after_ms is not None else None
@@ -440,7 +443,8 @@ class Owned:
             if "bronze" in self._run.layers
             else []
         )
-        silver, gold = [], []
+        silver = []
+        gold = []
         if "silver" in self._run.layers:
             upstream = [tables.bronze(source) for source in self._settings.sources]
             silver = [
@@ -459,7 +463,8 @@ class Owned:
 
     def bronze(self, source: str, *, once: bool) -> Stream:
         """Return the stream of an input; each time it is started, it begins where the lake says."""
-        run, engine = self._run, self.owner.engine
+        run = self._run
+        engine = self.owner.engine
         maintenance = Maintenance(
             engine, kept_by("bronze", self._settings, source), expire=self._expire_some
         )

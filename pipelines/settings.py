@@ -352,7 +352,8 @@ class Settings(Part):
         These rules decide what merge records there are. Rules with their default value do not
         count, so that the fingerprint stays the same when a later version adds rules.
         """
-        rules, window = self.rules(), self.merge.window
+        rules = self.rules()
+        window = self.merge.window
         found: dict[str, Any] = {"merge.window": [window.gap_ms, window.longest_ms]}
         for *path, part, names in self._ruled():
             for name, attribute in names.items():
@@ -382,7 +383,8 @@ class Settings(Part):
         for *path, part, names in self._ruled():
             values = {}
             for name, attribute in names.items():
-                field, of_part = ".".join([*path, name]), type(part).model_fields[attribute]
+                field = ".".join([*path, name])
+                of_part = type(part).model_fields[attribute]
                 if field in rules:
                     values[attribute] = rules[field]
                 # The rule did not exist yet when the others were kept.
@@ -558,7 +560,8 @@ class Settings(Part):
                     *at,
                 )
             first = of_topic.setdefault(source.topics[0], name)
-            path, other = self.tenant_path(name), self.tenant_path(first)
+            path = self.tenant_path(name)
+            other = self.tenant_path(first)
             if path != other:  # in a topic, the records of one source move the others' time
                 sentence = (
                     f"{{path}}: `{path}` is not `{other}`, where source `{first}` of the same "
@@ -584,10 +587,8 @@ class Settings(Part):
         named = self.kafka.start.offsets if isinstance(self.kafka.start, StartOffsets) else {}
         for name in named:
             if name not in self.inputs:
-                at, instead = (
-                    ("kafka", "start", "offsets", name),
-                    known_instead(name, list(self.inputs)),
-                )
+                at = ("kafka", "start", "offsets", name)
+                instead = known_instead(name, list(self.inputs))
                 if name in self.sources:
                     instead = f"name each by its topic, such as `{of_source(self.inputs, name)[0]}`"
                     raise RefusedError(f"{{path}} has several topics; {instead}", *at)

@@ -126,10 +126,8 @@ class Silver:
         if self._engine.questions.version(tables.SILVER) != self._version:
             check_table(self._engine.questions, self._engine.lake, tables.SILVER)
         # After a failure, only the tables know whether the batch was committed.
-        planner, self._planner = (
-            self.planner,
-            None,
-        )
+        planner = self.planner
+        self._planner = None
         if planner.tenants is not None and planner.begins_epoch(plan):
             self._note_waited(plan, planner)
         commit = self.owner.next_commit(tables.SILVER, facts=facts_of(plan, self.settings))
@@ -170,9 +168,11 @@ class Silver:
         return self._planner
 
     def _recover(self) -> Planner:
-        questions, generation = self._engine.questions, self._generation
+        questions = self._engine.questions
+        generation = self._generation
         end_earlier(self.owner, self.settings)
-        epochs, last = read_epochs(questions, self.settings), last_batch(questions)
+        epochs = read_epochs(questions, self.settings)
+        last = last_batch(questions)
         left = passed(questions, epochs, generation) if self.passed is None else self.passed
         planner = Planner(
             questions,
@@ -251,7 +251,9 @@ class Silver:
                 *tenant,
             ]
             inputs.append(self._engine.read(tables.RECOVERED, of_message, MESSAGES))
-        expected, schema, held = planner.records(plan), batch.changed_schema(), self._held(batch)
+        expected = planner.records(plan)
+        schema = batch.changed_schema()
+        held = self._held(batch)
         is_new = held.keys == []  # no existing row changes
         if held.size > HELD_BATCHES * self._engine.merge_bytes and not is_new:
             merging = _merging_in_pieces(batch, len(records), expected)
@@ -376,7 +378,8 @@ class Silver:
 
     def _late(self, batch: Batch, planner: Planner) -> Rows:
         """Return the late records of a batch."""
-        schema, records = late_schema(has_tenants=batch.has_tenants), self._records(batch.plan)
+        schema = late_schema(has_tenants=batch.has_tenants)
+        records = self._records(batch.plan)
         return self._engine.per_partition(
             _finding_late(batch, len(records)), [*records, *self._heads(planner)], schema
         )
@@ -410,10 +413,8 @@ class Silver:
             }
             records.append(self._read(source, ranges))
         columns = ["partition", "event_time", "position", *TENANT.names, *self.settings.sources]
-        inputs, batch = (
-            [*records, self._engine.read(tables.SILVER, columns, waits)],
-            self._batch(plan, planner),
-        )
+        inputs = [*records, self._engine.read(tables.SILVER, columns, waits)]
+        batch = self._batch(plan, planner)
         late = self._engine.per_partition(
             _finding_late_again(batch), inputs, late_schema(has_tenants=True)
         )
@@ -464,7 +465,8 @@ class Silver:
             return False
         planner = self.planner
         silent = self.silence.observe(planner.bronze_ends())
-        heads, idle = planner.heads(), dict[int, Idle]()
+        heads = planner.heads()
+        idle = dict[int, Idle]()
         for p in range(self.partitions):
             here = {tp.source: head for tp, head in heads.items() if tp.partition == p}
             decision = decide(
@@ -532,10 +534,8 @@ def batch_of(
     types = {name: source.value_type for name, source in (of_lake or settings).sources.items()}
     read_types = {name: source.read_type for name, source in settings.sources.items()}
     max_bytes = settings.publish.max_bytes if settings.publish.value is None else None
-    has_due, topics = (
-        (of_lake or settings).merge.has_due,
-        tuple(settings.inputs) if settings.with_topics else (),
-    )
+    has_due = (of_lake or settings).merge.has_due
+    topics = tuple(settings.inputs) if settings.with_topics else ()
     return Batch(plan, types, rules, idle, max_bytes, read_types, avro, has_due, topics=topics)
 
 
@@ -589,7 +589,8 @@ def _split(
     The heads are None without tenants, the messages None if there are none. Raises
     MissingRecordsError if a topic-partition has fewer records than the plan has seen.
     """
-    records, more = _together(inputs[:sources], batch), [*inputs[sources:]]
+    records = _together(inputs[:sources], batch)
+    more = [*inputs[sources:]]
     _check_complete(records, batch.plan, expected)
     heads = more.pop(0) if batch.has_tenants else None
     return records, heads, more.pop(0) if more else None
@@ -599,10 +600,8 @@ def _check_complete(
     records: pa.Table, plan: BatchPlan, expected: Mapping[TopicPartition, int]
 ) -> None:
     partitions = int64s(records["partition"])
-    offsets, sources = (
-        int64s(records["offset"]),
-        records["source"].combine_chunks().dictionary_encode(),
-    )
+    offsets = int64s(records["offset"])
+    sources = records["source"].combine_chunks().dictionary_encode()
     names = sources.dictionary.to_pylist()
     numbers = int64s(sources.indices)
     here = {*np.unique(partitions).tolist()}

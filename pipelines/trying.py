@@ -210,18 +210,15 @@ def _checked(
     for name in record:
         if name not in _FIELDS:
             raise _WrongError(f"unknown field `{name}`; {known_instead(str(name), _FIELDS)}")
-    source, partition, time_ms = (
-        record.get("source"),
-        record.get("partition", 0),
-        record.get("timestamp"),
-    )
+    source = record.get("source")
+    partition = record.get("partition", 0)
+    time_ms = record.get("timestamp")
     if not isinstance(source, str) or source not in settings.inputs:
-        what, instead = "is no source", known_instead(str(source), list(settings.inputs))
+        what = "is no source"
+        instead = known_instead(str(source), list(settings.inputs))
         if str(source) in settings.sources:
-            what, instead = (
-                "has several topics",
-                f"name one, such as `{of_source(settings.inputs, str(source))[0]}`",
-            )
+            what = "has several topics"
+            instead = f"name one, such as `{of_source(settings.inputs, str(source))[0]}`"
         raise _WrongError(f"`source` is `{source}`, which {what}; {instead}")
     if "value" not in record:
         raise _WrongError("`value` is missing; add it, null for a tombstone")
@@ -317,11 +314,13 @@ class _Trial:
             for p in partitions
         }
         types = {name: source.value_type for name, source in self.settings.sources.items()}
-        has_due, has_tenants = self.settings.merge.has_due, self.settings.merge.has_tenants
+        has_due = self.settings.merge.has_due
+        has_tenants = self.settings.merge.has_tenants
         silver = silver_schema(
             types, self.settings.with_topics, has_due=has_due, has_tenants=has_tenants
         ).empty_table()
-        was_late, heads = late_schema(has_tenants=has_tenants).empty_table(), HEADS.empty_table()
+        was_late = late_schema(has_tenants=has_tenants).empty_table()
+        heads = HEADS.empty_table()
         clocks: list[Mapping[int, int]] = [{}]
         rules = Rules(
             self.settings.merge.window,
@@ -426,7 +425,8 @@ class _Trial:
         columns += [*(DUE.names if self.settings.merge.has_due else []), *self._whose]
         found = []
         for row in answer(silver.select([*columns, *self.settings.sources])).to_pylist():
-            batch, parts = row.pop("batch"), self._parts_of(row)
+            batch = row.pop("batch")
+            parts = self._parts_of(row)
             for source in self.settings.sources:
                 del row[source]
             at_end = batch == _AT_END and row["status"] == "timed_out"
@@ -476,7 +476,8 @@ class _Trial:
         self, cursors: Mapping[TopicPartition, Cursor], silver: pa.Table
     ) -> list[dict[str, Any]]:
         """Return the records that the clock (with tenants, their tenant's) has not reached."""
-        rows, at = self.bronze.filter(pc.is_valid(self.bronze["merge_key"])), dict[Place, int]()
+        rows = self.bronze.filter(pc.is_valid(self.bronze["merge_key"]))
+        at = dict[Place, int]()
         for row in answer(silver.filter(pc.equal(silver["status"], "waiting"))).to_pylist():
             at |= {
                 (name, row["partition"], part["offset"]): row["position"]

@@ -108,7 +108,8 @@ def unmet_in_lake(questions: Questions, settings: Settings) -> list[Problem] | N
         .sort_by([("batch", "descending")])
         .to_pylist()
     )
-    count, chosen = 0, list[dict[str, Any]]()
+    count = 0
+    chosen = list[dict[str, Any]]()
     for batch in batches:
         chosen.append(batch)
         count += batch["rows"]
@@ -222,8 +223,10 @@ def _lake_rules(questions: Questions, settings: Settings, name: str) -> ReadingR
 
     The schemas of writers are those that the lake knows: no registry is asked.
     """
-    current, source = read_epochs(questions, settings).current.settings, source_of(name)
-    rules, schemas = current.reading_rules(source), avro_schemas(questions, current)
+    current = read_epochs(questions, settings).current.settings
+    source = source_of(name)
+    rules = current.reading_rules(source)
+    schemas = avro_schemas(questions, current)
     return replace(rules, schema=schemas[source]) if source in schemas else rules
 
 
@@ -246,7 +249,8 @@ def doubts_in_kafka(
     """
     appearances: dict[tuple[int, str, str], dict[str, Appearance]] = {}
     for name in settings.inputs:
-        source, rules = source_of(name), rules_of(settings, source_of(name))
+        source = source_of(name)
+        rules = rules_of(settings, source_of(name))
         sample: list[pa.RecordBatch] = []
         for batch in read_sample(settings, partitions, name, since(name)):
             if sum(each.nbytes for each in sample) < SAMPLE_BYTES:

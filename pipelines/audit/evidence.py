@@ -144,10 +144,8 @@ class Evidence:
     @cached_property
     def again(self) -> Mapping[TopicPartition, Sequence[tuple[int, int]]]:
         """Offset ranges `[since, until)` that jumps back led to once more, by topic-partition."""
-        found, furthest = (
-            defaultdict[TopicPartition, list[tuple[int, int]]](list),
-            dict[TopicPartition, int](),
-        )
+        found = defaultdict[TopicPartition, list[tuple[int, int]]](list)
+        furthest = dict[TopicPartition, int]()
         for ended, jump in pairwise(self.generations):
             for tp, at in reached(self.questions, ended, jump.from_batch).items():
                 furthest[tp] = max(at, ended.begin.get(tp, 0), furthest.get(tp, 0))
@@ -205,10 +203,8 @@ class Evidence:
         It then sorts at or before the tail behind which the generation began, or after the tail at
         which the generation ended.
         """
-        tail, last = (
-            self.generation.tails.get(partition),
-            None if self.following is None else self.following.tails.get(partition),
-        )
+        tail = self.generation.tails.get(partition)
+        last = None if self.following is None else self.following.tails.get(partition)
         is_behind = tail is not None and place <= tail.place
         return is_behind or (self.following is not None and (last is None or place > last.place))
 
@@ -234,7 +230,8 @@ def read_evidence(
     Unless `full`, only a sample of keys and batches is looked at. Raises ConfigurationError where
     there is no such generation.
     """
-    epochs, generations = read_epochs(questions, settings), read_generations(questions, settings)
+    epochs = read_epochs(questions, settings)
+    generations = read_generations(questions, settings)
     if not generations:
         every = [TopicPartition(source, p) for source in settings.inputs for p in range(partitions)]
         generations = Generations([Generation(0, 0, dict.fromkeys(every, 0), {})])
@@ -347,13 +344,16 @@ def _silver_now(
     A generation without a batch has the batch before its first one as its last. The rows are those
     of the batches in `ends` and of the last batch, which may not be noted in the table yet.
     """
-    version, last = None, None
+    version = None
+    last = None
     while questions.exists(tables.SILVER) and questions.exists(tables.PROGRESS):
-        version, last = questions.version(tables.SILVER), last_batch(questions)
+        version = questions.version(tables.SILVER)
+        last = last_batch(questions)
         # Else another batch came between the questions.
         if questions.version(tables.SILVER) == version:
             break
-    following, first = generations.after(generation), generation.from_batch
+    following = generations.after(generation)
+    first = generation.from_batch
     batch = (
         max(first - 1, -1 if last is None else last[0].batch)
         if following is None

@@ -44,7 +44,8 @@ from pipelines.lake.questions import answer as in_milliseconds
 from pipelines.lake.snapshot import Snapshot
 from pipelines.settings import Settings
 
-_EPOCH, _MILLISECOND = datetime(1970, 1, 1, tzinfo=timezone.utc), timedelta(milliseconds=1)
+_EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
+_MILLISECOND = timedelta(milliseconds=1)
 _UNPUBLISHED = {
     "predicate": "; not published: publish.valid does not hold",
     "too_large": "; not published: its message would be larger than publish.max_bytes",
@@ -231,11 +232,9 @@ class _Life:
     def _record(
         self, row: Found, known: Mapping[tuple[int, TopicPartition, int], Found], sink: _Sink
     ) -> Found:
-        is_open, p, generation = (
-            row["status"] == "open",
-            row["partition"],
-            self._generations.of(row["batch"]),
-        )
+        is_open = row["status"] == "open"
+        p = row["partition"]
+        generation = self._generations.of(row["batch"])
         parts = [
             known[generation.number, TopicPartition(name, p), part["offset"]]
             for name, part in self._parts_of(row)
@@ -248,7 +247,8 @@ class _Life:
         )
         batch = self.moment.batch if is_open else row["batch"]
         then = [r for r in self._progress if (r["batch"], r["partition"]) == (batch, p)]
-        clock, heads = (then[0]["clock"] if then else None), {r["source"]: r["head"] for r in then}
+        clock = then[0]["clock"] if then else None
+        heads = {r["source"]: r["head"] for r in then}
         closed = {
             "batch": batch,
             "version": self._versions.get(batch),
@@ -282,7 +282,8 @@ class _Life:
     def _reason(self, row: Found, clock: int | None) -> str:
         """Return, in a sentence, which rule has decided."""
         epoch = self._epochs.current if row["status"] == "open" else self._epochs.of(row["batch"])
-        window, generation = epoch.settings.merge.window, self._generations.of(row["batch"])
+        window = epoch.settings.merge.window
+        generation = self._generations.of(row["batch"])
         due = (
             window.due(row["event_time"], row["last_event_time"])
             if row.get("due") is None
@@ -409,7 +410,8 @@ class _Life:
         read = self.questions.select(
             tables.bronze(tp.source), ["offset", "event_time", *self._whose], where
         ).sort_by("offset")
-        offset, time = read["offset"].to_numpy(), read["event_time"].fill_null(NO_TIME).to_numpy()
+        offset = read["offset"].to_numpy()
+        time = read["event_time"].fill_null(NO_TIME).to_numpy()
         merged: dict[int, tuple[int, int | None, int | None]] = {}
         for batch, (since, until) in ranges.items():
             mine = (offset >= since) & (offset <= until)
@@ -426,7 +428,8 @@ class _Life:
             )
             own: Mapping[int, int] = {}
             if self._whose and here[batch][-1] in positions:
-                last, then = positions[here[batch][-1]], (cursor, before.get("clock"))
+                last = positions[here[batch][-1]]
+                then = (cursor, before.get("clock"))
                 own = self._tenants.positions(
                     tp, batch, then, read.filter(pa.array(mine)), last, spoken
                 )
@@ -547,10 +550,8 @@ class _Life:
             "clock",
             "position",
         ]
-        batch, partitions = (
-            self.moment.batch,
-            {row["partition"] for row in (*self._rows, *self._late)},
-        )
+        batch = self.moment.batch
+        partitions = {row["partition"] for row in (*self._rows, *self._late)}
         where: Where = [
             [("batch", "<=", batch), ("partition", "in", sorted(partitions))],
             [("batch", "=", batch)],
@@ -588,12 +589,14 @@ class _Sink:
     """
 
     def __init__(self, questions: Questions, settings: Settings, at: int | None) -> None:
-        self._questions, self._settings = questions, settings
+        self._questions = questions
+        self._settings = settings
         self._known: list[Condition] = [] if at is None else [("committed_at", "<=", at)]
         self._name: str | None = None
         if questions.exists(tables.PUBLISHED):
             self._name = last_sink(questions, self._known)
-        self._cluster, self._is_away = Cluster(settings.kafka, PATIENCE_S), False
+        self._cluster = Cluster(settings.kafka, PATIENCE_S)
+        self._is_away = False
 
     def sent_as(
         self, partition: int, row: Found, batches: Sequence[Condition]
@@ -624,7 +627,8 @@ class _Sink:
             batches, partition, order, place[0], [last[name] for name in names.values()]
         )
         behind = until_last - self._finished(batches, partition, order, place[0], place)
-        offset, is_out = None if last["sink_offset"] is None else last["sink_offset"] - behind, True
+        offset = None if last["sink_offset"] is None else last["sink_offset"] - behind
+        is_out = True
         if offset is not None and not self._is_away:
             tenant = row["tenant"] if self._settings.merge.has_tenants else ""
             id = message_id(partition, row["event_time"], row["merge_key"], tenant)
@@ -668,7 +672,8 @@ class _Sink:
         The guess is never too small: between a message and the last of its transaction there may be
         markers of other transactions.
         """
-        kafka, topic = self._settings.kafka, self._settings.publish.topic
+        kafka = self._settings.kafka
+        topic = self._settings.publish.topic
         try:
             first, end = self._cluster.bounds_of(topic, [partition])[partition]
             for start in (max(first, guess - _MARKERS), first):

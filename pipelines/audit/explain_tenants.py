@@ -33,7 +33,9 @@ class OfTenants:
     def __init__(
         self, questions: Questions, epochs: Epochs, batch: int, ends: Iterable[Found]
     ) -> None:
-        self._questions, self._epochs, self._batch = questions, epochs, batch
+        self._questions = questions
+        self._epochs = epochs
+        self._batch = batch
         self._ends = {TopicPartition(row["source"], row["partition"]): row for row in ends}
 
     def clock(self, partition: int, tenant: str) -> tuple[int | None, list[str]]:
@@ -125,7 +127,8 @@ class OfTenants:
         `of_all`: its position among all records (ms), if that is known.
         """
         merge = self._epochs.of(row["batch"]).settings.merge
-        window, position = merge.window, row["position"]
+        window = merge.window
+        position = row["position"]
         if row["event_time"] >= position - window.gap_ms:
             return f"late: before what an earlier epoch had timed out of tenant {tenant!r}"
         name = "timeout" if window.is_timeout else "gap"

@@ -110,7 +110,8 @@ class Homes:
         offsets = np.concatenate([nothing, *(offsets for _, offsets in self._found)])
         partitions = np.array([tp.partition for tp in self._topic_partitions], np.int64)[numbers]
         order = np.lexsort((partitions, hashes))
-        hashes, partitions = hashes[order], partitions[order]
+        hashes = hashes[order]
+        partitions = partitions[order]
         apart = np.flatnonzero((hashes[1:] == hashes[:-1]) & (partitions[1:] != partitions[:-1]))
         if not len(apart):
             return None
@@ -134,7 +135,8 @@ def check_sample(
     `since`: returns for an input, by partition, the first offset that the settings' rules apply to.
     Where a partition is absent, they apply to every offset. Raises what Kafka raises.
     """
-    findings, found = Findings("kafka"), list(_sampled(settings, partitions, since))
+    findings = Findings("kafka")
+    found = list(_sampled(settings, partitions, since))
     if settings.repartitioned:
         for place in found:
             check_home(place, partitions, findings)
@@ -171,7 +173,8 @@ def read_sample(
 
     `since`: as `check_sample` gets it for the input.
     """
-    wanted, topic = range(0, partitions, -(-partitions // PARTITIONS)), settings.inputs[name]
+    wanted = range(0, partitions, -(-partitions // PARTITIONS))
+    topic = settings.inputs[name]
     for p, (first, end) in Cluster(settings.kafka).bounds_of(topic, wanted).items():
         begin = max(first, end - SAMPLED, min(since.get(p, 0), end))
         yield from read_range(settings.kafka, Range(topic, p, begin, end))

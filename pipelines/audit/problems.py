@@ -42,7 +42,8 @@ class Findings:
     """The first problems of a check, and how many more there are."""
 
     def __init__(self, check: str) -> None:
-        self.check, self.more = check, 0
+        self.check = check
+        self.more = 0
         self.problems: list[Problem] = []
 
     def add(self, what: str, where: str, fix: str = REBUILD) -> None:

@@ -119,10 +119,8 @@ def rebuild(
         raise
     _check_history(snapshot, settings, directory)
     number = evidence.generation.number
-    now, facts = (
-        now_ms(),
-        {OF_BATCH: str(evidence.last_batch), OF_GENERATION: str(number), **_rules_of(wanted)},
-    )
+    now = now_ms()
+    facts = {OF_BATCH: str(evidence.last_batch), OF_GENERATION: str(number), **_rules_of(wanted)}
     into.append(
         tables.CONFIGURATION,
         into.lake.layout[tables.CONFIGURATION].rows((*fact, now) for fact in facts.items()),
@@ -283,35 +281,33 @@ def _begin(
     the rebuild whose rules closed none of these records.
     """
     into = owner.engine
-    last, number, clocks, ends = (
-        last_batch(into.questions),
-        0,
-        dict[int, int](),
-        dict[TopicPartition, int](),
-    )
+    last = last_batch(into.questions)
+    number = 0
+    clocks = dict[int, int]()
+    ends = dict[TopicPartition, int]()
     ranges = {
         tp: OffsetRange(since, since, None, None, None)
         for tp, since in evidence.generation.begin.items()
     }
     if last is not None:
-        number, clocks = last[0].batch + 1, dict(last[0].clocks)
+        number = last[0].batch + 1
+        clocks = dict(last[0].clocks)
         for tp, done in last[0].ranges.items():
             ranges[tp] = OffsetRange(
                 done.until_offset, done.until_offset, done.position, done.position, done.head
             )
     for p, history in begins.items():
         for source, offset in history.offsets.items():
-            tp, position = TopicPartition(source, p), history.positions[source]
+            tp = TopicPartition(source, p)
+            position = history.positions[source]
             ends[tp], ranges[tp] = offset, OffsetRange(offset, offset, position, position, position)
         if history.clock is not None:
             clocks[p] = history.clock
     plan = BatchPlan(
         number, ranges, clocks, has_late=False, generation=evidence.generation.number, epoch=epoch
     )
-    schema, since = (
-        into.lake.layout[tables.SILVER].schema,
-        {p: history.batch for p, history in begins.items()},
-    )
+    schema = into.lake.layout[tables.SILVER].schema
+    since = {p: history.batch for p, history in begins.items()}
     changed: Where = [[("status", "!=", "timed_out")], [("batch", ">", min(since.values()))]]
     changed = [[*term, ("partition", "in", [*begins]), *evidence.batches] for term in changed]
     stored = evidence.questions.columns(tables.SILVER).names
@@ -357,7 +353,8 @@ def _batches(
 
     `rebuilt`: returns the rebuild's settings for those of an epoch.
     """
-    owner, number = Owner(into), evidence.generation.number
+    owner = Owner(into)
+    number = evidence.generation.number
     rows: list[dict[str, Any]] = evidence.recovered.to_pylist()
     rows += [{"partition": p, "since": since} for p, since in evidence.since.items()]
     rows += rows_of_parts(evidence.settings, evidence.out if number else {})
@@ -478,14 +475,18 @@ def verify_against(
     silver += [name for name in due_columns(here) if name in due_columns(there)]
     late = ["partition", "source", "offset", "merge_key", "event_time", "position", "value"]
     if settings.merge.has_tenants:
-        silver, late = [*silver, *TENANT.names, "position"], [*late, *TENANT.names]
+        silver = [*silver, *TENANT.names, "position"]
+        late = [*late, *TENANT.names]
     if batch > (-1 if (last := last_batch(here)) is None else last[0].batch):
         raise WatersmeetError(
             f"--against: {directory} goes up to batch {batch}, which this lake does not have; "
             "rebuild again"
         )
-    version, in_silver, in_late = _version_after(here, batch), Findings("silver"), Findings("late")
-    since, kept = read_floors(there).batches, read_floors(here).times
+    version = _version_after(here, batch)
+    in_silver = Findings("silver")
+    in_late = Findings("late")
+    since = read_floors(there).batches
+    kept = read_floors(here).times
     for first, until in groups(_partitions(here, settings)):
         mine = [("partition", ">=", first), ("partition", "<", until)]
         of_own = [*mine, ("batch", ">=", own.from_batch)]
@@ -527,7 +528,8 @@ def verify_against(
 
 def _version_after(questions: Questions, batch: int) -> int:
     """Return the version of silver right after a batch."""
-    version, last = questions.version(tables.SILVER), last_batch(questions)
+    version = questions.version(tables.SILVER)
+    last = last_batch(questions)
     if last is not None and last[0].batch == batch:
         return max(version, last[1])  # a key may have been forgotten since
     of_batch: Where = [[("batch", "=", batch)]]

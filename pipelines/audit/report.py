@@ -63,10 +63,8 @@ FEWEST_SHARES = 24
 PIECE_ROWS = 2_000_000  # maximum number of times read at once, and of rows of progress (the latest)
 SAMPLED_RECORDS = 100_000  # where more have finished, about this many are read with their parts
 # Beside the sources' names, none of which has a space in it.
-ALL_SOURCES, _GOLD = (
-    "all sources",
-    "gold, all sources",
-)
+ALL_SOURCES = "all sources"
+_GOLD = "gold, all sources"
 NONE = -1  # null in arrays of times, offsets and numbers, none of which is negative
 
 COUNTS = ("in bronze", "open", "timed out", "not valid", "late", "quarantined", "published")
@@ -119,7 +117,8 @@ def read_report(questions: Questions, settings: Settings, now_ms: int) -> Report
         Section("Kafka's timestamps", sent, [found.arrivals()]),
         Section("Wall time", about, list(found.wall_time())),
     ]
-    batches, committed = found.progress["batch"], found.progress["committed_at"]
+    batches = found.progress["batch"]
+    committed = found.progress["committed_at"]
     facts = {
         "made at": utc(now_ms),
         "lake": Lake(settings).location,
@@ -206,17 +205,13 @@ class _Reading:
         """
         if not self.settings.merge.has_tenants:
             return
-        title, last = (
-            "Slowest tenants",
-            last_batch(self.questions) if self.questions.exists(PROGRESS) else None,
-        )
+        title = "Slowest tenants"
+        last = last_batch(self.questions) if self.questions.exists(PROGRESS) else None
         if last is None or not (left := unfinished(self.questions)).num_rows:
             yield Figure(title, "No tenant has anything open or waiting.", [])
             return
-        moment, epochs = (
-            Moment(last[0].cursors(), last[0].clocks),
-            read_epochs(self.questions, self.settings),
-        )
+        moment = Moment(last[0].cursors(), last[0].clocks)
+        epochs = read_epochs(self.questions, self.settings)
         times = times_of(left, clocks_at(self.questions, epochs, last[0].batch, moment))
         times.sort(key=lambda each: (each[2] or 0) - moment.clocks.get(each[0], 0))
         counts = {
@@ -383,10 +378,8 @@ class _Reading:
 
     def delay_figure(self, steps: Steps, published: Columns, x: Spec) -> Figure:
         """Return the delay of each layer's work behind event time."""
-        known, noted = (
-            _chosen(self.progress, self.progress["head"] != NONE),
-            published["committed_at"],
-        )
+        known = _chosen(self.progress, self.progress["head"] != NONE)
+        noted = published["committed_at"]
         delays = {
             "of": np.concatenate([known["source"], np.full(len(noted), _GOLD, object)]),
             "at": steps.floor(np.concatenate([known["committed_at"], noted])),
@@ -417,7 +410,8 @@ class _Reading:
 
     def arrivals(self) -> Figure:
         """Return bronze's records by Kafka's timestamps."""
-        title, column = "Bronze: records per second", "kafka_timestamp"
+        title = "Bronze: records per second"
+        column = "kafka_timestamp"
         in_range: Where = [[(column, ">=", 0), (column, "<=", LAST_EVENT_TIME_MS)]]
         out_of_range: Where = [[(column, "<", 0)], [(column, ">", LAST_EVENT_TIME_MS)]]
         beyond = sum(
@@ -441,10 +435,8 @@ class _Reading:
                 title, f"Bronze has no record {'to draw' if beyond else 'yet'}.{note}", []
             )
         steps = Steps.over(sent, STEPS, narrowest=1000)
-        none, pieces = (
-            np.zeros(steps.number),
-            {s: self.times(bronze(s), column, in_range) for s in self.sources},
-        )
+        none = np.zeros(steps.number)
+        pieces = {s: self.times(bronze(s), column, in_range) for s in self.sources}
         totals = {source: sum(map(steps.totals, times), none) for source, times in pieces.items()}
         x = charts.time("Kafka's timestamp", steps.first, steps.end)
         figure = _rate(title, steps, totals, x, "records a second")
@@ -479,7 +471,8 @@ class _Reading:
             SILVER, ("event_time", "last_event_time", "invalid_reason", *self.sources), where
         )
         sample = _chosen(sample, sample["invalid_reason"] != "reset")
-        times, lengths = sample["event_time"], {source: sample[source] for source in self.sources}
+        times = sample["event_time"]
+        lengths = {source: sample[source] for source in self.sources}
         about = (
             f"Of {len(times):,} of the {finished:,} that have timed out (without those that a jump "
             "closed)."
@@ -543,7 +536,8 @@ class _Reading:
 
     def open_figure(self, steps: Steps, x: Spec, until: int) -> Figure:
         """Return how many merge records are open at a time, up to the largest clock."""
-        change, share = np.zeros(steps.number), np.zeros(steps.number)
+        change = np.zeros(steps.number)
+        share = np.zeros(steps.number)
         for times in self.times(SILVER, "event_time", _NOT_RESET):
             ends = [] if self.due else [(-1, times + self.window.gap_ms)]
             for sign, at in ((1, times), *ends):  # a share of that step is left after either time
@@ -617,7 +611,8 @@ class _Reading:
 
 def _window_of(settings: Settings) -> dict[str, str]:
     """Return how long merge records stay open, as a fact for the page."""
-    window, lag_ms = settings.merge.window, settings.merge.tenant_max_lag_ms
+    window = settings.merge.window
+    lag_ms = settings.merge.tenant_max_lag_ms
     lag = {} if lag_ms is None else {"tenant_max_lag": duration(lag_ms)}
     if window.max_ms is None:
         return {"timeout": duration(window.gap_ms), **lag}

@@ -60,11 +60,9 @@ class Steps(NamedTuple):
 
         They are as narrow as possible, but not below `narrowest`.
         """
-        first, last, widths = (
-            min(times),
-            max(times),
-            [width for width in WIDTHS if width >= narrowest],
-        )
+        first = min(times)
+        last = max(times)
+        widths = [width for width in WIDTHS if width >= narrowest]
         width = next((w for w in widths if last // w - first // w < most), widths[-1])
         return cls(first - first % width, width, last // width - first // width + 1)
 

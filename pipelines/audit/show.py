@@ -85,11 +85,9 @@ def _tenants(found: dict[str, Any]) -> list[RenderableType]:
     """
     if "tenants" not in found:
         return []
-    told, slowest, leading = (
-        [f"tenants [bold]{found['tenants']:,}[/]"],
-        found["slowest"],
-        found["leading"],
-    )
+    told = [f"tenants [bold]{found['tenants']:,}[/]"]
+    slowest = found["slowest"]
+    leading = found["leading"]
     if slowest is not None and slowest["clock"] is not None:
         told.append(
             f"slowest {escape(repr(slowest['tenant']))} "
@@ -353,12 +351,10 @@ def _found(row: dict[str, Any]) -> str:
 
 def rebuild_view(found: dict[str, Any]) -> Group:
     """Return what silver holds beside what the rebuild holds."""
-    lake, rebuilt, timeouts, windows = (
-        found["lake"],
-        found["rebuilt"],
-        found["timeout_ms"],
-        found["window"],
-    )
+    lake = found["lake"]
+    rebuilt = found["rebuilt"]
+    timeouts = found["timeout_ms"]
+    windows = found["window"]
     own = [
         f"T = {duration(timeouts[n])}" if windows[n] is None else _window(windows[n])
         for n in ("lake", "rebuilt")
@@ -427,7 +423,8 @@ def explain_view(found: dict[str, Any]) -> Group:
 
     Each merge record is a paragraph, the newest first.
     """
-    key, moment = escape(repr(found["key"])), found["as_of"]
+    key = escape(repr(found["key"]))
+    moment = found["as_of"]
     when = (
         ""
         if moment is None
@@ -443,7 +440,8 @@ def explain_view(found: dict[str, Any]) -> Group:
     ]
     for name, title, columns in _SECTIONS:
         if rows := found[name]:
-            whose, many = ["tenant"] if "tenant" in rows[0] else [], ""
+            whose = ["tenant"] if "tenant" in rows[0] else []
+            many = ""
             if len(rows) > SHOWN_RECORDS:
                 many = f": {len(rows):,}, the last {SHOWN_RECORDS} are shown"
                 rows = sorted(rows, key=lambda row: row.get("event_time", 0))[-SHOWN_RECORDS:]
@@ -474,7 +472,8 @@ def explain_view(found: dict[str, Any]) -> Group:
 
 
 def _merge_record(record: dict[str, Any]) -> tuple[RenderableType, ...]:
-    out, closed = record["published"], record["closed"]
+    out = record["published"]
+    closed = record["closed"]
     published = (
         "" if out is None else f" · published as number {out['seq']} at offset {out['offset']}"
     )

@@ -84,10 +84,8 @@ def status(
     has_tenants = settings.merge.has_tenants
     questions = Snapshot(questions, settings)
     with ThreadPoolExecutor(_THREADS) as pool:
-        of_kafka, quality = (
-            pool.submit(_bounds, settings, patience_s),
-            pool.submit(last_results, questions),
-        )
+        of_kafka = pool.submit(_bounds, settings, patience_s)
+        quality = pool.submit(last_results, questions)
         generations = read_generations(questions, settings)
         newest = generations.newest if generations else Generation(0, 0, {}, {})
         unmet = pool.submit(unmet_in_lake, questions, settings)
@@ -298,7 +296,8 @@ def _beyond(
     That is: the number of `records`, their `head` (ms), and the `last` offset.
     """
     mine = {tp.partition: (offset, None) for tp, offset in since.items() if tp.source == source}
-    known, end = sorted(mine), max(mine, default=-1) + 1
+    known = sorted(mine)
+    end = max(mine, default=-1) + 1
     parts: list[Where] = [
         [[("partition", ">=", end)], [("partition", "in", sorted({*range(end)} - {*mine}))]]
     ]

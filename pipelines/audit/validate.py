@@ -68,7 +68,8 @@ def check_kafka(settings: Settings) -> list[Problem]:
         co_partitioned(settings, counts)
         cluster.check_transactions()
         for name, kept in settings.repartitioned.items():
-            topic, wanted = settings.inputs[name], copy_settings(cluster, kept.from_topics)
+            topic = settings.inputs[name]
+            wanted = copy_settings(cluster, kept.from_topics)
             problems += _unfit_settings(
                 f"sources.{name}.topic", topic, wanted, cluster.topic_settings(topic)
             )
@@ -178,12 +179,14 @@ def check_expressions(engine: Engine, settings: Settings) -> list[Problem]:
 
     Both must say the same in every run. Returns the problems.
     """
-    silver, merge = engine.lake.layout[tables.SILVER].schema, settings.merge
+    silver = engine.lake.layout[tables.SILVER].schema
+    merge = settings.merge
     not_content = _JUDGED.union(
         DUE.names if merge.has_due else (), ["position"] if merge.has_tenants else ()
     )
     content = pa.schema([field for field in silver if field.name not in not_content])
-    publish, problems = settings.publish, []
+    publish = settings.publish
+    problems = []
     for name, text, kinds in (
         ("valid", publish.valid, (pa.bool_(),)),
         ("value", publish.value, (pa.string(), pa.binary())),
@@ -230,7 +233,8 @@ def check_lake(
     if problems or not with_kafka:
         return problems, []
     try:
-        cluster, topics = Cluster(settings.kafka), topics_of(settings)
+        cluster = Cluster(settings.kafka)
+        topics = topics_of(settings)
         partitions = co_partitioned(settings, cluster.partition_counts(topics))
         facts = identity(settings, partitions, cluster.topic_ids(topics))
         for field in moved_topics(questions, settings, partitions, facts):

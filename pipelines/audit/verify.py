@@ -168,10 +168,12 @@ def _look(
     wanted: Sequence[int | None] = (
         every if is_full and generation is None and every else [generation]
     )
-    findings, notes = list[Findings](), list[str]()
+    findings = list[Findings]()
+    notes = list[str]()
     for number in wanted:
         evidence = read_evidence(snapshot, settings, partitions, number, full=is_full)
-        is_newest, is_only = evidence.following is None, len(evidence.generations) == 1
+        is_newest = evidence.following is None
+        is_only = len(evidence.generations) == 1
         said = _check_generation(
             evidence, bounds, evaluate, sink if is_newest else None, boxes if is_newest else ()
         )
@@ -195,8 +197,10 @@ def _check_generation(
 
     With the newest one, that includes what belongs to the whole lake.
     """
-    settings, judge = evidence.settings, Judge(evidence.settings, evidence.epochs, evaluate)
-    limits, homes = None if sink is None else read_limits(evidence), Homes()
+    settings = evidence.settings
+    judge = Judge(evidence.settings, evidence.epochs, evaluate)
+    limits = None if sink is None else read_limits(evidence)
+    homes = Homes()
     names = [
         "places",
         "keys",
@@ -283,7 +287,8 @@ def _without_erased(partition: Partition, findings: Findings) -> tuple[Partition
     `forget` erases records in bronze first.
     """
     erased = {(tp.source, offset) for tp, log in partition.logs.items() for offset in log.erased}
-    keys, parts = set[tuple[str, str]](), list[tuple[str, int]]()
+    keys = set[tuple[str, str]]()
+    parts = list[tuple[str, int]]()
 
     def stays(outcome: Outcome) -> bool:
         """Return True where none of its records is erased; else take note of the key and its other
@@ -316,7 +321,8 @@ def check_places(evidence: Evidence, findings: Findings) -> None:
     """Check that no row is of a partition that the topics lack, or of a source or topic that the
     configuration lacks.
     """
-    settings, questions = evidence.settings, evidence.questions
+    settings = evidence.settings
+    questions = evidence.questions
     for name, table in tables.layout(settings).items():
         by = [column for column in ("source", "topic", "partition") if column in table.schema.names]
         if "partition" not in by or not questions.exists(name):
@@ -376,7 +382,8 @@ def check_offsets(partition: Partition, bounds: Bounds, findings: Findings) -> N
             findings.add(
                 f"the record is in bronze {rows} times", where + evidence.at(tp, offset), fix
             )
-        last, known = evidence.end.until.get(tp, 0), evidence.history.get(tp.partition)
+        last = evidence.end.until.get(tp, 0)
+        known = evidence.history.get(tp.partition)
         if evidence.following is None:
             last = max([last, *(log.offset[-1:] + 1).tolist()])
         skipped = [
@@ -389,7 +396,8 @@ def check_offsets(partition: Partition, bounds: Bounds, findings: Findings) -> N
                 ),
             )
         ]
-        kafka, topic = evidence.settings.kafka, evidence.settings.inputs[tp.source]
+        kafka = evidence.settings.kafka
+        topic = evidence.settings.inputs[tp.source]
         for gap in gaps(log.offset, skipped, min(last, end)):
             for batch in read_range(kafka, Range(topic, tp.partition, *gap)):
                 for offset in np.setdiff1d(batch["offset"].to_numpy(), log.offset).tolist():
@@ -411,10 +419,8 @@ def gaps(offsets: Ints, skipped: Sequence[tuple[int, int]], end: int) -> list[tu
     begins = np.concatenate([offsets, [since for since, _ in skipped], [end]]).astype(np.int64)
     ends = np.concatenate([offsets + 1, [until for _, until in skipped], [end]]).astype(np.int64)
     order = np.argsort(begins, kind="stable")
-    reached, begins = (
-        np.append(0, np.maximum.accumulate(ends[order])[:-1]),
-        np.minimum(begins[order], end),
-    )
+    reached = np.append(0, np.maximum.accumulate(ends[order])[:-1])
+    begins = np.minimum(begins[order], end)
     found: list[tuple[int, int]] = []
     for since, until in zip(
         reached[reached < begins].tolist(), begins[reached < begins].tolist(), strict=True
@@ -442,7 +448,8 @@ def check_outcomes(
     Of a batch whose notes are missing, only records with sampled keys are judged: the others may be
     late.
     """
-    evidence, found = partition.evidence, defaultdict(list)
+    evidence = partition.evidence
+    found = defaultdict(list)
     published = [outcome for outcome in model if outcome.status == PUBLISHED]
     for outcome in chain((row.outcome for row in partition.rows), partition.late, published):
         for source, offset, *_ in outcome.parts:
@@ -508,7 +515,8 @@ def check_rows(
 
     `clocks`: those of tenants, by the index of a row.
     """
-    evidence, p = partition.evidence, partition.number
+    evidence = partition.evidence
+    p = partition.number
     rows: Counter[tuple[Any, ...]] = Counter()
     for i, row in enumerate(partition.rows):
         key, status, time, last, *_, tenant, position = row.outcome
@@ -570,7 +578,8 @@ def check_clock(partition: Partition, findings: Findings) -> None:
     The times are its positions, heads and clock. The clock is the smallest head. Every record whose
     position it has reached is passed, and no other.
     """
-    evidence, progress = partition.evidence, partition.progress
+    evidence = partition.evidence
+    progress = partition.progress
     by_batch = progress.group_by("batch").aggregate(
         [("head", "min"), ("clock", "min"), ("clock", "max"), ("source", "count")]
     )
@@ -605,20 +614,17 @@ def _unlike(
     offset.
     """
     records = np.flatnonzero(read.kind != DECISION)
-    offsets, of_records = (
-        np.append(read.offset[records], NEVER),
-        np.append(read.position[records], NEVER),
-    )
-    passed, ahead = (
-        np.searchsorted(offsets, until_offset),
-        np.searchsorted(of_records, clock, side="right"),
-    )
+    offsets = np.append(read.offset[records], NEVER)
+    of_records = np.append(read.position[records], NEVER)
+    passed = np.searchsorted(offsets, until_offset)
+    ahead = np.searchsorted(of_records, clock, side="right")
     positions = np.append(read.before, read.position)
     # A decision that follows the last offset passed may have come before the batch or after it.
     certain = np.maximum(
         np.append(0, records + 1)[passed], np.searchsorted(read.offset, until_offset - 1)
     )
-    least, most = positions[certain], positions[np.searchsorted(read.offset, until_offset)]
+    least = positions[certain]
+    most = positions[np.searchsorted(read.offset, until_offset)]
     is_next = np.append(False, np.diff(batch) == 1)
     is_torn = np.append(False, np.diff(batch) == 0) | (
         is_next & (from_offset != np.roll(until_offset, 1))

@@ -268,16 +268,13 @@ def read_partitions(
     Outcomes are read before bronze, so that bronze has what they name. `evaluated`: adds the
     columns `holds` and `told` (`Row.value`) to rows of silver.
     """
-    sources, further = list(evidence.settings.sources), evidence.further_columns
-    whose, begun = (
-        TENANT.names if evidence.has_tenants else [],
-        {epoch.from_batch for epoch in evidence.epochs[1:]},
-    )
+    sources = list(evidence.settings.sources)
+    further = evidence.further_columns
+    whose = TENANT.names if evidence.has_tenants else []
+    begun = {epoch.from_batch for epoch in evidence.epochs[1:]}
     for first, until in groups(evidence.partitions):
-        here, found = (
-            [("partition", ">=", first), ("partition", "<", until)],
-            {tables.RECOVERED: evidence.recovered},
-        )
+        here = [("partition", ">=", first), ("partition", "<", until)]
+        found = {tables.RECOVERED: evidence.recovered}
         for table in _COLUMNS.keys() - found.keys():
             columns = [
                 "partition",
@@ -310,11 +307,9 @@ def read_partitions(
             logs = {
                 tp: _log(evidence, tp, _of(bronze[tp.source], "partition", p), mine) for tp in tps
             }
-            late, late_before, late_anew = (
-                list[Outcome](),
-                list[tuple[str, int]](),
-                set[tuple[str, int]](),
-            )
+            late = list[Outcome]()
+            late_before = list[tuple[str, int]]()
+            late_anew = set[tuple[str, int]]()
             for k, s, o, t, w, v, batch, *tenant in _tuples(mine[tables.LATE], tables.LATE, *whose):
                 if not evidence.is_own(batch):
                     late_before.append((s, o))
@@ -364,7 +359,8 @@ def _of(rows: pa.Table, column: str, value: Any) -> pa.Table:
 
 def _since(rows: pa.Table, history: History) -> pa.Table:
     """Return the rows of records that came since a history begins."""
-    sources, offsets = rows["source"].to_pylist(), rows["offset"].to_pylist()
+    sources = rows["source"].to_pylist()
+    offsets = rows["offset"].to_pylist()
     return rows.filter(
         pa.array(
             [o >= history.offsets.get(s, 0) for s, o in zip(sources, offsets, strict=True)],
@@ -381,7 +377,9 @@ def _read_progress(evidence: Evidence, here: Sequence[tuple[str, str, Any]]) -> 
     """Return rows of `progress` of the generation: all, or the last ones and those of the ends of
     its epochs.
     """
-    first, last, ends = evidence.generation.from_batch, evidence.last_batch, evidence.progress
+    first = evidence.generation.from_batch
+    last = evidence.last_batch
+    ends = evidence.progress
     since = first if evidence.is_full else max(first, last - KNOWN_BATCHES + 1)
     others = [*here, ("batch", ">=", since), ("batch", "<=", last)]
     found = read_table(
@@ -436,7 +434,8 @@ def _log(
     )
     repeated = dict(zip(offset[counts > 1].tolist(), counts[counts > 1].tolist(), strict=True))
     rows = rows.take(pa.array(firsts))
-    time, is_refused = numbers(rows["event_time"], 0), numbers(pc.is_valid(rows["reason"]))
+    time = numbers(rows["event_time"], 0)
+    is_refused = numbers(pc.is_valid(rows["reason"]))
     erased = frozenset(
         offset[numbers(rows["heartbeat"].fill_null(False)) & ~numbers(rows["has_value"])].tolist()
     )
@@ -447,13 +446,12 @@ def _log(
     after, spoken_time, decided = (
         numbers(spoken_rows[name]) for name in ("after_offset", "event_time", "decided_at")
     )
-    begin, end = max(since, evidence.generation.begin.get(tp, 0)), evidence.end.until.get(tp, 0)
+    begin = max(since, evidence.generation.begin.get(tp, 0))
+    end = evidence.end.until.get(tp, 0)
     is_read = is_timed & ~is_refused & (offset >= begin)
     spoken = after >= begin - 1
-    at, kinds = (
-        np.append(offset[is_read], after[spoken]),
-        np.append(kind[is_read], np.full(spoken.sum(), DECISION)),
-    )
+    at = np.append(offset[is_read], after[spoken])
+    kinds = np.append(kind[is_read], np.full(spoken.sum(), DECISION))
     # A decision follows the record whose offset it bears.
     order = np.lexsort((kinds == DECISION, at))
     times = np.append(time[is_read], spoken_time[spoken])[order]
@@ -504,10 +502,8 @@ def _log(
             as_kept(content, epoch.settings.sources[source].read_type, kept),
             tenant,
         )
-    quarantined, refused = (
-        numbers(_of(found[tables.QUARANTINE], "source", tp.source)["offset"]),
-        offset[is_refused],
-    )
+    quarantined = numbers(_of(found[tables.QUARANTINE], "source", tp.source)["offset"])
+    refused = offset[is_refused]
     if tp in evidence.unnoted.refused:
         first, last = evidence.unnoted.refused[tp]
         quarantined = np.append(

@@ -85,7 +85,8 @@ def read_boxes(
     `counts`: has the topics that exist. What was noted as sent is read first, so it is in the
     topic. Raises KafkaTransientError and the other errors of Kafka.
     """
-    cluster, found = Cluster(settings.kafka), []
+    cluster = Cluster(settings.kafka)
+    found = []
     for table, topic in settings.publish.dead_letter_topics.items():
         if topic in counts:
             noted = last_letters(questions, cluster.identified(topic))
@@ -106,14 +107,16 @@ def check_letters(partition: Partition, box: Box, findings: Findings) -> None:
     p, (first, end) = partition.number, box.bounds.get(partition.number, (0, 0))
     known = _of_table(partition, box)
     sent: dict[str, list[Ints]] = {source: [_NOTHING] for source in known}
-    last, said = dict.fromkeys(sent, -1), dict(box.noted.get(p, {}))
+    last = dict.fromkeys(sent, -1)
+    said = dict(box.noted.get(p, {}))
     stands: Mapping[str, Any] = {}
     where = ""
     for batch in read_range(
         partition.evidence.settings.kafka, Range(box.topic, p, first, end), READ
     ):
         stands = {header["key"]: header["value"] for header in batch["headers"][-1].as_py() or []}
-        where, by_source = f"{box.topic}[{p}]@{batch['offset'][-1]}", defaultdict(list)
+        where = f"{box.topic}[{p}]@{batch['offset'][-1]}"
+        by_source = defaultdict(list)
         for letter in _read(batch, partition, box, findings):
             if letter.offset <= last[letter.source]:
                 what = (
@@ -146,7 +149,8 @@ def _read(
 
     A record may itself have been one: of headers with one name, ours are the last.
     """
-    evidence, p = partition.evidence, partition.number
+    evidence = partition.evidence
+    p = partition.number
     sources = {topic: name for name, topic in evidence.settings.inputs.items()}
     columns = (batch[name].to_pylist() for name in ("offset", "key", "value", "headers"))
     for at, key, value, headers in zip(*columns, strict=True):
@@ -156,11 +160,9 @@ def _read(
         ours = {
             name: (text or b"").decode(errors="replace") for name, text in own[-len(_COORDINATES) :]
         }
-        source, offset, where = (
-            sources.get(ours.get(TOPIC, "")),
-            ours.get(OFFSET, ""),
-            f"{box.topic}[{p}]@{at}",
-        )
+        source = sources.get(ours.get(TOPIC, ""))
+        offset = ours.get(OFFSET, "")
+        where = f"{box.topic}[{p}]@{at}"
         is_offset = len(offset) < 20 and offset.isdecimal() and int(offset) < NEVER
         if (
             tuple(ours) != _COORDINATES
@@ -177,10 +179,8 @@ def _read(
         rest = own[: -len(_COORDINATES)]
         content = {"key": key, "value": value, "headers": rest, "reason": ours[REASON]}
         if rest and rest[-1][0] == VALUE_BYTES:  # the topic had no room for the value
-            size, is_bare = (
-                (rest.pop()[1] or b"").decode(errors="replace"),
-                not rest and key is None,
-            )
+            size = (rest.pop()[1] or b"").decode(errors="replace")
+            is_bare = not rest and key is None
             content = {
                 "bytes": size,
                 **({} if is_bare else {"key": key, "headers": rest}),
@@ -232,7 +232,8 @@ def _compare(
     is_asked[~is_known] = _is_judged(partition, box, tp, offsets[~is_known])
     records = _records(evidence, tp, offsets[is_asked])
     for i in np.flatnonzero(is_asked).tolist():
-        letter, record = letters[i], records.get(letters[i].offset)
+        letter = letters[i]
+        record = records.get(letters[i].offset)
         if record is not None and _is_forgotten(record):
             continue
         if not is_known[i]:
@@ -292,7 +293,8 @@ def _is_judged(
     partition: Partition, box: Box, tp: TopicPartition, offsets: Ints
 ) -> npt.NDArray[np.bool_]:
     """Return, for records that the table lacks, True where they must not be in the topic."""
-    evidence, log = partition.evidence, partition.logs[tp]
+    evidence = partition.evidence
+    log = partition.logs[tp]
     is_judged = ~np.isin(offsets, log.old) & ~_is_found_again(partition, box, tp, offsets)
     is_judged &= np.array(
         [partition.is_judged(tp.source, offset) for offset in offsets.tolist()], bool
@@ -318,7 +320,8 @@ def _is_found_again(
     Such a record is not sent. A jump back finds anew which records are late, and reads refused ones
     that bronze lacked. An epoch judges anew what waits for its tenant.
     """
-    evidence, found = partition.evidence, np.zeros(len(offsets), bool)
+    evidence = partition.evidence
+    found = np.zeros(len(offsets), bool)
     if box.table == tables.LATE:
         found |= np.isin(
             offsets, [offset for source, offset in partition.late_anew if source == tp.source]

@@ -48,10 +48,8 @@ def check_model(
     Outcomes are merge records, waiting records and late ones. Keys, by tenant, that `forget` has
     begun to erase (`erasing`) do not count.
     """
-    is_sampled, here = (
-        partition.evidence.is_sampled,
-        [*(row.outcome for row in partition.rows), *partition.late],
-    )
+    is_sampled = partition.evidence.is_sampled
+    here = [*(row.outcome for row in partition.rows), *partition.late]
     known = (
         outcome
         for outcome in here
@@ -110,7 +108,8 @@ def expected(partition: Partition) -> Expected:
     clock, so only these are given to it. With tenants it depends on their clocks, too: then the
     model is given all records, those with other keys as heartbeats.
     """
-    settings, end = partition.evidence.settings, partition.evidence.end
+    settings = partition.evidence.settings
+    end = partition.evidence.end
     logs = {tp.source: log for tp, log in partition.logs.items()}
     arrived = {
         tp.source: list(
@@ -120,7 +119,9 @@ def expected(partition: Partition) -> Expected:
         )
         for tp, log in partition.logs.items()
     }
-    found, before, clocks = [], _open_before(partition), dict[int, int]()
+    found = []
+    before = _open_before(partition)
+    clocks = dict[int, int]()
     told = {part[:2]: part for parts in before.values() for part in parts}
     asked = _asked(partition) if settings.merge.has_tenants else {}
 
@@ -222,14 +223,13 @@ def outcomes(
     rules = MergeRules(
         sources, first.window.gap_ms, first.window.max_ms, first.tenant_max_lag_ms, topics
     )
-    model, left = PartitionMerge(rules, recovered=messages), dict(arrived)
+    model = PartitionMerge(rules, recovered=messages)
+    left = dict(arrived)
     if passed_over_before is not None:
         model.since = passed_over_before
     for key, mine in before.items():
-        times, opened = (
-            [time for _, _, time, *_ in mine],
-            {source: list[Part]() for source in sources},
-        )
+        times = [time for _, _, time, *_ in mine]
+        opened = {source: list[Part]() for source in sources}
         for source, offset, time, *_ in mine:
             opened[source_of(source)].append(Part(time, offset, topic_of(source)))
         model.open[ALL, key] = MergeRecord(key, min(times), max(times), opened)
@@ -334,7 +334,8 @@ def _steps(
     """Yield the steps that a partition went through, as far as it had a clock."""
     tps = {s: TopicPartition(s, partition) for s in inputs}
     for epoch, end in through:
-        clock, merge = end.clocks.get(partition), epoch.settings.merge
+        clock = end.clocks.get(partition)
+        merge = epoch.settings.merge
         if clock is not None:
             untils = {s: end.until.get(tp, 0) for s, tp in tps.items()}
             heads = {s: end.heads[tp] for s, tp in tps.items() if tp in end.heads}

@@ -69,7 +69,9 @@ class Judge:
     def __init__(
         self, settings: Settings, epochs: Epochs, evaluate: Evaluate | None = None
     ) -> None:
-        self.settings, self.epochs, self.evaluate = settings, epochs, evaluate
+        self.settings = settings
+        self.epochs = epochs
+        self.evaluate = evaluate
         used = (
             {name for epoch in epochs for name in _expressions(epoch)}
             if evaluate is None
@@ -101,7 +103,8 @@ class Judge:
 
     def _of_epoch(self, rows: pa.Table, epoch: Epoch) -> pa.Table:
         """Return `evaluated` for rows that the rules of one epoch have judged, or would judge."""
-        sources, expressions = epoch.settings.sources, _expressions(epoch)
+        sources = epoch.settings.sources
+        expressions = _expressions(epoch)
         stored = rows
         for name in ("event_time", "last_event_time"):
             stored = stored.set_column(
@@ -229,7 +232,8 @@ class Limits(NamedTuple):
 
 def read_sink(questions: Questions, settings: Settings, partitions: int) -> Sink:
     """Return the ends of the sink topic, which exists, as they are now."""
-    topic, cluster = settings.publish.topic, Cluster(settings.kafka)
+    topic = settings.publish.topic
+    cluster = Cluster(settings.kafka)
     name = cluster.identified(topic)
     noted = {p: tail.seq for p, tail in last_published(questions, name).items()}
     return Sink(cluster.bounds(topic, partitions), noted, name)
@@ -272,7 +276,8 @@ def check_sink(
 
     Under `at_most_once` a failure may leave a gap; under `at_least_once` a message may come again.
     """
-    p, settings = partition.number, judge.settings
+    p = partition.number
+    settings = judge.settings
     (first, end), delivery, topic = (
         sink.bounds.get(p, (0, 0)),
         settings.publish.delivery,
@@ -289,11 +294,9 @@ def check_sink(
     # In ms; by last event time, which is no earlier.
     deleted_before = partition.evidence.floors.times.get((SILVER, p), 0)
     # A partition from which nothing was deleted begins with 0.
-    seq, last, where = (
-        -1 if first == 0 else None,
-        _NOWHERE,
-        "",
-    )
+    seq = -1 if first == 0 else None
+    last = _NOWHERE
+    where = ""
     out: set[Place] = set()
     said: set[int] = set()
     for message in _messages(settings, p, first, end):
@@ -309,10 +312,8 @@ def check_sink(
             if hash(message[1:]) in said:
                 continue
             said.add(hash(message[1:]))
-        place, where = (
-            says.place,
-            f"{topic}@{offset}: seq {number}, {_record(says.key, says.place)}",
-        )
+        place = says.place
+        where = f"{topic}@{offset}: seq {number}, {_record(says.key, says.place)}"
         if seq is not None and number <= seq:
             findings.add(f"seq {number} after {seq}: a repeat, or out of order", where, REFILL)
         elif seq is not None and number > seq + 1 and delivery != "at_most_once":
@@ -337,7 +338,8 @@ def check_sink(
                     REFILL,
                 )
             parts.update(part[:2] for part in own)
-        seq, last = max(number, number if seq is None else seq), max(place, last)
+        seq = max(number, number if seq is None else seq)
+        last = max(place, last)
         out.add(place)
     if seq is None or not out or delivery == "at_most_once":
         return

@@ -22,7 +22,8 @@ class RefusedError(ValueError):
 
     def __init__(self, sentence: str, *at: str) -> None:
         super().__init__(sentence)
-        self.sentence, self.at = sentence, at
+        self.sentence = sentence
+        self.at = at
 
 
 class FromEnvironment(str):

@@ -109,7 +109,8 @@ def _renamed(node: Any) -> Any:
 
 
 def _check_decimal(node: Mapping[str, Any]) -> None:
-    precision, scale = node.get("precision"), node.get("scale", 0)
+    precision = node.get("precision")
+    scale = node.get("scale", 0)
     if (
         type(precision) is not int
         or type(scale) is not int
@@ -251,7 +252,8 @@ def _of_logical_type(schema: Mapping[str, Any], where: str) -> Column | None:
     named: str = schema.get("logicalType", "")
     match (schema["type"], named.removeprefix(_OWN)):
         case ("bytes" | "fixed", "decimal"):
-            precision, scale = schema["precision"], schema.get("scale", 0)
+            precision = schema["precision"]
+            scale = schema.get("scale", 0)
             if precision > MAX_DIGITS:
                 raise _refused(
                     where,

@@ -276,7 +276,8 @@ class _Content:
 
     def __init__(self, value: bytes) -> None:
         content = BytesIO(value)
-        found_at, self.tell = content.read, content.tell
+        found_at = content.read
+        self.tell = content.tell
 
         def read(size: int) -> bytes:
             """Return the next bytes. Raises EOFError where there are fewer."""

@@ -109,8 +109,6 @@ def as_ranges(offsets: Int64s) -> Iterator[tuple[int, int]]:
     """Yield ascending offsets as ranges `[from, until)`."""
     if len(offsets):
         ends = np.flatnonzero(np.diff(offsets) > 1)
-        firsts, lasts = (
-            np.append(offsets[0], offsets[ends + 1]),
-            np.append(offsets[ends], offsets[-1]),
-        )
+        firsts = np.append(offsets[0], offsets[ends + 1])
+        lasts = np.append(offsets[ends], offsets[-1])
         yield from zip(firsts.tolist(), (lasts + 1).tolist(), strict=True)

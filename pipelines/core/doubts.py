@@ -50,11 +50,14 @@ def odd_times(records: pa.Table, rules: ReadingRules) -> OddTimes | None:
     `records`: the columns of `KAFKA`. `rules`: those by which the source is read. See `are_odd` for
     the records that do not count.
     """
-    taken, read = times_ms(records["kafka_timestamp"]), read_records(records, rules)
-    times, is_meant = times_ms(read["event_time"]), _is_meant(read)
+    taken = times_ms(records["kafka_timestamp"])
+    read = read_records(records, rules)
+    times = times_ms(read["event_time"])
+    is_meant = _is_meant(read)
     if not are_odd(read):
         return None
-    count, near = int(is_meant.sum()), {rules.unit: is_meant & _is_near(times, taken)}
+    count = int(is_meant.sum())
+    near = {rules.unit: is_meant & _is_near(times, taken)}
     for unit in MILLISECONDS_PER_UNIT.keys() - near.keys():
         others = times_ms(read_records(records, replace(rules, unit=unit))["event_time"])
         near[unit] = is_meant & _is_near(others, taken)
@@ -122,7 +125,9 @@ def lonely(groups: Iterable[Collection[str]]) -> Lonely:
 
     `groups`: for each thing that was found, the sources whose records it holds.
     """
-    counts, met, is_every_one = Counter[str](), set[str](), True
+    counts = Counter[str]()
+    met = set[str]()
+    is_every_one = True
     for sources in groups:
         counts.update(list(sources))
         if len(sources) > 1:

@@ -22,7 +22,8 @@ class Opened(NamedTuple):
     @classmethod
     def of(cls, rows: pa.Table, rules: Rules) -> Opened:
         """Return the times of open rows of silver."""
-        first, last = times_ms(rows["event_time"]), times_ms(rows["last_event_time"])
+        first = times_ms(rows["event_time"])
+        last = times_ms(rows["last_event_time"])
         return cls(first, last, rules.due(first, last))
 
     def by_key(self, keys: Int64s, count: int) -> Opened:
@@ -56,7 +57,8 @@ def nth_of_key(records: Positioned, of_record: Int64s, opened: Opened, rules: Ru
     order, begins = in_groups(of_record, records.positions)
     ends = np.append(begins[1:], len(order))
     keys = of_record[order[begins]]
-    times, positions = records.times[order], records.positions[order]
+    times = records.times[order]
+    positions = records.positions[order]
     first = np.minimum(opened.first[keys], np.minimum.reduceat(times, begins))
     splits = positions[ends - 1] > rules.due(first, first)
     if splits.any():
@@ -68,20 +70,24 @@ def nth_of_key(records: Positioned, of_record: Int64s, opened: Opened, rules: Ru
         splits &= ~np.logical_and.reduceat(holds, begins)
     for group in np.flatnonzero(splits):
         key = keys[group]
-        number, since, until, due = -1, 0, 0, NO_TIME
+        number = -1
+        since = 0
+        until = 0
+        due = NO_TIME
         if opened.first[key] != NEVER:
-            number, since, until, due = (
-                0,
-                int(opened.first[key]),
-                int(opened.last[key]),
-                int(opened.due[key]),
-            )
+            number = 0
+            since = int(opened.first[key])
+            until = int(opened.last[key])
+            due = int(opened.due[key])
         for i in range(begins[group], ends[group]):
             time = int(times[i])
             if due >= positions[i]:
-                since, until = min(since, time), max(until, time)
+                since = min(since, time)
+                until = max(until, time)
             else:
-                number, since, until = number + 1, time, time
+                number = number + 1
+                since = time
+                until = time
             due = rules.window.due(since, until)
             nth[order[i]] = number
     return nth

@@ -271,7 +271,8 @@ class _Columns:
                     f"{where} refers to itself by `{reference}`, and a column has an end; write "
                     f"its levels out{_OR_KEEP_TEXT}"
                 )
-            followed, schema = (*followed, reference), self.document
+            followed = (*followed, reference)
+            schema = self.document
             try:
                 if not reference.startswith("#/"):
                     raise LookupError(reference)

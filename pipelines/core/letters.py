@@ -116,7 +116,9 @@ def _fitting(rows: pa.Table, room: Room) -> tuple[pa.Table, dict[int, int]]:
 
     Also return, by the number of each row that lacks something, how many bytes its value has.
     """
-    codec, left_out, most_bytes = pa.Codec(CODEC), dict[int, int](), room.most_bytes - _OWN_BYTES
+    codec = pa.Codec(CODEC)
+    left_out = dict[int, int]()
+    most_bytes = room.most_bytes - _OWN_BYTES
     kept = {name: rows[name].to_pylist() for name in ("key", "value", "headers")}
 
     def packed(*parts: bytes | None) -> int:

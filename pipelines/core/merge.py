@@ -241,7 +241,8 @@ def merge_in_pieces(
     clocks = _clocks(
         records, heads, batch, _partitions(records, *([] if heads is None else [heads]))
     )
-    on_time, schema = _on_time(records, batch, clocks, recovered), batch.changed_schema()
+    on_time = _on_time(records, batch, clocks, recovered)
+    schema = batch.changed_schema()
 
     def changed(some: Positioned, piece: pa.Table) -> pa.Table:
         """Return what these records change in a piece."""
@@ -464,7 +465,8 @@ def _changed(
 ) -> pa.Table:
     open_rows, waited, is_waiting, gone = _Entering.of(records, held, batch, clocks)
     every = records.with_others(waited)
-    merging, opened = every.where(~is_waiting), Opened.of(open_rows, batch.rules)
+    merging = every.where(~is_waiting)
+    opened = Opened.of(open_rows, batch.rules)
     of_merging, of_open, count = _keys(merging.rows, open_rows)
     if len(np.unique(of_open)) != len(of_open):
         raise ValueError(_TWO_OPEN_RECORDS)
@@ -472,17 +474,16 @@ def _changed(
     # Label a merge record by its key and its number among those of the key in this batch. A record
     # that waits has a label of its own.
     stride = int(nth.max(initial=0)) + 1
-    of_every, of_open = np.empty(len(is_waiting), np.int64), of_open * stride
+    of_every = np.empty(len(is_waiting), np.int64)
+    of_open = of_open * stride
     of_every[~is_waiting] = of_merging * stride + nth
     of_every[is_waiting] = count * stride + np.arange(np.count_nonzero(is_waiting))
     changes = np.isin(of_open, of_every) | _is_timed_out(open_rows, opened.due, batch, clocks)
     if batch.has_due:  # an earlier epoch's rules may have set another one
         changes |= times_ms(open_rows["due"]) != batch.kept(opened.due)
-    open_rows, open_times, open_last = (
-        open_rows.filter(pa.array(changes)),
-        opened.first[changes],
-        opened.last[changes],
-    )
+    open_rows = open_rows.filter(pa.array(changes))
+    open_times = opened.first[changes]
+    open_last = opened.last[changes]
     before = pa.concat_tables([waited.rows, open_rows])
     before_bytes = pc.fill_null(before[RECORD_BYTES.name], 0)
     merged = _Merged.of(np.concatenate([of_every, of_open[changes]]), records.rows.num_rows)
@@ -552,7 +553,8 @@ def _over(rows: pa.Table, due: Int64s, timed_out: Booleans, clocks: TenantClocks
 
     For other merge records it is `due`.
     """
-    found, closed = due.copy(), rows.filter(pa.array(timed_out))
+    found = due.copy()
+    closed = rows.filter(pa.array(timed_out))
     passed = clocks.passed(int64s(closed["partition"]), closed["tenant"], due[timed_out])
     found[timed_out] = np.maximum(due[timed_out], passed)
     return found
@@ -622,7 +624,8 @@ def _parts(
     source: str, records: Positioned, before: pa.Table, merged: _Merged, batch: Batch
 ) -> pa.ListArray:
     """Return a source's parts of each merge record by (event time, topic, offset), old and new."""
-    inputs, has_topics = of_source(batch.inputs, source), source in batch.with_topics
+    inputs = of_source(batch.inputs, source)
+    has_topics = source in batch.with_topics
     mine = np.flatnonzero(pc.is_in(records.rows["source"], pa.array(inputs)).to_numpy())
     new = records.rows.select(
         [*(["topic"] if has_topics else []), "partition", "offset", "value"]

@@ -137,17 +137,13 @@ def messages(
     places.check_order()
     if tail is not None:
         is_new = places.is_after(_Places.at(tail.place))
-        rows, values, places = (
-            rows.filter(pa.array(is_new)),
-            values.filter(pa.array(is_new)),
-            places.where(is_new),
-        )
+        rows = rows.filter(pa.array(is_new))
+        values = values.filter(pa.array(is_new))
+        places = places.where(is_new)
     first = 0 if tail is None else tail.seq + 1
-    seqs, times, is_plain = (
-        range(first, first + rows.num_rows),
-        times_ms(rows["event_time"]),
-        places.closed_at == PLAIN,
-    )
+    seqs = range(first, first + rows.num_rows)
+    times = times_ms(rows["event_time"])
+    is_plain = places.closed_at == PLAIN
     columns = [
         rows["partition"].cast(pa.int32()),
         places.keys.cast(pa.binary()),
@@ -221,7 +217,8 @@ def _largest_sizes(rows: pa.RecordBatch, sources: Sequence[str]) -> Int64s:
     """
     largest = sizes(_head(rows)) + len("}")
     for source in sources:
-        parts, values = rows.column(source), _values(rows, source)
+        parts = rows.column(source)
+        values = _values(rows, source)
         of_values = largest_sizes(values) if pa.types.is_struct(values.type) else sizes(values)
         commas = np.maximum(np.asarray(pc.list_value_length(parts).to_numpy(), np.int64) - 1, 0)
         largest += len(f',"{source}":[]') + commas + sums(parts, of_values)
@@ -245,10 +242,12 @@ class _Places(NamedTuple):
     @classmethod
     def of(cls, rows: pa.Table) -> _Places:
         """Return the places of rows of silver."""
-        keys, times = _texts(rows["merge_key"]), times_ms(rows["event_time"])
+        keys = _texts(rows["merge_key"])
+        times = times_ms(rows["event_time"])
         if not has_due(rows.schema):
             return cls(np.full(len(times), PLAIN), None, times, keys)
-        closed_at, due = times_ms(rows["closed_at"]), times_ms(rows["due"])
+        closed_at = times_ms(rows["closed_at"])
+        due = times_ms(rows["due"])
         is_plain = closed_at == NO_TIME
         tenants = _texts(rows["tenant"]) if has_tenants(rows.schema) else None
         return cls(

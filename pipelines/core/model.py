@@ -363,12 +363,14 @@ class PartitionMerge:
 
         What times out are the open merge records that can no longer be joined.
         """
-        is_first, self.has_advanced = not self.has_advanced, True
+        is_first = not self.has_advanced
+        self.has_advanced = True
         if len(self.sources) < len(self.rules.inputs):
             return  # the clock is undefined while an input has no record
         self.clock = min(reading.head for reading in self.sources.values())
         if is_first:
-            was_waiting, self.waiting = self.waiting, []
+            was_waiting = self.waiting
+            self.waiting = []
             self._judge(was_waiting)
         for reading in self.sources.values():
             self._judge(reading.read(self.clock, self._lag))
@@ -444,7 +446,8 @@ class PartitionMerge:
                 self.waiting.append((position, record))
 
     def _merge(self, position: int, record: Record) -> None:
-        key, tenant = record.key or "", _tenant(record)
+        key = record.key or ""
+        tenant = _tenant(record)
         known = [message for message in self.recovered.get(key, ()) if message.tenant == tenant]
         if any(self._is_held(position, message) for message in known):
             # A part of that message, or of an earlier one of its key.

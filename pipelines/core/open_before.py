@@ -65,12 +65,14 @@ def _left(
     The result is the columns, and True for each row with such parts.
     """
     count = rows.num_rows
-    first, last = np.full(count, NEVER), np.full(count, NO_TIME)
+    first = np.full(count, NEVER)
+    last = np.full(count, NO_TIME)
     columns = {name: rows[name] for name in rows.column_names}
     for source in sources:
         parts = rows[source].combine_chunks()
         kept, parents = _is_before(source, parts, rows["partition"], ends)
-        parents, left = parents[kept], parts.flatten().filter(pa.array(kept))
+        parents = parents[kept]
+        left = parts.flatten().filter(pa.array(kept))
         times = times_ms(left.field("event_time"))
         np.minimum.at(first, parents, times)
         np.maximum.at(last, parents, times)
@@ -89,8 +91,10 @@ def _is_before(
     ends: Mapping[TopicPartition, int],
 ) -> tuple[Booleans, Int64s]:
     """Return True for each part before the end of its topic-partition, and each part's row."""
-    parents, flat = int64s(parts.value_parent_indices()), parts.flatten()
-    inputs, since = input_names(source, flat), np.full(len(parents), NEVER)
+    parents = int64s(parts.value_parent_indices())
+    flat = parts.flatten()
+    inputs = input_names(source, flat)
+    since = np.full(len(parents), NEVER)
     for name in pc.unique(inputs).to_pylist():
         of_input = looked_up(
             int64s(partitions),

@@ -93,10 +93,8 @@ class Available(NamedTuple):
             return self
         offsets = np.array([h.after_offset + 1 for h in heartbeats], dtype=np.int64)
         times = np.array([h.event_time for h in heartbeats], dtype=np.int64)
-        of_all, is_idle = (
-            np.concatenate([offsets, self.offsets]),
-            np.arange(len(offsets) + len(self.offsets)) < len(offsets),
-        )
+        of_all = np.concatenate([offsets, self.offsets])
+        is_idle = np.arange(len(offsets) + len(self.offsets)) < len(offsets)
         # So a heartbeat comes before the record whose offset it has.
         order = np.argsort(of_all, kind="stable")
         return Available(
@@ -232,10 +230,8 @@ def by_topic_partition(
 
     Rows of other inputs are left out. The column `source` has the input's name.
     """
-    count, of_source = (
-        len(sources),
-        pc.index_in(rows["source"], value_set=pa.array(sources, pa.string())),
-    )
+    count = len(sources)
+    of_source = pc.index_in(rows["source"], value_set=pa.array(sources, pa.string()))
     numbers = np.flatnonzero(of_source.is_valid())
     by = int64s(rows["partition"])[numbers] * count + int64s(of_source.drop_null())
     found = groups(by, then[numbers])
@@ -293,13 +289,16 @@ def plan_batch(
     """
     heads = {**heads_of(cursors, available), **heads_beyond}
     clocks = _clocks(heads)
-    ranges, has_late, passed_in_all = {}, False, 0
+    ranges = {}
+    has_late = False
+    passed_in_all = 0
     for tp, cursor in cursors.items():
         rows = available.get(tp, NOTHING_AVAILABLE)
         positions = positions_of(cursor, rows)
         passed = int(np.searchsorted(positions, clocks.get(tp.partition, NO_TIME), side="right"))
         until = rows.end(passed) if len(rows.offsets) else cursor.next_offset
-        positions, times = positions[:passed], rows.event_times[:passed]
+        positions = positions[:passed]
+        times = rows.event_times[:passed]
         oldest = rules.late_before(np.full(len(times), tp.partition), positions)
         has_late |= bool(np.any((times < oldest) & (times != NO_TIME)))
         ranges[tp] = OffsetRange(

@@ -46,8 +46,10 @@ class Positioned(NamedTuple):
 
         Positions need every record there, including heartbeats, and the idle policy's decisions.
         """
-        offsets, times = int64s(records["offset"]), times_ms(records["event_time"])
-        kept, positions = [np.array([], np.int64)], [np.array([], np.int64)]
+        offsets = int64s(records["offset"])
+        times = times_ms(records["event_time"])
+        kept = [np.array([], np.int64)]
+        positions = [np.array([], np.int64)]
         for tp, rows in by_topic_partition(records, inputs, offsets).items():
             if (done := plan.ranges.get(tp)) is not None:
                 of_range = offsets[rows]
@@ -98,10 +100,8 @@ class Positioned(NamedTuple):
         rows = pa.table(
             {name: both(self.rows[name], others.rows[name], kind) for name, kind in names.items()}
         )
-        times, positions = (
-            np.concatenate([self.times, others.times]),
-            np.concatenate([self.positions, others.positions]),
-        )
+        times = np.concatenate([self.times, others.times])
+        positions = np.concatenate([self.positions, others.positions])
         return Positioned(rows, times, positions)
 
     def where(self, keep: Booleans) -> Positioned:

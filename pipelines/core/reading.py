@@ -178,7 +178,8 @@ _READ_TYPES: Final = [
 
 class _RefusedError(Exception):
     def __init__(self, reason: Reason, detail: str) -> None:
-        self.reason, self.detail = reason, detail
+        self.reason = reason
+        self.detail = detail
 
 
 def read_records(kafka: pa.Table | pa.RecordBatch, rules: ReadingRules) -> pa.Table:
@@ -200,10 +201,8 @@ def read_records(kafka: pa.Table | pa.RecordBatch, rules: ReadingRules) -> pa.Ta
     No record raises an error, whatever its bytes. What `AvroSchema.writers` raises for an id passes
     through.
     """
-    look, placed = (
-        _look(rules),
-        ("partition", "offset") if isinstance(rules.schema, AvroSchema) else (),
-    )
+    look = _look(rules)
+    placed = ("partition", "offset") if isinstance(rules.schema, AvroSchema) else ()
     table = pa.Table.from_batches([kafka]) if isinstance(kafka, pa.RecordBatch) else kafka
     schema = pa.schema([*BRONZE, *(TENANT if rules.tenant is not None else [])])
     table, too_large = _without_large(table, rules.max_record_bytes)
@@ -250,8 +249,10 @@ def record_bytes(kafka: pa.Table) -> Int64s:
 
 def _bytes_beside_values(kafka: pa.Table) -> Int64s:
     """Return how many bytes key and headers of each record have."""
-    headers, total = kafka["headers"].combine_chunks(), lengths(kafka["key"])
-    parents, flat = int64s(headers.value_parent_indices()), headers.flatten()
+    headers = kafka["headers"].combine_chunks()
+    total = lengths(kafka["key"])
+    parents = int64s(headers.value_parent_indices())
+    flat = headers.flatten()
     for name in ("key", "value"):
         np.add.at(total, parents, lengths(flat.field(name)))
     return total
@@ -263,8 +264,10 @@ def _without_large(kafka: pa.Table, max_bytes: int) -> tuple[pa.Table, dict[int,
     Such a record loses its value in any case. Its key and headers are kept unless it is they that
     are too large.
     """
-    values, others = lengths(kafka["value"]), _bytes_beside_values(kafka)
-    is_wide, is_large = others > max_bytes, (values > max_bytes) | (others > max_bytes)
+    values = lengths(kafka["value"])
+    others = _bytes_beside_values(kafka)
+    is_wide = others > max_bytes
+    is_large = (values > max_bytes) | (others > max_bytes)
     if not is_large.any():
         return kafka, {}
     too_large = {}
@@ -292,7 +295,8 @@ def _refused(bronze: pa.Table, details: Mapping[int, str], rows: Iterable[int]) 
     is_large[list(rows)] = True
     mask = pa.array(is_large)
     for at in range(len(KAFKA), bronze.num_columns):
-        field, column = bronze.schema.field(at), bronze.column(at).combine_chunks()
+        field = bronze.schema.field(at)
+        column = bronze.column(at).combine_chunks()
         new: pa.Array = pa.scalar(None, field.type)
         if field.name == "heartbeat":
             new = pa.scalar(False)
@@ -379,15 +383,15 @@ def _look(rules: ReadingRules) -> Callable[..., _Read]:
     offset.
     """
     decode, time_of, key_of, tenant_of = _parts(rules)
-    exponent, skips_tombstones = MILLISECONDS_PER_UNIT[rules.unit], rules.skips_tombstones
+    exponent = MILLISECONDS_PER_UNIT[rules.unit]
+    skips_tombstones = rules.skips_tombstones
     decode_any, *_ = _parts(rules, is_checked=False)
-    is_mine, is_heartbeat = _test(rules.where), _test(rules.heartbeat)
-    times, keys, tenant_path, reads_text = (
-        rules.event_times,
-        rules.keys,
-        rules.tenant,
-        rules.reads_text,
-    )
+    is_mine = _test(rules.where)
+    is_heartbeat = _test(rules.heartbeat)
+    times = rules.event_times
+    keys = rules.keys
+    tenant_path = rules.tenant
+    reads_text = rules.reads_text
 
     def event_time_of(document: dict[str, Any], value: bytes | None, kafka_time: int) -> int:
         """Return the event time in a decoded value (ms).
@@ -472,7 +476,8 @@ def _test(
     """
     if wanted is None:
         return None
-    find, right = finder(wanted[0]), wanted[1]
+    find = finder(wanted[0])
+    right = wanted[1]
     return lambda document: (found := find(document)) == right and is_same(found, right)
 
 
@@ -483,11 +488,9 @@ def _parts(
 
     With `is_checked`, JSON must fit its schema.
     """
-    time_of, key_of, tenant_of = (
-        first_finder(rules.event_times),
-        first_finder(rules.keys),
-        finder(rules.tenant or ()),
-    )
+    time_of = first_finder(rules.event_times)
+    key_of = first_finder(rules.keys)
+    tenant_of = finder(rules.tenant or ())
     if isinstance(rules.schema, AvroSchema):
         return (
             rules.schema.decoder(),
@@ -546,7 +549,8 @@ def _event_time(
     `reads_text` it may be a number, too. The year 9999 is the last. Raise _RefusedError otherwise.
     """
     if isinstance(found, timedelta):  # since 1970, of Avro
-        found, exponent = found // timedelta(milliseconds=1), 0
+        found = found // timedelta(milliseconds=1)
+        exponent = 0
     if exponent == 0 and type(found) is int and 0 <= found <= LAST_EVENT_TIME_MS:
         return found
     if isinstance(found, bool) or not isinstance(found, (int, float, str)):

@@ -335,7 +335,8 @@ def sink_state(
     last: Place | None = None
     since: int | None = None
     is_lived = False
-    read_back, longest_ms = [], window.longest_ms + (lag_ms or 0)
+    read_back = []
+    longest_ms = window.longest_ms + (lag_ms or 0)
     for message, headers in messages:
         last = message.place if last is None else max(message.place, last)
         tail = message.place if tail is None else tail
@@ -344,11 +345,10 @@ def sink_state(
         if since is None and NO_RECOVERY in headers:
             raise NotToldError
         if since is None and MIN_OFFSETS in headers:
-            begin, decisions = parse_min_offsets(headers[MIN_OFFSETS]), _idle_of(headers)
-            rules, is_lived = (
-                parse_rules(headers[RULES]) if RULES in headers else frozenset(),
-                LIVED in headers,
-            )
+            begin = parse_min_offsets(headers[MIN_OFFSETS])
+            decisions = _idle_of(headers)
+            rules = parse_rules(headers[RULES]) if RULES in headers else frozenset()
+            is_lived = LIVED in headers
             is_plain = message.closed_at is None
             since = read_again_from(
                 message.place.time if is_plain else message.place.closed_at,

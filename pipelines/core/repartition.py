@@ -78,7 +78,9 @@ class Origin(NamedTuple):
 _PARTITIONS: Final = 2**32
 """A number larger than a topic's number of partitions."""
 
-_SEED, _FACTOR, _ALL = 0x9747B28C, 0x5BD1E995, 0xFFFFFFFF
+_SEED = 0x9747B28C
+_FACTOR = 0x5BD1E995
+_ALL = 0xFFFFFFFF
 
 
 def murmur2(key: bytes) -> int:
@@ -173,8 +175,10 @@ class Lockstep:
             head, last = min(ahead)
             count = int(np.sum((places[0] < head) | ((places[0] == head) & (places[1] <= last))))
         reached = dict(zip(places[1][:count].tolist(), places[0][:count].tolist(), strict=True))
-        taken, rest = self._waiting.take(pa.array(order[:count])), np.sort(order[count:])
-        self._waiting, self._positions = self._waiting.take(pa.array(rest)), self._positions[rest]
+        taken = self._waiting.take(pa.array(order[:count]))
+        rest = np.sort(order[count:])
+        self._waiting = self._waiting.take(pa.array(rest))
+        self._positions = self._positions[rest]
         return taken, {
             self._input(number): position
             for number, position in reached.items()
@@ -317,7 +321,8 @@ def _headers(rows: pa.Table, is_last: Booleans, said: pa.Array) -> pa.Array:
     `rows` must be in one chunk.
     """
     had = rows["headers"].combine_chunks()
-    own, counts = had.flatten(), int64s(had.value_lengths().fill_null(0))
+    own = had.flatten()
+    counts = int64s(had.value_lengths().fill_null(0))
     places = pc.binary_join_element_wise(
         *(rows[name].cast(pa.string()) for name in ("topic", "partition", "offset")), "/"
     )

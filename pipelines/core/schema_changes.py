@@ -55,7 +55,8 @@ def refused_changes(before: str | None, after: str | None, *, is_avro: bool = Fa
             if before == after
             else [f"{said}: silver's column is {'text' if before is None else 'a struct'}"]
         )
-    one, other = json.loads(before), json.loads(after)
+    one = json.loads(before)
+    other = json.loads(after)
     if is_avro:
         lacks = "has no default, which records without it need; give it one"
         return list(_refused(_of_avro(parsed(one)), _of_avro(parsed(other)), "$", lacks))
@@ -124,7 +125,8 @@ def _of_avro(found: Parsed, schema: Any = None) -> _Part:
         return _Part(part.kind, len(schema) > 1, part.parts, part.needed, part.symbols, part.facts)
     if isinstance(schema, str):
         return _of_avro(found, found.named[schema]) if schema in found.named else _Part(schema)
-    kind, facts = schema["type"], {}
+    kind = schema["type"]
+    facts = {}
     if not isinstance(kind, str) or kind in found.named:
         return _of_avro(found, kind)
     if is_logical(schema):

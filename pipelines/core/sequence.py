@@ -150,11 +150,14 @@ def standing(headers: Mapping[str, Any]) -> Tail:
     """
     try:
         if FORGOTTEN not in headers:
-            seq, identity, closed = _number(headers[SEQ]), headers[ID].decode(), closing(headers)
+            seq = _number(headers[SEQ])
+            identity = headers[ID].decode()
+            closed = closing(headers)
             tenant = headers.get(TENANT, b"").decode()
         else:
             said = orjson.loads(headers[FORGOTTEN])
-            seq, identity = _number(said["seq"]), said["id"]
+            seq = _number(said["seq"])
+            identity = said["id"]
             due, closed_at = (
                 None if said.get(name) is None else _number(said[name], -1)
                 for name in ("due", "closed_at")

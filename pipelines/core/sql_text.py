@@ -91,9 +91,11 @@ class SqlText(NamedTuple):
 def read_sql(sql: str) -> SqlText:
     """Return the parts of an expression, split as Spark's lexer does with the pinned settings."""
     texts: list[tuple[str, str]] = []
-    rest, at = "", 0
+    rest = ""
+    at = 0
     for token in _TOKEN.finditer(sql):
-        between, at = sql[at : token.start()], token.end()
+        between = sql[at : token.start()]
+        at = token.end()
         rest += between
         if token["comment"]:
             rest += " "

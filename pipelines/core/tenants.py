@@ -94,8 +94,10 @@ class TenantClocks:
         sources = sorted({tp.source for tp in plan.ranges})
         rows_of = by_topic_partition(records, sources, int64s(records["offset"]))
         heads_of = by_topic_partition(heads, sources, np.zeros(heads.num_rows, np.int64))
-        offsets, times = int64s(records["offset"]), _times(records["event_time"])
-        own, at_cut = int64s(heads["own"]), int64s(heads["at_cut"])
+        offsets = int64s(records["offset"])
+        times = _times(records["event_time"])
+        own = int64s(heads["own"])
+        at_cut = int64s(heads["at_cut"])
         positions = np.full(records.num_rows, NO_TIME)
         courses: dict[int, list[_Course]] = {}
         for tp, done in plan.ranges.items():
@@ -132,7 +134,8 @@ class TenantClocks:
 
         It is `NO_TIME` where the partition has none.
         """
-        found, numbers = np.full(len(partitions), NO_TIME), self._numbers(tenants)
+        found = np.full(len(partitions), NO_TIME)
+        numbers = self._numbers(tenants)
         for p, rows in groups(partitions).items():
             if p in self._courses:
                 clocks = [
@@ -148,7 +151,8 @@ class TenantClocks:
         the position just before the record that took the tenant's position past the time. Sources
         that had passed it before the batch do not count, since others had not.
         """
-        found, numbers = np.full(len(partitions), NO_TIME), self._numbers(tenants)
+        found = np.full(len(partitions), NO_TIME)
+        numbers = self._numbers(tenants)
         for p, rows in groups(partitions).items():
             found[rows] = np.maximum.reduce(
                 [
@@ -301,7 +305,9 @@ class _Course:
         # Where nothing waits, what follows the range came after the plan.
         if done.position is not None and done.position >= clock:
             known = int(np.searchsorted(offsets, done.until_offset))
-            offsets, times, tenants = offsets[:known], times[:known], tenants[:known]
+            offsets = offsets[:known]
+            times = times[:known]
+            tenants = tenants[:known]
         count = len(decisions)
         of_all = np.concatenate(
             [np.array([each.after_offset + 1 for each in decisions], np.int64), offsets]
@@ -395,11 +401,9 @@ class _Course:
         of_all = np.searchsorted(self._of_all, times, side="right")
         of_every = np.searchsorted(self.positions, times + self.lag_ms, side="right")
         known, ranks = np.unique(np.concatenate([self.rises, times]), return_inverse=True)
-        stride, of_rises, of_times = (
-            len(known) + 1,
-            ranks[: len(self.rises)],
-            ranks[len(self.rises) :],
-        )
+        stride = len(known) + 1
+        of_rises = ranks[: len(self.rises)]
+        of_times = ranks[len(self.rises) :]
         found = np.searchsorted(
             self.numbers * stride + of_rises, tenants * stride + of_times, side="right"
         )
@@ -415,10 +419,8 @@ class _Course:
     def after(self, count: int) -> tuple[Int64s, Int64s, Int64s]:
         """Return what is left to the next batch: tenants, and for each the times of `HEADS`."""
         is_passed = self.rows <= self.passed
-        own, at_cut = (
-            _last(self.numbers[is_passed], self.rises[is_passed], count),
-            self._own_at_cut(count),
-        )
+        own = _last(self.numbers[is_passed], self.rises[is_passed], count)
+        at_cut = self._own_at_cut(count)
         position = self.done.position
         left = np.flatnonzero(own > (NO_TIME if position is None else position - self.lag_ms))
         numbers = np.where(left == count + 1, _ALL, left)
@@ -455,11 +457,9 @@ def _running(by: Int64s, values: Int64s) -> Int64s:
     """
     if not len(values):
         return values
-    nth, low, span = (
-        np.cumsum(np.diff(by, prepend=by[:1]) != 0),
-        int(values.min()),
-        int(values.max()) - int(values.min()) + 1,
-    )
+    nth = np.cumsum(np.diff(by, prepend=by[:1]) != 0)
+    low = int(values.min())
+    span = int(values.max()) - int(values.min()) + 1
     if span * (int(nth[-1]) + 1) >= NEVER:  # overflow: too many groups, times too far apart
         known, ranks = np.unique(values, return_inverse=True)
         return known[_running(by, np.asarray(ranks, np.int64))]

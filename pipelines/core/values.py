@@ -63,7 +63,8 @@ def typed_values(
         )
     if not pa.types.is_struct(value_type):
         return values.cast(value_type)
-    texts, outline = values.to_numpy(zero_copy_only=False).tolist(), _outline(value_type)
+    texts = values.to_numpy(zero_copy_only=False).tolist()
+    outline = _outline(value_type)
     parts = [texts[first : first + _ROWS] for first in range(0, len(texts), _ROWS)]
     if decode is None:
         pieces = [_structs(part, value_type, outline) for part in parts]
@@ -215,7 +216,8 @@ def json_texts(values: pa.Array) -> pa.Array:
     elif pa.types.is_map(kind):
         entries = _entries(values)
         pairs = entries.flatten()
-        names, items = pairs.field("key"), pairs.field("value")
+        names = pairs.field("key")
+        items = pairs.field("value")
         texts = concatenated(
             "{", joined(entries, concatenated(json_texts(names), ":", json_texts(items))), "}"
         )

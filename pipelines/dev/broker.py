@@ -118,7 +118,8 @@ def start(
 
     Raises BrokerError or ArtifactsError, and leaves nothing new running.
     """
-    directory, deadline = directory.expanduser().absolute(), time.monotonic() + timeout_s
+    directory = directory.expanduser().absolute()
+    deadline = time.monotonic() + timeout_s
     if port is not None and not 0 < port < 65536:
         raise BrokerError(f"{port} is not a port a broker can listen on: name one from 1 to 65535")
     with _locked(directory, deadline):
@@ -161,7 +162,8 @@ def stop(directory: Path, *, timeout_s: float = 30) -> BrokerStatus:
 
     The broker is asked to end; one that has not within `timeout_s` is killed.
     """
-    directory, deadline = directory.expanduser().absolute(), time.monotonic() + timeout_s
+    directory = directory.expanduser().absolute()
+    deadline = time.monotonic() + timeout_s
     if _read(directory) is None:
         return status(directory)
     with _locked(directory, deadline):
@@ -337,7 +339,8 @@ def _await_answer(
     directory: Path, ports: _Record, process: psutil.Process, deadline: float
 ) -> None:
     """Return once this broker, and no other on its port, has answered a client."""
-    cluster_id, port = _cluster_id(directory), ports.admin_port or ports.port
+    cluster_id = _cluster_id(directory)
+    port = ports.admin_port or ports.port
     options = {} if ports.admin_port is None else securing.admin_options(directory)
 
     def ready() -> bool:

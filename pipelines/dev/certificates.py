@@ -33,7 +33,8 @@ class Authority:
 
         It is valid since an hour ago; with a negative `valid_for`, it has expired.
         """
-        now, key = datetime.now(timezone.utc), _new_key()
+        now = datetime.now(timezone.utc)
+        key = _new_key()
         names = [x509.IPAddress(ipaddress.ip_address("127.0.0.1")), x509.DNSName("localhost")]
         signed = _builder(
             _named(name),

@@ -49,7 +49,8 @@ def events() -> list[Event]:
             topic, kind = _TYPES[event["type"]]
             value = {"type": kind, "ssid": line["session"], "aid": event["aid"], "ts": event["ts"]}
             found.append(Event(event["ts"], topic, line["session"] % PARTITIONS, value))
-    first, last = min(event.time for event in found), max(event.time for event in found)
+    first = min(event.time for event in found)
+    last = max(event.time for event in found)
     for time, topic, partition in product(
         [*range(first, last, HEARTBEAT_EVERY_MS), last], TOPICS, range(PARTITIONS)
     ):
@@ -63,7 +64,8 @@ def produce(kafka: KafkaSettings) -> Counter[str]:
     for topic in TOPICS:
         # The data are years old and carry their own time: retention by age would delete them.
         cluster.create_topic(topic, PARTITIONS, {"retention.ms": "-1"})
-    producer, counts = ListeningProducer(kafka), Counter[str]()
+    producer = ListeningProducer(kafka)
+    counts = Counter[str]()
     for event in events():
         producer.produce(
             event.topic, json.dumps(event.value), partition=event.partition, timestamp=event.time

@@ -86,7 +86,8 @@ def _write_configuration(directory: Path, bootstrap_servers: str, engine: str) -
 
 def _show(console: Console, settings: Settings, engine: Engine, produced: dict[str, int]) -> str:
     """Show what came out; return the key of a merge record that is worth a closer look."""
-    questions, topic = engine.questions, settings.publish.topic
+    questions = engine.questions
+    topic = settings.publish.topic
     messages = _messages(settings)
     _headline(console, "Where the records went")
     console.print(_outcomes(questions, settings, produced))
@@ -203,7 +204,8 @@ def _sequence(messages: list[dict[str, Any]]) -> Table:
     for partition in range(clickstream.PARTITIONS):
         mine = [message for message in messages if message["partition"] == partition]
         for message in [*mine[:4], *mine[-1:]]:
-            seq, time = message["headers"][SEQ].decode(), utc(_ms(message["kafka_timestamp"]))
+            seq = message["headers"][SEQ].decode()
+            time = utc(_ms(message["kafka_timestamp"]))
             table.add_row(
                 str(partition),
                 seq,

@@ -151,7 +151,8 @@ def revoke(
 
 
 def _binding(kind: Any, user: str, one: Permission) -> Any:
-    operation, resource = AclOperation[one.operation], _KINDS[one.kind]
+    operation = AclOperation[one.operation]
+    resource = _KINDS[one.kind]
     return kind(
         resource,
         one.name,

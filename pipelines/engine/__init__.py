@@ -305,10 +305,8 @@ def replaced_row(*, only_open: bool, has_tenants: bool = False) -> str:
     if not has_tenants:
         its_row = f"{its_key} AND kept.event_time = changed.replaces"
         return f"kept.status = 'open' AND {its_row}" if only_open else its_row
-    merged, waiting = (
-        "kept.event_time = changed.replaces",
-        "kept.status = 'waiting' AND kept.position <= changed.passes",
-    )
+    merged = "kept.event_time = changed.replaces"
+    waiting = "kept.status = 'waiting' AND kept.position <= changed.passes"
     merged = (
         f"kept.status = 'open' AND {merged}"
         if only_open

@@ -107,7 +107,8 @@ class EmbeddedEngine:
     ) -> None:
         # Memory that Arrow's own allocators keep for later was a fifth of all memory of a run.
         pa.set_memory_pool(pa.system_memory_pool())
-        self.lake, self._open_expressions = lake, expressions
+        self.lake = lake
+        self._open_expressions = expressions
         self.questions = questions or DeltaRsQuestions(lake)
 
     # -- reading
@@ -279,7 +280,8 @@ class EmbeddedEngine:
         - Others have added columns.
         - Spark has left deletion vectors, which delta-rs does not name where it removes a file.
         """
-        table, schema = tables.SILVER, self.lake.schema(tables.SILVER)
+        table = tables.SILVER
+        schema = self.lake.schema(tables.SILVER)
         opened = self.questions.opened(table)
         has_feed = self.questions.properties(table).get(CHANGE_DATA_FEED, "false") == "true"
         if (
@@ -386,7 +388,8 @@ class EmbeddedEngine:
         self, source: KafkaInput, work: Callable[[pa.Table], None], *, once: bool
     ) -> RunningThread:
         """See `Engine.follow_kafka`."""
-        position, span = dict(source.offsets), source.max_offsets_per_batch
+        position = dict(source.offsets)
+        span = source.max_offsets_per_batch
 
         def take(until: Mapping[int, int]) -> bool:
             """Pass the next batch up to these end offsets to `work`, bounded in records and bytes;
@@ -425,7 +428,8 @@ class EmbeddedEngine:
     def compact(self, table: str, file_bytes: int) -> None:
         """See `Engine.compact`."""
         with suppress_conflict(), self._naming_features(table):
-            found, writer = self.questions.opened(table), self._writer_of(table)
+            found = self.questions.opened(table)
+            writer = self._writer_of(table)
             found.optimize.compact(
                 target_size=file_bytes, writer_properties=writer, **_how(found, None)
             )

@@ -60,7 +60,8 @@ def expression_problem(
     """Return what is wrong with an expression over these columns that must give one of `kinds`, in
     words; None where nothing is.
     """
-    rows, shown = _no_rows(spark, columns_ddl(columns)), " ".join(text.split())
+    rows = _no_rows(spark, columns_ddl(columns))
+    shown = " ".join(text.split())
     try:
         selected = rows.select(F.expr(text).alias("value"))
         # A condition may not look beyond its row: no aggregate, window or generator.

@@ -32,7 +32,8 @@ def start_jvm(settings: Mapping[str, str]) -> None:
     given = os.environ.get(_SUBMIT_ARGUMENTS)
     # Only its owner can read the folder, as with `mkstemp`.
     with tempfile.TemporaryDirectory(prefix="watersmeet-") as folder:
-        java_file, properties_file = Path(folder, "java"), Path(folder, "spark.properties")
+        java_file = Path(folder, "java")
+        properties_file = Path(folder, "spark.properties")
         options = shlex.split(settings.get(SPARK_JAVA_OPTIONS, ""))
         _write(java_file, "".join(f"{_java_argument(option)}\n" for option in options))
         at_start = {name: value for name, value in settings.items() if name.startswith("spark.")}

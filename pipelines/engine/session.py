@@ -244,7 +244,8 @@ def _check_reachable(remote: str) -> None:
     minutes.
     """
     server = urlsplit(remote)  # a token may follow the port
-    host, port = server.hostname or "", server.port or CONNECT_PORT
+    host = server.hostname or ""
+    port = server.port or CONNECT_PORT
     try:
         with socket.create_connection((host, port), CONNECT_TIMEOUT_S):
             return

@@ -79,15 +79,11 @@ PIECE_BYTES = 32 * 1024 * 1024
 _TRANSACTION = ("spark.databricks.delta.write.txnAppId", "spark.databricks.delta.write.txnVersion")
 _METADATA = "spark.databricks.delta.commitInfo.userMetadata"
 
-_ARROW_BYTES, _ROW_GROUP_ROWS = (
-    "spark.sql.execution.arrow.maxBytesPerBatch",
-    "parquet.block.row.count.limit",
-)
+_ARROW_BYTES = "spark.sql.execution.arrow.maxBytesPerBatch"
+_ROW_GROUP_ROWS = "parquet.block.row.count.limit"
 
-_MIN_FILE_SIZE, _MAX_FILE_SIZE = (
-    "spark.databricks.delta.optimize.minFileSize",
-    "spark.databricks.delta.optimize.maxFileSize",
-)
+_MIN_FILE_SIZE = "spark.databricks.delta.optimize.minFileSize"
+_MAX_FILE_SIZE = "spark.databricks.delta.optimize.maxFileSize"
 
 _FINDS_KEYS = {
     "parquet.bloom.filter.enabled#merge_key": "true",
@@ -107,7 +103,8 @@ class SparkEngine:
     merge_bytes = 128 * 1024 * 1024
 
     def __init__(self, spark: SparkSession, lake: Lake) -> None:
-        self.spark, self.lake = spark, lake
+        self.spark = spark
+        self.lake = lake
         self.questions = questions(lake, lambda: spark)
         self._tasks = int(spark.conf.get("spark.sql.shuffle.partitions") or 4)
         self._files = Files(lake.storage)
@@ -252,7 +249,8 @@ class SparkEngine:
         partitioned = (
             f" PARTITIONED BY ({', '.join(table.partitioned_by)})" if table.partitioned_by else ""
         )
-        name, columns = sql_name(self.lake, table.name), columns_ddl(table.schema)
+        name = sql_name(self.lake, table.name)
+        columns = columns_ddl(table.schema)
         statement = (
             f"CREATE TABLE IF NOT EXISTS {name} ({columns}) USING delta{partitioned} "
             f"TBLPROPERTIES ({_as_properties(table.properties)})"
@@ -435,7 +433,8 @@ class SparkEngine:
         """
         if once and not has_news(source):
             return RunningThread(tables.bronze(source.source), lambda _: None)
-        name, span = f"watersmeet_{source.identifier}", source.max_offsets_per_batch
+        name = f"watersmeet_{source.identifier}"
+        span = source.max_offsets_per_batch
         kafka = kafka_source(name, self._reading(source), source.offsets, span)
         stream = self.spark.readStream.format(register(self.spark, kafka)).load()
         trigger: dict[str, Any] = {"availableNow": True} if once else {"processingTime": FROM_KAFKA}
@@ -532,7 +531,8 @@ class _Query:
     """A streaming query as the engine's `Running`."""
 
     def __init__(self, query: StreamingQuery, is_ending: threading.Event) -> None:
-        self._query, self._is_ending = query, is_ending
+        self._query = query
+        self._is_ending = is_ending
 
     @property
     def is_active(self) -> bool:
@@ -613,7 +613,8 @@ def _called_in_pieces(
 
     def call(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Run in a Python worker of Spark; hold the inputs, and a piece at a time."""
-        held, first = len(of_inputs), list[pa.RecordBatch]()
+        held = len(of_inputs)
+        first = list[pa.RecordBatch]()
         batches = (batch for batch in batches if batch.num_rows)
         for batch in batches:
             first.append(batch)

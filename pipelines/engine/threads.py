@@ -13,7 +13,8 @@ class RunningThread:
 
     def __init__(self, name: str, follow: Callable[[threading.Event], None]) -> None:
         self.failure: Exception | None = None
-        self._stopping, self._follow = threading.Event(), follow
+        self._stopping = threading.Event()
+        self._follow = follow
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 

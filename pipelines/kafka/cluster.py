@@ -81,7 +81,8 @@ class Cluster:
     def __init__(
         self, kafka: KafkaSettings, timeout_s: float | None = None, settling_s: float | None = None
     ) -> None:
-        self.kafka, self.timeout_s = kafka, TIMEOUT_S if timeout_s is None else timeout_s
+        self.kafka = kafka
+        self.timeout_s = TIMEOUT_S if timeout_s is None else timeout_s
         self.settling_s = SETTLING_S if settling_s is None else settling_s
         self._is_used = False
         """True once the client has been asked something."""
@@ -192,10 +193,8 @@ class Cluster:
         there are.
         """
         wanted = list(partitions)
-        starts, ends = (
-            self._offsets(topic, wanted, _EARLIEST),
-            self._offsets(topic, wanted, _LATEST),
-        )
+        starts = self._offsets(topic, wanted, _EARLIEST)
+        ends = self._offsets(topic, wanted, _LATEST)
         return {p: (starts[p], ends[p]) for p in wanted}
 
     def settled_bounds(self, topic: str, partitions: int) -> dict[int, tuple[int, int]]:
@@ -255,10 +254,8 @@ class Cluster:
         leaders is lost now and then, with the bootstrap connection, which librdkafka drops for one
         by broker id.
         """
-        deadline, wanted = (
-            time.monotonic() + self.timeout_s,
-            {TopicPartition(topic, p): spec for p in partitions},
-        )
+        deadline = time.monotonic() + self.timeout_s
+        wanted = {TopicPartition(topic, p): spec for p in partitions}
         patience_s = self.timeout_s * _FIRST_ATTEMPT
         while True:
             left_s = max(deadline - time.monotonic(), _LOOK_S)
@@ -292,7 +289,9 @@ class Cluster:
             # reports only once that there is no token.
             self._admin.poll(0)
         self._is_used = True
-        since, heard, resource = time.monotonic(), self._admin.heard, f"topic {topic}"
+        since = time.monotonic()
+        heard = self._admin.heard
+        resource = f"topic {topic}"
         while not wait([asked], _LOOK_S).done:
             self._admin.poll(0)
             # Librdkafka's own timeout comes first.
@@ -326,7 +325,8 @@ def co_partitioned(settings: Settings, counts: Mapping[str, int]) -> int:
     a source is missing or a number differs.
     """
     for name, topic in settings.inputs.items():
-        of, repartition = source_of(name), settings.sources[source_of(name)].repartition
+        of = source_of(name)
+        repartition = settings.sources[source_of(name)].repartition
         if topic not in counts:
             how = "create it, with as many partitions as the other sources have"
             if repartition is not None:

@@ -133,7 +133,8 @@ def failure(
     - KafkaUnreachableError or KafkaUnsettledError for what may pass;
     - KafkaRequestError for all else.
     """
-    code, servers = error.code(), kafka.bootstrap_servers
+    code = error.code()
+    servers = kafka.bootstrap_servers
     # librdkafka's own words on one line, without after how long and in which state it met the error
     detail = " ".join(re.sub(r" \(after \d+ms in state .*\)$", "", error.str()).split())
     if code in _LOGIN:

@@ -40,7 +40,8 @@ class Group:
     """A consumer group that is only committed to, by one thread."""
 
     def __init__(self, kafka: KafkaSettings, name: str) -> None:
-        self._kafka, self._resource = kafka, f"consumer group {name}"
+        self._kafka = kafka
+        self._resource = f"consumer group {name}"
         self._answers: list[KafkaError | None] = []
         # librdkafka has to answer a commit within some time, also where there is no coordinator.
         timeouts = {"session_timeout_ms": round(TIMEOUT_S * 1000), "heartbeat_interval_ms": 1000}

@@ -38,11 +38,9 @@ def permissions(settings: Settings) -> list[Permission]:
     """Return the permissions for all that the pipeline of a configuration does in Kafka, each once,
     and no others.
     """
-    sink, name, letters = (
-        settings.publish.topic,
-        settings.name,
-        settings.publish.dead_letter_topics.values(),
-    )
+    sink = settings.publish.topic
+    name = settings.name
+    letters = settings.publish.dead_letter_topics.values()
     found = [
         *(
             Permission("READ", "topic", topic, "bronze reads it")

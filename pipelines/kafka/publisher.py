@@ -124,11 +124,14 @@ class Publisher:
         is_transactional: bool = True,
         options: Mapping[str, str] | None = None,
     ) -> None:
-        self._kafka, self._topic, self._max_bytes = kafka, topic, max_bytes
+        self._kafka = kafka
+        self._topic = topic
+        self._max_bytes = max_bytes
         self.transactional_id = transactional_id(name, topic, role)
         """The id by which Kafka tells an earlier publisher from a later one."""
         self._former_id = former_transactional_id(name, topic, role)
-        self._is_transactional, self._options = is_transactional, options or {}
+        self._is_transactional = is_transactional
+        self._options = options or {}
         self._producer: ListeningProducer | None = None
         self._began: float | None = None
         """The time at which the transaction under way began (monotonic)."""
@@ -175,7 +178,8 @@ class Publisher:
 
         Where this takes long, the cluster is asked whether transactions are possible.
         """
-        since, is_asked = time.monotonic(), False
+        since = time.monotonic()
+        is_asked = False
         while True:
             try:
                 return producer.init_transactions(_SLICE_S)
@@ -325,10 +329,12 @@ class Publisher:
 
     def _flush(self, producer: ListeningProducer, waiting: int = 0) -> None:
         """Return once no more than `waiting` messages wait for the broker."""
-        since, left = time.monotonic(), len(producer)
+        since = time.monotonic()
+        left = len(producer)
         while (now_left := producer.flush(_SLICE_S)) > waiting:
             if now_left < left:
-                since, left = time.monotonic(), now_left
+                since = time.monotonic()
+                left = now_left
             self._check_time()
             self._listen(producer, since, PRODUCE_TIMEOUT_S)
 
@@ -375,7 +381,8 @@ class Publisher:
     def _failure(self, producer: ListeningProducer, error: KafkaError) -> WatersmeetError:
         if error.code() == KafkaError._FATAL:  # what it was has been reported before
             error = producer.heard.last(0) or error
-        code, resource = error.code(), f"topic {self._topic}"
+        code = error.code()
+        resource = f"topic {self._topic}"
         if code in _FENCED:
             return FencedError(self._topic)
         if code == KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED:
@@ -395,7 +402,8 @@ class Publisher:
 
 def sink_publisher(settings: Settings) -> Publisher:
     """Return the publisher of merge records, as `publish.delivery` says."""
-    publish, is_transactional = settings.publish, settings.publish.delivery == "exactly_once"
+    publish = settings.publish
+    is_transactional = settings.publish.delivery == "exactly_once"
     max_bytes = publish.max_bytes + BESIDE_VALUES
     return Publisher(
         settings.kafka, settings.name, publish.topic, max_bytes, is_transactional=is_transactional

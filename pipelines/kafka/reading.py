@@ -131,14 +131,17 @@ def _messages(
     if wanted.size == 0:
         return
     with _borrowed(kafka) as consumer:
-        position, since, is_ended = wanted.from_offset, time.monotonic(), False
+        position = wanted.from_offset
+        since = time.monotonic()
+        is_ended = False
         count = min(max_records, _FIRST_COUNT)
         consumer.assign([TopicPartition(wanted.topic, wanted.partition, position)])
         while position < wanted.until_offset and not is_ended:
             found = consumer.consume(min(count, wanted.until_offset - position), _POLL_S)
             records = [message for message in found if message.error() is None]
             if records:
-                since, position = time.monotonic(), (records[-1].offset() or 0) + 1
+                since = time.monotonic()
+                position = (records[-1].offset() or 0) + 1
                 size = sum(map(_size, records))
                 count = min(
                     max_records, 4 * count, max(1, len(records) * BATCH_BYTES // max(1, size))
@@ -219,10 +222,8 @@ def _end_of_unreadable(
         return False
 
     with _borrowed(kafka) as consumer:
-        known, end = (
-            position,
-            Cluster(kafka).bounds_of(wanted.topic, [wanted.partition])[wanted.partition][1],
-        )
+        known = position
+        end = Cluster(kafka).bounds_of(wanted.topic, [wanted.partition])[wanted.partition][1]
         while end - known > 1:
             middle = min(known + (end - known) // 2, 2 * known - position + 1)
             if is_among_them(middle):
@@ -233,7 +234,8 @@ def _end_of_unreadable(
 
 
 def _batch(wanted: Range, records: Sequence[_Record]) -> pa.RecordBatch:
-    count, messages = len(records), [record.message for record in records]
+    count = len(records)
+    messages = [record.message for record in records]
     kinds, times = zip(*[message.timestamp() for message in messages], strict=True)
     # A producer may send any number as a timestamp. One that microseconds cannot hold becomes the
     # nearest that they can.
@@ -380,4 +382,5 @@ def _backwards(
         start = max(first, end - span)
         pieces = list(_messages(kafka, Range(topic, partition, start, end), span, TIMEOUT_S))
         yield from (message for piece in reversed(pieces) for message in reversed(piece))
-        end, span = start, min(8 * span, _LARGEST_SPAN)
+        end = start
+        span = min(8 * span, _LARGEST_SPAN)

@@ -220,7 +220,8 @@ class _Helper:
         """Write this line to the process and return its next one; None where the process has ended,
         also by this limit.
         """
-        questions, answers = cast(IO[str], process.stdin), cast(IO[str], process.stdout)
+        questions = cast(IO[str], process.stdin)
+        answers = cast(IO[str], process.stdout)
         end = threading.Timer(limit_s, process.kill)
         end.daemon = True
         end.start()

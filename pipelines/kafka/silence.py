@@ -42,7 +42,8 @@ class Silence:
         """True where a look is worth its cost: something has become silent since the last one, or
         was for as long again.
         """
-        now, silent_for = self.now_s(), self.idle_after_ms / 1000
+        now = self.now_s()
+        silent_for = self.idle_after_ms / 1000
         became_silent = [
             since + silent_for for _, since in self._since.values() if since + silent_for <= now
         ]

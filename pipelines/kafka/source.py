@@ -112,7 +112,8 @@ def _read(topic: DecodedTopic, task: InputPartition) -> Iterator[pa.RecordBatch]
 
 class _RangesReader(DataSourceReader):
     def __init__(self, topic: DecodedTopic, ranges: Sequence[Range]) -> None:
-        self._topic, self._ranges = topic, ranges
+        self._topic = topic
+        self._ranges = ranges
 
     def partitions(self) -> Sequence[InputPartition]:
         """Return the ranges of offsets that Spark reads as one partition each."""
@@ -134,7 +135,8 @@ class _StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def __init__(
         self, topic: DecodedTopic, start_offsets: Mapping[int, int], max_offsets_per_batch: int
     ) -> None:
-        self._topic, self._limit = topic, max_offsets_per_batch
+        self._topic = topic
+        self._limit = max_offsets_per_batch
         self._start = {str(p): offset for p, offset in sorted(start_offsets.items())}
         self._last: dict[str, int] | None = None
         """The end offsets of a query that handles what is available now, by partition."""

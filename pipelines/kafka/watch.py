@@ -26,7 +26,9 @@ class Watch:
         tell: Callable[[KafkaTransientError, str], None],
         limit_s: float,
     ) -> None:
-        self._tell, self._limit_s, self._partitions = tell, limit_s, partitions
+        self._tell = tell
+        self._limit_s = limit_s
+        self._partitions = partitions
         self._cluster = Cluster(settings.kafka)
         self._ids = self._cluster.topic_ids(settings.inputs.values())
         self._looked = self._answered = time.monotonic()
@@ -50,7 +52,8 @@ class Watch:
         self._looked = time.monotonic()
 
     def _check(self) -> None:
-        counts, ids = self._cluster.partition_counts(self._ids), self._cluster.topic_ids(self._ids)
+        counts = self._cluster.partition_counts(self._ids)
+        ids = self._cluster.topic_ids(self._ids)
         for topic, before in self._ids.items():
             if topic not in counts or ids.get(topic) != before:
                 again = " and made again" if topic in counts else ""

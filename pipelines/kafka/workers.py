@@ -46,10 +46,8 @@ def read_decoded(
     """
     parts = split_ranges(ranges, os.cpu_count() or 1)
     room = None if max_bytes is None else max_bytes // max(1, len(parts))
-    found, ends = (
-        [schema.empty_table()],
-        {wanted.partition: wanted.from_offset for wanted in ranges},
-    )
+    found = [schema.empty_table()]
+    ends = {wanted.partition: wanted.from_offset for wanted in ranges}
     reading: list[Future[tuple[bytes, int]]] = []
     try:
         reading += [_workers().submit(_read, kafka, part, decode, schema, room) for part in parts]
@@ -75,7 +73,8 @@ def _read(
     """Return the records of a range, packed, and where reading ended: after the batch that has
     filled the room.
     """
-    packed, end = pa.BufferOutputStream(), wanted.until_offset
+    packed = pa.BufferOutputStream()
+    end = wanted.until_offset
     with pa.ipc.new_stream(packed, schema) as stream:
         for batch in read_range(kafka, wanted):
             stream.write_table(decode(batch).select(schema.names).cast(schema))

@@ -65,10 +65,8 @@ class DeltaRsQuestions(Questions):
         self, table: str, columns: Sequence[str], where: Where = (), *, version: int | None = None
     ) -> pa.Table:
         """See `Questions`."""
-        wanted, with_topics = (
-            asked(columns, table, self._lake.layout, self._with_topics),
-            self._with_topics,
-        )
+        wanted = asked(columns, table, self._lake.layout, self._with_topics)
+        with_topics = self._with_topics
         return named(answer(self.rows(table, wanted, where, version)), columns, with_topics)
 
     def rows(
@@ -103,7 +101,8 @@ class DeltaRsQuestions(Questions):
         grouped: str,
     ) -> pa.Table:
         found = self._at(table, version)
-        schema, where = columns_of(found), narrowed(table, where)
+        schema = columns_of(found)
+        where = narrowed(table, where)
         check_question(table, schema.names, columns, where, values)
         wanted = [sql_name(column) for column in columns]
         for name, (kind, column) in values.items():
@@ -158,7 +157,8 @@ class DeltaRsQuestions(Questions):
 
     def unknown_features(self, table: str, *, for_writing: bool) -> Sequence[str]:
         """See `Questions`. Every feature that delta-rs was not tried with counts as unknown."""
-        protocol, properties = self.opened(table).protocol(), self.properties(table)
+        protocol = self.opened(table).protocol()
+        properties = self.properties(table)
         if not for_writing:
             return sorted({*(protocol.reader_features or ())} - _READABLE)
         found = {*(protocol.reader_features or ()), *(protocol.writer_features or ())} - _WRITABLE
@@ -210,7 +210,8 @@ class DeltaRsQuestions(Questions):
         Delta numbers the files of its log and deletes the oldest first, so two look-ups by name
         suffice. An update would list the whole log, which may be long.
         """
-        files, log = self.files_of(table), f"{self.path(table)}/_delta_log"
+        files = self.files_of(table)
+        log = f"{self.path(table)}/_delta_log"
         return files.has_file(f"{log}/{version + 1:020}.json") or not files.has_file(
             f"{log}/{version:020}.json"
         )
@@ -300,7 +301,8 @@ class DeltaRsQuestions(Questions):
         )
 
     def _lacks_files(self, table: str, found: DeltaTable) -> bool:
-        files, path = self.files_of(table), self.path(table)
+        files = self.files_of(table)
+        path = self.path(table)
         named = pa.table(found.get_add_actions(flatten=True))["path"].to_pylist()
         return not all(files.exists(f"{path}/{name}") for name in named)
 

@@ -79,10 +79,8 @@ class SparkQuestions(Questions):
         self, table: str, columns: Sequence[str], where: Where = (), *, version: int | None = None
     ) -> pa.Table:
         """See `Questions`."""
-        wanted, with_topics = (
-            asked(columns, table, self._lake.layout, self._with_topics),
-            self._with_topics,
-        )
+        wanted = asked(columns, table, self._lake.layout, self._with_topics)
+        with_topics = self._with_topics
         return named(answer(self.rows(table, wanted, where, version)), columns, with_topics)
 
     def rows(
@@ -174,10 +172,8 @@ class SparkQuestions(Questions):
         if version is not None and version < 0:
             raise VersionGoneError(table, version)
         with self._told(table, version):
-            rows, where = (
-                table_rows(self._spark, self._lake, table, version),
-                narrowed(table, where),
-            )
+            rows = table_rows(self._spark, self._lake, table, version)
+            where = narrowed(table, where)
             check_question(table, rows.columns, columns, where, values or {})
             return matching(rows, where)
 

@@ -70,7 +70,8 @@ def read_epochs(questions: Questions, settings: Settings) -> Epochs:
     found = _read(questions)
     if not found:
         return Epochs([Epoch(0, 0, settings)])
-    epochs, known = [], settings.before_epochs()
+    epochs = []
+    known = settings.before_epochs()
     for number, (from_batch, rules) in enumerate(found):
         known = known.under(rules)
         epochs.append(Epoch(number, from_batch, known))
@@ -79,7 +80,8 @@ def read_epochs(questions: Questions, settings: Settings) -> Epochs:
 
 def changes(epochs: Epochs, settings: Settings) -> dict[str, tuple[Any, Any]]:
     """Return the rules that differ, by dotted path: (in the lake's last epoch, in the settings)."""
-    before, now = epochs.current.settings.rules(), settings.rules()
+    before = epochs.current.settings.rules()
+    now = settings.rules()
     return {
         field: (before[field], now[field])
         for field in now
@@ -273,8 +275,10 @@ def _passed_with_tenants(
     for epoch, last in epochs.ends():
         if last < generation.from_batch:
             continue
-        merge, following = epoch.settings.merge, epochs[epoch.number + 1].settings.merge
-        lag_ms, gap_ms = merge.tenant_max_lag_ms or 0, merge.window.gap_ms
+        merge = epoch.settings.merge
+        following = epochs[epoch.number + 1].settings.merge
+        lag_ms = merge.tenant_max_lag_ms or 0
+        gap_ms = merge.window.gap_ms
         clocks = heads.clocks_at(moment_of(questions, last), lag_ms, of_all)
         of_nobody = clocks.of_nobody()
         known = {

@@ -38,14 +38,16 @@ def without_erased(rows: pa.Table, *, erased: Mapping[int, Int64s]) -> pa.Table:
     that had a key becomes a heartbeat, since its time still moves the position. The detail of a
     refused record is `FORGOTTEN`.
     """
-    offsets, is_erased = int64s(rows["offset"]), np.zeros(rows.num_rows, np.bool_)
+    offsets = int64s(rows["offset"])
+    is_erased = np.zeros(rows.num_rows, np.bool_)
     for p, mine in groups(int64s(rows["partition"])).items():
         if p in erased:
             is_erased[mine] = np.isin(offsets[mine], erased[p])
     if not is_erased.any():
         return rows
     gone = pa.array(is_erased)
-    was_keyed, is_refused = pc.is_valid(rows["merge_key"]), pc.is_valid(rows["reason"])
+    was_keyed = pc.is_valid(rows["merge_key"])
+    is_refused = pc.is_valid(rows["reason"])
     changed = {
         "key": None,
         "value": None,
@@ -55,7 +57,8 @@ def without_erased(rows: pa.Table, *, erased: Mapping[int, Int64s]) -> pa.Table:
         "detail": pc.if_else(pc.and_(gone, is_refused), FORGOTTEN, rows["detail"]),
     }
     for name, column in changed.items():
-        number, kind = rows.column_names.index(name), rows.schema.field(name).type
+        number = rows.column_names.index(name)
+        kind = rows.schema.field(name).type
         if column is None:
             column = (
                 pc.if_else(gone, pa.scalar(None, kind), rows[name])

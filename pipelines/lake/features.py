@@ -37,7 +37,8 @@ def check_features_of(questions: Questions, lake: Lake, table: str) -> None:
     if not unknown:
         return
     feature = next((name for name in unknown if name in _REMOVED_BY), unknown[0])
-    name, removed = f"delta.`{lake.address(table)}`", _REMOVED_BY.get(feature, ())
+    name = f"delta.`{lake.address(table)}`"
+    removed = _REMOVED_BY.get(feature, ())
     ways = (
         ["; ".join(f"ALTER TABLE {name} DROP FEATURE {each}" for each in removed)]
         if removed

@@ -190,7 +190,8 @@ class Files:
                 f"`{address}`: files of `{scheme_of(address)}:` cannot be opened without Spark; "
                 "give `checkpoints` as a folder, or as a URI with s3:, abfss: or gs:"
             )
-        scheme, parts = scheme_of(address), urlsplit(address, allow_fragments=False)
+        scheme = scheme_of(address)
+        parts = urlsplit(address, allow_fragments=False)
         if (scheme, parts.netloc) not in self._stores:
             self._stores[scheme, parts.netloc] = _store(f"{scheme}://{parts.netloc}", self._storage)
         return self._stores[scheme, parts.netloc], unquote(parts.path.lstrip("/"))

@@ -83,7 +83,8 @@ def read_fingerprints(
     questions: Questions, settings: Settings, epochs: Epochs, generations: Generations
 ) -> Fingerprints:
     """Return the fingerprints for the messages of the newest generation."""
-    newest, now = generations.newest, epochs.current.settings
+    newest = generations.newest
+    now = epochs.current.settings
     fingerprints = [epoch.settings.fingerprint for epoch in epochs]
     fixed = now.fingerprint, now.merge.window.gap_ms, now.merge.tenant_max_lag_ms or 0
     if len(set(fingerprints)) == 1:
@@ -128,7 +129,8 @@ def read_since(
 
     Epochs by whose rules it has read nothing are missing.
     """
-    kept, found = kept_facts(questions), dict[int, dict[TopicPartition, int]]()
+    kept = kept_facts(questions)
+    found = dict[int, dict[TopicPartition, int]]()
     for number in range(1, epochs):
         for source in settings.inputs:
             if (text := kept.get(_fact(number, source))) is not None:

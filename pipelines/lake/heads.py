@@ -81,7 +81,8 @@ class Heads:
         idle: dict[TopicPartition, list[IdleDecision]] = {}
         for tp, decision in read_decisions(self.questions, self.generation):
             idle.setdefault(tp, []).append(decision)
-        heads, waiting = [HEADS.empty_table()], [_RECORDS.empty_table()]
+        heads = [HEADS.empty_table()]
+        waiting = [_RECORDS.empty_table()]
         known = {
             tp: cursor for tp, cursor in moment.cursors.items() if tp.partition in moment.clocks
         }
@@ -219,7 +220,8 @@ class _Stood:
 
     def passed(self) -> list[IdleDecision]:
         """Return the decisions that the merge had read."""
-        at, position = self.cursor.next_offset, self.cursor.position or 0
+        at = self.cursor.next_offset
+        position = self.cursor.position or 0
         return [
             each
             for each in self.decisions

@@ -47,9 +47,11 @@ def check_layout(questions: Questions, lake: Lake) -> None:
     - The lake was begun with other tenants than the configuration has, or a source with another
       number of topics: either has other columns.
     """
-    silver, progress = tables.SILVER, tables.PROGRESS
+    silver = tables.SILVER
+    progress = tables.PROGRESS
     properties = questions.properties(silver) if questions.exists(silver) else {}
-    layout, known = int(properties.get(tables.LAYOUT, 0)), tables.LAYOUT_VERSION
+    layout = int(properties.get(tables.LAYOUT, 0))
+    known = tables.LAYOUT_VERSION
     if layout > known:
         raise ConfigurationError(
             f"lake: {lake.location} has layout {layout}, and this version of Watersmeet knows "
@@ -134,7 +136,8 @@ def rules_of_layout_1(settings: Settings) -> dict[str, str]:
         "publish.max_bytes": str(settings.publish.max_bytes),
     }
     for name, source in settings.sources.items():
-        beat, where = source.heartbeat, source.where
+        beat = source.heartbeat
+        where = source.where
         facts |= {
             f"sources.{name}.schema": _digest(source.schema_file.text)
             if source.schema_file
@@ -171,7 +174,8 @@ def differences(questions: Questions, facts: Mapping[str, str]) -> list[str]:
 
 def check_rules_of_layout_1(questions: Questions, settings: Settings) -> None:
     """Raise ConfigurationError where a lake of layout 1 was begun with other rules than these."""
-    kept, facts = _kept(questions), rules_of_layout_1(settings)
+    kept = _kept(questions)
+    facts = rules_of_layout_1(settings)
     if "merge.timeout" not in kept:  # the lake is of a later layout, and begins now
         return
     sources = [field.removesuffix(".topic") for field in kept if field.endswith(".topic")]
@@ -206,7 +210,8 @@ def keep_moved(
 
     For the lake's owner, where topics have moved.
     """
-    kept, now = _kept(questions), time.time_ns() // 1_000_000
+    kept = _kept(questions)
+    now = time.time_ns() // 1_000_000
     changed = [(field, value, now) for field, value in facts.items() if kept.get(field) != value]
     if changed:
         rows = tables.layout(settings)[tables.CONFIGURATION].rows(changed)
@@ -241,7 +246,8 @@ def keep_facts(
     """Keep the facts that the lake does not hold yet, and return all that it holds."""
     table = tables.layout(settings)[tables.CONFIGURATION]
     for _ in range(_ATTEMPTS):
-        kept, now = _kept(questions), time.time_ns() // 1_000_000
+        kept = _kept(questions)
+        now = time.time_ns() // 1_000_000
         missing = [
             (name, value, now)
             for name, value in facts.items()

@@ -60,7 +60,8 @@ def named(found: pa.Table, columns: Sequence[str], with_topics: Collection[str])
     """
     if found.column_names == list(columns):
         return found
-    source, topic = found["source"], found["topic"]
+    source = found["source"]
+    topic = found["topic"]
     inputs = pc.binary_join_element_wise(source, topic, SEPARATOR)
     has_topics = pc.is_in(source, pa.array(sorted(with_topics), pa.string()))
     inputs = pc.if_else(has_topics, inputs, source)

@@ -50,7 +50,8 @@ _CHECK_EVERY: Final = 5
 Where the file is gone, it checks sooner.
 """
 
-TAKEN, RELEASED = "taken", "released"
+TAKEN = "taken"
+RELEASED = "released"
 FORGET: Final = "forget"
 EVOLVE: Final = "evolve"
 _APPLICATION = "watersmeet-leases"
@@ -281,7 +282,8 @@ class Lease:
         return is_ours
 
     def _append(self, entry: int, event: str, token: int) -> None:
-        at, jvm_pid = time.time_ns() // 1_000_000, _jvm_pid()
+        at = time.time_ns() // 1_000_000
+        jvm_pid = _jvm_pid()
         here = {
             "holder": self._holder,
             "host": socket.gethostname(),

@@ -98,7 +98,8 @@ class Lake:
 
     def address(self, table: str) -> str:
         """Return the path or URI `<lake>/<table>`, or the quoted name in the catalog."""
-        location, table = self.home(table).settings.lake, source_of(table)
+        location = self.home(table).settings.lake
+        table = source_of(table)
         if isinstance(location, CatalogLake):
             return f"`{location.catalog}`.`{location.schema_name}`.`{table}`"
         return f"{location}/{table}"

@@ -69,7 +69,10 @@ class PartitionedFiles:
     def __init__(
         self, schema: pa.Schema, by: str, address: str, files: Files, folder: Path
     ) -> None:
-        self._by, self._address, self._files, self._folder = by, address, files, folder
+        self._by = by
+        self._address = address
+        self._files = files
+        self._folder = folder
         self._schema = schema.remove(schema.get_field_index(by))
         self._counted = [field.name for field in self._schema if field.type in _COUNTED]
 
@@ -96,8 +99,10 @@ class PartitionedFiles:
 
     def _added(self, value: str, writer: pq.ParquetWriter) -> AddAction:
         writer.close()
-        path, name = self._folder / value, f"{self._by}={value}/part-{uuid.uuid4()}.snappy.parquet"
-        size, statistics = path.stat().st_size, _statistics(pq.read_metadata(path), self._counted)
+        path = self._folder / value
+        name = f"{self._by}={value}/part-{uuid.uuid4()}.snappy.parquet"
+        size = path.stat().st_size
+        statistics = _statistics(pq.read_metadata(path), self._counted)
         self._files.put(path, f"{self._address}/{name}")
         return AddAction(
             name, size, {self._by: value}, time.time_ns() // 1_000_000, True, json.dumps(statistics)
@@ -106,7 +111,9 @@ class PartitionedFiles:
 
 def _statistics(written: pq.FileMetaData, counted: list[str]) -> dict[str, Any]:
     """Return the statistics of these columns of a file, as Delta's log has them."""
-    least, most, nulls = dict[str, Any](), dict[str, Any](), dict[str, int]()
+    least = dict[str, Any]()
+    most = dict[str, Any]()
+    nulls = dict[str, int]()
     groups = [written.row_group(i) for i in range(written.num_row_groups)]
     columns = {written.schema.column(i).path: i for i in range(written.num_columns)}
     for name in counted:

@@ -94,7 +94,8 @@ def append_results(
     The commit's number is that of the version that it is to make. So of two checks that end
     together, Delta skips the later one, or finds it in conflict, and that one tries again.
     """
-    mine, rows = uuid.uuid4().hex, table.rows(results)
+    mine = uuid.uuid4().hex
+    rows = table.rows(results)
     for _ in range(_ATTEMPTS):
         number = questions.version(table.name) + 1
         with suppress_conflict():

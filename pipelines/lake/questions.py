@@ -83,7 +83,8 @@ class VersionGoneError(WatersmeetError):
             "than `retention`; "
             "name a later one"
         )
-        self.table, self.version = table, version
+        self.table = table
+        self.version = version
 
 
 class Version(NamedTuple):

@@ -114,10 +114,8 @@ def parts_of_messages(
     ).to_pylist():
         tp = TopicPartition(row["source"], row["partition"])
         since, until = ranges.get(tp, (0, 0))
-        since, until = (
-            max(since, row["offset"]),
-            row["until_offset"] if until is None else min(until, row["until_offset"]),
-        )
+        since = max(since, row["offset"])
+        until = row["until_offset"] if until is None else min(until, row["until_offset"])
         if since < until:
             yield tp, np.arange(since, until, dtype=np.int64)
 
@@ -148,10 +146,8 @@ def _copies(
         )
         passed = defaultdict(list)
         for row in rows:
-            p, original = (
-                row["partition"],
-                originals.get((row["partition"], row[REDRIVEN_FROM.name])),
-            )
+            p = row["partition"]
+            original = originals.get((row["partition"], row[REDRIVEN_FROM.name]))
             since, until = mine.get(p, (0, 0))
             is_here = since <= row["offset"] and (until is None or row["offset"] < until)
             is_known = row[REDRIVEN_FROM.name] >= generation.begin.get(TopicPartition(source, p), 0)

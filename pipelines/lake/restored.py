@@ -62,5 +62,6 @@ def _undone(questions: Questions, table: str) -> tuple[int, int] | None:
         if commit is not None and not commit.is_fence:
             return (restore, version.number) if is_undone and restore is not None else None
         if version.restored_to is not None and not is_undone:
-            restore, until = version.number, version.restored_to
+            restore = version.number
+            until = version.restored_to
     return None

@@ -60,8 +60,10 @@ def check_writable(lake: Lake) -> None:
     if not lake.is_catalog and scheme_of(lake.location) is None:
         _check_folder(Path(local_path(lake.location)))
     for place in stored(lake):
-        files, probe = Files(lake.storage), f"{place}/_probe-{uuid.uuid4()}"
-        first, second = files.create(probe), files.create(probe)
+        files = Files(lake.storage)
+        probe = f"{place}/_probe-{uuid.uuid4()}"
+        first = files.create(probe)
+        second = files.create(probe)
         files.read_text(probe)
         files.delete(probe)  # lists, too
         if not first or second:

@@ -47,10 +47,8 @@ def clocks_at(questions: Questions, epochs: Epochs, batch: int, moment: Moment) 
     The moment is at the end of the batch, or before it, and may be of a part of the
     topic-partitions.
     """
-    generation, epoch = (
-        read_generations(questions, epochs.current.settings).of(batch),
-        epochs.of(batch),
-    )
+    generation = read_generations(questions, epochs.current.settings).of(batch)
+    epoch = epochs.of(batch)
     left = passed(
         questions, Epochs(each for each in epochs if each.number <= epoch.number), generation
     )
@@ -89,12 +87,14 @@ def tenants_of(
     A topic-partition is absent where the idle policy did, and no record in bronze.
     """
     found: dict[TopicPartition, tuple[int, str | None]] = {}
-    by, first_of = ["partition", "tenant"], {"first": ("min", "offset")}
+    by = ["partition", "tenant"]
+    first_of = {"first": ("min", "offset")}
     for source in sorted({tp.source for tp in heads}):
         mine = [(tp.partition, head) for tp, head in heads.items() if tp.source == source]
         at_head: Where = [[("partition", "=", p), ("event_time", "=", head)] for p, head in mine]
         for where in in_portions(at_head):
             for row in questions.summary(tables.bronze(source), by, first_of, where).to_pylist():
-                tp, first = TopicPartition(source, row["partition"]), (row["first"], row["tenant"])
+                tp = TopicPartition(source, row["partition"])
+                first = (row["first"], row["tenant"])
                 found[tp] = min(first, found.get(tp, first), key=lambda each: each[0])
     return {tp: tenant for tp, (_, tenant) in found.items()}

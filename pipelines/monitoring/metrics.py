@@ -184,7 +184,8 @@ class Metrics:
         )
 
         disable_created_metrics()  # type: ignore[no-untyped-call]
-        self.registry, self._settings = CollectorRegistry(), settings
+        self.registry = CollectorRegistry()
+        self._settings = settings
         ProcessCollector(registry=self.registry)  # memory, processor time, open files
         make: dict[str, Any] = {"gauge": Gauge, "counter": Counter, "histogram": Histogram}
         self._metrics: dict[str, Any] = {}
@@ -265,10 +266,8 @@ class Metrics:
             self._of("clock_seconds", partition).set(time_ms / 1000)
         for tp, at in standing.sources.items():
             self._reached["silver", tp], self._positions[tp] = at.next_offset, at.position
-            place, clock = (
-                (self._settings.inputs[tp.source], tp.partition),
-                standing.clocks.get(tp.partition),
-            )
+            place = (self._settings.inputs[tp.source], tp.partition)
+            clock = standing.clocks.get(tp.partition)
             for state in STATES:
                 self._of("source_state", *place, state).set(state == at.state)
             if at.head is not None:
@@ -301,7 +300,8 @@ class Metrics:
     ) -> None:
         """Set what is open in the partitions that were asked for."""
         for tp in bounds:
-            place, found = (self._settings.inputs[tp.source], tp.partition), transactions.get(tp)
+            place = (self._settings.inputs[tp.source], tp.partition)
+            found = transactions.get(tp)
             since = None if found is None else found.since
             self._of("open_transaction_offsets", *place).set(0 if found is None else found.behind)
             self._of("open_transaction_seconds", *place).set(
@@ -325,7 +325,9 @@ def serving(settings: Settings) -> Iterator[list[Observer]]:
         raise missing_package(error, ", or leave out `metrics`") or error from None
     from pipelines.monitoring.server import MetricsServer
 
-    metrics, port, address = Metrics(settings), settings.metrics.port, settings.metrics.address
+    metrics = Metrics(settings)
+    port = settings.metrics.port
+    address = settings.metrics.address
     try:
         server = MetricsServer(address, port, make_wsgi_app(metrics.registry))
     except OSError as error:

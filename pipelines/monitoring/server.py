@@ -32,7 +32,8 @@ class _Server(ThreadingMixIn, WSGIServer):
     request_queue_size = 128
 
     def __init__(self, family: socket.AddressFamily, address: Any, timeout_s: float) -> None:
-        self.address_family, self._timeout_s = family, timeout_s
+        self.address_family = family
+        self._timeout_s = timeout_s
         self._room = threading.Semaphore(MOST_CONNECTIONS)
         super().__init__(address, _Handler)
 

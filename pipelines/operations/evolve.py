@@ -53,7 +53,8 @@ def preview(questions: Questions, settings: Settings) -> dict[str, Any]:
 
     Raises ConfigurationError if there is no lake.
     """
-    epochs, last = read_epochs(questions, settings), last_batch(questions)
+    epochs = read_epochs(questions, settings)
+    last = last_batch(questions)
     found = changes(epochs, settings)
     problems = [
         *_problems(epochs, settings, found),
@@ -155,7 +156,8 @@ def _too_early(
     These rules say which records are in the messages that were read back from the sink of a lost
     lake. They stay until all of these messages are past.
     """
-    before, after = epochs.current.settings, epochs.current.settings.under(after.rules())
+    before = epochs.current.settings
+    after = epochs.current.settings.under(after.rules())
     if before.fingerprint == after.fingerprint or not questions.exists(tables.RECOVERED):
         return
     field = next(field for field in found if not field.startswith("publish."))

@@ -253,7 +253,8 @@ class Forgetting:
 
         For one tenant, these are the records whose value does not name another.
         """
-        topic, as_bytes = self.settings.inputs[source], self.key.encode()
+        topic = self.settings.inputs[source]
+        as_bytes = self.key.encode()
         readers = [name for name, other in self.settings.sources.items() if topic in other.topics]
         rules = [rules for name in readers for rules in self._rules(name)]
         key_of = [value_key(each) for each in rules]
@@ -304,7 +305,8 @@ class Forgetting:
             }
         cluster = Cluster(self.settings.kafka)
         for source, topic in self.settings.inputs.items():
-            places, kept = self._in_bronze(source), self.settings.sources[source_of(source)]
+            places = self._in_bronze(source)
+            kept = self.settings.sources[source_of(source)]
             first = cluster.bounds_of(topic, sorted({p for p, _ in places})) if places else {}
             yield self._of_topic(
                 cluster, topic, [(p, offset) for p, offset in places if offset >= first[p][0]]
@@ -409,7 +411,9 @@ class Forgetting:
         """
         if not self._silver:
             return
-        engine, now, schema = owner.engine, now_ms(), owner.engine.lake.layout[tables.SILVER].schema
+        engine = owner.engine
+        now = now_ms()
+        schema = owner.engine.lake.layout[tables.SILVER].schema
         records = [row for row in self._silver if row["status"] != "waiting"]
         places = [(row["partition"], row["event_time"], now) for row in records]
         if places:

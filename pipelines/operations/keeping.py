@@ -67,14 +67,13 @@ def expire(owner: Owner, settings: Settings, table: str, *, is_sparing: bool = F
     the next call deletes them. Raises LeaseLostError, and deletes nothing more, if a later owner
     has taken the table.
     """
-    questions, keep_ms = owner.engine.questions, kept_ms(settings.keep, table)
+    questions = owner.engine.questions
+    keep_ms = kept_ms(settings.keep, table)
     last = None if keep_ms is None else last_batch(questions)
     if keep_ms is None or last is None:
         return
-    generation, epochs = (
-        read_generations(questions, settings).newest,
-        read_epochs(questions, settings),
-    )
+    generation = read_generations(questions, settings).newest
+    epochs = read_epochs(questions, settings)
     if last[0].batch < generation.from_batch:  # after a reset, the clock may be an earlier one
         return
     limits = {p: clock - keep_ms for p, clock in last[0].clocks.items()}
@@ -196,13 +195,12 @@ def _forget_batches(
 
     At the end of that batch, every position must be older than the limit (ms).
     """
-    questions, first = owner.engine.questions, generation.from_batch
+    questions = owner.engine.questions
+    first = generation.from_batch
     floors = {p: batch for p, batch in read_floors(questions).batches.items() if batch >= first}
     longest = longest_ms(read_epochs(questions, settings))
-    needed, letters = (
-        _needed(questions, limits, longest),
-        _first_not_sent(questions, settings, tables.LATE, limits),
-    )
+    needed = _needed(questions, limits, longest)
+    letters = _first_not_sent(questions, settings, tables.LATE, limits)
     bounds = {
         p: min(limit, clocks[p] - longest, needed.get(p, limit), letters.get(p, limit))
         for p, limit in limits.items()
@@ -214,7 +212,8 @@ def _forget_batches(
     }
     # Also what an earlier call has left: after a crash, or because another source's owner wrote
     # the floor.
-    ends, terms = batch_ends(questions, {**floors, **batches}), list[Sequence[Condition]]()
+    ends = batch_ends(questions, {**floors, **batches})
+    terms = list[Sequence[Condition]]()
     for name in of_source(settings.inputs, table.removeprefix(tables.bronze(""))):
         mine = {
             tp.partition: end

@@ -181,10 +181,8 @@ class Redrive:
             or len(read_epochs(self.questions, self.settings)) == 1
         ):
             return
-        rules, origins = (
-            rules_of(self.settings, source),
-            self.settings.repartitioned[source].from_topics,
-        )
+        rules = rules_of(self.settings, source)
+        origins = self.settings.repartitioned[source].from_topics
         for piece in pieces:
             rows = read_piece(
                 self.questions, piece, ["partition", "offset", "key", "value"], of_source
@@ -225,7 +223,8 @@ class Redrive:
         `first`: by partition, the first record in question. Later records tell it: those in bronze,
         those not in bronze yet, and those that were passed over on purpose and are still in Kafka.
         """
-        topic, until = self.settings.inputs[source], 2**63 - 1
+        topic = self.settings.inputs[source]
+        until = 2**63 - 1
         bounds = (self._cluster.settled_bounds if is_settled else self._cluster.bounds)(
             topic, self.partitions
         )
@@ -259,7 +258,8 @@ class Refused:
     """
 
     def __init__(self, questions: Questions, source: str) -> None:
-        self.source, self._questions = source, questions
+        self.source = source
+        self._questions = questions
         self._fingerprints: dict[tuple[int, int], bytes | None] = {}
         """Fingerprints by partition and offset; None where quarantine does not have the record, or
         it was forgotten.
@@ -322,11 +322,9 @@ def redriven_in_bronze(
     where these say that they were redriven.
     """
     source = refused.source
-    table, topic, begins = (
-        tables.bronze(source),
-        settings.inputs[source],
-        {p: at for p, (at, _) in ranges.items()},
-    )
+    table = tables.bronze(source)
+    topic = settings.inputs[source]
+    begins = {p: at for p, (at, _) in ranges.items()}
     step = max(1, SPAN // max(1, len(ranges)))
     while begins := {
         p: at

@@ -36,13 +36,11 @@ class Checker:
     def __init__(
         self, engine: Engine, settings: Settings, every: int, reporter: Reporter, tell: Observer
     ) -> None:
-        self._engine, self._settings, self._every, self._reporter, self._tell = (
-            engine,
-            settings,
-            every,
-            reporter,
-            tell,
-        )
+        self._engine = engine
+        self._settings = settings
+        self._every = every
+        self._reporter = reporter
+        self._tell = tell
         self._suites = read_suites(settings)
         for suite in self._suites:
             _ = suite.expectations  # what is wrong is told at the start

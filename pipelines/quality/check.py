@@ -128,7 +128,8 @@ def check(
     for suite in suites:
         # A suite that Great Expectations does not take is told before anything is read.
         _ = suite.expectations
-    questions, table = engine.questions, engine.lake.layout[tables.QUALITY]
+    questions = engine.questions
+    table = engine.lake.layout[tables.QUALITY]
     if since is not None and (newest := questions.version(tables.SILVER)) < since:
         raise ConfigurationError(
             f"--since: silver has no version {since}; name one from 0 to {newest}"
@@ -196,7 +197,8 @@ def _results(
     suites: Sequence[Suite],
     now_ms: int,
 ) -> list[SuiteResult]:
-    rows, outcomes = 0, list[list[Outcome]]()
+    rows = 0
+    outcomes = list[list[Outcome]]()
     pieces = (
         [span]
         if table in _EVERY_TIME
@@ -205,7 +207,8 @@ def _results(
     for piece in pieces:
         with engine.held(rows_of(engine, settings, table, piece, now_ms)) as found:
             rows += engine.summary(found, [], {"rows": ("count", "*")})["rows"][0].as_py()
-            has_tenants, has_topics = settings.merge.has_tenants, bool(settings.with_topics)
+            has_tenants = settings.merge.has_tenants
+            has_topics = bool(settings.with_topics)
             mine = evaluate(
                 found, suites, coordinates(table, has_tenants=has_tenants, has_topics=has_topics)
             )

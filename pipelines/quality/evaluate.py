@@ -79,10 +79,8 @@ def evaluate(rows: Any, suites: Sequence[Suite], coordinates: Sequence[str]) -> 
     """
     load_great_expectations()
     expectations = [suite.expectations for suite in suites]
-    batch, known = (
-        _as_batch(rows),
-        rows.column_names if isinstance(rows, pa.Table) else rows.columns,
-    )
+    batch = _as_batch(rows)
+    known = rows.column_names if isinstance(rows, pa.Table) else rows.columns
     found = [name for name in coordinates if name in known]
     return [
         [
@@ -129,7 +127,8 @@ def _validate(batch: Batch, expectations: Iterable[Any], coordinates: Sequence[s
 
 
 def _outcome(suite: Suite, number: int, result: Any, coordinates: Sequence[str]) -> Outcome:
-    told, success = dict(result.result), bool(result.success)
+    told = dict(result.result)
+    success = bool(result.success)
     # Of no rows at all, Spark's sum is null.
     unexpected = int(told["unexpected_count"] or 0) if "unexpected_count" in told else None
     return Outcome(

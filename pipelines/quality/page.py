@@ -75,11 +75,14 @@ def _verdict(check: Check, expectations: int) -> str:
     failed = sum(len(result.failed) for result in check.results)
     if failed:
         verb = "is" if failed == 1 else "are"
-        kind, text = "fails", f"{failed:,} of {expectations:,} expectations {verb} not met."
+        kind = "fails"
+        text = f"{failed:,} of {expectations:,} expectations {verb} not met."
     elif not expectations:
-        kind, text = "quiet", "Nothing is new since the last check."
+        kind = "quiet"
+        text = "Nothing is new since the last check."
     else:
-        kind, text = "holds", "The data is as expected: every expectation is met."
+        kind = "holds"
+        text = "The data is as expected: every expectation is met."
     return f'<p class="verdict {kind}">{text}</p>'
 
 
@@ -88,10 +91,8 @@ def _overview(names: Sequence[str], check: Check, settings: Settings) -> str:
     lines = []
     for name in names:
         mine = [result for result in check.results if result.table == name]
-        failed, all_of_them = (
-            sum(len(result.failed) for result in mine),
-            sum(len(result.outcomes) for result in mine),
-        )
+        failed = sum(len(result.failed) for result in mine)
+        all_of_them = sum(len(result.outcomes) for result in mine)
         title = f'<a href="#{escape(name)}">{escape(_title(name, settings)[0])}</a>'
         lines.append(
             (title, f"{max(result.rows for result in mine):,}", f"{all_of_them:,}", _met(failed))

@@ -37,7 +37,8 @@ from pipelines.lake.questions import Condition, Questions, Where, in_portions, w
 from pipelines.quality.suites import SINK
 from pipelines.settings import Settings
 
-PIECE_OFFSETS, PIECE_BYTES = 1_000_000, 512 * 1024 * 1024
+PIECE_OFFSETS = 1_000_000
+PIECE_BYTES = 512 * 1024 * 1024
 """Approximate number of offsets that are looked at in one go, and of bytes of bronze's files, so
 that the rows fit into memory.
 """
@@ -81,12 +82,14 @@ class Batches(NamedTuple):
         """Yield the span in pieces of up to `limit` offsets, and of one batch or more: a batch is
         bounded by itself.
         """
-        after, size = span.after, 0
+        after = span.after
+        size = 0
         inside = sorted(batch for batch in self.versions if span.after < batch <= span.until)
         for before, batch in zip([span.after, *inside], inside, strict=False):
             if size and size + self.offsets[batch] > limit:
                 yield Span(after, before)
-                after, size = before, 0
+                after = before
+                size = 0
             size += self.offsets[batch]
         if after < span.until:
             yield Span(after, span.until)
@@ -238,11 +241,9 @@ def _within(rows: pa.Table, passed: Mapping[str, Mapping[int, tuple[int, int]]])
     """Return the rows at offsets `[from, until)` of their partition, by input, with text for bytes
     and `days_from_kafka`.
     """
-    partitions, offsets, found = (
-        int64s(rows["partition"]),
-        int64s(rows["offset"]),
-        np.zeros(rows.num_rows, np.bool_),
-    )
+    partitions = int64s(rows["partition"])
+    offsets = int64s(rows["offset"])
+    found = np.zeros(rows.num_rows, np.bool_)
     for name, ranges in passed.items():
         since = looked_up(partitions, {p: begin for p, (begin, _) in ranges.items()}, 0)
         until = looked_up(partitions, {p: end for p, (_, end) in ranges.items()}, 0)
@@ -344,7 +345,8 @@ def published_until(questions: Questions, last: int) -> int:
     highest = questions.summary(tables.PROGRESS, [], {"partition": ("max", "partition")})[
         "partition"
     ][0].as_py()
-    tails, pending = last_published(questions), list[list[Condition]]()
+    tails = last_published(questions)
+    pending = list[list[Condition]]()
     for order in orders(questions):
         since = order.since(tails, range(highest + 1))
         later = ([("partition", "=", p), (order.column, ">", time)] for p, time in since.items())
@@ -395,7 +397,8 @@ def _messages_of(order: Order, questions: Questions, settings: Settings, span: S
     times = {row["partition"]: (row["first"], row["last"]) for row in rows}
     if not times:
         return MESSAGES.empty_table()
-    topic, cluster = settings.publish.topic, Cluster(settings.kafka)
+    topic = settings.publish.topic
+    cluster = Cluster(settings.kafka)
     sink = cluster.identified(topic)  # where it was created anew since, nothing is noted yet
     last_time = f"last_{order.column}"
     noted = [
@@ -409,7 +412,8 @@ def _messages_of(order: Order, questions: Questions, settings: Settings, span: S
         [*noted, ("partition", "=", p), (last_time, ">=", last)] for p, (_, last) in times.items()
     ]
     # `at_most_once` notes no offsets: then a partition is read from end to end.
-    begins, ends_at = dict.fromkeys(times, -1), dict.fromkeys(times, -1)
+    begins = dict.fromkeys(times, -1)
+    ends_at = dict.fromkeys(times, -1)
     for known, kind, where in ((begins, "max", before), (ends_at, "min", after)):
         found = _asked(
             questions, tables.PUBLISHED, ["partition"], {"offset": (kind, "sink_offset")}, where
@@ -420,7 +424,8 @@ def _messages_of(order: Order, questions: Questions, settings: Settings, span: S
     bounds = cluster.settled_bounds(topic, max(times) + 1)
     for p in sorted(times):
         first, end = bounds[p]
-        since, until = max(first, begins[p] + 1), end if ends_at[p] < 0 else ends_at[p] + 1
+        since = max(first, begins[p] + 1)
+        until = end if ends_at[p] < 0 else ends_at[p] + 1
         if since < until:
             read = read_range(settings.kafka, Range(topic, p, since, until))
             messages += [_as_messages(batch, times[p], order) for batch in read]
@@ -467,7 +472,8 @@ def _of_headers(
     where the headers say it.
     """
     said = {header["key"]: _decoded(header["value"]) for header in headers or ()}
-    seq, id = said.get(SEQ), said.get(ID)
+    seq = said.get(SEQ)
+    id = said.get(ID)
     try:
         event_time = parse_message_id(id or "")[1]
     except ValueError:

@@ -84,7 +84,9 @@ def begin_first(
     if publisher is not None:
         publisher.begin()
     generation, sink = first_generation(settings, partitions, publisher)
-    now, rows, decided = now_ms(), list[dict[str, Any]](), list[Decided]()
+    now = now_ms()
+    rows = list[dict[str, Any]]()
+    decided = list[Decided]()
     if generation.kind == "sink":
         rows += _recovered_rows(settings, generation, sink.states)
         decided += [
@@ -115,7 +117,8 @@ def first_generation(
 
     Raises ConfigurationError if it is not possible.
     """
-    sink, start = read_sink(settings, partitions, publisher), settings.kafka.start
+    sink = read_sink(settings, partitions, publisher)
+    start = settings.kafka.start
     check_start(settings, sink)
     begin = {
         TopicPartition(source, p): offset
@@ -131,7 +134,9 @@ def first_generation(
 
 def _chosen(settings: Settings, source: str, partitions: int, sink: Sink) -> dict[int, int]:
     """Return, by partition, the offset at which `start` wants an input to begin."""
-    start, topic, cluster = settings.kafka.start, settings.inputs[source], Cluster(settings.kafka)
+    start = settings.kafka.start
+    topic = settings.inputs[source]
+    cluster = Cluster(settings.kafka)
     bounds = cluster.bounds(topic, partitions)
     firsts = {p: first for p, (first, _) in bounds.items()}
     if start == "latest":
@@ -188,11 +193,9 @@ def preview(questions: Questions, settings: Settings, partitions: int) -> list[d
     It has the `transaction` of another producer if one is open behind these offsets. Raises what a
     run would raise.
     """
-    rows, begun, reading = (
-        [],
-        read_generations(questions, settings),
-        NextOffsets(questions, settings, partitions),
-    )
+    rows = []
+    begun = read_generations(questions, settings)
+    reading = NextOffsets(questions, settings, partitions)
     newest = begun.newest if begun else first_generation(settings, partitions)[0]
     because = "the lake" if begun else newest.reason
     for source, topic in settings.inputs.items():
@@ -254,7 +257,8 @@ class Target(NamedTuple):
 
 def targets_of(settings: Settings, partitions: int, to: str | int) -> dict[TopicPartition, Target]:
     """Return the targets of a reset to `earliest`, `latest` or a Kafka timestamp (ms)."""
-    cluster, found = Cluster(settings.kafka), dict[TopicPartition, Target]()
+    cluster = Cluster(settings.kafka)
+    found = dict[TopicPartition, Target]()
     for source, topic in settings.inputs.items():
         bounds = cluster.bounds(topic, partitions)
         if isinstance(to, int):
@@ -330,9 +334,11 @@ class Jump:
         """
         if not self.settings.merge.has_due:
             return
-        first, deleted = self._before[0], read_floors(self._questions).times
+        first = self._before[0]
+        deleted = read_floors(self._questions).times
         for jump in self.jumps:
-            p, tail = jump.partition, self.tails.get(jump.partition)
+            p = jump.partition
+            tail = self.tails.get(jump.partition)
             known_from = first.begin[TopicPartition(jump.source, p)] if first.kind == "sink" else 0
             known_from = jump.from_offset if (tables.SILVER, p) in deleted else known_from
             if tail is not None and tail.place.closed_at == PLAIN and jump.to_offset < known_from:
@@ -396,7 +402,8 @@ class Jump:
             for j in self.jumps
             if j.source == source
         }
-        engine, table = self.owner.engine, tables.bronze(source)
+        engine = self.owner.engine
+        table = tables.bronze(source)
         back = self._lacking(
             table, {p: (since, until) for p, (since, until) in back.items() if since < until}
         )
@@ -421,7 +428,8 @@ class Jump:
         Only offsets within `ranges` count. A partition that lacks none is absent.
         """
         found = self._questions.select(table, ["partition", "offset"], within(ranges))
-        offsets, known = int64s(found["offset"]), groups(int64s(found["partition"]))
+        offsets = int64s(found["offset"])
+        known = groups(int64s(found["partition"]))
         lacking = {}
         for p, (since, until) in ranges.items():
             mine = offsets[known[p]] if p in known else np.array([], np.int64)
@@ -449,7 +457,8 @@ def _write_known(
 
     This replaces what an attempt that was never committed has written.
     """
-    engine, now = owner.engine, now_ms()
+    engine = owner.engine
+    now = now_ms()
     for table in (tables.RECOVERED, tables.IDLE_HEARTBEATS):
         undecided: Where = [[("generation", "=", number)]]
         if row_count(engine.questions, table, undecided):

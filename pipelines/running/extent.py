@@ -25,7 +25,8 @@ from pipelines.lake.questions import (
     with_sizes,
 )
 
-PIECE_BYTES, LIMIT_BYTES = 64 * 1024 * 1024, 2 * 1024 * 1024 * 1024
+PIECE_BYTES = 64 * 1024 * 1024
+LIMIT_BYTES = 2 * 1024 * 1024 * 1024
 """Size limits of records, as they are in memory: of a chunk and (roughly) of a publication."""
 
 _FINISHED = [("status", "=", "timed_out"), ("valid", "=", True)]
@@ -124,18 +125,17 @@ def _pending(
 ) -> Pending:
     columns = with_sizes(questions, tables.SILVER, ["partition", order.column])
     found = questions.select(tables.SILVER, columns, finished(order, since, None, from_batch))
-    of_rows, times = int64s(found["partition"]), int64s(found[order.column])
+    of_rows = int64s(found["partition"])
+    times = int64s(found[order.column])
     after = looked_up(of_rows, since, NEVER)
     is_tie = times == after
     tied = _with_ties(questions, tails, order, np.unique(of_rows[is_tie]).tolist(), from_batch)
     is_pending = (times > after) | (is_tie & np.isin(of_rows, tied))
     if clocks is not None and order.column == "closed_at":
         is_pending &= times <= looked_up(of_rows, clocks, NO_TIME)
-    of_rows, times, sizes = (
-        of_rows[is_pending],
-        times[is_pending],
-        sizes_of(questions, tables.SILVER, found)[is_pending],
-    )
+    of_rows = of_rows[is_pending]
+    times = times[is_pending]
+    sizes = sizes_of(questions, tables.SILVER, found)[is_pending]
     share = min(1.0, limit / max(1, len(times)), limit_bytes / max(1, int(sizes.sum())))
     pieces: list[dict[int, Extent]] = []
     room = room_bytes = count = 0
@@ -149,7 +149,8 @@ def _pending(
             fits = int(np.searchsorted(sums, before + room_bytes, side="right")) - done
             if room <= 0 or (fits <= 0 and pieces[-1]):
                 pieces.append({})
-                room, room_bytes = size, PIECE_BYTES
+                room = size
+                room_bytes = PIECE_BYTES
                 continue
             mine = _first(left[done:], max(1, min(room, fits)))
             if len(mine) > 1 and (
@@ -170,7 +171,8 @@ def _pending(
                     continue
             pieces[-1][partition] = Extent(int(mine[0]), int(mine[-1]))
             done += len(mine)
-            room, room_bytes = room - len(mine), room_bytes - (int(sums[done - 1]) - before)
+            room = room - len(mine)
+            room_bytes = room_bytes - (int(sums[done - 1]) - before)
     return Pending(pieces, share < 1.0, order, count, from_batch)
 
 
@@ -184,15 +186,22 @@ def _parts(
     ]
     rows = questions.select(tables.SILVER, with_sizes(questions, tables.SILVER, rest), where)
     rows = rows.sort_by([(name, "ascending") for name in rest])
-    begin, room, room_bytes, last = None, size, PIECE_BYTES, None
+    begin = None
+    room = size
+    room_bytes = PIECE_BYTES
+    last = None
     places = zip(*(rows[name].to_pylist() for name in rest), strict=True)
     for place, row_bytes in zip(
         places, sizes_of(questions, tables.SILVER, rows).tolist(), strict=True
     ):
         if last is not None and (room == 0 or row_bytes > room_bytes):
             yield Extent(time, time, begin, last)
-            begin, room, room_bytes = place, size, PIECE_BYTES
-        last, room, room_bytes = place, room - 1, room_bytes - row_bytes
+            begin = place
+            room = size
+            room_bytes = PIECE_BYTES
+        last = place
+        room = room - 1
+        room_bytes = room_bytes - row_bytes
     yield Extent(time, time, begin)
 
 
@@ -201,10 +210,8 @@ def of_piece(order: Order, piece: Mapping[int, Extent], from_batch: int) -> Wher
 
     More records may meet it if the chunk has several partitions.
     """
-    firsts, lasts = (
-        {p: extent.first for p, extent in piece.items()},
-        {p: extent.last for p, extent in piece.items()},
-    )
+    firsts = {p: extent.first for p, extent in piece.items()}
+    lasts = {p: extent.last for p, extent in piece.items()}
     where = finished(order, firsts, lasts, from_batch)
     for extent in piece.values():
         for place, operator in ((extent.begin, ">"), (extent.end, "<")):

@@ -132,10 +132,8 @@ class DeadLetters:
                 pieces = self._pending(standing)
             if pieces and self._sink != self._identified():
                 continue  # and recover: the topic was deleted, or created again
-            after, count = (
-                {p: dict(standing.get(p, {})) for p in range(self.partitions)},
-                self._size.limit,
-            )
+            after = {p: dict(standing.get(p, {})) for p in range(self.partitions)}
+            count = self._size.limit
             began = self.now_s()
             try:
                 sent = self._send(pieces[:count], after)
@@ -203,7 +201,8 @@ class DeadLetters:
                 for terms in within({p: (at, None) for p, at in since.items()})
             ]
             found = self._engine.questions.select(self.table, ["partition", "offset"], beyond)
-            partitions, offsets = int64s(found["partition"]), int64s(found["offset"])
+            partitions = int64s(found["partition"])
+            offsets = int64s(found["offset"])
             is_new = (
                 offsets
                 >= np.array([since.get(p, 0) for p in range(int(partitions.max(initial=0)) + 1)])[

@@ -35,7 +35,8 @@ def moved_topics(
 
     Raises what Kafka raises.
     """
-    cluster, found = Cluster(settings.kafka), set[str]()
+    cluster = Cluster(settings.kafka)
+    found = set[str]()
     for field, topics in remade_topics(questions, facts).items():
         inputs = [
             name
@@ -54,7 +55,8 @@ def _has_the_records(
 
     In each partition it must have at least one record that bronze has, and none that differs.
     """
-    table, topic = tables.bronze(name), settings.inputs[name]
+    table = tables.bronze(name)
+    topic = settings.inputs[name]
     if not questions.exists(table):
         return False
     last = questions.summary(table, ["partition"], {"offset": ("max", "offset")}).to_pylist()

@@ -70,12 +70,15 @@ class NextOffsets:
         A gap that is accepted is recorded in `resets`. Raises DataLossError if Kafka has deleted
         offsets that were not read and `on_data_loss` is `stop`.
         """
-        bounds, known = self.bounds(source), self.of(source)
+        bounds = self.bounds(source)
+        known = self.of(source)
         lost = self.lost(source, known, bounds)
         if lost:
             if self.owner is None:
                 raise ValueError("a gap can only be accepted by the owner of bronze")
-            place, now, reason = self.settings.place(source), now_ms(), "on_data_loss: continue"
+            place = self.settings.place(source)
+            now = now_ms()
+            reason = "on_data_loss: continue"
             rows = [(*place, p, *gap, now, reason) for p, gap in lost.items()]
             self.owner.append(
                 tables.RESETS,
@@ -96,7 +99,8 @@ class NextOffsets:
         Raises DataLossError if it is not, and ConfigurationError if an offset is beyond Kafka's
         end.
         """
-        topic, lost = self.settings.inputs[source], dict[int, tuple[int, int]]()
+        topic = self.settings.inputs[source]
+        lost = dict[int, tuple[int, int]]()
         for p, offset in offsets.items():
             first, end = bounds[p]
             if offset > end:

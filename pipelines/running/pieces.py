@@ -64,7 +64,8 @@ def _cuts(asked: Questions, piece: Piece) -> list[int]:
     found = read_piece(asked, piece, with_sizes(asked, piece.table, ["partition", "offset"]))
     places = zip(found["partition"].to_pylist(), found["offset"].to_pylist(), strict=True)
     sizes = dict(zip(places, sizes_of(asked, piece.table, found).tolist(), strict=True))
-    cuts, room = list[int](), PIECE_BYTES
+    cuts = list[int]()
+    room = PIECE_BYTES
     for number, place in enumerate(
         (p, offset) for p, mine in piece.offsets.items() for offset in mine.tolist()
     ):

@@ -167,7 +167,8 @@ class Planner:
         """Move on behind a plan, which is now committed."""
         if self.tenants is not None:
             self.tenants.done()
-        self.next_batch, self.clocks = plan.batch + 1, plan.clocks
+        self.next_batch = plan.batch + 1
+        self.clocks = plan.clocks
         self.cursors |= plan.cursors()
 
     def decided(self, decisions: Iterable[tuple[TopicPartition, IdleDecision]]) -> None:
@@ -203,9 +204,12 @@ class Planner:
 
     def standing(self) -> Standing:
         """Return the progress of the merge, as far as the last plan looked."""
-        ends, heads, sources = self.bronze_ends(), self.heads(), {}
+        ends = self.bronze_ends()
+        heads = self.heads()
+        sources = {}
         for tp, cursor in self.cursors.items():
-            head, decisions = heads[tp], self.idle.get(tp)
+            head = heads[tp]
+            decisions = self.idle.get(tp)
             if decisions and decisions[-1].after_offset + 1 >= ends[tp]:
                 state = "idle"
             elif head is None:
@@ -258,11 +262,10 @@ class Planner:
         merged.
         """
         tenants = self.tenants or Tenants()
-        rows, positions = (
-            self._rows(),
-            np.array([], np.int64) if tenants.clocks is None else tenants.clocks.positions,
-        )
-        is_in, partitions = positions != NO_TIME, int64s(rows["partition"])
+        rows = self._rows()
+        positions = np.array([], np.int64) if tenants.clocks is None else tenants.clocks.positions
+        is_in = positions != NO_TIME
+        partitions = int64s(rows["partition"])
         late = is_in & (
             int64s(rows["event_time"].fill_null(NO_TIME))
             < rules.late_before(partitions, positions, rows["tenant"])
@@ -285,7 +288,8 @@ class Planner:
         """
         if self.tenants is None or not silent:
             return {}
-        heads, ends = self.heads(), self.bronze_ends()
+        heads = self.heads()
+        ends = self.bronze_ends()
         ranges = {
             tp: OffsetRange(cursor.next_offset, ends[tp], cursor.position, heads[tp], heads[tp])
             for tp, cursor in self.cursors.items()
@@ -298,10 +302,8 @@ class Planner:
 
     def _clocks_of_tenants(self, plan: BatchPlan) -> TenantClocks:
         """Return the clocks of tenants after a plan, which must be the last one."""
-        heads, lag_ms = (
-            (self.tenants or Tenants()).heads,
-            self.settings.merge.tenant_max_lag_ms or 0,
-        )
+        heads = (self.tenants or Tenants()).heads
+        lag_ms = self.settings.merge.tenant_max_lag_ms or 0
         return TenantClocks.of(self._rows(), heads, plan, self.idle, lag_ms)
 
     def _rows(self) -> pa.Table:
@@ -318,10 +320,8 @@ class Planner:
 
     def _plan(self) -> BatchPlan | None:
         number, since = self.epoch
-        begins, known = (
-            number > 0 and since == self.next_batch,
-            (self.clocks, self.rules, self._heads_beyond),
-        )
+        begins = number > 0 and since == self.next_batch
+        known = (self.clocks, self.rules, self._heads_beyond)
         plan = plan_batch(
             self.next_batch, self.cursors, self._available, *known, begins_epoch=begins
         )
@@ -400,7 +400,8 @@ class Planner:
 
     def _is_next(self, decision: IdleDecision, tp: TopicPartition, until: int) -> bool:
         """Return True if a decision is before `until`, is not consumed, and moves the position."""
-        cursor, last = self.cursors[tp], self.ends.get(tp)
+        cursor = self.cursors[tp]
+        last = self.ends.get(tp)
         if last is not None and decision.after_offset + 1 >= last.until:
             return False  # it is part of the head already, or came later
         is_new = cursor.position is None or decision.event_time > cursor.position
@@ -428,7 +429,8 @@ def sizes_by_partition(
     found: pa.Table, sizes: Int64s, ranges: Mapping[int, tuple[int, int]]
 ) -> dict[int, Sizes]:
     """Return the sizes of rows of bronze (bytes) by partition, only of those in its range."""
-    offsets, by_number = int64s(found["offset"]), {}
+    offsets = int64s(found["offset"])
+    by_number = {}
     for partition, rows in groups(int64s(found["partition"]), offsets).items():
         since, until = ranges.get(partition, (0, 0))
         rows = rows[(offsets[rows] >= since) & (offsets[rows] < until)]
@@ -441,7 +443,8 @@ def by_partition(
     source: str, found: pa.Table, ranges: Mapping[int, tuple[int, int]]
 ) -> dict[TopicPartition, Available]:
     """Return rows of bronze by topic-partition, in order of offset, only those in its range."""
-    offsets, times = int64s(found["offset"]), int64s(found["event_time"].fill_null(NO_TIME))
+    offsets = int64s(found["offset"])
+    times = int64s(found["event_time"].fill_null(NO_TIME))
     available = {}
     for partition, rows in groups(int64s(found["partition"]), offsets).items():
         # A query may also return neighbours of the requested rows.

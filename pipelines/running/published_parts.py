@@ -82,7 +82,8 @@ def _parts_of_messages(
         place_of(**dict(zip(map(_PLACE.__getitem__, names), each, strict=True)))
         for each in zip(*columns, strict=True)
     ]
-    partitions, batches = rows["partition"].to_pylist(), rows["batch"].to_pylist()
+    partitions = rows["partition"].to_pylist()
+    batches = rows["batch"].to_pylist()
     is_out = []
     for p, batch, place in zip(partitions, batches, places, strict=True):
         is_behind = p in newest.tails and place <= newest.tails[p].place
@@ -133,13 +134,12 @@ def _known_from_sink(engine: Engine, settings: Settings, generations: Generation
 
     It left them out since the sink of the lost lake had them.
     """
-    first, inputs = generations[0], list[Rows]()
+    first = generations[0]
+    inputs = list[Rows]()
     after = generations.after(first)
     ends = {} if after is None else reached(engine.questions, first, after.from_batch)
-    batches, spans = (
-        [generations.batches(first)],
-        {tp: (since, ends.get(tp)) for tp, since in first.begin.items()},
-    )
+    batches = [generations.batches(first)]
+    spans = {tp: (since, ends.get(tp)) for tp, since in first.begin.items()}
     for source in settings.inputs:
         ranges = {tp.partition: span for tp, span in spans.items() if tp.source == source}
         keyed: Where = [

@@ -50,8 +50,11 @@ class Sampler:
         questions: Questions,
         tell: Observer,
     ) -> None:
-        self._settings, self._partitions, self._layers = settings, partitions, layers
-        self._questions, self._tell = questions, tell
+        self._settings = settings
+        self._partitions = partitions
+        self._layers = layers
+        self._questions = questions
+        self._tell = tell
         self._cluster = Cluster(settings.kafka, TIMEOUT_S)
         self._silver_changed = "silver" in layers
         self._clocks: TenantClocks | None = None
@@ -84,7 +87,9 @@ class Sampler:
                 found, still_open = open_transactions(self._cluster, topic, range(self._partitions))
                 bounds |= {TopicPartition(name, p): limits for p, limits in found.items()}
                 transactions |= {TopicPartition(name, p): each for p, each in still_open.items()}
-        open_rows, of_tenants, behind_sink = None, None, None
+        open_rows = None
+        of_tenants = None
+        behind_sink = None
         if self._silver_changed:
             # Before the query, so that a batch committed meanwhile is not missed.
             self._silver_changed = False
@@ -102,7 +107,8 @@ class Sampler:
 
     def _by_tenant(self) -> tuple[int, TenantsSampled]:
         """Return how many merge records are open, and how far tenants are."""
-        rows, clocks = unfinished(self._questions), self._clocks
+        rows = unfinished(self._questions)
+        clocks = self._clocks
         counts = {"open": 0, "waiting": 0}
         for status, count in zip(rows["status"].to_pylist(), rows["rows"].to_pylist(), strict=True):
             counts[status] += count

@@ -64,7 +64,9 @@ class Patience:
         Raises what it raised last once the limit is passed. What is not retriable is raised at
         once, and so is a failure that `passes_on` selects.
         """
-        since, where, unexplained = None, "", 0
+        since = None
+        where = ""
+        unexplained = 0
         while True:
             try:
                 work()
@@ -252,7 +254,9 @@ class Stream:
 
         The limit is that of `Patience`. (Trouble with Kafka is watched by the run.)
         """
-        passed, now, limit_s = self.gate.passed, time.monotonic(), self.gate.patience.limit_s
+        passed = self.gate.passed
+        now = time.monotonic()
+        limit_s = self.gate.patience.limit_s
         if self._troubled is None or self._troubled[0] != passed:
             self._troubled = passed, now
         if now - self._troubled[1] > limit_s:

@@ -45,7 +45,8 @@ def read_sink(settings: Settings, partitions: int, publisher: Publisher | None =
     Raises ForeignMessageError if a message is not Watersmeet's. Raises ConfigurationError if the
     messages were made by another merge, or do not say where a lost lake goes on.
     """
-    topic, cluster = settings.publish.topic, Cluster(settings.kafka)
+    topic = settings.publish.topic
+    cluster = Cluster(settings.kafka)
     if topic not in cluster.partition_counts([topic]):
         return NO_MESSAGES
     bounds = (
@@ -78,7 +79,9 @@ def check_start(settings: Settings, sink: Sink) -> None:
     """Raise ConfigurationError if a lake begun by `kafka.start` would not exactly continue the
     sink.
     """
-    start, topic, states = settings.kafka.start, settings.publish.topic, sink.states.values()
+    start = settings.kafka.start
+    topic = settings.publish.topic
+    states = sink.states.values()
     if not sink.states or start == "latest":
         return
     if start != "sink" and any(state.is_lived for state in states):
@@ -122,7 +125,9 @@ def _other_rules(settings: Settings, place: str, rules: Collection[str]) -> str:
 
 
 def _read_state(settings: Settings, partition: int, bounds: tuple[int, int]) -> SinkState:
-    topic, merge, offset = settings.publish.topic, settings.merge, -1
+    topic = settings.publish.topic
+    merge = settings.merge
+    offset = -1
 
     def messages() -> Iterator[tuple[ReadBack, Mapping[str, bytes | None]]]:
         """Yield the partition's messages from its end backwards, without tombstones."""
@@ -151,7 +156,8 @@ def _check_form(settings: Settings, state: SinkState) -> None:
 
     They may differ in whether there are tenants, and in how merge records are closed.
     """
-    topic, merge = settings.publish.topic, settings.merge
+    topic = settings.publish.topic
+    merge = settings.merge
     if state.last is None:
         return
     if merge.has_tenants and not state.last.tenant:

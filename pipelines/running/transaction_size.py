@@ -41,5 +41,6 @@ class TransactionSize:
         Returns False if the next one cannot be smaller.
         """
         smaller = max(1, min(size, self.limit) // _SHRINKING)
-        is_smaller, self.limit = smaller < self.limit, smaller
+        is_smaller = smaller < self.limit
+        self.limit = smaller
         return is_smaller

@@ -82,8 +82,8 @@ def test_what_it_says_is_the_models(tmp_path: Path, seeds: range) -> None:
             passed = [
                 offset
                 for offset in range(len(case.values[source]))
-                if offset >= lake.until[source, partition]
-            ]  # type: ignore[index]
+                if offset >= lake.until[source, partition]  # type: ignore[index]
+            ]
             assert at["lag"] == len(passed)
 
 
@@ -108,11 +108,11 @@ def test_before_anything_is_merged_what_waits_in_bronze_is_told(tmp_path: Path) 
 def test_where_the_idle_policy_has_spoken_last_the_source_is_idle(tmp_path: Path) -> None:
     values = {"tracking": [keyed("i", t) for t in (10, 50, 200, 400)], "orders": [keyed("i", 20)]}
     case = Case(
-        values,
+        values,  # type: ignore[arg-type]
         100,
         ["tracking"] * 4 + ["orders"],
         {"orders": [IdleDecision(0, 200), IdleDecision(0, 400)]},
-    )  # type: ignore[arg-type]
+    )
     lake = ModelLake(settings_for(tmp_path), {0: case})
     lake.arrive()
     lake.decide()

@@ -146,8 +146,9 @@ class PureLake:
             end = self.arrived[tp]
             rows = self.rows[tp][cursor.next_offset : end]
             times = [
-                NO_TIME if row["event_time"] is None else row["event_time"] // 1000 for row in rows
-            ]  # type: ignore[operator]
+                NO_TIME if row["event_time"] is None else row["event_time"] // 1000  # type: ignore[operator]
+                for row in rows
+            ]
             found = Available(
                 np.array([row["offset"] for row in rows], np.int64), np.array(times, np.int64)
             )
@@ -235,9 +236,9 @@ class PureLake:
 
 def _content(row: Mapping[str, object]) -> tuple[object, ...]:
     parts = [
-        tuple((p.get("topic", ""), p["offset"], _ms(p["event_time"]), p["value"]) for p in row[s])
+        tuple((p.get("topic", ""), p["offset"], _ms(p["event_time"]), p["value"]) for p in row[s])  # type: ignore[attr-defined]
         for s in SOURCES
-    ]  # type: ignore[attr-defined]
+    ]
     times = [_ms(row[name]) for name in ("event_time", "last_event_time")]
     return (
         row["partition"],

@@ -165,8 +165,8 @@ def _is_replaced(row: Mapping[str, object], by: Mapping[str, object]) -> bool:
     if row["status"] == "open":
         return by["replaces"] == row["event_time"]
     return (
-        row["status"] == "waiting" and by["passes"] is not None and row["position"] <= by["passes"]
-    )  # type: ignore[operator]
+        row["status"] == "waiting" and by["passes"] is not None and row["position"] <= by["passes"]  # type: ignore[operator]
+    )
 
 
 def _ms(time: object) -> int | None:

@@ -278,9 +278,9 @@ class Siege:
     def _expected_late(self) -> list[tuple[object, ...]]:
         """Each with its value as it was sent."""
         return [
-            (*row[:-1], self.sent[row[0], row[1], row[2]].value)
+            (*row[:-1], self.sent[row[0], row[1], row[2]].value)  # type: ignore[index]
             for row in expected_late(self.river.cases)
-        ]  # type: ignore[index]
+        ]
 
     def _expected_refused(self) -> list[tuple[object, ...]]:
         return [

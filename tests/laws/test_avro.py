@@ -77,12 +77,13 @@ def test_late_and_refused_records_are_kept_as_they_came(lake: CaseLake) -> None:
         return as_avro(value) if source == "tracking" else value
 
     assert lake.late() == sorted(
-        (*row[:6], as_sent(row[1], row[6])) for row in expected_late(cases())
-    )  # type: ignore[arg-type]
+        (*row[:6], as_sent(row[1], row[6]))  # type: ignore[arg-type]
+        for row in expected_late(cases())
+    )
     refused = [
-        (p, source, offset, as_sent(source, value))
+        (p, source, offset, as_sent(source, value))  # type: ignore[arg-type]
         for p, source, offset, value in expected_quarantine(cases())
-    ]  # type: ignore[arg-type]
+    ]
     assert lake.quarantined() == sorted(refused, key=repr)
     assert {row[1] for row in refused} == set(SOURCES)
 

@@ -122,11 +122,15 @@ def test_every_record_is_read_once_and_a_reset_reads_what_was_passed_over(
         read(lake.owner(), lake, source)
     assert records(lake, "orders") == expected(cases, "orders")
     assert records(lake, "tracking") == [
-        row for row in expected(cases, "tracking") if row[1] >= begins[row[0]]
-    ]  # type: ignore[operator,index]
+        row
+        for row in expected(cases, "tracking")
+        if row[1] >= begins[row[0]]  # type: ignore[index, operator]
+    ]
     read_of = [
-        row for row in expected_quarantine(cases) if row[1] == "orders" or row[2] >= begins[row[0]]
-    ]  # type: ignore[operator,index]
+        row
+        for row in expected_quarantine(cases)
+        if row[1] == "orders" or row[2] >= begins[row[0]]  # type: ignore[index, operator]
+    ]
     assert lake.quarantined() == read_of
     assert len(read_of) > 0
     lake.merge(lake.quick)

@@ -107,11 +107,11 @@ def test_with_tenants_too(new_lake: MakeLake, kind: str) -> None:
     lake.arrive()
     lake.merge()
     [row] = lake.silver()
-    assert (row[1], row[2], [len(parts) for parts in row[5:]]) == (
+    assert (row[1], row[2], [len(parts) for parts in row[5:]]) == (  # type: ignore[arg-type]
         "a",
         "timed_out",
         [1] * len(names),
-    )  # type: ignore[arg-type]
+    )
 
 
 @pytest.mark.parametrize("name", sorted(NAMES_OF_STEPS))

@@ -94,8 +94,8 @@ def test_every_bronze_record_ends_in_exactly_one_outcome_or_waits(lake: CaseLake
         (source, row[0], part[0])
         for row in lake.silver()
         for i, source in enumerate(SOURCES)
-        for part in row[5 + i]
-    ]  # type: ignore[attr-defined]
+        for part in row[5 + i]  # type: ignore[attr-defined]
+    ]
     ended += [(str(row[1]), row[0], row[2]) for row in [*lake.late(), *lake.quarantined()]]
     passed = []
     for source in SOURCES:

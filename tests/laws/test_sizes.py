@@ -270,9 +270,10 @@ def test_a_heap_of_a_gibibyte_holds_records_that_pack_well_and_all_that_one_cloc
     for arriving in (records, [(p, heartbeat(10_000_000)) for p in range(2)]):
         produce_packed(river, arriving)
         run = river.run("--once")
+        command = run.process.pid
         peak_mib = peak_mib_of(
             run.process,
-            lambda each, pid=run.process.pid: each.pid != pid and "java" not in each.name(),
+            lambda each: each.pid != command and "java" not in each.name(),  # noqa: B023
         )
         assert run.wait() == 0, run.said()
         assert 0 < peak_mib < 1.2 * 1024, f"{peak_mib:.0f} MiB in a Python worker"

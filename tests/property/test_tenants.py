@@ -37,9 +37,9 @@ def test_from_one_merge_record_of_a_key_to_the_next_due_and_event_time_grow(
         by_key[row.tenant, row.key].append(row)
     for rows in by_key.values():
         assert all(
-            one.due < other.due and one.event_time < other.event_time
+            one.due < other.due and one.event_time < other.event_time  # type: ignore[operator]
             for one, other in pairwise(rows)
-        )  # type: ignore[operator]
+        )
 
 
 # -- clocks
