@@ -21,7 +21,7 @@ from typing import Any
 
 from benchmarks import backlog, batches, latency, machine
 from benchmarks.points import ENGINES, Result, Sizes, print_results
-from benchmarks.programs import ProgramError, tell
+from benchmarks.programs import ProgramError, notify
 
 
 def main() -> None:
@@ -50,7 +50,7 @@ def main() -> None:
                         document["results"].append(result.document())
                         options.out.write_text(json.dumps(document, indent=2) + "\n")
                 except ProgramError as error:
-                    tell(f"not measured: {error}")
+                    notify(f"not measured: {error}")
                     failed = True
     finally:
         print_results(results, document)

@@ -21,7 +21,7 @@ from deltalake import DeltaTable
 from benchmarks import points
 from benchmarks.inputs import fill_topics, write_configuration
 from benchmarks.points import Result, Sizes
-from benchmarks.programs import ProgramError, bytes_in, embedded_broker, program, tell
+from benchmarks.programs import ProgramError, bytes_in, embedded_broker, notify, program
 from pipelines.kafka.cluster import Cluster
 from pipelines.kafka.publisher import sequence_tail
 from pipelines.kafka.reading import read_tails
@@ -96,7 +96,7 @@ class River:
                 f"{published} messages came out of {self.sessions} sessions: "
                 f"{running.said()[-2000:]}"
             )
-        tell(
+        notify(
             f"run {name}: {self.records / running.seconds:,.0f} records/s over {self.partitions} "
             "partitions"
         )
@@ -123,7 +123,7 @@ class River:
             messages = sum(
                 end - first for first, end in cluster.bounds(topic, self.partitions).values()
             )
-        tell(f"{name}: {self.records / running.seconds:,.0f} records/s, {messages:,} messages")
+        notify(f"{name}: {self.records / running.seconds:,.0f} records/s, {messages:,} messages")
         return running.seconds, messages
 
 
@@ -143,7 +143,7 @@ def river(
             count, size = fill_topics(
                 Cluster(settings.kafka), settings, records - orders, orders, partitions, tenants
             )
-            tell(f"{count:,} records in {partitions} partitions, {size:,} bytes")
+            notify(f"{count:,} records in {partitions} partitions, {size:,} bytes")
             yield River(folder, bootstrap_servers, partitions, count, orders, size)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
@@ -233,7 +233,7 @@ def _try_peer(river: River, name: str, taken: dict[str, list[tuple[float, int]]]
     try:
         taken.setdefault(name, []).append(river.peer(name))
     except ProgramError as error:
-        tell(f"{name} is left out: {error}")
+        notify(f"{name} is left out: {error}")
 
 
 def _large(large: River, engine: str, floor: float, plain: Run) -> Iterator[Result]:

@@ -31,7 +31,7 @@ from benchmarks.inputs import (
     write_configuration,
 )
 from benchmarks.points import Result, Sizes
-from benchmarks.programs import bytes_in, tell
+from benchmarks.programs import bytes_in, notify
 from pipelines.core.types import ddl
 from pipelines.engine import Engine
 from pipelines.engine.embedded import EmbeddedEngine
@@ -270,7 +270,9 @@ def _lake(
         by_spark if chosen == "spark" else EmbeddedEngine(Lake(settings), lambda: by_spark)
     )
     create_missing(engine)
-    tell(f"a lake of {timed_out:,} timed-out and {open_rows:,} open rows of {parts} + 1 parts ...")
+    notify(
+        f"a lake of {timed_out:,} timed-out and {open_rows:,} open rows of {parts} + 1 parts ..."
+    )
     _add_rows(
         by_spark,
         "timed_out",

@@ -25,7 +25,7 @@ from confluent_kafka import TopicPartition as KafkaPartition
 from benchmarks import points
 from benchmarks.inputs import TOPICS, record_value, session_key, write_configuration
 from benchmarks.points import Result, Sizes
-from benchmarks.programs import Program, ProgramError, embedded_broker, program, tell
+from benchmarks.programs import Program, ProgramError, embedded_broker, notify, program
 from pipelines.core.sequence import ID, parse_message_id
 from pipelines.kafka.cluster import Cluster, sink_settings
 from pipelines.kafka.options import ListeningConsumer, ListeningProducer
@@ -155,7 +155,7 @@ def _measure(bootstrap_servers: str, engine: str, sizes: Sizes, folder: Path) ->
         Receiver(settings, sizes.partitions) as receiver,
     ):
         running.await_words("lake: ready")
-        tell(
+        notify(
             f"{sizes.rate} records/s: {sizes.warm_up_s:.0f} s to warm up, {sizes.measured_s:.0f} s "
             "measured"
         )

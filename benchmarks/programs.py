@@ -101,7 +101,7 @@ def embedded_broker(folder: Path) -> Iterator[str]:
         broker.stop(folder)
 
 
-def tell(text: str) -> None:
+def notify(text: str) -> None:
     """A word on how it gets on, beside the results."""
     print(text, file=sys.stderr, flush=True)
 

@@ -23,7 +23,7 @@ import yaml
 from benchmarks import machine
 from benchmarks.inputs import fill_topics, write_configuration
 from benchmarks.points import ENGINES
-from benchmarks.programs import ProgramError, embedded_broker, program, tell
+from benchmarks.programs import ProgramError, embedded_broker, notify, program
 from pipelines.kafka.cluster import Cluster
 from pipelines.settings import load_settings
 
@@ -67,7 +67,7 @@ def main() -> None:
             for number in range(options.rounds):
                 for engine in options.engine or ENGINES:
                     runs.append(_run(folder / f"{engine}-{number}", servers, engine, after))
-                    tell(json.dumps(runs[-1]))
+                    notify(json.dumps(runs[-1]))
     print(json.dumps({"machine": machine.describe(), "runs": runs}, indent=2))
 
 

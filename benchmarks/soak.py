@@ -33,8 +33,8 @@ from rich.table import Table
 
 from benchmarks import machine
 from benchmarks.latency import TIMEOUT_MS, Receiver, Sender, latencies, prepare
-from benchmarks.programs import ProgramError, embedded_broker, program, tell
-from pipelines.lake.by_delta_rs import DeltaRsQuestions
+from benchmarks.programs import ProgramError, embedded_broker, notify, program
+from pipelines.lake.by_delta_rs import DeltaRsReader
 from pipelines.lake.location import Lake
 from pipelines.settings import Settings
 
@@ -131,17 +131,17 @@ def soak(folder: Path, engine: str, seconds: float, rate: int) -> list[Watched]:
 def _run(folder: Path, settings: Settings, receiver: Receiver, seconds: float) -> Watched:
     """One run, watched for so long after it is ready."""
     lake = Lake(settings)
-    questions = DeltaRsQuestions(lake)
+    reader = DeltaRsReader(lake)
     with program(folder, "-m", "pipelines", "run") as running:
         running.await_words("lake: ready")
         run = Watched(time.time())
-        tell(f"{settings.engine}: a run of {seconds:.0f} s")
+        notify(f"{settings.engine}: a run of {seconds:.0f} s")
         while time.time() < run.began + seconds:
             if running.process.poll() is not None:
                 raise ProgramError(f"the run ended by itself: {running.said()[-2000:]}")
             for name, value in (
                 *_of_processes(running.process.pid).items(),
-                *_of_tables(questions, lake).items(),
+                *_of_tables(reader, lake).items(),
             ):
                 run.counted[name].append((time.time(), value))
             time.sleep(EVERY_S)
@@ -164,9 +164,9 @@ def _of_processes(pid: int) -> dict[str, float]:
     return sums
 
 
-def _of_tables(questions: DeltaRsQuestions, lake: Lake) -> dict[str, float]:
+def _of_tables(reader: DeltaRsReader, lake: Lake) -> dict[str, float]:
     """The files of the table that has most."""
-    return {"files of a table": max(map(questions.file_count, lake.layout))}
+    return {"files of a table": max(map(reader.file_count, lake.layout))}
 
 
 def _add_latencies(runs: Sequence[Watched], found: Sequence[tuple[float, float]]) -> None:
@@ -179,7 +179,7 @@ def _add_latencies(runs: Sequence[Watched], found: Sequence[tuple[float, float]]
 def _verify(folder: Path) -> None:
     """Everything that was sent passes through; then the promises are checked."""
     _command(folder, "run", "--once")
-    tell(_command(folder, "verify"))
+    notify(_command(folder, "verify"))
 
 
 def _command(folder: Path, *arguments: str) -> str:

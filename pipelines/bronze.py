@@ -32,7 +32,7 @@ from pipelines.core.plan import TopicPartition
 from pipelines.core.reading import WRITER_SCHEMA
 from pipelines.engine import Engine, KafkaInput, Rows, Running
 from pipelines.errors import QuarantineLimitError, unknown_schema_of
-from pipelines.faults import reach
+from pipelines.faults import fault_point
 from pipelines.kafka.registry import Registry, rules_of
 from pipelines.lake import tables
 from pipelines.lake.commits import (
@@ -46,9 +46,9 @@ from pipelines.lake.commits import (
 )
 from pipelines.lake.erased import read_erased, without_erased
 from pipelines.lake.maintenance import Maintenance
-from pipelines.lake.questions import Where, within
 from pipelines.lake.schemas import given_up_schemas, known_schemas, unknown_schemas
-from pipelines.monitoring.events import Counts, Handled, Reached
+from pipelines.lake.table_reader import Where, within
+from pipelines.monitoring.events import BronzeProgress, Counts, RecordsProcessed
 from pipelines.monitoring.observability import Reporter
 from pipelines.running.owner import Owner, now_ms
 from pipelines.settings import Settings
@@ -118,12 +118,12 @@ class Bronze:
         batch, or skips it.
         """
         self.complete()
-        self._tell_reached(offsets)
+        self._notify_progress(offsets)
         self._note_unknown_schema(None if self._running is None else self._running.failure)
-        self._erased = read_erased(self._engine.questions, self.source, offsets)
+        self._erased = read_erased(self._engine.reader, self.source, offsets)
         source = kafka_input(self.settings, self.source, offsets, self._given_up)
         self._running = self._engine.follow_kafka(
-            source, lambda rows: guard(lambda: self._take(rows)), once=once
+            source, lambda rows: guard(lambda: self._process_batch(rows)), once=once
         )
         return self._running
 
@@ -146,12 +146,12 @@ class Bronze:
             return
         after_ms = registry.unknown_after_ms
         if after_ms is not None:
-            self._given_up |= given_up_schemas(self._engine.questions, source_of(self.source))
+            self._given_up |= given_up_schemas(self._engine.reader, source_of(self.source))
         schema_id = None if failure is None else unknown_schema_of(failure)
         if schema_id is None or schema_id in self._given_up:
             return
         now = now_ms()
-        since = unknown_schemas(self._engine.questions, source_of(self.source)).get(schema_id)
+        since = unknown_schemas(self._engine.reader, source_of(self.source)).get(schema_id)
         if since is None:
             since = now
             self._note_schemas({schema_id: None})
@@ -172,7 +172,7 @@ class Bronze:
             tables.WRITER_SCHEMAS, self._engine.lake.layout[tables.WRITER_SCHEMAS].rows(rows)
         )
 
-    def _take(self, rows: Rows) -> None:
+    def _process_batch(self, rows: Rows) -> None:
         try:
             self._take_batch(rows)
         except Exception as failure:  # an engine may read the batch only now
@@ -189,17 +189,19 @@ class Bronze:
             if not records:
                 return
             self._check_share(found, records, refused)
-            reach("bronze.append")
+            fault_point("bronze.append")
             with self.owner.step("bronze", "append"):
                 commit = self.append(kept, found)
         with self.owner.step("bronze", "note"):
             self.note(commit)
-        reach("bronze.done")
-        self._tell_reached(
+        fault_point("bronze.done")
+        self._notify_progress(
             {p: until for p, (_, until) in ranges_of(commit.facts["ranges"]).items()}
         )
-        self.owner.tell(Handled("bronze", {self.settings.inputs[self.source]: _outcomes(found)}))
-        self.reporter.tell(
+        self.owner.notify(
+            RecordsProcessed("bronze", {self.settings.inputs[self.source]: _outcomes(found)})
+        )
+        self.reporter.notify(
             self.table, f"{records} records, {refused} refused", records=records, refused=refused
         )
         if self.maintenance is not None:
@@ -243,7 +245,7 @@ class Bronze:
         """
         ranges = _ranges(found)
         if self._is_unsure:
-            last = last_decision(self._engine.questions, self.table, self.application)
+            last = last_decision(self._engine.reader, self.table, self.application)
             ends = (
                 {}
                 if last is None
@@ -267,7 +269,7 @@ class Bronze:
     def _keep_schemas(self, registry: RegistrySettings, wanted: set[int]) -> None:
         """Add the schemas with these ids to `writer_schemas`, if it lacks them."""
         if new := wanted - self._kept_schemas:
-            known = known_schemas(self._engine.questions, source_of(self.source))
+            known = known_schemas(self._engine.reader, source_of(self.source))
             new -= {schema_id for schema_id, text in known.items() if text != UNKNOWN}
             schemas = Registry(registry, self._given_up)
             texts = {
@@ -286,7 +288,7 @@ class Bronze:
         """
         if not commit.facts["refused"]:
             return
-        reach("bronze.quarantine")
+        fault_point("bronze.quarantine")
         ranges = ranges_of(commit.facts["ranges"])
         refused: Where = [[*terms, ("reason", "is not null", None)] for terms in within(ranges)]
         schema = self._engine.lake.layout[tables.QUARANTINE].schema
@@ -305,7 +307,7 @@ class Bronze:
 
     def complete(self) -> None:
         """Write the note of the last commit, if a crash prevented it."""
-        if (commit := unnoted_commit(self._engine.questions, self.source)) is not None:
+        if (commit := unnoted_commit(self._engine.reader, self.source)) is not None:
             self.note(commit)
 
     def _check_share(self, found: pa.Table, records: int, refused: int) -> None:
@@ -337,9 +339,11 @@ class Bronze:
             )
         self._unjudged = 0, 0
 
-    def _tell_reached(self, offsets: Mapping[int, int]) -> None:
-        self.owner.tell(
-            Reached({TopicPartition(self.source, p): offset for p, offset in offsets.items()})
+    def _notify_progress(self, offsets: Mapping[int, int]) -> None:
+        self.owner.notify(
+            BronzeProgress(
+                {TopicPartition(self.source, p): offset for p, offset in offsets.items()}
+            )
         )
 
     @property

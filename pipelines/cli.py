@@ -31,11 +31,11 @@ from pipelines.commands.arguments import (
     parse_time_ms,
     parse_window,
 )
-from pipelines.commands.asking import evaluator, questions_of, unchecked
+from pipelines.commands.asking import evaluator, reader_of, unchecked
 from pipelines.commands.broker import broker_app
 from pipelines.core.texts import without_controls
 from pipelines.errors import ConfigurationError, WatersmeetError, missing_package, root_cause
-from pipelines.memory import keep_little
+from pipelines.memory import limit_allocator_caches
 from pipelines.monitoring.observability import log_as_json, logs_are_json, reporting, set_up_logging
 from pipelines.settings import load_settings, parse_duration
 
@@ -191,7 +191,7 @@ def try_rules(
 ) -> None:
     """Show what the configuration makes of the records in a file, without Kafka and without a
     lake."""
-    from pipelines.trying import try_file
+    from pipelines.dry_run import try_file
 
     answer(try_file(config, file, close=close), as_json, show.try_view)
 
@@ -213,7 +213,7 @@ def run(
 ) -> None:
     """Run the streams until stopped (SIGINT or SIGTERM end after the batch under way), or once."""
     from pipelines.monitoring.metrics import serving
-    from pipelines.run import LAYERS, Run, going_on
+    from pipelines.run import LAYERS, Run, run_with_restarts
     from pipelines.running.lineage import sending
 
     if log_format == "json":
@@ -234,7 +234,7 @@ def run(
             else:
                 this_run.until_stopped()
 
-        going_on(begin, asked_to_stop, stopping, reporter)
+        run_with_restarts(begin, asked_to_stop, stopping, reporter)
     if as_json:
         print_json({"layers": list(chosen), "latest": reporter.latest})
 
@@ -268,7 +268,7 @@ def status(config: Config = DEFAULT_CONFIG, as_json: Json = False) -> None:
     from pipelines.audit.status import status as find_status
 
     settings = load_settings(config)
-    answer(find_status(questions_of(settings), settings), as_json, show.status_view)
+    answer(find_status(reader_of(settings), settings), as_json, show.status_view)
 
 
 @app.command()
@@ -289,11 +289,11 @@ def explain(
 ) -> None:
     """Show a key's merge records: their parts, how and when each was merged, and what became of
     them."""
-    from pipelines.audit.explain import explain as tell
+    from pipelines.audit.explain import explain as notify
 
     settings = load_settings(config)
-    found = tell(
-        questions_of(settings), settings, key, None if as_of is None else parse_as_of(as_of), tenant
+    found = notify(
+        reader_of(settings), settings, key, None if as_of is None else parse_as_of(as_of), tenant
     )
     answer(found, as_json, show.explain_view)
 
@@ -319,13 +319,13 @@ def verify(
     from pipelines.audit.verify import verify as find_broken
 
     settings = load_settings(config)
-    asked = questions_of(settings)
+    reader = reader_of(settings)
     if against is None:
-        judge = evaluator(asked, settings) if full else None
-        found = find_broken(asked, settings, full=full, generation=generation, evaluate=judge)
+        judge = evaluator(reader, settings) if full else None
+        found = find_broken(reader, settings, full=full, generation=generation, evaluate=judge)
     else:
         found = verify_against(
-            asked, unchecked(rebuilt_settings(settings, against)), settings, against, generation
+            reader, unchecked(rebuilt_settings(settings, against)), settings, against, generation
         )
     kept = "every promise is kept" + (
         "" if full else " (silver: for a sample of its keys; --full checks all of them)"
@@ -372,13 +372,13 @@ def rebuild(
     window = parse_window(timeout, gap, longest)
     lag_ms = None if lag is None else parse_duration(lag)
     with reporting() as reporter:
-        asked = questions_of(settings)
+        reader = reader_of(settings)
         found = derive_again(
-            asked,
+            reader,
             settings,
             into,
             window,
-            lambda plan: reporter.tell("rebuild", f"batch {plan.batch}"),
+            lambda plan: reporter.notify("rebuild", f"batch {plan.batch}"),
             lag_ms=lag_ms,
             generation=generation,
         )
@@ -406,7 +406,7 @@ def redrive(
     settings = load_settings(config)
     since_ms = None if since is None else parse_time_ms("--since", since)
     answer(
-        Redrive(questions_of(settings), settings, reason, since_ms).run(apply=apply),
+        Redrive(reader_of(settings), settings, reason, since_ms).run(apply=apply),
         as_json,
         show.redrive_view,
     )
@@ -437,7 +437,7 @@ def forget(
         if apply:
             found = forgotten(settings, key, reporter, tenant, has_tombstone=tombstone)
         else:
-            found = Forgetting(questions_of(settings), settings, key, tenant).preview()
+            found = Forgetting(reader_of(settings), settings, key, tenant).preview()
     answer(found, as_json, show.forget_view)
 
 
@@ -484,7 +484,7 @@ def report(
 
     settings = load_settings(config)
     check_writable("--out", out)  # fail before reading the whole lake
-    write_page("--out", out, page(read_report(questions_of(settings), settings, now_ms())))
+    write_page("--out", out, page(read_report(reader_of(settings), settings, now_ms())))
     answer({"written": str(out)}, as_json, lambda _: str(out))
 
 
@@ -502,7 +502,7 @@ def reset(
     """Continue reading somewhere else, with fresh state; says first what would be skipped or read
     again."""
     from pipelines.run import LAYERS, Run
-    from pipelines.running.beginning import Jump, targets_of
+    from pipelines.running.generations import Jump, targets_of
     from pipelines.running.owner import Owner
     from pipelines.running.taking_up import read_last_messages
 
@@ -544,8 +544,8 @@ def evolve(
 
     settings = load_settings(config)
     with reporting() as reporter:
-        asked = questions_of(settings)
-        found = record(asked, settings, reporter) if apply else preview(asked, settings)
+        reader = reader_of(settings)
+        found = record(reader, settings, reporter) if apply else preview(reader, settings)
     answer(found, as_json, show.evolve_view)
     if found["problems"]:
         raise typer.Exit(2)
@@ -618,7 +618,7 @@ def _ended_by_signals() -> Iterator[None]:
 
 def main() -> None:
     """Run the command; any failure ends as one sentence and the exit status of the contract."""
-    keep_little()
+    limit_allocator_caches()
     os.umask(os.umask(0) | OF_OTHERS)
     try:
         app()

@@ -95,4 +95,4 @@ class _Hold:
             time.sleep(0.02)
 
 
-reach = _Hold(os.environ[ARMED_BY]) if ARMED_BY in os.environ else _nothing
+fault_point = _Hold(os.environ[ARMED_BY]) if ARMED_BY in os.environ else _nothing

@@ -7,8 +7,8 @@ The sink itself says how far each sequence has come. There is one publisher, the
 gold. A publication is made in these steps:
 
 1. *plan*: find the finished, valid records that silver has beyond the last published one
-   (`pipelines.running.extent`), and the Kafka offsets from which a lost lake would be recovered
-   after them;
+   (`pipelines.running.publication_plan`), and the Kafka offsets from which a lost lake would be
+   recovered after them;
 2. *read* them in the order of publication, in chunks;
 3. *messages*: make their keys, values, headers and timestamps (`core.message`);
 4. *transaction*: send them in one transaction for all partitions (`kafka.publisher`);
@@ -37,16 +37,16 @@ from pipelines.core.columns import times_ms
 from pipelines.core.idle import IdleDecision
 from pipelines.core.message import as_read, message_values, messages
 from pipelines.core.recovery import (
-    Closings,
+    CloseTimeRange,
     idle_header,
     min_offset,
     read_again_from,
     recovery_headers,
 )
-from pipelines.core.sequence import FORGOTTEN, NO_RECOVERY, Tail, tombstones
+from pipelines.core.sequence import FORGOTTEN, NO_RECOVERY, SequenceTail, tombstones
 from pipelines.engine import Engine
 from pipelines.errors import SinkReplacedError, TransactionTimeoutError, kind_of
-from pipelines.faults import reach
+from pipelines.faults import fault_point
 from pipelines.kafka.cluster import SMALLER_MESSAGES, Cluster, sink_settings
 from pipelines.kafka.publisher import Publisher, sequence_tail, sink_publisher
 from pipelines.kafka.reading import headers_of
@@ -58,17 +58,17 @@ from pipelines.lake.generations import Generation, Generations, read_generations
 from pipelines.lake.order import Order
 from pipelines.lake.progress import last_batch
 from pipelines.lake.published import last_noted_ms, last_published
-from pipelines.lake.questions import first_offsets
-from pipelines.monitoring.events import Failed, Handled, Published
-from pipelines.running.extent import LIMIT_BYTES, Extent, Pending, of_piece, pending
+from pipelines.lake.table_reader import first_offsets
+from pipelines.monitoring.events import Failed, Published, RecordsProcessed
 from pipelines.running.owner import Owner, now_ms
+from pipelines.running.publication_plan import LIMIT_BYTES, Pending, TimeRange, of_chunk, pending
 from pipelines.running.transaction_size import TransactionSize
 from pipelines.settings import Settings
 
 MAX_PER_TRANSACTION = 500_000
 """Approximate maximum number of messages in a transaction: few large transactions are cheap."""
 
-MAX_PER_PIECE = 50_000
+MAX_PER_CHUNK = 50_000
 """Approximate number of rows that are read at a time, since they are held in memory. The first
 transaction has no more.
 """
@@ -87,7 +87,7 @@ class Publication(NamedTuple):
 
     partition: int
     first_seq: int
-    tail: Tail
+    tail: SequenceTail
 
 
 @dataclass
@@ -102,12 +102,12 @@ class Gold:
     its successor.
     """
     now_s: Callable[[], float] = monotonic
-    _tails: dict[int, Tail] | None = None
+    _tails: dict[int, SequenceTail] | None = None
     _sink: str = ""
     """The sink topic as `published` names it; a new topic starts again with the first message."""
     _size: TransactionSize = field(
         default_factory=lambda: TransactionSize(
-            MAX_PER_TRANSACTION, min(MAX_PER_PIECE, MAX_PER_TRANSACTION)
+            MAX_PER_TRANSACTION, min(MAX_PER_CHUNK, MAX_PER_TRANSACTION)
         )
     )
     _generations: Generations = field(default_factory=Generations)
@@ -125,38 +125,38 @@ class Gold:
                 limits = (
                     self.partitions,
                     self._size.limit,
-                    MAX_PER_PIECE,
+                    MAX_PER_CHUNK,
                     self._clocks(),
                     limit_bytes,
                 )
                 if not self._generations:
-                    self._generations = read_generations(self._engine.questions, self.settings)
+                    self._generations = read_generations(self._engine.reader, self.settings)
                 if not self._generations:
                     return  # the lake has not begun
                 found = pending(
-                    self._engine.questions, tails, *limits, self._generations.newest.from_batch
+                    self._engine.reader, tails, *limits, self._generations.newest.from_batch
                 )
-            if found.pieces and self._sink != self._identified():
+            if found.chunks and self._sink != self._identified():
                 continue  # and recover: the sink was deleted, or created again
             try:
-                publications = self._timed(found, tails) if found.pieces else []
+                publications = self._timed(found, tails) if found.chunks else []
             except TransactionTimeoutError as error:
                 if not self._size.timed_out(found.records):
                     raise
                 log.warning(
                     "%s: about %d messages instead of %d", error, self._size.limit, found.records
                 )
-                self.owner.tell(Failed(kind_of(error), is_retried=True))
+                self.owner.notify(Failed(kind_of(error), is_retried=True))
                 continue
             self._tails = tails | {p.partition: p.tail for p in publications}
             self._tell_published(publications, self._tails)
             if publications:
-                reach("gold.done")
+                fault_point("gold.done")
                 yield publications
             if not found.has_more:
                 return
 
-    def _timed(self, found: Pending, tails: Mapping[int, Tail]) -> list[Publication]:
+    def _timed(self, found: Pending, tails: Mapping[int, SequenceTail]) -> list[Publication]:
         """Publish what is pending; the time it takes decides the size of the next transaction."""
         began = self.now_s()
         publications = self._publish(found, tails)
@@ -168,7 +168,7 @@ class Gold:
         if self._tails is None:
             self._tails = self.recover()
 
-    def recover(self) -> dict[int, Tail]:
+    def recover(self) -> dict[int, SequenceTail]:
         """Return the tail of every partition's sequence, as the sink says.
 
         Afterwards no transaction is open, and `published` covers every published message.
@@ -176,8 +176,8 @@ class Gold:
         self.check_owner()
         self._ensure_topic()
         self._sink = self._identified()
-        self._noted_ms = max(self._noted_ms, last_noted_ms(self._engine.questions))
-        noted = last_published(self._engine.questions, self._sink)
+        self._noted_ms = max(self._noted_ms, last_noted_ms(self._engine.reader))
+        noted = last_published(self._engine.reader, self._sink)
         self._publisher.begin()
         found = {
             p: sequence_tail(message)
@@ -223,13 +223,13 @@ class Gold:
         """
         if len(self._epochs) == 1:
             return None
-        last = last_batch(self._engine.questions)
+        last = last_batch(self._engine.reader)
         return {} if last is None else last[0].clocks
 
-    def _publish(self, found: Pending, tails: Mapping[int, Tail]) -> list[Publication]:
+    def _publish(self, found: Pending, tails: Mapping[int, SequenceTail]) -> list[Publication]:
         """Publish what is pending (steps 1 to 5) and return it by partition."""
         headers = self._headers(found)
-        reach("gold.publish")
+        fault_point("gold.publish")
         if self.settings.publish.delivery == "at_most_once":
             # What is noted is never sent again, so the messages are counted first, in a pass of
             # their own.
@@ -238,7 +238,7 @@ class Gold:
             with self.owner.step("gold", "publish"):
                 self._publisher.send(self._messages(found, tails, headers))
             return promised
-        ends: dict[int, Tail] = {}
+        ends: dict[int, SequenceTail] = {}
         with self.owner.step("gold", "publish"):
             offsets = self._publisher.send(
                 _followed(self._messages(found, tails, headers), ends), self._check_sink
@@ -246,21 +246,21 @@ class Gold:
         publications = _publications(
             {p: end._replace(offset=offsets[p]) for p, end in ends.items()}, tails
         )
-        reach("gold.note")
+        fault_point("gold.note")
         with self.owner.step("gold", "note"):
             self._note(publications)
         return publications
 
     def _messages(
-        self, found: Pending, tails: Mapping[int, Tail], headers: Mapping[int, Headers]
+        self, found: Pending, tails: Mapping[int, SequenceTail], headers: Mapping[int, Headers]
     ) -> Iterator[pa.Table]:
         """Yield the messages of what is pending (steps 2 and 3), each table for one partition."""
         ends = dict(tails)
-        for piece in found.pieces:
-            rows = self._rows(piece, found.order, found.from_batch)
+        for chunk in found.chunks:
+            rows = self._rows(chunk, found.order, found.from_batch)
             # Texts as UTF-8.
             rows = rows.sort_by([(name, "ascending") for name in found.order.columns])
-            for partition, extent in piece.items():
+            for partition, extent in chunk.items():
                 mine = rows.filter(pc.equal(rows["partition"], partition))
                 times = times_ms(mine[found.order.column])
                 mine = mine.filter(pa.array((times >= extent.first) & (times <= extent.last)))
@@ -271,7 +271,7 @@ class Gold:
                         yield made
 
     def _with_headers(
-        self, rows: pa.Table, headers: Headers, extent: Extent
+        self, rows: pa.Table, headers: Headers, extent: TimeRange
     ) -> Iterator[tuple[pa.Table, Headers]]:
         """Yield the rows of a partition in parts, each with the headers of its messages.
 
@@ -286,7 +286,7 @@ class Gold:
         yield rows.slice(0, last), {}
         yield rows.slice(last), headers
 
-    def _rows(self, piece: Mapping[int, Extent], order: Order, from_batch: int) -> pa.Table:
+    def _rows(self, chunk: Mapping[int, TimeRange], order: Order, from_batch: int) -> pa.Table:
         """Return the finished rows of a chunk, from a batch on, with the `value` of their message.
 
         The value follows the rules of the epoch that finished the row.
@@ -299,7 +299,7 @@ class Gold:
             *self.settings.sources,
         ]
         columns += [name for name in order.columns if name not in columns]
-        where = of_piece(order, piece, from_batch)
+        where = of_chunk(order, chunk, from_batch)
         found = []
         until = None
         for epoch in reversed(self._epochs):
@@ -308,14 +308,14 @@ class Gold:
                 *([] if until is None else [("batch", "<", until)]),
             ]
             mine = where if len(self._epochs) == 1 else [[*terms, *of_batches] for terms in where]
-            rows = self._engine.questions.rows(tables.SILVER, columns, mine)
-            found.append(valued(self._engine, rows, epoch.settings))
+            rows = self._engine.reader.rows(tables.SILVER, columns, mine)
+            found.append(with_message_values(self._engine, rows, epoch.settings))
             until = epoch.from_batch
         return pa.concat_tables(found)
 
-    def _promised(self, found: Pending, tails: Mapping[int, Tail]) -> list[Publication]:
+    def _promised(self, found: Pending, tails: Mapping[int, SequenceTail]) -> list[Publication]:
         """Return what `at_most_once` notes before it publishes; no offset can be known yet."""
-        ends: dict[int, Tail] = {}
+        ends: dict[int, SequenceTail] = {}
         for _ in _followed(self._messages(found, tails, {p: {} for p in found.extents}), ends):
             pass
         return _publications(ends, tails)
@@ -337,7 +337,7 @@ class Gold:
             ends.append({p: extent.first for p, extent in found.extents.items()})
         generation = self._generations.newest
         rules = read_fingerprints(
-            self._engine.questions, self.settings, self._epochs, self._generations
+            self._engine.reader, self.settings, self._epochs, self._generations
         )
         merge = self._epochs.current.settings.merge
         is_closed = found.order.column == "closed_at"
@@ -353,7 +353,10 @@ class Gold:
             closings = (
                 {}
                 if lag_ms is None
-                else {p: Closings(time, found.extents[p].last, lag_ms) for p, time in times.items()}
+                else {
+                    p: CloseTimeRange(time, found.extents[p].last, lag_ms)
+                    for p, time in times.items()
+                }
             )
             for partition, offsets in self._min_offsets(generation, positions, decisions).items():
                 idle = idle_header(decisions[partition], offsets, closings.get(partition))
@@ -378,7 +381,7 @@ class Gold:
         decisions: dict[int, dict[str, list[IdleDecision]]] = {
             partition: {} for partition in range(self.partitions)
         }
-        for tp, decision in read_decisions(self._engine.questions, generation):
+        for tp, decision in read_decisions(self._engine.reader, generation):
             decisions[tp.partition].setdefault(tp.source, []).append(decision)
         return decisions
 
@@ -397,7 +400,7 @@ class Gold:
         for source in self.settings.inputs:
             since = generation.offsets_of(source)
             first = first_offsets(
-                self._engine.questions, tables.bronze(source), "event_time", times, since
+                self._engine.reader, tables.bronze(source), "event_time", times, since
             )
             for p, time in times.items():
                 records = [(first[p], time)] if p in first else []
@@ -439,13 +442,13 @@ class Gold:
         )
 
     def _tell_published(
-        self, publications: Sequence[Publication], tails: Mapping[int, Tail]
+        self, publications: Sequence[Publication], tails: Mapping[int, SequenceTail]
     ) -> None:
         topic = self.settings.publish.topic
         messages = sum(p.tail.seq - p.first_seq + 1 for p in publications)
         if messages:
-            self.owner.tell(Handled("gold", {topic: {("published", ""): messages}}))
-        self.owner.tell(Published(topic, {p: tail.seq for p, tail in tails.items()}))
+            self.owner.notify(RecordsProcessed("gold", {topic: {("published", ""): messages}}))
+        self.owner.notify(Published(topic, {p: tail.seq for p, tail in tails.items()}))
 
     def _ensure_topic(self) -> None:
         topic = self.settings.publish.topic
@@ -456,7 +459,7 @@ class Gold:
 
     @cached_property
     def _epochs(self) -> Epochs:
-        return read_epochs(self._engine.questions, self.settings)
+        return read_epochs(self._engine.reader, self.settings)
 
     @cached_property
     def _publisher(self) -> Publisher:
@@ -482,7 +485,7 @@ class Gold:
         return self.owner.engine
 
 
-def valued(engine: Engine, rows: pa.Table, settings: Settings) -> pa.Table:
+def with_message_values(engine: Engine, rows: pa.Table, settings: Settings) -> pa.Table:
     """Return rows of silver with the `value` (large_binary) of their message.
 
     The value follows the rules of the epoch that finished the row. An earlier epoch than the
@@ -499,7 +502,9 @@ def valued(engine: Engine, rows: pa.Table, settings: Settings) -> pa.Table:
     )
 
 
-def _publications(ends: Mapping[int, Tail], tails: Mapping[int, Tail]) -> list[Publication]:
+def _publications(
+    ends: Mapping[int, SequenceTail], tails: Mapping[int, SequenceTail]
+) -> list[Publication]:
     """Return what was published by partition, after these tails and up to these ends."""
     return [
         Publication(p, tails[p].seq + 1 if p in tails else 0, end)
@@ -507,15 +512,15 @@ def _publications(ends: Mapping[int, Tail], tails: Mapping[int, Tail]) -> list[P
     ]
 
 
-def _followed(pieces: Iterator[pa.Table], ends: dict[int, Tail]) -> Iterator[pa.Table]:
+def _followed(chunks: Iterator[pa.Table], ends: dict[int, SequenceTail]) -> Iterator[pa.Table]:
     """Yield the chunks, each of one partition; put each partition's tail after them into `ends`."""
-    for piece in pieces:
-        ends[piece["partition"][0].as_py()] = _end_of(piece)
-        yield piece
+    for chunk in chunks:
+        ends[chunk["partition"][0].as_py()] = _end_of(chunk)
+        yield chunk
 
 
-def _end_of(found: pa.Table) -> Tail:
+def _end_of(found: pa.Table) -> SequenceTail:
     """Return a partition's tail after these messages (one or more); its offset is not known yet."""
     [last] = found.slice(found.num_rows - 1).to_pylist()
     closed = last["due"], last["closed_at"], last["tenant"] or ""
-    return Tail(last["seq"], last["event_time"], last["key"].decode(), None, *closed)
+    return SequenceTail(last["seq"], last["event_time"], last["key"].decode(), None, *closed)

@@ -27,8 +27,8 @@ from pipelines.lake.generations import read_generations
 from pipelines.lake.location import Lake
 from pipelines.lake.order import due_columns
 from pipelines.lake.progress import last_batch
-from pipelines.lake.questions import within
 from pipelines.lake.schemas import avro_schemas
+from pipelines.lake.table_reader import within
 from pipelines.lake.unpublished import reached
 from pipelines.settings import Settings
 
@@ -52,20 +52,20 @@ def live(engine: SparkEngine, settings: Settings) -> DataFrame:
     a function of the session, `watersmeet_<source>`.
     """
     # The settings of the current epoch know every field that silver has had.
-    settings = read_epochs(engine.questions, settings).current.settings
-    for source, schema in avro_schemas(engine.questions, settings).items():
+    settings = read_epochs(engine.reader, settings).current.settings
+    for source, schema in avro_schemas(engine.reader, settings).items():
         kind = settings.sources[source].value_type
         engine.spark.udf.register(_decoder(source), partial(_decoded, schema), ddl(kind))
-    asked = engine.questions
+    reader = engine.reader
     passed = dict[str, dict[int, int]]()
-    if generations := read_generations(asked, settings):
-        last = last_batch(asked)
+    if generations := read_generations(reader, settings):
+        last = last_batch(reader)
         for tp, offset in reached(
-            asked, generations.newest, 0 if last is None else last[0].batch + 1
+            reader, generations.newest, 0 if last is None else last[0].batch + 1
         ).items():
             passed.setdefault(tp.source, {})[tp.partition] = offset
     return engine.spark.sql(
-        live_sql(engine.lake, settings, passed, due_columns(asked), decodes=True)
+        live_sql(engine.lake, settings, passed, due_columns(reader), decodes=True)
     )
 
 

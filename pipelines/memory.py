@@ -14,7 +14,7 @@ _M_ARENA_MAX = -8
 """The parameter of glibc's `mallopt` that bounds how many heaps the threads share: mallopt(3)."""
 
 
-def keep_little() -> None:
+def limit_allocator_caches() -> None:
     """Limit the allocators of this process and of every process that it starts.
 
     glibc gets one heap per core instead of eight. The allocator of delta-rs, jemalloc, returns

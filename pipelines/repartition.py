@@ -34,18 +34,18 @@ import pyarrow as pa
 from confluent_kafka import Message
 
 from pipelines.core.columns import times_ms
-from pipelines.core.letters import NEXT_OFFSETS
+from pipelines.core.dead_letters import NEXT_OFFSETS
 from pipelines.core.reading import KAFKA
 from pipelines.core.repartition import (
     ROUTED,
     InputPartition,
     Lockstep,
     Origin,
-    Written,
-    copies,
+    RepartitionProgress,
+    assign_partitions,
     is_redriven,
     origin_of,
-    route,
+    repartition_messages,
     written,
 )
 from pipelines.errors import (
@@ -66,14 +66,21 @@ from pipelines.kafka.publisher import REPARTITION, Publisher, record_publisher
 from pipelines.kafka.reading import Range, headers_of, read_range, read_tails
 from pipelines.kafka.registry import Registry, rules_of
 from pipelines.kafka.workers import read_decoded
-from pipelines.lake.choice import questions
+from pipelines.lake.choice import reader
 from pipelines.lake.epochs import check_repartition_rules, read_epochs
 from pipelines.lake.lease import EVOLVE, check_not_changing
 from pipelines.lake.location import Lake
-from pipelines.lake.questions import Questions
-from pipelines.monitoring.events import Behind, Handled, Observer, StepDone, all_of, ignore
+from pipelines.lake.table_reader import TableReader
+from pipelines.monitoring.events import (
+    LagObserved,
+    Observer,
+    RecordsProcessed,
+    StepDone,
+    all_of,
+    ignore,
+)
 from pipelines.monitoring.observability import Reporter
-from pipelines.running.streams import Patience
+from pipelines.running.streams import RetryPolicy
 from pipelines.running.transaction_size import TransactionSize
 from pipelines.settings import Settings
 
@@ -120,30 +127,30 @@ def repartition(
     ]
     for registry in registries:
         Registry(registry).check_options()
-    tell = all_of(observers)
+    notify = all_of(observers)
     if not settings.repartitioned:
         raise ConfigurationError(
             "sources: none of them is repartitioned; add `repartition: {from: ..., partitions: "
             "...}` to one"
         )
     longest_ms = max((registry.unknown_after_ms or 0 for registry in registries), default=0)
-    patience = Patience(reporter, stopping, patience_s + longest_ms / 1000, tell=tell)
+    patience = RetryPolicy(reporter, stopping, patience_s + longest_ms / 1000, notify=notify)
     with ThreadPoolExecutor(1) as reader:
         stages = [
-            Repartition(settings, name, reader, reporter, tell) for name in settings.repartitioned
+            Repartition(settings, name, reader, reporter, notify) for name in settings.repartitioned
         ]
         for stage in stages:
-            patience.bear(stage.look)
+            patience.run(stage.poll)
         while not stopping.is_set():
             for stage in stages:
-                patience.bear(stage.advance)
+                patience.run(stage.advance)
             is_idle = all(stage.is_done for stage in stages)
             if is_idle and (once or stopping.wait(EVERY_S)):
                 break
             for stage in stages:
                 if not once and stage.is_done:
-                    patience.bear(stage.look)
-        return [told for stage in stages for told in stage.told()]
+                    patience.run(stage.poll)
+        return [described for stage in stages for described in stage.described()]
 
 
 _Read: TypeAlias = tuple[pa.Table, dict[InputPartition, int]]
@@ -157,7 +164,7 @@ class _State:
     It says how much is written, the next offset to read by input, and what is being read.
     """
 
-    written: Written
+    written: RepartitionProgress
     offsets: dict[InputPartition, int]
     lockstep: Lockstep
     reading: Future[list[_Read]] | None = None
@@ -172,7 +179,7 @@ class Repartition:
     reader: Executor
     """The executor that reads the next records while others are written."""
     reporter: Reporter = field(default_factory=Reporter)
-    tell: Observer = ignore
+    notify: Observer = ignore
     records: Counter[str] = field(default_factory=Counter)
     """Number of records written, by the topic that they come from."""
     is_done: bool = False
@@ -203,7 +210,7 @@ class Repartition:
         self.partitions = kept.partitions
         self._cluster = Cluster(self.settings.kafka)
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Record the offsets that Kafka has now, which are written next.
 
         Raises ConfigurationError if a topic to be read does not exist, TopicChangedError if it was
@@ -256,7 +263,7 @@ class Repartition:
         taken, positions = state.lockstep.take(
             of for of, end in ends.items() if state.offsets[of] < end
         )
-        state.written = Written(
+        state.written = RepartitionProgress(
             self._identities,
             state.offsets | state.lockstep.first_offsets(),
             {**state.written.positions, **positions},
@@ -264,14 +271,14 @@ class Repartition:
         self._begin_reading(state)
         if taken.num_rows:
             began = time.monotonic()
-            self._write(copies(taken, self.partitions, state.written))
+            self._write(repartition_messages(taken, self.partitions, state.written))
             counts = taken["topic"].value_counts()
             self.records.update(
                 dict(zip(*(counts.field(i).to_pylist() for i in (0, 1)), strict=True))
             )
-            self.tell(StepDone(_LAYER, "write", time.monotonic() - began))
-            self.tell(Handled(_LAYER, {self.topic: {("copied", ""): taken.num_rows}}))
-            self.reporter.tell(
+            self.notify(StepDone(_LAYER, "write", time.monotonic() - began))
+            self.notify(RecordsProcessed(_LAYER, {self.topic: {("copied", ""): taken.num_rows}}))
+            self.reporter.notify(
                 self.source,
                 f"{taken.num_rows} records written to {self.topic}",
                 records=taken.num_rows,
@@ -286,8 +293,8 @@ class Repartition:
             for of, (first, end) in self._bounds.items()
         }
         for topic in self.origins:
-            self.tell(
-                Behind(
+            self.notify(
+                LagObserved(
                     _LAYER,
                     topic,
                     {of.partition: records for of, records in left.items() if of.topic == topic},
@@ -323,7 +330,7 @@ class Repartition:
                 log.warning("%s; Kafka's own tools do not show the lag of %s", error, self.source)
             self._is_warned = True
 
-    def told(self) -> Iterator[dict[str, Any]]:
+    def described(self) -> Iterator[dict[str, Any]]:
         """Yield the command's answer for this source: a row for each topic that is read."""
         ends = {}
         offsets = dict[InputPartition, int]()
@@ -388,7 +395,9 @@ class Repartition:
 
     def _read(self, ranges: Sequence[Range]) -> list[_Read]:
         """Return the records of ranges, topic by topic, as far as there is room for them."""
-        decode = partial(route, rules=rules_of(self.settings, self.source, self._given_up))
+        decode = partial(
+            assign_partitions, rules=rules_of(self.settings, self.source, self._given_up)
+        )
         found = []
         for topic in self.origins:
             of_topic = [wanted for wanted in ranges if wanted.topic == topic]
@@ -412,9 +421,9 @@ class Repartition:
 
         Raises LeaseTakenError while the lake gets other rules.
         """
-        check_not_changing(self._questions, self._lake, EVOLVE)
+        check_not_changing(self._reader, self._lake, EVOLVE)
         check_repartition_rules(
-            read_epochs(self._questions, self.settings), self.settings, self.source
+            read_epochs(self._reader, self.settings), self.settings, self.source
         )
 
     def _taken_up(self) -> _State:
@@ -451,7 +460,7 @@ class Repartition:
         offsets |= {of: first for of, (_, first) in lost.items()}
         return _State(known, offsets, Lockstep(self.origins, dict(known.positions)))
 
-    def _written(self) -> Written:
+    def _written(self) -> RepartitionProgress:
         """Return the largest state that a last message of the topic carries: what is written only
         grows.
 
@@ -488,7 +497,7 @@ class Repartition:
         return max(
             said,
             key=lambda each: sum(each.offsets.values()),
-            default=Written(self._identities, {}, {}),
+            default=RepartitionProgress(self._identities, {}, {}),
         )
 
     def _has_the_records(self, topic: str, messages: Iterable[Message]) -> bool:
@@ -532,17 +541,17 @@ class Repartition:
         return Lake(self.settings)
 
     @cached_property
-    def _questions(self) -> Questions:
+    def _reader(self) -> TableReader:
         def spark() -> Any:
             """Return the session by which a catalog is read."""
             from pipelines.engine.session import spark_session
 
             return spark_session(self.settings.spark)
 
-        return questions(self._lake, spark)
+        return reader(self._lake, spark)
 
 
-def _stands_at(message: Message) -> Written:
+def _stands_at(message: Message) -> RepartitionProgress:
     try:
         return written(headers_of(message))
     except ValueError:

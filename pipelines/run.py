@@ -31,11 +31,11 @@ from pipelines.errors import (
 from pipelines.gold import Gold
 from pipelines.kafka.cluster import Cluster, co_partitioned, topics_of
 from pipelines.kafka.groups import Groups
+from pipelines.kafka.idle_detector import IdleDetector
 from pipelines.kafka.options import check_options
 from pipelines.kafka.publisher import sink_publisher
 from pipelines.kafka.registry import Registry
-from pipelines.kafka.silence import Silence
-from pipelines.kafka.watch import Watch
+from pipelines.kafka.topic_monitor import TopicMonitor
 from pipelines.lake import tables
 from pipelines.lake.commits import (
     APPLICATION,
@@ -69,19 +69,19 @@ from pipelines.lake.lease import FORGET, Lease
 from pipelines.lake.location import Lake
 from pipelines.lake.maintenance import Maintenance, keep_properties
 from pipelines.lake.order import due_columns
-from pipelines.lake.questions import Questions
 from pipelines.lake.restored import check_not_restored
 from pipelines.lake.store import check_writable, stored
+from pipelines.lake.table_reader import TableReader
 from pipelines.monitoring.events import Failed, Observer, OwnerChanged, all_of
 from pipelines.monitoring.observability import Reporter
-from pipelines.operations.keeping import expire
-from pipelines.running.beginning import begin_first, check_beginning
-from pipelines.running.letters import DeadLetters
+from pipelines.operations.retention import expire
+from pipelines.running.dead_letters import DeadLetters
+from pipelines.running.generations import begin_first, check_beginning
 from pipelines.running.moved import moved_topics
 from pipelines.running.next_offsets import NextOffsets
 from pipelines.running.owner import Owner, now_ms
 from pipelines.running.sampling import Sampler
-from pipelines.running.streams import Gate, Patience, Stream, following, start_all
+from pipelines.running.streams import BatchGate, RetryPolicy, Stream, following, start_all
 from pipelines.settings import Settings
 from pipelines.silver import Silver
 
@@ -131,13 +131,13 @@ class Run:
         lake = Lake(self.settings)
         check_writable(lake)
         self.engine = open_engine(self.settings)
-        questions = self.engine.questions
-        check_layout(questions, self.engine.lake)
-        check_features(questions, self.engine.lake)
-        check_not_restored(questions, self.engine.lake)
-        epochs = read_epochs(questions, self.settings)
+        reader = self.engine.reader
+        check_layout(reader, self.engine.lake)
+        check_features(reader, self.engine.lake)
+        check_not_restored(reader, self.engine.lake)
+        epochs = read_epochs(reader, self.settings)
         rules = self.settings.rules()
-        if not self._begins_anew(questions, epochs):
+        if not self._begins_anew(reader, epochs):
             check_rules(epochs, self.settings)
         self.settings = (
             epochs.current.settings.under(rules)
@@ -150,46 +150,46 @@ class Run:
             if has_expressions(self.settings.publish)
             else []
         )
-        found += check_tables(self.engine.lake, questions)
+        found += check_tables(self.engine.lake, reader)
         if found:
             what, where, fix = found[0]
             raise ConfigurationError(f"{where}: {what}; {fix}")
         if "bronze" in self.layers:
-            check_beginning(questions, self.settings, self.partitions)
+            check_beginning(reader, self.settings, self.partitions)
         create_missing(self.engine)
         observe = all_of(self.observers)
-        self._beside: list[Groups | Sampler | Checker] = [Groups(self.settings)]
+        self._background: list[Groups | Sampler | Checker] = [Groups(self.settings)]
         if self.settings.quality.every is not None and "silver" in self.layers:
             from pipelines.quality.beside import Checker  # imports Great Expectations
 
-            self._beside.append(
+            self._background.append(
                 Checker(
                     self.engine, self.settings, self.settings.quality.every, self.reporter, observe
                 )
             )
         if self.observers:
-            self._beside.append(
-                Sampler(self.settings, self.partitions, self.layers, self.engine.questions, observe)
+            self._background.append(
+                Sampler(self.settings, self.partitions, self.layers, self.engine.reader, observe)
             )
-        self.tell = all_of([*self.observers, *self._beside])
+        self.notify = all_of([*self.observers, *self._background])
         check_store = partial(check_writable, lake) if stored(lake) else None
-        self.patience = Patience(
-            self.reporter, self.stopping, self.patience_s, check_store, self.tell
+        self.patience = RetryPolicy(
+            self.reporter, self.stopping, self.patience_s, check_store, self.notify
         )
-        self.reporter.tell("lake", "ready")
+        self.reporter.notify("lake", "ready")
 
     def _widen_shared(self, *names: str) -> None:
         """Widen tables that owners of other layers, which may start too, write to as well."""
         for name in names:
             with suppress_conflict():
-                widen(self.engine, [name])
+                evolve_schema(self.engine, [name])
 
-    def _begins_anew(self, questions: Questions, epochs: Epochs) -> bool:
+    def _begins_anew(self, reader: TableReader, epochs: Epochs) -> bool:
         """Return True if rules that differ from the lake's need no `evolve`.
 
         So it is while nothing was read and no other process has a layer.
         """
-        return set(LAYERS) <= set(self.layers) and may_begin_anew(questions, epochs, self.settings)
+        return set(LAYERS) <= set(self.layers) and may_begin_anew(reader, epochs, self.settings)
 
     def once(self) -> None:
         """Pass everything that is available now through the layers.
@@ -209,7 +209,7 @@ class Run:
         with self._watched(), self.owned(can_be_idle=True) as owned:
             self.supervise(owned, owned.streams(once=False))
 
-    def supervise(self, owned: Owned, streams: Sequence[Stream]) -> None:
+    def supervise(self, owned: LayerSet, streams: Sequence[Stream]) -> None:
         """Start the streams and supervise them until they end, or until `stopping` is set.
 
         Afterwards `stopping` is set. Raises WatersmeetError if a stream failed; the others are
@@ -222,9 +222,9 @@ class Run:
             while not (
                 self.stopping.wait(LOOK_EVERY_S) or all(stream.is_done for stream in streams)
             ):
-                watch.look()
+                watch.poll()
                 for stream in streams:
-                    stream.look_after()
+                    stream.supervise()
         finally:
             self.stopping.set()  # so that no batch is cut in two
             for stream in streams:
@@ -233,13 +233,13 @@ class Run:
         for stream in streams:
             stream.raise_failure()
 
-    def _watch(self) -> Watch:
+    def _watch(self) -> TopicMonitor:
         def away(error: KafkaTransientError, news: str) -> None:
             """Report to people and observers that Kafka is waited for."""
-            self.reporter.tell("kafka", news)
-            self.tell(Failed(kind_of(error), is_retried=True))
+            self.reporter.notify("kafka", news)
+            self.notify(Failed(kind_of(error), is_retried=True))
 
-        return Watch(self.settings, self.partitions, away, self.patience_s)
+        return TopicMonitor(self.settings, self.partitions, away, self.patience_s)
 
     @contextmanager
     def _watched(self) -> Iterator[None]:
@@ -247,7 +247,7 @@ class Run:
 
         That is: offsets for consumer groups, samples for observers, checks.
         """
-        beside = [RunningThread(type(each).__name__, each.follow) for each in self._beside]
+        beside = [RunningThread(type(each).__name__, each.follow) for each in self._background]
         try:
             yield
         finally:
@@ -255,7 +255,7 @@ class Run:
                 thread.stop()
 
     @contextmanager
-    def owned(self, *, can_be_idle: bool = False, change: str | None = None) -> Iterator[Owned]:
+    def owned(self, *, can_be_idle: bool = False, change: str | None = None) -> Iterator[LayerSet]:
         """Take the layers, so that only this process writes them inside the `with` block.
 
         Whoever had them before, and however that one ended, is fenced before the tables are read.
@@ -264,22 +264,20 @@ class Run:
         it. Raises LeaseLostError if another process has taken the layers over by the end. Raises
         ConfigurationError, before any layer is taken, if the configuration is not of this lake.
         """
-        questions = self.engine.questions
+        reader = self.engine.reader
         ids = Cluster(self.settings.kafka).topic_ids(topics_of(self.settings))
         facts = identity(self.settings, self.partitions, ids)
-        moved = moved_topics(questions, self.settings, self.partitions, facts)
-        check_identity(
-            questions, {field: fact for field, fact in facts.items() if field not in moved}
-        )
+        moved = moved_topics(reader, self.settings, self.partitions, facts)
+        check_identity(reader, {field: fact for field, fact in facts.items() if field not in moved})
         written = [pair for layer in self.layers for pair in _written_by(layer, self.settings)]
 
         def lost() -> None:
             """Tell the observers that another process has the layers now, and stop the run."""
-            self.tell(OwnerChanged(self.layers, lease.token, is_owner=False))
+            self.notify(OwnerChanged(self.layers, lease.token, is_owner=False))
             self.stopping.set()
 
         lease = Lease(
-            self.engine.lake, questions, self.engine.append, self.layers, change, on_lost=lost
+            self.engine.lake, reader, self.engine.append, self.layers, change, on_lost=lost
         )
 
         def largest_known() -> int:
@@ -287,15 +285,15 @@ class Run:
             none.
             """
             return max(
-                (found[1].token for pair in written if (found := last_commit(questions, *pair))),
+                (found[1].token for pair in written if (found := last_commit(reader, *pair))),
                 default=0,
             )
 
         self._widen_shared(tables.LEASES)
         lease.take(largest_known)
         try:
-            self.tell(OwnerChanged(self.layers, lease.token, is_owner=True))
-            owner = Owner(self.engine, lease.token, self.tell, is_observed=bool(self.observers))
+            self.notify(OwnerChanged(self.layers, lease.token, is_owner=True))
+            owner = Owner(self.engine, lease.token, self.notify, is_observed=bool(self.observers))
             own = {
                 "bronze": [
                     *map(tables.bronze, self.settings.sources),
@@ -306,26 +304,26 @@ class Run:
                 "gold": [tables.PUBLISHED],
             }
             for layer in self.layers:
-                if widen(self.engine, own[layer]) and layer == "silver":
+                if evolve_schema(self.engine, own[layer]) and layer == "silver":
                     create_view(self.engine)
             self._widen_shared(
                 *{table for table, _ in written}.difference(*[own[layer] for layer in self.layers])
             )
             fence_all(owner, written)  # after widening, since a fence writes every column
             keep_moved(
-                questions,
+                reader,
                 self.engine.append,
                 self.settings,
                 {field: facts[field] for field in moved},
             )
-            keep_identity(questions, self.engine.append, self.settings, facts)
-            keep_first_epoch(questions, self.engine.append, self.settings, now_ms())
+            keep_identity(reader, self.engine.append, self.settings, facts)
+            keep_first_epoch(reader, self.engine.append, self.settings, now_ms())
             # The epochs may have changed since the run was created.
-            epochs = read_epochs(questions, self.settings)
-            if self._begins_anew(questions, epochs):
+            epochs = read_epochs(reader, self.settings)
+            if self._begins_anew(reader, epochs):
                 row = epoch_row(self.settings, epochs.current.number + 1, 0, now_ms())
                 owner.append(tables.EPOCHS, row, EVOLVING)
-                epochs = read_epochs(questions, self.settings)
+                epochs = read_epochs(reader, self.settings)
             else:
                 check_rules(epochs, self.settings)
             if "silver" in self.layers:
@@ -333,12 +331,12 @@ class Run:
             if "bronze" in self.layers:
                 publisher = sink_publisher(self.settings) if "gold" in self.layers else None
                 begin_first(owner, self.settings, self.partitions, publisher)
-                if not is_noted(questions, self.settings, epochs.current.number):
-                    reading = NextOffsets(questions, self.settings, self.partitions)
+                if not is_noted(reader, self.settings, epochs.current.number):
+                    reading = NextOffsets(reader, self.settings, self.partitions)
                     offsets = {source: reading.of(source) for source in self.settings.inputs}
-                    keep_read_since(questions, self.engine.append, self.settings, epochs, offsets)
-            owned = Owned(self, owner, lease, can_be_idle=can_be_idle)
-            self.patience.bear(owned.complete)
+                    keep_read_since(reader, self.engine.append, self.settings, epochs, offsets)
+            owned = LayerSet(self, owner, lease, can_be_idle=can_be_idle)
+            self.patience.run(owned.complete)
             yield owned
             lease.check()
         except BaseException:
@@ -353,10 +351,10 @@ class Run:
         else:
             lease.release()
         finally:
-            self.tell(OwnerChanged(self.layers, lease.token, is_owner=False))
+            self.notify(OwnerChanged(self.layers, lease.token, is_owner=False))
 
 
-def going_on(
+def run_with_restarts(
     begin: Callable[[], None],
     asked_to_stop: threading.Event,
     stopping: threading.Event,
@@ -374,13 +372,13 @@ def going_on(
         except (LeaseTakenError, LeaseLostError) as error:
             if error.change != FORGET:  # `evolve` changes the rules that the run was started with
                 raise
-            reporter.tell("lake", f"waiting for `watersmeet {error.change}` to end")
+            reporter.notify("lake", f"waiting for `watersmeet {error.change}` to end")
         stopping.clear()
         if asked_to_stop.wait(LOOK_AGAIN_S):
             return
 
 
-class Owned:
+class LayerSet:
     """The layers of a run that holds their lease."""
 
     def __init__(self, run: Run, owner: Owner, lease: Lease, *, can_be_idle: bool) -> None:
@@ -390,7 +388,7 @@ class Owned:
         self._lease = lease
         idle_after_ms = self._settings.merge.idle_after_ms if can_be_idle else None
         self._silence = (
-            Silence(self._settings, idle_after_ms) if idle_after_ms is not None else None
+            IdleDetector(self._settings, idle_after_ms) if idle_after_ms is not None else None
         )
         self.silver = Silver(owner, self._settings, run.partitions, self._silence)
         self.gold = Gold(owner, self._settings, run.partitions, lease.check)
@@ -399,7 +397,7 @@ class Owned:
             for table, topic in self._settings.publish.dead_letter_topics.items()
         ]
         self.expire = partial(expire, owner, self._settings)
-        self._expire_some = partial(self.expire, is_sparing=True)
+        self._expire_some = partial(self.expire, only_if_worthwhile=True)
         self._maintenance = {
             layer: Maintenance(
                 owner.engine, kept_by(layer, self._settings), expire=self._expire_some
@@ -469,17 +467,17 @@ class Owned:
             engine, kept_by("bronze", self._settings, source), expire=self._expire_some
         )
         bronze = Bronze(self.owner, self._settings, source, run.reporter, maintenance)
-        reading = NextOffsets(engine.questions, self._settings, run.partitions, self.owner)
+        reading = NextOffsets(engine.reader, self._settings, run.partitions, self.owner)
 
-        def begin(gate: Gate) -> Running:
+        def begin(gate: BatchGate) -> Running:
             """Start reading a source at the offsets where the tables say that it goes on."""
 
-            def take(work: Callable[[], None]) -> None:
+            def process_batch(work: Callable[[], None]) -> None:
                 """Run a batch of bronze under the gate, and notify silver."""
                 gate.run(work)
                 self._news["silver"].set()
 
-            return bronze.start(reading.checked(source), take, once=once)
+            return bronze.start(reading.checked(source), process_batch, once=once)
 
         goes_on = self._settings.kafka.on_data_loss == "continue"
 
@@ -487,7 +485,7 @@ class Owned:
             """Return True if reading would not fail again after a restart."""
             return bronze.has_given_up(failure) or (goes_on and is_data_loss(failure))
 
-        return Stream(Gate(run.patience, passes_on), begin, ends=once)
+        return Stream(BatchGate(run.patience, passes_on), begin, ends=once)
 
     def drain_silver(self) -> None:
         """Merge everything that is available."""
@@ -495,7 +493,7 @@ class Owned:
             rows = sum(done.size for done in plan.ranges.values())
             clock = min(plan.clocks.values(), default=None)
             news = f"batch {plan.batch}: {rows} offsets, slowest clock {_utc(clock)}"
-            self._run.reporter.tell("silver", news, batch=plan.batch, offsets=rows, clock=clock)
+            self._run.reporter.notify("silver", news, batch=plan.batch, offsets=rows, clock=clock)
             self._news["gold"].set()
             self._maintenance["silver"].after_commit()
 
@@ -504,13 +502,13 @@ class Owned:
         for publications in self.gold.drain(self._run.stopping.is_set):
             messages = sum(p.tail.seq - p.first_seq + 1 for p in publications)
             topic = self._settings.publish.topic
-            self._run.reporter.tell(
+            self._run.reporter.notify(
                 "gold", f"{messages} messages published to {topic}", messages=messages, topic=topic
             )
             self._maintenance["gold"].after_commit()
         for letters in self.letters:
             for sent in letters.drain(self._run.stopping.is_set):
-                self._run.reporter.tell(
+                self._run.reporter.notify(
                     "gold",
                     f"{sent} dead letters sent to {letters.topic}",
                     messages=sent,
@@ -537,16 +535,16 @@ class Owned:
         if until_done is not None:
             news = self._news[layer]
             return Stream(
-                Gate(self._run.patience),
+                BatchGate(self._run.patience),
                 lambda gate: following(gate, drain, until_done, news),
                 ends=True,
             )
 
-        def begin(gate: Gate) -> Running:
+        def begin(gate: BatchGate) -> Running:
             """Start following the versions of the tables that the layer reads."""
             return self.owner.engine.follow(layer, upstream, lambda: gate.run(drain))
 
-        return Stream(Gate(self._run.patience), begin, drain, is_due)
+        return Stream(BatchGate(self._run.patience), begin, drain, is_due)
 
 
 def create_missing(engine: Engine) -> None:
@@ -564,11 +562,11 @@ def create_view(engine: Engine) -> None:
         from pipelines.live import VIEW, live_sql  # imports Spark
 
         engine.create_view(
-            VIEW, live_sql(engine.lake, engine.lake.settings, due=due_columns(engine.questions))
+            VIEW, live_sql(engine.lake, engine.lake.settings, due=due_columns(engine.reader))
         )
 
 
-def widen(engine: Engine, names: Sequence[str]) -> bool:
+def evolve_schema(engine: Engine, names: Sequence[str]) -> bool:
     """Add to these tables the missing columns and fields of the lake's layout.
 
     Returns True if any table lacked one. To be called by their owner, or where another writer that
@@ -576,12 +574,12 @@ def widen(engine: Engine, names: Sequence[str]) -> bool:
     """
     lacked = False
     for table in (engine.lake.layout[name] for name in names):
-        found = engine.questions.columns(table.name)
+        found = engine.reader.columns(table.name)
         has_all = set(table.schema.names) <= set(found.names)
         if not has_all or any(
             not _holds(found.field(wanted.name).type, wanted.type) for wanted in table.schema
         ):
-            engine.widen(table)
+            engine.evolve_schema(table)
             lacked = True
     return lacked
 

@@ -19,7 +19,7 @@ process comes first.
 
 If a source is silent, the idle policy may make a decision for it between two batches. The decision
 is a row of `idle_heartbeats`, and from then on counts like a record of bronze. The lake's newest
-generation says where the merge begins (`running.beginning`).
+generation says where the merge begins (`running.generations`).
 """
 
 from __future__ import annotations
@@ -42,29 +42,29 @@ from pipelines.core.merge import (
     late_schema,
     may_change,
     merge,
-    merge_in_pieces,
+    merge_in_chunks,
     record_schema,
 )
 from pipelines.core.plan import BatchPlan, Cursor, End, Rules, TopicPartition
 from pipelines.core.reading import RECORD_BYTES
 from pipelines.core.tenants import HEADS
 from pipelines.core.types import DUE, TENANT
-from pipelines.engine import Engine, Function, Held, InPieces, Rows
+from pipelines.engine import Engine, Function, Held, InChunks, Rows
 from pipelines.errors import MissingRecordsError
-from pipelines.faults import reach
-from pipelines.kafka.silence import Silence
+from pipelines.faults import fault_point
+from pipelines.kafka.idle_detector import IdleDetector
 from pipelines.lake import tables
 from pipelines.lake.commits import DELETING, Commit
 from pipelines.lake.decisions import decision_rows, read_decisions
-from pipelines.lake.epochs import Passed, passed, read_epochs
+from pipelines.lake.epochs import InheritedLateness, inherited_lateness, read_epochs
 from pipelines.lake.generations import Generation, read_generations
-from pipelines.lake.heads import Heads, Moment
 from pipelines.lake.progress import clocks_after, facts_of, last_batch, progress_rows
-from pipelines.lake.questions import Where, first_offsets, row_count, within
 from pipelines.lake.recovered import MESSAGES, has_messages, read_out, read_since
 from pipelines.lake.restored import check_table
 from pipelines.lake.schemas import avro_schemas
-from pipelines.monitoring.events import Handled
+from pipelines.lake.table_reader import Where, first_offsets, row_count, within
+from pipelines.lake.tenant_state import BatchEnd, TenantStateReader
+from pipelines.monitoring.events import RecordsProcessed
 from pipelines.running.ended import end_earlier
 from pipelines.running.outcomes import outcomes
 from pipelines.running.owner import Owner, now_ms
@@ -87,16 +87,16 @@ class Silver:
     """The merge of one lake over `partitions` Kafka partitions; one owner at a time.
 
     `silence` watches for silent sources; without it the idle policy makes no decision. `ends`:
-    where a rebuild stops. `passed`: for a rebuild, what earlier epochs have left, as the lake has
-    it.
+    where a rebuild stops. `inherited`: for a rebuild, the lateness inherited from earlier
+    epochs, as the lake has it.
     """
 
     owner: Owner
     settings: Settings
     partitions: int
-    silence: Silence | None = None
+    silence: IdleDetector | None = None
     ends: Mapping[TopicPartition, End] = field(default_factory=dict)
-    passed: Passed | None = None
+    inherited: InheritedLateness | None = None
     _held_bytes: int | None = None
     """Maximum size (bytes) of the records of open rows; None: not measured yet."""
     _planner: Planner | None = field(default=None, repr=False)
@@ -115,7 +115,7 @@ class Silver:
                 plan = self.planner.next()
             if plan is not None:
                 self.commit(plan)
-            self._tell(plan)
+            self._notify(plan)
             if plan is not None:
                 yield plan
             elif not self._decide_idle():
@@ -123,21 +123,21 @@ class Silver:
 
     def commit(self, plan: BatchPlan) -> None:
         """Read, merge and commit a planned batch, and write its notes (steps 2 to 5)."""
-        if self._engine.questions.version(tables.SILVER) != self._version:
-            check_table(self._engine.questions, self._engine.lake, tables.SILVER)
+        if self._engine.reader.version(tables.SILVER) != self._version:
+            check_table(self._engine.reader, self._engine.lake, tables.SILVER)
         # After a failure, only the tables know whether the batch was committed.
         planner = self.planner
         self._planner = None
         if planner.tenants is not None and planner.begins_epoch(plan):
             self._note_waited(plan, planner)
         commit = self.owner.next_commit(tables.SILVER, facts=facts_of(plan, self.settings))
-        reach("silver.merge")
+        fault_point("silver.merge")
         with self.owner.step("silver", "merge"):
             self._merge(plan, planner, commit)
             self._version = version = self.owner.confirm(tables.SILVER, commit)
         with self.owner.step("silver", "note"):
             self._note(plan, commit, version, planner)
-        reach("silver.done")
+        fault_point("silver.done")
         planner.done(plan)
         self._planner = planner
 
@@ -155,7 +155,7 @@ class Silver:
         planned.
         """
         return self._planner is not None or bool(
-            read_generations(self._engine.questions, self.settings)
+            read_generations(self._engine.reader, self.settings)
         )
 
     @property
@@ -168,14 +168,18 @@ class Silver:
         return self._planner
 
     def _recover(self) -> Planner:
-        questions = self._engine.questions
+        reader = self._engine.reader
         generation = self._generation
         end_earlier(self.owner, self.settings)
-        epochs = read_epochs(questions, self.settings)
-        last = last_batch(questions)
-        left = passed(questions, epochs, generation) if self.passed is None else self.passed
+        epochs = read_epochs(reader, self.settings)
+        last = last_batch(reader)
+        left = (
+            inherited_lateness(reader, epochs, generation)
+            if self.inherited is None
+            else self.inherited
+        )
         planner = Planner(
-            questions,
+            reader,
             self.settings,
             generation.from_batch,
             {tp: Cursor(offset) for tp, offset in generation.begin.items()},
@@ -184,42 +188,42 @@ class Silver:
             self._engine.merge_bytes,
             self.ends,
             dict(left.horizons),
-            dict(left.begun),
+            dict(left.epoch_start_clock),
             (epochs.current.number, epochs.current.from_batch),
             generation.number,
         )
         if self.settings.merge.has_tenants:
             planner.tenants = Tenants(
-                HEADS.empty_table(), left.tenant_horizons, read_since(questions, generation)
+                HEADS.empty_table(), left.tenant_horizons, read_since(reader, generation)
             )
             self._drop_undecided(-1 if last is None else last[0].batch)
-        planner.decided(read_decisions(questions, generation))
+        planner.decided(read_decisions(reader, generation))
         if last is not None and last[0].batch >= generation.from_batch:
             plan, version, commit = last
             if not self._is_noted(plan):
                 is_first = plan.batch == generation.from_batch
                 then = planner.before(
-                    plan, {} if is_first else clocks_after(questions, plan.batch - 1)
+                    plan, {} if is_first else clocks_after(reader, plan.batch - 1)
                 )
-                self._recover_tenants(then, Moment(then.cursors, then.clocks), left)
+                self._recover_tenants(then, BatchEnd(then.cursors, then.clocks), left)
                 self._note(plan, commit, version, then)
             planner.done(plan)
-            self._recover_tenants(planner, Moment(planner.cursors, planner.clocks), left)
+            self._recover_tenants(planner, BatchEnd(planner.cursors, planner.clocks), left)
         return planner
 
-    def _recover_tenants(self, planner: Planner, moment: Moment, left: Passed) -> None:
+    def _recover_tenants(self, planner: Planner, moment: BatchEnd, left: InheritedLateness) -> None:
         """Give the planner the clocks and heads of tenants, if there are any, at the end of a
         batch.
         """
         if planner.tenants is not None:
-            heads = Heads(self._engine.questions, self._generation)
+            heads = TenantStateReader(self._engine.reader, self._generation)
             lag_ms = self.settings.merge.tenant_max_lag_ms or 0
-            planner.tenants.clocks = heads.clocks_at(moment, lag_ms, left.of_all)
+            planner.tenants.clocks = heads.clocks_at(moment, lag_ms, left.global_floor)
             planner.tenants.heads = planner.tenants.clocks.heads()
 
     def _is_noted(self, plan: BatchPlan) -> bool:
         """Return True if `progress`, the last of a batch's notes, has the batch."""
-        noted = self._engine.questions.summary(tables.PROGRESS, [], {"last": ("max", "batch")})
+        noted = self._engine.reader.summary(tables.PROGRESS, [], {"last": ("max", "batch")})
         return bool(noted["last"].to_pylist() == [plan.batch])
 
     def _merge(self, plan: BatchPlan, planner: Planner, commit: Commit) -> None:
@@ -256,8 +260,8 @@ class Silver:
         held = self._held(batch)
         is_new = held.keys == []  # no existing row changes
         if held.size > HELD_BATCHES * self._engine.merge_bytes and not is_new:
-            merging = _merging_in_pieces(batch, len(records), expected)
-            if self._engine.merge_in_pieces(held, merging, inputs, schema, self._judge, commit):
+            merging = _merging_in_chunks(batch, len(records), expected)
+            if self._engine.merge_in_chunks(held, merging, inputs, schema, self._judge, commit):
                 return
         inputs.append(self._engine.read(tables.SILVER, of_held, held.where))
         changed = self._engine.per_partition(
@@ -280,7 +284,7 @@ class Silver:
 
     def _judge(self, changed: Rows) -> Rows:
         """Judge the rows that time out by the user's expressions."""
-        return judged(self._engine, changed, self.settings.publish)
+        return validated(self._engine, changed, self.settings.publish)
 
     def _measure_held(self, held: Held) -> int:
         """Return the size (bytes) of the records of these rows.
@@ -289,7 +293,7 @@ class Silver:
         """
         limit = self._engine.merge_bytes
         if self._held_bytes is None or self._held_bytes > limit:
-            size = self._engine.questions.summary(
+            size = self._engine.reader.summary(
                 tables.SILVER, [], {"bytes": ("sum", RECORD_BYTES.name)}, held.where
             )
             self._held_bytes = size["bytes"][0].as_py() or 0
@@ -308,7 +312,7 @@ class Silver:
             "last_event_time",
             *(["due"] if batch.has_due else []),
         ]
-        rows = self._engine.questions.rows(tables.SILVER, columns, held.where)
+        rows = self._engine.reader.rows(tables.SILVER, columns, held.where)
         found = rows.filter(pa.array(may_change(rows, self._keys(batch.plan), batch)))
         return sorted(set(found["merge_key"].to_pylist()))
 
@@ -325,9 +329,7 @@ class Silver:
                 [*terms, ("merge_key", "is not null", None)] for terms in within(ranges)
             ]
             found.append(
-                self._engine.questions.rows(
-                    tables.bronze(source), ["partition", "merge_key"], keyed
-                )
+                self._engine.reader.rows(tables.bronze(source), ["partition", "merge_key"], keyed)
             )
         return pa.concat_tables(found)
 
@@ -367,11 +369,11 @@ class Silver:
 
     def _note(self, plan: BatchPlan, commit: Commit, version: int, planner: Planner) -> None:
         """Write the notes of a batch (step 5); those that are already written are skipped."""
-        reach("silver.notes")
+        fault_point("silver.notes")
         if plan.has_late:
             batch = self._batch(plan, planner)
             self._engine.append(tables.LATE, self._late(batch, planner), commit)
-        reach("silver.progress")
+        fault_point("silver.progress")
         self._engine.append(
             tables.PROGRESS, progress_rows(plan, self.settings, version, now_ms()), commit
         )
@@ -393,7 +395,7 @@ class Silver:
         that are not committed, and a start deletes them.
         """
         waits: Where = [[("status", "=", "waiting")]]
-        first = self._engine.questions.summary(
+        first = self._engine.reader.summary(
             tables.SILVER, ["partition"], {"first": ("min", "position")}, waits
         )
         positions = dict(
@@ -405,7 +407,7 @@ class Silver:
         for source in self.settings.inputs:
             since = self._generation.offsets_of(source)
             begins = first_offsets(
-                self._engine.questions, tables.bronze(source), "event_time", positions, since
+                self._engine.reader, tables.bronze(source), "event_time", positions, since
             )
             ranges = {
                 p: (offset, plan.ranges[TopicPartition(source, p)].from_offset)
@@ -423,27 +425,27 @@ class Silver:
     def _drop_undecided(self, last: int) -> None:
         """Delete late records of batches that a crash kept from being committed."""
         undecided: Where = [[("batch", ">", last)]]
-        if row_count(self._engine.questions, tables.LATE, undecided):
+        if row_count(self._engine.reader, tables.LATE, undecided):
             self.owner.change(
                 tables.LATE, DELETING, partial(self._engine.delete, tables.LATE, undecided)
             )
 
-    def _tell(self, plan: BatchPlan | None) -> None:
+    def _notify(self, plan: BatchPlan | None) -> None:
         """Report what a batch has processed, and the progress of the merge, with or without a
         batch.
         """
         if plan is not None and self.owner.is_observed:
             counts = outcomes(
-                self._engine.questions,
+                self._engine.reader,
                 self.settings,
                 plan,
                 was_recovered=self._has_messages or bool(plan.generation),
             )
-            self.owner.tell(Handled("silver", counts))
-        self.owner.tell(self.planner.standing())
+            self.owner.notify(RecordsProcessed("silver", counts))
+        self.owner.notify(self.planner.progress())
 
     def _batch(self, plan: BatchPlan, planner: Planner) -> Batch:
-        avro = avro_schemas(self._engine.questions, self.settings)
+        avro = avro_schemas(self._engine.reader, self.settings)
         batch = batch_of(
             plan, self.settings, planner.rules, planner.idle, avro, self._engine.lake.settings
         )
@@ -455,7 +457,7 @@ class Silver:
             for tp, done in plan.ranges.items()
             if not done.is_empty
         }
-        return replace(batch, out=read_out(self._engine.questions, self._generation, ranges))
+        return replace(batch, out=read_out(self._engine.reader, self._generation, ranges))
 
     def _decide_idle(self) -> bool:
         """Write an idle decision if every laggard was silent for long enough; return True if it
@@ -478,19 +480,21 @@ class Silver:
                     {tp: planner.cursors[tp].next_offset - 1 for tp in after}
                 ):
                     idle[p] = decision
-        told = planner.told(idle)
+        tenant_times = planner.tenant_times(idle)
         decided = [
             (
                 tp,
                 IdleDecision(
-                    planner.cursors[tp].next_offset - 1, decision.event_time, told.get(p, ())
+                    planner.cursors[tp].next_offset - 1,
+                    decision.event_time,
+                    tenant_times.get(p, ()),
                 ),
             )
             for p, decision in idle.items()
             for tp in (TopicPartition(source, p) for source in decision.sources)
         ]
         if decided:
-            reach("idle.decide")
+            fault_point("idle.decide")
             self._planner = None  # after a failure, only the table knows whether it was decided
             self.owner.append(
                 tables.IDLE_HEARTBEATS,
@@ -503,7 +507,7 @@ class Silver:
     @cached_property
     def _has_messages(self) -> bool:
         """True where messages were read back from the sink, which the merge must recognise."""
-        return has_messages(self._engine.questions, self._generation)
+        return has_messages(self._engine.reader, self._generation)
 
     @cached_property
     def _generation(self) -> Generation:
@@ -511,7 +515,7 @@ class Silver:
 
         No other one begins while this process is the owner.
         """
-        return read_generations(self._engine.questions, self.settings).newest
+        return read_generations(self._engine.reader, self.settings).newest
 
     @property
     def _engine(self) -> Engine:
@@ -539,14 +543,14 @@ def batch_of(
     return Batch(plan, types, rules, idle, max_bytes, read_types, avro, has_due, topics=topics)
 
 
-def judged(engine: Engine, changed: Rows, publish: PublishSettings) -> Rows:
+def validated(engine: Engine, changed: Rows, publish: PublishSettings) -> Rows:
     """Return the rows that the merge has changed.
 
     Those that have timed out are judged by the user's expressions, if there are any.
     """
     if publish.valid == "true" and publish.value is None:
         return changed
-    return engine.judged(changed, publish.valid, publish.value, publish.max_bytes)
+    return engine.validated(changed, publish.valid, publish.value, publish.max_bytes)
 
 
 def _merging(batch: Batch, sources: int, expected: Mapping[TopicPartition, int]) -> Function:
@@ -563,20 +567,20 @@ def _merging(batch: Batch, sources: int, expected: Mapping[TopicPartition, int])
     return merging
 
 
-def _merging_in_pieces(
+def _merging_in_chunks(
     batch: Batch, sources: int, expected: Mapping[TopicPartition, int]
-) -> InPieces:
-    """Return a function that applies `core.merge.merge_in_pieces`.
+) -> InChunks:
+    """Return a function that applies `core.merge.merge_in_chunks`.
 
     Its inputs are what silver holds, in chunks, and then those of `_split`.
     """
 
     def merging(
-        pieces: Iterator[pa.Table], *inputs: pa.Table
+        chunks: Iterator[pa.Table], *inputs: pa.Table
     ) -> Iterator[tuple[pa.Table, pa.Table]]:
         """Yield each chunk, and what a batch changes in it."""
         records, heads, recovered = _split(inputs, batch, sources, expected)
-        return merge_in_pieces(records, pieces, batch, recovered, heads)
+        return merge_in_chunks(records, chunks, batch, recovered, heads)
 
     return merging
 

@@ -52,7 +52,7 @@ SPARK_TESTS = (
     "tests/integration/test_other_readers.py",
     "tests/kafka/test_source.py",
     "tests/lake/test_commits.py::test_the_last_commit_of_an_application_is_found_behind_others",
-    "tests/lake/test_questions.py",
+    "tests/lake/test_table_reader.py",
     "tests/lake/test_settings_of_commits.py",
     "tests/laws/test_engine.py",
     "tests/laws/test_rebuild.py",

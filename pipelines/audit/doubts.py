@@ -17,8 +17,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipelines.audit.homes import FIX as FIX_PARTITIONS
-from pipelines.audit.homes import read_sample
+from pipelines.audit.partitioning import FIX as FIX_PARTITIONS
+from pipelines.audit.partitioning import read_sample
 from pipelines.audit.problems import Problem
 from pipelines.audit.show import duration, utc
 from pipelines.core.columns import int64s, times_ms
@@ -44,8 +44,8 @@ from pipelines.kafka.cluster import AFTER_MAX, Cluster, after_max
 from pipelines.kafka.registry import rules_of
 from pipelines.lake import tables
 from pipelines.lake.epochs import read_epochs
-from pipelines.lake.questions import Condition, Questions, Where, within
 from pipelines.lake.schemas import avro_schemas
+from pipelines.lake.table_reader import Condition, TableReader, Where, within
 from pipelines.settings import Settings
 
 FINISHED = 1_000
@@ -89,13 +89,13 @@ _FIX_TIMES = (
 # -- the lake
 
 
-def unmet_in_lake(questions: Questions, settings: Settings) -> list[Problem] | None:
+def unmet_in_lake(reader: TableReader, settings: Settings) -> list[Problem] | None:
     """Return problems about sources whose records met none of another source.
 
     Only the merge records that finished last count. None where too few have finished.
     """
-    if not questions.exists(tables.SILVER) or not set(settings.sources) <= set(
-        questions.columns(tables.SILVER).names
+    if not reader.exists(tables.SILVER) or not set(settings.sources) <= set(
+        reader.columns(tables.SILVER).names
     ):
         return None
     figures = {
@@ -104,7 +104,7 @@ def unmet_in_lake(questions: Questions, settings: Settings) -> list[Problem] | N
         "last": ("max", "event_time"),
     }
     batches = (
-        questions.summary(tables.SILVER, ["batch"], figures, _FINISHED)
+        reader.summary(tables.SILVER, ["batch"], figures, _FINISHED)
         .sort_by([("batch", "descending")])
         .to_pylist()
     )
@@ -121,7 +121,7 @@ def unmet_in_lake(questions: Questions, settings: Settings) -> list[Problem] | N
     spans = _spans(count, min(b["first"] for b in chosen), max(b["last"] for b in chosen))
     tenant = TENANT.names if settings.merge.has_tenants else []
     names = ["partition", "merge_key", "event_time", "last_event_time", *tenant, *settings.sources]
-    rows = questions.select(
+    rows = reader.select(
         tables.SILVER, names, [[*term, *since, *span] for term in _FINISHED for span in spans]
     )
     sizes = {name: int64s(pc.list_value_length(rows[name])) for name in settings.sources}
@@ -189,7 +189,7 @@ def _against(name: str, appearances: Sequence[Appearance]) -> list[Appearance]:
 
 
 def odd_times_in_lake(
-    questions: Questions, settings: Settings, ends: Mapping[TopicPartition, int]
+    reader: TableReader, settings: Settings, ends: Mapping[TopicPartition, int]
 ) -> list[Problem]:
     """Return problems about sources whose last event times in bronze are decades from Kafka's
     timestamps.
@@ -201,16 +201,12 @@ def odd_times_in_lake(
         mine = {tp.partition: end for tp, end in ends.items() if tp.source == name and end > 0}
         last = {p: (max(0, mine[p] - LAST), mine[p]) for p in sorted(mine)[:PARTITIONS]}
         table = tables.bronze(name)
-        if (
-            last
-            and questions.exists(table)
-            and are_odd(questions.rows(table, _TIMES, within(last)))
-        ):
+        if last and reader.exists(table) and are_odd(reader.rows(table, _TIMES, within(last))):
             found += _odd(
                 settings,
                 name,
-                questions.rows(table, KAFKA.names, within(last)),
-                _lake_rules(questions, settings, name),
+                reader.rows(table, KAFKA.names, within(last)),
+                _lake_rules(reader, settings, name),
             )
     return found
 
@@ -218,15 +214,15 @@ def odd_times_in_lake(
 _TIMES = ["kafka_timestamp", "event_time", "reason"]
 
 
-def _lake_rules(questions: Questions, settings: Settings, name: str) -> ReadingRules:
+def _lake_rules(reader: TableReader, settings: Settings, name: str) -> ReadingRules:
     """Return the rules by which the lake reads the records of an input now.
 
     The schemas of writers are those that the lake knows: no registry is asked.
     """
-    current = read_epochs(questions, settings).current.settings
+    current = read_epochs(reader, settings).current.settings
     source = source_of(name)
     rules = current.reading_rules(source)
-    schemas = avro_schemas(questions, current)
+    schemas = avro_schemas(reader, current)
     return replace(rules, schema=schemas[source]) if source in schemas else rules
 
 
@@ -242,7 +238,7 @@ def doubts_in_kafka(
 ) -> Iterator[Problem]:
     """Yield problems about the last records of each source in Kafka.
 
-    - `since`: the first offsets that count, as in `audit.homes.check_sample`.
+    - `since`: the first offsets that count, as in `audit.partitioning.check_sample`.
     - `with_keys`: also report where no key is in two sources.
 
     Raises what Kafka raises.

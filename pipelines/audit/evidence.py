@@ -21,20 +21,25 @@ from pipelines.audit.unnoted import Unnoted, read_unnoted
 from pipelines.core.avro_schema import AvroSchema
 from pipelines.core.inputs import source_of
 from pipelines.core.plan import TopicPartition
-from pipelines.core.sequence import Place
+from pipelines.core.sequence import SortKey
 from pipelines.core.types import DUE, TENANT
 from pipelines.errors import ConfigurationError
 from pipelines.lake import tables
 from pipelines.lake.epochs import Epoch, Epochs, read_epochs
-from pipelines.lake.floors import Floors, History, read_floors, read_history
 from pipelines.lake.generations import Generation, Generations, read_generations
-from pipelines.lake.inputs import named
+from pipelines.lake.inputs import with_input_names
 from pipelines.lake.order import due_columns
 from pipelines.lake.progress import last_batch, progress_rows
-from pipelines.lake.questions import Condition, Questions, Where, row_count
-from pipelines.lake.questions import answer as in_milliseconds
 from pipelines.lake.recovered import MESSAGES, read_out, read_since
+from pipelines.lake.retention_bounds import (
+    History,
+    RetentionBounds,
+    read_history,
+    read_retention_bounds,
+)
 from pipelines.lake.schemas import avro_schemas
+from pipelines.lake.table_reader import Condition, TableReader, Where, row_count
+from pipelines.lake.table_reader import normalise as in_milliseconds
 from pipelines.lake.unpublished import is_complete, reached
 from pipelines.settings import Settings
 
@@ -58,11 +63,11 @@ work.
 KNOWN_BATCHES = 1000
 """Number of last batches that are read of `progress` where not all are requested."""
 
-NONE = -1
+NULL = -1
 """Value that stands for a null in columns of times."""
 
 Ints: TypeAlias = npt.NDArray[np.int64]
-NEVER = int(np.iinfo(np.int64).max)
+MAX_TIME = int(np.iinfo(np.int64).max)
 
 
 class End(NamedTuple):
@@ -98,7 +103,7 @@ class Evidence:
     - `unnoted`: what the notes of the last commits lack.
     """
 
-    questions: Questions
+    reader: TableReader
     settings: Settings
     partitions: int
     generations: Generations
@@ -113,7 +118,7 @@ class Evidence:
     is_full: bool
     one_in: int
     epochs: Epochs
-    floors: Floors
+    retention_bounds: RetentionBounds
     history: Mapping[int, History]
     unnoted: Unnoted
 
@@ -139,7 +144,7 @@ class Evidence:
 
         They are judged as if they were complete.
         """
-        return self.following is not None and not is_complete(self.questions, self.following)
+        return self.following is not None and not is_complete(self.reader, self.following)
 
     @cached_property
     def again(self) -> Mapping[TopicPartition, Sequence[tuple[int, int]]]:
@@ -147,7 +152,7 @@ class Evidence:
         found = defaultdict[TopicPartition, list[tuple[int, int]]](list)
         furthest = dict[TopicPartition, int]()
         for ended, jump in pairwise(self.generations):
-            for tp, at in reached(self.questions, ended, jump.from_batch).items():
+            for tp, at in reached(self.reader, ended, jump.from_batch).items():
                 furthest[tp] = max(at, ended.begin.get(tp, 0), furthest.get(tp, 0))
                 found[tp].append((jump.begin.get(tp, 0), furthest[tp]))
         return found
@@ -156,16 +161,12 @@ class Evidence:
     def further_columns(self) -> Sequence[str]:
         """Columns of silver for when merge records were closed and whose they are, if any."""
         of_tenants = [*TENANT.names, "position"] if self.has_tenants else []
-        return (
-            [*due_columns(self.questions), *of_tenants]
-            if self.questions.exists(tables.SILVER)
-            else []
-        )
+        return [*due_columns(self.reader), *of_tenants] if self.reader.exists(tables.SILVER) else []
 
     @cached_property
     def avro(self) -> Sequence[Mapping[str, AvroSchema]]:
         """Schemas of sources whose values are Avro: by the number of an epoch, then by source."""
-        return [avro_schemas(self.questions, epoch.settings) for epoch in self.epochs]
+        return [avro_schemas(self.reader, epoch.settings) for epoch in self.epochs]
 
     def at(self, tp: TopicPartition, offset: int) -> str:
         """Return a record's coordinates in Kafka, for a sentence."""
@@ -196,7 +197,7 @@ class Evidence:
             key is not None and zlib.crc32(key.encode(), max(0, self.last_batch)) % self.one_in == 0
         )
 
-    def is_unpublished(self, partition: int, place: Place) -> bool:
+    def is_unpublished(self, partition: int, place: SortKey) -> bool:
         """Return True where a finished record with this place in the order of publication is in no
         message.
 
@@ -218,7 +219,7 @@ def numbers(column: pa.Array | pa.ChunkedArray, null: int | None = None) -> npt.
 
 
 def read_evidence(
-    questions: Questions,
+    reader: TableReader,
     settings: Settings,
     partitions: int,
     generation: int | None = None,
@@ -230,14 +231,14 @@ def read_evidence(
     Unless `full`, only a sample of keys and batches is looked at. Raises ConfigurationError where
     there is no such generation.
     """
-    epochs = read_epochs(questions, settings)
-    generations = read_generations(questions, settings)
+    epochs = read_epochs(reader, settings)
+    generations = read_generations(reader, settings)
     if not generations:
         every = [TopicPartition(source, p) for source in settings.inputs for p in range(partitions)]
         generations = Generations([Generation(0, 0, dict.fromkeys(every, 0), {})])
     one = chosen(generations, generation)
     version, batch, progress = _silver_now(
-        questions, settings, generations, one, [end for _, end in epochs.ends()]
+        reader, settings, generations, one, [end for _, end in epochs.ends()]
     )
     noted = defaultdict(list)
     for row in progress.to_pylist():
@@ -252,8 +253,8 @@ def read_evidence(
         *passed,
         (epochs.of(max(batch, one.from_batch)), end._replace(until={**one.begin, **end.until})),
     ]
-    bronze = [name for name in map(tables.bronze, settings.sources) if questions.exists(name)]
-    counts = [row_count(questions, name) for name in bronze]
+    bronze = [name for name in map(tables.bronze, settings.sources) if reader.exists(name)]
+    counts = [row_count(reader, name) for name in bronze]
     one_in = 1 if full else max(1, sum(counts) // SAMPLED_RECORDS)
     found = (
         generations,
@@ -262,19 +263,19 @@ def read_evidence(
         batch,
         progress,
         through,
-        _read_messages(questions, settings, one),
-        read_since(questions, one) if questions.exists(tables.RECOVERED) else {},
-        read_out(questions, one)
-        if questions.exists(tables.RECOVERED) and len(bronze) == len(settings.sources)
+        _read_messages(reader, settings, one),
+        read_since(reader, one) if reader.exists(tables.RECOVERED) else {},
+        read_out(reader, one)
+        if reader.exists(tables.RECOVERED) and len(bronze) == len(settings.sources)
         else {},
         full,
         one_in,
         epochs,
-        read_floors(questions),
-        read_history(questions, settings, partitions, one, batch),
-        read_unnoted(questions, settings, one),
+        read_retention_bounds(reader),
+        read_history(reader, settings, partitions, one, batch),
+        read_unnoted(reader, settings, one),
     )
-    return Evidence(questions, settings, partitions, *found)
+    return Evidence(reader, settings, partitions, *found)
 
 
 def chosen(generations: Generations, number: int | None) -> Generation:
@@ -296,30 +297,30 @@ def chosen(generations: Generations, number: int | None) -> Generation:
 
 
 def read_table(
-    questions: Questions,
+    reader: TableReader,
     settings: Settings,
     table: str,
     columns: Sequence[str],
     where: Where = (),
     version: int | None = None,
 ) -> pa.Table:
-    """Return what `Questions.select` returns; no rows where the table does not exist."""
-    if questions.exists(table):
-        return questions.select(table, columns, where, version=version)
+    """Return what `TableReader.select` returns; no rows where the table does not exist."""
+    if reader.exists(table):
+        return reader.select(table, columns, where, version=version)
     schema = tables.layout(settings)[source_of(table)].schema
     return in_milliseconds(schema.empty_table().select(list(columns)))
 
 
-def _read_messages(questions: Questions, settings: Settings, generation: Generation) -> pa.Table:
+def _read_messages(reader: TableReader, settings: Settings, generation: Generation) -> pa.Table:
     """Return the messages of a lost lake that a generation knows. Columns that the table lacks are
     null.
     """
     names = ["partition", "merge_key", "event_time"]
     kinds = {**dict.fromkeys(DUE.names, pa.int64()), **{field.name: field.type for field in TENANT}}
-    is_there = questions.exists(tables.RECOVERED)
-    own = [name for name in kinds if is_there and name in questions.columns(tables.RECOVERED).names]
+    is_there = reader.exists(tables.RECOVERED)
+    own = [name for name in kinds if is_there and name in reader.columns(tables.RECOVERED).names]
     where = MESSAGES if generation.number == 0 else [[("partition", "in", [])]]
-    found = read_table(questions, settings, tables.RECOVERED, [*names, *own], where)
+    found = read_table(reader, settings, tables.RECOVERED, [*names, *own], where)
     for name, kind in kinds.items():
         if name not in found.column_names:
             found = found.append_column(name, pa.nulls(found.num_rows, kind))
@@ -333,7 +334,7 @@ def _end_of(rows: Sequence[Mapping[str, Any]]) -> End:
 
 
 def _silver_now(
-    questions: Questions,
+    reader: TableReader,
     settings: Settings,
     generations: Generations,
     generation: Generation,
@@ -346,11 +347,11 @@ def _silver_now(
     """
     version = None
     last = None
-    while questions.exists(tables.SILVER) and questions.exists(tables.PROGRESS):
-        version = questions.version(tables.SILVER)
-        last = last_batch(questions)
+    while reader.exists(tables.SILVER) and reader.exists(tables.PROGRESS):
+        version = reader.version(tables.SILVER)
+        last = last_batch(reader)
         # Else another batch came between the questions.
-        if questions.version(tables.SILVER) == version:
+        if reader.version(tables.SILVER) == version:
             break
     following = generations.after(generation)
     first = generation.from_batch
@@ -360,16 +361,16 @@ def _silver_now(
         else following.from_batch - 1
     )
     wanted = sorted({end for end in [*ends, batch] if first <= end <= batch})
-    noted = read_table(
-        questions, settings, tables.PROGRESS, OF_PROGRESS, [[("batch", "in", wanted)]]
-    )
+    noted = read_table(reader, settings, tables.PROGRESS, OF_PROGRESS, [[("batch", "in", wanted)]])
     if (
         last is not None
         and last[0].batch == batch >= first
         and not pc.any(pc.equal(noted["batch"], batch)).as_py()
     ):
         now = in_milliseconds(progress_rows(last[0], settings, last[1], 0))
-        noted = pa.concat_tables([noted, named(now, noted.column_names, settings.with_topics)])
+        noted = pa.concat_tables(
+            [noted, with_input_names(now, noted.column_names, settings.with_topics)]
+        )
     return version, batch, noted
 
 

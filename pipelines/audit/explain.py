@@ -23,7 +23,7 @@ import pyarrow.compute as pc
 from pipelines.audit.explain_tenants import OfTenants
 from pipelines.audit.show import utc
 from pipelines.audit.unnoted import read_unnoted
-from pipelines.core.columns import NO_TIME
+from pipelines.core.columns import NULL_TIME
 from pipelines.core.inputs import input_of, source_of
 from pipelines.core.plan import Available, BatchPlan, Cursor, TopicPartition, positions_of
 from pipelines.core.sequence import ID, message_id, place_of
@@ -35,13 +35,19 @@ from pipelines.lake import tables
 from pipelines.lake.decisions import Decided, read_decisions
 from pipelines.lake.epochs import Epochs, read_epochs
 from pipelines.lake.generations import Generation, Generations, read_generations
-from pipelines.lake.inputs import named
+from pipelines.lake.inputs import with_input_names
 from pipelines.lake.order import BY_EVENT_TIME, Order, orders
 from pipelines.lake.progress import last_batch, progress_rows
 from pipelines.lake.published import last_sink
-from pipelines.lake.questions import Condition, Questions, VersionGoneError, Where, lexicographic
-from pipelines.lake.questions import answer as in_milliseconds
 from pipelines.lake.snapshot import Snapshot
+from pipelines.lake.table_reader import (
+    Condition,
+    TableReader,
+    VersionGoneError,
+    Where,
+    lexicographic,
+)
+from pipelines.lake.table_reader import normalise as in_milliseconds
 from pipelines.settings import Settings
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
@@ -75,7 +81,7 @@ class Moment(NamedTuple):
 
 
 def explain(
-    questions: Questions,
+    reader: TableReader,
     settings: Settings,
     key: str,
     as_of: int | datetime | None = None,
@@ -98,8 +104,8 @@ def explain(
     """
     if tenant is not None and not settings.merge.has_tenants:
         raise ConfigurationError("--tenant: this lake has no tenants; leave it out")
-    questions = Snapshot(questions, settings)
-    if not questions.exists(tables.SILVER) or not questions.exists(tables.PROGRESS):
+    reader = Snapshot(reader, settings)
+    if not reader.exists(tables.SILVER) or not reader.exists(tables.PROGRESS):
         return {
             "key": key,
             "as_of": None,
@@ -109,27 +115,27 @@ def explain(
             "waiting": [],
             "near": [],
         }
-    last = last_batch(questions)
-    moment = _moment(questions, as_of, -1 if last is None else last[0].batch)
-    life = _Life(questions, settings, key, tenant, moment, None if last is None else last[:2])
+    last = last_batch(reader)
+    moment = _moment(reader, as_of, -1 if last is None else last[0].batch)
+    life = _KeyHistory(reader, settings, key, tenant, moment, None if last is None else last[:2])
     found = {
         "records": life.records(),
         "late": life.late(),
         "quarantined": life.quarantined(),
         "waiting": life.waiting(),
     }
-    near = [] if any(found.values()) else _near(questions, key)
-    generations = read_generations(questions, settings)
+    near = [] if any(found.values()) else _near(reader, key)
+    generations = read_generations(reader, settings)
     is_now = as_of is None and bool(generations)
-    warnings = read_unnoted(questions, settings, generations.newest).warnings if is_now else []
+    warnings = read_unnoted(reader, settings, generations.newest).warnings if is_now else []
     told = {"key": key, "as_of": None if as_of is None else moment._asdict(), **found, "near": near}
     return {**told, **({"warnings": warnings} if warnings else {})}
 
 
-def _moment(questions: Questions, as_of: int | datetime | None, last: int) -> Moment:
+def _moment(reader: TableReader, as_of: int | datetime | None, last: int) -> Moment:
     if as_of is None:
         return Moment(last, None, None)
-    newest = questions.version(tables.SILVER)
+    newest = reader.version(tables.SILVER)
     if isinstance(as_of, int) and as_of > newest:
         raise ConfigurationError(
             f"--as-of: silver has no version {as_of} yet; the newest is {newest}"
@@ -141,7 +147,7 @@ def _moment(questions: Questions, as_of: int | datetime | None, last: int) -> Mo
     )
     columns = {"batch": "batch", "version": "silver_version", "at": "committed_at"}
     values = {name: ("max", column) for name, column in columns.items()}
-    [row] = questions.summary(tables.PROGRESS, [], values, [[known]]).to_pylist()
+    [row] = reader.summary(tables.PROGRESS, [], values, [[known]]).to_pylist()
     is_before_all = row["batch"] is None
     if isinstance(as_of, datetime):
         return (
@@ -151,7 +157,7 @@ def _moment(questions: Questions, as_of: int | datetime | None, last: int) -> Mo
         )
     if is_before_all:
         return Moment(
-            -1, as_of, questions.history(tables.SILVER, newest - as_of + 1)[-1].committed_at_ms
+            -1, as_of, reader.history(tables.SILVER, newest - as_of + 1)[-1].committed_at_ms
         )
     return Moment(row["batch"], as_of, row["at"])
 
@@ -161,10 +167,10 @@ def _ms(time: datetime) -> int:
 
 
 @dataclass(frozen=True)
-class _Life:
+class _KeyHistory:
     """Reader of what the tables tell of one key, as it was known at a moment."""
 
-    questions: Questions
+    reader: TableReader
     settings: Settings
     key: str
     tenant: str | None
@@ -176,7 +182,7 @@ class _Life:
 
     def records(self) -> list[Found]:
         """Return the merge records, by partition and event time."""
-        sink = _Sink(self.questions, self.settings, self.moment.at)
+        sink = _Sink(self.reader, self.settings, self.moment.at)
         parts = self._parts()
         return [self._record(row, parts, sink) for row in self._rows if row["status"] != "waiting"]
 
@@ -212,7 +218,7 @@ class _Life:
             *self.settings.sources,
         ]
         try:
-            found = self.questions.select(
+            found = self.reader.select(
                 tables.SILVER, columns, [self._mine], version=self.moment.version
             )
         except VersionGoneError as error:
@@ -323,11 +329,11 @@ class _Life:
 
     @cached_property
     def _epochs(self) -> Epochs:
-        return read_epochs(self.questions, self.settings)
+        return read_epochs(self.reader, self.settings)
 
     @cached_property
     def _generations(self) -> Generations:
-        return read_generations(self.questions, self.settings)
+        return read_generations(self.reader, self.settings)
 
     def _is_behind(self, row: Found, generation: Generation) -> bool:
         """Return True where a finished row sorts at or before the tail behind which its generation
@@ -407,20 +413,20 @@ class _Life:
             [("partition", "=", tp.partition), ("offset", ">=", a), ("offset", "<=", b)]
             for a, b in ranges.values()
         ]
-        read = self.questions.select(
+        read = self.reader.select(
             tables.bronze(tp.source), ["offset", "event_time", *self._whose], where
         ).sort_by("offset")
         offset = read["offset"].to_numpy()
-        time = read["event_time"].fill_null(NO_TIME).to_numpy()
+        time = read["event_time"].fill_null(NULL_TIME).to_numpy()
         merged: dict[int, tuple[int, int | None, int | None]] = {}
         for batch, (since, until) in ranges.items():
             mine = (offset >= since) & (offset <= until)
-            spoken = [
+            decided = [
                 d
                 for of, d in self._decisions[number]
                 if of == tp and since <= d.after_offset + 1 <= until
             ]
-            rows = Available(offset[mine], time[mine]).with_idle(spoken)
+            rows = Available(offset[mine], time[mine]).with_idle(decided)
             before = of_tp.get(batch - 1, {})
             cursor = Cursor(since, before.get("position"))
             positions = dict(
@@ -431,7 +437,7 @@ class _Life:
                 last = positions[here[batch][-1]]
                 then = (cursor, before.get("clock"))
                 own = self._tenants.positions(
-                    tp, batch, then, read.filter(pa.array(mine)), last, spoken
+                    tp, batch, then, read.filter(pa.array(mine)), last, decided
                 )
             merged.update(
                 {each: (batch, positions.get(each), own.get(each)) for each in here[batch]}
@@ -441,7 +447,7 @@ class _Life:
     @cached_property
     def _tenants(self) -> OfTenants:
         ends = [row for row in self._progress if row["batch"] == self.moment.batch]
-        return OfTenants(self.questions, self._epochs, self.moment.batch, ends)
+        return OfTenants(self.reader, self._epochs, self.moment.batch, ends)
 
     def late(self) -> list[Found]:
         """Return the late records, by position."""
@@ -523,14 +529,12 @@ class _Life:
 
     def _then(self, table: str, names: Sequence[str], *conditions: Condition) -> list[Found]:
         """Return rows of a table as it was at the moment, by coordinates."""
-        if not self.questions.exists(table):
+        if not self.reader.exists(table):
             return []
-        version = (
-            None if self.moment.at is None else self.questions.version_at(table, self.moment.at)
-        )
+        version = None if self.moment.at is None else self.reader.version_at(table, self.moment.at)
         if version is None and self.moment.at is not None:
             return []  # the table did not exist yet
-        rows = self.questions.select(table, names, [list(conditions)], version=version)
+        rows = self.reader.select(table, names, [list(conditions)], version=version)
         return rows.sort_by([("partition", "ascending"), ("offset", "ascending")]).to_pylist()  # type: ignore[no-any-return]
 
     @cached_property
@@ -556,7 +560,7 @@ class _Life:
             [("batch", "<=", batch), ("partition", "in", sorted(partitions))],
             [("batch", "=", batch)],
         ]
-        rows: list[Found] = self.questions.select(
+        rows: list[Found] = self.reader.select(
             tables.PROGRESS, [*columns, "silver_version"], where
         ).to_pylist()
         if (
@@ -566,7 +570,7 @@ class _Life:
         ):
             now = in_milliseconds(progress_rows(self.last[0], self.settings, self.last[1], 0))
             wanted = [name for name in now.column_names if name != "topic"]
-            rows += named(now, wanted, self.settings.with_topics).to_pylist()
+            rows += with_input_names(now, wanted, self.settings.with_topics).to_pylist()
         return rows
 
     @cached_property
@@ -576,9 +580,9 @@ class _Life:
     @cached_property
     def _decisions(self) -> Mapping[int, list[Decided]]:
         """Decisions of the idle policy, by generation."""
-        is_there = self.questions.exists(tables.IDLE_HEARTBEATS)
+        is_there = self.reader.exists(tables.IDLE_HEARTBEATS)
         return {
-            each.number: read_decisions(self.questions, each) if is_there else []
+            each.number: read_decisions(self.reader, each) if is_there else []
             for each in self._generations
         }
 
@@ -588,13 +592,13 @@ class _Sink:
     to last.
     """
 
-    def __init__(self, questions: Questions, settings: Settings, at: int | None) -> None:
-        self._questions = questions
+    def __init__(self, reader: TableReader, settings: Settings, at: int | None) -> None:
+        self._reader = reader
         self._settings = settings
         self._known: list[Condition] = [] if at is None else [("committed_at", "<=", at)]
         self._name: str | None = None
-        if questions.exists(tables.PUBLISHED):
-            self._name = last_sink(questions, self._known)
+        if reader.exists(tables.PUBLISHED):
+            self._name = last_sink(reader, self._known)
         self._cluster = Cluster(settings.kafka, PATIENCE_S)
         self._is_away = False
 
@@ -609,7 +613,7 @@ class _Sink:
         """
         if self._name is None:
             return None
-        order = BY_EVENT_TIME if row.get("closed_at") is None else orders(self._questions)[-1]
+        order = BY_EVENT_TIME if row.get("closed_at") is None else orders(self._reader)[-1]
         place = [row[name] for name in order.columns]
         # The first transaction whose last message sorts at or after the record wrote it.
         names = {
@@ -617,7 +621,7 @@ class _Sink:
         }
         of_sink = [("partition", "=", partition), ("sink", "=", self._name), *self._known]
         where = [[*of_sink, *term] for term in lexicographic(list(names.values()), place, ">")]
-        rows = self._questions.select(
+        rows = self._reader.select(
             tables.PUBLISHED, ["last_seq", *names.values(), "sink_offset"], where
         ).to_pylist()
         if not rows:
@@ -659,7 +663,7 @@ class _Sink:
         ]
         mine += [*batches, *order.conditions, (order.column, ">=", since)]
         where = [[*mine, *term] for term in lexicographic(order.columns, place, "<")]
-        found = self._questions.summary(tables.SILVER, [], {"rows": ("count", "*")}, where)
+        found = self._reader.summary(tables.SILVER, [], {"rows": ("count", "*")}, where)
         return int(found["rows"][0].as_py())
 
     def _looked_up(self, partition: int, record_id: bytes, guess: int) -> tuple[int | None, bool]:
@@ -691,12 +695,12 @@ class _Sink:
         return None, first > 0
 
 
-def _near(questions: Questions, key: str) -> list[str]:
+def _near(reader: TableReader, key: str) -> list[str]:
     """Return known keys that look like this one, most alike first.
 
     Only those that begin or end as it does are compared, so that these are few.
     """
     half = (len(key) + 1) // 2
-    known = questions.summary(tables.SILVER, ["merge_key"], {"rows": ("count", "*")})["merge_key"]
+    known = reader.summary(tables.SILVER, ["merge_key"], {"rows": ("count", "*")})["merge_key"]
     is_alike = pc.or_(pc.starts_with(known, key[:half]), pc.ends_with(known, key[half:]))
     return get_close_matches(key, known.filter(is_alike).to_pylist(), NEAR)

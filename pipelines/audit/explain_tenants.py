@@ -12,13 +12,13 @@ import numpy as np
 import pyarrow as pa
 
 from pipelines.audit.show import utc
-from pipelines.core.columns import NO_TIME
+from pipelines.core.columns import NULL_TIME
 from pipelines.core.idle import IdleDecision
 from pipelines.core.plan import BatchPlan, Cursor, OffsetRange, TopicPartition
 from pipelines.core.tenants import TenantClocks
 from pipelines.lake.epochs import Epochs
-from pipelines.lake.heads import Moment
-from pipelines.lake.questions import Questions
+from pipelines.lake.table_reader import TableReader
+from pipelines.lake.tenant_state import BatchEnd
 from pipelines.lake.tenants import clocks_at
 
 Found = dict[str, Any]
@@ -31,9 +31,9 @@ class OfTenants:
     """
 
     def __init__(
-        self, questions: Questions, epochs: Epochs, batch: int, ends: Iterable[Found]
+        self, reader: TableReader, epochs: Epochs, batch: int, ends: Iterable[Found]
     ) -> None:
-        self._questions = questions
+        self._reader = reader
         self._epochs = epochs
         self._batch = batch
         self._ends = {TopicPartition(row["source"], row["partition"]): row for row in ends}
@@ -48,7 +48,7 @@ class OfTenants:
             time = int(
                 clocks.clocks(np.array([partition]), pa.chunked_array([[tenant]], pa.string()))[0]
             )
-            held |= {} if time == NO_TIME else {source: time}
+            held |= {} if time == NULL_TIME else {source: time}
         clock = min(held.values(), default=None)
         return clock, [source for source, time in held.items() if time == clock]
 
@@ -63,7 +63,7 @@ class OfTenants:
                 tp.partition: row["clock"] for tp, row in mine.items() if row["clock"] is not None
             }
             found[source] = clocks_at(
-                self._questions, self._epochs, self._batch, Moment(cursors, clocks)
+                self._reader, self._epochs, self._batch, BatchEnd(cursors, clocks)
             )
         return found
 
@@ -84,8 +84,8 @@ class OfTenants:
         - `before`: where the batch began, and the clock then.
         """
         cursor, clock = before
-        moment = Moment({tp: cursor}, {} if clock is None else {tp.partition: clock})
-        heads = clocks_at(self._questions, self._epochs, batch, moment).heads()
+        moment = BatchEnd({tp: cursor}, {} if clock is None else {tp.partition: clock})
+        heads = clocks_at(self._reader, self._epochs, batch, moment).heads()
         until = int(rows["offset"].to_numpy().max(initial=cursor.next_offset - 1)) + 1
         plan = BatchPlan(
             batch,
@@ -102,7 +102,7 @@ class OfTenants:
         return {
             o: v
             for o, v in zip(rows["offset"].to_pylist(), found.tolist(), strict=True)
-            if v != NO_TIME
+            if v != NULL_TIME
         }
 
     # -- why, in sentences

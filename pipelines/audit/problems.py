@@ -62,7 +62,7 @@ class Findings:
         )
         return found
 
-    def told(self) -> Iterator[Problem]:
+    def described(self) -> Iterator[Problem]:
         """Yield the problems, and one that counts those that are not shown."""
         yield from self.problems
         if self.more:
@@ -93,6 +93,6 @@ def answer(found: Iterable[Findings], notes: Iterable[str] = ()) -> dict[str, An
     """Return the answer of `verify --json`: `ok`, `problems`, and `notes` if something could not be
     checked.
     """
-    problems = [problem._asdict() for findings in found for problem in findings.told()]
+    problems = [problem._asdict() for findings in found for problem in findings.described()]
     told = list(notes)
     return {"ok": not problems, "problems": problems, **({"notes": told} if told else {})}

@@ -5,8 +5,9 @@ up to the offsets and the clocks of its last batch with notes. So the two can be
 (`verify --against`) while the lake itself goes on. Where `keep` or `forget` takes records out of
 bronze meanwhile, a rebuild ends with an error.
 
-Where rows have been deleted (`keep`), a rebuild begins where history does (`lake.floors`), with the
-merge records that were open then. The comparison leaves out those that were finished before.
+Where rows have been deleted (`keep`), a rebuild begins where history does
+(`lake.retention_bounds`), with the merge records that were open then. The comparison leaves out
+those that were finished before.
 """
 
 from __future__ import annotations
@@ -37,15 +38,15 @@ from pipelines.engine import Engine
 from pipelines.engine.choice import create_tables, open_engine
 from pipelines.errors import ConfigurationError, WatersmeetError
 from pipelines.lake import tables
-from pipelines.lake.epochs import Epochs, begin_epoch, passed, read_epochs
-from pipelines.lake.floors import History, read_floors
+from pipelines.lake.epochs import Epochs, begin_epoch, inherited_lateness, read_epochs
 from pipelines.lake.generations import generation_rows, read_generations
 from pipelines.lake.location import Lake
 from pipelines.lake.order import due_columns
 from pipelines.lake.progress import facts_of, last_batch
-from pipelines.lake.questions import Condition, Questions, Where
 from pipelines.lake.recovered import rows_of_parts
+from pipelines.lake.retention_bounds import History, read_retention_bounds
 from pipelines.lake.snapshot import Snapshot
+from pipelines.lake.table_reader import Condition, TableReader, Where
 from pipelines.running.owner import Owner, now_ms
 from pipelines.settings import Settings
 from pipelines.silver import Silver
@@ -64,11 +65,11 @@ _COUNTS = ("records", "open", "waiting", "timed_out", "valid", "complete")
 
 
 def rebuild(
-    questions: Questions,
+    reader: TableReader,
     settings: Settings,
     directory: Path,
     window: Window | None = None,
-    tell: Callable[[BatchPlan], None] = lambda _: None,
+    notify: Callable[[BatchPlan], None] = lambda _: None,
     *,
     lag_ms: int | None = None,
     generation: int | None = None,
@@ -79,19 +80,17 @@ def rebuild(
     rebuild holds.
 
     - `window` and `lag_ms`: others than the lake's.
-    - `tell`: is called with each batch.
+    - `notify`: is called with each batch.
     - `generation`: its number, by default that of the newest.
 
     Raises ConfigurationError where the folder is not empty, where there is nothing to rebuild, or
     where a lag is given and the lake has no tenants. Raises HistoryMovedError where records were
     taken out of bronze meanwhile.
     """
-    snapshot = Snapshot(questions, settings)
-    questions = before_unnoted(snapshot)
-    settings = read_epochs(questions, settings).current.settings
-    evidence = read_evidence(
-        questions, settings, _partitions(questions, settings), generation, full=True
-    )
+    snapshot = Snapshot(reader, settings)
+    reader = before_unnoted(snapshot)
+    settings = read_epochs(reader, settings).current.settings
+    evidence = read_evidence(reader, settings, _partitions(reader, settings), generation, full=True)
     if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
         raise ConfigurationError(f"--into: {directory} is not an empty folder; name a new one")
     if lag_ms is not None and not settings.merge.has_tenants:
@@ -113,7 +112,7 @@ def rebuild(
     into.append(tables.GENERATIONS, begin)
     try:
         for plan in _batches(here, into, rebuilt, evidence):
-            tell(plan)
+            notify(plan)
     except Exception:  # deleted records break whatever reads them first
         _check_history(snapshot, settings, directory)
         raise
@@ -138,8 +137,8 @@ def rebuild(
             if settings.merge.has_tenants
             else {}
         ),
-        "lake": content_of(here, settings, questions, evidence.batches, since),
-        "rebuilt": content_of(into, settings, into.questions),
+        "lake": content_of(here, settings, reader, evidence.batches, since),
+        "rebuilt": content_of(into, settings, into.reader),
     }
 
 
@@ -183,7 +182,7 @@ def rebuilt_settings(settings: Settings, directory: Path) -> Settings:
 def content_of(
     engine: Engine,
     settings: Settings,
-    questions: Questions,
+    reader: TableReader,
     batches: Sequence[Condition] = (),
     since: Mapping[int, int] = MappingProxyType({}),
 ) -> dict[str, Any]:
@@ -194,7 +193,7 @@ def content_of(
     - By source: how many records were merged, how many of them into a complete merge record, and
       how many were late.
 
-    Silver is read as `questions` has it. Only these `batches` count. What was finished, or late, up
+    Silver is read as `reader` has it. Only these `batches` count. What was finished, or late, up
     to the batch `since` of its partition does not count.
     """
     sources = list(settings.sources)
@@ -207,7 +206,7 @@ def content_of(
         tables.SILVER,
         ["partition", "status", "valid", "batch", *sources],
         [list(batches)] if batches else (),
-        version=questions.version(tables.SILVER),
+        version=reader.version(tables.SILVER),
     )
     counted = engine.per_partition(
         partial(_counted, sources=sources, schema=schema, since=since), [rows], schema
@@ -215,7 +214,7 @@ def content_of(
     [found] = engine.summary(counted, [], {name: ("sum", name) for name in names}).to_pylist()
     known: Where = [list(batches)] if batches else ()
     late_of: Counter[str] = Counter()
-    for row in questions.summary(
+    for row in reader.summary(
         tables.LATE, ["source", "partition", "batch"], {"n": ("count", "*")}, known
     ).to_pylist():
         late_of[source_of(row["source"])] += row["n"] * (
@@ -281,7 +280,7 @@ def _begin(
     the rebuild whose rules closed none of these records.
     """
     into = owner.engine
-    last = last_batch(into.questions)
+    last = last_batch(into.reader)
     number = 0
     clocks = dict[int, int]()
     ends = dict[TopicPartition, int]()
@@ -310,12 +309,12 @@ def _begin(
     since = {p: history.batch for p, history in begins.items()}
     changed: Where = [[("status", "!=", "timed_out")], [("batch", ">", min(since.values()))]]
     changed = [[*term, ("partition", "in", [*begins]), *evidence.batches] for term in changed]
-    stored = evidence.questions.columns(tables.SILVER).names
+    stored = evidence.reader.columns(tables.SILVER).names
     # An earlier version had fewer columns.
     known = pa.schema([column for column in schema if column.name in stored])
     rows = here.read(tables.SILVER, known.names, changed, version=evidence.version)
     then = partial(_open_then, ends=ends, since=since, sources=list(settings.sources))
-    opened = here.fetched(here.per_partition(then, [rows], known))
+    opened = here.collect(here.per_partition(then, [rows], known))
     for column in schema:
         if column.name not in known.names:
             opened = opened.append_column(column, pa.nulls(len(opened), column.type))
@@ -327,8 +326,8 @@ def _begin(
         commit,
     )
     owner.confirm(tables.SILVER, commit)
-    floors = [("silver", p, batch, None, now_ms()) for p, batch in since.items()]
-    into.append(tables.FLOORS, into.lake.layout[tables.FLOORS].rows(floors))
+    retention_bounds = [("silver", p, batch, None, now_ms()) for p, batch in since.items()]
+    into.append(tables.FLOORS, into.lake.layout[tables.FLOORS].rows(retention_bounds))
 
 
 def _end(
@@ -380,9 +379,9 @@ def _batches(
             tp: _end(tp, offset, end.heads.get(tp), evidence, later)
             for tp, offset in end.until.items()
         }
-        last = last_batch(into.questions)
+        last = last_batch(into.reader)
         begin_epoch(
-            into.questions,
+            into.reader,
             into.append,
             settings,
             0 if last is None else last[0].batch + 1,
@@ -390,14 +389,14 @@ def _batches(
         )
         known_epochs = [each for each in evidence.epochs if each.number <= epoch.number]
         like_these = Epochs(each._replace(settings=rebuilt(each.settings)) for each in known_epochs)
-        left = passed(evidence.questions, like_these, evidence.generation)
+        left = inherited_lateness(evidence.reader, like_these, evidence.generation)
         yield from Silver(owner, settings, evidence.partitions, None, ends, left).drain()
 
 
-def _partitions(questions: Questions, settings: Settings) -> int:
+def _partitions(reader: TableReader, settings: Settings) -> int:
     last = None
-    if questions.exists(tables.PROGRESS):
-        last = questions.summary(tables.PROGRESS, [], {"last": ("max", "partition")})["last"][
+    if reader.exists(tables.PROGRESS):
+        last = reader.summary(tables.PROGRESS, [], {"last": ("max", "partition")})["last"][
             0
         ].as_py()
     if last is None:
@@ -415,8 +414,8 @@ Row = tuple[Any, ...]
 
 
 def verify_against(
-    here: Questions,
-    there: Questions,
+    here: TableReader,
+    there: TableReader,
     settings: Settings,
     directory: Path,
     generation: int | None = None,
@@ -485,8 +484,8 @@ def verify_against(
     version = _version_after(here, batch)
     in_silver = Findings("silver")
     in_late = Findings("late")
-    since = read_floors(there).batches
-    kept = read_floors(here).times
+    since = read_retention_bounds(there).batches
+    kept = read_retention_bounds(here).times
     for first, until in groups(_partitions(here, settings)):
         mine = [("partition", ">=", first), ("partition", "<", until)]
         of_own = [*mine, ("batch", ">=", own.from_batch)]
@@ -526,14 +525,14 @@ def verify_against(
     return answer([in_silver, in_late])
 
 
-def _version_after(questions: Questions, batch: int) -> int:
+def _version_after(reader: TableReader, batch: int) -> int:
     """Return the version of silver right after a batch."""
-    version = questions.version(tables.SILVER)
-    last = last_batch(questions)
+    version = reader.version(tables.SILVER)
+    last = last_batch(reader)
     if last is not None and last[0].batch == batch:
         return max(version, last[1])  # a key may have been forgotten since
     of_batch: Where = [[("batch", "=", batch)]]
-    [version] = questions.summary(
+    [version] = reader.summary(
         tables.PROGRESS, [], {"version": ("max", "silver_version")}, of_batch
     )["version"].to_pylist()
     if version is None:
@@ -544,7 +543,7 @@ def _version_after(questions: Questions, batch: int) -> int:
 
 
 def _kept(
-    rows: Iterator[Row], names: Sequence[str], floors: Mapping[tuple[str, int], int]
+    rows: Iterator[Row], names: Sequence[str], retention_bounds: Mapping[tuple[str, int], int]
 ) -> Iterator[Row]:
     """Return the rows of silver without those that `keep` has deleted, or may delete.
 
@@ -553,7 +552,7 @@ def _kept(
     partition, status, last = (
         names.index(name) for name in ("partition", "status", "last_event_time")
     )
-    limits = {p: time for (table, p), time in floors.items() if table == tables.SILVER}
+    limits = {p: time for (table, p), time in retention_bounds.items() if table == tables.SILVER}
     return (
         row
         for row in rows
@@ -562,12 +561,12 @@ def _kept(
 
 
 def _rows(
-    questions: Questions, table: str, columns: list[str], where: Where, version: int | None = None
+    reader: TableReader, table: str, columns: list[str], where: Where, version: int | None = None
 ) -> Iterator[Row]:
     """Return rows whose first three columns identify them, with nested values as text."""
-    if not questions.exists(table):
+    if not reader.exists(table):
         return iter(())
-    found = questions.select(table, columns, where, version=version)
+    found = reader.select(table, columns, where, version=version)
     return zip(
         *(
             map(repr, c.to_pylist()) if pa.types.is_nested(c.type) else c.to_pylist()

@@ -35,12 +35,11 @@ from pipelines.audit.show import duration, utc
 from pipelines.core.times import LAST_EVENT_TIME_MS
 from pipelines.core.window import Window
 from pipelines.lake.epochs import read_epochs
-from pipelines.lake.heads import Moment
 from pipelines.lake.location import Lake
 from pipelines.lake.order import due_columns
 from pipelines.lake.progress import last_batch
-from pipelines.lake.questions import Condition, Questions, Where
 from pipelines.lake.snapshot import Snapshot
+from pipelines.lake.table_reader import Condition, TableReader, Where
 from pipelines.lake.tables import (
     IDLE_HEARTBEATS,
     LATE,
@@ -50,6 +49,7 @@ from pipelines.lake.tables import (
     SILVER,
     bronze,
 )
+from pipelines.lake.tenant_state import BatchEnd
 from pipelines.lake.tenants import clocks_at, times_of, unfinished
 from pipelines.settings import Settings
 
@@ -60,12 +60,12 @@ STEPS = 240  # maximum number of steps of time in a chart
 FEWEST_STEPS = 10  # with fewer steps of wall time that saw any work, charts are empty axes
 SHARE_OF = 10  # merge records per share on average, as long as FEWEST_SHARES steps are left
 FEWEST_SHARES = 24
-PIECE_ROWS = 2_000_000  # maximum number of times read at once, and of rows of progress (the latest)
+CHUNK_ROWS = 2_000_000  # maximum number of times read at once, and of rows of progress (the latest)
 SAMPLED_RECORDS = 100_000  # where more have finished, about this many are read with their parts
 # Beside the sources' names, none of which has a space in it.
 ALL_SOURCES = "all sources"
 _GOLD = "gold, all sources"
-NONE = -1  # null in arrays of times, offsets and numbers, none of which is negative
+NULL = -1  # null in arrays of times, offsets and numbers, none of which is negative
 
 COUNTS = ("in bronze", "open", "timed out", "not valid", "late", "quarantined", "published")
 COUNTS_OF_TENANTS = ("in bronze", "open", "waiting", *COUNTS[2:])
@@ -100,12 +100,12 @@ class Report(NamedTuple):
     sections: Sequence[Section]
 
 
-def read_report(questions: Questions, settings: Settings, now_ms: int) -> Report:
+def read_report(reader: TableReader, settings: Settings, now_ms: int) -> Report:
     """Return the report of the lake as it is now. A table that does not exist yet counts as empty.
 
     Nothing is written.
     """
-    found = _Reading(Snapshot(questions, settings), settings)
+    found = _Reading(Snapshot(reader, settings), settings)
     about = "When Watersmeet did what, by the clocks of the machines that did it."
     if found.since:
         about += f" Only the latest batches, since {utc(found.since)}."
@@ -138,25 +138,25 @@ class _Reading:
     `since`.
     """
 
-    def __init__(self, questions: Questions, settings: Settings) -> None:
-        self.questions, self.settings, self.layout = questions, settings, Lake(settings).layout
+    def __init__(self, reader: TableReader, settings: Settings) -> None:
+        self.reader, self.settings, self.layout = reader, settings, Lake(settings).layout
         self.sources, self.inputs, self.window = (
             tuple(settings.sources),
             tuple(settings.inputs),
             settings.merge.window,
         )
-        self.due = due_columns(questions) if questions.exists(SILVER) else []
+        self.due = due_columns(reader) if reader.exists(SILVER) else []
         [(count, first, last)] = self.summary(
             PROGRESS, [], "count *", "min batch", "max batch"
         ) or [(0, 0, 0)]
-        is_long = count > PIECE_ROWS
-        earliest = last + 1 - (last + 1 - first) * PIECE_ROWS // count if is_long else 0
+        is_long = count > CHUNK_ROWS
+        earliest = last + 1 - (last + 1 - first) * CHUNK_ROWS // count if is_long else 0
         found = self.read(PROGRESS, _PROGRESS, [[("batch", ">=", earliest)]])
         found = _chosen(found, np.argsort(found["batch"], kind="stable"))
         self.progress = {**found, "passed": found["until_offset"] - found["from_offset"]}
         self.since = int(found["committed_at"][0]) if is_long else 0
         clocks = dict(_zipped(found["partition"], found["clock"]))
-        self.clocks = {p: clock for p, clock in clocks.items() if clock != NONE}
+        self.clocks = {p: clock for p, clock in clocks.items() if clock != NULL}
         behind = sorted(clocks, key=lambda p: (p not in self.clocks, self.clocks.get(p, 0), p))
         self.shown = sorted(behind[:SHOWN_PARTITIONS])
 
@@ -206,13 +206,13 @@ class _Reading:
         if not self.settings.merge.has_tenants:
             return
         title = "Slowest tenants"
-        last = last_batch(self.questions) if self.questions.exists(PROGRESS) else None
-        if last is None or not (left := unfinished(self.questions)).num_rows:
+        last = last_batch(self.reader) if self.reader.exists(PROGRESS) else None
+        if last is None or not (left := unfinished(self.reader)).num_rows:
             yield Figure(title, "No tenant has anything open or waiting.", [])
             return
-        moment = Moment(last[0].cursors(), last[0].clocks)
-        epochs = read_epochs(self.questions, self.settings)
-        times = times_of(left, clocks_at(self.questions, epochs, last[0].batch, moment))
+        moment = BatchEnd(last[0].cursors(), last[0].clocks)
+        epochs = read_epochs(self.reader, self.settings)
+        times = times_of(left, clocks_at(self.reader, epochs, last[0].batch, moment))
         times.sort(key=lambda each: (each[2] or 0) - moment.clocks.get(each[0], 0))
         counts = {
             (row["partition"], row["tenant"], row["status"]): row["rows"]
@@ -256,18 +256,18 @@ class _Reading:
         """
         names = ["partition", "first_seq", "last_seq", "last_event_time", "committed_at"]
         if (
-            self.questions.exists(PUBLISHED)
-            and "last_closed_at" in self.questions.columns(PUBLISHED).names
+            self.reader.exists(PUBLISHED)
+            and "last_closed_at" in self.reader.columns(PUBLISHED).names
         ):
             names.append("last_closed_at")
         published = self.read(PUBLISHED, names, [[("committed_at", ">=", self.since)]])
-        spoken = self.read(
+        decisions = self.read(
             IDLE_HEARTBEATS,
             ("source", "partition", "decided_at"),
             [[("decided_at", ">=", self.since)]],
         )
         committed = self.progress["committed_at"]
-        times = np.concatenate([committed, published["committed_at"], spoken["decided_at"]])
+        times = np.concatenate([committed, published["committed_at"], decisions["decided_at"]])
         if not len(times):
             yield Figure("Batches", "Silver has not merged anything yet.", [])
             return
@@ -280,7 +280,7 @@ class _Reading:
             return
         x = charts.time("wall time", steps.first, steps.end)
         yield self.clock_figure(steps, x)
-        yield from self.lead_figures(steps, spoken, x)
+        yield from self.lead_figures(steps, decisions, x)
         passed = {
             source: np.where(self.progress["source"] == source, self.progress["passed"], 0)
             for source in self.inputs
@@ -303,7 +303,7 @@ class _Reading:
         at = steps.floor(self.progress["committed_at"]) + steps.width
         ends = _zipped(self.progress["partition"], at, self.progress["clock"])
         last = {
-            (p, at): None if clock == NONE else clock for p, at, clock in ends if p in self.shown
+            (p, at): None if clock == NULL else clock for p, at, clock in ends if p in self.shown
         }
         known = [clock for clock in last.values() if clock is not None]
         rows = (
@@ -321,7 +321,7 @@ class _Reading:
         lines = layer(mark, x=x, y=y, color=colour(self.shown, "partition"))
         return drawn("Clock of each partition", caption, rows, lines, nothing=_NO_CLOCK, height=240)
 
-    def lead_figures(self, steps: Steps, spoken: Columns, x: Spec) -> Iterator[Figure]:
+    def lead_figures(self, steps: Steps, decisions: Columns, x: Spec) -> Iterator[Figure]:
         """Yield each source's largest lead over the clock in each step, all to one scale.
 
         Steps in which the idle policy decided for the source are shaded.
@@ -329,8 +329,8 @@ class _Reading:
         progress = self.progress
         ahead = (
             np.isin(progress["partition"], self.shown)
-            & (progress["clock"] != NONE)
-            & (progress["head"] != NONE)
+            & (progress["clock"] != NULL)
+            & (progress["head"] != NULL)
         )
         leads = {
             "source": progress["source"],
@@ -351,7 +351,13 @@ class _Reading:
             f"for the source whose lead is 0. Shaded: the idle policy spoke for the source.{_SHOWN}"
         )
         marked = sorted(
-            set(_zipped(spoken["source"], spoken["partition"], steps.floor(spoken["decided_at"])))
+            set(
+                _zipped(
+                    decisions["source"],
+                    decisions["partition"],
+                    steps.floor(decisions["decided_at"]),
+                )
+            )
         )
         place = {
             "x": x | {"field": "since"},
@@ -378,7 +384,7 @@ class _Reading:
 
     def delay_figure(self, steps: Steps, published: Columns, x: Spec) -> Figure:
         """Return the delay of each layer's work behind event time."""
-        known = _chosen(self.progress, self.progress["head"] != NONE)
+        known = _chosen(self.progress, self.progress["head"] != NULL)
         noted = published["committed_at"]
         delays = {
             "of": np.concatenate([known["source"], np.full(len(noted), _GOLD, object)]),
@@ -436,8 +442,8 @@ class _Reading:
             )
         steps = Steps.over(sent, STEPS, narrowest=1000)
         none = np.zeros(steps.number)
-        pieces = {s: self.times(bronze(s), column, in_range) for s in self.sources}
-        totals = {source: sum(map(steps.totals, times), none) for source, times in pieces.items()}
+        chunks = {s: self.times(bronze(s), column, in_range) for s in self.sources}
+        totals = {source: sum(map(steps.totals, times), none) for source, times in chunks.items()}
         x = charts.time("Kafka's timestamp", steps.first, steps.end)
         figure = _rate(title, steps, totals, x, "records a second")
         return figure._replace(caption=figure.caption + note)
@@ -577,18 +583,18 @@ class _Reading:
 
         A table without rows has none.
         """
-        if not self.questions.exists(table):
+        if not self.reader.exists(table):
             return []
         kinds = {figure: (figure.split()[0], figure.split()[1]) for figure in ("count *", *figures)}
-        found = self.questions.summary(table, by, kinds, where)
+        found = self.reader.summary(table, by, kinds, where)
         found = found.filter(pc.greater(found["count *"], 0)).select([*by, *figures])
         return list(zip(*(column.to_pylist() for column in found.columns), strict=True))
 
     def read(self, table: str, columns: Sequence[str], where: Where) -> Columns:
         """Return the columns as arrays: of texts, of the lengths of lists, or else of integers."""
-        is_there = self.questions.exists(table)
+        is_there = self.reader.exists(table)
         found = (
-            self.questions.select(table, columns, where)
+            self.reader.select(table, columns, where)
             if is_there
             else self.layout[table].schema.empty_table()
         )
@@ -599,7 +605,7 @@ class _Reading:
         for count, first, last in self.summary(
             table, [], "count *", f"min {column}", f"max {column}", where=where
         ):
-            if count > PIECE_ROWS and first < last:
+            if count > CHUNK_ROWS and first < last:
                 for half in (
                     (column, "<=", (first + last) // 2),
                     (column, ">", (first + last) // 2),
@@ -622,8 +628,8 @@ def _window_of(settings: Settings) -> dict[str, str]:
 def _closed_at(published: Columns, window: Window) -> Numbers:
     """Return when the merge record of each transaction's last message was closed (ms)."""
     by_timeout = published["last_event_time"] + window.gap_ms
-    closed_at = published.get("last_closed_at", np.full(len(by_timeout), NONE))
-    return np.where(closed_at == NONE, by_timeout, closed_at)
+    closed_at = published.get("last_closed_at", np.full(len(by_timeout), NULL))
+    return np.where(closed_at == NULL, by_timeout, closed_at)
 
 
 # -- kinds of figures
@@ -667,7 +673,7 @@ def _array(column: pa.ChunkedArray) -> Numbers:
     if pa.types.is_list(column.type):
         column = pc.list_value_length(column)
     is_text = pa.types.is_string(column.type)
-    return np.asarray(column if is_text else pc.fill_null(column.cast(pa.int64()), NONE))
+    return np.asarray(column if is_text else pc.fill_null(column.cast(pa.int64()), NULL))
 
 
 def _chosen(columns: Columns, rows: Numbers) -> Columns:

@@ -25,14 +25,21 @@ from pipelines.lake import tables
 from pipelines.lake.decisions import read_decisions
 from pipelines.lake.epochs import read_epochs
 from pipelines.lake.generations import Generation, read_generations
-from pipelines.lake.heads import Moment
 from pipelines.lake.progress import last_batch
 from pipelines.lake.published import last_published
 from pipelines.lake.quality import last_results
-from pipelines.lake.questions import MAX_TERMS, Questions, Where, within
 from pipelines.lake.schemas import unknown_schemas
 from pipelines.lake.snapshot import Snapshot
-from pipelines.lake.tenants import NOBODY, Slowest, clocks_at, slowest, tenants_of, unfinished
+from pipelines.lake.table_reader import MAX_TERMS, TableReader, Where, within
+from pipelines.lake.tenant_state import BatchEnd
+from pipelines.lake.tenants import (
+    UNKNOWN_TENANT,
+    SlowestTenant,
+    clocks_at,
+    slowest,
+    tenants_of,
+    unfinished,
+)
 from pipelines.lake.unpublished import count_behind_sink
 from pipelines.settings import Settings
 
@@ -56,7 +63,7 @@ Row = dict[str, Any]
 
 
 def status(
-    questions: Questions, settings: Settings, patience_s: float = PATIENCE_S
+    reader: TableReader, settings: Settings, patience_s: float = PATIENCE_S
 ) -> dict[str, Any]:
     """Return the answer of `status --json`. Times are epoch ms, null where there is none yet.
 
@@ -82,27 +89,27 @@ def status(
     wrong (`audit.doubts`) or where notes are not written yet (`audit.unnoted`).
     """
     has_tenants = settings.merge.has_tenants
-    questions = Snapshot(questions, settings)
+    reader = Snapshot(reader, settings)
     with ThreadPoolExecutor(_THREADS) as pool:
         of_kafka = pool.submit(_bounds, settings, patience_s)
-        quality = pool.submit(last_results, questions)
-        generations = read_generations(questions, settings)
+        quality = pool.submit(last_results, reader)
+        generations = read_generations(reader, settings)
         newest = generations.newest if generations else Generation(0, 0, {}, {})
-        unmet = pool.submit(unmet_in_lake, questions, settings)
-        unnoted = pool.submit(read_unnoted, questions, settings, newest)
+        unmet = pool.submit(unmet_in_lake, reader, settings)
+        unnoted = pool.submit(read_unnoted, reader, settings, newest)
         asked = (_passed, _decisions, _behind_sink)
-        passed, decisions, behind_sink = pool.map(lambda ask: ask(questions, newest), asked)
-        published = last_published(questions)
+        passed, decisions, behind_sink = pool.map(lambda ask: ask(reader, newest), asked)
+        published = last_published(reader)
         since = {**newest.begin, **{tp: cursor.next_offset for tp, cursor in passed.items()}}
-        found = pool.map(lambda source: _beyond(questions, source, since), settings.inputs)
+        found = pool.map(lambda source: _beyond(reader, source, since), settings.inputs)
         new = {tp: row for rows in found for tp, row in rows.items()}
-        of_tenants = pool.submit(_slowest, questions, settings) if has_tenants else None
+        of_tenants = pool.submit(_slowest, reader, settings) if has_tenants else None
         counted = (
             (tables.SILVER, "partition", "status"),
             (tables.LATE, "partition"),
             (tables.QUARANTINE, "partition"),
         )
-        silver, late, quarantined = pool.map(lambda each: _counts(questions, *each), counted)
+        silver, late, quarantined = pool.map(lambda each: _counts(reader, *each), counted)
         bounds: Bounds | None = None
         transactions: Transactions = {}
         try:
@@ -112,7 +119,7 @@ def status(
         partitions = range(max([-1, *(tp.partition for tp in bounds or [*passed, *new])]) + 1)
         every = [TopicPartition(source, p) for source in settings.inputs for p in partitions]
         ends = {tp: max(since.get(tp, 0), new[tp]["last"] + 1 if tp in new else 0) for tp in every}
-        odd = pool.submit(odd_times_in_lake, questions, settings, ends)
+        odd = pool.submit(odd_times_in_lake, reader, settings, ends)
         behind = dict(
             zip(
                 every,
@@ -163,7 +170,7 @@ def status(
         counts |= {"waiting": silver.get((p, "waiting"), 0)} if has_tenants else {}
         answers.append({"partition": p, "clock": clock, **counts, "sources": sources})
     if of_tenants is not None:
-        answers = _with_tenants(questions, answers, of_tenants.result())
+        answers = _with_tenants(reader, answers, of_tenants.result())
     found_heads = {
         TopicPartition(name, row["partition"]): at["head"]
         for row in answers
@@ -172,7 +179,7 @@ def status(
     last_heads = {tp: head for tp, head in found_heads.items() if head is not None}
     ahead = heads_in_future(settings, last_heads, time.time_ns() // 1_000_000)
     problems = [
-        *_unknown_schemas(questions, settings),
+        *_unknown_schemas(reader, settings),
         *(unmet.result() or []),
         *odd.result(),
         *ahead,
@@ -185,7 +192,7 @@ def status(
     }
 
 
-def _unknown_schemas(questions: Questions, settings: Settings) -> list[Problem]:
+def _unknown_schemas(reader: TableReader, settings: Settings) -> list[Problem]:
     """Return a problem for each schema that records name and that the registry did not have when
     last asked.
     """
@@ -200,12 +207,12 @@ def _unknown_schemas(questions: Questions, settings: Settings) -> list[Problem]:
         )
         for name, source in settings.sources.items()
         if source.registry is not None
-        for schema_id, since in unknown_schemas(questions, name).items()
+        for schema_id, since in unknown_schemas(reader, name).items()
     ]
 
 
 def _with_tenants(
-    questions: Questions, rows: list[Row], slowest: Mapping[int, Slowest]
+    reader: TableReader, rows: list[Row], slowest: Mapping[int, SlowestTenant]
 ) -> list[Row]:
     """Return the partitions' rows with `tenants`, `slowest` and `leading`.
 
@@ -219,14 +226,14 @@ def _with_tenants(
         ]
         for head, source in [max(heads)] if heads else []:
             ahead[TopicPartition(source, row["partition"])] = head
-    tenants = tenants_of(questions, ahead)
+    tenants = tenants_of(reader, ahead)
     leading = {
         tp.partition: {"tenant": tenants.get(tp), "source": tp.source, "head": head}
         for tp, head in ahead.items()
     }
     found = []
     for row in rows:
-        count, tenant, clock = slowest.get(row["partition"], NOBODY)
+        count, tenant, clock = slowest.get(row["partition"], UNKNOWN_TENANT)
         behind = None if tenant is None else {"tenant": tenant, "clock": clock}
         found.append(
             {**row, "tenants": count, "slowest": behind, "leading": leading.get(row["partition"])}
@@ -238,58 +245,50 @@ def _with_tenants(
 
 
 def _rows(
-    questions: Questions,
+    reader: TableReader,
     table: str,
     by: Sequence[str],
     where: Where = (),
     **values: tuple[str, str],
 ) -> list[Row]:
     """Return a summary of a table; without rows where the table does not exist yet."""
-    return (
-        questions.summary(table, by, values, where).to_pylist() if questions.exists(table) else []
-    )
+    return reader.summary(table, by, values, where).to_pylist() if reader.exists(table) else []
 
 
-def _passed(questions: Questions, generation: Generation) -> dict[TopicPartition, Cursor]:
+def _passed(reader: TableReader, generation: Generation) -> dict[TopicPartition, Cursor]:
     """Return how far the merge has passed each topic-partition in a generation."""
     last = (
-        last_batch(questions)
-        if questions.exists(tables.SILVER) and questions.exists(tables.PROGRESS)
+        last_batch(reader)
+        if reader.exists(tables.SILVER) and reader.exists(tables.PROGRESS)
         else None
     )
     return {} if last is None or last[0].batch < generation.from_batch else last[0].cursors()
 
 
-def _behind_sink(questions: Questions, generation: Generation) -> Mapping[int, int]:
-    return count_behind_sink(questions, generation) if questions.exists(tables.SILVER) else {}
+def _behind_sink(reader: TableReader, generation: Generation) -> Mapping[int, int]:
+    return count_behind_sink(reader, generation) if reader.exists(tables.SILVER) else {}
 
 
-def _slowest(questions: Questions, settings: Settings) -> dict[int, Slowest]:
+def _slowest(reader: TableReader, settings: Settings) -> dict[int, SlowestTenant]:
     """Return the slowest tenant of each partition, as silver's last batch left them."""
     last = (
-        last_batch(questions)
-        if questions.exists(tables.SILVER) and questions.exists(tables.PROGRESS)
+        last_batch(reader)
+        if reader.exists(tables.SILVER) and reader.exists(tables.PROGRESS)
         else None
     )
-    if last is None or not (rows := unfinished(questions)).num_rows:
+    if last is None or not (rows := unfinished(reader)).num_rows:
         return {}
-    moment = Moment(last[0].cursors(), last[0].clocks)
-    return slowest(
-        rows, clocks_at(questions, read_epochs(questions, settings), last[0].batch, moment)
-    )
+    moment = BatchEnd(last[0].cursors(), last[0].clocks)
+    return slowest(rows, clocks_at(reader, read_epochs(reader, settings), last[0].batch, moment))
 
 
-def _decisions(questions: Questions, generation: Generation) -> dict[TopicPartition, IdleDecision]:
+def _decisions(reader: TableReader, generation: Generation) -> dict[TopicPartition, IdleDecision]:
     """Return the last decision of the idle policy for each topic-partition."""
-    return (
-        dict(read_decisions(questions, generation))
-        if questions.exists(tables.IDLE_HEARTBEATS)
-        else {}
-    )
+    return dict(read_decisions(reader, generation)) if reader.exists(tables.IDLE_HEARTBEATS) else {}
 
 
 def _beyond(
-    questions: Questions, source: str, since: Mapping[TopicPartition, int]
+    reader: TableReader, source: str, since: Mapping[TopicPartition, int]
 ) -> dict[TopicPartition, Row]:
     """Return what bronze holds of a source from some offsets on, by topic-partition.
 
@@ -311,15 +310,15 @@ def _beyond(
     rows = [
         row
         for where in parts
-        for row in _rows(questions, tables.bronze(source), ["partition"], where, **values)
+        for row in _rows(reader, tables.bronze(source), ["partition"], where, **values)
     ]
     return {TopicPartition(source, row["partition"]): row for row in rows}
 
 
-def _counts(questions: Questions, table: str, *by: str) -> dict[tuple[Any, ...], int]:
+def _counts(reader: TableReader, table: str, *by: str) -> dict[tuple[Any, ...], int]:
     return {
         tuple(row[name] for name in by): row["rows"]
-        for row in _rows(questions, table, by, rows=("count", "*"))
+        for row in _rows(reader, table, by, rows=("count", "*"))
     }
 
 

@@ -16,8 +16,8 @@ from pipelines.lake import tables
 from pipelines.lake.commits import ranges_of, unnoted_commit
 from pipelines.lake.generations import Generation
 from pipelines.lake.progress import last_batch
-from pipelines.lake.questions import Questions
 from pipelines.lake.snapshot import Snapshot
+from pipelines.lake.table_reader import TableReader
 from pipelines.settings import Settings
 
 Ranges = Mapping[TopicPartition, tuple[int, int]]
@@ -65,18 +65,18 @@ class Unnoted(NamedTuple):
         ]
 
 
-def read_unnoted(questions: Questions, settings: Settings, generation: Generation) -> Unnoted:
+def read_unnoted(reader: TableReader, settings: Settings, generation: Generation) -> Unnoted:
     """Return what the notes of a lake's last commits lack.
 
     Those of silver count only as far as they are of this generation.
     """
     refused: dict[TopicPartition, tuple[int, int]] = {}
     for source in settings.inputs:
-        is_there = questions.exists(tables.bronze(source)) and questions.exists(tables.QUARANTINE)
-        if is_there and (commit := unnoted_commit(questions, source)) is not None:
+        is_there = reader.exists(tables.bronze(source)) and reader.exists(tables.QUARANTINE)
+        if is_there and (commit := unnoted_commit(reader, source)) is not None:
             ranges = ranges_of(commit.facts["ranges"])
             refused |= {TopicPartition(source, p): ends for p, ends in ranges.items()}
-    last = last_batch(questions) if unnoted_batch(questions) is not None else None
+    last = last_batch(reader) if unnoted_batch(reader) is not None else None
     if last is None or last[0].generation != generation.number:
         return Unnoted(None, {}, refused)
     plan, _, _ = last
@@ -90,12 +90,12 @@ def read_unnoted(questions: Questions, settings: Settings, generation: Generatio
     return Unnoted(plan.batch, passed if plan.has_late else {}, refused)
 
 
-def unnoted_batch(questions: Questions) -> int | None:
+def unnoted_batch(reader: TableReader) -> int | None:
     """Return silver's last batch where its notes are not written yet; else None."""
-    if not questions.exists(tables.SILVER) or not questions.exists(tables.PROGRESS):
+    if not reader.exists(tables.SILVER) or not reader.exists(tables.PROGRESS):
         return None
-    last = last_batch(questions)
-    noted = questions.summary(tables.PROGRESS, [], {"last": ("max", "batch")})["last"][0].as_py()
+    last = last_batch(reader)
+    noted = reader.summary(tables.PROGRESS, [], {"last": ("max", "batch")})["last"][0].as_py()
     return None if last is None or noted == last[0].batch else last[0].batch
 
 

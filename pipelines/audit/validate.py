@@ -12,7 +12,7 @@ from typing import Any
 import pyarrow as pa
 
 from pipelines.audit.doubts import doubts_in_kafka, unbounded_times, unmet_in_lake
-from pipelines.audit.homes import check_sample
+from pipelines.audit.partitioning import check_sample
 from pipelines.audit.problems import Problem, as_problem
 from pipelines.core.types import DUE, ddl, widened
 from pipelines.engine import Engine
@@ -33,10 +33,10 @@ from pipelines.lake.epochs import check_rules, may_begin_anew, read_epochs
 from pipelines.lake.features import check_features
 from pipelines.lake.identity import check_layout, differences, identity
 from pipelines.lake.location import Lake
-from pipelines.lake.questions import Questions
 from pipelines.lake.restored import check_not_restored
 from pipelines.lake.store import check_writable
-from pipelines.running.beginning import preview
+from pipelines.lake.table_reader import TableReader
+from pipelines.running.generations import preview
 from pipelines.running.moved import moved_topics
 from pipelines.running.next_offsets import NextOffsets
 from pipelines.settings import PublishSettings, Settings
@@ -88,7 +88,7 @@ def check_kafka(settings: Settings) -> list[Problem]:
     return problems
 
 
-def check_keys(settings: Settings, questions: Questions) -> tuple[list[Problem], list[Problem]]:
+def check_keys(settings: Settings, reader: TableReader) -> tuple[list[Problem], list[Problem]]:
     """Check, as far as the last records say, that a key is in one partition of all sources.
 
     This is for a configuration that fits Kafka. Returns the problems, and then what looks wrong but
@@ -102,8 +102,8 @@ def check_keys(settings: Settings, questions: Questions) -> tuple[list[Problem],
         partitions = co_partitioned(
             settings, Cluster(settings.kafka).partition_counts(topics_of(settings))
         )
-        has_changed = len(read_epochs(questions, settings)) > 1
-        reading = NextOffsets(questions, settings, partitions)
+        has_changed = len(read_epochs(reader, settings)) > 1
+        reading = NextOffsets(reader, settings, partitions)
 
         def since(source: str) -> Mapping[int, int]:
             """Return, by partition, the first offset from which on the current rules alone judge
@@ -113,7 +113,7 @@ def check_keys(settings: Settings, questions: Questions) -> tuple[list[Problem],
 
         if problems := check_sample(settings, partitions, since):
             return problems, []
-        unmet = unmet_in_lake(questions, settings)
+        unmet = unmet_in_lake(reader, settings)
         of_kafka = doubts_in_kafka(settings, partitions, since, with_keys=unmet is None)
         return [], [*(unmet or []), *of_kafka, *unbounded_times(settings)]
     except WatersmeetError as error:
@@ -200,7 +200,7 @@ def check_expressions(engine: Engine, settings: Settings) -> list[Problem]:
 
 def check_lake(
     lake: Lake,
-    questions: Questions,
+    reader: TableReader,
     settings: Settings,
     engine: Callable[[], Engine],
     *,
@@ -222,14 +222,14 @@ def check_lake(
             check_catalog(spark_session(settings.spark), lake)
         if has_expressions(settings.publish):
             problems += check_expressions(engine(), settings)
-        check_layout(questions, lake)
-        check_features(questions, lake)
-        check_not_restored(questions, lake)
+        check_layout(reader, lake)
+        check_features(reader, lake)
+        check_not_restored(reader, lake)
     except WatersmeetError as error:
         problems.append(as_problem(error, "lake"))
     else:
-        of_lake = read_epochs(questions, settings).current.settings.under(settings.rules())
-        problems += check_schemas(of_lake) or check_tables(Lake(of_lake), questions)
+        of_lake = read_epochs(reader, settings).current.settings.under(settings.rules())
+        problems += check_schemas(of_lake) or check_tables(Lake(of_lake), reader)
     if problems or not with_kafka:
         return problems, []
     try:
@@ -237,29 +237,29 @@ def check_lake(
         topics = topics_of(settings)
         partitions = co_partitioned(settings, cluster.partition_counts(topics))
         facts = identity(settings, partitions, cluster.topic_ids(topics))
-        for field in moved_topics(questions, settings, partitions, facts):
+        for field in moved_topics(reader, settings, partitions, facts):
             del facts[field]
         problems = [
             as_problem(ConfigurationError(text), "configuration")
-            for text in differences(questions, facts)
+            for text in differences(reader, facts)
         ]
-        if not may_begin_anew(questions, epochs := read_epochs(questions, settings), settings):
+        if not may_begin_anew(reader, epochs := read_epochs(reader, settings), settings):
             check_rules(epochs, settings)
-        return problems, [] if problems else preview(questions, settings, partitions)
+        return problems, [] if problems else preview(reader, settings, partitions)
     except WatersmeetError as error:
         return [as_problem(error, "kafka.start")], []
 
 
-def check_tables(lake: Lake, questions: Questions) -> list[Problem]:
+def check_tables(lake: Lake, reader: TableReader) -> list[Problem]:
     """Return a problem for each needed column that an existing table lacks or has in another type.
 
     A column that fits once fields are added is no problem, nor is one that is added later.
     """
     problems = []
     for name, table in lake.layout.items():
-        if not questions.exists(name):
+        if not reader.exists(name):
             continue
-        found = questions.columns(name)
+        found = reader.columns(name)
         for field in table.schema:
             if field.name not in found.names and field.name in tables.added(name):
                 continue

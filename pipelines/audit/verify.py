@@ -24,7 +24,7 @@ is checked against bronze. The checks are numbered as in the contract:
    (`verify_letters`).
 
 Where rows have been deleted (`keep`), what came before a partition's history begins is not judged
-(`lake.floors`). The merge records that were open then are taken from silver.
+(`lake.retention_bounds`). The merge records that were open then are taken from silver.
 
 A running lake disturbs nothing. The ends of Kafka's topics are taken first, then versions of all
 tables that belong together (`lake.snapshot`), and only what these have merged is judged. What a
@@ -49,20 +49,27 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow.compute as pc
 
-from pipelines.audit.evidence import KNOWN_BATCHES, NEVER, Evidence, Ints, numbers, read_evidence
-from pipelines.audit.homes import Homes, Place, check_home
+from pipelines.audit.evidence import KNOWN_BATCHES, MAX_TIME, Evidence, Ints, numbers, read_evidence
+from pipelines.audit.partitioning import KeyPartitions, Place, check_key_partition
 from pipelines.audit.problems import REBUILD, Findings, answer
+from pipelines.audit.verify_dead_letters import DeadLetterTopic, check_letters, read_boxes
 from pipelines.audit.verify_evidence import (
     DECISION,
     Outcome,
     Partition,
-    Read,
+    ReadLog,
     place,
     read_partitions,
 )
-from pipelines.audit.verify_letters import Box, check_letters, read_boxes
 from pipelines.audit.verify_model import PUBLISHED, check_model, expected
-from pipelines.audit.verify_sink import Evaluate, Judge, Sink, check_sink, read_limits, read_sink
+from pipelines.audit.verify_sink import (
+    Evaluate,
+    Sink,
+    Validator,
+    check_sink,
+    read_limits,
+    read_sink,
+)
 from pipelines.core.inputs import source_of
 from pipelines.core.plan import TopicPartition
 from pipelines.kafka.cluster import TIMEOUT_S, Cluster, co_partitioned, topics_of
@@ -72,8 +79,8 @@ from pipelines.lake.commits import commit_of
 from pipelines.lake.epochs import read_epochs
 from pipelines.lake.generations import read_generations
 from pipelines.lake.lease import SILENCE_S, change_under_way, is_dead
-from pipelines.lake.questions import Questions, VersionGoneError, Where
 from pipelines.lake.snapshot import Snapshot
+from pipelines.lake.table_reader import TableReader, VersionGoneError, Where
 from pipelines.settings import Settings
 
 LOOKS: Final = 5
@@ -95,7 +102,7 @@ Each transaction leaves a gap.
 
 
 def verify(
-    questions: Questions,
+    reader: TableReader,
     settings: Settings,
     *,
     full: bool = False,
@@ -116,9 +123,7 @@ def verify(
     """
     for looks in count(1):
         try:
-            found, snapshot = _look(
-                questions, settings, evaluate, timeout_s, generation, is_full=full
-            )
+            found, snapshot = _look(reader, settings, evaluate, timeout_s, generation, is_full=full)
         except VersionGoneError:
             if looks >= LOOKS:
                 raise
@@ -147,7 +152,7 @@ def _is_changing(snapshot: Snapshot, looks: int) -> bool:
 
 
 def _look(
-    questions: Questions,
+    reader: TableReader,
     settings: Settings,
     evaluate: Evaluate | None,
     timeout_s: float,
@@ -156,14 +161,14 @@ def _look(
     is_full: bool,
 ) -> tuple[dict[str, Any], Snapshot]:
     """Return the answer for one moment, and that moment."""
-    settings = read_epochs(questions, settings).current.settings
+    settings = read_epochs(reader, settings).current.settings
     cluster = Cluster(settings.kafka, timeout_s)
     counts = cluster.partition_counts(topics_of(settings))
     partitions = co_partitioned(settings, counts)
-    sink = read_sink(questions, settings, partitions) if settings.publish.topic in counts else None
-    boxes = read_boxes(questions, settings, partitions, counts)
+    sink = read_sink(reader, settings, partitions) if settings.publish.topic in counts else None
+    boxes = read_boxes(reader, settings, partitions, counts)
     bounds = {name: cluster.bounds(topic, partitions) for name, topic in settings.inputs.items()}
-    snapshot = Snapshot(questions, settings)
+    snapshot = Snapshot(reader, settings)
     every = [each.number for each in read_generations(snapshot, settings)]
     wanted: Sequence[int | None] = (
         every if is_full and generation is None and every else [generation]
@@ -191,16 +196,16 @@ def _check_generation(
     bounds: Bounds,
     evaluate: Evaluate | None,
     sink: Sink | None,
-    boxes: Sequence[Box],
+    boxes: Sequence[DeadLetterTopic],
 ) -> tuple[list[Findings], list[str]]:
     """Return what is found in a generation, and what a reader should know.
 
     With the newest one, that includes what belongs to the whole lake.
     """
     settings = evidence.settings
-    judge = Judge(evidence.settings, evidence.epochs, evaluate)
+    judge = Validator(evidence.settings, evidence.epochs, evaluate)
     limits = None if sink is None else read_limits(evidence)
-    homes = Homes()
+    key_partitions = KeyPartitions()
     names = [
         "places",
         "keys",
@@ -221,7 +226,7 @@ def _check_generation(
     check_versions(evidence, findings["versions of silver"])
     for partition in read_partitions(evidence, judge.evaluated):
         check_offsets(partition, bounds, findings["bronze"])
-        check_homes(partition, homes, findings["keys"])
+        check_key_partitions(partition, key_partitions, findings["keys"])
         check_partition(partition, judge, findings)
         if sink is not None and limits is not None:
             check_sink(partition, sink, limits, judge, findings["sink"])
@@ -229,8 +234,8 @@ def _check_generation(
             check_letters(partition, box, findings[f"dead letters of {box.table}"])
     because = "was not evaluated, because that needs Spark and `--full`"
     notes = [f"{name} {because}" for name in judge.unevaluated]
-    if not settings.repartitioned and (apart := homes.note(settings)) is not None:
-        notes.append(apart)
+    if not settings.repartitioned and (split_keys := key_partitions.note(settings)) is not None:
+        notes.append(split_keys)
     if evidence.is_closing:
         number = evidence.generation.number
         notes.append(
@@ -241,9 +246,11 @@ def _check_generation(
     return list(findings.values()), [*notes, *evidence.unnoted.notes]
 
 
-def check_partition(partition: Partition, judge: Judge, findings: Mapping[str, Findings]) -> None:
+def check_partition(
+    partition: Partition, judge: Validator, findings: Mapping[str, Findings]
+) -> None:
     """Run checks 2 to 5, which need no Kafka."""
-    partition, erasing = _without_erased(partition.judged, findings["forgotten keys"])
+    partition, erasing = _without_erased(partition.validated, findings["forgotten keys"])
     model = expected(partition)
     partition = _with_unnoted(partition, model.outcomes)
     outcomes = [
@@ -322,17 +329,17 @@ def check_places(evidence: Evidence, findings: Findings) -> None:
     configuration lacks.
     """
     settings = evidence.settings
-    questions = evidence.questions
+    reader = evidence.reader
     for name, table in tables.layout(settings).items():
         by = [column for column in ("source", "topic", "partition") if column in table.schema.names]
-        if "partition" not in by or not questions.exists(name):
+        if "partition" not in by or not reader.exists(name):
             continue
         owners = [
             each for each in settings.inputs if name == tables.bronze(source_of(each))
         ] or settings.inputs
         places = [settings.place(each)._asdict() for each in owners]
         known = {tuple(each[column] for column in by[:-1]) for each in places}
-        for row in questions.summary(name, by, {"rows": ("count", "*")}).to_pylist():
+        for row in reader.summary(name, by, {"rows": ("count", "*")}).to_pylist():
             *of, partition, rows = row.values()
             is_message = name in (tables.RECOVERED, tables.GENERATIONS) and set(of) == {None}
             if partition not in range(evidence.partitions) or not (
@@ -347,22 +354,24 @@ def check_places(evidence: Evidence, findings: Findings) -> None:
                 )
 
 
-def check_homes(partition: Partition, homes: Homes, findings: Findings) -> None:
+def check_key_partitions(
+    partition: Partition, key_partitions: KeyPartitions, findings: Findings
+) -> None:
     """Check that every sampled key is where Java's default partitioner has it, if sources are
     repartitioned.
 
-    `homes` takes note of all of these keys.
+    `key_partitions` takes note of all of these keys.
     """
     evidence = partition.evidence
     for tp, log in partition.logs.items():
         keys = {offset: (key, tenant) for offset, (key, *_, tenant) in log.sampled.items()}
-        homes.add(tp, keys)
+        key_partitions.add(tp, keys)
         if evidence.settings.repartitioned:
             for offset, (key, _) in keys.items():
                 place = Place(
                     key, tp.source, evidence.settings.inputs[tp.source], tp.partition, offset
                 )
-                check_home(place, evidence.partitions, findings)
+                check_key_partition(place, evidence.partitions, findings)
 
 
 def check_offsets(partition: Partition, bounds: Bounds, findings: Findings) -> None:
@@ -503,7 +512,7 @@ def check_outcomes(
 
 
 def check_rows(
-    partition: Partition, clocks: Mapping[int, int], judge: Judge, findings: Findings
+    partition: Partition, clocks: Mapping[int, int], judge: Validator, findings: Findings
 ) -> None:
     """Check the rows of a partition.
 
@@ -520,7 +529,7 @@ def check_rows(
     rows: Counter[tuple[Any, ...]] = Counter()
     for i, row in enumerate(partition.rows):
         key, status, time, last, *_, tenant, position = row.outcome
-        (epoch, now), what = partition.judged_in(row), ""
+        (epoch, now), what = partition.deciding_epoch(row), ""
         clock, whose = (
             (clocks.get(i), "its tenant's clock") if evidence.has_tenants else (now, "the clock")
         )
@@ -602,7 +611,7 @@ def check_clock(partition: Partition, findings: Findings) -> None:
 
 
 def _unlike(
-    read: Read,
+    read: ReadLog,
     batch: Ints,
     from_offset: Ints,
     until_offset: Ints,
@@ -614,8 +623,8 @@ def _unlike(
     offset.
     """
     records = np.flatnonzero(read.kind != DECISION)
-    offsets = np.append(read.offset[records], NEVER)
-    of_records = np.append(read.position[records], NEVER)
+    offsets = np.append(read.offset[records], MAX_TIME)
+    of_records = np.append(read.position[records], MAX_TIME)
     passed = np.searchsorted(offsets, until_offset)
     ahead = np.searchsorted(of_records, clock, side="right")
     positions = np.append(read.before, read.position)
@@ -669,13 +678,13 @@ def check_versions(evidence: Evidence, findings: Findings) -> None:
     """
     if evidence.version is None:
         return
-    history = evidence.questions.history(tables.SILVER, None if evidence.is_full else KNOWN_BATCHES)
+    history = evidence.reader.history(tables.SILVER, None if evidence.is_full else KNOWN_BATCHES)
     commits = ((version.number, commit_of(tables.SILVER, version)) for version in history)
     batches = {
         number: None if c is None or c.is_fence else c.facts.get("batch") for number, c in commits
     }
     known: Where = [[("silver_version", ">=", min(batches)), ("batch", "<=", evidence.last_batch)]]
-    noted = evidence.questions.summary(
+    noted = evidence.reader.summary(
         tables.PROGRESS, ["batch", "silver_version"], {"rows": ("count", "*")}, known
     )
     for batch, version in sorted(

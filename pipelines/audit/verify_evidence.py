@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 
 from pipelines.audit.evidence import (
     KNOWN_BATCHES,
-    NONE,
+    NULL,
     OF_PROGRESS,
     Evidence,
     Ints,
@@ -27,14 +27,14 @@ from pipelines.audit.evidence import (
 from pipelines.audit.verify_values import as_kept, packed
 from pipelines.core.columns import input_names
 from pipelines.core.inputs import source_of
-from pipelines.core.model import ALL
+from pipelines.core.model import NO_TENANT
 from pipelines.core.plan import TopicPartition
-from pipelines.core.sequence import Place, place_of
+from pipelines.core.sequence import SortKey, place_of
 from pipelines.core.types import DUE, TENANT
 from pipelines.lake import tables
 from pipelines.lake.epochs import Epoch
-from pipelines.lake.floors import History
 from pipelines.lake.generations import own_generation
+from pipelines.lake.retention_bounds import History
 
 GROUPS = 16
 """About how many groups of partitions tables are read in.
@@ -62,7 +62,7 @@ class Outcome(NamedTuple):
     parts: tuple[tuple[Any, ...], ...]
     due: int | None = None
     closed_at: int | None = None
-    tenant: str = ALL
+    tenant: str = NO_TENANT
     position: int | None = None
 
     def __str__(self) -> str:
@@ -78,7 +78,7 @@ class Outcome(NamedTuple):
         )
 
     @property
-    def place(self) -> Place:
+    def place(self) -> SortKey:
         """The place in the order of publication."""
         return place_of(self.event_time, self.key, self.due, self.closed_at, self.tenant)
 
@@ -106,7 +106,7 @@ class Row(NamedTuple):
 DECISION, HEARTBEAT, KEYED = range(3)
 
 
-class Read(NamedTuple):
+class ReadLog(NamedTuple):
     """Records and idle decisions of a topic-partition that a generation could read, up to bronze's
     end.
 
@@ -122,13 +122,13 @@ class Read(NamedTuple):
     offset: Ints
     position: Ints
     kind: Ints
-    before: int = NONE
+    before: int = NULL
     whose: Sequence[tuple[int, str | None, Mapping[str, int] | None]] = ()
 
-    def keyed(self, until: int) -> Read:
+    def keyed(self, until: int) -> ReadLog:
         """Return the records with a key, up to an exclusive end offset."""
         wanted = (self.kind == KEYED) & (self.offset < until)
-        return Read(self.offset[wanted], self.position[wanted], self.kind[wanted])
+        return ReadLog(self.offset[wanted], self.position[wanted], self.kind[wanted])
 
 
 class Log(NamedTuple):
@@ -154,7 +154,7 @@ class Log(NamedTuple):
     unread: Ints
     quarantined: Ints
     passed: Ints
-    read: Read
+    read: ReadLog
     sampled: Mapping[int, tuple[str, int, bytes, bytes, str | None]]
     erased: Set[int] = frozenset()
 
@@ -185,7 +185,7 @@ class Partition:
     late_anew: Set[tuple[str, int]]
 
     @property
-    def judged(self) -> Partition:
+    def validated(self) -> Partition:
         """The partition without the merge records that were finished before its history begins."""
         since = self.evidence.history.get(self.number)
         if since is None:
@@ -194,13 +194,13 @@ class Partition:
             self, rows=[r for r in self.rows if not r.is_finished or r.batch > since.batch]
         )
 
-    def judged_in(self, row: Row) -> tuple[Epoch, int | None]:
+    def deciding_epoch(self, row: Row) -> tuple[Epoch, int | None]:
         """Return the epoch by whose rules a row is what it is, and the clock (ms) that decided."""
         epoch, end = self.evidence.through[-1]
         if not row.is_finished:
             return epoch, end.clocks.get(self.number)
         return self.evidence.epochs.of(row.batch), self._clocks.get(
-            row.batch, end.clocks.get(self.number, NONE)
+            row.batch, end.clocks.get(self.number, NULL)
         )
 
     @cached_property
@@ -216,9 +216,9 @@ class Partition:
         return since is None or offset >= since.offsets[source]
 
 
-def place(partition: int, key: str, event_time: int | None = None, tenant: str = ALL) -> str:
+def place(partition: int, key: str, event_time: int | None = None, tenant: str = NO_TENANT) -> str:
     """Return a merge record's coordinates, for a sentence; event time in ms."""
-    whose = "" if tenant == ALL else f"tenant {tenant!r}, "
+    whose = "" if tenant == NO_TENANT else f"tenant {tenant!r}, "
     return f"silver: partition {partition}, {whose}key {key!r}" + (
         "" if event_time is None else f", event_time {event_time}"
     )
@@ -283,11 +283,11 @@ def read_partitions(
             ]
             columns += whose if table in _WITH_TENANT else []
             where = [*here, ("batch", "<=", evidence.last_batch)] if table == tables.LATE else here
-            if table == tables.IDLE_HEARTBEATS and evidence.questions.exists(table):
-                columns += own_generation(evidence.questions, table)
+            if table == tables.IDLE_HEARTBEATS and evidence.reader.exists(table):
+                columns += own_generation(evidence.reader, table)
             version = evidence.version if table == tables.SILVER else None
             found[table] = read_table(
-                evidence.questions, evidence.settings, table, columns, [where], version
+                evidence.reader, evidence.settings, table, columns, [where], version
             )
         found[tables.SILVER] = evaluated(found[tables.SILVER])
         found[tables.PROGRESS] = _read_progress(evidence, here)
@@ -315,7 +315,9 @@ def read_partitions(
                     late_before.append((s, o))
                     continue
                 late.append(
-                    Outcome(k, "late", t, w, ((s, o, t, v),), tenant=tenant[0] if tenant else ALL)
+                    Outcome(
+                        k, "late", t, w, ((s, o, t, v),), tenant=tenant[0] if tenant else NO_TENANT
+                    )
                 )
                 if tenant and batch in begun:
                     late_anew.add((s, o))
@@ -382,13 +384,11 @@ def _read_progress(evidence: Evidence, here: Sequence[tuple[str, str, Any]]) -> 
     ends = evidence.progress
     since = first if evidence.is_full else max(first, last - KNOWN_BATCHES + 1)
     others = [*here, ("batch", ">=", since), ("batch", "<=", last)]
-    found = read_table(
-        evidence.questions, evidence.settings, tables.PROGRESS, OF_PROGRESS, [others]
-    )
+    found = read_table(evidence.reader, evidence.settings, tables.PROGRESS, OF_PROGRESS, [others])
     is_new = pc.invert(pc.is_in(ends["batch"], value_set=pc.unique(found["batch"])))
     found = pa.concat_tables([found, ends.filter(is_new)]).sort_by("batch")
     return pa.table(
-        [found[n].fill_null(NONE) if n in _TIMES else found[n] for n in OF_PROGRESS],
+        [found[n].fill_null(NULL) if n in _TIMES else found[n] for n in OF_PROGRESS],
         list(OF_PROGRESS),
     )
 
@@ -400,7 +400,7 @@ def _read_bronze(evidence: Evidence, source: str, here: Sequence[tuple[str, str,
     been passed over. The model says what became of those.
     """
     columns = [*_OF_BRONZE, *(TENANT.names if evidence.has_tenants else [])]
-    rows = read_table(evidence.questions, evidence.settings, tables.bronze(source), columns, [here])
+    rows = read_table(evidence.reader, evidence.settings, tables.bronze(source), columns, [here])
     recovered = set(evidence.recovered["merge_key"].to_pylist())
     is_sampled = pa.array(
         [evidence.is_sampled(key) or key in recovered for key in rows["merge_key"].to_pylist()],
@@ -424,7 +424,7 @@ def _log(
     history = evidence.history.get(tp.partition)
     since = 0 if history is None else history.offsets[tp.source]
     before = (
-        NONE
+        NULL
         if history is None or history.positions[tp.source] is None
         else int(history.positions[tp.source] or 0)
     )
@@ -449,12 +449,12 @@ def _log(
     begin = max(since, evidence.generation.begin.get(tp, 0))
     end = evidence.end.until.get(tp, 0)
     is_read = is_timed & ~is_refused & (offset >= begin)
-    spoken = after >= begin - 1
-    at = np.append(offset[is_read], after[spoken])
-    kinds = np.append(kind[is_read], np.full(spoken.sum(), DECISION))
+    is_in_range = after >= begin - 1
+    at = np.append(offset[is_read], after[is_in_range])
+    kinds = np.append(kind[is_read], np.full(is_in_range.sum(), DECISION))
     # A decision follows the record whose offset it bears.
     order = np.lexsort((kinds == DECISION, at))
-    times = np.append(time[is_read], spoken_time[spoken])[order]
+    times = np.append(time[is_read], spoken_time[is_in_range])[order]
     positions = np.maximum.accumulate(np.append(before, times))[1:]
     whose: list[tuple[int, str | None, Mapping[str, int] | None]] = []
     if evidence.has_tenants:
@@ -462,17 +462,21 @@ def _log(
             *((tenant, None) for tenant in rows["tenant"].filter(pa.array(is_read)).to_pylist()),
             *(
                 (None, of_tenants[each])
-                for each in zip(after[spoken].tolist(), decided[spoken].tolist(), strict=True)
+                for each in zip(
+                    after[is_in_range].tolist(),
+                    decided[is_in_range].tolist(),
+                    strict=True,
+                )
             ),
         ]
         whose = [(t, *mine[i]) for t, i in zip(times.tolist(), order.tolist(), strict=True)]
-    read = Read(at[order], positions, kinds[order], before, whose)
+    read = ReadLog(at[order], positions, kinds[order], before, whose)
     out = evidence.out.get(tp, np.array([], np.int64))
     passed = np.setdiff1d(read.keyed(end).offset, out)
     source = source_of(tp.source)
     old = offset[
         numbers(rows["kafka_timestamp"], 0)
-        < evidence.floors.times.get((tables.QUARANTINE, tp.partition), 0)
+        < evidence.retention_bounds.times.get((tables.QUARANTINE, tp.partition), 0)
     ]
     kept = found[tables.SILVER].schema.field(source).type.value_type.field("value").type
     unread = offset[~is_timed & ~is_refused & numbers(rows["has_value"]) & (offset >= begin)]

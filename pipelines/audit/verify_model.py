@@ -12,10 +12,10 @@ from typing import Any, NamedTuple
 
 from pipelines.audit.evidence import End
 from pipelines.audit.problems import Findings, different
-from pipelines.audit.verify_evidence import DECISION, Log, Outcome, Partition, Read, place
+from pipelines.audit.verify_evidence import DECISION, Log, Outcome, Partition, ReadLog, place
 from pipelines.core.inputs import input_of, source_of, topic_of
 from pipelines.core.model import (
-    ALL,
+    NO_TENANT,
     MergeRecord,
     MergeRules,
     Part,
@@ -125,7 +125,7 @@ def expected(partition: Partition) -> Expected:
     told = {part[:2]: part for parts in before.values() for part in parts}
     asked = _asked(partition) if settings.merge.has_tenants else {}
 
-    def hear(epoch: int, model: PartitionMerge) -> None:
+    def on_epoch_end(epoch: int, model: PartitionMerge) -> None:
         """Take note of tenants' clocks at the end of an epoch, and before."""
         for number, tenant, clock in asked.get(epoch, ()):
             clocks[number] = model.tenant_clock(tenant, clock)
@@ -138,7 +138,7 @@ def expected(partition: Partition) -> Expected:
         partition.recovered,
         before,
         partition.evidence.since.get(partition.number),
-        hear,
+        on_epoch_end,
     )
     for row in life:
         value = 2 if row.status == "late" else 3
@@ -158,7 +158,7 @@ def _of_sample(tp: TopicPartition, log: Log, until: int) -> Iterator[tuple[int, 
             yield position, Record(tp.source, offset, time, key)
 
 
-def _of_all(source: str, read: Read, log: Log) -> Iterator[tuple[int, Record]]:
+def _of_all(source: str, read: ReadLog, log: Log) -> Iterator[tuple[int, Record]]:
     columns = read.offset.tolist(), read.position.tolist(), read.kind.tolist()
     for offset, position, kind, (time, tenant, told) in zip(*columns, read.whose, strict=True):
         key = log.sampled[offset][0] if kind != DECISION and offset in log.sampled else None
@@ -171,7 +171,7 @@ def _asked(partition: Partition) -> Mapping[int, list[tuple[int, str, int]]]:
     """
     asked = defaultdict(list)
     for number, row in enumerate(partition.rows):
-        epoch, clock = partition.judged_in(row)
+        epoch, clock = partition.deciding_epoch(row)
         if clock is not None:
             asked[epoch.number].append((number, row.outcome.tenant, clock))
     return asked
@@ -205,18 +205,18 @@ def outcomes(
     recovered: Iterable[Message],
     before: Mapping[str, Sequence[tuple[Any, ...]]] = MappingProxyType({}),
     passed_over_before: int | None = None,
-    hear: Callable[[int, PartitionMerge], None] = _nothing,
+    on_epoch_end: Callable[[int, PartitionMerge], None] = _nothing,
 ) -> Iterator[Outcome]:
     """Yield the model's outcomes for a generation that went `through` these epochs.
 
     - `before`: by key, the parts of what was open when its history begins.
     - `passed_over_before`: the position (ms) in their tenant before which a lost lake's records are
       passed over.
-    - `hear`: is called with the model at the end of each epoch.
+    - `on_epoch_end`: is called with the model at the end of each epoch.
     """
     messages: dict[str, list[PublishedRecord]] = defaultdict(list)
     for key, event_time, due, closed_at, tenant in recovered:
-        messages[key].append(PublishedRecord(event_time, due, closed_at, tenant or ALL))
+        messages[key].append(PublishedRecord(event_time, due, closed_at, tenant or NO_TENANT))
     first = through[0][0].settings.merge
     sources = tuple(dict.fromkeys(map(source_of, inputs)))
     topics = inputs if inputs != sources else ()
@@ -232,7 +232,7 @@ def outcomes(
         opened = {source: list[Part]() for source in sources}
         for source, offset, time, *_ in mine:
             opened[source_of(source)].append(Part(time, offset, topic_of(source)))
-        model.open[ALL, key] = MergeRecord(key, min(times), max(times), opened)
+        model.open[NO_TENANT, key] = MergeRecord(key, min(times), max(times), opened)
     model.is_plain = not first.has_due
     for step in _steps(through, partition, inputs):
         model.is_plain &= not step.has_due
@@ -250,7 +250,7 @@ def outcomes(
         else:
             left = {s: _arrive(model, waits, step, s) for s, waits in left.items()}
             model.advance()
-        hear(step.epoch, model)
+        on_epoch_end(step.epoch, model)
     alone: list[tuple[str, Record, int, int | None]] = [
         ("late", late.record, late.position, None) for late in model.late
     ]
@@ -266,7 +266,7 @@ def outcomes(
             r.event_time,
             last,
             (part,),
-            tenant=r.tenant or ALL,
+            tenant=r.tenant or NO_TENANT,
             position=position,
         )
     for status, row in [

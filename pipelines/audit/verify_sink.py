@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipelines.audit.evidence import NEVER, Evidence, read_table
+from pipelines.audit.evidence import MAX_TIME, Evidence, read_table
 from pipelines.audit.problems import Findings
 from pipelines.audit.verify_evidence import Partition, Row
 from pipelines.core.message import as_read, message_bytes, message_values
@@ -23,11 +23,11 @@ from pipelines.core.sequence import (
     ID,
     PLAIN,
     SEQ,
-    Place,
-    Tail,
+    SequenceTail,
+    SortKey,
     message_id,
+    parse_tail,
     place_of,
-    standing,
 )
 from pipelines.core.types import TIME
 from pipelines.kafka.cluster import Cluster
@@ -35,7 +35,7 @@ from pipelines.kafka.reading import Range, read_range
 from pipelines.lake import tables
 from pipelines.lake.epochs import Epoch, Epochs
 from pipelines.lake.published import last_published
-from pipelines.lake.questions import Questions
+from pipelines.lake.table_reader import TableReader
 from pipelines.lake.tables import SILVER
 from pipelines.settings import Settings
 
@@ -47,20 +47,20 @@ Evaluate: TypeAlias = Callable[[pa.Table, Mapping[str, str]], pa.Table]
 The expressions are by the name of their column. It returns a row for each row, in their order.
 """
 
-Message: TypeAlias = "tuple[int, int, Tail | None, str, bytes | None, int, bytes | None]"
+Message: TypeAlias = "tuple[int, int, SequenceTail | None, str, bytes | None, int, bytes | None]"
 """A message of the sink.
 
 Its offset, number, what its headers say (None: they are not ours), id, key, timestamp (ms) and
 value.
 """
 
-_NOWHERE = Place(PLAIN, b"", -1, b"")
+_NOWHERE = SortKey(PLAIN, b"", -1, b"")
 
 
 # -- what rows of silver should become
 
 
-class Judge:
+class Validator:
     """Judge of rows of silver by what `publish` says.
 
     The user's own expressions count where there is something to evaluate them.
@@ -225,17 +225,17 @@ class Limits(NamedTuple):
       since their key was forgotten.
     """
 
-    compared: Mapping[int, tuple[Place, int]]
-    due: Mapping[int, Place]
+    compared: Mapping[int, tuple[SortKey, int]]
+    due: Mapping[int, SortKey]
     forgotten: Set[tuple[int, int]]
 
 
-def read_sink(questions: Questions, settings: Settings, partitions: int) -> Sink:
+def read_sink(reader: TableReader, settings: Settings, partitions: int) -> Sink:
     """Return the ends of the sink topic, which exists, as they are now."""
     topic = settings.publish.topic
     cluster = Cluster(settings.kafka)
     name = cluster.identified(topic)
-    noted = {p: tail.seq for p, tail in last_published(questions, name).items()}
+    noted = {p: tail.seq for p, tail in last_published(reader, name).items()}
     return Sink(cluster.bounds(topic, partitions), noted, name)
 
 
@@ -252,10 +252,10 @@ def read_limits(evidence: Evidence) -> Limits:
         place = place_of(
             row["event_time"], row["merge_key"], row["due"], row["closed_at"], row["tenant"]
         )
-        compared.setdefault(row["partition"], []).append((place, NEVER))
+        compared.setdefault(row["partition"], []).append((place, MAX_TIME))
         due.setdefault(row["partition"], []).append(place)
     names = ["partition", "event_time"]
-    found = read_table(evidence.questions, evidence.settings, tables.FORGOTTEN, names)
+    found = read_table(evidence.reader, evidence.settings, tables.FORGOTTEN, names)
     forgotten = set(zip(*(found[name].to_pylist() for name in names), strict=True))
     largest = (
         {p: max(messages) for p, messages in compared.items()},
@@ -265,7 +265,7 @@ def read_limits(evidence: Evidence) -> Limits:
 
 
 def check_sink(
-    partition: Partition, sink: Sink, limits: Limits, judge: Judge, findings: Findings
+    partition: Partition, sink: Sink, limits: Limits, judge: Validator, findings: Findings
 ) -> None:
     """Check one partition of the sink.
 
@@ -287,17 +287,17 @@ def check_sink(
     due = {
         r.outcome.place: r for r in partition.rows if r.outcome.status == "timed_out" and r.valid
     }
-    rows: dict[Place, list[Row]] = defaultdict(list)
+    rows: dict[SortKey, list[Row]] = defaultdict(list)
     for row in (*due.values(), *partition.published):
         rows[row.outcome.place].append(row)
     parts: set[tuple[str, int]] = set()
     # In ms; by last event time, which is no earlier.
-    deleted_before = partition.evidence.floors.times.get((SILVER, p), 0)
+    deleted_before = partition.evidence.retention_bounds.times.get((SILVER, p), 0)
     # A partition from which nothing was deleted begins with 0.
     seq = -1 if first == 0 else None
     last = _NOWHERE
     where = ""
-    out: set[Place] = set()
+    out: set[SortKey] = set()
     said: set[int] = set()
     for message in _messages(settings, p, first, end):
         offset, number, says, id, *_ = message
@@ -362,7 +362,7 @@ def _messages(settings: Settings, partition: int, first: int, end: int) -> Itera
             if FORGOTTEN in said:  # a tombstone is no part of the sequence
                 continue
             try:
-                says = standing(said)
+                says = parse_tail(said)
             except ValueError:
                 says = None
             id = said.get(ID, b"").decode(errors="replace")
@@ -370,7 +370,7 @@ def _messages(settings: Settings, partition: int, first: int, end: int) -> Itera
 
 
 def _its_row(
-    message: Message, partition: int, rows: Sequence[Row], judge: Judge
+    message: Message, partition: int, rows: Sequence[Row], judge: Validator
 ) -> tuple[Sequence[tuple[Any, ...]], str | None]:
     """Return the parts of the row of silver that a message is of, and what is not as the row has
     it.
@@ -384,7 +384,7 @@ def _its_row(
     return parts, wrong
 
 
-def _unlike(message: Message, partition: int, row: Row, judge: Judge) -> str | None:
+def _unlike(message: Message, partition: int, row: Row, judge: Validator) -> str | None:
     """Return what of a message is not as a row of silver has it; None where all is."""
     (_, _, _, id, key, timestamp, value), found = message, row.outcome
     is_same = {"key": key == found.key.encode(), "value": judge.is_same(value, row)}
@@ -398,7 +398,7 @@ def _unlike(message: Message, partition: int, row: Row, judge: Judge) -> str | N
     )
 
 
-def _record(key: str, place: Place) -> str:
+def _record(key: str, place: SortKey) -> str:
     whose = f"tenant {place.tenant.decode()!r}, " if place.tenant else ""
     time = (
         f"event_time {place.time}"

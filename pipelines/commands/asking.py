@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 from pipelines.settings import Settings
 
 if TYPE_CHECKING:
-    from pipelines.lake.questions import Questions
+    from pipelines.lake.table_reader import TableReader
 
 
-def questions_of(settings: Settings) -> Questions:
+def reader_of(settings: Settings) -> TableReader:
     """Return the reader that answers questions about the lake.
 
     Raises WatersmeetError where its object store cannot be read, and where an earlier version made
@@ -23,17 +23,17 @@ def questions_of(settings: Settings) -> Questions:
     from pipelines.lake.store import check_readable
 
     check_readable(Lake(settings))
-    asked = unchecked(settings)
-    check_layout(asked, Lake(settings))
-    return asked
+    reader = unchecked(settings)
+    check_layout(reader, Lake(settings))
+    return reader
 
 
-def unchecked(settings: Settings) -> Questions:
+def unchecked(settings: Settings) -> TableReader:
     """Return the reader that answers questions about any lake.
 
     Spark is started by the first question, and only for a lake that needs it.
     """
-    from pipelines.lake.choice import questions
+    from pipelines.lake.choice import reader
     from pipelines.lake.location import Lake
 
     def spark() -> Any:
@@ -44,10 +44,10 @@ def unchecked(settings: Settings) -> Questions:
 
         return spark_session(settings.spark)
 
-    return questions(Lake(settings), spark)
+    return reader(Lake(settings), spark)
 
 
-def evaluator(asked: Questions, settings: Settings) -> Any:
+def evaluator(reader: TableReader, settings: Settings) -> Any:
     """Return the function that evaluates the SQL expressions of a lake's epochs; None where no
     epoch has any.
     """
@@ -56,6 +56,6 @@ def evaluator(asked: Questions, settings: Settings) -> Any:
     from pipelines.lake.epochs import read_epochs
 
     is_needed = any(
-        has_expressions(epoch.settings.publish) for epoch in read_epochs(asked, settings)
+        has_expressions(epoch.settings.publish) for epoch in read_epochs(reader, settings)
     )
     return open_engine(settings).evaluate if is_needed else None

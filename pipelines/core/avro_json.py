@@ -113,25 +113,23 @@ class _Parts:
             case "boolean":
                 return _of_type(bool, found)
             case "int" | "long":
-                return _fitting(
+                return _coerce(
                     -(2 ** _BITS[kind]) <= _of_type(int, found) < 2 ** _BITS[kind], found
                 )
             case "float" | "double":
                 return float(
-                    _fitting(found in _NO_NUMBERS or type(found) in (int, float, Decimal), found)
+                    _coerce(found in _NO_NUMBERS or type(found) in (int, float, Decimal), found)
                 )
             case "string":
                 return _of_type(str, found)
             case "enum":
-                return _fitting(found in schema["symbols"], found)
+                return _coerce(found in schema["symbols"], found)
             case "bytes" | "fixed":
                 content = b64decode(found, validate=True)
-                return _fitting(len(content) == schema.get("size", len(content)), content)
+                return _coerce(len(content) == schema.get("size", len(content)), content)
             case "decimal":
                 number = Decimal(
-                    repr(found)
-                    if type(found) is float
-                    else _fitting(type(found) is not bool, found)
+                    repr(found) if type(found) is float else _coerce(type(found) is not bool, found)
                 )
                 return exact_decimal(schema["precision"], schema.get("scale", 0), number)
             case "uuid":
@@ -148,7 +146,7 @@ class _Parts:
         if schema["logicalType"].endswith("-nanos"):
             return us * 1000
         whole, rest = divmod(us, UNITS_US[schema["logicalType"].rpartition("-")[2]])
-        return _fitting(not rest, whole)
+        return _coerce(not rest, whole)
 
     def _record(self, schema: Mapping[str, Any], found: Any, where: str) -> dict[str, Any]:
         fields = {each["name"]: each for each in schema["fields"]}
@@ -208,10 +206,10 @@ def _may_be_null(schema: Any) -> bool:
 
 
 def _of_type(kind: type, found: Any) -> Any:
-    return _fitting(type(found) is kind, found)
+    return _coerce(type(found) is kind, found)
 
 
-def _fitting(is_so: object, found: Any) -> Any:
+def _coerce(is_so: object, found: Any) -> Any:
     if not is_so:
         raise ValueError
     return found

@@ -22,7 +22,7 @@ from fastavro.read import SchemaResolutionError
 
 from pipelines.core.avro_columns import Parsed, UnfitError, column_of, parsed
 from pipelines.core.json_text import UndecodableError
-from pipelines.core.values import fitting, number_text
+from pipelines.core.values import coerce, number_text
 from pipelines.errors import ConfigurationError
 
 Decode: TypeAlias = Callable[..., dict[str, Any]]
@@ -149,7 +149,7 @@ class AvroSchema:
             except UndecodableError:
                 for earlier in decoders:
                     with suppress(UndecodableError):
-                        return dict(fitting(earlier(value, *place), self.type))
+                        return dict(coerce(earlier(value, *place), self.type))
                 raise
 
         return decode_accepted

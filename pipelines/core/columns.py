@@ -15,13 +15,13 @@ from pipelines.core.types import TIME
 Int64s = npt.NDArray[np.int64]
 Booleans = npt.NDArray[np.bool_]
 
-NO_TIME = np.iinfo(np.int64).min
+NULL_TIME = np.iinfo(np.int64).min
 """Value in place of a missing event time, such as a refused record's.
 
 It is below every real time, so that maxima ignore it.
 """
 
-NEVER = np.iinfo(np.int64).max
+MAX_TIME = np.iinfo(np.int64).max
 """Value in place of an event time that is never reached.
 
 It is above every real time, so that minima ignore it.
@@ -39,11 +39,11 @@ def lengths(column: pa.Array | pa.ChunkedArray) -> Int64s:
 
 
 def times_ms(column: pa.Array | pa.ChunkedArray) -> Int64s:
-    """Return a column of times as epoch milliseconds, `NO_TIME` for a null."""
-    return int64s(pc.fill_null(pc.divide(column.cast(pa.int64()), 1000), NO_TIME))
+    """Return a column of times as epoch milliseconds, `NULL_TIME` for a null."""
+    return int64s(pc.fill_null(pc.divide(column.cast(pa.int64()), 1000), NULL_TIME))
 
 
-def time_column(times: Int64s, missing: int = NO_TIME) -> pa.Array:
+def time_column(times: Int64s, missing: int = NULL_TIME) -> pa.Array:
     """Return epoch milliseconds as a column of times, null where they are `missing`."""
     is_null = times == missing
     return pa.array(np.where(is_null, 0, times) * 1000, pa.int64(), mask=is_null).cast(TIME)

@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipelines.core.columns import NO_TIME, Booleans, Int64s, times_ms
+from pipelines.core.columns import NULL_TIME, Booleans, Int64s, times_ms
 from pipelines.core.reading import MILLISECONDS_PER_UNIT, ReadingRules, Reason, read_records
 
 ENOUGH: Final = 10
@@ -63,10 +63,10 @@ def odd_times(records: pa.Table, rules: ReadingRules) -> OddTimes | None:
         near[unit] = is_meant & _is_near(others, taken)
     best = max(near, key=lambda unit: int(near[unit].sum()))
     example = int(np.flatnonzero(is_meant & ~near[rules.unit])[0])
-    event_time = None if times[example] == NO_TIME else int(times[example])
-    fitting = best if 2 * int(near[best].sum()) > count else None
+    event_time = None if times[example] == NULL_TIME else int(times[example])
+    coerce = best if 2 * int(near[best].sum()) > count else None
     return OddTimes(
-        count - int(near[rules.unit].sum()), count, event_time, int(taken[example]), fitting
+        count - int(near[rules.unit].sum()), count, event_time, int(taken[example]), coerce
     )
 
 
@@ -94,7 +94,7 @@ def _is_meant(read: pa.Table) -> Booleans:
 
 
 def _is_near(times: Int64s, taken: Int64s) -> Booleans:
-    found: Booleans = (times != NO_TIME) & (np.abs(times - taken) <= DECADES_MS)
+    found: Booleans = (times != NULL_TIME) & (np.abs(times - taken) <= DECADES_MS)
     return found
 
 

@@ -16,13 +16,13 @@ class IdleDecision(NamedTuple):
     """A synthetic heartbeat of a topic-partition, with its `event_time` (ms).
 
     It comes after the record `after_offset` (-1: before any record) and before the next one.
-    `told`: where the merge has tenants, those to which it gives a position of their own there, each
-    with that position (ms), in order of their names.
+    `tenant_times`: where the merge has tenants, those to which it gives a position of their own
+    there, each with that position (ms), in order of their names.
     """
 
     after_offset: int
     event_time: int
-    told: tuple[tuple[str, int], ...] = ()
+    tenant_times: tuple[tuple[str, int], ...] = ()
 
 
 class Idle(NamedTuple):

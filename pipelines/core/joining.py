@@ -7,12 +7,12 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from pipelines.core.columns import NEVER, NO_TIME, Int64s, in_groups, times_ms
+from pipelines.core.columns import MAX_TIME, NULL_TIME, Int64s, in_groups, times_ms
 from pipelines.core.plan import Rules
 from pipelines.core.positions import Positioned
 
 
-class Opened(NamedTuple):
+class OpenRecordTimes(NamedTuple):
     """First and last event times of open merge records, and until when they can be joined (ms)."""
 
     first: Int64s
@@ -20,24 +20,26 @@ class Opened(NamedTuple):
     due: Int64s
 
     @classmethod
-    def of(cls, rows: pa.Table, rules: Rules) -> Opened:
+    def of(cls, rows: pa.Table, rules: Rules) -> OpenRecordTimes:
         """Return the times of open rows of silver."""
         first = times_ms(rows["event_time"])
         last = times_ms(rows["last_event_time"])
         return cls(first, last, rules.due(first, last))
 
-    def by_key(self, keys: Int64s, count: int) -> Opened:
-        """Return these times by the number of a key, `NEVER` where a key has no open record.
+    def by_key(self, keys: Int64s, count: int) -> OpenRecordTimes:
+        """Return these times by the number of a key, `MAX_TIME` where a key has no open record.
 
         `keys`: the number of the key of each record here. `count`: how many keys there are.
         """
-        found = Opened(*(np.full(count, NEVER) for _ in self._fields))
+        found = OpenRecordTimes(*(np.full(count, MAX_TIME) for _ in self._fields))
         for column, own in zip(found, self, strict=True):
             column[keys] = own
         return found
 
 
-def nth_of_key(records: Positioned, of_record: Int64s, opened: Opened, rules: Rules) -> Int64s:
+def session_index(
+    records: Positioned, of_record: Int64s, opened: OpenRecordTimes, rules: Rules
+) -> Int64s:
     """Return, for each record, which merge record of its key it belongs to.
 
     0 is the key's open record, or its first new one where it has none. `of_record`: the number of
@@ -62,9 +64,9 @@ def nth_of_key(records: Positioned, of_record: Int64s, opened: Opened, rules: Ru
     first = np.minimum(opened.first[keys], np.minimum.reduceat(times, begins))
     splits = positions[ends - 1] > rules.due(first, first)
     if splits.any():
-        before = np.concatenate([[NO_TIME], times[:-1]])
+        before = np.concatenate([[NULL_TIME], times[:-1]])
         before[begins] = opened.last[keys]
-        holds = (before == NEVER) | (
+        holds = (before == MAX_TIME) | (
             positions <= rules.due(np.repeat(first, ends - begins), before)
         )
         splits &= ~np.logical_and.reduceat(holds, begins)
@@ -73,8 +75,8 @@ def nth_of_key(records: Positioned, of_record: Int64s, opened: Opened, rules: Ru
         number = -1
         since = 0
         until = 0
-        due = NO_TIME
-        if opened.first[key] != NEVER:
+        due = NULL_TIME
+        if opened.first[key] != MAX_TIME:
             number = 0
             since = int(opened.first[key])
             until = int(opened.last[key])

@@ -102,15 +102,15 @@ def exact_decimal(precision: int, scale: int, found: Decimal) -> Decimal:
     raise UndecodableError(f"a decimal does not fit {precision} digits, {scale} of them a fraction")
 
 
-def misfit(value: bytes, kind: pa.DataType) -> str | None:
+def mismatch(value: bytes, kind: pa.DataType) -> str | None:
     """Return a sentence about the first place in a JSON text whose value does not fit its column.
 
     None where all fit. Values of JSON's own types are not checked.
     """
-    return _misfit(json.loads(value, parse_float=Decimal), kind, "$")
+    return _mismatch(json.loads(value, parse_float=Decimal), kind, "$")
 
 
-def _misfit(found: Any, kind: pa.DataType, where: str) -> str | None:
+def _mismatch(found: Any, kind: pa.DataType, where: str) -> str | None:
     parts: list[tuple[Any, pa.DataType, str]] = []
     if isinstance(found, dict) and pa.types.is_struct(kind):
         parts = [(found.get(field.name), field.type, f"{where}.{field.name}") for field in kind]
@@ -123,4 +123,4 @@ def _misfit(found: Any, kind: pa.DataType, where: str) -> str | None:
             exact(found, kind)
         except ValueError:
             return f"{where} is no {ddl(kind).lower()}"
-    return next(filter(None, (_misfit(*part) for part in parts)), None)
+    return next(filter(None, (_mismatch(*part) for part in parts)), None)

@@ -15,7 +15,7 @@ import jsonschema_rs
 import orjson
 import pyarrow as pa
 
-from pipelines.core.json_exact import KEYWORD, has_exact, misfit, named_type
+from pipelines.core.json_exact import KEYWORD, has_exact, mismatch, named_type
 from pipelines.core.texts import printable
 from pipelines.core.types import is_identifier
 from pipelines.errors import ConfigurationError
@@ -93,14 +93,14 @@ class ValueSchema:
         return first_violation
 
     @property
-    def misfit(self) -> Callable[[bytes], str | None] | None:
+    def mismatch(self) -> Callable[[bytes], str | None] | None:
         """A function that tests whether a value which fits the schema also fits its columns.
 
         It takes the value's bytes, and returns one sentence about the first place that does not
         fit, or None. The property is None where all columns have JSON's own types: then everything
         fits.
         """
-        return partial(misfit, kind=self.type) if has_exact(self.type) else None
+        return partial(mismatch, kind=self.type) if has_exact(self.type) else None
 
 
 class _UnfitError(Exception):

@@ -45,12 +45,12 @@ class UndecodableError(ValueError):
 def parse_object(
     value: bytes | None,
     violation: Violation | None,
-    misfit: Callable[[bytes], str | None] | None = None,
+    mismatch: Callable[[bytes], str | None] | None = None,
 ) -> dict[str, Any]:
     """Return the JSON object that a record's value spells. Of a repeated name the last one counts.
 
     With `violation` (a schema's test), the value must also fit the schema, repeat no name, and keep
-    the limits on numbers and names; and `misfit`, a test of its bytes, must return None. Raises
+    the limits on numbers and names; and `mismatch`, a test of its bytes, must return None. Raises
     UndecodableError otherwise.
     """
     if value is None:
@@ -66,7 +66,7 @@ def parse_object(
         raise UndecodableError(f"nested deeper than {max_depth} levels")
     if violation is not None:
         _refuse_ambiguous(value, document)
-        if (sentence := violation(document) or (misfit(value) if misfit else None)) is not None:
+        if (sentence := violation(document) or (mismatch(value) if mismatch else None)) is not None:
             raise UndecodableError(f"does not fit the schema: {sentence}")
     return document
 

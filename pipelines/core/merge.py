@@ -17,8 +17,8 @@ import pyarrow.compute as pc
 
 from pipelines.core.avro_schema import AvroSchema
 from pipelines.core.columns import (
-    NEVER,
-    NO_TIME,
+    MAX_TIME,
+    NULL_TIME,
     Booleans,
     Int64s,
     both,
@@ -32,7 +32,7 @@ from pipelines.core.columns import (
 )
 from pipelines.core.idle import IdleDecision
 from pipelines.core.inputs import of_source, source_of, topic_of
-from pipelines.core.joining import Opened, nth_of_key
+from pipelines.core.joining import OpenRecordTimes, session_index
 from pipelines.core.message import as_read, exceeds
 from pipelines.core.plan import BatchPlan, Rules, TopicPartition
 from pipelines.core.positions import NAMES, Positioned
@@ -40,7 +40,7 @@ from pipelines.core.reading import RECORD_BYTES
 from pipelines.core.tenants import HEADS, TenantClocks
 from pipelines.core.types import DUE, TENANT, TIME, schema_of
 from pipelines.core.values import typed_values
-from pipelines.core.waiting import found_in, gone_rows, leaving, placed
+from pipelines.core.waiting import found_in, gone_rows, placed, release
 
 RECORD_SCHEMA = schema_of(
     "source string, topic string, partition int, offset bigint, merge_key string, event_time "
@@ -108,9 +108,9 @@ class Batch:
     def kept(self, times: Int64s) -> Int64s:
         """Return times (ms) of merge records as silver keeps them.
 
-        They are `NO_TIME` as long as there has never been anything but timeouts.
+        They are `NULL_TIME` as long as there has never been anything but timeouts.
         """
-        return np.full(len(times), NO_TIME) if self.rules.is_plain else times
+        return np.full(len(times), NULL_TIME) if self.rules.is_plain else times
 
     def changed_schema(self) -> pa.Schema:
         """Return the columns of `merge`: silver's, and those that say which rows are replaced."""
@@ -222,9 +222,9 @@ def merge(
     return _changed(_on_time(records, batch, clocks, recovered), open_rows, batch, clocks)
 
 
-def merge_in_pieces(
+def merge_in_chunks(
     records: pa.Table,
-    pieces: Iterable[pa.Table],
+    chunks: Iterable[pa.Table],
     batch: Batch,
     recovered: pa.Table | None = None,
     heads: pa.Table | None = None,
@@ -234,7 +234,7 @@ def merge_in_pieces(
     The last pair is a table without rows, and the merge records of keys that are in no piece. In
     partitions of which `records` and `heads` have nothing, nothing is merged.
 
-    `pieces`: silver's columns of at least all rows that were open or waited and that the batch may
+    `chunks`: silver's columns of at least all rows that were open or waited and that the batch may
     change. All rows of a key are in one piece. The other arguments are those of `merge`. Raises
     ValueError where a key of the batch has rows in two pieces.
     """
@@ -244,27 +244,27 @@ def merge_in_pieces(
     on_time = _on_time(records, batch, clocks, recovered)
     schema = batch.changed_schema()
 
-    def changed(some: Positioned, piece: pa.Table) -> pa.Table:
+    def changed(some: Positioned, chunk: pa.Table) -> pa.Table:
         """Return what these records change in a piece."""
-        return _changed(some, piece, batch, clocks).select(schema.names).cast(schema)
+        return _changed(some, chunk, batch, clocks).select(schema.names).cast(schema)
 
     is_left = np.ones(len(on_time.times), np.bool_)
-    for piece in pieces:
-        of_records, of_piece, _ = _keys(on_time.rows, piece)
-        is_here = np.isin(of_records, of_piece)
+    for chunk in chunks:
+        of_records, of_chunk, _ = _keys(on_time.rows, chunk)
+        is_here = np.isin(of_records, of_chunk)
         if (is_here & ~is_left).any():
             raise ValueError(_TWO_OPEN_RECORDS)
         is_left &= ~is_here
-        yield piece, changed(on_time.where(is_here), piece)
+        yield chunk, changed(on_time.where(is_here), chunk)
     none = schema.empty_table()
     yield none, changed(on_time.where(is_left), none)
 
 
-def applied(piece: pa.Table, changed: pa.Table) -> pa.Table:
-    """Return a piece of silver with a batch's changes to it (`merge_in_pieces`) applied."""
+def applied(chunk: pa.Table, changed: pa.Table) -> pa.Table:
+    """Return a piece of silver with a batch's changes to it (`merge_in_chunks`) applied."""
     columns = [name for name in changed.column_names if name not in REPLACING]
     new = changed.filter(changed["status"].is_valid()).select(columns)
-    return pa.concat_tables([_kept(piece, changed).select(columns), new])
+    return pa.concat_tables([_kept(chunk, changed).select(columns), new])
 
 
 def may_change(open_rows: pa.Table, keys: pa.Table, batch: Batch) -> Booleans:
@@ -278,7 +278,7 @@ def may_change(open_rows: pa.Table, keys: pa.Table, batch: Batch) -> Booleans:
     `open_rows`: partition, merge_key, event_time, last_event_time and, if silver has it, due.
     `keys`: partition and merge_key of the batch's records.
     """
-    due = Opened.of(open_rows, batch.rules).due
+    due = OpenRecordTimes.of(open_rows, batch.rules).due
     of_keys, of_rows, _ = _keys(keys, open_rows)
     changes = np.isin(of_rows, of_keys) | _is_timed_out(open_rows, due, batch, None)
     if batch.has_due:
@@ -375,11 +375,11 @@ def _is_published(records: Positioned, recovered: pa.Table, rules: Rules) -> Boo
     of_record, of_message, count = _keys(records.rows, recovered)
     names = [name for name in ("event_time", "due") if name in recovered.column_names]
     times = [
-        [None if at == NO_TIME else at for at in times_ms(recovered[name]).tolist()]
+        [None if at == NULL_TIME else at for at in times_ms(recovered[name]).tolist()]
         for name in names
     ]
     messages = zip(*times, strict=True)
-    latest = np.full(count, NO_TIME)
+    latest = np.full(count, NULL_TIME)
     np.maximum.at(
         latest, of_message, np.array([rules.held_until(*message) for message in messages], np.int64)
     )
@@ -415,7 +415,7 @@ def _kept(held: pa.Table, changed: pa.Table) -> pa.Table:
     of_changed, of_held, count = _keys(changed, held)
     is_replaced = np.isin(of_held, of_changed[changed["replaces"].is_valid().to_numpy()])
     if "passes" in changed.column_names:
-        passes = np.full(count, NO_TIME)
+        passes = np.full(count, NULL_TIME)
         np.maximum.at(passes, of_changed, times_ms(changed["passes"]))
         is_waiting = pc.equal(held["status"], "waiting").to_numpy()
         is_replaced = np.where(
@@ -430,7 +430,7 @@ class _Entering(NamedTuple):
     - `open_rows`: the open records.
     - `waited`: the waiting rows that enter the merge, or are written anew.
     - `is_waiting`: for each of the batch's records, then for each of `waited`, True where it waits.
-    - `gone`: see `core.waiting.Leaving`.
+    - `gone`: see `core.waiting.Released`.
     """
 
     open_rows: pa.Table
@@ -452,7 +452,7 @@ class _Entering(NamedTuple):
             if batch.begins_epoch
             else np.zeros(len(waiting.times), np.bool_)
         )
-        enters, stays, gone = leaving(
+        enters, stays, gone = release(
             waiting.rows, waiting.positions <= waiting.clocks(clocks), is_late
         )
         waited = waiting.where(enters | stays)
@@ -466,11 +466,11 @@ def _changed(
     open_rows, waited, is_waiting, gone = _Entering.of(records, held, batch, clocks)
     every = records.with_others(waited)
     merging = every.where(~is_waiting)
-    opened = Opened.of(open_rows, batch.rules)
+    opened = OpenRecordTimes.of(open_rows, batch.rules)
     of_merging, of_open, count = _keys(merging.rows, open_rows)
     if len(np.unique(of_open)) != len(of_open):
         raise ValueError(_TWO_OPEN_RECORDS)
-    nth = nth_of_key(merging, of_merging, opened.by_key(of_open, count), batch.rules)
+    nth = session_index(merging, of_merging, opened.by_key(of_open, count), batch.rules)
     # Label a merge record by its key and its number among those of the key in this batch. A record
     # that waits has a label of its own.
     stride = int(nth.max(initial=0)) + 1
@@ -499,7 +499,7 @@ def _changed(
     last_times = merged.reduce(np.maximum, np.concatenate([every.times, open_last]))
     due = batch.rules.due(times, last_times)
     timed_out = _is_timed_out(pa.table(columns), due, batch, clocks) & ~waits
-    replaces = np.full(merged.size, NEVER)
+    replaces = np.full(merged.size, MAX_TIME)
     replaces[merged.of_held[len(waited.times) :]] = open_times
     columns |= {
         "status": pc.if_else(
@@ -520,22 +520,22 @@ def _changed(
         RECORD_BYTES.name: pa.array(
             merged.reduce(np.add, np.concatenate([_sizes(records), int64s(before_bytes)]))
         ),
-        "replaces": time_column(replaces, missing=NEVER),
+        "replaces": time_column(replaces, missing=MAX_TIME),
     }
     if batch.has_due:
         over = due
         if clocks is not None:
             over = _over(pa.table(columns), due, timed_out, clocks)
-        columns["due"] = time_column(np.where(waits, NO_TIME, batch.kept(due)))
+        columns["due"] = time_column(np.where(waits, NULL_TIME, batch.kept(due)))
         columns["closed_at"] = time_column(
-            np.where(timed_out, batch.kept(batch.rules.closed_at(of_partitions, over)), NO_TIME)
+            np.where(timed_out, batch.kept(batch.rules.closed_at(of_partitions, over)), NULL_TIME)
         )
     if gone is None:
         return pa.table(columns).select(batch.changed_schema().names)
     positions = merged.reduce(
-        np.maximum, np.concatenate([every.positions, np.full(len(open_times), NO_TIME)])
+        np.maximum, np.concatenate([every.positions, np.full(len(open_times), NULL_TIME)])
     )
-    columns["position"] = time_column(np.where(waits, positions, NO_TIME))
+    columns["position"] = time_column(np.where(waits, positions, NULL_TIME))
     columns["passes"] = pa.nulls(merged.size, TIME)
     schema = batch.changed_schema()
     return pa.concat_tables(
@@ -569,11 +569,11 @@ def _is_timed_out(
     """
     partitions = int64s(rows["partition"])
     by_now = (
-        looked_up(partitions, batch.plan.clocks, NO_TIME)
+        looked_up(partitions, batch.plan.clocks, NULL_TIME)
         if clocks is None
         else clocks.clocks(partitions, rows["tenant"])
     )
-    return np.asarray((by_now != NO_TIME) & (due < by_now), np.bool_)
+    return np.asarray((by_now != NULL_TIME) & (due < by_now), np.bool_)
 
 
 class _Merged(NamedTuple):

@@ -12,8 +12,18 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipelines.core.columns import NO_TIME, Booleans, Int64s, lengths, times_ms
-from pipelines.core.sequence import CLOSED_AT, DUE, ID, PLAIN, SEQ, TENANT, Place, Tail, message_id
+from pipelines.core.columns import NULL_TIME, Booleans, Int64s, lengths, times_ms
+from pipelines.core.sequence import (
+    CLOSED_AT,
+    DUE,
+    ID,
+    PLAIN,
+    SEQ,
+    TENANT,
+    SequenceTail,
+    SortKey,
+    message_id,
+)
 from pipelines.core.types import HEADERS, has_due, has_tenants
 from pipelines.core.values import concatenated, joined, json_texts, largest_sizes, sizes, sums
 
@@ -112,7 +122,7 @@ def exceeds(rows: pa.Table, sources: Sequence[str], max_bytes: int) -> pa.Boolea
 def messages(
     rows: pa.Table,
     values: pa.Array | pa.ChunkedArray,
-    tail: Tail | None,
+    tail: SequenceTail | None,
     extra_headers: Mapping[int, Sequence[tuple[str, bytes]]],
 ) -> pa.Table:
     """Return the messages that a partition's sink lacks, numbered on from its tail (`MESSAGES`).
@@ -165,7 +175,7 @@ def messages(
 
 
 def _objects(rows: pa.RecordBatch, sources: Sequence[str]) -> pa.Array:
-    pieces: list[pa.Array | str] = [_head(rows)]
+    fragments: list[pa.Array | str] = [_head(rows)]
     for source in sources:
         values = _values(rows, source)
         texts = (
@@ -173,8 +183,8 @@ def _objects(rows: pa.RecordBatch, sources: Sequence[str]) -> pa.Array:
             if pa.types.is_struct(values.type)
             else values.cast(pa.large_string())
         )
-        pieces += [f',"{source}":[', joined(rows.column(source), texts), "]"]
-    return concatenated(*pieces, "}")
+        fragments += [f',"{source}":[', joined(rows.column(source), texts), "]"]
+    return concatenated(*fragments, "}")
 
 
 def _head(rows: pa.RecordBatch) -> pa.Array:
@@ -229,7 +239,7 @@ def _largest_sizes(rows: pa.RecordBatch, sources: Sequence[str]) -> Int64s:
 
 
 class _Places(NamedTuple):
-    """Places in the order of publication (`sequence.Place`), by row.
+    """Places in the order of publication (`sequence.SortKey`), by row.
 
     `tenants` is None where there are no tenants.
     """
@@ -248,14 +258,14 @@ class _Places(NamedTuple):
             return cls(np.full(len(times), PLAIN), None, times, keys)
         closed_at = times_ms(rows["closed_at"])
         due = times_ms(rows["due"])
-        is_plain = closed_at == NO_TIME
+        is_plain = closed_at == NULL_TIME
         tenants = _texts(rows["tenant"]) if has_tenants(rows.schema) else None
         return cls(
             np.where(is_plain, PLAIN, closed_at), tenants, np.where(is_plain, times, due), keys
         )
 
     @classmethod
-    def at(cls, place: Place) -> _Places:
+    def at(cls, place: SortKey) -> _Places:
         """Return one place that all rows can be compared with."""
         tenant, key = (pa.scalar(text, pa.large_binary()) for text in (place.tenant, place.key))
         return cls(np.array(place.closed_at), tenant, np.array(place.time), key)

@@ -5,7 +5,7 @@ It is the oracle that the pipeline is compared with.
 Everything happens per partition and in event time (ms). A `PartitionMerge` is told which records
 have arrived (`arrive`) and when to process them (`advance`). How arrivals are split over calls of
 `advance` does not change the result. Between two such calls the rules may change (`begin_epoch`).
-Without tenants every record belongs to the one tenant `ALL`, and all clocks are the same.
+Without tenants every record belongs to the one tenant `NO_TENANT`, and all clocks are the same.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from typing import NamedTuple
 
 from pipelines.core.inputs import source_of, topic_of
 
-ALL = ""
+NO_TENANT = ""
 """The tenant of every record where the merge has no tenants."""
 
-NEVER = -(2**62)
+MIN_TIME = -(2**62)
 """A time before any other."""
 
 
@@ -66,16 +66,16 @@ class Record:
     """A record of a topic-partition as the merge sees it; `source` is its input.
 
     A heartbeat is a record without a key. One of the tenant None counts in full for every tenant of
-    the topic-partition. A decision of the idle policy is a heartbeat with `told`: it counts in full
-    only for these tenants, with the time that it gives to each.
+    the topic-partition. A decision of the idle policy is a heartbeat with `tenant_times`: it counts
+    in full only for these tenants, with the time that it gives to each.
     """
 
     source: str
     offset: int
     event_time: int
     key: str | None = None
-    tenant: str | None = ALL
-    told: Mapping[str, int] | None = None
+    tenant: str | None = NO_TENANT
+    tenant_times: Mapping[str, int] | None = None
 
     @property
     def is_heartbeat(self) -> bool:
@@ -124,7 +124,7 @@ class PublishedRecord(NamedTuple):
     event_time: int
     due: int | None = None
     closed_at: int | None = None
-    tenant: str = ALL
+    tenant: str = NO_TENANT
 
 
 @dataclass
@@ -140,7 +140,7 @@ class MergeRecord:
     event_time: int
     last_event_time: int
     parts: dict[str, list[Part]]
-    tenant: str = ALL
+    tenant: str = NO_TENANT
     due: int | None = None
     closed_at: int | None = None
 
@@ -169,12 +169,12 @@ class MergeRecord:
         Without closed at and due, event time and key decide. Texts are compared as UTF-8 bytes.
         """
         if self.due is None or self.closed_at is None:
-            return NEVER, b"", self.event_time, self.key.encode()
+            return MIN_TIME, b"", self.event_time, self.key.encode()
         return self.closed_at, self.tenant.encode(), self.due, self.key.encode()
 
 
 @dataclass
-class Rises:
+class RunningMax:
     """A running maximum along a topic-partition."""
 
     values: list[int] = field(default_factory=list)
@@ -190,12 +190,12 @@ class Rises:
 
     def last(self) -> int:
         """Return the maximum so far."""
-        return self.values[-1] if self.values else NEVER
+        return self.values[-1] if self.values else MIN_TIME
 
     def at_cut(self, clock: int) -> int:
         """Return the maximum up to and including the first record that has come to the clock."""
         found = bisect_left(self.befores, clock)
-        return self.values[found - 1] if found else NEVER
+        return self.values[found - 1] if found else MIN_TIME
 
     def before_passing(self, time: int) -> float:
         """Return the position just before the maximum rose above a time; infinite if it has not."""
@@ -204,16 +204,16 @@ class Rises:
 
 
 @dataclass
-class Reading:
+class SourceState:
     """State of a topic-partition: its records that wait to be read, and each tenant's times."""
 
-    head: int = NEVER
+    head: int = MIN_TIME
     unread: deque[tuple[int, Record]] = field(default_factory=deque)
-    every: Rises = field(default_factory=Rises)
+    every: RunningMax = field(default_factory=RunningMax)
     """Running maximum of all event times, which is the position."""
-    whole: Rises = field(default_factory=Rises)
+    whole: RunningMax = field(default_factory=RunningMax)
     """Running maximum of the heartbeats that count for all tenants."""
-    own: dict[str, Rises] = field(default_factory=lambda: defaultdict(Rises))
+    own: dict[str, RunningMax] = field(default_factory=lambda: defaultdict(RunningMax))
     """Running maxima of each tenant's own records and heartbeats."""
 
     def arrive(self, record: Record) -> None:
@@ -242,8 +242,8 @@ class Reading:
         A repeated call changes nothing. It happens, since the last record of a cut may stay unread.
         """
         self.every.add(position, before)
-        if record.told is not None:
-            for tenant, time in record.told.items():
+        if record.tenant_times is not None:
+            for tenant, time in record.tenant_times.items():
                 self.own[tenant].add(time, before)
         elif record.tenant is None:
             self.whole.add(record.event_time, before)
@@ -255,7 +255,7 @@ class Reading:
 
         Its own records and heartbeats count, and the heartbeats for all tenants.
         """
-        own = self.own[tenant].last() if tenant in self.own else NEVER
+        own = self.own[tenant].last() if tenant in self.own else MIN_TIME
         return max(own, self.whole.last(), self.every.last() - lag)
 
     def position_at_cut(self, tenant: str | None, clock: int, lag: int) -> int:
@@ -263,7 +263,7 @@ class Reading:
 
         The cut ends with the first record that has come to the clock.
         """
-        own = self.own[tenant].at_cut(clock) if tenant in self.own else NEVER
+        own = self.own[tenant].at_cut(clock) if tenant in self.own else MIN_TIME
         return max(own, self.whole.at_cut(clock), self.every.at_cut(clock) - lag)
 
     def before_passing(self, tenant: str, time: int, lag: int) -> float:
@@ -286,7 +286,7 @@ class PartitionMerge:
 
     rules: MergeRules
     clock: int | None = None
-    sources: dict[str, Reading] = field(default_factory=dict)
+    sources: dict[str, SourceState] = field(default_factory=dict)
     """State of each topic-partition, by input."""
     waiting: list[tuple[int, Record]] = field(default_factory=list)
     """Records that were read, but not reached by their tenant's clock; none without tenants.
@@ -305,7 +305,7 @@ class PartitionMerge:
     """
     horizons: dict[str, int] = field(default_factory=dict)
     """The horizons of the other tenants, by tenant."""
-    begun_at: int = NEVER
+    epoch_start_clock: int = MIN_TIME
     """The clock at which this epoch began; what times out in the epoch does so later."""
     is_plain: bool = True
     """True where the rules of this epoch and of all earlier ones are plain."""
@@ -318,7 +318,7 @@ class PartitionMerge:
 
     These records are passed over, and still move positions.
     """
-    since: int = NEVER
+    since: int = MIN_TIME
     """First position of a tenant that counts, after a lost lake with tenants.
 
     A record before it is passed over: it is published, was rejected, or is late.
@@ -334,7 +334,7 @@ class PartitionMerge:
     def arrive(self, *records: Record) -> None:
         """Add records, each of which waits unread until the clock has come to its position."""
         for record in records:
-            self.sources.setdefault(record.source, Reading()).arrive(record)
+            self.sources.setdefault(record.source, SourceState()).arrive(record)
 
     def __post_init__(self) -> None:
         self.is_plain = self.rules.is_plain
@@ -350,7 +350,7 @@ class PartitionMerge:
             seen = {tenant for reading in self.sources.values() for tenant in reading.own}
             self.horizons = {tenant: self._horizon_after(tenant) for tenant in seen}
             self.horizon = self._horizon_after(None)
-            self.begun_at = self.clock
+            self.epoch_start_clock = self.clock
             if lag_ms != self.rules.lag_ms:
                 for reading in self.sources.values():
                     reading.keep_behind(self._lag)
@@ -390,9 +390,12 @@ class PartitionMerge:
         `heads` is by source. `records` are some of the records up to there, with their positions.
         """
         for source, head in heads.items():
-            reading = self.sources.setdefault(source, Reading())
-            told = Record(source, 0, head, tenant=None)  # in place of the records left out
-            reading.head, reading.unread = head, deque([*records.get(source, ()), (head, told)])
+            reading = self.sources.setdefault(source, SourceState())
+            tenant_times = Record(source, 0, head, tenant=None)  # in place of the records left out
+            reading.head, reading.unread = (
+                head,
+                deque([*records.get(source, ()), (head, tenant_times)]),
+            )
         self.advance()
 
     def tenants(self) -> set[str]:
@@ -484,7 +487,7 @@ class PartitionMerge:
                 reading.before_passing(row.tenant, due, self._lag)
                 for reading in self.sources.values()
             ]
-            row.closed_at = 1 + int(max(due, self.begun_at, *passed))
+            row.closed_at = 1 + int(max(due, self.epoch_start_clock, *passed))
         self.timed_out.append(self.open.pop((row.tenant, row.key)))
 
     @property
@@ -506,4 +509,4 @@ def horizon_after(before: int | None, clock: int, timeout_ms: int) -> int:
 
 def _tenant(record: Record) -> str:
     """Return the tenant of a record with a key; only a heartbeat may have no tenant."""
-    return ALL if record.tenant is None else record.tenant
+    return NO_TENANT if record.tenant is None else record.tenant

@@ -13,8 +13,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipelines.core.columns import (
-    NEVER,
-    NO_TIME,
+    MAX_TIME,
+    NULL_TIME,
     Booleans,
     Int64s,
     in_lists,
@@ -65,8 +65,8 @@ def _left(
     The result is the columns, and True for each row with such parts.
     """
     count = rows.num_rows
-    first = np.full(count, NEVER)
-    last = np.full(count, NO_TIME)
+    first = np.full(count, MAX_TIME)
+    last = np.full(count, NULL_TIME)
     columns = {name: rows[name] for name in rows.column_names}
     for source in sources:
         parts = rows[source].combine_chunks()
@@ -78,10 +78,10 @@ def _left(
         np.maximum.at(last, parents, times)
         columns[source] = in_lists(parents, left, count)
     columns |= {
-        "event_time": time_column(first, missing=NEVER),
+        "event_time": time_column(first, missing=MAX_TIME),
         "last_event_time": time_column(last),
     }
-    return columns, first < NEVER
+    return columns, first < MAX_TIME
 
 
 def _is_before(
@@ -94,12 +94,12 @@ def _is_before(
     parents = int64s(parts.value_parent_indices())
     flat = parts.flatten()
     inputs = input_names(source, flat)
-    since = np.full(len(parents), NEVER)
+    since = np.full(len(parents), MAX_TIME)
     for name in pc.unique(inputs).to_pylist():
         of_input = looked_up(
             int64s(partitions),
             {tp.partition: at for tp, at in ends.items() if tp.source == name},
-            NEVER,
+            MAX_TIME,
         )
         mine = pc.equal(inputs, name).to_numpy(zero_copy_only=False)
         since[mine] = of_input[parents[mine]]

@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipelines.core.columns import NO_TIME, Booleans, Int64s, groups, int64s, looked_up
+from pipelines.core.columns import NULL_TIME, Booleans, Int64s, groups, int64s, looked_up
 from pipelines.core.idle import IdleDecision
 from pipelines.core.window import Window
 
@@ -63,8 +63,8 @@ NOTHING: Mapping[TopicPartition, int] = {}
 class Available(NamedTuple):
     """The available records of one topic-partition in offset order.
 
-    Event times are in ms (`NO_TIME` where refused). Where `is_idle`, the row is a heartbeat of the
-    idle policy. It has no offset of its own: the offset is the next record's.
+    Event times are in ms (`NULL_TIME` where refused). Where `is_idle`, the row is a heartbeat of
+    the idle policy. It has no offset of its own: the offset is the next record's.
     """
 
     offsets: Int64s
@@ -132,7 +132,7 @@ class Rules:
     What timed out in these epochs sorts before whatever is merged later, which is not older than
     that.
     """
-    begun: Mapping[int, int] = field(default_factory=dict)
+    epoch_start_clock: Mapping[int, int] = field(default_factory=dict)
     """The clock at which this epoch began, by partition; what the epoch closes is closed later."""
     is_plain: bool = True
     """True where there never was anything but timeouts."""
@@ -155,12 +155,12 @@ class Rules:
         """
         oldest: Int64s = positions - self.window.gap_ms
         if self.horizons:
-            oldest = np.maximum(oldest, looked_up(partitions, self.horizons, NO_TIME))
+            oldest = np.maximum(oldest, looked_up(partitions, self.horizons, NULL_TIME))
         if self.tenant_horizons and tenants is not None:
             known = zip(partitions.tolist(), tenants.to_pylist(), strict=True)
             oldest = np.maximum(
                 oldest,
-                np.array([self.tenant_horizons.get(each, NO_TIME) for each in known], np.int64),
+                np.array([self.tenant_horizons.get(each, NULL_TIME) for each in known], np.int64),
             )
         return oldest
 
@@ -175,8 +175,8 @@ class Rules:
     def closed_at(self, partitions: Int64s, over: Int64s) -> Int64s:
         """Return the first clock (ms) to close merge records that can be joined up to `over`."""
         return (
-            np.maximum(over, looked_up(partitions, self.begun, NO_TIME)) + 1
-            if self.begun
+            np.maximum(over, looked_up(partitions, self.epoch_start_clock, NULL_TIME)) + 1
+            if self.epoch_start_clock
             else over + 1
         )
 
@@ -209,7 +209,7 @@ class OffsetRange:
         """Number of offsets that the batch passes; not all of them need to hold a record."""
         return self.until_offset - self.from_offset
 
-    def spoken(self, decisions: Sequence[IdleDecision]) -> list[IdleDecision]:
+    def idle_decisions_in(self, decisions: Sequence[IdleDecision]) -> list[IdleDecision]:
         """Return those of the idle policy's decisions that are in the range, or at its end."""
         return [
             each
@@ -295,12 +295,12 @@ def plan_batch(
     for tp, cursor in cursors.items():
         rows = available.get(tp, NOTHING_AVAILABLE)
         positions = positions_of(cursor, rows)
-        passed = int(np.searchsorted(positions, clocks.get(tp.partition, NO_TIME), side="right"))
+        passed = int(np.searchsorted(positions, clocks.get(tp.partition, NULL_TIME), side="right"))
         until = rows.end(passed) if len(rows.offsets) else cursor.next_offset
         positions = positions[:passed]
         times = rows.event_times[:passed]
         oldest = rules.late_before(np.full(len(times), tp.partition), positions)
-        has_late |= bool(np.any((times < oldest) & (times != NO_TIME)))
+        has_late |= bool(np.any((times < oldest) & (times != NULL_TIME)))
         ranges[tp] = OffsetRange(
             cursor.next_offset, until, cursor.position, _last(positions, cursor.position), heads[tp]
         )
@@ -308,7 +308,7 @@ def plan_batch(
     if clocks == clocks_before and not passed_in_all and not begins_epoch:
         return None
     for partition, before in clocks_before.items():
-        if clocks.get(partition, NO_TIME) < before:
+        if clocks.get(partition, NULL_TIME) < before:
             raise AssertionError(f"the clock of partition {partition} would go back from {before}")
     return BatchPlan(batch, ranges, clocks, has_late)
 
@@ -336,7 +336,7 @@ def positions_of(cursor: Cursor, rows: Available) -> Int64s:
 
 
 def _last(positions: Int64s, otherwise: int | None) -> int | None:
-    return int(positions[-1]) if len(positions) and positions[-1] != NO_TIME else otherwise
+    return int(positions[-1]) if len(positions) and positions[-1] != NULL_TIME else otherwise
 
 
 def _clocks(heads: Mapping[TopicPartition, int | None]) -> dict[int, int]:

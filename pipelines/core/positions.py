@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from pipelines.core.columns import NO_TIME, Booleans, Int64s, both, int64s, looked_up, times_ms
+from pipelines.core.columns import NULL_TIME, Booleans, Int64s, both, int64s, looked_up, times_ms
 from pipelines.core.idle import IdleDecision
 from pipelines.core.plan import (
     Available,
@@ -56,7 +56,7 @@ class Positioned(NamedTuple):
                 rows = rows[
                     (of_range >= done.from_offset)
                     & (of_range < done.until_offset)
-                    & (times[rows] != NO_TIME)
+                    & (times[rows] != NULL_TIME)
                 ]
                 kept.append(rows)
                 positions.append(
@@ -75,7 +75,7 @@ class Positioned(NamedTuple):
 
         `clocks` must have been made of these records.
         """
-        numbers = np.flatnonzero((clocks.positions != NO_TIME) & ~records["heartbeat"].to_numpy())
+        numbers = np.flatnonzero((clocks.positions != NULL_TIME) & ~records["heartbeat"].to_numpy())
         return cls(
             records.take(pa.array(numbers)),
             times_ms(records["event_time"])[numbers],
@@ -127,7 +127,7 @@ class Positioned(NamedTuple):
         found = np.zeros(len(self.positions), np.bool_)
         if rules.since:
             found |= self.positions < looked_up(
-                int64s(self.rows["partition"]), rules.since, NO_TIME
+                int64s(self.rows["partition"]), rules.since, NULL_TIME
             )
         if out:
             offsets = int64s(self.rows["offset"])
@@ -144,11 +144,11 @@ class Positioned(NamedTuple):
 
 def _positions(records: Available, done: OffsetRange, decisions: Sequence[IdleDecision]) -> Int64s:
     """Return the running maximum of event time along a range, from the position before it on."""
-    spoken = [
+    decided = [
         decision
         for decision in decisions
         if done.from_offset <= decision.after_offset + 1 < done.until_offset
     ]
-    rows = records.with_idle(spoken)
+    rows = records.with_idle(decided)
     positions = positions_of(Cursor(done.from_offset, done.position_before), rows)
     return positions if rows.is_idle is None else positions[~rows.is_idle]

@@ -499,11 +499,11 @@ def _parts(
             _then(tenant_of, as_text),
         )
     tests = (
-        (rules.schema.validator(), rules.schema.misfit)
+        (rules.schema.validator(), rules.schema.mismatch)
         if rules.schema and is_checked
         else (None, None)
     )
-    return partial(parse_object, violation=tests[0], misfit=tests[1]), time_of, key_of, tenant_of
+    return partial(parse_object, violation=tests[0], mismatch=tests[1]), time_of, key_of, tenant_of
 
 
 def _then(find: _Find, make: Callable[[Any], Any]) -> _Find:

@@ -57,7 +57,7 @@ from pipelines.core.sequence import (
     MIN_OFFSETS,
     NO_RECOVERY,
     RULES,
-    Place,
+    SortKey,
     place_of,
 )
 from pipelines.core.window import Window
@@ -83,7 +83,7 @@ class NotToldError(Exception):
     """The last message that could say where a lost lake goes on has the header `NO_RECOVERY`."""
 
 
-class Closings(NamedTuple):
+class CloseTimeRange(NamedTuple):
     """Closing times (ms) of the messages that a header is for, with tenants."""
 
     first: int
@@ -117,7 +117,7 @@ class ReadBack(NamedTuple):
     tenant: str = ""
 
     @property
-    def place(self) -> Place:
+    def place(self) -> SortKey:
         """The message's place in the order of publication."""
         return place_of(self.event_time, self.key, self.due, self.closed_at, self.tenant)
 
@@ -136,7 +136,7 @@ class SinkState:
     """Fingerprints of the rules by which everything from `begin` on was read and merged."""
     is_lived: bool = False
     """True where the lake had more behind it than its records and one set of rules."""
-    last: Place | None = None
+    last: SortKey | None = None
     """The last of its messages in the order of publication.
 
     The messages before a repeat count too; they come again as they were.
@@ -172,7 +172,7 @@ def min_offset(
 
 
 def idle_header(
-    decisions: Decisions, min_offsets: Mapping[str, int], closings: Closings | None = None
+    decisions: Decisions, min_offsets: Mapping[str, int], closings: CloseTimeRange | None = None
 ) -> dict[str, tuple[IdleDecision, ...]]:
     """Return by source its decisions from the offset before its min_offset on, in order.
 
@@ -185,31 +185,33 @@ def idle_header(
     """
     header = {}
     for source, offset in min_offsets.items():
-        told: dict[tuple[int, int], IdleDecision] = {}
+        tenant_times: dict[tuple[int, int], IdleDecision] = {}
         position = 0
         for decision in sorted(
             each for each in decisions.get(source, ()) if each.after_offset >= offset - 1
         ):
             step = decision.after_offset, 0 if closings is None else closings.step(position)
-            told[step] = _as_one(
-                told.get(step, decision), decision, 0 if closings is None else closings.lag_ms
+            tenant_times[step] = _as_one(
+                tenant_times.get(step, decision),
+                decision,
+                0 if closings is None else closings.lag_ms,
             )
             position = decision.event_time
-        if told:
-            header[source] = tuple(told.values())
+        if tenant_times:
+            header[source] = tuple(tenant_times.values())
     return header
 
 
 def _as_one(one: IdleDecision, other: IdleDecision, lag_ms: int) -> IdleDecision:
     """Return what both decisions tell, as one; `other` comes later, after the same offset."""
     event_time = max(one.event_time, other.event_time)
-    told = dict(one.told)
-    for tenant, time in other.told:
-        told[tenant] = max(time, told.get(tenant, time))
+    tenant_times = dict(one.tenant_times)
+    for tenant, time in other.tenant_times:
+        tenant_times[tenant] = max(time, tenant_times.get(tenant, time))
     return IdleDecision(
         one.after_offset,
         event_time,
-        tuple(sorted(t for t in told.items() if t[1] > event_time - lag_ms)),
+        tuple(sorted(t for t in tenant_times.items() if t[1] > event_time - lag_ms)),
     )
 
 
@@ -245,8 +247,8 @@ def recovery_headers(
 
 
 def _encoded(decision: IdleDecision) -> list[Any]:
-    after_offset, event_time, told = decision
-    return [after_offset, event_time, *([dict(told)] if told else [])]
+    after_offset, event_time, tenant_times = decision
+    return [after_offset, event_time, *([dict(tenant_times)] if tenant_times else [])]
 
 
 def read_again_from(time: int, longest_ms: int | None) -> int:
@@ -294,9 +296,9 @@ def _idle_of(headers: Mapping[str, bytes | None]) -> dict[str, tuple[IdleDecisio
 
 
 def _decoded(
-    after_offset: int, event_time: int, told: Mapping[str, int] = MappingProxyType({})
+    after_offset: int, event_time: int, tenant_times: Mapping[str, int] = MappingProxyType({})
 ) -> IdleDecision:
-    return IdleDecision(after_offset, event_time, tuple(sorted(told.items())))
+    return IdleDecision(after_offset, event_time, tuple(sorted(tenant_times.items())))
 
 
 def parse_rules(header: bytes | None) -> frozenset[str]:
@@ -331,8 +333,8 @@ def sink_state(
     begin: dict[str, int] = {}
     decisions: dict[str, tuple[IdleDecision, ...]] = {}
     rules: frozenset[str] = frozenset()
-    tail: Place | None = None
-    last: Place | None = None
+    tail: SortKey | None = None
+    last: SortKey | None = None
     since: int | None = None
     is_lived = False
     read_back = []
@@ -390,6 +392,8 @@ def _is_integer(value: object, least: int) -> bool:
 def _is_decision(value: object) -> bool:
     if not isinstance(value, list) or not 2 <= len(value) <= 3:
         return False
-    told = value[2] if len(value) == 3 else {}
-    is_told = isinstance(told, dict) and all(_is_integer(time, -(2**63)) for time in told.values())
+    tenant_times = value[2] if len(value) == 3 else {}
+    is_told = isinstance(tenant_times, dict) and all(
+        _is_integer(time, -(2**63)) for time in tenant_times.values()
+    )
     return is_told and _is_integer(value[0], -1) and _is_integer(value[1], 0)

@@ -25,8 +25,8 @@ import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipelines.core.columns import NO_TIME, Booleans, Int64s, groups, int64s, times_ms
-from pipelines.core.letters import LETTERS, NEXT_OFFSETS, next_offsets, numbers_by_name
+from pipelines.core.columns import NULL_TIME, Booleans, Int64s, groups, int64s, times_ms
+from pipelines.core.dead_letters import LETTERS, NEXT_OFFSETS, next_offsets, numbers_by_name
 from pipelines.core.reading import KAFKA, ReadingRules, Reason, merge_keys, read_records
 from pipelines.core.redriven import REDRIVEN
 from pipelines.core.types import HEADERS, TIME
@@ -54,7 +54,7 @@ ROUTED: Final = pa.schema(
 `hash` is that of its merge key, null where none can be read.
 """
 
-PIECE_ROWS: Final = 10_000
+CHUNK_ROWS: Final = 10_000
 """Number of messages that are made at a time."""
 
 Headers: TypeAlias = Sequence[tuple[str, "bytes | None"]]
@@ -100,7 +100,7 @@ def murmur2(key: bytes) -> int:
     return (h ^ h >> 15) & 0x7FFFFFFF
 
 
-def route(kafka: pa.Table | pa.RecordBatch, rules: ReadingRules) -> pa.Table:
+def assign_partitions(kafka: pa.Table | pa.RecordBatch, rules: ReadingRules) -> pa.Table:
     """Return records of `KAFKA` columns with the columns of `ROUTED`, in the same order.
 
     Position and place follow from the source's own rules. A refused record has no event time, but
@@ -154,7 +154,7 @@ class Lockstep:
         for number, mine in groups(self._numbers(rows), int64s(rows["offset"])).items():
             of = self._input(number)
             positions[mine] = np.maximum(
-                np.maximum.accumulate(times[mine]), self.heads.get(of, NO_TIME)
+                np.maximum.accumulate(times[mine]), self.heads.get(of, NULL_TIME)
             )
             self.heads[of] = int(positions[mine[-1]])
         self._waiting = pa.concat_tables([self._waiting, rows])
@@ -171,7 +171,7 @@ class Lockstep:
         order = np.lexsort((int64s(self._waiting["offset"]), numbers, self._positions))
         places = self._positions[order], numbers[order]
         count = len(order)
-        if ahead := [(self.heads.get(of, NO_TIME), self._number(of)) for of in unread]:
+        if ahead := [(self.heads.get(of, NULL_TIME), self._number(of)) for of in unread]:
             head, last = min(ahead)
             count = int(np.sum((places[0] < head) | ((places[0] == head) & (places[1] <= last))))
         reached = dict(zip(places[1][:count].tolist(), places[0][:count].tolist(), strict=True))
@@ -182,7 +182,7 @@ class Lockstep:
         return taken, {
             self._input(number): position
             for number, position in reached.items()
-            if position != NO_TIME
+            if position != NULL_TIME
         }
 
     def first_offsets(self) -> dict[InputPartition, int]:
@@ -208,7 +208,7 @@ class Lockstep:
 
 
 @dataclass(frozen=True)
-class Written:
+class RepartitionProgress:
     """Progress of a repartitioning, as its messages say it."""
 
     topics: Mapping[str, str]
@@ -238,7 +238,7 @@ class Written:
         return found
 
 
-def written(headers: Headers) -> Written:
+def written(headers: Headers) -> RepartitionProgress:
     """Return what a message says of how much was written.
 
     It is in the headers after the last `ORIGIN`; those before are the record's own. Raise
@@ -259,7 +259,7 @@ def written(headers: Headers) -> Written:
             InputPartition(topic, int(p)): at
             for p, at in numbers_by_name(values, POSITIONS).items()
         }
-    return Written(topics, offsets, positions)
+    return RepartitionProgress(topics, offsets, positions)
 
 
 def origin_of(headers: Headers) -> Origin:
@@ -283,7 +283,9 @@ def is_redriven(headers: Headers) -> bool:
     return bool(headers) and headers[-1][0] == REDRIVEN
 
 
-def copies(rows: pa.Table, partitions: int, after: Written) -> Iterator[pa.Table]:
+def repartition_messages(
+    rows: pa.Table, partitions: int, after: RepartitionProgress
+) -> Iterator[pa.Table]:
     """Yield the messages that records of `ROUTED` columns become in a topic of so many partitions.
 
     They are in the same order and have the columns of `LETTERS`, one chunk at a time. Key, value,
@@ -291,26 +293,28 @@ def copies(rows: pa.Table, partitions: int, after: Written) -> Iterator[pa.Table
     partition what was written `after` it. A timestamp of 0 becomes 1, since 0 stands for none.
     """
     is_beat = rows["heartbeat"].fill_null(False).to_numpy(zero_copy_only=False).astype(bool)
-    home = int64s(pc.coalesce(rows["hash"], rows["partition"].cast(pa.int64()))) % partitions
+    expected_partition = (
+        int64s(pc.coalesce(rows["hash"], rows["partition"].cast(pa.int64()))) % partitions
+    )
     times = np.where(is_beat, partitions, 1)
-    numbers = np.repeat(np.arange(len(home)), times)
+    numbers = np.repeat(np.arange(len(expected_partition)), times)
     nth = np.arange(len(numbers)) - np.repeat(np.cumsum(times) - times, times)
-    targets = np.where(is_beat[numbers], nth, home[numbers])
+    targets = np.where(is_beat[numbers], nth, expected_partition[numbers])
     is_last = np.zeros(len(targets), bool)
     is_last[len(targets) - 1 - np.unique(targets[::-1], return_index=True)[1]] = True
     said = pa.array(
         [{"key": name, "value": value} for name, value in after.headers()], HEADERS.value_type
     )
-    for begin in range(0, len(numbers), PIECE_ROWS):
-        of_piece = slice(begin, begin + PIECE_ROWS)
-        piece = rows.take(pa.array(numbers[of_piece])).combine_chunks()
-        time = pc.divide(piece["kafka_timestamp"].cast(pa.int64()), 1000)
+    for begin in range(0, len(numbers), CHUNK_ROWS):
+        of_chunk = slice(begin, begin + CHUNK_ROWS)
+        chunk = rows.take(pa.array(numbers[of_chunk])).combine_chunks()
+        time = pc.divide(chunk["kafka_timestamp"].cast(pa.int64()), 1000)
         sent = {
-            "partition": pa.array(targets[of_piece]),
-            "key": piece["key"],
-            "value": piece["value"],
+            "partition": pa.array(targets[of_chunk]),
+            "key": chunk["key"],
+            "value": chunk["value"],
             "timestamp": pc.if_else(pc.equal(time, 0), 1, pc.max_element_wise(time, 0)),
-            "headers": _headers(piece, is_last[of_piece], said),
+            "headers": _headers(chunk, is_last[of_chunk], said),
         }
         yield pa.table(sent).cast(LETTERS)
 

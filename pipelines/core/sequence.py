@@ -54,7 +54,7 @@ It has these two, `due` and `closed_at` of that message, and its tenant.
 """
 
 
-class Place(NamedTuple):
+class SortKey(NamedTuple):
     """The sort key of a sequence, compared as a tuple; times in ms, texts as UTF-8 bytes."""
 
     closed_at: int
@@ -73,7 +73,7 @@ PLAIN = -1
 """A time (ms) before any at which a merge record can be closed."""
 
 
-class Tail(NamedTuple):
+class SequenceTail(NamedTuple):
     """The last message of a sink partition, which the next one follows; times in ms.
 
     `due` and `closed_at` are None where the message does not say them. `tenant` is empty without
@@ -89,7 +89,7 @@ class Tail(NamedTuple):
     tenant: str = ""
 
     @property
-    def place(self) -> Place:
+    def place(self) -> SortKey:
         """The message's place in the order of publication."""
         return place_of(self.event_time, self.key, self.due, self.closed_at, self.tenant)
 
@@ -100,14 +100,14 @@ def place_of(
     due: int | None = None,
     closed_at: int | None = None,
     tenant: str | None = None,
-) -> Place:
+) -> SortKey:
     """Return the place of a merge record; times in ms.
 
     Without tenants, `tenant` is None or empty.
     """
     if due is None or closed_at is None:
-        return Place(PLAIN, b"", event_time, key.encode())
-    return Place(closed_at, (tenant or "").encode(), due, key.encode())
+        return SortKey(PLAIN, b"", event_time, key.encode())
+    return SortKey(closed_at, (tenant or "").encode(), due, key.encode())
 
 
 def message_id(partition: int, event_time: int, key: str, tenant: str = "") -> str:
@@ -142,7 +142,7 @@ def closing(headers: Mapping[str, Any]) -> tuple[int | None, int | None]:
         raise ValueError(f"no {CLOSED_AT} and {DUE}: {error}") from None
 
 
-def standing(headers: Mapping[str, Any]) -> Tail:
+def parse_tail(headers: Mapping[str, Any]) -> SequenceTail:
     """Return how far a sequence has come after a message with these headers.
 
     The tail is the last message that has a number, without its offset. Raise ValueError where the
@@ -171,7 +171,7 @@ def standing(headers: Mapping[str, Any]) -> Tail:
         raise ValueError(f"{ID} has no event time: {event_time}")
     if named != tenant:
         raise ValueError(f"{ID} and {TENANT} name two tenants: {named!r} and {tenant!r}")
-    return Tail(seq, event_time, key, None, *closed, tenant)
+    return SequenceTail(seq, event_time, key, None, *closed, tenant)
 
 
 def _number(said: Any, least: int = 0) -> int:
@@ -185,7 +185,7 @@ def _number(said: Any, least: int = 0) -> int:
     return number
 
 
-def tombstones(key: str, tails: Iterable[tuple[int, Tail]]) -> pa.Table:
+def tombstones(key: str, tails: Iterable[tuple[int, SequenceTail]]) -> pa.Table:
     """Return a message without a value for a key in each of these partitions, as `Publisher` sends.
 
     `tails` say how far the sequence of each partition has come.
@@ -203,7 +203,7 @@ def tombstones(key: str, tails: Iterable[tuple[int, Tail]]) -> pa.Table:
     return pa.Table.from_pylist(rows, _TOMBSTONES)
 
 
-def _stands(partition: int, tail: Tail) -> dict[str, Any]:
+def _stands(partition: int, tail: SequenceTail) -> dict[str, Any]:
     said = {"seq": tail.seq, "id": message_id(partition, tail.event_time, tail.key, tail.tenant)}
     closed = {} if tail.closed_at is None else {"due": tail.due, "closed_at": tail.closed_at}
     return {**said, **closed, **({"tenant": tail.tenant} if tail.tenant else {})}

@@ -25,7 +25,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipelines.core.columns import NEVER, NO_TIME, Int64s, groups, int64s, times_ms
+from pipelines.core.columns import MAX_TIME, NULL_TIME, Int64s, groups, int64s, times_ms
 from pipelines.core.idle import IdleDecision
 from pipelines.core.plan import BatchPlan, OffsetRange, TopicPartition, by_topic_partition
 
@@ -41,7 +41,7 @@ HEADS = pa.schema(
 """Schema of what a batch leaves to the next one, by topic-partition and tenant.
 
 `own` is the largest event time (ms) of the tenant's own records and heartbeats so far. `at_cut` is
-the largest up to the end of the cut at the last clock (`NO_TIME`: none). The tenant null has the
+the largest up to the end of the cut at the last clock (`NULL_TIME`: none). The tenant null has the
 heartbeats that count for all tenants.
 """
 
@@ -57,11 +57,11 @@ class TenantClocks:
     positions: Int64s
     """Each record's position in its tenant.
 
-    It is `NO_TIME` where the batch does not pass the record, or it has no tenant.
+    It is `NULL_TIME` where the batch does not pass the record, or it has no tenant.
     """
     names: pa.Array
     """The tenants by their numbers."""
-    _courses: Mapping[int, Sequence[_Course]]
+    _courses: Mapping[int, Sequence[_PartitionTimeline]]
 
     @classmethod
     def of(
@@ -80,17 +80,19 @@ class TenantClocks:
         over. `heads` is what the batch before has left (`HEADS`). `partitions` limits these records
         to some partitions; without it, all are considered.
         """
-        spoken = {tp: done.spoken(idle.get(tp, ())) for tp, done in plan.ranges.items()}
-        told = [
+        decided = {tp: done.idle_decisions_in(idle.get(tp, ())) for tp, done in plan.ranges.items()}
+        tenant_times = [
             tenant
-            for decisions in spoken.values()
+            for decisions in decided.values()
             for decision in decisions
-            for tenant, _ in decision.told
+            for tenant, _ in decision.tenant_times
         ]
         (of_records, of_heads, _), names = _numbered(
-            records["tenant"], heads["tenant"], pa.chunked_array([told], pa.string())
+            records["tenant"], heads["tenant"], pa.chunked_array([tenant_times], pa.string())
         )
-        numbers = {name: number for number, name in enumerate(names.to_pylist())} if told else {}
+        numbers = (
+            {name: number for number, name in enumerate(names.to_pylist())} if tenant_times else {}
+        )
         sources = sorted({tp.source for tp in plan.ranges})
         rows_of = by_topic_partition(records, sources, int64s(records["offset"]))
         heads_of = by_topic_partition(heads, sources, np.zeros(heads.num_rows, np.int64))
@@ -98,8 +100,8 @@ class TenantClocks:
         times = _times(records["event_time"])
         own = int64s(heads["own"])
         at_cut = int64s(heads["at_cut"])
-        positions = np.full(records.num_rows, NO_TIME)
-        courses: dict[int, list[_Course]] = {}
+        positions = np.full(records.num_rows, NULL_TIME)
+        courses: dict[int, list[_PartitionTimeline]] = {}
         for tp, done in plan.ranges.items():
             clock = plan.clocks.get(tp.partition)
             if clock is None or (partitions is not None and tp.partition not in partitions):
@@ -108,11 +110,11 @@ class TenantClocks:
             rows = rows[
                 (offsets[rows] >= done.from_offset)
                 & (offsets[rows] <= done.until_offset)
-                & (times[rows] != NO_TIME)
+                & (times[rows] != NULL_TIME)
             ]
             kept = heads_of.get(tp, _NO_ROWS)
             before = _Before(of_heads[kept], own[kept], at_cut[kept])
-            course = _Course.of(
+            course = _PartitionTimeline.of(
                 tp.source,
                 done,
                 clock,
@@ -121,7 +123,7 @@ class TenantClocks:
                 times[rows],
                 of_records[rows],
                 before,
-                spoken[tp],
+                decided[tp],
                 numbers,
             )
             own_positions = course.own_positions()
@@ -132,9 +134,9 @@ class TenantClocks:
     def clocks(self, partitions: Int64s, tenants: pa.ChunkedArray) -> Int64s:
         """Return the clock of each of these tenants in its partition.
 
-        It is `NO_TIME` where the partition has none.
+        It is `NULL_TIME` where the partition has none.
         """
-        found = np.full(len(partitions), NO_TIME)
+        found = np.full(len(partitions), NULL_TIME)
         numbers = self._numbers(tenants)
         for p, rows in groups(partitions).items():
             if p in self._courses:
@@ -151,7 +153,7 @@ class TenantClocks:
         the position just before the record that took the tenant's position past the time. Sources
         that had passed it before the batch do not count, since others had not.
         """
-        found = np.full(len(partitions), NO_TIME)
+        found = np.full(len(partitions), NULL_TIME)
         numbers = self._numbers(tenants)
         for p, rows in groups(partitions).items():
             found[rows] = np.maximum.reduce(
@@ -162,7 +164,7 @@ class TenantClocks:
             )
         return found
 
-    def of_nobody(self) -> dict[int, int]:
+    def of_unknown_tenant(self) -> dict[int, int]:
         """Return by partition the clock (ms) of a tenant of which nothing is known."""
         partitions = np.array(sorted(self._courses), np.int64)
         nobody = pa.chunked_array([pa.nulls(len(partitions), pa.string())])
@@ -223,7 +225,7 @@ class TenantClocks:
 
     def heads(self) -> pa.Table:
         """Return what the batch leaves to the next one (`HEADS`)."""
-        pieces = [HEADS.empty_table()]
+        chunks = [HEADS.empty_table()]
         for p, courses in self._courses.items():
             for course in courses:
                 numbers, own, at_cut = course.after(len(self.names))
@@ -234,10 +236,10 @@ class TenantClocks:
                     pa.array(np.full(count, p), pa.int32()),
                     tenants,
                 ]
-                pieces.append(
+                chunks.append(
                     pa.Table.from_arrays([*columns, pa.array(own), pa.array(at_cut)], schema=HEADS)
                 )
-        return pa.concat_tables(pieces)
+        return pa.concat_tables(chunks)
 
     def _numbers(self, tenants: pa.ChunkedArray) -> Int64s:
         """Return the numbers of names; one that the batch does not know has that after the last."""
@@ -257,7 +259,7 @@ class _Before(NamedTuple):
 
 
 @dataclass(frozen=True)
-class _Course:
+class _PartitionTimeline:
     """A topic-partition over a batch, row by row, up to the first row that waits.
 
     Row 0 is the state before the batch. `numbers`, `rows` and `rises` are about events: each is a
@@ -296,12 +298,12 @@ class _Course:
         before: _Before,
         decisions: Sequence[IdleDecision],
         numbers: Mapping[str, int],
-    ) -> _Course:
+    ) -> _PartitionTimeline:
         """Build it from a range's records in order of offset, and the one after it, if it is there.
 
         Raise ValueError where the first record at the clock is missing.
         """
-        at = NO_TIME if done.position_before is None else done.position_before
+        at = NULL_TIME if done.position_before is None else done.position_before
         # Where nothing waits, what follows the range came after the plan.
         if done.position is not None and done.position >= clock:
             known = int(np.searchsorted(offsets, done.until_offset))
@@ -320,13 +322,13 @@ class _Course:
         row_of = np.empty(len(order), np.int64)
         row_of[order] = np.arange(1, len(order) + 1)
         positions = np.maximum.accumulate(np.concatenate([[at], of_all_times[order]]))
-        told = [
+        tenant_times = [
             (row_of[i], numbers[tenant], time)
             for i, each in enumerate(decisions)
-            for tenant, time in each.told
+            for tenant, time in each.tenant_times
         ]
         told_rows, told_numbers, told_times = (
-            np.array([each[i] for each in told], np.int64) for i in range(3)
+            np.array([each[i] for each in tenant_times], np.int64) for i in range(3)
         )
         of_rows = np.concatenate(
             [np.zeros(len(before.numbers), np.int64), row_of[count:], told_rows]
@@ -353,7 +355,7 @@ class _Course:
     def own_positions(self) -> Int64s:
         """Return each record's position in its tenant.
 
-        It is `NO_TIME` where the record is not passed, or has no tenant.
+        It is `NULL_TIME` where the record is not passed, or has no tenant.
         """
         rows = self.rows[self.of_records]
         found = np.maximum(
@@ -361,14 +363,14 @@ class _Course:
             np.maximum(self._of_all[rows], self.positions[rows] - self.lag_ms),
         )
         return np.where(
-            (rows <= self.passed) & (self.numbers[self.of_records] != _ALL), found, NO_TIME
+            (rows <= self.passed) & (self.numbers[self.of_records] != _ALL), found, NULL_TIME
         )
 
     @cached_property
     def _of_all(self) -> Int64s:
         """The largest event time of heartbeats that count for all tenants, up to each row."""
         is_mine = self.numbers == _ALL
-        found = np.full(len(self.positions), NO_TIME)
+        found = np.full(len(self.positions), NULL_TIME)
         np.maximum.at(found, self.rows[is_mine], self.rises[is_mine])
         return np.asarray(np.maximum.accumulate(found), np.int64)
 
@@ -393,10 +395,10 @@ class _Course:
     def before_passing(self, tenants: Int64s, times: Int64s, count: int) -> Int64s:
         """Return the position of all just before each tenant's position passed a time.
 
-        It is `NO_TIME` where that was in the cut of an earlier batch.
+        It is `NULL_TIME` where that was in the cut of an earlier batch.
         """
         at_cut = _last(self.before.numbers, self.before.at_cut, count)
-        befores = np.concatenate([[NO_TIME], self.positions[:-1], [NEVER]])
+        befores = np.concatenate([[NULL_TIME], self.positions[:-1], [MAX_TIME]])
         last = len(befores) - 1
         of_all = np.searchsorted(self._of_all, times, side="right")
         of_every = np.searchsorted(self.positions, times + self.lag_ms, side="right")
@@ -422,14 +424,14 @@ class _Course:
         own = _last(self.numbers[is_passed], self.rises[is_passed], count)
         at_cut = self._own_at_cut(count)
         position = self.done.position
-        left = np.flatnonzero(own > (NO_TIME if position is None else position - self.lag_ms))
+        left = np.flatnonzero(own > (NULL_TIME if position is None else position - self.lag_ms))
         numbers = np.where(left == count + 1, _ALL, left)
         return numbers, own[left], at_cut[left]
 
     def _own_at_cut(self, count: int) -> Int64s:
         """Return by tenant its own largest event time at the end of the cut.
 
-        At the number after the last it is `NO_TIME`.
+        At the number after the last it is `NULL_TIME`.
         """
         if self.cut is None:
             return _last(self.before.numbers, self.before.at_cut, count)
@@ -441,11 +443,11 @@ _NO_ROWS: Int64s = np.array([], np.int64)
 
 
 def _last(numbers: Int64s, values: Int64s, count: int) -> Int64s:
-    """Return by tenant the last of its values, `NO_TIME` where it has none.
+    """Return by tenant the last of its values, `NULL_TIME` where it has none.
 
     The last element is that of no tenant.
     """
-    found = np.full(count + 2, NO_TIME)
+    found = np.full(count + 2, NULL_TIME)
     found[numbers] = values  # of several, numpy takes the last
     return found
 
@@ -460,7 +462,7 @@ def _running(by: Int64s, values: Int64s) -> Int64s:
     nth = np.cumsum(np.diff(by, prepend=by[:1]) != 0)
     low = int(values.min())
     span = int(values.max()) - int(values.min()) + 1
-    if span * (int(nth[-1]) + 1) >= NEVER:  # overflow: too many groups, times too far apart
+    if span * (int(nth[-1]) + 1) >= MAX_TIME:  # overflow: too many groups, times too far apart
         known, ranks = np.unique(values, return_inverse=True)
         return known[_running(by, np.asarray(ranks, np.int64))]
     starts = nth * span - low
@@ -479,5 +481,7 @@ def _numbered(*columns: pa.ChunkedArray) -> tuple[list[Int64s], pa.Array]:
 def _times(column: pa.ChunkedArray) -> Int64s:
     """Return a column of event times in ms, as bronze or as the answer of a question has them."""
     return (
-        int64s(column.fill_null(NO_TIME)) if pa.types.is_integer(column.type) else times_ms(column)
+        int64s(column.fill_null(NULL_TIME))
+        if pa.types.is_integer(column.type)
+        else times_ms(column)
     )

@@ -67,14 +67,14 @@ def typed_values(
     outline = _outline(value_type)
     parts = [texts[first : first + _ROWS] for first in range(0, len(texts), _ROWS)]
     if decode is None:
-        pieces = [_structs(part, value_type, outline) for part in parts]
+        texts = [_structs(part, value_type, outline) for part in parts]
     else:
         placed = [zip(part, places, strict=False) for part in parts]
-        pieces = [
+        texts = [
             pa.array([None if text is None else decode(text, *at) for text, at in part], value_type)
             for part in placed
         ]
-    return pa.concat_arrays(pieces) if pieces else pa.array([], value_type)
+    return pa.concat_arrays(texts) if texts else pa.array([], value_type)
 
 
 _Outline: TypeAlias = "dict[str, Any] | list[Any] | tuple[Any] | type | pa.DataType | None"
@@ -114,25 +114,25 @@ def _structs(texts: list[bytes | None], kind: pa.DataType, outline: _Outline) ->
         return pa.array(documents, kind)
     except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError):
         return pa.array(
-            [None if text is None else fitting(_exact(text, outline), kind) for text in texts], kind
+            [None if text is None else coerce(_exact(text, outline), kind) for text in texts], kind
         )
 
 
-def fitting(found: Any, kind: pa.DataType) -> Any:
+def coerce(found: Any, kind: pa.DataType) -> Any:
     """Return a value in the fields of a type, with null for what it lacks or what does not fit."""
     if pa.types.is_struct(kind):
         return (
-            {field.name: fitting(found.get(field.name), field.type) for field in kind}
+            {field.name: coerce(found.get(field.name), field.type) for field in kind}
             if isinstance(found, dict)
             else None
         )
     if pa.types.is_list(kind):
         return (
-            [fitting(item, kind.value_type) for item in found] if isinstance(found, list) else None
+            [coerce(item, kind.value_type) for item in found] if isinstance(found, list) else None
         )
     if pa.types.is_map(kind):
         return (
-            {name: fitting(each, kind.item_type) for name, each in found.items()}
+            {name: coerce(each, kind.item_type) for name, each in found.items()}
             if isinstance(found, dict)
             else None
         )
@@ -265,13 +265,13 @@ def joined(lists: pa.Array, items: pa.Array) -> pa.Array:
     )
 
 
-def concatenated(*pieces: pa.Array | str) -> pa.Array:
+def concatenated(*texts: pa.Array | str) -> pa.Array:
     """Return row by row the pieces one after the other (large_string).
 
     A string is the same in each row. At least one piece is an array.
     """
     columns = [
-        pa.scalar(piece, pa.large_string()) if isinstance(piece, str) else piece for piece in pieces
+        pa.scalar(chunk, pa.large_string()) if isinstance(chunk, str) else chunk for chunk in texts
     ]
     return pc.binary_join_element_wise(*columns, pa.scalar("", pa.large_string()))
 
@@ -322,10 +322,10 @@ def _entries(maps: pa.MapArray) -> pa.Array:
 
 
 def _objects(structs: pa.StructArray) -> pa.Array:
-    pieces: list[pa.Array | str] = []
+    texts: list[pa.Array | str] = []
     for field, values in zip(structs.type, structs.flatten(), strict=True):
-        pieces += [("," if pieces else "{") + _name(field), json_texts(values)]
-    return concatenated(*pieces, "}")
+        texts += [("," if texts else "{") + _name(field), json_texts(values)]
+    return concatenated(*texts, "}")
 
 
 def _name(field: pa.Field) -> str:

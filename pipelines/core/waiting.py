@@ -16,7 +16,7 @@ from pipelines.core.types import TIME
 _KEY = ["partition", "tenant", "merge_key"]
 
 
-class Leaving(NamedTuple):
+class Released(NamedTuple):
     """Outcome for rows that wait."""
 
     enters: Booleans
@@ -30,7 +30,7 @@ class Leaving(NamedTuple):
     """
 
 
-def leaving(rows: pa.Table, is_reached: Booleans, is_late: Booleans) -> Leaving:
+def release(rows: pa.Table, is_reached: Booleans, is_late: Booleans) -> Released:
     """Decide which rows leave, among all that wait of the keys that are there.
 
     A row leaves where the tenant's clock has reached it, or where it is late by the rules of
@@ -46,7 +46,7 @@ def leaving(rows: pa.Table, is_reached: Booleans, is_late: Booleans) -> Leaving:
     if is_late.any():  # else all rows that stay come after those of their key that leave
         both = short.filter(pa.array(~leave)).join(gone, _KEY, join_type="inner")
         stays[both.filter(pc.less_equal(both["position"], both["passes"]))["row"].to_numpy()] = True
-    return Leaving(is_reached & ~is_late, stays, gone)
+    return Released(is_reached & ~is_late, stays, gone)
 
 
 def gone_rows(gone: pa.Table, schema: pa.Schema) -> pa.Table:

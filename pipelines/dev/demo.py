@@ -26,7 +26,7 @@ from pipelines.errors import BrokerError, ConfigurationError, MissingPackageErro
 from pipelines.kafka.cluster import Cluster
 from pipelines.kafka.reading import Range, read_range
 from pipelines.lake import tables
-from pipelines.lake.questions import Questions
+from pipelines.lake.table_reader import TableReader
 from pipelines.monitoring.observability import reporting
 from pipelines.quality.check import check
 from pipelines.quality.suites import read_suites
@@ -86,13 +86,13 @@ def _write_configuration(directory: Path, bootstrap_servers: str, engine: str) -
 
 def _show(console: Console, settings: Settings, engine: Engine, produced: dict[str, int]) -> str:
     """Show what came out; return the key of a merge record that is worth a closer look."""
-    questions = engine.questions
+    reader = engine.reader
     topic = settings.publish.topic
     messages = _messages(settings)
     _headline(console, "Where the records went")
-    console.print(_outcomes(questions, settings, produced))
+    console.print(_outcomes(reader, settings, produced))
     _headline(console, "Merge records: a session's clicks beside its order (from silver)")
-    examples = _with_orders(questions)
+    examples = _with_orders(reader)
     for row in examples:
         console.print(_visit(row), "")
     _headline(
@@ -100,7 +100,7 @@ def _show(console: Console, settings: Settings, engine: Engine, produced: dict[s
     )
     console.print(_sequence(messages))
     _headline(console, "The clock (watersmeet status)")
-    console.print(status_view(status(questions, settings)))
+    console.print(status_view(status(reader, settings)))
     _headline(console, "What the data is expected to be (watersmeet check, by Great Expectations)")
     try:
         console.print(
@@ -134,17 +134,17 @@ def _headline(console: Console, text: str) -> None:
     console.print(f"\n[bold cyan]{text}[/]\n", highlight=False)
 
 
-def _outcomes(questions: Questions, settings: Settings, produced: dict[str, int]) -> Table:
+def _outcomes(reader: TableReader, settings: Settings, produced: dict[str, int]) -> Table:
     """Return a table of counts in which every record of a topic has exactly one outcome."""
     table = Table("topic", box=None, header_style="dim")
     for name in ("in Kafka", "in bronze", "merged", "late", "quarantined", "heartbeats", "waiting"):
         table.add_column(name, justify="right")
-    silver = questions.select(tables.SILVER, list(settings.sources))
+    silver = reader.select(tables.SILVER, list(settings.sources))
     late, quarantined = (
-        _counts(questions, name, "source") for name in (tables.LATE, tables.QUARANTINE)
+        _counts(reader, name, "source") for name in (tables.LATE, tables.QUARANTINE)
     )
     for name, source in settings.sources.items():
-        bronze = _counts(questions, tables.bronze(name), "heartbeat")
+        bronze = _counts(reader, tables.bronze(name), "heartbeat")
         merged = pc.sum(pc.list_value_length(silver[name])).as_py() or 0
         waiting = bronze[False] - merged - late[name] - quarantined[name]
         outcomes = (merged, late[name], quarantined[name], bronze[True], waiting)
@@ -154,17 +154,17 @@ def _outcomes(questions: Questions, settings: Settings, produced: dict[str, int]
     return table
 
 
-def _counts(questions: Questions, table: str, by: str) -> Counter[Any]:
-    found = questions.summary(table, [by], {"records": ("count", "*")})
+def _counts(reader: TableReader, table: str, by: str) -> Counter[Any]:
+    found = reader.summary(table, [by], {"records": ("count", "*")})
     return Counter(dict(zip(found[by].to_pylist(), found["records"].to_pylist(), strict=True)))
 
 
-def _with_orders(questions: Questions) -> list[dict[str, Any]]:
+def _with_orders(reader: TableReader) -> list[dict[str, Any]]:
     """Return a few finished records that have parts of both sources, the ones with most orders
     first.
     """
     columns = ["merge_key", "event_time", "last_event_time", "tracking", "orders"]
-    rows = questions.select(tables.SILVER, columns, [[("status", "=", "timed_out")]]).to_pylist()
+    rows = reader.select(tables.SILVER, columns, [[("status", "=", "timed_out")]]).to_pylist()
     found = [row for row in rows if row["orders"] and row["tracking"]]
     return sorted(
         found, key=lambda row: (-len(row["orders"]), row["event_time"], row["merge_key"])

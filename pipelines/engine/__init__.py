@@ -19,7 +19,7 @@ import pyarrow as pa
 from pipelines.core.reading import ReadingRules
 from pipelines.lake.commits import Commit
 from pipelines.lake.location import Lake
-from pipelines.lake.questions import Questions, Where
+from pipelines.lake.table_reader import TableReader, Where
 from pipelines.lake.tables import Table
 from pipelines.settings import KafkaSettings
 
@@ -29,7 +29,7 @@ Rows: TypeAlias = Any
 Function: TypeAlias = Callable[..., pa.Table]
 """A pure function that takes one Arrow table for each input."""
 
-InPieces: TypeAlias = Callable[..., Iterator[tuple[pa.Table, pa.Table]]]
+InChunks: TypeAlias = Callable[..., Iterator[tuple[pa.Table, pa.Table]]]
 """A pure function of rows that come in pieces, and of one Arrow table for each input. It yields
 each piece together with the changes in it.
 """
@@ -119,7 +119,7 @@ class Engine(Protocol):
     """
 
     @property
-    def questions(self) -> Questions:
+    def reader(self) -> TableReader:
         """The reader that answers questions about the lake's tables."""
         ...
 
@@ -162,10 +162,11 @@ class Engine(Protocol):
     def summary(
         self, rows: Rows, by: Sequence[str], values: Mapping[str, tuple[str, str]]
     ) -> pa.Table:
-        """Return rows grouped `by` columns, with aggregates; `values` as in `Questions.summary`."""
+        """Return rows grouped `by` columns, with aggregates; `values` as in
+        `TableReader.summary`."""
         ...
 
-    def judged(self, rows: Rows, valid: str, value: str | None, max_bytes: int) -> Rows:
+    def validated(self, rows: Rows, valid: str, value: str | None, max_bytes: int) -> Rows:
         """Return rows of silver whose finished ones are judged by the user's expressions (Spark SQL
         over silver's columns).
 
@@ -175,7 +176,7 @@ class Engine(Protocol):
         """
         ...
 
-    def fetched(self, rows: Rows) -> pa.Table:
+    def collect(self, rows: Rows) -> pa.Table:
         """Return rows, no more than memory holds, as an Arrow table in this process."""
         ...
 
@@ -200,7 +201,7 @@ class Engine(Protocol):
         """Create the table, unless it exists; one that exists is left as it is."""
         ...
 
-    def widen(self, table: Table) -> None:
+    def evolve_schema(self, table: Table) -> None:
         """Add to the table, which exists, every column and every field of a struct that it lacks
         and its layout has.
 
@@ -227,10 +228,10 @@ class Engine(Protocol):
         """
         ...
 
-    def merge_in_pieces(
+    def merge_in_chunks(
         self,
         held: Held,
-        function: InPieces,
+        function: InChunks,
         inputs: Sequence[Rows],
         schema: pa.Schema,
         judge: Callable[[Rows], Rows],

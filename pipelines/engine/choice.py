@@ -16,14 +16,14 @@ if TYPE_CHECKING:
     from pipelines.engine.spark import SparkEngine
 
 
-def open_engine(settings: Settings, borrowed: Mapping[str, Lake] | None = None) -> Engine:
-    """Open the engine for the lake of a configuration; the tables in `borrowed` are another lake's,
-    which is only read.
+def open_engine(settings: Settings, external_tables: Mapping[str, Lake] | None = None) -> Engine:
+    """Open the engine for the lake of a configuration; the tables in `external_tables` are another
+    lake's, which is only read.
 
     Raises MissingPackageError where Spark is needed and not installed, and WatersmeetError where
     the engine cannot start, or cannot open the lake.
     """
-    lake = Lake(settings, borrowed or {})
+    lake = Lake(settings, external_tables or {})
     if settings.engine == "spark":
         return _spark_engine(lake)
     check_openable(lake)
@@ -40,7 +40,7 @@ def create_tables(engine: Engine) -> None:
     missing = [
         table
         for table in lake.layout.values()
-        if table.name not in lake.borrowed and not engine.questions.exists(table.name)
+        if table.name not in lake.external_tables and not engine.reader.exists(table.name)
     ]
     with ThreadPoolExecutor(16) as pool:
         list(pool.map(engine.create, missing))

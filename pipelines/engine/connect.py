@@ -34,7 +34,7 @@ class ConnectEngine(SparkEngine):
         """See `Engine.follow_kafka`."""
         position = dict(source.offsets)
 
-        def take(until: Mapping[int, int]) -> bool:
+        def process_batch(until: Mapping[int, int]) -> bool:
             """Pass the next batch up to these end offsets to `work`; return False where nothing is
             new.
             """
@@ -51,12 +51,12 @@ class ConnectEngine(SparkEngine):
             position.update(reached)
             return True
 
-        return followed_source(source, take, once=once, every_s=FROM_KAFKA_S)
+        return followed_source(source, process_batch, once=once, every_s=FROM_KAFKA_S)
 
     def follow(self, name: str, tables: Sequence[str], work: Callable[[], None]) -> RunningThread:
         """See `Engine.follow`."""
         return followed_versions(
-            name, lambda: [*map(self.questions.version, tables)], work, every_s=FROM_TABLES_S
+            name, lambda: [*map(self.reader.version, tables)], work, every_s=FROM_TABLES_S
         )
 
     def _run_on_rows(

@@ -29,23 +29,23 @@ from deltalake.exceptions import CommitFailedError, DeltaError
 from pipelines.core.merge import applied
 from pipelines.core.reading import RECORD_BYTES, read_records
 from pipelines.core.types import has_tenants
-from pipelines.engine import Function, Held, InPieces, KafkaInput, replaced_row
+from pipelines.engine import Function, Held, InChunks, KafkaInput, replaced_row
 from pipelines.engine.polling import followed_source, followed_versions
 from pipelines.engine.threads import RunningThread
 from pipelines.kafka.ranges import share
 from pipelines.kafka.reading import Range
 from pipelines.kafka.workers import read_decoded
 from pipelines.lake import tables
-from pipelines.lake.by_delta_rs import DeltaRsQuestions, columns_of, sql_name, sql_where, streamed
+from pipelines.lake.by_delta_rs import DeltaRsReader, columns_of, sql_name, sql_where, streamed
 from pipelines.lake.commits import Commit
 from pipelines.lake.conditions import literal
 from pipelines.lake.conflicts import suppress_conflict
 from pipelines.lake.features import check_features_of
-from pipelines.lake.inputs import narrowed
+from pipelines.lake.inputs import resolve_condition
 from pipelines.lake.location import Lake
 from pipelines.lake.maintenance import FILE_BYTES
 from pipelines.lake.partitioned import PartitionedFiles, by_key
-from pipelines.lake.questions import VersionGoneError, Where, answer, row_count
+from pipelines.lake.table_reader import VersionGoneError, Where, normalise, row_count
 from pipelines.lake.tables import CHANGE_DATA_FEED, STATISTICS_BYTES, Table
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ CLEAN_UP_EVERY: Final = 50
 are deleted.
 """
 
-PIECES: Final = 4
+CHUNKS: Final = 4
 """Number of pieces for as many bytes of open rows as a batch may have: memory holds several copies
 of a piece.
 """
@@ -93,7 +93,7 @@ class EmbeddedEngine:
     """`Engine` in this process.
 
     `expressions` opens the engine that evaluates SQL expressions; it is called for the first one.
-    `questions`: those of the lake, where another engine has them.
+    `reader`: those of the lake, where another engine has them.
     """
 
     compact_every = 20
@@ -103,13 +103,13 @@ class EmbeddedEngine:
         self,
         lake: Lake,
         expressions: Callable[[], SparkEngine],
-        questions: DeltaRsQuestions | None = None,
+        reader: DeltaRsReader | None = None,
     ) -> None:
         # Memory that Arrow's own allocators keep for later was a fifth of all memory of a run.
         pa.set_memory_pool(pa.system_memory_pool())
         self.lake = lake
         self._open_expressions = expressions
-        self.questions = questions or DeltaRsQuestions(lake)
+        self.reader = reader or DeltaRsReader(lake)
 
     # -- reading
 
@@ -123,7 +123,7 @@ class EmbeddedEngine:
         version: int | None = None,
     ) -> pa.Table:
         """See `Engine.read`."""
-        found = self.questions.rows(table, columns, where, version)
+        found = self.reader.rows(table, columns, where, version)
         for name, value in (constants or {}).items():
             found = found.append_column(
                 pa.field(name, pa.string()), pa.repeat(pa.scalar(value, pa.string()), len(found))
@@ -171,19 +171,19 @@ class EmbeddedEngine:
             for kind, column in values.values()
         ]
         found = rows.group_by(list(by)).aggregate(wanted)
-        return answer(found.rename_columns([*by, *values]))
+        return normalise(found.rename_columns([*by, *values]))
 
-    def judged(self, rows: pa.Table, valid: str, value: str | None, max_bytes: int) -> pa.Table:
-        """See `Engine.judged`."""
+    def validated(self, rows: pa.Table, valid: str, value: str | None, max_bytes: int) -> pa.Table:
+        """See `Engine.validated`."""
         if not rows.num_rows:
             return rows
         by_spark = self._expressions
-        return by_spark.fetched(by_spark.judged(by_spark.rows(rows), valid, value, max_bytes)).cast(
-            rows.schema
-        )
+        return by_spark.collect(
+            by_spark.validated(by_spark.rows(rows), valid, value, max_bytes)
+        ).cast(rows.schema)
 
-    def fetched(self, rows: pa.Table) -> pa.Table:
-        """See `Engine.fetched`."""
+    def collect(self, rows: pa.Table) -> pa.Table:
+        """See `Engine.collect`."""
         return rows
 
     def evaluate(self, rows: pa.Table, expressions: Mapping[str, str]) -> pa.Table:
@@ -206,7 +206,7 @@ class EmbeddedEngine:
         """See `Engine.create`."""
         with suppress(CommitFailedError):  # another process makes it, too
             DeltaTable.create(
-                self.questions.uri(table.name),
+                self.reader.uri(table.name),
                 table.schema,
                 mode="ignore",
                 partition_by=list(table.partitioned_by),
@@ -215,10 +215,10 @@ class EmbeddedEngine:
                 raise_if_key_not_exists=False,  # for `watersmeet.layout`, a key of our own
             )
 
-    def widen(self, table: Table) -> None:
-        """See `Engine.widen`."""
+    def evolve_schema(self, table: Table) -> None:
+        """See `Engine.evolve_schema`."""
         write_deltalake(
-            self.questions.opened(table.name),
+            self.reader.opened(table.name),
             table.schema.empty_table(),
             mode="append",
             schema_mode="merge",
@@ -262,16 +262,16 @@ class EmbeddedEngine:
 
         self._commit(table, commit, write)
 
-    def merge_in_pieces(
+    def merge_in_chunks(
         self,
         held: Held,
-        function: InPieces,
+        function: InChunks,
         inputs: Sequence[pa.Table],
         _: pa.Schema,
         judge: Callable[[pa.Table], pa.Table],
         commit: Commit,
     ) -> bool:
-        """See `Engine.merge_in_pieces`. All rows with these statuses are written anew, since
+        """See `Engine.merge_in_chunks`. All rows with these statuses are written anew, since
         delta-rs's own writers, among them its MERGE, hold all rows in memory.
 
         Return False in three cases:
@@ -282,8 +282,8 @@ class EmbeddedEngine:
         """
         table = tables.SILVER
         schema = self.lake.schema(tables.SILVER)
-        opened = self.questions.opened(table)
-        has_feed = self.questions.properties(table).get(CHANGE_DATA_FEED, "false") == "true"
+        opened = self.reader.opened(table)
+        has_feed = self.reader.properties(table).get(CHANGE_DATA_FEED, "false") == "true"
         if (
             has_feed
             or set(columns_of(opened).names) != set(schema.names)
@@ -291,10 +291,8 @@ class EmbeddedEngine:
         ):
             return False
         [by] = self.lake.layout[table].partitioned_by
-        pieces = 1 + PIECES * held.size // self.merge_bytes
-        batch_rows = max(
-            1, min(_ROWS_AT_ONCE, row_count(self.questions, table, held.every) // pieces)
-        )
+        chunks = 1 + CHUNKS * held.size // self.merge_bytes
+        batch_rows = max(1, min(_ROWS_AT_ONCE, row_count(self.reader, table, held.every) // chunks))
 
         def write(found: DeltaTable, how: _How) -> None:
             """Write new files, and commit them in place of those that are there, with these
@@ -303,16 +301,16 @@ class EmbeddedEngine:
             with tempfile.TemporaryDirectory(prefix="watersmeet-") as folder:
                 rows = streamed(found, schema, held.every, batch_rows)
                 if has_tenants(schema):  # else a key has one row
-                    rows = by_key(rows, schema, pieces, Path(folder))
+                    rows = by_key(rows, schema, chunks, Path(folder))
                 files = PartitionedFiles(
                     schema,
                     by,
-                    self.questions.path(table),
-                    self.questions.files_of(table),
+                    self.reader.path(table),
+                    self.reader.files_of(table),
                     Path(folder),
                 )
                 added = files.write(
-                    applied(piece, judge(changed)) for piece, changed in function(rows, *inputs)
+                    applied(chunk, judge(changed)) for chunk, changed in function(rows, *inputs)
                 )
             found.create_write_transaction(
                 [*added], "overwrite", schema, [by], [(by, "in", list(held.statuses))], **how
@@ -324,7 +322,7 @@ class EmbeddedEngine:
 
     def delete(self, table: str, where: Where, commit: Commit) -> None:
         """See `Engine.delete`."""
-        condition = sql_where(narrowed(table, where), self.lake.schema(table))
+        condition = sql_where(resolve_condition(table, where), self.lake.schema(table))
         writer = self._writer_of(table)
         self._commit(table, commit, lambda found, how: found.delete(condition, writer, **how))
 
@@ -332,7 +330,7 @@ class EmbeddedEngine:
         self, table: str, where: Where, values: Mapping[str, str | bool | None], commit: Commit
     ) -> None:
         """See `Engine.update`."""
-        condition = sql_where(narrowed(table, where), self.lake.schema(table))
+        condition = sql_where(resolve_condition(table, where), self.lake.schema(table))
         updates = {sql_name(name): literal(value) for name, value in values.items()}
         writer = self._writer_of(table)
         self._commit(
@@ -347,7 +345,7 @@ class EmbeddedEngine:
         Where another process makes one for the same application meanwhile, delta-rs reports a
         conflict.
         """
-        found = self.questions.opened(table)
+        found = self.reader.opened(table)
         if commit is None:
             write(found, _how(found, None))
             return
@@ -379,7 +377,7 @@ class EmbeddedEngine:
         try:
             yield
         except DeltaError:
-            check_features_of(self.questions, self.lake, table)
+            check_features_of(self.reader, self.lake, table)
             raise
 
     # -- following
@@ -391,7 +389,7 @@ class EmbeddedEngine:
         position = dict(source.offsets)
         span = source.max_offsets_per_batch
 
-        def take(until: Mapping[int, int]) -> bool:
+        def process_batch(until: Mapping[int, int]) -> bool:
             """Pass the next batch up to these end offsets to `work`, bounded in records and bytes;
             return False where there is none.
             """
@@ -415,12 +413,12 @@ class EmbeddedEngine:
             position.update(reached)
             return True
 
-        return followed_source(source, take, once=once, every_s=FROM_KAFKA_S)
+        return followed_source(source, process_batch, once=once, every_s=FROM_KAFKA_S)
 
     def follow(self, name: str, tables: Sequence[str], work: Callable[[], None]) -> RunningThread:
         """See `Engine.follow`."""
         return followed_versions(
-            name, lambda: [*map(self.questions.version, tables)], work, every_s=FROM_TABLES_S
+            name, lambda: [*map(self.reader.version, tables)], work, every_s=FROM_TABLES_S
         )
 
     # -- keeping
@@ -428,7 +426,7 @@ class EmbeddedEngine:
     def compact(self, table: str, file_bytes: int) -> None:
         """See `Engine.compact`."""
         with suppress_conflict(), self._naming_features(table):
-            found = self.questions.opened(table)
+            found = self.reader.opened(table)
             writer = self._writer_of(table)
             found.optimize.compact(
                 target_size=file_bytes, writer_properties=writer, **_how(found, None)
@@ -438,7 +436,7 @@ class EmbeddedEngine:
         """See `Engine.purge`. Deletion vectors come from Spark alone; where it has left some,
         delta-rs rewrites all files.
         """
-        found = self.questions.opened(table)
+        found = self.reader.opened(table)
         if _has_deletion_vectors(found):
             columns = [name for name in _ORDER if name in self.lake.schema(table).names]
             writer = self._writer_of(table)
@@ -451,10 +449,10 @@ class EmbeddedEngine:
 
         The size of a row is that of its records in memory: in the files, values may be packed.
         """
-        if RECORD_BYTES.name not in self.questions.columns(table).names:
+        if RECORD_BYTES.name not in self.reader.columns(table).names:
             return _WRITER
         sums = {"bytes": ("sum", RECORD_BYTES.name), "rows": ("count", RECORD_BYTES.name)}
-        size = self.questions.summary(table, [], sums).to_pylist()[0]
+        size = self.reader.summary(table, [], sums).to_pylist()[0]
         return _writer((size["bytes"] or 0) // max(1, size["rows"]))
 
     def vacuum(self, table: str) -> int:
@@ -463,13 +461,13 @@ class EmbeddedEngine:
         It knows data files alone, so it would also remove deletion vectors of Spark's, which may be
         in use.
         """
-        files = self.questions.opened(table).vacuum(dry_run=True, full=True)
+        files = self.reader.opened(table).vacuum(dry_run=True, full=True)
         # The checksums of Hadoop's local file system go with their files.
         named = {name for name in files if not name.rpartition("/")[2].startswith(".")}
         vectors = {name for name in named if name.rpartition("/")[2].startswith("deletion_vector_")}
         if vectors and self._uses_deletion_vectors(table):
             named -= vectors
-        self.questions.delete_files(table, sorted(named))
+        self.reader.delete_files(table, sorted(named))
         return len(named)
 
     def _uses_deletion_vectors(self, table: str) -> bool:
@@ -477,20 +475,20 @@ class EmbeddedEngine:
 
         Those made since then are young files.
         """
-        if _has_deletion_vectors(self.questions.opened(table)):
+        if _has_deletion_vectors(self.reader.opened(table)):
             return True
-        began = self.questions.version_at(
+        began = self.reader.version_at(
             table, time.time_ns() // 1_000_000 - self.lake.settings.retention_ms
         )
-        oldest = self.questions.history(table)[-1].number if began is None else began
+        oldest = self.reader.history(table)[-1].number if began is None else began
         try:
-            return _has_deletion_vectors(self.questions.opened_at(table, oldest))
+            return _has_deletion_vectors(self.reader.opened_at(table, oldest))
         except (DeltaError, VersionGoneError):
             return True
 
     def set_properties(self, table: str, properties: Mapping[str, str]) -> None:
         """See `Engine.set_properties`."""
-        self.questions.opened(table).alter.set_table_properties(
+        self.reader.opened(table).alter.set_table_properties(
             dict(properties), raise_if_not_exists=False
         )
 

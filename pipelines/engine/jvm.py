@@ -53,11 +53,11 @@ def start_jvm(settings: Mapping[str, str]) -> None:
                 # The public call that starts the JVM and no session.
                 SparkContext.setSystemProperty("watersmeet", "started")
             except OSError as error:
-                home = os.environ.get("SPARK_HOME")
-                if home is None:
+                spark_home = os.environ.get("SPARK_HOME")
+                if spark_home is None:
                     raise
                 raise ConfigurationError(
-                    f"SPARK_HOME is {home}, and there is no Spark that can be started "
+                    f"SPARK_HOME is {spark_home}, and there is no Spark that can be started "
                     f"({error.strerror}); "
                     "unset it, and Watersmeet takes the one of its own Python, or name the folder "
                     "of a Spark"

@@ -12,13 +12,17 @@ from pipelines.lake import tables
 
 
 def followed_source(
-    source: KafkaInput, take: Callable[[Mapping[int, int]], bool], *, once: bool, every_s: float
+    source: KafkaInput,
+    process_batch: Callable[[Mapping[int, int]], bool],
+    *,
+    once: bool,
+    every_s: float,
 ) -> RunningThread:
     """Follow a source in a thread: up to where Kafka ends now (`once`), or without end, asking
     again after `every_s`.
 
-    `take` processes the next batch up to these exclusive end offsets, by partition, and returns
-    whether there was one.
+    `process_batch` processes the next batch up to these exclusive end offsets, by partition, and
+    returns whether there was one.
     """
     cluster = Cluster(source.kafka)
 
@@ -28,7 +32,7 @@ def followed_source(
         """
         last = _ends(cluster, source)
         while not stopping.is_set():
-            if take(last):
+            if process_batch(last):
                 continue
             if once:
                 return

@@ -35,7 +35,7 @@ from pyspark.sql.types import StringType
 from pipelines.core.message import message_bytes
 from pipelines.core.reading import read_records
 from pipelines.core.types import TIME, columns_ddl, has_tenants
-from pipelines.engine import Function, Held, InPieces, KafkaInput, Running, replaced_row
+from pipelines.engine import Function, Held, InChunks, KafkaInput, Running, replaced_row
 from pipelines.engine.embedded import EmbeddedEngine
 from pipelines.engine.expressions import expression_problem, pure
 from pipelines.engine.polling import has_news
@@ -44,17 +44,17 @@ from pipelines.engine.threads import RunningThread
 from pipelines.kafka.reading import Range
 from pipelines.kafka.source import DecodedTopic, kafka_ranges, kafka_source, register
 from pipelines.lake import tables
-from pipelines.lake.by_delta_rs import DeltaRsQuestions
+from pipelines.lake.by_delta_rs import DeltaRsReader
 from pipelines.lake.by_spark import matching, sql_name, sql_where, summarised, table_rows
-from pipelines.lake.choice import questions
+from pipelines.lake.choice import reader
 from pipelines.lake.commits import Commit
 from pipelines.lake.conditions import literal
 from pipelines.lake.conflicts import suppress_conflict
 from pipelines.lake.files import Files
-from pipelines.lake.inputs import narrowed
+from pipelines.lake.inputs import resolve_condition
 from pipelines.lake.location import Lake
 from pipelines.lake.maintenance import FILE_BYTES
-from pipelines.lake.questions import Where, answer, row_count
+from pipelines.lake.table_reader import Where, normalise, row_count
 from pipelines.lake.tables import Table, has_records
 
 FROM_KAFKA = "1 second"
@@ -73,7 +73,7 @@ one larger. The later layers get the cores.
 FROM_TABLES = "200 milliseconds"
 """Interval between two looks of a query for new commits: each look lists a folder."""
 
-PIECE_BYTES = 32 * 1024 * 1024
+CHUNK_BYTES = 32 * 1024 * 1024
 """Approximate number of bytes that go from a Python worker to Spark at a time."""
 
 _TRANSACTION = ("spark.databricks.delta.write.txnAppId", "spark.databricks.delta.write.txnVersion")
@@ -105,7 +105,7 @@ class SparkEngine:
     def __init__(self, spark: SparkSession, lake: Lake) -> None:
         self.spark = spark
         self.lake = lake
-        self.questions = questions(lake, lambda: spark)
+        self.reader = reader(lake, lambda: spark)
         self._tasks = int(spark.conf.get("spark.sql.shuffle.partitions") or 4)
         self._files = Files(lake.storage)
         self._creates_schema = threading.Lock()
@@ -122,7 +122,9 @@ class SparkEngine:
         version: int | None = None,
     ) -> DataFrame:
         """See `Engine.read`."""
-        rows = matching(table_rows(self.spark, self.lake, table, version), narrowed(table, where))
+        rows = matching(
+            table_rows(self.spark, self.lake, table, version), resolve_condition(table, where)
+        )
         return rows.select(
             *columns, *[F.lit(value).alias(name) for name, value in (constants or {}).items()]
         )
@@ -193,10 +195,12 @@ class SparkEngine:
         self, rows: DataFrame, by: Sequence[str], values: Mapping[str, tuple[str, str]]
     ) -> pa.Table:
         """See `Engine.summary`."""
-        return answer(summarised(rows, by, values).toArrow())
+        return normalise(summarised(rows, by, values).toArrow())
 
-    def judged(self, rows: DataFrame, valid: str, value: str | None, max_bytes: int) -> DataFrame:
-        """See `Engine.judged`."""
+    def validated(
+        self, rows: DataFrame, valid: str, value: str | None, max_bytes: int
+    ) -> DataFrame:
+        """See `Engine.validated`."""
         is_finished = F.col("status") == "timed_out"
         reason = F.when(
             ~F.coalesce(pure(rows, valid).cast("boolean"), F.lit(False)), "predicate"
@@ -216,8 +220,8 @@ class SparkEngine:
             "valid", F.when(is_finished, F.col("invalid_reason").isNull())
         )
 
-    def fetched(self, rows: DataFrame) -> pa.Table:
-        """See `Engine.fetched`."""
+    def collect(self, rows: DataFrame) -> pa.Table:
+        """See `Engine.collect`."""
         # Not toLocalIterator: since Spark 4.2 the driver keeps what it has handed over, for as long
         # as it lives.
         return rows.toArrow().combine_chunks()
@@ -263,8 +267,8 @@ class SparkEngine:
             self._create_schema(name.rpartition(".")[0])
             self.spark.sql(statement)
 
-    def widen(self, table: Table) -> None:
-        """See `Engine.widen`."""
+    def evolve_schema(self, table: Table) -> None:
+        """See `Engine.evolve_schema`."""
         self._append(table.name, self.rows(table.schema.empty_table()), {"mergeSchema": "true"})
 
     def _create_schema(self, name: str) -> None:
@@ -301,12 +305,12 @@ class SparkEngine:
         There is one where delta-rs can open the lake, and nobody has turned on a feature of the
         table that it cannot write.
         """
-        asked = self.questions
-        if not isinstance(asked, DeltaRsQuestions) or (
-            asked.exists(table) and asked.unknown_features(table, for_writing=True)
+        reader = self.reader
+        if not isinstance(reader, DeltaRsReader) or (
+            reader.exists(table) and reader.unknown_features(table, for_writing=True)
         ):
             return None
-        return EmbeddedEngine(self.lake, lambda: self, asked)
+        return EmbeddedEngine(self.lake, lambda: self, reader)
 
     def _append(self, table: str, frame: DataFrame, options: Mapping[str, str]) -> None:
         writer: DataFrameWriter = frame.write.format("delta").mode("append").options(**options)
@@ -349,16 +353,16 @@ class SparkEngine:
         with self._committing(commit, settings) as session:
             self._run_on_rows(session, statement, rows)
 
-    def merge_in_pieces(
+    def merge_in_chunks(
         self,
         held: Held,
-        function: InPieces,
+        function: InChunks,
         inputs: Sequence[DataFrame],
         schema: pa.Schema,
         judge: Callable[[DataFrame], DataFrame],
         commit: Commit,
     ) -> bool:
-        """See `Engine.merge_in_pieces`. A Python worker gets the rows of each key together, after
+        """See `Engine.merge_in_chunks`. A Python worker gets the rows of each key together, after
         the other inputs: Spark's own MERGE and sorting use the disk where memory does not suffice.
 
         Row groups of the files fit into memory, since other readers unpack thousands of rows of one
@@ -372,12 +376,12 @@ class SparkEngine:
         together = self._together(rows, names)
         key = [F.col(names[-1][name]) for name in ("partition", "merge_key")]
         changed = together.sortWithinPartitions(F.col(_INPUT), *key).mapInArrow(
-            _called_in_pieces(function, names, schema, PIECE_BYTES), columns_ddl(schema)
+            _called_in_chunks(function, names, schema, CHUNK_BYTES), columns_ddl(schema)
         )
-        count = row_count(self.questions, tables.SILVER, held.every)
+        count = row_count(self.reader, tables.SILVER, held.every)
         settings = {
-            _ARROW_BYTES: str(PIECE_BYTES),
-            _ROW_GROUP_ROWS: str(max(1, PIECE_BYTES * count // max(1, held.size))),
+            _ARROW_BYTES: str(CHUNK_BYTES),
+            _ROW_GROUP_ROWS: str(max(1, CHUNK_BYTES * count // max(1, held.size))),
         }
         self._merge(tables.SILVER, judge(changed), commit, settings=settings)
         return True
@@ -398,7 +402,7 @@ class SparkEngine:
     def delete(self, table: str, where: Where, commit: Commit) -> None:
         """See `Engine.delete`."""
         times = [f.name for f in self.lake.schema(table) if f.type == TIME]
-        condition = sql_where(narrowed(table, where), times)
+        condition = sql_where(resolve_condition(table, where), times)
         with self._committing(commit) as session:
             session.sql(f"DELETE FROM {sql_name(self.lake, table)} WHERE {condition}")
 
@@ -407,7 +411,7 @@ class SparkEngine:
     ) -> None:
         """See `Engine.update`."""
         times = [f.name for f in self.lake.schema(table) if f.type == TIME]
-        condition = sql_where(narrowed(table, where), times)
+        condition = sql_where(resolve_condition(table, where), times)
         changes = ", ".join(f"`{name}` = {literal(value)}" for name, value in values.items())
         with self._committing(commit) as session:
             session.sql(f"UPDATE {sql_name(self.lake, table)} SET {changes} WHERE {condition}")
@@ -440,14 +444,14 @@ class SparkEngine:
         trigger: dict[str, Any] = {"availableNow": True} if once else {"processingTime": FROM_KAFKA}
         is_ending = threading.Event()
 
-        def take(rows: DataFrame, _: int) -> None:
+        def process_batch(rows: DataFrame, _: int) -> None:
             """Run `work`, and rest unless the query ends."""
             began = time.monotonic()
             work(rows)
             if not once:
                 is_ending.wait(min(time.monotonic() - began, LONGEST_REST_S))
 
-        return self._start(tables.bronze(source.source), stream, take, trigger, is_ending)
+        return self._start(tables.bronze(source.source), stream, process_batch, trigger, is_ending)
 
     def follow(self, name: str, tables: Sequence[str], work: Callable[[], None]) -> Running:
         """See `Engine.follow`. The streams begin with the last commit of each table, and their rows
@@ -457,7 +461,7 @@ class SparkEngine:
         return self._start(name, news, lambda *_: work(), {"processingTime": FROM_TABLES})
 
     def _commits_of(self, table: str) -> DataFrame:
-        options = {"startingVersion": str(self.questions.version(table)), "ignoreChanges": "true"}
+        options = {"startingVersion": str(self.reader.version(table)), "ignoreChanges": "true"}
         stream = self.spark.readStream.format("delta").options(**options)
         address = self.lake.address(table)
         return (stream.table(address) if self.lake.is_catalog else stream.load(address)).select(
@@ -594,15 +598,15 @@ def _called(
         if not sum(batch.num_rows for batch in rows):
             return
         table = pa.Table.from_batches(rows)
-        yield from _pieces(
+        yield from _chunks(
             function(*(_of_input(table, i, mine) for i, mine in enumerate(names))), schema
         )
 
     return call
 
 
-def _called_in_pieces(
-    function: InPieces, names: Sequence[Mapping[str, str]], schema: pa.Schema, size: int
+def _called_in_chunks(
+    function: InChunks, names: Sequence[Mapping[str, str]], schema: pa.Schema, size: int
 ) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     """Return a function for mapInArrow, as `_called` does, from one that takes rows in pieces of
     about `size` bytes.
@@ -627,7 +631,7 @@ def _called_in_pieces(
         rest = (pa.Table.from_batches([batch]) for batch in batches)
         rows = (_of_input(some, held, of_held) for some in chain([table], rest))
         for _, changed in function(by_sorted_key(rows, size), *inputs):
-            yield from _pieces(changed, schema)
+            yield from _chunks(changed, schema)
 
     return call
 
@@ -645,24 +649,24 @@ def by_sorted_key(rows: Iterable[pa.Table], size: int) -> Iterator[pa.Table]:
     """Yield rows that are sorted by partition and key in pieces of about `size` bytes, all rows of
     a key in one piece.
     """
-    piece: list[pa.Table] = []
+    chunk: list[pa.Table] = []
     for some in rows:
-        piece.append(some)
-        if sum(each.nbytes for each in piece) < size:
+        chunk.append(some)
+        if sum(each.nbytes for each in chunk) < size:
             continue
-        table = pa.concat_tables(piece)
+        table = pa.concat_tables(chunk)
         last = [pc.equal(table[name], table[name][-1]) for name in ("partition", "merge_key")]
         until = pc.index(pc.and_(*last), True).as_py()
         if until:
             yield table.slice(0, until)
-        piece = [table.slice(until)]
-    if piece:
-        yield pa.concat_tables(piece)
+        chunk = [table.slice(until)]
+    if chunk:
+        yield pa.concat_tables(chunk)
 
 
-def _pieces(rows: pa.Table, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+def _chunks(rows: pa.Table, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
     """Yield rows in batches of bounded size, with the types of a schema."""
-    size = max(1, rows.num_rows * PIECE_BYTES // max(1, rows.nbytes))
+    size = max(1, rows.num_rows * CHUNK_BYTES // max(1, rows.nbytes))
     for begin in range(0, rows.num_rows, size):
         yield from (
             rows.slice(begin, size).select(schema.names).cast(schema).combine_chunks().to_batches()

@@ -88,9 +88,9 @@ def fetch(group: str, place: Path) -> list[Path]:
             folder.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryDirectory(prefix=".fetching-", dir=folder) as new:
                 problem = retrieve(IVY_FILE, f"{new}/[artifact]-[revision].[ext]", group)
-                fetched = [name for name in missing if Path(new, name).is_file()]
-                _check(group, Path(new), fetched, "Ivy's own copy, below ~/.ivy2")
-                for name in fetched:
+                collect = [name for name in missing if Path(new, name).is_file()]
+                _check(group, Path(new), collect, "Ivy's own copy, below ~/.ivy2")
+                for name in collect:
                     Path(new, name).replace(folder / name)
         except OSError as error:
             raise ArtifactsError(

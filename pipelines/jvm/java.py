@@ -17,14 +17,18 @@ _ANSWER_S: Final = 30.0
 
 def java_command() -> str | None:
     """Return the program `java` of JAVA_HOME, or else of the PATH; None where there is none."""
-    home = os.environ.get("JAVA_HOME")
-    return shutil.which(str(Path(home, "bin", "java")) if home else "java")
+    java_home = os.environ.get("JAVA_HOME")
+    return shutil.which(str(Path(java_home, "bin", "java")) if java_home else "java")
 
 
 def missing_java() -> str:
     """Say where no Java was found."""
-    home = os.environ.get("JAVA_HOME")
-    return f"JAVA_HOME is {home}, and no bin/java is there" if home else "no java is on the PATH"
+    java_home = os.environ.get("JAVA_HOME")
+    return (
+        f"JAVA_HOME is {java_home}, and no bin/java is there"
+        if java_home
+        else "no java is on the PATH"
+    )
 
 
 def java_problem() -> str | None:

@@ -290,19 +290,19 @@ class Cluster:
             self._admin.poll(0)
         self._is_used = True
         since = time.monotonic()
-        heard = self._admin.heard
+        errors = self._admin.errors
         resource = f"topic {topic}"
         while not wait([asked], _LOOK_S).done:
             self._admin.poll(0)
             # Librdkafka's own timeout comes first.
-            heard.check(since, self.timeout_s + 1, permission, resource)
+            errors.check(since, self.timeout_s + 1, permission, resource)
         try:
             return asked.result()
         except KafkaException as error:
             reason = error.args[0]
         if reason.code() == KafkaError._TIMED_OUT:
             self._admin.poll(0)
-            reason = heard.last(since) or reason
+            reason = errors.last(since) or reason
         # No partition has a leader: a description of the topic tells why.
         if reason.code() == KafkaError._NOENT:
             is_missing = topic not in self._described([topic])

@@ -75,7 +75,7 @@ number.
 _PROBE_TIMEOUT_S: Final = 2.0
 
 
-class Heard:
+class ErrorLog:
     """The last errors that a client reported on its own (`error_cb`, while it polls), the only way
     in which it reports those of the login and of TLS.
 

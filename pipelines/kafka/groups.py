@@ -21,7 +21,7 @@ from pipelines.core.plan import TopicPartition
 from pipelines.errors import KafkaTransientError, WatersmeetError
 from pipelines.kafka.failures import failure
 from pipelines.kafka.options import ListeningConsumer
-from pipelines.monitoring.events import Event, Reached, Standing
+from pipelines.monitoring.events import BronzeProgress, Event, MergeProgress
 from pipelines.settings import KafkaSettings, Settings
 
 log = logging.getLogger("watersmeet.groups")
@@ -64,7 +64,7 @@ class Group:
             message = self._consumer.poll(_LOOK_S)
             if message is not None and (error := message.error()) is not None:
                 raise failure(self._kafka, error, "READ", self._resource)
-            self._consumer.heard.check(since, TIMEOUT_S, "READ", self._resource)
+            self._consumer.errors.check(since, TIMEOUT_S, "READ", self._resource)
         if (refused := self._answers.pop()) is not None:
             raise failure(self._kafka, refused, "READ", self._resource)
 
@@ -91,9 +91,9 @@ class Groups:
 
     def __call__(self, event: Event) -> None:
         """Note how far a layer is."""
-        if isinstance(event, Reached):
+        if isinstance(event, BronzeProgress):
             self._note("bronze", event.offsets)
-        elif isinstance(event, Standing):
+        elif isinstance(event, MergeProgress):
             self._note("silver", {tp: at.next_offset for tp, at in event.sources.items()})
 
     def follow(self, stopping: threading.Event) -> None:

@@ -16,7 +16,7 @@ from confluent_kafka import Consumer, KafkaException, Producer
 from confluent_kafka.admin import AdminClient
 
 from pipelines.errors import ConfigurationError
-from pipelines.kafka.failures import Heard
+from pipelines.kafka.failures import ErrorLog
 from pipelines.settings import KafkaSettings
 
 # When a broker dies, librdkafka asks for the leaders at once, mostly before there are new ones.
@@ -110,9 +110,9 @@ class _Listening:
     _options: Callable[..., dict[str, Any]]
 
     def __init__(self, kafka: KafkaSettings, **own: Any) -> None:
-        self.heard = Heard(kafka)
+        self.errors = ErrorLog(kafka)
         try:
-            super().__init__({**self._options(kafka, **own), "error_cb": self.heard})  # type: ignore[call-arg]
+            super().__init__({**self._options(kafka, **own), "error_cb": self.errors})  # type: ignore[call-arg]
         except KafkaException as error:
             why = _without_values(error, kafka.options)
             raise ConfigurationError(

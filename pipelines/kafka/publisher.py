@@ -26,8 +26,8 @@ from typing import Any, Final
 import pyarrow as pa
 from confluent_kafka import KafkaError, KafkaException, Message
 
-from pipelines.core.letters import CODEC
-from pipelines.core.sequence import Tail, standing
+from pipelines.core.dead_letters import CODEC
+from pipelines.core.sequence import SequenceTail, parse_tail
 from pipelines.errors import (
     FencedError,
     ForeignMessageError,
@@ -39,7 +39,7 @@ from pipelines.errors import (
     TransactionTimeoutError,
     WatersmeetError,
 )
-from pipelines.faults import reach
+from pipelines.faults import fault_point
 from pipelines.kafka.cluster import BESIDE_VALUES, LARGEST_RECORD, TIMEOUT_S, Cluster
 from pipelines.kafka.failures import failure, is_passing
 from pipelines.kafka.options import ListeningProducer, queue_kbytes
@@ -72,7 +72,7 @@ PROMPT_S = 3.0
 _SLICE_S = 0.1
 """Seconds that a client works before its errors are looked at."""
 
-PIECE = 10_000
+CHUNK = 10_000
 """Number of messages that are produced between two looks at what the broker said."""
 
 _FENCED: Final = {
@@ -146,7 +146,7 @@ class Publisher:
         self._producer = None
         producer = self._fencing(self.transactional_id)
         self._producer = producer if self._is_transactional else self._made()
-        reach("publisher.begin")
+        fault_point("publisher.begin")
 
     def _fencing(self, transactional_id: str) -> ListeningProducer:
         """Return a producer with this id: earlier ones that had it are fenced, and their open
@@ -270,13 +270,13 @@ class Publisher:
 
         sent_to: set[int] = set()
         self._began = None
-        pieces = (piece for part in messages for piece in part.to_batches(max_chunksize=PIECE))
-        for piece in filter(len, pieces):
+        chunks = (chunk for part in messages for chunk in part.to_batches(max_chunksize=CHUNK))
+        for chunk in filter(len, chunks):
             if not sent_to and self._is_transactional:
                 producer.begin_transaction()
                 self._began = time.monotonic()
-            reach("publisher.produce")
-            sent_to |= self._produce(producer, piece, delivered)
+            fault_point("publisher.produce")
+            sent_to |= self._produce(producer, chunk, delivered)
             self._check_time()
         if not sent_to:
             return {}
@@ -284,19 +284,19 @@ class Publisher:
         if failed and not self._is_transactional:
             raise KafkaException(failed[0])
         check()
-        reach("publisher.commit")
+        fault_point("publisher.commit")
         if self._is_transactional:
             # Fails where a message did, and says why.
             producer.commit_transaction(PRODUCE_TIMEOUT_S)
-        reach("publisher.committed")
+        fault_point("publisher.committed")
         return {p: offsets.get(p) for p in sorted(sent_to)}
 
     def _produce(
-        self, producer: ListeningProducer, piece: pa.RecordBatch, delivered: Callable[..., None]
+        self, producer: ListeningProducer, chunk: pa.RecordBatch, delivered: Callable[..., None]
     ) -> set[int]:
         """Produce a piece, and return the partitions that it has messages for."""
         partitions, keys, values, timestamps = (
-            piece.column(n).to_pylist() for n in ("partition", "key", "value", "timestamp")
+            chunk.column(n).to_pylist() for n in ("partition", "key", "value", "timestamp")
         )
         last_rows = dict(zip(partitions, range(len(partitions)), strict=True))
         # A delivery report costs as much as a message. In a transaction, the commit fails where a
@@ -307,7 +307,7 @@ class Publisher:
             keys,
             partitions,
             timestamps,
-            _header_lists(piece.column("headers")),
+            _header_lists(chunk.column("headers")),
             strict=True,
         )
         for i, (value, key, partition, timestamp, headers) in enumerate(rows):
@@ -354,7 +354,7 @@ class Publisher:
         timeout.
         """
         producer.poll(0)
-        producer.heard.check(since, timeout_s, "WRITE", f"topic {self._topic}")
+        producer.errors.check(since, timeout_s, "WRITE", f"topic {self._topic}")
 
     def _discard(self, producer: ListeningProducer) -> None:
         """Abort a failed transaction at once, so that it holds no reader up; where that fails too,
@@ -380,7 +380,7 @@ class Publisher:
 
     def _failure(self, producer: ListeningProducer, error: KafkaError) -> WatersmeetError:
         if error.code() == KafkaError._FATAL:  # what it was has been reported before
-            error = producer.heard.last(0) or error
+            error = producer.errors.last(0) or error
         code = error.code()
         resource = f"topic {self._topic}"
         if code in _FENCED:
@@ -452,7 +452,7 @@ def _header_lists(headers: pa.Array) -> list[list[tuple[str, str | bytes | None]
     return [pairs[start:end] for start, end in pairwise([0, *ends])]
 
 
-def sequence_tail(message: Message) -> Tail:
+def sequence_tail(message: Message) -> SequenceTail:
     """Return where the sequence of a sink partition stands after its last message.
 
     Raises ForeignMessageError where the message is not ours.
@@ -460,6 +460,6 @@ def sequence_tail(message: Message) -> Tail:
     headers: dict[str, Any] = dict(headers_of(message))
     place = message.topic() or "", message.partition() or 0, message.offset() or 0
     try:
-        return standing(headers)._replace(offset=place[2])
+        return parse_tail(headers)._replace(offset=place[2])
     except ValueError:
         raise ForeignMessageError(*place) from None

@@ -160,7 +160,7 @@ def _messages(
                     if (error := event.error())
                 )
             if not records and not is_ended:
-                consumer.heard.check(since, timeout_s, "READ", f"topic {wanted.topic}")
+                consumer.errors.check(since, timeout_s, "READ", f"topic {wanted.topic}")
 
 
 def _is_end(
@@ -380,7 +380,7 @@ def _backwards(
     span = _FIRST_SPAN
     while first < end:
         start = max(first, end - span)
-        pieces = list(_messages(kafka, Range(topic, partition, start, end), span, TIMEOUT_S))
-        yield from (message for piece in reversed(pieces) for message in reversed(piece))
+        chunks = list(_messages(kafka, Range(topic, partition, start, end), span, TIMEOUT_S))
+        yield from (message for chunk in reversed(chunks) for message in reversed(chunk))
         end = start
         span = min(8 * span, _LARGEST_SPAN)

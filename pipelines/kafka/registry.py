@@ -220,14 +220,14 @@ class _Helper:
         """Write this line to the process and return its next one; None where the process has ended,
         also by this limit.
         """
-        questions = cast(IO[str], process.stdin)
+        reader = cast(IO[str], process.stdin)
         answers = cast(IO[str], process.stdout)
         end = threading.Timer(limit_s, process.kill)
         end.daemon = True
         end.start()
         try:
-            questions.write(json.dumps(line) + "\n")
-            questions.flush()
+            reader.write(json.dumps(line) + "\n")
+            reader.flush()
             said = answers.readline()
             return dict(json.loads(said)) if said.endswith("\n") else None
         except OSError:

@@ -23,24 +23,24 @@ from pipelines.core.types import TIME
 from pipelines.errors import WatersmeetError
 from pipelines.lake.conditions import Dialect, sql_of
 from pipelines.lake.files import Files
-from pipelines.lake.inputs import asked, named, narrowed
+from pipelines.lake.inputs import resolve_columns, resolve_condition, with_input_names
 from pipelines.lake.location import Lake, local_path, scheme_of
-from pipelines.lake.questions import (
+from pipelines.lake.table_reader import (
     Aggregates,
     NoTableError,
-    Questions,
+    TableReader,
     Version,
     VersionGoneError,
     Where,
-    answer,
     check_question,
+    normalise,
     plain_schema,
     restored_to,
 )
 
 
-class DeltaRsQuestions(Questions):
-    """`Questions` by delta-rs.
+class DeltaRsReader(TableReader):
+    """`TableReader` by delta-rs.
 
     Each thread keeps what it has read of the tables' logs, and from then on reads only later
     commits.
@@ -58,21 +58,23 @@ class DeltaRsQuestions(Questions):
         """
 
     def exists(self, table: str) -> bool:
-        """See `Questions`."""
+        """See `TableReader`."""
         return DeltaTable.is_deltatable(self.uri(table), self._storage(table))
 
     def select(
         self, table: str, columns: Sequence[str], where: Where = (), *, version: int | None = None
     ) -> pa.Table:
-        """See `Questions`."""
-        wanted = asked(columns, table, self._lake.layout, self._with_topics)
+        """See `TableReader`."""
+        wanted = resolve_columns(columns, table, self._lake.layout, self._with_topics)
         with_topics = self._with_topics
-        return named(answer(self.rows(table, wanted, where, version)), columns, with_topics)
+        return with_input_names(
+            normalise(self.rows(table, wanted, where, version)), columns, with_topics
+        )
 
     def rows(
         self, table: str, columns: Sequence[str], where: Where = (), version: int | None = None
     ) -> pa.Table:
-        """See `Questions`."""
+        """See `TableReader`."""
         found = self._ask(table, columns, {}, where, version, "")
         return found.cast(plain_schema(found.schema))
 
@@ -85,11 +87,11 @@ class DeltaRsQuestions(Questions):
         *,
         version: int | None = None,
     ) -> pa.Table:
-        """See `Questions`."""
-        wanted = asked(by, table, self._lake.layout, self._with_topics)
+        """See `TableReader`."""
+        wanted = resolve_columns(by, table, self._lake.layout, self._with_topics)
         grouped = f" GROUP BY {', '.join(map(sql_name, wanted))}" if by else ""
-        found = answer(self._ask(table, wanted, values, where, version, grouped))
-        return named(found, [*by, *values], self._with_topics)
+        found = normalise(self._ask(table, wanted, values, where, version, grouped))
+        return with_input_names(found, [*by, *values], self._with_topics)
 
     def _ask(
         self,
@@ -102,7 +104,7 @@ class DeltaRsQuestions(Questions):
     ) -> pa.Table:
         found = self._at(table, version)
         schema = columns_of(found)
-        where = narrowed(table, where)
+        where = resolve_condition(table, where)
         check_question(table, schema.names, columns, where, values)
         wanted = [sql_name(column) for column in columns]
         for name, (kind, column) in values.items():
@@ -119,7 +121,7 @@ class DeltaRsQuestions(Questions):
             raise
 
     def history(self, table: str, limit: int | None = None) -> list[Version]:
-        """See `Questions`."""
+        """See `TableReader`."""
         while True:
             commits = self.opened(table).history(limit)
             if not commits:
@@ -140,23 +142,23 @@ class DeltaRsQuestions(Questions):
         ]
 
     def version(self, table: str) -> int:
-        """See `Questions`."""
+        """See `TableReader`."""
         return self.opened(table).version()
 
     def has_moved(self, table: str, version: int) -> bool:
-        """See `Questions`. Does not open the table."""
+        """See `TableReader`. Does not open the table."""
         return self._has_news(table, version)
 
     def columns(self, table: str, version: int | None = None) -> pa.Schema:
-        """See `Questions`."""
+        """See `TableReader`."""
         return columns_of(self._at(table, version))
 
     def properties(self, table: str) -> dict[str, str]:
-        """See `Questions`."""
+        """See `TableReader`."""
         return dict(self.opened(table).metadata().configuration)
 
     def unknown_features(self, table: str, *, for_writing: bool) -> Sequence[str]:
-        """See `Questions`. Every feature that delta-rs was not tried with counts as unknown."""
+        """See `TableReader`. Every feature that delta-rs was not tried with counts as unknown."""
         protocol = self.opened(table).protocol()
         properties = self.properties(table)
         if not for_writing:
@@ -168,11 +170,11 @@ class DeltaRsQuestions(Questions):
         return sorted(found | {"columnMapping"} if has_mapping else found - {"columnMapping"})
 
     def file_count(self, table: str) -> int:
-        """See `Questions`."""
+        """See `TableReader`."""
         return len(self.opened(table).file_uris())
 
     def row_bytes(self, table: str) -> int:
-        """See `Questions`."""
+        """See `TableReader`."""
         files = pa.table(self.opened(table).get_add_actions())
         rows = pc.sum(files["num_records"]).as_py()
         return math.ceil(pc.sum(files["size_bytes"]).as_py() / rows) if rows else 0
@@ -187,7 +189,7 @@ class DeltaRsQuestions(Questions):
         return Path(path).absolute().as_uri() if scheme_of(path) is None else path
 
     def _storage(self, table: str) -> dict[str, str]:
-        return dict(self._lake.home(table).storage)
+        return dict(self._lake.owning_lake(table).storage)
 
     def opened(self, table: str) -> DeltaTable:
         """Return the table at its last commit. Each thread has an instance of its own."""
@@ -221,14 +223,14 @@ class DeltaRsQuestions(Questions):
 
         A borrowed table may need other options than this lake's tables.
         """
-        home = self._lake.home(table)
-        return self._files.setdefault(home.location, Files(home.storage))
+        owning_lake = self._lake.owning_lake(table)
+        return self._files.setdefault(owning_lake.location, Files(owning_lake.storage))
 
     def _open(self, table: str, version: int | None = None) -> DeltaTable:
         try:
             return DeltaTable(self.uri(table), version, self._storage(table))
         except TableNotFoundError:
-            raise NoTableError(table, self._lake.home(table).location) from None
+            raise NoTableError(table, self._lake.owning_lake(table).location) from None
         except DeltaError:
             if (
                 version is None
@@ -303,8 +305,8 @@ class DeltaRsQuestions(Questions):
     def _lacks_files(self, table: str, found: DeltaTable) -> bool:
         files = self.files_of(table)
         path = self.path(table)
-        named = pa.table(found.get_add_actions(flatten=True))["path"].to_pylist()
-        return not all(files.exists(f"{path}/{name}") for name in named)
+        listed = pa.table(found.get_add_actions(flatten=True))["path"].to_pylist()
+        return not all(files.exists(f"{path}/{name}") for name in listed)
 
 
 _WRITABLE: Final = frozenset(
@@ -335,11 +337,11 @@ def streamed(
     At most `batch_rows` come at a time. Without these settings, DataFusion would read as many files
     at once as there are cores, and ahead of the consumer.
     """
-    asked = QueryBuilder().register("t", found)
+    query = QueryBuilder().register("t", found)
     for setting in ("target_partitions = 1", f"batch_size = {batch_rows}"):
-        asked.execute(f"SET datafusion.execution.{setting}")
+        query.execute(f"SET datafusion.execution.{setting}")
     names = ", ".join(map(sql_name, schema.names))
-    for batch in asked.execute(f"SELECT {names} FROM t WHERE {sql_where(where, schema)}"):
+    for batch in query.execute(f"SELECT {names} FROM t WHERE {sql_where(where, schema)}"):
         yield pa.table(pa.record_batch(batch)).cast(schema)
 
 

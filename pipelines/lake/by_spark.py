@@ -19,17 +19,17 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import TimestampType
 
 from pipelines.lake.conditions import Dialect, sql_of
-from pipelines.lake.inputs import asked, named, narrowed
+from pipelines.lake.inputs import resolve_columns, resolve_condition, with_input_names
 from pipelines.lake.location import Lake
-from pipelines.lake.questions import (
+from pipelines.lake.table_reader import (
     Aggregates,
     NoTableError,
-    Questions,
+    TableReader,
     Version,
     VersionGoneError,
     Where,
-    answer,
     check_question,
+    normalise,
     plain_schema,
     restored_to,
     row_count,
@@ -51,8 +51,8 @@ It was never made, or its log is gone or no longer promised.
 """
 
 
-class SparkQuestions(Questions):
-    """`Questions` by Spark. The session is requested with the first query."""
+class SparkReader(TableReader):
+    """`TableReader` by Spark. The session is requested with the first query."""
 
     def __init__(self, lake: Lake, spark: Callable[[], SparkSession]) -> None:
         self._lake = lake
@@ -64,8 +64,8 @@ class SparkQuestions(Questions):
         return self._factory()
 
     def exists(self, table: str) -> bool:
-        """See `Questions`."""
-        if self._lake.home(table).is_catalog:
+        """See `TableReader`."""
+        if self._lake.owning_lake(table).is_catalog:
             return self._spark.catalog.tableExists(self._lake.address(table))
         try:
             self._spark.sql(f"DESCRIBE DETAIL {sql_name(self._lake, table)}")
@@ -78,16 +78,18 @@ class SparkQuestions(Questions):
     def select(
         self, table: str, columns: Sequence[str], where: Where = (), *, version: int | None = None
     ) -> pa.Table:
-        """See `Questions`."""
-        wanted = asked(columns, table, self._lake.layout, self._with_topics)
+        """See `TableReader`."""
+        wanted = resolve_columns(columns, table, self._lake.layout, self._with_topics)
         with_topics = self._with_topics
-        return named(answer(self.rows(table, wanted, where, version)), columns, with_topics)
+        return with_input_names(
+            normalise(self.rows(table, wanted, where, version)), columns, with_topics
+        )
 
     def rows(
         self, table: str, columns: Sequence[str], where: Where = (), version: int | None = None
     ) -> pa.Table:
-        """See `Questions`."""
-        found = self._fetched(
+        """See `TableReader`."""
+        found = self._collect(
             table,
             version,
             self._rows(table, version, columns, where).select(*map(_column, columns)),
@@ -103,14 +105,14 @@ class SparkQuestions(Questions):
         *,
         version: int | None = None,
     ) -> pa.Table:
-        """See `Questions`."""
-        wanted = asked(by, table, self._lake.layout, self._with_topics)
+        """See `TableReader`."""
+        wanted = resolve_columns(by, table, self._lake.layout, self._with_topics)
         rows = self._rows(table, version, wanted, where, values)
-        found = self._fetched(table, version, summarised(rows, wanted, values))
-        return named(answer(found), [*by, *values], self._with_topics)
+        found = self._collect(table, version, summarised(rows, wanted, values))
+        return with_input_names(normalise(found), [*by, *values], self._with_topics)
 
     def history(self, table: str, limit: int | None = None) -> list[Version]:
-        """See `Questions`."""
+        """See `TableReader`."""
         rows = self._described(table, "HISTORY", "" if limit is None else f" LIMIT {limit}")
         found = rows.select(
             "version",
@@ -132,24 +134,24 @@ class SparkQuestions(Questions):
         return sorted(versions, key=lambda version: version.number, reverse=True)
 
     def columns(self, table: str, version: int | None = None) -> pa.Schema:
-        """See `Questions`."""
+        """See `TableReader`."""
         return plain_schema(self._rows(table, version).limit(0).toArrow().schema)
 
     def properties(self, table: str) -> dict[str, str]:
-        """See `Questions`."""
+        """See `TableReader`."""
         return dict(self._detail(table, "properties"))
 
     def unknown_features(self, table: str, *, for_writing: bool) -> Sequence[str]:
-        """See `Questions`."""
+        """See `TableReader`."""
         del table, for_writing  # Spark itself refuses what it does not know
         return ()
 
     def file_count(self, table: str) -> int:
-        """See `Questions`."""
+        """See `TableReader`."""
         return int(self._detail(table, "numFiles"))
 
     def row_bytes(self, table: str) -> int:
-        """See `Questions`."""
+        """See `TableReader`."""
         rows = row_count(self, table)
         return math.ceil(self._detail(table, "sizeInBytes") / rows) if rows else 0
 
@@ -173,7 +175,7 @@ class SparkQuestions(Questions):
             raise VersionGoneError(table, version)
         with self._told(table, version):
             rows = table_rows(self._spark, self._lake, table, version)
-            where = narrowed(table, where)
+            where = resolve_condition(table, where)
             check_question(table, rows.columns, columns, where, values or {})
             return matching(rows, where)
 
@@ -186,10 +188,10 @@ class SparkQuestions(Questions):
             if version is not None and error.getCondition() in _GONE:
                 raise VersionGoneError(table, version) from None
             if not self.exists(table):
-                raise NoTableError(table, self._lake.home(table).location) from None
+                raise NoTableError(table, self._lake.owning_lake(table).location) from None
             raise
 
-    def _fetched(self, table: str, version: int | None, wanted: DataFrame) -> pa.Table:
+    def _collect(self, table: str, version: int | None, wanted: DataFrame) -> pa.Table:
         try:
             return wanted.toArrow()
         except Exception:  # errors of a task have no class of their own in Python
@@ -210,7 +212,7 @@ class SparkQuestions(Questions):
 def summarised(
     rows: DataFrame, by: Sequence[str], values: Mapping[str, tuple[str, str]]
 ) -> DataFrame:
-    """Return rows grouped `by` columns, with aggregates as in `Questions.summary`."""
+    """Return rows grouped `by` columns, with aggregates as in `TableReader.summary`."""
     wanted = [_aggregate(kind, column).alias(name) for name, (kind, column) in values.items()]
     return (
         rows.groupBy(*map(_column, by)).agg(*wanted)
@@ -233,7 +235,7 @@ def sql_name(lake: Lake, table: str) -> str:
     That is its name in the catalog, or its path as Delta reads it.
     """
     address = lake.address(table)
-    return address if lake.home(table).is_catalog else f"delta.{_quoted(address)}"
+    return address if lake.owning_lake(table).is_catalog else f"delta.{_quoted(address)}"
 
 
 def matching(rows: DataFrame, where: Where) -> DataFrame:

@@ -5,21 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from pipelines.lake.by_delta_rs import DeltaRsQuestions
+from pipelines.lake.by_delta_rs import DeltaRsReader
 from pipelines.lake.location import Lake
-from pipelines.lake.questions import Questions
+from pipelines.lake.table_reader import TableReader
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-def questions(lake: Lake, spark: Callable[[], SparkSession]) -> Questions:
-    """Return `Questions` by delta-rs where it can open every table, else by Spark.
+def reader(lake: Lake, spark: Callable[[], SparkSession]) -> TableReader:
+    """Return `TableReader` by delta-rs where it can open every table, else by Spark.
 
     Spark's session starts with the first query.
     """
     if lake.needs_spark:
-        from pipelines.lake.by_spark import SparkQuestions
+        from pipelines.lake.by_spark import SparkReader
 
-        return SparkQuestions(lake, spark)
-    return DeltaRsQuestions(lake)
+        return SparkReader(lake, spark)
+    return DeltaRsReader(lake)

@@ -18,7 +18,7 @@ import pyarrow as pa
 import pipelines
 from pipelines.core.inputs import topic_of
 from pipelines.lake import tables
-from pipelines.lake.questions import Questions, Version, walk
+from pipelines.lake.table_reader import TableReader, Version, walk
 
 APPLICATION: Final = "watersmeet"
 
@@ -122,24 +122,24 @@ class Commit:
 
 
 def last_commit(
-    questions: Questions, table: str, application: str = APPLICATION
+    reader: TableReader, table: str, application: str = APPLICATION
 ) -> tuple[Version, Commit] | None:
     """Return an application's last commit, fences included: (version, commit).
 
     None where the table's history has no such commit, or no longer.
     """
-    return next(_commits(questions, table, application), None)
+    return next(_commits(reader, table, application), None)
 
 
 def last_decision(
-    questions: Questions, table: str, application: str = APPLICATION
+    reader: TableReader, table: str, application: str = APPLICATION
 ) -> tuple[int, Commit] | None:
     """Return an application's last commit that is no fence: (number of its version, commit).
 
     Where the history no longer has it, the last fence repeats it. None where there is neither.
     """
     told: tuple[int, Commit] | None = None
-    for version, commit in _commits(questions, table, application):
+    for version, commit in _commits(reader, table, application):
         if not commit.is_fence:
             return version.number, commit
         decided = Commit.parse(commit.facts.get("decided"))
@@ -148,15 +148,15 @@ def last_decision(
     return told
 
 
-def unnoted_commit(questions: Questions, source: str) -> Commit | None:
+def unnoted_commit(reader: TableReader, source: str) -> Commit | None:
     """Return the last commit of an input to bronze if `quarantine` lacks its refused records.
 
     None where it lacks nothing.
     """
-    last = last_decision(questions, tables.bronze(source), application_of(source))
+    last = last_decision(reader, tables.bronze(source), application_of(source))
     if last is None or not last[1].facts["refused"]:
         return None  # nothing to note, so quarantine's history need not be searched
-    noted = last_commit(questions, tables.QUARANTINE, bronze_application(source))
+    noted = last_commit(reader, tables.QUARANTINE, bronze_application(source))
     is_noted = noted is not None and noted[1].transaction_version >= last[1].transaction_version
     return None if is_noted else last[1]
 
@@ -181,10 +181,8 @@ def commit_of(table: str, version: Version) -> Commit | None:
     return commit if of_batch is None or of_batch in commit.facts else None
 
 
-def _commits(
-    questions: Questions, table: str, application: str
-) -> Iterator[tuple[Version, Commit]]:
-    for version in walk(questions, table):
+def _commits(reader: TableReader, table: str, application: str) -> Iterator[tuple[Version, Commit]]:
+    for version in walk(reader, table):
         commit = commit_of(table, version)
         if commit is not None and commit.application == application:
             yield version, commit

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from typing import Any, NamedTuple
 
-from pipelines.lake.questions import Where
+from pipelines.lake.table_reader import Where
 
 
 class Dialect(NamedTuple):

@@ -12,32 +12,32 @@ from pipelines.core.plan import TopicPartition
 from pipelines.core.types import TENANT, own_columns
 from pipelines.lake import tables
 from pipelines.lake.generations import Generation, own_generation
-from pipelines.lake.questions import Questions
+from pipelines.lake.table_reader import TableReader
 from pipelines.settings import Settings
 
 Decided: TypeAlias = tuple[TopicPartition, IdleDecision]
 
 
-def read_decisions(questions: Questions, generation: Generation) -> list[Decided]:
+def read_decisions(reader: TableReader, generation: Generation) -> list[Decided]:
     """Return every decision of a generation. Those of one topic-partition come in their order."""
     columns = ["source", "partition", "after_offset", "event_time", "decided_at"]
-    columns += own_columns(questions.columns(tables.IDLE_HEARTBEATS), TENANT) + own_generation(
-        questions, tables.IDLE_HEARTBEATS
+    columns += own_columns(reader.columns(tables.IDLE_HEARTBEATS), TENANT) + own_generation(
+        reader, tables.IDLE_HEARTBEATS
     )
-    told: dict[tuple[object, ...], list[tuple[str, int]]] = {}
+    tenant_times: dict[tuple[object, ...], list[tuple[str, int]]] = {}
     decided = []
-    for row in questions.select(tables.IDLE_HEARTBEATS, columns).to_pylist():
+    for row in reader.select(tables.IDLE_HEARTBEATS, columns).to_pylist():
         if not generation.is_of(row.get("generation")):
             continue
         of_one = row["source"], row["partition"], row["after_offset"], row["decided_at"]
         if (tenant := row.get("tenant")) is None:
             decided.append((row["after_offset"], row["event_time"], of_one))
         else:
-            told.setdefault(of_one, []).append((tenant, row["event_time"]))
+            tenant_times.setdefault(of_one, []).append((tenant, row["event_time"]))
     return [
         (
             TopicPartition(*of_one[:2]),
-            IdleDecision(after, time, tuple(sorted(told.get(of_one, ())))),
+            IdleDecision(after, time, tuple(sorted(tenant_times.get(of_one, ())))),
         )
         for after, time, of_one in sorted(decided)
     ]
@@ -60,6 +60,6 @@ def decision_rows(
             "generation": generation,
         }
         for tp, decision in decided
-        for tenant, time in [(None, decision.event_time), *decision.told]
+        for tenant, time in [(None, decision.event_time), *decision.tenant_times]
     ]
     return tables.layout(settings)[tables.IDLE_HEARTBEATS].rows_of(rows)

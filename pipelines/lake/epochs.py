@@ -24,9 +24,9 @@ from pipelines.lake import tables
 from pipelines.lake.commits import Append, Commit
 from pipelines.lake.conflicts import suppress_conflict
 from pipelines.lake.generations import Generation
-from pipelines.lake.heads import Heads, moment_of
 from pipelines.lake.identity import check_rules_of_layout_1
-from pipelines.lake.questions import Questions, Where, row_count
+from pipelines.lake.table_reader import TableReader, Where, row_count
+from pipelines.lake.tenant_state import TenantStateReader, moment_of
 from pipelines.settings import Settings
 
 _APPLICATION = "watersmeet-epochs"
@@ -62,12 +62,12 @@ class Epochs(tuple[Epoch, ...]):
         ]
 
 
-def read_epochs(questions: Questions, settings: Settings) -> Epochs:
+def read_epochs(reader: TableReader, settings: Settings) -> Epochs:
     """Return the epochs of a lake. Their settings are `settings` but for the rules.
 
     A lake without any has one epoch, with the rules of `settings`.
     """
-    found = _read(questions)
+    found = _read(reader)
     if not found:
         return Epochs([Epoch(0, 0, settings)])
     epochs = []
@@ -137,7 +137,7 @@ def _other_rules(fields: Iterable[str]) -> ConfigurationError:
     )
 
 
-def may_begin_anew(questions: Questions, epochs: Epochs, settings: Settings) -> bool:
+def may_begin_anew(reader: TableReader, epochs: Epochs, settings: Settings) -> bool:
     """Return True where the settings' rules differ from the lake's, but change nothing that exists.
 
     That is so where no record was read yet and no column depends on the rules that differ.
@@ -151,8 +151,8 @@ def may_begin_anew(questions: Questions, epochs: Epochs, settings: Settings) -> 
         tables.RECOVERED,
         *map(tables.bronze, settings.sources),
     ]
-    existing = [table for table in with_rows if questions.exists(table)]
-    return not any(row_count(questions, table) for table in existing)
+    existing = [table for table in with_rows if reader.exists(table)]
+    return not any(row_count(reader, table) for table in existing)
 
 
 def epoch_row(settings: Settings, number: int, from_batch: int, now_ms: int) -> pa.Table:
@@ -162,13 +162,13 @@ def epoch_row(settings: Settings, number: int, from_batch: int, now_ms: int) -> 
 
 
 def begin_epoch(
-    questions: Questions, append: Append, settings: Settings, from_batch: int, now_ms: int
+    reader: TableReader, append: Append, settings: Settings, from_batch: int, now_ms: int
 ) -> None:
     """Record the settings' rules as the next epoch of a lake without an owner.
 
     Such a lake has no batch yet, or is being rebuilt.
     """
-    number = len(_read(questions))
+    number = len(_read(reader))
     with suppress_conflict():  # of two concurrent first starts, one writes
         append(
             tables.EPOCHS,
@@ -177,14 +177,14 @@ def begin_epoch(
         )
 
 
-def keep_first_epoch(questions: Questions, append: Append, settings: Settings, now_ms: int) -> None:
+def keep_first_epoch(reader: TableReader, append: Append, settings: Settings, now_ms: int) -> None:
     """Record the first epoch of a lake that has none.
 
     Raises ConfigurationError where a lake of layout 1 was created with other rules.
     """
-    if not _read(questions):
-        check_rules_of_layout_1(questions, settings)
-        begin_epoch(questions, append, settings, 0, now_ms)
+    if not _read(reader):
+        check_rules_of_layout_1(reader, settings)
+        begin_epoch(reader, append, settings, 0, now_ms)
 
 
 def longest_ms(epochs: Epochs) -> int:
@@ -219,7 +219,7 @@ class EpochEnd(NamedTuple):
 
 
 def epoch_ends(
-    questions: Questions, epochs: Epochs, generation: Generation
+    reader: TableReader, epochs: Epochs, generation: Generation
 ) -> dict[int, list[EpochEnd]]:
     """Return, by partition and in order, the ends of a generation's epochs before the last."""
     ends = {
@@ -231,7 +231,7 @@ def epoch_ends(
         return {}
     where: Where = [[("batch", "in", sorted(ends)), ("clock", "is not null", None)]]
     values = {"clock": ("max", "clock"), "head": ("max", "head")}
-    rows = questions.summary(tables.PROGRESS, ["batch", "partition"], values, where).to_pylist()
+    rows = reader.summary(tables.PROGRESS, ["batch", "partition"], values, where).to_pylist()
     found: dict[int, list[EpochEnd]] = {}
     for row in sorted(rows, key=itemgetter("batch")):
         found.setdefault(row["partition"], []).append(
@@ -240,38 +240,46 @@ def epoch_ends(
     return found
 
 
-class Passed(NamedTuple):
+class InheritedLateness(NamedTuple):
     """Lateness that the current epoch inherits from ended ones. Times are in ms.
 
     - `horizons`: by partition, the largest (clock - gap) at the ends of epochs. With tenants, the
       clock is that of a tenant of which nothing was known.
-    - `begun`: by partition, the clock at the last end.
+    - `epoch_start_clock`: by partition, the clock at the last end.
     - `tenant_horizons`: by partition and tenant, the horizon where it is another one.
-    - `of_all`: by topic-partition, a lower bound of every tenant's position when the lag changed.
+    - `global_floor`: by topic-partition, a lower bound of every tenant's position when the lag
+      changed.
     """
 
     horizons: Mapping[int, int] = MappingProxyType({})
-    begun: Mapping[int, int] = MappingProxyType({})
+    epoch_start_clock: Mapping[int, int] = MappingProxyType({})
     tenant_horizons: Mapping[tuple[int, str], int] = MappingProxyType({})
-    of_all: Mapping[TopicPartition, int] = MappingProxyType({})
+    global_floor: Mapping[TopicPartition, int] = MappingProxyType({})
 
 
-def passed(questions: Questions, epochs: Epochs, generation: Generation) -> Passed:
+def inherited_lateness(
+    reader: TableReader, epochs: Epochs, generation: Generation
+) -> InheritedLateness:
     """Return the lateness that ended epochs have left in a generation (`epoch_ends`)."""
-    found = epoch_ends(questions, epochs, generation)
-    begun = {p: mine[-1].clock for p, mine in found.items()}
+    found = epoch_ends(reader, epochs, generation)
+    epoch_start_clock = {p: mine[-1].clock for p, mine in found.items()}
     if epochs.current.settings.merge.has_tenants:
-        return _passed_with_tenants(questions, epochs, generation, begun)
-    return Passed({p: max(each.horizon for each in mine) for p, mine in found.items()}, begun)
+        return _passed_with_tenants(reader, epochs, generation, epoch_start_clock)
+    return InheritedLateness(
+        {p: max(each.horizon for each in mine) for p, mine in found.items()}, epoch_start_clock
+    )
 
 
 def _passed_with_tenants(
-    questions: Questions, epochs: Epochs, generation: Generation, begun: Mapping[int, int]
-) -> Passed:
-    heads = Heads(questions, generation)
+    reader: TableReader,
+    epochs: Epochs,
+    generation: Generation,
+    epoch_start_clock: Mapping[int, int],
+) -> InheritedLateness:
+    heads = TenantStateReader(reader, generation)
     horizons: dict[int, int] = {}
     of_tenants: dict[tuple[int, str], int] = {}
-    of_all: dict[TopicPartition, int] = {}
+    global_floor: dict[TopicPartition, int] = {}
     for epoch, last in epochs.ends():
         if last < generation.from_batch:
             continue
@@ -279,35 +287,34 @@ def _passed_with_tenants(
         following = epochs[epoch.number + 1].settings.merge
         lag_ms = merge.tenant_max_lag_ms or 0
         gap_ms = merge.window.gap_ms
-        clocks = heads.clocks_at(moment_of(questions, last), lag_ms, of_all)
-        of_nobody = clocks.of_nobody()
+        clocks = heads.clocks_at(moment_of(reader, last), lag_ms, global_floor)
+        of_unknown_tenant = clocks.of_unknown_tenant()
         known = {
-            each: of_nobody[each[0]] for each in of_tenants if each[0] in of_nobody
+            each: of_unknown_tenant[each[0]] for each in of_tenants if each[0] in of_unknown_tenant
         } | clocks.of_tenants()
         of_tenants |= {
             (p, tenant): horizon_after(of_tenants.get((p, tenant), horizons.get(p)), clock, gap_ms)
             for (p, tenant), clock in known.items()
         }
         horizons |= {
-            p: horizon_after(horizons.get(p), clock, gap_ms) for p, clock in of_nobody.items()
+            p: horizon_after(horizons.get(p), clock, gap_ms)
+            for p, clock in of_unknown_tenant.items()
         }
         if following.tenant_max_lag_ms != merge.tenant_max_lag_ms:
-            of_all |= {
-                tp: max(at - lag_ms, of_all.get(tp, at - lag_ms))
+            global_floor |= {
+                tp: max(at - lag_ms, global_floor.get(tp, at - lag_ms))
                 for tp, at in clocks.looked_at().items()
             }
-    return Passed(
+    return InheritedLateness(
         horizons,
-        begun,
+        epoch_start_clock,
         {each: at for each, at in of_tenants.items() if at > horizons[each[0]]},
-        of_all,
+        global_floor,
     )
 
 
-def _read(questions: Questions) -> Sequence[tuple[int, dict[str, Any]]]:
-    if not questions.exists(tables.EPOCHS):
+def _read(reader: TableReader) -> Sequence[tuple[int, dict[str, Any]]]:
+    if not reader.exists(tables.EPOCHS):
         return []
-    found = questions.select(tables.EPOCHS, ["epoch", "from_batch", "configuration"]).sort_by(
-        "epoch"
-    )
+    found = reader.select(tables.EPOCHS, ["epoch", "from_batch", "configuration"]).sort_by("epoch")
     return [(row["from_batch"], json.loads(row["configuration"])) for row in found.to_pylist()]

@@ -14,18 +14,18 @@ import pyarrow.compute as pc
 from pipelines.core.columns import Int64s, groups, int64s
 from pipelines.core.reading import FORGOTTEN
 from pipelines.lake import tables
-from pipelines.lake.questions import Questions, Where
+from pipelines.lake.table_reader import TableReader, Where
 
 
-def read_erased(questions: Questions, source: str, since: Mapping[int, int]) -> dict[int, Int64s]:
+def read_erased(reader: TableReader, source: str, since: Mapping[int, int]) -> dict[int, Int64s]:
     """Return, by partition, the offsets from `since` on at which records of an input were erased.
 
     Only partitions with such offsets are included.
     """
-    if not questions.exists(tables.ERASED):
+    if not reader.exists(tables.ERASED):
         return {}
     of_source: Where = [[("source", "=", source), ("offset", ">=", min(since.values(), default=0))]]
-    found = questions.select(tables.ERASED, ["partition", "offset"], of_source)
+    found = reader.select(tables.ERASED, ["partition", "offset"], of_source)
     offsets = int64s(found["offset"])
     known = {p: np.unique(offsets[rows]) for p, rows in groups(int64s(found["partition"])).items()}
     return {p: late for p, mine in known.items() if len(late := mine[mine >= since.get(p, 0)])}

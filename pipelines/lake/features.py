@@ -9,7 +9,7 @@ from typing import Final
 
 from pipelines.errors import ConfigurationError
 from pipelines.lake.location import Lake
-from pipelines.lake.questions import Questions
+from pipelines.lake.table_reader import TableReader
 
 _REMOVED_BY: Final = {
     "inCommitTimestamp": ["inCommitTimestamp"],
@@ -21,19 +21,19 @@ Each comes with the features to drop for it.
 """
 
 
-def check_features(questions: Questions, lake: Lake) -> None:
+def check_features(reader: TableReader, lake: Lake) -> None:
     """Raise ConfigurationError where the engine cannot read or write a feature of a table."""
-    for table in filter(questions.exists, lake.layout):
-        check_features_of(questions, lake, table)
+    for table in filter(reader.exists, lake.layout):
+        check_features_of(reader, lake, table)
 
 
-def check_features_of(questions: Questions, lake: Lake, table: str) -> None:
+def check_features_of(reader: TableReader, lake: Lake, table: str) -> None:
     """Raise ConfigurationError where the engine cannot read or write a feature of this table.
 
     Spark writes what delta-rs cannot. On either engine, delta-rs must be able to read the table.
     """
     is_embedded = lake.settings.engine == "embedded"
-    unknown = questions.unknown_features(table, for_writing=is_embedded)
+    unknown = reader.unknown_features(table, for_writing=is_embedded)
     if not unknown:
         return
     feature = next((name for name in unknown if name in _REMOVED_BY), unknown[0])

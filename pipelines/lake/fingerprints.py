@@ -18,7 +18,7 @@ from pipelines.lake.commits import Append
 from pipelines.lake.epochs import EpochEnd, Epochs, epoch_ends
 from pipelines.lake.generations import Generation, Generations
 from pipelines.lake.identity import keep_facts, kept_facts
-from pipelines.lake.questions import Questions
+from pipelines.lake.table_reader import TableReader
 from pipelines.settings import Settings
 
 Offsets = Mapping[TopicPartition, int]
@@ -80,7 +80,7 @@ class Fingerprints(NamedTuple):
 
 
 def read_fingerprints(
-    questions: Questions, settings: Settings, epochs: Epochs, generations: Generations
+    reader: TableReader, settings: Settings, epochs: Epochs, generations: Generations
 ) -> Fingerprints:
     """Return the fingerprints for the messages of the newest generation."""
     newest = generations.newest
@@ -95,9 +95,9 @@ def read_fingerprints(
             Ended(epoch.settings.fingerprint, end, epoch.settings.merge.tenant_max_lag_ms or 0)
             for epoch, end in zip(passed[-len(ends) :], ends, strict=True)
         ]
-        for p, ends in epoch_ends(questions, epochs, newest).items()
+        for p, ends in epoch_ends(reader, epochs, newest).items()
     }
-    known = read_since(questions, settings, len(fingerprints))
+    known = read_since(reader, settings, len(fingerprints))
     return Fingerprints(*fixed, ended, read_spans(fingerprints, known, generations[1:]))
 
 
@@ -123,13 +123,13 @@ def read_spans(
 
 
 def read_since(
-    questions: Questions, settings: Settings, epochs: int
+    reader: TableReader, settings: Settings, epochs: int
 ) -> dict[int, dict[TopicPartition, int]]:
     """Return, by the number of an epoch, where bronze began to read by its rules.
 
     Epochs by whose rules it has read nothing are missing.
     """
-    kept = kept_facts(questions)
+    kept = kept_facts(reader)
     found = dict[int, dict[TopicPartition, int]]()
     for number in range(1, epochs):
         for source in settings.inputs:
@@ -142,7 +142,7 @@ def read_since(
 
 
 def keep_read_since(
-    questions: Questions,
+    reader: TableReader,
     append: Append,
     settings: Settings,
     epochs: Epochs,
@@ -158,15 +158,15 @@ def keep_read_since(
         ).decode()
         for source, mine in next_offsets.items()
     }
-    keep_facts(questions, append, settings, facts)
+    keep_facts(reader, append, settings, facts)
 
 
-def is_noted(questions: Questions, settings: Settings, number: int) -> bool:
+def is_noted(reader: TableReader, settings: Settings, number: int) -> bool:
     """Return True where it is known where bronze began to read by the rules of an epoch.
 
     Of the first epoch, it always is.
     """
-    return number == 0 or number in read_since(questions, settings, number + 1)
+    return number == 0 or number in read_since(reader, settings, number + 1)
 
 
 def _fact(number: int, source: str) -> str:

@@ -13,11 +13,11 @@ from typing import Any, Final, NamedTuple
 import pyarrow as pa
 
 from pipelines.core.plan import TopicPartition
-from pipelines.core.sequence import Tail
+from pipelines.core.sequence import SequenceTail
 from pipelines.core.types import own_columns
 from pipelines.errors import ConfigurationError
 from pipelines.lake import tables
-from pipelines.lake.questions import Condition, Questions, Where, row_count
+from pipelines.lake.table_reader import Condition, TableReader, Where, row_count
 from pipelines.settings import Settings
 
 _TAIL: Final = ("seq", "event_time", "merge_key", "due", "closed_at", "tenant")
@@ -39,7 +39,7 @@ class Generation(NamedTuple):
     number: int
     from_batch: int
     begin: Mapping[TopicPartition, int]
-    tails: Mapping[int, Tail]
+    tails: Mapping[int, SequenceTail]
     kind: str = "start"
     decided_at: int = 0
     reason: str = ""
@@ -83,21 +83,21 @@ class Generations(tuple[Generation, ...]):
         ]
 
 
-def read_generations(questions: Questions, settings: Settings) -> Generations:
+def read_generations(reader: TableReader, settings: Settings) -> Generations:
     """Return the generations of a lake as they are now.
 
     A lake that an earlier version has begun has one.
     """
-    if not questions.exists(tables.GENERATIONS):
-        return _of_earlier_version(questions, settings)
+    if not reader.exists(tables.GENERATIONS):
+        return _of_earlier_version(reader, settings)
     names = tables.layout(settings)[tables.GENERATIONS].schema.names
     by_number: dict[int, list[dict[str, Any]]] = {}
-    for row in questions.select(
+    for row in reader.select(
         tables.GENERATIONS, [name for name in names if name != "topic"]
     ).to_pylist():
         by_number.setdefault(row["generation"], []).append(row)
     if not by_number:
-        return _of_earlier_version(questions, settings)
+        return _of_earlier_version(reader, settings)
     return Generations(_generation(number, rows) for number, rows in sorted(by_number.items()))
 
 
@@ -113,9 +113,9 @@ def _generation(number: int, rows: Sequence[Mapping[str, Any]]) -> Generation:
     return Generation(number, first["from_batch"], begin, tails, *of_all)
 
 
-def _tail(row: Mapping[str, Any]) -> Tail:
+def _tail(row: Mapping[str, Any]) -> SequenceTail:
     seq, event_time, key, due, closed_at, tenant = (row[name] for name in _TAIL)
-    return Tail(seq, event_time, key, None, due, closed_at, tenant or "")
+    return SequenceTail(seq, event_time, key, None, due, closed_at, tenant or "")
 
 
 def generation_rows(settings: Settings, generation: Generation) -> pa.Table:
@@ -154,19 +154,19 @@ def generation_rows(settings: Settings, generation: Generation) -> pa.Table:
     return tables.layout(settings)[tables.GENERATIONS].rows_of(rows)
 
 
-def is_begun(questions: Questions) -> bool:
+def is_begun(reader: TableReader) -> bool:
     """Return True where the table says where the lake begins."""
-    return questions.exists(tables.GENERATIONS) and row_count(questions, tables.GENERATIONS) > 0
+    return reader.exists(tables.GENERATIONS) and row_count(reader, tables.GENERATIONS) > 0
 
 
-def _of_earlier_version(questions: Questions, settings: Settings) -> Generations:
+def _of_earlier_version(reader: TableReader, settings: Settings) -> Generations:
     """Return the only generation of a lake that an earlier version has begun, if there is one.
 
     Raises ConfigurationError where the lake has had a jump.
     """
-    if not _has_begun(questions, settings):
+    if not _has_begun(reader, settings):
         return Generations()
-    if _has_jumped(questions):
+    if _has_jumped(reader):
         raise ConfigurationError(
             f"{tables.PROGRESS}: this lake has had a `watersmeet reset` under an earlier version, "
             "after which nobody can say "
@@ -176,22 +176,22 @@ def _of_earlier_version(questions: Questions, settings: Settings) -> Generations
     begin: dict[TopicPartition, int] = {}
     of_tables = [(tables.RESETS, "to_offset"), (tables.RECOVERED, "offset")]
     for table, column in of_tables:
-        if questions.exists(table):
+        if reader.exists(table):
             of_source: Where = [
-                [("source", "is not null", None), *_of_no_generation(questions, table)]
+                [("source", "is not null", None), *_of_no_generation(reader, table)]
             ]
-            rows = questions.select(table, ["source", "partition", column], of_source).to_pylist()
+            rows = reader.select(table, ["source", "partition", column], of_source).to_pylist()
             for row in rows:
                 tp = TopicPartition(row["source"], row["partition"])
                 begin[tp] = min(row[column], begin.get(tp, row[column]))
-    partitions = {tp.partition for tp in begin} | _partitions(questions, settings)
+    partitions = {tp.partition for tp in begin} | _partitions(reader, settings)
     every = [TopicPartition(source, p) for source in settings.inputs for p in sorted(partitions)]
     return Generations(
         [Generation(0, 0, dict.fromkeys(every, 0) | begin, {}, reason="an earlier version")]
     )
 
 
-def _has_begun(questions: Questions, settings: Settings) -> bool:
+def _has_begun(reader: TableReader, settings: Settings) -> bool:
     with_rows = [
         tables.PROGRESS,
         tables.RECOVERED,
@@ -199,39 +199,38 @@ def _has_begun(questions: Questions, settings: Settings) -> bool:
         *map(tables.bronze, settings.sources),
     ]
     return any(
-        questions.exists(table)
-        and row_count(questions, table, [_of_no_generation(questions, table)]) > 0
+        reader.exists(table) and row_count(reader, table, [_of_no_generation(reader, table)]) > 0
         for table in with_rows
     )
 
 
-def _of_no_generation(questions: Questions, table: str) -> list[Condition]:
+def _of_no_generation(reader: TableReader, table: str) -> list[Condition]:
     """Return the condition for rows without a generation.
 
     Rows with one were written by a start that was cut short, and decide nothing.
     """
-    return [("generation", "is null", None)] if own_generation(questions, table) else []
+    return [("generation", "is null", None)] if own_generation(reader, table) else []
 
 
-def _has_jumped(questions: Questions) -> bool:
+def _has_jumped(reader: TableReader) -> bool:
     return (
-        questions.exists(tables.PROGRESS)
-        and row_count(questions, tables.PROGRESS, [[("reason", "is not null", None)]]) > 0
+        reader.exists(tables.PROGRESS)
+        and row_count(reader, tables.PROGRESS, [[("reason", "is not null", None)]]) > 0
     )
 
 
-def _partitions(questions: Questions, settings: Settings) -> set[int]:
+def _partitions(reader: TableReader, settings: Settings) -> set[int]:
     found: set[int] = set()
     for table in [tables.PROGRESS, *map(tables.bronze, settings.sources)]:
-        if questions.exists(table):
+        if reader.exists(table):
             found |= set(
-                questions.summary(table, ["partition"], {"rows": ("count", "*")})[
+                reader.summary(table, ["partition"], {"rows": ("count", "*")})[
                     "partition"
                 ].to_pylist()
             )
     return found
 
 
-def own_generation(questions: Questions, table: str) -> list[str]:
+def own_generation(reader: TableReader, table: str) -> list[str]:
     """Return the column `generation` if the table has it: tables of earlier versions do not."""
-    return own_columns(questions.columns(table), pa.schema([pa.field("generation", pa.int32())]))
+    return own_columns(reader.columns(table), pa.schema([pa.field("generation", pa.int32())]))

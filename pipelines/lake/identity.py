@@ -21,7 +21,7 @@ from pipelines.lake import tables
 from pipelines.lake.commits import Append, Commit
 from pipelines.lake.conflicts import suppress_conflict
 from pipelines.lake.location import Lake
-from pipelines.lake.questions import Questions, row_count
+from pipelines.lake.table_reader import TableReader, row_count
 from pipelines.settings import Settings
 
 _APPLICATION = "watersmeet-configuration"
@@ -40,7 +40,7 @@ _NO_TENANTS = ""
 """Path of the tenants of a source that has none; it is not kept."""
 
 
-def check_layout(questions: Questions, lake: Lake) -> None:
+def check_layout(reader: TableReader, lake: Lake) -> None:
     """Raise ConfigurationError where this version, as configured, cannot continue the tables.
 
     - Their layout is a later one, or one from before layouts were numbered.
@@ -49,7 +49,7 @@ def check_layout(questions: Questions, lake: Lake) -> None:
     """
     silver = tables.SILVER
     progress = tables.PROGRESS
-    properties = questions.properties(silver) if questions.exists(silver) else {}
+    properties = reader.properties(silver) if reader.exists(silver) else {}
     layout = int(properties.get(tables.LAYOUT, 0))
     known = tables.LAYOUT_VERSION
     if layout > known:
@@ -58,9 +58,9 @@ def check_layout(questions: Questions, lake: Lake) -> None:
             f"layouts up to {known}; "
             "use the version that wrote it, or a later one"
         )
-    is_numbered = tables.LAYOUT in properties or not questions.exists(silver)
+    is_numbered = tables.LAYOUT in properties or not reader.exists(silver)
     if not is_numbered or (
-        questions.exists(progress) and "silver_version" not in questions.columns(progress).names
+        reader.exists(progress) and "silver_version" not in reader.columns(progress).names
     ):
         raise ConfigurationError(
             f"lake: {lake.location} was made by an earlier version of Watersmeet, whose tables "
@@ -69,8 +69,8 @@ def check_layout(questions: Questions, lake: Lake) -> None:
             "how they are taken up"
         )
     if changed := [
-        *_other_topics(questions, lake.settings),
-        *differences(questions, _tenants(lake.settings)),
+        *_other_topics(reader, lake.settings),
+        *differences(reader, _tenants(lake.settings)),
     ]:
         raise ConfigurationError(changed[0])
 
@@ -101,8 +101,8 @@ def identity(settings: Settings, partitions: int, topic_ids: Mapping[str, str]) 
     return {**facts, **_tenants(settings)}
 
 
-def _other_topics(questions: Questions, settings: Settings) -> Iterator[str]:
-    kept = _kept(questions) if questions.exists(tables.CONFIGURATION) else {}
+def _other_topics(reader: TableReader, settings: Settings) -> Iterator[str]:
+    kept = _kept(reader) if reader.exists(tables.CONFIGURATION) else {}
     for name, source in settings.sources.items():
         before = kept.get(field := f"sources.{name}.topic")
         if before is not None and len(_topics(before)) != len(source.topics):
@@ -164,17 +164,17 @@ def _joined(paths: str | tuple[str, ...]) -> str:
     return paths if isinstance(paths, str) else ", ".join(paths)
 
 
-def differences(questions: Questions, facts: Mapping[str, str]) -> list[str]:
+def differences(reader: TableReader, facts: Mapping[str, str]) -> list[str]:
     """Return a sentence for everything that is not as it was when the lake was begun.
 
     Nothing for a lake that was not begun yet.
     """
-    return _differences(_kept(questions) if questions.exists(tables.CONFIGURATION) else {}, facts)
+    return _differences(_kept(reader) if reader.exists(tables.CONFIGURATION) else {}, facts)
 
 
-def check_rules_of_layout_1(questions: Questions, settings: Settings) -> None:
+def check_rules_of_layout_1(reader: TableReader, settings: Settings) -> None:
     """Raise ConfigurationError where a lake of layout 1 was begun with other rules than these."""
-    kept = _kept(questions)
+    kept = _kept(reader)
     facts = rules_of_layout_1(settings)
     if "merge.timeout" not in kept:  # the lake is of a later layout, and begins now
         return
@@ -184,13 +184,13 @@ def check_rules_of_layout_1(questions: Questions, settings: Settings) -> None:
         raise _refusal(changed)
 
 
-def remade_topics(questions: Questions, facts: Mapping[str, str]) -> dict[str, list[str]]:
+def remade_topics(reader: TableReader, facts: Mapping[str, str]) -> dict[str, list[str]]:
     """Return the topics that kept their names but have another identity now.
 
     They are listed by the fact of their source. Sources whose topics have other names than before
     are left out.
     """
-    kept = _kept(questions) if questions.exists(tables.CONFIGURATION) else {}
+    kept = _kept(reader) if reader.exists(tables.CONFIGURATION) else {}
     names = [
         field
         for field, now in facts.items()
@@ -204,13 +204,13 @@ def remade_topics(questions: Questions, facts: Mapping[str, str]) -> dict[str, l
 
 
 def keep_moved(
-    questions: Questions, append: Append, settings: Settings, facts: Mapping[str, str]
+    reader: TableReader, append: Append, settings: Settings, facts: Mapping[str, str]
 ) -> None:
     """Keep facts in place of those that the lake has.
 
     For the lake's owner, where topics have moved.
     """
-    kept = _kept(questions)
+    kept = _kept(reader)
     now = time.time_ns() // 1_000_000
     changed = [(field, value, now) for field, value in facts.items() if kept.get(field) != value]
     if changed:
@@ -218,35 +218,35 @@ def keep_moved(
         append(
             tables.CONFIGURATION,
             rows,
-            Commit(_APPLICATION, 0, row_count(questions, tables.CONFIGURATION) + len(changed)),
+            Commit(_APPLICATION, 0, row_count(reader, tables.CONFIGURATION) + len(changed)),
         )
 
 
-def check_identity(questions: Questions, facts: Mapping[str, str]) -> None:
+def check_identity(reader: TableReader, facts: Mapping[str, str]) -> None:
     """Raise ConfigurationError where a fact differs from what the lake was begun with."""
-    if changed := differences(questions, facts):
+    if changed := differences(reader, facts):
         raise _refusal(changed)
 
 
 def keep_identity(
-    questions: Questions, append: Append, settings: Settings, facts: Mapping[str, str]
+    reader: TableReader, append: Append, settings: Settings, facts: Mapping[str, str]
 ) -> None:
     """Make sure that the lake holds every fact.
 
     Raises ConfigurationError where one differs from what the lake held.
     """
-    kept = keep_facts(questions, append, settings, facts)
+    kept = keep_facts(reader, append, settings, facts)
     if changed := _differences(kept, facts):
         raise _refusal(changed)
 
 
 def keep_facts(
-    questions: Questions, append: Append, settings: Settings, facts: Mapping[str, str]
+    reader: TableReader, append: Append, settings: Settings, facts: Mapping[str, str]
 ) -> dict[str, str]:
     """Keep the facts that the lake does not hold yet, and return all that it holds."""
     table = tables.layout(settings)[tables.CONFIGURATION]
     for _ in range(_ATTEMPTS):
-        kept = _kept(questions)
+        kept = _kept(reader)
         now = time.time_ns() // 1_000_000
         missing = [
             (name, value, now)
@@ -256,14 +256,14 @@ def keep_facts(
         if not missing:
             break
         with suppress_conflict():  # of two concurrent first starts, one writes
-            number = row_count(questions, tables.CONFIGURATION) + len(missing)
+            number = row_count(reader, tables.CONFIGURATION) + len(missing)
             append(tables.CONFIGURATION, table.rows(missing), Commit(_APPLICATION, 0, number))
     return kept
 
 
-def kept_facts(questions: Questions) -> dict[str, str]:
+def kept_facts(reader: TableReader) -> dict[str, str]:
     """Return, by name, everything that the lake was begun with, or that was noted since."""
-    return _kept(questions) if questions.exists(tables.CONFIGURATION) else {}
+    return _kept(reader) if reader.exists(tables.CONFIGURATION) else {}
 
 
 def _refusal(changed: Sequence[str]) -> ConfigurationError:
@@ -272,8 +272,8 @@ def _refusal(changed: Sequence[str]) -> ConfigurationError:
     )
 
 
-def _kept(questions: Questions) -> dict[str, str]:
-    rows = questions.select(tables.CONFIGURATION, ["decided_at", "field", "value"]).sort_by(
+def _kept(reader: TableReader) -> dict[str, str]:
+    rows = reader.select(tables.CONFIGURATION, ["decided_at", "field", "value"]).sort_by(
         [("decided_at", "ascending")]
     )
     # Of a field, the last row holds: a topic may have moved.

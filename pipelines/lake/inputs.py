@@ -12,11 +12,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipelines.core.inputs import SEPARATOR, source_of, topic_of
-from pipelines.lake.questions import Condition, Where
+from pipelines.lake.table_reader import Condition, Where
 from pipelines.lake.tables import SILVER, Table
 
 
-def narrowed(table: str, where: Where) -> Where:
+def resolve_condition(table: str, where: Where) -> Where:
     """Return conditions on the table's own columns.
 
     `table` may be a part of a table, and `source` may be an input in the conditions.
@@ -35,7 +35,7 @@ def _plain(condition: Condition) -> Iterator[Condition]:
         yield condition
 
 
-def asked(
+def resolve_columns(
     columns: Sequence[str], table: str, layout: Mapping[str, Table], with_topics: Collection[str]
 ) -> Sequence[str]:
     """Return the columns to read for `columns`.
@@ -53,8 +53,10 @@ def asked(
     )
 
 
-def named(found: pa.Table, columns: Sequence[str], with_topics: Collection[str]) -> pa.Table:
-    """Return what was read with the columns of `asked`, with inputs as `source`.
+def with_input_names(
+    found: pa.Table, columns: Sequence[str], with_topics: Collection[str]
+) -> pa.Table:
+    """Return what was read with the columns of `resolve_columns`, with inputs as `source`.
 
     `columns`: those that were requested.
     """

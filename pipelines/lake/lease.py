@@ -35,7 +35,7 @@ from pipelines.lake.conflicts import suppress_conflict
 from pipelines.lake.files import Files
 from pipelines.lake.location import Lake
 from pipelines.lake.process import is_gone, process_table, start_ticks
-from pipelines.lake.questions import Questions
+from pipelines.lake.table_reader import TableReader
 
 RENEWAL_S: Final = 2.0
 SILENCE_S: Final = 20.0
@@ -105,13 +105,13 @@ def is_dead(owner: Entry) -> bool:
     )
 
 
-def last_entries(questions: Questions) -> dict[str, Entry]:
+def last_entries(reader: TableReader) -> dict[str, Entry]:
     """Return, by layer, the last entry of `leases`.
 
     A table of an earlier version lacks some of the columns.
     """
-    known = questions.columns(tables.LEASES).names
-    rows = questions.select(
+    known = reader.columns(tables.LEASES).names
+    rows = reader.select(
         tables.LEASES, [name for name in Entry._fields if name in known]
     ).to_pylist()
     return {
@@ -120,12 +120,12 @@ def last_entries(questions: Questions) -> dict[str, Entry]:
     }
 
 
-def change_under_way(questions: Questions, change: str | None = None) -> Entry | None:
+def change_under_way(reader: TableReader, change: str | None = None) -> Entry | None:
     """Return the entry of a command that changes the lake and has not released it, if any.
 
     `change`: only this command. It may have been cut short, too: `is_dead` knows more.
     """
-    entries = last_entries(questions).values() if questions.exists(tables.LEASES) else ()
+    entries = last_entries(reader).values() if reader.exists(tables.LEASES) else ()
     return next(
         (
             entry
@@ -136,14 +136,14 @@ def change_under_way(questions: Questions, change: str | None = None) -> Entry |
     )
 
 
-def check_not_changing(questions: Questions, lake: Lake, change: str) -> None:
+def check_not_changing(reader: TableReader, lake: Lake, change: str) -> None:
     """Raise LeaseTakenError while the command `change` holds layers of the lake, or was cut short.
 
     For a process that sends records without a lease, once it has fenced those before it. The
     command first takes the layers and then fences in turn, so of two that cross, one learns of the
     other.
     """
-    entry = change_under_way(questions, change)
+    entry = change_under_way(reader, change)
     if entry is not None:
         raise LeaseTakenError(entry.layer, lake.location, entry.host, entry.pid, change)
 
@@ -158,7 +158,7 @@ class Lease:
     """
 
     lake: Lake
-    questions: Questions
+    reader: TableReader
     append: Append
     layers: Sequence[str]
     change: str | None = None
@@ -261,7 +261,7 @@ class Lease:
 
     def _last(self) -> tuple[Mapping[str, Entry], int]:
         """Return the last entry of each of the layers, and the number of the next entry."""
-        entries = last_entries(self.questions)
+        entries = last_entries(self.reader)
         next_entry = max((entry.entry for entry in entries.values()), default=0) + 1
         return {
             layer: entry for layer, entry in entries.items() if layer in self.layers
@@ -273,7 +273,7 @@ class Lease:
         Return True where it was this process that wrote it.
         """
         self._append(entry, TAKEN, token=entry)
-        holders = self.questions.select(tables.LEASES, ["holder"], [[("entry", "=", entry)]])[
+        holders = self.reader.select(tables.LEASES, ["holder"], [[("entry", "=", entry)]])[
             "holder"
         ].to_pylist()
         is_ours = set(holders) == {self._holder}

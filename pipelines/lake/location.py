@@ -49,12 +49,12 @@ def local_path(address: str) -> str:
 class Lake:
     """The tables of one configuration.
 
-    `borrowed`: by table name, another lake that has the table and is only read. A rebuild borrows
-    bronze and the idle decisions of the lake that it checks.
+    `external_tables`: by table name, another lake that has the table and is only read. A rebuild
+    borrows bronze and the idle decisions of the lake that it checks.
     """
 
     settings: Settings
-    borrowed: Mapping[str, Lake] = field(default_factory=dict)
+    external_tables: Mapping[str, Lake] = field(default_factory=dict)
 
     @cached_property
     def layout(self) -> dict[str, Table]:
@@ -88,17 +88,19 @@ class Lake:
         """
         return self.settings.storage
 
-    def home(self, table: str) -> Lake:
+    def owning_lake(self, table: str) -> Lake:
         """Return the lake that holds a table, or a part of one.
 
         That is this one, or the one it is borrowed from.
         """
         name = source_of(table)
-        return self.borrowed[name].home(name) if name in self.borrowed else self
+        return (
+            self.external_tables[name].owning_lake(name) if name in self.external_tables else self
+        )
 
     def address(self, table: str) -> str:
         """Return the path or URI `<lake>/<table>`, or the quoted name in the catalog."""
-        location = self.home(table).settings.lake
+        location = self.owning_lake(table).settings.lake
         table = source_of(table)
         if isinstance(location, CatalogLake):
             return f"`{location.catalog}`.`{location.schema_name}`.`{table}`"
@@ -113,7 +115,7 @@ class Lake:
         """
         location = self.settings.lake
         if isinstance(location, CatalogLake) or any(
-            lake.needs_spark for lake in self.borrowed.values()
+            lake.needs_spark for lake in self.external_tables.values()
         ):
             return True
         scheme = scheme_of(location)

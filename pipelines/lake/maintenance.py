@@ -1,7 +1,7 @@
 """Maintenance that keeps tables small: it compacts, deletes old rows, and removes old files.
 
-`keep` says which rows are old (`pipelines.operations.keeping`), `retention` which files. The owner
-of a layer does it between two batches, so nothing is ever rewritten under a writer's hands.
+`keep` says which rows are old (`pipelines.operations.retention`), `retention` which files. The
+owner of a layer does it between two batches, so nothing is ever rewritten under a writer's hands.
 Compaction changes no row, and only files that no version within the retention uses are deleted. The
 Delta log and the history reach back as far.
 """
@@ -92,7 +92,7 @@ def maintain(
         expire(name)
         before = _compact(engine, name)
         removed = _vacuum(engine, name)
-        after = engine.questions.file_count(name)
+        after = engine.reader.file_count(name)
         done.append(
             {"table": name, "files_before": before, "files": after, "old_files_removed": removed}
         )
@@ -105,13 +105,13 @@ def keep_properties(engine: Engine, table: str) -> None:
     For the table's owner alone.
     """
     wanted = engine.lake.layout[table].properties
-    if wanted.items() - engine.questions.properties(table).items():
+    if wanted.items() - engine.reader.properties(table).items():
         engine.set_properties(table, wanted)
 
 
 def _compact(engine: Engine, table: str, file_bytes: int = FILE_BYTES) -> int:
     """Compact a table that has more than `FEW_FILES` files, and return how many it had."""
-    before = engine.questions.file_count(table)
+    before = engine.reader.file_count(table)
     if before > FEW_FILES:
         engine.compact(table, file_bytes)
     return before

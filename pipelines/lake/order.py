@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
-from pipelines.core.sequence import PLAIN, Place, Tail
+from pipelines.core.sequence import PLAIN, SequenceTail, SortKey
 from pipelines.core.types import DUE, TENANT, has_due, has_tenants, own_columns
 from pipelines.lake import tables
-from pipelines.lake.questions import Condition, Questions
+from pipelines.lake.table_reader import Condition, TableReader
 
-_BEFORE_ALL: Final = Place(PLAIN, b"", -1, b"")
+_BEFORE_ALL: Final = SortKey(PLAIN, b"", -1, b"")
 
 
 class Order(NamedTuple):
@@ -27,7 +27,7 @@ class Order(NamedTuple):
         """The first column, which is a time."""
         return self.columns[0]
 
-    def since(self, tails: Mapping[int, Tail], partitions: Iterable[int]) -> dict[int, int]:
+    def since(self, tails: Mapping[int, SequenceTail], partitions: Iterable[int]) -> dict[int, int]:
         """Return, by partition, the time (ms) of the tail, or -1 without one.
 
         Partitions whose tail sorts after all records of this order are left out.
@@ -48,26 +48,26 @@ BY_TENANT: Final = Order(["closed_at", "tenant", "due", "merge_key"])
 """Order where there are tenants."""
 
 
-def due_columns(questions: Questions) -> list[str]:
+def due_columns(reader: TableReader) -> list[str]:
     """Return the columns of `DUE` that silver has: both, or none."""
-    return own_columns(questions.columns(tables.SILVER), DUE)
+    return own_columns(reader.columns(tables.SILVER), DUE)
 
 
-def place_columns(questions: Questions) -> list[str]:
+def place_columns(reader: TableReader) -> list[str]:
     """Return the columns of silver that give a merge record its place in the order of publication.
 
     They are what `sequence.place_of` takes.
     """
-    silver = questions.columns(tables.SILVER)
+    silver = reader.columns(tables.SILVER)
     return ["event_time", "merge_key", *own_columns(silver, DUE), *own_columns(silver, TENANT)]
 
 
-def orders(questions: Questions) -> list[Order]:
+def orders(reader: TableReader) -> list[Order]:
     """Return the orders in which silver is published, one after the other.
 
     What a timeout closed before there was a window comes first.
     """
-    silver = questions.columns(tables.SILVER)
+    silver = reader.columns(tables.SILVER)
     if has_tenants(silver):
         return [BY_TENANT]
     if not has_due(silver):

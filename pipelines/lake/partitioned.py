@@ -35,7 +35,7 @@ MAX_FILES: Final = 256
 
 
 def by_key(
-    pieces: Iterable[pa.Table], schema: pa.Schema, count: int, folder: Path
+    chunks: Iterable[pa.Table], schema: pa.Schema, count: int, folder: Path
 ) -> Iterator[pa.Table]:
     """Yield rows of silver in about `count` pieces, with all rows of a key in one.
 
@@ -45,13 +45,13 @@ def by_key(
     paths = [folder / f"{number}.arrow" for number in range(count)]
     options = pa.ipc.IpcWriteOptions(compression="lz4")
     writers = [pa.ipc.new_stream(path, schema, options=options) for path in paths]
-    for piece in pieces:
+    for chunk in chunks:
         keys = zip(
-            *(piece[name].to_pylist() for name in ("partition", "tenant", "merge_key")), strict=True
+            *(chunk[name].to_pylist() for name in ("partition", "tenant", "merge_key")), strict=True
         )
         numbers = np.array([zlib.crc32(repr(key).encode()) % count for key in keys])
         for number in np.unique(numbers):
-            writers[number].write_table(piece.filter(pa.array(numbers == number)))
+            writers[number].write_table(chunk.filter(pa.array(numbers == number)))
     for writer, path in zip(writers, paths, strict=True):
         writer.close()
         with pa.ipc.open_stream(path) as rows:
@@ -76,14 +76,14 @@ class PartitionedFiles:
         self._schema = schema.remove(schema.get_field_index(by))
         self._counted = [field.name for field in self._schema if field.type in _COUNTED]
 
-    def write(self, pieces: Iterable[pa.Table]) -> list[AddAction]:
+    def write(self, chunks: Iterable[pa.Table]) -> list[AddAction]:
         """Write all rows, a row group for each piece; return the files' entries for a commit."""
         added: list[AddAction] = []
         writers: dict[str, pq.ParquetWriter] = {}
-        for piece in pieces:
-            for value in pc.unique(piece[self._by]).to_pylist():
+        for chunk in chunks:
+            for value in pc.unique(chunk[self._by]).to_pylist():
                 rows = (
-                    piece.filter(pc.equal(piece[self._by], value))
+                    chunk.filter(pc.equal(chunk[self._by], value))
                     .select(self._schema.names)
                     .cast(self._schema)
                 )

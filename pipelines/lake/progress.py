@@ -14,7 +14,7 @@ from pipelines.core.plan import BatchPlan, OffsetRange, TopicPartition
 from pipelines.lake import tables
 from pipelines.lake.commits import APPLICATION, Commit, last_decision
 from pipelines.lake.generations import own_generation
-from pipelines.lake.questions import Questions, Where
+from pipelines.lake.table_reader import TableReader, Where
 from pipelines.settings import Settings
 
 
@@ -104,10 +104,10 @@ def progress_rows(
     return tables.layout(settings)[tables.PROGRESS].rows(rows)
 
 
-def clocks_after(questions: Questions, batch: int) -> dict[int, int]:
+def clocks_after(reader: TableReader, batch: int) -> dict[int, int]:
     """Return, by partition, the clock (ms) after a batch, where there is one."""
     where: Where = [[("batch", "=", batch), ("clock", "is not null", None)]]
-    rows = questions.select(tables.PROGRESS, ["partition", "clock"], where).to_pylist()
+    rows = reader.select(tables.PROGRESS, ["partition", "clock"], where).to_pylist()
     return {row["partition"]: row["clock"] for row in rows}
 
 
@@ -115,28 +115,28 @@ LastBatch: TypeAlias = tuple[BatchPlan, int, Commit]
 """A batch, the version of silver that holds it, and the commit that decided it."""
 
 
-def last_batch(questions: Questions) -> LastBatch | None:
+def last_batch(reader: TableReader) -> LastBatch | None:
     """Return silver's last batch, the version of silver that holds it, and the deciding commit.
 
     None before the first. Where the log has forgotten that commit, `progress` has the batch. Then
     its notes were written, the plan says that there may be late records, and the commit has neither
     token nor facts.
     """
-    found = last_decision(questions, tables.SILVER, APPLICATION)
+    found = last_decision(reader, tables.SILVER, APPLICATION)
     if found is None:
-        return _last_noted(questions)
+        return _last_noted(reader)
     version, commit = found
     return plan_of(commit.facts), version, commit
 
 
-def _last_noted(questions: Questions) -> tuple[BatchPlan, int, Commit] | None:
-    last = questions.summary(tables.PROGRESS, [], {"batch": ("max", "batch")})["batch"][0].as_py()
+def _last_noted(reader: TableReader) -> tuple[BatchPlan, int, Commit] | None:
+    last = reader.summary(tables.PROGRESS, [], {"batch": ("max", "batch")})["batch"][0].as_py()
     if last is None:
         return None
-    columns = ["source", "partition", "position", *own_generation(questions, tables.PROGRESS)]
-    before = questions.select(tables.PROGRESS, columns, [[("batch", "=", last - 1)]]).to_pylist()
+    columns = ["source", "partition", "position", *own_generation(reader, tables.PROGRESS)]
+    before = reader.select(tables.PROGRESS, columns, [[("batch", "=", last - 1)]]).to_pylist()
     columns += ["from_offset", "until_offset", "head", "clock", "silver_version"]
-    rows = questions.select(tables.PROGRESS, columns, [[("batch", "=", last)]]).to_pylist()
+    rows = reader.select(tables.PROGRESS, columns, [[("batch", "=", last)]]).to_pylist()
     positions = {
         TopicPartition(row["source"], row["partition"]): row["position"]
         for row in before

@@ -8,73 +8,71 @@ from __future__ import annotations
 from collections.abc import Sequence
 from operator import itemgetter
 
-from pipelines.core.sequence import Tail
+from pipelines.core.sequence import SequenceTail
 from pipelines.lake import tables
-from pipelines.lake.questions import Condition, Questions
+from pipelines.lake.table_reader import Condition, TableReader
 
 
-def last_sink(questions: Questions, conditions: Sequence[Condition] = ()) -> str | None:
+def last_sink(reader: TableReader, conditions: Sequence[Condition] = ()) -> str | None:
     """Return the sink that was noted last, as `published` names it.
 
     Only rows that meet all conditions count; None where there are none.
     """
-    found = questions.summary(
+    found = reader.summary(
         tables.PUBLISHED, ["sink"], {"last": ("max", "committed_at")}, [list(conditions)]
     ).to_pylist()
     return max(found, key=itemgetter("last"))["sink"] if found else None
 
 
-def last_noted_ms(questions: Questions) -> int:
+def last_noted_ms(reader: TableReader) -> int:
     """Return the largest time (epoch ms) that a row of `published` has; 0 where there is none."""
     return (
-        questions.summary(tables.PUBLISHED, [], {"last": ("max", "committed_at")})["last"][
-            0
-        ].as_py()
+        reader.summary(tables.PUBLISHED, [], {"last": ("max", "committed_at")})["last"][0].as_py()
         or 0
     )
 
 
 def last_published(
-    questions: Questions, sink: str | None = None, until_ms: int | None = None
-) -> dict[int, Tail]:
+    reader: TableReader, sink: str | None = None, until_ms: int | None = None
+) -> dict[int, SequenceTail]:
     """Return, by partition, the last message that was noted of a sink, up to a time (epoch ms).
 
     Without a name, the sink is the one that was noted last. Empty where the table does not exist.
     """
-    if not questions.exists(tables.PUBLISHED):
+    if not reader.exists(tables.PUBLISHED):
         return {}
     known: list[Condition] = [] if until_ms is None else [("committed_at", "<=", until_ms)]
-    sink = sink or last_sink(questions, known)
+    sink = sink or last_sink(reader, known)
     if sink is None:
         return {}
     of_sink = [("sink", "=", sink), *known]
-    latest = questions.summary(
+    latest = reader.summary(
         tables.PUBLISHED, ["partition"], {"seq": ("max", "last_seq")}, [of_sink]
     )
     last = dict(zip(latest["partition"].to_pylist(), latest["seq"].to_pylist(), strict=True))
     if not last:
         return {}
     names = ["partition", "last_seq", "last_event_time", "last_key", "sink_offset"]
-    known_names = questions.columns(tables.PUBLISHED).names
+    known_names = reader.columns(tables.PUBLISHED).names
     names += [name for name in ("last_due", "last_closed_at", "last_tenant") if name in known_names]
-    found = questions.select(
+    found = reader.select(
         tables.PUBLISHED, names, [[*of_sink, ("last_seq", "in", sorted(set(last.values())))]]
     )
     rows = zip(*(found[name].to_pylist() for name in names), strict=True)
-    return {p: Tail(seq, *rest) for p, seq, *rest in rows if last[p] == seq}
+    return {p: SequenceTail(seq, *rest) for p, seq, *rest in rows if last[p] == seq}
 
 
-def last_letters(questions: Questions, sink: str) -> dict[int, dict[str, int]]:
+def last_letters(reader: TableReader, sink: str) -> dict[int, dict[str, int]]:
     """Return the offsets up to which records were noted as sent to a dead-letter topic.
 
     They are exclusive, by partition and source. `sink`: the topic and Kafka's identity of it, as
     `dead_letters` names it. Empty where the table does not exist.
     """
     noted: dict[int, dict[str, int]] = {}
-    if not questions.exists(tables.DEAD_LETTERS):
+    if not reader.exists(tables.DEAD_LETTERS):
         return noted
     of_topic = [[("sink", "=", sink)]]
-    rows = questions.summary(
+    rows = reader.summary(
         tables.DEAD_LETTERS, ["partition", "source"], {"next": ("max", "next_offset")}, of_topic
     )
     for row in rows.to_pylist():

@@ -14,7 +14,7 @@ from pipelines.errors import WatersmeetError
 from pipelines.lake import tables
 from pipelines.lake.commits import Append, Commit
 from pipelines.lake.conflicts import suppress_conflict
-from pipelines.lake.questions import Questions, walk
+from pipelines.lake.table_reader import TableReader, walk
 from pipelines.lake.tables import Table
 
 _APPLICATION: Final = "watersmeet-quality"
@@ -34,37 +34,35 @@ class Checked(NamedTuple):
     total: int
 
 
-def last_versions(questions: Questions) -> dict[tuple[str, str], int]:
+def last_versions(reader: TableReader) -> dict[tuple[str, str], int]:
     """Return, by suite and table, the version of silver up to which the suite has checked.
 
     Empty where the table does not exist.
     """
-    if not questions.exists(tables.QUALITY):
+    if not reader.exists(tables.QUALITY):
         return {}
-    found = questions.summary(
+    found = reader.summary(
         tables.QUALITY, ["suite", "table"], {"version": ("max", "version")}
     ).to_pylist()
     return {(row["suite"], row["table"]): row["version"] for row in found}
 
 
-def last_results(questions: Questions) -> list[dict[str, Any]]:
+def last_results(reader: TableReader) -> list[dict[str, Any]]:
     """Return the results of the last check of each suite and table.
 
     - `suite`, `table`, `version`, `checked_at` (epoch ms), `success`.
     - `expectations`: how many there are.
     - `failed`: how many of them failed.
     """
-    if not questions.exists(tables.QUALITY):
+    if not reader.exists(tables.QUALITY):
         return []
     by = ["suite", "table"]
-    last = questions.summary(tables.QUALITY, by, {"at": ("max", "checked_at")}).to_pylist()
+    last = reader.summary(tables.QUALITY, by, {"at": ("max", "checked_at")}).to_pylist()
     at = {(row["suite"], row["table"]): row["at"] for row in last}
     latest = [[("checked_at", "in", sorted(set(at.values())))]] if at else []
     counts = {"version": ("max", "version"), "rows": ("count", "*")}
     rows = (
-        questions.summary(
-            tables.QUALITY, [*by, "checked_at", "success"], counts, latest
-        ).to_pylist()
+        reader.summary(tables.QUALITY, [*by, "checked_at", "success"], counts, latest).to_pylist()
         if at
         else []
     )
@@ -87,7 +85,7 @@ def last_results(questions: Questions) -> list[dict[str, Any]]:
 
 
 def append_results(
-    questions: Questions, append: Append, table: Table, results: Sequence[Checked]
+    reader: TableReader, append: Append, table: Table, results: Sequence[Checked]
 ) -> None:
     """Append the results of one check in one commit; several processes may do so at once.
 
@@ -97,10 +95,10 @@ def append_results(
     mine = uuid.uuid4().hex
     rows = table.rows(results)
     for _ in range(_ATTEMPTS):
-        number = questions.version(table.name) + 1
+        number = reader.version(table.name) + 1
         with suppress_conflict():
             append(table.name, rows, Commit(_APPLICATION, 0, number, {"check": mine}))
-        if mine in _checks_since(questions, table.name, number):
+        if mine in _checks_since(reader, table.name, number):
             return
     raise WatersmeetError(
         f"results cannot be added to the table {table.name}: other checks were quicker each time; "
@@ -108,8 +106,8 @@ def append_results(
     )
 
 
-def _checks_since(questions: Questions, table: str, number: int) -> list[str]:
+def _checks_since(reader: TableReader, table: str, number: int) -> list[str]:
     """Return the checks whose results were added by this version of the table, or a later one."""
-    new = takewhile(lambda version: version.number >= number, walk(questions, table))
+    new = takewhile(lambda version: version.number >= number, walk(reader, table))
     commits = [Commit.parse(version.metadata) for version in new]
     return [str(commit.facts.get("check")) for commit in commits if commit is not None]

@@ -21,7 +21,14 @@ from pipelines.core.reading import REDRIVEN_FROM
 from pipelines.core.types import own_columns
 from pipelines.lake import tables
 from pipelines.lake.generations import Generation
-from pipelines.lake.questions import Condition, Questions, Where, in_portions, row_count, within
+from pipelines.lake.table_reader import (
+    Condition,
+    TableReader,
+    Where,
+    in_portions,
+    row_count,
+    within,
+)
 from pipelines.settings import Settings
 
 MESSAGES: Final[Where] = [[("merge_key", "is not null", None)]]
@@ -31,26 +38,26 @@ Ranges = Mapping[TopicPartition, tuple[int, int]]
 """Offsets `[from, until)` by topic-partition."""
 
 
-def has_messages(questions: Questions, generation: Generation) -> bool:
+def has_messages(reader: TableReader, generation: Generation) -> bool:
     """Return True where a generation knows messages that were read back from the sink."""
-    return generation.number == 0 and row_count(questions, tables.RECOVERED, MESSAGES) > 0
+    return generation.number == 0 and row_count(reader, tables.RECOVERED, MESSAGES) > 0
 
 
-def read_since(questions: Questions, generation: Generation) -> dict[int, int]:
+def read_since(reader: TableReader, generation: Generation) -> dict[int, int]:
     """Return, by partition, the position (ms) from which on a lost lake's records are merged.
 
     A record counts by the position of its tenant. Empty without tenants.
     """
-    if generation.number or "since" not in questions.columns(tables.RECOVERED).names:
+    if generation.number or "since" not in reader.columns(tables.RECOVERED).names:
         return {}
-    found = questions.select(
+    found = reader.select(
         tables.RECOVERED, ["partition", "since"], [[("since", "is not null", None)]]
     )
     return dict(zip(found["partition"].to_pylist(), found["since"].to_pylist(), strict=True))
 
 
 def read_out(
-    questions: Questions, generation: Generation, ranges: Ranges | None = None
+    reader: TableReader, generation: Generation, ranges: Ranges | None = None
 ) -> dict[TopicPartition, Int64s]:
     """Return, by topic-partition, the offsets of records that a generation skips, in order.
 
@@ -62,8 +69,8 @@ def read_out(
     )
     return joined(
         [
-            *parts_of_messages(questions, generation, within_all),
-            *_copies(questions, generation, within_all),
+            *parts_of_messages(reader, generation, within_all),
+            *_copies(reader, generation, within_all),
         ]
     )
 
@@ -94,7 +101,7 @@ def rows_of_parts(settings: Settings, out: Mapping[TopicPartition, Int64s]) -> l
 
 
 def parts_of_messages(
-    questions: Questions,
+    reader: TableReader,
     generation: Generation,
     ranges: Mapping[TopicPartition, tuple[int, int | None]],
 ) -> Iterator[tuple[TopicPartition, Int64s]]:
@@ -109,7 +116,7 @@ def parts_of_messages(
         ("until_offset", "is not null", None),
     ]
     terms.append(("until_offset", ">", min(since for since, _ in ranges.values())))
-    for row in questions.select(
+    for row in reader.select(
         tables.RECOVERED, ["source", "partition", "offset", "until_offset"], [terms]
     ).to_pylist():
         tp = TopicPartition(row["source"], row["partition"])
@@ -121,7 +128,7 @@ def parts_of_messages(
 
 
 def _copies(
-    questions: Questions,
+    reader: TableReader,
     generation: Generation,
     ranges: Mapping[TopicPartition, tuple[int, int | None]],
 ) -> Iterator[tuple[TopicPartition, Int64s]]:
@@ -132,17 +139,17 @@ def _copies(
     """
     for source in sorted({tp.source for tp in ranges}):
         table = tables.bronze(source)
-        if not own_columns(questions.columns(table), pa.schema([REDRIVEN_FROM])):
+        if not own_columns(reader.columns(table), pa.schema([REDRIVEN_FROM])):
             continue
         mine = {tp.partition: of_tp for tp, of_tp in ranges.items() if tp.source == source}
         copies: Where = [
             [*terms, (REDRIVEN_FROM.name, "is not null", None)] for terms in within(mine)
         ]
-        rows = questions.select(
+        rows = reader.select(
             table, ["partition", "offset", REDRIVEN_FROM.name, "key", "value"], copies
         ).to_pylist()
         originals = _records_at(
-            questions, table, {(row["partition"], row[REDRIVEN_FROM.name]) for row in rows}
+            reader, table, {(row["partition"], row[REDRIVEN_FROM.name]) for row in rows}
         )
         passed = defaultdict(list)
         for row in rows:
@@ -158,7 +165,7 @@ def _copies(
 
 
 def _records_at(
-    questions: Questions, table: str, places: Collection[tuple[int, int]]
+    reader: TableReader, table: str, places: Collection[tuple[int, int]]
 ) -> dict[tuple[int, int], tuple[bytes | None, bytes | None]]:
     """Return, by partition and offset, the key and value of records that were not refused."""
     found = {}
@@ -167,8 +174,6 @@ def _records_at(
             [("partition", "=", p), ("offset", "=", offset), ("reason", "is null", None)]
             for p, offset in some
         ]
-        for row in questions.select(
-            table, ["partition", "offset", "key", "value"], where
-        ).to_pylist():
+        for row in reader.select(table, ["partition", "offset", "key", "value"], where).to_pylist():
             found[row["partition"], row["offset"]] = row["key"], row["value"]
     return found

@@ -11,10 +11,10 @@ from pipelines.errors import ConfigurationError
 from pipelines.lake import tables
 from pipelines.lake.commits import Commit
 from pipelines.lake.location import Lake
-from pipelines.lake.questions import Questions, walk
+from pipelines.lake.table_reader import TableReader, walk
 
 
-def check_not_restored(questions: Questions, lake: Lake) -> None:
+def check_not_restored(reader: TableReader, lake: Lake) -> None:
     """Raise ConfigurationError where a table was restored to before a commit of the layers.
 
     All tables that the layers write are checked.
@@ -28,17 +28,17 @@ def check_not_restored(questions: Questions, lake: Lake) -> None:
         tables.RESETS,
     ]
     for table in (*filter(tables.has_records, lake.layout), *noted, tables.DEAD_LETTERS):
-        if questions.exists(table):
-            check_table(questions, lake, table)
+        if reader.exists(table):
+            check_table(reader, lake, table)
 
 
-def check_table(questions: Questions, lake: Lake, table: str) -> None:
+def check_table(reader: TableReader, lake: Lake, table: str) -> None:
     """Raise ConfigurationError where this table was restored to before a commit of the layers."""
-    undone = _undone(questions, table)
+    undone = _undone(reader, table)
     if undone is not None:
         restore, version = undone
         address = lake.address(table)
-        name = address if lake.home(table).is_catalog else f"delta.`{address}`"
+        name = address if lake.owning_lake(table).is_catalog else f"delta.`{address}`"
         raise ConfigurationError(
             f"lake: {table} was taken back by somebody's RESTORE (its version {restore}), and what "
             "was written to it until its "
@@ -49,14 +49,14 @@ def check_table(questions: Questions, lake: Lake, table: str) -> None:
         )
 
 
-def _undone(questions: Questions, table: str) -> tuple[int, int] | None:
+def _undone(reader: TableReader, table: str) -> tuple[int, int] | None:
     """Return the versions of a restore and of the last owner's commit that it has undone.
 
     None where there is no such restore.
     """
     restore: int | None = None
     until: int | None = None
-    for version in walk(questions, table):
+    for version in walk(reader, table):
         is_undone = until is not None and version.number > until
         commit = Commit.parse(version.metadata)
         if commit is not None and not commit.is_fence:

@@ -12,7 +12,7 @@ from pipelines.core.avro_schema import UNKNOWN, AvroSchema
 from pipelines.core.columns import times_ms
 from pipelines.errors import WatersmeetError
 from pipelines.lake import tables
-from pipelines.lake.questions import Questions
+from pipelines.lake.table_reader import TableReader
 from pipelines.settings import Settings
 
 
@@ -25,46 +25,44 @@ class _Kept(dict[int, str]):
         )
 
 
-def known_schemas(questions: Questions, source: str) -> Mapping[int, str]:
+def known_schemas(reader: TableReader, source: str) -> Mapping[int, str]:
     """Return, by id, the schemas that the lake keeps of a source.
 
     One that the registry did not have is `UNKNOWN`. Looking up any other id raises WatersmeetError.
     """
     return _Kept(
-        {schema_id: text or UNKNOWN for schema_id, (text, _) in _rows(questions, source).items()}
+        {schema_id: text or UNKNOWN for schema_id, (text, _) in _rows(reader, source).items()}
     )
 
 
-def unknown_schemas(questions: Questions, source: str) -> dict[int, int]:
+def unknown_schemas(reader: TableReader, source: str) -> dict[int, int]:
     """Return the ids of schemas that a source waits for, each with the time since when (epoch ms).
 
     The registry lacks them so far.
     """
     return {
         schema_id: since
-        for schema_id, (text, since) in _rows(questions, source).items()
+        for schema_id, (text, since) in _rows(reader, source).items()
         if text is None
     }
 
 
-def given_up_schemas(questions: Questions, source: str) -> set[int]:
+def given_up_schemas(reader: TableReader, source: str) -> set[int]:
     """Return the ids of schemas that a source no longer waits for.
 
     The registry did not have them.
     """
-    return {
-        schema_id for schema_id, (text, _) in _rows(questions, source).items() if text == UNKNOWN
-    }
+    return {schema_id for schema_id, (text, _) in _rows(reader, source).items() if text == UNKNOWN}
 
 
-def _rows(questions: Questions, source: str) -> dict[int, tuple[str | None, int]]:
+def _rows(reader: TableReader, source: str) -> dict[int, tuple[str | None, int]]:
     """Return, by id, a schema and when it was seen (epoch ms).
 
     A schema that the registry lacks is None while it is waited for, then `UNKNOWN`.
     """
-    if not questions.exists(tables.WRITER_SCHEMAS):
+    if not reader.exists(tables.WRITER_SCHEMAS):
         return {}
-    found = questions.select(
+    found = reader.select(
         tables.WRITER_SCHEMAS, ["writer_schema", "schema", "seen_at"], [[("source", "=", source)]]
     )
     columns = (
@@ -78,7 +76,7 @@ def _rows(questions: Questions, source: str) -> dict[int, tuple[str | None, int]
     return {schema_id: (text, at) for schema_id, text, at in rows}
 
 
-def avro_schemas(questions: Questions, settings: Settings) -> dict[str, AvroSchema]:
+def avro_schemas(reader: TableReader, settings: Settings) -> dict[str, AvroSchema]:
     """Return the schema of each source whose values are Avro.
 
     It knows how everything that is in bronze by now was written.
@@ -87,7 +85,7 @@ def avro_schemas(questions: Questions, settings: Settings) -> dict[str, AvroSche
         name: source.avro_schema for name, source in settings.sources.items() if source.avro_schema
     }
     return {
-        name: replace(schema, writers=known_schemas(questions, name))
+        name: replace(schema, writers=known_schemas(reader, name))
         if settings.sources[name].registry
         else schema
         for name, schema in found.items()

@@ -19,7 +19,14 @@ from pipelines.core.inputs import source_of
 from pipelines.errors import WatersmeetError
 from pipelines.lake import tables
 from pipelines.lake.commits import Commit, last_commit
-from pipelines.lake.questions import Aggregates, Questions, Version, VersionGoneError, Where, walk
+from pipelines.lake.table_reader import (
+    Aggregates,
+    TableReader,
+    Version,
+    VersionGoneError,
+    Where,
+    walk,
+)
 from pipelines.settings import Settings
 
 ATTEMPTS: Final = 100
@@ -48,26 +55,26 @@ class IncompleteBatchError(WatersmeetError):
         )
 
 
-class Snapshot(Questions):
-    """`Questions` about one moment: every answer is of that moment.
+class Snapshot(TableReader):
+    """`TableReader` about one moment: every answer is of that moment.
 
     A table that did not exist then does not exist here. `is_exact`: True where no table changed
     while the versions were taken.
     """
 
-    def __init__(self, questions: Questions, settings: Settings) -> None:
+    def __init__(self, reader: TableReader, settings: Settings) -> None:
         """Take the versions that the tables of a lake have now."""
-        self._questions = questions
+        self._reader = reader
         self._names = frozenset(tables.layout(settings))
-        self._versions, self.is_exact = _versions(questions, self._names)
+        self._versions, self.is_exact = _versions(reader, self._names)
         self._before: frozenset[str] = frozenset()
         """The tables that are read at a version before that moment's (`before`)."""
 
     @property
     def is_past(self) -> bool:
         """True where a table has another version by now, or exists and did not then."""
-        now = {name for name in self._names - self._versions.keys() if self._questions.exists(name)}
-        return bool(now) or any(self._questions.has_moved(*each) for each in self._versions.items())
+        now = {name for name in self._names - self._versions.keys() if self._reader.exists(name)}
+        return bool(now) or any(self._reader.has_moved(*each) for each in self._versions.items())
 
     def has_changed_since(self, table: str) -> bool:
         """Return True where rows of a table have been deleted or changed since that moment.
@@ -76,7 +83,7 @@ class Snapshot(Questions):
         """
         if (version := self._versions.get(source_of(table))) is None:
             return False
-        since = (commit for commit in walk(self._questions, table) if commit.number > version)
+        since = (commit for commit in walk(self._reader, table) if commit.number > version)
         return any(commit.operation in _CHANGING for commit in since)
 
     def before(self, commit: Commit) -> Snapshot:
@@ -94,25 +101,23 @@ class Snapshot(Questions):
         return found
 
     def exists(self, table: str) -> bool:
-        """See `Questions`."""
+        """See `TableReader`."""
         name = source_of(table)
-        return name in self._versions if name in self._names else self._questions.exists(table)
+        return name in self._versions if name in self._names else self._reader.exists(table)
 
     def select(
         self, table: str, columns: Sequence[str], where: Where = (), *, version: int | None = None
     ) -> pa.Table:
-        """See `Questions`."""
+        """See `TableReader`."""
         return self._asked(
-            table, version, lambda at: self._questions.select(table, columns, where, version=at)
+            table, version, lambda at: self._reader.select(table, columns, where, version=at)
         )
 
     def rows(
         self, table: str, columns: Sequence[str], where: Where = (), version: int | None = None
     ) -> pa.Table:
-        """See `Questions`."""
-        return self._asked(
-            table, version, lambda at: self._questions.rows(table, columns, where, at)
-        )
+        """See `TableReader`."""
+        return self._asked(table, version, lambda at: self._reader.rows(table, columns, where, at))
 
     def summary(
         self,
@@ -123,43 +128,43 @@ class Snapshot(Questions):
         *,
         version: int | None = None,
     ) -> pa.Table:
-        """See `Questions`."""
+        """See `TableReader`."""
         return self._asked(
-            table, version, lambda at: self._questions.summary(table, by, values, where, version=at)
+            table, version, lambda at: self._reader.summary(table, by, values, where, version=at)
         )
 
     def history(self, table: str, limit: int | None = None) -> list[Version]:
-        """See `Questions`. Commits since that moment are left out."""
+        """See `TableReader`. Commits since that moment are left out."""
         last = self._versions.get(source_of(table))
         if last is None:
-            return self._questions.history(table, limit)
-        known = (version for version in walk(self._questions, table) if version.number <= last)
+            return self._reader.history(table, limit)
+        known = (version for version in walk(self._reader, table) if version.number <= last)
         return list(islice(known, limit))
 
     def version(self, table: str) -> int:
-        """See `Questions`."""
+        """See `TableReader`."""
         found = self._versions.get(source_of(table))
-        return self._questions.version(table) if found is None else found
+        return self._reader.version(table) if found is None else found
 
     def columns(self, table: str, version: int | None = None) -> pa.Schema:
-        """See `Questions`."""
-        return self._questions.columns(table, self._version(table, version))
+        """See `TableReader`."""
+        return self._reader.columns(table, self._version(table, version))
 
     def properties(self, table: str) -> dict[str, str]:
-        """See `Questions`. Returns the current ones."""
-        return self._questions.properties(table)
+        """See `TableReader`. Returns the current ones."""
+        return self._reader.properties(table)
 
     def unknown_features(self, table: str, *, for_writing: bool) -> Sequence[str]:
-        """See `Questions`. Returns the current ones."""
-        return self._questions.unknown_features(table, for_writing=for_writing)
+        """See `TableReader`. Returns the current ones."""
+        return self._reader.unknown_features(table, for_writing=for_writing)
 
     def file_count(self, table: str) -> int:
-        """See `Questions`. Returns the current one."""
-        return self._questions.file_count(table)
+        """See `TableReader`. Returns the current one."""
+        return self._reader.file_count(table)
 
     def row_bytes(self, table: str) -> int:
-        """See `Questions`. Returns the current one."""
-        return self._questions.row_bytes(table)
+        """See `TableReader`. Returns the current one."""
+        return self._reader.row_bytes(table)
 
     def _version(self, table: str, version: int | None) -> int | None:
         return self._versions.get(source_of(table)) if version is None else version
@@ -178,29 +183,29 @@ class Snapshot(Questions):
         except VersionGoneError as error:
             if version is None and source_of(table) in self._before:
                 raise IncompleteBatchError(error.table, error.version) from None
-            if version is not None or at is None or self._questions.has_moved(source_of(table), at):
+            if version is not None or at is None or self._reader.has_moved(source_of(table), at):
                 raise
             return ask(None)
 
 
-def _versions(questions: Questions, names: Collection[str]) -> tuple[Mapping[str, int], bool]:
+def _versions(reader: TableReader, names: Collection[str]) -> tuple[Mapping[str, int], bool]:
     """Return the last version of each existing table, and whether they belong together.
 
     True where all of them were the last ones at the same moment.
     """
-    versions = dict(_last_versions(questions, names))
+    versions = dict(_last_versions(reader, names))
     missing = [name for name in names if name not in versions]
     with ThreadPoolExecutor(_THREADS) as pool:
         for _ in range(ATTEMPTS):
-            moved = list(pool.map(lambda each: questions.has_moved(*each), versions.items()))
-            new = [name for name in missing if questions.exists(name)]
+            moved = list(pool.map(lambda each: reader.has_moved(*each), versions.items()))
+            new = [name for name in missing if reader.exists(name)]
             if not any(moved) and not new:
                 return versions, True
             again = [name for name, has_moved in zip(versions, moved, strict=True) if has_moved]
-            versions |= dict(_last_versions(questions, [*again, *new]))
+            versions |= dict(_last_versions(reader, [*again, *new]))
             missing = [name for name in missing if name not in versions]
     return versions, False
 
 
-def _last_versions(questions: Questions, names: Collection[str]) -> Iterator[tuple[str, int]]:
-    return ((name, questions.version(name)) for name in names if questions.exists(name))
+def _last_versions(reader: TableReader, names: Collection[str]) -> Iterator[tuple[str, int]]:
+    return ((name, reader.version(name)) for name in names if reader.exists(name))

@@ -7,17 +7,17 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
-from pipelines.core.columns import NO_TIME, int64s
+from pipelines.core.columns import NULL_TIME, int64s
 from pipelines.core.plan import TopicPartition
 from pipelines.core.tenants import TenantClocks
 from pipelines.lake import tables
-from pipelines.lake.epochs import Epochs, passed
+from pipelines.lake.epochs import Epochs, inherited_lateness
 from pipelines.lake.generations import read_generations
-from pipelines.lake.heads import Heads, Moment
-from pipelines.lake.questions import Questions, Where, in_portions
+from pipelines.lake.table_reader import TableReader, Where, in_portions
+from pipelines.lake.tenant_state import BatchEnd, TenantStateReader
 
 
-class Slowest(NamedTuple):
+class SlowestTenant(NamedTuple):
     """The number of a partition's tenants with open or waiting rows, and the one furthest behind.
 
     `clock`: of that tenant, in ms (None: not known).
@@ -31,29 +31,29 @@ class Slowest(NamedTuple):
 UNFINISHED: Where = [[("status", "in", ["open", "waiting"])]]
 """Condition for rows of silver that are still to change."""
 
-NOBODY = Slowest(0, None, None)
+UNKNOWN_TENANT = SlowestTenant(0, None, None)
 
 
-def unfinished(questions: Questions) -> pa.Table:
+def unfinished(reader: TableReader) -> pa.Table:
     """Return how many `rows` of silver are still to change, by partition, tenant and status."""
-    return questions.summary(
+    return reader.summary(
         tables.SILVER, ["partition", "tenant", "status"], {"rows": ("count", "*")}, UNFINISHED
     )
 
 
-def clocks_at(questions: Questions, epochs: Epochs, batch: int, moment: Moment) -> TenantClocks:
+def clocks_at(reader: TableReader, epochs: Epochs, batch: int, moment: BatchEnd) -> TenantClocks:
     """Return the clocks of tenants at a moment, by the rules of a batch.
 
     The moment is at the end of the batch, or before it, and may be of a part of the
     topic-partitions.
     """
-    generation = read_generations(questions, epochs.current.settings).of(batch)
+    generation = read_generations(reader, epochs.current.settings).of(batch)
     epoch = epochs.of(batch)
-    left = passed(
-        questions, Epochs(each for each in epochs if each.number <= epoch.number), generation
+    left = inherited_lateness(
+        reader, Epochs(each for each in epochs if each.number <= epoch.number), generation
     )
-    return Heads(questions, generation).clocks_at(
-        moment, epoch.settings.merge.tenant_max_lag_ms or 0, left.of_all
+    return TenantStateReader(reader, generation).clocks_at(
+        moment, epoch.settings.merge.tenant_max_lag_ms or 0, left.global_floor
     )
 
 
@@ -67,20 +67,20 @@ def times_of(rows: pa.Table, clocks: TenantClocks) -> list[tuple[int, str, int |
     found = zip(
         known["partition"].to_pylist(), times.tolist(), known["tenant"].to_pylist(), strict=True
     )
-    return [(p, tenant, None if time == NO_TIME else time) for p, time, tenant in sorted(found)]
+    return [(p, tenant, None if time == NULL_TIME else time) for p, time, tenant in sorted(found)]
 
 
-def slowest(rows: pa.Table, clocks: TenantClocks) -> dict[int, Slowest]:
+def slowest(rows: pa.Table, clocks: TenantClocks) -> dict[int, SlowestTenant]:
     """Return, by partition, the number of tenants in such rows (`unfinished`), and the slowest."""
-    found: dict[int, Slowest] = {}
+    found: dict[int, SlowestTenant] = {}
     for p, tenant, clock in times_of(rows, clocks):
-        first = found.get(p, Slowest(0, tenant, clock))
+        first = found.get(p, SlowestTenant(0, tenant, clock))
         found[p] = first._replace(tenants=first.tenants + 1)
     return found
 
 
 def tenants_of(
-    questions: Questions, heads: Mapping[TopicPartition, int]
+    reader: TableReader, heads: Mapping[TopicPartition, int]
 ) -> dict[TopicPartition, str | None]:
     """Return the tenant whose record took a topic-partition to its head (ms).
 
@@ -93,7 +93,7 @@ def tenants_of(
         mine = [(tp.partition, head) for tp, head in heads.items() if tp.source == source]
         at_head: Where = [[("partition", "=", p), ("event_time", "=", head)] for p, head in mine]
         for where in in_portions(at_head):
-            for row in questions.summary(tables.bronze(source), by, first_of, where).to_pylist():
+            for row in reader.summary(tables.bronze(source), by, first_of, where).to_pylist():
                 tp = TopicPartition(source, row["partition"])
                 first = (row["first"], row["tenant"])
                 found[tp] = min(first, found.get(tp, first), key=lambda each: each[0])

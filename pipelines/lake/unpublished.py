@@ -10,21 +10,21 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from pipelines.core.plan import TopicPartition
-from pipelines.core.sequence import PLAIN, Tail
+from pipelines.core.sequence import PLAIN, SequenceTail
 from pipelines.lake import tables
 from pipelines.lake.generations import Generation
 from pipelines.lake.order import Order, orders
-from pipelines.lake.questions import Condition, Questions, Where, in_portions, row_count
+from pipelines.lake.table_reader import Condition, TableReader, Where, in_portions, row_count
 
 _VALID: Final[Sequence[Condition]] = [("status", "=", "timed_out"), ("valid", "=", True)]
 
 
 def reached(
-    questions: Questions, generation: Generation, until_batch: int
+    reader: TableReader, generation: Generation, until_batch: int
 ) -> dict[TopicPartition, int]:
     """Return, by topic-partition, the next offset of a generation before batch `until_batch`."""
     where: Where = [[("batch", "=", until_batch - 1), ("batch", ">=", generation.from_batch)]]
-    rows = questions.select(
+    rows = reader.select(
         tables.PROGRESS, ["source", "partition", "until_offset"], where
     ).to_pylist()
     return {
@@ -34,20 +34,20 @@ def reached(
 
 
 def unpublished(
-    questions: Questions, ended: Generation, newest: Generation
+    reader: TableReader, ended: Generation, newest: Generation
 ) -> Iterator[Sequence[Condition]]:
     """Yield conditions for finished, valid rows of the former generation that are in no message.
 
     `ended`: the generation before `newest`. Its rows sort after the tail at which the newest
     begins, or are behind the sink in their own (`behind_sink`).
     """
-    yield from behind_sink(questions, ended, newest.from_batch)
+    yield from behind_sink(reader, ended, newest.from_batch)
     batches: list[Condition] = [
         ("batch", ">=", ended.from_batch),
         ("batch", "<", newest.from_batch),
     ]
     partitions = sorted({tp.partition for tp in newest.begin})
-    for order in orders(questions):
+    for order in orders(reader):
         mine = [*_VALID, *batches, *order.conditions]
         for p in partitions:
             here: list[Condition] = [*mine, ("partition", "=", p)]
@@ -57,7 +57,7 @@ def unpublished(
 
 
 def behind_sink(
-    questions: Questions, generation: Generation, until_batch: int | None = None
+    reader: TableReader, generation: Generation, until_batch: int | None = None
 ) -> Iterator[Sequence[Condition]]:
     """Yield conditions for the finished, valid rows of a generation that are never published.
 
@@ -66,27 +66,29 @@ def behind_sink(
     """
     batches: list[Condition] = [("batch", ">=", generation.from_batch)]
     batches += [] if until_batch is None else [("batch", "<", until_batch)]
-    for order in orders(questions) if generation.tails else ():
+    for order in orders(reader) if generation.tails else ():
         for p, tail in sorted(generation.tails.items()):
             here: list[Condition] = [*_VALID, *batches, *order.conditions, ("partition", "=", p)]
             yield from ([*here, *term] for term in _beyond(order, tail, is_after=False))
 
 
-def count_behind_sink(questions: Questions, generation: Generation) -> dict[int, int]:
+def count_behind_sink(reader: TableReader, generation: Generation) -> dict[int, int]:
     """Return, by partition, the number of finished, valid rows that are never published.
 
     They are those of `behind_sink`.
     """
     found: Counter[int] = Counter()
-    for some in in_portions(list(behind_sink(questions, generation))):
-        rows = questions.summary(tables.SILVER, ["partition"], {"rows": ("count", "*")}, some)
+    for some in in_portions(list(behind_sink(reader, generation))):
+        rows = reader.summary(tables.SILVER, ["partition"], {"rows": ("count", "*")}, some)
         found.update(
             dict(zip(rows["partition"].to_pylist(), rows["rows"].to_pylist(), strict=True))
         )
     return dict(found)
 
 
-def _beyond(order: Order, tail: Tail | None, *, is_after: bool) -> Iterator[Sequence[Condition]]:
+def _beyond(
+    order: Order, tail: SequenceTail | None, *, is_after: bool
+) -> Iterator[Sequence[Condition]]:
     """Yield conditions for the rows of an order that come after a tail, or else at or before it."""
     if tail is None:
         yield from ([[]] if is_after else [])
@@ -112,9 +114,9 @@ def _beyond(order: Order, tail: Tail | None, *, is_after: bool) -> Iterator[Sequ
         ]
 
 
-def is_complete(questions: Questions, generation: Generation) -> bool:
+def is_complete(reader: TableReader, generation: Generation) -> bool:
     """Return True where everything is done that follows from the jump that began a generation."""
     decided: Where = [
         [("decided_at", "=", generation.decided_at), ("reason", "=", generation.reason)]
     ]
-    return row_count(questions, tables.RESETS, decided) > 0
+    return row_count(reader, tables.RESETS, decided) > 0

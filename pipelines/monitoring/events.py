@@ -45,14 +45,14 @@ class Committed:
 
 
 @dataclass(frozen=True)
-class Reached:
+class BronzeProgress:
     """The offsets (exclusive) up to which bronze has read some topic-partitions."""
 
     offsets: Mapping[TopicPartition, int]
 
 
 @dataclass(frozen=True)
-class Handled:
+class RecordsProcessed:
     """The outcomes of the records that a layer has handled in a batch, by the topic that they come
     from, or go to.
     """
@@ -73,7 +73,7 @@ class SourceStanding(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Standing:
+class MergeProgress:
     """The state of the merge, after a batch or where there was nothing to merge.
 
     `clocks`: by partition, in ms; `tenants`: those of tenants, where there are some.
@@ -124,7 +124,7 @@ class Sampled:
 
 
 @dataclass(frozen=True)
-class Behind:
+class LagObserved:
     """Number of offsets of each partition of a topic that a layer has not passed, as far as it has
     looked.
     """
@@ -157,12 +157,12 @@ Event: TypeAlias = (
     OwnerChanged
     | StepDone
     | Committed
-    | Reached
-    | Handled
-    | Standing
+    | BronzeProgress
+    | RecordsProcessed
+    | MergeProgress
     | Published
     | Sampled
-    | Behind
+    | LagObserved
     | Failed
     | Checked
 )
@@ -176,9 +176,9 @@ def ignore(event: Event) -> None:
 def all_of(observers: Sequence[Observer]) -> Observer:
     """Return an observer that tells every one of these observers."""
 
-    def tell(event: Event) -> None:
+    def notify(event: Event) -> None:
         """Tell an event to each of the observers, in their order."""
         for observer in observers:
             observer(event)
 
-    return tell
+    return notify

@@ -18,18 +18,18 @@ from pipelines.core.plan import OpenTransaction, TopicPartition
 from pipelines.core.reading import Reason
 from pipelines.errors import ConfigurationError, kinds, missing_package
 from pipelines.monitoring.events import (
-    Behind,
+    BronzeProgress,
     Checked,
     Committed,
     Event,
     Failed,
-    Handled,
+    LagObserved,
+    MergeProgress,
     Observer,
     OwnerChanged,
     Published,
-    Reached,
+    RecordsProcessed,
     Sampled,
-    Standing,
     StepDone,
 )
 from pipelines.settings import Settings
@@ -213,14 +213,14 @@ class Metrics:
                     self._of("step_seconds", layer, step).observe(seconds)
                 case Committed(table):
                     self._of("commits_total", table).inc()
-                case Reached(offsets):
+                case BronzeProgress(offsets):
                     self._reached |= {("bronze", tp): offset for tp, offset in offsets.items()}
                     self._lags()
-                case Handled(layer, topics):
+                case RecordsProcessed(layer, topics):
                     for topic, counts in topics.items():
                         for (outcome, reason), records in counts.items():
                             self._of("records_total", layer, topic, outcome, reason).inc(records)
-                case Standing():
+                case MergeProgress():
                     self._standing(event)
                 case Published(topic, sequences):
                     for p, seq in sequences.items():
@@ -237,7 +237,7 @@ class Metrics:
                         self._metrics["waiting_rows"].set(tenants.waiting_rows)
                         self._metrics["tenants"].set(tenants.tenants)
                         self._metrics["tenant_lag_seconds"].set(tenants.lag_ms / 1000)
-                case Behind(layer, topic, by_partition):
+                case LagObserved(layer, topic, by_partition):
                     for p, records in by_partition.items():
                         self._of("lag_records", layer, topic, p).set(records)
                 case Checked(suite, table, failed):
@@ -261,13 +261,13 @@ class Metrics:
                     for reason in Reason:
                         self._of("records_total", layer, topic, "quarantined", reason.value)
 
-    def _standing(self, standing: Standing) -> None:
-        for partition, time_ms in standing.clocks.items():
+    def _standing(self, progress: MergeProgress) -> None:
+        for partition, time_ms in progress.clocks.items():
             self._of("clock_seconds", partition).set(time_ms / 1000)
-        for tp, at in standing.sources.items():
+        for tp, at in progress.sources.items():
             self._reached["silver", tp], self._positions[tp] = at.next_offset, at.position
             place = (self._settings.inputs[tp.source], tp.partition)
-            clock = standing.clocks.get(tp.partition)
+            clock = progress.clocks.get(tp.partition)
             for state in STATES:
                 self._of("source_state", *place, state).set(state == at.state)
             if at.head is not None:

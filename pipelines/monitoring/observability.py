@@ -94,7 +94,7 @@ class Reporter:
         self.latest: dict[str, str] = {}
         self._lock = threading.Lock()
 
-    def tell(self, layer: str, news: str, **facts: int | str | None) -> None:
+    def notify(self, layer: str, news: str, **facts: int | str | None) -> None:
         """Replace the last news of a layer on the progress line, or else write one more line to the
         log, in JSON with the facts.
         """

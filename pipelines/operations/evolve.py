@@ -24,7 +24,7 @@ from pipelines.audit.validate import check_expressions, check_schemas, has_expre
 from pipelines.core.schema_changes import refused_changes
 from pipelines.engine.choice import open_engine
 from pipelines.errors import ConfigurationError
-from pipelines.faults import IN_EVOLVE, reach
+from pipelines.faults import IN_EVOLVE, fault_point
 from pipelines.kafka.cluster import Cluster
 from pipelines.kafka.publisher import REDRIVE, REPARTITION, fence_records
 from pipelines.lake import tables
@@ -33,16 +33,16 @@ from pipelines.lake.epochs import Epochs, changes, epoch_row, read_epochs, rerou
 from pipelines.lake.generations import read_generations
 from pipelines.lake.lease import EVOLVE, change_under_way
 from pipelines.lake.progress import LastBatch, last_batch
-from pipelines.lake.questions import Questions
 from pipelines.lake.recovered import MESSAGES, has_messages
+from pipelines.lake.table_reader import TableReader
 from pipelines.monitoring.observability import Reporter
-from pipelines.run import LAYERS, Owned, Run
+from pipelines.run import LAYERS, LayerSet, Run
 from pipelines.running.next_offsets import NextOffsets
 from pipelines.running.owner import now_ms
 from pipelines.settings import Settings
 
 
-def preview(questions: Questions, settings: Settings) -> dict[str, Any]:
+def preview(reader: TableReader, settings: Settings) -> dict[str, Any]:
     """Return the answer of `evolve --json`, without changing anything.
 
     - `changes`: the fields that change, before and after;
@@ -53,12 +53,12 @@ def preview(questions: Questions, settings: Settings) -> dict[str, Any]:
 
     Raises ConfigurationError if there is no lake.
     """
-    epochs = read_epochs(questions, settings)
-    last = last_batch(questions)
+    epochs = read_epochs(reader, settings)
+    last = last_batch(reader)
     found = changes(epochs, settings)
     problems = [
         *_problems(epochs, settings, found),
-        *_too_early(questions, found, last, epochs, settings),
+        *_too_early(reader, found, last, epochs, settings),
     ]
     return {
         "epoch": epochs.current.number + (1 if found else 0),
@@ -75,43 +75,43 @@ def preview(questions: Questions, settings: Settings) -> dict[str, Any]:
     }
 
 
-def evolve(questions: Questions, settings: Settings, reporter: Reporter) -> dict[str, Any]:
+def evolve(reader: TableReader, settings: Settings, reporter: Reporter) -> dict[str, Any]:
     """Record the settings' rules as the lake's next epoch, and answer as `preview` does.
 
     Raises ConfigurationError if the change cannot be made, and LeaseTakenError if the layers cannot
     be taken.
     """
-    found = _applicable(questions, settings)
+    found = _applicable(reader, settings)
     # An `evolve` that was cut short still has the layers.
-    if not found["changes"] and change_under_way(questions, EVOLVE) is None:
+    if not found["changes"] and change_under_way(reader, EVOLVE) is None:
         return found
-    this_run = Run(read_epochs(questions, settings).current.settings, LAYERS, reporter)
+    this_run = Run(read_epochs(reader, settings).current.settings, LAYERS, reporter)
     with this_run.owned(change=EVOLVE) as owned:
         from_batch = owned.silver.planner.next_batch
-        found = _applicable(questions, settings)  # a run may have merged a batch meanwhile
+        found = _applicable(reader, settings)  # a run may have merged a batch meanwhile
         if not found["changes"]:
             return found
         _read_to_the_end(this_run, owned, found["read_first"])
-        reach(IN_EVOLVE[0])
-        reading = NextOffsets(questions, this_run.settings, this_run.partitions)
+        fault_point(IN_EVOLVE[0])
+        reading = NextOffsets(reader, this_run.settings, this_run.partitions)
         after = this_run.settings.under(
             {**settings.rules(), **_first_values(reading, settings, found)}
         )
-        number = read_epochs(questions, settings).current.number + 1
+        number = read_epochs(reader, settings).current.number + 1
         owned.owner.append(tables.EPOCHS, epoch_row(after, number, from_batch, now_ms()), EVOLVING)
-        reach(IN_EVOLVE[1])
+        fault_point(IN_EVOLVE[1])
     return {**found, "from_batch": from_batch, "applied": True}
 
 
-def _applicable(questions: Questions, settings: Settings) -> dict[str, Any]:
+def _applicable(reader: TableReader, settings: Settings) -> dict[str, Any]:
     """Return what `preview` does. Raises ConfigurationError if the change cannot be made."""
-    found = preview(questions, settings)
+    found = preview(reader, settings)
     if found["problems"]:
         raise ConfigurationError("{where}: {what}; {fix}".format(**found["problems"][0]))
     return found
 
 
-def _read_to_the_end(this_run: Run, owned: Owned, sources: Sequence[str]) -> None:
+def _read_to_the_end(this_run: Run, owned: LayerSet, sources: Sequence[str]) -> None:
     """Let bronze read all that the topics of repartitioned sources hold.
 
     Whoever sends to these topics is fenced first.
@@ -145,7 +145,7 @@ def _first_values(
 
 
 def _too_early(
-    questions: Questions,
+    reader: TableReader,
     found: dict[str, tuple[Any, Any]],
     last: LastBatch | None,
     epochs: Epochs,
@@ -158,18 +158,18 @@ def _too_early(
     """
     before = epochs.current.settings
     after = epochs.current.settings.under(after.rules())
-    if before.fingerprint == after.fingerprint or not questions.exists(tables.RECOVERED):
+    if before.fingerprint == after.fingerprint or not reader.exists(tables.RECOVERED):
         return
     field = next(field for field in found if not field.startswith("publish."))
-    generations = read_generations(questions, before)
-    if not generations or not has_messages(questions, generations.newest):
+    generations = read_generations(reader, before)
+    if not generations or not has_messages(reader, generations.newest):
         return
     longest_ms = max(
         each.merge.window.longest_ms + (each.merge.tenant_max_lag_ms or 0)
         for each in (before, after)
     )
     clocks = {} if last is None else last[0].clocks
-    rows = questions.summary(
+    rows = reader.summary(
         tables.RECOVERED, ["partition"], {"last": ("max", "event_time")}, MESSAGES
     ).to_pylist()
     for row in rows:

@@ -31,7 +31,7 @@ from pipelines.core.reading import FORGOTTEN, ReadingRules, value_key
 from pipelines.core.sequence import place_of
 from pipelines.core.types import TENANT, TIME
 from pipelines.errors import ConfigurationError, KafkaAccessError
-from pipelines.faults import IN_FORGET, reach
+from pipelines.faults import IN_FORGET, fault_point
 from pipelines.kafka.cluster import Cluster
 from pipelines.kafka.publisher import REDRIVE, fence_records
 from pipelines.lake import tables
@@ -41,12 +41,12 @@ from pipelines.lake.epochs import read_epochs
 from pipelines.lake.lease import FORGET
 from pipelines.lake.order import due_columns
 from pipelines.lake.published import last_published
-from pipelines.lake.questions import Condition, Questions
 from pipelines.lake.schemas import avro_schemas
+from pipelines.lake.table_reader import Condition, TableReader
 from pipelines.monitoring.observability import Reporter
 from pipelines.run import LAYERS, Run
+from pipelines.running.chunks import NOT_FORGOTTEN, chunks_of, read_chunk
 from pipelines.running.owner import Owner, now_ms
-from pipelines.running.pieces import NOT_FORGOTTEN, pieces_of, read_piece
 from pipelines.settings import Settings
 
 ROWS = 5_000
@@ -79,19 +79,19 @@ def forgotten(
             "or --tenant"
         )
     run = Run(settings, LAYERS, reporter)
-    of_key = Forgetting(run.engine.questions, settings, key, tenant)
+    of_key = Forgetting(run.engine.reader, settings, key, tenant)
     if not has_tombstone and not of_key.is_there:
         return {**of_key.preview(), "applied": True}
     with run.owned(change=FORGET) as owned:
         for topic in settings.inputs.values():
             fence_records(settings, topic, REDRIVE)
-        of_key = Forgetting(owned.owner.engine.questions, settings, key, tenant)
+        of_key = Forgetting(owned.owner.engine.reader, settings, key, tenant)
         found = of_key.preview()
         found["tombstones"] = (
             owned.gold.send_tombstones(key, of_key.partitions) if has_tombstone else 0
         )
         of_key.erase(owned.owner)
-    left = Forgetting(of_key.questions, settings, key, tenant).preview()["tables"]
+    left = Forgetting(of_key.reader, settings, key, tenant).preview()["tables"]
     after = {row["table"]: row["before"] for row in left}
     return {
         **found,
@@ -107,7 +107,7 @@ class Forgetting:
     Raises ConfigurationError if a tenant is named and the lake has none.
     """
 
-    questions: Questions
+    reader: TableReader
     settings: Settings
     key: str
     tenant: str | None = None
@@ -190,9 +190,9 @@ class Forgetting:
 
     @cached_property
     def _silver(self) -> list[dict[str, Any]]:
-        columns = ["partition", "event_time", "status", "valid", *due_columns(self.questions)]
+        columns = ["partition", "event_time", "status", "valid", *due_columns(self.reader)]
         columns += [*TENANT.names, "position"] if self.settings.merge.has_tenants else []
-        found: list[dict[str, Any]] = self.questions.select(
+        found: list[dict[str, Any]] = self.reader.select(
             tables.SILVER, columns, [self._of_key]
         ).to_pylist()
         return found
@@ -202,9 +202,7 @@ class Forgetting:
         found = {}
         for source in self.settings.inputs:
             found[source] = _places(
-                self.questions.select(
-                    tables.LATE, _PLACE, [[("source", "=", source), *self._of_key]]
-                )
+                self.reader.select(tables.LATE, _PLACE, [[("source", "=", source), *self._of_key]])
             )
         return found
 
@@ -212,7 +210,7 @@ class Forgetting:
     def _read(self) -> dict[str, Places]:
         """The records that were read, late or not, by input."""
         return {
-            i: _places(self.questions.select(tables.bronze(i), _PLACE, [self._of_key]))
+            i: _places(self.reader.select(tables.bronze(i), _PLACE, [self._of_key]))
             for i in self.settings.inputs
         }
 
@@ -263,11 +261,11 @@ class Forgetting:
             if self.tenant is None
             else [value_key(replace(each, key=each.tenant)) for each in rules]
         )
-        every = self.questions.select(table, _PLACE, [conditions])
-        for piece in pieces_of(
-            self.questions, source, table, *(int64s(every[name]) for name in _PLACE)
+        every = self.reader.select(table, _PLACE, [conditions])
+        for chunk in chunks_of(
+            self.reader, source, table, *(int64s(every[name]) for name in _PLACE)
         ):
-            rows = read_piece(self.questions, piece, [*_PLACE, "key", "value"], conditions)
+            rows = read_chunk(self.reader, chunk, [*_PLACE, "key", "value"], conditions)
             for row in rows.to_pylist():
                 if row["key"] == as_bytes or any(look(row["value"]) == self.key for look in key_of):
                     tenants = {look(row["value"]) for look in tenant_of} - {None}
@@ -277,15 +275,15 @@ class Forgetting:
     def _rules(self, source: str) -> list[ReadingRules]:
         """Return the rules by which records of a source were read, epoch by epoch."""
         found: list[ReadingRules] = []
-        for epoch in read_epochs(self.questions, self.settings):
+        for epoch in read_epochs(self.reader, self.settings):
             rules = epoch.settings.reading_rules(source)
-            if source in (avro := avro_schemas(self.questions, epoch.settings)):
+            if source in (avro := avro_schemas(self.reader, epoch.settings)):
                 rules = replace(rules, schema=avro[source])
             found += [rules] if rules not in found else []
         return found
 
     def _count(self, table: str, key: str, tenant: str) -> int:
-        found = self.questions.summary(
+        found = self.reader.summary(
             table, [], {"rows": ("count", "*")}, [self._conditions(key, tenant)]
         )
         return int(found["rows"][0].as_py())
@@ -314,7 +312,7 @@ class Forgetting:
             if kept.repartition is not None:  # bronze has read copies of what is, or was, there
                 for topic in kept.repartition.from_topics:
                     yield self._of_topic(cluster, topic, places)
-        tails = last_published(self.questions)
+        tails = last_published(self.reader)
         names = ("due", "closed_at", "tenant")
         stands = [
             (row, place_of(row["event_time"], self.key, *map(row.get, names)))
@@ -497,7 +495,7 @@ def _each(
 
 def _commit(owner: Owner, table: str, write: Callable[[Commit], None]) -> None:
     """Make a commit; try again if another writer of the table came first."""
-    reach(IN_FORGET)
+    fault_point(IN_FORGET)
     owner.change(table, DELETING, write, attempts=ATTEMPTS)
 
 

@@ -23,7 +23,7 @@ import numpy as np
 import pyarrow as pa
 
 from pipelines.core.columns import Int64s, int64s
-from pipelines.core.letters import again
+from pipelines.core.dead_letters import redrive_messages
 from pipelines.core.reading import Reason, merge_keys
 from pipelines.core.redriven import fingerprint, redriven_offsets
 from pipelines.core.repartition import murmur2
@@ -37,9 +37,9 @@ from pipelines.lake.epochs import read_epochs
 from pipelines.lake.identity import differences, identity
 from pipelines.lake.lease import FORGET, check_not_changing
 from pipelines.lake.location import Lake
-from pipelines.lake.questions import Condition, Questions, first_offsets, within
+from pipelines.lake.table_reader import Condition, TableReader, first_offsets, within
+from pipelines.running.chunks import CHUNKS, NOT_FORGOTTEN, RECORD, Chunk, chunks_of, read_chunk
 from pipelines.running.next_offsets import NextOffsets
-from pipelines.running.pieces import NOT_FORGOTTEN, PIECES, RECORD, Piece, pieces_of, read_piece
 from pipelines.running.transaction_size import TransactionSize
 from pipelines.settings import Settings
 
@@ -54,7 +54,7 @@ class Redrive:
     `since_ms`: only those with a Kafka timestamp (epoch ms) from this one on.
     """
 
-    questions: Questions
+    reader: TableReader
     settings: Settings
     reason: str
     since_ms: int | None = None
@@ -94,7 +94,7 @@ class Redrive:
             for name, fact in facts.items()
             if name.endswith(".topic") or name in ("name", "partitions")
         }
-        if changed := differences(self.questions, topics_of_lake):
+        if changed := differences(self.reader, topics_of_lake):
             raise ConfigurationError(changed[0])
 
     def run(self, *, apply: bool) -> dict[str, Any]:
@@ -131,7 +131,7 @@ class Redrive:
         if not len(offsets):
             return told
         first = {int(p): int(offsets[partitions == p].min()) for p in np.unique(partitions)}
-        refused = Refused(self.questions, source)
+        refused = Refused(self.reader, source)
         redriven = set(self._redriven(source, refused, first, is_settled=apply))
         is_left = np.array(
             [
@@ -141,23 +141,23 @@ class Redrive:
             np.bool_,
         )
         told["before"] = told["after"] = len(offsets) - int(is_left.sum())
-        pieces = list(
-            pieces_of(
-                self.questions, source, tables.QUARANTINE, partitions[is_left], offsets[is_left]
-            )
+        chunks = list(
+            chunks_of(self.reader, source, tables.QUARANTINE, partitions[is_left], offsets[is_left])
         )
         of_source: list[Condition] = [("source", "=", source), NOT_FORGOTTEN]
-        self._check_partitions(of, pieces, of_source)
+        self._check_partitions(of, chunks, of_source)
         if apply:
-            size = TransactionSize(PIECES, PIECES)
-            while pieces:
+            size = TransactionSize(CHUNKS, CHUNKS)
+            while chunks:
                 read = [
-                    read_piece(self.questions, piece, RECORD, of_source)
-                    for piece in pieces[: size.limit]
+                    read_chunk(self.reader, chunk, RECORD, of_source)
+                    for chunk in chunks[: size.limit]
                 ]
                 try:
                     publisher.send(
-                        again(rows.sort_by([("partition", "ascending"), ("offset", "ascending")]))
+                        redrive_messages(
+                            rows.sort_by([("partition", "ascending"), ("offset", "ascending")])
+                        )
                         for rows in read
                     )
                 except TransactionTimeoutError:
@@ -166,11 +166,11 @@ class Redrive:
                     self._begin(publisher)
                     continue
                 told["after"] += sum(rows.num_rows for rows in read)
-                pieces = pieces[len(read) :]
+                chunks = chunks[len(read) :]
         return told
 
     def _check_partitions(
-        self, source: str, pieces: Iterable[Piece], of_source: Sequence[Condition]
+        self, source: str, chunks: Iterable[Chunk], of_source: Sequence[Condition]
     ) -> None:
         """Raise ConfigurationError if a record of a repartitioned source has another key by now.
 
@@ -178,14 +178,14 @@ class Redrive:
         """
         if (
             source not in self.settings.repartitioned
-            or len(read_epochs(self.questions, self.settings)) == 1
+            or len(read_epochs(self.reader, self.settings)) == 1
         ):
             return
         rules = rules_of(self.settings, source)
         origins = self.settings.repartitioned[source].from_topics
-        for piece in pieces:
-            rows = read_piece(
-                self.questions, piece, ["partition", "offset", "key", "value"], of_source
+        for chunk in chunks:
+            rows = read_chunk(
+                self.reader, chunk, ["partition", "offset", "key", "value"], of_source
             )
             places = zip(rows["partition"].to_pylist(), rows["offset"].to_pylist(), strict=True)
             for (p, offset), key in zip(places, merge_keys(rows, rules).to_pylist(), strict=True):
@@ -199,7 +199,7 @@ class Redrive:
 
     def _begin(self, publisher: Publisher) -> None:
         publisher.begin()
-        check_not_changing(self.questions, Lake(self.settings), FORGET)
+        check_not_changing(self.reader, Lake(self.settings), FORGET)
 
     def _found(self, source: str) -> tuple[Int64s, Int64s]:
         """Return partitions and offsets of the records in question."""
@@ -210,7 +210,7 @@ class Redrive:
         ]
         if self.since_ms is not None:
             wanted.append(("kafka_timestamp", ">=", self.since_ms))
-        found = self.questions.select(tables.QUARANTINE, ["partition", "offset"], [wanted])
+        found = self.reader.select(tables.QUARANTINE, ["partition", "offset"], [wanted])
         return int64s(found["partition"]), int64s(found["offset"])
 
     # -- what was redriven
@@ -228,12 +228,12 @@ class Redrive:
         bounds = (self._cluster.settled_bounds if is_settled else self._cluster.bounds)(
             topic, self.partitions
         )
-        unread = NextOffsets(self.questions, self.settings, self.partitions).of(source)
+        unread = NextOffsets(self.reader, self.settings, self.partitions).of(source)
         of_bronze = {p: (at + 1, until) for p, at in first.items()}
-        for p, _, offset in redriven_in_bronze(self.questions, self.settings, refused, of_bronze):
+        for p, _, offset in redriven_in_bronze(self.reader, self.settings, refused, of_bronze):
             yield p, offset
         ranges = [(p, unread[p], bounds[p][1]) for p in first]
-        skipped = self.questions.select(
+        skipped = self.reader.select(
             tables.RESETS, ["partition", "from_offset", "to_offset"], [[("source", "=", source)]]
         )
         ranges += [tuple(row.values()) for row in skipped.to_pylist()]
@@ -257,9 +257,9 @@ class Refused:
     Each is read once, when it is first needed.
     """
 
-    def __init__(self, questions: Questions, source: str) -> None:
+    def __init__(self, reader: TableReader, source: str) -> None:
         self.source = source
-        self._questions = questions
+        self._reader = reader
         self._fingerprints: dict[tuple[int, int], bytes | None] = {}
         """Fingerprints by partition and offset; None where quarantine does not have the record, or
         it was forgotten.
@@ -283,14 +283,14 @@ class Refused:
         new = {place for place in places if place not in self._fingerprints}
         self._fingerprints |= dict.fromkeys(new)
         of_source: list[Condition] = [("source", "=", self.source), NOT_FORGOTTEN]
-        for rows in _records(self._questions, self.source, tables.QUARANTINE, new, of_source):
+        for rows in _records(self._reader, self.source, tables.QUARANTINE, new, of_source):
             self._fingerprints |= {
                 (row["partition"], row["offset"]): _fingerprint(row) for row in rows.to_pylist()
             }
 
 
 def _records(
-    questions: Questions,
+    reader: TableReader,
     source: str,
     table: str,
     places: Iterable[tuple[int, int]],
@@ -298,9 +298,9 @@ def _records(
 ) -> Iterator[pa.Table]:
     """Yield records of a table at these partitions and offsets, as many as fit into memory."""
     found = np.array(sorted(place for place in places if place[1] < 2**63), np.int64).reshape(-1, 2)
-    for piece in pieces_of(questions, source, table, found[:, 0], found[:, 1]):
-        yield read_piece(
-            questions, piece, ["partition", "offset", "key", "value", "headers"], conditions
+    for chunk in chunks_of(reader, source, table, found[:, 0], found[:, 1]):
+        yield read_chunk(
+            reader, chunk, ["partition", "offset", "key", "value", "headers"], conditions
         )
 
 
@@ -310,7 +310,7 @@ def _fingerprint(row: Mapping[str, Any], count: int | None = None) -> bytes:
 
 
 def redriven_in_bronze(
-    questions: Questions,
+    reader: TableReader,
     settings: Settings,
     refused: Refused,
     ranges: Mapping[int, tuple[int, int]],
@@ -328,15 +328,13 @@ def redriven_in_bronze(
     step = max(1, SPAN // max(1, len(ranges)))
     while begins := {
         p: at
-        for p, at in first_offsets(questions, table, "offset", begins).items()
+        for p, at in first_offsets(reader, table, "offset", begins).items()
         if at < ranges[p][1]
     }:
         spans = {p: (at, min(at + step, ranges[p][1])) for p, at in begins.items()}
         with_headers = [[*terms, ("headers", "is not null", None)] for terms in within(spans)]
-        said = _said(
-            topic, questions.select(table, ["partition", "offset", "headers"], with_headers)
-        )
-        for rows in _records(questions, source, table, {(p, at) for p, at, *_ in said}):
+        said = _said(topic, reader.select(table, ["partition", "offset", "headers"], with_headers))
+        for rows in _records(reader, source, table, {(p, at) for p, at, *_ in said}):
             yield from refused.confirmed(topic, rows)
         begins = {p: until for p, (_, until) in spans.items()}
 

@@ -10,7 +10,7 @@ from typing import Final
 
 from pipelines.engine import Engine
 from pipelines.errors import root_cause
-from pipelines.monitoring.events import Checked, Event, Handled, Observer
+from pipelines.monitoring.events import Checked, Event, Observer, RecordsProcessed
 from pipelines.monitoring.observability import Reporter
 from pipelines.quality.check import Check, check, unchecked
 from pipelines.quality.suites import read_suites
@@ -34,13 +34,13 @@ class Checker:
     """
 
     def __init__(
-        self, engine: Engine, settings: Settings, every: int, reporter: Reporter, tell: Observer
+        self, engine: Engine, settings: Settings, every: int, reporter: Reporter, notify: Observer
     ) -> None:
         self._engine = engine
         self._settings = settings
         self._every = every
         self._reporter = reporter
-        self._tell = tell
+        self._notify = notify
         self._suites = read_suites(settings)
         for suite in self._suites:
             _ = suite.expectations  # what is wrong is told at the start
@@ -48,7 +48,7 @@ class Checker:
 
     def __call__(self, event: Event) -> None:
         """Count a batch."""
-        if isinstance(event, Handled) and event.layer == "silver":
+        if isinstance(event, RecordsProcessed) and event.layer == "silver":
             with self._lock:
                 self._batches += 1
 
@@ -61,7 +61,7 @@ class Checker:
         while not stopping.wait(LOOK_EVERY_S):
             try:
                 if not is_counted:
-                    left = unchecked(self._engine.questions, self._suites)
+                    left = unchecked(self._engine.reader, self._suites)
                     is_counted = True
                     with self._lock:
                         self._batches = max(self._batches, left)
@@ -92,7 +92,7 @@ class Checker:
     def _told(self, done: Check) -> None:
         for result in done.results:
             failed = result.failed
-            self._tell(Checked(result.suite, result.table, len(failed)))
+            self._notify(Checked(result.suite, result.table, len(failed)))
             if failed:
                 sentences = "; ".join(outcome.expectation for outcome in failed)
                 log.warning(
@@ -104,6 +104,6 @@ class Checker:
             f"{expectations} expectations checked up to version {done.version} of silver, "
             f"{not_met} not met"
         )
-        self._reporter.tell(
+        self._reporter.notify(
             "quality", news, expectations=expectations, failed=not_met, version=done.version
         )

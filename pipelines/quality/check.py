@@ -13,14 +13,14 @@ from pipelines.engine import Engine
 from pipelines.errors import ConfigurationError, KafkaRequestError, KafkaTransientError
 from pipelines.lake import tables
 from pipelines.lake.quality import Checked, append_results, last_versions
-from pipelines.lake.questions import Questions
+from pipelines.lake.table_reader import TableReader
 from pipelines.quality.evaluate import Outcome, evaluate
 from pipelines.quality.rows import (
     Batches,
     Span,
     batch_at,
+    chunk_limit,
     coordinates,
-    piece_limit,
     published_until,
     read_batches,
     rows_of,
@@ -128,21 +128,21 @@ def check(
     for suite in suites:
         # A suite that Great Expectations does not take is told before anything is read.
         _ = suite.expectations
-    questions = engine.questions
+    reader = engine.reader
     table = engine.lake.layout[tables.QUALITY]
-    if since is not None and (newest := questions.version(tables.SILVER)) < since:
+    if since is not None and (newest := reader.version(tables.SILVER)) < since:
         raise ConfigurationError(
             f"--since: silver has no version {since}; name one from 0 to {newest}"
         )
-    groups = _grouped(questions, suites, since)
-    batches = read_batches(questions, min(after for _, after in groups))
+    groups = _grouped(reader, suites, since)
+    batches = read_batches(reader, min(after for _, after in groups))
     last = batches.last
     done = Check(now_ms, batches.versions.get(last))
     for (name, after), wanted in groups.items():
         if is_stopping():
             break
         try:
-            until = published_until(questions, last) if name == SINK else last
+            until = published_until(reader, last) if name == SINK else last
             if name not in _EVERY_TIME and until <= after:
                 done.nothing_new.append(name)
             elif until >= 0:
@@ -155,11 +155,11 @@ def check(
     done.nothing_new = sorted(set(done.nothing_new))
     if done.results:
         engine.create(table)  # a lake may have been made before there was one
-        append_results(questions, engine.append, table, done.checked())
+        append_results(reader, engine.append, table, done.checked())
     return done
 
 
-def unchecked(questions: Questions, suites: Sequence[Suite]) -> int:
+def unchecked(reader: TableReader, suites: Sequence[Suite]) -> int:
     """Return how many batches of silver some suite has not looked at yet.
 
     Gold may be behind, so the sink does not count.
@@ -167,20 +167,20 @@ def unchecked(questions: Questions, suites: Sequence[Suite]) -> int:
     after = min(
         after
         for name, after in _grouped(
-            questions, [suite for suite in suites if suite.table != SINK], None
+            reader, [suite for suite in suites if suite.table != SINK], None
         )
     )
-    return sum(batch > after for batch in read_batches(questions, after).versions)
+    return sum(batch > after for batch in read_batches(reader, after).versions)
 
 
 def _grouped(
-    questions: Questions, suites: Sequence[Suite], since: int | None
+    reader: TableReader, suites: Sequence[Suite], since: int | None
 ) -> dict[tuple[str, int], list[Suite]]:
     """Return suites by their table and the batch after which they look at it: those of one group
     read the same rows.
     """
-    versions = last_versions(questions) if since is None else {}
-    after = {version: batch_at(questions, version) for version in {since, *versions.values()}}
+    versions = last_versions(reader) if since is None else {}
+    after = {version: batch_at(reader, version) for version in {since, *versions.values()}}
     found: dict[tuple[str, int], list[Suite]] = {}
     for suite in suites:
         version = versions.get((suite.name, suite.table), since)
@@ -199,13 +199,13 @@ def _results(
 ) -> list[SuiteResult]:
     rows = 0
     outcomes = list[list[Outcome]]()
-    pieces = (
+    chunks = (
         [span]
         if table in _EVERY_TIME
-        else batches.pieces(span, piece_limit(engine.questions, settings))
+        else batches.chunks(span, chunk_limit(engine.reader, settings))
     )
-    for piece in pieces:
-        with engine.held(rows_of(engine, settings, table, piece, now_ms)) as found:
+    for chunk in chunks:
+        with engine.held(rows_of(engine, settings, table, chunk, now_ms)) as found:
             rows += engine.summary(found, [], {"rows": ("count", "*")})["rows"][0].as_py()
             has_tenants = settings.merge.has_tenants
             has_topics = bool(settings.with_topics)

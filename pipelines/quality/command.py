@@ -28,10 +28,10 @@ def check_lake(settings: Settings, since: int | None, html: Path | None) -> Chec
     if html is not None:
         check_writable("--html", html)  # before the lake is read for it
     engine = open_engine(settings)
-    check_layout(engine.questions, engine.lake)
+    check_layout(engine.reader, engine.lake)
     done = check(engine, settings, suites, now_ms(), since=since)
     if html is not None:
-        write_page("--html", html, page(done, settings, last_results(engine.questions)))
+        write_page("--html", html, page(done, settings, last_results(engine.reader)))
     return done
 
 

@@ -20,7 +20,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipelines.core.columns import NEVER, NO_TIME, int64s, looked_up, times_ms
+from pipelines.core.columns import MAX_TIME, NULL_TIME, int64s, looked_up, times_ms
 from pipelines.core.inputs import of_source, topic_of
 from pipelines.core.merge import late_schema
 from pipelines.core.reading import bronze_schema
@@ -30,15 +30,15 @@ from pipelines.engine import Engine, Rows
 from pipelines.kafka.cluster import Cluster
 from pipelines.kafka.reading import Range, read_range
 from pipelines.lake import tables
-from pipelines.lake.inputs import narrowed
+from pipelines.lake.inputs import resolve_condition
 from pipelines.lake.order import Order, orders
 from pipelines.lake.published import last_published
-from pipelines.lake.questions import Condition, Questions, Where, in_portions, within
+from pipelines.lake.table_reader import Condition, TableReader, Where, in_portions, within
 from pipelines.quality.suites import SINK
 from pipelines.settings import Settings
 
-PIECE_OFFSETS = 1_000_000
-PIECE_BYTES = 512 * 1024 * 1024
+CHUNK_OFFSETS = 1_000_000
+CHUNK_BYTES = 512 * 1024 * 1024
 """Approximate number of offsets that are looked at in one go, and of bytes of bronze's files, so
 that the rows fit into memory.
 """
@@ -78,7 +78,7 @@ class Batches(NamedTuple):
         """The last batch; -1 before the first."""
         return max(self.versions, default=-1)
 
-    def pieces(self, span: Span, limit: int) -> Iterator[Span]:
+    def chunks(self, span: Span, limit: int) -> Iterator[Span]:
         """Yield the span in pieces of up to `limit` offsets, and of one batch or more: a batch is
         bounded by itself.
         """
@@ -95,39 +95,37 @@ class Batches(NamedTuple):
             yield Span(after, span.until)
 
 
-def batch_at(questions: Questions, version: int | None) -> int:
+def batch_at(reader: TableReader, version: int | None) -> int:
     """Return the last batch that a version of silver has; -1 where it has none, and for None."""
-    if version is None or not questions.exists(tables.PROGRESS):
+    if version is None or not reader.exists(tables.PROGRESS):
         return -1
-    last = questions.summary(
+    last = reader.summary(
         tables.PROGRESS, [], {"batch": ("max", "batch")}, [[("silver_version", "<=", version)]]
     )
     batch: int | None = last["batch"][0].as_py()
     return -1 if batch is None else batch
 
 
-def read_batches(questions: Questions, since: int) -> Batches:
+def read_batches(reader: TableReader, since: int) -> Batches:
     """Return the batches that silver has made and noted, from one on."""
-    if not questions.exists(tables.PROGRESS):
+    if not reader.exists(tables.PROGRESS):
         return Batches({}, {})
     sums = {
         "version": ("max", "silver_version"),
         "begin": ("sum", "from_offset"),
         "end": ("sum", "until_offset"),
     }
-    rows = questions.summary(
-        tables.PROGRESS, ["batch"], sums, [[("batch", ">=", since)]]
-    ).to_pylist()
+    rows = reader.summary(tables.PROGRESS, ["batch"], sums, [[("batch", ">=", since)]]).to_pylist()
     return Batches(
         {row["batch"]: row["version"] for row in rows},
         {row["batch"]: abs(row["end"] - row["begin"]) for row in rows},
     )
 
 
-def piece_limit(questions: Questions, settings: Settings) -> int:
+def chunk_limit(reader: TableReader, settings: Settings) -> int:
     """Return how many offsets make a piece: fewer where records are large."""
-    widest = max(questions.row_bytes(tables.bronze(source)) for source in settings.sources)
-    return max(1, min(PIECE_OFFSETS, PIECE_BYTES // max(1, widest)))
+    widest = max(reader.row_bytes(tables.bronze(source)) for source in settings.sources)
+    return max(1, min(CHUNK_OFFSETS, CHUNK_BYTES // max(1, widest)))
 
 
 def coordinates(
@@ -160,7 +158,7 @@ def rows_of(engine: Engine, settings: Settings, table: str, span: Span, now_ms: 
 
     Raises WatersmeetError where Kafka does not show the sink.
     """
-    questions = engine.questions
+    reader = engine.reader
     if table == tables.SILVER:
         kept = engine.lake.layout[table].schema
         rows = engine.read(table, kept.names, [span.where])
@@ -184,17 +182,17 @@ def rows_of(engine: Engine, settings: Settings, table: str, span: Span, now_ms: 
         rows = engine.read(table, schema.names, [span.where])
         return engine.per_partition(_as_text, [rows], _text_schema(schema))
     if table == tables.PROGRESS:
-        return engine.rows(_standing(questions, now_ms))
+        return engine.rows(_standing(reader, now_ms))
     if table == SINK:
-        return engine.rows(_messages(questions, settings, span))
+        return engine.rows(_messages(reader, settings, span))
     inputs = of_source(
         settings.inputs, next(name for name in settings.sources if tables.bronze(name) == table)
     )
-    passed = {name: _passed(questions, name, span) for name in inputs}
+    passed = {name: _passed(reader, name, span) for name in inputs}
     where = [
         term
         for name, ranges in passed.items()
-        for term in narrowed(tables.bronze(name), within(ranges))
+        for term in resolve_condition(tables.bronze(name), within(ranges))
     ]
     kept = bronze_schema(has_tenants=settings.merge.has_tenants)
     schema = _text_schema(pa.schema([field for field in kept if field.name != "headers"]))
@@ -253,7 +251,9 @@ def _within(rows: pa.Table, passed: Mapping[str, Mapping[int, tuple[int, int]]])
         )
     rows = _as_text(rows.filter(pa.array(found)))
     time, taken = (times_ms(rows[name]) for name in ("event_time", "kafka_timestamp"))
-    days = pa.array((time - taken) / 86_400_000, pa.float64(), mask=(time == NO_TIME) | (taken < 0))
+    days = pa.array(
+        (time - taken) / 86_400_000, pa.float64(), mask=(time == NULL_TIME) | (taken < 0)
+    )
     return rows.append_column(DISTANCE, days)
 
 
@@ -270,13 +270,13 @@ def _with_counts(rows: pa.Table, counts: Mapping[str, str], sources: Sequence[st
     return rows
 
 
-def _passed(questions: Questions, name: str, span: Span) -> dict[int, tuple[int, int]]:
+def _passed(reader: TableReader, name: str, span: Span) -> dict[int, tuple[int, int]]:
     """Return, by partition, the offsets `[from, until)` of an input's bronze that the batches have
     merged.
     """
     merged: Where = [[*span.where, ("source", "=", name)]]
     bounds = {"begin": ("min", "from_offset"), "end": ("max", "until_offset")}
-    rows = questions.summary(tables.PROGRESS, ["partition"], bounds, merged).to_pylist()
+    rows = reader.summary(tables.PROGRESS, ["partition"], bounds, merged).to_pylist()
     return {
         row["partition"]: (row["begin"], row["end"]) for row in rows if row["begin"] < row["end"]
     }
@@ -285,7 +285,7 @@ def _passed(questions: Questions, name: str, span: Span) -> dict[int, tuple[int,
 # -- progress
 
 
-def _standing(questions: Questions, now_ms: int) -> pa.Table:
+def _standing(reader: TableReader, now_ms: int) -> pa.Table:
     """Return where each topic-partition stood after the last batch.
 
     Also, in minutes until now: `minutes_since_batch` from the batch's commit, `minutes_behind` from
@@ -302,10 +302,8 @@ def _standing(questions: Questions, now_ms: int) -> pa.Table:
         "position",
         "committed_at",
     ]
-    last = questions.summary(tables.PROGRESS, [], {"batch": ("max", "batch")})["batch"][0].as_py()
-    found = questions.select(
-        tables.PROGRESS, names, [[("batch", "=", -1 if last is None else last)]]
-    )
+    last = reader.summary(tables.PROGRESS, [], {"batch": ("max", "batch")})["batch"][0].as_py()
+    found = reader.select(tables.PROGRESS, names, [[("batch", "=", -1 if last is None else last)]])
     columns = {name: found[name] for name in names}
     for name, since in (("minutes_since_batch", "committed_at"), ("minutes_behind", "head")):
         columns[name] = pc.divide(
@@ -336,31 +334,31 @@ those do not say it.
 """
 
 
-def published_until(questions: Questions, last: int) -> int:
+def published_until(reader: TableReader, last: int) -> int:
     """Return the last batch of silver of which gold has published everything; -1 where there is
     none.
     """
-    if last < 0 or not questions.exists(tables.PUBLISHED):
+    if last < 0 or not reader.exists(tables.PUBLISHED):
         return -1
-    highest = questions.summary(tables.PROGRESS, [], {"partition": ("max", "partition")})[
-        "partition"
-    ][0].as_py()
-    tails = last_published(questions)
+    highest = reader.summary(tables.PROGRESS, [], {"partition": ("max", "partition")})["partition"][
+        0
+    ].as_py()
+    tails = last_published(reader)
     pending = list[list[Condition]]()
-    for order in orders(questions):
+    for order in orders(reader):
         since = order.since(tails, range(highest + 1))
         later = ([("partition", "=", p), (order.column, ">", time)] for p, time in since.items())
         pending += [[*_FINISHED, *order.conditions, *term] for term in later]
     found = [
         row["batch"]
-        for row in _asked(questions, tables.SILVER, [], {"batch": ("min", "batch")}, pending)
+        for row in _asked(reader, tables.SILVER, [], {"batch": ("min", "batch")}, pending)
     ]
     first: int = min((batch for batch in found if batch is not None), default=last + 1)
     return min(first - 1, last)
 
 
 def _asked(
-    questions: Questions,
+    reader: TableReader,
     table: str,
     by: list[str],
     values: Mapping[str, tuple[str, str]],
@@ -372,20 +370,20 @@ def _asked(
     return [
         row
         for some in in_portions(terms)
-        for row in questions.summary(table, by, values, some).to_pylist()
+        for row in reader.summary(table, by, values, some).to_pylist()
     ]
 
 
-def _messages(questions: Questions, settings: Settings, span: Span) -> pa.Table:
+def _messages(reader: TableReader, settings: Settings, span: Span) -> pa.Table:
     """Return the messages of the merge records that these batches have finished: those of each
     partition follow one another.
     """
     return pa.concat_tables(
-        [_messages_of(order, questions, settings, span) for order in orders(questions)]
+        [_messages_of(order, reader, settings, span) for order in orders(reader)]
     )
 
 
-def _messages_of(order: Order, questions: Questions, settings: Settings, span: Span) -> pa.Table:
+def _messages_of(order: Order, reader: TableReader, settings: Settings, span: Span) -> pa.Table:
     """Return the messages of an order.
 
     All records of one time are finished by one batch, so the first and the last time tell which
@@ -393,7 +391,7 @@ def _messages_of(order: Order, questions: Questions, settings: Settings, span: S
     """
     ends = {"first": ("min", order.column), "last": ("max", order.column)}
     of_span = [[*_FINISHED, *order.conditions, *span.where]]
-    rows = questions.summary(tables.SILVER, ["partition"], ends, of_span).to_pylist()
+    rows = reader.summary(tables.SILVER, ["partition"], ends, of_span).to_pylist()
     times = {row["partition"]: (row["first"], row["last"]) for row in rows}
     if not times:
         return MESSAGES.empty_table()
@@ -416,7 +414,7 @@ def _messages_of(order: Order, questions: Questions, settings: Settings, span: S
     ends_at = dict.fromkeys(times, -1)
     for known, kind, where in ((begins, "max", before), (ends_at, "min", after)):
         found = _asked(
-            questions, tables.PUBLISHED, ["partition"], {"offset": (kind, "sink_offset")}, where
+            reader, tables.PUBLISHED, ["partition"], {"offset": (kind, "sink_offset")}, where
         )
         known |= {row["partition"]: row["offset"] for row in found if row["offset"] is not None}
     messages = []
@@ -454,7 +452,7 @@ def _as_messages(batch: pa.RecordBatch, times: tuple[int, int], order: Order) ->
     is_closed = order.column == "closed_at"
     told = zip(event_times, closed, strict=True)
     ordering = [  # messages that say when they were closed and those that do not are of two orders
-        (at if is_closed else time) if time is None or (at is not None) == is_closed else NEVER
+        (at if is_closed else time) if time is None or (at is not None) == is_closed else MAX_TIME
         for time, at in told
     ]
     meant = zip(ordering, tombstones, strict=True)

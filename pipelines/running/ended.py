@@ -12,11 +12,11 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from pipelines.core.types import DUE, own_columns
-from pipelines.faults import reach
+from pipelines.faults import fault_point
 from pipelines.lake import tables
 from pipelines.lake.commits import RESETTING
 from pipelines.lake.generations import read_generations
-from pipelines.lake.questions import Where, in_portions, row_count
+from pipelines.lake.table_reader import Where, in_portions, row_count
 from pipelines.lake.unpublished import is_complete, reached, unpublished
 from pipelines.running.owner import Owner
 from pipelines.settings import Settings
@@ -30,22 +30,22 @@ def end_earlier(owner: Owner, settings: Settings) -> None:
     Afterwards no row of an earlier generation is open, waits, or is finished, valid and
     unpublished.
     """
-    questions = owner.engine.questions
-    generations = read_generations(questions, settings)
+    reader = owner.engine.reader
+    generations = read_generations(reader, settings)
     newest = generations.newest
-    if len(generations) == 1 or is_complete(questions, newest):
+    if len(generations) == 1 or is_complete(reader, newest):
         return
-    reach("reset.close")
+    fault_point("reset.close")
     ended = generations[-2]
-    silver = questions.columns(tables.SILVER)
+    silver = reader.columns(tables.SILVER)
     never = dict.fromkeys(
         [*own_columns(silver, DUE), *(["position"] if settings.merge.has_tenants else [])]
     )
     unfinished: Where = [[("status", "in", ["open", "waiting"]), *generations.batches(ended)]]
     _change(owner, unfinished, {"status": "timed_out", **_CLOSED, **never})
-    for some in in_portions(list(unpublished(questions, ended, newest))):
+    for some in in_portions(list(unpublished(reader, ended, newest))):
         _change(owner, some, _CLOSED)
-    reach("reset.told")
+    fault_point("reset.told")
     jumps = [
         (
             *settings.place(tp.source),
@@ -55,13 +55,13 @@ def end_earlier(owner: Owner, settings: Settings) -> None:
             newest.decided_at,
             newest.reason,
         )
-        for tp, since in reached(questions, ended, newest.from_batch).items()
+        for tp, since in reached(reader, ended, newest.from_batch).items()
     ]
     owner.append(tables.RESETS, owner.engine.lake.layout[tables.RESETS].rows(jumps), RESETTING)
 
 
 def _change(owner: Owner, where: Where, values: Mapping[str, Any]) -> None:
-    if row_count(owner.engine.questions, tables.SILVER, where):
+    if row_count(owner.engine.reader, tables.SILVER, where):
         owner.change(
             tables.SILVER,
             RESETTING,

@@ -21,7 +21,7 @@ import pipelines
 from pipelines.errors import missing_package
 from pipelines.lake import tables
 from pipelines.lake.location import local_path, scheme_of
-from pipelines.monitoring.events import Event, Handled, Observer
+from pipelines.monitoring.events import Event, Observer, RecordsProcessed
 from pipelines.settings import CatalogLake, Settings
 
 if TYPE_CHECKING:
@@ -52,14 +52,14 @@ class Lineage:
         from openlineage.client import OpenLineageClient
 
         self._settings, self._client = settings, OpenLineageClient(transport=transport)
-        self._waiting: queue.Queue[Handled | None] = queue.Queue(WAITING)
+        self._waiting: queue.Queue[RecordsProcessed | None] = queue.Queue(WAITING)
         self._is_warned = False
         self._thread = threading.Thread(target=self._follow, name="lineage", daemon=True)
         self._thread.start()
 
     def __call__(self, event: Event) -> None:
         """Queue a batch for sending."""
-        if isinstance(event, Handled):
+        if isinstance(event, RecordsProcessed):
             try:
                 self._waiting.put_nowait(event)
             except queue.Full:
@@ -90,7 +90,7 @@ class Lineage:
                 why,
             )
 
-    def _event(self, batch: Handled) -> Any:
+    def _event(self, batch: RecordsProcessed) -> Any:
         from openlineage.client.event_v2 import (
             InputDataset,
             Job,
@@ -113,7 +113,9 @@ class Lineage:
             ],
         )
 
-    def _datasets(self, batch: Handled) -> tuple[list[Dataset], list[tuple[Dataset, int | None]]]:
+    def _datasets(
+        self, batch: RecordsProcessed
+    ) -> tuple[list[Dataset], list[tuple[Dataset, int | None]]]:
         """Return what a batch read, and what it wrote, with the number of rows if that is known."""
         counts: Counter[str] = Counter()
         for of_topic in batch.topics.values():

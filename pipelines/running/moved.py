@@ -18,7 +18,7 @@ from pipelines.kafka.cluster import Cluster
 from pipelines.kafka.reading import Range, read_range
 from pipelines.lake import tables
 from pipelines.lake.identity import remade_topics
-from pipelines.lake.questions import Questions
+from pipelines.lake.table_reader import TableReader
 from pipelines.settings import Settings
 
 LAST = 5
@@ -29,7 +29,7 @@ _KEPT = [*_RECORD, "reason"]
 
 
 def moved_topics(
-    questions: Questions, settings: Settings, partitions: int, facts: Mapping[str, str]
+    reader: TableReader, settings: Settings, partitions: int, facts: Mapping[str, str]
 ) -> set[str]:
     """Return those of `facts` (`lake.identity`) that differ only because the topics have moved.
 
@@ -37,19 +37,19 @@ def moved_topics(
     """
     cluster = Cluster(settings.kafka)
     found = set[str]()
-    for field, topics in remade_topics(questions, facts).items():
+    for field, topics in remade_topics(reader, facts).items():
         inputs = [
             name
             for name in of_source(settings.inputs, field.split(".")[1])
             if settings.inputs[name] in topics
         ]
-        if all(_has_the_records(questions, settings, cluster, name, partitions) for name in inputs):
+        if all(_has_the_records(reader, settings, cluster, name, partitions) for name in inputs):
             found.add(field)
     return found
 
 
 def _has_the_records(
-    questions: Questions, settings: Settings, cluster: Cluster, name: str, partitions: int
+    reader: TableReader, settings: Settings, cluster: Cluster, name: str, partitions: int
 ) -> bool:
     """Return True if an input's topic has the records of bronze.
 
@@ -57,16 +57,16 @@ def _has_the_records(
     """
     table = tables.bronze(name)
     topic = settings.inputs[name]
-    if not questions.exists(table):
+    if not reader.exists(table):
         return False
-    last = questions.summary(table, ["partition"], {"offset": ("max", "offset")}).to_pylist()
+    last = reader.summary(table, ["partition"], {"offset": ("max", "offset")}).to_pylist()
     bounds = cluster.bounds(topic, partitions)
     for p, offset in ((row["partition"], row["offset"]) for row in last):
         first, end = bounds.get(p, (0, 0))
         since = max(first, offset - LAST + 1)
         if not since <= offset < end:
             return False
-        rows = questions.rows(
+        rows = reader.rows(
             table,
             _KEPT,
             [[("partition", "=", p), ("offset", ">=", since), ("offset", "<=", offset)]],

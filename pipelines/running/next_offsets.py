@@ -12,7 +12,7 @@ from pipelines.lake import tables
 from pipelines.lake.commits import bronze_application
 from pipelines.lake.generations import Generation, read_generations
 from pipelines.lake.progress import last_batch
-from pipelines.lake.questions import Questions, within
+from pipelines.lake.table_reader import TableReader, within
 from pipelines.running.owner import Owner, now_ms
 from pipelines.settings import Settings
 
@@ -27,7 +27,7 @@ class NextOffsets:
     Each input has `partitions` Kafka partitions. Without an `owner`, nothing is written.
     """
 
-    questions: Questions
+    reader: TableReader
     settings: Settings
     partitions: int
     owner: Owner | None = None
@@ -38,9 +38,9 @@ class NextOffsets:
         That is after the last row of bronze, where the newest generation begins, or after a gap
         that was accepted. `generation`: the newest one, if it is known.
         """
-        newest = generation or read_generations(self.questions, self.settings).newest
+        newest = generation or read_generations(self.reader, self.settings).newest
         offsets = newest.offsets_of(source)
-        last = last_batch(self.questions)
+        last = last_batch(self.reader)
         ranges = {} if last is None else last[0].ranges
         passed = {
             tp.partition: done.until_offset
@@ -49,11 +49,11 @@ class NextOffsets:
         }
         # Rows that silver has consumed need not be read.
         beyond = within({p: (passed.get(p, 0), None) for p in range(self.partitions)})
-        found = self.questions.summary(
+        found = self.reader.summary(
             tables.bronze(source), ["partition"], {"last": ("max", "offset")}, beyond
         )
         read = [(row["partition"], row["last"] + 1) for row in found.to_pylist()]
-        gaps = self.questions.select(
+        gaps = self.reader.select(
             tables.RESETS, ["partition", "to_offset"], [[("source", "=", source)]]
         )
         for p, offset in [

@@ -9,13 +9,13 @@ import pyarrow.compute as pc
 
 from pipelines.core.plan import BatchPlan
 from pipelines.lake import tables
-from pipelines.lake.questions import Questions, Where, in_portions
+from pipelines.lake.table_reader import TableReader, Where, in_portions
 from pipelines.monitoring.events import Counts
 from pipelines.settings import Settings
 
 
 def outcomes(
-    questions: Questions, settings: Settings, plan: BatchPlan, *, was_recovered: bool
+    reader: TableReader, settings: Settings, plan: BatchPlan, *, was_recovered: bool
 ) -> dict[str, Counts]:
     """Return, by topic, how many records a batch has merged or found late, and its heartbeats.
 
@@ -24,19 +24,19 @@ def outcomes(
     records may be `recovered`: they are in no merge record of this generation.
     """
     late: Counter[str] = Counter()
-    found = questions.summary(
+    found = reader.summary(
         tables.LATE, ["source", "topic"], {"rows": ("count", "*")}, [[("batch", "=", plan.batch)]]
     )
     for source, topic, rows in zip(
         *(found[name].to_pylist() for name in ("source", "topic", "rows")), strict=True
     ):
         late[settings.input(source, topic)] += rows
-    merged = dict(_parts(questions, settings, plan)) if was_recovered else {}
+    merged = dict(_parts(reader, settings, plan)) if was_recovered else {}
     counts: dict[str, Counter[tuple[str, str]]] = {
         topic: Counter() for topic in settings.inputs.values()
     }
     for name, topic in settings.inputs.items():
-        records, beats = _passed(questions, name, plan)
+        records, beats = _passed(reader, name, plan)
         on_time = records - late[name]
         counts[topic]["heartbeat", ""] += beats
         counts[topic]["late", ""] += late[name]
@@ -46,7 +46,7 @@ def outcomes(
     return {topic: dict(found) for topic, found in counts.items()}
 
 
-def _passed(questions: Questions, name: str, plan: BatchPlan) -> tuple[int, int]:
+def _passed(reader: TableReader, name: str, plan: BatchPlan) -> tuple[int, int]:
     """Return how many records with a time a batch has consumed of an input.
 
     The two numbers are those of records with a key and of heartbeats.
@@ -67,18 +67,16 @@ def _passed(questions: Questions, name: str, plan: BatchPlan) -> tuple[int, int]
             ]
             for p in some
         ]
-        found = questions.summary(
-            tables.bronze(name), ["heartbeat"], {"rows": ("count", "*")}, where
-        )
+        found = reader.summary(tables.bronze(name), ["heartbeat"], {"rows": ("count", "*")}, where)
         counts.update(
             dict(zip(found["heartbeat"].to_pylist(), found["rows"].to_pylist(), strict=True))
         )
     return counts[False], counts[True]
 
 
-def _parts(questions: Questions, settings: Settings, plan: BatchPlan) -> Iterator[tuple[str, int]]:
+def _parts(reader: TableReader, settings: Settings, plan: BatchPlan) -> Iterator[tuple[str, int]]:
     """Yield, by input, how many of a batch's records are parts of merge records that it changed."""
-    rows = questions.select(
+    rows = reader.select(
         tables.SILVER, ["partition", *settings.sources], [[("batch", "=", plan.batch)]]
     )
     counts: Counter[str] = Counter()

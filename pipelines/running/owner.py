@@ -31,13 +31,13 @@ _ATTEMPTS = 20
 class Owner:
     """The holder of a lease, which numbers its commits by table.
 
-    It may hold none (token 0) for a lake that no other process uses. `tell` is told what the
+    It may hold none (token 0) for a lake that no other process uses. `notify` is told what the
     owner's layers do.
     """
 
     engine: Engine
     token: int = 0
-    tell: Observer = ignore
+    notify: Observer = ignore
     is_observed: bool = False
     """True where somebody wants to know the outcomes of records, which takes queries."""
     _last: dict[tuple[str, str], int] = field(default_factory=dict)
@@ -63,7 +63,7 @@ class Owner:
 
         It is 0 before the first. Raises LeaseLostError if a later owner has written to the table.
         """
-        found = last_commit(self.engine.questions, table, application)
+        found = last_commit(self.engine.reader, table, application)
         if found is not None and found[1].token > self.token:
             raise LeaseLostError(self.engine.lake.location)
         return found[1].number if found is not None and found[1].token == self.token else 0
@@ -75,13 +75,13 @@ class Owner:
         another commit of its number: that of an earlier try, whose answer did not come, and which
         may say something else.
         """
-        found = last_commit(self.engine.questions, table, commit.application)
+        found = last_commit(self.engine.reader, table, commit.application)
         if found is None or found[1].transaction_version != commit.transaction_version:
             raise LeaseLostError(self.engine.lake.location)
         if found[1] != Commit.parse(commit.metadata):
             raise CommitRepeatedError(table, self.engine.lake.location)
         self._last[source_of(table), commit.application] = commit.number
-        self.tell(Committed(source_of(table)))
+        self.notify(Committed(source_of(table)))
         return found[0].number
 
     def append(
@@ -123,7 +123,7 @@ class Owner:
                 continue
             if self.last_number(table, application) == commit.number:
                 self._last[source_of(table), application] = commit.number
-                self.tell(Committed(source_of(table)))
+                self.notify(Committed(source_of(table)))
             return
 
     @contextmanager
@@ -131,7 +131,7 @@ class Owner:
         """Report how long the step of a batch inside the `with` block took, unless it fails."""
         since = time.monotonic()
         yield
-        self.tell(StepDone(layer, name, time.monotonic() - since))
+        self.notify(StepDone(layer, name, time.monotonic() - since))
 
     def fence(self, table: str, application: str = APPLICATION, *, is_shared: bool = False) -> None:
         """Keep every earlier owner out of a table, with an empty commit under this owner's token.
@@ -143,11 +143,9 @@ class Owner:
         """
         is_read = application not in UNREAD
         for _ in range(_ATTEMPTS):
-            last = last_commit(self.engine.questions, table, application) if is_read else None
+            last = last_commit(self.engine.reader, table, application) if is_read else None
             if last is None or last[1].token < self.token:
-                decided = (
-                    last_decision(self.engine.questions, table, application) if is_read else None
-                )
+                decided = last_decision(self.engine.reader, table, application) if is_read else None
                 facts = (
                     {}
                     if decided is None
@@ -156,7 +154,7 @@ class Owner:
                 with suppress_conflict():
                     nothing = self.engine.lake.schema(table).empty_table()
                     self.engine.append(table, nothing, Commit(application, self.token, 0, facts))
-                last = last_commit(self.engine.questions, table, application)
+                last = last_commit(self.engine.reader, table, application)
             if last is not None and last[1].token >= self.token:
                 if last[1].token > self.token and not is_shared:
                     break

@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipelines.core.columns import NO_TIME, Int64s, groups, int64s, looked_up
+from pipelines.core.columns import NULL_TIME, Int64s, groups, int64s, looked_up
 from pipelines.core.idle import Idle, IdleDecision
 from pipelines.core.plan import (
     NOTHING_AVAILABLE,
@@ -32,8 +32,8 @@ from pipelines.core.reading import REDRIVEN_FROM
 from pipelines.core.tenants import HEADS, TenantClocks
 from pipelines.core.types import TENANT, own_columns
 from pipelines.lake import tables
-from pipelines.lake.questions import Questions, first_offsets, sizes_of, with_sizes, within
-from pipelines.monitoring.events import SourceStanding, Standing
+from pipelines.lake.table_reader import TableReader, first_offsets, sizes_of, with_sizes, within
+from pipelines.monitoring.events import MergeProgress, SourceStanding
 from pipelines.settings import Settings
 
 _NARROW = ["partition", "offset", "event_time"]
@@ -86,12 +86,13 @@ class Planner:
     `cursors`: how far the merge has consumed each topic-partition. `clocks`: the clocks (ms) of the
     last batch, by partition. `max_bytes`: maximum size of a batch's records, as they are in memory
     (`Engine.merge_bytes`). `ends`: where a rebuild stops; without any, what bronze has is merged as
-    far as the clock goes. `horizons` and `begun`: what earlier epochs have left, by partition
-    (`core.plan.Rules`). `epoch`: the number of the settings' epoch, and the batch that it begins
-    with. `generation`: that of the batches. `tenants`: what is known of them, if there are any.
+    far as the clock goes. `horizons` and `epoch_start_clock`: what earlier epochs have left, by
+    partition (`core.plan.Rules`). `epoch`: the number of the settings' epoch, and the batch that it
+    begins with. `generation`: that of the batches. `tenants`: what is known of them, if there are
+    any.
     """
 
-    questions: Questions
+    reader: TableReader
     settings: Settings
     next_batch: int
     cursors: dict[TopicPartition, Cursor]
@@ -100,7 +101,7 @@ class Planner:
     max_bytes: int
     ends: Mapping[TopicPartition, End] = field(default_factory=dict)
     horizons: dict[int, int] = field(default_factory=dict)
-    begun: dict[int, int] = field(default_factory=dict)
+    epoch_start_clock: dict[int, int] = field(default_factory=dict)
     epoch: tuple[int, int] = (0, 0)
     generation: int = 0
     tenants: Tenants | None = None
@@ -180,7 +181,7 @@ class Planner:
     def rules(self) -> Rules:
         """The rules for when a record is late, joins, and times out."""
         merge = self.settings.merge
-        rules = Rules(merge.window, self.horizons, self.begun, not merge.has_due)
+        rules = Rules(merge.window, self.horizons, self.epoch_start_clock, not merge.has_due)
         if self.tenants is None:
             return rules
         return replace(
@@ -202,7 +203,7 @@ class Planner:
         """Return the heads (ms) that the last plan saw."""
         return heads_of(self.cursors, self._available)
 
-    def standing(self) -> Standing:
+    def progress(self) -> MergeProgress:
         """Return the progress of the merge, as far as the last plan looked."""
         ends = self.bronze_ends()
         heads = self.heads()
@@ -215,10 +216,12 @@ class Planner:
             elif head is None:
                 state = "waiting"
             else:  # what waits and is not ahead of the clock does not wait for another source
-                is_ahead = head > self.clocks.get(tp.partition, NO_TIME)
+                is_ahead = head > self.clocks.get(tp.partition, NULL_TIME)
                 state = "held" if ends[tp] > cursor.next_offset and is_ahead else "active"
             sources[tp] = SourceStanding(cursor.next_offset, cursor.position, head, state)
-        return Standing(self.clocks, sources, None if self.tenants is None else self.tenants.clocks)
+        return MergeProgress(
+            self.clocks, sources, None if self.tenants is None else self.tenants.clocks
+        )
 
     def records(self, plan: BatchPlan) -> dict[TopicPartition, int]:
         """Return, by topic-partition, how many records with a time a plan consumes.
@@ -229,7 +232,7 @@ class Planner:
         for tp, rows in self._available.items():
             if tp in plan.ranges:
                 is_in = (rows.offsets < plan.ranges[tp].until_offset) & (
-                    rows.event_times != NO_TIME
+                    rows.event_times != NULL_TIME
                 )
                 counts[tp] = np.count_nonzero(
                     is_in if rows.is_idle is None else is_in & ~rows.is_idle
@@ -247,7 +250,7 @@ class Planner:
         counts: dict[str, tuple[int, int]] = {}
         for tp, done in plan.ranges.items():
             rows = self._available.get(tp, NOTHING_AVAILABLE)
-            is_in = (rows.offsets < done.until_offset) & (rows.event_times != NO_TIME)
+            is_in = (rows.offsets < done.until_offset) & (rows.event_times != NULL_TIME)
             if rows.is_idle is not None:
                 is_in &= ~rows.is_idle
             positions = positions_of(Cursor(done.from_offset, done.position_before), rows)
@@ -264,13 +267,13 @@ class Planner:
         tenants = self.tenants or Tenants()
         rows = self._rows()
         positions = np.array([], np.int64) if tenants.clocks is None else tenants.clocks.positions
-        is_in = positions != NO_TIME
+        is_in = positions != NULL_TIME
         partitions = int64s(rows["partition"])
         late = is_in & (
-            int64s(rows["event_time"].fill_null(NO_TIME))
+            int64s(rows["event_time"].fill_null(NULL_TIME))
             < rules.late_before(partitions, positions, rows["tenant"])
         )
-        late &= positions >= looked_up(partitions, rules.since, NO_TIME)
+        late &= positions >= looked_up(partitions, rules.since, NULL_TIME)
         counts = {}
         for source in self.settings.inputs:
             mine = pc.equal(rows["source"], source).to_numpy()
@@ -280,7 +283,7 @@ class Planner:
             )
         return counts
 
-    def told(self, silent: Mapping[int, Idle]) -> dict[int, tuple[tuple[str, int], ...]]:
+    def tenant_times(self, silent: Mapping[int, Idle]) -> dict[int, tuple[tuple[str, int], ...]]:
         """Return, by partition, what a decision about these silent sources tells tenants.
 
         Each tenant that is known on the other sources gets its smallest position there (ms), as far
@@ -355,7 +358,7 @@ class Planner:
             found = self._select(source, ranges)
             rows |= by_partition(source, found, ranges)
             sizes = sizes_by_partition(
-                found, sizes_of(self.questions, tables.bronze(source), found), ranges
+                found, sizes_of(self.reader, tables.bronze(source), found), ranges
             )
             self._sizes |= {TopicPartition(source, p): each for p, each in sizes.items()}
             for p, each in sizes.items():
@@ -376,8 +379,8 @@ class Planner:
 
     def _select(self, source: str, ranges: Mapping[int, tuple[int, int]]) -> pa.Table:
         table = tables.bronze(source)
-        narrow = with_sizes(self.questions, table, _NARROW)
-        narrow += own_columns(self.questions.columns(table), pa.schema([REDRIVEN_FROM]))
+        narrow = with_sizes(self.reader, table, _NARROW)
+        narrow += own_columns(self.reader.columns(table), pa.schema([REDRIVEN_FROM]))
         found = self._select_all(source, narrow, ranges)
         says = found[REDRIVEN_FROM.name] if REDRIVEN_FROM.name in found.column_names else None
         self.has_redriven |= says is not None and says.null_count < len(says)
@@ -387,10 +390,10 @@ class Planner:
         self, source: str, narrow: Sequence[str], ranges: Mapping[int, tuple[int, int]]
     ) -> pa.Table:
         if self.tenants is None:
-            return self.questions.select(tables.bronze(source), narrow, within(ranges))
+            return self.reader.select(tables.bronze(source), narrow, within(ranges))
         # The first record behind a range decides how far the clocks of tenants are.
         with_next = {p: (start, until + 1) for p, (start, until) in ranges.items()}
-        found = self.questions.select(
+        found = self.reader.select(
             tables.bronze(source), [*narrow, *TENANT.names], within(with_next)
         )
         self.tenants.rows.append(
@@ -413,7 +416,7 @@ class Planner:
             TopicPartition(source, p): offset
             for source, mine in _by_source(starts).items()
             for p, offset in first_offsets(
-                self.questions, tables.bronze(source), "offset", mine
+                self.reader, tables.bronze(source), "offset", mine
             ).items()
         }
 
@@ -444,7 +447,7 @@ def by_partition(
 ) -> dict[TopicPartition, Available]:
     """Return rows of bronze by topic-partition, in order of offset, only those in its range."""
     offsets = int64s(found["offset"])
-    times = int64s(found["event_time"].fill_null(NO_TIME))
+    times = int64s(found["event_time"].fill_null(NULL_TIME))
     available = {}
     for partition, rows in groups(int64s(found["partition"]), offsets).items():
         # A query may also return neighbours of the requested rows.

@@ -13,13 +13,13 @@ import pyarrow.compute as pc
 
 from pipelines.core.columns import Int64s, input_names, int64s
 from pipelines.core.plan import TopicPartition, by_topic_partition
-from pipelines.core.sequence import Tail, place_of
+from pipelines.core.sequence import SequenceTail, place_of
 from pipelines.engine import Engine, Rows
 from pipelines.lake import tables
 from pipelines.lake.generations import Generation, Generations
 from pipelines.lake.order import place_columns
-from pipelines.lake.questions import Questions, Where, within
 from pipelines.lake.recovered import MESSAGES, joined, parts_of_messages
+from pipelines.lake.table_reader import TableReader, Where, within
 from pipelines.lake.unpublished import reached
 from pipelines.settings import Settings
 
@@ -31,7 +31,7 @@ def out_offsets(
     engine: Engine,
     settings: Settings,
     generations: Generations,
-    tails: Mapping[int, Tail],
+    tails: Mapping[int, SequenceTail],
 ) -> dict[TopicPartition, Int64s]:
     """Return, by topic-partition, the sorted offsets of all parts of messages up to these tails.
 
@@ -39,38 +39,36 @@ def out_offsets(
     included.
     """
     newest = generations.newest
-    names = ["partition", "batch", *place_columns(engine.questions), *settings.sources]
+    names = ["partition", "batch", *place_columns(engine.reader), *settings.sources]
     valid = engine.read(
         tables.SILVER, names, [[("status", "=", "timed_out"), ("valid", "=", True)]]
     )
     function = partial(
         _parts_of_messages, newest=newest, tails=tails, sources=list(settings.sources)
     )
-    found = engine.fetched(engine.per_partition(function, [valid], PARTS))
+    found = engine.collect(engine.per_partition(function, [valid], PARTS))
     if generations[0].kind == "sink":
         found = pa.concat_tables(
-            [found, engine.fetched(_known_from_sink(engine, settings, generations))]
+            [found, engine.collect(_known_from_sink(engine, settings, generations))]
         )
     offsets = int64s(found["offset"])
     parts = {
         tp: offsets[rows]
         for tp, rows in by_topic_partition(found, list(settings.inputs), offsets).items()
     }
-    return joined([*parts.items(), *passed_over(engine.questions, newest).items()])
+    return joined([*parts.items(), *passed_over(engine.reader, newest).items()])
 
 
-def passed_over(questions: Questions, generation: Generation) -> dict[TopicPartition, Int64s]:
+def passed_over(reader: TableReader, generation: Generation) -> dict[TopicPartition, Int64s]:
     """Return, by topic-partition, the sorted offsets that earlier messages have.
 
     The generation leaves these records out.
     """
-    return joined(
-        parts_of_messages(questions, generation, dict.fromkeys(generation.begin, (0, None)))
-    )
+    return joined(parts_of_messages(reader, generation, dict.fromkeys(generation.begin, (0, None))))
 
 
 def _parts_of_messages(
-    rows: pa.Table, *, newest: Generation, tails: Mapping[int, Tail], sources: Sequence[str]
+    rows: pa.Table, *, newest: Generation, tails: Mapping[int, SequenceTail], sources: Sequence[str]
 ) -> pa.Table:
     """Return the parts of those finished, valid rows that are published.
 
@@ -137,7 +135,7 @@ def _known_from_sink(engine: Engine, settings: Settings, generations: Generation
     first = generations[0]
     inputs = list[Rows]()
     after = generations.after(first)
-    ends = {} if after is None else reached(engine.questions, first, after.from_batch)
+    ends = {} if after is None else reached(engine.reader, first, after.from_batch)
     batches = [generations.batches(first)]
     spans = {tp: (since, ends.get(tp)) for tp, since in first.begin.items()}
     for source in settings.inputs:

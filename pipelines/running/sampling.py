@@ -13,15 +13,15 @@ from pipelines.kafka.cluster import Cluster
 from pipelines.kafka.transactions import open_transactions
 from pipelines.lake import tables
 from pipelines.lake.generations import read_generations
-from pipelines.lake.questions import Questions
+from pipelines.lake.table_reader import TableReader
 from pipelines.lake.tenants import slowest, unfinished
 from pipelines.lake.unpublished import count_behind_sink
 from pipelines.monitoring.events import (
     Committed,
     Event,
+    MergeProgress,
     Observer,
     Sampled,
-    Standing,
     TenantsSampled,
 )
 from pipelines.settings import Settings
@@ -47,14 +47,14 @@ class Sampler:
         settings: Settings,
         partitions: int,
         layers: Sequence[str],
-        questions: Questions,
-        tell: Observer,
+        reader: TableReader,
+        notify: Observer,
     ) -> None:
         self._settings = settings
         self._partitions = partitions
         self._layers = layers
-        self._questions = questions
-        self._tell = tell
+        self._reader = reader
+        self._notify = notify
         self._cluster = Cluster(settings.kafka, TIMEOUT_S)
         self._silver_changed = "silver" in layers
         self._clocks: TenantClocks | None = None
@@ -63,7 +63,7 @@ class Sampler:
         """Record a new version of silver, and the clocks of tenants."""
         if isinstance(event, Committed) and event.table == tables.SILVER:
             self._silver_changed = True
-        if isinstance(event, Standing) and event.tenants is not None:
+        if isinstance(event, MergeProgress) and event.tenants is not None:
             self._silver_changed |= self._clocks is None  # the first sample was taken without them
             self._clocks = event.tenants
 
@@ -96,18 +96,18 @@ class Sampler:
             if self._settings.merge.has_tenants:
                 open_rows, of_tenants = self._by_tenant()
             else:
-                asked = self._questions.summary(
+                asked = self._reader.summary(
                     tables.SILVER, [], {"open": ("count", "*")}, [[("status", "=", "open")]]
                 )
                 open_rows = asked["open"][0].as_py()
-            if generations := read_generations(self._questions, self._settings):
+            if generations := read_generations(self._reader, self._settings):
                 none = dict.fromkeys(range(self._partitions), 0)
-                behind_sink = none | count_behind_sink(self._questions, generations.newest)
-        self._tell(Sampled(bounds, open_rows, of_tenants, transactions, behind_sink))
+                behind_sink = none | count_behind_sink(self._reader, generations.newest)
+        self._notify(Sampled(bounds, open_rows, of_tenants, transactions, behind_sink))
 
     def _by_tenant(self) -> tuple[int, TenantsSampled]:
         """Return how many merge records are open, and how far tenants are."""
-        rows = unfinished(self._questions)
+        rows = unfinished(self._reader)
         clocks = self._clocks
         counts = {"open": 0, "waiting": 0}
         for status, count in zip(rows["status"].to_pylist(), rows["rows"].to_pylist(), strict=True):

@@ -43,7 +43,7 @@ own failure.
 
 
 @dataclass
-class Patience:
+class RetryPolicy:
     """Retries work while Kafka or the lake's object store is in trouble.
 
     The work is done again until it succeeds, `limit_s` have passed or the run stops. `check_store`,
@@ -54,9 +54,9 @@ class Patience:
     stopping: threading.Event
     limit_s: float = 120.0
     check_store: Callable[[], None] | None = None
-    tell: Observer = ignore
+    notify: Observer = ignore
 
-    def bear(
+    def run(
         self, work: Callable[[], None], passes_on: Callable[[Exception], bool] = lambda _: False
     ) -> None:
         """Do the work, again after trouble that may pass.
@@ -87,15 +87,15 @@ class Patience:
                     raise WatersmeetError(
                         f"{root_cause(error)} (tried again for {self.limit_s:.0f} s)"
                     ) from None
-                self.reporter.tell(
+                self.reporter.notify(
                     where, f"{root_cause(error)}; trying again for at most {self.limit_s:.0f} s"
                 )
-                self.tell(Failed(kind_of(error), is_retried=True))
+                self.notify(Failed(kind_of(error), is_retried=True))
                 if self.stopping.wait(RETRY_S):
                     return
             else:
                 if since is not None:
-                    self.reporter.tell(where, "answers again")
+                    self.reporter.notify(where, "answers again")
                 return
 
     def cause(self, failure: Exception) -> Exception:
@@ -123,14 +123,14 @@ def never(_: Exception) -> bool:
 
 
 @dataclass
-class Gate:
+class BatchGate:
     """Lets one batch of a stream through at a time, and none once `stopping` is set.
 
     So a stop never cuts a batch in two. A batch that finds the gate closed returns without writing.
     Spark then notes it as done in the checkpoint, which does no harm: checkpoints are never read.
     """
 
-    patience: Patience
+    patience: RetryPolicy
     passes_on: Callable[[Exception], bool] = never
     """Selects the failures of a batch that end the stream without the run, to be started again."""
     failure: Exception | None = None
@@ -144,7 +144,7 @@ class Gate:
         return self.patience.stopping
 
     def run(self, work: Callable[[], None]) -> None:
-        """Run one batch at a time, again after transient trouble (`Patience`).
+        """Run one batch at a time, again after transient trouble (`RetryPolicy`).
 
         Does nothing once `stopping` is set. If the batch fails, its failure is kept as it is and
         everything stops. It is not raised: Spark would only wrap it, and fill the log with the
@@ -154,13 +154,13 @@ class Gate:
             if self.stopping.is_set():
                 return
             try:
-                self.patience.bear(work, self.passes_on)
+                self.patience.run(work, self.passes_on)
                 self.passed += 1
             except Exception as failure:
                 if self.passes_on(failure):
                     raise
                 self.failure = failure
-                self.patience.tell(Failed(kind_of(failure), is_retried=False))
+                self.patience.notify(Failed(kind_of(failure), is_retried=False))
                 self.stopping.set()
 
     def close(self) -> None:
@@ -177,8 +177,8 @@ class Stream:
     whenever it `is_due`. If it `ends`, it is done once it has ended without a failure.
     """
 
-    gate: Gate
-    begin: Callable[[Gate], Running]
+    gate: BatchGate
+    begin: Callable[[BatchGate], Running]
     drain: Callable[[], None] | None = None
     is_due: Callable[[], bool] = lambda: False
     ends: bool = False
@@ -192,7 +192,7 @@ class Stream:
 
     def start(self) -> None:
         """Start the stream, again while there is trouble with Kafka or the object store."""
-        self.gate.patience.bear(self._begin)
+        self.gate.patience.run(self._begin)
 
     def _begin(self) -> None:
         self.gate.patience.ready()
@@ -222,7 +222,7 @@ class Stream:
             and self._failure() is None
         )
 
-    def look_after(self) -> None:
+    def supervise(self) -> None:
         """Start the stream again if it has ended for a reason that may pass.
 
         Raises WatersmeetError if it ended for another reason.
@@ -243,16 +243,16 @@ class Stream:
         ):
             raise WatersmeetError(f"a stream ended: {root_cause(failure)}")
         if failure is not None and is_of_registry(failure):
-            self._bear_registry(failure)
+            self._check_registry_trouble(failure)
         ended = failure or Exception("a stream ended")
-        self.gate.patience.reporter.tell("streams", f"{root_cause(ended)}; trying again")
-        self.gate.patience.tell(Failed(kind_of(ended), is_retried=True))
+        self.gate.patience.reporter.notify("streams", f"{root_cause(ended)}; trying again")
+        self.gate.patience.notify(Failed(kind_of(ended), is_retried=True))
         self.start()
 
-    def _bear_registry(self, failure: Exception) -> None:
+    def _check_registry_trouble(self, failure: Exception) -> None:
         """Raise WatersmeetError if a registry was in trouble for the limit, with no batch between.
 
-        The limit is that of `Patience`. (Trouble with Kafka is watched by the run.)
+        The limit is that of `RetryPolicy`. (Trouble with Kafka is watched by the run.)
         """
         passed = self.gate.passed
         now = time.monotonic()
@@ -315,7 +315,7 @@ def start_all(streams: Sequence[Stream]) -> None:
 
 
 def following(
-    gate: Gate, drain: Callable[[], None], upstream: Sequence[Stream], news: threading.Event
+    gate: BatchGate, drain: Callable[[], None], upstream: Sequence[Stream], news: threading.Event
 ) -> Running:
     """Return a stream that drains what other streams of this process hand on, until they are done.
 

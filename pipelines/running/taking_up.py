@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple
 from confluent_kafka import Message
 
 from pipelines.core.recovery import NotToldError, ReadBack, SinkState, sink_state
-from pipelines.core.sequence import FORGOTTEN, MIN_OFFSETS, PLAIN, Tail, standing
+from pipelines.core.sequence import FORGOTTEN, MIN_OFFSETS, PLAIN, SequenceTail, parse_tail
 from pipelines.errors import ConfigurationError, ForeignMessageError
 from pipelines.kafka.cluster import Cluster
 from pipelines.kafka.publisher import Publisher, sequence_tail
@@ -29,7 +29,7 @@ COUNTED_RULES: Final = (
 class Sink(NamedTuple):
     """The last message of each partition that has messages, and what its messages say."""
 
-    tails: Mapping[int, Tail]
+    tails: Mapping[int, SequenceTail]
     states: Mapping[int, SinkState]
 
 
@@ -64,7 +64,7 @@ def read_sink(settings: Settings, partitions: int, publisher: Publisher | None =
     return Sink(tails, {p: state for p, state in states.items() if state.last is not None})
 
 
-def read_last_messages(settings: Settings, partitions: int) -> dict[int, Tail]:
+def read_last_messages(settings: Settings, partitions: int) -> dict[int, SequenceTail]:
     """Return the last message that each partition of the sink has now; none without a sink."""
     topic = settings.publish.topic
     if topic not in Cluster(settings.kafka).partition_counts([topic]):
@@ -189,7 +189,7 @@ def _check_form(settings: Settings, state: SinkState) -> None:
 def _as_read_back(message: Message) -> tuple[ReadBack, Mapping[str, bytes | None]]:
     headers: dict[str, Any] = dict(headers_of(message))
     try:
-        stands = standing(headers)
+        stands = parse_tail(headers)
     except ValueError:
         raise ForeignMessageError(
             message.topic() or "", message.partition() or 0, message.offset() or 0

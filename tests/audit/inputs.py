@@ -11,7 +11,7 @@ from pipelines.audit.evidence import read_evidence
 from pipelines.audit.problems import Findings
 from pipelines.audit.verify import check_partition, check_versions
 from pipelines.audit.verify_evidence import read_partitions
-from pipelines.audit.verify_sink import Judge
+from pipelines.audit.verify_sink import Validator
 from pipelines.core.idle import IdleDecision
 from pipelines.settings import Settings
 from tests.support.cases import SOURCES, Case, random_case
@@ -62,11 +62,9 @@ def problems_in(
     lake: ModelLake | CaseLake, *, full: bool = True, generation: int | None = None
 ) -> list[str]:
     """What is found without Kafka."""
-    evidence = read_evidence(
-        lake.questions, lake.settings, max(lake.cases) + 1, generation, full=full
-    )
-    findings, judge = Findings("all"), Judge(lake.settings, evidence.epochs)
+    evidence = read_evidence(lake.reader, lake.settings, max(lake.cases) + 1, generation, full=full)
+    findings, judge = Findings("all"), Validator(lake.settings, evidence.epochs)
     for partition in read_partitions(evidence, judge.evaluated):
         check_partition(partition, judge, defaultdict(lambda: findings))
     check_versions(evidence, findings)
-    return [f"{problem.where}: {problem.what}" for problem in findings.told()]
+    return [f"{problem.where}: {problem.what}" for problem in findings.described()]

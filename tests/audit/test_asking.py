@@ -15,7 +15,7 @@ def test_expressions_of_an_epoch_that_has_ended_are_evaluated_too(tmp_path: Path
     before, now = settings_for(tmp_path, publish__valid="size(orders) > 0"), settings_for(tmp_path)
     engine = open_engine(now)
     create_missing(engine)
-    assert evaluator(engine.questions, now) is None
+    assert evaluator(engine.reader, now) is None
     for number, settings in enumerate((before, now)):
-        begin_epoch(engine.questions, engine.append, settings, number, 0)
-    assert evaluator(engine.questions, now) is not None
+        begin_epoch(engine.reader, engine.append, settings, number, 0)
+    assert evaluator(engine.reader, now) is not None

@@ -43,7 +43,7 @@ def at(key: str, n: int) -> bytes:
 
 
 def warnings(lake: ModelLake) -> list[dict[str, str]]:
-    found: list[dict[str, str]] = status(lake.questions, lake.settings, AWAY_S).get("warnings", [])
+    found: list[dict[str, str]] = status(lake.reader, lake.settings, AWAY_S).get("warnings", [])
     return found
 
 
@@ -66,7 +66,7 @@ def test_status_says_that_nothing_meets_of_how_many_and_what_differs(tmp_path: P
         "schema id at the beginning of the key"
     )
     console = Console(width=400, record=True)
-    console.print(status_view(status(lake.questions, lake.settings, AWAY_S)))
+    console.print(status_view(status(lake.reader, lake.settings, AWAY_S)))
     assert "warning silver: of the last 40 finished merge records none" in console.export_text()
 
 
@@ -84,7 +84,7 @@ def test_of_the_same_key_it_is_said_how_far_its_records_lie_apart(tmp_path: Path
 def test_only_the_last_records_count_so_that_a_mistake_of_today_is_seen(tmp_path: Path) -> None:
     pairs = [at(f"k{n}", n) for n in range(20)]
     lake = lake_of(tmp_path, pairs, pairs)
-    row = lake.questions.select(tables.SILVER, ["partition"]).num_rows
+    row = lake.reader.select(tables.SILVER, ["partition"]).num_rows
     assert (row, warnings(lake)) == (20, [])
     alone = {
         "status": "timed_out",

@@ -18,7 +18,7 @@ from pipelines.core.idle import IdleDecision
 from pipelines.core.model import MergeRecord
 from pipelines.errors import ConfigurationError, WatersmeetError
 from pipelines.lake import tables
-from pipelines.lake.by_delta_rs import DeltaRsQuestions
+from pipelines.lake.by_delta_rs import DeltaRsReader
 from pipelines.lake.commits import Commit
 from pipelines.lake.location import Lake
 from pipelines.settings import Settings
@@ -62,16 +62,16 @@ def river(kafka: str, tmp_path_factory: pytest.TempPathFactory) -> River:
     )
     cases[HELD] = case_of([keyed(ODD, 5), keyed(ODD, 900)], [heartbeat(300)])
     lake = ModelLake(settings, cases, is_valid=lambda row: bool(row["tracking"]))
-    name = read_sink(lake.questions, settings, PARTITIONS).name
+    name = read_sink(lake.reader, settings, PARTITIONS).name
     for share in (0.25, 0.5):
         lake.arrive(share)
         lake.merge()
         lake.publish(name)
-    told = {key: explain(lake.questions, settings, key) for key in KEYS}
+    told = {key: explain(lake.reader, settings, key) for key in KEYS}
     at = wall_clock_ms()
     while wall_clock_ms() <= at:
         pass
-    version = lake.questions.version(tables.SILVER)
+    version = lake.reader.version(tables.SILVER)
     lake.arrive()
     lake.decide()
     lake.merge()
@@ -137,7 +137,7 @@ def test_what_is_told_of_a_key_is_the_merge_models(river: River, key: str) -> No
         for record in records
         if record.key == key
     ]
-    found = explain(river.lake.questions, river.settings, key)
+    found = explain(river.lake.reader, river.settings, key)
     assert [content(record) for record in found["records"]] == sorted(
         right, key=lambda row: row[:2]
     )
@@ -167,14 +167,14 @@ def test_what_is_told_of_a_key_is_the_merge_models(river: River, key: str) -> No
 
 
 def test_every_part_came_with_the_batch_and_version_that_merged_it(river: River) -> None:
-    questions = river.lake.questions
-    progress = questions.select(
+    reader = river.lake.reader
+    progress = reader.select(
         tables.PROGRESS,
         ["batch", "source", "partition", "from_offset", "until_offset", "clock", "silver_version"],
     ).to_pylist()
-    commits = {v.number: Commit.parse(v.metadata) for v in questions.history(tables.SILVER)}
+    commits = {v.number: Commit.parse(v.metadata) for v in reader.history(tables.SILVER)}
     for key in KEYS:
-        for record in explain(questions, river.settings, key)["records"]:
+        for record in explain(reader, river.settings, key)["records"]:
             rules = [part["rule"] for part in record["parts"]]
             assert sorted(set(rules)) in (["joined", "opened"], ["opened"])
             assert rules.count("opened") == 1
@@ -212,7 +212,7 @@ def test_a_finished_record_is_told_with_its_place_in_the_sink(river: River) -> N
     }
     seen = set()
     for key in (*KEYS, "i", ODD):
-        for record in explain(river.lake.questions, river.settings, key)["records"]:
+        for record in explain(river.lake.reader, river.settings, key)["records"]:
             place = record["published"]
             message = sink.get(f"{record['partition']}/{record['event_time']}/{key}")
             assert (place is None) == (message is None) == (not record["valid"])
@@ -243,8 +243,8 @@ def test_what_sorts_before_the_messages_of_a_lost_lake_is_not_told_as_published(
     lake.recover([(0, "b", 150)])
     lake.arrive()
     lake.merge()
-    lake.publish(read_sink(lake.questions, settings, 1).name)
-    published = [explain(lake.questions, settings, key)["records"] for key in ("a", "c")]
+    lake.publish(read_sink(lake.reader, settings, 1).name)
+    published = [explain(lake.reader, settings, key)["records"] for key in ("a", "c")]
     assert [[record["published"] for record in records] for records in published] == [
         [None],
         [{"partition": 0, "offset": 2, "seq": 1}],
@@ -255,10 +255,7 @@ def test_without_the_broker_the_place_comes_from_the_tables(river: River) -> Non
     kafka = river.settings.kafka.model_copy(update={"bootstrap_servers": "127.0.0.1:1"})
     away = river.settings.model_copy(update={"kafka": kafka})
     with_broker, without = (
-        [
-            record["published"]
-            for record in explain(river.lake.questions, settings, KEYS[1])["records"]
-        ]
+        [record["published"] for record in explain(river.lake.reader, settings, KEYS[1])["records"]]
         for settings in (river.settings, away)
     )
     assert with_broker == without
@@ -268,10 +265,10 @@ def test_without_the_broker_the_place_comes_from_the_tables(river: River) -> Non
 @pytest.mark.promise("A4")
 @pytest.mark.parametrize("key", KEYS[1:3])
 def test_what_was_known_is_told_again_as_of_its_time_and_version(river: River, key: str) -> None:
-    questions, told = river.lake.questions, {**river.told[key], "as_of": None}
-    found = explain(questions, river.settings, key, river.at)
+    reader, told = river.lake.reader, {**river.told[key], "as_of": None}
+    found = explain(reader, river.settings, key, river.at)
     assert {**found, "as_of": None} == told
-    found = explain(questions, river.settings, key, river.version)
+    found = explain(reader, river.settings, key, river.version)
     assert found["as_of"]["version"] == river.version
     unpublished = {**told, "records": [{**record, "published": None} for record in told["records"]]}
     assert {
@@ -279,24 +276,24 @@ def test_what_was_known_is_told_again_as_of_its_time_and_version(river: River, k
         "as_of": None,
         "records": [{**r, "published": None} for r in found["records"]],
     } == unpublished
-    assert explain(questions, river.settings, key) != told
+    assert explain(reader, river.settings, key) != told
 
 
 def test_a_batch_whose_progress_was_not_noted_yet_is_told_by_its_commit_with_a_warning(
     river: River,
 ) -> None:
     """Its late records may be missing, in `status`, too."""
-    questions, settings = river.lake.questions, river.settings
-    before = {key: explain(questions, settings, key) for key in (KEYS[1], ODD)}
+    reader, settings = river.lake.reader, river.settings
+    before = {key: explain(reader, settings, key) for key in (KEYS[1], ODD)}
     last = river.lake.batch - 1
-    kept = questions.select(tables.PROGRESS, ["batch"])["batch"].to_pylist()
+    kept = reader.select(tables.PROGRESS, ["batch"])["batch"].to_pylist()
     saved: list[dict[str, Any]] = []
     rewrite(
         settings, tables.PROGRESS, lambda row: saved.append(row) if row["batch"] == last else row
     )
     try:
         for key, told in before.items():
-            found = explain(questions, settings, key)
+            found = explain(reader, settings, key)
             assert [content(record) for record in found["records"]] == [
                 content(record) for record in told["records"]
             ]
@@ -307,22 +304,22 @@ def test_a_batch_whose_progress_was_not_noted_yet_is_told_by_its_commit_with_a_w
             assert "warnings" not in told
             [warning] = found["warnings"]
             assert warning["what"] == f"late records of batch {last} of silver may be missing here"
-            assert warning in status(questions, settings)["warnings"]
+            assert warning in status(reader, settings)["warnings"]
     finally:
         river.lake.write(tables.PROGRESS, saved)
-    assert sorted(questions.select(tables.PROGRESS, ["batch"])["batch"].to_pylist()) == sorted(kept)
+    assert sorted(reader.select(tables.PROGRESS, ["batch"])["batch"].to_pylist()) == sorted(kept)
 
 
 def test_before_the_first_batch_nothing_was_known(river: River) -> None:
     found = explain(
-        river.lake.questions, river.settings, KEYS[0], datetime(2020, 1, 1, tzinfo=timezone.utc)
+        river.lake.reader, river.settings, KEYS[0], datetime(2020, 1, 1, tzinfo=timezone.utc)
     )
     assert found["records"] == found["late"] == []
-    assert explain(river.lake.questions, river.settings, KEYS[0], 0)["records"] == []
+    assert explain(river.lake.reader, river.settings, KEYS[0], 0)["records"] == []
 
 
 def test_an_odd_key_is_found_and_its_records_wait(river: River) -> None:
-    found = explain(river.lake.questions, river.settings, ODD)
+    found = explain(river.lake.reader, river.settings, ODD)
     assert [part["offset"] for record in found["records"] for part in record["parts"]] == [0]
     assert [(row["source"], row["offset"], row["event_time"]) for row in found["waiting"]] == [
         ("tracking", 1, 900)
@@ -330,16 +327,16 @@ def test_an_odd_key_is_found_and_its_records_wait(river: River) -> None:
 
 
 def test_an_unknown_key_says_so_and_shows_near_ones(river: River) -> None:
-    found = explain(river.lake.questions, river.settings, "it's {odd} `here`")
+    found = explain(river.lake.reader, river.settings, "it's {odd} `here`")
     assert (found["records"], found["near"]) == ([], [ODD])
-    assert explain(river.lake.questions, river.settings, "nothing like this")["near"] == []
+    assert explain(river.lake.reader, river.settings, "nothing like this")["near"] == []
 
 
 def test_a_version_that_is_not_there_is_refused_in_one_sentence(
     river: River, tmp_path: Path
 ) -> None:
     with pytest.raises(ConfigurationError, match="silver has no version 99999 yet; the newest is"):
-        explain(river.lake.questions, river.settings, "a", 99999)
+        explain(river.lake.reader, river.settings, "a", 99999)
 
 
 def test_a_version_whose_files_are_gone_is_refused_in_one_sentence(tmp_path: Path) -> None:
@@ -350,11 +347,11 @@ def test_a_version_whose_files_are_gone_is_refused_in_one_sentence(tmp_path: Pat
     for file in (tmp_path / "lake" / "silver").glob("**/*.parquet"):
         file.unlink()
     with pytest.raises(WatersmeetError, match="versions are kept for `retention`"):
-        explain(lake.questions, lake.settings, "a", 1)
+        explain(lake.reader, lake.settings, "a", 1)
 
 
 def test_without_a_lake_nothing_is_known(tmp_path: Path) -> None:
     settings = settings_for(tmp_path)
-    found = explain(DeltaRsQuestions(Lake(settings)), settings, "a")
+    found = explain(DeltaRsReader(Lake(settings)), settings, "a")
     assert not any(value for name, value in found.items() if name != "key")
     assert list(tmp_path.iterdir()) == []

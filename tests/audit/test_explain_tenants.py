@@ -59,7 +59,7 @@ def test_what_is_told_of_a_key_is_the_merge_models(tmp_path: Path) -> None:
     models = TenantModels(cases, (100, None, 300))
     models.arrive(1.0)
     at = {p: positions(case, 300) for p, case in cases.items()}
-    told = {key: explain(lake.questions, lake.settings, key) for key in KEYS}
+    told = {key: explain(lake.reader, lake.settings, key) for key in KEYS}
     records: list[tuple[Any, ...]] = []
     late: list[tuple[Any, ...]] = []
     waiting: list[tuple[Any, ...]] = []
@@ -115,21 +115,21 @@ def _places(told: dict[str, dict[str, Any]], name: str) -> list[tuple[Any, ...]]
 @pytest.mark.long
 def test_of_one_tenant_alone_there_is_nothing_of_others(tmp_path: Path) -> None:
     lake = merged_lake(tmp_path, {p: tenant_case(p) for p in range(12)}, lag_ms=300)
-    everything = explain(lake.questions, lake.settings, "a")
+    everything = explain(lake.reader, lake.settings, "a")
     tenants = {row["tenant"] for name in ("records", "late", "waiting") for row in everything[name]}
     for tenant in tenants:
-        found = explain(lake.questions, lake.settings, "a", tenant=tenant)
+        found = explain(lake.reader, lake.settings, "a", tenant=tenant)
         for name in ("records", "late", "waiting"):
             assert found[name] == [row for row in everything[name] if row["tenant"] == tenant]
     assert len(tenants) == 4
-    assert explain(lake.questions, lake.settings, "a", tenant="nobody")["records"] == []
+    assert explain(lake.reader, lake.settings, "a", tenant="nobody")["records"] == []
 
 
 def test_a_tenant_where_there_are_none_is_a_clear_error(tmp_path: Path) -> None:
     settings = settings_for(tmp_path)
     lake = ModelLake(settings, {0: case_of_records([])})
     with pytest.raises(ConfigurationError, match="--tenant: this lake has no tenants"):
-        explain(lake.questions, settings, "a", tenant="x")
+        explain(lake.reader, settings, "a", tenant="x")
 
 
 def time(ms: int) -> str:
@@ -142,7 +142,7 @@ def test_it_says_why_a_record_waits_is_open_closed_or_late(tmp_path: Path) -> No
     lake = merged_lake(tmp_path, {0: case_of_records(arrivals)})
 
     def told(key: str, name: str) -> list[str]:
-        return [row["reason"] for row in explain(lake.questions, lake.settings, key)[name]]
+        return [row["reason"] for row in explain(lake.reader, lake.settings, key)[name]]
 
     behind = f"{time(4420)}, held by tracking; the clock of all is {time(5300)}"
     assert told("B", "records") == [
@@ -176,7 +176,7 @@ def test_it_says_why_a_record_waits_is_open_closed_or_late(tmp_path: Path) -> No
     assert told("G", "waiting") == ["the clock of all has not come to it"]
     console = Console(width=300, record=True)
     for key in "BCF":
-        console.print(explain_view(explain(lake.questions, lake.settings, key)))
+        console.print(explain_view(explain(lake.reader, lake.settings, key)))
     shown = console.export_text()
     assert "partition 0 · tenant 'y' · 1970-01-01 00:00:04.400Z to" in shown
     assert f"tracking[0]@3: read at {time(4525)} of tenant 'y'" in shown
@@ -187,8 +187,8 @@ def test_as_of_a_version_it_is_as_it_was_then(tmp_path: Path) -> None:
     arrivals = [Record(source, 0, at, key, tenant) for source, at, key, tenant in KNOWN]
     ends = [Record(source, 0, 9000, None, None) for source in SOURCES]
     lake = merged_lake(tmp_path, {0: case_of_records([*arrivals, *ends])}, 10 / 12, 1.0)
-    now = explain(lake.questions, lake.settings, "C")
-    then = explain(lake.questions, lake.settings, "C", lake.questions.version("silver") - 1)
+    now = explain(lake.reader, lake.settings, "C")
+    then = explain(lake.reader, lake.settings, "C", lake.reader.version("silver") - 1)
     assert [row["status"] for row in now["records"]] == ["timed_out"]
     assert now["waiting"] == then["records"] == []
     assert then["waiting"][0]["reason"].startswith(
@@ -210,7 +210,7 @@ def test_positions_are_those_after_an_idle_decision(tmp_path: Path) -> None:
         Record("tracking", 0, 5400, None, "x"),
     ]
     lake = merged_lake(tmp_path, {0: case_of_records([*arrivals, decision, *later])}, 0.5, 1.0)
-    found = explain(lake.questions, lake.settings, "k")
+    found = explain(lake.reader, lake.settings, "k")
     at = {
         (row["tenant"], p["source"], p["offset"]): p["position"]
         for row in found["records"]

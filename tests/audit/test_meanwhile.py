@@ -21,14 +21,14 @@ from pipelines.audit.verify import verify
 from pipelines.bronze import Bronze
 from pipelines.engine.choice import open_engine
 from pipelines.lake import tables
-from pipelines.lake.by_delta_rs import DeltaRsQuestions
+from pipelines.lake.by_delta_rs import DeltaRsReader
 from pipelines.lake.lease import FORGET, Lease
 from pipelines.lake.location import Lake
-from pipelines.lake.questions import Questions
+from pipelines.lake.table_reader import TableReader
 from pipelines.operations.forget import Forgetting
-from pipelines.operations.keeping import expire
+from pipelines.operations.retention import expire
 from pipelines.run import LAYERS
-from pipelines.running.beginning import Jump, Target
+from pipelines.running.generations import Jump, Target
 from pipelines.running.owner import Owner
 from pipelines.running.taking_up import read_last_messages
 from pipelines.settings import Settings
@@ -53,8 +53,8 @@ def owner(settings: Settings) -> Owner:
     return Owner(open_engine(settings), TOKEN)
 
 
-def questions_of(settings: Settings) -> DeltaRsQuestions:
-    return DeltaRsQuestions(Lake(settings))
+def reader_of(settings: Settings) -> DeltaRsReader:
+    return DeltaRsReader(Lake(settings))
 
 
 def batch(settings: Settings) -> None:
@@ -69,16 +69,14 @@ def keep(settings: Settings) -> None:
 
 
 def forget(settings: Settings) -> None:
-    Forgetting(questions_of(settings), settings, KEY).erase(owner(settings))
+    Forgetting(reader_of(settings), settings, KEY).erase(owner(settings))
 
 
 ACTS: dict[str, Act] = {"a batch": batch, "keep": keep, "forget": forget}
 
 
 def rows(settings: Settings, table: str) -> int:
-    return int(
-        questions_of(settings).summary(table, [], {"rows": ("count", "*")})["rows"][0].as_py()
-    )
+    return int(reader_of(settings).summary(table, [], {"rows": ("count", "*")})["rows"][0].as_py())
 
 
 @dataclass
@@ -105,19 +103,17 @@ def scene(kafka: str, tmp_path_factory: pytest.TempPathFactory) -> Scene:
     return Scene(river)
 
 
-def problems(questions: Questions, settings: Settings) -> list[str]:
-    found = verify(questions, settings, full=True)
+def problems(reader: TableReader, settings: Settings) -> list[str]:
+    found = verify(reader, settings, full=True)
     assert found["ok"] == (not found["problems"])
     return [
         f"{problem['where']}: {problem['what']}; {problem['fix']}" for problem in found["problems"]
     ]
 
 
-def against(settings: Settings, folder: Path, questions: Questions) -> list[str]:
-    there = questions_of(rebuilt_settings(settings, folder))
-    return [
-        str(problem) for problem in verify_against(questions, there, settings, folder)["problems"]
-    ]
+def against(settings: Settings, folder: Path, reader: TableReader) -> list[str]:
+    there = reader_of(rebuilt_settings(settings, folder))
+    return [str(problem) for problem in verify_against(reader, there, settings, folder)["problems"]]
 
 
 def shares(*quick: float) -> list[Any]:
@@ -127,14 +123,16 @@ def shares(*quick: float) -> list[Any]:
     return [*quick, *(pytest.param(share, marks=pytest.mark.nightly) for share in every)]
 
 
-def interrupted(settings: Settings, act: Act, share: float, ask: Callable[[Questions], Any]) -> Any:
+def interrupted(
+    settings: Settings, act: Act, share: float, ask: Callable[[TableReader], Any]
+) -> Any:
     """An answer in the midst of which something happens, after this share of the questions that it
     takes."""
     quiet = Meanwhile(settings, list, 10**6)
     ask(quiet)
-    questions = Meanwhile(settings, partial(act, settings), int((quiet.asked - 1) * share))
-    answer = ask(questions)
-    assert questions.has_acted
+    reader = Meanwhile(settings, partial(act, settings), int((quiet.asked - 1) * share))
+    answer = ask(reader)
+    assert reader.has_acted
     return answer
 
 
@@ -144,10 +142,7 @@ def test_a_sound_lake_is_sound_whatever_happens_between_two_questions(
     scene: Scene, tmp_path: Path, name: str, share: float
 ) -> None:
     settings = scene.copy(tmp_path)
-    assert (
-        interrupted(settings, ACTS[name], share, lambda questions: problems(questions, settings))
-        == []
-    )
+    assert interrupted(settings, ACTS[name], share, lambda reader: problems(reader, settings)) == []
 
 
 def without_examples(answer: dict[str, object]) -> dict[str, object]:
@@ -161,16 +156,16 @@ def test_status_explain_and_report_tell_of_one_moment(
     scene: Scene, tmp_path: Path, name: str, share: float
 ) -> None:
     """Their answers are those of before or those of after."""
-    commands: dict[str, Callable[[Settings, Questions], object]] = {
-        "status": lambda settings, questions: without_examples(status(questions, settings)),
-        "explain": lambda settings, questions: explain(questions, settings, KEY),
-        "report": lambda settings, questions: repr(read_report(questions, settings, 0).sections),
+    commands: dict[str, Callable[[Settings, TableReader], object]] = {
+        "status": lambda settings, reader: without_examples(status(reader, settings)),
+        "explain": lambda settings, reader: explain(reader, settings, KEY),
+        "report": lambda settings, reader: repr(read_report(reader, settings, 0).sections),
     }
     for command, ask in commands.items():
         settings = scene.copy(tmp_path / command)
-        before = ask(settings, questions_of(settings))
+        before = ask(settings, reader_of(settings))
         answer = interrupted(settings, ACTS[name], share, partial(ask, settings))
-        assert answer in (before, ask(settings, questions_of(settings))), command
+        assert answer in (before, ask(settings, reader_of(settings))), command
 
 
 @pytest.mark.parametrize(
@@ -191,20 +186,18 @@ def test_a_rebuild_whose_history_moves_says_so(
     )
     left = [batches]
 
-    def tell(_: object) -> None:
+    def notify(_: object) -> None:
         if not left[0]:
             ACTS[name](settings)
         left[0] -= 1
 
     with pytest.raises(HistoryMovedError, match="rebuild again"):
-        rebuild(questions_of(settings), small, into, tell=tell)
+        rebuild(reader_of(settings), small, into, notify=notify)
     assert (
-        questions_of(rebuilt_settings(settings, into))
-        .select(tables.CONFIGURATION, ["field"])
-        .num_rows
+        reader_of(rebuilt_settings(settings, into)).select(tables.CONFIGURATION, ["field"]).num_rows
         == 0
     )
-    again = rebuild(questions_of(settings), settings, tmp_path / "third")
+    again = rebuild(reader_of(settings), settings, tmp_path / "third")
     assert again["lake"] == again["rebuilt"]
 
 
@@ -215,12 +208,12 @@ def test_a_rebuild_stays_the_same_as_the_lake(
 ) -> None:
     """Also where rows end that it still has."""
     settings, into = scene.copy(tmp_path), tmp_path / "again"
-    found = rebuild(questions_of(settings), settings, into)
+    found = rebuild(reader_of(settings), settings, into)
     assert found["lake"] == found["rebuilt"]
     assert (
         interrupted(settings, ACTS[name], share, lambda asked: against(settings, into, asked)) == []
     )
-    assert against(settings, into, questions_of(settings)) == []
+    assert against(settings, into, reader_of(settings)) == []
 
 
 # -- what a crash has left
@@ -282,14 +275,14 @@ def test_a_batch_whose_notes_are_missing_breaks_no_promise(
     """Before the next start, and after it; and a rebuild is the same as the lake."""
     settings = scene.copy(tmp_path)
     cut_short(settings, command(settings), operation, table)
-    found = verify(questions_of(settings), settings, full=True)
+    found = verify(reader_of(settings), settings, full=True)
     assert found["problems"] == []
     assert any("the next start" in note for note in found["notes"])
-    again = rebuild(questions_of(settings), settings, tmp_path / "again")
+    again = rebuild(reader_of(settings), settings, tmp_path / "again")
     assert again["lake"] == again["rebuilt"]
-    assert against(settings, tmp_path / "again", questions_of(settings)) == []
+    assert against(settings, tmp_path / "again", reader_of(settings)) == []
     batch(settings)
-    assert problems(questions_of(settings), settings) == []
+    assert problems(reader_of(settings), settings) == []
 
 
 @pytest.mark.parametrize("table", [tables.RECOVERED, tables.GENERATIONS])
@@ -302,9 +295,9 @@ def test_a_jump_that_was_not_decided_leaves_nothing(
     before = rows(settings, tables.RECOVERED)
     cut_short(settings, jump(settings, -6), "append", table)
     assert (rows(settings, tables.RECOVERED) > before) == (table == tables.GENERATIONS)
-    assert problems(questions_of(settings), settings) == []
+    assert problems(reader_of(settings), settings) == []
     batch(settings)
-    assert problems(questions_of(settings), settings) == []
+    assert problems(reader_of(settings), settings) == []
 
 
 def test_refused_records_that_are_not_in_quarantine_yet_break_no_promise(
@@ -323,7 +316,7 @@ def test_refused_records_that_are_not_in_quarantine_yet_break_no_promise(
     cut_short(settings, write, "append", tables.QUARANTINE)
     fill_bronze(Bronze(owner(settings), settings, "orders"), {(0, beyond): keyed("k", 10**7)})
     batch(settings)
-    found = verify(questions_of(settings), settings, full=True)
+    found = verify(reader_of(settings), settings, full=True)
     assert found["problems"] == []
     assert [note for note in found["notes"] if "quarantine" in note]
 
@@ -341,8 +334,8 @@ def test_a_key_that_is_half_erased_is_named_with_what_to_do(
     scene: Scene, tmp_path: Path, operation: str, table: str
 ) -> None:
     settings = scene.copy(tmp_path)
-    cut_short(settings, Forgetting(questions_of(settings), settings, KEY).erase, operation, table)
-    found = verify(questions_of(settings), settings, full=True)["problems"]
+    cut_short(settings, Forgetting(reader_of(settings), settings, KEY).erase, operation, table)
+    found = verify(reader_of(settings), settings, full=True)["problems"]
     assert found
     for problem in found[:SHOWN]:
         assert problem["what"].startswith("`forget` was cut short")
@@ -350,7 +343,7 @@ def test_a_key_that_is_half_erased_is_named_with_what_to_do(
         assert problem["fix"] == "call `watersmeet forget` for the key again"
     assert all("more problems like these" in problem["what"] for problem in found[SHOWN:])
     forget(settings)
-    assert problems(questions_of(settings), settings) == []
+    assert problems(reader_of(settings), settings) == []
 
 
 def test_while_a_key_is_being_erased_the_lake_is_looked_at_again(
@@ -359,14 +352,14 @@ def test_while_a_key_is_being_erased_the_lake_is_looked_at_again(
     """`forget` is at work when the lake is looked at, and does the rest after that."""
     settings = scene.copy(tmp_path)
     cut_short(
-        settings, Forgetting(questions_of(settings), settings, KEY).erase, "merge", tables.SILVER
+        settings, Forgetting(reader_of(settings), settings, KEY).erase, "merge", tables.SILVER
     )
     one_look = Meanwhile(settings, list, 10**6)
     assert problems(one_look, settings) != []
     engine = open_engine(settings)
-    lease = Lease(engine.lake, engine.questions, engine.append, LAYERS, FORGET)
+    lease = Lease(engine.lake, engine.reader, engine.append, LAYERS, FORGET)
     lease.take()
-    questions = Meanwhile(settings, partial(forget, settings), one_look.asked + 1)
-    assert problems(questions, settings) == []
-    assert questions.has_acted
+    reader = Meanwhile(settings, partial(forget, settings), one_look.asked + 1)
+    assert problems(reader, settings) == []
+    assert reader.has_acted
     lease.release()

@@ -15,11 +15,11 @@ from pipelines.core.window import Window
 from pipelines.engine.choice import open_engine
 from pipelines.errors import ConfigurationError
 from pipelines.lake import tables
-from pipelines.lake.by_delta_rs import DeltaRsQuestions
+from pipelines.lake.by_delta_rs import DeltaRsReader
 from pipelines.lake.epochs import begin_epoch
-from pipelines.lake.floors import read_floors
 from pipelines.lake.location import Lake
-from pipelines.operations.keeping import expire
+from pipelines.lake.retention_bounds import read_retention_bounds
+from pipelines.operations.retention import expire
 from pipelines.settings import Settings
 from tests.audit.inputs import problems_in
 from tests.audit.test_verify_tenants import settings_of
@@ -30,8 +30,8 @@ from tests.support.tenants import TenantModels, late_of, silver_of, tenant_cases
 pytestmark = pytest.mark.promise("T6")
 
 
-def questions_of(settings: Settings, directory: Path) -> DeltaRsQuestions:
-    return DeltaRsQuestions(Lake(rebuilt_settings(settings, directory)))
+def reader_of(settings: Settings, directory: Path) -> DeltaRsReader:
+    return DeltaRsReader(Lake(rebuilt_settings(settings, directory)))
 
 
 def jump(lake: CaseLake) -> None:
@@ -51,12 +51,12 @@ def test_a_rebuild_is_what_silver_was_then(tmp_path: Path, has_reset: bool) -> N
     rules = [(100, None, 300), (30, 90, 1000), (150, 400, 50)]
     settings = settings_of(tmp_path, *rules[0])
     lake = CaseLake(open_engine(settings), settings, tenant_cases(12))
-    begin_epoch(lake.questions, lake.engine.append, settings, 0, 0)
+    begin_epoch(lake.reader, lake.engine.append, settings, 0, 0)
     for number, of_epoch in enumerate(rules):
         if number:
             lake.settings = settings_of(tmp_path, *of_epoch)
             begin_epoch(
-                lake.questions,
+                lake.reader,
                 lake.engine.append,
                 lake.settings,
                 lake.start().planner.next_batch,
@@ -67,13 +67,11 @@ def test_a_rebuild_is_what_silver_was_then(tmp_path: Path, has_reset: bool) -> N
             lake.merge()
         if number == 1 and has_reset:
             jump(lake)
-    silver, late = (
-        read(lake.questions, generation=int(has_reset)) for read in (silver_of, late_of)
-    )
+    silver, late = (read(lake.reader, generation=int(has_reset)) for read in (silver_of, late_of))
     assert problems_in(lake) == []
     again = tmp_path / "again"
-    found = rebuild(lake.questions, lake.settings, again)
-    there = questions_of(lake.settings, again)
+    found = rebuild(lake.reader, lake.settings, again)
+    there = reader_of(lake.settings, again)
     assert silver_of(there, generation=int(has_reset)) == silver
     assert late_of(there, generation=int(has_reset)) == late
     assert found["lake"] == found["rebuilt"]
@@ -82,7 +80,7 @@ def test_a_rebuild_is_what_silver_was_then(tmp_path: Path, has_reset: bool) -> N
     assert found["tenant_max_lag_ms"] == {"lake": 50, "rebuilt": 50}
     lake.arrive()
     lake.merge()
-    assert verify_against(lake.questions, there, lake.settings, again) == {
+    assert verify_against(lake.reader, there, lake.settings, again) == {
         "ok": True,
         "problems": [],
     }, "as silver was then"
@@ -95,13 +93,12 @@ def test_a_rebuild_is_what_silver_was_also_where_refused_records_have_gone(tmp_p
     lake.arrive()
     lake.merge()
     expire(lake.owner(), settings, tables.QUARANTINE)
-    assert read_floors(lake.questions).times
+    assert read_retention_bounds(lake.reader).times
     again = tmp_path / "again"
-    rebuild(lake.questions, settings, again)
-    assert silver_of(questions_of(settings, again)) == silver_of(lake.questions) != []
+    rebuild(lake.reader, settings, again)
+    assert silver_of(reader_of(settings, again)) == silver_of(lake.reader) != []
     assert (
-        verify_against(lake.questions, questions_of(settings, again), settings, again)["problems"]
-        == []
+        verify_against(lake.reader, reader_of(settings, again), settings, again)["problems"] == []
     )
 
 
@@ -122,8 +119,8 @@ def test_what_the_rebuild_has_otherwise_is_told(
     lake.arrive(0.7)
     lake.merge()
     again = tmp_path / "again"
-    rebuild(lake.questions, settings, again)
-    there = questions_of(settings, again)
+    rebuild(lake.reader, settings, again)
+    there = reader_of(settings, again)
     columns = ["partition", "merge_key", "event_time"]
     row = there.select(table, columns, [[(column, "is not null", None)]]).to_pylist()[0]
     is_it = (
@@ -135,7 +132,7 @@ def test_what_the_rebuild_has_otherwise_is_told(
         'Some("UTC"))\')'
     )
     DeltaTable(str(again / table)).update(updates={column: value}, predicate=is_it)
-    problems = verify_against(lake.questions, there, settings, again)["problems"]
+    problems = verify_against(lake.reader, there, settings, again)["problems"]
     assert {problem["what"] for problem in problems} == {f"the rebuild has a different {column}"}
 
 
@@ -146,10 +143,10 @@ def test_under_another_lag_and_window_it_is_what_the_model_makes_of_it(tmp_path:
         lake.arrive(share)
         lake.merge()
     again = tmp_path / "again"
-    found = rebuild(lake.questions, settings, again, Window(30, 90), lag_ms=2000)
+    found = rebuild(lake.reader, settings, again, Window(30, 90), lag_ms=2000)
     models = TenantModels(cases, (30, 90, 2000))
     models.arrive(1.0)
-    there = questions_of(settings, again)
+    there = reader_of(settings, again)
     assert silver_of(there) == models.silver()
     assert late_of(there) == models.late()
     assert found["tenant_max_lag_ms"] == {"lake": 300, "rebuilt": 2000}
@@ -159,7 +156,7 @@ def test_under_another_lag_and_window_it_is_what_the_model_makes_of_it(tmp_path:
         "lake, T = 100ms, lag 300ms  rebuilt, gap 30ms, max 90ms, lag 2s" in console.export_text()
     )
     with pytest.raises(ConfigurationError, match="derived with a tenant_max_lag of 2000 ms"):
-        verify_against(lake.questions, there, settings, again)
+        verify_against(lake.reader, there, settings, again)
 
 
 def test_a_lag_where_there_are_no_tenants_is_a_clear_error(tmp_path: Path) -> None:
@@ -168,4 +165,4 @@ def test_a_lag_where_there_are_no_tenants_is_a_clear_error(tmp_path: Path) -> No
     lake.arrive()
     lake.merge()
     with pytest.raises(ConfigurationError, match="--tenant-max-lag: this lake has no tenants"):
-        rebuild(lake.questions, settings, tmp_path / "again", lag_ms=5)
+        rebuild(lake.reader, settings, tmp_path / "again", lag_ms=5)

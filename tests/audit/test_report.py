@@ -15,7 +15,7 @@ from pipelines.audit import report as reading
 from pipelines.audit.report import ALL_SOURCES, STEPS, Report, read_report
 from pipelines.audit.report_charts import Figure, Steps
 from pipelines.audit.report_page import page
-from pipelines.lake.by_delta_rs import DeltaRsQuestions
+from pipelines.lake.by_delta_rs import DeltaRsReader
 from pipelines.lake.location import Lake
 from pipelines.lake.tables import LATE, PROGRESS, QUARANTINE, SILVER
 from pipelines.settings import Settings
@@ -53,7 +53,7 @@ def report_of(folder: Path, sources: tuple[str, ...] = BOTH, **rows: list[Row]) 
 
 
 def read(settings: Settings) -> Report:
-    return read_report(DeltaRsQuestions(Lake(settings)), settings, NOW)
+    return read_report(DeltaRsReader(Lake(settings)), settings, NOW)
 
 
 def figure(report: Report, title: str) -> Figure:
@@ -193,10 +193,10 @@ def test_a_lead_is_the_largest_of_its_step_and_holds_to_the_end(tmp_path: Path) 
 
 @pytest.mark.usefixtures("few_batches_are_drawn")
 def test_idle_is_where_the_policy_spoke(tmp_path: Path) -> None:
-    spoken = [("order", 0, 10), ("order", 0, 900), ("order", 1, 239_000)]
+    decisions = [("order", 0, 10), ("order", 0, 900), ("order", 1, 239_000)]
     idle = [
         {"source": s, "partition": p, "after_offset": 1, "event_time": 5, "decided_at": NOW + at}
-        for s, p, at in spoken
+        for s, p, at in decisions
     ]
     progressed = [row for p in range(2) for row in progress(0, 0, ("order", p, 0, 1, 9, 5))]
     found = report_of(tmp_path, progress=progressed, idle_heartbeats=idle)
@@ -251,7 +251,7 @@ def test_a_delay_is_from_the_head_or_the_end_of_the_timeout_to_the_commit(tmp_pa
 def test_of_a_long_progress_the_latest_batches_are_shown(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reading, "PIECE_ROWS", 20)
+    monkeypatch.setattr(reading, "CHUNK_ROWS", 20)
     batches = [
         row
         for n in range(100)
@@ -282,9 +282,9 @@ def test_the_partitions_that_are_furthest_behind_are_shown(tmp_path: Path) -> No
 
 @pytest.mark.parametrize("piece_rows", [1000, 3, 1])
 def test_every_record_arrived_in_one_step(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, piece_rows: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chunk_rows: int
 ) -> None:
-    monkeypatch.setattr(reading, "PIECE_ROWS", piece_rows)
+    monkeypatch.setattr(reading, "CHUNK_ROWS", chunk_rows)
     tracking = [
         {"partition": 0, "offset": n, "kafka_timestamp": NOW + n // 2 * 600} for n in range(10)
     ]
@@ -297,7 +297,7 @@ def test_the_mean_of_a_step_is_what_a_look_at_every_ms_would_give(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
     rng = random.Random(seed)
-    monkeypatch.setattr(reading, "PIECE_ROWS", rng.choice([1, 7, 1000]))
+    monkeypatch.setattr(reading, "CHUNK_ROWS", rng.choice([1, 7, 1000]))
     times = [rng.randint(0, 4999) for _ in range(rng.randint(1, 60))]
     jumped = merge_record(70, invalid_reason="reset", valid=False)
     silver = [*map(merge_record, times), jumped]
@@ -556,7 +556,7 @@ def tenants_report(folder: Path, shares: float = 1.0) -> Report:
     lake = ModelLake(settings_with_tenants(folder), {0: known_case(), 1: known_case()})
     lake.arrive(shares)
     lake.merge()
-    return read_report(lake.questions, lake.settings, NOW)
+    return read_report(lake.reader, lake.settings, NOW)
 
 
 def test_of_tenants_it_says_who_is_furthest_behind(tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ from pipelines.audit.report_charts import (
 )
 from pipelines.audit.report_page import page
 from pipelines.errors import ConfigurationError
-from pipelines.lake.by_delta_rs import DeltaRsQuestions
+from pipelines.lake.by_delta_rs import DeltaRsReader
 from pipelines.lake.location import Lake
 from tests.support.report_tables import river_of, settings_for, write_tables
 
@@ -70,7 +70,7 @@ def river(tmp_path_factory: pytest.TempPathFactory) -> Report:
         tmp_path_factory.mktemp("river"), ("tracking", "odd_source_name"), timeout="30m"
     )
     write_tables(settings, river_of(settings, batches=200))
-    return read_report(DeltaRsQuestions(Lake(settings)), settings, NOW)
+    return read_report(DeltaRsReader(Lake(settings)), settings, NOW)
 
 
 @pytest.fixture(scope="module")

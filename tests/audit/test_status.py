@@ -17,7 +17,7 @@ from pipelines.audit.status import status
 from pipelines.core.idle import IdleDecision
 from pipelines.core.model import Record
 from pipelines.lake import tables
-from pipelines.lake.by_delta_rs import DeltaRsQuestions
+from pipelines.lake.by_delta_rs import DeltaRsReader
 from pipelines.lake.location import Lake
 from tests.support.cases import SOURCES, Case, heartbeat, keyed, random_case
 from tests.support.configurations import settings_for
@@ -51,7 +51,7 @@ def test_what_it_says_is_the_models(tmp_path: Path, seeds: range) -> None:
         "sink": "merged (1.2)",
     }
     lake.write(tables.PUBLISHED, [{"partition": 2, **noted}])
-    found = {p["partition"]: p for p in status(lake.questions, lake.settings, AWAY_S)["partitions"]}
+    found = {p["partition"]: p for p in status(lake.reader, lake.settings, AWAY_S)["partitions"]}
     for partition, case in cases.items():
         model, shown = case.merged(), found[partition]
         assert shown["clock"] == model.clock
@@ -63,7 +63,7 @@ def test_what_it_says_is_the_models(tmp_path: Path, seeds: range) -> None:
         assert shown["published"] == (7 if partition == 2 else 0)
         refused = sum(
             1
-            for row in lake.questions.select("quarantine", ["partition"])["partition"].to_pylist()
+            for row in lake.reader.select("quarantine", ["partition"])["partition"].to_pylist()
             if row == partition
         )
         assert shown["quarantined"] == refused
@@ -97,7 +97,7 @@ def test_before_anything_is_merged_what_waits_in_bronze_is_told(tmp_path: Path) 
         },
     )
     lake.arrive()
-    [partition] = status(lake.questions, lake.settings, AWAY_S)["partitions"]
+    [partition] = status(lake.reader, lake.settings, AWAY_S)["partitions"]
     assert partition["clock"] is None
     assert partition["sources"] == {
         "tracking": {"head": 9, "lead": None, "lag": 2, "state": "held"},
@@ -117,7 +117,7 @@ def test_where_the_idle_policy_has_spoken_last_the_source_is_idle(tmp_path: Path
     lake.arrive()
     lake.decide()
     lake.merge()
-    [partition] = status(lake.questions, lake.settings, AWAY_S)["partitions"]
+    [partition] = status(lake.reader, lake.settings, AWAY_S)["partitions"]
     assert (partition["clock"], partition["sources"]["orders"]["state"]) == (400, "idle")
     assert partition["sources"]["orders"]["head"] == 400
 
@@ -133,7 +133,7 @@ def test_what_kafka_has_beyond_bronze_lags(kafka: str, tmp_path: Path) -> None:
     lake = merged_lake(tmp_path, cases, bootstrap=kafka, **topics)
     produce(kafka, "status_tracking", [(0, keyed("a", 5)), (0, keyed("b", 6)), (1, keyed("c", 6))])
     produce(kafka, "status_orders", [(0, heartbeat(7))])
-    first, second = status(lake.questions, lake.settings)["partitions"]
+    first, second = status(lake.reader, lake.settings)["partitions"]
     assert first["sources"]["tracking"] == {"head": 5, "lead": 0, "lag": 1, "state": "active"}
     assert first["sources"]["orders"] == {"head": 7, "lead": 2, "lag": 1, "state": "held"}
     assert second["sources"]["tracking"] == {
@@ -149,7 +149,7 @@ def test_without_a_lake_and_a_broker_there_is_nothing_to_say(
 ) -> None:
     settings = settings_for(tmp_path)
     with caplog.at_level(logging.WARNING):
-        assert status(DeltaRsQuestions(Lake(settings)), settings, AWAY_S) == {
+        assert status(DeltaRsReader(Lake(settings)), settings, AWAY_S) == {
             "partitions": [],
             "quality": [],
         }
@@ -160,7 +160,7 @@ def test_without_a_lake_and_a_broker_there_is_nothing_to_say(
 def test_without_the_broker_it_answers_within_four_seconds(tmp_path: Path) -> None:
     lake = merged_lake(tmp_path, {0: random_case(3)})
     since = time.monotonic()
-    status(lake.questions, lake.settings)
+    status(lake.reader, lake.settings)
     assert time.monotonic() - since < 4
 
 
@@ -196,7 +196,7 @@ def test_of_tenants_it_says_who_is_behind_and_who_is_ahead(tmp_path: Path) -> No
     ]
     cases = {0: case_of_records(arrivals), 1: case_of_records([])}
     lake = merged_lake(tmp_path, cases, merge__tenant="g", merge__tenant_max_lag="1s")
-    first, second = status(lake.questions, lake.settings, AWAY_S)["partitions"]
+    first, second = status(lake.reader, lake.settings, AWAY_S)["partitions"]
     assert (first["clock"], first["open"], first["waiting"], first["timed_out"]) == (5300, 2, 1, 1)
     assert (first["tenants"], first["slowest"]) == (2, {"tenant": "z", "clock": 4300})
     assert first["leading"] == {"tenant": "x", "source": "orders", "head": 5350}
@@ -207,7 +207,7 @@ def test_of_tenants_it_says_who_is_behind_and_who_is_ahead(tmp_path: Path) -> No
         None,
     )
     console = Console(width=200, record=True)
-    console.print(status_view(status(lake.questions, lake.settings, AWAY_S)))
+    console.print(status_view(status(lake.reader, lake.settings, AWAY_S)))
     shown = console.export_text()
     assert "open 2 · waiting 1 · timed out 1" in shown
     assert "tenants 2 · slowest 'z' 1s behind the clock · leading 'x' 50ms ahead on orders" in shown
@@ -225,7 +225,7 @@ def test_the_slowest_tenant_is_the_models(tmp_path: Path, seed: int) -> None:
         lake.arrive(share)
         lake.merge()
         models.arrive(share)
-        for row in status(lake.questions, lake.settings, AWAY_S)["partitions"]:
+        for row in status(lake.reader, lake.settings, AWAY_S)["partitions"]:
             model = models.models[row["partition"]]
             tenants = model.tenants()
             assert (row["tenants"], row["waiting"]) == (len(tenants), len(model.waiting))
@@ -254,6 +254,6 @@ def test_who_leads_is_nobody_where_the_idle_policy_or_a_heartbeat_of_all_does(
     )
     lake.decide()
     lake.merge()
-    first, second = status(lake.questions, lake.settings, AWAY_S)["partitions"]
+    first, second = status(lake.reader, lake.settings, AWAY_S)["partitions"]
     assert first["leading"] == {"tenant": None, "source": "tracking", "head": 90}
     assert second["leading"] == {"tenant": "x", "source": "tracking", "head": 50}

@@ -19,12 +19,12 @@ from pipelines.audit.evidence import read_evidence
 from pipelines.audit.problems import Findings
 from pipelines.audit.verify import check_clock, verify
 from pipelines.audit.verify_evidence import read_partitions
-from pipelines.audit.verify_sink import Judge, check_sink, read_limits, read_sink
+from pipelines.audit.verify_sink import Validator, check_sink, read_limits, read_sink
 from pipelines.core.idle import IdleDecision
 from pipelines.core.plan import BatchPlan, Cursor
 from pipelines.errors import ConfigurationError, KafkaUnreachableError
 from pipelines.lake import tables
-from pipelines.lake.by_delta_rs import DeltaRsQuestions
+from pipelines.lake.by_delta_rs import DeltaRsReader
 from pipelines.lake.decisions import read_decisions
 from pipelines.lake.location import Lake
 from pipelines.lake.progress import progress_rows
@@ -105,16 +105,16 @@ def river(kafka: str, tmp_path_factory: pytest.TempPathFactory) -> River:
     lake.arrive()
     lake.decide()
     lake.merge()
-    lake.publish(read_sink(lake.questions, settings, PARTITIONS).name)
+    lake.publish(read_sink(lake.reader, settings, PARTITIONS).name)
     return River(kafka, settings)
 
 
-def questions_of(settings: Settings) -> DeltaRsQuestions:
-    return DeltaRsQuestions(Lake(settings))
+def reader_of(settings: Settings) -> DeltaRsReader:
+    return DeltaRsReader(Lake(settings))
 
 
 def problems_of(settings: Settings, *, full: bool = True, **options: Any) -> list[tuple[str, str]]:
-    found = verify(questions_of(settings), settings, full=full, **options)
+    found = verify(reader_of(settings), settings, full=full, **options)
     assert found["ok"] == (not found["problems"])
     assert all(
         problem.keys() == {"what", "where", "fix"} and problem["fix"]
@@ -140,9 +140,7 @@ def test_a_healthy_lake_keeps_every_promise(
     if one_in > 1:
         monkeypatch.setattr(audit_evidence, "SAMPLED_RECORDS", 50)
         assert (
-            read_evidence(
-                questions_of(river.settings), river.settings, PARTITIONS, full=False
-            ).one_in
+            read_evidence(reader_of(river.settings), river.settings, PARTITIONS, full=False).one_in
             > 1
         )
     assert problems_of(river.settings, full=one_in == 1) == []
@@ -474,7 +472,7 @@ def test_a_tombstone_may_be_skipped_and_nothing_else(kafka: str, tmp_path: Path)
     for share in (0.5, 1.0):
         lake.arrive(share)
         lake.merge()
-    lake.publish(read_sink(lake.questions, settings, 1).name)
+    lake.publish(read_sink(lake.reader, settings, 1).name)
     assert problems_of(settings) == []
     unread = {"event_time": None, "merge_key": None}
     rewrite(
@@ -594,7 +592,7 @@ def test_every_promise_that_is_broken_in_the_sink_is_found(
         )
     assert producer.flush(30) == 0
     settings = river.copy(tmp_path, sink="broken")
-    name = read_sink(questions_of(settings), settings, PARTITIONS).name
+    name = read_sink(reader_of(settings), settings, PARTITIONS).name
     rewrite(settings, tables.PUBLISHED, altered(sink=name))
     the_same(problems_of(settings, full=False), IN_BROKEN_SINKS)
     for delivery, forgiven in (
@@ -611,14 +609,14 @@ def test_every_promise_that_is_broken_in_the_sink_is_found(
 def test_without_kafka_nothing_is_claimed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     settings = settings_for(tmp_path)
     with pytest.raises(KafkaUnreachableError, match=r"127\.0\.0\.1:1"):
-        verify(questions_of(settings), settings, timeout_s=0.5)
+        verify(reader_of(settings), settings, timeout_s=0.5)
 
 
 def test_a_lake_that_is_not_there_yet_breaks_nothing_and_is_not_made(
     river: River, tmp_path: Path
 ) -> None:
     settings = settings_of(river.kafka, tmp_path, "verified", "nowhere", kafka__start="latest")
-    assert verify(questions_of(settings), settings) == {"ok": True, "problems": []}
+    assert verify(reader_of(settings), settings) == {"ok": True, "problems": []}
     assert list(tmp_path.iterdir()) == []
 
 
@@ -661,7 +659,7 @@ def test_what_is_planned_from_bronze_is_what_bronze_gives(tmp_path: Path, record
         settings_for(tmp_path, merge__max_records_per_batch=records * 2 * len(cases)), cases
     )
     planner = Planner(
-        lake.questions, lake.settings, 0, dict.fromkeys(lake.tps, Cursor()), {}, {}, 2**24
+        lake.reader, lake.settings, 0, dict.fromkeys(lake.tps, Cursor()), {}, {}, 2**24
     )
     plans: list[BatchPlan] = []
 
@@ -674,7 +672,7 @@ def test_what_is_planned_from_bronze_is_what_bronze_gives(tmp_path: Path, record
         lake.arrive(share)
         drain()
     lake.decide()
-    planner.decided(read_decisions(lake.questions, lake.generations[0]))
+    planner.decided(read_decisions(lake.reader, lake.generations[0]))
     drain()
     for plan in plans:
         write_deltalake(
@@ -682,12 +680,12 @@ def test_what_is_planned_from_bronze_is_what_bronze_gives(tmp_path: Path, record
             progress_rows(plan, lake.settings, 0, 1 + plan.batch),
             mode="append",
         )
-    evidence, findings = read_evidence(lake.questions, lake.settings, len(cases)), Findings("clock")
-    judge = Judge(lake.settings, evidence.epochs)
+    evidence, findings = read_evidence(lake.reader, lake.settings, len(cases)), Findings("clock")
+    judge = Validator(lake.settings, evidence.epochs)
     assert evidence.last_batch == len(plans) - 1
     for partition in read_partitions(evidence, judge.evaluated):
         check_clock(partition, findings)
-    assert list(findings.told()) == []
+    assert list(findings.described()) == []
 
 
 @pytest.mark.parametrize("first", [0, 4, 8])
@@ -804,7 +802,7 @@ def test_every_generation_is_looked_at_where_all_is_wanted_and_else_the_newest(
     lake.jump(-3)
     lake.merge()
     assert problems_of(settings) == []
-    first = DeltaRsQuestions(Lake(settings)).summary(
+    first = DeltaRsReader(Lake(settings)).summary(
         tables.SILVER, [], {"rows": ("count", "*")}, [[("batch", "=", 0)]]
     )
     assert first["rows"].to_pylist() == [6]
@@ -813,25 +811,25 @@ def test_every_generation_is_looked_at_where_all_is_wanted_and_else_the_newest(
         tables.SILVER,
         lambda found: None if (found["merge_key"], found["batch"]) == ("b", 0) else found,
     )
-    found = verify(questions_of(settings), settings, full=True)["problems"]
+    found = verify(reader_of(settings), settings, full=True)["problems"]
     assert {problem["where"] for problem in found} == {
         f"generation 0, {where}"
         for where in ("bronze_tracking: generations_tracking[0]@1", row(0, "b", 100))
     }
-    assert verify(questions_of(settings), settings, full=True, generation=0)["problems"] == found
-    assert verify(questions_of(settings), settings, full=False)["ok"]
-    assert verify(questions_of(settings), settings, full=True, generation=1)["ok"]
+    assert verify(reader_of(settings), settings, full=True, generation=0)["problems"] == found
+    assert verify(reader_of(settings), settings, full=False)["ok"]
+    assert verify(reader_of(settings), settings, full=True, generation=1)["ok"]
     with pytest.raises(ConfigurationError, match="no generation 2; the newest is 1"):
-        verify(questions_of(settings), settings, generation=2)
+        verify(reader_of(settings), settings, generation=2)
 
 
 def sink_problems(lake: ModelLake) -> list[tuple[str, str]]:
     """What is found in the sink alone."""
     evidence, sink = (
-        read_evidence(lake.questions, lake.settings, 1),
-        read_sink(lake.questions, lake.settings, 1),
+        read_evidence(lake.reader, lake.settings, 1),
+        read_sink(lake.reader, lake.settings, 1),
     )
-    findings, judge = Findings("sink"), Judge(lake.settings, evidence.epochs)
+    findings, judge = Findings("sink"), Validator(lake.settings, evidence.epochs)
     for partition in read_partitions(evidence, judge.evaluated):
         check_sink(partition, sink, read_limits(evidence), judge, findings)
     return [(problem.where, problem.what) for problem in findings.problems]
@@ -846,7 +844,7 @@ def test_a_record_in_two_messages_is_found_in_whatever_generations_they_are(
         for key, time in (("a", 0), ("b", 150), ("c", 300), ("d", 450), ("e", 600), ("f", 1000))
     ]
     lake = ModelLake(settings, {0: case_of(beats, [heartbeat(1000)])})
-    sink = read_sink(lake.questions, settings, 1).name
+    sink = read_sink(lake.reader, settings, 1).name
     lake.arrive()
     lake.merge()
     lake.publish(sink, most=2)
@@ -880,7 +878,7 @@ def test_after_a_jump_back_the_sink_is_compared_from_there_on(kafka: str, tmp_pa
     lake = ModelLake(settings, {0: case_of(beats, [heartbeat(1000)])})
     lake.arrive()
     lake.merge()
-    lake.publish(read_sink(lake.questions, settings, 1).name)
+    lake.publish(read_sink(lake.reader, settings, 1).name)
     lake.jump(-3)
     lake.merge()
     assert problems_in(lake) == []
@@ -899,7 +897,7 @@ def test_what_sorts_behind_the_last_message_before_a_new_beginning_is_compared(
         for key, time in (("a", 0), ("b", 150), ("c", 150), ("d", 150), ("e", 600), ("f", 1000))
     ]
     lake = ModelLake(settings, {0: case_of(values, [heartbeat(1000)])})
-    sink = read_sink(lake.questions, settings, 1).name
+    sink = read_sink(lake.reader, settings, 1).name
     if is_reset:
         lake.arrive()
         lake.merge()

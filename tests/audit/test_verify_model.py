@@ -34,7 +34,7 @@ TRACKING = [
     (200, Record("tracking", 2, 90, "k")),
 ]
 ORDERS = [(50, Record("orders", 0, 50, "k"))]
-ALL = {"tracking": TRACKING, "orders": ORDERS}
+NO_TENANT = {"tracking": TRACKING, "orders": ORDERS}
 TIMED_OUT = Outcome("k", "timed_out", 10, 50, (("tracking", 0, 10), ("orders", 0, 50)))
 OPEN = Outcome("k", "open", 200, 200, (("tracking", 1, 200),))
 LATE = Outcome("k", "late", 90, 200, (("tracking", 2, 90),))
@@ -49,18 +49,20 @@ def read_back(key: str, event_time: int) -> Message:
 
 
 def test_a_keys_outcomes_are_those_of_the_model() -> None:
-    assert sorted(outcomes(SOURCES, through(200), 0, ALL, [])) == sorted([TIMED_OUT, OPEN, LATE])
-    assert list(outcomes(SOURCES, through(None), 0, ALL, [])) == []
+    assert sorted(outcomes(SOURCES, through(200), 0, NO_TENANT, [])) == sorted(
+        [TIMED_OUT, OPEN, LATE]
+    )
+    assert list(outcomes(SOURCES, through(None), 0, NO_TENANT, [])) == []
 
 
 def test_what_was_published_before_a_recovery_is_not_merged_but_late_is_late() -> None:
     out = [out_before("tracking", 0, 10), out_before("orders", 0, 50)]
-    assert sorted(outcomes(SOURCES, through(200), 0, ALL, [read_back("k", 10)])) == sorted(
+    assert sorted(outcomes(SOURCES, through(200), 0, NO_TENANT, [read_back("k", 10)])) == sorted(
         [OPEN, LATE, *out]
     )
     out.append(out_before("tracking", 1, 200))
     assert sorted(
-        outcomes(SOURCES, through(200), 0, ALL, [read_back("k", 10), read_back("k", 150)])
+        outcomes(SOURCES, through(200), 0, NO_TENANT, [read_back("k", 10), read_back("k", 150)])
     ) == sorted([LATE, *out])
 
 
@@ -81,9 +83,9 @@ def test_at_most_so_many_problems_are_shown_and_the_others_counted() -> None:
     for findings, count in ((few, SHOWN), (many, SHOWN + 1007)):
         for _ in range(count):
             findings.add("what", "where", "fix")
-    assert list(few.told()) == [Problem("what", "where", "fix")] * SHOWN
-    *shown, rest = many.told()
-    assert shown == list(few.told())
+    assert list(few.described()) == [Problem("what", "where", "fix")] * SHOWN
+    *shown, rest = many.described()
+    assert shown == list(few.described())
     assert (rest.what, rest.where) == ("1,007 more problems like these", "check")
     assert answer([Findings("none")]) == {"ok": True, "problems": []}
     assert len(answer([few, many])["problems"]) == 2 * SHOWN + 1

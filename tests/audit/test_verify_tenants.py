@@ -23,7 +23,7 @@ from pipelines.audit.evidence import End, read_evidence
 from pipelines.audit.problems import Findings
 from pipelines.audit.verify_evidence import Outcome, read_partitions
 from pipelines.audit.verify_model import outcomes
-from pipelines.audit.verify_sink import Judge, check_sink, read_limits, read_sink
+from pipelines.audit.verify_sink import Validator, check_sink, read_limits, read_sink
 from pipelines.core.model import MergeRecord, MergeRules, PartitionMerge, Record
 from pipelines.core.plan import TopicPartition
 from pipelines.engine.choice import open_engine
@@ -124,25 +124,25 @@ def test_what_silver_makes_of_tenants_breaks_no_promise_through_changes_of_the_r
     rules = [(100, None, 300), (30, 90, 1000), (150, 400, 50), (80, None, 500)]
     settings, cases = settings_of(tmp_path, *rules[0]), tenant_cases(16)
     lake = CaseLake(open_engine(settings), settings, cases)
-    begin_epoch(lake.questions, lake.engine.append, lake.settings, 0, 0)
+    begin_epoch(lake.reader, lake.engine.append, lake.settings, 0, 0)
     found: Counter[str] = Counter()
     for number, of_epoch in enumerate(rules):
         if number:
             lake.settings = settings_of(tmp_path, *of_epoch)
             begin_epoch(
-                lake.questions, lake.engine.append, lake.settings, lake.plans[-1].batch + 1, number
+                lake.reader, lake.engine.append, lake.settings, lake.plans[-1].batch + 1, number
             )
         for share in (0.25 * number + 0.15, 0.25 * number + 0.25):
             lake.arrive(share)
             lake.merge()
             assert problems_in(lake) == []
-        found.update(lake.questions.select(tables.SILVER, ["status"])["status"].to_pylist())
+        found.update(lake.reader.select(tables.SILVER, ["status"])["status"].to_pylist())
     found["late"] = len(lake.late())
     assert min(found[each] for each in ("open", "timed_out", "waiting", "late")) > 10, found
 
 
 def undecided(records: list[Record]) -> Case:
-    return case_of_records(record for record in records if record.told is None)
+    return case_of_records(record for record in records if record.tenant_times is None)
 
 
 @pytest.mark.parametrize("by", first_then_nightly([-6, 3]))
@@ -480,7 +480,7 @@ def test_each_promise_that_is_broken_in_the_sink_is_found(kafka: str, tmp_path: 
     lake.arrive()
     lake.merge()
     assert problems_in(lake) == []
-    lake.publish(read_sink(lake.questions, settings, partitions).name)
+    lake.publish(read_sink(lake.reader, settings, partitions).name)
     assert [m.id for m in lake.out[0]] == PUBLISHED
     create_topics(kafka, "broken_tenants", partitions=partitions)
     producer = Producer({"bootstrap.servers": kafka})
@@ -498,16 +498,16 @@ def test_each_promise_that_is_broken_in_the_sink_is_found(kafka: str, tmp_path: 
     assert producer.flush(30) == 0
     there = settings_with_topics(kafka, tmp_path, "of_tenants", "broken_tenants", **OVERRIDES)
     evidence, sink = (
-        read_evidence(lake.questions, there, partitions),
-        read_sink(lake.questions, there, partitions),
+        read_evidence(lake.reader, there, partitions),
+        read_sink(lake.reader, there, partitions),
     )
-    judge = Judge(there, evidence.epochs)
+    judge = Validator(there, evidence.epochs)
     for partition, (_, told) in zip(
         read_partitions(evidence, judge.evaluated), BROKEN_SINKS, strict=True
     ):
         findings = Findings("sink")
         check_sink(partition, sink, read_limits(evidence), judge, findings)
-        found = [f"{problem.where}: {problem.what}" for problem in findings.told()]
+        found = [f"{problem.where}: {problem.what}" for problem in findings.described()]
         assert len(found) == len(told), (partition.number, found)
         for where, words in told:
             assert any(where in problem and words in problem for problem in found), (
@@ -602,9 +602,9 @@ def test_through_every_epoch_the_model_is_asked_for_what_it_said_then(life: Life
         for record in records:
             offset, offsets[record.source] = (
                 offsets[record.source],
-                offsets[record.source] + (record.told is None),
+                offsets[record.source] + (record.tenant_times is None),
             )
-            numbered = replace(record, offset=offset - (record.told is not None))
+            numbered = replace(record, offset=offset - (record.tenant_times is not None))
             model.arrive(numbered)
             logs[record.source].append((model.heads[record.source], numbered))
         model.advance()
@@ -623,7 +623,9 @@ def test_through_every_epoch_the_model_is_asked_for_what_it_said_then(life: Life
     def hear(epoch: int, model: PartitionMerge) -> None:
         heard.append((epoch, {tenant: model.tenant_clock(tenant) for tenant in TENANTS}))
 
-    found = list(outcomes(SOURCES, [*zip(epochs, ends, strict=True)], 0, logs, [], hear=hear))
+    found = list(
+        outcomes(SOURCES, [*zip(epochs, ends, strict=True)], 0, logs, [], on_epoch_end=hear)
+    )
     assert heard == said
     expected: list[tuple[object, ...]] = [
         ("late", r.tenant, r.offset, position)

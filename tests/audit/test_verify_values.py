@@ -78,7 +78,7 @@ def message(row: Row) -> bytes:
 def published(lake: ModelLake) -> None:
     lake.arrive()
     lake.merge()
-    lake.publish(read_sink(lake.questions, lake.settings, 1).name)
+    lake.publish(read_sink(lake.reader, lake.settings, 1).name)
 
 
 def test_values_of_a_schema_are_compared_by_their_content(kafka: str, tmp_path: Path) -> None:
@@ -168,10 +168,10 @@ def test_the_users_own_expressions_are_checked_where_they_can_be_evaluated(
         value=lambda row: row["merge_key"].encode(),
     )
     published(lake)
-    found = verify(lake.questions, settings, full=True)
+    found = verify(lake.reader, settings, full=True)
     assert (found["ok"], len(found["notes"])) == (True, 2)
     assert all("was not evaluated" in note for note in found["notes"])
-    assert verify(lake.questions, settings, full=True, evaluate=evaluate) == {
+    assert verify(lake.reader, settings, full=True, evaluate=evaluate) == {
         "ok": True,
         "problems": [],
     }
@@ -257,7 +257,7 @@ def test_a_rebuild_is_compared_row_by_row(
     monkeypatch.setattr("pipelines.audit.verify_evidence.GROUPS", groups)
     here, there = copies(tmp_path)
     directory = Path(str(there.settings.lake))
-    assert verify_against(here.questions, there.questions, here.settings, directory) == {
+    assert verify_against(here.reader, there.reader, here.settings, directory) == {
         "ok": True,
         "problems": [],
     }
@@ -276,7 +276,7 @@ def test_a_rebuild_is_compared_row_by_row(
 
     rewrite(there.settings, tables.SILVER, changed)
     rewrite(there.settings, tables.LATE, lambda row: {**row, "position": row["position"] + 1})
-    found = verify_against(here.questions, there.questions, here.settings, directory)["problems"]
+    found = verify_against(here.reader, there.reader, here.settings, directory)["problems"]
     in_silver = [problem for problem in found if problem["where"].startswith("silver: ")]
     assert sorted(problem["what"] for problem in in_silver) == [
         "only the rebuild has it",
@@ -296,9 +296,7 @@ def test_the_lake_is_compared_as_it_was_when_the_rebuild_was_made(tmp_path: Path
     directory = Path(str(there.settings.lake))
     silver = [
         p
-        for p in verify_against(here.questions, there.questions, here.settings, directory)[
-            "problems"
-        ]
+        for p in verify_against(here.reader, there.reader, here.settings, directory)["problems"]
         if "silver" in p["where"]
     ]
     assert silver == []
@@ -312,11 +310,11 @@ def test_without_a_complete_rebuild_of_the_same_timeout_nothing_is_compared(tmp_
         ConfigurationError, match="a timeout of 100 ms, which makes other merge records"
     ):
         verify_against(
-            here.questions,
-            there.questions,
+            here.reader,
+            there.reader,
             here.settings.model_copy(update={"merge": merge}),
             directory,
         )
     rewrite(there.settings, tables.CONFIGURATION, lambda _: None)
     with pytest.raises(ConfigurationError, match="holds no complete rebuild"):
-        verify_against(here.questions, there.questions, here.settings, directory)
+        verify_against(here.reader, there.reader, here.settings, directory)

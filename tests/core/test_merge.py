@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
-from pipelines.core.columns import NO_TIME
+from pipelines.core.columns import NULL_TIME
 from pipelines.core.idle import IdleDecision
 from pipelines.core.inputs import source_of, topic_of
 from pipelines.core.merge import (
@@ -22,7 +22,7 @@ from pipelines.core.merge import (
     applied,
     late,
     merge,
-    merge_in_pieces,
+    merge_in_chunks,
     silver_schema,
 )
 from pipelines.core.model import PartitionMerge, PublishedRecord, Record, horizon_after
@@ -62,7 +62,7 @@ class PureLake:
     out: Mapping[TopicPartition, Sequence[int]] = field(default_factory=dict)
     """Offsets that are passed over."""
     inputs: Sequence[str] = SOURCES
-    in_pieces: bool = False
+    in_chunks: bool = False
     """Whether open records are merged a few at a time."""
     open_rows: pa.Table | None = None
     finished: list[dict[str, object]] = field(default_factory=list)
@@ -146,19 +146,19 @@ class PureLake:
             end = self.arrived[tp]
             rows = self.rows[tp][cursor.next_offset : end]
             times = [
-                NO_TIME if row["event_time"] is None else row["event_time"] // 1000  # type: ignore[operator]
+                NULL_TIME if row["event_time"] is None else row["event_time"] // 1000  # type: ignore[operator]
                 for row in rows
             ]
             found = Available(
                 np.array([row["offset"] for row in rows], np.int64), np.array(times, np.int64)
             )
-            spoken = [
+            decided = [
                 d
                 for d in self.idle[tp]
                 if cursor.next_offset <= d.after_offset + 1 < end + done
                 and (cursor.position is None or d.event_time > cursor.position)
             ]
-            found = found.with_idle(spoken)
+            found = found.with_idle(decided)
             if len(found.offsets):
                 available[tp] = found
         return available
@@ -186,11 +186,11 @@ class PureLake:
         self.late += [tuple(row.values()) for row in late(records, batch).to_pylist()]
         self.cursors |= plan.cursors()
         self.clocks = dict(plan.clocks)
-        if self.in_pieces:
+        if self.in_chunks:
             size = self.rng.choice([1, 7, 40])
-            pieces = (open_rows.slice(begin, size) for begin in range(0, len(open_rows), size))
-            found = merge_in_pieces(records, pieces, batch, self._recovered())
-            rows = pa.concat_tables(applied(piece, changed) for piece, changed in found)
+            chunks = (open_rows.slice(begin, size) for begin in range(0, len(open_rows), size))
+            found = merge_in_chunks(records, chunks, batch, self._recovered())
+            rows = pa.concat_tables(applied(chunk, changed) for chunk, changed in found)
             is_open = pc.equal(rows["status"], "open")
             self.finished += rows.filter(pc.invert(is_open)).to_pylist()
             self.open_rows = rows.filter(is_open)
@@ -395,7 +395,7 @@ def test_merge_is_what_the_model_makes_of_the_same_records(seed: int) -> None:
 @pytest.mark.parametrize("seed", seeds(LAKES // 3))
 def test_open_records_that_come_in_pieces_are_merged_as_the_model_does(seed: int) -> None:
     lake = _random_lake(seed)
-    lake.in_pieces = True
+    lake.in_chunks = True
     lake.drain()
     silver, late_rows = _expected(lake)
     assert lake.content() == silver
@@ -505,9 +505,9 @@ def test_two_open_records_of_a_key_are_refused() -> None:
     row = row.cast(SILVER)
     with pytest.raises(ValueError, match="two open records"):
         merge(_records(), pa.concat_tables([row, row]), batch)
-    pieces = merge_in_pieces(_records(("orders", 0, "a", 50, b"1")), [row, row], batch)
+    chunks = merge_in_chunks(_records(("orders", 0, "a", 50, b"1")), [row, row], batch)
     with pytest.raises(ValueError, match="two open records"):
-        list(pieces)
+        list(chunks)
 
 
 def test_an_open_record_that_nothing_changes_is_left_out() -> None:

@@ -49,9 +49,11 @@ class PureLake:
 
     def arrive(self, record: Record) -> None:
         mine, tp = self.rows[record.source], TopicPartition(record.source, 0)
-        if record.told is not None:
+        if record.tenant_times is not None:
             self.idle[tp].append(
-                IdleDecision(len(mine) - 1, record.event_time, tuple(sorted(record.told.items())))
+                IdleDecision(
+                    len(mine) - 1, record.event_time, tuple(sorted(record.tenant_times.items()))
+                )
             )
             return
         row = {
@@ -84,13 +86,13 @@ class PureLake:
             times = np.array([row["event_time"] // 1000 for row in mine], np.int64)  # type: ignore[operator]
             rows = Available(np.array([row["offset"] for row in mine], np.int64), times)
             until = cursor.next_offset + share
-            spoken = [
+            decided = [
                 d
                 for d in self.idle[tp]
                 if cursor.next_offset <= d.after_offset + 1 <= until
                 and (cursor.position is None or d.event_time > cursor.position)
             ]
-            if len((rows := rows.with_idle(spoken)).offsets):
+            if len((rows := rows.with_idle(decided)).offsets):
                 available[tp] = rows
         return plan_batch(
             self.batch,
@@ -219,8 +221,8 @@ def test_merge_is_what_the_model_makes_of_the_same_records_of_tenants(
     data: st.DataObject, river: MergeInput
 ) -> None:
     lake = PureLake(rules_of(river))
-    for piece in data.draw(cuts(river.records)):
-        for record in piece:
+    for chunk in data.draw(cuts(river.records)):
+        for record in chunk:
             lake.arrive(record)
         lake.drain(lambda: data.draw(st.integers(1, 6), label="share"))
     lake.drain(lambda: 10**9)

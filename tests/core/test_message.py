@@ -11,9 +11,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipelines.core.columns import NO_TIME, time_column
+from pipelines.core.columns import NULL_TIME, time_column
 from pipelines.core.message import MESSAGES, exceeds, message_bytes, message_values, messages
-from pipelines.core.sequence import CLOSED_AT, DUE, ID, SEQ, TENANT, Tail, message_id, place_of
+from pipelines.core.sequence import (
+    CLOSED_AT,
+    DUE,
+    ID,
+    SEQ,
+    TENANT,
+    SequenceTail,
+    message_id,
+    place_of,
+)
 from pipelines.core.types import TIME
 from tests.support.effort import draws
 from tests.support.sequences import in_sequence
@@ -155,10 +164,10 @@ def test_every_row_has_the_value_that_the_contract_says(rows: list[Row]) -> None
 @given(data=st.data(), rows=ROWS)
 def test_values_do_not_depend_on_how_rows_are_cut(data: st.DataObject, rows: list[Row]) -> None:
     whole = silver(rows)
-    pieces = [silver(piece) for piece in data.draw(cuts(rows)) if piece]
+    chunks = [silver(chunk) for chunk in data.draw(cuts(rows)) if chunk]
     expected = [expected_value(row) for row in rows]
     assert (
-        message_values(pa.concat_tables([whole.schema.empty_table(), *pieces]), SOURCES).to_pylist()
+        message_values(pa.concat_tables([whole.schema.empty_table(), *chunks]), SOURCES).to_pylist()
         == expected
     )
     since = data.draw(st.integers(0, len(rows)))
@@ -261,7 +270,7 @@ def finished(rows: Sequence[tuple[Any, ...]], partition: int = 3) -> pa.Table:
     }
     if any(at is not None for at in closed):
         columns |= {
-            name: time_column(np.array([NO_TIME if at is None else at for at in mine], np.int64))
+            name: time_column(np.array([NULL_TIME if at is None else at for at in mine], np.int64))
             for name, mine in (("due", dues), ("closed_at", closed))
         }
     if any(tenants):
@@ -275,7 +284,7 @@ def value_of(row: tuple[Any, ...]) -> bytes | None:
 
 def publish(
     rows: Sequence[tuple[Any, ...]],
-    tail: Tail | None = None,
+    tail: SequenceTail | None = None,
     headers: Mapping[int, list[tuple[str, bytes]]] | None = None,
 ) -> list[dict[str, Any]]:
     found = messages(
@@ -285,11 +294,11 @@ def publish(
     return found.to_pylist()  # type: ignore[no-any-return]
 
 
-def tail_at(rows: Sequence[Finished], first_seq: int = 0) -> Tail | None:
+def tail_at(rows: Sequence[Finished], first_seq: int = 0) -> SequenceTail | None:
     if not rows:
         return None
     last = rows[-1]
-    return Tail(
+    return SequenceTail(
         first_seq + len(rows) - 1,
         last.event_time,
         last.key,
@@ -339,8 +348,8 @@ def test_messages_are_numbered_on_from_the_tail_and_what_is_out_is_skipped(
 @given(rows=places(), data=st.data())
 def test_no_cut_into_calls_changes_a_message(rows: list[Finished], data: st.DataObject) -> None:
     sent: list[dict[str, Any]] = []
-    for piece in data.draw(cuts(rows)):
-        sent += publish(piece, tail_at(rows[: len(sent)]))
+    for chunk in data.draw(cuts(rows)):
+        sent += publish(chunk, tail_at(rows[: len(sent)]))
     assert sent == publish(rows)
 
 
@@ -371,13 +380,15 @@ def test_what_is_out_is_never_published_again(rows: list[Finished], data: st.Dat
 def test_event_time_comes_before_the_key() -> None:
     assert [
         (each["seq"], each["event_time"])
-        for each in publish([(9, "z"), (10, "a")], Tail(41, 9, "z", 0))
+        for each in publish([(9, "z"), (10, "a")], SequenceTail(41, 9, "z", 0))
     ] == [(42, 10)]
 
 
 def test_a_tail_beyond_all_rows_leaves_nothing() -> None:
-    assert publish([(1, "a"), (2, "a")], Tail(9, 2, "b", None)) == []
-    assert [each["seq"] for each in publish([(1, "a"), (2, "c")], Tail(9, 2, "b", None))] == [10]
+    assert publish([(1, "a"), (2, "a")], SequenceTail(9, 2, "b", None)) == []
+    assert [
+        each["seq"] for each in publish([(1, "a"), (2, "c")], SequenceTail(9, 2, "b", None))
+    ] == [10]
 
 
 @law
@@ -401,7 +412,9 @@ def test_keys_are_ordered_as_utf_8_bytes() -> None:
     assert [each["seq"] for each in publish([(5, halfwidth_stop), (5, smile)])] == [0, 1]
     assert [
         each["seq"]
-        for each in publish([(5, halfwidth_stop), (5, smile)], Tail(0, 5, halfwidth_stop, 0))
+        for each in publish(
+            [(5, halfwidth_stop), (5, smile)], SequenceTail(0, 5, halfwidth_stop, 0)
+        )
     ] == [1]
     with pytest.raises(ValueError, match=re.escape(f"{halfwidth_stop!r} at 5 comes after")):
         publish([(5, smile), (5, halfwidth_stop)])
@@ -415,7 +428,10 @@ def test_tenants_are_ordered_as_utf_8_bytes_before_due_and_key() -> None:
         (5, "a", 6, 11, "a"),
     ]
     assert [each["tenant"] for each in publish(rows)] == ["x", "\uff61", "\U0001f600", "a"]
-    assert [each["seq"] for each in publish(rows, Tail(4, 5, "a", 0, 8, 10, "\uff61"))] == [5, 6]
+    assert [each["seq"] for each in publish(rows, SequenceTail(4, 5, "a", 0, 8, 10, "\uff61"))] == [
+        5,
+        6,
+    ]
     with pytest.raises(ValueError, match="comes after"):
         publish([rows[0], rows[2], rows[1]])
 
@@ -449,7 +465,7 @@ def test_extra_headers_follow_on_the_messages_of_their_event_time() -> None:
     assert found[1]["headers"][2:] == [{"key": "x", "value": b"\x00"}, {"key": "y", "value": b""}]
     assert [
         header["key"]
-        for header in publish([(1, "a"), (2, "a")], Tail(0, 1, "a", 0), extra)[0]["headers"]
+        for header in publish([(1, "a"), (2, "a")], SequenceTail(0, 1, "a", 0), extra)[0]["headers"]
     ] == [
         SEQ,
         ID,
@@ -461,13 +477,15 @@ def test_extra_headers_follow_on_the_messages_of_their_event_time() -> None:
 @pytest.mark.parametrize("kind", [pa.string(), pa.large_string(), pa.binary(), pa.large_binary()])
 def test_values_may_be_text_or_bytes_in_any_chunks(kind: pa.DataType) -> None:
     values = pa.chunked_array([pa.array(["é"], kind), pa.array([None, ""], kind)])
-    found = messages(finished([(1, "a"), (2, "a"), (3, "a")]), values, Tail(0, 1, "a", None), {})
+    found = messages(
+        finished([(1, "a"), (2, "a"), (3, "a")]), values, SequenceTail(0, 1, "a", None), {}
+    )
     assert found["value"].to_pylist() == [None, b""]
     assert found.schema == MESSAGES
 
 
 def test_of_no_rows_come_no_messages() -> None:
-    for tail in (None, Tail(4, 5, "a", 6)):
+    for tail in (None, SequenceTail(4, 5, "a", 6)):
         assert messages(finished([]), pa.array([], pa.binary()), tail, {}) == MESSAGES.empty_table()
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pipelines.core.model import ALL, LateRecord, MergeRules, Part, PartitionMerge, Record
+from pipelines.core.model import NO_TENANT, LateRecord, MergeRules, Part, PartitionMerge, Record
 
 pytestmark = pytest.mark.promise("R1")
 
@@ -148,7 +148,7 @@ def test_a_record_is_merged_once_the_clock_has_reached_its_position(
     position: int, is_merged: bool
 ) -> None:
     model = merged(tracking(0, position, "a"), orders(0, 100, None), tracking(1, 1_000, None))
-    assert ((ALL, "a") in model.open) == is_merged
+    assert ((NO_TENANT, "a") in model.open) == is_merged
 
 
 def test_records_are_merged_by_position_not_by_arrival() -> None:
@@ -189,7 +189,7 @@ def test_a_record_is_late_more_than_the_timeout_behind_its_position(
     record = tracking(1, event_time, "a")
     model = merged(tracking(0, 500, None), record, orders(0, 500, None))
     assert model.late == ([LateRecord(record, 500)] if is_late else [])
-    assert ((ALL, "a") in model.open) != is_late
+    assert ((NO_TENANT, "a") in model.open) != is_late
 
 
 def test_a_late_record_is_never_merged_even_where_its_key_is_open() -> None:
@@ -241,7 +241,7 @@ def test_at_one_position_the_order_of_records_does_not_matter() -> None:
         orders(0, 150, "a"), tracking(0, 0, "a"), tracking(1, 150, "a"), tracking(2, 60, "a")
     )
     assert open_now(one) == open_now(other) == {"a": 60}
-    assert one.open[ALL, "a"].content() == other.open[ALL, "a"].content()
+    assert one.open[NO_TENANT, "a"].content() == other.open[NO_TENANT, "a"].content()
     assert published(one) == published(other) == [("a", 0)]
 
 
@@ -319,7 +319,7 @@ def test_parts_are_ordered_by_event_time_and_offset() -> None:
         tracking(3, 30, "a"),
         orders(7, 100, "a"),
     )
-    assert model.open[ALL, "a"].content() == (
+    assert model.open[NO_TENANT, "a"].content() == (
         "a",
         30,
         100,
@@ -331,7 +331,7 @@ def test_the_sources_of_the_content_are_in_the_order_of_the_rules() -> None:
     model = merged(
         orders(1, 5, "a"), tracking(0, 5, "a"), rules=MergeRules(("orders", "tracking"), T)
     )
-    assert model.open[ALL, "a"].content()[3] == ((Part(5, 1),), (Part(5, 0),))
+    assert model.open[NO_TENANT, "a"].content()[3] == ((Part(5, 1),), (Part(5, 0),))
 
 
 # -- rule 8: the order of publication

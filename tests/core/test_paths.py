@@ -16,9 +16,9 @@ from pipelines.configuration.sources import EventTime, SourceSettings
 from pipelines.core.avro_schema import avro_schema
 from pipelines.core.paths import parse_path
 from pipelines.core.reading import ReadingRules, Reason
+from pipelines.dry_run import try_records
 from pipelines.errors import ConfigurationError
 from pipelines.settings import Settings, load_settings
-from pipelines.trying import try_records
 from tests.core.test_reading import FAR, Reading, read
 from tests.support.avro import as_text, encoded
 from tests.support.configurations import SMALLEST, settings_for

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import pytest
 
-from pipelines.core.columns import NO_TIME
+from pipelines.core.columns import NULL_TIME
 from pipelines.core.plan import (
     Available,
     BatchPlan,
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.promise("R5")
 A, B = TopicPartition("a", 0), TopicPartition("b", 0)
 A1, B1 = TopicPartition("a", 1), TopicPartition("b", 1)
 NEW = {A: Cursor(), B: Cursor()}
-NO = NO_TIME
+NO = NULL_TIME
 T = 100
 
 

@@ -1048,13 +1048,13 @@ def test_records_are_read_alike_in_any_batches(data: st.DataObject) -> None:
     inputs = data.draw(st.lists(st.sampled_from(VARIED), max_size=12))
     whole = kafka_table(inputs)
     cut = data.draw(st.integers(0, len(inputs)))
-    pieces = pa.concat_tables([whole.slice(0, cut), whole.slice(cut)])
+    chunks = pa.concat_tables([whole.slice(0, cut), whole.slice(cut)])
     for each in RULES:
         expected = [reading for one in inputs for reading in read_all([one], each)]
         assert read_all(inputs, each) == expected
-        assert read_records(pieces, each) == read_records(whole, each)
+        assert read_records(chunks, each) == read_records(whole, each)
         assert [
-            row for batch in pieces.to_batches() for row in read_records(batch, each).to_pylist()
+            row for batch in chunks.to_batches() for row in read_records(batch, each).to_pylist()
         ] == (read_records(whole, each).to_pylist())
 
 

@@ -10,7 +10,7 @@ import pytest
 from pipelines.core.idle import IdleDecision
 from pipelines.core.model import LateRecord, MergeRules, PartitionMerge, Record
 from pipelines.core.recovery import (
-    Closings,
+    CloseTimeRange,
     NotToldError,
     ReadBack,
     SinkState,
@@ -33,7 +33,7 @@ from pipelines.core.sequence import (
     PLAIN,
     RULES,
     SEQ,
-    Place,
+    SortKey,
 )
 from pipelines.core.window import Window
 from tests.support.sequences import by_key, published
@@ -160,8 +160,12 @@ def test_with_tenants_each_decision_is_told_that_may_have_closed_one_of_the_mess
     decisions = {"orders": [IdleDecision(4, time, (("x", time - 5),)) for time in times]}
 
     def told(first: int, last: int) -> list[int]:
-        header = idle_header(decisions, {"orders": 0}, Closings(first, last, lag_ms=50))["orders"]
-        assert all(decision.told == (("x", decision.event_time - 5),) for decision in header)
+        header = idle_header(decisions, {"orders": 0}, CloseTimeRange(first, last, lag_ms=50))[
+            "orders"
+        ]
+        assert all(
+            decision.tenant_times == (("x", decision.event_time - 5),) for decision in header
+        )
         return [decision.event_time for decision in header]
 
     assert told(101, 101) == [100, 150, 300], (
@@ -178,7 +182,9 @@ def test_with_tenants_each_decision_is_told_that_may_have_closed_one_of_the_mess
 def test_of_decisions_that_are_told_as_one_the_largest_time_of_each_tenant_counts() -> None:
     first = IdleDecision(4, 100, (("a", 90), ("b", 95), ("\uff61", 41)))
     second = IdleDecision(4, 120, (("a", 85), ("c", 110), ("\U0001f600", 71)))
-    header = idle_header({"orders": [second, first]}, {"orders": 5}, Closings(900, 900, lag_ms=50))
+    header = idle_header(
+        {"orders": [second, first]}, {"orders": 5}, CloseTimeRange(900, 900, lag_ms=50)
+    )
     assert header == {
         "orders": (IdleDecision(4, 120, (("a", 90), ("b", 95), ("c", 110), ("\U0001f600", 71))),)
     }, "a time that is the lag behind says nothing"
@@ -194,9 +200,9 @@ def test_decisions_after_other_offsets_are_told_apart() -> None:
         ]
     }
     for closed_at, times in ((500, [120, 140]), (90, [100, 120, 140]), (131, [120, 130, 140])):
-        header = idle_header(decisions, {"orders": 5}, Closings(closed_at, closed_at, lag_ms=50))[
-            "orders"
-        ]
+        header = idle_header(
+            decisions, {"orders": 5}, CloseTimeRange(closed_at, closed_at, lag_ms=50)
+        )["orders"]
         assert [each.event_time for each in header] == times
 
 
@@ -315,7 +321,7 @@ def test_the_last_message_with_min_offsets_says_where_to_begin() -> None:
         {"orders": (IdleDecision(2, 5),)},
         (ReadBack(300, "a"), ReadBack(310, "a")),
         {RULE},
-        last=Place(PLAIN, b"", 310, b"a"),
+        last=SortKey(PLAIN, b"", 310, b"a"),
     )
 
 
@@ -379,7 +385,7 @@ def test_what_sorts_after_the_last_message_comes_again_and_is_not_read_back() ->
 
 def test_a_sink_that_says_nowhere_where_to_begin_is_read_whole() -> None:
     assert sink_state(backwards(plain(0, "a"), plain(900, "b")), TIMEOUT) == SinkState(
-        {}, {}, (ReadBack(0, "a"), ReadBack(900, "b")), last=Place(PLAIN, b"", 900, b"b")
+        {}, {}, (ReadBack(0, "a"), ReadBack(900, "b")), last=SortKey(PLAIN, b"", 900, b"b")
     )
 
 
@@ -434,7 +440,7 @@ def test_decisions_that_are_long_are_told_compressed_and_too_many_say_that_they_
     packed = told(1000)
     assert list(packed) == [MIN_OFFSETS, IDLE_PACKED, RULES, LIVED]
     [decision] = sink_state([(ReadBack(300, "a"), packed)], TIMEOUT).decisions["orders"]
-    assert len(decision.told) == 1000
+    assert len(decision.tenant_times) == 1000
     assert list(told(40_000)) == [NO_RECOVERY, LIVED], "that it has lived is known all the same"
     with pytest.raises(NotToldError):
         sink_state([(ReadBack(300, "a"), told(40_000))], TIMEOUT)
@@ -488,7 +494,7 @@ def test_with_tenants_messages_are_read_back_to_the_window_and_the_lag_before_th
     state = sink_state(backwards(*sink, telling_of_it), window, lag_ms)
     assert state.read_back == (*messages[2:], last)
     assert state.since == since
-    assert state.last == Place(500, b"y", 0, b"a")
+    assert state.last == SortKey(500, b"y", 0, b"a")
     assert sink_state(backwards(*sink, telling_of_it), window).since is None
     assert sink_state(backwards(*sink), window, lag_ms) == SinkState(
         {}, {}, tuple(messages), last=messages[-1].place

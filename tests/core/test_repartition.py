@@ -14,11 +14,11 @@ from pipelines.core.reading import KAFKA, ReadingRules
 from pipelines.core.repartition import (
     ORIGIN,
     InputPartition,
-    Written,
-    copies,
+    RepartitionProgress,
+    assign_partitions,
     is_redriven,
     murmur2,
-    route,
+    repartition_messages,
     written,
 )
 from pipelines.core.types import TIME
@@ -26,7 +26,7 @@ from pipelines.core.types import TIME
 RULES = ReadingRules(
     event_time=("ts",), max_future_ms=1000, key=("k",), heartbeat=(("type",), "beat")
 )
-AFTER = Written(
+AFTER = RepartitionProgress(
     {"clicks": "clicks (1.2)", "web (old)": "web (old) (-1.2)"},
     {
         InputPartition("clicks", 0): 7,
@@ -61,8 +61,10 @@ def records(
     return pa.table(columns, schema=KAFKA)
 
 
-def sent(rows: pa.Table, partitions: int, after: Written = AFTER) -> list[dict[str, Any]]:
-    return list(pa.concat_tables(copies(rows, partitions, after)).to_pylist())
+def sent(
+    rows: pa.Table, partitions: int, after: RepartitionProgress = AFTER
+) -> list[dict[str, Any]]:
+    return list(pa.concat_tables(repartition_messages(rows, partitions, after)).to_pylist())
 
 
 def said(message: dict[str, Any]) -> list[tuple[str, bytes]]:
@@ -96,7 +98,7 @@ def hashes(rows: pa.Table) -> list[int | None]:
 
 
 def test_a_record_goes_where_its_merge_key_says_and_not_its_kafka_key() -> None:
-    found = route(records(b'{"ts":1,"k":"a"}', b'{"ts":2,"k":7}', key=b"other"), RULES)
+    found = assign_partitions(records(b'{"ts":1,"k":"a"}', b'{"ts":2,"k":7}', key=b"other"), RULES)
     assert hashes(found) == [murmur2(b"a"), murmur2(b"7")]
     assert [message["partition"] for message in sent(found, 5)] == [
         murmur2(b"a") % 5,
@@ -107,14 +109,14 @@ def test_a_record_goes_where_its_merge_key_says_and_not_its_kafka_key() -> None:
 def test_without_a_path_the_kafka_key_says_where_also_for_a_tombstone() -> None:
     rules = ReadingRules(event_time=("ts",), max_future_ms=1000)
     assert (
-        hashes(route(records(b'{"ts":1}', None, b"{", key="é".encode()), rules))
+        hashes(assign_partitions(records(b'{"ts":1}', None, b"{", key="é".encode()), rules))
         == [murmur2("é".encode())] * 3
     )
 
 
 def test_a_refused_record_goes_where_its_key_says_as_far_as_it_has_one() -> None:
     values = [b'{"ts":99999,"k":"a"}', b'{"ts":"soon","k":"a"}', b'{"ts":1}', b"{", None, b"\xff"]
-    found = route(records(*values), RULES)
+    found = assign_partitions(records(*values), RULES)
     assert hashes(found) == [murmur2(b"a"), murmur2(b"a"), None, None, None, None]
     assert found["event_time"].null_count == len(values)
     assert [message["partition"] for message in sent(found, 2)[2:]] == [2 % 2] * 4
@@ -123,11 +125,17 @@ def test_a_refused_record_goes_where_its_key_says_as_far_as_it_has_one() -> None
 @pytest.mark.parametrize("partitions", [1, 4])
 def test_a_heartbeat_goes_to_every_partition_in_its_turn(partitions: int) -> None:
     found = sent(
-        route(records(b'{"ts":1,"k":"a"}', b'{"ts":2,"type":"beat"}', b'{"ts":3,"k":"a"}'), RULES),
+        assign_partitions(
+            records(b'{"ts":1,"k":"a"}', b'{"ts":2,"type":"beat"}', b'{"ts":3,"k":"a"}'), RULES
+        ),
         partitions,
     )
-    home = murmur2(b"a") % partitions
-    assert [m["partition"] for m in found] == [home, *range(partitions), home]
+    expected_partition = murmur2(b"a") % partitions
+    assert [m["partition"] for m in found] == [
+        expected_partition,
+        *range(partitions),
+        expected_partition,
+    ]
     assert [m["value"] for m in found[1:-1]] == [b'{"ts":2,"type":"beat"}'] * partitions
 
 
@@ -137,7 +145,7 @@ def test_a_heartbeat_goes_to_every_partition_in_its_turn(partitions: int) -> Non
 def test_a_record_is_sent_as_it_came_and_says_where_it_was() -> None:
     own = [{"key": "n", "value": b"1"}, {"key": "none", "value": None}]
     rows = records(b'{"ts":1,"k":"a"}', None, key=b"key", headers=[own, None])
-    first, second = sent(route(rows, RULES), 1)
+    first, second = sent(assign_partitions(rows, RULES), 1)
     assert (first["key"], first["value"], first["timestamp"]) == (b"key", b'{"ts":1,"k":"a"}', 5000)
     assert said(first) == [("n", b"1"), ("none", None), (ORIGIN, b"clicks/2/0")]
     assert (second["value"], said(second)[0]) == (None, (ORIGIN, b"clicks/2/1"))
@@ -147,14 +155,19 @@ def test_a_record_is_sent_as_it_came_and_says_where_it_was() -> None:
 def test_a_timestamp_stays_as_it_is_except_where_it_would_mean_none(
     time_ms: int, is_sent_as: int
 ) -> None:
-    assert sent(route(records(b"{", time_ms=time_ms), RULES), 1)[0]["timestamp"] == is_sent_as
+    assert (
+        sent(assign_partitions(records(b"{", time_ms=time_ms), RULES), 1)[0]["timestamp"]
+        == is_sent_as
+    )
 
 
 def test_the_last_message_of_each_partition_says_how_much_was_written(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(repartition, "PIECE_ROWS", 3)
-    found = sent(route(records(*(b'{"ts":1,"k":"%d"}' % (n % 7) for n in range(20))), RULES), 4)
+    monkeypatch.setattr(repartition, "CHUNK_ROWS", 3)
+    found = sent(
+        assign_partitions(records(*(b'{"ts":1,"k":"%d"}' % (n % 7) for n in range(20))), RULES), 4
+    )
     lasts = {message["partition"]: i for i, message in enumerate(found)}
     for i, message in enumerate(found):
         if i == lasts[message["partition"]]:
@@ -166,7 +179,7 @@ def test_the_last_message_of_each_partition_says_how_much_was_written(
 def test_what_was_written_is_what_stands_behind_the_last_origin() -> None:
     """A topic that was repartitioned may be repartitioned again: its records bring such headers
     along."""
-    before = Written({"older": "older (1.1)"}, {InputPartition("older", 0): 1}, {})
+    before = RepartitionProgress({"older": "older (1.1)"}, {InputPartition("older", 0): 1}, {})
     own = [(ORIGIN, b"older/0/0"), *before.headers()]
     assert written([*own, (ORIGIN, b"clicks/0/0"), *AFTER.headers()]) == AFTER
     with pytest.raises(ValueError, match=r"watersmeet\.next_offsets"):

@@ -17,11 +17,11 @@ from pipelines.core.sequence import (
     ID,
     SEQ,
     TENANT,
-    Tail,
+    SequenceTail,
     message_id,
     parse_message_id,
+    parse_tail,
     place_of,
-    standing,
     tombstones,
 )
 from tests.support.effort import draws
@@ -83,15 +83,15 @@ def test_an_id_without_a_key_after_its_tenant_is_refused() -> None:
 
 
 @st.composite
-def tails(draw: st.DrawFn) -> Tail:
+def tails(draw: st.DrawFn) -> SequenceTail:
     tenant = draw(st.just("") | TENANTS)
     closed = draw(st.tuples(TIMES, TIMES)) if tenant or draw(st.booleans()) else (None, None)
-    return Tail(draw(st.integers(0, 2**62)), draw(TIMES), draw(KEYS), None, *closed)._replace(
-        tenant=tenant
-    )
+    return SequenceTail(
+        draw(st.integers(0, 2**62)), draw(TIMES), draw(KEYS), None, *closed
+    )._replace(tenant=tenant)
 
 
-def headers_of(tail: Tail) -> dict[str, Any]:
+def headers_of(tail: SequenceTail) -> dict[str, Any]:
     said = {SEQ: str(tail.seq), ID: message_id(3, tail.event_time, tail.key, tail.tenant)}
     said |= {} if tail.closed_at is None else {CLOSED_AT: str(tail.closed_at), DUE: str(tail.due)}
     return {
@@ -102,18 +102,18 @@ def headers_of(tail: Tail) -> dict[str, Any]:
 
 @law
 @given(tail=tails())
-def test_headers_say_where_a_sequence_stands_and_a_tombstone_repeats_it(tail: Tail) -> None:
-    assert standing(headers_of(tail)) == tail
+def test_headers_say_where_a_sequence_stands_and_a_tombstone_repeats_it(tail: SequenceTail) -> None:
+    assert parse_tail(headers_of(tail)) == tail
     [tombstone] = tombstones("gone", [(3, tail)]).to_pylist()
     assert tombstone["value"] is None
-    assert standing({header["key"]: header["value"] for header in tombstone["headers"]}) == tail
+    assert parse_tail({header["key"]: header["value"] for header in tombstone["headers"]}) == tail
 
 
 def test_the_form_of_a_tombstone_stays() -> None:
     plain, closed, of_tenant = (
-        Tail(7, 5, "k", 1),
-        Tail(7, 5, "k", 1, 9, 10),
-        Tail(7, 5, "k", 1, 9, 10, "a/b"),
+        SequenceTail(7, 5, "k", 1),
+        SequenceTail(7, 5, "k", 1, 9, 10),
+        SequenceTail(7, 5, "k", 1, 9, 10, "a/b"),
     )
     assert [
         row["headers"][0]["value"]
@@ -125,7 +125,7 @@ def test_the_form_of_a_tombstone_stays() -> None:
     ]
 
 
-MINE = headers_of(Tail(7, 5, "k/1", None, 9, 10, "x"))
+MINE = headers_of(SequenceTail(7, 5, "k/1", None, 9, 10, "x"))
 
 
 @pytest.mark.parametrize(
@@ -152,18 +152,18 @@ MINE = headers_of(Tail(7, 5, "k/1", None, 9, 10, "x"))
 )
 def test_headers_that_are_not_ours_are_refused(wrong: dict[str, bytes | None]) -> None:
     with pytest.raises(ValueError, match=r"."):
-        standing({**MINE, **wrong})
+        parse_tail({**MINE, **wrong})
 
 
 @law
 @given(one=tails(), other=tails())
 def test_places_are_ordered_by_closing_then_tenant_then_due_then_key(
-    one: Tail, other: Tail
+    one: SequenceTail, other: SequenceTail
 ) -> None:
     """What a timeout closed before there was anything else comes first, by its event time and
     key."""
 
-    def by_hand(tail: Tail) -> tuple[Any, ...]:
+    def by_hand(tail: SequenceTail) -> tuple[Any, ...]:
         if tail.closed_at is None:
             return (-1, b"", tail.event_time, tail.key.encode())
         return (tail.closed_at, tail.tenant.encode(), tail.due, tail.key.encode())

@@ -152,7 +152,7 @@ class Siege:
                 self._connections.append(socket.create_connection(("127.0.0.1", self.port), 1))
 
     def _ask(self) -> None:
-        if self.river.questions.exists(tables.PROGRESS):
+        if self.river.reader.exists(tables.PROGRESS):
             answer = orjson.loads(here(self.river, "status", "--json"))
             if len(answer["partitions"]) != self.river.partitions:
                 self.problems.append(f"status answers {answer}")
@@ -249,15 +249,13 @@ class Siege:
                     published(river.kafka, river.sink, river.partitions),
                     expected_messages(river.cases),
                 ),
-                "late": (late_of(river.questions), self._expected_late()),
+                "late": (late_of(river.reader), self._expected_late()),
                 "quarantine": (self._quarantined(), self._expected_refused()),
                 "dead letters": (self._letters(), self._expected_refused()),
-                "progress": (noted_batches(river.questions), committed_batches(river.questions)),
+                "progress": (noted_batches(river.reader), committed_batches(river.reader)),
             }
         )
-        refused = Redrive(river.questions, river.settings, "undecodable").run(apply=False)[
-            "records"
-        ]
+        refused = Redrive(river.reader, river.settings, "undecodable").run(apply=False)["records"]
         problems += [f"{row} counts as redriven" for row in refused if row["before"]]
         verified = here_or_problem(lambda: here(river, "verify", "--full"))
         return [*problems, *([verified] if verified else [])]
@@ -297,7 +295,7 @@ class Siege:
 
     def _quarantined(self) -> list[tuple[object, ...]]:
         columns = ["partition", "source", "offset", "reason", "value"]
-        found = self.river.questions.select(tables.QUARANTINE, columns).to_pylist()
+        found = self.river.reader.select(tables.QUARANTINE, columns).to_pylist()
         return [(*[*row.values()][:-1], row["value"] or None) for row in found]
 
     def _letters(self) -> list[tuple[object, ...]]:

@@ -63,7 +63,7 @@ from pipelines.faults import POINTS as OF_RUNS
 from pipelines.lake import tables
 from pipelines.lake.generations import read_generations
 from pipelines.lake.lease import Lease
-from pipelines.lake.questions import row_count
+from pipelines.lake.table_reader import row_count
 from pipelines.monitoring.observability import Reporter
 from pipelines.run import LAYERS, Run
 from tests.faults.command import brokered, say
@@ -104,7 +104,7 @@ class Points:
         self._lock = threading.Lock()
 
     def __call__(self, here: str) -> None:
-        """Instead of `pipelines.faults.reach`."""
+        """Instead of `pipelines.faults.fault_point`."""
         if self.is_dead:
             raise KilledError(here)
         with self._lock:
@@ -155,8 +155,8 @@ def quick_lives() -> Iterator[None]:
     readers = ThreadPoolExecutor(2)
     with ExitStack() as patched:
         for name, module in list(sys.modules.items()):
-            if name.startswith("pipelines.") and hasattr(module, "reach"):
-                patched.enter_context(patch.object(module, "reach", POINTS))
+            if name.startswith("pipelines.") and hasattr(module, "fault_point"):
+                patched.enter_context(patch.object(module, "fault_point", POINTS))
         patched.enter_context(patch.object(Lease, "release", released))
         patched.enter_context(patch.object(pipelines.lake.lease, "SILENCE_S", 0.0))
         patched.enter_context(patch.object(pipelines.run, "LOOK_EVERY_S", 0.01))
@@ -420,25 +420,23 @@ class Fate(Life):
         out = self.once()
         missing = self.must - out.keys()
         assert missing == set(), f"on time, and in no message: {self._whereabouts(missing)}"
-        questions, newest = (
-            self.river.questions,
-            read_generations(self.river.questions, self.river.settings).newest,
+        reader, newest = (
+            self.river.reader,
+            read_generations(self.river.reader, self.river.settings).newest,
         )
         places: Counter[tuple[str, int, int]] = Counter()
         batches = [[("batch", ">=", newest.from_batch)]]
-        for row in questions.select(tables.SILVER, ["partition", *SOURCES], batches).to_pylist():
+        for row in reader.select(tables.SILVER, ["partition", *SOURCES], batches).to_pylist():
             places.update(
                 (source, row["partition"], part["offset"])
                 for source in SOURCES
                 for part in row[source]
             )
         for table, where in ((tables.LATE, batches), (tables.QUARANTINE, ())):
-            for row in questions.select(
-                table, ["source", "partition", "offset"], where
-            ).to_pylist():
+            for row in reader.select(table, ["source", "partition", "offset"], where).to_pylist():
                 places[row["source"], row["partition"], row["offset"]] += 1
         for table in (tables.SILVER, tables.LATE, *map(tables.bronze, SOURCES)):
-            keys = set(questions.select(table, ["merge_key"])["merge_key"].to_pylist())
+            keys = set(reader.select(table, ["merge_key"])["merge_key"].to_pylist())
             assert not keys & self.forgotten, f"{table} has {keys & self.forgotten} again"
         columns, may_be_gone = (
             ["partition", "offset", "merge_key", "reason", "heartbeat", "value"],
@@ -446,7 +444,7 @@ class Fate(Life):
         )
         for (source, p), begin in newest.begin.items():
             mine = [[("partition", "=", p), ("offset", ">=", begin)]]
-            for row in questions.select(tables.bronze(source), columns, mine).to_pylist():
+            for row in reader.select(tables.bronze(source), columns, mine).to_pylist():
                 count, is_keyed = (
                     places[source, p, row["offset"]],
                     row["merge_key"] is not None and not row["heartbeat"],
@@ -459,11 +457,11 @@ class Fate(Life):
 
     def _whereabouts(self, numbers: Iterable[int]) -> dict[int, list[str]]:
         """Where records are that should be elsewhere."""
-        questions, found = self.river.questions, {number: list[str]() for number in sorted(numbers)}
+        reader, found = self.river.reader, {number: list[str]() for number in sorted(numbers)}
         for source in SOURCES:
             number_at: dict[tuple[int, int], int] = {}
             columns = ["partition", "offset", "merge_key", "reason", "value"]
-            for row in questions.select(tables.bronze(source), columns).to_pylist():
+            for row in reader.select(tables.bronze(source), columns).to_pylist():
                 number = orjson.loads(row["value"] or b"{}").get("n")
                 if number in found:
                     number_at[row["partition"], row["offset"]] = number
@@ -472,7 +470,7 @@ class Fate(Life):
                         f"{row['reason'] or ''}"
                     )
             columns = ["partition", "status", "valid", "invalid_reason", "batch", source]
-            for row in questions.select(tables.SILVER, columns).to_pylist():
+            for row in reader.select(tables.SILVER, columns).to_pylist():
                 for place in ((row["partition"], part["offset"]) for part in row[source]):
                     if place in number_at:
                         where = (
@@ -481,9 +479,7 @@ class Fate(Life):
                         )
                         found[number_at[place]].append(where)
             columns = ["partition", "offset", "batch"]
-            for row in questions.select(
-                tables.LATE, columns, [[("source", "=", source)]]
-            ).to_pylist():
+            for row in reader.select(tables.LATE, columns, [[("source", "=", source)]]).to_pylist():
                 if (place := (row["partition"], row["offset"])) in number_at:
                     found[number_at[place]].append(f"late in batch {row['batch']}")
         return dict(list(found.items())[:4])
@@ -565,14 +561,14 @@ def silence(life: Fate) -> None:
     life.run()
     life.configure("merge.idle_after", "50ms")
     settings, stopping = life.river.settings, threading.Event()
-    before = row_count(life.river.questions, tables.IDLE_HEARTBEATS, ())
+    before = row_count(life.river.reader, tables.IDLE_HEARTBEATS, ())
     status, said = 0, ""
 
     def watch() -> None:
         """Stops the run once it has decided."""
-        questions, end = life.river.questions, time.monotonic() + 20
+        reader, end = life.river.reader, time.monotonic() + 20
         while time.monotonic() < end and not stopping.is_set() and not POINTS.is_done:
-            if row_count(questions, tables.IDLE_HEARTBEATS, ()) > before:
+            if row_count(reader, tables.IDLE_HEARTBEATS, ()) > before:
                 break
             time.sleep(0.02)
         stopping.set()
@@ -590,7 +586,7 @@ def silence(life: Fate) -> None:
         life.river.write()
     life._told("silence", status, said)
     assert status == 0, said
-    assert row_count(life.river.questions, tables.IDLE_HEARTBEATS, ()) > before, (
+    assert row_count(life.river.reader, tables.IDLE_HEARTBEATS, ()) > before, (
         "nothing was decided for the silent source"
     )
     life.run()

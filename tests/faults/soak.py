@@ -35,7 +35,7 @@ from tests.support.cases import SOURCES, keyed
 from tests.support.lives import KilledError
 from tests.support.owners import assert_refused, wake
 from tests.support.repeating import repeating
-from tests.support.rivers import CATALOG, EMBEDDED, LAKES, Losses, River, in_pieces, until
+from tests.support.rivers import CATALOG, EMBEDDED, LAKES, Losses, River, in_chunks, until
 from tests.support.tenant_rivers import TenantRiver
 
 ANY_MOMENT = "any moment"
@@ -64,7 +64,7 @@ IN_ONE_PROCESS_ONLY = ("silence", "replaced")
 
 AN_HOUR_S = 3600
 
-PIECE = 5
+CHUNK = 5
 """So many messages are produced at a time: a crash may come between any two pieces."""
 
 
@@ -163,8 +163,8 @@ class Siege:
         """Silver is taken back to an earlier version; a run is refused until it is taken forward
         again."""
         while (
-            not self.river.questions.exists(tables.SILVER)
-            or self.river.questions.version(tables.SILVER) < 3
+            not self.river.reader.exists(tables.SILVER)
+            or self.river.reader.version(tables.SILVER) < 3
         ):
             self.river.flow()
             self.river.finish()
@@ -184,8 +184,8 @@ class Siege:
     @contextmanager
     def _clock_off(self) -> Iterator[None]:
         usual = self.river.program
-        self.river.program = in_pieces(
-            PIECE, clock_off_by_s=self.rng.choice((-AN_HOUR_S, AN_HOUR_S))
+        self.river.program = in_chunks(
+            CHUNK, clock_off_by_s=self.rng.choice((-AN_HOUR_S, AN_HOUR_S))
         )
         yield
         self.river.program = usual
@@ -376,14 +376,14 @@ def besiege(kafka: str, folder: Path, lakes: Sequence[str], seed: int, kills: in
                 }
                 changes["merge__idle_after"] = "3s"
             river = River.make(kafka, folder / name, name, lake=lake, seed=seed, **changes)
-            river.program = in_pieces(PIECE)
+            river.program = in_chunks(CHUNK)
             sieges.append(Siege(lake, mode, river, rng, targets(lake, mode, share, rng)))
     for lake in lakes:
         rng, name = random.Random(f"{seed}/{lake}/tenants"), f"siege-{lake}-tenants"
         tenants = TenantRiver(
             kafka, folder / name, name, partitions=2, lengths=[40 * kills], lake=lake
         )
-        tenants.river.program = in_pieces(PIECE)
+        tenants.river.program = in_chunks(CHUNK)
         points = [point for point in POINTS if point not in UNREACHED_BY_TENANTS]
         sieges.append(TenantSiege(lake, tenants, rng, _chosen(points, [], [], kills // 3, rng)))
     sieges += [

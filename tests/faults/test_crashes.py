@@ -42,7 +42,7 @@ def test_every_named_point_is_in_the_code_once() -> None:
     reached = [
         name
         for file in PACKAGE.rglob("*.py")
-        for name in re.findall(r'reach\("([a-z.]+)"\)', file.read_text())
+        for name in re.findall(r'fault_point\("([a-z.]+)"\)', file.read_text())
     ]
     assert sorted(reached) == sorted({*POINTS, *IN_RESET})
 

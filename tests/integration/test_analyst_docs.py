@@ -19,7 +19,7 @@ from pipelines.bronze import Bronze
 from pipelines.core.plan import TopicPartition
 from pipelines.dev.init import write_example
 from pipelines.lake import tables
-from pipelines.lake.by_spark import SparkQuestions, table_rows
+from pipelines.lake.by_spark import SparkReader, table_rows
 from pipelines.lake.generations import Generation, generation_rows
 from pipelines.run import create_missing
 from pipelines.running.owner import Owner
@@ -65,7 +65,7 @@ class Example:
             self._arrive([row for row in rows if row[0] == step])
             list(Silver(Owner(self.engine), self.settings, 1).drain())
         # What gold would have noted, had it published the two records that have timed out.
-        found = self.engine.questions.select(
+        found = self.engine.reader.select(
             tables.SILVER, ["event_time", "merge_key"], [[("valid", "=", True)]]
         )
         last = max(tuple(row.values()) for row in found.to_pylist())
@@ -97,7 +97,7 @@ class Example:
 
     def query(self, spark: SparkSession, statement: str) -> DataFrame:
         # Time travel goes by the time that Spark's history shows.
-        history = SparkQuestions(self.engine.lake, lambda: self.spark).history(tables.SILVER)
+        history = SparkReader(self.engine.lake, lambda: self.spark).history(tables.SILVER)
         [first] = [version for version in history if version.number == 1]
         time = datetime.fromtimestamp(first.committed_at_ms / 1000, timezone.utc).isoformat(
             " ", timespec="milliseconds"

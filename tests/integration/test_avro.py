@@ -207,7 +207,7 @@ def test_many_writers_are_read_and_nothing_after_bronze_needs_the_registry(
     river.finish("silver")
     river.finish("gold")
     assert_whole(river)
-    kept = river.questions.select(tables.WRITER_SCHEMAS, ["source", "writer_schema"]).to_pylist()
+    kept = river.reader.select(tables.WRITER_SCHEMAS, ["source", "writer_schema"]).to_pylist()
     assert {(row["source"], row["writer_schema"]) for row in kept} == {
         ("tracking", schema_id) for schema_id in schemas
     }
@@ -321,7 +321,7 @@ def test_an_unknown_id_is_named_at_once_and_its_records_are_refused_after_a_time
     impatient = tracking.changed(registry=tracking.registry.changed(unknown_after_ms=10**9))
     settings = settings.changed(sources={**settings.sources, "tracking": impatient})
     Run(settings, LAYERS, Reporter(), patience_s=1.0).once()
-    refused = river.questions.select(tables.QUARANTINE, ["reason", "detail"]).to_pylist()
+    refused = river.reader.select(tables.QUARANTINE, ["reason", "detail"]).to_pylist()
     said = "the registry did not have the schema that it was written with (written with schema {})"
     assert [
         [row["detail"] for row in refused].count(said.format(unknown + n)) for n in range(2)
@@ -331,7 +331,7 @@ def test_an_unknown_id_is_named_at_once_and_its_records_are_refused_after_a_time
 
 def missing_schemas(river: River) -> list[str]:
     """What `status` says of schemas that the registry does not have."""
-    warnings = status(river.questions, river.settings).get("warnings", [])
+    warnings = status(river.reader, river.settings).get("warnings", [])
     return [each["what"] for each in warnings if "does not have schema" in each["what"]]
 
 

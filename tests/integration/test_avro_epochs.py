@@ -65,7 +65,7 @@ def stretch(river: River, fields: Mapping[str, Any], *sources: str) -> None:
 
 
 def coupons(river: River) -> set[Any]:
-    rows = river.questions.select(tables.SILVER, ["tracking"])["tracking"].to_pylist()
+    rows = river.reader.select(tables.SILVER, ["tracking"])["tracking"].to_pylist()
     return {part["value"]["coupon"] for parts in rows for part in parts}
 
 
@@ -91,7 +91,7 @@ def assert_kept(river: River) -> None:
     """Every promise holds, a rebuild is the same, and silver's column has only grown."""
     is_sound(river, "in-the-end")
     assert_whole(river)
-    kind = river.questions.columns("silver").field("tracking").type.value_type.field("value").type
+    kind = river.reader.columns("silver").field("tracking").type.value_type.field("value").type
     assert [field.name for field in kind] == [*FIELDS, "coupon"]
     first = published(river.kafka, river.sink, river.partitions)[0].value or b""
     assert b'"tags"' in first

@@ -36,7 +36,7 @@ def test_a_source_a_hundred_times_faster_costs_neither_state_nor_throughput(
     most_open, batches = 0, 0
     for _ in lake.start().drain():
         batches += 1
-        found = lake.questions.summary(
+        found = lake.reader.summary(
             tables.SILVER, [], {"open": ("count", "*")}, [[("status", "=", "open")]]
         )
         most_open = max(most_open, found["open"][0].as_py())

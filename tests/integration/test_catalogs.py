@@ -66,7 +66,7 @@ def test_a_lake_in_a_catalog_is_made_and_queried_by_processes_of_their_own(
     assert validated == {"ok": True, "problems": []}
     assert (
         sum(silver.values())
-        == river.questions.summary("silver", [], {"n": ("count", "*")})["n"][0].as_py()
+        == river.reader.summary("silver", [], {"n": ("count", "*")})["n"][0].as_py()
     )
     assert {status: live.get(status) for status in silver} == silver
     assert not [name for name in names if name.startswith("probe")], "what validate tried is gone"
@@ -128,7 +128,7 @@ def test_refused_records_a_key_and_old_rows_end_in_a_catalog(river: River) -> No
     assert river.broken_promises() == []
 
     def rows(table: str) -> int:
-        return int(river.questions.summary(table, [], {"rows": ("count", "*")})["rows"][0].as_py())
+        return int(river.reader.summary(table, [], {"rows": ("count", "*")})["rows"][0].as_py())
 
     names = ["bronze_tracking", "bronze_orders", "silver", "late"]
     before = {name: rows(name) for name in names}

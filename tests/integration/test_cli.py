@@ -755,7 +755,7 @@ def test_what_stands_in_a_lakes_epochs_is_not_evaluated_where_it_could_not_stand
     with pytest.raises(
         ConfigurationError, match="an expression of the lake's rules is not evaluated: "
     ):
-        engine.judged(engine.rows(rows), text, None, 100)
+        engine.validated(engine.rows(rows), text, None, 100)
 
 
 def test_with_tenants_an_expression_may_ask_whose_a_record_is_but_not_when_it_is_closed(

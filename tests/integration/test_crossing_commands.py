@@ -43,13 +43,13 @@ def crossing(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, Callable[[], obj
     """Has something happen where a publisher reaches a point, the first time."""
 
     def cross(point: str, happens: Callable[[], object]) -> None:
-        def reach(reached: str) -> None:
+        def fault_point(reached: str) -> None:
             """What happens publishes, too, and is not crossed itself."""
             if reached == point:
-                monkeypatch.setattr("pipelines.kafka.publisher.reach", lambda _: None)
+                monkeypatch.setattr("pipelines.kafka.publisher.fault_point", lambda _: None)
                 happens()
 
-        monkeypatch.setattr("pipelines.kafka.publisher.reach", reach)
+        monkeypatch.setattr("pipelines.kafka.publisher.fault_point", fault_point)
 
     return cross
 
@@ -63,7 +63,7 @@ def test_a_command_that_changes_nothing_leaves_a_run_its_layers(kafka: str, tmp_
     river = River.make(kafka, tmp_path, "leaves-layers", partitions=1)
     river.flow()
     river.finish()
-    entries = set(river.questions.select(tables.LEASES, ["entry"])["entry"].to_pylist())
+    entries = set(river.reader.select(tables.LEASES, ["entry"])["entry"].to_pylist())
     (tmp_path / "schema.json").write_text(
         '{"type": "object", "properties": {"n": {"type": "nonsense"}}}'
     )
@@ -85,7 +85,7 @@ def test_a_command_that_changes_nothing_leaves_a_run_its_layers(kafka: str, tmp_
             done = in_process(*words.split(), "-c", river.file, cwd=river.folder)
             assert done.returncode == status, done.stdout + done.stderr
             assert not owned.is_lost, words
-    after = set(river.questions.select(tables.LEASES, ["entry"])["entry"].to_pylist())
+    after = set(river.reader.select(tables.LEASES, ["entry"])["entry"].to_pylist())
     assert len(after) == len(entries) + 2, "taken and released, by the run"
 
 
@@ -103,7 +103,7 @@ def refused(kafka: str, tmp_path: Path, request: pytest.FixtureRequest) -> River
 
 
 def redrive(river: River) -> int:
-    return int(Redrive(river.questions, river.settings, "no_event_time").run(apply=True)["sent"])
+    return int(Redrive(river.reader, river.settings, "no_event_time").run(apply=True)["sent"])
 
 
 def sent_again(river: River) -> list[bytes | None]:
@@ -182,7 +182,7 @@ def repartitioned(kafka: str, tmp_path: Path, request: pytest.FixtureRequest) ->
 
 def halves(river: River) -> list[Any]:
     """The merge records that lack the part of one of the sources."""
-    rows = river.questions.select(
+    rows = river.reader.select(
         tables.SILVER, ["merge_key", "partition", "tracking", "orders"]
     ).to_pylist()
     return [row for row in rows if not (row["tracking"] and row["orders"])]
@@ -217,7 +217,7 @@ def test_every_pair_meets_although_the_key_changes_while_records_are_repartition
     by_id(repartitioned)
 
     def change() -> None:
-        assert evolve(repartitioned.questions, repartitioned.settings, Reporter())["applied"]
+        assert evolve(repartitioned.reader, repartitioned.settings, Reporter())["applied"]
 
     crossing("publisher.commit", change)
     with pytest.raises((FencedError, ConfigurationError)):
@@ -229,11 +229,11 @@ def test_every_pair_meets_although_the_key_changes_while_records_are_repartition
     repartition_once(repartitioned)
     pairs(repartitioned, 3000)
     repartition_once(repartitioned)
-    assert check_keys(repartitioned.settings, repartitioned.questions)[0] == []
+    assert check_keys(repartitioned.settings, repartitioned.reader)[0] == []
     repartitioned.finish()
     assert halves(repartitioned) == []
     assert repartitioned.broken_promises() == []
-    found = repartitioned.questions.select(tables.SILVER, ["merge_key"])["merge_key"].to_pylist()
+    found = repartitioned.reader.select(tables.SILVER, ["merge_key"])["merge_key"].to_pylist()
     assert sum(key.startswith("k") for key in found) == 40, (
         "the records of before are read by the rules of before"
     )
@@ -256,7 +256,7 @@ def test_a_record_that_belongs_elsewhere_by_a_later_key_is_not_redriven(
     repartition_once(repartitioned)
     repartitioned.finish()
     by_id(repartitioned)
-    evolve(repartitioned.questions, repartitioned.settings, Reporter())
+    evolve(repartitioned.reader, repartitioned.settings, Reporter())
     with pytest.raises(
         ConfigurationError,
         match=f"its key belongs to another partition now; send such records to {origin}",
@@ -289,7 +289,7 @@ def test_an_evolve_that_was_cut_short_holds_repartition_up_until_it_is_called_ag
     crashed.kill()
     with pytest.raises(LeaseTakenError, match="call it again if it was cut short"):
         repartition_once(repartitioned)
-    assert evolve(repartitioned.questions, repartitioned.settings, Reporter())["changes"] == []
+    assert evolve(repartitioned.reader, repartitioned.settings, Reporter())["changes"] == []
     assert repartition_once(repartitioned) == 42
 
 
@@ -322,7 +322,7 @@ def test_a_lake_that_has_read_nothing_takes_other_rules_without_evolve(
     river.flow()
     river.finish()
     assert [
-        epoch.settings.publish.max_bytes for epoch in read_epochs(river.questions, river.settings)
+        epoch.settings.publish.max_bytes for epoch in read_epochs(river.reader, river.settings)
     ][1:] == [900_000]
     assert river.broken_promises() == []
     river.config["publish"]["max_bytes"] = "800kB"

@@ -10,7 +10,7 @@ import pytest
 from pipelines.engine.choice import open_engine
 from pipelines.errors import ConfigurationError
 from pipelines.lake import tables
-from pipelines.lake.by_delta_rs import DeltaRsQuestions
+from pipelines.lake.by_delta_rs import DeltaRsReader
 from tests.support.commands import every_command_does_its_work
 from tests.support.configurations import settings_for
 from tests.support.rivers import River
@@ -48,4 +48,4 @@ def test_the_log_of_a_table_is_summed_up_and_cleaned_up(tmp_path: Path) -> None:
     log = Path(engine.lake.address(tables.SILVER)) / "_delta_log"
     assert (log / "_last_checkpoint").exists()
     assert len(list(log.glob("*.json"))) < commits
-    assert DeltaRsQuestions(engine.lake).version(tables.SILVER) == commits
+    assert DeltaRsReader(engine.lake).version(tables.SILVER) == commits

@@ -24,7 +24,7 @@ from pipelines.errors import ConfigurationError, WatersmeetError
 from pipelines.lake import tables
 from pipelines.lake.commits import last_decision
 from pipelines.lake.location import Lake
-from pipelines.lake.questions import Questions
+from pipelines.lake.table_reader import TableReader
 from pipelines.monitoring.observability import Reporter
 from pipelines.run import LAYERS, Run
 from pipelines.settings import Settings
@@ -157,8 +157,8 @@ def runs(
         yield Runs(kafka, inputs(), TOPICS, at_once, in_steps)
 
 
-def asked(spark: SparkSession, settings: Settings) -> Questions:
-    return engine_for(lambda: spark, settings).questions
+def asked(spark: SparkSession, settings: Settings) -> TableReader:
+    return engine_for(lambda: spark, settings).reader
 
 
 def content(spark: SparkSession, settings: Settings) -> list[str]:
@@ -201,13 +201,13 @@ def test_the_sequence_has_no_gap_and_keeps_its_order(runs: Runs) -> None:
 def test_the_last_message_of_every_transaction_carries_min_offsets(
     spark: SparkSession, runs: Runs
 ) -> None:
-    questions = asked(spark, runs.in_steps)
-    noted = questions.select(tables.PUBLISHED, ["partition", "sink_offset"]).to_pylist()
+    reader = asked(spark, runs.in_steps)
+    noted = reader.select(tables.PUBLISHED, ["partition", "sink_offset"]).to_pylist()
     ends = {tuple(row.values()) for row in noted}
     times = {
         TopicPartition(source, p): [
             (row["offset"], row["event_time"])
-            for row in questions.select(
+            for row in reader.select(
                 tables.bronze(source),
                 ["offset", "event_time"],
                 [[("partition", "=", p), ("event_time", "is not null", None)]],
@@ -320,15 +320,15 @@ def test_status_accounts_for_everything(spark: SparkSession, runs: Runs) -> None
 def test_a_finished_run_leaves_everything_as_it_is_and_notes_what_is_missing(
     spark: SparkSession, runs: Runs
 ) -> None:
-    questions = asked(spark, runs.at_once)
+    reader = asked(spark, runs.at_once)
     columns = ["partition", "first_seq", "last_seq", "last_key", "sink_offset"]
 
     def noted() -> list[str]:
-        return sorted(map(repr, questions.select(tables.PUBLISHED, columns).to_pylist()))
+        return sorted(map(repr, reader.select(tables.PUBLISHED, columns).to_pylist()))
 
     def decided(table: str) -> object:
         """The last commit that was no fence: each start makes one of those."""
-        return last_decision(questions, table)
+        return last_decision(reader, table)
 
     before, batch, out = noted(), decided(tables.SILVER), consume(runs.kafka, runs.sink, PARTITIONS)
     DeltaTable(f"{folder_of(runs.at_once)}/{tables.PUBLISHED}").delete("partition = 0")
@@ -363,7 +363,7 @@ def test_only_valid_records_are_published_and_values_may_be_chosen(
     run_once(settings)
     columns = ["status", "valid", "invalid_reason", "orders", "merge_key"]
     silver = asked(spark, settings).select(tables.SILVER, columns).to_pylist()
-    judged = {
+    validated = {
         (row["status"], bool(row["orders"]), len(row["merge_key"].encode()) == 1): (
             row["valid"],
             row["invalid_reason"],
@@ -376,7 +376,7 @@ def test_only_valid_records_are_published_and_values_may_be_chosen(
         ("timed_out", False, True): (False, "predicate"),
         ("timed_out", False, False): (False, "predicate"),
     }
-    assert judged == expected | {k: (None, None) for k in judged if k[0] == "open"}
+    assert validated == expected | {k: (None, None) for k in validated if k[0] == "open"}
     messages = published(runs.kafka, sink, PARTITIONS)
     assert {m.key: m.value for m in messages} == {
         m.key: None if m.key == b"a" else m.key + b"!" for m in messages
@@ -404,11 +404,11 @@ def test_a_start_at_the_latest_is_decided_once(
     run_once(settings, "bronze")
     produce(kafka, "early", [(0, keyed("kept", 2))])
     run_once(settings, "bronze")
-    questions = asked(root_session, settings)
-    assert questions.select(tables.bronze("tracking"), ["merge_key"])["merge_key"].to_pylist() == [
+    reader = asked(root_session, settings)
+    assert reader.select(tables.bronze("tracking"), ["merge_key"])["merge_key"].to_pylist() == [
         "kept"
     ]
-    begun = questions.select(tables.GENERATIONS, ["source", "start_offset", "reason"]).to_pylist()
+    begun = reader.select(tables.GENERATIONS, ["source", "start_offset", "reason"]).to_pylist()
     assert sorted(tuple(row.values()) for row in begun) == [
         ("orders", 0, "start: latest"),
         ("tracking", 1, "start: latest"),

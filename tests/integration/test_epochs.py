@@ -199,7 +199,7 @@ def test_a_schema_gains_and_drops_fields(
     river.flow()
     river.finish()
     assert json.loads(here(river, "validate", "--json")) == {"ok": True, "problems": []}
-    silver = river.questions.columns("silver").field("orders").type.value_type.field("value").type
+    silver = river.reader.columns("silver").field("orders").type.value_type.field("value").type
     assert [field.name for field in silver] == [*FIRST, "coupon", "lines"]
     is_sound(river, "fields")
 
@@ -235,7 +235,7 @@ def test_decimals_and_times_of_json_are_columns_and_come_to_a_living_lake(
     river.flow()
     river.finish()
     is_sound(river, "exact")
-    rows = river.questions.select(tables.SILVER, ["orders"])["orders"].to_pylist()
+    rows = river.reader.select(tables.SILVER, ["orders"])["orders"].to_pylist()
     values = {
         (str(v["price"]), str(v["at"]), str(v["tax"]))
         for parts in rows
@@ -439,7 +439,7 @@ def test_refused_records_that_are_sent_again_meet_the_rules_of_the_epoch_then(
         river.send("orders", p, orjson.dumps({"ts": 20, "id": "sent again"}))
     river.flow()
     river.finish()
-    refused = river.questions.select(
+    refused = river.reader.select(
         tables.QUARANTINE, ["partition", "value", "reason"], [[("source", "=", "orders")]]
     ).to_pylist()
     assert sum(b'"id"' in (row["value"] or b"") for row in refused) == river.partitions
@@ -455,8 +455,8 @@ def test_refused_records_that_are_sent_again_meet_the_rules_of_the_epoch_then(
         assert said["sent"] > 0
     river.flow()
     river.finish()
-    silver = river.questions.select(tables.SILVER, ["partition", "merge_key"]).to_pylist()
-    late = river.questions.select(
+    silver = river.reader.select(tables.SILVER, ["partition", "merge_key"]).to_pylist()
+    late = river.reader.select(
         tables.LATE, ["partition", "merge_key"], [[("source", "=", "orders")]]
     ).to_pylist()
     found = {(row["partition"], row["merge_key"]) for row in [*silver, *late]}

@@ -24,7 +24,7 @@ from pipelines.core.message import message_bytes
 from pipelines.core.model import MergeRecord, MergeRules, PartitionMerge, Record
 from pipelines.core.window import Window
 from pipelines.lake import tables
-from pipelines.lake.by_delta_rs import DeltaRsQuestions
+from pipelines.lake.by_delta_rs import DeltaRsReader
 from pipelines.lake.location import Lake
 from pipelines.lake.order import due_columns
 from pipelines.monitoring.observability import Reporter
@@ -203,19 +203,19 @@ def test_every_batch_follows_the_rules_of_its_own_epoch(
     offsets = {(source, p): 0 for source in SOURCES for p in models}
     read = dict(offsets)
     refused: set[tuple[object, ...]] = set()
-    judged: dict[tuple[int, str, int], Rules] = {}
+    validated: dict[tuple[int, str, int], Rules] = {}
     values: dict[tuple[str, int, int], bytes] = {}
     for step in range(6):
         rules.written(river)
         if step:
-            if problems := preview(river.questions, river.settings)["problems"]:
+            if problems := preview(river.reader, river.settings)["problems"]:
                 assert all(
                     "stands since the last change" in problem["what"] for problem in problems
                 )
                 assert windows is not TIMEOUTS
                 rules = before
                 rules.written(river)
-            evolve(river.questions, river.settings, Reporter())
+            evolve(river.reader, river.settings, Reporter())
         producer = Producer(client_options(kafka))
         for (source, p), since in offsets.items():
             mine = some_values(rng, step * STEP_MS, rng.choice([0, 5, 15]))
@@ -237,15 +237,13 @@ def test_every_batch_follows_the_rules_of_its_own_epoch(
                     model.arrive(found)
             model.advance()
             for row in model.timed_out:
-                judged.setdefault((p, row.key, row.event_time), rules)
+                validated.setdefault((p, row.key, row.event_time), rules)
         before, read = rules, dict(offsets)
         rules = rules.changed(rng, windows, has_expressions=has_expressions)
-    settings, questions = river.settings, river.questions
-    rows = questions.select(
-        tables.QUARANTINE, ["source", "partition", "offset", "reason"]
-    ).to_pylist()
+    settings, reader = river.settings, river.reader
+    rows = reader.select(tables.QUARANTINE, ["source", "partition", "offset", "reason"]).to_pylist()
     assert Counter(tuple(row.values()) for row in rows) == Counter(refused)
-    rows = questions.select(
+    rows = reader.select(
         tables.LATE, ["source", "partition", "offset", "merge_key", "event_time", "position"]
     ).to_pylist()
     late = [(late.record, late.position, p) for p, model in models.items() for late in model.late]
@@ -273,9 +271,9 @@ def test_every_batch_follows_the_rules_of_its_own_epoch(
         "status",
         *SOURCES,
         "valid",
-        *due_columns(questions),
+        *due_columns(reader),
     ]
-    rows = questions.select(tables.SILVER, columns).to_pylist()
+    rows = reader.select(tables.SILVER, columns).to_pylist()
     assert len(rows) == len(told)
     assert {
         (
@@ -293,11 +291,11 @@ def test_every_batch_follows_the_rules_of_its_own_epoch(
     finished = {
         (p, row.key, row.event_time): row for p, model in models.items() for row in model.timed_out
     }
-    may_be_out = {place for place, row in finished.items() if VALID[judged[place].valid](row)}
+    may_be_out = {place for place, row in finished.items() if VALID[validated[place].valid](row)}
     is_out = set()
     for message in out:
         place = message.partition, message.key.decode(), int(message.id.split("/")[1])
-        row, by = finished[place], judged[place]
+        row, by = finished[place], validated[place]
         size = message_bytes(len(message.value or b""), len(message.key), 0)
         assert size <= by.max_bytes, "judged by the epoch that timed it out"
         if by.value is not None:
@@ -307,14 +305,14 @@ def test_every_batch_follows_the_rules_of_its_own_epoch(
     assert is_out <= may_be_out
     in_order = sorted(is_out, key=lambda place: (place[0], finished[place].place()))
     assert [(m.partition, m.key.decode(), int(m.id.split("/")[1])) for m in out] == in_order
-    assert all(judged[place].max_bytes < 8_388_608 for place in may_be_out - is_out), (
+    assert all(validated[place].max_bytes < 8_388_608 for place in may_be_out - is_out), (
         "nothing else is too large"
     )
-    assert verify(questions, settings, full=True)["problems"] == []
+    assert verify(reader, settings, full=True)["problems"] == []
     into = tmp_path / "again"
-    rebuild(questions, settings, into)
-    there = DeltaRsQuestions(Lake(settings.model_copy(update={"lake": str(into)})))
-    assert verify_against(questions, there, settings, into)["problems"] == []
+    rebuild(reader, settings, into)
+    there = DeltaRsReader(Lake(settings.model_copy(update={"lake": str(into)})))
+    assert verify_against(reader, there, settings, into)["problems"] == []
 
 
 @pytest.mark.timeout(900)
@@ -337,10 +335,10 @@ def test_a_lake_that_is_lost_again_and_again_publishes_through_all_windows(
         if step and not is_lost:
             before, window = window, rng.choice(windows)
             Rules(window).written(river)
-            if preview(river.questions, river.settings)["problems"]:
+            if preview(river.reader, river.settings)["problems"]:
                 window = before
                 Rules(window).written(river)
-            evolve(river.questions, river.settings, Reporter())
+            evolve(river.reader, river.settings, Reporter())
         has_window |= not window.is_timeout
         if is_lost and has_window and window.is_timeout:
             Rules(Window(window.gap_ms, window.gap_ms)).written(river)  # a timeout is refused then
@@ -385,4 +383,4 @@ def test_a_lake_that_is_lost_again_and_again_publishes_through_all_windows(
     ]
     assert out == expected
     assert len(out) > 100
-    assert verify(river.questions, river.settings, full=True)["problems"] == []
+    assert verify(river.reader, river.settings, full=True)["problems"] == []

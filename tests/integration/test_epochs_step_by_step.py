@@ -69,7 +69,7 @@ class Lake:
     def change(self, window: Window) -> None:
         """The next epoch has this window, and a batch, though nothing is new."""
         self.configure(window)
-        assert evolve(self.river.questions, self.river.settings, Reporter())["applied"]
+        assert evolve(self.river.reader, self.river.settings, Reporter())["applied"]
         self.merge_all()
 
     def lose(self, window: Window) -> None:
@@ -84,7 +84,7 @@ class Lake:
         """Of each message the key, and by source the event times of its records, once the lake has
         published all and is sound."""
         Run(self.river.settings, ["bronze", "silver", "gold"], Reporter()).once()
-        assert verify(self.river.questions, self.river.settings, full=True)["problems"] == []
+        assert verify(self.river.reader, self.river.settings, full=True)["problems"] == []
         values: list[Mapping[str, Any]] = [
             orjson.loads(m.value or b"") for m in published(self.river.kafka, self.river.sink, 1)
         ]
@@ -163,5 +163,5 @@ def test_what_an_epoch_closes_at_once_is_closed_after_its_start_also_in_a_recove
     lake.change(Window(1, 1))
     lake.write([(200, None)], [(200, None)])
     assert lake.sent() == [("a", [0], []), ("x", [140], [])]
-    closed = lake.river.questions.select(tables.SILVER, ["merge_key", "closed_at"]).to_pylist()
+    closed = lake.river.reader.select(tables.SILVER, ["merge_key", "closed_at"]).to_pylist()
     assert closed == [{"merge_key": "x", "closed_at": 151}]

@@ -15,11 +15,11 @@ import pytest
 import yaml
 
 from pipelines.audit.verify import verify
+from pipelines.dry_run import try_file
 from pipelines.lake import tables
-from pipelines.lake.by_delta_rs import DeltaRsQuestions
+from pipelines.lake.by_delta_rs import DeltaRsReader
 from pipelines.lake.location import Lake
 from pipelines.settings import Settings, load_settings
-from pipelines.trying import try_file
 from tests.support.commands import in_process
 from tests.support.topics import create_topics, produce, published
 
@@ -92,18 +92,18 @@ def test_a_run_makes_of_an_example_what_try_shows(example: Settings, tmp_path: P
     ]
     assert [(message.seq, message.key, message.value) for message in messages] == expected
     assert messages
-    questions = DeltaRsQuestions(Lake(example))
+    reader = DeltaRsReader(Lake(example))
     late = [
         (row["source"], row["offset"])
-        for row in questions.select(tables.LATE, ["source", "offset"]).to_pylist()
+        for row in reader.select(tables.LATE, ["source", "offset"]).to_pylist()
     ]
     assert sorted(late) == sorted((row["source"], row["offset"]) for row in shown["late"])
     rows = [
         (row["merge_key"], row["status"])
-        for row in questions.select(tables.SILVER, ["merge_key", "status"]).to_pylist()
+        for row in reader.select(tables.SILVER, ["merge_key", "status"]).to_pylist()
     ]
     assert sorted(rows) == sorted((row["key"], row["status"]) for row in shown["records"])
-    assert verify(questions, example, full=True) == {"ok": True, "problems": []}
+    assert verify(reader, example, full=True) == {"ok": True, "problems": []}
 
 
 @pytest.mark.parametrize("name", EXAMPLES)

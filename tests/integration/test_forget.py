@@ -125,7 +125,7 @@ def test_a_forgotten_key_leaves_the_lake_and_the_log_and_all_else_stays(
     here(river, "verify", "--against", str(into))
     assert published(river.kafka, river.sink, 2) == sent
     again = json.loads(here(river, "redrive", "--reason", "no_event_time", "--json"))["records"]
-    refused = river.questions.select("quarantine", ["reason", "detail"]).to_pylist()
+    refused = river.reader.select("quarantine", ["reason", "detail"]).to_pylist()
     left = [
         row for row in refused if row["reason"] == "no_event_time" and row["detail"] != "forgotten"
     ]
@@ -158,9 +158,7 @@ def test_a_forgotten_key_leaves_the_lake_and_the_log_and_all_else_stays(
 def merged_all(river: River) -> bool:
     """Whether silver has merged what the river has sent; both sources end with a heartbeat of the
     same time."""
-    rows = river.questions.summary(
-        "progress", ["partition"], {"clock": ("max", "clock")}
-    ).to_pylist()
+    rows = river.reader.summary("progress", ["partition"], {"clock": ("max", "clock")}).to_pylist()
     return {row["clock"] for row in rows} == {river.chunks * 1000}
 
 
@@ -312,7 +310,7 @@ def test_one_that_was_replaced_while_it_stood_still_erases_nothing_more(
     river.flow()
     river.finish()
     before = [
-        river.questions.version(name)
+        river.reader.version(name)
         for name in ("silver", "late", "bronze_tracking", "bronze_orders", "quarantine")
     ]
     paused.resume()
@@ -320,6 +318,6 @@ def test_one_that_was_replaced_while_it_stood_still_erases_nothing_more(
     assert paused.wait() == 1
     assert "fenced and writes nothing more" in paused.said()
     names = ("silver", "late", "bronze_tracking", "bronze_orders", "quarantine")
-    assert [river.questions.version(name) for name in names] == before
+    assert [river.reader.version(name) for name in names] == before
     forget(river, "--apply")
     is_as_if_the_key_had_never_been(river, tmp_path)

@@ -14,7 +14,7 @@ from pipelines.errors import ConfigurationError
 from pipelines.faults import IN_BEGINNING, IN_RESET
 from pipelines.lake import tables
 from pipelines.lake.generations import read_generations
-from pipelines.lake.questions import row_count
+from pipelines.lake.table_reader import row_count
 from tests.support.effort import first_then_nightly
 from tests.support.lives import Life, killed_at
 from tests.support.topics import create_topics
@@ -39,8 +39,8 @@ def fed(life: Life, begin: int = 0, count: int = 5) -> list[int]:
 
 def late_now(life: Life) -> int:
     """How many late records the newest generation has."""
-    newest = read_generations(life.river.questions, life.river.settings).newest
-    return row_count(life.river.questions, tables.LATE, [[("batch", ">=", newest.from_batch)]])
+    newest = read_generations(life.river.reader, life.river.settings).newest
+    return row_count(life.river.reader, tables.LATE, [[("batch", ">=", newest.from_batch)]])
 
 
 def new_sink(life: Life) -> None:
@@ -99,10 +99,10 @@ def test_a_lost_lake_is_not_taken_up_from_before_a_jump(kafka: str, tmp_path: Pa
 def decide(life: Life, source: str, time_ms: int) -> None:
     """The idle policy speaks for a source."""
     folder = life.river.folder / "lake" / tables.IDLE_HEARTBEATS
-    after = life.river.questions.summary(tables.bronze(source), [], {"last": ("max", "offset")})[
+    after = life.river.reader.summary(tables.bronze(source), [], {"last": ("max", "offset")})[
         "last"
     ][0].as_py()
-    newest = read_generations(life.river.questions, life.river.settings).newest.number
+    newest = read_generations(life.river.reader, life.river.settings).newest.number
     layout = tables.layout(life.river.settings)[tables.IDLE_HEARTBEATS]
     write_deltalake(
         folder,
@@ -273,7 +273,7 @@ def test_a_key_that_was_forgotten_does_not_come_back_by_reading_again(
     life.call("maintain")
     life.call("reset", "--to", "earliest", "--yes")
     life.run()
-    rows = life.river.questions.select(
+    rows = life.river.reader.select(
         tables.bronze("tracking"), ["merge_key", "key", "value"]
     ).to_pylist()
     assert "k1" not in {row["merge_key"] for row in rows}
@@ -311,7 +311,7 @@ def test_a_jump_after_a_change_to_a_window_closes_nothing_that_is_out(
     life.both((None, FAR))
     life.run()
     assert set(before) <= set(life.numbers())
-    rows = life.river.questions.select(
+    rows = life.river.reader.select(
         tables.SILVER, ["invalid_reason"], [[("event_time", "<", 1000)]]
     ).to_pylist()
     assert {row["invalid_reason"] for row in rows} == {None}
@@ -357,7 +357,7 @@ def test_a_jump_after_a_jump_passes_over_all_that_is_out(kafka: str, tmp_path: P
     before = [*fed(life), *fed(life, 3000)]
     for _ in range(2):
         life.call("reset", "--to", "earliest", "--yes")
-    known = life.river.questions.select(
+    known = life.river.reader.select(
         tables.RECOVERED, ["generation", "source", "offset", "until_offset"]
     ).to_pylist()
     first, second = (
@@ -368,7 +368,7 @@ def test_a_jump_after_a_jump_passes_over_all_that_is_out(kafka: str, tmp_path: P
     fed(life, 5000)
     life.both((None, FAR))
     life.run()
-    silver = life.river.questions.select(
+    silver = life.river.reader.select(
         tables.SILVER, ["batch", "event_time"], [[("event_time", "<", 4000)]]
     ).to_pylist()
     assert max(row["batch"] for row in silver) == 1, "none is merged again"
@@ -387,7 +387,7 @@ def test_a_start_from_the_sink_that_is_cut_short_is_made_again(
     with killed_at(point):
         life.call("run", "--once", exit_code=1)
     life.run()
-    newest = read_generations(life.river.questions, life.river.settings).newest
+    newest = read_generations(life.river.reader, life.river.settings).newest
     assert newest.kind == "sink"
     assert newest.tails[0].seq == 4
     life.call("reset", "--to", "latest", "--yes")

@@ -15,11 +15,11 @@ import yaml
 
 from pipelines.audit.status import status
 from pipelines.lake import tables
-from pipelines.lake.questions import row_count
+from pipelines.lake.table_reader import row_count
 from pipelines.monitoring.observability import Reporter
 from pipelines.repartition import repartition
 from tests.support.cases import SOURCES, heartbeat, keyed
-from tests.support.repartitioning import home
+from tests.support.repartitioning import expected_partition
 from tests.support.rivers import TIMEOUT_MS, River
 from tests.support.topics import Published, produce, published
 
@@ -35,7 +35,7 @@ def keyed_records(seed: int, begin_ms: int, end_ms: int) -> list[tuple[str, int,
     for n in range(150):
         key, time_ms = f"key {rng.randrange(25)}", begin_ms + (end_ms - begin_ms) * n // 150
         value = keyed(key, max(begin_ms, time_ms - rng.choice([0, 0, 100])), n=f"{seed}/{n}")
-        found.append((rng.choice(SOURCES), home(key.encode(), OLD), value))
+        found.append((rng.choice(SOURCES), expected_partition(key.encode(), OLD), value))
     return found
 
 
@@ -84,12 +84,12 @@ def test_a_new_lake_with_more_partitions_begins_where_the_old_one_ends(
     # The producers pause. What there is is written, and the new lake decides to begin after it.
     repartition(new.settings, Reporter(), threading.Event(), once=True)
     new.finish()
-    assert row_count(new.questions, tables.GENERATIONS) == 2 * NEW
+    assert row_count(new.reader, tables.GENERATIONS) == 2 * NEW
 
     # Heartbeats end what is open in the old lake, and are the first that the new one reads.
     beat(old, NEXT_BEGINS_MS)
     old.finish()
-    stands = status(old.questions, old.settings)["partitions"]
+    stands = status(old.reader, old.settings)["partitions"]
     assert [
         (row["open"], row["late"], sum(s["lag"] for s in row["sources"].values())) for row in stands
     ] == [(0, 0, 0)] * OLD
@@ -106,8 +106,10 @@ def test_a_new_lake_with_more_partitions_begins_where_the_old_one_ends(
     assert Counter(map(orjson.dumps, parts)) == Counter(sent)
     last = {message.key: message.timestamp for message in before}
     assert all(message.timestamp > last.get(message.key, -1) for message in after)
-    assert {(m.key, m.partition) for m in after} == {(m.key, home(m.key, NEW)) for m in after}
+    assert {(m.key, m.partition) for m in after} == {
+        (m.key, expected_partition(m.key, NEW)) for m in after
+    }
     assert {p for p in range(NEW) for m in after if m.partition == p} == set(range(NEW))
     for river in (old, new):
         assert river.broken_promises() == []
-    assert sum(row["late"] for row in status(new.questions, new.settings)["partitions"]) == 0
+    assert sum(row["late"] for row in status(new.reader, new.settings)["partitions"]) == 0

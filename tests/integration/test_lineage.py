@@ -15,7 +15,7 @@ import yaml
 
 from pipelines.dev.processes import free_port
 from pipelines.errors import ConfigurationError
-from pipelines.monitoring.events import Handled
+from pipelines.monitoring.events import RecordsProcessed
 from pipelines.running.lineage import Dataset, sending
 from pipelines.settings import load_settings
 from tests.support.configurations import SMALLEST, settings_for
@@ -101,8 +101,8 @@ def test_each_batch_of_a_layer_is_an_event_with_its_datasets(kafka: str, tmp_pat
 
 def test_a_backend_gets_the_events(backend: Any, tmp_path: Path) -> None:
     url = f"http://127.0.0.1:{backend.server_port}"
-    with sending(settings_for(tmp_path, lineage={"url": url})) as [tell]:
-        tell(Handled("gold", {"merged": {("published", ""): 3}}))
+    with sending(settings_for(tmp_path, lineage={"url": url})) as [notify]:
+        notify(RecordsProcessed("gold", {"merged": {("published", ""): 3}}))
     [(path, event)] = backend.events
     assert path == "/api/v1/lineage"
     assert (names(event["outputs"]), rows(event["outputs"])) == (
@@ -117,9 +117,11 @@ def test_a_backend_that_fails_is_one_warning(
     backend.status = 500
     for port in (backend.server_port, free_port()):
         caplog.clear()
-        with sending(settings_for(tmp_path, lineage={"url": f"http://127.0.0.1:{port}"})) as [tell]:
+        with sending(settings_for(tmp_path, lineage={"url": f"http://127.0.0.1:{port}"})) as [
+            notify
+        ]:
             for _ in range(3):
-                tell(Handled("gold", {"merged": {("published", ""): 3}}))
+                notify(RecordsProcessed("gold", {"merged": {("published", ""): 3}}))
         [warning] = [
             record.getMessage() for record in caplog.records if record.name == "watersmeet.lineage"
         ]
@@ -140,8 +142,8 @@ def test_a_table_is_named_after_its_store(tmp_path: Path, lake: Any, dataset: Da
     file = tmp_path / "events.jsonl"
     with sending(
         settings_for(tmp_path, lake=lake, checkpoints=str(tmp_path), lineage={"file": str(file)})
-    ) as [tell]:
-        tell(Handled("silver", {"tracking": {("merged", ""): 1}}))
+    ) as [notify]:
+        notify(RecordsProcessed("silver", {"tracking": {("merged", ""): 1}}))
     [event] = map(json.loads, file.read_text().splitlines())
     assert names(event["outputs"]) == [dataset]
 

@@ -65,7 +65,7 @@ class Watched:
         self.river.flow("tracking")
         self.process = self.river.run("--log-format", "json")
         until(self._stands_still, "a run that has caught up, and has said so")
-        self.status = status(self.river.questions, self.river.settings)["partitions"]
+        self.status = status(self.river.reader, self.river.settings)["partitions"]
         self.seen = exposed(self.process, self.port)
 
     def _stands_still(self) -> bool:
@@ -258,7 +258,7 @@ def test_an_owner_that_was_replaced_says_so(kafka: str, tmp_path: Path) -> None:
         engine = run.engine
         Lease(
             engine.lake,
-            engine.questions,
+            engine.reader,
             engine.append,
             LAYERS,
             renews=False,

@@ -111,14 +111,14 @@ def configuration(root_session: SparkSession, tmp_path_factory: pytest.TempPathF
     assert any(case.merged(SOURCES).clock is None for case in cases.values())
     assert len(lake.plans) >= 2
     for table in (tables.LATE, tables.QUARANTINE, tables.PUBLISHED):
-        assert lake.questions.select(table, ["partition"]).num_rows, table
+        assert lake.reader.select(table, ["partition"]).num_rows, table
     return file
 
 
 def publish_silver(lake: CaseLake) -> None:
     """Notes one transaction a partition, as if what has timed out by now had been published."""
     columns = ["partition", "event_time", "merge_key"]
-    found = lake.questions.select(
+    found = lake.reader.select(
         tables.SILVER, columns, [[("status", "=", "timed_out"), ("valid", "=", True)]]
     )
     valid = sorted(tuple(row.values()) for row in found.to_pylist())

@@ -60,7 +60,7 @@ def test_a_topic_is_merged_with_itself_by_role(
     for _ in range(2):
         send(river, rng, 120)
         river.finish()
-    found = river.questions.summary(tables.SILVER, ["status"], {"rows": ("count", "merge_key")})
+    found = river.reader.summary(tables.SILVER, ["status"], {"rows": ("count", "merge_key")})
     assert (
         dict(zip(found["status"].to_pylist(), found["rows"].to_pylist(), strict=True))["timed_out"]
         > 20
@@ -80,14 +80,14 @@ def test_a_forgotten_key_is_gone_from_every_source_of_the_topic_and_from_what_be
     before = [
         row
         for s in SOURCES
-        for row in river.questions.select(tables.bronze(s), ["value"], [has_key]).to_pylist()
+        for row in river.reader.select(tables.bronze(s), ["value"], [has_key]).to_pylist()
     ]
     assert sum(b'"k":"b"' in row["value"] for row in before) > 20
     forgotten(river.settings, "b", Reporter())
     after = [
         row
         for s in SOURCES
-        for row in river.questions.select(tables.bronze(s), ["value"], [has_key]).to_pylist()
+        for row in river.reader.select(tables.bronze(s), ["value"], [has_key]).to_pylist()
     ]
     assert not any(b'"k":"b"' in row["value"] for row in after)
     assert sum(b'"k":"a"' in row["value"] for row in after) == sum(

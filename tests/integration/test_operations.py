@@ -55,10 +55,10 @@ def reset(river: River, *options: str) -> dict[str, Any]:
 
 @pytest.mark.promise("B5")
 def test_a_jump_to_the_latest_says_what_it_skips_and_goes_on_with_fresh_state(river: River) -> None:
-    before, out = silver_of(river.questions), published(river.kafka, river.sink, 1)
+    before, out = silver_of(river.reader), published(river.kafka, river.sink, 1)
     shown = reset(river, "--to", "latest")
     assert not shown["done"]
-    assert silver_of(river.questions) == before, "only said, not done"
+    assert silver_of(river.reader) == before, "only said, not done"
     open_rows = [row for row in before if row[2] == "open"]
     assert shown["open_records_closed"] == len(open_rows) > 0
     skipped = {jump["source"]: jump["skipped"] for jump in shown["jumps"]}
@@ -66,13 +66,13 @@ def test_a_jump_to_the_latest_says_what_it_skips_and_goes_on_with_fresh_state(ri
 
     assert reset(river, "--to", "latest", "--yes")["done"]
     of_reset = [[("invalid_reason", "=", "reset")]]
-    closed = river.questions.select(
+    closed = river.reader.select(
         tables.SILVER, ["merge_key", "status", "valid"], of_reset
     ).to_pylist()
     assert {tuple(row.values()) for row in closed} == {
         (row[1], "timed_out", False) for row in open_rows
     }
-    resets = river.questions.select(
+    resets = river.reader.select(
         tables.RESETS, ["source", "from_offset", "to_offset", "reason"]
     ).to_pylist()
     kept = {(row["source"], row["to_offset"] - row["from_offset"], row["reason"]) for row in resets}
@@ -137,7 +137,7 @@ def test_files_stay_few_however_many_batches_there_are(
     lake = CaseLake(
         engine_for(open_spark, settings), settings, {0: Case({"tracking": [], "orders": []}, 100)}
     )
-    silver, case, asked = lake.start(), lake.cases[0], lake.questions
+    silver, case, asked = lake.start(), lake.cases[0], lake.reader
     keeper = Maintenance(lake.engine, kept_by("silver", settings), every=EVERY)
     most = 0
     for n in range(BATCHES):
@@ -178,10 +178,10 @@ def test_only_what_lies_beyond_the_retention_is_removed(
     [done] = maintain(engine, [tables.CONFIGURATION])
     assert (done["files_before"], done["files"]) == (FEW_FILES + 1, 1)
     assert int(str(done["old_files_removed"])) > FEW_FILES
-    assert engine.questions.select(tables.CONFIGURATION, ["value"]).num_rows == FEW_FILES + 1
+    assert engine.reader.select(tables.CONFIGURATION, ["value"]).num_rows == FEW_FILES + 1
     longer = engine_for(open_spark, settings_for(tmp_path, engine=chosen, retention="30d"))
     maintain(longer, [tables.CONFIGURATION])
-    kept = longer.questions.properties(tables.CONFIGURATION)
+    kept = longer.reader.properties(tables.CONFIGURATION)
     assert (
         kept["delta.logRetentionDuration"]
         == kept["delta.deletedFileRetentionDuration"]

@@ -14,7 +14,7 @@ from deltalake.exceptions import DeltaProtocolError
 from pyspark.sql import SparkSession
 
 from pipelines.lake import tables
-from pipelines.lake.by_spark import SparkQuestions
+from pipelines.lake.by_spark import SparkReader
 from tests.support.cases import expected_silver, random_case
 from tests.support.configurations import settings_for
 from tests.support.lakes import CaseLake, engine_for, silver_of
@@ -107,7 +107,7 @@ def test_what_ignores_deletion_vectors_refuses_to_read(
 def test_silver_is_read_as_spark_reads_it(
     read: Callable[[str], pa.Table], root_session: SparkSession, lake: CaseLake
 ) -> None:
-    by_spark = silver_of(SparkQuestions(lake.engine.lake, lambda: root_session))
+    by_spark = silver_of(SparkReader(lake.engine.lake, lambda: root_session))
     assert (
         as_rows(read(f"{lake.settings.lake}/{tables.SILVER}"))
         == by_spark

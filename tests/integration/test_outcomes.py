@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from pipelines.lake import tables
-from pipelines.monitoring.events import Event, Handled
+from pipelines.monitoring.events import Event, RecordsProcessed
 from pipelines.monitoring.observability import Reporter
 from pipelines.run import LAYERS, Run
 from tests.support.cases import SOURCES
@@ -45,7 +45,7 @@ def run(river: River, counted: Counted) -> None:
     """An undisturbed run, whose outcomes are counted."""
 
     def count(event: Event) -> None:
-        if isinstance(event, Handled):
+        if isinstance(event, RecordsProcessed):
             for topic, counts in event.topics.items():
                 counted.update(
                     {(event.layer, topic, *outcome): records for outcome, records in counts.items()}
@@ -56,11 +56,11 @@ def run(river: River, counted: Counted) -> None:
 
 def of_tables(river: River) -> Counted:
     """What the tables and the topics have."""
-    settings, questions, counts = river.settings, river.questions, Counted()
+    settings, reader, counts = river.settings, river.reader, Counted()
     for source in settings.sources:
         columns = ["topic", "partition", "offset", "heartbeat", "event_time", "reason"]
         passed = passed_offsets(river, source)
-        for row in questions.select(tables.bronze(source), columns).to_pylist():
+        for row in reader.select(tables.bronze(source), columns).to_pylist():
             topic = row["topic"]
             if row["reason"] is not None:
                 counts["bronze", topic, "quarantined", row["reason"]] += 1
@@ -70,16 +70,16 @@ def of_tables(river: River) -> Counted:
                 counts["bronze", topic, "heartbeat" if row["heartbeat"] else "accepted", ""] += 1
                 is_passed = row["offset"] < passed.get((topic, row["partition"]), 0)
                 counts["silver", topic, "heartbeat", ""] += row["heartbeat"] and is_passed
-        for parts in questions.select(tables.SILVER, [source])[source].to_pylist():
+        for parts in reader.select(tables.SILVER, [source])[source].to_pylist():
             for part in parts:
                 counts[
                     "silver", part.get("topic", settings.sources[source].topics[0]), "merged", ""
                 ] += 1
-    for topic in questions.select(tables.LATE, ["topic"])["topic"].to_pylist():
+    for topic in reader.select(tables.LATE, ["topic"])["topic"].to_pylist():
         counts["silver", topic, "late", ""] += 1
     for topic in (river.sink, *settings.publish.dead_letter_topics.values()):
         counts["gold", topic, "published", ""] += len(consume(river.kafka, topic, river.partitions))
-    quarantine = questions.select(tables.QUARANTINE, ["topic", "reason"]).to_pylist()
+    quarantine = reader.select(tables.QUARANTINE, ["topic", "reason"]).to_pylist()
     assert Counter((row["topic"], row["reason"]) for row in quarantine) == Counter(
         {
             (topic, reason): n
@@ -92,7 +92,7 @@ def of_tables(river: River) -> Counted:
 
 def passed_offsets(river: River, source: str) -> dict[tuple[str, int], int]:
     """By topic and partition, up to which offset silver has passed it."""
-    rows = river.questions.select(
+    rows = river.reader.select(
         tables.PROGRESS, ["topic", "partition", "until_offset"], [[("source", "=", source)]]
     )
     passed: dict[tuple[str, int], int] = {}

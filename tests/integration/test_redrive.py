@@ -20,7 +20,7 @@ from pipelines.operations.redrive import Redrive
 from tests.support.cases import heartbeat, keyed
 from tests.support.commands import here
 from tests.support.effort import first_then_nightly
-from tests.support.rivers import River, RunProcess, in_pieces
+from tests.support.rivers import River, RunProcess, in_chunks
 from tests.support.topics import consume, produce
 
 pytestmark = pytest.mark.long
@@ -70,7 +70,7 @@ def river(kafka: str, tmp_path: Path, request: pytest.FixtureRequest) -> River:
 def redrive(
     river: River, *, apply: bool = True, reason: str = FUTURE, since_ms: int | None = None
 ) -> dict[str, Any]:
-    return Redrive(river.questions, river.settings, reason, since_ms).run(apply=apply)
+    return Redrive(river.reader, river.settings, reason, since_ms).run(apply=apply)
 
 
 def counts(found: dict[str, Any]) -> dict[str, tuple[int, int, int]]:
@@ -131,7 +131,7 @@ def test_records_are_sent_as_they_came_and_meet_the_rules_like_any_other(river: 
             [(p, heartbeat(TIME_MS + 10**6)) for p in (0, 1)],
         )
     river.finish()
-    merged = river.questions.select(tables.SILVER, ["merge_key", "status"]).to_pylist()
+    merged = river.reader.select(tables.SILVER, ["merge_key", "status"]).to_pylist()
     expected = {
         f"{source}-{BEGINNING_MS}-{n}"
         for source, count in (("tracking", 3), ("orders", 2))
@@ -194,7 +194,7 @@ def test_what_was_redriven_is_known_for_as_long_as_the_refused_record_is_kept(ri
         rows = [
             row
             for name in names
-            for row in river.questions.select(name, ["headers", "merge_key"]).to_pylist()
+            for row in river.reader.select(name, ["headers", "merge_key"]).to_pylist()
         ]
         said = [{header["key"]: header["value"] for header in row["headers"] or ()} for row in rows]
         return Counter(
@@ -261,7 +261,7 @@ def test_a_redrive_that_is_killed_is_finished_by_the_next_and_sends_nothing_twic
         "--apply",
         point=point,
         count=count,
-        program=in_pieces(1),
+        program=in_chunks(1),
         command="redrive",
     )
     process.await_held()
@@ -295,7 +295,7 @@ def test_behind_an_open_transaction_nothing_is_sent_since_nobody_knows_what_was(
     other.begin_transaction()
     other.produce(topic, heartbeat(TIME_MS), partition=0)
     other.flush(30)
-    redrive_of_all = Redrive(river.questions, river.settings, FUTURE)
+    redrive_of_all = Redrive(river.reader, river.settings, FUTURE)
     monkeypatch.setattr(redrive_of_all, "_cluster", Cluster(river.settings.kafka, settling_s=0))
     with pytest.raises(
         KafkaRequestError, match=r"\[0\] has an open transaction of another producer at offset"

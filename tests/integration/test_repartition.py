@@ -29,7 +29,7 @@ from pipelines.errors import (
 )
 from pipelines.kafka.cluster import Cluster
 from pipelines.lake import tables
-from pipelines.monitoring.events import Behind, Event
+from pipelines.monitoring.events import Event, LagObserved
 from pipelines.monitoring.metrics import Metrics
 from pipelines.monitoring.observability import Reporter
 from pipelines.operations.redrive import Redrive
@@ -481,12 +481,13 @@ def test_metrics_and_lineage_follow_what_is_written_and_what_is_left(
     written = {
         (event.topic, p): n
         for event in events
-        if isinstance(event, Behind)
+        if isinstance(event, LagObserved)
         for p, n in event.records.items()
     }
     assert set(written.values()) == {0}
     assert (
-        max(n for event in events if isinstance(event, Behind) for n in event.records.values()) > 0
+        max(n for event in events if isinstance(event, LagObserved) for n in event.records.values())
+        > 0
     ), "there was something left"
     for source, row in told.items():
         labels = {"layer": "repartition", "topic": row["topic"], "outcome": "copied", "reason": ""}
@@ -561,8 +562,8 @@ def test_validate_and_verify_name_a_record_of_another_source_that_is_not_where_i
     produce(kafka, target(river, "orders"), [(p, heartbeat(9000)) for p in range(3)])
     once(river)
     river.finish()
-    [found] = verify(river.questions, river.settings, full=True)["problems"]
-    [told] = check_keys(river.settings, river.questions)[0]
+    [found] = verify(river.reader, river.settings, full=True)["problems"]
+    [told] = check_keys(river.settings, river.reader)[0]
     for what, where in ((found["what"], found["where"]), (told.what, told.where)):
         assert what.startswith(
             f"the key 'b' belongs to partition {homes['b']}: this record never meets"
@@ -580,21 +581,20 @@ def test_what_was_refused_for_its_time_is_redriven_where_its_key_belongs_and_rep
     once(river)
     river.finish()
     assert (
-        Redrive(river.questions, river.settings, "event_time_in_future").run(apply=True)["sent"]
-        == 16
+        Redrive(river.reader, river.settings, "event_time_in_future").run(apply=True)["sent"] == 16
     )
     for source in SOURCES:
         produce(kafka, origin(river, source), [(p, heartbeat(300_000_000)) for p in (0, 1)])
     assert [row["records"] for row in once(river).values()] == [2, 2]
     river.finish()
-    rows = river.questions.select(tables.SILVER, ["merge_key", "partition", "status"]).to_pylist()
+    rows = river.reader.select(tables.SILVER, ["merge_key", "partition", "status"]).to_pylist()
     expected = {(f"key {n}", murmur2(f"key {n}".encode()) % 3, "timed_out") for n in range(8)}
     assert {tuple(row.values()) for row in rows} == expected
     assert river.broken_promises() == []
     with pytest.raises(
         ConfigurationError, match="--reason: tracking is repartitioned, and no key says where"
     ):
-        Redrive(river.questions, river.settings, "undecodable")
+        Redrive(river.reader, river.settings, "undecodable")
 
 
 @pytest.mark.promise("N6")
@@ -625,7 +625,7 @@ def test_a_record_is_late_by_repartition_only_where_its_tenant_lags_less_in_anot
         raw.beat(5000)
     once(river)
     river.finish()
-    late = river.questions.select(tables.LATE, ["tenant", "event_time"])
+    late = river.reader.select(tables.LATE, ["tenant", "event_time"])
     assert [tuple(row.values()) for row in late.to_pylist()] == is_late
     assert river.broken_promises() == []
 
@@ -665,7 +665,7 @@ def test_what_is_merged_of_repartitioned_topics_is_what_the_model_makes_of_them(
     expected = expected_messages(cases)
     assert len(expected) > 20
     assert published(kafka, river.sink, partitions) == expected
-    assert late_of(river.questions) == expected_late(cases)
+    assert late_of(river.reader) == expected_late(cases)
     homes = {(message.key, message.partition) for message in expected}
     assert len(homes) == len({key for key, _ in homes})
     assert river.broken_promises() == []

@@ -113,7 +113,7 @@ def test_values_of_many_writers_are_written_as_they_came_and_merged_by_their_own
     assert len(expected) > 20
     assert content(published(kafka, river.sink, PARTITIONS)) == expected
     assert river.broken_promises() == []
-    kept = river.questions.select(tables.WRITER_SCHEMAS, ["source", "writer_schema"]).to_pylist()
+    kept = river.reader.select(tables.WRITER_SCHEMAS, ["source", "writer_schema"]).to_pylist()
     assert {(row["source"], row["writer_schema"]) for row in kept} == {
         ("tracking", schema_id) for schema_id in schemas
     }

@@ -26,7 +26,7 @@ from pipelines.monitoring.observability import Reporter
 from pipelines.operations import evolve as evolving
 from pipelines.operations.evolve import evolve
 from pipelines.operations.forget import forgotten
-from pipelines.run import LAYERS, Owned, Run, kept_by
+from pipelines.run import LAYERS, LayerSet, Run, kept_by
 from tests.support.cases import SOURCES, expected_quarantine
 from tests.support.lakes import quarantined_of
 from tests.support.rivers import Losses, River
@@ -46,7 +46,7 @@ def new_run(river: River) -> Run:
 
 
 @contextmanager
-def replaced(run: Run) -> Iterator[Owned]:
+def replaced(run: Run) -> Iterator[LayerSet]:
     """A run that owns the layers, until it finds that it does not."""
     with (
         pytest.raises(LeaseLostError, match="this one is fenced and writes nothing more"),
@@ -56,13 +56,13 @@ def replaced(run: Run) -> Iterator[Owned]:
 
 
 def offsets_of(river: River, source: str) -> Counter[tuple[int, int]]:
-    found = river.questions.select(tables.bronze(source), ["partition", "offset"])
+    found = river.reader.select(tables.bronze(source), ["partition", "offset"])
     return Counter(zip(found["partition"].to_pylist(), found["offset"].to_pylist(), strict=True))
 
 
 def rows_in(river: River, *names: str) -> dict[str, int]:
     return {
-        name: river.questions.summary(name, [], {"n": ("count", "*")})["n"][0].as_py()
+        name: river.reader.summary(name, [], {"n": ("count", "*")})["n"][0].as_py()
         for name in names
     }
 
@@ -82,9 +82,7 @@ def test_a_takeover_that_ends_before_it_has_fenced_leaves_no_two_owners(
             kafka_input(run.settings, "tracking", {}), Cluster(run.settings.kafka).bounds(topic, 1)
         )
         # And it is gone.
-        Lease(
-            engine.lake, engine.questions, engine.append, LAYERS, change=FORGET, renews=False
-        ).take()
+        Lease(engine.lake, engine.reader, engine.append, LAYERS, change=FORGET, renews=False).take()
         river.finish()
         before = offsets_of(river, "tracking")
         bronze = Bronze(owned.owner, run.settings, "tracking")
@@ -141,7 +139,7 @@ def test_every_start_fences_whatever_was_ever_written_under_a_token(
     forgotten(river.settings, "a", Reporter())
     river.config["merge"]["timeout"] = "200ms"
     river.write()
-    evolve(river.questions, river.settings, Reporter())
+    evolve(river.reader, river.settings, Reporter())
     by_token = {place for place, token in tokens(river).items() if token}
 
     with new_run(river).owned() as owned:
@@ -220,11 +218,11 @@ def test_an_evolve_that_was_replaced_while_it_stood_still_begins_no_epoch(
         Run(before, ["gold"], Reporter()).once()
 
     with monkeypatch.context() as patch:
-        patch.setattr(evolving, "reach", replace)
+        patch.setattr(evolving, "fault_point", replace)
         with pytest.raises(LeaseLostError):
-            evolve(river.questions, river.settings, Reporter())
+            evolve(river.reader, river.settings, Reporter())
     assert rows_in(river, tables.EPOCHS) == {tables.EPOCHS: 1}
-    assert evolve(river.questions, river.settings, Reporter())["applied"]
+    assert evolve(river.reader, river.settings, Reporter())["applied"]
     assert rows_in(river, tables.EPOCHS) == {tables.EPOCHS: 2}
 
 
@@ -254,7 +252,7 @@ def test_what_a_crash_left_is_completed_before_anything_is_deleted(
             )
             rows = engine.read_kafka(kafka_input(run.settings, source, {}), bounds)
             bronze.append(rows, bronze.counted(rows))  # and here it ends
-    assert quarantined_of(river.questions) == []
+    assert quarantined_of(river.reader) == []
     Run(river.settings, ["silver", "gold"], Reporter()).once()
     before = rows_in(river, *map(tables.bronze, SOURCES))
     with new_run(river).owned() as owned:
@@ -265,7 +263,7 @@ def test_what_a_crash_left_is_completed_before_anything_is_deleted(
         )
     after = rows_in(river, *map(tables.bronze, SOURCES))
     assert all(after[name] < before[name] for name in before)
-    assert quarantined_of(river.questions) == expected_quarantine(river.cases)
+    assert quarantined_of(river.reader) == expected_quarantine(river.cases)
 
 
 @pytest.mark.long
@@ -283,15 +281,15 @@ def test_the_last_sink_is_known_although_the_clock_was_set_back(kafka: str, tmp_
         "sink_offset": 0,
     }
     rows = layout.rows_of([{**row, "committed_at": ahead_ms, "sink": "the sink before"}])
-    write_deltalake(river.questions.path(tables.PUBLISHED), rows, mode="append")
+    write_deltalake(river.reader.path(tables.PUBLISHED), rows, mode="append")
     for _ in range(2):
         river.flow()
         river.finish()
-    noted = river.questions.select(
+    noted = river.reader.select(
         tables.PUBLISHED, ["sink", "partition", "last_seq", "committed_at"]
     ).to_pylist()
     now = next(sink for sink in {row["sink"] for row in noted} if sink.startswith(river.sink))
-    assert last_sink(river.questions) == now
+    assert last_sink(river.reader) == now
     for p in range(2):
         mine = [row for row in noted if (row["sink"], row["partition"]) == (now, p)]
         times = [row["committed_at"] for row in sorted(mine, key=lambda row: row["last_seq"])]
@@ -310,7 +308,7 @@ def test_a_run_that_was_made_before_the_rules_changed_does_not_begin(
     run.once()
     river.config["merge"]["timeout"] = "200ms"
     river.write()
-    evolve(river.questions, river.settings, Reporter())
+    evolve(river.reader, river.settings, Reporter())
     with (
         pytest.raises(ConfigurationError, match="the lake has other rules than this configuration"),
         run.owned(),

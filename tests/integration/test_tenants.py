@@ -113,7 +113,7 @@ def test_status_metrics_and_explain_say_what_the_model_and_the_sink_do(
     tenants = TenantRiver(kafka, tmp_path, "tenants-watched")
     river, settings, partitions = tenants.river, tenants.river.settings, len(tenants.cases)
     metrics = Metrics(settings)
-    sampler = Sampler(settings, partitions, ("silver",), river.questions, metrics)
+    sampler = Sampler(settings, partitions, ("silver",), river.reader, metrics)
     for share in (0.4, 0.7):
         tenants.arrive(share)
         Run(settings, LAYERS, Reporter(), observers=[metrics, sampler]).once()
@@ -139,7 +139,7 @@ def test_status_metrics_and_explain_say_what_the_model_and_the_sink_do(
     )
     assert seen.value("watersmeet_tenant_lag_seconds") == max(behind) / 1000
     assert not set(TENANTS) & {value for _, labels, _ in seen.samples for value in labels.values()}
-    for row in status(river.questions, settings)["partitions"]:
+    for row in status(river.reader, settings)["partitions"]:
         model = models[row["partition"]]
         slowest = min(
             ((model.tenant_clock(tenant), tenant) for tenant in model.tenants()), default=None
@@ -154,7 +154,7 @@ def test_status_metrics_and_explain_say_what_the_model_and_the_sink_do(
     }
     places = {}
     for key in "ab":
-        for record in explain(river.questions, settings, key)["records"]:
+        for record in explain(river.reader, settings, key)["records"]:
             if record["status"] == "timed_out":
                 tenant = quote(record["tenant"], safe="")
                 places[f"{record['partition']}/{record['event_time']}/{tenant}/{key}"] = record[

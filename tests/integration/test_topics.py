@@ -18,7 +18,7 @@ from pipelines.engine.choice import open_engine
 from pipelines.lake import tables
 from pipelines.lake.commits import Commit
 from pipelines.lake.generations import read_generations
-from pipelines.lake.questions import Where
+from pipelines.lake.table_reader import Where
 from tests.support.avro import CASE_SCHEMA, as_avro, as_text
 from tests.support.cases import SOURCES, expected_messages, keyed
 from tests.support.commands import every_command_does_its_work, without_java
@@ -64,7 +64,7 @@ def test_two_topics_of_a_source_are_merged_through_kills_silence_and_the_loss_of
 
     run = river.run()  # the other falls silent, and is spoken for
     until(
-        lambda: any(source == app for source, _ in decisions_of(river.questions)),
+        lambda: any(source == app for source, _ in decisions_of(river.reader)),
         "a decision for the silent topic",
     )
     assert run.stop() == 0, run.said()
@@ -222,7 +222,7 @@ def test_rows_that_are_old_enough_end_in_every_topic(river: River) -> None:
 def rows_by_input(river: River) -> dict[str, int]:
     """How many rows bronze has of each input."""
     found = {
-        name: river.questions.summary(tables.bronze(name), [], {"n": ("count", "*")})
+        name: river.reader.summary(tables.bronze(name), [], {"n": ("count", "*")})
         for name in river.inputs
     }
     return {name: rows["n"][0].as_py() for name, rows in found.items()}
@@ -235,13 +235,13 @@ def test_reading_begins_where_each_topic_is_told_to(river: River) -> None:
     river.config["kafka"]["start"] = {"offsets": {web: {0: 5}, app: {1: 3}}}
     river.write()
     river.finish()
-    begin = read_generations(river.questions, river.settings).newest.begin
+    begin = read_generations(river.reader, river.settings).newest.begin
     assert {tuple(tp): offset for tp, offset in begin.items() if offset} == {
         (web, 0): 5,
         (app, 1): 3,
     }
     lowest = {
-        name: river.questions.summary(tables.bronze(name), ["partition"], {"n": ("min", "offset")})
+        name: river.reader.summary(tables.bronze(name), ["partition"], {"n": ("min", "offset")})
         for name in (web, app)
     }
     assert {
@@ -297,7 +297,7 @@ def test_tenants_have_clocks_over_all_topics_through_changes_of_the_rules_and_th
     river.finish()
     arrive(60)
     river.finish()
-    waiting = river.questions.summary(tables.SILVER, ["status"], {"n": ("count", "*")}).to_pylist()
+    waiting = river.reader.summary(tables.SILVER, ["status"], {"n": ("count", "*")}).to_pylist()
     assert {row["status"] for row in waiting} == {"open", "timed_out", "waiting"}
     assert river.broken_promises() == []
     assert answer(river, "explain", "a")["records"]
@@ -399,7 +399,7 @@ def test_avro_is_read_from_every_topic_and_its_schema_stays_where_values_do_not_
     river.flow()
     river.finish()
     assert river.broken_promises() == []
-    silver = river.questions.select(tables.SILVER, ["tracking"])["tracking"].to_pylist()
+    silver = river.reader.select(tables.SILVER, ["tracking"])["tracking"].to_pylist()
     assert {part["topic"] for parts in silver for part in parts} == {
         topic_of(name) for name in inputs[:2]
     }

@@ -15,11 +15,11 @@ from pyspark.sql import SparkSession
 
 from pipelines.dev import broker
 from pipelines.errors import KafkaUnreachableError, TopicChangedError, WatersmeetError
-from pipelines.kafka import watch as watching
-from pipelines.kafka.watch import Watch
+from pipelines.kafka import topic_monitor
+from pipelines.kafka.topic_monitor import TopicMonitor
 from pipelines.monitoring.observability import Reporter
 from pipelines.run import LAYERS, Run
-from pipelines.running.streams import Patience
+from pipelines.running.streams import RetryPolicy
 from tests.support.cases import expected_messages
 from tests.support.configurations import settings_for
 from tests.support.rivers import DEADLINE_S, FOLDER, Losses, River, until
@@ -35,7 +35,7 @@ class Told(Reporter):
         super().__init__()
         self.news: list[str] = []
 
-    def tell(self, layer: str, news: str, **_: int | str | None) -> None:
+    def notify(self, layer: str, news: str, **_: int | str | None) -> None:
         self.news.append(f"{layer}: {news}")
 
 
@@ -68,7 +68,7 @@ def test_trouble_is_borne_until_it_ends_or_the_limit_is_reached() -> None:
         if next(tries):
             raise KafkaUnreachableError("there", "gone")
 
-    Patience(told, threading.Event(), limit_s=60).bear(work)
+    RetryPolicy(told, threading.Event(), limit_s=60).run(work)
     assert [news.partition(";")[0] for news in told.news] == [
         *["kafka: no Kafka broker answers at there (gone)"] * 2,
         "kafka: answers again",
@@ -80,7 +80,7 @@ def test_trouble_is_borne_until_it_ends_or_the_limit_is_reached() -> None:
     with pytest.raises(
         WatersmeetError, match=r"no Kafka broker answers .* \(tried again for 0 s\)"
     ):
-        Patience(told, threading.Event(), limit_s=0).bear(never)
+        RetryPolicy(told, threading.Event(), limit_s=0).run(never)
 
 
 def test_what_is_no_trouble_with_kafka_is_not_tried_again() -> None:
@@ -91,7 +91,7 @@ def test_what_is_no_trouble_with_kafka_is_not_tried_again() -> None:
         raise ValueError("our own defect")
 
     with pytest.raises(ValueError, match="our own defect"):
-        Patience(Told(), threading.Event(), limit_s=60).bear(work)
+        RetryPolicy(Told(), threading.Event(), limit_s=60).run(work)
     assert tries == [1]
 
 
@@ -102,7 +102,7 @@ def test_a_stop_ends_the_waiting() -> None:
     def never() -> None:
         raise KafkaUnreachableError("there", "gone")
 
-    Patience(Told(), stopping, limit_s=3600).bear(never)
+    RetryPolicy(Told(), stopping, limit_s=3600).run(never)
 
 
 @pytest.mark.promise("K3")
@@ -224,17 +224,17 @@ def test_a_transaction_that_somebody_abandoned_does_not_hold_the_sequence_up(
 
 @pytest.fixture
 def always_looks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watching, "LOOK_EVERY_S", 0.0)
+    monkeypatch.setattr(topic_monitor, "LOOK_EVERY_S", 0.0)
 
 
-def watched(kafka: str, folder: Path, *topics: str) -> Watch:
+def watched(kafka: str, folder: Path, *topics: str) -> TopicMonitor:
     create_topics(kafka, *topics, partitions=1)
     first, second = topics
     settings = settings_for(
         folder, bootstrap=kafka, sources__tracking__topic=first, sources__orders__topic=second
     )
     told = Told()
-    return Watch(settings, 1, lambda _, news: told.tell("kafka", news), limit_s=60)
+    return TopicMonitor(settings, 1, lambda _, news: told.notify("kafka", news), limit_s=60)
 
 
 @pytest.mark.promise("C4")
@@ -242,10 +242,10 @@ def test_partitions_added_under_way_stop_the_run(
     always_looks: None, kafka: str, tmp_path: Path
 ) -> None:
     watch = watched(kafka, tmp_path, "growing", "steady")
-    watch.look()
+    watch.poll()
     add_partitions(kafka, "growing", 2)
     with pytest.raises(TopicChangedError, match="growing has 2 partitions now, and 1 are read"):
-        watch.look()
+        watch.poll()
 
 
 def test_a_topic_made_again_under_way_stops_the_run(
@@ -257,4 +257,4 @@ def test_a_topic_made_again_under_way_stops_the_run(
     with pytest.raises(
         TopicChangedError, match="replaced was deleted and made again while it was being read"
     ):
-        watch.look()
+        watch.poll()

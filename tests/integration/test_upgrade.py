@@ -34,16 +34,14 @@ def test_a_lake_of_every_layout_is_taken_up(
 ) -> None:
     with kept_river(layout, tmp_path, lake) as kept:
         river = on_spark(kept)
-        assert river.questions.properties(tables.SILVER)[tables.LAYOUT] == str(layout)
-        batches = river.questions.version(tables.PROGRESS)
+        assert river.reader.properties(tables.SILVER)[tables.LAYOUT] == str(layout)
+        batches = river.reader.version(tables.PROGRESS)
         river.finish()
-        assert river.questions.version(tables.PROGRESS) > batches, (
+        assert river.reader.version(tables.PROGRESS) > batches, (
             "it had records that were not merged yet"
         )
         river.flow()
         river.finish()
-        assert river.questions.properties(tables.SILVER)[tables.LAYOUT] == str(
-            tables.LAYOUT_VERSION
-        )
+        assert river.reader.properties(tables.SILVER)[tables.LAYOUT] == str(tables.LAYOUT_VERSION)
         assert river.losses() == Losses()
         assert river.broken_promises() == []

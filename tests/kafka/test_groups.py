@@ -11,7 +11,7 @@ from confluent_kafka import Consumer
 from pipelines.core.plan import TopicPartition
 from pipelines.kafka.groups import Groups
 from pipelines.kafka.permissions import Permission
-from pipelines.monitoring.events import Reached, SourceStanding, Standing
+from pipelines.monitoring.events import BronzeProgress, MergeProgress, SourceStanding
 from pipelines.settings import KafkaSettings, Settings
 from tests.support.configurations import settings_for
 from tests.support.rivers import until
@@ -30,10 +30,10 @@ def test_each_layer_commits_its_offsets_to_its_group(
     create_topics(settings.bootstrap_servers, topic, partitions=2)
     groups = Groups(settings_of(tmp_path, topic, settings))
     first, second = TopicPartition("tracking", 0), TopicPartition("tracking", 1)
-    groups(Reached({first: 5}))
-    groups(Reached({second: 3}))
+    groups(BronzeProgress({first: 5}))
+    groups(BronzeProgress({second: 3}))
     groups(
-        Standing(
+        MergeProgress(
             {},
             {
                 first: SourceStanding(4, 1, 1, "active"),
@@ -51,7 +51,7 @@ def test_each_layer_commits_its_offsets_to_its_group(
         ]
 
     until(lambda: are({0: 5, 1: 3}, {0: 4, 1: 0}), "the offsets of both layers")
-    groups(Reached({first: 6}))
+    groups(BronzeProgress({first: 6}))
     until(lambda: are({0: 6, 1: 3}, {0: 4, 1: 0}), "the offset after another batch")
 
 
@@ -67,7 +67,7 @@ def test_a_group_that_may_not_be_committed_to_is_one_warning(
     )
 
     def warnings(offset: int) -> list[str]:
-        groups(Reached({tp: offset}))
+        groups(BronzeProgress({tp: offset}))
         groups.commit()
         return [
             record.getMessage() for record in caplog.records if record.levelno == logging.WARNING
@@ -97,7 +97,7 @@ def test_a_group_that_somebody_has_joined_is_one_warning(
     until(lambda: member.poll(0.1) is not None or bool(member.assignment()), "the member")
     try:
         for offset in (1, 2):
-            groups(Reached({TopicPartition("tracking", 0): offset}))
+            groups(BronzeProgress({TopicPartition("tracking", 0): offset}))
             groups.commit()
     finally:
         member.close()
@@ -114,6 +114,6 @@ def test_a_broker_that_is_away_is_no_warning(
 ) -> None:
     monkeypatch.setattr("pipelines.kafka.groups.TIMEOUT_S", 1.5)
     groups = Groups(settings_of(tmp_path, "any", KafkaSettings(bootstrap_servers="127.0.0.1:1")))
-    groups(Reached({TopicPartition("tracking", 0): 1}))
+    groups(BronzeProgress({TopicPartition("tracking", 0): 1}))
     groups.commit()
     assert [record for record in caplog.records if record.name == "watersmeet.groups"] == []

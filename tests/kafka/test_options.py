@@ -161,7 +161,7 @@ def test_the_log_goes_nowhere_unless_it_is_asked_for() -> None:
         kafka = KafkaSettings(bootstrap_servers="127.0.0.1:1", options=options)
         producer = ListeningProducer(kafka)
         producer.poll(0.5)
-        print(producer.heard.last(0).name())
+        print(producer.errors.last(0).name())
     """
     said = {}
     for mode in ("quiet", "debug"):

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 from confluent_kafka import Producer
 
-from pipelines.core.sequence import Tail
+from pipelines.core.sequence import SequenceTail
 from pipelines.errors import (
     FencedError,
     ForeignMessageError,
@@ -54,7 +54,7 @@ def keys(kafka: str, topic: str) -> dict[int, str]:
 def test_what_is_sent_is_out_as_it_was_given(begun: Publisher, kafka: str, topic: str) -> None:
     assert begun.tails(2) == {}
     assert begun.send([messages(0, "ab"), messages(1, "c", value=None)]) == {0: 1, 1: 0}
-    assert settled(begun) == {0: Tail(1, 2, "b", 1), 1: Tail(0, 1, "c", 0)}
+    assert settled(begun) == {0: SequenceTail(1, 2, "b", 1), 1: SequenceTail(0, 1, "c", 0)}
     first, second, third = consume(kafka, topic, 2)
     assert (first.key(), first.value(), first.timestamp()[1]) == (b"a", b"{}", 1)
     assert first.headers() == [("watersmeet.seq", b"0"), ("watersmeet.id", b"0/1/a")]
@@ -83,13 +83,13 @@ def test_a_later_publisher_fences_an_earlier_one(begun: Publisher, kafka: str, t
     assert keys(kafka, topic)[0] == "ab"
 
 
-def settled(made: Publisher) -> dict[int, Tail]:
+def settled(made: Publisher) -> dict[int, SequenceTail]:
     """The tails, once every message that was sent can be seen."""
     made.begin()
     return tails(made)
 
 
-def tails(made: Publisher) -> dict[int, Tail]:
+def tails(made: Publisher) -> dict[int, SequenceTail]:
     return {partition: sequence_tail(message) for partition, message in made.tails(2).items()}
 
 
@@ -124,7 +124,7 @@ def test_a_new_owner_settles_the_transaction_that_was_left_open(
     begun.begin()
     begun.send([messages(0, "a")])
     # The abandoned message and its marker come before.
-    assert settled(begun) == {0: Tail(0, 1, "a", 2)}
+    assert settled(begun) == {0: SequenceTail(0, 1, "a", 2)}
 
 
 def test_the_tail_lies_before_markers_and_aborted_messages(
@@ -133,7 +133,7 @@ def test_the_tail_lies_before_markers_and_aborted_messages(
     begun.send([messages(0, "a")])
     produce_transaction(kafka, topic, [b"gone"] * 50, 0, commit=False)
     await_end(KafkaSettings(bootstrap_servers=kafka), topic, 53)
-    assert settled(begun) == {0: Tail(0, 1, "a", 0)}
+    assert settled(begun) == {0: SequenceTail(0, 1, "a", 0)}
 
 
 def test_a_sink_that_others_write_to_is_refused(begun: Publisher, kafka: str, topic: str) -> None:
@@ -172,7 +172,7 @@ def test_without_transactions_each_message_is_out_once_it_is_produced(
     with pytest.raises(FencedError):
         begun.send([messages(0, "x")])
     other.begin()
-    assert tails(other)[0] == Tail(2, 3, "c", 2)
+    assert tails(other)[0] == SequenceTail(2, 3, "c", 2)
 
 
 def test_a_large_batch_does_not_outgrow_the_producers_queue(begun: Publisher, topic: str) -> None:

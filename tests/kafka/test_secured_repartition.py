@@ -30,7 +30,7 @@ SECONDS = 60
 pass is waited for longer."""
 
 
-class Place(NamedTuple):
+class SortKey(NamedTuple):
     """A confluence, and what its topics hold."""
 
     river: River
@@ -61,7 +61,7 @@ def of_stage(settings: Settings) -> list[Permission]:
 @pytest.fixture
 def place(
     secured: SecuredBroker, topic: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Place]:
+) -> Iterator[SortKey]:
     """Its runs log in as the broker's own user, which may do just what repartitioning needs."""
     monkeypatch.setenv(secure.PASSWORD_VARIABLE, secured.own_password)
     river = confluence(
@@ -74,7 +74,7 @@ def place(
     river.write()
     needed = of_stage(river.settings)
     secured.grant(secure.USER, *needed)
-    found = Place(river, raws(river, COUNTS))
+    found = SortKey(river, raws(river, COUNTS))
     found.flow()
     yield found
     secured.revoke(secure.USER, *needed)
@@ -97,7 +97,7 @@ def sentence(done: subprocess.CompletedProcess[str]) -> str:
 
 
 def test_it_writes_and_goes_on_with_what_it_is_allowed_and_tells_nobody_its_password(
-    secured: SecuredBroker, place: Place
+    secured: SecuredBroker, place: SortKey
 ) -> None:
     done = [run(place.river, "repartition", "--once")]
     place.flow()
@@ -131,7 +131,7 @@ NEEDED = [i for i, one in enumerate(LIKE_ALL) if one.kind != "group"]
     "number", NEEDED, ids=lambda i: f"{LIKE_ALL[i].operation}-{LIKE_ALL[i].name}"
 )
 def test_a_missing_permission_is_one_sentence_and_nothing_is_lost(
-    secured: SecuredBroker, place: Place, number: int
+    secured: SecuredBroker, place: SortKey, number: int
 ) -> None:
     missing = of_stage(place.river.settings)[number]
     if missing.why == "where it stands":  # which is not read while it is empty
@@ -152,7 +152,7 @@ def test_a_missing_permission_is_one_sentence_and_nothing_is_lost(
 
 @pytest.mark.nightly
 def test_without_the_group_it_works_and_says_that_kafkas_own_tools_do_not_show_the_lag(
-    secured: SecuredBroker, place: Place
+    secured: SecuredBroker, place: SortKey
 ) -> None:
     [group, *_] = [one for one in of_stage(place.river.settings) if one.kind == "group"]
     secured.revoke(secure.USER, group)
@@ -164,7 +164,9 @@ def test_without_the_group_it_works_and_says_that_kafkas_own_tools_do_not_show_t
 
 
 @pytest.mark.nightly
-def test_validate_names_the_permission_that_it_misses(secured: SecuredBroker, place: Place) -> None:
+def test_validate_names_the_permission_that_it_misses(
+    secured: SecuredBroker, place: SortKey
+) -> None:
     place.river.config["publish"]["late_topic"] = f"{place.river.sink}-late"
     place.river.write()
     every = permissions(place.river.settings)
@@ -189,7 +191,7 @@ def test_validate_names_the_permission_that_it_misses(secured: SecuredBroker, pl
 
 @pytest.mark.nightly
 def test_a_permission_that_is_taken_away_under_way_ends_it_and_nothing_is_lost(
-    secured: SecuredBroker, place: Place
+    secured: SecuredBroker, place: SortKey
 ) -> None:
     process = place.river.run(command="repartition")
     try:

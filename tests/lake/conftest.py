@@ -13,11 +13,11 @@ from deltalake import CommitProperties, DeltaTable, Schema, Transaction, write_d
 from pyspark.sql import SparkSession
 
 from pipelines.core.types import columns_ddl
-from pipelines.lake.by_delta_rs import DeltaRsQuestions
-from pipelines.lake.by_spark import SparkQuestions
+from pipelines.lake.by_delta_rs import DeltaRsReader
+from pipelines.lake.by_spark import SparkReader
 from pipelines.lake.commits import Commit
 from pipelines.lake.location import Lake
-from pipelines.lake.questions import Questions
+from pipelines.lake.table_reader import TableReader
 from pipelines.settings import Settings
 from tests.support.lakes import OpenSpark
 
@@ -50,7 +50,7 @@ class Store:
     """A lake, its questions, and the folder that its tables are in."""
 
     lake: Lake
-    questions: Questions
+    reader: TableReader
     folder: Path
     spark: SparkSession | None
 
@@ -123,7 +123,7 @@ def folder_store(tmp_path: Path) -> Store:
     """A lake in a folder of an odd name, asked by delta-rs, with tables that delta-rs makes."""
     folder = tmp_path / "the `lake`, it's é"
     lake = Lake(settings_for(tmp_path, lake=str(folder)))
-    return Store(lake, DeltaRsQuestions(lake), folder, None)
+    return Store(lake, DeltaRsReader(lake), folder, None)
 
 
 @pytest.fixture(params=[DELTA_RS, SPARK_CATALOG])
@@ -141,7 +141,7 @@ def store_of(kind: str, open_spark: OpenSpark, tmp_path: Path) -> Iterator[Store
         by_spark = kind == "spark folder"
         yield Store(
             lake,
-            SparkQuestions(lake, open_spark) if by_spark else DeltaRsQuestions(lake),
+            SparkReader(lake, open_spark) if by_spark else DeltaRsReader(lake),
             folder,
             None,
         )
@@ -152,5 +152,5 @@ def store_of(kind: str, open_spark: OpenSpark, tmp_path: Path) -> Iterator[Store
     spark.sql(f"CREATE SCHEMA spark_catalog.`{schema}` LOCATION '{folder}'")
     location = {"catalog": "spark_catalog", "schema": schema}
     lake = Lake(settings_for(tmp_path, lake=location, checkpoints=str(tmp_path / "checkpoints")))
-    yield Store(lake, SparkQuestions(lake, lambda: spark), folder, spark)
+    yield Store(lake, SparkReader(lake, lambda: spark), folder, spark)
     spark.sql(f"DROP SCHEMA spark_catalog.`{schema}` CASCADE")

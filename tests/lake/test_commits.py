@@ -15,7 +15,7 @@ from pyspark.sql import SparkSession
 import pipelines
 from pipelines.errors import LeaseLostError
 from pipelines.lake import tables
-from pipelines.lake.by_spark import SparkQuestions
+from pipelines.lake.by_spark import SparkReader
 from pipelines.lake.commits import (
     APPLICATION,
     Commit,
@@ -102,7 +102,7 @@ def test_the_last_commit_of_an_application_is_found_behind_others(
     folder_store: Store, spark: SparkSession
 ) -> None:
     folder_store.create("late")
-    assert last_commit(folder_store.questions, "late") is None
+    assert last_commit(folder_store.reader, "late") is None
     folder_store.add("late", LATE, commit=Commit(APPLICATION, 1, 4, FACTS))
     folder_store.add("late", LATE, commit=Commit(bronze_application("orders"), 9, 1))
     for _ in range(2):
@@ -110,7 +110,7 @@ def test_the_last_commit_of_an_application_is_found_behind_others(
     by_spark = Commit("spark", 2, 5, FACTS)
     for _ in range(2):
         write_by_spark(spark, folder_store, by_spark)
-    for asked in (folder_store.questions, SparkQuestions(folder_store.lake, lambda: spark)):
+    for asked in (folder_store.reader, SparkReader(folder_store.lake, lambda: spark)):
         for application, number, commit in (
             (APPLICATION, 1, Commit(APPLICATION, 1, 4, FACTS)),
             ("spark", 5, by_spark),
@@ -118,7 +118,7 @@ def test_the_last_commit_of_an_application_is_found_behind_others(
             found = last_commit(asked, "late", application)
             assert found is not None
             assert (found[0].number, found[1]) == (number, commit)
-    assert folder_store.questions.version("late") == 5, "the second time it was there"
+    assert folder_store.reader.version("late") == 5, "the second time it was there"
 
 
 def owner(store: Store, token: int) -> Owner:
@@ -132,24 +132,24 @@ def test_an_earlier_owner_writes_nothing_once_it_is_fenced(folder_store: Store) 
     folder_store.add("late", LATE, commit=decided)
     for token in (2, 2, 3):
         owner(folder_store, token).fence("late")
-        last = last_commit(folder_store.questions, "late")
+        last = last_commit(folder_store.reader, "late")
         assert last is not None
         assert (last[1].token, last[1].is_fence) == (token, True)
-        assert last_decision(folder_store.questions, "late") == (1, decided), (
+        assert last_decision(folder_store.reader, "late") == (1, decided), (
             "what was done stays known"
         )
-    assert folder_store.questions.version("late") == 3, "one fence of each owner is enough"
+    assert folder_store.reader.version("late") == 3, "one fence of each owner is enough"
     for token in (1, 2):
         folder_store.add("late", LATE, commit=Commit(APPLICATION, token, 9))
         with pytest.raises(LeaseLostError, match="has been taken over by another process"):
             owner(folder_store, token).fence("late")
     mine = owner(folder_store, 3).next_commit("late")
     folder_store.add("late", LATE, commit=mine)
-    assert last_commit(folder_store.questions, "late") == (
-        folder_store.questions.history("late", 1)[0],
+    assert last_commit(folder_store.reader, "late") == (
+        folder_store.reader.history("late", 1)[0],
         mine,
     )
-    assert folder_store.questions.summary("late", [], {"n": ("count", "*")})["n"].to_pylist() == [2]
+    assert folder_store.reader.summary("late", [], {"n": ("count", "*")})["n"].to_pylist() == [2]
 
 
 @pytest.mark.promise("O8")
@@ -164,12 +164,10 @@ def test_a_fence_says_what_an_earlier_owner_has_decided_just_before_it(folder_st
             folder_store.add("late", LATE, commit=meanwhile)
             super().append(name, rows, commit)
 
-    owner(Slow(folder_store.lake, folder_store.questions, folder_store.folder, None), 3).fence(
-        "late"
-    )
-    assert last_decision(folder_store.questions, "late") == (2, meanwhile)
+    owner(Slow(folder_store.lake, folder_store.reader, folder_store.folder, None), 3).fence("late")
+    assert last_decision(folder_store.reader, "late") == (2, meanwhile)
     owner(folder_store, 4).fence("late")
-    assert last_decision(folder_store.questions, "late") == (2, meanwhile)
+    assert last_decision(folder_store.reader, "late") == (2, meanwhile)
 
 
 def test_a_fence_tells_what_was_decided_where_the_log_has_forgotten_it(folder_store: Store) -> None:
@@ -181,16 +179,16 @@ def test_a_fence_tells_what_was_decided_where_the_log_has_forgotten_it(folder_st
         DeltaTable(folder_store.path("late")).create_checkpoint()
         for number in forgotten:
             Path(folder_store.path("late"), "_delta_log", f"{number:020d}.json").unlink()
-        assert last_decision(folder_store.questions, "late") == (1, decided)
+        assert last_decision(folder_store.reader, "late") == (1, decided)
 
 
 def test_a_table_without_a_commit_can_be_fenced(folder_store: Store) -> None:
     folder_store.create("late")
     owner(folder_store, 2).fence("late")
-    found = last_commit(folder_store.questions, "late")
+    found = last_commit(folder_store.reader, "late")
     assert found is not None
     assert found[1] == Commit(APPLICATION, 2, 0)
-    assert last_decision(folder_store.questions, "late") is None
+    assert last_decision(folder_store.reader, "late") is None
 
 
 @pytest.mark.promise("O6")
@@ -219,7 +217,7 @@ def test_of_many_that_write_the_same_commit_one_does_and_others_find_a_conflict(
     for writer in writers:
         writer.join()
     assert [error for error in errors if not is_conflict(error)] == []
-    assert folder_store.questions.summary("late", [], {"n": ("count", "*")})["n"].to_pylist() == [1]
+    assert folder_store.reader.summary("late", [], {"n": ("count", "*")})["n"].to_pylist() == [1]
 
 
 def test_nothing_else_is_a_conflict() -> None:

@@ -50,7 +50,7 @@ def lease(
     time = time or Time()
     return Lease(
         store.lake,
-        store.questions,
+        store.reader,
         **{"append": store.append, **more},
         layers=layers,
         renews=False,
@@ -194,7 +194,7 @@ def test_of_many_that_take_a_layer_at_once_one_has_it(leases: Store) -> None:
         thread.join()
     tokens = [outcome for outcome in outcomes if isinstance(outcome, int)]
     assert len(tokens) == len(set(tokens)) > 0
-    entries = leases.questions.summary("leases", ["entry"], {"n": ("count", "*")})
+    entries = leases.reader.summary("leases", ["entry"], {"n": ("count", "*")})
     assert set(entries["n"].to_pylist()) == {1}, "an entry has one writer"
     assert sorted(entries["entry"].to_pylist()) == list(range(1, len(entries) + 1))
 
@@ -215,7 +215,7 @@ def test_a_lease_is_renewed_while_it_is_held(leases: Store) -> None:
             renewed.set()
             return super().renew()
 
-    held = Watched(leases.lake, leases.questions, leases.append, ["bronze"])
+    held = Watched(leases.lake, leases.reader, leases.append, ["bronze"])
     held.take()
     assert renewed.wait(30)
     held.release()
@@ -317,7 +317,7 @@ def test_an_owner_in_another_process_namespace_with_the_same_host_name_is_never_
 
         newcomer = Lease(
             leases.lake,
-            leases.questions,
+            leases.reader,
             leases.append,
             ["bronze"],
             renews=False,
@@ -344,7 +344,7 @@ def test_entries_of_an_earlier_version_are_read_and_its_owner_is_never_certainly
     )
     write_deltalake(folder_store.path("leases"), rows)
     before = Lease(
-        folder_store.lake, folder_store.questions, folder_store.append, ["bronze"], renews=False
+        folder_store.lake, folder_store.reader, folder_store.append, ["bronze"], renews=False
     )
 
     def waits(_: float) -> None:
@@ -381,7 +381,7 @@ def test_an_owner_whose_renewal_crossed_a_takeover_learns_it_from_the_table(leas
 
 def test_an_entry_names_the_process_and_no_jvm_where_there_is_none(leases: Store) -> None:
     lease(leases, "bronze").take()
-    found = leases.questions.select(
+    found = leases.reader.select(
         "leases", ["host", "pid", "event", "layer", "token", "entry"]
     ).to_pylist()
     named = {

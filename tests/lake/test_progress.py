@@ -76,7 +76,7 @@ def test_progress_has_a_row_for_each_topic_partition(folder_store: Store) -> Non
         "position",
         "silver_version",
     ]
-    found = folder_store.questions.select(
+    found = folder_store.reader.select(
         "progress", columns, [[("source", "=", "tracking")]]
     ).sort_by("partition")
     assert [tuple(row.values()) for row in found.to_pylist()] == [
@@ -88,23 +88,21 @@ def test_progress_has_a_row_for_each_topic_partition(folder_store: Store) -> Non
 @pytest.mark.promise("N2")
 def test_the_last_batch_is_what_silvers_last_commit_says(folder_store: Store) -> None:
     folder_store.create("silver", "progress")
-    assert last_batch(folder_store.questions) is None
+    assert last_batch(folder_store.reader) is None
     earlier, commit = (
         Commit(APPLICATION, 1, p.batch + 1, facts_of(p, folder_store.settings))
         for p in (replace(SMALL, batch=6), SMALL)
     )
     folder_store.add("silver", commit=earlier)
     folder_store.add("silver", commit=commit)
-    assert last_batch(folder_store.questions) == (SMALL, 2, commit)
+    assert last_batch(folder_store.reader) == (SMALL, 2, commit)
     folder_store.add("silver", commit=Commit("maintenance", 1, 1))
     folder_store.add("silver")
-    assert last_batch(folder_store.questions) == (SMALL, 2, commit), (
+    assert last_batch(folder_store.reader) == (SMALL, 2, commit), (
         "what others have committed since changes nothing"
     )
     Owner(folder_store, 2).fence("silver")  # type: ignore[arg-type]
-    assert last_batch(folder_store.questions) == (SMALL, 2, commit), (
-        "under the token that decided it"
-    )
+    assert last_batch(folder_store.reader) == (SMALL, 2, commit), "under the token that decided it"
 
 
 @pytest.mark.promise("N11")
@@ -121,7 +119,7 @@ def test_progress_tells_where_the_log_has_forgotten(folder_store: Store) -> None
     )
     for version, plan in ((4, before), (5, SMALL)):
         folder_store.append("progress", progress_rows(plan, folder_store.settings, version, T))
-    found = last_batch(folder_store.questions)
+    found = last_batch(folder_store.reader)
     assert found == (SMALL, 5, Commit(APPLICATION, 0, 8))
     Owner(folder_store, 2).fence("silver")  # type: ignore[arg-type]
-    assert last_batch(folder_store.questions) == found, "a fence of nothing says nothing"
+    assert last_batch(folder_store.reader) == found, "a fence of nothing says nothing"

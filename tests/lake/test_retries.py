@@ -12,11 +12,11 @@ import pytest
 from pipelines.bronze import Bronze
 from pipelines.engine.choice import open_engine
 from pipelines.errors import CommitRepeatedError
-from pipelines.kafka.silence import Silence
+from pipelines.kafka.idle_detector import IdleDetector
 from pipelines.lake import tables
 from pipelines.lake.decisions import read_decisions
 from pipelines.lake.generations import Generation
-from pipelines.lake.questions import Questions
+from pipelines.lake.table_reader import TableReader
 from pipelines.run import create_missing
 from pipelines.running.owner import Owner
 from tests.lake.conftest import Store
@@ -47,9 +47,9 @@ def test_a_batch_that_is_tried_again_is_written_once(after: bool, tmp_path: Path
                 bronze.append(rows, counted(rows))
         bronze.append(rows, counted(rows))
         bronze.append(rows, counted(rows))  # what comes after the commit failed
-    found = engine.questions.select(TABLE, ["offset"])["offset"].to_pylist()
+    found = engine.reader.select(TABLE, ["offset"])["offset"].to_pylist()
     assert sorted(found) == [0, 1, 2, 3]
-    assert engine.questions.version(TABLE) == 2
+    assert engine.reader.version(TABLE) == 2
 
 
 def values(*offsets: int, refused: int = -1) -> dict[tuple[int, int], bytes | None]:
@@ -63,16 +63,16 @@ class Reading:
     """Bronze as a stream hands it batches; the answer to its first commit does not come."""
 
     bronze: Bronze
-    questions: Questions
+    reader: TableReader
     take: Callable[[Mapping[tuple[int, int], bytes | None]], None]
 
     @property
     def offsets(self) -> list[int]:
-        return sorted(self.questions.select(TABLE, ["offset"])["offset"].to_pylist())
+        return sorted(self.reader.select(TABLE, ["offset"])["offset"].to_pylist())
 
     @property
     def refused(self) -> list[int]:
-        return sorted(self.questions.select(tables.QUARANTINE, ["offset"])["offset"].to_pylist())
+        return sorted(self.reader.select(tables.QUARANTINE, ["offset"])["offset"].to_pylist())
 
 
 @pytest.fixture
@@ -97,7 +97,7 @@ def reading(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Reading:
     def take(records: Mapping[tuple[int, int], bytes | None]) -> None:
         batches[0](records_of(settings, "tracking", records) if records else none)
 
-    return Reading(bronze, engine.questions, take)
+    return Reading(bronze, engine.reader, take)
 
 
 @pytest.mark.promise("N24")
@@ -157,7 +157,7 @@ def test_an_idle_decision_whose_answer_did_not_come_is_known_when_it_is_tried_ag
     lake = CaseLake(engine, settings, {0: case})
     lake.arrive()
     now_s = 0.0
-    silence = Silence(settings, 10_000, now_s=lambda: now_s)
+    silence = IdleDetector(settings, 10_000, now_s=lambda: now_s)
     silence.has_nothing_beyond = bool  # type: ignore[method-assign, assignment]
     silver = lake.start(
         silence, dying_at(engine, "append", tables.IDLE_HEARTBEATS, after=True, times=1)
@@ -170,6 +170,6 @@ def test_an_idle_decision_whose_answer_did_not_come_is_known_when_it_is_tried_ag
     assert plan is not None
     assert plan.clocks == {0: 500}, "the batch after it is the one that the table tells of"
     list(silver.drain())
-    assert len(read_decisions(engine.questions, Generation(0, 0, {}, {}))) == 1, (
+    assert len(read_decisions(engine.reader, Generation(0, 0, {}, {}))) == 1, (
         "nor is it decided twice"
     )

@@ -28,7 +28,7 @@ from pipelines.lake.identity import (
 )
 from pipelines.lake.location import Lake
 from pipelines.lake.maintenance import FEW_FILES, FILE_BYTES, VACUUM_EVERY_S, Maintenance, maintain
-from pipelines.lake.questions import Questions
+from pipelines.lake.table_reader import TableReader
 from tests.lake.conftest import SPARK_CATALOG, Store, settings_for
 
 # -- layout and place
@@ -152,7 +152,7 @@ def test_a_table_has_an_address_in_each_kind_of_lake(tmp_path: Path) -> None:
         True,
     )
     assert named.address("late") == "s3://b/lake/late"
-    assert not named.home("late").is_catalog
+    assert not named.owning_lake("late").is_catalog
     assert Lake(settings_for(tmp_path)).address("silver") == f"{tmp_path}/lake/silver"
 
 
@@ -163,7 +163,7 @@ FACTS = {"partitions": "4", "merge.timeout": "100 ms", "sources.orders.topic": "
 
 
 def test_what_a_lake_was_begun_with_stays(folder_store: Store) -> None:
-    asked, settings = folder_store.questions, folder_store.settings
+    asked, settings = folder_store.reader, folder_store.settings
     assert differences(asked, FACTS) == []
     folder_store.create("configuration")
     keep_identity(asked, folder_store.append, settings, FACTS)
@@ -233,7 +233,7 @@ def test_a_lakes_tenants_never_change(
     folder_store: Store, tmp_path: Path, begun: str, now: str, said: str
 ) -> None:
     asked, before, after = (
-        folder_store.questions,
+        folder_store.reader,
         *(settings_for(tmp_path, **WAYS[way]) for way in (begun, now)),
     )
     for settings in (before, after):
@@ -255,7 +255,7 @@ def test_a_lakes_tenants_never_change(
 
 
 def test_a_lake_without_tenants_keeps_nothing_of_them(folder_store: Store) -> None:
-    asked, settings = folder_store.questions, folder_store.settings
+    asked, settings = folder_store.reader, folder_store.settings
     folder_store.create("configuration")
     keep_identity(asked, folder_store.append, settings, identity(settings, 4, {}))
     kept = asked.select("configuration", ["field"])["field"].to_pylist()
@@ -270,7 +270,7 @@ def test_a_lake_without_tenants_keeps_nothing_of_them(folder_store: Store) -> No
 
 
 def test_a_lake_of_layout_1_has_no_tenants(folder_store: Store, tmp_path: Path) -> None:
-    asked, settings = folder_store.questions, folder_store.settings
+    asked, settings = folder_store.reader, folder_store.settings
     folder_store.create("configuration")
     facts = {**identity(settings, 4, {}), **rules_of_layout_1(settings)}
     keep_identity(asked, folder_store.append, settings, facts)
@@ -282,7 +282,7 @@ def test_a_lake_of_layout_1_has_no_tenants(folder_store: Store, tmp_path: Path) 
 
 
 def test_a_lake_from_before_tombstones_could_be_skipped_refuses_them(folder_store: Store) -> None:
-    asked, settings = folder_store.questions, folder_store.settings
+    asked, settings = folder_store.reader, folder_store.settings
     folder_store.create("configuration")
     rules = {
         field: rule
@@ -301,7 +301,7 @@ def test_a_lake_from_before_tombstones_could_be_skipped_refuses_them(folder_stor
 
 
 def test_a_lake_that_begins_has_no_earlier_rules(folder_store: Store) -> None:
-    asked, settings = folder_store.questions, folder_store.settings
+    asked, settings = folder_store.reader, folder_store.settings
     folder_store.create("configuration")
     keep_identity(asked, folder_store.append, settings, identity(settings, 4, {}))
     orders = settings.sources["orders"].changed(tombstone="skip")
@@ -363,9 +363,9 @@ def test_identity_and_rules_name_everything_that_content_depends_on(tmp_path: Pa
 
 
 def test_a_lake_that_is_new_or_of_this_layout_is_not_refused(either_store: Store) -> None:
-    check_layout(either_store.questions, either_store.lake)
+    check_layout(either_store.reader, either_store.lake)
     either_store.create("silver", "progress")
-    check_layout(either_store.questions, either_store.lake)
+    check_layout(either_store.reader, either_store.lake)
 
 
 @pytest.mark.promise("C13")
@@ -380,7 +380,7 @@ def test_a_lake_without_versions_of_silver_is_of_the_layout_before(folder_store:
         ConfigurationError,
         match=r"earlier version of Watersmeet.*begin a new lake.*another `publish.topic`",
     ):
-        check_layout(folder_store.questions, folder_store.lake)
+        check_layout(folder_store.reader, folder_store.lake)
 
 
 @pytest.mark.promise("C13")
@@ -394,7 +394,7 @@ def test_a_lake_whose_silver_has_no_number_of_a_layout_is_of_the_layout_before(
     )
     either_store.create("silver")
     with pytest.raises(ConfigurationError, match="earlier version of Watersmeet"):
-        check_layout(either_store.questions, either_store.lake)
+        check_layout(either_store.reader, either_store.lake)
 
 
 @pytest.mark.promise("N21")
@@ -406,7 +406,7 @@ def test_a_property_that_anybody_may_set_says_nothing_of_the_layout(either_store
         "silver", silver.schema, silver.partitioned_by, touched
     )
     either_store.create_by_spark("silver")
-    check_layout(either_store.questions, either_store.lake)
+    check_layout(either_store.reader, either_store.lake)
 
 
 @pytest.mark.promise("C15")
@@ -421,7 +421,7 @@ def test_a_lake_of_a_later_layout_is_refused(either_store: Store) -> None:
         ConfigurationError,
         match=r"has layout 4, .* layouts up to 3; use the version that wrote it, or a later",
     ):
-        check_layout(either_store.questions, either_store.lake)
+        check_layout(either_store.reader, either_store.lake)
 
 
 # -- decisions
@@ -438,12 +438,12 @@ def test_decisions_come_back_in_their_order(either_store: Store) -> None:
         "idle_heartbeats",
         decision_rows(either_store.settings, [(orders, IdleDecision(7, 55))], 2000, 1),
     )
-    assert read_decisions(either_store.questions, Generation(0, 0, {}, {})) == [first, second]
-    assert read_decisions(either_store.questions, Generation(1, 7, {}, {})) == [
+    assert read_decisions(either_store.reader, Generation(0, 0, {}, {})) == [first, second]
+    assert read_decisions(either_store.reader, Generation(1, 7, {}, {})) == [
         (orders, IdleDecision(7, 55))
     ]
     topics = (
-        either_store.questions.summary("idle_heartbeats", ["topic"], {"n": ("count", "*")})
+        either_store.reader.summary("idle_heartbeats", ["topic"], {"n": ("count", "*")})
         .sort_by("topic")
         .to_pylist()
     )
@@ -458,7 +458,7 @@ class Kept:
     """An engine that notes what it is told; the table's properties are real."""
 
     lake: Lake
-    questions: Questions
+    reader: TableReader
     done: list[tuple[str, str]] = field(default_factory=list)
     sizes: list[int] = field(default_factory=list)
 
@@ -484,7 +484,7 @@ def test_tables_are_compacted_after_so_many_commits_and_vacuumed_after_hours(
     folder_store.create("late")
     for _ in range(FEW_FILES + 1):
         folder_store.add("late", ("s", "t", 0, 1, "k", 0, 0, b"", 0, 0))
-    kept, now = Kept(folder_store.lake, folder_store.questions), [0.0]
+    kept, now = Kept(folder_store.lake, folder_store.reader), [0.0]
     maintenance = Maintenance(kept, ["late"], every=3, now_s=lambda: now[0])  # type: ignore[arg-type]
     for _ in range(5):
         maintenance.after_commit()
@@ -501,7 +501,7 @@ def test_what_is_gathered_is_rewritten_seldom(folder_store: Store) -> None:
     folder_store.create("late")
     for _ in range(FEW_FILES + 1):
         folder_store.add("late", ("s", "t", 0, 1, "k", 0, 0, b"", 0, 0))
-    kept = Kept(folder_store.lake, folder_store.questions)
+    kept = Kept(folder_store.lake, folder_store.reader)
     maintenance = Maintenance(kept, ["late"], every=2)  # type: ignore[arg-type]
     for _ in range(2 * 64):
         maintenance.after_commit()
@@ -516,14 +516,14 @@ def test_maintenance_tells_files_and_gives_the_table_the_properties_of_the_confi
 ) -> None:
     folder_store.create("late")
     folder_store.add("late", ("s", "t", 0, 1, "k", 0, 0, b"", 0, 0))
-    kept = Kept(folder_store.lake, folder_store.questions)
+    kept = Kept(folder_store.lake, folder_store.reader)
     told = {"table": "late", "files_before": 1, "files": 1, "old_files_removed": 3}
     assert maintain(kept, ["late"]) == [told]  # type: ignore[arg-type]
     assert kept.done == [("purge", "late"), ("vacuum", "late")], "few files stay as they are"
     for _ in range(FEW_FILES):
         folder_store.add("late", ("s", "t", 0, 1, "k", 0, 0, b"", 0, 0))
     longer = Lake(folder_store.settings.model_copy(update={"retention_ms": 30 * 86_400_000}))
-    kept = Kept(longer, folder_store.questions)
+    kept = Kept(longer, folder_store.reader)
     maintain(kept, ["late"])  # type: ignore[arg-type]
     assert kept.done == [(step, "late") for step in ("compact", "properties", "purge", "vacuum")]
 

@@ -49,14 +49,14 @@ def test_a_decision_is_what_its_owner_wrote_whatever_took_its_metadata_along(
     )
     took = [
         v.operation
-        for v in folder_store.questions.history(table)
+        for v in folder_store.reader.history(table)
         if v.metadata == decided.metadata and v.number > 2
     ]
     assert took == ["VACUUM END", "VACUUM START", "OPTIMIZE"]
-    found = last_commit(folder_store.questions, table)
+    found = last_commit(folder_store.reader, table)
     assert found is not None
     assert (found[0].number, found[1]) == (2, decided)
-    assert last_decision(folder_store.questions, table) == (2, decided)
+    assert last_decision(folder_store.reader, table) == (2, decided)
     assert Owner(folder_store, 1).confirm(table, decided) == 2  # type: ignore[arg-type]
 
 
@@ -73,7 +73,7 @@ def test_what_decides_another_layers_batch_decides_none_here(folder_store: Store
         mode="append",
         commit_properties=CommitProperties({"userMetadata": of_silver.metadata}),
     )
-    assert last_decision(folder_store.questions, bronze) == (1, decided)
+    assert last_decision(folder_store.reader, bronze) == (1, decided)
 
 
 def _held(rows: pa.Table, folder: str) -> pa.Table:
@@ -114,11 +114,11 @@ def test_while_a_merge_runs_nothing_else_has_its_settings(
         finally:
             (tmp_path / "go").touch()
         merging.result(120)
-    assert engine.questions.select(tables.PUBLISHED, ["last_key"])["last_key"].to_pylist() == ["k"]
+    assert engine.reader.select(tables.PUBLISHED, ["last_key"])["last_key"].to_pylist() == ["k"]
     assert [
-        v.metadata for table in (tables.PUBLISHED, bronze) for v in engine.questions.history(table)
-    ] == [None for table in (tables.PUBLISHED, bronze) for _ in engine.questions.history(table)]
-    said = {version.number: version.metadata for version in engine.questions.history(tables.SILVER)}
+        v.metadata for table in (tables.PUBLISHED, bronze) for v in engine.reader.history(table)
+    ] == [None for table in (tables.PUBLISHED, bronze) for _ in engine.reader.history(table)]
+    said = {version.number: version.metadata for version in engine.reader.history(tables.SILVER)}
     assert said == {0: None, 1: commit.metadata}
 
 
@@ -136,7 +136,7 @@ def test_a_compaction_behind_a_merge_is_not_the_merge(engine: SparkEngine) -> No
         "replaces", pa.nulls(1, TIME)
     )
     engine.merge(tables.SILVER, engine.rows(changed), commit)
-    optimize, merge, *_ = engine.questions.history(tables.SILVER)
+    optimize, merge, *_ = engine.reader.history(tables.SILVER)
     assert (optimize.operation, merge.operation) == ("OPTIMIZE", "MERGE")
     assert optimize.metadata == merge.metadata == commit.metadata, "Delta gives it the session's"
     assert owner.confirm(tables.SILVER, commit) == merge.number

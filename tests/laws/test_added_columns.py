@@ -44,15 +44,15 @@ def test_a_lake_goes_on_with_columns_that_others_have_added_to_every_table(
     river.flow()
     river.finish()
     for name in tables.layout(river.settings):
-        found = DeltaTable(river.questions.path(name))
+        found = DeltaTable(river.reader.path(name))
         found.alter.add_columns([Field(NOTE, PrimitiveType("string"), nullable=True)])
-    silver = DeltaTable(river.questions.path(tables.SILVER))
+    silver = DeltaTable(river.reader.path(tables.SILVER))
     silver.update(new_values={NOTE: "somebody"}, predicate="status = 'timed_out'")
     river.flow()
     river.finish()
     assert river.losses() == Losses()
     assert river.broken_promises() == []
-    noted = river.questions.select(tables.SILVER, [NOTE], [[("status", "=", "timed_out")]])[
+    noted = river.reader.select(tables.SILVER, [NOTE], [[("status", "=", "timed_out")]])[
         NOTE
     ].to_pylist()
     assert {*noted} == {"somebody", None}

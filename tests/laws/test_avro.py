@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from pipelines.audit.rebuild import rebuild, rebuilt_settings, verify_against
-from pipelines.lake.by_delta_rs import DeltaRsQuestions
+from pipelines.lake.by_delta_rs import DeltaRsReader
 from pipelines.lake.location import Lake
 from tests.laws.conftest import MakeLake
 from tests.support.avro import CASE_SCHEMA, as_avro, as_text, avro_case, decoded, in_a_column
@@ -89,11 +89,11 @@ def test_late_and_refused_records_are_kept_as_they_came(lake: CaseLake) -> None:
 
 
 def test_a_rebuild_reads_bronzes_bytes_again(lake: CaseLake, tmp_path: Path) -> None:
-    rebuild(lake.questions, lake.settings, tmp_path / "again")
-    there = DeltaRsQuestions(Lake(rebuilt_settings(lake.settings, tmp_path / "again")))
+    rebuild(lake.reader, lake.settings, tmp_path / "again")
+    there = DeltaRsReader(Lake(rebuilt_settings(lake.settings, tmp_path / "again")))
     assert silver_of(there) == lake.silver()
     assert late_of(there) == lake.late()
-    assert verify_against(lake.questions, there, lake.settings, tmp_path / "again") == {
+    assert verify_against(lake.reader, there, lake.settings, tmp_path / "again") == {
         "ok": True,
         "problems": [],
     }

@@ -18,7 +18,7 @@ from pipelines.errors import ConfigurationError, DataLossError, ForeignMessageEr
 from pipelines.lake import tables
 from pipelines.monitoring.observability import Reporter
 from pipelines.run import Run, create_missing
-from pipelines.running.beginning import begin_first, preview
+from pipelines.running.generations import begin_first, preview
 from pipelines.running.next_offsets import NextOffsets
 from pipelines.running.owner import Owner
 from pipelines.settings import KafkaSettings, Settings
@@ -61,7 +61,7 @@ class Begun:
 
     def reading(self, **kafka: Any) -> NextOffsets:
         return NextOffsets(
-            self.engine.questions, self.told(**kafka), PARTITIONS, Owner(self.engine, token=1)
+            self.engine.reader, self.told(**kafka), PARTITIONS, Owner(self.engine, token=1)
         )
 
     def generations(self) -> list[tuple[Any, ...]]:
@@ -69,7 +69,7 @@ class Begun:
         of_sources = [[("source", "is not null", None)]]
         return sorted(
             tuple(row.values())
-            for row in self.engine.questions.select(
+            for row in self.engine.reader.select(
                 tables.GENERATIONS, columns, of_sources
             ).to_pylist()
         )
@@ -78,7 +78,7 @@ class Begun:
         columns = ["source", "partition", "from_offset", "to_offset", "reason"]
         return sorted(
             tuple(row.values())
-            for row in self.engine.questions.select(tables.RESETS, columns).to_pylist()
+            for row in self.engine.reader.select(tables.RESETS, columns).to_pylist()
         )
 
 
@@ -121,10 +121,10 @@ STARTS: dict[str, tuple[Any, dict[int, int], dict[int, int]]] = {
 
 def test_a_beginning_is_decided_once_and_shown_before(begun: Begun) -> None:
     for start, *_ in STARTS.values():
-        preview(begun.engine.questions, begun.told(start), PARTITIONS)
+        preview(begun.engine.reader, begun.told(start), PARTITIONS)
     assert begun.generations() == [], "who looks decides nothing"
     start, *offsets = STARTS["offsets"]
-    shown = preview(begun.engine.questions, begun.told(start), PARTITIONS)
+    shown = preview(begun.engine.reader, begun.told(start), PARTITIONS)
     assert {
         (row["source"], row["partition"]): (row["from_offset"], row["until_offset"])
         for row in shown
@@ -229,7 +229,7 @@ def test_a_run_refuses_what_the_lake_was_not_begun_with(begun: Begun, kafka: str
     topic = settings.inputs["tracking"]
     create_missing(begun.engine)
     Run(quickly(settings), ["bronze", "silver"], Reporter()).once()
-    assert begun.engine.questions.select(tables.IDLE_HEARTBEATS, ["source"]).num_rows == 0
+    assert begun.engine.reader.select(tables.IDLE_HEARTBEATS, ["source"]).num_rows == 0
     longer = settings.model_copy(
         update={"merge": settings.merge.model_copy(update={"timeout_ms": 400})}
     )
@@ -303,14 +303,14 @@ def test_a_lost_lake_is_taken_up_from_the_sink(new_lake: MakeLake, kafka: str, k
         values = [(p, value) for p, case in cases.items() for value in case.values[source][-2:]]
         produce(kafka, topics[f"sources__{source}__topic"], values)
     again = taken_up(new_lake, lake)
-    begins = {s: NextOffsets(again.questions, again.settings, 4).of(s) for s in SOURCES}
+    begins = {s: NextOffsets(again.reader, again.settings, 4).of(s) for s in SOURCES}
     assert begins["tracking"][0] > 40, "nothing is read that is not needed"
-    assert again.questions.select(
+    assert again.reader.select(
         tables.IDLE_HEARTBEATS, ["source", "partition", "after_offset", "event_time"]
     ).to_pylist() == [{"source": "orders", "partition": 0, "after_offset": 0, "event_time": 2900}]
-    version = again.questions.version(tables.RECOVERED)
+    version = again.reader.version(tables.RECOVERED)
     begin_first(again.owner(), again.settings, 4)
-    assert again.questions.version(tables.RECOVERED) == version, "decided once"
+    assert again.reader.version(tables.RECOVERED) == version, "decided once"
     for source in SOURCES:
         unread = {
             (p, offset): value

@@ -29,7 +29,7 @@ from pipelines.lake import tables
 from pipelines.lake.decisions import read_decisions
 from pipelines.lake.generations import is_begun, read_generations
 from pipelines.lake.recovered import read_since
-from pipelines.running.beginning import begin_first
+from pipelines.running.generations import begin_first
 from pipelines.running.next_offsets import NextOffsets
 from tests.laws.conftest import MakeLake, in_folders
 from tests.support.cases import SOURCES, Case, keyed
@@ -108,33 +108,33 @@ def test_what_the_sink_says_of_tenants_is_kept_as_it_was_said(
     ]
     lake = lost(new_lake, kafka, kind, messages, TENANTS)
     begin(lake)
-    generation = read_generations(lake.questions, lake.settings).newest
+    generation = read_generations(lake.reader, lake.settings).newest
     columns = ["partition", "tenant", "merge_key", "event_time", "due", "closed_at"]
-    found = lake.questions.select(
+    found = lake.reader.select(
         tables.RECOVERED, columns, [[("merge_key", "is not null", None)]]
     ).to_pylist()
     assert sorted(tuple(row.values()) for row in found) == [
         (0, "a/b 100%", "k/1", 870, 900, 1000),
         (0, "\U0001f600", "k/1", 815, 845, 850),
     ], "those that may hold a record which is read again: closed after 1000 - 1 - 50 - 100"
-    assert read_since(lake.questions, generation) == {0: 849}, (
+    assert read_since(lake.reader, generation) == {0: 849}, (
         "an empty partition is read from the beginning, and nothing passed over"
     )
     of_source = {
         source: tuple(
             d
-            for tp, d in read_decisions(lake.questions, generation)
+            for tp, d in read_decisions(lake.reader, generation)
             if tp == TopicPartition(source, 0)
         )
         for source in SOURCES
     }
     assert of_source == decisions
     assert {
-        s: NextOffsets(lake.questions, lake.settings, PARTITIONS).of(s)[0] for s in SOURCES
+        s: NextOffsets(lake.reader, lake.settings, PARTITIONS).of(s)[0] for s in SOURCES
     } == begins
-    version = lake.questions.version(tables.RECOVERED)
+    version = lake.reader.version(tables.RECOVERED)
     begin(lake)
-    assert lake.questions.version(tables.RECOVERED) == version, "decided once"
+    assert lake.reader.version(tables.RECOVERED) == version, "decided once"
 
 
 @in_folders
@@ -167,7 +167,7 @@ def test_messages_of_tenants_are_taken_up_with_tenants_alone(
     lake = lost(new_lake, kafka, kind, [(1, tenant, "k", 900, 1000, telling)], merge)
     with pytest.raises(ConfigurationError, match=refused):
         begin(lake)
-    assert lake.questions.select(tables.RECOVERED, ["partition"]).num_rows == 0
+    assert lake.reader.select(tables.RECOVERED, ["partition"]).num_rows == 0
 
 
 @in_folders
@@ -199,5 +199,5 @@ def test_a_lost_lake_is_taken_up_by_the_rules_that_it_had_alone(
     lake = lost(new_lake, kafka, kind, messages, TENANTS)
     with pytest.raises(ConfigurationError, match=refused):
         begin(lake)
-    assert lake.questions.select(tables.RECOVERED, ["partition"]).num_rows == 0
-    assert not is_begun(lake.questions)
+    assert lake.reader.select(tables.RECOVERED, ["partition"]).num_rows == 0
+    assert not is_begun(lake.reader)

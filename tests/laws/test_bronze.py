@@ -13,7 +13,7 @@ import pytest
 from pipelines.bronze import Bronze
 from pipelines.errors import QuarantineLimitError
 from pipelines.lake import tables
-from pipelines.running.beginning import Jump, begin_first, targets_of
+from pipelines.running.generations import Jump, begin_first, targets_of
 from pipelines.running.next_offsets import NextOffsets
 from pipelines.running.owner import Owner
 from tests.laws.conftest import MakeLake, in_folders
@@ -63,7 +63,7 @@ def read(owner: Owner, lake: CaseLake, source: str) -> None:
             except Exception as failure:
                 failures.append(failure)
 
-    offsets = NextOffsets(owner.engine.questions, lake.settings, lake.partitions, owner).checked(
+    offsets = NextOffsets(owner.engine.reader, lake.settings, lake.partitions, owner).checked(
         source
     )
     running = Bronze(owner, lake.settings, source).start(offsets, guard, once=True)
@@ -84,7 +84,7 @@ def is_refused_in_part(case: Case) -> bool:
 
 
 def records(lake: CaseLake, source: str) -> list[tuple[object, ...]]:
-    found = lake.questions.select(tables.bronze(source), ["partition", "offset", "value"])
+    found = lake.reader.select(tables.bronze(source), ["partition", "offset", "value"])
     return sorted((tuple(row.values()) for row in found.to_pylist()), key=repr)
 
 
@@ -184,7 +184,7 @@ def test_bronze_says_whose_each_record_is(new_lake: MakeLake, kafka: str, kind: 
     found = {
         source: [
             (row["tenant"], row["merge_key"], row["heartbeat"], row["reason"])
-            for row in lake.questions.select(
+            for row in lake.reader.select(
                 tables.bronze(source), ["offset", "tenant", "merge_key", "heartbeat", "reason"]
             )
             .sort_by("offset")
@@ -206,7 +206,7 @@ def test_bronze_says_whose_each_record_is(new_lake: MakeLake, kafka: str, kind: 
             (None, None, False, "no_tenant"),
         ],
     }
-    refused = lake.questions.select(
+    refused = lake.reader.select(
         tables.QUARANTINE,
         ["source", "offset", "reason", "detail"],
         [[("reason", "=", "no_tenant")]],

@@ -30,7 +30,7 @@ def lose(river: River, partition: int, first: int) -> None:
 
 
 def offsets(river: River, partition: int) -> list[int]:
-    found = river.questions.select(
+    found = river.reader.select(
         tables.bronze("tracking"), ["offset"], [[("partition", "=", partition)]]
     )
     return sorted(found["offset"].to_pylist())
@@ -38,9 +38,7 @@ def offsets(river: River, partition: int) -> list[int]:
 
 def gaps(river: River) -> list[tuple[object, ...]]:
     columns = ["source", "partition", "from_offset", "to_offset", "reason"]
-    return [
-        tuple(row.values()) for row in river.questions.select(tables.RESETS, columns).to_pylist()
-    ]
+    return [tuple(row.values()) for row in river.reader.select(tables.RESETS, columns).to_pylist()]
 
 
 @pytest.mark.parametrize("is_known", [True, False], ids=["new-lake", "lake-of-before"])
@@ -87,7 +85,7 @@ def test_a_loss_while_a_run_goes_on_ends_it_or_is_accepted(
             held.set()
             released.wait(60)
 
-    monkeypatch.setattr(bronze, "reach", hold)
+    monkeypatch.setattr(bronze, "fault_point", hold)
     run, failures = Run(river.settings, LAYERS, Reporter()), list[Exception]()
 
     def follow(work: Callable[[], None]) -> None:

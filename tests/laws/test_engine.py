@@ -23,11 +23,11 @@ from pipelines.core.types import TIME
 from pipelines.engine import Engine, Held, embedded
 from pipelines.engine.spark import by_sorted_key
 from pipelines.lake import tables
-from pipelines.lake.by_delta_rs import DeltaRsQuestions
+from pipelines.lake.by_delta_rs import DeltaRsReader
 from pipelines.lake.commits import Commit
 from pipelines.lake.conflicts import suppress_conflict
 from pipelines.lake.maintenance import FILE_BYTES
-from pipelines.lake.questions import Where
+from pipelines.lake.table_reader import Where
 from pipelines.lake.tables import layout
 from pipelines.run import create_missing
 from pipelines.running.owner import Owner
@@ -54,9 +54,7 @@ kind = one_of(ON_BOTH_ENGINES)
 def engine(open_spark: OpenSpark, new_settings: MakeSettings) -> Engine:
     """A lake whose tables the laws share; each law has a partition or an application of its own."""
     engine = engine_for(open_spark, new_settings())
-    assert not any(engine.questions.exists(name) for name in NAMES), (
-        "looking for a table makes none"
-    )
+    assert not any(engine.reader.exists(name) for name in NAMES), "looking for a table makes none"
     create_missing(engine)
     return engine
 
@@ -76,9 +74,7 @@ def _failing(_: pa.Table) -> pa.Table:
 
 
 def seqs(engine: Engine, partition: int) -> list[int]:
-    found = engine.questions.select(
-        tables.PUBLISHED, ["last_seq"], [[("partition", "=", partition)]]
-    )
+    found = engine.reader.select(tables.PUBLISHED, ["last_seq"], [[("partition", "=", partition)]])
     return sorted(found["last_seq"].to_pylist())
 
 
@@ -98,7 +94,7 @@ def changed(engine: Engine, *rows: tuple[int, str, str | None, int, int | None])
 
 
 def silver(engine: Engine, partition: int) -> list[tuple[Any, ...]]:
-    found = engine.questions.select(
+    found = engine.reader.select(
         tables.SILVER, ["merge_key", "status", "event_time"], [[("partition", "=", partition)]]
     )
     return sorted(tuple(row.values()) for row in found.to_pylist())
@@ -127,13 +123,13 @@ def settings_of(spark: SparkSession) -> dict[str, str]:
 
 def test_tables_are_made_as_laid_out_and_a_second_time_left_as_they_are(engine: Engine) -> None:
     wanted = layout(engine.lake.settings)
-    versions = {name: engine.questions.version(name) for name in wanted}
+    versions = {name: engine.reader.version(name) for name in wanted}
     for name in NAMES:
         engine.create(wanted[name])
-    assert {name: engine.questions.version(name) for name in wanted} == versions
+    assert {name: engine.reader.version(name) for name in wanted} == versions
     for name, table in wanted.items():
-        assert engine.questions.columns(name) == table.schema, name
-        assert dict(table.properties).items() <= engine.questions.properties(name).items()
+        assert engine.reader.columns(name) == table.schema, name
+        assert dict(table.properties).items() <= engine.reader.properties(name).items()
     silver = DeltaTable(f"{folder_of(engine.lake.settings)}/{tables.SILVER}")
     assert tuple(silver.metadata().partition_columns) == wanted[tables.SILVER].partitioned_by
 
@@ -143,11 +139,11 @@ def test_tables_are_made_as_laid_out_and_a_second_time_left_as_they_are(engine: 
 
 def test_rows_are_appended_as_they_are_in_one_commit_each(engine: Engine) -> None:
     times = [-62_135_596_800_000, -1, 0, None, 253_402_300_799_999]
-    before = engine.questions.version(tables.PUBLISHED)
+    before = engine.reader.version(tables.PUBLISHED)
     engine.append(tables.PUBLISHED, published(engine, 0, *range(5), times=times))
     engine.append(tables.PUBLISHED, engine.rows(published(engine, 0, 5)))
     engine.append(tables.PUBLISHED, published(engine, 0), Commit("empty", 1, 1, {"says": "é \" '"}))
-    [last, *others] = engine.questions.history(tables.PUBLISHED, 3)
+    [last, *others] = engine.reader.history(tables.PUBLISHED, 3)
     assert len(others) == 2
     assert last.number == before + 3
     found = Commit.parse(last.metadata)
@@ -158,7 +154,7 @@ def test_rows_are_appended_as_they_are_in_one_commit_each(engine: Engine) -> Non
         1,
         {"says": "é \" '"},
     )
-    rows = engine.questions.select(
+    rows = engine.reader.select(
         tables.PUBLISHED, ["last_seq", "last_event_time"], [[("partition", "=", 0)]]
     ).to_pylist()
     assert sorted(tuple(row.values()) for row in rows) == [*enumerate(times), (5, 0)]
@@ -207,7 +203,7 @@ def test_a_merge_replaces_the_open_row_of_its_key_and_time_once_and_leaves_no_se
         ("c", "timed_out", 10),
     ]
     assert silver(engine, 3) == expected
-    [last] = engine.questions.history(tables.SILVER, 1)
+    [last] = engine.reader.history(tables.SILVER, 1)
     assert Commit.parse(last.metadata) == Commit("merges", 1, 2, {"batch": 1})
     rows = changed(engine, *second)
     schema = engine.lake.layout[tables.SILVER].schema.append(pa.field("replaces", TIME))
@@ -217,22 +213,22 @@ def test_a_merge_replaces_the_open_row_of_its_key_and_time_once_and_leaves_no_se
         )
     assert silver(engine, 3) == expected
     assert settings_of(spark) == before
-    mine, version = [[("partition", "=", 3)]], engine.questions.version(tables.SILVER) - 1
+    mine, version = [[("partition", "=", 3)]], engine.reader.version(tables.SILVER) - 1
     earlier = engine.read(tables.SILVER, ["merge_key"], mine, version=version)
     assert read(engine, earlier, ["merge_key"]) == [("a",), ("b",), ("c",)], (
         "an earlier version is as it was"
     )
 
 
-def _closing(pieces: Iterator[pa.Table], news: pa.Table) -> Iterator[tuple[pa.Table, pa.Table]]:
+def _closing(chunks: Iterator[pa.Table], news: pa.Table) -> Iterator[tuple[pa.Table, pa.Table]]:
     """Closes partition 13, and says of each row in which piece it came; at last the news."""
     keys: set[str] = set()
-    for number, piece in enumerate(pieces, start=1):
-        mine = piece.filter(pc.equal(piece["partition"], 13))
+    for number, chunk in enumerate(chunks, start=1):
+        mine = chunk.filter(pc.equal(chunk["partition"], 13))
         found = mine["merge_key"].to_pylist()
         assert keys.isdisjoint(found), "all rows of a key come in one piece"
         keys.update(found)
-        yield piece, _as_changed(mine, "timed_out", number)
+        yield chunk, _as_changed(mine, "timed_out", number)
     yield news.slice(0, 0), _as_changed(news.drop_columns(["replaces"]), "open", 0)
 
 
@@ -251,21 +247,21 @@ def _as_changed(rows: pa.Table, status: str, batch: int) -> pa.Table:
 def test_rows_that_come_in_pieces_are_merged_once_in_one_commit(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pipelines.engine.spark.PIECE_BYTES", 1)
+    monkeypatch.setattr("pipelines.engine.spark.CHUNK_BYTES", 1)
     opened = [(13, f"k{n}", "open", 10 + n, None) for n in range(7)]
     others = [(14, "k0", "open", 10, None), (13, "done", "timed_out", 5, None)]
     engine.merge(tables.SILVER, changed(engine, *opened, *others), Commit("pieces", 1, 1))
     news = changed(engine, (13, "new", "open", 50, None))
     schema = engine.lake.layout[tables.SILVER].schema.append(pa.field("replaces", TIME))
-    judged: list[Any] = []
+    validated: list[Any] = []
 
     def judge(rows: Any) -> Any:
-        judged.append(rows)
+        validated.append(rows)
         return rows
 
-    version = engine.questions.version(tables.SILVER)
+    version = engine.reader.version(tables.SILVER)
     for _ in range(2):
-        assert engine.merge_in_pieces(
+        assert engine.merge_in_chunks(
             Held(["open"], engine.merge_bytes),
             _closing,
             [news],
@@ -280,13 +276,13 @@ def test_rows_that_come_in_pieces_are_merged_once_in_one_commit(
     ]
     assert silver(engine, 13) == expected
     assert silver(engine, 14) == [("k0", "open", 10)]
-    assert judged, "what changes is judged before it is written"
+    assert validated, "what changes is judged before it is written"
     where = [[("partition", "=", 13), ("merge_key", "!=", "done")]]
-    pieces = {
-        row["batch"] for row in engine.questions.select(tables.SILVER, ["batch"], where).to_pylist()
+    chunks = {
+        row["batch"] for row in engine.reader.select(tables.SILVER, ["batch"], where).to_pylist()
     }
-    assert len(pieces) > 2, "more than one piece, and the news"
-    assert engine.questions.version(tables.SILVER) == version + 1
+    assert len(chunks) > 2, "more than one piece, and the news"
+    assert engine.reader.version(tables.SILVER) == version + 1
 
 
 def test_sorted_rows_are_cut_between_keys() -> None:
@@ -297,8 +293,8 @@ def test_sorted_rows_are_cut_between_keys() -> None:
                 by_sorted_key((keys.slice(begin, by) for begin in range(0, len(keys), by)), size)
             )
             assert pa.concat_tables(found).equals(keys)
-            of_pieces = [{*zip(*piece.to_pydict().values(), strict=True)} for piece in found]
-            assert len(set().union(*of_pieces)) == sum(map(len, of_pieces)) == 6
+            of_chunks = [{*zip(*chunk.to_pydict().values(), strict=True)} for chunk in found]
+            assert len(set().union(*of_chunks)) == sum(map(len, of_chunks)) == 6
             assert size > 1 or by > 1 or len(found) == 6
 
 
@@ -308,7 +304,7 @@ def test_a_merge_that_changes_no_row_is_a_commit_too(engine: Engine) -> None:
         engine.merge(
             tables.SILVER, changed(engine, *rows), Commit("nothing", 1, number), only_open=False
         )
-        [last] = engine.questions.history(tables.SILVER, 1)
+        [last] = engine.reader.history(tables.SILVER, 1)
         assert Commit.parse(last.metadata) == Commit("nothing", 1, number)
     assert silver(engine, 9) == before == []
 
@@ -348,7 +344,7 @@ def test_rows_are_deleted_once(engine: Engine) -> None:
     for _ in range(2):
         engine.delete(tables.RESETS, wanted, Commit("deletes", 1, 1))
         engine.append(tables.RESETS, engine.lake.layout[tables.RESETS].rows(rows[:1]))
-    found = engine.questions.select(tables.RESETS, ["from_offset"], [[("partition", "=", 5)]])
+    found = engine.reader.select(tables.RESETS, ["from_offset"], [[("partition", "=", 5)]])
     assert sorted(found["from_offset"].to_pylist()) == [0, 0, 1]
 
 
@@ -401,7 +397,7 @@ def test_what_an_earlier_owner_still_writes_changes_nothing(engine: Engine) -> N
         engine.lake.layout[tables.SILVER].schema.empty_table(),
         Commit("owners", 2, 1),
     )
-    version = engine.questions.version(tables.SILVER)
+    version = engine.reader.version(tables.SILVER)
     engine.merge(
         tables.SILVER, changed(engine, (6, "a", "timed_out", 10, 10)), Commit("owners", 1, 51)
     )
@@ -410,7 +406,7 @@ def test_what_an_earlier_owner_still_writes_changes_nothing(engine: Engine) -> N
     )
     engine.delete(tables.SILVER, [[("partition", "=", 6)]], Commit("owners", 1, 53))
     assert silver(engine, 6) == [("a", "open", 10)]
-    assert engine.questions.version(tables.SILVER) == version
+    assert engine.reader.version(tables.SILVER) == version
     engine.merge(
         tables.SILVER, changed(engine, (6, "a", "timed_out", 10, 10)), Commit("owners", 2, 2)
     )
@@ -480,9 +476,9 @@ def test_fetched_rows_are_those_that_were_read_and_an_expression_answers_for_eac
         for key in "ab"
     ]
     found = engine.lake.layout[tables.SILVER].rows(rows)
-    fetched = engine.fetched(engine.rows(found))
-    assert sorted(map(str, fetched.to_pylist())) == sorted(map(str, found.to_pylist()))
-    assert engine.fetched(engine.rows(found.slice(0, 0))).num_rows == 0
+    collect = engine.collect(engine.rows(found))
+    assert sorted(map(str, collect.to_pylist())) == sorted(map(str, found.to_pylist()))
+    assert engine.collect(engine.rows(found.slice(0, 0))).num_rows == 0
     answers = engine.evaluate(found, {"value": "concat(merge_key, orders[0].value)"})
     assert answers["value"].to_pylist() == [f"{key}é" for _ in range(3) for key in "ab"]
 
@@ -500,10 +496,12 @@ def judge(
     found = engine.lake.layout[tables.SILVER].rows(rows)
     reasons = pa.array([None, None, "too_large", None], pa.string())
     found = found.set_column(found.column_names.index("invalid_reason"), "invalid_reason", reasons)
-    judged = engine.judged(engine.rows(found), valid, value, max_bytes)
+    validated = engine.validated(engine.rows(found), valid, value, max_bytes)
     return {
         key: (is_valid, reason)
-        for key, is_valid, reason in read(engine, judged, ["merge_key", "valid", "invalid_reason"])
+        for key, is_valid, reason in read(
+            engine, validated, ["merge_key", "valid", "invalid_reason"]
+        )
     }
 
 
@@ -579,14 +577,14 @@ def test_a_follower_hears_of_every_later_commit_of_each_table(engine: Engine) ->
 def test_compaction_and_vacuum_change_no_row(engine: Engine) -> None:
     for seq in range(3):
         engine.append(tables.PUBLISHED, published(engine, 10, seq))
-    before, files = seqs(engine, 10), engine.questions.file_count(tables.PUBLISHED)
+    before, files = seqs(engine, 10), engine.reader.file_count(tables.PUBLISHED)
     engine.compact(tables.PUBLISHED, FILE_BYTES)
-    assert engine.questions.file_count(tables.PUBLISHED) < files
+    assert engine.reader.file_count(tables.PUBLISHED) < files
     assert engine.vacuum(tables.PUBLISHED) == 0, "what lies within the retention stays"
     assert seqs(engine, 10) == before
     engine.set_properties(tables.PUBLISHED, {"delta.logRetentionDuration": "interval 9 days"})
     assert (
-        engine.questions.properties(tables.PUBLISHED)["delta.logRetentionDuration"]
+        engine.reader.properties(tables.PUBLISHED)["delta.logRetentionDuration"]
         == "interval 9 days"
     )
 
@@ -604,7 +602,7 @@ def test_a_log_is_cleaned_up_now_and_then_and_a_reader_of_what_is_gone_reads_on(
             "delta.checkpointInterval": str(CLEAN_UP_EVERY - 1),
         },
     )
-    reader = DeltaRsQuestions(engine.lake)
+    reader = DeltaRsReader(engine.lake)
     known, lengths = reader.version(tables.SILVER), list[int]()
     for number in range(1, 2 * CLEAN_UP_EVERY + 1):
         engine.merge(
@@ -618,7 +616,7 @@ def test_a_log_is_cleaned_up_now_and_then_and_a_reader_of_what_is_gone_reads_on(
     assert not (log / f"{known:020}.json").exists()
     assert (
         reader.version(tables.SILVER)
-        == engine.questions.version(tables.SILVER)
+        == engine.reader.version(tables.SILVER)
         >= known + 2 * CLEAN_UP_EVERY
     )
 
@@ -626,9 +624,9 @@ def test_a_log_is_cleaned_up_now_and_then_and_a_reader_of_what_is_gone_reads_on(
 def test_compaction_leaves_larger_files_alone(engine: Engine) -> None:
     for seq in range(3):
         engine.append(tables.PUBLISHED, published(engine, 12, seq))
-    files = engine.questions.file_count(tables.PUBLISHED)
+    files = engine.reader.file_count(tables.PUBLISHED)
     engine.compact(tables.PUBLISHED, 1)
-    assert engine.questions.file_count(tables.PUBLISHED) == files
+    assert engine.reader.file_count(tables.PUBLISHED) == files
 
 
 @pytest.mark.parametrize("kind", ["spark-folder", CATALOG_AT_NIGHT], indirect=True)

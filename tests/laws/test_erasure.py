@@ -19,9 +19,9 @@ from pipelines.engine import Engine
 from pipelines.lake import tables
 from pipelines.lake.maintenance import keep_properties, maintain
 from pipelines.operations.forget import Forgetting
-from pipelines.operations.keeping import expire
+from pipelines.operations.retention import expire
 from tests.laws.conftest import FOLDER_AT_NIGHT, MakeLake, in_folders
-from tests.laws.test_keeping import note_published
+from tests.laws.test_retention import note_published
 from tests.support.cases import Case, heartbeat, keyed
 from tests.support.lakes import CaseLake, OpenSpark, engine_for, folder_of
 
@@ -63,7 +63,7 @@ def lake(new_lake: MakeLake) -> CaseLake:
 
 def names_of(lake: CaseLake) -> list[str]:
     """Every table that there is."""
-    return [name for name in lake.engine.lake.layout if lake.questions.exists(name)]
+    return [name for name in lake.engine.lake.layout if lake.reader.exists(name)]
 
 
 def files_with(lake: CaseLake, *texts: str) -> set[str]:
@@ -105,7 +105,7 @@ def after_retention(lake: CaseLake, open_spark: OpenSpark) -> list[dict[str, obj
 
 
 def forget(lake: CaseLake, engine: Engine | None = None) -> None:
-    Forgetting(lake.questions, lake.settings, KEY).erase(lake.owner(engine))
+    Forgetting(lake.reader, lake.settings, KEY).erase(lake.owner(engine))
 
 
 def rows_of(lake: CaseLake) -> list[tuple[Any, ...]]:
@@ -176,7 +176,7 @@ def as_spark_reads(spark: SparkSession, lake: CaseLake) -> list[tuple[object, ..
 
 
 def as_delta_rs_reads(lake: CaseLake) -> list[tuple[object, ...]]:
-    rows = lake.questions.select(tables.SILVER, ["partition", "merge_key", "event_time"])
+    rows = lake.reader.select(tables.SILVER, ["partition", "merge_key", "event_time"])
     return sorted(tuple(row.values()) for row in rows.to_pylist())
 
 
@@ -184,7 +184,7 @@ def as_delta_rs_reads(lake: CaseLake) -> list[tuple[object, ...]]:
 def test_rows_that_keep_has_ended_free_their_space(
     lake: CaseLake, open_spark: OpenSpark, kind: str
 ) -> None:
-    rows = lake.questions.summary(tables.SILVER, [], {"rows": ("count", "*")})["rows"][0].as_py()
+    rows = lake.reader.summary(tables.SILVER, [], {"rows": ("count", "*")})["rows"][0].as_py()
     note_published(lake)
     for name in (
         tables.SILVER,
@@ -194,7 +194,7 @@ def test_rows_that_keep_has_ended_free_their_space(
     ):
         expire(lake.owner(), lake.settings, name)
     after_retention(lake, open_spark)
-    left = lake.questions.summary(tables.SILVER, [], {"rows": ("count", "*")})["rows"][0].as_py()
+    left = lake.reader.summary(tables.SILVER, [], {"rows": ("count", "*")})["rows"][0].as_py()
     assert 0 < left < rows
     silver = Path(folder_of(lake.settings), tables.SILVER)
     data = [
@@ -225,5 +225,5 @@ def test_files_that_no_commit_names_go_and_none_that_is_needed(
     assert [place for place in places if (folder / place).exists()] == []
     assert young.exists(), "a commit may name it yet"
     assert rows_of(lake) == rows
-    for number in range(lake.questions.version(tables.SILVER) + 1):
-        lake.questions.select(tables.SILVER, ["merge_key"], version=number)
+    for number in range(lake.reader.version(tables.SILVER) + 1):
+        lake.reader.select(tables.SILVER, ["merge_key"], version=number)

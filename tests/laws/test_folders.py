@@ -52,11 +52,9 @@ def works_in(lake: CaseLake) -> None:
         lake.merge()
     assert lake.silver() == expected_silver(lake.cases)
     first = next(
-        n
-        for n in range(9)
-        if lake.questions.select(tables.SILVER, ["merge_key"], version=n).num_rows
+        n for n in range(9) if lake.reader.select(tables.SILVER, ["merge_key"], version=n).num_rows
     )
-    assert first < lake.questions.version(tables.SILVER)
+    assert first < lake.reader.version(tables.SILVER)
     maintain(lake.engine, [tables.SILVER, tables.PROGRESS])
     assert lake.silver() == expected_silver(lake.cases)
 

@@ -53,7 +53,7 @@ def without_key(case: Case) -> Case:
 
 def erase(lake: CaseLake, crash: tuple[str, str] | None = None) -> None:
     engine = lake.engine if crash is None else dying_at(lake.engine, *crash)
-    Forgetting(lake.questions, lake.settings, KEY).erase(lake.owner(engine))
+    Forgetting(lake.reader, lake.settings, KEY).erase(lake.owner(engine))
 
 
 @pytest.mark.promise("N9")
@@ -67,7 +67,7 @@ def test_all_else_is_as_if_the_keys_records_had_been_heartbeats(
     names = [
         name
         for name in (tables.SILVER, tables.LATE)
-        if KEY in lake.questions.select(name, ["merge_key"])["merge_key"].to_pylist()
+        if KEY in lake.reader.select(name, ["merge_key"])["merge_key"].to_pylist()
     ]
     assert names == [tables.SILVER, tables.LATE]
     quarantined = len(lake.quarantined())
@@ -75,16 +75,16 @@ def test_all_else_is_as_if_the_keys_records_had_been_heartbeats(
         with pytest.raises(CrashError):
             erase(lake, crash)
     erase(lake)
-    versions = [lake.questions.version(name) for name in lake.engine.lake.layout]
+    versions = [lake.reader.version(name) for name in lake.engine.lake.layout]
     erase(lake)
-    assert [lake.questions.version(name) for name in lake.engine.lake.layout] == versions, (
+    assert [lake.reader.version(name) for name in lake.engine.lake.layout] == versions, (
         "there is nothing left to erase"
     )
 
     for name in (tables.SILVER, tables.LATE, *map(tables.bronze, lake.settings.sources)):
-        assert KEY not in lake.questions.select(name, ["merge_key"])["merge_key"].to_pylist()
+        assert KEY not in lake.reader.select(name, ["merge_key"])["merge_key"].to_pylist()
     for name in (tables.QUARANTINE, *map(tables.bronze, lake.settings.sources)):
-        found = lake.questions.select(name, ["key", "value", "headers", "detail"]).to_pylist()
+        found = lake.reader.select(name, ["key", "value", "headers", "detail"]).to_pylist()
         assert not any(b'"k":"a"' in (row["value"] or b"") for row in found)
         erased = [row for row in found if row["detail"] == "forgotten"]
         assert all(
@@ -108,7 +108,7 @@ def test_a_record_that_was_refused_under_an_earlier_key_path_is_found(
     lake = new_lake(rich_cases(4, 1656, wealth="late"))
     lake.arrive(SHARE)
     lake.merge()
-    begin_epoch(lake.questions, lake.quick.append, lake.settings, 0, 0)
+    begin_epoch(lake.reader, lake.quick.append, lake.settings, 0, 0)
     has_key = [row for row in lake.quarantined() if b'"k":"a"' in (row[3] or b"")]  # type: ignore[operator]
     assert has_key
     sources = {
@@ -116,11 +116,11 @@ def test_a_record_that_was_refused_under_an_earlier_key_path_is_found(
         for name, source in lake.settings.sources.items()
     }
     lake.settings = lake.settings.model_copy(update={"sources": sources})
-    begin_epoch(lake.questions, lake.quick.append, lake.settings, 1, 0)
+    begin_epoch(lake.reader, lake.quick.append, lake.settings, 1, 0)
     erase(lake)
     assert not [row for row in lake.quarantined() if b'"k":"a"' in (row[3] or b"")]  # type: ignore[operator]
     for name in (tables.SILVER, *map(tables.bronze, lake.settings.sources)):
-        assert KEY not in lake.questions.select(name, ["merge_key"])["merge_key"].to_pylist()
+        assert KEY not in lake.reader.select(name, ["merge_key"])["merge_key"].to_pylist()
 
 
 @pytest.mark.parametrize("kind", [QUICK], indirect=True, scope="module")
@@ -138,9 +138,9 @@ def test_a_heartbeat_and_a_skipped_tombstone_lose_a_key_that_is_kafkas(
     lake.merge()
     before = lake.silver()
     for offset in (1, 2):
-        Forgetting(lake.questions, lake.settings, f"tracking {offset}").erase(lake.owner())
+        Forgetting(lake.reader, lake.settings, f"tracking {offset}").erase(lake.owner())
     columns = ["offset", "key", "value", "headers", "heartbeat", "merge_key"]
-    rows = lake.questions.select(tables.bronze("tracking"), columns).sort_by("offset").to_pylist()
+    rows = lake.reader.select(tables.bronze("tracking"), columns).sort_by("offset").to_pylist()
     assert [row["key"] for row in rows] == [None, None, None, None, b"tracking 4"]
     assert [row["heartbeat"] for row in rows] == [False, True, False, False, True]
     assert [row["merge_key"] for row in rows] == ["b", None, None, "c", None]
@@ -179,26 +179,24 @@ def test_with_tenants_all_else_is_as_if_the_keys_records_had_been_heartbeats(
     lake.arrive(SHARE)
     lake.merge(lake.quick)
     columns = ["merge_key", "tenant", "status"]
-    before = {
-        tuple(row.values()) for row in lake.questions.select(tables.SILVER, columns).to_pylist()
-    }
+    before = {tuple(row.values()) for row in lake.reader.select(tables.SILVER, columns).to_pylist()}
     assert {(KEY, TENANTS[0], status) for status in ("open", "timed_out", "waiting")} <= before
-    of_key = Forgetting(lake.questions, lake.settings, KEY, tenant)
+    of_key = Forgetting(lake.reader, lake.settings, KEY, tenant)
     if kind == QUICK:
         for crash in [("update", tables.bronze("orders")), ("merge", tables.SILVER)]:
             with pytest.raises(CrashError):
-                Forgetting(lake.questions, lake.settings, KEY, tenant).erase(
+                Forgetting(lake.reader, lake.settings, KEY, tenant).erase(
                     lake.owner(dying_at(lake.engine, *crash))
                 )
     of_key.erase(lake.owner())
     left = (
-        Forgetting(lake.questions, lake.settings, KEY, tenant).preview()["tables"]
+        Forgetting(lake.reader, lake.settings, KEY, tenant).preview()["tables"]
         if kind == QUICK
         else []
     )
     assert all(row["before"] == 0 for row in left)
     for name in (tables.SILVER, tables.LATE, *map(tables.bronze, lake.settings.sources)):
-        found = lake.questions.select(name, ["merge_key", "tenant"]).to_pylist()
+        found = lake.reader.select(name, ["merge_key", "tenant"]).to_pylist()
         tenants = {row["tenant"] for row in found if row["merge_key"] == KEY}
         assert not tenants & {*gone}
         assert tenants or not others or name == tables.LATE
@@ -208,8 +206,8 @@ def test_with_tenants_all_else_is_as_if_the_keys_records_had_been_heartbeats(
         models.arrive(share)
     lake.arrive()
     lake.merge(lake.quick)
-    assert silver_of(lake.questions) == models.silver()
-    assert late_of(lake.questions) == models.late()
+    assert silver_of(lake.reader) == models.silver()
+    assert late_of(lake.reader) == models.late()
 
 
 @pytest.mark.parametrize("kind", [QUICK], indirect=True, scope="module")
@@ -222,9 +220,9 @@ def test_of_what_was_refused_that_of_another_tenant_stays(new_lake: MakeLake, ki
         merge={"timeout": "1s", "tenant": "g", "tenant_max_lag": "1s"},
     )
     lake.arrive()
-    Forgetting(lake.questions, lake.settings, KEY, "x").erase(lake.owner())
+    Forgetting(lake.reader, lake.settings, KEY, "x").erase(lake.owner())
     found = (
-        lake.questions.select(tables.QUARANTINE, ["offset", "reason", "detail"])
+        lake.reader.select(tables.QUARANTINE, ["offset", "reason", "detail"])
         .sort_by("offset")
         .to_pylist()
     )
@@ -238,7 +236,7 @@ def test_a_tenant_where_there_are_none_and_a_tombstone_for_one_are_clear_errors(
 ) -> None:
     lake = new_lake({0: Case({source: [] for source in SOURCES}, 100)})
     with pytest.raises(ConfigurationError, match="--tenant: this lake has no tenants"):
-        Forgetting(lake.questions, lake.settings, KEY, "x")
+        Forgetting(lake.reader, lake.settings, KEY, "x")
     with pytest.raises(
         ConfigurationError,
         match="--tombstone: it tells consumers that the key of every tenant is gone",

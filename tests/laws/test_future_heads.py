@@ -14,7 +14,7 @@ from pipelines.audit.status import status
 from pipelines.audit.validate import check_keys
 from pipelines.core.plan import TopicPartition
 from pipelines.core.times import LAST_EVENT_TIME_MS
-from pipelines.monitoring.events import SourceStanding, Standing
+from pipelines.monitoring.events import MergeProgress, SourceStanding
 from pipelines.monitoring.metrics import Metrics
 from tests.support.cases import SOURCES, heartbeat, keyed
 from tests.support.commands import here
@@ -37,10 +37,10 @@ def test_a_head_in_the_future_is_told_and_a_jump_gets_past_it(kafka: str, tmp_pa
         partitions=1,
         **{"message.timestamp.after.max.ms": str(2**63 - 1)},
     )
-    assert check_keys(river.settings, river.questions) == ([], [])
+    assert check_keys(river.settings, river.reader) == ([], [])
     river.config["sources"]["tracking"]["topic"] = "future-unbounded"
     river.write()
-    problems, [warning] = check_keys(river.settings, river.questions)
+    problems, [warning] = check_keys(river.settings, river.reader)
     assert (problems, warning.where) == ([], "sources.tracking.topic")
     assert f"message.timestamp.after.max.ms to {DAY_MS}" in warning.fix
     assert json.loads(here(river, "validate", "--json"))["warnings"] == [warning._asdict()]
@@ -58,7 +58,7 @@ def test_a_head_in_the_future_is_told_and_a_jump_gets_past_it(kafka: str, tmp_pa
     assert published(kafka, river.sink, 1)[0].value is not None
     [ahead] = [
         each
-        for each in status(river.questions, river.settings)["warnings"]
+        for each in status(river.reader, river.settings)["warnings"]
         if each["where"] == f"{tracking}[0]"
     ]
     assert "ahead of the wall clock" in ahead["what"]
@@ -67,7 +67,7 @@ def test_a_head_in_the_future_is_told_and_a_jump_gets_past_it(kafka: str, tmp_pa
     for topic in (tracking, orders):
         produce(kafka, topic, [(0, keyed("b", now + 20_000)), (0, heartbeat(now + 40_000))])
     river.finish()
-    assert "warnings" not in status(river.questions, river.settings)
+    assert "warnings" not in status(river.reader, river.settings)
     last = json.loads(published(kafka, river.sink, 1)[-1].value or b"")
     assert (last["key"], len(last["tracking"]), len(last["orders"])) == ("b", 1, 1)
     assert river.broken_promises() == []
@@ -83,7 +83,9 @@ def test_the_metric_says_how_far_a_head_is_ahead_beyond_what_is_allowed(
     monkeypatch.setattr(time, "time", lambda: now_s)
     metrics, head = Metrics(settings_for(tmp_path)), now_s * 1000 + ahead_ms
     metrics(
-        Standing({0: 1_000}, {TopicPartition("orders", 0): SourceStanding(4, head, head, "held")})
+        MergeProgress(
+            {0: 1_000}, {TopicPartition("orders", 0): SourceStanding(4, head, head, "held")}
+        )
     )
     assert (
         exposed(metrics).value("watersmeet_head_in_future_seconds", topic="orders", partition="0")

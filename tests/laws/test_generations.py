@@ -7,7 +7,7 @@ import pytest
 
 from pipelines.core.model import MergeRules, PartitionMerge
 from pipelines.core.plan import TopicPartition
-from pipelines.core.sequence import Tail
+from pipelines.core.sequence import SequenceTail
 from pipelines.lake import tables
 from pipelines.lake.generations import read_generations
 from pipelines.running.owner import Owner
@@ -52,7 +52,12 @@ def model_of(case: Case, begin: dict[str, int], arrived: int, out: Places) -> Pa
 
 
 def rows_of(
-    p: int, case: Case, model: PartitionMerge, tail: Tail | None = None, *, is_closed: bool = False
+    p: int,
+    case: Case,
+    model: PartitionMerge,
+    tail: SequenceTail | None = None,
+    *,
+    is_closed: bool = False,
 ) -> list[tuple[object, ...]]:
     """A model's merge records as silver has them; `is_closed`: after a jump, with all that is not
     out by the tail closed."""
@@ -93,21 +98,19 @@ def flat(rows: dict[int, list[tuple[object, ...]]]) -> list[tuple[object, ...]]:
 
 def silver(lake: CaseLake, generation: int) -> list[tuple[object, ...]]:
     return sorted(
-        as_tuples(
-            lake.questions.select(tables.SILVER, COLUMNS, [[("generation", "=", generation)]])
-        ),
+        as_tuples(lake.reader.select(tables.SILVER, COLUMNS, [[("generation", "=", generation)]])),
         key=repr,
     )
 
 
-def half_out(p: int, model: PartitionMerge) -> tuple[Tail, Places] | None:
+def half_out(p: int, model: PartitionMerge) -> tuple[SequenceTail, Places] | None:
     """The last message of a partition of which half is out, and the records that are parts of its
     messages."""
     order = model.published_order()
     if p % 4 != BACK_PUBLISHED or not order:
         return None
     seq = len(order) // 2
-    tail = Tail(seq, order[seq].event_time, order[seq].key, seq)
+    tail = SequenceTail(seq, order[seq].event_time, order[seq].key, seq)
     return tail, {
         (source, part.offset)
         for row in order[: seq + 1]
@@ -160,7 +163,7 @@ def test_each_generation_is_the_merge_from_its_beginning_on_and_a_crash_in_a_jum
         else:
             raise AssertionError(f"{step} was not reached")
         if step[1] in (tables.RECOVERED, tables.GENERATIONS):
-            assert len(read_generations(lake.questions, lake.settings)) == 1, "nothing is decided"
+            assert len(read_generations(lake.reader, lake.settings)) == 1, "nothing is decided"
             lake.start().complete()
             assert silver(lake, 0) == flat(
                 {p: rows_of(p, lake.cases[p], model) for p, model in before.items()}
@@ -179,7 +182,7 @@ def test_each_generation_is_the_merge_from_its_beginning_on_and_a_crash_in_a_jum
     assert silver(lake, 0) == closed
     late = flat({p: late_rows(p, model) for p, model in before.items()})
     assert sorted((row[:6] for row in lake.late(0)), key=repr) == late
-    jumps = lake.questions.select(
+    jumps = lake.reader.select(
         tables.RESETS, ["source", "partition", "from_offset", "to_offset", "reason"]
     ).to_pylist()
     assert sorted(tuple(row.values()) for row in jumps) == sorted(

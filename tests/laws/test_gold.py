@@ -40,7 +40,7 @@ def notes(lake: CaseLake) -> list[dict[str, Any]]:
         "last_key",
         "sink_offset",
     ]
-    found = lake.questions.select(tables.PUBLISHED, columns).to_pylist()
+    found = lake.reader.select(tables.PUBLISHED, columns).to_pylist()
     return sorted(found, key=lambda row: (row["sink"], row["partition"], row["first_seq"]))
 
 
@@ -108,7 +108,7 @@ def river(new_lake: MakeLake, kafka: str, kind: str) -> River:
 
 def finished(lake: CaseLake) -> list[tuple[int, int, str]]:
     """Silver's finished records in the order of publication: partition, event time, key."""
-    found = lake.questions.select(
+    found = lake.reader.select(
         tables.SILVER, ["partition", "event_time", "merge_key"], [[("status", "=", "timed_out")]]
     )
     return sorted(
@@ -210,6 +210,6 @@ def test_a_sink_that_was_made_again_gets_the_whole_sequence_byte_for_byte(river:
 
 
 def test_a_drained_lake_publishes_nothing(river: River) -> None:
-    version = river.lake.questions.version(tables.PUBLISHED)
+    version = river.lake.reader.version(tables.PUBLISHED)
     assert river.lake.publish() == []
-    assert river.lake.questions.version(tables.PUBLISHED) == version
+    assert river.lake.reader.version(tables.PUBLISHED) == version

@@ -158,7 +158,7 @@ def river(new_lake: MakeLake, kafka: str, kind: str) -> River:
     river.write([row for mine in rows.values() for row in mine[50:53]], 1)
     with pytest.raises(CrashError):
         river.lake.publish(dying_at(river.lake.engine, "append", tables.PUBLISHED))
-    river.seen["unnoted"] = last_published(river.lake.questions)
+    river.seen["unnoted"] = last_published(river.lake.reader)
     river.write([row for mine in rows.values() for row in mine[53:]], 2)
     refused = [row._replace(event_time=900) for row in rows[0][::9]]
     kept, river.rows = river.rows, []
@@ -182,7 +182,7 @@ def test_a_sequence_goes_on_in_the_midst_of_what_is_closed_at_one_time(river: Ri
     before = [row for row in river.rows if row.partition == 0]
     assert before[49].closed_at == before[50].closed_at
     assert {tail.seq for tail in river.seen["unnoted"].values()} == {49}
-    for p, tail in last_published(river.lake.questions).items():
+    for p, tail in last_published(river.lake.reader).items():
         last = [row for row in river.rows if row.partition == p][-1]
         assert (tail.tenant, tail.key, tail.due, tail.closed_at) == (
             last.tenant,
@@ -197,11 +197,11 @@ def test_only_where_the_lag_has_changed_messages_tell_of_it(river: River, kind: 
     lake = river.lake
     said = {headers_of(m).get("watersmeet.rules") for m in river.messages()} - {None}
     assert said == {lake.settings.fingerprint}
-    begin_epoch(lake.questions, lake.quick.append, lake.settings, 0, 0)
+    begin_epoch(lake.reader, lake.quick.append, lake.settings, 0, 0)
     changed = lake.settings.model_copy(
         update={"merge": lake.settings.merge.model_copy(update={"tenant_max_lag_ms": 1000})}
     )
-    begin_epoch(lake.questions, lake.quick.append, changed, 4, 1)
+    begin_epoch(lake.reader, lake.quick.append, changed, 4, 1)
     progress = [
         (
             batch,

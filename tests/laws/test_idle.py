@@ -9,7 +9,7 @@ import pytest
 
 from pipelines.core.idle import IdleDecision
 from pipelines.core.plan import TopicPartition
-from pipelines.kafka.silence import Silence
+from pipelines.kafka.idle_detector import IdleDetector
 from pipelines.lake import tables
 from tests.laws.conftest import MakeLake, in_folders
 from tests.support.cases import Case, expected_late, expected_silver, heartbeat, keyed, rich_cases
@@ -32,7 +32,7 @@ class Clock:
         return self.now
 
 
-class Quiet(Silence):
+class Quiet(IdleDetector):
     """Kafka, as far as this lake's bronze was filled: nothing beyond, unless it `is_behind`."""
 
     is_behind = False
@@ -67,10 +67,10 @@ def test_silences_give_what_the_model_gives_with_the_same_decisions(new_lake: Ma
     list(silver.drain())
     clock.now = 9.9
     list(silver.drain())
-    assert decisions_of(lake.questions) == {}, "not silent for long enough"
+    assert decisions_of(lake.reader) == {}, "not silent for long enough"
     clock.now, silence.is_behind = 10.0, True
     list(silver.drain())
-    assert decisions_of(lake.questions) == {}, "bronze is behind Kafka: the source is not silent"
+    assert decisions_of(lake.reader) == {}, "bronze is behind Kafka: the source is not silent"
 
     silence.is_behind = False
     dying = lake.start(silence, dying_at(lake.engine, "append", tables.IDLE_HEARTBEATS))
@@ -78,7 +78,7 @@ def test_silences_give_what_the_model_gives_with_the_same_decisions(new_lake: Ma
         list(dying.drain())
     plans = list(lake.start(silence).drain())
     assert plans, "what nobody has written is decided again"
-    found = decisions_of(lake.questions)
+    found = decisions_of(lake.reader)
     assert len(found) > 6
     assert found["orders", SILENT] == [IdleDecision(0, 500)]
     assert ("tracking", SILENT) not in found, "never the one that is ahead"

@@ -14,7 +14,7 @@ from confluent_kafka import Producer
 
 from pipelines.audit.status import status
 from pipelines.audit.validate import check_kafka, check_keys
-from pipelines.core.repartition import route
+from pipelines.core.repartition import assign_partitions
 from pipelines.errors import ConfigurationError, UnreadableRecordsError
 from pipelines.kafka.reading import Range, read_range
 from pipelines.lake import tables
@@ -95,7 +95,7 @@ def test_a_record_that_is_too_large_is_refused_and_its_length_is_kept(
     river.finish()
     columns = ["offset", "key", "value", "headers", "reason", "detail", "record_bytes"]
     of_bronze = (
-        river.questions.select(tables.bronze("tracking"), [*columns, "merge_key"])
+        river.reader.select(tables.bronze("tracking"), [*columns, "merge_key"])
         .sort_by("offset")
         .to_pylist()
     )
@@ -105,7 +105,7 @@ def test_a_record_that_is_too_large_is_refused_and_its_length_is_kept(
         None,
         fits,
     )
-    refused = river.questions.select(tables.QUARANTINE, columns).sort_by("offset").to_pylist()
+    refused = river.reader.select(tables.QUARANTINE, columns).sort_by("offset").to_pylist()
     assert refused == [{name: row[name] for name in columns} for row in of_bronze[1:4]]
     kept = [tuple(row.values()) for row in refused]
     is_ = "kafka.max_record_bytes is 1000"
@@ -141,7 +141,7 @@ def test_a_record_that_is_too_large_is_refused_and_its_length_is_kept(
         (3, "too_large", None, None),
     ]
     with pytest.raises(ConfigurationError, match="are not kept"):
-        Redrive(river.questions, river.settings, "too_large")
+        Redrive(river.reader, river.settings, "too_large")
     assert river.broken_promises() == []
 
 
@@ -166,7 +166,7 @@ def test_the_bound_on_a_record_changes_by_an_epoch_and_what_was_refused_stays_so
     produce_packed(kafka, orders, [heartbeat(10_000)], "none")
     river.finish()
     found = (
-        river.questions.select(tables.bronze("tracking"), ["offset", "reason", "value"])
+        river.reader.select(tables.bronze("tracking"), ["offset", "reason", "value"])
         .sort_by("offset")
         .to_pylist()
     )
@@ -190,12 +190,13 @@ def test_one_of_two_sources_of_a_topic_refuses_what_is_too_large_also_when_repar
     produce_packed(kafka, "large-both", [keyed("a", 10, of="orders", text="x" * 2000)], "none")
     river.finish("bronze")
     reasons = {
-        s: river.questions.select(tables.bronze(s), ["reason"])["reason"].to_pylist()
-        for s in SOURCES
+        s: river.reader.select(tables.bronze(s), ["reason"])["reason"].to_pylist() for s in SOURCES
     }
     assert reasons == {SOURCES[0]: ["too_large"], SOURCES[1]: [None]}
     [batch] = read_range(river.settings.kafka, Range("large-both", 0, 0, 1))
-    [copied] = route(batch, river.settings.reading_rules(SOURCES[0]))["value"].to_pylist()
+    [copied] = assign_partitions(batch, river.settings.reading_rules(SOURCES[0]))[
+        "value"
+    ].to_pylist()
     assert copied.startswith(b"the value has ")
 
 
@@ -221,16 +222,16 @@ def test_what_the_client_cannot_unpack_is_named_and_passed_over_as_the_sentence_
         list(read_range(river.settings.kafka, Range(tracking, 0, 0, 6)))
     said = str(raised.value)
     assert said in here(river, "run", "--once", exit_code=1)
-    [problem], _ = check_keys(river.settings, river.questions)
+    [problem], _ = check_keys(river.settings, river.reader)
     assert f"{problem.what}; {problem.fix}" == said
-    assert status(river.questions, river.settings)["partitions"][0]["sources"]["tracking"][
+    assert status(river.reader, river.settings)["partitions"][0]["sources"]["tracking"][
         "lag"
     ] == 6 - _read(river)
     delete_records(kafka, tracking, 0, 4)
     river.config["kafka"]["on_data_loss"] = "continue"
     river.write()
     river.finish()
-    keys = river.questions.select(tables.SILVER, ["merge_key"])["merge_key"].to_pylist()
+    keys = river.reader.select(tables.SILVER, ["merge_key"])["merge_key"].to_pylist()
     assert "last" in keys
     assert river.broken_promises() == []
 
@@ -290,7 +291,7 @@ def _value_bytes(message: Any) -> bytes | None:
 
 def _read(river: River) -> int:
     table = tables.bronze("tracking")
-    return len(river.questions.select(table, ["offset"])) if river.questions.exists(table) else 0
+    return len(river.reader.select(table, ["offset"])) if river.reader.exists(table) else 0
 
 
 @pytest.mark.nightly
@@ -307,10 +308,8 @@ def test_a_few_kilobytes_that_unpack_to_hundreds_of_megabytes_end_nothing_and_ta
     produce_packed(kafka, tracking, [keyed("a", 10, text="x" * 20 * MIB)] * 10, "zstd")
     produce_packed(kafka, tracking, [keyed("b", 20), heartbeat(10_000)], "none")
     produce_packed(kafka, orders, [keyed("b", 20), heartbeat(10_000)], "none")
-    assert (
-        status(river.questions, river.settings)["partitions"][0]["sources"]["tracking"]["lag"] == 14
-    )
-    assert [*check_kafka(river.settings), *check_keys(river.settings, river.questions)[0]] == []
+    assert status(river.reader, river.settings)["partitions"][0]["sources"]["tracking"]["lag"] == 14
+    assert [*check_kafka(river.settings), *check_keys(river.settings, river.reader)[0]] == []
     with (tmp_path / "out").open("wb") as out:
         process = subprocess.Popen(
             [*WATERSMEET, "run", "--once", "-c", str(river.file)], stdout=out, stderr=out
@@ -318,10 +317,10 @@ def test_a_few_kilobytes_that_unpack_to_hundreds_of_megabytes_end_nothing_and_ta
         peak_mib = peak_mib_of(process)
     assert process.returncode == 0, (tmp_path / "out").read_text()
     assert peak_mib < 1.5 * 1024, f"{peak_mib:.0f} MiB"
-    merged = river.questions.select(tables.SILVER, ["merge_key", "status"]).to_pylist()
+    merged = river.reader.select(tables.SILVER, ["merge_key", "status"]).to_pylist()
     assert {row["merge_key"] for row in merged if row["status"] == "timed_out"} == {"a", "b"}
     assert (
-        len(river.questions.select(tables.QUARANTINE, ["offset"], [[("reason", "=", "too_large")]]))
+        len(river.reader.select(tables.QUARANTINE, ["offset"], [[("reason", "=", "too_large")]]))
         == 2
     )
 

@@ -19,10 +19,10 @@ from pipelines.core.plan import TopicPartition
 from pipelines.core.window import Window
 from pipelines.errors import ConfigurationError
 from pipelines.lake import tables
-from pipelines.lake.by_delta_rs import DeltaRsQuestions
+from pipelines.lake.by_delta_rs import DeltaRsReader
 from pipelines.lake.decisions import decision_rows
 from pipelines.lake.location import Lake
-from pipelines.lake.questions import Questions
+from pipelines.lake.table_reader import TableReader
 from tests.laws.conftest import MakeLake
 from tests.support.cases import SOURCES, Case, expected_silver, keyed, rich_cases
 from tests.support.configurations import settings_for
@@ -32,8 +32,8 @@ RANDOM = 5
 IDLE = RANDOM
 
 
-def questions_of(lake: CaseLake, directory: Path) -> Questions:
-    return DeltaRsQuestions(Lake(rebuilt_settings(lake.settings, directory)))
+def reader_of(lake: CaseLake, directory: Path) -> TableReader:
+    return DeltaRsReader(Lake(rebuilt_settings(lake.settings, directory)))
 
 
 def jump(lake: CaseLake) -> None:
@@ -70,18 +70,17 @@ def test_a_rebuild_is_what_silver_was_then_however_it_is_cut(
     told: list[int] = []
     merge = lake.settings.merge.model_copy(update={"max_records_per_batch": 10**6})
     again, once = tmp_path / "again", lake.settings.model_copy(update={"merge": merge})
-    found = rebuild(lake.questions, once, again, tell=lambda plan: told.append(plan.batch))
-    there = questions_of(lake, again)
+    found = rebuild(lake.reader, once, again, notify=lambda plan: told.append(plan.batch))
+    there = reader_of(lake, again)
     assert silver_of(there) == silver
     assert late_of(there) == late
     assert found["lake"] == found["rebuilt"]
     assert found["lake"]["open"] > 0 < found["lake"]["timed_out"]
-    assert len(told) < lake.questions.version(tables.SILVER), "in other batches"
+    assert len(told) < lake.reader.version(tables.SILVER), "in other batches"
     assert not (again / "bronze_tracking").exists(), "from the lake's own bronze"
     was_reset = [("invalid_reason", "=", "reset")]
     resets = [
-        q.select(tables.SILVER, ["merge_key"], [was_reset]).num_rows
-        for q in (lake.questions, there)
+        q.select(tables.SILVER, ["merge_key"], [was_reset]).num_rows for q in (lake.reader, there)
     ]
     assert resets[0] > 0 == resets[1], "of the newest generation alone"
     assert any(row[0] == IDLE and row[2] == "timed_out" for row in silver), (
@@ -91,7 +90,7 @@ def test_a_rebuild_is_what_silver_was_then_however_it_is_cut(
     lake.arrive()
     assert lake.merge(lake.quick) > 0
     assert lake.silver(1) != silver
-    assert verify_against(lake.questions, there, lake.settings, again) == {
+    assert verify_against(lake.reader, there, lake.settings, again) == {
         "ok": True,
         "problems": [],
     }, "as silver was then"
@@ -103,7 +102,7 @@ def test_a_rebuild_is_what_silver_was_then_however_it_is_cut(
 def break_and_compare(spark: SparkSession, lake: CaseLake, broken: Path) -> list[str]:
     """What the comparison with a rebuild says once a row of it is changed by hand."""
     row = (
-        questions_of(lake, broken)
+        reader_of(lake, broken)
         .select(tables.SILVER, ["partition", "merge_key", "event_time"])
         .to_pylist()[0]
     )
@@ -114,7 +113,7 @@ def break_and_compare(spark: SparkSession, lake: CaseLake, broken: Path) -> list
     DeltaTable.forPath(spark, f"{broken}/silver").update(
         is_it, {"last_event_time": "event_time + INTERVAL 1 DAY"}
     )
-    found = verify_against(lake.questions, questions_of(lake, broken), lake.settings, broken)
+    found = verify_against(lake.reader, reader_of(lake, broken), lake.settings, broken)
     assert found["ok"] == (not found["problems"])
     [problem] = found["problems"]
     assert repr(row["merge_key"]) in problem["where"] or row["merge_key"] in problem["where"]
@@ -129,21 +128,21 @@ def test_under_another_timeout_it_is_what_the_model_makes_of_it(
     cases = rich_cases(5, 700, refused=False)
     lake = CaseLake(engine_for(open_spark, settings), settings, cases)
     with pytest.raises(ConfigurationError, match="silver has merged nothing yet"):
-        rebuild(lake.questions, settings, tmp_path / "longer")
+        rebuild(lake.reader, settings, tmp_path / "longer")
     lake.arrive()
     lake.merge()
     full = tmp_path / "full"
     full.mkdir()
     (full / "something").touch()
     with pytest.raises(ConfigurationError, match="is not an empty folder"):
-        rebuild(lake.questions, settings, full)
+        rebuild(lake.reader, settings, full)
     with pytest.raises(ConfigurationError, match="holds no complete rebuild"):
-        verify_against(lake.questions, questions_of(lake, full), settings, full)
+        verify_against(lake.reader, reader_of(lake, full), settings, full)
 
     longer = tmp_path / "longer"
-    found = rebuild(lake.questions, settings, longer, Window(300))
+    found = rebuild(lake.reader, settings, longer, Window(300))
     expected = {p: replace(case, timeout_ms=300) for p, case in cases.items()}
-    rows = silver_of(questions_of(lake, longer))
+    rows = silver_of(reader_of(lake, longer))
     assert rows == expected_silver(expected) != expected_silver(cases)
     complete = [row for row in rows if all(row[5:])]
     rebuilt: dict[str, Any] = found["rebuilt"]
@@ -161,4 +160,4 @@ def test_under_another_timeout_it_is_what_the_model_makes_of_it(
             "late": late,
         }
     with pytest.raises(ConfigurationError, match="was derived with a timeout of 300 ms"):
-        verify_against(lake.questions, questions_of(lake, longer), settings, longer)
+        verify_against(lake.reader, reader_of(lake, longer), settings, longer)

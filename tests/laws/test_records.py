@@ -36,7 +36,7 @@ def test_a_header_whose_name_is_not_utf_8_stops_no_source_and_costs_no_record(
         produce(kafka, topic, [(0, heartbeat(10_000))])
     river.finish()
     found = (
-        river.questions.select(tables.bronze("tracking"), ["offset", "reason", "headers"])
+        river.reader.select(tables.bronze("tracking"), ["offset", "reason", "headers"])
         .sort_by("offset")
         .to_pylist()
     )
@@ -46,16 +46,14 @@ def test_a_header_whose_name_is_not_utf_8_stops_no_source_and_costs_no_record(
         (2, None, [{"key": "good", "value": b"1"}]),
         (3, None, None),
     ]
-    merged = river.questions.select(tables.SILVER, ["merge_key", "status"]).to_pylist()
+    merged = river.reader.select(tables.SILVER, ["merge_key", "status"]).to_pylist()
     assert sorted(row["merge_key"] for row in merged if row["status"] == "timed_out") == ["a", "b"]
     [letter] = dead_letters(kafka, "raw-names-letters", 1)
     assert (letter.offset, letter.reason, letter.value) == (1, "undecodable", b"{")
     assert river.broken_promises() == []
     produce_raw(kafka, tracking, keyed("c", 30), NOT_UTF_8)
-    assert (
-        status(river.questions, river.settings)["partitions"][0]["sources"]["tracking"]["lag"] == 1
-    )
-    assert [*check_kafka(river.settings), *check_keys(river.settings, river.questions)[0]] == []
+    assert status(river.reader, river.settings)["partitions"][0]["sources"]["tracking"]["lag"] == 1
+    assert [*check_kafka(river.settings), *check_keys(river.settings, river.reader)[0]] == []
 
 
 def test_what_a_record_says_of_a_redrive_stops_no_redrive(kafka: str, tmp_path: Path) -> None:
@@ -72,7 +70,7 @@ def test_what_a_record_says_of_a_redrive_stops_no_redrive(kafka: str, tmp_path: 
     produce(kafka, river.topic("orders"), [(0, keyed("a", 10))])
     river.finish("bronze")
     produce_raw(kafka, tracking, keyed("b", 20), NOT_UTF_8)
-    redrive = Redrive(river.questions, river.settings, "undecodable")
+    redrive = Redrive(river.reader, river.settings, "undecodable")
     assert [row["before"] for row in redrive.run(apply=False)["records"]] == [0, 0]
     assert redrive.run(apply=True)["sent"] == 1
     assert redrive.run(apply=True)["sent"] == 0
@@ -100,7 +98,7 @@ def test_only_a_record_with_the_bytes_of_the_refused_one_counts_as_redriven(
     produce(kafka, river.topic("orders"), [(0, keyed("a", 10))])
     river.finish("bronze")
     lie()
-    wanted = Redrive(river.questions, river.settings, "undecodable")
+    wanted = Redrive(river.reader, river.settings, "undecodable")
     before = wanted.run(apply=False)["records"][0]
     assert (before["found"], before["before"]) == (4, 0)
     assert wanted.run(apply=True)["sent"] == 4
@@ -122,7 +120,7 @@ def test_any_timestamp_that_a_producer_sends_is_kept_as_far_as_a_column_can(
         produce_raw(kafka, tracking, keyed("a", 10), [], timestamp=at_ms)
     produce(kafka, orders, [(0, keyed("a", 10))])
     river.finish()
-    found = river.questions.select(
-        tables.bronze("tracking"), ["offset", "kafka_timestamp"]
-    ).sort_by("offset")
+    found = river.reader.select(tables.bronze("tracking"), ["offset", "kafka_timestamp"]).sort_by(
+        "offset"
+    )
     assert found["kafka_timestamp"].to_pylist() == [-((2**63 - 1) // 1000), -1, 1]

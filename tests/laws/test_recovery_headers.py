@@ -13,12 +13,12 @@ from pipelines.core.plan import TopicPartition
 from pipelines.engine.choice import open_engine
 from pipelines.errors import ConfigurationError
 from pipelines.lake import tables
-from pipelines.lake.by_delta_rs import DeltaRsQuestions
+from pipelines.lake.by_delta_rs import DeltaRsReader
 from pipelines.lake.decisions import decision_rows, read_decisions
 from pipelines.lake.generations import read_generations
 from pipelines.lake.location import Lake
 from pipelines.run import create_missing
-from pipelines.running.beginning import begin_first
+from pipelines.running.generations import begin_first
 from pipelines.running.owner import Owner
 from tests.support.cases import SOURCES, Case, expected_messages, heartbeat, keyed
 from tests.support.configurations import settings_for
@@ -103,7 +103,7 @@ def test_what_thousands_of_tenants_were_told_fits_into_a_message_or_the_message_
             begin_first(Owner(engine), lost, 1)
             assert (
                 read_decisions(
-                    DeltaRsQuestions(Lake(lost)), read_generations(engine.questions, lost).newest
+                    DeltaRsReader(Lake(lost)), read_generations(engine.reader, lost).newest
                 )
                 == decided
             )

@@ -25,23 +25,23 @@ WRITE = PartitionedFiles.write
 WRITTEN = (tables.SILVER, tables.LATE, tables.PROGRESS, tables.IDLE_HEARTBEATS)
 
 
-def dying_once_written(files: PartitionedFiles, pieces: Iterable[pa.Table]) -> list[AddAction]:
+def dying_once_written(files: PartitionedFiles, chunks: Iterable[pa.Table]) -> list[AddAction]:
     """New files are there, and no commit names them."""
-    WRITE(files, pieces)
+    WRITE(files, chunks)
     raise CrashError
 
 
 def last_batches(lake: CaseLake) -> tuple[int, int]:
     """Of which batch silver's last commit, and `progress`, tell."""
-    last = last_batch(lake.questions)
-    noted = lake.questions.summary(tables.PROGRESS, [], {"batch": ("max", "batch")})
+    last = last_batch(lake.reader)
+    noted = lake.reader.summary(tables.PROGRESS, [], {"batch": ("max", "batch")})
     return -1 if last is None else last[0].batch, noted["batch"][0].as_py()
 
 
 def batches(lake: CaseLake) -> tuple[int, int]:
     """How many batches silver's commits hold, and how many `progress` has."""
-    noted = lake.questions.summary(tables.PROGRESS, ["batch"], {})
-    return lake.questions.version(tables.SILVER), noted.num_rows
+    noted = lake.reader.summary(tables.PROGRESS, ["batch"], {})
+    return lake.reader.version(tables.SILVER), noted.num_rows
 
 
 @pytest.mark.promise("N2", "O3", "O7")
@@ -73,11 +73,11 @@ def test_whatever_step_is_cut_off_the_next_start_completes_it_and_a_fenced_owner
     assert crash("append", tables.PROGRESS) == (3, 2), (
         "a start that completes it may be cut off too"
     )
-    late = lake.questions.version(tables.LATE)
+    late = lake.reader.version(tables.LATE)
     paused = lake.start()
     assert list(paused.drain()) == []
     assert batches(lake) == (3, 3)
-    assert lake.questions.version(tables.LATE) == late, "what was written is not written again"
+    assert lake.reader.version(tables.LATE) == late, "what was written is not written again"
 
     # An owner that is paused between its plan and its commit.
     lake.arrive()
@@ -87,7 +87,7 @@ def test_whatever_step_is_cut_off_the_next_start_completes_it_and_a_fenced_owner
     later = lake.owner()
     later.fence(tables.SILVER)
     later.fence(tables.IDLE_HEARTBEATS)
-    before = [lake.questions.version(name) for name in WRITTEN]
+    before = [lake.reader.version(name) for name in WRITTEN]
     with pytest.raises(LeaseLostError, match="has been taken over by another process"):
         paused.commit(plan)
     with pytest.raises(LeaseLostError):
@@ -95,12 +95,12 @@ def test_whatever_step_is_cut_off_the_next_start_completes_it_and_a_fenced_owner
             tables.IDLE_HEARTBEATS,
             lake.engine.lake.layout[tables.IDLE_HEARTBEATS].schema.empty_table(),
         )
-    assert [lake.questions.version(name) for name in WRITTEN] == before
+    assert [lake.reader.version(name) for name in WRITTEN] == before
     assert lake.merge() == 1
 
     assert lake.silver() == expected_silver(lake.cases, SOURCES)
     assert lake.late() == expected_late(lake.cases, SOURCES)
-    rows = lake.questions.summary(tables.PROGRESS, ["batch"], {"rows": ("count", "*")}).to_pylist()
+    rows = lake.reader.summary(tables.PROGRESS, ["batch"], {"rows": ("count", "*")}).to_pylist()
     expected = len(lake.cases) * len(SOURCES)
     assert sorted(tuple(row.values()) for row in rows) == [
         (batch, expected) for batch in range(4)
@@ -142,17 +142,17 @@ def test_the_same_holds_of_a_batch_that_writes_the_open_records_anew(
     lake.arrive()
     paused, versions = lake.start(), list[int]()
 
-    def replaced(files: PartitionedFiles, pieces: Iterable[pa.Table]) -> list[AddAction]:
+    def replaced(files: PartitionedFiles, chunks: Iterable[pa.Table]) -> list[AddAction]:
         lake.token += 1
         lake.owner(lake.quick).fence(tables.SILVER)
-        versions.extend(lake.quick.questions.version(name) for name in WRITTEN)
-        return WRITE(files, pieces)
+        versions.extend(lake.quick.reader.version(name) for name in WRITTEN)
+        return WRITE(files, chunks)
 
     with monkeypatch.context() as patch:
         patch.setattr(PartitionedFiles, "write", replaced)
         with pytest.raises(CommitFailedError):
             list(paused.drain())
-    assert [lake.questions.version(name) for name in WRITTEN] == versions, (
+    assert [lake.reader.version(name) for name in WRITTEN] == versions, (
         "the fence is the last commit"
     )
     with pytest.raises(LeaseLostError):
@@ -162,5 +162,5 @@ def test_the_same_holds_of_a_batch_that_writes_the_open_records_anew(
     assert rewrites_of(lake.settings) > rewrites + 4
     assert lake.silver() == expected_silver(lake.cases)
     assert lake.late() == expected_late(lake.cases)
-    noted = lake.questions.select(tables.PROGRESS, ["batch", "partition", "source"]).to_pylist()
+    noted = lake.reader.select(tables.PROGRESS, ["batch", "partition", "source"]).to_pylist()
     assert len(noted) == len({tuple(row.values()) for row in noted}), "each is noted once"

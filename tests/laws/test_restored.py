@@ -28,7 +28,7 @@ def restore(lake: CaseLake, open_spark: OpenSpark, table: str, version: int) -> 
 
 def refusal(lake: CaseLake) -> str:
     with pytest.raises(ConfigurationError) as refused:
-        check_not_restored(lake.questions, lake.engine.lake)
+        check_not_restored(lake.reader, lake.engine.lake)
     return str(refused.value)
 
 
@@ -41,12 +41,12 @@ def test_silver_that_was_restored_is_refused_until_it_is_taken_forward_again(
     lake = new_lake(rich_cases(4, 1656, wealth="late"))
     lake.arrive(0.3)
     lake.merge()
-    earlier = lake.questions.version(tables.SILVER)
+    earlier = lake.reader.version(tables.SILVER)
     running = lake.start()
     lake.arrive(0.5)
     assert list(running.drain())
-    check_not_restored(lake.questions, lake.engine.lake)
-    merged, last = lake.silver(), lake.questions.version(tables.SILVER)
+    check_not_restored(lake.reader, lake.engine.lake)
+    merged, last = lake.silver(), lake.reader.version(tables.SILVER)
     restore(lake, open_spark, tables.SILVER, earlier)
     lake.arrive(0.8)
     here = re.escape(lake.engine.lake.address(tables.SILVER))
@@ -60,7 +60,7 @@ def test_silver_that_was_restored_is_refused_until_it_is_taken_forward_again(
         with pytest.raises(ConfigurationError, match="silver was taken back by somebody's RESTORE"):
             list(silver.drain())
     restore(lake, open_spark, tables.SILVER, last)
-    check_not_restored(lake.questions, lake.engine.lake)
+    check_not_restored(lake.reader, lake.engine.lake)
     assert lake.silver() == merged
     lake.arrive()
     lake.merge()
@@ -79,11 +79,11 @@ def test_so_is_every_table_that_a_layer_writes(
     for share in (0.3, 0.6):
         lake.arrive(share)
         lake.merge()
-    last = lake.questions.version(table)
+    last = lake.reader.version(table)
     restore(lake, open_spark, table, 1)
     assert f"lake: {table} was taken back" in refusal(lake)
     restore(lake, open_spark, table, last)
-    check_not_restored(lake.questions, lake.engine.lake)
+    check_not_restored(lake.reader, lake.engine.lake)
 
 
 @pytest.mark.parametrize("kind", [QUICK], indirect=True, scope="module")
@@ -93,10 +93,10 @@ def test_a_restore_that_undoes_nothing_of_a_layer_is_none(
     lake = new_lake(rich_cases(4, 1656, wealth="late"))
     lake.arrive(0.5)
     lake.merge()
-    last = lake.questions.version(tables.SILVER)
+    last = lake.reader.version(tables.SILVER)
     lake.engine.set_properties(tables.SILVER, {"a.comment": "of somebody"})
     restore(lake, open_spark, tables.SILVER, last)
-    check_not_restored(lake.questions, lake.engine.lake)
+    check_not_restored(lake.reader, lake.engine.lake)
     lake.arrive()
     lake.merge()
     assert lake.silver() == expected_silver(lake.cases)

@@ -99,7 +99,7 @@ def test_every_bronze_record_ends_in_exactly_one_outcome_or_waits(lake: CaseLake
     ended += [(str(row[1]), row[0], row[2]) for row in [*lake.late(), *lake.quarantined()]]
     passed = []
     for source in SOURCES:
-        bronze = lake.questions.select(
+        bronze = lake.reader.select(
             tables.bronze(source), ["partition", "offset", "reason", "heartbeat"]
         ).to_pylist()
         ended += [(source, row["partition"], row["offset"]) for row in bronze if row["heartbeat"]]
@@ -132,7 +132,7 @@ def test_a_skipped_tombstone_is_in_bronze_alone_and_moves_nothing(
     refused = expected_quarantine(cases)
     assert lake.quarantined() == [row for row in refused if (row[1], row[3]) != ("tracking", None)]
     columns = ["partition", "offset", "merge_key", "event_time", "heartbeat", "reason", "detail"]
-    skipped = lake.questions.select(
+    skipped = lake.reader.select(
         tables.bronze("tracking"), columns, [[("value", "is null", None)]]
     ).to_pylist()
     places = [(row[0], row[2]) for row in refused if (row[1], row[3]) == ("tracking", None)]
@@ -154,7 +154,7 @@ def test_a_finished_record_is_valid_where_the_expression_is_true_and_the_message
         "invalid_reason",
     ]
     seen: Counter[str | None] = Counter()
-    for row in lake.questions.select(tables.SILVER, columns).to_pylist():
+    for row in lake.reader.select(tables.SILVER, columns).to_pylist():
         if row["status"] == "open":
             assert (row["valid"], row["invalid_reason"]) == (None, None)
             continue
@@ -179,7 +179,7 @@ def test_a_finished_record_is_valid_where_the_expression_is_true_and_the_message
 def test_a_batch_is_one_merge_whose_metadata_holds_the_plan_and_whose_notes_follow(
     lake: CaseLake, spark: SparkSession
 ) -> None:
-    history = sorted(lake.questions.history(tables.SILVER))
+    history = sorted(lake.reader.history(tables.SILVER))
     assert [plan_of(json.loads(version.metadata or "")) for version in history[1:]] == lake.plans
     operations = [
         row.operation
@@ -195,7 +195,7 @@ def test_a_batch_is_one_merge_whose_metadata_holds_the_plan_and_whose_notes_foll
         (tables.PROGRESS, lake.plans),
     ):
         notes = [
-            Commit.parse(version.metadata) for version in sorted(lake.questions.history(table))[1:]
+            Commit.parse(version.metadata) for version in sorted(lake.reader.history(table))[1:]
         ]
         assert [(note.application, plan_of(note.facts)) for note in notes if note] == [
             (APPLICATION, p) for p in followed
@@ -221,10 +221,10 @@ def test_progress_says_of_every_batch_how_far_it_came_and_which_version_of_silve
         "clock",
         "silver_version",
     ]
-    rows = lake.questions.select(tables.PROGRESS, columns).to_pylist()
+    rows = lake.reader.select(tables.PROGRESS, columns).to_pylist()
     versions = {
         json.loads(v.metadata)["batch"]: v.number
-        for v in lake.questions.history(tables.SILVER)
+        for v in lake.reader.history(tables.SILVER)
         if v.metadata
     }
     told = {(row["batch"], TopicPartition(row["source"], row["partition"])): row for row in rows}
@@ -238,7 +238,7 @@ def test_progress_says_of_every_batch_how_far_it_came_and_which_version_of_silve
             ]
     last = lake.plans[-1].batch
     for batch, is_there in ((last, True), (last - 1, False)):
-        found = lake.questions.summary(
+        found = lake.reader.summary(
             tables.SILVER, [], {"last": ("max", "batch")}, version=versions[batch]
         )
         assert (found["last"][0].as_py() == last) == is_there
@@ -246,9 +246,9 @@ def test_progress_says_of_every_batch_how_far_it_came_and_which_version_of_silve
 
 def test_a_drained_lake_gets_no_commit(lake: CaseLake) -> None:
     names = (tables.SILVER, tables.LATE, tables.PROGRESS)
-    before = [lake.questions.version(name) for name in names]
+    before = [lake.reader.version(name) for name in names]
     assert list(lake.start().drain()) == []
-    assert [lake.questions.version(name) for name in names] == before
+    assert [lake.reader.version(name) for name in names] == before
 
 
 def test_the_change_data_feed_tells_each_change_with_its_batch(
@@ -274,7 +274,7 @@ def test_the_change_data_feed_tells_each_change_with_its_batch(
     before = Counter(
         plain(row) for row in changes if row._change_type in ("delete", "update_preimage")
     )
-    silver = lake.questions.select(tables.SILVER, columns).to_pylist()
+    silver = lake.reader.select(tables.SILVER, columns).to_pylist()
     assert after - before == Counter(tuple(row.values()) for row in silver)
     assert {row._change_type for row in changes} == {
         "insert",
@@ -283,7 +283,7 @@ def test_the_change_data_feed_tells_each_change_with_its_batch(
     }
     made = {
         v.number: json.loads(v.metadata)["batch"]
-        for v in lake.questions.history(tables.SILVER)
+        for v in lake.reader.history(tables.SILVER)
         if v.metadata
     }
     assert all(

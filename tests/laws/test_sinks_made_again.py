@@ -7,7 +7,7 @@ import pytest
 from pipelines import gold as gold_module
 from pipelines.errors import SinkReplacedError, is_retriable
 from pipelines.lake import tables
-from pipelines.running.letters import DeadLetters
+from pipelines.running.dead_letters import DeadLetters
 from tests.laws.conftest import QUICK, MakeLake, one_of
 from tests.support.cases import Case, expected_messages, expected_quarantine, heartbeat, keyed
 from tests.support.lakes import CaseLake
@@ -73,7 +73,7 @@ def test_within_a_publication(
             delete_topic(kafka, sink)
             create_topics(kafka, sink, partitions=PARTITIONS)
 
-    monkeypatch.setattr(gold_module, "reach", make_again)
+    monkeypatch.setattr(gold_module, "fault_point", make_again)
     with pytest.raises(SinkReplacedError) as replaced:
         list(gold.drain())
     assert is_retriable(replaced.value)

@@ -21,8 +21,8 @@ from pipelines.gold import Gold
 from pipelines.lake import tables
 from pipelines.lake.commits import Commit
 from pipelines.lake.maintenance import FILE_BYTES
-from pipelines.lake.questions import ROW_BYTES, Where
-from pipelines.running import extent
+from pipelines.lake.table_reader import ROW_BYTES, Where
+from pipelines.running import publication_plan
 from tests.laws.conftest import FOLDER_AT_NIGHT, QUICK, MakeLake, one_of
 from tests.support.cases import (
     SOURCES,
@@ -105,8 +105,8 @@ def test_what_tenants_have_open_is_merged_in_pieces_and_the_result_is_the_models
         lake.arrive(share)
         lake.merge()
         models.arrive(share)
-    assert silver_of(lake.questions) == models.silver()
-    assert late_of(lake.questions) == models.late()
+    assert silver_of(lake.reader) == models.silver()
+    assert late_of(lake.reader) == models.late()
     assert rewrites_of(lake.settings) > 2
 
 
@@ -116,7 +116,7 @@ def test_a_merge_record_says_how_many_bytes_its_records_have(new_lake: MakeLake,
     for share in (0.3, 0.6, 1.0):
         lake.arrive(share)
         lake.merge()
-    rows = lake.questions.select(tables.SILVER, ["record_bytes", *SOURCES]).to_pylist()
+    rows = lake.reader.select(tables.SILVER, ["record_bytes", *SOURCES]).to_pylist()
     assert len(rows) > 20
     for row in rows:
         assert row["record_bytes"] == sum(
@@ -179,7 +179,7 @@ def test_however_small_the_pieces_are_that_are_read_the_same_bytes_are_published
 
     monkeypatch.setattr(Gold, "_rows", noting)
     for limit in (1, 5 * ROW_BYTES):
-        monkeypatch.setattr(extent, "PIECE_BYTES", limit)
+        monkeypatch.setattr(publication_plan, "CHUNK_BYTES", limit)
         assert drained() == whole
     assert min(found.num_rows for found in read) == 1
     assert max(found.num_rows for found in read) <= 5
@@ -308,9 +308,7 @@ def test_a_message_that_is_too_large_by_its_key_is_not_valid_and_stops_nothing(
     lake.merge()
     assert lake.publish()
     assert [m.key.decode() for m in lake.messages()] == [fits, "small"]
-    rows = lake.questions.select(
-        tables.SILVER, ["merge_key", "valid", "invalid_reason"]
-    ).to_pylist()
+    rows = lake.reader.select(tables.SILVER, ["merge_key", "valid", "invalid_reason"]).to_pylist()
     assert [row["merge_key"] for row in rows if row["invalid_reason"] == "too_large"] == [long]
     largest = max(message_size(m) for m in consume(kafka, "long-keys", 1))
     assert largest <= 2**20

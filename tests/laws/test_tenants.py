@@ -44,8 +44,8 @@ def test_silver_is_what_the_model_makes_of_tenants_and_what_waits_is_a_row(
     lake, models = new_lake(CASES, merge=merge_of(rules)), TenantModels(CASES, rules)
     for share in (0.1, 0.3, 0.35, 0.7, 1.0) if kind == QUICK else (0.4, 1.0):
         merged(lake, models, share)
-        assert silver_of(lake.questions) == models.silver()
-        assert late_of(lake.questions) == models.late()
+        assert silver_of(lake.reader) == models.silver()
+        assert late_of(lake.reader) == models.late()
     assert sum(row[3] == "waiting" for row in models.silver()) > 10
     assert len(models.late()) > 10
 
@@ -58,18 +58,18 @@ def test_a_change_of_window_and_lag_judges_again_what_waits(new_lake: MakeLake, 
         (1.0, (80, None, 500)),
     ]
     lake, models = new_lake(CASES, merge=merge_of(steps[0][1])), TenantModels(CASES, steps[0][1])
-    begin_epoch(lake.questions, lake.engine.append, lake.settings, 0, 0)
+    begin_epoch(lake.reader, lake.engine.append, lake.settings, 0, 0)
     for number, (share, rules) in enumerate(steps if kind == QUICK else steps[:2]):
         if number:
             lake.settings = with_rules(lake.settings, rules)
             begin_epoch(
-                lake.questions, lake.engine.append, lake.settings, lake.plans[-1].batch + 1, number
+                lake.reader, lake.engine.append, lake.settings, lake.plans[-1].batch + 1, number
             )
             models.begin_epoch(rules)
         merged(lake, models, share - 0.1, share)
-        assert late_of(lake.questions) == models.late()
-        assert silver_of(lake.questions) == models.silver()
-    assert lake.questions.exists(tables.LATE)
+        assert late_of(lake.reader) == models.late()
+        assert silver_of(lake.reader) == models.silver()
+    assert lake.reader.exists(tables.LATE)
 
 
 @pytest.mark.promise("N34")
@@ -84,11 +84,11 @@ def test_what_waited_and_is_late_is_noted_once_although_no_older_version_is_left
     versions alone."""
     before, after = (100, None, 300), (30, 90, 50)
     lake, models = new_lake(CASES, merge=merge_of(before)), TenantModels(CASES, before)
-    begin_epoch(lake.questions, lake.engine.append, lake.settings, 0, 0)
+    begin_epoch(lake.reader, lake.engine.append, lake.settings, 0, 0)
     merged(lake, models, 0.5)
     known = len(models.late())
     lake.settings = with_rules(lake.settings, after)
-    begin_epoch(lake.questions, lake.engine.append, lake.settings, lake.plans[-1].batch + 1, 1)
+    begin_epoch(lake.reader, lake.engine.append, lake.settings, lake.plans[-1].batch + 1, 1)
     models.begin_epoch(after)
     lake.arrive(0.55)
     for _ in range(2):
@@ -100,11 +100,11 @@ def test_what_waited_and_is_late_is_noted_once_although_no_older_version_is_left
             )
     lake.merge()
     models.arrive(0.55)
-    assert late_of(lake.questions) == models.late()
-    assert silver_of(lake.questions) == models.silver()
+    assert late_of(lake.reader) == models.late()
+    assert silver_of(lake.reader) == models.silver()
     assert len(models.late()) > known
     merged(lake, models, 1.0)
-    assert late_of(lake.questions) == models.late()
+    assert late_of(lake.reader) == models.late()
 
 
 def test_a_jump_closes_what_is_open_and_what_waits_and_begins_with_fresh_clocks(
@@ -123,14 +123,14 @@ def test_a_jump_closes_what_is_open_and_what_waits_and_begins_with_fresh_clocks(
         if row[3] != "timed_out"
     ]
     kept = [row for row in before.silver() if row[3] == "timed_out"]
-    assert sorted(silver_of(lake.questions), key=repr) == sorted(closed + kept, key=repr)
+    assert sorted(silver_of(lake.reader), key=repr) == sorted(closed + kept, key=repr)
 
     merged(lake, before, 1.0)
     anew = TenantModels(
         CASES, rules, {(tp.source, tp.partition): offset for tp, offset in to.items()}
     )
     anew.arrive(1.0)
-    assert silver_of(lake.questions) == sorted(closed + kept + anew.silver(), key=repr)
+    assert silver_of(lake.reader) == sorted(closed + kept + anew.silver(), key=repr)
 
 
 @pytest.mark.parametrize("kind", [QUICK], indirect=True, scope="module")
@@ -165,16 +165,18 @@ def test_a_decision_about_a_silent_source_tells_each_tenant_its_own_time(
     list(silver.drain())
     clock.now = 10.0
     list(silver.drain())
-    [decision] = decisions_of(lake.questions)["orders", 0]
+    [decision] = decisions_of(lake.reader)["orders", 0]
     assert decision == IdleDecision(0, 6000, (("x", 6000), ("y", 5100)))
     models.arrive(5 / 7)
-    models.models[0].arrive(Record("orders", -1, 6000, tenant=None, told=dict(decision.told)))
+    models.models[0].arrive(
+        Record("orders", -1, 6000, tenant=None, tenant_times=dict(decision.tenant_times))
+    )
     models.models[0].advance()
-    assert silver_of(lake.questions) == models.silver()
+    assert silver_of(lake.reader) == models.silver()
     merged(lake, models, 1.0)
-    assert silver_of(lake.questions) == models.silver()
+    assert silver_of(lake.reader) == models.silver()
     assert (
-        [row[4:] for row in late_of(lake.questions)]
+        [row[4:] for row in late_of(lake.reader)]
         == [row[4:] for row in models.late()]
         == [("a", 4850, 5100)]
     )

@@ -56,7 +56,7 @@ def test_late_and_quarantine_equal_the_merge_model(lake: CaseLake) -> None:
     assert (lake.late(), lake.quarantined()) == (late, refused)
     assert {row[1] for row in late} == {row[1] for row in refused} == set(INPUTS)
     for table in (tables.LATE, tables.QUARANTINE):
-        places = lake.questions.summary(
+        places = lake.reader.summary(
             table, ["source", "topic"], {"rows": ("count", "*")}
         ).to_pylist()
         assert {(row["source"], row["topic"]) for row in places} == {
@@ -69,7 +69,7 @@ def test_every_topic_has_offsets_heads_and_progress_of_its_own(lake: CaseLake) -
         TopicPartition(name, p) for name in INPUTS for p in cases()
     }
     columns = ["source", "topic", "partition", "until_offset", "head"]
-    noted = lake.questions.select(
+    noted = lake.reader.select(
         tables.PROGRESS, columns, [[("batch", "=", lake.plans[-1].batch)]]
     ).to_pylist()
     found = {

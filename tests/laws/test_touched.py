@@ -84,7 +84,7 @@ def test_what_cannot_be_written_is_refused_by_name_with_the_way_back(
     lake.arrive(0.7)
     alter(lake, open_spark, table, turned_on)
     with pytest.raises(ConfigurationError, match=f"{table} has the table feature ") as refused:
-        check_features(lake.questions, lake.engine.lake)
+        check_features(lake.reader, lake.engine.lake)
     # A run that goes on.
     with pytest.raises(ConfigurationError, match=f"{table} has the table feature "):
         write(lake, table, feature)
@@ -96,7 +96,7 @@ def test_what_cannot_be_written_is_refused_by_name_with_the_way_back(
         assert feature in said
         alter(lake, open_spark, table, f"DROP FEATURE {step}")
     if steps:
-        check_features(lake.questions, lake.engine.lake)
+        check_features(lake.reader, lake.engine.lake)
         goes_on(lake)
 
 
@@ -105,7 +105,7 @@ def test_what_cannot_be_written_is_refused_by_name_with_the_way_back(
 def test_spark_goes_on_with_each_of_them(lake: CaseLake, open_spark: OpenSpark, kind: str) -> None:
     for table, turned_on in REFUSED.values():
         alter(lake, open_spark, table, turned_on)
-    check_features(lake.questions, lake.engine.lake)
+    check_features(lake.reader, lake.engine.lake)
     lake.token += 1
     lake.owner().fence(tables.SILVER)
     lake.arrive(1.0, lake.engine)
@@ -118,7 +118,7 @@ def test_spark_goes_on_with_each_of_them(lake: CaseLake, open_spark: OpenSpark, 
 def test_what_can_be_written_works(lake: CaseLake, open_spark: OpenSpark, kind: str) -> None:
     for what in WORKS:
         alter(lake, open_spark, tables.SILVER, what)
-    check_features(lake.questions, lake.engine.lake)
+    check_features(lake.reader, lake.engine.lake)
     goes_on(lake)
 
 
@@ -142,13 +142,13 @@ def test_a_batch_that_reads_fewer_records_than_planned_merges_nothing(
     lake: CaseLake, kind: str
 ) -> None:
     lake.arrive()
-    version = lake.questions.version(tables.SILVER)
+    version = lake.reader.version(tables.SILVER)
     with pytest.raises(
         MissingRecordsError,
         match=r"bronze of orders has lost records: \d+ of \d+ were read of partition",
     ):
         lake.merge(Forgetful(lake.engine))
-    assert lake.questions.version(tables.SILVER) == version
+    assert lake.reader.version(tables.SILVER) == version
     goes_on(lake)
 
 
@@ -164,7 +164,7 @@ def test_where_a_file_of_bronze_is_gone_nothing_is_merged_whatever_a_session_ign
     assert plan is not None
     [new] = {*DeltaTable(f"{folder_of(lake.settings)}/bronze_orders").file_uris()} - before
     Path(unquote(new)).unlink()
-    version = lake.questions.version(tables.SILVER)
+    version = lake.reader.version(tables.SILVER)
     ignoring = "spark.sql.files.ignoreMissingFiles"
     assert LAYER_SETTINGS[ignoring] == "false"
     open_spark().conf.set(ignoring, "true")  # as if the layers had not their own
@@ -175,4 +175,4 @@ def test_where_a_file_of_bronze_is_gone_nothing_is_merged_whatever_a_session_ign
             silver.commit(plan)
     finally:
         open_spark().conf.set(ignoring, "false")
-    assert lake.questions.version(tables.SILVER) == version
+    assert lake.reader.version(tables.SILVER) == version

@@ -124,7 +124,7 @@ def test_gold_publishes_in_smaller_transactions_until_one_is_in_time(
 
     monkeypatch.setattr(publisher, "LONGEST_S", -1)
     with caplog.at_level(logging.WARNING):
-        made = list(Gold(Owner(lake.engine, tell=observe), lake.settings, PARTITIONS).drain())
+        made = list(Gold(Owner(lake.engine, notify=observe), lake.settings, PARTITIONS).drain())
     assert failed == [Failed("TransactionTimeoutError", is_retried=True)] * 2
     counts = [sum(p.tail.seq - p.first_seq + 1 for p in publications) for publications in made]
     expected = expected_messages(lake.cases)
@@ -185,7 +185,7 @@ def test_over_a_slow_way_everything_is_published(
     lake.merge()
     failed: list[Event] = []
     observe = lambda event: failed.append(event) if isinstance(event, Failed) else None  # noqa: E731
-    made = list(Gold(Owner(lake.engine, tell=observe), lake.settings, 1).drain())
+    made = list(Gold(Owner(lake.engine, notify=observe), lake.settings, 1).drain())
     assert failed, "the first transaction is too large"
     assert len(made) > 3
     assert published(slow_kafka, "slow-way", 1) == expected_messages(cases)

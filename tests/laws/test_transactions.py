@@ -20,7 +20,7 @@ from pipelines.audit.show import status_view
 from pipelines.audit.status import status
 from pipelines.cli import app
 from pipelines.core.plan import TopicPartition
-from pipelines.kafka.silence import Silence
+from pipelines.kafka.idle_detector import IdleDetector
 from pipelines.monitoring.events import Event, Sampled
 from pipelines.monitoring.metrics import Metrics
 from pipelines.monitoring.observability import Reporter
@@ -61,7 +61,7 @@ def test_a_source_with_an_open_transaction_is_not_silent(kafka: str, tmp_path: P
     river = River.make(kafka, tmp_path, "open-silence", partitions=1)
     produce(kafka, river.topic("orders"), [(0, heartbeat(5))])
     after = {TopicPartition("orders", 0): 0}
-    silence = Silence(river.settings, 1)
+    silence = IdleDetector(river.settings, 1)
     assert silence.has_nothing_beyond(after)
     with open_transaction(river, "orders", keyed("a", 10)) as producer:
         assert not silence.has_nothing_beyond(after)
@@ -102,12 +102,12 @@ def test_status_validate_and_metrics_say_since_when_it_is_open_and_how_much_wait
         produce(kafka, river.topic(source), [(p, heartbeat(5)) for p in (0, 1)])
     river.finish()
     sampled: list[Event] = []
-    sampler = Sampler(river.settings, 2, ["bronze"], river.questions, sampled.append)
+    sampler = Sampler(river.settings, 2, ["bronze"], river.reader, sampled.append)
     expected = {"since": SINCE_MS, "offset": 1, "behind": 3}
     metrics, place = Metrics(river.settings), {"topic": river.topic("orders"), "partition": 0}
     with open_transaction(river, "orders", keyed("a", 10), keyed("b", 10)) as producer:
         produce(kafka, river.topic("orders"), [(0, heartbeat(6))])
-        found = status(river.questions, river.settings)
+        found = status(river.reader, river.settings)
         sources = [row["sources"] for row in found["partitions"]]
         assert sources[0]["orders"] == {
             "head": 5,
@@ -145,7 +145,7 @@ def test_status_validate_and_metrics_say_since_when_it_is_open_and_how_much_wait
     until(
         lambda: (
             "transaction"
-            not in status(river.questions, river.settings)["partitions"][0]["sources"]["orders"]
+            not in status(river.reader, river.settings)["partitions"][0]["sources"]["orders"]
         ),
         "the end",
     )

@@ -51,7 +51,7 @@ def test_engines_take_turns_batch_by_batch_and_crash_by_crash(
             lake.engine.compact(name, FILE_BYTES)
     assert lake.silver() == expected_silver(lake.cases)
     assert lake.late() == expected_late(lake.cases)
-    assert spark.questions.version(tables.SILVER) == embedded.questions.version(tables.SILVER)
+    assert spark.reader.version(tables.SILVER) == embedded.reader.version(tables.SILVER)
 
 
 @pytest.mark.promise("C24")
@@ -76,4 +76,4 @@ def test_spark_goes_on_with_open_records_that_were_written_anew(
     assert 0 < rewrites[0] == rewrites[1] < rewrites[2]
     assert lake.silver() == expected_silver(lake.cases)
     assert lake.late() == expected_late(lake.cases)
-    assert spark.fetched(spark.read(tables.SILVER, ["batch"])).num_rows == len(lake.silver())
+    assert spark.collect(spark.read(tables.SILVER, ["batch"])).num_rows == len(lake.silver())

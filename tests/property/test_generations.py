@@ -20,7 +20,7 @@ pytestmark = pytest.mark.promise("B120")
 TIMEOUT_MS = 100
 WINDOWS = {"timeout": Window(TIMEOUT_MS), "window": Window(40, 150)}
 
-Place = tuple[Any, ...]
+SortKey = tuple[Any, ...]
 Places = frozenset[tuple[str, int]]
 """Records by source and offset."""
 
@@ -35,7 +35,7 @@ class Life:
     records: dict[str, list[Record]]
     arrived: dict[str, int] = field(default_factory=lambda: dict.fromkeys(SOURCES, 0))
     begin: dict[str, int] = field(default_factory=lambda: dict.fromkeys(SOURCES, 0))
-    sink: list[tuple[Place, Places]] = field(default_factory=list)
+    sink: list[tuple[SortKey, Places]] = field(default_factory=list)
     out: set[tuple[str, int]] = field(default_factory=set)
     """What the newest generation passes over."""
     jumps: int = 0

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipelines.core.inputs import source_of, topic_of
-from pipelines.core.model import NEVER, MergeRules, PartitionMerge, Record
+from pipelines.core.model import MIN_TIME, MergeRules, PartitionMerge, Record
 from tests.support.cases import INPUTS, SOURCES, rules_of
 from tests.support.effort import draws
 from tests.support.merges import (
@@ -42,7 +42,7 @@ def named(model: PartitionMerge) -> list[tuple[str, str, int]]:
 
 def final(model: PartitionMerge) -> list[tuple[Any, ...]]:
     """What may be published: what has timed out and was closed up to the clock."""
-    clock = NEVER if model.clock is None else model.clock
+    clock = MIN_TIME if model.clock is None else model.clock
     return closed(
         row for row in model.published_order() if row.closed_at is None or row.closed_at <= clock
     )
@@ -195,7 +195,7 @@ def test_what_is_out_stays_first_in_order_through_every_epoch(
         out = published
         assert len(set(named(model))) == len(named(model))
         for tenant in {row.tenant for row in every_row(model)} if model.clock is not None else ():
-            assert model.tenant_clock(tenant) >= clocks.get(tenant, NEVER)
+            assert model.tenant_clock(tenant) >= clocks.get(tenant, MIN_TIME)
             clocks[tenant] = model.tenant_clock(tenant)
         if kind != "tenants" and model.horizon is not None:
             assert all(row.event_time >= model.horizon for row in model.open.values())
@@ -224,8 +224,8 @@ def test_epochs_without_a_batch_leave_no_trace(
 def test_an_epoch_with_the_same_rules_changes_nothing(
     data: st.DataObject, given_input: MergeInput
 ) -> None:
-    pieces = data.draw(cuts(given_input.records))
-    *_, one = through_epochs(data, [(given_input.rules, piece) for piece in pieces], is_cut=False)
+    chunks = data.draw(cuts(given_input.records))
+    *_, one = through_epochs(data, [(given_input.rules, chunk) for chunk in chunks], is_cut=False)
     assert outcome(one) == outcome(given_input.merged())
 
 

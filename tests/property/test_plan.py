@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipelines.core.columns import NO_TIME
+from pipelines.core.columns import NULL_TIME
 from pipelines.core.model import MergeRules, PartitionMerge, Record
 from pipelines.core.plan import Available, BatchPlan, Cursor, Rules, TopicPartition, plan_batch
 from pipelines.core.window import Window
@@ -43,7 +43,7 @@ def considered(
     for tp, cursor in cursors.items():
         mine = [row for row in bronze[tp] if row.offset >= cursor.next_offset][:share]
         if mine:
-            times = [NO_TIME if row.event_time is None else row.event_time for row in mine]
+            times = [NULL_TIME if row.event_time is None else row.event_time for row in mine]
             found[tp] = Available(
                 np.array([row.offset for row in mine]), np.array(times, dtype=np.int64)
             )

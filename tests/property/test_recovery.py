@@ -34,7 +34,7 @@ from pipelines.core.recovery import (
     recovery_headers,
     sink_state,
 )
-from pipelines.core.sequence import Tail, place_of
+from pipelines.core.sequence import SequenceTail, place_of
 from pipelines.core.window import Window
 from pipelines.lake.epochs import EpochEnd
 from pipelines.lake.fingerprints import Ended, Fingerprints, read_spans
@@ -190,12 +190,12 @@ class Lake:
             np.array([r.event_time for r in mine], np.int64),
         )
         known = -1 if cursor.position is None else cursor.position
-        spoken = [
+        decided = [
             d
             for d in self.decisions[source]
             if cursor.next_offset <= d.after_offset + 1 <= until and d.event_time > known
         ]
-        return rows.with_idle(spoken)
+        return rows.with_idle(decided)
 
     def decide(self, quiet: set[str]) -> Decisions:
         """Silent are those of the quiet of which bronze has everything that Kafka has."""
@@ -276,7 +276,9 @@ class Lake:
         tail = (
             None
             if last is None
-            else Tail(last.seq, last.stands.event_time, last.stands.key, 0, *last.stands[2:4])
+            else SequenceTail(
+                last.seq, last.stands.event_time, last.stands.key, 0, *last.stands[2:4]
+            )
         )
         return [(seq, finished[place]) for seq, place in in_sequence(finished, tail)]
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipelines.core.columns import NO_TIME
+from pipelines.core.columns import NULL_TIME
 from pipelines.core.repartition import ROUTED, InputPartition, Lockstep
 from pipelines.core.types import TIME
 from tests.support.effort import draws
@@ -41,11 +41,11 @@ class Model:
         found, passed, heads = (
             [],
             dict.fromkeys(self.inputs, 0),
-            dict.fromkeys(self.inputs, NO_TIME),
+            dict.fromkeys(self.inputs, NULL_TIME),
         )
         while ahead := [of for of, times in self.inputs.items() if passed[of] < len(times)]:
             positions = {
-                of: max(heads[of], NO_TIME if (t := self.inputs[of][passed[of]]) is None else t)
+                of: max(heads[of], NULL_TIME if (t := self.inputs[of][passed[of]]) is None else t)
                 for of in ahead
             }
             of = min(ahead, key=lambda of: (positions[of], of))
@@ -114,8 +114,8 @@ def test_no_record_is_further_behind_in_the_order_than_in_its_own_partition(
 ) -> None:
     """So none is late that was not late before: it lies behind the largest event time by no
     more."""
-    largest = NO_TIME
-    own = dict.fromkeys(of_inputs, NO_TIME)
+    largest = NULL_TIME
+    own = dict.fromkeys(of_inputs, NULL_TIME)
     for of, offset in Model(of_inputs).order():
         time = of_inputs[of][offset]
         if time is not None:

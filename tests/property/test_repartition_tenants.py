@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipelines.core.model import MergeRules, PartitionMerge, Reading, Record
+from pipelines.core.model import MergeRules, PartitionMerge, Record, SourceState
 from tests.support.effort import draws
 
 GAP, LAG = 100, 2000
@@ -31,7 +31,7 @@ class Sent(NamedTuple):
     time: int
 
 
-class Place(NamedTuple):
+class SortKey(NamedTuple):
     """Where a record is before it is repartitioned."""
 
     partition: int
@@ -55,7 +55,7 @@ def as_record(sent: Sent, offset: int) -> Record:
     )
 
 
-def late(topic: Topic, order: Iterable[Place]) -> set[Place]:
+def late(topic: Topic, order: Iterable[SortKey]) -> set[SortKey]:
     """What is late in a partition that has the records in this order."""
     places = list(order)
     merge = PartitionMerge(MergeRules((SOURCE,), GAP, None, LAG))
@@ -64,58 +64,58 @@ def late(topic: Topic, order: Iterable[Place]) -> set[Place]:
     return {places[each.record.offset] for each in merge.late}
 
 
-def late_at_home(topic: Topic) -> set[Place]:
+def late_at_home(topic: Topic) -> set[SortKey]:
     """What is late in its own partition."""
     return {
         place
         for p, sent in topic.items()
-        for place in late(topic, [Place(p, i) for i in range(len(sent))])
+        for place in late(topic, [SortKey(p, i) for i in range(len(sent))])
     }
 
 
-def positions(topic: Topic, order: Iterable[Place]) -> dict[Place, int]:
+def positions(topic: Topic, order: Iterable[SortKey]) -> dict[SortKey, int]:
     """By record the position of its tenant; of a heartbeat for everybody, that of whom nothing else
     is known."""
-    reading, found = Reading(), {}
+    reading, found = SourceState(), {}
     for i, (p, offset) in enumerate(order):
         sent = topic[p][offset]
         reading.arrive(as_record(sent, i))
-        [(found[Place(p, offset)], _)] = reading.read(reading.head, LAG)
+        [(found[SortKey(p, offset)], _)] = reading.read(reading.head, LAG)
     return found
 
 
-def at_home(topic: Topic) -> dict[Place, int]:
+def at_home(topic: Topic) -> dict[SortKey, int]:
     """By record the position of its tenant in its own partition."""
     return {
         place: v
         for p, sent in topic.items()
-        for place, v in positions(topic, [Place(p, i) for i in range(len(sent))]).items()
+        for place, v in positions(topic, [SortKey(p, i) for i in range(len(sent))]).items()
     }
 
 
-def heads(topic: Topic) -> dict[Place, int]:
+def heads(topic: Topic) -> dict[SortKey, int]:
     """By record its position: that of all in its own partition."""
     return {
-        Place(p, i): max(each.time for each in sent[: i + 1])
+        SortKey(p, i): max(each.time for each in sent[: i + 1])
         for p, sent in topic.items()
         for i in range(len(sent))
     }
 
 
-def lockstep(topic: Topic) -> list[Place]:
+def lockstep(topic: Topic) -> list[SortKey]:
     """The order in which records are written."""
     of_all = heads(topic)
     return sorted(of_all, key=lambda place: (of_all[place], place))
 
 
-def interleavings(topic: Topic) -> Iterator[list[Place]]:
+def interleavings(topic: Topic) -> Iterator[list[SortKey]]:
     """Every order that leaves each partition's own as it is."""
     left = {p: len(sent) for p, sent in topic.items() if sent}
     if not left:
         yield []
     for p in left:
         rest = {q: sent[:-1] if q == p else sent for q, sent in topic.items()}
-        yield from ([*before, Place(p, left[p] - 1)] for before in interleavings(rest))
+        yield from ([*before, SortKey(p, left[p] - 1)] for before in interleavings(rest))
 
 
 CROSSED: Topic = {0: [Sent("x", 1000), Sent("y", 0)], 1: [Sent("y", 1000), Sent("x", 0)]}
@@ -152,7 +152,7 @@ def test_a_tenant_is_further_than_at_home_by_no_more_than_its_lags_in_the_partit
     """So a record that is on time by more than that stays on time; a tenant's lag is what its
     position is behind that of all."""
     of_all, own = heads(topic), at_home(topic)
-    by_partition = {p: [Place(p, i) for i in range(len(sent))] for p, sent in topic.items()}
+    by_partition = {p: [SortKey(p, i) for i in range(len(sent))] for p, sent in topic.items()}
     for place, position in positions(topic, lockstep(topic)).items():
         tenant = topic[place.partition][place.offset].tenant
         if tenant is None:
@@ -161,7 +161,7 @@ def test_a_tenant_is_further_than_at_home_by_no_more_than_its_lags_in_the_partit
         for places in by_partition.values():
             for i, other in enumerate(places):
                 upto = {other.partition: [*topic[other.partition][: i + 1], Sent(tenant, 0)]}
-                asked = Place(other.partition, i + 1)
+                asked = SortKey(other.partition, i + 1)
                 smallest = min(
                     smallest,
                     of_all[other] - max(0, positions(upto, [*places[: i + 1], asked])[asked]),
@@ -176,7 +176,7 @@ def test_a_tenant_is_further_than_at_home_by_no_more_than_its_lags_in_the_partit
 def test_a_record_that_would_be_on_time_without_tenants_stays_on_time(topic: Topic) -> None:
     of_all = heads(topic)
     for p, offset in late(topic, lockstep(topic)):
-        assert topic[p][offset].time < of_all[Place(p, offset)] - GAP
+        assert topic[p][offset].time < of_all[SortKey(p, offset)] - GAP
 
 
 @law

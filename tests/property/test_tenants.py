@@ -11,7 +11,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipelines.core.model import ALL, NEVER, MergeRecord, PartitionMerge, PublishedRecord, Record
+from pipelines.core.model import (
+    MIN_TIME,
+    NO_TENANT,
+    MergeRecord,
+    PartitionMerge,
+    PublishedRecord,
+    Record,
+)
 from tests.support.cases import SOURCES
 from tests.support.effort import draws
 from tests.support.merges import (
@@ -57,7 +64,7 @@ def test_a_tenants_clock_never_goes_back_and_is_at_most_the_lag_behind(
         for tenant in TENANTS:
             clock = model.tenant_clock(tenant)
             assert model.clock - river.lag <= clock <= model.clock
-            assert clock >= before.get(tenant, NEVER)
+            assert clock >= before.get(tenant, MIN_TIME)
             before[tenant] = clock
             assert all(
                 river.rules.due(r.event_time, r.last_event_time) >= clock
@@ -107,7 +114,7 @@ def _tenant_clock_at(river: MergeInput, tenant: str, clock: int) -> int:
     to its cut."""
     found = clock
     for source in river.rules.sources:
-        cut, head = [], NEVER
+        cut, head = [], MIN_TIME
         for record in (record for record in river.records if record.source == source):
             cut.append(record)
             head = max(head, record.event_time)
@@ -128,11 +135,13 @@ def test_nobody_is_late_because_of_others_unless_more_than_the_lag_behind(
     own: dict[tuple[str, str | None], int] = {}
     positions = {}
     for record in river.records:
-        heads[record.source] = max(heads.get(record.source, NEVER), record.event_time)
-        for tenant, time in (record.told or {record.tenant or ALL: record.event_time}).items():
-            own[record.source, tenant] = max(own.get((record.source, tenant), NEVER), time)
-        of_all = own.get((record.source, ALL), NEVER)
-        mine = max(own.get((record.source, record.tenant), NEVER), of_all)
+        heads[record.source] = max(heads.get(record.source, MIN_TIME), record.event_time)
+        for tenant, time in (
+            record.tenant_times or {record.tenant or NO_TENANT: record.event_time}
+        ).items():
+            own[record.source, tenant] = max(own.get((record.source, tenant), MIN_TIME), time)
+        of_all = own.get((record.source, NO_TENANT), MIN_TIME)
+        mine = max(own.get((record.source, record.tenant), MIN_TIME), of_all)
         positions[record.source, record.offset] = heads[record.source], mine
     for late in river.merged().late:
         head, mine = positions[late.record.source, late.record.offset]
@@ -173,7 +182,7 @@ def _kept_close(records: list[Record], lag: int) -> list[Record]:
     own = {(source, tenant): records[0].event_time for source in SOURCES for tenant in TENANTS}
     kept = []
     for record in records:
-        heads[record.source] = max(heads.get(record.source, NEVER), record.event_time)
+        heads[record.source] = max(heads.get(record.source, MIN_TIME), record.event_time)
         for tenant in TENANTS:
             if record.tenant in (tenant, None):
                 own[record.source, tenant] = max(own[record.source, tenant], record.event_time)
@@ -192,7 +201,9 @@ def test_who_lags_where_time_goes_on_is_not_late_because_a_source_was_silent(
     """A record of the silent source at the tenant's time on the other one comes in time after the
     decision."""
     silent, other = SOURCES
-    records = [record for record in river.records if record.source == other and record.told is None]
+    records = [
+        record for record in river.records if record.source == other and record.tenant_times is None
+    ]
     decision = idle_decision(records, silent, river.lag)
     if decision is None:
         return
@@ -215,12 +226,14 @@ def test_who_lags_where_time_goes_on_is_not_late_because_a_source_was_silent(
 def test_one_tenant_is_equal_to_none(river: MergeInput) -> None:
     """Decisions of the idle policy are told to the tenant, where there is one: here its position is
     everybody's."""
-    records = [r if r.told is None else replace(r, told=None) for r in river.records]
+    records = [
+        r if r.tenant_times is None else replace(r, tenant_times=None) for r in river.records
+    ]
     one = replace(river, records=_all_of_one(records)).merged()
     none = replace(
         river,
         rules=replace(river.rules, lag_ms=None),
-        records=[replace(r, tenant=ALL) for r in records],
+        records=[replace(r, tenant=NO_TENANT) for r in records],
     ).merged()
     assert [(r.due, r.closed_at, r.content()) for r in one.published_order()] == [
         (r.due, r.closed_at, r.content()) for r in none.published_order()
@@ -276,7 +289,7 @@ def test_a_lost_lake_is_taken_up_exactly_from_the_sink() -> None:
                 )
         model = PartitionMerge(rules, since=since, recovered=recovered)
         for source in SOURCES:
-            head = NEVER
+            head = MIN_TIME
             for record in (record for record in river.records if record.source == source):
                 head = max(head, record.event_time)
                 if head >= since:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from pipelines.core.idle import IdleDecision
 from pipelines.core.model import (
-    NEVER,
+    MIN_TIME,
     MergeRecord,
     MergeRules,
     PartitionMerge,
@@ -18,7 +18,7 @@ from pipelines.core.model import (
     Record,
 )
 from pipelines.core.recovery import (
-    Closings,
+    CloseTimeRange,
     ReadBack,
     SinkState,
     encode_idle,
@@ -57,7 +57,7 @@ class Lost:
         """What was closed then, in the order of publication."""
         return self.among(self.decisions, [], since={}).merged().published_order()
 
-    def headers(self, closings: Closings) -> dict[str, bytes | None]:
+    def headers(self, closings: CloseTimeRange) -> dict[str, bytes | None]:
         """Those of a message that was closed at the first of these times."""
         since = read_again_from(closings.first, self.window.longest_ms + closings.lag_ms)
         offsets = {}
@@ -80,14 +80,18 @@ class Lost:
             mine = [record for record in (*self.river.records, *later) if record.source == source]
             beats = [
                 Record(
-                    source, each.after_offset, each.event_time, tenant=None, told=dict(each.told)
+                    source,
+                    each.after_offset,
+                    each.event_time,
+                    tenant=None,
+                    tenant_times=dict(each.tenant_times),
                 )
                 for each in decisions.get(source, ())
             ]
             # A decision comes after the record of its offset.
             records += sorted(
                 [*(r for r in mine if r.offset >= since.get(source, 0)), *beats],
-                key=lambda r: (r.offset, r.told is not None),
+                key=lambda r: (r.offset, r.tenant_times is not None),
             )
         return replace(self.river, records=records)
 
@@ -123,13 +127,15 @@ def loss(seed: int) -> Lost:
         for idle_source, decision in idle:
             if decision is not None:
                 known.append(decision)
-                told = tuple(sorted((decision.told or {}).items()))
+                tenant_times = tuple(sorted((decision.tenant_times or {}).items()))
                 decisions[idle_source].append(
-                    IdleDecision(offsets[idle_source], decision.event_time, told)
+                    IdleDecision(offsets[idle_source], decision.event_time, tenant_times)
                 )
     rules = MergeRules(SOURCES, gap, gap + rng.choice([0, 0, 1, 50, 400]), lag)
     return Lost(
-        MergeInput(rules, [record for record in known if record.told is None]), decisions, later
+        MergeInput(rules, [record for record in known if record.tenant_times is None]),
+        decisions,
+        later,
     )
 
 
@@ -141,11 +147,12 @@ def as_one_after(decisions: Decisions, last: int) -> Decisions:
         found[source], position, passed = [], -1, -1
         for decision in sorted(mine):
             if position >= last and passed == decision.after_offset:
-                told = dict(found[source].pop().told)
-                told |= {
-                    tenant: max(time, told.get(tenant, time)) for tenant, time in decision.told
+                tenant_times = dict(found[source].pop().tenant_times)
+                tenant_times |= {
+                    tenant: max(time, tenant_times.get(tenant, time))
+                    for tenant, time in decision.tenant_times
                 }
-                decision = decision._replace(told=tuple(sorted(told.items())))
+                decision = decision._replace(tenant_times=tuple(sorted(tenant_times.items())))
             passed = decision.after_offset if position >= last else -1
             position = decision.event_time
             found[source].append(decision)
@@ -163,7 +170,9 @@ def taken_up(lost: Lost, state: SinkState, later: Sequence[Record]) -> Partition
             PublishedRecord(message.event_time, message.due, message.closed_at, message.tenant)
         )
     model = PartitionMerge(
-        lost.river.rules, since=NEVER if state.since is None else state.since, recovered=recovered
+        lost.river.rules,
+        since=MIN_TIME if state.since is None else state.since,
+        recovered=recovered,
     )
     model.arrive(*lost.among(state.decisions, later, state.begin).records)
     model.advance()
@@ -184,7 +193,7 @@ def test_a_lost_lake_is_taken_up_exactly_with_the_decisions_that_published_somet
         until = rng.choice([first, rng.randrange(first, len(order))])
         out = order[: rng.randint(first, until) + 1]
         times = [row.closed_at or 0 for row in order]
-        headers = lost.headers(Closings(times[first], times[until], lost.river.lag))
+        headers = lost.headers(CloseTimeRange(times[first], times[until], lost.river.lag))
         sink = [(said(row), headers if row is order[first] else {}) for row in out]
         state = sink_state(reversed(sink), lost.window, lost.river.lag)
         later = [*lost.later, *(Record(s, 10_000, 1_000_000, tenant=None) for s in SOURCES)]
@@ -268,7 +277,7 @@ def test_a_lost_lake_whose_rules_changed_resumes_where_its_last_message_names_th
             continue
         out = order[: rng.randint(1, len(order))]
         lost = Lost(changed.river, {source: [] for source in SOURCES}, list(changed.later))
-        closings = Closings(out[-1].closed_at or 0, out[-1].closed_at or 0, lost.river.lag)
+        closings = CloseTimeRange(out[-1].closed_at or 0, out[-1].closed_at or 0, lost.river.lag)
         position = read_again_from(closings.first, lost.window.longest_ms + closings.lag_ms)
         headers = lost.headers(closings)
         if len(fingerprints.of(0, parse_min_offsets(headers[MIN_OFFSETS]), position)) > 1:

@@ -26,7 +26,7 @@ NEVER = expected(
 
 
 def results(river: River) -> dict[tuple[str, str], dict[str, Any]]:
-    return {(row["suite"], row["table"]): row for row in last_results(river.questions)}
+    return {(row["suite"], row["table"]): row for row in last_results(river.reader)}
 
 
 @pytest.mark.promise("A8")
@@ -65,8 +65,7 @@ def test_a_suite_that_is_not_met_beside_a_run_is_told_and_stops_nothing(
     assert "silver: the suite greedy is not met: more rows than there are" in river.run_log
     assert river.losses() == Losses()
     told = {
-        (row["suite"], row["table"]): row
-        for row in status(river.questions, river.settings)["quality"]
+        (row["suite"], row["table"]): row for row in status(river.reader, river.settings)["quality"]
     }
     assert told == results(river)
 

@@ -44,7 +44,7 @@ def test_every_row_is_looked_at_once(tmp_path: Path) -> None:
         lake.flow(share)
         for table, count in lake.looked_at(lake.check()).items():
             seen[table] = seen.get(table, 0) + count
-    passed = lake.engine.questions.summary(
+    passed = lake.engine.reader.summary(
         tables.PROGRESS, ["source", "partition"], {"end": ("max", "until_offset")}
     ).to_pylist()
     for source in lake.settings.sources:
@@ -105,7 +105,7 @@ def test_what_was_found_is_in_the_table(tmp_path: Path) -> None:
     done = lake.check()
     assert not done.ok
     names = list(Checked._fields)
-    found = lake.engine.questions.select(tables.QUALITY, names).to_pylist()
+    found = lake.engine.reader.select(tables.QUALITY, names).to_pylist()
     assert sorted(tuple(row.values()) for row in found) == sorted(done.checked())
     mine = {row["expectation"]: row for row in found if row["suite"] == "mine"}
     assert {(row["success"], row["unexpected"], row["total"]) for row in mine.values()} == {
@@ -113,7 +113,7 @@ def test_what_was_found_is_in_the_table(tmp_path: Path) -> None:
         (False, None, 5),
     }
     assert {row["checked_at"] for row in found} == {NOW_MS}
-    [mine_last] = [row for row in last_results(lake.engine.questions) if row["suite"] == "mine"]
+    [mine_last] = [row for row in last_results(lake.engine.reader) if row["suite"] == "mine"]
     told = {"checked_at": NOW_MS, "success": False, "expectations": 2, "failed": 2}
     assert mine_last == {"suite": "mine", "table": "silver", "version": done.version, **told}
 
@@ -144,9 +144,9 @@ def test_pieces_give_what_the_whole_gives(tmp_path: Path, monkeypatch: pytest.Mo
     for share in (0.3, 0.6, 1.0):
         lake.flow(share)
     whole = lake.check().document()
-    monkeypatch.setattr(rows, "PIECE_OFFSETS", 1)
-    batches = rows.read_batches(lake.engine.questions, -1)
-    assert len(list(batches.pieces(rows.Span(-1, batches.last), 1))) == batches.last + 1 > 1
+    monkeypatch.setattr(rows, "CHUNK_OFFSETS", 1)
+    batches = rows.read_batches(lake.engine.reader, -1)
+    assert len(list(batches.chunks(rows.Span(-1, batches.last), 1))) == batches.last + 1 > 1
     assert lake.check(since=0).document() == whole
 
 
@@ -158,7 +158,7 @@ def test_progress_is_looked_at_as_it_stands_each_time(tmp_path: Path) -> None:
     with_suites(lake, suite_file(tmp_path, "age", "progress", young))
     assert lake.check().results == [], "before the first batch there is nothing to look at"
     lake.flow()
-    committed = lake.engine.questions.summary(tables.PROGRESS, [], {"at": ("max", "committed_at")})[
+    committed = lake.engine.reader.summary(tables.PROGRESS, [], {"at": ("max", "committed_at")})[
         "at"
     ][0].as_py()
     assert lake.check(committed + 3_600_000).ok
@@ -221,11 +221,11 @@ def test_checks_that_end_at_once_all_keep_their_results(tmp_path: Path) -> None:
     with ThreadPoolExecutor(6) as pool:
         list(
             pool.map(
-                lambda mine: append_results(lake.engine.questions, lake.engine.append, table, mine),
+                lambda mine: append_results(lake.engine.reader, lake.engine.append, table, mine),
                 results,
             )
         )
-    assert last_versions(lake.engine.questions) == {(f"suite{n}", "silver"): n for n in range(6)}
+    assert last_versions(lake.engine.reader) == {(f"suite{n}", "silver"): n for n in range(6)}
 
 
 def test_a_suite_that_great_expectations_does_not_take_ends_the_check_before_it_looks(
@@ -236,7 +236,7 @@ def test_a_suite_that_great_expectations_does_not_take_ends_the_check_before_it_
     lake.flow()
     with pytest.raises(ConfigurationError, match="expect_much"):
         lake.check()
-    assert last_versions(lake.engine.questions) == {}
+    assert last_versions(lake.engine.reader) == {}
 
 
 def test_a_check_says_nothing_beside_its_answer(

@@ -55,12 +55,12 @@ def test_of_many_writers_of_one_commit_one_succeeds(on_s3: MakeRiver) -> None:
             own.append(tables.LEASES, rows, Commit("test", 1, 1, {"writer": writer}))
         except CommitFailedError:
             return False
-        told = last_commit(own.questions, tables.LEASES, "test")
+        told = last_commit(own.reader, tables.LEASES, "test")
         return told is not None and told[1].facts == {"writer": writer}
 
     with ThreadPoolExecutor(WRITERS) as pool:
         assert sum(pool.map(write, range(WRITERS))) == 1
-    assert engine.questions.select(tables.LEASES, ["holder"]).num_rows == 1
+    assert engine.reader.select(tables.LEASES, ["holder"]).num_rows == 1
 
 
 @pytest.mark.nightly
@@ -134,9 +134,7 @@ def test_a_run_outlives_a_store_that_is_away(on_s3: MakeRiver, store: Store) -> 
 
 
 def gold_is_out(river: River) -> bool:
-    return (
-        river.questions.exists(tables.PUBLISHED) and river.questions.version(tables.PUBLISHED) > 0
-    )
+    return river.reader.exists(tables.PUBLISHED) and river.reader.version(tables.PUBLISHED) > 0
 
 
 def is_complete(river: River) -> bool:

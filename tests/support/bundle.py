@@ -291,13 +291,13 @@ class Bundle:
             rules = [rule["metric"] for rule in job.get("health", {}).get("rules", [])]
             if ("RUN_DURATION_SECONDS" in rules) == ("continuous" in job) or not rules:
                 yield f"{name} has the health rules {rules}"
-            heard = {"on_failure", *(WATCHED.get(metric, BACKLOG) for metric in rules)}
+            errors = {"on_failure", *(WATCHED.get(metric, BACKLOG) for metric in rules)}
             for channel, to in (
                 ("email_notifications", "${var.emails}"),
                 ("webhook_notifications", "${var.webhooks}"),
             ):
-                if job.get(channel) != dict.fromkeys(heard, to):
-                    yield f"{name}: {channel} are not {sorted(heard)} to {to}"
+                if job.get(channel) != dict.fromkeys(errors, to):
+                    yield f"{name}: {channel} are not {sorted(errors)} to {to}"
 
     def _of_targets(self) -> Iterator[str]:
         targets = self.top["targets"]

@@ -12,7 +12,7 @@ import orjson
 
 from pipelines.core.idle import IdleDecision
 from pipelines.core.inputs import input_of, source_of
-from pipelines.core.model import ALL, MergeRules, Part, PartitionMerge, Record
+from pipelines.core.model import NO_TENANT, MergeRules, Part, PartitionMerge, Record
 from tests.support.topics import Published
 
 SOURCES = ("tracking", "orders")
@@ -105,7 +105,7 @@ def as_record(source: str, offset: int, value: bytes | None) -> Record | None:
     document = orjson.loads(value)
     key = document.get("k")
     return Record(
-        source, offset, document["ts"], key, document.get("g", None if key is None else ALL)
+        source, offset, document["ts"], key, document.get("g", None if key is None else NO_TENANT)
     )
 
 

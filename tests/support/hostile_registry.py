@@ -16,8 +16,8 @@ from typing import Any
 from pipelines.dev.processes import HOST
 from tests.support.registry import TestRegistry
 
-PIECE = b" " * 2**20
-PIECES = 400
+CHUNK = b" " * 2**20
+CHUNKS = 400
 """An answer of so many pieces is too large for any schema."""
 
 
@@ -62,14 +62,14 @@ def send(to: BaseHTTPRequestHandler, body: bytes, status: int = 200, **headers: 
 def flood(to: BaseHTTPRequestHandler) -> None:
     to.send_response(200)
     to.end_headers()
-    for _ in range(PIECES):
-        to.wfile.write(PIECE)
+    for _ in range(CHUNKS):
+        to.wfile.write(CHUNK)
 
 
 def packed_flood() -> Callable[[BaseHTTPRequestHandler], None]:
     """The same answer in few bytes, packed once."""
     packer = zlib.compressobj(1, wbits=zlib.MAX_WBITS | 16)
-    packed = b"".join([*(packer.compress(PIECE) for _ in range(PIECES)), packer.flush()])
+    packed = b"".join([*(packer.compress(CHUNK) for _ in range(CHUNKS)), packer.flush()])
     return lambda to: send(to, packed, Content_Encoding="gzip")
 
 

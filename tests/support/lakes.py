@@ -24,20 +24,20 @@ from pipelines.core.idle import IdleDecision
 from pipelines.core.inputs import source_of
 from pipelines.core.plan import BatchPlan, TopicPartition
 from pipelines.core.reading import KAFKA, read_records
-from pipelines.core.sequence import Tail
+from pipelines.core.sequence import SequenceTail
 from pipelines.engine import Engine
 from pipelines.engine.choice import open_engine
 from pipelines.engine.embedded import EmbeddedEngine
 from pipelines.engine.spark import SparkEngine
 from pipelines.gold import Gold, Publication
-from pipelines.kafka.silence import Silence
+from pipelines.kafka.idle_detector import IdleDetector
 from pipelines.lake import tables
 from pipelines.lake.decisions import read_decisions
 from pipelines.lake.generations import Generation, generation_rows, is_begun
 from pipelines.lake.location import Lake
-from pipelines.lake.questions import Questions, Where
+from pipelines.lake.table_reader import TableReader, Where
 from pipelines.run import create_missing
-from pipelines.running.beginning import Jump, Target
+from pipelines.running.generations import Jump, Target
 from pipelines.running.owner import Owner
 from pipelines.settings import Settings, load_settings
 from pipelines.silver import Silver
@@ -197,13 +197,13 @@ class CaseLake:
     def __post_init__(self) -> None:
         self.quick = open_engine(quickly(self.settings))
         create_missing(self.engine)
-        if self.settings.kafka.start == "earliest" and not is_begun(self.questions):
+        if self.settings.kafka.start == "earliest" and not is_begun(self.reader):
             self.begin(dict.fromkeys(self.every, 0))
         self._arrived = dict.fromkeys(self.cases, 0)
 
     @property
-    def questions(self) -> Questions:
-        return self.engine.questions
+    def reader(self) -> TableReader:
+        return self.engine.reader
 
     @property
     def partitions(self) -> int:
@@ -227,7 +227,7 @@ class CaseLake:
     def jump(
         self,
         begin: Mapping[TopicPartition, int],
-        tails: Mapping[int, Tail] = MappingProxyType({}),
+        tails: Mapping[int, SequenceTail] = MappingProxyType({}),
         owner: Owner | None = None,
     ) -> None:
         """Another generation begins at these offsets, behind these messages of the sink."""
@@ -274,7 +274,7 @@ class CaseLake:
         """A process that has just taken the layers over, with the token of the one before."""
         return Owner(engine or self.engine, self.token)
 
-    def start(self, silence: Silence | None = None, engine: Engine | None = None) -> Silver:
+    def start(self, silence: IdleDetector | None = None, engine: Engine | None = None) -> Silver:
         """A start of silver."""
         return Silver(self.owner(engine), self.settings, self.partitions, silence)
 
@@ -300,29 +300,29 @@ class CaseLake:
 
     def take_decisions(self) -> None:
         """The idle policy's decisions in the lake are input of the cases, like the records."""
-        for (source, partition), decisions in decisions_of(self.questions).items():
+        for (source, partition), decisions in decisions_of(self.reader).items():
             self.cases[partition].decisions[source] = decisions
 
     def silver(self, generation: int = 0) -> list[tuple[object, ...]]:
         """Silver's content of a generation, in the form of `expected_silver`."""
-        return silver_of(self.questions, list(self.settings.sources), generation)
+        return silver_of(self.reader, list(self.settings.sources), generation)
 
     def late(self, generation: int = 0) -> list[tuple[object, ...]]:
         """Late records of a generation, in the form of `expected_late`."""
-        return late_of(self.questions, generation)
+        return late_of(self.reader, generation)
 
     def quarantined(self) -> list[tuple[object, ...]]:
         """Refused records, in the form of `expected_quarantine`."""
-        return quarantined_of(self.questions)
+        return quarantined_of(self.reader)
 
 
 def silver_of(
-    questions: Questions, sources: Sequence[str] = SOURCES, generation: int | None = None
+    reader: TableReader, sources: Sequence[str] = SOURCES, generation: int | None = None
 ) -> list[tuple[object, ...]]:
     """Silver's content, or that of a generation, in the form of `expected_silver`."""
     columns = ["partition", "merge_key", "status", "event_time", "last_event_time", *sources]
     return sorted(
-        as_tuples(questions.select(tables.SILVER, columns, of_generation(generation))), key=repr
+        as_tuples(reader.select(tables.SILVER, columns, of_generation(generation))), key=repr
     )
 
 
@@ -348,27 +348,25 @@ def _parts(parts: Sequence[Mapping[str, Any]]) -> tuple[object, ...]:
     )
 
 
-def late_of(questions: Questions, generation: int | None = None) -> list[tuple[object, ...]]:
+def late_of(reader: TableReader, generation: int | None = None) -> list[tuple[object, ...]]:
     """Late records, or those of a generation, in the form of `expected_late`."""
     columns = ["partition", "source", "offset", "merge_key", "event_time", "position", "value"]
     return sorted(
         tuple(row.values())
-        for row in questions.select(tables.LATE, columns, of_generation(generation)).to_pylist()
+        for row in reader.select(tables.LATE, columns, of_generation(generation)).to_pylist()
     )
 
 
-def quarantined_of(questions: Questions) -> list[tuple[object, ...]]:
+def quarantined_of(reader: TableReader) -> list[tuple[object, ...]]:
     """Refused records, in the form of `expected_quarantine`."""
-    found = questions.select(
-        tables.QUARANTINE, ["partition", "source", "offset", "value"]
-    ).to_pylist()
+    found = reader.select(tables.QUARANTINE, ["partition", "source", "offset", "value"]).to_pylist()
     return sorted((tuple(row.values()) for row in found), key=repr)
 
 
-def decisions_of(questions: Questions) -> dict[tuple[str, int], list[IdleDecision]]:
+def decisions_of(reader: TableReader) -> dict[tuple[str, int], list[IdleDecision]]:
     """What the idle policy has decided, by source and partition."""
     found: dict[tuple[str, int], list[IdleDecision]] = {}
-    for tp, decision in read_decisions(questions, Generation(0, 0, {}, {})):
+    for tp, decision in read_decisions(reader, Generation(0, 0, {}, {})):
         found.setdefault((tp.source, tp.partition), []).append(decision)
     return found
 

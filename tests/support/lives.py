@@ -38,7 +38,7 @@ def killed_at(point: str) -> Iterator[None]:
     """Inside, whoever reaches a fault point gets no further; it must be reached."""
     reached = []
 
-    def reach(here: str) -> None:
+    def fault_point(here: str) -> None:
         if here == point:
             reached.append(here)
             raise KilledError(point)
@@ -46,11 +46,11 @@ def killed_at(point: str) -> Iterator[None]:
     named = [
         module
         for name, module in sys.modules.items()
-        if name.startswith("pipelines.") and hasattr(module, "reach")
+        if name.startswith("pipelines.") and hasattr(module, "fault_point")
     ]
     with ExitStack() as patched:
         for module in named:
-            patched.enter_context(patch.object(module, "reach", reach))
+            patched.enter_context(patch.object(module, "fault_point", fault_point))
         yield
     assert reached, f"{point} was not reached"
 

@@ -9,13 +9,13 @@ from typing import Any
 
 import pyarrow as pa
 
-from pipelines.lake.by_delta_rs import DeltaRsQuestions
+from pipelines.lake.by_delta_rs import DeltaRsReader
 from pipelines.lake.location import Lake
-from pipelines.lake.questions import Version
+from pipelines.lake.table_reader import Version
 from pipelines.settings import Settings
 
 
-class Meanwhile(DeltaRsQuestions):
+class Meanwhile(DeltaRsReader):
     """Questions of a lake in which something else happens just before the n-th one, counted from 0
     over all threads.
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from pipelines.core.model import NEVER, MergeRecord, MergeRules, PartitionMerge, Record
+from pipelines.core.model import MIN_TIME, MergeRecord, MergeRules, PartitionMerge, Record
 from tests.support.cases import INPUTS, SOURCES, rules_of
 from tests.support.strategies import TIMEOUT_MS, arrivals, cuts
 
@@ -31,14 +31,14 @@ class MergeInput:
         """How far a tenant's clock may be behind."""
         return self.rules.lag_ms or 0
 
-    def merged(self, pieces: Iterable[Sequence[Record]] | None = None) -> PartitionMerge:
-        *_, model = self.through([self.records] if pieces is None else [*pieces, []])
+    def merged(self, chunks: Iterable[Sequence[Record]] | None = None) -> PartitionMerge:
+        *_, model = self.through([self.records] if chunks is None else [*chunks, []])
         return model
 
-    def through(self, pieces: Iterable[Sequence[Record]]) -> Iterator[PartitionMerge]:
+    def through(self, chunks: Iterable[Sequence[Record]]) -> Iterator[PartitionMerge]:
         model = PartitionMerge(self.rules)
-        for piece in pieces:
-            model.arrive(*piece)
+        for chunk in chunks:
+            model.arrive(*chunk)
             model.advance()
             yield model
 
@@ -105,13 +105,15 @@ def heads_by_tenant(records: Iterable[Record], lag: int) -> dict[str, dict[str |
     own: dict[str, dict[str | None, int]] = defaultdict(dict)
     for record in records:
         mine = own[record.source]
-        mine["head"] = max(mine.get("head", NEVER), record.event_time)
-        if record.told is not None:
-            for tenant, time in record.told.items():
-                mine[tenant] = max(mine.get(tenant, NEVER), time)
+        mine["head"] = max(mine.get("head", MIN_TIME), record.event_time)
+        if record.tenant_times is not None:
+            for tenant, time in record.tenant_times.items():
+                mine[tenant] = max(mine.get(tenant, MIN_TIME), time)
         else:
-            mine[record.tenant] = max(mine.get(record.tenant, NEVER), record.event_time)
-    least = {source: max(mine.get(None, NEVER), mine["head"] - lag) for source, mine in own.items()}
+            mine[record.tenant] = max(mine.get(record.tenant, MIN_TIME), record.event_time)
+    least = {
+        source: max(mine.get(None, MIN_TIME), mine["head"] - lag) for source, mine in own.items()
+    }
     found: dict[str, dict[str | None, int]] = {}
     for source, mine in own.items():
         found[source] = {
@@ -134,8 +136,8 @@ def idle_decision(records: list[Record], source: str, lag: int) -> Record | None
         return None
     at = heads_by_tenant(records, lag)
     known = {tenant for s in others for tenant in at[s] if tenant is not None}
-    told = {tenant: min(at[s].get(tenant, at[s][None]) for s in others) for tenant in known}
-    return Record(source, -1, min(others.values()), tenant=None, told=told)
+    tenant_times = {tenant: min(at[s].get(tenant, at[s][None]) for s in others) for tenant in known}
+    return Record(source, -1, min(others.values()), tenant=None, tenant_times=tenant_times)
 
 
 def every_row(model: PartitionMerge) -> list[MergeRecord]:
@@ -187,11 +189,11 @@ def lives(draw: st.DrawFn, kind: str = "tenants") -> Life:
     """The rules change between two batches, as far as an epoch may change them."""
     drawn = draw(KINDS[kind])
     found = []
-    for piece in draw(cuts(drawn.records)):
+    for chunk in draw(cuts(drawn.records)):
         gap = draw(GAPS if kind == "tenants" else TIMEOUTS)
         window = (gap, gap + draw(EXTRAS), draw(LAGS)) if kind == "tenants" else (gap, None, None)
         found.append(
-            (replace(drawn.rules, gap_ms=window[0], max_ms=window[1], lag_ms=window[2]), piece)
+            (replace(drawn.rules, gap_ms=window[0], max_ms=window[1], lag_ms=window[2]), chunk)
         )
     return found
 
@@ -201,7 +203,7 @@ def through_epochs(data: st.DataObject, life: Life, *, is_cut: bool) -> Iterator
     model = PartitionMerge(life[0][0])
     for rules, records in life:
         model.begin_epoch(rules.gap_ms, rules.max_ms, rules.lag_ms)
-        for piece in data.draw(cuts(records)) if is_cut else [records]:
-            model.arrive(*piece)
+        for chunk in data.draw(cuts(records)) if is_cut else [records]:
+            model.arrive(*chunk)
             model.advance()
             yield model

@@ -16,8 +16,8 @@ from confluent_kafka import Producer
 from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
 
 from pipelines.core.model import (
-    ALL,
-    NEVER,
+    MIN_TIME,
+    NO_TENANT,
     MergeRecord,
     MergeRules,
     Part,
@@ -26,9 +26,9 @@ from pipelines.core.model import (
     Record,
 )
 from pipelines.core.plan import BatchPlan, OffsetRange, TopicPartition
-from pipelines.core.sequence import Tail
+from pipelines.core.sequence import SequenceTail
 from pipelines.lake import tables
-from pipelines.lake.by_delta_rs import DeltaRsQuestions
+from pipelines.lake.by_delta_rs import DeltaRsReader
 from pipelines.lake.commits import APPLICATION, Commit
 from pipelines.lake.generations import Generation, generation_rows
 from pipelines.lake.location import Lake
@@ -66,7 +66,7 @@ class ModelLake:
 
     def __post_init__(self) -> None:
         self.lake = Lake(self.settings)
-        self.questions = DeltaRsQuestions(self.lake)
+        self.reader = DeltaRsReader(self.lake)
         self.sources = list(self.settings.sources)
         self.closing: dict[tuple[int, str], Row] = {}
         """By partition and id of a message, the row that it is of, where that says when it was
@@ -232,10 +232,10 @@ class ModelLake:
         self._write_generations()
         self.write(tables.SILVER, self.rows, mode="overwrite")
 
-    def _tail(self, message: Published) -> Tail:
+    def _tail(self, message: Published) -> SequenceTail:
         closed = self.closing.get((message.partition, message.id), {})
         time, key = int(message.id.split("/")[1]), message.key.decode()
-        return Tail(
+        return SequenceTail(
             message.seq,
             time,
             key,
@@ -299,7 +299,10 @@ class ModelLake:
         rows = list(messages)
         for row in rows:
             message = PublishedRecord(
-                row["event_time"], row.get("due"), row.get("closed_at"), row.get("tenant", ALL)
+                row["event_time"],
+                row.get("due"),
+                row.get("closed_at"),
+                row.get("tenant", NO_TENANT),
             )
             self.known.setdefault((row["partition"], row["merge_key"]), []).append(message)
         self.write(tables.RECOVERED, [{**row, "recovered_at": self.time} for row in rows])
@@ -454,9 +457,9 @@ class ModelLake:
         """The first generation begins at these offsets, behind the last of these messages."""
         for known in (self.begin, self.first, self.arrived, self.until):
             known.update(offsets)
-        tails: dict[int, Tail] = {}
+        tails: dict[int, SequenceTail] = {}
         for p, key, at in sorted(messages, key=lambda each: (each[2], each[1])):
-            tails[p] = Tail(tails[p].seq + 1 if p in tails else 0, at, key, None)
+            tails[p] = SequenceTail(tails[p].seq + 1 if p in tails else 0, at, key, None)
         tails |= {p: self._tail(out[-1]) for p, out in self.out.items() if out}
         self.generations = [Generation(0, 0, dict(self.begin), tails, "sink" if tails else "start")]
         self._write_generations()
@@ -530,7 +533,7 @@ class ModelLake:
             if partition == p and not self.number
         }
         out = {(tp.source, offset) for tp, offset in self.passed_over if tp.partition == p}
-        since = NEVER if self.number else self.since.get(p, NEVER)
+        since = MIN_TIME if self.number else self.since.get(p, MIN_TIME)
         model = PartitionMerge(rules, recovered=known, out=out, since=since)
         arrived: dict[str, list[tuple[int, int]]] = {source: [] for source in self.sources}
         for source in self.sources:
@@ -538,12 +541,15 @@ class ModelLake:
             decisions = (
                 case.decisions.get(source, ()) if self.decided_in in (None, self.number) else ()
             )
-            spoken = [Record(source, *d[:2], tenant=None, told=dict(d.told)) for d in decisions]
-            told = [(record.offset, 1, record) for record in spoken]
+            decided = [
+                Record(source, *d[:2], tenant=None, tenant_times=dict(d.tenant_times))
+                for d in decisions
+            ]
+            told = [(record.offset, 1, record) for record in decided]
             for offset in range(self.begin[tp], self.arrived[tp]):
                 row = self._bronze_row(tp, offset, case.values[source][offset])
                 if row is not None and row["event_time"] is not None:
-                    tenant = row["tenant"] if self.has_tenants else ALL
+                    tenant = row["tenant"] if self.has_tenants else NO_TENANT
                     told.append(
                         (
                             offset,

@@ -26,8 +26,8 @@ def wake(paused: RunProcess) -> None:
 def assert_changes_nothing(river: River, paused: RunProcess) -> None:
     """A paused run that was replaced wakes up, and no table has a new version."""
     written = {
-        name: river.questions.version(name)
+        name: river.reader.version(name)
         for name in (tables.SILVER, tables.LATE, tables.PROGRESS, tables.PUBLISHED)
     }
     wake(paused)
-    assert {name: river.questions.version(name) for name in written} == written
+    assert {name: river.reader.version(name) for name in written} == written

@@ -113,7 +113,7 @@ def gate(
     own.write_bytes(authority.signed("gate"))
     wanted = "Basic " + base64.b64encode(f"{user}:{password}".encode()).decode()
 
-    class Gate(BaseHTTPRequestHandler):
+    class BatchGate(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             status, body = 401, b"{}"
             if self.headers["Authorization"] == wanted:
@@ -132,7 +132,7 @@ def gate(
         def log_message(self, format: str, *args: Any) -> None:
             pass
 
-    server = ThreadingHTTPServer((HOST, 0), Gate)
+    server = ThreadingHTTPServer((HOST, 0), BatchGate)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(own)
     server.socket = context.wrap_socket(server.socket, server_side=True)

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import orjson
 from confluent_kafka import Producer
 
-from pipelines.core.columns import NO_TIME
+from pipelines.core.columns import NULL_TIME
 from tests.support.avro import BAD_BYTES
 from tests.support.cases import BAD_VALUES, SOURCES, Case, as_record, heartbeat, keyed
 from tests.support.rivers import TIMEOUT_MS, River
@@ -21,7 +21,7 @@ from tests.support.topics import Access, client_options, consume, create_topics
 KAFKA_TIME_MS = 1_000_000
 
 
-class Place(NamedTuple):
+class SortKey(NamedTuple):
     """Where a record was."""
 
     topic: str
@@ -33,7 +33,7 @@ class Copy(NamedTuple):
     """A message of a repartitioned topic, without its offset: that differs where transactions are
     cut differently."""
 
-    origin: Place
+    origin: SortKey
     key: bytes | None
     value: bytes | None
     headers: tuple[tuple[str, bytes | None], ...]
@@ -50,7 +50,7 @@ class Raw:
     values: dict[int, list[bytes | None]]
     encode: Callable[[bytes | None], bytes | None] = lambda value: value
     """What is sent for a value."""
-    sent: dict[Place, bytes | None] = field(default_factory=dict)
+    sent: dict[SortKey, bytes | None] = field(default_factory=dict)
 
     @classmethod
     def of(cls, kafka: Access, topic: str, partitions: int) -> Raw:
@@ -66,7 +66,7 @@ class Raw:
                 ("n", str(offset).encode()),
                 ("none", None),
             ]
-            content = self.sent[Place(self.topic, partition, offset)] = self.encode(value)
+            content = self.sent[SortKey(self.topic, partition, offset)] = self.encode(value)
             producer.produce(
                 self.topic,
                 content,
@@ -137,7 +137,7 @@ def expected_of(raws: Sequence[Raw], partitions: int) -> dict[int, list[Copy]]:
     found: dict[int, list[Copy]] = {p: [] for p in range(partitions)}
     inputs = {(raw.topic, p): values for raw in raws for p, values in raw.values.items()}
     sent = {place: content for raw in raws for place, content in raw.sent.items()}
-    passed, heads = dict.fromkeys(inputs, 0), dict.fromkeys(inputs, NO_TIME)
+    passed, heads = dict.fromkeys(inputs, 0), dict.fromkeys(inputs, NULL_TIME)
     while ahead := [of for of, values in inputs.items() if passed[of] < len(values)]:
         records = {of: as_record("", passed[of], inputs[of][passed[of]]) for of in ahead}
         positions = {
@@ -147,13 +147,15 @@ def expected_of(raws: Sequence[Raw], partitions: int) -> dict[int, list[Copy]]:
         of = min(ahead, key=lambda of: (positions[of], of))
         offset, value, record = passed[of], inputs[of][passed[of]], records[of]
         own = (("n", str(offset).encode()), ("none", None))
-        place = Place(*of, offset)
+        place = SortKey(*of, offset)
         copy = Copy(place, b"any", sent[place], own, KAFKA_TIME_MS + offset)
         if record is not None and record.key is None:
             targets = list(found)
         else:
             key = key_of(value, sent[place]) if record is None else record.key
-            targets = [of[1] % partitions if key is None else home(key.encode(), partitions)]
+            targets = [
+                of[1] % partitions if key is None else expected_partition(key.encode(), partitions)
+            ]
         for target in targets:
             found[target].append(copy)
         passed[of], heads[of] = offset + 1, positions[of]
@@ -171,7 +173,7 @@ def key_of(value: bytes | None, sent: bytes | None) -> str | None:
     return document.get("k") if isinstance(document, dict) else None
 
 
-def home(key: bytes, partitions: int) -> int:
+def expected_partition(key: bytes, partitions: int) -> int:
     """The partition of Java's default partitioner, in numbers of 32 bits with a sign, as Java has
     them."""
 
@@ -206,7 +208,7 @@ def copies_by_offset(kafka: Access, topic: str, partitions: int) -> dict[int, di
         of_topic, partition, offset = (
             dict(message.headers())["watersmeet.origin"].decode().rsplit("/", 2)
         )
-        place = Place(of_topic, int(partition), int(offset))
+        place = SortKey(of_topic, int(partition), int(offset))
         copy = Copy(place, message.key(), message.value(), tuple(own), message.timestamp()[1])
         found[message.partition()][message.offset()] = copy
     return found

@@ -29,7 +29,7 @@ from pipelines.audit.verify import verify
 from pipelines.core.inputs import of_source, topic_of
 from pipelines.faults import ARMED_BY
 from pipelines.lake import tables
-from pipelines.lake.by_delta_rs import DeltaRsQuestions
+from pipelines.lake.by_delta_rs import DeltaRsReader
 from pipelines.lake.commits import Commit
 from pipelines.lake.location import Lake
 from pipelines.monitoring.metrics import serving
@@ -84,20 +84,20 @@ def load() -> float:
 
 
 WATERSMEET = (sys.executable, "-m", "pipelines")
-_IN_PIECES = (
-    "from pipelines.cli import main; from pipelines.kafka import publisher; publisher.PIECE = "
+_IN_CHUNKS = (
+    "from pipelines.cli import main; from pipelines.kafka import publisher; publisher.CHUNK = "
     "{piece}; main()"
 )
 
 
-def in_pieces(piece: int, clock_off_by_s: int = 0) -> tuple[str, ...]:
+def in_chunks(chunk: int, clock_off_by_s: int = 0) -> tuple[str, ...]:
     """A program that produces so many messages at a time, and whose wall clock is so far ahead."""
     clock = (
         f"import time; true_time = time.time; time.time = lambda: true_time() + {clock_off_by_s}; "
         if clock_off_by_s
         else ""
     )
-    return (sys.executable, "-c", clock + _IN_PIECES.format(piece=piece))
+    return (sys.executable, "-c", clock + _IN_CHUNKS.format(chunk=chunk))
 
 
 STARTED: list[RunProcess] = []
@@ -317,8 +317,8 @@ class River:
         )
 
     @property
-    def questions(self) -> DeltaRsQuestions:
-        return DeltaRsQuestions(Lake(self.as_folder))
+    def reader(self) -> DeltaRsReader:
+        return DeltaRsReader(Lake(self.as_folder))
 
     @property
     def inputs(self) -> Sequence[str]:
@@ -453,7 +453,7 @@ class River:
 
     def _take_decisions(self) -> None:
         """The idle policy's decisions are input, like the records."""
-        decided = decisions_of(self.questions)
+        decided = decisions_of(self.reader)
         for partition, case in self.cases.items():
             case.decisions = {
                 source: decided[source, partition]
@@ -464,7 +464,7 @@ class River:
     def losses(self, *, gaps_allowed: bool = False) -> Losses:
         """How tables and sink differ from the merge model and from a topic that was written to in
         peace."""
-        found, questions = Losses(), self.questions
+        found, reader = Losses(), self.reader
         self._take_decisions()
         expected, seen = (
             expected_messages(self.cases, self.inputs),
@@ -482,10 +482,10 @@ class River:
                 f"{sum(foreign.values()) - found.repeated} messages that the model does not have"
             )
         for name, here, there in (
-            ("silver", silver_of(questions), expected_silver(self.cases, self.inputs)),
-            ("late", late_of(questions), expected_late(self.cases, self.inputs)),
-            ("quarantine", quarantined_of(questions), expected_quarantine(self.cases)),
-            ("progress", noted_batches(questions), committed_batches(questions)),
+            ("silver", silver_of(reader), expected_silver(self.cases, self.inputs)),
+            ("late", late_of(reader), expected_late(self.cases, self.inputs)),
+            ("quarantine", quarantined_of(reader), expected_quarantine(self.cases)),
+            ("progress", noted_batches(reader), committed_batches(reader)),
         ):
             missing, more = (
                 Counter(map(repr, one)) - Counter(map(repr, other))
@@ -523,8 +523,7 @@ class River:
     def broken_promises(self) -> list[str]:
         """What `verify --full` finds."""
         return [
-            str(problem)
-            for problem in verify(self.questions, self.as_folder, full=True)["problems"]
+            str(problem) for problem in verify(self.reader, self.as_folder, full=True)["problems"]
         ]
 
 
@@ -557,16 +556,16 @@ def warehouse(folder: Path) -> str:
     return str(folder / "warehouse" / f"{SCHEMA}.db")
 
 
-def noted_batches(questions: DeltaRsQuestions) -> list[tuple[object, ...]]:
+def noted_batches(reader: DeltaRsReader) -> list[tuple[object, ...]]:
     """The batches that `progress` has, each with the version of silver that it names."""
-    return sorted(rows_of(questions.summary(tables.PROGRESS, ["batch", "silver_version"], {})))
+    return sorted(rows_of(reader.summary(tables.PROGRESS, ["batch", "silver_version"], {})))
 
 
-def committed_batches(questions: DeltaRsQuestions) -> list[tuple[object, ...]]:
+def committed_batches(reader: DeltaRsReader) -> list[tuple[object, ...]]:
     """The same, as silver's own history has it."""
     commits = [
         (Commit.parse(version.metadata), version.number)
-        for version in questions.history(tables.SILVER)
+        for version in reader.history(tables.SILVER)
     ]
     return sorted(
         (commit.facts["batch"], number)

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from pipelines.core.model import PublishedRecord
 from pipelines.core.recovery import ReadBack
-from pipelines.core.sequence import Place, Tail
+from pipelines.core.sequence import SequenceTail, SortKey
 
 
 def by_key(read_back: Iterable[ReadBack]) -> dict[str, list[PublishedRecord]]:
@@ -25,7 +25,9 @@ def published(times: Mapping[str, Sequence[int]]) -> dict[str, list[PublishedRec
     return {key: [PublishedRecord(time) for time in mine] for key, mine in times.items()}
 
 
-def in_sequence(places: Iterable[Place], tail: Tail | None) -> Iterator[tuple[int, Place]]:
+def in_sequence(
+    places: Iterable[SortKey], tail: SequenceTail | None
+) -> Iterator[tuple[int, SortKey]]:
     """Numbers those of the places, which come in order, that sort after the tail, on from its
     number."""
     seq = -1 if tail is None else tail.seq

@@ -63,8 +63,8 @@ class TenantRiver:
     def differing(self) -> list[str]:
         """Which of late, silver and the sink are not the model's."""
         pairs = {
-            "late": (late_of(self.river.questions), self.models.late()),
-            "silver": (silver_of(self.river.questions), self.models.silver()),
+            "late": (late_of(self.river.reader), self.models.late()),
+            "silver": (silver_of(self.river.reader), self.models.silver()),
             "the sink": (self.sequence(), self.models.order()),
         }
         return [name for name, (here, there) in pairs.items() if here != there]

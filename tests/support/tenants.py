@@ -9,7 +9,7 @@ from typing import Any
 from pipelines.core.idle import IdleDecision
 from pipelines.core.model import MergeRules, PartitionMerge, Record
 from pipelines.lake import tables
-from pipelines.lake.questions import Questions, Where
+from pipelines.lake.table_reader import TableReader, Where
 from tests.support.cases import SOURCES, Case, as_record, heartbeat, keyed
 
 TENANTS = ("x", "y/1 %", "\u00e9", "\U0001f600")
@@ -72,10 +72,10 @@ def case_of_records(records: Iterable[Record]) -> Case:
             case.values[record.source],
             {} if record.tenant is None else {"g": record.tenant},
         )
-        if record.told is not None:
-            told = tuple(sorted(record.told.items()))
+        if record.tenant_times is not None:
+            tenant_times = tuple(sorted(record.tenant_times.items()))
             case.decisions.setdefault(record.source, []).append(
-                IdleDecision(len(mine) - 1, record.event_time, told)
+                IdleDecision(len(mine) - 1, record.event_time, tenant_times)
             )
             continue
         case.arrivals.append(record.source)
@@ -173,7 +173,7 @@ class TenantModels:
 
 
 def silver_of(
-    questions: Questions, sources: Sequence[str] = SOURCES, generation: int | None = None
+    reader: TableReader, sources: Sequence[str] = SOURCES, generation: int | None = None
 ) -> list[Row]:
     """Silver's content with tenants: partition, tenant, key, status, times, position and where its
     parts come from."""
@@ -188,7 +188,7 @@ def silver_of(
         "closed_at",
         "position",
     ]
-    rows = questions.select(tables.SILVER, [*columns, *sources], _of(generation)).to_pylist()
+    rows = reader.select(tables.SILVER, [*columns, *sources], _of(generation)).to_pylist()
     return sorted(
         (
             (
@@ -201,12 +201,12 @@ def silver_of(
     )
 
 
-def late_of(questions: Questions, generation: int | None = None) -> list[Row]:
+def late_of(reader: TableReader, generation: int | None = None) -> list[Row]:
     """What is late with tenants."""
     columns = ["partition", "source", "offset", "tenant", "merge_key", "event_time", "position"]
     return sorted(
         tuple(row.values())
-        for row in questions.select(tables.LATE, columns, _of(generation)).to_pylist()
+        for row in reader.select(tables.LATE, columns, _of(generation)).to_pylist()
     )
 
 

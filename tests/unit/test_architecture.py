@@ -33,7 +33,7 @@ ROOMS: Mapping[str, tuple[str, ...]] = {
     "layers": ("bronze", "gold", "operations", "repartition", "run", "running", "silver"),
     "audit": ("audit",),
     "views": ("live", "quality"),
-    "dev": ("dev", "trying"),
+    "dev": ("dev", "dry_run"),
     "cli": ("__main__", "cli", "commands"),
 }
 """Each room's modules, and packages with all that is in them."""
@@ -70,7 +70,7 @@ EXCEPTIONS = frozenset(
         ("lake.maintenance", "engine"),  # its type alone
         ("audit.rebuild", "running.owner"),  # a rebuild is silver again, and nobody's word on it
         ("audit.rebuild", "silver"),
-        ("audit.validate", "running.beginning"),  # what a run would read
+        ("audit.validate", "running.generations"),  # what a run would read
         ("audit.validate", "running.moved"),  # and whether it would
         ("audit.validate", "running.next_offsets"),
         ("run", "quality.beside"),  # checks beside the stream

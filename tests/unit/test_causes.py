@@ -15,7 +15,7 @@ from deltalake import write_deltalake
 
 from pipelines.errors import KafkaUnreachableError, WatersmeetError, root_cause
 from pipelines.kafka.failures import failure
-from pipelines.lake.by_delta_rs import DeltaRsQuestions
+from pipelines.lake.by_delta_rs import DeltaRsReader
 from pipelines.lake.commits import last_commit
 from pipelines.lake.location import Lake
 from pipelines.settings import KafkaSettings
@@ -123,9 +123,9 @@ def test_a_commit_file_that_is_emptied_or_torn_is_named(tmp_path: Path, left: in
         write_deltalake(place, pa.table({"batch": [n]}), mode="append")
     file = place / "_delta_log" / "00000000000000000001.json"
     file.write_bytes(file.read_bytes()[:left])
-    questions = DeltaRsQuestions(Lake(settings))
+    reader = DeltaRsReader(Lake(settings))
     with pytest.raises(WatersmeetError, match=r"progress.*00000000000000000001\.json"):
-        last_commit(questions, "progress")
+        last_commit(reader, "progress")
 
 
 LOST = """

@@ -21,7 +21,7 @@ from pydantic import BaseModel
 from pipelines.audit.show import duration, utc
 from pipelines.cli import app
 from pipelines.configuration.values import COLUMNS_OF_TENANTS, COLUMNS_OF_WINDOWS
-from pipelines.core.letters import NEXT_OFFSETS, OFFSET, PARTITION, REASON, TOPIC, VALUE_BYTES
+from pipelines.core.dead_letters import NEXT_OFFSETS, OFFSET, PARTITION, REASON, TOPIC, VALUE_BYTES
 from pipelines.core.model import MergeRules, PartitionMerge, Record
 from pipelines.core.reading import KAFKA, ReadingRules, Reason, read_records
 from pipelines.core.repartition import FROM, ORIGIN, POSITIONS

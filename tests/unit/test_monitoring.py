@@ -13,12 +13,12 @@ from pipelines.core.plan import TopicPartition
 from pipelines.core.reading import Reason
 from pipelines.errors import kinds
 from pipelines.monitoring.events import (
-    Handled,
+    BronzeProgress,
+    MergeProgress,
     Published,
-    Reached,
+    RecordsProcessed,
     Sampled,
     SourceStanding,
-    Standing,
     StepDone,
     TenantsSampled,
 )
@@ -168,7 +168,7 @@ def _cells(place: dict[str, int]) -> list[tuple[int, int]]:
 
 def test_lag_is_what_kafka_has_and_a_layer_has_not_passed(tmp_path: Path) -> None:
     metrics, tp = Metrics(settings_for(tmp_path)), TopicPartition("tracking", 1)
-    metrics(Reached({tp: 7}))
+    metrics(BronzeProgress({tp: 7}))
     assert exposed(metrics).value("watersmeet_lag_records") is None, (
         "nobody has said yet where Kafka ends"
     )
@@ -179,11 +179,11 @@ def test_lag_is_what_kafka_has_and_a_layer_has_not_passed(tmp_path: Path) -> Non
         )
         == 3
     )
-    metrics(Reached({tp: 12}))
+    metrics(BronzeProgress({tp: 12}))
     assert exposed(metrics).value("watersmeet_lag_records", layer="bronze") == 0, (
         "bronze is ahead of the last sample"
     )
-    metrics(Standing({}, {tp: SourceStanding(0, None, None, "waiting")}))
+    metrics(MergeProgress({}, {tp: SourceStanding(0, None, None, "waiting")}))
     metrics(Sampled({tp: (9, 12)}, None))
     assert exposed(metrics).value("watersmeet_lag_records", layer="silver") == 3, (
         "Kafka has deleted the first 9"
@@ -195,14 +195,14 @@ def test_lag_in_seconds_is_the_age_of_the_last_record_merged_while_others_wait(
 ) -> None:
     metrics, tp = Metrics(settings_for(tmp_path)), TopicPartition("orders", 0)
     metrics(Sampled({tp: (0, 5)}, 2))
-    metrics(Standing({0: 1_000}, {tp: SourceStanding(4, 1_000, 3_500, "held")}))
+    metrics(MergeProgress({0: 1_000}, {tp: SourceStanding(4, 1_000, 3_500, "held")}))
     seen = exposed(metrics)
     assert (seen.value("watersmeet_lag_seconds") or 0) > 1e9
     assert seen.value("watersmeet_clock_seconds", partition=0) == 1
     assert seen.value("watersmeet_lead_seconds", topic="orders") == 2.5
     assert seen.value("watersmeet_open_rows") == 2
     assert seen.value("watersmeet_source_state", state="held") == 1
-    metrics(Standing({0: 3_500}, {tp: SourceStanding(5, 3_500, 3_500, "active")}))
+    metrics(MergeProgress({0: 3_500}, {tp: SourceStanding(5, 3_500, 3_500, "active")}))
     metrics(Sampled({}, None))
     seen = exposed(metrics)
     assert seen.value("watersmeet_lag_seconds") == 0
@@ -222,7 +222,11 @@ def test_how_tenants_stand_is_told_without_naming_them(tmp_path: Path) -> None:
 def test_labels_are_names_of_the_configuration(tmp_path: Path) -> None:
     metrics = Metrics(settings_for(tmp_path))
     metrics(StepDone("silver", "merge", 0.2))
-    metrics(Handled("bronze", {"tracking": {("quarantined", "no_key"): 2, ("accepted", ""): 5}}))
+    metrics(
+        RecordsProcessed(
+            "bronze", {"tracking": {("quarantined", "no_key"): 2, ("accepted", ""): 5}}
+        )
+    )
     metrics(Published("merged", {0: 4, 1: 0}))
     seen = exposed(metrics)
     assert seen.value("watersmeet_step_seconds_sum", layer="silver", step="merge") == 0.2

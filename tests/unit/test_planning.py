@@ -13,13 +13,13 @@ import pyarrow as pa
 import pytest
 
 from pipelines.core.plan import BatchPlan, Cursor, TopicPartition
-from pipelines.core.sequence import Tail
+from pipelines.core.sequence import SequenceTail
 from pipelines.lake.order import BY_CLOSING, BY_EVENT_TIME
-from pipelines.lake.questions import PACKED, Aggregates, Questions, Where
-from pipelines.running import extent, pieces
-from pipelines.running.extent import Extent, Pending, of_piece, pending
-from pipelines.running.pieces import pieces_of
+from pipelines.lake.table_reader import PACKED, Aggregates, TableReader, Where
+from pipelines.running import chunks, publication_plan
+from pipelines.running.chunks import chunks_of
 from pipelines.running.planning import Planner
+from pipelines.running.publication_plan import Pending, TimeRange, of_chunk, pending
 from tests.support.configurations import settings_for
 
 MERGE_BYTES = 1_000_000
@@ -70,7 +70,7 @@ class Asked:
         return found.rename_columns([*by, name])
 
 
-def answering(row_bytes: int = 1, **tables: list[dict[str, Any]]) -> Questions:
+def answering(row_bytes: int = 1, **tables: list[dict[str, Any]]) -> TableReader:
     return Asked(tables, row_bytes)  # type: ignore[return-value]
 
 
@@ -198,11 +198,15 @@ def test_what_sorts_after_the_tail_is_pending() -> None:
         finished(3, 0, "a"),
     ]
     asked = answering(silver=rows)
-    tails = {0: Tail(1, 5, "a", 1), 1: Tail(1, 3, "b", 1), 2: Tail(0, 4, "a", 0)}
+    tails = {
+        0: SequenceTail(1, 5, "a", 1),
+        1: SequenceTail(1, 3, "b", 1),
+        2: SequenceTail(0, 4, "a", 0),
+    }
     assert pending(asked, tails, 4, 100, 100) == Pending(
-        [{0: Extent(5, 7), 3: Extent(0, 0)}], has_more=False, order=BY_EVENT_TIME, records=4
+        [{0: TimeRange(5, 7), 3: TimeRange(0, 0)}], has_more=False, order=BY_EVENT_TIME, records=4
     )
-    everything = {0: Extent(1, 7), 1: Extent(3, 3), 2: Extent(4, 4), 3: Extent(0, 0)}
+    everything = {0: TimeRange(1, 7), 1: TimeRange(3, 3), 2: TimeRange(4, 4), 3: TimeRange(0, 0)}
     assert pending(asked, {}, 40, 100, 100) == Pending(
         [everything], has_more=False, order=BY_EVENT_TIME, records=8
     )
@@ -213,19 +217,19 @@ def test_records_of_one_event_time_are_published_together_and_each_partition_giv
 ):
     rows = [finished(p, time // 3, f"k{time}") for p in range(2) for time in range(30)]
     assert pending(answering(silver=rows), {}, 2, 20, 100) == Pending(
-        [{0: Extent(0, 3), 1: Extent(0, 3)}], has_more=True, order=BY_EVENT_TIME, records=24
+        [{0: TimeRange(0, 3), 1: TimeRange(0, 3)}], has_more=True, order=BY_EVENT_TIME, records=24
     )
 
 
 def test_what_is_published_is_cut_into_pieces_of_bounded_size() -> None:
     rows = [finished(p, time, key) for p in range(3) for time in range(p + 1) for key in "ab"]
     found = pending(answering(silver=rows), {}, 3, 100, 3)
-    assert found.pieces == [
-        {0: Extent(0, 0), 1: Extent(0, 0)},
-        {1: Extent(1, 1), 2: Extent(0, 0)},
-        {2: Extent(1, 2)},
+    assert found.chunks == [
+        {0: TimeRange(0, 0), 1: TimeRange(0, 0)},
+        {1: TimeRange(1, 1), 2: TimeRange(0, 0)},
+        {2: TimeRange(1, 2)},
     ]
-    assert found.extents == {0: Extent(0, 0), 1: Extent(0, 1), 2: Extent(0, 2)}
+    assert found.extents == {0: TimeRange(0, 0), 1: TimeRange(0, 1), 2: TimeRange(0, 2)}
     assert pending(answering(silver=[]), {}, 3, 100, 3) == Pending(
         [], has_more=False, order=BY_EVENT_TIME
     )
@@ -246,24 +250,24 @@ def test_what_timeouts_closed_before_there_was_a_window_is_published_first() -> 
             closed(1, 9, 7, "a"),
         ]
     )
-    first = pending(asked, {0: Tail(3, 5, "a", 3)}, 2, 100, 100)
+    first = pending(asked, {0: SequenceTail(3, 5, "a", 3)}, 2, 100, 100)
     assert (first.extents, first.has_more, first.order.column) == (
-        {0: Extent(9, 9)},
+        {0: TimeRange(9, 9)},
         True,
         "event_time",
     )
-    tails = {0: Tail(4, 9, "a", 4), 1: Tail(0, 6, "b", 0, 7, 8)}
+    tails = {0: SequenceTail(4, 9, "a", 4), 1: SequenceTail(0, 6, "b", 0, 7, 8)}
     assert pending(asked, tails, 2, 100, 100) == Pending(
-        [{0: Extent(7, 7), 1: Extent(8, 9)}], has_more=False, order=BY_CLOSING, records=4
+        [{0: TimeRange(7, 7), 1: TimeRange(8, 9)}], has_more=False, order=BY_CLOSING, records=4
     )
-    tails[1] = Tail(1, 6, "c", 1, 7, 8)
-    assert pending(asked, tails, 2, 100, 100).extents == {0: Extent(7, 7), 1: Extent(9, 9)}
+    tails[1] = SequenceTail(1, 6, "c", 1, 7, 8)
+    assert pending(asked, tails, 2, 100, 100).extents == {0: TimeRange(7, 7), 1: TimeRange(9, 9)}
 
 
 def test_what_an_epoch_closes_in_advance_waits_for_the_clock() -> None:
     asked = answering(silver=[closed(0, 8, 7, "a"), closed(0, 9, 7, "b"), closed(1, 8, 7, "a")])
-    assert pending(asked, {}, 2, 100, 100, {0: 8}).extents == {0: Extent(8, 8)}
-    assert pending(asked, {}, 2, 100, 100, {0: 9, 1: 7}).extents == {0: Extent(8, 9)}
+    assert pending(asked, {}, 2, 100, 100, {0: 8}).extents == {0: TimeRange(8, 8)}
+    assert pending(asked, {}, 2, 100, 100, {0: 9, 1: 7}).extents == {0: TimeRange(8, 9)}
 
 
 @pytest.mark.promise("C24")
@@ -276,12 +280,12 @@ def test_a_piece_of_a_publication_has_no_more_than_fits_into_memory(unit: int) -
         [
             size
             for n, size in enumerate(sizes)
-            if n % 2 in piece and piece[n % 2].first <= n <= piece[n % 2].last
+            if n % 2 in chunk and chunk[n % 2].first <= n <= chunk[n % 2].last
         ]
-        for piece in found.pieces
+        for chunk in found.chunks
     ]
     assert [sorted(chain.from_iterable(taken))] == [sorted(sizes)]
-    assert all(sum(mine) <= extent.PIECE_BYTES or len(mine) == 1 for mine in taken)
+    assert all(sum(mine) <= publication_plan.CHUNK_BYTES or len(mine) == 1 for mine in taken)
     few = pending(answering(silver=rows), {}, 2, 10**6, 10**6, limit_bytes=sum(sizes) // 10)
     assert few.has_more
     assert few.records <= len(sizes) // 9
@@ -291,7 +295,9 @@ def test_a_piece_of_a_publication_has_no_more_than_fits_into_memory(unit: int) -
 def test_records_of_one_time_that_do_not_fit_into_memory_are_in_several_pieces() -> None:
     """Each record in one of them, in order, and all of them in one publication, whose extents are
     as before."""
-    sizes = [extent.PIECE_BYTES * size // 100 for size in (30, 30, 60, 5, 120, 1, 1, 98, 3, 90)]
+    sizes = [
+        publication_plan.CHUNK_BYTES * size // 100 for size in (30, 30, 60, 5, 120, 1, 1, 98, 3, 90)
+    ]
     ties = [
         {**closed(1, 7, 100 + n % 3, f"k{n}"), "record_bytes": size} for n, size in enumerate(sizes)
     ]
@@ -301,20 +307,23 @@ def test_records_of_one_time_that_do_not_fit_into_memory_are_in_several_pieces()
     asked = answering(silver=[*ties, *others])
     found = pending(asked, {}, 3, 1, 1000, limit_bytes=10**15)
     assert (found.extents, found.has_more) == (
-        {0: Extent(7, 7), 1: Extent(6, 6), 2: Extent(7, 7)},
+        {0: TimeRange(7, 7), 1: TimeRange(6, 6), 2: TimeRange(7, 7)},
         True,
     )
     found = pending(asked, {}, 3, 10**6, 1000, limit_bytes=10**15)
-    assert found.extents == {0: Extent(7, 7), 1: Extent(6, 8), 2: Extent(7, 7)}
+    assert found.extents == {0: TimeRange(7, 7), 1: TimeRange(6, 8), 2: TimeRange(7, 7)}
     seen: list[tuple[int, int, int, str]] = []
-    for piece in found.pieces:
+    for chunk in found.chunks:
         rows = asked.select(
             "silver",
             ["closed_at", "due", "merge_key", "partition", "record_bytes"],
-            of_piece(found.order, piece, 0),
+            of_chunk(found.order, chunk, 0),
         )
-        mine = [row for row in rows.to_pylist() if row["partition"] in piece]
-        assert len(mine) == 1 or sum(row["record_bytes"] for row in mine) <= extent.PIECE_BYTES
+        mine = [row for row in rows.to_pylist() if row["partition"] in chunk]
+        assert (
+            len(mine) == 1
+            or sum(row["record_bytes"] for row in mine) <= publication_plan.CHUNK_BYTES
+        )
         seen += sorted(
             (row["partition"], row["closed_at"], row["due"], row["merge_key"]) for row in mine
         )
@@ -323,26 +332,28 @@ def test_records_of_one_time_that_do_not_fit_into_memory_are_in_several_pieces()
         for row in (*ties, *others)
     )
     assert seen == everything
-    by_number = pending(asked, {1: Tail(0, 49, "a", 0, 50, 6)}, 3, 10**6, 3, limit_bytes=10**15)
-    assert len(by_number.pieces) >= len(found.pieces)
+    by_number = pending(
+        asked, {1: SequenceTail(0, 49, "a", 0, 50, 6)}, 3, 10**6, 3, limit_bytes=10**15
+    )
+    assert len(by_number.chunks) >= len(found.chunks)
 
 
 @pytest.mark.promise("C24")
 def test_records_that_are_read_again_come_in_pieces_that_fit_into_memory() -> None:
     """Of a table whose rows say their sizes."""
-    sizes = [*[10] * 20, pieces.PIECE_BYTES, *[pieces.PIECE_BYTES // 3] * 7, 5]
+    sizes = [*[10] * 20, chunks.CHUNK_BYTES, *[chunks.CHUNK_BYTES // 3] * 7, 5]
     rows = [{"partition": n % 2, "offset": n, "record_bytes": size} for n, size in enumerate(sizes)]
     partitions, offsets = (
         np.array([row[name] for row in rows], np.int64) for name in ("partition", "offset")
     )
     found = list(
-        pieces_of(answering(quarantine=rows), "tracking", "quarantine", partitions, offsets)
+        chunks_of(answering(quarantine=rows), "tracking", "quarantine", partitions, offsets)
     )
     taken = [
-        [offset for mine in piece.offsets.values() for offset in mine.tolist()] for piece in found
+        [offset for mine in chunk.offsets.values() for offset in mine.tolist()] for chunk in found
     ]
     assert sorted(chain.from_iterable(taken)) == list(range(len(sizes)))
     assert all(
-        sum(sizes[n] for n in mine) <= pieces.PIECE_BYTES or len(mine) == 1 for mine in taken
+        sum(sizes[n] for n in mine) <= chunks.CHUNK_BYTES or len(mine) == 1 for mine in taken
     )
     assert len(found) < 8

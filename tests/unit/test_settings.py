@@ -1007,8 +1007,8 @@ def test_several_topics_are_neither_shared_nor_repartitioned(tmp_path: Path) -> 
             "topics shares none of them"
         )
         assert sentence in refusal(tmp_path, changed(several, *roles, *more))
-    narrowed = load(tmp_path, changed(several, roles[0]))
-    assert not narrowed.reading_rules("tracking").leaves_undecodable
+    resolve_condition = load(tmp_path, changed(several, roles[0]))
+    assert not resolve_condition.reading_rules("tracking").leaves_undecodable
     assert "publish to another topic" in refusal(
         tmp_path, changed(several, ("publish/topic", "us"))
     )

@@ -19,7 +19,7 @@ from pipelines.errors import (
 )
 from pipelines.monitoring.observability import Reporter
 from pipelines.running import streams
-from pipelines.running.streams import Gate, Patience, Stream
+from pipelines.running.streams import BatchGate, RetryPolicy, Stream
 
 DEADLINE_S = 60
 
@@ -33,8 +33,8 @@ def away() -> KafkaUnreachableError:
     return KafkaUnreachableError("nowhere:1", "no answer")
 
 
-def gate(limit_s: float = DEADLINE_S) -> Gate:
-    return Gate(Patience(Reporter(), threading.Event(), limit_s))
+def gate(limit_s: float = DEADLINE_S) -> BatchGate:
+    return BatchGate(RetryPolicy(Reporter(), threading.Event(), limit_s))
 
 
 @dataclass
@@ -65,13 +65,13 @@ class Fake:
 
 
 def stream(
-    passage: Gate, drain: Callable[[], None] | None = None, *begins: Exception
+    passage: BatchGate, drain: Callable[[], None] | None = None, *begins: Exception
 ) -> tuple[Stream, list[Fake]]:
     """A stream of fakes; where it begins for the first times, these errors are raised."""
     begun: list[Fake] = []
     fails = list(begins)
 
-    def begin(_: Gate) -> Fake:
+    def begin(_: BatchGate) -> Fake:
         if fails:
             raise fails.pop(0)
         begun.append(Fake())
@@ -85,14 +85,14 @@ def stream(
 
 def test_trouble_with_kafka_is_waited_out_and_told() -> None:
     work, passage = Work([away(), away()]), gate()
-    passage.patience.bear(work)
+    passage.patience.run(work)
     assert work.calls == 3
 
 
 def test_another_error_is_raised_at_once() -> None:
     work = Work([ConfigurationError("bad"), ConfigurationError("worse")])
     with pytest.raises(ConfigurationError, match="bad"):
-        gate().patience.bear(work)
+        gate().patience.run(work)
     assert work.calls == 1
 
 
@@ -101,14 +101,14 @@ def test_trouble_that_outlasts_the_patience_is_told_in_one_sentence() -> None:
     with pytest.raises(
         WatersmeetError, match=r"no Kafka broker answers at nowhere:1 .*\(tried again for 0 s\)"
     ):
-        gate(limit_s=0.01).patience.bear(work)
+        gate(limit_s=0.01).patience.run(work)
 
 
 def test_a_run_that_stops_waits_no_longer() -> None:
     passage = gate()
     passage.stopping.set()
     work = Work([away() for _ in range(100)])
-    passage.patience.bear(work)
+    passage.patience.run(work)
     assert work.calls == 1
 
 
@@ -132,11 +132,11 @@ def test_what_a_store_in_trouble_makes_an_engine_raise_is_waited_out_whatever_it
     work = Work(
         [OSError("some request failed"), ValueError("half a file"), OSError("some request failed")]
     )
-    passage.patience.bear(work)
+    passage.patience.run(work)
     assert (work.calls, len(asked)) == (4, 3)
     work = Work([OSError("a disk of this machine is full") for _ in range(100)])
     with pytest.raises(OSError, match="a disk of this machine is full"):
-        passage.patience.bear(work)
+        passage.patience.run(work)
     assert work.calls == streams.UNEXPLAINED + 1
 
 
@@ -147,7 +147,7 @@ def test_a_store_that_refuses_is_told_at_once_in_place_of_the_engines_error() ->
     passage, work = gate(), Work([OSError("403"), OSError("403")])
     passage.patience.check_store = check_store
     with pytest.raises(StoreAccessError, match="refuses writing at s3://shop/lake"):
-        passage.patience.bear(work)
+        passage.patience.run(work)
     assert work.calls == 1
 
 
@@ -222,10 +222,10 @@ def test_a_stream_begins_again_while_kafka_is_away() -> None:
 def test_streams_are_started_at_once_and_none_waits_where_another_cannot_start() -> None:
     passage, together = gate(), threading.Barrier(2, timeout=DEADLINE_S)
 
-    def begin(failure: Exception) -> Callable[[Gate], Fake]:
+    def begin(failure: Exception) -> Callable[[BatchGate], Fake]:
         met = list[int]()
 
-        def fail(_: Gate) -> Fake:
+        def fail(_: BatchGate) -> Fake:
             if not met:
                 met.append(together.wait())
             raise failure
@@ -244,10 +244,10 @@ def test_a_stream_that_ended_for_trouble_with_kafka_is_begun_anew() -> None:
     river.start()
     begun[0].end(away())
     assert not river.is_active
-    river.look_after()
+    river.supervise()
     assert river.is_active
     assert len(begun) == 2
-    river.look_after()
+    river.supervise()
     assert len(begun) == 2, "what runs is left alone"
     river.raise_failure()
 
@@ -256,7 +256,7 @@ def test_a_stream_that_ended_without_a_word_is_begun_anew() -> None:
     river, begun = stream(gate())
     river.start()
     begun[0].end()
-    river.look_after()
+    river.supervise()
     assert len(begun) == 2
 
 
@@ -265,7 +265,7 @@ def test_a_stream_that_ended_for_a_reason_that_does_not_pass_is_told() -> None:
     river.start()
     begun[0].end(ConfigurationError("odd"))
     with pytest.raises(WatersmeetError, match="a stream ended: odd"):
-        river.look_after()
+        river.supervise()
     with pytest.raises(WatersmeetError, match="odd"):
         river.raise_failure()
 
@@ -276,14 +276,14 @@ def test_an_engine_that_fails_by_itself_may_begin_anew_and_not_for_ever() -> Non
     river.start()
     for attempt in range(2 * (streams.ATTEMPTS - 1)):
         begun[-1].end(ValueError("a worker did not start"))
-        river.look_after()
+        river.supervise()
         assert river.is_active
         if attempt == streams.ATTEMPTS - 2:
             # A batch that succeeds between two failures makes the next one the first again.
             passage.run(lambda: None)
     begun[-1].end(ValueError("a worker did not start"))
     with pytest.raises(WatersmeetError, match="a stream ended: ValueError: a worker did not start"):
-        river.look_after()
+        river.supervise()
 
 
 def test_a_stream_that_ends_is_done_where_it_ended_well_and_begun_anew_where_not() -> None:
@@ -292,11 +292,11 @@ def test_a_stream_that_ends_is_done_where_it_ended_well_and_begun_anew_where_not
     river.start()
     assert not river.is_done
     begun[0].end(away())
-    river.look_after()
+    river.supervise()
     assert not river.is_done
     begun[1].end()
     assert river.is_done
-    river.look_after()
+    river.supervise()
     assert len(begun) == 2
     river.raise_failure()
 
@@ -306,7 +306,7 @@ def test_a_failure_of_a_batch_is_raised_as_it_is() -> None:
     river, begun = stream(passage)
     river.start()
     passage.run(Work([ConfigurationError("bad")]))
-    river.look_after()
+    river.supervise()
     assert len(begun) == 1, "a run that stops begins nothing"
     with pytest.raises(ConfigurationError, match="bad"):
         river.raise_failure()
@@ -318,7 +318,7 @@ def test_what_an_engine_calls_a_failure_after_a_stop_was_asked_for_is_none() -> 
     river.start()
     passage.stopping.set()
     begun[0].end(ValueError("interrupted while it planned"))
-    river.look_after()
+    river.supervise()
     river.stop()
     river.raise_failure()
     assert len(begun) == 1
@@ -361,7 +361,7 @@ def test_what_was_there_before_is_drained_at_the_start_and_whenever_it_is_due() 
     river.is_due = lambda: is_due
     river.start()
     assert drained.acquire(timeout=DEADLINE_S)
-    river.look_after()
+    river.supervise()
     passage.run(lambda: None)
     assert not drained.acquire(blocking=False)
     is_due = True
@@ -369,7 +369,7 @@ def test_what_was_there_before_is_drained_at_the_start_and_whenever_it_is_due() 
 
     def look() -> None:
         while not end.is_set():  # a drain that is still ending is not begun twice
-            river.look_after()
+            river.supervise()
 
     looking = threading.Thread(target=look)
     looking.start()
@@ -384,7 +384,7 @@ def test_what_was_there_before_is_drained_at_the_start_and_whenever_it_is_due() 
 
 
 def following(river: Stream, drained: Callable[[], None], news: threading.Event) -> Stream:
-    passage = Gate(river.gate.patience)
+    passage = BatchGate(river.gate.patience)
     follower = Stream(
         passage, lambda _: streams.following(passage, drained, [river], news), ends=True
     )
@@ -435,7 +435,7 @@ def test_what_follows_a_stream_that_failed_waits_for_the_one_begun_anew() -> Non
     river.start()
     follower = following(river, lambda: None, threading.Event())
     begun[0].end(away())
-    river.look_after()
+    river.supervise()
     assert not follower.is_done
     begun[1].end()
     await_that(lambda: follower.is_done)

@@ -27,7 +27,7 @@ from pipelines.audit.validate import check_expressions, has_expressions
 from pipelines.configuration.file import known_instead
 from pipelines.core.avro_json import UnencodableError, encoder
 from pipelines.core.avro_schema import AvroSchema
-from pipelines.core.columns import NEVER
+from pipelines.core.columns import MAX_TIME
 from pipelines.core.idle import IdleDecision
 from pipelines.core.inputs import input_of, of_source, source_of
 from pipelines.core.merge import RECORD_SCHEMA, late, late_schema, merge, silver_schema
@@ -47,12 +47,12 @@ from pipelines.core.types import DUE, TENANT
 from pipelines.engine import Engine
 from pipelines.engine.choice import open_engine
 from pipelines.errors import ConfigurationError
-from pipelines.gold import valued
+from pipelines.gold import with_message_values
 from pipelines.lake.order import BY_CLOSING, BY_EVENT_TIME, BY_TENANT
-from pipelines.lake.questions import answer
+from pipelines.lake.table_reader import normalise
 from pipelines.running.planning import by_partition
 from pipelines.settings import Settings, load_settings
-from pipelines.silver import batch_of, judged
+from pipelines.silver import batch_of, validated
 
 LARGEST_PARTITION: Final = 2**31 - 1
 LARGEST_TIME_MS: Final = 2**53
@@ -62,7 +62,7 @@ _BEFORE: Final = datetime.min.replace(tzinfo=timezone.utc)
 _AT_END: Final = 1
 """Number of the batch in which time goes on after the last record."""
 
-Place: TypeAlias = tuple[str, int, int]
+SortKey: TypeAlias = tuple[str, int, int]
 """Input, partition and offset of a record."""
 
 
@@ -155,7 +155,7 @@ def _tried(
         for what, where, fix in check_expressions(engine, settings):
             raise ConfigurationError(f"{where}: {what}; {fix}")
     rows: dict[str, list[tuple[Any, ...]]] = {name: [] for name in settings.inputs}
-    lines: dict[Place, int] = {}
+    lines: dict[SortKey, int] = {}
     offsets: Counter[tuple[str, int]] = Counter()
     for place, number, record in sent:
         try:
@@ -170,7 +170,9 @@ def _tried(
         for reader in (name for name, other in settings.inputs.items() if other == topic):
             lines[reader, partition, offset] = number
             rows[reader].append((topic, partition, offset, *said))
-    return _Trial(engine, settings, _bronze(settings, rows, avro), lines, avro).answer(close=close)
+    return DryRun(engine, settings, _bronze(settings, rows, avro), lines, avro).normalise(
+        close=close
+    )
 
 
 # -- what is sent
@@ -292,7 +294,7 @@ def _bronze(
 
 
 @dataclass(frozen=True)
-class _Trial:
+class DryRun:
     """A dry run of some records.
 
     `bronze`: the records, with the column `source`. `lines`: the line of each. `avro`: the schemas
@@ -302,10 +304,10 @@ class _Trial:
     engine: Engine
     settings: Settings
     bronze: pa.Table
-    lines: Mapping[Place, int]
+    lines: Mapping[SortKey, int]
     avro: Mapping[str, AvroSchema]
 
-    def answer(self, *, close: bool) -> dict[str, Any]:
+    def normalise(self, *, close: bool) -> dict[str, Any]:
         """Return what `try_records` does."""
         partitions = sorted({partition for _, partition, _ in self.lines})
         cursors = {
@@ -339,7 +341,7 @@ class _Trial:
                     heads=heads,
                 )
                 changed = changed.select(this.changed_schema().names).cast(this.changed_schema())
-                silver = _replaced(silver, judged(self.engine, changed, self.settings.publish))
+                silver = _replaced(silver, validated(self.engine, changed, self.settings.publish))
                 was_late = pa.concat_tables([was_late, late(self._timed, this, heads)])
                 cursors = plan.cursors()
                 if rules.lag_ms is not None:
@@ -384,11 +386,11 @@ class _Trial:
                 ["partition", "offset", "event_time"]
             )
             ahead = {
-                tp.partition: (cursor.next_offset, NEVER)
+                tp.partition: (cursor.next_offset, MAX_TIME)
                 for tp, cursor in cursors.items()
                 if tp.source == source
             }
-            found |= by_partition(source, answer(mine), ahead)
+            found |= by_partition(source, normalise(mine), ahead)
         return found | {
             tp: found.get(tp, NOTHING_AVAILABLE).with_idle(beats) for tp, beats in idle.items()
         }
@@ -401,7 +403,7 @@ class _Trial:
         """
         rules = self.settings.merge
         last = (
-            max(answer(self._timed)["event_time"].to_pylist(), default=0)
+            max(normalise(self._timed)["event_time"].to_pylist(), default=0)
             + rules.window.longest_ms
             + 1
         )
@@ -424,7 +426,7 @@ class _Trial:
         ]
         columns += [*(DUE.names if self.settings.merge.has_due else []), *self._whose]
         found = []
-        for row in answer(silver.select([*columns, *self.settings.sources])).to_pylist():
+        for row in normalise(silver.select([*columns, *self.settings.sources])).to_pylist():
             batch = row.pop("batch")
             parts = self._parts_of(row)
             for source in self.settings.sources:
@@ -458,7 +460,9 @@ class _Trial:
             *dict.fromkeys(["event_time", *order.columns]),
             *self.settings.sources,
         ]
-        rows = valued(self.engine, silver.filter(is_out).select(columns), self.settings)
+        rows = with_message_values(
+            self.engine, silver.filter(is_out).select(columns), self.settings
+        )
         rows = rows.sort_by([(name, "ascending") for name in order.columns])
         made = messages(rows, rows["value"], None, {})
         told = []
@@ -477,8 +481,8 @@ class _Trial:
     ) -> list[dict[str, Any]]:
         """Return the records that the clock (with tenants, their tenant's) has not reached."""
         rows = self.bronze.filter(pc.is_valid(self.bronze["merge_key"]))
-        at = dict[Place, int]()
-        for row in answer(silver.filter(pc.equal(silver["status"], "waiting"))).to_pylist():
+        at = dict[SortKey, int]()
+        for row in normalise(silver.filter(pc.equal(silver["status"], "waiting"))).to_pylist():
             at |= {
                 (name, row["partition"], part["offset"]): row["position"]
                 for name, part in self._parts_of(row)
@@ -503,7 +507,7 @@ class _Trial:
     def _told(self, rows: pa.Table, *columns: str) -> list[dict[str, Any]]:
         """Return records in the order in which they came: their coordinates, and some columns."""
         found = []
-        for row in answer(
+        for row in normalise(
             rows.select(["source", "topic", "partition", "offset", *columns])
         ).to_pylist():
             name = self.settings.input(source_of(row["source"]), row["topic"])

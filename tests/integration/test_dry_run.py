@@ -9,13 +9,13 @@ import pytest
 from pyspark.sql import SparkSession
 
 from pipelines.core.message import message_bytes
+from pipelines.dry_run import try_records
 from pipelines.errors import ConfigurationError
-from pipelines.trying import try_records
 from tests.support.cases import keyed
 from tests.support.configurations import settings_for
 from tests.support.rivers import Losses, River
 from tests.support.topics import published
-from tests.unit.test_trying import records_of, sent
+from tests.unit.test_dry_run import records_of, sent
 
 pytestmark = pytest.mark.promise("C12")
 
@@ -52,8 +52,8 @@ def test_the_users_expressions_judge_and_word_the_messages_by_spark(
         *[{"source": "orders", "value": keyed(key, 7)} for key in ("a", "c", "long")],
     ]
     found = try_records(settings, records)
-    judged = [(row["key"], row["valid"], row["invalid_reason"]) for row in found["records"]]
-    assert judged == [
+    validated = [(row["key"], row["valid"], row["invalid_reason"]) for row in found["records"]]
+    assert validated == [
         ("a", True, None),
         ("b", False, "predicate"),
         ("long", False, "too_large"),

@@ -39,7 +39,7 @@ its own.
 ENOUGH = 10
 """Minimum number of keys shared by two sources that says how these are partitioned."""
 
-APART = 0.25
+SPLIT_SHARE = 0.25
 """Share of these keys without a common partition above which it is no accident."""
 
 FIX = (
@@ -66,14 +66,15 @@ class Place(NamedTuple):
         return f"{self.topic}[{self.partition}]@{self.offset}"
 
 
-def check_home(place: Place, partitions: int, findings: Findings) -> None:
+def check_key_partition(place: Place, partitions: int, findings: Findings) -> None:
     """Report a record that is not in the partition of its key.
 
     For a configuration that repartitions.
     """
-    if (home := murmur2(place.key.encode()) % partitions) != place.partition:
+    if (expected_partition := murmur2(place.key.encode()) % partitions) != place.partition:
         findings.add(
-            f"the key {place.key!r} belongs to partition {home}: this record never meets those "
+            f"the key {place.key!r} belongs to partition {expected_partition}: this record never "
+            "meets those "
             "there",
             str(place),
             _FIX_HOME,
@@ -81,7 +82,7 @@ def check_home(place: Place, partitions: int, findings: Findings) -> None:
 
 
 @dataclass
-class Homes:
+class KeyPartitions:
     """Index of keys by partition. It keeps three numbers for a key of a topic-partition."""
 
     _topic_partitions: list[TopicPartition] = field(default_factory=list)
@@ -112,14 +113,16 @@ class Homes:
         order = np.lexsort((partitions, hashes))
         hashes = hashes[order]
         partitions = partitions[order]
-        apart = np.flatnonzero((hashes[1:] == hashes[:-1]) & (partitions[1:] != partitions[:-1]))
-        if not len(apart):
+        split_keys = np.flatnonzero(
+            (hashes[1:] == hashes[:-1]) & (partitions[1:] != partitions[:-1])
+        )
+        if not len(split_keys):
             return None
         places = []
-        for row in order[apart[0] : apart[0] + 2]:
+        for row in order[split_keys[0] : split_keys[0] + 2]:
             tp = self._topic_partitions[numbers[row]]
             places.append(f"{settings.inputs[tp.source]}[{tp.partition}]@{offsets[row]}")
-        count = len(np.unique(hashes[apart]))
+        count = len(np.unique(hashes[split_keys]))
         what = "keys are in more than one partition, where their records never meet"
         return (
             f"{what}: {count:,} of those looked at, such as that of {' and '.join(places)}; {FIX}"
@@ -139,8 +142,8 @@ def check_sample(
     found = list(_sampled(settings, partitions, since))
     if settings.repartitioned:
         for place in found:
-            check_home(place, partitions, findings)
-        return list(findings.told())
+            check_key_partition(place, partitions, findings)
+        return list(findings.described())
     by_source: dict[str, dict[tuple[str, str], list[Place]]] = {
         name: {} for name in settings.inputs
     }
@@ -149,16 +152,18 @@ def check_sample(
     first, *others = by_source.items()
     for name, keys in others:
         shared = sorted(keys.keys() & first[1].keys())
-        apart = [key for key in shared if not _partitions(keys[key]) & _partitions(first[1][key])]
-        if len(shared) >= ENOUGH and len(apart) > APART * len(shared):
-            example = apart[0]
+        split_keys = [
+            key for key in shared if not _partitions(keys[key]) & _partitions(first[1][key])
+        ]
+        if len(shared) >= ENOUGH and len(split_keys) > SPLIT_SHARE * len(shared):
+            example = split_keys[0]
             what = (
-                f"{len(apart)} of {len(shared)} keys that {first[0]} and {name} share are in "
+                f"{len(split_keys)} of {len(shared)} keys that {first[0]} and {name} share are in "
                 "different partitions"
             )
             where = f"key {example[0]!r}: {first[1][example][0]} and {keys[example][0]}"
             findings.add(f"{what}, so that their records never meet", where, FIX)
-    return list(findings.told())
+    return list(findings.described())
 
 
 def _partitions(places: Iterable[Place]) -> set[int]:

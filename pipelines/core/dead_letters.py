@@ -63,14 +63,14 @@ class Room(NamedTuple):
     is_packed: bool = True
 
 
-Standing: TypeAlias = Mapping[int, Mapping[str, int]]
+SentOffsets: TypeAlias = Mapping[int, Mapping[str, int]]
 """Progress of a topic of dead letters, by partition and source.
 
 It is the offset from which on records are not there yet.
 """
 
 
-def letters(rows: pa.Table, after: Standing, room: Room | None = None) -> pa.Table:
+def dead_letter_messages(rows: pa.Table, after: SentOffsets, room: Room | None = None) -> pa.Table:
     """Return the dead letters of some records, in order of (partition, source, offset).
 
     The columns are those of `LETTERS`. `rows`: source, topic, partition, offset, kafka_timestamp
@@ -82,7 +82,7 @@ def letters(rows: pa.Table, after: Standing, room: Room | None = None) -> pa.Tab
     rows = rows.sort_by(
         [("partition", "ascending"), ("source", "ascending"), ("offset", "ascending")]
     )
-    rows, left_out = (rows, {}) if room is None else _fitting(rows, room)
+    rows, left_out = (rows, {}) if room is None else _within_room(rows, room)
     partitions = rows["partition"].to_pylist()
     lasts = set(dict(zip(partitions, range(len(partitions)), strict=True)).values())
     own = zip(
@@ -111,7 +111,7 @@ def letters(rows: pa.Table, after: Standing, room: Room | None = None) -> pa.Tab
     return pa.table(columns).cast(LETTERS)
 
 
-def _fitting(rows: pa.Table, room: Room) -> tuple[pa.Table, dict[int, int]]:
+def _within_room(rows: pa.Table, room: Room) -> tuple[pa.Table, dict[int, int]]:
     """Return the rows without what the topic would not take of them, packed as in `room`.
 
     Also return, by the number of each row that lacks something, how many bytes its value has.
@@ -178,7 +178,7 @@ def numbers_by_name(headers: Mapping[str, Any], header: str) -> dict[str, int]:
     return said
 
 
-def again(rows: pa.Table) -> pa.Table:
+def redrive_messages(rows: pa.Table) -> pa.Table:
     """Return the messages that send refused records to their source again, in the order given.
 
     The columns are those of `LETTERS`. `rows`: topic, partition, offset, key, value and headers of

@@ -19,14 +19,14 @@ from pyspark.sql import SparkSession
 from pipelines.core.types import TIME
 from pipelines.errors import ConfigurationError, WatersmeetError
 from pipelines.lake import tables
-from pipelines.lake.by_delta_rs import DeltaRsQuestions
-from pipelines.lake.by_spark import SparkQuestions
-from pipelines.lake.choice import questions
+from pipelines.lake.by_delta_rs import DeltaRsReader
+from pipelines.lake.by_spark import SparkReader
+from pipelines.lake.choice import reader
 from pipelines.lake.location import Lake
-from pipelines.lake.questions import (
+from pipelines.lake.table_reader import (
     MAX_TERMS,
     NoTableError,
-    Questions,
+    TableReader,
     VersionGoneError,
     Where,
     within,
@@ -99,7 +99,7 @@ def bronze(
 
 
 def offsets(store: Store, where: Where) -> list[tuple[int, int]]:
-    found = store.questions.select("bronze_tracking", ["partition", "offset"], where)
+    found = store.reader.select("bronze_tracking", ["partition", "offset"], where)
     return sorted(zip(found["partition"].to_pylist(), found["offset"].to_pylist(), strict=True))
 
 
@@ -163,21 +163,21 @@ def test_columns_come_as_asked_with_times_in_ms_and_plain_types(either_store: St
         *[bronze_row(0, n, time, key=b"\x00", merge_key="é") for n, time in enumerate(times)],
     )
     columns = ["event_time", "headers", "merge_key", "key", "heartbeat", "timestamp_type", "offset"]
-    found = either_store.questions.select("bronze_tracking", columns).sort_by("offset")
+    found = either_store.reader.select("bronze_tracking", columns).sort_by("offset")
     headers = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
     kinds = [pa.int64(), headers, pa.string(), pa.binary(), pa.bool_(), pa.int32(), pa.int64()]
     assert (found.column_names, found.schema.types) == (columns, kinds)
     assert found["event_time"].to_pylist() == times
     assert found["headers"][0].as_py() == [{"key": "h", "value": b"v"}]
-    rows = either_store.questions.rows("bronze_tracking", columns).sort_by("offset")
+    rows = either_store.reader.rows("bronze_tracking", columns).sort_by("offset")
     assert (rows.column_names, rows.schema.types) == (columns, [TIME, *kinds[1:]])
     assert rows["event_time"].cast(pa.int64()).to_pylist() == [
         None if time is None else 1000 * time for time in times
     ]
-    stored = either_store.questions.columns("bronze_tracking")
+    stored = either_store.reader.columns("bronze_tracking")
     assert stored.names == either_store.lake.layout["bronze_tracking"].schema.names
     assert stored.types == either_store.lake.layout["bronze_tracking"].schema.types
-    assert either_store.questions.select(
+    assert either_store.reader.select(
         "bronze_tracking", ["event_time"], [[("offset", "<", 0)]]
     ).schema.types == [pa.int64()]
 
@@ -189,25 +189,25 @@ def test_a_summary_has_a_row_for_each_group(bronze: Store) -> None:
         "last": ("max", "offset"),
         "all": ("sum", "offset"),
     }
-    found = bronze.questions.summary(
+    found = bronze.reader.summary(
         "bronze_tracking", ["partition"], values, [[("offset", ">=", 5)]]
     ).sort_by("partition")
     assert found.to_pylist() == [
         {"partition": p, "n": 15, "first": 5000, "last": 19, "all": sum(range(5, 20))}
         for p in (0, 1)
     ]
-    timed = bronze.questions.summary(
+    timed = bronze.reader.summary(
         "bronze_tracking", [], {"rows": ("count", "*"), "timed": ("count", "event_time")}
     )
     assert timed.to_pylist() == [{"rows": 41, "timed": 40}]
-    keys = bronze.questions.summary("bronze_tracking", ["merge_key"], {})
+    keys = bronze.reader.summary("bronze_tracking", ["merge_key"], {})
     assert sorted(map(str, keys["merge_key"].to_pylist())) == sorted(
         [*[f"k{n}" for n in range(10)], "None"]
     )
-    none = bronze.questions.summary("bronze_tracking", [], values, [[("offset", "<", 0)]])
+    none = bronze.reader.summary("bronze_tracking", [], values, [[("offset", "<", 0)]])
     assert none.to_pylist() == [{"n": 0, "first": None, "last": None, "all": None}]
     assert (
-        bronze.questions.summary(
+        bronze.reader.summary(
             "bronze_tracking", ["partition"], values, [[("offset", "<", 0)]]
         ).num_rows
         == 0
@@ -216,7 +216,7 @@ def test_a_summary_has_a_row_for_each_group(bronze: Store) -> None:
 
 def test_a_question_about_what_is_not_there_is_refused(either_store: Store) -> None:
     either_store.create("bronze_tracking")
-    asked = either_store.questions
+    asked = either_store.reader
     wrong: list[tuple[Sequence[str], Where]] = [
         (["nope"], ()),
         (["offset"], [[("nope", "=", 1)]]),
@@ -281,19 +281,19 @@ def past(root_session: SparkSession, tmp_path_factory: pytest.TempPathFactory) -
 
 
 @pytest.fixture(params=[pytest.param(DELTA_RS, marks=pytest.mark.long), SPARK_FOLDER])
-def asked(request: pytest.FixtureRequest, past: Store, root_session: SparkSession) -> Questions:
+def asked(request: pytest.FixtureRequest, past: Store, root_session: SparkSession) -> TableReader:
     """Each way to ask about that lake."""
     if request.param == "spark catalog":
-        return past.questions
+        return past.reader
     folder = Lake(settings_for(past.folder, lake=str(past.folder)))
     return (
-        DeltaRsQuestions(folder)
+        DeltaRsReader(folder)
         if request.param == DELTA_RS
-        else SparkQuestions(folder, lambda: root_session)
+        else SparkReader(folder, lambda: root_session)
     )
 
 
-def test_rows_behind_a_deletion_vector_are_not_there(asked: Questions, past: Store) -> None:
+def test_rows_behind_a_deletion_vector_are_not_there(asked: TableReader, past: Store) -> None:
     found = asked.select(
         "silver", ["merge_key", "status"], [[("merge_key", "in", ["k2", "k3", "n"])]]
     )
@@ -308,7 +308,7 @@ def test_rows_behind_a_deletion_vector_are_not_there(asked: Questions, past: Sto
     assert [part["offset"] for part in parts[0].as_py()] == [2]
 
 
-def test_a_version_is_read_as_it_was(asked: Questions) -> None:
+def test_a_version_is_read_as_it_was(asked: TableReader) -> None:
     at = {
         v: asked.summary("silver", [], {"n": ("count", "*")}, version=v)["n"].to_pylist()
         for v in range(3)
@@ -323,7 +323,7 @@ def test_a_version_is_read_as_it_was(asked: Questions) -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize("asked", KINDS, indirect=True)
-def test_a_version_that_cannot_be_read_is_told_in_one_sentence(asked: Questions) -> None:
+def test_a_version_that_cannot_be_read_is_told_in_one_sentence(asked: TableReader) -> None:
     for version in (3, 99, -1):
         with pytest.raises(VersionGoneError, match=f"version {version} of silver cannot be read"):
             asked.select("silver", ["merge_key"], version=version)
@@ -336,7 +336,7 @@ def test_a_version_that_cannot_be_read_is_told_in_one_sentence(asked: Questions)
 
 
 def test_the_history_tells_commits_latest_first(bronze: Store) -> None:
-    asked = bronze.questions
+    asked = bronze.reader
     every = asked.history("bronze_tracking")
     assert [version.number for version in every] == [5, 4, 3, 2, 1, 0]
     assert asked.history("bronze_tracking", 2) == every[:2]
@@ -353,7 +353,7 @@ def test_the_history_tells_commits_latest_first(bronze: Store) -> None:
 
 def test_every_question_sees_the_last_commit(either_store: Store) -> None:
     either_store.create("bronze_tracking")
-    asked, stored = either_store.questions, either_store.lake.layout["bronze_tracking"]
+    asked, stored = either_store.reader, either_store.lake.layout["bronze_tracking"]
     for count in range(2):
         assert (asked.version("bronze_tracking"), asked.file_count("bronze_tracking")) == (
             count,
@@ -369,18 +369,16 @@ def test_each_thread_sees_the_last_commit(folder_store: Store) -> None:
     folder_store.create("late")
     seen: list[int] = []
     for _ in range(3):
-        thread = threading.Thread(
-            target=lambda: seen.append(folder_store.questions.version("late"))
-        )
+        thread = threading.Thread(target=lambda: seen.append(folder_store.reader.version("late")))
         thread.start()
         thread.join()
         folder_store.add("late", LATE)
     assert seen == [0, 1, 2]
-    assert folder_store.questions.version("late") == 3
+    assert folder_store.reader.version("late") == 3
 
 
 def test_the_history_numbers_commits_rightly_while_others_write(folder_store: Store) -> None:
-    store, asked = folder_store, DeltaRsQuestions(folder_store.lake)
+    store, asked = folder_store, DeltaRsReader(folder_store.lake)
     store.create("late")
 
     def write() -> None:
@@ -409,16 +407,16 @@ def test_a_log_that_was_cleaned_up_is_read_on(either_store: Store) -> None:
     store = either_store
     store.create("late")
     store.add("late", LATE)
-    assert store.questions.version("late") == 1
+    assert store.reader.version("late") == 1
     for n in range(5):
         store.add("late", ("s", "t", 0, n, "k", 0, 0, b"", 0, 0))
     DeltaTable(store.path("late")).create_checkpoint()
     for number in range(6):
         Path(store.path("late"), "_delta_log", f"{number:020d}.json").unlink()
-    assert store.questions.summary("late", [], {"n": ("count", "*")})["n"].to_pylist() == [6]
-    assert [version.number for version in store.questions.history("late")] == [6]
+    assert store.reader.summary("late", [], {"n": ("count", "*")})["n"].to_pylist() == [6]
+    assert [version.number for version in store.reader.history("late")] == [6]
     with pytest.raises(VersionGoneError):
-        store.questions.select("late", ["offset"], version=2)
+        store.reader.select("late", ["offset"], version=2)
 
 
 def test_files_are_skipped_by_offset_partition_and_time(
@@ -448,7 +446,7 @@ def test_files_are_skipped_by_offset_partition_and_time(
         ([[("reason", "is not null", None)]], 0),
     ]
     for where, files in cases:
-        folder_store.questions.select("bronze_tracking", ["value"], where)
+        folder_store.reader.select("bronze_tracking", ["value"], where)
         opened = re.findall(r"files_ranges_pruned_statistics=\d+ total → (\d+) matched", asked[-1])
         assert (int(opened[0]) if opened else 0) == files, (where, asked[-1])
 
@@ -492,7 +490,7 @@ def test_what_delta_rs_can_open_needs_no_spark(tmp_path: Path) -> None:
     ]
     for location in without:
         assert isinstance(
-            questions(Lake(settings_for(tmp_path, lake=location)), no_spark), DeltaRsQuestions
+            reader(Lake(settings_for(tmp_path, lake=location)), no_spark), DeltaRsReader
         ), location
     catalog = settings_for(
         tmp_path, lake={"catalog": "c", "schema": "s"}, checkpoints=str(tmp_path)
@@ -502,15 +500,15 @@ def test_what_delta_rs_can_open_needs_no_spark(tmp_path: Path) -> None:
         for location in ("hdfs://n/lake", "dbfs:/lake", "/a%20b/lake")
     ]
     for settings in (*with_spark, catalog):
-        assert isinstance(questions(Lake(settings), no_spark), SparkQuestions)
+        assert isinstance(reader(Lake(settings), no_spark), SparkReader)
     borrowed = Lake(settings_for(tmp_path), {"idle_heartbeats": Lake(catalog)})
-    assert isinstance(questions(borrowed, no_spark), SparkQuestions)
+    assert isinstance(reader(borrowed, no_spark), SparkReader)
 
 
 def test_a_borrowed_table_is_the_other_lakes(folder_store: Store, tmp_path: Path) -> None:
     folder_store.create("late")
     borrower = Lake(settings_for(tmp_path / "other"), {"late": folder_store.lake})
-    asked = DeltaRsQuestions(borrower)
+    asked = DeltaRsReader(borrower)
     assert asked.exists("late")
     assert asked.columns("late").names == folder_store.lake.layout["late"].schema.names
     assert not asked.exists("resets")
@@ -521,7 +519,7 @@ def test_asking_without_spark_imports_no_spark(folder_store: Store) -> None:
     code = (
         "import sys; from pipelines.lake import by_delta_rs, commits, conflicts, decisions, files, "
         "identity, lease, maintenance, "
-        "location, progress, questions, tables; from deltalake import DeltaTable; "
+        "location, progress, table_reader, tables; from deltalake import DeltaTable; "
         f"DeltaTable({folder_store.path('late')!r}); "
         "print([m for m in ('pyspark', 'delta', 'confluent_kafka') if m in sys.modules])"
     )

@@ -13,10 +13,10 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from pipelines.audit.evidence import NEVER, Evidence, Ints
+from pipelines.audit.evidence import MAX_TIME, Evidence, Ints
 from pipelines.audit.problems import Findings
 from pipelines.audit.verify_evidence import Partition
-from pipelines.core.letters import (
+from pipelines.core.dead_letters import (
     LATE,
     NEXT_OFFSETS,
     OFFSET,
@@ -32,7 +32,7 @@ from pipelines.kafka.cluster import Cluster
 from pipelines.kafka.reading import Range, read_range
 from pipelines.lake import tables
 from pipelines.lake.published import last_letters
-from pipelines.lake.questions import Questions
+from pipelines.lake.table_reader import TableReader
 from pipelines.settings import Settings
 
 READ = 5_000
@@ -45,7 +45,7 @@ _COORDINATES = (REASON, TOPIC, PARTITION, OFFSET)
 _NOTHING = np.array([], np.int64)
 
 
-class Box(NamedTuple):
+class DeadLetterTopic(NamedTuple):
     """A topic of dead letters, and the table whose records it has (`late` or `quarantine`).
 
     - `bounds`: by partition, the first offset that it has and the exclusive end, when it was looked
@@ -78,8 +78,8 @@ class Letter(NamedTuple):
 
 
 def read_boxes(
-    questions: Questions, settings: Settings, partitions: int, counts: Mapping[str, int]
-) -> list[Box]:
+    reader: TableReader, settings: Settings, partitions: int, counts: Mapping[str, int]
+) -> list[DeadLetterTopic]:
     """Return the ends of the topics of dead letters as they are now.
 
     `counts`: has the topics that exist. What was noted as sent is read first, so it is in the
@@ -89,12 +89,12 @@ def read_boxes(
     found = []
     for table, topic in settings.publish.dead_letter_topics.items():
         if topic in counts:
-            noted = last_letters(questions, cluster.identified(topic))
-            found.append(Box(table, topic, cluster.bounds(topic, partitions), noted))
+            noted = last_letters(reader, cluster.identified(topic))
+            found.append(DeadLetterTopic(table, topic, cluster.bounds(topic, partitions), noted))
     return found
 
 
-def check_letters(partition: Partition, box: Box, findings: Findings) -> None:
+def check_letters(partition: Partition, box: DeadLetterTopic, findings: Findings) -> None:
     """Check one partition of a topic of dead letters.
 
     It has each source's records in order of offset, each once, with reason, place, key, value and
@@ -132,18 +132,18 @@ def check_letters(partition: Partition, box: Box, findings: Findings) -> None:
             _compare(partition, box, TopicPartition(source, p), letters, known[source], findings)
     if where:
         for source, offset in _standing(stands, last, where, box, findings).items():
-            said[source] = max(min(offset, NEVER), said.get(source, 0))
+            said[source] = max(min(offset, MAX_TIME), said.get(source, 0))
     for source, found in sent.items():
         offsets = np.concatenate(found)
         # Else retention has deleted letters.
-        begin = 0 if first == 0 else int(offsets.min(initial=NEVER))
+        begin = 0 if first == 0 else int(offsets.min(initial=MAX_TIME))
         missing = np.setdiff1d(known[source], offsets)
         missing = missing[(missing >= begin) & (missing < said.get(source, 0))]
         _check_missing(partition, box, TopicPartition(source, p), missing, findings)
 
 
 def _read(
-    batch: pa.RecordBatch, partition: Partition, box: Box, findings: Findings
+    batch: pa.RecordBatch, partition: Partition, box: DeadLetterTopic, findings: Findings
 ) -> Iterator[Letter]:
     """Yield the dead letters among some messages.
 
@@ -163,7 +163,7 @@ def _read(
         source = sources.get(ours.get(TOPIC, ""))
         offset = ours.get(OFFSET, "")
         where = f"{box.topic}[{p}]@{at}"
-        is_offset = len(offset) < 20 and offset.isdecimal() and int(offset) < NEVER
+        is_offset = len(offset) < 20 and offset.isdecimal() and int(offset) < MAX_TIME
         if (
             tuple(ours) != _COORDINATES
             or source is None
@@ -191,7 +191,11 @@ def _read(
 
 
 def _standing(
-    stands: Mapping[str, Any], last: Mapping[str, int], where: str, box: Box, findings: Findings
+    stands: Mapping[str, Any],
+    last: Mapping[str, int],
+    where: str,
+    box: DeadLetterTopic,
+    findings: Findings,
 ) -> Mapping[str, int]:
     """Return, by source, the offset up to which records are there, as a partition's last message
     says.
@@ -215,7 +219,7 @@ def _standing(
 
 def _compare(
     partition: Partition,
-    box: Box,
+    box: DeadLetterTopic,
     tp: TopicPartition,
     letters: list[Letter],
     known: Ints,
@@ -227,7 +231,7 @@ def _compare(
     """
     evidence = partition.evidence
     offsets = np.array([letter.offset for letter in letters], np.int64)
-    is_known = np.append(known, NEVER)[np.searchsorted(known, offsets)] == offsets
+    is_known = np.append(known, MAX_TIME)[np.searchsorted(known, offsets)] == offsets
     is_asked = is_known & ((offsets + evidence.last_batch) % evidence.one_in == 0)
     is_asked[~is_known] = _is_judged(partition, box, tp, offsets[~is_known])
     records = _records(evidence, tp, offsets[is_asked])
@@ -255,7 +259,11 @@ def _compare(
 
 
 def _check_missing(
-    partition: Partition, box: Box, tp: TopicPartition, missing: Ints, findings: Findings
+    partition: Partition,
+    box: DeadLetterTopic,
+    tp: TopicPartition,
+    missing: Ints,
+    findings: Findings,
 ) -> None:
     """Report records as missing from the topic: the table has them at these offsets, and later ones
     were sent.
@@ -274,7 +282,7 @@ def _check_missing(
                 )
 
 
-def _of_table(partition: Partition, box: Box) -> dict[str, Ints]:
+def _of_table(partition: Partition, box: DeadLetterTopic) -> dict[str, Ints]:
     """Return, by source, the offsets of the records that the table has, in order.
 
     Only as far as the partition's history goes.
@@ -290,7 +298,7 @@ def _of_table(partition: Partition, box: Box) -> dict[str, Ints]:
 
 
 def _is_judged(
-    partition: Partition, box: Box, tp: TopicPartition, offsets: Ints
+    partition: Partition, box: DeadLetterTopic, tp: TopicPartition, offsets: Ints
 ) -> npt.NDArray[np.bool_]:
     """Return, for records that the table lacks, True where they must not be in the topic."""
     evidence = partition.evidence
@@ -313,7 +321,7 @@ def _is_judged(
 
 
 def _is_found_again(
-    partition: Partition, box: Box, tp: TopicPartition, offsets: Ints
+    partition: Partition, box: DeadLetterTopic, tp: TopicPartition, offsets: Ints
 ) -> npt.NDArray[np.bool_]:
     """Return True where a record may have come to the table after later ones had been sent.
 
@@ -341,7 +349,7 @@ def _records(evidence: Evidence, tp: TopicPartition, offsets: Ints) -> dict[int,
         ("offset", "<=", int(offsets.max())),
     ]
     columns = ["offset", "key", "value", "headers", "reason", "detail", "heartbeat"]
-    found = evidence.questions.select(
+    found = evidence.reader.select(
         tables.bronze(tp.source), columns, [[*span, ("offset", "in", offsets.tolist())]]
     )
     return {row["offset"]: row for row in found.to_pylist()}

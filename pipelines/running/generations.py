@@ -29,9 +29,9 @@ from pipelines.bronze import Bronze, kafka_input, without_known
 from pipelines.core.columns import groups, int64s
 from pipelines.core.plan import TopicPartition
 from pipelines.core.recovery import SinkState
-from pipelines.core.sequence import PLAIN, Tail
+from pipelines.core.sequence import PLAIN, SequenceTail
 from pipelines.errors import ConfigurationError, OpenTransactionError
-from pipelines.faults import reach
+from pipelines.faults import fault_point
 from pipelines.kafka.cluster import Cluster
 from pipelines.kafka.publisher import Publisher
 from pipelines.kafka.transactions import open_transactions
@@ -40,7 +40,6 @@ from pipelines.lake.commits import bronze_application
 from pipelines.lake.decisions import Decided, decision_rows
 from pipelines.lake.epochs import read_epochs
 from pipelines.lake.erased import read_erased
-from pipelines.lake.floors import read_floors
 from pipelines.lake.generations import (
     Generation,
     Generations,
@@ -49,8 +48,9 @@ from pipelines.lake.generations import (
     read_generations,
 )
 from pipelines.lake.progress import last_batch
-from pipelines.lake.questions import Questions, Where, in_portions, row_count, within
 from pipelines.lake.recovered import rows_of_parts
+from pipelines.lake.retention_bounds import read_retention_bounds
+from pipelines.lake.table_reader import TableReader, Where, in_portions, row_count, within
 from pipelines.lake.unpublished import reached, unpublished
 from pipelines.running.ended import end_earlier
 from pipelines.running.next_offsets import NextOffsets
@@ -71,10 +71,10 @@ def begin_first(
     of the sink before the sink is read. Raises ConfigurationError if the lake cannot begin like
     that.
     """
-    questions = owner.engine.questions
-    if is_begun(questions):
+    reader = owner.engine.reader
+    if is_begun(reader):
         return
-    if earlier := read_generations(questions, settings):
+    if earlier := read_generations(reader, settings):
         owner.append(
             tables.GENERATIONS,
             generation_rows(settings, earlier.newest._replace(decided_at=now_ms())),
@@ -99,13 +99,13 @@ def begin_first(
     _decide(owner, settings, generation._replace(decided_at=now))
 
 
-def check_beginning(questions: Questions, settings: Settings, partitions: int) -> None:
+def check_beginning(reader: TableReader, settings: Settings, partitions: int) -> None:
     """Raise ConfigurationError if a lake that has not begun cannot begin as `kafka.start` says.
 
     This is checked before anything of the lake is created. While a transaction is open in the sink,
     nothing is raised: `begin_first` reads the sink when nobody else can publish.
     """
-    if not read_generations(questions, settings):
+    if not read_generations(reader, settings):
         with suppress(OpenTransactionError):
             first_generation(settings, partitions)
 
@@ -186,7 +186,7 @@ def _recovered_rows(
     return rows
 
 
-def preview(questions: Questions, settings: Settings, partitions: int) -> list[dict[str, Any]]:
+def preview(reader: TableReader, settings: Settings, partitions: int) -> list[dict[str, Any]]:
     """Return what a run would read now, without changing anything.
 
     Each row has a source, a partition, `[from_offset, until_offset)`, and `because`: what says so.
@@ -194,8 +194,8 @@ def preview(questions: Questions, settings: Settings, partitions: int) -> list[d
     run would raise.
     """
     rows = []
-    begun = read_generations(questions, settings)
-    reading = NextOffsets(questions, settings, partitions)
+    begun = read_generations(reader, settings)
+    reading = NextOffsets(reader, settings, partitions)
     newest = begun.newest if begun else first_generation(settings, partitions)[0]
     because = "the lake" if begun else newest.reason
     for source, topic in settings.inputs.items():
@@ -283,18 +283,18 @@ class Jump:
     partitions: int
     to: str
     targets: Mapping[TopicPartition, Target]
-    tails: Mapping[int, Tail]
+    tails: Mapping[int, SequenceTail]
 
     @cached_property
     def _before(self) -> Generations:
         """The generations so far; of a lake that has not begun, the one that would be first."""
-        known = read_generations(self._questions, self.settings)
+        known = read_generations(self._reader, self.settings)
         return known or Generations([first_generation(self.settings, self.partitions)[0]])
 
     @cached_property
     def jumps(self) -> list[TopicJump]:
         """The reset of each topic-partition."""
-        stands = reached(self._questions, self._before.newest, self._next_batch)
+        stands = reached(self._reader, self._before.newest, self._next_batch)
         return [
             TopicJump(tp.source, tp.partition, stands[tp], *target)
             for tp, target in self.targets.items()
@@ -303,7 +303,7 @@ class Jump:
     @cached_property
     def _generation(self) -> Generation:
         begin = {TopicPartition(jump.source, jump.partition): jump.to_offset for jump in self.jumps}
-        epoch = read_epochs(self._questions, self.settings).current.number
+        epoch = read_epochs(self._reader, self.settings).current.number
         reason = f"reset --to {self.to}"
         number = self._before.newest.number + 1
         return Generation(
@@ -320,7 +320,7 @@ class Jump:
 
     @property
     def _next_batch(self) -> int:
-        last = last_batch(self._questions)
+        last = last_batch(self._reader)
         return max(self._before.newest.from_batch, 0 if last is None else last[0].batch + 1)
 
     def _check_order(self) -> None:
@@ -335,7 +335,7 @@ class Jump:
         if not self.settings.merge.has_due:
             return
         first = self._before[0]
-        deleted = read_floors(self._questions).times
+        deleted = read_retention_bounds(self._reader).times
         for jump in self.jumps:
             p = jump.partition
             tail = self.tails.get(jump.partition)
@@ -359,12 +359,12 @@ class Jump:
         """
         self._check_order()
         unfinished: Where = [[("status", "in", ["open", "waiting"])]]
-        not_yet = list(unpublished(self._questions, self._before.newest, self._generation))
+        not_yet = list(unpublished(self._reader, self._before.newest, self._generation))
         return {
             "to": self.to,
-            "open_records_closed": row_count(self._questions, tables.SILVER, unfinished),
+            "open_records_closed": row_count(self._reader, tables.SILVER, unfinished),
             "unpublished_records_closed": sum(
-                row_count(self._questions, tables.SILVER, some) for some in in_portions(not_yet)
+                row_count(self._reader, tables.SILVER, some) for some in in_portions(not_yet)
             ),
             "jumps": [
                 {**each._asdict(), "skipped": each.skipped, "read_again": each.read_again}
@@ -381,7 +381,7 @@ class Jump:
         if any(each.read_again for each in self.jumps):
             out = out_offsets(self.owner.engine, self.settings, self._before, self.tails)
         else:
-            out = passed_over(self._questions, self._before.newest)
+            out = passed_over(self._reader, self._before.newest)
         _write_known(
             self.owner, self.settings, generation.number, rows_of_parts(self.settings, out)
         )
@@ -394,7 +394,7 @@ class Jump:
 
         Each record is read once.
         """
-        reads_on = NextOffsets(self._questions, self.settings, self.partitions).of(
+        reads_on = NextOffsets(self._reader, self.settings, self.partitions).of(
             source, self._before.newest
         )
         back = {
@@ -413,11 +413,11 @@ class Jump:
         known = engine.read(table, ["partition", "offset"], within(back))
         missing = engine.per_partition(without_known, [kafka, known], engine.lake.schema(table))
         bronze = Bronze(self.owner, self.settings, source)
-        erased = read_erased(self._questions, source, {p: since for p, (since, _) in back.items()})
+        erased = read_erased(self._reader, source, {p: since for p, (since, _) in back.items()})
         with engine.held(bronze.without_erased(missing, erased)) as rows:
             found = bronze.counted(rows)
             if found.num_rows:
-                reach("reset.read")
+                fault_point("reset.read")
                 bronze.note(bronze.append(rows, found, fills=True))
 
     def _lacking(
@@ -427,7 +427,7 @@ class Jump:
 
         Only offsets within `ranges` count. A partition that lacks none is absent.
         """
-        found = self._questions.select(table, ["partition", "offset"], within(ranges))
+        found = self._reader.select(table, ["partition", "offset"], within(ranges))
         offsets = int64s(found["offset"])
         known = groups(int64s(found["partition"]))
         lacking = {}
@@ -439,8 +439,8 @@ class Jump:
         return lacking
 
     @property
-    def _questions(self) -> Questions:
-        return self.owner.engine.questions
+    def _reader(self) -> TableReader:
+        return self.owner.engine.reader
 
 
 # -- the steps of both
@@ -461,9 +461,9 @@ def _write_known(
     now = now_ms()
     for table in (tables.RECOVERED, tables.IDLE_HEARTBEATS):
         undecided: Where = [[("generation", "=", number)]]
-        if row_count(engine.questions, table, undecided):
+        if row_count(engine.reader, table, undecided):
             owner.change(table, bronze_application(), partial(engine.delete, table, undecided))
-    reach("beginning.known")
+    fault_point("beginning.known")
     layout = engine.lake.layout[tables.RECOVERED]
     known = [{**row, "recovered_at": now, "generation": number} for row in rows]
     if known:
@@ -497,5 +497,5 @@ def _rows_of_decisions(
 
 def _decide(owner: Owner, settings: Settings, generation: Generation) -> None:
     """Commit a generation (step 3)."""
-    reach("beginning.decide")
+    fault_point("beginning.decide")
     owner.append(tables.GENERATIONS, generation_rows(settings, generation), bronze_application())

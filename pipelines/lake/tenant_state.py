@@ -14,14 +14,14 @@ from typing import NamedTuple, TypeAlias
 
 import pyarrow as pa
 
-from pipelines.core.columns import NO_TIME
+from pipelines.core.columns import NULL_TIME
 from pipelines.core.idle import IdleDecision
 from pipelines.core.plan import BatchPlan, Cursor, OffsetRange, TopicPartition
 from pipelines.core.tenants import HEADS, TenantClocks
 from pipelines.lake import tables
 from pipelines.lake.decisions import read_decisions
 from pipelines.lake.generations import Generation
-from pipelines.lake.questions import Condition, Questions, Where, in_portions, within
+from pipelines.lake.table_reader import Condition, TableReader, Where, in_portions, within
 
 _RECORDS = pa.schema(
     {
@@ -34,7 +34,7 @@ _RECORDS = pa.schema(
 )
 
 
-class Moment(NamedTuple):
+class BatchEnd(NamedTuple):
     """The end of a batch.
 
     `cursors`: how far the merge had read each topic-partition. `clocks`: by partition, in ms.
@@ -44,42 +44,42 @@ class Moment(NamedTuple):
     clocks: Mapping[int, int]
 
 
-def moment_of(questions: Questions, batch: int) -> Moment:
+def moment_of(reader: TableReader, batch: int) -> BatchEnd:
     """Return the end of a batch that `progress` has."""
     columns = ["source", "partition", "until_offset", "position", "clock"]
-    rows = questions.select(tables.PROGRESS, columns, [[("batch", "=", batch)]]).to_pylist()
+    rows = reader.select(tables.PROGRESS, columns, [[("batch", "=", batch)]]).to_pylist()
     cursors = {
         TopicPartition(row["source"], row["partition"]): Cursor(
             row["until_offset"], row["position"]
         )
         for row in rows
     }
-    return Moment(
+    return BatchEnd(
         cursors, {row["partition"]: row["clock"] for row in rows if row["clock"] is not None}
     )
 
 
 @dataclass(frozen=True)
-class Heads:
+class TenantStateReader:
     """Reader of the clocks of tenants in a generation of a lake."""
 
-    questions: Questions
+    reader: TableReader
     generation: Generation
 
     def clocks_at(
         self,
-        moment: Moment,
+        moment: BatchEnd,
         lag_ms: int,
-        of_all: Mapping[TopicPartition, int] = MappingProxyType({}),
+        global_floor: Mapping[TopicPartition, int] = MappingProxyType({}),
     ) -> TenantClocks:
         """Return the clocks of tenants at a moment.
 
-        `of_all`: by topic-partition, a lower bound (ms) of every tenant's position since an earlier
-        epoch, which had another lag.
+        `global_floor`: by topic-partition, a lower bound (ms) of every tenant's position since an
+        earlier epoch, which had another lag.
         """
         begins = self.generation.begin
         idle: dict[TopicPartition, list[IdleDecision]] = {}
-        for tp, decision in read_decisions(self.questions, self.generation):
+        for tp, decision in read_decisions(self.reader, self.generation):
             idle.setdefault(tp, []).append(decision)
         heads = [HEADS.empty_table()]
         waiting = [_RECORDS.empty_table()]
@@ -88,13 +88,13 @@ class Heads:
         }
         for source in sorted({tp.source for tp in known}):
             stood = [
-                _Stood(
+                PartitionState(
                     tp,
                     begins.get(tp, 0),
                     cursor,
                     moment.clocks[tp.partition],
                     idle.get(tp, ()),
-                    of_all.get(tp),
+                    global_floor.get(tp),
                 )
                 for tp, cursor in known.items()
                 if tp.source == source
@@ -112,11 +112,11 @@ class Heads:
             pa.concat_tables(waiting), pa.concat_tables(heads), plan, idle, lag_ms
         )
 
-    def _waiting(self, source: str, stood: Sequence[_Stood]) -> pa.Table:
+    def _waiting(self, source: str, stood: Sequence[PartitionState]) -> pa.Table:
         """Return the first waiting record of each topic-partition."""
         at = {each.tp.partition: each.cursor.next_offset for each in stood}
         ranges = {p: (offset, offset + 1) for p, offset in at.items()}
-        found = self.questions.select(
+        found = self.reader.select(
             tables.bronze(source), _RECORDS.names[1:], within(ranges)
         ).to_pylist()
         rows = (
@@ -124,7 +124,7 @@ class Heads:
         )
         return pa.Table.from_pylist(list(rows), _RECORDS)
 
-    def _heads(self, source: str, stood: Sequence[_Stood], lag_ms: int) -> pa.Table:
+    def _heads(self, source: str, stood: Sequence[PartitionState], lag_ms: int) -> pa.Table:
         """Return the heads of a source's tenants, as `core.tenants.HEADS`."""
         first = self._first_at_clock(source, [each for each in stood if each.is_cut_passed])
         passed = [
@@ -140,21 +140,21 @@ class Heads:
         for each in stood:
             p = each.tp.partition
             for decision in each.passed():
-                _raise(own, p, decision.told)
+                _raise(own, p, decision.tenant_times)
             for decision in cuts[each].decisions if each in cuts else ():
-                _raise(at_cut, p, decision.told)
-            if each.of_all is not None:
+                _raise(at_cut, p, decision.tenant_times)
+            if each.global_floor is not None:
                 for found in (own, at_cut):
-                    _raise(found, p, [(None, each.of_all)])
+                    _raise(found, p, [(None, each.global_floor)])
         rows = [
-            (source, p, tenant, time, at_cut.get((p, tenant), NO_TIME))
+            (source, p, tenant, time, at_cut.get((p, tenant), NULL_TIME))
             for (p, tenant), time in own.items()
         ]
         return pa.Table.from_pylist(
             [dict(zip(HEADS.names, row, strict=True)) for row in rows], HEADS
         )
 
-    def _first_at_clock(self, source: str, stood: Sequence[_Stood]) -> dict[int, int]:
+    def _first_at_clock(self, source: str, stood: Sequence[PartitionState]) -> dict[int, int]:
         """Return, by partition, the offset of the first record that had reached the clock."""
         found: dict[int, int] = {}
         for some in in_portions(stood):
@@ -162,13 +162,15 @@ class Heads:
                 [*each.passed_offsets(each.cursor.next_offset), ("event_time", ">=", each.clock)]
                 for each in some
             ]
-            rows = self.questions.summary(
+            rows = self.reader.summary(
                 tables.bronze(source), ["partition"], {"first": ("min", "offset")}, where
             ).to_pylist()
             found |= {row["partition"]: row["first"] for row in rows}
         return found
 
-    def _largest(self, source: str, until: Sequence[tuple[_Stood, int]], lag_ms: int) -> _Own:
+    def _largest(
+        self, source: str, until: Sequence[tuple[PartitionState, int]], lag_ms: int
+    ) -> _Own:
         """Return the largest event time of each tenant before these offsets.
 
         A time that is too old to count is left out.
@@ -183,14 +185,14 @@ class Heads:
                 for each, offset in some
             ]
             values = {"time": ("max", "event_time")}
-            rows = self.questions.summary(
+            rows = self.reader.summary(
                 tables.bronze(source), ["partition", "tenant"], values, where
             ).to_pylist()
             found |= {(row["partition"], row["tenant"]): row["time"] for row in rows}
         return found
 
 
-class _Cut(NamedTuple):
+class ClockPrefix(NamedTuple):
     """A cut that was read in full: the exclusive end offset of its records, and its decisions."""
 
     records_until: int
@@ -198,7 +200,7 @@ class _Cut(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class _Stood:
+class PartitionState:
     """Merge state of a topic-partition after a batch.
 
     - `begin`: the offset from which on its state counts.
@@ -211,7 +213,7 @@ class _Stood:
     cursor: Cursor
     clock: int
     decisions: Sequence[IdleDecision]
-    of_all: int | None
+    global_floor: int | None
 
     @property
     def is_cut_passed(self) -> bool:
@@ -228,7 +230,7 @@ class _Stood:
             if each.after_offset < at and each.event_time <= position
         ]
 
-    def cut(self, first: int | None) -> _Cut:
+    def cut(self, first: int | None) -> ClockPrefix:
         """Return the cut.
 
         `first`: the first record that had reached the clock. A decision may have reached it
@@ -238,10 +240,10 @@ class _Stood:
         until = self.cursor.next_offset if first is None else first + 1
         for number, decision in enumerate(passed):
             if decision.after_offset + 1 >= until:
-                return _Cut(until, passed[:number])
+                return ClockPrefix(until, passed[:number])
             if decision.event_time >= self.clock:
-                return _Cut(decision.after_offset + 1, passed[: number + 1])
-        return _Cut(until, passed)
+                return ClockPrefix(decision.after_offset + 1, passed[: number + 1])
+        return ClockPrefix(until, passed)
 
     def passed_offsets(self, until: int) -> list[Condition]:
         """Return the condition for the records since the beginning, before an offset."""
@@ -255,6 +257,6 @@ class _Stood:
 _Own: TypeAlias = dict[tuple[int, "str | None"], int]
 
 
-def _raise(found: _Own, partition: int, told: Iterable[tuple[str | None, int]]) -> None:
-    for tenant, time in told:
+def _raise(found: _Own, partition: int, tenant_times: Iterable[tuple[str | None, int]]) -> None:
+    for tenant, time in tenant_times:
         found[partition, tenant] = max(time, found.get((partition, tenant), time))

@@ -14,8 +14,8 @@ from pipelines.settings import Settings
 LOOK_EVERY_S = 5.0
 
 
-class Watch:
-    """A look at the sources every few seconds; `tell` gets the news that Kafka is waited for, for
+class TopicMonitor:
+    """A look at the sources every few seconds; `notify` gets the news that Kafka is waited for, for
     `limit_s` at most.
     """
 
@@ -23,17 +23,17 @@ class Watch:
         self,
         settings: Settings,
         partitions: int,
-        tell: Callable[[KafkaTransientError, str], None],
+        notify: Callable[[KafkaTransientError, str], None],
         limit_s: float,
     ) -> None:
-        self._tell = tell
+        self._notify = notify
         self._limit_s = limit_s
         self._partitions = partitions
         self._cluster = Cluster(settings.kafka)
         self._ids = self._cluster.topic_ids(settings.inputs.values())
         self._looked = self._answered = time.monotonic()
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Raise TopicChangedError where a source's partitions or identity changed, and
         KafkaTransientError where no broker has answered for longer than the limit.
         """
@@ -46,7 +46,7 @@ class Watch:
             silent_s = time.monotonic() - self._answered
             if silent_s > self._limit_s:
                 raise
-            self._tell(
+            self._notify(
                 error, f"{error}; waiting for {silent_s:.0f} s, at most {self._limit_s:.0f} s"
             )
         self._looked = time.monotonic()

@@ -17,16 +17,16 @@ from pipelines.audit.problems import Findings
 from pipelines.audit.rebuild import rebuild, rebuilt_settings, verify_against
 from pipelines.audit.verify import check_partition, check_places, check_versions
 from pipelines.audit.verify_evidence import read_partitions
-from pipelines.audit.verify_sink import Judge
+from pipelines.audit.verify_sink import Validator
 from pipelines.core.plan import TopicPartition
 from pipelines.lake import tables
-from pipelines.lake.by_delta_rs import DeltaRsQuestions
+from pipelines.lake.by_delta_rs import DeltaRsReader
 from pipelines.lake.epochs import begin_epoch
-from pipelines.lake.floors import batch_ends, read_floors
 from pipelines.lake.location import Lake
 from pipelines.lake.progress import last_batch
 from pipelines.lake.published import last_published
-from pipelines.operations.keeping import expire
+from pipelines.lake.retention_bounds import batch_ends, read_retention_bounds
+from pipelines.operations.retention import expire
 from tests.laws.conftest import QUICK, MakeLake, in_folders
 from tests.support.cases import BAD_VALUES, SOURCES, Case, expected_silver, heartbeat, keyed
 from tests.support.crashes import CrashError, dying_at
@@ -62,7 +62,7 @@ def note_published(lake: CaseLake) -> None:
     """As if gold had published everything that silver has finished."""
     where = [[("status", "=", "timed_out"), ("valid", "=", True)]]
     ends: dict[int, tuple[int, str]] = {}
-    for row in lake.questions.select(
+    for row in lake.reader.select(
         tables.SILVER, ["partition", "event_time", "merge_key"], where
     ).to_pylist():
         ends[row["partition"]] = max(
@@ -89,8 +89,8 @@ def let_go(lake: CaseLake, engine: Any = None) -> None:
 
 def broken(lake: CaseLake) -> list[str]:
     """What `verify --full` finds without Kafka."""
-    evidence = read_evidence(lake.questions, lake.settings, PARTITIONS)
-    judge = Judge(lake.settings, evidence.epochs)
+    evidence = read_evidence(lake.reader, lake.settings, PARTITIONS)
+    judge = Validator(lake.settings, evidence.epochs)
     names = (
         "places",
         "forgotten keys",
@@ -106,13 +106,15 @@ def broken(lake: CaseLake) -> list[str]:
     for partition in read_partitions(evidence, judge.evaluated):
         check_partition(partition, judge, findings)
     return [
-        f"{problem.where}: {problem.what}" for each in findings.values() for problem in each.told()
+        f"{problem.where}: {problem.what}"
+        for each in findings.values()
+        for problem in each.described()
     ]
 
 
 def counts(lake: CaseLake) -> dict[str, int]:
     return {
-        name: lake.questions.summary(name, [], {"n": ("count", "*")})["n"][0].as_py()
+        name: lake.reader.summary(name, [], {"n": ("count", "*")})["n"][0].as_py()
         for name in every_table(lake)
     }
 
@@ -151,11 +153,11 @@ def test_what_is_left_is_what_the_model_makes_and_can_be_derived_again(
         assert broken(lake) == []
     assert lake.silver() == left_of(lake, 900)
     assert len(lake.silver()) < len(expected_silver(lake.cases))
-    ends = batch_ends(lake.questions, read_floors(lake.questions).batches)
+    ends = batch_ends(lake.reader, read_retention_bounds(lake.reader).batches)
     assert len(ends) == PARTITIONS * len(SOURCES)
     for tp, end in ends.items():
         mine = [("partition", "=", tp.partition)]
-        rows = lake.questions.select(
+        rows = lake.reader.select(
             tables.bronze(tp.source), ["offset", "event_time"], [mine]
         ).to_pylist()
         here = [row["offset"] for row in rows if row["event_time"] is not None]
@@ -173,11 +175,11 @@ def test_what_is_left_is_what_the_model_makes_and_can_be_derived_again(
     late: list[Any] = lake.late()
     assert [row for row in late if row[5] < clocks[row[0]] - 700] == []
     settings = lake.settings
-    found = rebuild(lake.questions, settings, tmp_path / "again")
+    found = rebuild(lake.reader, settings, tmp_path / "again")
     assert found["lake"] == found["rebuilt"]
     assert found["lake"]["timed_out"] > 10
-    there = DeltaRsQuestions(Lake(rebuilt_settings(settings, tmp_path / "again")))
-    assert verify_against(lake.questions, there, settings, tmp_path / "again") == {
+    there = DeltaRsReader(Lake(rebuilt_settings(settings, tmp_path / "again")))
+    assert verify_against(lake.reader, there, settings, tmp_path / "again") == {
         "ok": True,
         "problems": [],
     }
@@ -200,18 +202,16 @@ def test_a_run_deletes_rows_once_they_are_an_eighth_of_their_table(
         note_published(lake)
         before, versions = (
             counts(lake),
-            {name: lake.questions.version(name) for name in every_table(lake)},
+            {name: lake.reader.version(name) for name in every_table(lake)},
         )
         for table in every_table(lake):
-            expire(lake.owner(), lake.settings, table, is_sparing=True)
+            expire(lake.owner(), lake.settings, table, only_if_worthwhile=True)
         for name, rows in counts(lake).items():
             if rows < before[name]:
                 deletions += 1
                 assert 8 * (before[name] - rows) >= before[name]
             else:
-                assert lake.questions.version(name) == versions[name], (
-                    "nothing is rewritten in vain"
-                )
+                assert lake.reader.version(name) == versions[name], "nothing is rewritten in vain"
         assert step % 10 or broken(lake) == []
     assert 8 <= deletions < 2 * steps, "of five times as many occasions"
     spared = counts(lake)
@@ -276,7 +276,7 @@ def test_after_a_jump_back_only_what_was_merged_since_is_let_go(
     let_go(lake)
     lake.jump(
         {tp: at.next_offset // 2 for tp, at in lake.start().planner.cursors.items()},
-        last_published(lake.questions),
+        last_published(lake.reader),
     )
     lake.merge()
     lake.settings = lake.settings.model_copy(
@@ -289,7 +289,7 @@ def test_after_a_jump_back_only_what_was_merged_since_is_let_go(
     let_go(lake)
     assert counts(lake)["bronze_tracking"] < before["bronze_tracking"]
     assert broken(lake) == []
-    found = rebuild(lake.questions, lake.settings, tmp_path / "again")
+    found = rebuild(lake.reader, lake.settings, tmp_path / "again")
     assert found["lake"] == found["rebuilt"]
 
 
@@ -300,10 +300,10 @@ def test_what_is_broken_above_a_floor_is_found(lake: CaseLake, kind: str) -> Non
         let_go(lake)
     newest = max(
         history.batch
-        for history in read_evidence(lake.questions, lake.settings, PARTITIONS).history.values()
+        for history in read_evidence(lake.reader, lake.settings, PARTITIONS).history.values()
     )
     where = [[("status", "=", "timed_out"), ("batch", ">", newest)]]
-    row = lake.questions.select(
+    row = lake.reader.select(
         tables.SILVER, ["partition", "merge_key", "event_time"], where
     ).to_pylist()[0]
     is_it = [(name, "=", value) for name, value in row.items()]
@@ -321,7 +321,7 @@ def test_of_the_sources_floors_the_one_that_is_ahead_holds(lake: CaseLake, kind:
             for source, batch in zip(SOURCES, batches, strict=True)
         ]
         lake.engine.append(tables.FLOORS, layout.rows(rows))
-        assert read_floors(lake.questions).batches == {0: max(batches)}
+        assert read_retention_bounds(lake.reader).batches == {0: max(batches)}
 
 
 @pytest.mark.parametrize("kind", [QUICK], indirect=True, scope="module")
@@ -337,9 +337,9 @@ def test_dead_letters_that_are_not_sent_stay(lake: CaseLake, kind: str) -> None:
     after = {
         tp: end
         for p in lake.cases
-        for tp, end in batch_ends(lake.questions, read_floors(lake.questions).batches).items()
+        for tp, end in batch_ends(lake.reader, read_retention_bounds(lake.reader).batches).items()
     }
-    late = lake.questions.select(tables.LATE, ["source", "partition", "offset"]).to_pylist()
+    late = lake.reader.select(tables.LATE, ["source", "partition", "offset"]).to_pylist()
     assert all(
         row["offset"] >= after.get(TopicPartition(row["source"], row["partition"]), 0)
         for row in late
@@ -359,7 +359,7 @@ def test_history_may_begin_in_any_epoch(
 ) -> None:
     changing(lake, kind, count)
     assert is_derived_again(lake, tmp_path)
-    assert min(read_floors(lake.questions).batches.values()) > 0
+    assert min(read_retention_bounds(lake.reader).batches.values()) > 0
 
 
 @pytest.mark.long
@@ -372,7 +372,7 @@ def test_history_may_begin_in_another_epoch_in_each_partition(
     cases = {0: long_case(100), 1: long_case(101, 5)}
     lake = new_lake(cases, keep=KEEP, merge__timeout=f"{TIMEOUT_MS}ms")
     changing(lake, kind, 8)
-    assert len(set(read_floors(lake.questions).batches.values())) > 1
+    assert len(set(read_retention_bounds(lake.reader).batches.values())) > 1
     assert is_derived_again(lake, tmp_path)
 
 
@@ -381,21 +381,21 @@ def changing(lake: CaseLake, kind: str, count: int) -> None:
     for number, (step, timeout_ms) in enumerate(
         zip(steps(lake, kind, count), cycle([100, 30, 250]), strict=False)
     ):
-        last = last_batch(lake.questions)
+        last = last_batch(lake.reader)
         merge = lake.settings.merge.model_copy(update={"timeout_ms": timeout_ms})
         if step > 1:
             lake.settings = lake.settings.model_copy(update={"merge": merge})
         from_batch = 0 if number == 0 or last is None else last[0].batch + 1
-        begin_epoch(lake.questions, lake.quick.append, lake.settings, from_batch, 0)
+        begin_epoch(lake.reader, lake.quick.append, lake.settings, from_batch, 0)
         let_go(lake)
         assert broken(lake) == []
 
 
 def is_derived_again(lake: CaseLake, folder: Path) -> bool:
-    found = rebuild(lake.questions, lake.settings, folder / "again")
+    found = rebuild(lake.reader, lake.settings, folder / "again")
     assert found["lake"] == found["rebuilt"]
-    there = DeltaRsQuestions(Lake(rebuilt_settings(lake.settings, folder / "again")))
-    return verify_against(lake.questions, there, lake.settings, folder / "again") == {
+    there = DeltaRsReader(Lake(rebuilt_settings(lake.settings, folder / "again")))
+    return verify_against(lake.reader, there, lake.settings, folder / "again") == {
         "ok": True,
         "problems": [],
     }

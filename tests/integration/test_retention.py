@@ -27,7 +27,7 @@ EVERY_TABLE = [*map(tables.bronze, SOURCES), tables.SILVER, tables.LATE]
 
 def counts(river: River) -> dict[str, int]:
     return {
-        name: river.questions.summary(name, [], {"n": ("count", "*")})["n"][0].as_py()
+        name: river.reader.summary(name, [], {"n": ("count", "*")})["n"][0].as_py()
         for name in EVERY_TABLE
     }
 
@@ -37,13 +37,13 @@ def test_a_lake_stays_small_and_keeps_every_promise(kafka: str, tmp_path: Path) 
     for _ in range(4):
         river.flow()
         river.finish()
-    before, version = counts(river), river.questions.version(tables.SILVER)
+    before, version = counts(river), river.reader.version(tables.SILVER)
     without_java(river, "maintain")
     after = counts(river)
     assert all(after[name] < before[name] for name in EVERY_TABLE), (before, after)
     assert river.broken_promises() == []
     assert json.loads(here(river, "status", "--json"))["partitions"]
-    known = river.questions.select(tables.SILVER, ["merge_key"], version=version)
+    known = river.reader.select(tables.SILVER, ["merge_key"], version=version)
     assert known.num_rows == before[tables.SILVER], "time travel within the retention stays"
 
     for _ in range(2):
@@ -95,7 +95,7 @@ def test_the_demos_lake_kept_at_a_week_levels_off_in_bytes_and_files(
         Run(settings, LAYERS, Reporter()).once()
         with Run(settings, LAYERS, Reporter()).owned() as owned:
             maintain(owned.owner.engine, names, owned.expire)
-            files = {name: owned.owner.engine.questions.file_count(name) for name in names}
+            files = {name: owned.owner.engine.reader.file_count(name) for name in names}
         # Of the lease a few more are written while tables are compacted.
         assert max(files.values()) < 2 * FEW_FILES, files
         on_disk = [file.stat().st_size for file in (tmp_path / "lake").rglob("*.parquet")]

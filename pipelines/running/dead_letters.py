@@ -7,7 +7,7 @@ by the process that owns gold:
 
 1. *plan*: find the records that the table has from there on;
 2. *read* them in chunks; late ones from bronze, which has their keys and headers;
-3. *transaction*: send the dead letters (`core.letters`) of all partitions in one transaction,
+3. *transaction*: send the dead letters (`core.dead_letters`) of all partitions in one transaction,
    whatever the delivery mode;
 4. *note*: write to `dead_letters` how far the topic is now.
 
@@ -29,7 +29,14 @@ import pyarrow as pa
 from confluent_kafka import Message
 
 from pipelines.core.columns import int64s
-from pipelines.core.letters import LATE, NEXT_OFFSETS, Room, Standing, letters, next_offsets
+from pipelines.core.dead_letters import (
+    LATE,
+    NEXT_OFFSETS,
+    Room,
+    SentOffsets,
+    dead_letter_messages,
+    next_offsets,
+)
 from pipelines.engine import Engine
 from pipelines.errors import (
     ForeignMessageError,
@@ -39,25 +46,25 @@ from pipelines.errors import (
     TransactionTimeoutError,
     kind_of,
 )
-from pipelines.faults import reach
+from pipelines.faults import fault_point
 from pipelines.kafka.cluster import Cluster, dead_letter_settings
 from pipelines.kafka.publisher import Publisher, record_publisher
 from pipelines.kafka.reading import headers_of
 from pipelines.lake import tables
 from pipelines.lake.progress import last_batch
 from pipelines.lake.published import last_letters
-from pipelines.lake.questions import Condition, Questions, Where, within
-from pipelines.monitoring.events import Failed, Handled
-from pipelines.running.owner import Owner, now_ms
-from pipelines.running.pieces import (
+from pipelines.lake.table_reader import Condition, TableReader, Where, within
+from pipelines.monitoring.events import Failed, RecordsProcessed
+from pipelines.running.chunks import (
+    CHUNK_ROWS,
+    CHUNKS,
     NOT_FORGOTTEN,
-    PIECE_ROWS,
-    PIECES,
     RECORD,
-    Piece,
-    pieces_of,
-    read_piece,
+    Chunk,
+    chunks_of,
+    read_chunk,
 )
+from pipelines.running.owner import Owner, now_ms
 from pipelines.running.transaction_size import TransactionSize
 from pipelines.settings import Settings
 
@@ -67,8 +74,8 @@ DEFAULT_MESSAGE_BYTES = 1_048_588
 log = logging.getLogger("watersmeet.gold")
 
 
-def not_sent(
-    questions: Questions, settings: Settings, table: str, partitions: Iterable[int]
+def unsent(
+    reader: TableReader, settings: Settings, table: str, partitions: Iterable[int]
 ) -> Where | None:
     """Return a condition for the rows of `late` or `quarantine` that are still to be sent.
 
@@ -78,7 +85,7 @@ def not_sent(
     if topic is None:
         return None
     by = ["sink", "partition", "source"]
-    rows = questions.summary(tables.DEAD_LETTERS, by, {"next": ("max", "next_offset")}).to_pylist()
+    rows = reader.summary(tables.DEAD_LETTERS, by, {"next": ("max", "next_offset")}).to_pylist()
     out = {
         (row["source"], row["partition"]): row["next"]
         for row in rows
@@ -109,10 +116,10 @@ class DeadLetters:
     check_owner: Callable[[], None] = lambda: None
     """Called before an earlier publisher is fenced."""
     now_s: Callable[[], float] = time.monotonic
-    _standing: dict[int, dict[str, int]] | None = None
+    _sent_offsets: dict[int, dict[str, int]] | None = None
     _sink: str = ""
     """The topic, as `dead_letters` names it."""
-    _size: TransactionSize = field(default_factory=lambda: TransactionSize(PIECES, PIECES))
+    _size: TransactionSize = field(default_factory=lambda: TransactionSize(CHUNKS, CHUNKS))
     _room: Room | None = None
     """Maximum size of a message in the topic, once the topic has refused one."""
     _version: int | None = field(default=None, repr=False)
@@ -123,25 +130,25 @@ class DeadLetters:
         transaction.
         """
         while not is_stopping():
-            version = self._engine.questions.version(self.table)
-            if self._standing is not None and version == self._version:
+            version = self._engine.reader.version(self.table)
+            if self._sent_offsets is not None and version == self._version:
                 return
-            standing = self.recover() if self._standing is None else self._standing
-            self._standing = None  # after a failure, only the topic knows what is sent
+            sent_offsets = self.recover() if self._sent_offsets is None else self._sent_offsets
+            self._sent_offsets = None  # after a failure, only the topic knows what is sent
             with self.owner.step("gold", "plan"):
-                pieces = self._pending(standing)
-            if pieces and self._sink != self._identified():
+                chunks = self._pending(sent_offsets)
+            if chunks and self._sink != self._identified():
                 continue  # and recover: the topic was deleted, or created again
-            after = {p: dict(standing.get(p, {})) for p in range(self.partitions)}
+            after = {p: dict(sent_offsets.get(p, {})) for p in range(self.partitions)}
             count = self._size.limit
             began = self.now_s()
             try:
-                sent = self._send(pieces[:count], after)
+                sent = self._send(chunks[:count], after)
             except TransactionTimeoutError as error:
-                if not self._size.timed_out(len(pieces)):
+                if not self._size.timed_out(len(chunks)):
                     raise
-                log.warning("%s: at most %d records", error, self._size.limit * PIECE_ROWS)
-                self.owner.tell(Failed(kind_of(error), is_retried=True))
+                log.warning("%s: at most %d records", error, self._size.limit * CHUNK_ROWS)
+                self.owner.notify(Failed(kind_of(error), is_retried=True))
                 continue
             except PublishingError as error:
                 if not error.is_too_large or (self._room is not None and not self._room.is_packed):
@@ -152,20 +159,20 @@ class DeadLetters:
                     error,
                     self._room.most_bytes,
                 )
-                self.owner.tell(Failed(kind_of(error), is_retried=True))
+                self.owner.notify(Failed(kind_of(error), is_retried=True))
                 continue
-            self._size.succeeded(self.now_s() - began, is_full=len(pieces) > count)
-            self._standing = after
-            if len(pieces) <= count:
+            self._size.succeeded(self.now_s() - began, is_full=len(chunks) > count)
+            self._sent_offsets = after
+            if len(chunks) <= count:
                 self._version = version
             if sent:
-                self.owner.tell(Handled("gold", {self.topic: {("published", ""): sent}}))
+                self.owner.notify(RecordsProcessed("gold", {self.topic: {("published", ""): sent}}))
                 yield sent
 
     def complete(self) -> None:
         """Complete `dead_letters`, as the topic says, and remember how far each partition is."""
-        if self._standing is None:
-            self._standing = self.recover()
+        if self._sent_offsets is None:
+            self._sent_offsets = self.recover()
 
     def recover(self) -> dict[int, dict[str, int]]:
         """Return how far every partition of the topic is.
@@ -178,7 +185,7 @@ class DeadLetters:
             wanted = {**dead_letter_settings(self._cluster, self.settings), "retention.ms": "-1"}
             self._cluster.create_topic(self.topic, self.partitions, wanted)
         self._sink = self._identified()
-        noted = last_letters(self._engine.questions, self._sink)
+        noted = last_letters(self._engine.reader, self._sink)
         self._publisher.begin()
         found = {
             p: self._stands_at(message, noted)
@@ -187,20 +194,20 @@ class DeadLetters:
         self._note(found, noted)
         return noted | found
 
-    def _pending(self, standing: Standing) -> list[Piece]:
+    def _pending(self, sent_offsets: SentOffsets) -> list[Chunk]:
         """Return what the table has beyond what is sent, source by source (step 1)."""
-        pieces: list[Piece] = []
+        chunks: list[Chunk] = []
         for source in self.settings.inputs:
-            since = {p: standing.get(p, {}).get(source, 0) for p in range(self.partitions)}
+            since = {p: sent_offsets.get(p, {}).get(source, 0) for p in range(self.partitions)}
             conditions: list[Condition] = [("source", "=", source)]
             if self.table == tables.LATE:  # a batch that is not committed may never be
-                last = last_batch(self._engine.questions)
+                last = last_batch(self._engine.reader)
                 conditions.append(("batch", "<=", -1 if last is None else last[0].batch))
             beyond: Where = [
                 [*conditions, *terms]
                 for terms in within({p: (at, None) for p, at in since.items()})
             ]
-            found = self._engine.questions.select(self.table, ["partition", "offset"], beyond)
+            found = self._engine.reader.select(self.table, ["partition", "offset"], beyond)
             partitions = int64s(found["partition"])
             offsets = int64s(found["offset"])
             is_new = (
@@ -209,18 +216,18 @@ class DeadLetters:
                     partitions
                 ]
             )
-            home = self._home(source)
-            pieces += pieces_of(
-                self._engine.questions, source, home, partitions[is_new], offsets[is_new]
+            owner_table = self._table_of(source)
+            chunks += chunks_of(
+                self._engine.reader, source, owner_table, partitions[is_new], offsets[is_new]
             )
-        return pieces
+        return chunks
 
-    def _send(self, pieces: Sequence[Piece], after: dict[int, dict[str, int]]) -> int:
+    def _send(self, chunks: Sequence[Chunk], after: dict[int, dict[str, int]]) -> int:
         """Read, send and note chunks (steps 2 to 4); return the number of records sent.
 
         `after`, how far the topic is, moves on.
         """
-        if not pieces:
+        if not chunks:
             return 0
         before = {p: dict(by_source) for p, by_source in after.items()}
         sent = 0
@@ -228,45 +235,45 @@ class DeadLetters:
         def made() -> Iterator[pa.Table]:
             """Yield the dead letters of each chunk; count them, and move on `after`."""
             nonlocal sent
-            for piece in pieces:
-                rows = self._records(piece)
-                for p, offsets in piece.offsets.items():
-                    after[p][piece.source] = int(offsets[-1]) + 1
+            for chunk in chunks:
+                rows = self._records(chunk)
+                for p, offsets in chunk.offsets.items():
+                    after[p][chunk.source] = int(offsets[-1]) + 1
                 sent += rows.num_rows
-                yield letters(rows, after, self._room)
+                yield dead_letter_messages(rows, after, self._room)
 
-        reach("letters.publish")
+        fault_point("letters.publish")
         with self.owner.step("gold", "publish"):
             self._publisher.send(made(), self._check_topic)
-        reach("letters.note")
+        fault_point("letters.note")
         with self.owner.step("gold", "note"):
             self._note(after, before)
         return sent
 
-    def _home(self, source: str) -> str:
+    def _table_of(self, source: str) -> str:
         """Return the table with the records of a source as they came; for late ones, that is
         bronze.
         """
         return tables.QUARANTINE if self.table == tables.QUARANTINE else tables.bronze(source)
 
-    def _records(self, piece: Piece) -> pa.Table:
+    def _records(self, chunk: Chunk) -> pa.Table:
         """Return the records of a chunk (step 2); those that bronze no longer has are left out."""
         if self.table == tables.QUARANTINE:
-            found = read_piece(
-                self._engine.questions,
-                piece,
+            found = read_chunk(
+                self._engine.reader,
+                chunk,
                 [*RECORD, "reason"],
-                [("source", "=", piece.source), NOT_FORGOTTEN],
+                [("source", "=", chunk.source), NOT_FORGOTTEN],
             )
         else:
             # A late record is no heartbeat, unless `forget` has begun to erase it.
-            found = read_piece(self._engine.questions, piece, RECORD, [("heartbeat", "=", False)])
+            found = read_chunk(self._engine.reader, chunk, RECORD, [("heartbeat", "=", False)])
             found = found.append_column("reason", pa.repeat(pa.scalar(LATE), found.num_rows))
-        return found.append_column("source", pa.repeat(pa.scalar(piece.source), found.num_rows))
+        return found.append_column("source", pa.repeat(pa.scalar(chunk.source), found.num_rows))
 
     # -- where the topic stands
 
-    def _stands_at(self, message: Message, noted: Standing) -> dict[str, int]:
+    def _stands_at(self, message: Message, noted: SentOffsets) -> dict[str, int]:
         """Return how far a partition is, as its last message says.
 
         It is never before what this lake has noted of the topic. Raises ForeignMessageError if the
@@ -283,7 +290,7 @@ class DeadLetters:
             raise ForeignMessageError(*place, NEXT_OFFSETS)
         beyond = {source: offset for source, offset in said.items() if offset > mine.get(source, 0)}
         if beyond and noted:
-            ends = self._engine.questions.summary(
+            ends = self._engine.reader.summary(
                 self.table, ["source", "partition"], {"last": ("max", "offset")}
             ).to_pylist()
             lasts = {row["source"]: row["last"] for row in ends if row["partition"] == place[1]}
@@ -294,7 +301,7 @@ class DeadLetters:
             **{source: max(offset, mine.get(source, 0)) for source, offset in said.items()},
         }
 
-    def _note(self, now: Standing, before: Standing) -> None:
+    def _note(self, now: SentOffsets, before: SentOffsets) -> None:
         """Write to `dead_letters` what has changed (step 4)."""
         at = now_ms()
         rows = [

@@ -11,13 +11,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from pipelines.core.columns import NEVER, NO_TIME, Int64s, groups, int64s, looked_up
-from pipelines.core.sequence import Tail, place_of
+from pipelines.core.columns import MAX_TIME, NULL_TIME, Int64s, groups, int64s, looked_up
+from pipelines.core.sequence import SequenceTail, place_of
 from pipelines.lake import tables
 from pipelines.lake.order import Order, orders, place_columns
-from pipelines.lake.questions import (
+from pipelines.lake.table_reader import (
     Condition,
-    Questions,
+    TableReader,
     Where,
     lexicographic,
     neighbours,
@@ -25,14 +25,14 @@ from pipelines.lake.questions import (
     with_sizes,
 )
 
-PIECE_BYTES = 64 * 1024 * 1024
+CHUNK_BYTES = 64 * 1024 * 1024
 LIMIT_BYTES = 2 * 1024 * 1024 * 1024
 """Size limits of records, as they are in memory: of a chunk and (roughly) of a publication."""
 
 _FINISHED = [("status", "=", "timed_out"), ("valid", "=", True)]
 
 
-class Extent(NamedTuple):
+class TimeRange(NamedTuple):
     """The range of a partition that is published.
 
     `first` and `last`: the times (ms) that order its first and last record. Records of one time
@@ -50,29 +50,29 @@ class Extent(NamedTuple):
 class Pending(NamedTuple):
     """The records that are published next.
 
-    `pieces`: one chunk after the other, each by partition. `has_more`: more is pending. `order`:
+    `chunks`: one chunk after the other, each by partition. `has_more`: more is pending. `order`:
     the order of publication. `records`: how many records there are. `from_batch`: the first batch
     of silver that counts.
     """
 
-    pieces: list[dict[int, Extent]]
+    chunks: list[dict[int, TimeRange]]
     has_more: bool
     order: Order
     records: int = 0
     from_batch: int = 0
 
     @property
-    def extents(self) -> dict[int, Extent]:
+    def extents(self) -> dict[int, TimeRange]:
         """The range that is published of each partition, all chunks together."""
-        extents: dict[int, Extent] = {}
-        for partition, extent in chain.from_iterable(piece.items() for piece in self.pieces):
-            extents[partition] = Extent(extents.get(partition, extent).first, extent.last)
+        extents: dict[int, TimeRange] = {}
+        for partition, extent in chain.from_iterable(chunk.items() for chunk in self.chunks):
+            extents[partition] = TimeRange(extents.get(partition, extent).first, extent.last)
         return extents
 
 
 def pending(
-    questions: Questions,
-    tails: Mapping[int, Tail],
+    reader: TableReader,
+    tails: Mapping[int, SequenceTail],
     partitions: int,
     limit: int,
     size: int,
@@ -84,7 +84,7 @@ def pending(
     `size`.
 
     Both numbers are approximate. There are fewer records if they are large: all of them have about
-    `limit_bytes`, and a chunk has `PIECE_BYTES`.
+    `limit_bytes`, and a chunk has `CHUNK_BYTES`.
 
     All records of one time are published together, in several chunks if they must. Whatever times
     out later has a later time, so a range stays the same while silver moves on. If there are more
@@ -93,14 +93,14 @@ def pending(
     `clocks`: by partition, the clock (ms) up to which all closed records are known; None if every
     finished record is closed at or before it. `from_batch`: the first batch of silver that counts.
     """
-    *earlier, last = orders(questions)
+    *earlier, last = orders(reader)
     for order in earlier:
         since = order.since(tails, range(partitions))
-        found = _pending(questions, tails, order, since, limit, size, None, limit_bytes, from_batch)
-        if found.pieces:
+        found = _pending(reader, tails, order, since, limit, size, None, limit_bytes, from_batch)
+        if found.chunks:
             return found._replace(has_more=True)
     return _pending(
-        questions,
+        reader,
         tails,
         last,
         last.since(tails, range(partitions)),
@@ -113,8 +113,8 @@ def pending(
 
 
 def _pending(
-    questions: Questions,
-    tails: Mapping[int, Tail],
+    reader: TableReader,
+    tails: Mapping[int, SequenceTail],
     order: Order,
     since: Mapping[int, int],
     limit: int,
@@ -123,21 +123,21 @@ def _pending(
     limit_bytes: int,
     from_batch: int,
 ) -> Pending:
-    columns = with_sizes(questions, tables.SILVER, ["partition", order.column])
-    found = questions.select(tables.SILVER, columns, finished(order, since, None, from_batch))
+    columns = with_sizes(reader, tables.SILVER, ["partition", order.column])
+    found = reader.select(tables.SILVER, columns, finished(order, since, None, from_batch))
     of_rows = int64s(found["partition"])
     times = int64s(found[order.column])
-    after = looked_up(of_rows, since, NEVER)
+    after = looked_up(of_rows, since, MAX_TIME)
     is_tie = times == after
-    tied = _with_ties(questions, tails, order, np.unique(of_rows[is_tie]).tolist(), from_batch)
+    tied = _with_ties(reader, tails, order, np.unique(of_rows[is_tie]).tolist(), from_batch)
     is_pending = (times > after) | (is_tie & np.isin(of_rows, tied))
     if clocks is not None and order.column == "closed_at":
-        is_pending &= times <= looked_up(of_rows, clocks, NO_TIME)
+        is_pending &= times <= looked_up(of_rows, clocks, NULL_TIME)
     of_rows = of_rows[is_pending]
     times = times[is_pending]
-    sizes = sizes_of(questions, tables.SILVER, found)[is_pending]
+    sizes = sizes_of(reader, tables.SILVER, found)[is_pending]
     share = min(1.0, limit / max(1, len(times)), limit_bytes / max(1, int(sizes.sum())))
-    pieces: list[dict[int, Extent]] = []
+    chunks: list[dict[int, TimeRange]] = []
     room = room_bytes = count = 0
     for partition, rows in groups(of_rows, times).items():
         left = _first(times[rows], max(1, int(len(rows) * share)))
@@ -147,10 +147,10 @@ def _pending(
         while done < len(left):
             before = int(sums[done - 1]) if done else 0
             fits = int(np.searchsorted(sums, before + room_bytes, side="right")) - done
-            if room <= 0 or (fits <= 0 and pieces[-1]):
-                pieces.append({})
+            if room <= 0 or (fits <= 0 and chunks[-1]):
+                chunks.append({})
                 room = size
-                room_bytes = PIECE_BYTES
+                room_bytes = CHUNK_BYTES
                 continue
             mine = _first(left[done:], max(1, min(room, fits)))
             if len(mine) > 1 and (
@@ -159,61 +159,61 @@ def _pending(
                 if mine[0] < mine[-1]:
                     mine = mine[: np.searchsorted(mine, mine[-1])]
                 else:
-                    if not pieces[-1]:
-                        pieces[-1:] = [
+                    if not chunks[-1]:
+                        chunks[-1:] = [
                             {partition: part}
                             for part in _parts(
-                                questions, order, partition, int(mine[0]), size, from_batch
+                                reader, order, partition, int(mine[0]), size, from_batch
                             )
                         ]
                         done += len(mine)
                     room = 0
                     continue
-            pieces[-1][partition] = Extent(int(mine[0]), int(mine[-1]))
+            chunks[-1][partition] = TimeRange(int(mine[0]), int(mine[-1]))
             done += len(mine)
             room = room - len(mine)
             room_bytes = room_bytes - (int(sums[done - 1]) - before)
-    return Pending(pieces, share < 1.0, order, count, from_batch)
+    return Pending(chunks, share < 1.0, order, count, from_batch)
 
 
 def _parts(
-    questions: Questions, order: Order, partition: int, time: int, size: int, from_batch: int
-) -> Iterator[Extent]:
+    reader: TableReader, order: Order, partition: int, time: int, size: int, from_batch: int
+) -> Iterator[TimeRange]:
     """Yield the records of one time of a partition, cut so that each part fits into a chunk."""
     rest = order.columns[1:]
     where = [
         [*_of_finished(order, from_batch), ("partition", "=", partition), (order.column, "=", time)]
     ]
-    rows = questions.select(tables.SILVER, with_sizes(questions, tables.SILVER, rest), where)
+    rows = reader.select(tables.SILVER, with_sizes(reader, tables.SILVER, rest), where)
     rows = rows.sort_by([(name, "ascending") for name in rest])
     begin = None
     room = size
-    room_bytes = PIECE_BYTES
+    room_bytes = CHUNK_BYTES
     last = None
     places = zip(*(rows[name].to_pylist() for name in rest), strict=True)
     for place, row_bytes in zip(
-        places, sizes_of(questions, tables.SILVER, rows).tolist(), strict=True
+        places, sizes_of(reader, tables.SILVER, rows).tolist(), strict=True
     ):
         if last is not None and (room == 0 or row_bytes > room_bytes):
-            yield Extent(time, time, begin, last)
+            yield TimeRange(time, time, begin, last)
             begin = place
             room = size
-            room_bytes = PIECE_BYTES
+            room_bytes = CHUNK_BYTES
         last = place
         room = room - 1
         room_bytes = room_bytes - row_bytes
-    yield Extent(time, time, begin)
+    yield TimeRange(time, time, begin)
 
 
-def of_piece(order: Order, piece: Mapping[int, Extent], from_batch: int) -> Where:
+def of_chunk(order: Order, chunk: Mapping[int, TimeRange], from_batch: int) -> Where:
     """Return a condition for a chunk's finished, valid records, from a batch of silver on.
 
     More records may meet it if the chunk has several partitions.
     """
-    firsts = {p: extent.first for p, extent in piece.items()}
-    lasts = {p: extent.last for p, extent in piece.items()}
+    firsts = {p: extent.first for p, extent in chunk.items()}
+    lasts = {p: extent.last for p, extent in chunk.items()}
     where = finished(order, firsts, lasts, from_batch)
-    for extent in piece.values():
+    for extent in chunk.values():
         for place, operator in ((extent.begin, ">"), (extent.end, "<")):
             if place is not None:
                 bounds = lexicographic(order.columns[1:], place, operator)
@@ -251,17 +251,17 @@ def _of_finished(order: Order, from_batch: int) -> list[Condition]:
     return [*_FINISHED, *order.conditions, *([("batch", ">=", from_batch)] if from_batch else [])]
 
 
-def not_out(questions: Questions, tails: Mapping[int, Tail], partitions: Iterable[int]) -> Where:
+def unpublished(
+    reader: TableReader, tails: Mapping[int, SequenceTail], partitions: Iterable[int]
+) -> Where:
     """Return a condition for finished, valid records that may sort after their partition's tail."""
     known = list(partitions)
-    return [
-        term for order in orders(questions) for term in finished(order, order.since(tails, known))
-    ]
+    return [term for order in orders(reader) for term in finished(order, order.since(tails, known))]
 
 
 def _with_ties(
-    questions: Questions,
-    tails: Mapping[int, Tail],
+    reader: TableReader,
+    tails: Mapping[int, SequenceTail],
     order: Order,
     partitions: Iterable[int],
     from_batch: int,
@@ -276,7 +276,7 @@ def _with_ties(
         return []
     same: Condition = (order.column, "in", sorted(set(times.values())))
     where = [[*_of_finished(order, from_batch), ("partition", "in", list(times)), same]]
-    names = ["partition", *place_columns(questions)]
-    found = questions.select(tables.SILVER, names, where)
+    names = ["partition", *place_columns(reader)]
+    found = reader.select(tables.SILVER, names, where)
     rows = zip(*(found[name].to_pylist() for name in names), strict=True)
     return sorted({p for p, *place in rows if p in times and place_of(*place) > tails[p].place})

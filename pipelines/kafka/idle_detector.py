@@ -16,7 +16,7 @@ from pipelines.settings import Settings
 
 
 @dataclass
-class Silence:
+class IdleDetector:
     """A watch over topic-partitions: one is silent once bronze has got nothing of it for
     `idle_after_ms` of wall time, as far as this run saw.
     """

@@ -103,7 +103,7 @@ class Version(NamedTuple):
     restored_to: int | None = None
 
 
-class Questions(Protocol):
+class TableReader(Protocol):
     """Read-only queries on a lake's tables. Every answer is of the last commit, or of a `version`.
 
     - Unknown columns and operators raise ValueError.
@@ -245,7 +245,7 @@ def in_portions(each: Sequence[_T]) -> Iterator[Sequence[_T]]:
 
 
 def first_offsets(
-    asked: Questions,
+    asked: TableReader,
     table: str,
     column: str,
     bounds: Mapping[int, int],
@@ -266,12 +266,12 @@ def first_offsets(
     return first
 
 
-def row_count(asked: Questions, table: str, where: Where = ()) -> int:
+def row_count(asked: TableReader, table: str, where: Where = ()) -> int:
     """Return the number of rows of a table that meet the conditions."""
     return int(asked.summary(table, [], {"rows": ("count", "*")}, where)["rows"][0].as_py())
 
 
-def sizes_of(asked: Questions, table: str, rows: pa.Table) -> Int64s:
+def sizes_of(asked: TableReader, table: str, rows: pa.Table) -> Int64s:
     """Return the size of each row in memory (bytes): its `record_bytes` and `ROW_BYTES`.
 
     Where the rows do not have that column, or an earlier version has written a row, the mean size
@@ -286,12 +286,12 @@ def sizes_of(asked: Questions, table: str, rows: pa.Table) -> Int64s:
     ) + ROW_BYTES
 
 
-def with_sizes(asked: Questions, table: str, columns: Sequence[str]) -> list[str]:
+def with_sizes(asked: TableReader, table: str, columns: Sequence[str]) -> list[str]:
     """Return these columns of a table, and `record_bytes` if it has it, as `sizes_of` needs it."""
     return [*columns, *own_columns(asked.columns(table), pa.schema([RECORD_BYTES]))]
 
 
-def walk(asked: Questions, table: str) -> Iterator[Version]:
+def walk(asked: TableReader, table: str) -> Iterator[Version]:
     """Yield the table's commits, latest first.
 
     They are read from the log in growing steps: the one wanted is mostly among the last.
@@ -358,8 +358,8 @@ def plain_schema(schema: Iterable[pa.Field]) -> pa.Schema:
     return pa.schema([pa.field(one.name, plain_type(one.type)) for one in schema])
 
 
-def answer(found: pa.Table) -> pa.Table:
-    """Return an engine's rows as `Questions` promises them.
+def normalise(found: pa.Table) -> pa.Table:
+    """Return an engine's rows as `TableReader` promises them.
 
     Types are plain, and timestamp columns are int64 epoch ms.
     """

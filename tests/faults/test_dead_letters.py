@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.rivers import Losses, River, in_pieces
+from tests.support.rivers import Losses, River, in_chunks
 
 pytestmark = pytest.mark.long
 
@@ -33,7 +33,7 @@ def test_kills_while_dead_letters_are_sent_lose_and_repeat_none(kafka: str, tmp_
         f"publish__{table}_topic": f"letters-{table}" for table in ("late", "quarantine")
     }
     river = River.make(kafka, tmp_path, "letters", **topics)
-    river.program = in_pieces(3)
+    river.program = in_chunks(3)
     river.flow()
     river.flow()
     for n, (point, count) in enumerate(KILLS):

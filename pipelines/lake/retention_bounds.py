@@ -1,4 +1,5 @@
-"""The table `floors`: where the history of each table begins, once `keep` has deleted old rows.
+"""The table `retention_bounds`: where the history of each table begins, once `keep` has deleted old
+rows.
 
 A floor is written before the rows below it are deleted, so whoever knows it misses nothing above
 it. Bronze's floor is the end of a batch of silver: everything before its offsets is gone, except
@@ -19,11 +20,11 @@ from pipelines.core.plan import TopicPartition
 from pipelines.lake import tables
 from pipelines.lake.epochs import read_epochs
 from pipelines.lake.generations import Generation
-from pipelines.lake.questions import Condition, Questions, Where
+from pipelines.lake.table_reader import Condition, TableReader, Where
 from pipelines.settings import Settings
 
 
-class Floors(NamedTuple):
+class RetentionBounds(NamedTuple):
     """Beginnings of tables after deletions.
 
     - `batches`: by partition, the batch at whose end bronze begins.
@@ -48,24 +49,24 @@ class History(NamedTuple):
     clock: int | None
 
 
-def read_floors(questions: Questions) -> Floors:
+def read_retention_bounds(reader: TableReader) -> RetentionBounds:
     """Return all floors as they are now."""
-    if not questions.exists(tables.FLOORS):
-        return Floors({}, {})
+    if not reader.exists(tables.FLOORS):
+        return RetentionBounds({}, {})
     values = {"batch": ("max", "batch"), "time": ("max", "time")}
-    rows = questions.summary(tables.FLOORS, ["table", "partition"], values).to_pylist()
+    rows = reader.summary(tables.FLOORS, ["table", "partition"], values).to_pylist()
     batches: dict[int, int] = {}
     for row in rows:  # for a moment, one source may be ahead of the others
         if row["batch"] is not None:
             batches[row["partition"]] = max(row["batch"], batches.get(row["partition"], -1))
-    return Floors(
+    return RetentionBounds(
         batches,
         {(row["table"], row["partition"]): row["time"] for row in rows if row["time"] is not None},
     )
 
 
 def read_history(
-    questions: Questions,
+    reader: TableReader,
     settings: Settings,
     partitions: int,
     generation: Generation,
@@ -76,24 +77,24 @@ def read_history(
     What is left from there up to `last_batch` can be derived again. Empty where nothing was
     deleted.
     """
-    floors = read_floors(questions)
+    retention_bounds = read_retention_bounds(reader)
     times_of = {
         place: time
-        for place, time in floors.times.items()
+        for place, time in retention_bounds.times.items()
         if place[0] in (tables.LATE, tables.SILVER)
     }
     # Quarantine's floor does not count: refused records need no history.
-    if not floors.batches and not times_of:
+    if not retention_bounds.batches and not times_of:
         return {}
-    noted = questions.summary(
+    noted = reader.summary(
         tables.PROGRESS, [], {"last": ("max", "batch")}, [[("batch", "<=", last_batch)]]
     )["last"][0].as_py()
     longest_ms = max(
-        epoch.settings.merge.window.longest_ms for epoch in read_epochs(questions, settings)
+        epoch.settings.merge.window.longest_ms for epoch in read_epochs(reader, settings)
     )
     found = {}
     for p in range(partitions):
-        batch = max(min(floors.batches.get(p, -1), last_batch), generation.from_batch - 1)
+        batch = max(min(retention_bounds.batches.get(p, -1), last_batch), generation.from_batch - 1)
         # No merge record is open for longer than `longest_ms`. So one that was open at a clock has
         # its last event time at most that long before it.
         times = [
@@ -103,9 +104,9 @@ def read_history(
         ]
         if times:
             first = max(batch, generation.from_batch)
-            batch = max(batch, _first_batch(questions, settings, p, first, max(times), noted))
+            batch = max(batch, _first_batch(reader, settings, p, first, max(times), noted))
         found[p] = (
-            _at_end_of(questions, settings, p, batch)
+            _at_end_of(reader, settings, p, batch)
             if batch >= generation.from_batch
             else _beginning(generation, p)
         )
@@ -120,7 +121,7 @@ def _beginning(generation: Generation, partition: int) -> History:
 
 
 def _first_batch(
-    questions: Questions, settings: Settings, partition: int, since: int, time_ms: int, last: int
+    reader: TableReader, settings: Settings, partition: int, since: int, time_ms: int, last: int
 ) -> int:
     """Return the first batch at whose end every source of a partition has at least this position.
 
@@ -128,17 +129,16 @@ def _first_batch(
     """
     beyond: list[Condition] = [("partition", "=", partition), ("position", ">=", time_ms)]
     beyond += [("batch", ">=", since), ("batch", "<=", last)]
-    rows = questions.summary(tables.PROGRESS, ["source"], {"first": ("min", "batch")}, [beyond])
+    rows = reader.summary(tables.PROGRESS, ["source"], {"first": ("min", "batch")}, [beyond])
     found = dict(zip(rows["source"].to_pylist(), rows["first"].to_pylist(), strict=True))
     return max(found.values()) if found.keys() == settings.inputs.keys() else last
 
 
-def _at_end_of(questions: Questions, settings: Settings, partition: int, batch: int) -> History:
+def _at_end_of(reader: TableReader, settings: Settings, partition: int, batch: int) -> History:
     of_batch: Where = [[("batch", "=", batch), ("partition", "=", partition)]]
     columns = ["source", "until_offset", "position", "clock"]
     rows = {
-        row["source"]: row
-        for row in questions.select(tables.PROGRESS, columns, of_batch).to_pylist()
+        row["source"]: row for row in reader.select(tables.PROGRESS, columns, of_batch).to_pylist()
     }
     offsets = {
         source: rows[source]["until_offset"] if source in rows else 0 for source in settings.inputs
@@ -149,7 +149,7 @@ def _at_end_of(questions: Questions, settings: Settings, partition: int, batch: 
     return History(batch, offsets, positions, next((row["clock"] for row in rows.values()), None))
 
 
-def batch_ends(questions: Questions, partitions: Mapping[int, int]) -> dict[TopicPartition, int]:
+def batch_ends(reader: TableReader, partitions: Mapping[int, int]) -> dict[TopicPartition, int]:
     """Return the next offset of each source after a batch.
 
     `partitions`: by partition, the batch.
@@ -157,7 +157,7 @@ def batch_ends(questions: Questions, partitions: Mapping[int, int]) -> dict[Topi
     where: Where = [
         [("batch", "in", sorted(set(partitions.values()))), ("partition", "in", sorted(partitions))]
     ]
-    rows = questions.select(
+    rows = reader.select(
         tables.PROGRESS, ["source", "partition", "batch", "until_offset"], where
     ).to_pylist()
     return {

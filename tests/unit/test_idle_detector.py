@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from pipelines.core.plan import TopicPartition
-from pipelines.kafka.silence import Silence
+from pipelines.kafka.idle_detector import IdleDetector
 from tests.support.configurations import settings_for
 
 A, B = TopicPartition("tracking", 0), TopicPartition("orders", 0)
@@ -26,12 +26,12 @@ def clock() -> Clock:
 
 
 @pytest.fixture
-def silence(clock: Clock, tmp_path: Path) -> Silence:
-    return Silence(settings_for(tmp_path), idle_after_ms=5000, now_s=clock)
+def silence(clock: Clock, tmp_path: Path) -> IdleDetector:
+    return IdleDetector(settings_for(tmp_path), idle_after_ms=5000, now_s=clock)
 
 
 def test_a_topic_partition_is_silent_once_it_has_ended_at_the_same_offset_for_so_long(
-    silence: Silence, clock: Clock
+    silence: IdleDetector, clock: Clock
 ) -> None:
     assert silence.observe({A: 3, B: 3}) == set()
     clock.now += 4.999
@@ -43,7 +43,7 @@ def test_a_topic_partition_is_silent_once_it_has_ended_at_the_same_offset_for_so
 
 
 def test_a_look_is_due_when_something_has_become_silent_and_not_again_at_once(
-    silence: Silence, clock: Clock
+    silence: IdleDetector, clock: Clock
 ) -> None:
     assert not silence.is_due, "nothing was observed yet"
     silence.observe({A: 3, B: 3})

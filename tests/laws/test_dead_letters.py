@@ -13,8 +13,9 @@ from confluent_kafka import Producer
 from pipelines.errors import ForeignMessageError
 from pipelines.lake import tables
 from pipelines.lake.commits import Commit
-from pipelines.running import letters, pieces
-from pipelines.running.letters import DeadLetters
+from pipelines.running import chunks
+from pipelines.running import dead_letters as sending
+from pipelines.running.dead_letters import DeadLetters
 from tests.laws.conftest import MakeLake
 from tests.laws.test_gold import extended
 from tests.support.cases import BAD_VALUES, expected_late, expected_quarantine, rich_cases
@@ -77,11 +78,9 @@ class River:
 
     def expected(self) -> dict[str, list[Letter]]:
         """What the tables hold, in order of partition, source and offset."""
-        placed = self.lake.questions.select(
-            tables.LATE, ["partition", "source", "offset"]
-        ).to_pylist()
+        placed = self.lake.reader.select(tables.LATE, ["partition", "source", "offset"]).to_pylist()
         late = [letter(self.lake, "late", *row.values()) for row in placed]
-        found = self.lake.questions.select(
+        found = self.lake.reader.select(
             tables.QUARANTINE, ["reason", "partition", "source", "offset"]
         ).to_pylist()
         return {
@@ -136,15 +135,15 @@ def river(new_lake: MakeLake, kafka: str, kind: str) -> River:
             list(river.box(table, dying=True).drain())
     seen["cut off"], seen["cut off expected"] = river.sent(), river.expected()
     seen["again"] = river.send()
-    seen["notes"] = lake.questions.summary(
+    seen["notes"] = lake.reader.summary(
         tables.DEAD_LETTERS, ["topic", "sink", "partition"], {"next": ("max", "next_offset")}
     ).to_pylist()
 
     lake.quick.delete(tables.DEAD_LETTERS, (), Commit("test", 0, 1))
     river.arrive()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pieces, "PIECE_ROWS", 3)
-        patch.setattr(letters, "PIECES", 2)
+        patch.setattr(chunks, "CHUNK_ROWS", 3)
+        patch.setattr(sending, "CHUNKS", 2)
         seen["transactions"] = [count for table in TABLES for count in river.box(table).drain()]
     seen["second"], seen["second expected"] = river.sent(), river.expected()
 
@@ -246,9 +245,9 @@ def test_a_topic_that_was_made_again_gets_every_dead_letter_again(river: River) 
 
 
 def test_where_nothing_is_new_nothing_is_sent_noted_or_read(river: River) -> None:
-    version = river.lake.questions.version(tables.DEAD_LETTERS)
+    version = river.lake.reader.version(tables.DEAD_LETTERS)
     assert river.send() == 0
-    assert river.lake.questions.version(tables.DEAD_LETTERS) == version
+    assert river.lake.reader.version(tables.DEAD_LETTERS) == version
 
 
 @pytest.mark.promise("N71")

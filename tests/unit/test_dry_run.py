@@ -25,9 +25,9 @@ from pipelines.core.inputs import input_of, topic_of
 from pipelines.core.message import message_bytes
 from pipelines.core.model import Record
 from pipelines.dev.init import write_example
+from pipelines.dry_run import try_file, try_records
 from pipelines.errors import ConfigurationError
 from pipelines.settings import Settings
-from pipelines.trying import try_file, try_records
 from tests.support.cases import (
     INPUTS,
     SOURCES,

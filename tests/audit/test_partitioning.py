@@ -9,12 +9,19 @@ from typing import Any
 
 import pytest
 
-from pipelines.audit.homes import ENOUGH, SAMPLED, Homes, Place, check_home, check_sample
+from pipelines.audit.partitioning import (
+    ENOUGH,
+    SAMPLED,
+    KeyPartitions,
+    Place,
+    check_key_partition,
+    check_sample,
+)
 from pipelines.audit.problems import Findings
 from pipelines.core.plan import TopicPartition
 from tests.support.cases import SOURCES, keyed
 from tests.support.configurations import settings_for
-from tests.support.repartitioning import home
+from tests.support.repartitioning import expected_partition
 from tests.support.topics import create_topics, produce
 
 PARTITIONS = 3
@@ -23,12 +30,14 @@ PARTITIONS = 3
 def test_keys_in_two_partitions_are_counted_and_an_example_has_its_first_records(
     tmp_path: Path,
 ) -> None:
-    homes, settings = Homes(), settings_for(tmp_path)
-    homes.add(TopicPartition("tracking", 0), dict.fromkeys([4, 9], ("a", None)) | {7: ("b", None)})
-    homes.add(TopicPartition("orders", 0), {1: ("a", None), 2: ("c", None)})
-    assert homes.note(settings) is None
-    homes.add(TopicPartition("orders", 1), dict.fromkeys([5, 8], ("b", None)))
-    note = homes.note(settings)
+    key_partitions, settings = KeyPartitions(), settings_for(tmp_path)
+    key_partitions.add(
+        TopicPartition("tracking", 0), dict.fromkeys([4, 9], ("a", None)) | {7: ("b", None)}
+    )
+    key_partitions.add(TopicPartition("orders", 0), {1: ("a", None), 2: ("c", None)})
+    assert key_partitions.note(settings) is None
+    key_partitions.add(TopicPartition("orders", 1), dict.fromkeys([5, 8], ("b", None)))
+    note = key_partitions.note(settings)
     assert note is not None
     assert note.startswith(
         "keys are in more than one partition, where their records never meet: 1 of those looked at"
@@ -37,26 +46,31 @@ def test_keys_in_two_partitions_are_counted_and_an_example_has_its_first_records
 
 
 def test_a_key_of_two_tenants_is_two_keys(tmp_path: Path) -> None:
-    homes, settings = Homes(), settings_for(tmp_path, merge__tenant="g", merge__tenant_max_lag="1h")
-    homes.add(TopicPartition("tracking", 0), {4: ("a", "x")})
-    homes.add(TopicPartition("orders", 1), {1: ("a", "y")})
-    assert homes.note(settings) is None
-    homes.add(TopicPartition("orders", 2), {1: ("a", "x")})
-    assert "never meet: 1 of those" in (homes.note(settings) or "")
+    key_partitions, settings = (
+        KeyPartitions(),
+        settings_for(tmp_path, merge__tenant="g", merge__tenant_max_lag="1h"),
+    )
+    key_partitions.add(TopicPartition("tracking", 0), {4: ("a", "x")})
+    key_partitions.add(TopicPartition("orders", 1), {1: ("a", "y")})
+    assert key_partitions.note(settings) is None
+    key_partitions.add(TopicPartition("orders", 2), {1: ("a", "x")})
+    assert "never meet: 1 of those" in (key_partitions.note(settings) or "")
 
 
 def test_without_keys_there_is_nothing_to_tell(tmp_path: Path) -> None:
-    homes = Homes()
-    assert homes.note(settings_for(tmp_path)) is None
-    homes.add(TopicPartition("tracking", 0), {})
-    assert homes.note(settings_for(tmp_path)) is None
+    key_partitions = KeyPartitions()
+    assert key_partitions.note(settings_for(tmp_path)) is None
+    key_partitions.add(TopicPartition("tracking", 0), {})
+    assert key_partitions.note(settings_for(tmp_path)) is None
 
 
 def test_a_record_away_from_its_keys_partition_is_named() -> None:
-    findings, right = Findings("keys"), home(b"a", PARTITIONS)
-    check_home(Place("a", "orders", "orders", right, 3), PARTITIONS, findings)
+    findings, right = Findings("keys"), expected_partition(b"a", PARTITIONS)
+    check_key_partition(Place("a", "orders", "orders", right, 3), PARTITIONS, findings)
     assert findings.problems == []
-    check_home(Place("a", "orders", "orders", (right + 1) % PARTITIONS, 4), PARTITIONS, findings)
+    check_key_partition(
+        Place("a", "orders", "orders", (right + 1) % PARTITIONS, 4), PARTITIONS, findings
+    )
     [problem] = findings.problems
     assert problem.where == f"orders[{(right + 1) % PARTITIONS}]@4"
     assert problem.what.startswith(f"the key 'a' belongs to partition {right}")
@@ -66,7 +80,7 @@ def test_a_record_away_from_its_keys_partition_is_named() -> None:
 
 
 def murmur2(key: str) -> int:
-    return home(key.encode(), PARTITIONS)
+    return expected_partition(key.encode(), PARTITIONS)
 
 
 def another(key: str) -> int:

@@ -11,8 +11,8 @@ The owner of a table does it between two batches. Rows that are still needed sta
   alone say that these were redriven.
 
 Bronze is deleted up to the end of a batch, so that what is left can be derived again
-(`lake.floors`); after a reset, only what was merged since. A floor is written first, then the rows
-below it are deleted. What a crash leaves is deleted the next time.
+(`lake.retention_bounds`); after a reset, only what was merged since. A floor is written first, then
+the rows below it are deleted. What a crash leaves is deleted the next time.
 
 Deleting rewrites the files that hold rows on both sides of the floor. So a run, which checks every
 few hours, waits until a worthwhile share of a file can go (`SHARE`).
@@ -29,19 +29,19 @@ from pipelines.lake import tables
 from pipelines.lake.commits import DELETING
 from pipelines.lake.conflicts import suppress_conflict
 from pipelines.lake.epochs import longest_ms, read_epochs
-from pipelines.lake.floors import batch_ends, read_floors
 from pipelines.lake.generations import Generation, read_generations
-from pipelines.lake.inputs import narrowed
+from pipelines.lake.inputs import resolve_condition
 from pipelines.lake.maintenance import FILE_BYTES
 from pipelines.lake.order import due_columns
 from pipelines.lake.progress import last_batch
 from pipelines.lake.published import last_published
-from pipelines.lake.questions import Condition, Questions, Where, in_portions, row_count
+from pipelines.lake.retention_bounds import batch_ends, read_retention_bounds
+from pipelines.lake.table_reader import Condition, TableReader, Where, in_portions, row_count
 from pipelines.operations.redrive import Refused, redriven_in_bronze
-from pipelines.running.extent import not_out
-from pipelines.running.letters import not_sent
+from pipelines.running.chunks import NOT_FORGOTTEN
+from pipelines.running.dead_letters import unsent
 from pipelines.running.owner import Owner, now_ms
-from pipelines.running.pieces import NOT_FORGOTTEN
+from pipelines.running.publication_plan import unpublished
 from pipelines.settings import KeepSettings, Settings
 
 _COLUMNS = {
@@ -60,39 +60,47 @@ bytes are rewritten for one.
 """
 
 
-def expire(owner: Owner, settings: Settings, table: str, *, is_sparing: bool = False) -> None:
+def expire(
+    owner: Owner, settings: Settings, table: str, *, only_if_worthwhile: bool = False
+) -> None:
     """Delete the rows of a table that are older than `keep` allows.
 
-    With `is_sparing`, only once there are enough of them (`SHARE`). If another writer was quicker,
-    the next call deletes them. Raises LeaseLostError, and deletes nothing more, if a later owner
-    has taken the table.
+    With `only_if_worthwhile`, only once there are enough of them (`SHARE`). If another writer was
+    quicker, the next call deletes them. Raises LeaseLostError, and deletes nothing more, if a later
+    owner has taken the table.
     """
-    questions = owner.engine.questions
+    reader = owner.engine.reader
     keep_ms = kept_ms(settings.keep, table)
-    last = None if keep_ms is None else last_batch(questions)
+    last = None if keep_ms is None else last_batch(reader)
     if keep_ms is None or last is None:
         return
-    generation = read_generations(questions, settings).newest
-    epochs = read_epochs(questions, settings)
+    generation = read_generations(reader, settings).newest
+    epochs = read_epochs(reader, settings)
     if last[0].batch < generation.from_batch:  # after a reset, the clock may be an earlier one
         return
     limits = {p: clock - keep_ms for p, clock in last[0].clocks.items()}
     if table in _COLUMNS:
         of_silver = table == tables.SILVER
         needed = (
-            _needed_of_silver(questions, limits, longest_ms(epochs))
+            _needed_of_silver(reader, limits, longest_ms(epochs))
             if of_silver
-            else _first_not_sent(questions, settings, table, limits)
+            else _first_not_sent(reader, settings, table, limits)
         )
         _forget_before(
             owner,
             table,
             {p: min(limit, needed.get(p, limit)) for p, limit in limits.items()},
-            is_sparing=is_sparing,
+            only_if_worthwhile=only_if_worthwhile,
         )
     else:
         _forget_batches(
-            owner, settings, table, limits, last[0].clocks, generation, is_sparing=is_sparing
+            owner,
+            settings,
+            table,
+            limits,
+            last[0].clocks,
+            generation,
+            only_if_worthwhile=only_if_worthwhile,
         )
 
 
@@ -107,15 +115,15 @@ def kept_ms(keep: KeepSettings, table: str) -> int | None:
 
 
 def _needed_of_silver(
-    questions: Questions, partitions: Mapping[int, int], longest_ms: int
+    reader: TableReader, partitions: Mapping[int, int], longest_ms: int
 ) -> dict[int, int]:
     """Return what `_needed` does, and keep rows that could be published again.
 
     These are rows whose records, merged anew after a reset to earlier offsets, could sort behind
     the last message.
     """
-    needed = _needed(questions, partitions, longest_ms)
-    for p, tail in last_published(questions).items():
+    needed = _needed(reader, partitions, longest_ms)
+    for p, tail in last_published(reader).items():
         time = (
             tail.event_time
             if tail.closed_at is None
@@ -125,7 +133,7 @@ def _needed_of_silver(
     return needed
 
 
-def _needed(questions: Questions, partitions: Mapping[int, int], longest_ms: int) -> dict[int, int]:
+def _needed(reader: TableReader, partitions: Mapping[int, int], longest_ms: int) -> dict[int, int]:
     """Return, by partition, the smallest event time (ms) of open or unpublished merge records.
 
     The time from which a lost lake would be recovered after one counts instead, if it is smaller. A
@@ -133,12 +141,12 @@ def _needed(questions: Questions, partitions: Mapping[int, int], longest_ms: int
     """
     where: Where = [
         [("status", "=", "open")],
-        *not_out(questions, last_published(questions), partitions),
+        *unpublished(reader, last_published(reader), partitions),
     ]
     firsts = {"event_time": ("min", "event_time")} | {
-        name: ("min", name) for name in due_columns(questions) if name == "closed_at"
+        name: ("min", name) for name in due_columns(reader) if name == "closed_at"
     }
-    rows = questions.summary(tables.SILVER, ["partition"], firsts, where).to_pylist()
+    rows = reader.summary(tables.SILVER, ["partition"], firsts, where).to_pylist()
     begins = {row["partition"]: row.get("closed_at") for row in rows}
     again = {p: read_again_from(time, longest_ms) for p, time in begins.items() if time is not None}
     return {
@@ -148,34 +156,34 @@ def _needed(questions: Questions, partitions: Mapping[int, int], longest_ms: int
 
 
 def _first_not_sent(
-    questions: Questions, settings: Settings, table: str, partitions: Mapping[int, int]
+    reader: TableReader, settings: Settings, table: str, partitions: Mapping[int, int]
 ) -> dict[int, int]:
     """Return, by partition, the time (ms) of the oldest row still to be sent as a dead letter.
 
     It is the time by which the row's age is counted. A partition without such a row is absent.
     """
-    where = not_sent(questions, settings, table, partitions)
+    where = unsent(reader, settings, table, partitions)
     if where is None:
         return {}
-    rows = questions.summary(table, ["partition"], {"first": ("min", _COLUMNS[table])}, where)
+    rows = reader.summary(table, ["partition"], {"first": ("min", _COLUMNS[table])}, where)
     return dict(zip(rows["partition"].to_pylist(), rows["first"].to_pylist(), strict=True))
 
 
 def _forget_before(
-    owner: Owner, table: str, limits: Mapping[int, int], *, is_sparing: bool
+    owner: Owner, table: str, limits: Mapping[int, int], *, only_if_worthwhile: bool
 ) -> None:
     """Delete rows of a table that lie before a time (ms) of their partition; of silver, finished
     ones.
     """
-    known = read_floors(owner.engine.questions).times
+    known = read_retention_bounds(owner.engine.reader).times
     further = {p: limit for p, limit in limits.items() if limit > known.get((table, p), 0)}
     is_finished = [("status", "=", "timed_out")] if table == tables.SILVER else []
     terms = [
         [*is_finished, ("partition", "=", p), (_COLUMNS[table], "<", limit)]
         for p, limit in sorted(further.items())
     ]
-    rows = _count(owner.engine.questions, table, terms)
-    if not terms or (is_sparing and not _is_worth_it(owner.engine.questions, table, rows)):
+    rows = _count(owner.engine.reader, table, terms)
+    if not terms or (only_if_worthwhile and not _is_worth_it(owner.engine.reader, table, rows)):
         return
     _note(owner, table, {p: (None, limit) for p, limit in further.items()})
     _delete(owner, table, terms)
@@ -189,30 +197,32 @@ def _forget_batches(
     clocks: Mapping[int, int],
     generation: Generation,
     *,
-    is_sparing: bool,
+    only_if_worthwhile: bool,
 ) -> None:
     """Delete rows of bronze before the end of a batch.
 
     At the end of that batch, every position must be older than the limit (ms).
     """
-    questions = owner.engine.questions
+    reader = owner.engine.reader
     first = generation.from_batch
-    floors = {p: batch for p, batch in read_floors(questions).batches.items() if batch >= first}
-    longest = longest_ms(read_epochs(questions, settings))
-    needed = _needed(questions, limits, longest)
-    letters = _first_not_sent(questions, settings, tables.LATE, limits)
+    retention_bounds = {
+        p: batch for p, batch in read_retention_bounds(reader).batches.items() if batch >= first
+    }
+    longest = longest_ms(read_epochs(reader, settings))
+    needed = _needed(reader, limits, longest)
+    letters = _first_not_sent(reader, settings, tables.LATE, limits)
     bounds = {
         p: min(limit, clocks[p] - longest, needed.get(p, limit), letters.get(p, limit))
         for p, limit in limits.items()
     }
     batches = {
         p: batch
-        for p, batch in _batches_before(questions, settings, bounds, first).items()
-        if batch > floors.get(p, -1)
+        for p, batch in _batches_before(reader, settings, bounds, first).items()
+        if batch > retention_bounds.get(p, -1)
     }
     # Also what an earlier call has left: after a crash, or because another source's owner wrote
     # the floor.
-    ends = batch_ends(questions, {**floors, **batches})
+    ends = batch_ends(reader, {**retention_bounds, **batches})
     terms = list[Sequence[Condition]]()
     for name in of_source(settings.inputs, table.removeprefix(tables.bronze(""))):
         mine = {
@@ -220,15 +230,15 @@ def _forget_batches(
             for tp, end in ends.items()
             if tp.source == name and tp.partition in limits
         }
-        redriven = _redriven(questions, settings, name, mine)
+        redriven = _redriven(reader, settings, name, mine)
         below = [_below(p, end, limits[p], redriven.get(p, ())) for p, end in sorted(mine.items())]
         terms += (
-            narrowed(tables.bronze(name), [term for both in below for term in both])
+            resolve_condition(tables.bronze(name), [term for both in below for term in both])
             if below
             else []
         )
-    rows = _count(questions, table, terms)
-    if is_sparing and not _is_worth_it(questions, table, rows):
+    rows = _count(reader, table, terms)
+    if only_if_worthwhile and not _is_worth_it(reader, table, rows):
         return
     if batches:
         _note(owner, table, {p: (batch, None) for p, batch in batches.items()})
@@ -248,13 +258,13 @@ def _below(partition: int, end: int, limit_ms: int, redriven: Collection[int]) -
 
 
 def _redriven(
-    questions: Questions, settings: Settings, source: str, ends: Mapping[int, int]
+    reader: TableReader, settings: Settings, source: str, ends: Mapping[int, int]
 ) -> dict[int, list[int]]:
     """Return, by partition, the offsets before these ends of redriven records that must stay.
 
     Without one of them, its refused record could be redriven again.
     """
-    found = questions.select(
+    found = reader.select(
         tables.QUARANTINE, ["partition", "offset"], [[("source", "=", source), NOT_FORGOTTEN]]
     )
     refused: dict[int, set[int]] = {}
@@ -262,16 +272,14 @@ def _redriven(
         refused.setdefault(p, set()).add(offset)
     ranges = {p: (min(offsets) + 1, ends[p]) for p, offsets in refused.items() if p in ends}
     needed: dict[int, list[int]] = {}
-    for p, at, offset in redriven_in_bronze(
-        questions, settings, Refused(questions, source), ranges
-    ):
+    for p, at, offset in redriven_in_bronze(reader, settings, Refused(reader, source), ranges):
         if offset in refused.get(p, ()):
             needed.setdefault(p, []).append(at)
     return needed
 
 
 def _batches_before(
-    questions: Questions, settings: Settings, bounds: Mapping[int, int], since: int
+    reader: TableReader, settings: Settings, bounds: Mapping[int, int], since: int
 ) -> dict[int, int]:
     """Return, by partition, the last batch at whose end every source's position is below a bound.
 
@@ -283,7 +291,7 @@ def _batches_before(
             [("partition", "=", p), ("batch", ">=", since), ("position", "<", bounds[p])]
             for p in some
         ]
-        rows = questions.summary(
+        rows = reader.summary(
             tables.PROGRESS, ["partition", "source"], {"last": ("max", "batch")}, where
         ).to_pylist()
         for p in some:
@@ -293,22 +301,24 @@ def _batches_before(
     return found
 
 
-def _note(owner: Owner, table: str, floors: Mapping[int, tuple[int | None, int | None]]) -> None:
+def _note(
+    owner: Owner, table: str, retention_bounds: Mapping[int, tuple[int | None, int | None]]
+) -> None:
     """Write the floors of a table: by partition a batch, or a time (ms)."""
     owner.last_number(table, DELETING)  # raises where a later owner has come
-    rows = [(table, p, *floor, now_ms()) for p, floor in floors.items()]
+    rows = [(table, p, *floor, now_ms()) for p, floor in retention_bounds.items()]
     owner.engine.append(tables.FLOORS, owner.engine.lake.layout[tables.FLOORS].rows(rows))
 
 
-def _count(questions: Questions, table: str, terms: Where) -> int:
+def _count(reader: TableReader, table: str, terms: Where) -> int:
     """Return how many rows meet one of the terms, which exclude one another."""
-    return sum(row_count(questions, table, some) for some in in_portions(terms))
+    return sum(row_count(reader, table, some) for some in in_portions(terms))
 
 
-def _is_worth_it(questions: Questions, table: str, rows: int) -> bool:
+def _is_worth_it(reader: TableReader, table: str, rows: int) -> bool:
     """Return True if this many rows are a worthwhile share of their table, or of a file."""
-    of_table = row_count(questions, table)
-    of_file = FILE_BYTES // max(1, questions.row_bytes(table))
+    of_table = row_count(reader, table)
+    of_file = FILE_BYTES // max(1, reader.row_bytes(table))
     return rows > 0 and rows * SHARE >= min(of_table, of_file)
 
 

@@ -12,12 +12,12 @@ from typing import Any, NamedTuple
 import pytest
 from confluent_kafka import Producer
 
-from pipelines.audit import evidence, problems, verify_letters
+from pipelines.audit import evidence, problems, verify_dead_letters
 from pipelines.audit.verify import verify
-from pipelines.core.letters import OFFSET, PARTITION, REASON
+from pipelines.core.dead_letters import OFFSET, PARTITION, REASON
 from pipelines.kafka.cluster import Cluster
 from pipelines.lake import tables
-from pipelines.lake.by_delta_rs import DeltaRsQuestions
+from pipelines.lake.by_delta_rs import DeltaRsReader
 from pipelines.lake.location import Lake
 from pipelines.monitoring.observability import Reporter
 from pipelines.run import LAYERS, Run
@@ -229,7 +229,7 @@ def lettered(kafka: str, tmp_path_factory: pytest.TempPathFactory) -> Lettered:
 
 
 def found_in(settings: Settings, *, full: bool = True) -> list[dict[str, str]]:
-    found = verify(DeltaRsQuestions(Lake(settings)), settings, full=full)
+    found = verify(DeltaRsReader(Lake(settings)), settings, full=full)
     assert found["ok"] == (not found["problems"])
     return list(found["problems"])
 
@@ -309,7 +309,7 @@ def test_every_letter_that_is_missing_repeated_changed_or_foreign_is_found(
     lettered: Lettered, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, read: int
 ) -> None:
     monkeypatch.setattr(problems, "SHOWN", 50)
-    monkeypatch.setattr(verify_letters, "READ", read)
+    monkeypatch.setattr(verify_dead_letters, "READ", read)
     settings, expected = broken(lettered, tmp_path, f"broken-{read}")
     found = found_in(settings)
     the_same(found, expected)
@@ -369,11 +369,11 @@ def test_forgotten_records_and_rows_that_ended_leave_their_letters(
     for _ in range(4):
         river.flow(records=60)
         run(river)
-    before = {table: river.questions.version(table) for table in TABLES}
+    before = {table: river.reader.version(table) for table in TABLES}
     here(river, "forget", "a", "--apply")
     assert river.broken_promises() == []
     here(river, "maintain")
-    assert all(river.questions.version(table) > before[table] for table in TABLES), (
+    assert all(river.reader.version(table) > before[table] for table in TABLES), (
         "both tables have lost rows or contents"
     )
     assert river.broken_promises() == []
@@ -423,12 +423,12 @@ def test_what_waited_and_is_late_by_another_window_is_not_sent_behind_later_lett
         for value in values:
             river.send(source, 0, value)
     run(river)
-    assert river.questions.select(tables.LATE, ["offset"])["offset"].to_pylist() == [3]
+    assert river.reader.select(tables.LATE, ["offset"])["offset"].to_pylist() == [3]
     river.config["merge"]["timeout"] = "1ms"
     river.write()
     here(river, "evolve", "--apply")
     run(river)
-    assert sorted(river.questions.select(tables.LATE, ["offset"])["offset"].to_pylist()) == [2, 3]
+    assert sorted(river.reader.select(tables.LATE, ["offset"])["offset"].to_pylist()) == [2, 3]
     assert [one.offset for one in dead_letters(kafka, "waiting-letters-late", 2)] == [3]
     assert river.broken_promises() == []
 
