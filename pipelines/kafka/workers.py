@@ -78,7 +78,7 @@ def _read(
     with pa.ipc.new_stream(packed, schema) as stream:
         for batch in read_range(kafka, wanted):
             stream.write_table(decode(batch).select(schema.names).cast(schema))
-            if room is not None and packed.notify() >= room:
+            if room is not None and packed.tell() >= room:
                 end = batch["offset"][-1].as_py() + 1
                 break
     return packed.getvalue().to_pybytes(), end

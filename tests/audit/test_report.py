@@ -280,7 +280,7 @@ def test_the_partitions_that_are_furthest_behind_are_shown(tmp_path: Path) -> No
 # -- Kafka's timestamps, event time, totals
 
 
-@pytest.mark.parametrize("piece_rows", [1000, 3, 1])
+@pytest.mark.parametrize("chunk_rows", [1000, 3, 1])
 def test_every_record_arrived_in_one_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chunk_rows: int
 ) -> None:

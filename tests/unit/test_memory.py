@@ -9,8 +9,8 @@ from pathlib import Path
 
 FREED = """
 import sys, time
-from pipelines.memory import keep_little
-keep_little()
+from pipelines.memory import limit_allocator_caches
+limit_allocator_caches()
 import numpy as np
 import psutil
 import pyarrow as pa
@@ -32,8 +32,8 @@ print(megabytes() - before)
 
 HEAPS = """
 import ctypes, sys, threading
-from pipelines.memory import keep_little
-keep_little()
+from pipelines.memory import limit_allocator_caches
+limit_allocator_caches()
 libc, together = ctypes.CDLL(None), threading.Barrier(20)
 libc.malloc.restype = libc.fopen.restype = ctypes.c_void_p
 
