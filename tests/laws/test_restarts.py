@@ -131,7 +131,7 @@ def test_the_same_holds_of_a_batch_that_writes_the_open_records_anew(
         patch.setattr(PartitionedFiles, "write", dying_once_written)
         assert crash("none", tables.SILVER) == 0, "before its commit, nothing is known of a batch"
     assert rewrites_of(lake.settings) == rewrites
-    assert crash("merge_in_pieces", tables.SILVER, after=True) == 1, "the commit to silver decides"
+    assert crash("merge_in_chunks", tables.SILVER, after=True) == 1, "the commit to silver decides"
     assert crash("append", tables.PROGRESS) == 1, "a start that completes it may be cut off too"
     lake.merge()
     lake.arrive(0.8)

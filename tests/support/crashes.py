@@ -30,7 +30,7 @@ class _Dying:
             return found
 
         def dying(*arguments: Any, **more: Any) -> Any:
-            table = tables.SILVER if name == "merge_in_pieces" else arguments[0]
+            table = tables.SILVER if name == "merge_in_chunks" else arguments[0]
             if table != self._table or not self._times:
                 return found(*arguments, **more)
             self._times -= 1
