@@ -115,19 +115,16 @@ def validate(config: Config = DEFAULT_CONFIG, as_json: Json = False) -> None:
         raise typer.Exit(2)
     if not as_json:
         print_text(f"{config}: everything fits; a run would now read")
-    places = [
-        {name: row[name] for name in ("source", "partition", "transaction")}
-        for row in preview
-        if "transaction" in row
-    ]
-    transactions = {"transactions": places} if places else {}
-    told = {
-        "ok": True,
-        "problems": [],
-        **transactions,
-        **({"warnings": warnings} if warnings else {}),
-    }
-    answer(told, as_json, lambda _: show.preview_view(preview, warnings))
+    facts: dict[str, Any] = {"ok": True, "problems": []}
+    if transactions := [_open_transaction(row) for row in preview if "transaction" in row]:
+        facts["transactions"] = transactions
+    if warnings:
+        facts["warnings"] = warnings
+    answer(facts, as_json, lambda _: show.preview_view(preview, warnings))
+
+
+def _open_transaction(row: dict[str, Any]) -> dict[str, Any]:
+    return {name: row[name] for name in ("source", "partition", "transaction")}
 
 
 def _find_problems(
@@ -159,18 +156,18 @@ def _find_problems(
     preview: list[dict[str, Any]] = []
     # Without its schemas, silver has no columns.
     if not any(problem.where.endswith(".schema") for problem in problems):
-        of_lake, preview = check_lake(
+        lake_problems, preview = check_lake(
             Lake(settings),
             unchecked(settings),
             settings,
             lambda: open_engine(settings),
             with_kafka=not problems,
         )
-        problems += of_lake
+        problems += lake_problems
     warnings: list[Problem] = []
     if not problems:
-        of_keys, warnings = check_keys(settings, unchecked(settings))
-        problems += of_keys
+        key_problems, warnings = check_keys(settings, unchecked(settings))
+        problems += key_problems
     return (
         [problem._asdict() for problem in problems],
         [warning._asdict() for warning in warnings],
@@ -256,8 +253,8 @@ def repartition(
     stopping = threading.Event()
     _set_by_signals(stopping)
     settings = load_settings(config)
-    with reporting() as reporter, serving(settings) as measured, sending(settings) as sent:
-        written = write(settings, reporter, stopping, [*measured, *sent], once=once)
+    with reporting() as reporter, serving(settings) as metrics, sending(settings) as lineage:
+        written = write(settings, reporter, stopping, [*metrics, *lineage], once=once)
     answer({"sources": written}, as_json, show.repartition_view)
 
 
@@ -289,13 +286,13 @@ def explain(
 ) -> None:
     """Show a key's merge records: their parts, how and when each was merged, and what became of
     them."""
-    from pipelines.audit.explain import explain as notify
+    from pipelines.audit.explain import explain as explain_key
 
     settings = load_settings(config)
-    found = notify(
-        reader_of(settings), settings, key, None if as_of is None else parse_as_of(as_of), tenant
-    )
-    answer(found, as_json, show.explain_view)
+    reader = reader_of(settings)
+    time = None if as_of is None else parse_as_of(as_of)
+    facts = explain_key(reader, settings, key, time, tenant)
+    answer(facts, as_json, show.explain_view)
 
 
 @app.command()
@@ -321,21 +318,23 @@ def verify(
     settings = load_settings(config)
     reader = reader_of(settings)
     if against is None:
-        judge = evaluator(reader, settings) if full else None
-        found = find_broken(reader, settings, full=full, generation=generation, evaluate=judge)
+        evaluate = evaluator(reader, settings) if full else None
+        result = find_broken(reader, settings, full=full, generation=generation, evaluate=evaluate)
     else:
-        found = verify_against(
+        result = verify_against(
             reader, unchecked(rebuilt_settings(settings, against)), settings, against, generation
         )
-    kept = "every promise is kept" + (
-        "" if full else " (silver: for a sample of its keys; --full checks all of them)"
-    )
-    sound = kept if against is None else f"silver and late are the same as in {against}"
-    answer(found, as_json, (lambda _: f"{config}: {sound}") if found["ok"] else show.problems_view)
+    verdict = "every promise is kept"
+    if against is not None:
+        verdict = f"silver and late are the same as in {against}"
+    elif not full:
+        verdict += " (silver: for a sample of its keys; --full checks all of them)"
+    view = (lambda _: f"{config}: {verdict}") if result["ok"] else show.problems_view
+    answer(result, as_json, view)
     if not as_json:
-        for note in found.get("notes", ()):
+        for note in result.get("notes", ()):
             print_text(note)
-    if not found["ok"]:
+    if not result["ok"]:
         raise typer.Exit(3)
 
 
@@ -373,7 +372,7 @@ def rebuild(
     lag_ms = None if lag is None else parse_duration(lag)
     with reporting() as reporter:
         reader = reader_of(settings)
-        found = derive_again(
+        result = derive_again(
             reader,
             settings,
             into,
@@ -382,7 +381,7 @@ def rebuild(
             lag_ms=lag_ms,
             generation=generation,
         )
-    answer(found, as_json, show.rebuild_view)
+    answer(result, as_json, show.rebuild_view)
 
 
 @app.command()
@@ -435,10 +434,10 @@ def forget(
     settings = load_settings(config)
     with reporting() as reporter:
         if apply:
-            found = forgotten(settings, key, reporter, tenant, has_tombstone=tombstone)
+            facts = forgotten(settings, key, reporter, tenant, has_tombstone=tombstone)
         else:
-            found = Forgetting(reader_of(settings), settings, key, tenant).preview()
-    answer(found, as_json, show.forget_view)
+            facts = Forgetting(reader_of(settings), settings, key, tenant).preview()
+    answer(facts, as_json, show.forget_view)
 
 
 @app.command()
@@ -510,23 +509,22 @@ def reset(
     target = parse_target(to)
     with reporting() as reporter:
         this_run = Run(settings, LAYERS, reporter)
-        kept = this_run.settings
+        lake_settings = this_run.settings
         partitions = this_run.partitions
-        targets = targets_of(kept, partitions, target)
+        targets = targets_of(lake_settings, partitions, target)
         if yes:
-            with this_run.owned() as owned:
-                jump = Jump(
-                    owned.owner, kept, partitions, str(target), targets, owned.gold.recover()
-                )
-                found = {**jump.preview(), "done": True}
+            with this_run.owned() as layer_set:
+                owner = layer_set.owner
+                tails = layer_set.gold.recover()
+                jump = Jump(owner, lake_settings, partitions, str(target), targets, tails)
+                facts = {**jump.preview(), "done": True}
                 jump.commit()
         else:
-            nobody = Owner(this_run.engine)  # without a lease: it only reads
-            jump = Jump(
-                nobody, kept, partitions, str(target), targets, read_last_messages(kept, partitions)
-            )
-            found = {**jump.preview(), "done": False}
-    answer(found, as_json, show.reset_view)
+            owner = Owner(this_run.engine)  # without a lease: it only reads
+            tails = read_last_messages(lake_settings, partitions)
+            jump = Jump(owner, lake_settings, partitions, str(target), targets, tails)
+            facts = {**jump.preview(), "done": False}
+    answer(facts, as_json, show.reset_view)
 
 
 @app.command()
@@ -545,9 +543,9 @@ def evolve(
     settings = load_settings(config)
     with reporting() as reporter:
         reader = reader_of(settings)
-        found = record(reader, settings, reporter) if apply else preview(reader, settings)
-    answer(found, as_json, show.evolve_view)
-    if found["problems"]:
+        changes = record(reader, settings, reporter) if apply else preview(reader, settings)
+    answer(changes, as_json, show.evolve_view)
+    if changes["problems"]:
         raise typer.Exit(2)
 
 
@@ -560,8 +558,8 @@ def maintain(config: Config = DEFAULT_CONFIG, as_json: Json = False) -> None:
 
     settings = load_settings(config)
     names = [name for layer in LAYERS for name in kept_by(layer, settings)]
-    with reporting() as reporter, Run(settings, LAYERS, reporter).owned() as owned:
-        done = maintain_tables(owned.owner.engine, names, owned.expire)
+    with reporting() as reporter, Run(settings, LAYERS, reporter).owned() as layer_set:
+        done = maintain_tables(layer_set.owner.engine, names, layer_set.expire)
     answer({"tables": done}, as_json, show.maintain_view)
 
 
@@ -580,10 +578,10 @@ def demo(
     from pipelines.dev.demo import run_demo
     from pipelines.dev.init import choose_engine
 
-    able, reason = choose_engine() if engine is None else (engine, None)
+    chosen, reason = choose_engine() if engine is None else (engine, None)
     if reason is not None:
-        logging.getLogger("watersmeet").info("engine: %s, since %s", able, reason)
-    run_demo(directory, able)
+        logging.getLogger("watersmeet").info("engine: %s, since %s", chosen, reason)
+    run_demo(directory, chosen)
 
 
 def _set_by_signals(*stopping: threading.Event) -> None:
@@ -605,14 +603,14 @@ def _ended_by_signals() -> Iterator[None]:
     An engine may take long to start, and owns nothing yet. Afterwards the signals do what they did
     before, although Spark has installed a handler of its own.
     """
-    before = {
+    handlers = {
         number: signal.signal(number, lambda *_: sys.exit())
         for number in (signal.SIGINT, signal.SIGTERM)
     }
     try:
         yield
     finally:
-        for number, handler in before.items():
+        for number, handler in handlers.items():
             signal.signal(number, handler)
 
 

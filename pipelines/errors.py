@@ -25,10 +25,10 @@ class WatersmeetError(Exception):
 
         So it arrives unchanged in another process.
         """
-        return _again, (type(self), self.args, vars(self))
+        return _restored, (type(self), self.args, vars(self))
 
 
-def _again(
+def _restored(
     kind: type[WatersmeetError], sentence: tuple[Any, ...], facts: Mapping[str, Any]
 ) -> WatersmeetError:
     error = kind.__new__(kind, *sentence)
@@ -308,25 +308,25 @@ class DataLossError(WatersmeetError):
             "them, or accept the loss with "
             "kafka.on_data_loss: continue"
         )
-        self.source, self.topic, self.missing = source, topic, dict(missing)
+        self.source = source
+        self.topic = topic
+        self.missing = dict(missing)
 
 
 class MissingRecordsError(WatersmeetError):
     """A batch of silver read fewer records of bronze than its plan had counted."""
 
     def __init__(
-        self, source: str, partition: int, since: int, until: int, found: int, expected: int
+        self, source: str, partition: int, since: int, until: int, count: int, expected: int
     ) -> None:
         super().__init__(
-            f"bronze of {source} has lost records: {found} of {expected} were read of partition "
-            f"{partition}, offsets {since} to "
-            f"{until - 1}, and nothing was merged; bring the files of "
-            f"bronze_{source.partition('/')[0]} back, or look for what "
-            "deletes them"
+            f"bronze of {source} has lost records: {count} of {expected} were read of partition "
+            f"{partition}, offsets {since} to {until - 1}, and nothing was merged; bring the files "
+            f"of bronze_{source.partition('/')[0]} back, or look for what deletes them"
         )
         self.source = source
         self.partition = partition
-        self.found = found
+        self.count = count
         self.expected = expected
 
 
@@ -481,8 +481,8 @@ def unknown_schema_of(error: BaseException) -> int | None:
     own = _own(error)
     if own is None or own[0] is not UnknownWriterSchemaError:
         return None
-    found = UnknownWriterSchemaError.ID.match(own[1])
-    return int(found[1]) if found else None
+    match = UnknownWriterSchemaError.ID.match(own[1])
+    return int(match[1]) if match else None
 
 
 def is_data_loss(error: BaseException) -> bool:
@@ -553,11 +553,14 @@ def _own(error: BaseException) -> tuple[type[WatersmeetError], str] | None:
     line that begins with the full name of one of these classes says which error it was, whatever
     Spark wrote around it.
     """
-    known = missing_package(error) or error
-    if isinstance(known, WatersmeetError):
-        return type(known), str(known)
-    found = re.findall(
+    cause = missing_package(error) or error
+    if isinstance(cause, WatersmeetError):
+        return type(cause), str(cause)
+    lines = re.findall(
         r"^\s*(?:[\w.]+Exception: )?pipelines\.errors\.(\w+): (.+)$", str(error), re.MULTILINE
     )
-    by_name = {kind.__name__: kind for kind in _kinds()}
-    return (by_name[found[-1][0]], found[-1][1]) if found and found[-1][0] in by_name else None
+    if not lines:
+        return None
+    name, message = lines[-1]
+    kind = next((kind for kind in _kinds() if kind.__name__ == name), None)
+    return None if kind is None else (kind, message)

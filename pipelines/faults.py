@@ -74,7 +74,8 @@ class _Hold:
 
     def __init__(self, armed: str) -> None:
         self.point, count, folder = armed.split(":", 2)
-        self.count, self.folder = int(count), Path(folder)
+        self.count = int(count)
+        self.folder = Path(folder)
 
     def __call__(self, point: str) -> None:
         if point != self.point:
@@ -89,9 +90,9 @@ class _Hold:
             return
 
     def _wait(self) -> None:
-        held = self.folder / "held"
-        held.write_text(str(os.getpid()))
-        while held.exists():
+        marker = self.folder / "held"
+        marker.write_text(str(os.getpid()))
+        while marker.exists():
             time.sleep(0.02)
 
 

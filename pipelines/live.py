@@ -28,7 +28,7 @@ from pipelines.lake.location import Lake
 from pipelines.lake.order import due_columns
 from pipelines.lake.progress import last_batch
 from pipelines.lake.schemas import avro_schemas
-from pipelines.lake.table_reader import within
+from pipelines.lake.table_reader import Condition, within
 from pipelines.lake.unpublished import reached
 from pipelines.settings import Settings
 
@@ -57,15 +57,14 @@ def live(engine: SparkEngine, settings: Settings) -> DataFrame:
         kind = settings.sources[source].value_type
         engine.spark.udf.register(_decoder(source), partial(_decoded, schema), ddl(kind))
     reader = engine.reader
-    passed = dict[str, dict[int, int]]()
+    next_offsets = dict[str, dict[int, int]]()
     if generations := read_generations(reader, settings):
         last = last_batch(reader)
-        for tp, offset in reached(
-            reader, generations.newest, 0 if last is None else last[0].batch + 1
-        ).items():
-            passed.setdefault(tp.source, {})[tp.partition] = offset
+        batch = 0 if last is None else last[0].batch + 1
+        for tp, offset in reached(reader, generations.newest, batch).items():
+            next_offsets.setdefault(tp.source, {})[tp.partition] = offset
     return engine.spark.sql(
-        live_sql(engine.lake, settings, passed, due_columns(reader), decodes=True)
+        live_sql(engine.lake, settings, next_offsets, due_columns(reader), decodes=True)
     )
 
 
@@ -91,17 +90,19 @@ def live_sql(
     record is null, unless the session `decodes` it.
     """
     sources = list(settings.sources)
-    known = skipping or {}
-    progress, begins = (sql_name(lake, table) for table in (tables.PROGRESS, tables.GENERATIONS))
+    next_offsets = skipping or {}
+    progress = sql_name(lake, tables.PROGRESS)
+    generations = sql_name(lake, tables.GENERATIONS)
     columns = ", ".join(f"`{source}`" for source in sources)
     inputs = list(settings.inputs)
     has_tenants = settings.merge.has_tenants
-    whose = ", tenant" if has_tenants else ""
-    further = "".join(f", {name}" for name in due) + (", tenant, `position`" if has_tenants else "")
-    nothing_of = "".join(f", CAST(NULL AS {ddl(DUE.field(name).type)})" for name in due)
-    nothing_of += ", tenant, CAST(NULL AS TIMESTAMP)" if has_tenants else ""
+    tenant_column = ", tenant" if has_tenants else ""
+    more_columns = "".join(f", {name}" for name in due)
+    more_columns += ", tenant, `position`" if has_tenants else ""
+    null_columns = "".join(f", CAST(NULL AS {ddl(DUE.field(name).type)})" for name in due)
+    null_columns += ", tenant, CAST(NULL AS TIMESTAMP)" if has_tenants else ""
     unmerged = {
-        name: _beyond(name, lake, settings, known.get(name, {}), decodes) for name in inputs
+        name: _beyond(name, lake, settings, next_offsets.get(name, {}), decodes) for name in inputs
     }
     beyond = ", ".join(f"{_unmerged(name)} AS ({query})" for name, query in unmerged.items())
     heads = " ".join(
@@ -117,8 +118,8 @@ def live_sql(
     )
     return f"""
         WITH begun AS (
-            SELECT {_input("", settings)}, `partition`, start_offset, from_batch FROM {begins}
-            WHERE source IS NOT NULL AND generation = (SELECT MAX(generation) FROM {begins})
+            SELECT {_input("", settings)}, `partition`, start_offset, from_batch FROM {generations}
+            WHERE source IS NOT NULL AND generation = (SELECT MAX(generation) FROM {generations})
         ), merged AS (
             SELECT {_input("", settings)}, `partition`, until_offset, position FROM {progress}
             WHERE batch = (SELECT MAX(batch) FROM {progress})
@@ -139,17 +140,18 @@ def live_sql(
         ), stuck AS (
             SELECT `partition`, {_waits_for(inputs)} AS waits_for FROM heads
         ), waiting AS (
-            {" UNION ALL ".join(_waiting(name, settings, whose) for name in inputs)}
+            {" UNION ALL ".join(_waiting(name, settings, tenant_column) for name in inputs)}
         )
         SELECT `partition`, merge_key, status, event_time, last_event_time, {columns}, valid,
-            invalid_reason, batch{further},
+            invalid_reason, batch{more_columns},
             CAST(NULL AS ARRAY<STRING>) AS waits_for
         FROM {sql_name(lake, tables.SILVER)}
         UNION ALL
         SELECT `partition`, merge_key, 'waiting', MIN(event_time), MAX(event_time), {parts},
-            CAST(NULL AS BOOLEAN), CAST(NULL AS STRING), CAST(NULL AS BIGINT){nothing_of},
+            CAST(NULL AS BOOLEAN), CAST(NULL AS STRING), CAST(NULL AS BIGINT){null_columns},
             FIRST(waits_for)
-        FROM waiting LEFT JOIN stuck USING (`partition`) GROUP BY `partition`, merge_key{whose}"""
+        FROM waiting LEFT JOIN stuck USING (`partition`)
+        GROUP BY `partition`, merge_key{tenant_column}"""
 
 
 def _unmerged(name: str) -> str:
@@ -157,14 +159,14 @@ def _unmerged(name: str) -> str:
     return f"`beyond_{name}`" if topic_of(name) else f"beyond_{name}"
 
 
-def _input(of: str, settings: Settings) -> str:
-    """Return SQL for the input of a table's row, as `source`; `of`: the prefix of its columns."""
+def _input(prefix: str, settings: Settings) -> str:
+    """Return SQL for the input of a table's row, as `source`; `prefix`: that of its columns."""
     if not settings.with_topics:
-        return f"{of}source"
+        return f"{prefix}source"
     several = ", ".join(f"'{source}'" for source in settings.with_topics)
     return (
-        f"CASE WHEN {of}source IN ({several}) THEN CONCAT({of}source, '{SEPARATOR}', {of}topic) "
-        f"ELSE {of}source END AS source"
+        f"CASE WHEN {prefix}source IN ({several}) THEN "
+        f"CONCAT({prefix}source, '{SEPARATOR}', {prefix}topic) ELSE {prefix}source END AS source"
     )
 
 
@@ -173,8 +175,9 @@ def _decided(lake: Lake, settings: Settings) -> str:
 
     The column `source` has their input.
     """
-    table, begins = (sql_name(lake, name) for name in (tables.IDLE_HEARTBEATS, tables.GENERATIONS))
-    newest = f"COALESCE(generation, 0) = (SELECT COALESCE(MAX(generation), 0) FROM {begins})"
+    table = sql_name(lake, tables.IDLE_HEARTBEATS)
+    generations = sql_name(lake, tables.GENERATIONS)
+    newest = f"COALESCE(generation, 0) = (SELECT COALESCE(MAX(generation), 0) FROM {generations})"
     return (
         f"(SELECT {_input('', settings)}, `partition`, event_time, after_offset FROM {table} WHERE "
         f"{newest})"
@@ -182,18 +185,15 @@ def _decided(lake: Lake, settings: Settings) -> str:
 
 
 def _beyond(
-    name: str, lake: Lake, settings: Settings, passed: Mapping[int, int], decodes: bool
+    name: str, lake: Lake, settings: Settings, next_offsets: Mapping[int, int], decodes: bool
 ) -> str:
     """Return a query of the records of bronze that the merge has not consumed."""
     read = sql_name(lake, tables.bronze(name))
     source = source_of(name)
-    if passed:
-        near = within({partition: (until, None) for partition, until in passed.items()})
-        terms = [
-            " AND ".join(f"`{column}` {operator} {value}" for column, operator, value in term)
-            for term in near
-        ]
-        others = f"`partition` NOT IN ({', '.join(map(str, passed))})"
+    if next_offsets:
+        near = within({partition: (until, None) for partition, until in next_offsets.items()})
+        terms = [_sql_term(term) for term in near]
+        others = f"`partition` NOT IN ({', '.join(map(str, next_offsets))})"
         read = f"(SELECT * FROM {read} WHERE {' OR '.join([*terms, others])})"
     kind = settings.sources[source].value_type
     value = _value("b.value", kind)
@@ -203,15 +203,20 @@ def _beyond(
             if decodes
             else f"CAST(NULL AS {ddl(kind)})"
         )
-    whose = ", b.tenant" if settings.merge.has_tenants else ""
-    whose += ", b.topic" if topic_of(name) else ""
-    mine = f" AND b.topic = '{topic_of(name)}'" if topic_of(name) else ""
+    more_columns = ", b.tenant" if settings.merge.has_tenants else ""
+    more_columns += ", b.topic" if topic_of(name) else ""
+    topic_condition = f" AND b.topic = '{topic_of(name)}'" if topic_of(name) else ""
     return f"""
-        SELECT b.`partition`, b.`offset`, b.event_time, b.merge_key, b.heartbeat{whose},
+        SELECT b.`partition`, b.`offset`, b.event_time, b.merge_key, b.heartbeat{more_columns},
             {value} AS value
         FROM {read} AS b
         LEFT JOIN passed AS p ON p.source = '{name}' AND p.`partition` = b.`partition`
-        WHERE b.`offset` >= COALESCE(p.until_offset, 0) AND b.event_time IS NOT NULL{mine}"""
+        WHERE b.`offset` >= COALESCE(p.until_offset, 0)
+            AND b.event_time IS NOT NULL{topic_condition}"""
+
+
+def _sql_term(term: Sequence[Condition]) -> str:
+    return " AND ".join(f"`{column}` {operator} {value}" for column, operator, value in term)
 
 
 def _value(value: str, value_type: pa.DataType) -> str:
@@ -250,23 +255,23 @@ def _waits_for(sources: Sequence[str]) -> str:
     return f"ARRAY_COMPACT(CASE WHEN {all_known} THEN ARRAY({slowest}) ELSE ARRAY({missing}) END)"
 
 
-def _waiting(name: str, settings: Settings, whose: str) -> str:
+def _waiting(name: str, settings: Settings, tenant_column: str) -> str:
     """Return a query of an input's waiting records, each as a part in the column of its source."""
     place = "event_time: TIMESTAMP, `offset`: BIGINT"
     places = dict.fromkeys(settings.sources, place) | dict.fromkeys(
         settings.with_topics, f"topic: STRING, {place}"
     )
     parts = {
-        other: f"CAST(NULL AS STRUCT<{places[other]}, value: {ddl(kept.value_type)}>)"
-        for other, kept in settings.sources.items()
+        other: f"CAST(NULL AS STRUCT<{places[other]}, value: {ddl(other_settings.value_type)}>)"
+        for other, other_settings in settings.sources.items()
     }
     parts[source_of(name)] = (
         f"STRUCT({'topic, ' if topic_of(name) else ''}event_time, `offset`, value)"
     )
     columns = ", ".join(f"{part} AS `{other}`" for other, part in parts.items())
     return (
-        f"SELECT `partition`, merge_key{whose}, event_time, {columns} FROM {_unmerged(name)} WHERE "
-        "NOT heartbeat"
+        f"SELECT `partition`, merge_key{tenant_column}, event_time, {columns} "
+        f"FROM {_unmerged(name)} WHERE NOT heartbeat"
     )
 
 

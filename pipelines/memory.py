@@ -24,9 +24,9 @@ def limit_allocator_caches() -> None:
     on Linux with glibc, the first limit has no effect.
     """
     cores = os.cpu_count() or 1
-    of_jemalloc = f"narenas:{cores},dirty_decay_ms:500,muzzy_decay_ms:0,background_thread:true"
+    jemalloc = f"narenas:{cores},dirty_decay_ms:500,muzzy_decay_ms:0,background_thread:true"
     # Jemalloc's variable under the prefix that Rust gives it.
-    os.environ.setdefault("_RJEM_MALLOC_CONF", of_jemalloc)
+    os.environ.setdefault("_RJEM_MALLOC_CONF", jemalloc)
     if "MALLOC_ARENA_MAX" in os.environ:
         return
     # For child processes: glibc reads it when a process starts.

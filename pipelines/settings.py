@@ -151,9 +151,9 @@ class MergeSettings(Part):
 
     def after(self, before: "MergeSettings") -> "MergeSettings":
         """Return these settings as the next ones of a lake, after `before`."""
-        found = self.model_copy()
-        found._had_window = before.has_due
-        return found
+        settings = self.model_copy()
+        settings._had_window = before.has_due
+        return settings
 
     def with_window(self, window: Window) -> "MergeSettings":
         """Return these settings with another window, as if there had never been one before."""
@@ -292,9 +292,11 @@ class Settings(Part):
 
         Of the sources of one topic, the first one refuses what none of them can decode.
         """
-        mine = self.sources[source]
-        first = next(name for name, other in self.sources.items() if other.topics == mine.topics)
-        rules = mine.reading_rules(
+        source_settings = self.sources[source]
+        first = next(
+            name for name, other in self.sources.items() if other.topics == source_settings.topics
+        )
+        rules = source_settings.reading_rules(
             self.merge.max_future_ms, self.tenant_path(source), leaves_undecodable=source != first
         )
         return replace(rules, max_record_bytes=self.kafka.max_record_bytes)
@@ -332,18 +334,17 @@ class Settings(Part):
 
         The rules are JSON values, by dotted path.
         """
-        found = {}
+        rules: dict[str, Any] = {}
         for *path, part, names in self._ruled():
             values = part.model_dump(include=set(names.values()))
             for name, attribute in names.items():
-                found[".".join([*path, name])] = (
+                rules[".".join([*path, name])] = (
                     values[attribute] if name != "schema" else _schema_text(part.schema_file)
                 )
             if "schema" in names and part.schema_file and part.schema_file.since:
-                found[".".join([*path, _SINCE])] = {
-                    str(p): offset for p, offset in part.schema_file.since.items()
-                }
-        return found
+                since = {str(p): offset for p, offset in part.schema_file.since.items()}
+                rules[".".join([*path, _SINCE])] = since
+        return rules
 
     @property
     def fingerprint(self) -> str:
@@ -354,7 +355,7 @@ class Settings(Part):
         """
         rules = self.rules()
         window = self.merge.window
-        found: dict[str, Any] = {"merge.window": [window.gap_ms, window.longest_ms]}
+        facts: dict[str, Any] = {"merge.window": [window.gap_ms, window.longest_ms]}
         for *path, part, names in self._ruled():
             for name, attribute in names.items():
                 value = rules[".".join([*path, name])]
@@ -367,15 +368,14 @@ class Settings(Part):
                 if name == "schema":  # in which the order of names means nothing
                     with suppress(ValueError):
                         value = json.loads(value)
-                found[".".join([*path, name])] = value
-        found |= {
+                facts[".".join([*path, name])] = value
+        facts |= {
             f"sources.{name}.tenant": self.tenant_path(name)
             for name in self.sources
             if self.merge.has_tenants
         }
-        return hashlib.sha256(json.dumps(found, sort_keys=True, default=str).encode()).hexdigest()[
-            :8
-        ]
+        document = json.dumps(facts, sort_keys=True, default=str)
+        return hashlib.sha256(document.encode()).hexdigest()[:8]
 
     def under(self, rules: Mapping[str, Any]) -> "Settings":
         """Return these settings with later rules, as `rules` of other settings returned them."""
@@ -384,12 +384,12 @@ class Settings(Part):
             values = {}
             for name, attribute in names.items():
                 field = ".".join([*path, name])
-                of_part = type(part).model_fields[attribute]
+                model_field = type(part).model_fields[attribute]
                 if field in rules:
                     values[attribute] = rules[field]
                 # The rule did not exist yet when the others were kept.
-                elif name not in _TENANT_RULES and not of_part.is_required():
-                    values[attribute] = of_part.default
+                elif name not in _TENANT_RULES and not model_field.is_required():
+                    values[attribute] = model_field.default
             if "schema_file" in values:
                 since = rules.get(".".join([*path, _SINCE]), {})
                 values["schema_file"] = _next_schema(part.schema_file, values["schema_file"], since)
@@ -419,16 +419,12 @@ class Settings(Part):
 
         For each part: its path, the part, and the attributes that are rules by their names in YAML.
         """
-        of_sources = [
-            ("sources", name, source, _SOURCE_RULES) for name, source in self.sources.items()
-        ]
-        of_merge = {**_MERGE_RULES, **(_TENANT_RULES if self.merge.has_tenants else {})}
-        of_kafka = "kafka", self.kafka, _KAFKA_RULES
+        merge_rules = {**_MERGE_RULES, **(_TENANT_RULES if self.merge.has_tenants else {})}
         return [
-            of_kafka,
-            ("merge", self.merge, of_merge),
+            ("kafka", self.kafka, _KAFKA_RULES),
+            ("merge", self.merge, merge_rules),
             ("publish", self.publish, _PUBLISH_RULES),
-            *of_sources,
+            *(("sources", name, source, _SOURCE_RULES) for name, source in self.sources.items()),
         ]
 
     @property
@@ -441,14 +437,14 @@ class Settings(Part):
             ["engine", "lake", "storage", "spark", "checkpoints", "quality", "metrics", "lineage"],
             True,
         )
-        of_source = {"schema_file", "registry", "repartition"}
+        source_fields = {"schema_file", "registry", "repartition"}
         if not self.merge.has_tenants:
-            of_source.add("tenant")
+            source_fields.add("tenant")
             places["merge"] = {"tenant", "tenant_max_lag_ms"}
-        places |= {"kafka": {"options", "bootstrap_servers"}, "sources": {"__all__": of_source}}
-        told = self.model_dump_json(exclude=places)
+        places |= {"kafka": {"options", "bootstrap_servers"}, "sources": {"__all__": source_fields}}
+        document = self.model_dump_json(exclude=places)
         schemas = [str(source.value_type) for source in self.sources.values()]
-        return f"sha256 {hashlib.sha256(repr((told, schemas)).encode()).hexdigest()[:16]}"
+        return f"sha256 {hashlib.sha256(repr((document, schemas)).encode()).hexdigest()[:16]}"
 
     @field_validator("checkpoints", mode="before")
     @classmethod
@@ -499,33 +495,23 @@ class Settings(Part):
                 use(topic, f"source `{name}`", right, "sources", name, "topic", is_role=is_role)
         for name, repartition in self.repartitioned.items():
             at = "sources", name, "repartition", "from"
+            right = "write the records to another topic than they come from"
             for topic in repartition.from_topics:
-                use(
-                    topic,
-                    f"`{'.'.join(at)}`",
-                    "write the records to another topic than they come from",
-                    *at,
-                )
+                use(topic, f"`{'.'.join(at)}`", right, *at)
         use(self.publish.topic, "`publish.topic`", "publish to another topic", "publish", "topic")
+        right = "send these records to a topic of their own"
         for table, topic in self.publish.dead_letter_topics.items():
             field = f"{table}_topic"
-            use(
-                topic,
-                f"`publish.{field}`",
-                "send these records to a topic of their own",
-                "publish",
-                field,
-            )
+            use(topic, f"`publish.{field}`", right, "publish", field)
         return self
 
     @model_validator(mode="after")
     def _names_no_source_as_a_column_of_silver(self) -> "Settings":
-        of_tenants = (
-            kinds.COLUMNS_OF_TENANTS | kinds.NAMES_OF_STEPS_OF_TENANTS
-            if self.merge.has_tenants
-            else frozenset()
-        )
-        columns = of_tenants | (kinds.COLUMNS_OF_WINDOWS if self.merge.has_due else frozenset())
+        columns: frozenset[str] = frozenset()
+        if self.merge.has_tenants:
+            columns |= kinds.COLUMNS_OF_TENANTS | kinds.NAMES_OF_STEPS_OF_TENANTS
+        if self.merge.has_due:
+            columns |= kinds.COLUMNS_OF_WINDOWS
         for name in self.sources:
             if name in columns:
                 raise RefusedError(
@@ -551,7 +537,7 @@ class Settings(Part):
 
     @model_validator(mode="after")
     def _finds_the_tenants_of_a_topic_at_one_path(self) -> "Settings":
-        of_topic: dict[str, str] = {}
+        first_sources: dict[str, str] = {}
         for name, source in self.sources.items():
             at = "sources", name, "tenant"
             if source.tenant is not None and not self.merge.has_tenants:
@@ -559,7 +545,7 @@ class Settings(Part):
                     "{path} is for a merge with `merge.tenant` alone; add that, or leave this out",
                     *at,
                 )
-            first = of_topic.setdefault(source.topics[0], name)
+            first = first_sources.setdefault(source.topics[0], name)
             path = self.tenant_path(name)
             other = self.tenant_path(first)
             if path != other:  # in a topic, the records of one source move the others' time

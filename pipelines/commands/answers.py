@@ -14,12 +14,12 @@ from pipelines.core.texts import without_controls
 
 
 def answer(
-    found: dict[str, Any], as_json: bool, view: Callable[[dict[str, Any]], RenderableType]
+    facts: dict[str, Any], as_json: bool, view: Callable[[dict[str, Any]], RenderableType]
 ) -> None:
     """Print the answer as one JSON document, or what `view` makes of it for people."""
     if as_json:
-        print_json(found)
-    elif isinstance(shown := view(found), str):
+        print_json(facts)
+    elif isinstance(shown := view(facts), str):
         print_text(shown)
     else:
         Console().print(_Harmless(shown))

@@ -79,8 +79,8 @@ def _permissions(config: Path) -> list[Permission]:
 
 
 def _show_broker(
-    found: BrokerStatus, as_json: bool, allowed: Sequence[Permission] | None = None
+    status: BrokerStatus, as_json: bool, allowed: Sequence[Permission] | None = None
 ) -> None:
     from pipelines.dev.show import broker_facts, broker_view
 
-    answer(broker_facts(found, allowed), as_json, broker_view)
+    answer(broker_facts(status, allowed), as_json, broker_view)

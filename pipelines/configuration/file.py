@@ -138,14 +138,14 @@ def _refuse_guesses(
 
 def _refuse_other_json(spelled: str, value: object, at: tuple[str, ...]) -> None:
     try:
-        of_json = json.loads(spelled)
+        json_value = json.loads(spelled)
     except ValueError:
-        of_json = spelled
-    if type(of_json) is type(value) and of_json == value:
+        json_value = spelled
+    if type(json_value) is type(value) and json_value == value:
         return
     if isinstance(value, float) and not math.isfinite(value):  # which nothing can equal
         return
-    other = _as_json(of_json if isinstance(value, str) else value)
+    other = _as_json(json_value if isinstance(value, str) else value)
     instead = f", or `{other}` for {_kind_of(json.loads(other))}" if other else ""
     raise RefusedError(
         f"{{path}}: `{spelled}` is {_kind_of(value)} in YAML, which its spelling does not say; "
@@ -298,7 +298,7 @@ def _kind_of(value: object) -> str:
     return next((name for kind, name in kinds.items() if isinstance(value, kind)), "a tagged value")
 
 
-def known_instead(name: str, known: list[str]) -> str:
-    """Return the known names that are close to an unknown one, or else all of them."""
-    close = [f"`{name}`" for name in difflib.get_close_matches(name, known, n=2)]
-    return f"did you mean {' or '.join(close)}?" if close else f"known here: {', '.join(known)}"
+def known_instead(unknown: str, names: list[str]) -> str:
+    """Return a hint: the names that are close to an unknown one, or else all of them."""
+    close = [f"`{name}`" for name in difflib.get_close_matches(unknown, names, n=2)]
+    return f"did you mean {' or '.join(close)}?" if close else f"known here: {', '.join(names)}"

@@ -100,12 +100,12 @@ class EventTime(Part):
 
     @model_serializer(mode="wrap")
     def _is_kept_as_before_there_was_text(
-        self, kept: SerializerFunctionWrapHandler
+        self, serialize: SerializerFunctionWrapHandler
     ) -> dict[str, Any]:
-        found: dict[str, Any] = kept(self)
+        document: dict[str, Any] = serialize(self)
         if not self.text:
-            found.pop("text", None)
-        return found
+            document.pop("text", None)
+        return document
 
 
 def _shape_of_event_time(value: object) -> str:
@@ -165,8 +165,8 @@ class SourceSettings(Part):
 
     @field_validator("topic")
     @classmethod
-    def _is_a_name_where_there_is_one(cls, found: str | tuple[str, ...]) -> str | tuple[str, ...]:
-        return found[0] if isinstance(found, tuple) and len(found) == 1 else found
+    def _is_a_name_where_there_is_one(cls, topic: str | tuple[str, ...]) -> str | tuple[str, ...]:
+        return topic[0] if isinstance(topic, tuple) and len(topic) == 1 else topic
 
     @property
     def topics(self) -> tuple[str, ...]:
@@ -176,22 +176,20 @@ class SourceSettings(Part):
     @field_validator("event_time")
     @classmethod
     def _is_a_path_where_the_rest_is_usual(
-        cls, found: "str | tuple[str, ...] | EventTime"
+        cls, event_time: "str | tuple[str, ...] | EventTime"
     ) -> "str | tuple[str, ...] | EventTime":
         return (
-            found.field
-            if isinstance(found, EventTime) and found.unit == "ms" and not found.text
-            else found
+            event_time.field
+            if isinstance(event_time, EventTime) and event_time.unit == "ms" and not event_time.text
+            else event_time
         )
 
     @property
     def time(self) -> EventTime:
         """The place of the event time, however that is written."""
-        return (
-            self.event_time
-            if isinstance(self.event_time, EventTime)
-            else EventTime(field=self.event_time)
-        )
+        if isinstance(self.event_time, EventTime):
+            return self.event_time
+        return EventTime(field=self.event_time)
 
     @model_validator(mode="after")
     def _is_readable(self, info: ValidationInfo) -> "SourceSettings":
@@ -231,20 +229,17 @@ class SourceSettings(Part):
 
         if self.format != "avro" or self.schema_file is None:
             return None
-        found = avro_schema(
+        schema = avro_schema(
             self.schema_file.text, self.schema_file.path, None if self.registry is None else {}
         )
         earlier = [source.avro_schema for source in self._earlier]
-        return replace(found, earlier=tuple(filter(None, earlier)), since=self.schema_file.since)
+        return replace(schema, earlier=tuple(filter(None, earlier)), since=self.schema_file.since)
 
     @property
     def _earlier(self) -> "list[SourceSettings]":
         """The source with each schema that a living lake had in this one's place."""
-        return (
-            [self.changed(schema_file=file) for file in self.schema_file.earlier]
-            if self.schema_file
-            else []
-        )
+        earlier = self.schema_file.earlier if self.schema_file else ()
+        return [self.changed(schema_file=file) for file in earlier]
 
     @cached_property
     def read_type(self) -> "pa.DataType":
@@ -272,10 +267,8 @@ class SourceSettings(Part):
         """
         from pipelines.core.reading import ReadingRules
 
-        (event_time, *other_times), (key, *other_keys) = (
-            _parsed(self.time.field),
-            _parsed(self.key) if self.key else (None,),
-        )
+        event_time, *other_times = _parsed(self.time.field)
+        key, *other_keys = _parsed(self.key) if self.key else (None,)
         return ReadingRules(
             event_time=event_time,
             max_future_ms=max_future_ms,

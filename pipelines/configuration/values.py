@@ -47,17 +47,18 @@ SHORTEST_RETENTION_MS: Final = 3_600_000
 # column of the live view.
 RESERVED_NAMES: Final = frozenset(
     [
-        *(
-            "partition",
-            "merge_key",
-            "status",
-            "event_time",
-            "last_event_time",
-            "valid",
-            "invalid_reason",
-            "batch",
-        ),
-        *("generation", "record_bytes", "key", "waits_for"),
+        "partition",
+        "merge_key",
+        "status",
+        "event_time",
+        "last_event_time",
+        "valid",
+        "invalid_reason",
+        "batch",
+        "generation",
+        "record_bytes",
+        "key",
+        "waits_for",
     ]
 )
 # Columns beside the sources while merge records change and messages are made; `passes` where the
@@ -72,10 +73,12 @@ COLUMNS_OF_TENANTS: Final = frozenset(["tenant", "position"])
 # once and in order, that nothing but an answer is printed); `pipelines.kafka.options` sets them.
 # And those of librdkafka's bindings whose values cannot be text.
 OWN_OPTIONS: Final = re.compile(
-    r"bootstrap\.servers|metadata\.broker\.list|group\.(id|instance\.id)|isolation\.level|auto\.offset\.reset"
-    r"|enable\.(auto\.commit|auto\.offset\.store|partition\.eof|idempotence|gapless\.guarantee)|auto\.commit\..*"
-    r"|allow\.auto\.create\.topics|transactional\.id|transaction\.timeout\.ms|acks|request\.required\.acks|partitioner"
-    r"|message\.max\.bytes|(delivery|message)\.timeout\.ms|max\.in\.flight(\..*)?|retries|message\.send\.max\.retries"
+    r"bootstrap\.servers|metadata\.broker\.list|group\.(id|instance\.id)|isolation\.level"
+    r"|auto\.offset\.reset|auto\.commit\..*"
+    r"|enable\.(auto\.commit|auto\.offset\.store|partition\.eof|idempotence|gapless\.guarantee)"
+    r"|allow\.auto\.create\.topics|transactional\.id|transaction\.timeout\.ms|acks"
+    r"|request\.required\.acks|partitioner|message\.max\.bytes|(delivery|message)\.timeout\.ms"
+    r"|max\.in\.flight(\..*)?|retries|message\.send\.max\.retries"
     r"|delivery\.report\.only\.error|(key|value)\.(de)?serializer"
     r"|log_level|log\.queue|logger|default\.topic\.config|on_commit|on_delivery|[a-z_]+_cb"
 )

@@ -123,38 +123,38 @@ def start(
     if port is not None and not 0 < port < 65536:
         raise BrokerError(f"{port} is not a port a broker can listen on: name one from 1 to 65535")
     with _locked(directory, deadline):
-        known = _read(directory)
-        process = _find(known)
-        if known is None or process is None:
+        record = _read(directory)
+        process = _find(record)
+        if record is None or process is None:
             java = _java()
             # The first time, its jars may have been fetched.
             deadline = time.monotonic() + timeout_s
-            ports = _ports(directory, port, known, secure=secure)
+            ports = _ports(directory, port, record, secure=secure)
             _launch(
                 java,
                 directory,
                 ports,
-                known,
+                record,
                 settings or {},
                 cluster_id or _new_cluster_id(),
                 deadline,
             )
-        elif port not in (None, known.port):
+        elif port not in (None, record.port):
             raise BrokerError(
-                f"the broker in {directory} already runs on port {known.port}: stop it first to "
+                f"the broker in {directory} already runs on port {record.port}: stop it first to "
                 f"start it on port {port}"
             )
-        elif secure and known.admin_port is None:
+        elif secure and record.admin_port is None:
             raise BrokerError(
                 f"the broker in {directory} already runs without security: stop it first to secure "
                 "it"
             )
         else:
-            _await_answer(directory, known, process, deadline)
-        found = status(directory)
-        if found.admin_port is not None:
-            securing.grant(directory, found.admin_port, allowed)
-    return found
+            _await_answer(directory, record, process, deadline)
+        state = status(directory)
+        if state.admin_port is not None:
+            securing.grant(directory, state.admin_port, allowed)
+    return state
 
 
 def stop(directory: Path, *, timeout_s: float = 30) -> BrokerStatus:
@@ -183,31 +183,33 @@ def status(directory: Path) -> BrokerStatus:
     directory = directory.expanduser().absolute()
     record = _read(directory)
     process = _find(record)
-    port, admin_port = (record.port, record.admin_port) if record else (None, None)
-    pid = process.pid if process else None
     return BrokerStatus(
-        running=pid is not None, port=port, pid=pid, directory=directory, admin_port=admin_port
+        running=process is not None,
+        port=record.port if record else None,
+        pid=process.pid if process else None,
+        directory=directory,
+        admin_port=record.admin_port if record else None,
     )
 
 
 # -- starting
 
 
-def _ports(directory: Path, port: int | None, known: _Record | None, *, secure: bool) -> _Record:
+def _ports(directory: Path, port: int | None, previous: _Record | None, *, secure: bool) -> _Record:
     """Return the ports on which the broker will listen: those it had, as far as they are free, and
     `port`, where one is given.
     """
-    port = port or (known.port if known is not None else free_port())
+    port = port or (previous.port if previous is not None else free_port())
     problem = port_problem(port)
     if problem is not None:
         raise BrokerError(
             f"the broker in {directory} cannot listen on {HOST}:{port} ({problem}): "
             "stop what holds that port, or name another one"
         )
-    controller_port = known.controller_port if known is not None else port
+    controller_port = previous.controller_port if previous is not None else port
     if controller_port == port or port_problem(controller_port) is not None:
         controller_port = free_port(port)
-    admin_port = known.admin_port if known is not None else None
+    admin_port = previous.admin_port if previous is not None else None
     if admin_port is None and not secure:
         return _Record(port=port, controller_port=controller_port)
     if admin_port in (None, port, controller_port) or port_problem(admin_port) is not None:
@@ -219,7 +221,7 @@ def _launch(
     java: list[str],
     directory: Path,
     ports: _Record,
-    known: _Record | None,
+    previous: _Record | None,
     settings: Mapping[str, str],
     cluster_id: str,
     deadline: float,
@@ -245,10 +247,10 @@ def _launch(
             securing.admit_own_user(directory, ports.port, ports.admin_port)
     except BaseException as failure:
         end(process, time.monotonic() + KILL_AFTER_S)
-        if known is None:
+        if previous is None:
             (directory / "broker.json").unlink(missing_ok=True)
         else:
-            _write(directory, known.stopped())
+            _write(directory, previous.stopped())
         if isinstance(failure, psutil.NoSuchProcess):
             raise _early_death(directory) from None
         raise
@@ -257,10 +259,9 @@ def _launch(
 def _properties(ports: _Record, settings: Mapping[str, str]) -> str:
     """Return the broker's settings: where one comes twice, the last counts."""
     names = ["server.properties", *(["secure.properties"] if ports.admin_port is not None else [])]
-    own = "".join((_TEMPLATES / name).read_text(encoding="ascii") for name in names)
-    return own.format(**ports.model_dump()) + "".join(
-        f"{name}={value}\n" for name, value in settings.items()
-    )
+    templates = "".join((_TEMPLATES / name).read_text(encoding="ascii") for name in names)
+    further = "".join(f"{name}={value}\n" for name, value in settings.items())
+    return templates.format(**ports.model_dump()) + further
 
 
 INHERITED: Final = frozenset(
@@ -282,16 +283,8 @@ def _format(directory: Path, java: list[str], cluster_id: str, deadline: float) 
     """Give an empty directory a cluster id; one that was being formatted when the machine died is
     formatted again.
     """
-    process = _spawn(
-        directory,
-        *java,
-        "kafka.tools.StorageTool",
-        "format",
-        "-t",
-        cluster_id,
-        "-c",
-        "server.properties",
-    )
+    arguments = ["format", "-t", cluster_id, "-c", "server.properties"]
+    process = _spawn(directory, *java, "kafka.tools.StorageTool", *arguments)
     try:
         process.wait(max(deadline - time.monotonic(), 0))
     except psutil.TimeoutExpired:
@@ -386,11 +379,10 @@ def _early_death(directory: Path) -> BrokerError:
     thrown = r"(Exception in thread \"\S+\" )?[\w.$]+(Exception|Error): "
     # Names the port, which its cause does not.
     binds = [line for line in lines if "failed to bind to" in line]
-    causes = [line for line in lines if line.startswith("Caused by: ")] or [
-        line for line in lines if re.match(thrown, line)
-    ]
-    said = [line for line in lines if not re.match(r"at |Picked up |Formatting |\d{4}-", line)]
-    reason = (binds[-1:] or causes[-1:] or said[:1] or lines[-1:] or ["it said nothing"])[0]
+    causes = [line for line in lines if line.startswith("Caused by: ")]
+    causes = causes or [line for line in lines if re.match(thrown, line)]
+    messages = [line for line in lines if not re.match(r"at |Picked up |Formatting |\d{4}-", line)]
+    reason = (binds[-1:] or causes[-1:] or messages[:1] or lines[-1:] or ["it said nothing"])[0]
     reason = re.sub(rf"^(Caused by: )?{thrown}", "", reason).rstrip(".")
     return BrokerError(
         f"the broker in {directory} ended while it was starting ({reason}): see {log}"
@@ -423,8 +415,8 @@ def _cluster_id(directory: Path) -> str | None:
         text = (directory / "data" / "meta.properties").read_text(encoding="latin-1")
     except FileNotFoundError:
         return None
-    found = re.search(r"^cluster\.id=(\S+)$", text, re.MULTILINE)
-    return found.group(1) if found else None
+    match = re.search(r"^cluster\.id=(\S+)$", text, re.MULTILINE)
+    return match.group(1) if match else None
 
 
 def _read(directory: Path) -> _Record | None:

@@ -21,7 +21,8 @@ class Authority:
     """
 
     def __init__(self, name: str) -> None:
-        self._name, self._key = _named(name), _new_key()
+        self._name = _named(name)
+        self._key = _new_key()
         now = datetime.now(timezone.utc)
         own = _builder(self._name, self._name, self._key, now - _SKEW, now + VALID_FOR)
         own = own.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
@@ -36,13 +37,8 @@ class Authority:
         now = datetime.now(timezone.utc)
         key = _new_key()
         names = [x509.IPAddress(ipaddress.ip_address("127.0.0.1")), x509.DNSName("localhost")]
-        signed = _builder(
-            _named(name),
-            self._name,
-            key,
-            now - _SKEW + min(valid_for, timedelta(0)),
-            now + valid_for,
-        )
+        since = now - _SKEW + min(valid_for, timedelta(0))
+        signed = _builder(_named(name), self._name, key, since, now + valid_for)
         signed = signed.add_extension(x509.SubjectAlternativeName(names), critical=False)
         secret = key.private_bytes(
             serialization.Encoding.PEM,

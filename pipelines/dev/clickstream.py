@@ -43,19 +43,19 @@ def events() -> list[Event]:
 
     The last heartbeats carry the time of the newest event, so that it stays open.
     """
-    found = []
+    records = []
     for line in map(json.loads, SESSIONS.read_text().splitlines()):
         for event in line["events"]:
             topic, kind = _TYPES[event["type"]]
             value = {"type": kind, "ssid": line["session"], "aid": event["aid"], "ts": event["ts"]}
-            found.append(Event(event["ts"], topic, line["session"] % PARTITIONS, value))
-    first = min(event.time for event in found)
-    last = max(event.time for event in found)
+            records.append(Event(event["ts"], topic, line["session"] % PARTITIONS, value))
+    first = min(event.time for event in records)
+    last = max(event.time for event in records)
     for time, topic, partition in product(
         [*range(first, last, HEARTBEAT_EVERY_MS), last], TOPICS, range(PARTITIONS)
     ):
-        found.append(Event(time, topic, partition, {"type": "heartbeat", "ts": time}))
-    return sorted(found, key=lambda event: event.time)
+        records.append(Event(time, topic, partition, {"type": "heartbeat", "ts": time}))
+    return sorted(records, key=lambda event: event.time)
 
 
 def produce(kafka: KafkaSettings) -> Counter[str]:

@@ -117,17 +117,13 @@ def _messages(settings: Settings) -> list[dict[str, Any]]:
     """
     topic = settings.publish.topic
     bounds = Cluster(settings.kafka).settled_bounds(topic, clickstream.PARTITIONS)
-    ranges = [Range(topic, partition, *found) for partition, found in sorted(bounds.items())]
-    messages = [
-        m
-        for each in ranges
-        for batch in read_range(settings.kafka, each)
-        for m in batch.to_pylist()
-    ]
-    return [
-        {**m, "headers": {header["key"]: header["value"] for header in m["headers"]}}
-        for m in messages
-    ]
+    messages = []
+    for partition, offsets in sorted(bounds.items()):
+        for batch in read_range(settings.kafka, Range(topic, partition, *offsets)):
+            messages += batch.to_pylist()
+    for message in messages:
+        message["headers"] = {header["key"]: header["value"] for header in message["headers"]}
+    return messages
 
 
 def _headline(console: Console, text: str) -> None:
@@ -140,23 +136,22 @@ def _outcomes(reader: TableReader, settings: Settings, produced: dict[str, int])
     for name in ("in Kafka", "in bronze", "merged", "late", "quarantined", "heartbeats", "waiting"):
         table.add_column(name, justify="right")
     silver = reader.select(tables.SILVER, list(settings.sources))
-    late, quarantined = (
-        _counts(reader, name, "source") for name in (tables.LATE, tables.QUARANTINE)
-    )
+    late = _counts(reader, tables.LATE, "source")
+    quarantined = _counts(reader, tables.QUARANTINE, "source")
     for name, source in settings.sources.items():
         bronze = _counts(reader, tables.bronze(name), "heartbeat")
         merged = pc.sum(pc.list_value_length(silver[name])).as_py() or 0
         waiting = bronze[False] - merged - late[name] - quarantined[name]
         outcomes = (merged, late[name], quarantined[name], bronze[True], waiting)
-        topic = ", ".join(source.topics)
-        counts = (sum(produced[each] for each in source.topics), bronze.total(), *outcomes)
-        table.add_row(topic, *[f"{count:,}" for count in counts])
+        in_kafka = sum(produced[topic] for topic in source.topics)
+        counts = (in_kafka, bronze.total(), *outcomes)
+        table.add_row(", ".join(source.topics), *[f"{count:,}" for count in counts])
     return table
 
 
 def _counts(reader: TableReader, table: str, by: str) -> Counter[Any]:
-    found = reader.summary(table, [by], {"records": ("count", "*")})
-    return Counter(dict(zip(found[by].to_pylist(), found["records"].to_pylist(), strict=True)))
+    rows = reader.summary(table, [by], {"records": ("count", "*")})
+    return Counter(dict(zip(rows[by].to_pylist(), rows["records"].to_pylist(), strict=True)))
 
 
 def _with_orders(reader: TableReader) -> list[dict[str, Any]]:
@@ -165,10 +160,9 @@ def _with_orders(reader: TableReader) -> list[dict[str, Any]]:
     """
     columns = ["merge_key", "event_time", "last_event_time", "tracking", "orders"]
     rows = reader.select(tables.SILVER, columns, [[("status", "=", "timed_out")]]).to_pylist()
-    found = [row for row in rows if row["orders"] and row["tracking"]]
-    return sorted(
-        found, key=lambda row: (-len(row["orders"]), row["event_time"], row["merge_key"])
-    )[:3]
+    complete = [row for row in rows if row["orders"] and row["tracking"]]
+    complete.sort(key=lambda row: (-len(row["orders"]), row["event_time"], row["merge_key"]))
+    return complete[:3]
 
 
 def _visit(row: dict[str, Any]) -> Table:
@@ -202,17 +196,12 @@ def _sequence(messages: list[dict[str, Any]]) -> Table:
     """Return a table of the first messages of each partition, and its last one."""
     table = Table("partition", "seq", "event time", "key", "value", box=None, header_style="dim")
     for partition in range(clickstream.PARTITIONS):
-        mine = [message for message in messages if message["partition"] == partition]
-        for message in [*mine[:4], *mine[-1:]]:
+        in_partition = [message for message in messages if message["partition"] == partition]
+        for message in [*in_partition[:4], *in_partition[-1:]]:
             seq = message["headers"][SEQ].decode()
             time = utc(_ms(message["kafka_timestamp"]))
-            table.add_row(
-                str(partition),
-                seq,
-                time,
-                message["key"].decode(),
-                Text(message["value"].decode()[:60] + "..."),
-            )
+            value = Text(message["value"].decode()[:60] + "...")
+            table.add_row(str(partition), seq, time, message["key"].decode(), value)
     return table
 
 

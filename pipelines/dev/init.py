@@ -46,11 +46,9 @@ def choose_engine() -> Choice:
     if missing is not None:
         return Choice("embedded", str(MissingPackageError(missing, "spark")))
     problem = None if "SPARK_REMOTE" in os.environ else java_problem()
-    return (
-        Choice("spark", None)
-        if problem is None
-        else Choice("embedded", f"Spark needs Java 17 or 21, and {problem}")
-    )
+    if problem is not None:
+        return Choice("embedded", f"Spark needs Java 17 or 21, and {problem}")
+    return Choice("spark", None)
 
 
 def write_example(directory: Path, engine: str = "spark") -> list[Path]:

@@ -110,15 +110,12 @@ def user_options(directory: Path, password: str = f"${{{PASSWORD_VARIABLE}}}") -
 def admit(directory: Path, admin_port: int, user: str, password: bytes) -> None:
     """Make a user known to the broker, or change its password."""
     mechanism = ScramCredentialInfo(ScramMechanism.SCRAM_SHA_512, _ITERATIONS)
-    # Held: a client that is collected cancels what it was asked.
+    # Named: a client that is collected cancels what it was asked.
     admin = _admin(directory, admin_port)
     # By a request: on the command line of Kafka's storage tool the password would be in the list of
     # processes.
-    _done(
-        admin.alter_user_scram_credentials(
-            [UserScramCredentialUpsertion(user, mechanism, password)]
-        )
-    )
+    upsertion = UserScramCredentialUpsertion(user, mechanism, password)
+    _done(admin.alter_user_scram_credentials([upsertion]))
 
 
 def admit_own_user(directory: Path, port: int, admin_port: int) -> None:
@@ -132,10 +129,11 @@ def grant(
     directory: Path, admin_port: int, allowed: Iterable[Permission], user: str = USER
 ) -> None:
     """Grant a user these permissions; what it was allowed before stays."""
-    # Some have several reasons.
-    if bindings := list(dict.fromkeys(_binding(AclBinding, user, one) for one in allowed)):
+    # A permission that is needed for several reasons comes several times.
+    bindings = [_binding(AclBinding, user, permission) for permission in allowed]
+    if bindings:
         admin = _admin(directory, admin_port)
-        _done(admin.create_acls(bindings))
+        _done(admin.create_acls(list(dict.fromkeys(bindings))))
 
 
 def revoke(
@@ -143,19 +141,16 @@ def revoke(
 ) -> None:
     """Take these permissions from a user."""
     admin = _admin(directory, admin_port)
-    _done(
-        admin.delete_acls(
-            list(dict.fromkeys(_binding(AclBindingFilter, user, one) for one in no_longer))
-        )
-    )
+    filters = [_binding(AclBindingFilter, user, permission) for permission in no_longer]
+    _done(admin.delete_acls(list(dict.fromkeys(filters))))
 
 
-def _binding(kind: Any, user: str, one: Permission) -> Any:
-    operation = AclOperation[one.operation]
-    resource = _KINDS[one.kind]
+def _binding(kind: Any, user: str, permission: Permission) -> Any:
+    operation = AclOperation[permission.operation]
+    resource = _KINDS[permission.kind]
     return kind(
         resource,
-        one.name,
+        permission.name,
         ResourcePatternType.LITERAL,
         f"User:{user}",
         "*",
@@ -170,9 +165,9 @@ def _admin(directory: Path, admin_port: int) -> AdminClient:
     )
 
 
-def _done(asked: dict[Any, Any]) -> None:
-    for answer in asked.values():
-        answer.result(_ANSWER_S)
+def _done(futures: dict[Any, Any]) -> None:
+    for future in futures.values():
+        future.result(_ANSWER_S)
 
 
 def _write(file: Path, content: bytes) -> None:

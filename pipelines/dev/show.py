@@ -12,29 +12,29 @@ from pipelines.kafka.permissions import Permission
 
 
 def broker_facts(
-    found: BrokerStatus, allowed: Sequence[Permission] | None = None
+    status: BrokerStatus, allowed: Sequence[Permission] | None = None
 ) -> dict[str, Any]:
     """Return the answer of `broker --json`.
 
     For a secured broker it says where its secrets are, and nothing of what they are.
     """
     names = ("running", "port", "pid")
-    facts = {name: getattr(found, name) for name in names} | {
-        "directory": str(found.directory),
-        "secure": found.is_secured,
+    facts = {name: getattr(status, name) for name in names} | {
+        "directory": str(status.directory),
+        "secure": status.is_secured,
     }
-    if found.is_secured:
+    if status.is_secured:
         files = {
-            "client": secure.client_file(found.directory),
-            "password": secure.password_file(found.directory),
+            "client": secure.client_file(status.directory),
+            "password": secure.password_file(status.directory),
         }
         facts |= {
             "user": secure.USER,
             **{name: str(file) for name, file in files.items()},
-            "admin_port": found.admin_port,
+            "admin_port": status.admin_port,
         }
     if allowed is not None:
-        facts["allowed"] = [one._asdict() for one in allowed]
+        facts["allowed"] = [permission._asdict() for permission in allowed]
     return facts
 
 

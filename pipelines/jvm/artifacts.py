@@ -56,12 +56,12 @@ def cache_folder() -> Path:
 
 def pinned(group: str) -> dict[str, str]:
     """Return the names of a group's files, each with its hash."""
-    found = {}
+    hashes = {}
     for line in HASHES.read_text(encoding="utf-8").splitlines():
         digest, _, path = line.partition("  ")
         if Path(path).parent.name == group:
-            found[Path(path).name] = digest
-    return found
+            hashes[Path(path).name] = digest
+    return hashes
 
 
 def jars(group: str) -> list[Path]:
@@ -88,9 +88,9 @@ def fetch(group: str, place: Path) -> list[Path]:
             folder.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryDirectory(prefix=".fetching-", dir=folder) as new:
                 problem = retrieve(IVY_FILE, f"{new}/[artifact]-[revision].[ext]", group)
-                collect = [name for name in missing if Path(new, name).is_file()]
-                _check(group, Path(new), collect, "Ivy's own copy, below ~/.ivy2")
-                for name in collect:
+                new_files = [name for name in missing if Path(new, name).is_file()]
+                _check(group, Path(new), new_files, "Ivy's own copy, below ~/.ivy2")
+                for name in new_files:
                     Path(new, name).replace(folder / name)
         except OSError as error:
             raise ArtifactsError(
@@ -153,8 +153,8 @@ def retrieve(ivy_file: Path, pattern: str, group: str | None = None) -> str | No
 
 def _ivy() -> Path | None:
     """Return the jar of Ivy among those of pyspark."""
-    found = find_spec("pyspark")
-    places = found.submodule_search_locations if found is not None else None
+    spec = find_spec("pyspark")
+    places = spec.submodule_search_locations if spec is not None else None
     return next(
         (jar for place in places or () for jar in sorted(Path(place, "jars").glob("ivy-*.jar"))),
         None,
@@ -165,11 +165,8 @@ def _problem(lines: Sequence[str]) -> str:
     """Return the cause that Ivy gives: a server that does not answer, or what was not found, or
     else its last line.
     """
-    causes = [
-        found[1]
-        for line in lines
-        if (found := re.search(r"^Server access error .*\((.+)\)$", line))
-    ]
+    errors = [re.search(r"^Server access error .*\((.+)\)$", line) for line in lines]
+    causes = [error[1] for error in errors if error]
     unknown = [
         line.strip(": ")
         for line in lines

@@ -37,12 +37,12 @@ def java_problem() -> str | None:
     if command is None:
         return missing_java()
     try:
-        done = subprocess.run(
+        answer = subprocess.run(
             [command, "-version"], capture_output=True, text=True, timeout=_ANSWER_S, check=False
         )
     except (OSError, subprocess.TimeoutExpired):
         return f"{command} does not run"
-    found = re.search(r'version "(\d+)', done.stderr + done.stdout)
-    if found is None:
+    version = re.search(r'version "(\d+)', answer.stderr + answer.stdout)
+    if version is None:
         return f"{command} does not say its version"
-    return None if int(found[1]) in RELEASES else f"{command} is Java {found[1]}"
+    return None if int(version[1]) in RELEASES else f"{command} is Java {version[1]}"

@@ -89,13 +89,15 @@ class Cluster:
 
     def partition_counts(self, topics: Iterable[str]) -> dict[str, int]:
         """Return the number of partitions of each of these topics that exists."""
-        return {topic: len(found.partitions) for topic, found in self._described(topics).items()}
+        descriptions = self._described(topics)
+        return {topic: len(description.partitions) for topic, description in descriptions.items()}
 
     def topic_ids(self, topics: Iterable[str]) -> dict[str, str]:
         """Return Kafka's own identity of each of these topics that exists: another one after the
         topic was deleted and created again.
         """
-        ids = {topic: found.topic_id for topic, found in self._described(topics).items()}
+        descriptions = self._described(topics)
+        ids = {topic: description.topic_id for topic, description in descriptions.items()}
         return {
             t: f"{id.get_most_significant_bits():x}.{id.get_least_significant_bits():x}"
             for t, id in ids.items()
@@ -109,23 +111,21 @@ class Cluster:
         return f"{topic} ({self.topic_ids([topic]).get(topic, 'missing')})"
 
     def _described(self, topics: Iterable[str], timeout_s: float | None = None) -> dict[str, Any]:
-        asked = self._admin.describe_topics(
+        futures = self._admin.describe_topics(
             TopicCollection(sorted(set(topics))), request_timeout=timeout_s or self.timeout_s
         )
-        found = {}
-        for topic, answer in asked.items():
+        descriptions = {}
+        for topic, future in futures.items():
             with suppress(TopicChangedError):
-                found[topic] = self._answer(answer, "DESCRIBE", topic)
-        return found
+                descriptions[topic] = self._answer(future, "DESCRIBE", topic)
+        return descriptions
 
     def topic_settings(self, topic: str) -> dict[str, str]:
         """Return a topic's effective settings."""
         resource = ConfigResource(ConfigResource.Type.TOPIC, topic)
-        [asked] = self._admin.describe_configs([resource], request_timeout=self.timeout_s).values()
-        return {
-            name: entry.value
-            for name, entry in self._answer(asked, "DESCRIBE_CONFIGS", topic).items()
-        }
+        [future] = self._admin.describe_configs([resource], request_timeout=self.timeout_s).values()
+        entries = self._answer(future, "DESCRIBE_CONFIGS", topic)
+        return {name: entry.value for name, entry in entries.items()}
 
     def check_transactions(self) -> None:
         """Raise KafkaRequestError where no transaction can begin: the log that Kafka keeps of them
@@ -136,26 +136,21 @@ class Cluster:
         with suppress(KafkaAccessError):
             if _TRANSACTION_LOG in self._described([_TRANSACTION_LOG]):
                 return
-            found = self._answer(
-                self._admin.describe_cluster(request_timeout=self.timeout_s),
-                "DESCRIBE",
-                "the cluster",
-            )
-            brokers = [node.id for node in found.nodes or ()]
+            description = self._admin.describe_cluster(request_timeout=self.timeout_s)
+            cluster = self._answer(description, "DESCRIBE", "the cluster")
+            brokers = [node.id for node in cluster.nodes or ()]
             resource = ConfigResource(ConfigResource.Type.BROKER, str(brokers[0]))
-            [asked] = self._admin.describe_configs(
-                [resource], request_timeout=self.timeout_s
-            ).values()
-            settings = self._answer(asked, "DESCRIBE_CONFIGS", "the brokers")
-            wanted = int(settings[_REPLICAS].value)
-            if wanted > len(brokers):
+            futures = self._admin.describe_configs([resource], request_timeout=self.timeout_s)
+            [future] = futures.values()
+            settings = self._answer(future, "DESCRIBE_CONFIGS", "the brokers")
+            replicas = int(settings[_REPLICAS].value)
+            if replicas > len(brokers):
                 has = "1 broker" if len(brokers) == 1 else f"{len(brokers)} brokers"
                 raise KafkaRequestError(
                     f"Kafka at {self.kafka.bootstrap_servers} can begin no transaction: its log of "
-                    "them is to have "
-                    f"{_REPLICAS}={wanted}, and the cluster has {has}; set that, and "
-                    "transaction.state.log.min.isr, to "
-                    f"{len(brokers)} or less on the brokers, or start more of them"
+                    f"them is to have {_REPLICAS}={replicas}, and the cluster has {has}; set that, "
+                    f"and transaction.state.log.min.isr, to {len(brokers)} or less on the brokers, "
+                    "or start more of them"
                 )
 
     def create_topic(
@@ -167,15 +162,15 @@ class Cluster:
         `way_out`: what else helps where Kafka does not take the settings, as a managed one may not.
         """
         new = NewTopic(topic, num_partitions=partitions, config=dict(settings))
-        [asked] = self._admin.create_topics([new], request_timeout=self.timeout_s).values()
+        [future] = self._admin.create_topics([new], request_timeout=self.timeout_s).values()
         try:
-            self._answer(asked, "CREATE", topic)
+            self._answer(future, "CREATE", topic)
         except KafkaRequestError as error:
             if topic not in self._described([topic]):
-                wanted = ", ".join(f"{name}={value}" for name, value in settings.items())
+                listed = ", ".join(f"{name}={value}" for name, value in settings.items())
                 by_hand = (
                     f"create it yourself, with {partitions} partitions and as far as they are "
-                    f"allowed {wanted}"
+                    f"allowed {listed}"
                 )
                 raise KafkaRequestError(f"{error}; {by_hand}{way_out}") from None
         deadline = time.monotonic() + self.timeout_s
@@ -192,10 +187,10 @@ class Cluster:
         """Return `bounds` of some partitions, with two requests, however many partitions
         there are.
         """
-        wanted = list(partitions)
-        starts = self._offsets(topic, wanted, _EARLIEST)
-        ends = self._offsets(topic, wanted, _LATEST)
-        return {p: (starts[p], ends[p]) for p in wanted}
+        numbers = list(partitions)
+        starts = self._offsets(topic, numbers, _EARLIEST)
+        ends = self._offsets(topic, numbers, _LATEST)
+        return {p: (starts[p], ends[p]) for p in numbers}
 
     def settled_bounds(self, topic: str, partitions: int) -> dict[int, tuple[int, int]]:
         """Return `bounds` once every transaction that was open at the time of the call has ended.
@@ -236,9 +231,9 @@ class Cluster:
         """Return, by partition, the first offset with this Kafka timestamp or a later one; where
         there is none, the end offset.
         """
-        found = self._offsets(topic, range(partitions), OffsetSpec.for_timestamp(timestamp_ms))
-        beyond = [p for p, offset in found.items() if offset < 0]
-        return {**found, **(self._offsets(topic, beyond, _LATEST) if beyond else {})}
+        offsets = self._offsets(topic, range(partitions), OffsetSpec.for_timestamp(timestamp_ms))
+        unknown = [p for p, offset in offsets.items() if offset < 0]
+        return {**offsets, **(self._offsets(topic, unknown, _LATEST) if unknown else {})}
 
     def _offsets(
         self,
@@ -255,32 +250,32 @@ class Cluster:
         by broker id.
         """
         deadline = time.monotonic() + self.timeout_s
-        wanted = {TopicPartition(topic, p): spec for p in partitions}
-        patience_s = self.timeout_s * _FIRST_ATTEMPT
+        specs = {TopicPartition(topic, p): spec for p in partitions}
+        limit_s = self.timeout_s * _FIRST_ATTEMPT
         while True:
-            left_s = max(deadline - time.monotonic(), _LOOK_S)
-            attempt_s = min(left_s, patience_s)
+            remaining_s = max(deadline - time.monotonic(), _LOOK_S)
+            attempt_s = min(remaining_s, limit_s)
             try:
                 if not self._is_used:
                     self._described([topic], attempt_s)
-                asked = self._admin.list_offsets(
-                    wanted, isolation_level=isolation, request_timeout=attempt_s
+                futures = self._admin.list_offsets(
+                    specs, isolation_level=isolation, request_timeout=attempt_s
                 )
                 return {
-                    tp.partition: self._answer(answer, "DESCRIBE", topic).offset
-                    for tp, answer in asked.items()
+                    tp.partition: self._answer(future, "DESCRIBE", topic).offset
+                    for tp, future in futures.items()
                 }
             except KafkaTransientError:
                 if time.monotonic() > deadline - _LOOK_S:
                     raise
             time.sleep(_LOOK_S)
-            patience_s = self.timeout_s  # a broker that is merely slow gets the time
+            limit_s = self.timeout_s  # a broker that is merely slow gets the time
 
     @cached_property
     def _admin(self) -> ListeningAdmin:
         return ListeningAdmin(self.kafka)
 
-    def _answer(self, asked: Future[_Answer], permission: str, topic: str) -> _Answer:
+    def _answer(self, future: Future[_Answer], permission: str, topic: str) -> _Answer:
         """Return the answer to a request; stop waiting as soon as Kafka refuses the
         client itself.
         """
@@ -292,18 +287,18 @@ class Cluster:
         since = time.monotonic()
         errors = self._admin.errors
         resource = f"topic {topic}"
-        while not wait([asked], _LOOK_S).done:
+        while not wait([future], _LOOK_S).done:
             self._admin.poll(0)
             # Librdkafka's own timeout comes first.
             errors.check(since, self.timeout_s + 1, permission, resource)
         try:
-            return asked.result()
+            return future.result()
         except KafkaException as error:
             reason = error.args[0]
         if reason.code() == KafkaError._TIMED_OUT:
             self._admin.poll(0)
             reason = errors.last(since) or reason
-        # No partition has a leader: a description of the topic tells why.
+        # No partition has a leader: a description of the topic says why.
         if reason.code() == KafkaError._NOENT:
             is_missing = topic not in self._described([topic])
             reason = KafkaError(
@@ -325,30 +320,30 @@ def co_partitioned(settings: Settings, counts: Mapping[str, int]) -> int:
     a source is missing or a number differs.
     """
     for name, topic in settings.inputs.items():
-        of = source_of(name)
+        source = source_of(name)
         repartition = settings.sources[source_of(name)].repartition
         if topic not in counts:
             how = "create it, with as many partitions as the other sources have"
             if repartition is not None:
                 how = "`watersmeet repartition` creates it: start that first"
             raise ConfigurationError(
-                f"sources.{of}.topic: there is no topic {topic} at "
+                f"sources.{source}.topic: there is no topic {topic} at "
                 f"{settings.kafka.bootstrap_servers}; {how}"
             )
         if repartition is not None and counts[topic] != repartition.partitions:
             raise ConfigurationError(
-                f"sources.{of}.repartition.partitions: {topic} has {counts[topic]} partitions; "
+                f"sources.{source}.repartition.partitions: {topic} has {counts[topic]} partitions; "
                 "name that number, or another topic and another lake for another number"
             )
-    found = {name: counts[topic] for name, topic in settings.inputs.items()}
-    if len(set(found.values())) > 1:
-        listed = ", ".join(f"{name} has {count}" for name, count in found.items())
+    source_counts = {name: counts[topic] for name, topic in settings.inputs.items()}
+    if len(set(source_counts.values())) > 1:
+        listed = ", ".join(f"{name} has {count}" for name, count in source_counts.items())
         raise ConfigurationError(
             f"sources: the topics are not co-partitioned ({listed} partitions); "
             "give all of them the same number, since a key must be in the same partition of every "
             "source"
         )
-    partitions = next(iter(found.values()))
+    partitions = next(iter(source_counts.values()))
     for field, topic in written_topics(settings).items():
         if counts.get(topic, partitions) != partitions:
             raise ConfigurationError(
@@ -370,10 +365,10 @@ def written_topics(settings: Settings) -> dict[str, str]:
     """Return the topics that gold writes to, by their field in `publish`: the sink, and those of
     dead letters.
     """
-    letters = {
+    dead_letters = {
         f"{table}_topic": topic for table, topic in settings.publish.dead_letter_topics.items()
     }
-    return {"topic": settings.publish.topic, **letters}
+    return {"topic": settings.publish.topic, **dead_letters}
 
 
 def after_max(settings: Settings) -> str:

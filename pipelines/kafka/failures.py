@@ -92,10 +92,10 @@ class ErrorLog:
         self._errors.append((time.monotonic(), error))
 
     def last(self, since: float) -> KafkaError | None:
-        """Return the most telling error since then: the last refusal, else the last one. That all
-        brokers are down tells least.
+        """Return the most specific error since then: the last refusal, else the last error, where
+        "all brokers are down" comes behind any other.
         """
-        errors = [error for at, error in list(self._errors) if at >= since]
+        errors = [error for noted_s, error in list(self._errors) if noted_s >= since]
         return max(
             reversed(errors),
             key=lambda error: (
@@ -138,10 +138,8 @@ def failure(
     # librdkafka's own words on one line, without after how long and in which state it met the error
     detail = " ".join(re.sub(r" \(after \d+ms in state .*\)$", "", error.str()).split())
     if code in _LOGIN:
-        if "OAUTHBEARER" in (
-            kafka.options.get("sasl.mechanism"),
-            kafka.options.get("sasl.mechanisms"),
-        ):
+        mechanisms = [kafka.options.get(name) for name in ("sasl.mechanism", "sasl.mechanisms")]
+        if "OAUTHBEARER" in mechanisms:
             return KafkaAccessError(
                 f"the login to Kafka at {servers} by a token fails ({detail}); "
                 "check the sasl.oauthbearer. options in kafka.options, and that the brokers take "
@@ -153,10 +151,10 @@ def failure(
             "kafka.options"
         )
     if code in _PERMISSION:
-        wanted = "READ, which includes it," if permission == "DESCRIBE" else "that permission"
+        remedy = "READ, which includes it," if permission == "DESCRIBE" else "that permission"
         return KafkaAccessError(
             f"Kafka at {servers} does not allow {permission} on {resource} ({error.name()}); "
-            f"grant {wanted} to the user that kafka.options logs in as"
+            f"grant {remedy} to the user that kafka.options logs in as"
         )
     if code == KafkaError._SSL:
         if problem := _certificate_problem(kafka):
@@ -199,22 +197,20 @@ def _certificate_problem(kafka: KafkaSettings) -> str | None:
     librdkafka says the same of every certificate.
     """
     options = kafka.options
-    host, _, port = (
-        kafka.bootstrap_servers.split(",")[0].strip().rpartition("://")[2].rpartition(":")
-    )
+    first_server = kafka.bootstrap_servers.split(",")[0].strip()
+    host, _, port = first_server.rpartition("://")[2].rpartition(":")
     # The broker goes away just now, or the options are of a kind that only librdkafka knows.
     try:
         context = ssl.create_default_context(
             cafile=options.get("ssl.ca.location"), cadata=options.get("ssl.ca.pem")
         )
         context.check_hostname = options.get("ssl.endpoint.identification.algorithm") != "none"
-        with socket.create_connection((host.strip("[]"), int(port)), _PROBE_TIMEOUT_S) as plain:
-            context.wrap_socket(plain, server_hostname=host.strip("[]")).close()
+        with socket.create_connection(
+            (host.strip("[]"), int(port)), _PROBE_TIMEOUT_S
+        ) as connection:
+            context.wrap_socket(connection, server_hostname=host.strip("[]")).close()
     except ssl.SSLCertVerificationError as error:
         return error.verify_message
-    except (
-        OSError,
-        ValueError,
-    ):
+    except (OSError, ValueError):
         pass
     return None

@@ -69,8 +69,8 @@ class Group:
             raise failure(self._kafka, refused, "READ", self._resource)
 
     def _answer(self, error: KafkaError | None, partitions: list[KafkaPartition]) -> None:
-        of_partitions = [found.error for found in partitions if found.error is not None]
-        self._answers.append(error or (of_partitions[0] if of_partitions else None))
+        refused = [partition.error for partition in partitions if partition.error is not None]
+        self._answers.append(error or (refused[0] if refused else None))
 
 
 class Groups:
@@ -94,7 +94,7 @@ class Groups:
         if isinstance(event, BronzeProgress):
             self._note("bronze", event.offsets)
         elif isinstance(event, MergeProgress):
-            self._note("silver", {tp: at.next_offset for tp, at in event.sources.items()})
+            self._note("silver", {tp: state.next_offset for tp, state in event.sources.items()})
 
     def follow(self, stopping: threading.Event) -> None:
         """Commit new offsets from time to time, and once more at the end."""
@@ -107,9 +107,8 @@ class Groups:
         with self._lock:
             new = {layer: dict(self._offsets[layer]) for layer in self._new}
             self._new.clear()
-        with ThreadPoolExecutor(
-            len(self._offsets)
-        ) as pool:  # a first commit waits for the group's coordinator
+        # In threads, since a first commit waits for the group's coordinator.
+        with ThreadPoolExecutor(len(self._offsets)) as pool:
             list(pool.map(self._commit, new.keys(), new.values()))
 
     def name(self, layer: str) -> str:
@@ -118,9 +117,9 @@ class Groups:
 
     def _note(self, layer: str, offsets: Mapping[TopicPartition, int]) -> None:
         with self._lock:
-            known = self._offsets[layer]
-            if offsets.items() - known.items():
-                known.update(offsets)
+            noted = self._offsets[layer]
+            if offsets.items() - noted.items():
+                noted.update(offsets)
                 self._new.add(layer)
 
     def _commit(self, layer: str, offsets: Mapping[TopicPartition, int]) -> None:
@@ -129,14 +128,12 @@ class Groups:
             if layer not in self._groups:
                 self._groups[layer] = Group(self._settings.kafka, self.name(layer))
             least: dict[tuple[str, int], int] = {}
-            for (
-                tp,
-                offset,
-            ) in offsets.items():  # of two sources of one topic, the one that is behind
+            # Of two sources of one topic, the one that is behind counts.
+            for tp, offset in offsets.items():
                 place = topics[tp.source], tp.partition
                 least[place] = min(offset, least.get(place, offset))
             self._groups[layer].commit(least)
-        except KafkaTransientError:  # the run itself says so
+        except KafkaTransientError:  # which the run itself reports
             with self._lock:
                 self._new.add(layer)
         except WatersmeetError as error:

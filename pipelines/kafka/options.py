@@ -112,7 +112,8 @@ class _Listening:
     def __init__(self, kafka: KafkaSettings, **own: Any) -> None:
         self.errors = ErrorLog(kafka)
         try:
-            super().__init__({**self._options(kafka, **own), "error_cb": self.errors})  # type: ignore[call-arg]
+            options = {**self._options(kafka, **own), "error_cb": self.errors}
+            super().__init__(options)  # type: ignore[call-arg]
         except KafkaException as error:
             why = _without_values(error, kafka.options)
             raise ConfigurationError(
@@ -149,12 +150,12 @@ def check_options(kafka: KafkaSettings) -> list[str]:
     if together is None:
         return []
     alone = {name: _refusal({**_ANY_LOGIN, name: value}) for name, value in kafka.options.items()}
-    found = [
+    sentences = [
         f"kafka.options.{name}: librdkafka does not take it ({why}); correct it"
         for name, why in alone.items()
         if why
     ]
-    return found or [
+    return sentences or [
         f"kafka.options: librdkafka does not take them together ({together}); correct them"
     ]
 

@@ -40,8 +40,8 @@ def permissions(settings: Settings) -> list[Permission]:
     """
     sink = settings.publish.topic
     name = settings.name
-    letters = settings.publish.dead_letter_topics.values()
-    found = [
+    dead_letter_topics = settings.publish.dead_letter_topics.values()
+    needed = [
         *(
             Permission("READ", "topic", topic, "bronze reads it")
             for topic in settings.inputs.values()
@@ -73,24 +73,29 @@ def permissions(settings: Settings) -> list[Permission]:
         *(
             permission
             for source in settings.sources.values()
-            for permission in _of_repartition(name, source)
+            for permission in _repartition_permissions(name, source)
         ),
-        *(permission for topic in letters for permission in _of_dead_letters(name, topic)),
+        *(
+            permission
+            for topic in dead_letter_topics
+            for permission in _dead_letter_permissions(name, topic)
+        ),
         *(
             Permission(
                 "DESCRIBE_CONFIGS", "topic", topic, "a topic of dead letters takes what it takes"
             )
             for topic in settings.inputs.values()
-            if letters
+            if dead_letter_topics
         ),
     ]
-    return list(dict.fromkeys(found))
+    return list(dict.fromkeys(needed))
 
 
-def _of_repartition(name: str, source: SourceSettings) -> list[Permission]:
+def _repartition_permissions(name: str, source: SourceSettings) -> list[Permission]:
     if source.repartition is None:
         return []
-    [topic], origins = source.topics, source.repartition.from_topics
+    [topic] = source.topics
+    origins = source.repartition.from_topics
     return [
         *(Permission("READ", "topic", origin, "`repartition` reads it") for origin in origins),
         *(
@@ -117,7 +122,7 @@ def _of_repartition(name: str, source: SourceSettings) -> list[Permission]:
     ]
 
 
-def _of_dead_letters(name: str, topic: str) -> list[Permission]:
+def _dead_letter_permissions(name: str, topic: str) -> list[Permission]:
     return [
         Permission("READ", "topic", topic, "gold reads up to where dead letters are out"),
         Permission("WRITE", "topic", topic, "gold sends dead letters"),

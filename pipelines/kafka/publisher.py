@@ -128,7 +128,7 @@ class Publisher:
         self._topic = topic
         self._max_bytes = max_bytes
         self.transactional_id = transactional_id(name, topic, role)
-        """The id by which Kafka tells an earlier publisher from a later one."""
+        """The id by which Kafka fences an earlier publisher when a later one begins."""
         self._former_id = former_transactional_id(name, topic, role)
         self._is_transactional = is_transactional
         self._options = options or {}
@@ -221,8 +221,8 @@ class Publisher:
         """Publish messages, each partition's in their order, and return the offset of each
         partition's last one.
 
-        An offset is None where the broker has not told it. A publisher with transactions sends all
-        messages in one, so that all of them are out or none.
+        An offset is None where the broker has not reported it. A publisher with transactions sends
+        all messages in one, so that all of them are out or none.
 
         Columns: partition, key, value (null: a message without a value), timestamp (ms; 0: when it
         is sent), headers. `check` is called once Kafka has all messages, and before they are
@@ -294,7 +294,7 @@ class Publisher:
     def _produce(
         self, producer: ListeningProducer, chunk: pa.RecordBatch, delivered: Callable[..., None]
     ) -> set[int]:
-        """Produce a piece, and return the partitions that it has messages for."""
+        """Produce a chunk of messages, and return their partitions."""
         partitions, keys, values, timestamps = (
             chunk.column(n).to_pylist() for n in ("partition", "key", "value", "timestamp")
         )
@@ -302,23 +302,17 @@ class Publisher:
         # A delivery report costs as much as a message. In a transaction, the commit fails where a
         # message did, so only the last message of each partition gets one, for its offset.
         reported = set(last_rows.values()) if self._is_transactional else range(len(partitions))
-        rows = zip(
-            values,
-            keys,
-            partitions,
-            timestamps,
-            _header_lists(chunk.column("headers")),
-            strict=True,
-        )
+        header_lists = _header_lists(chunk.column("headers"))
+        rows = zip(values, keys, partitions, timestamps, header_lists, strict=True)
         for i, (value, key, partition, timestamp, headers) in enumerate(rows):
-            more = {
+            details = {
                 "timestamp": timestamp,
                 "headers": headers,
                 "on_delivery": delivered if i in reported else None,
             }
             while True:
                 try:
-                    producer.produce(self._topic, value, key, partition, **more)
+                    producer.produce(self._topic, value, key, partition, **details)
                     break
                 except BufferError:
                     if not len(producer):  # the message is larger than the whole queue
@@ -330,11 +324,11 @@ class Publisher:
     def _flush(self, producer: ListeningProducer, waiting: int = 0) -> None:
         """Return once no more than `waiting` messages wait for the broker."""
         since = time.monotonic()
-        left = len(producer)
-        while (now_left := producer.flush(_SLICE_S)) > waiting:
-            if now_left < left:
+        last_count = len(producer)
+        while (count := producer.flush(_SLICE_S)) > waiting:
+            if count < last_count:
                 since = time.monotonic()
-                left = now_left
+                last_count = count
             self._check_time()
             self._listen(producer, since, PRODUCE_TIMEOUT_S)
 
@@ -388,12 +382,12 @@ class Publisher:
         if code == KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED:
             resource = f"transactional id {self.transactional_id}"
         if code in _TOO_LARGE:
-            wanted = f"set max.message.bytes of {self._topic} to {self._max_bytes} or more"
-            why = f"a message is too large for it ({error.name()}); {wanted}"
+            remedy = f"set max.message.bytes of {self._topic} to {self._max_bytes} or more"
+            why = f"a message is too large for it ({error.name()}); {remedy}"
             return PublishingError(self._topic, why, retriable=False, is_too_large=True)
-        told = failure(self._kafka, error, "WRITE", resource)
-        if not isinstance(told, KafkaRequestError):
-            return told
+        problem = failure(self._kafka, error, "WRITE", resource)
+        if not isinstance(problem, KafkaRequestError):
+            return problem
         is_curable = error.txn_requires_abort() or code in _CURED_BY_A_NEW_PRODUCER
         return PublishingError(
             self._topic, error.str(), retriable=is_curable and code not in _HOPELESS
@@ -403,7 +397,7 @@ class Publisher:
 def sink_publisher(settings: Settings) -> Publisher:
     """Return the publisher of merge records, as `publish.delivery` says."""
     publish = settings.publish
-    is_transactional = settings.publish.delivery == "exactly_once"
+    is_transactional = publish.delivery == "exactly_once"
     max_bytes = publish.max_bytes + BESIDE_VALUES
     return Publisher(
         settings.kafka, settings.name, publish.topic, max_bytes, is_transactional=is_transactional
@@ -417,15 +411,9 @@ def record_publisher(settings: Settings, topic: str, role: str = "") -> Publishe
     `role`: other than that of gold. Records are packed: one that was packed when it came may be
     many times as large as a topic takes.
     """
+    max_bytes = LARGEST_RECORD + BESIDE_VALUES
     packed = {"compression_type": CODEC}
-    return Publisher(
-        settings.kafka,
-        settings.name,
-        topic,
-        LARGEST_RECORD + BESIDE_VALUES,
-        role=role,
-        options=packed,
-    )
+    return Publisher(settings.kafka, settings.name, topic, max_bytes, role=role, options=packed)
 
 
 def fence_records(settings: Settings, topic: str, *roles: str) -> None:

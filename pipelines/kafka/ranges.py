@@ -40,12 +40,14 @@ def split_ranges(ranges: Sequence[Range], parallelism: int) -> list[Range]:
 
     No part of a cut range has fewer than `SMALLEST_SPLIT` offsets.
     """
-    share_of_task = max(sum(wanted.size for wanted in ranges) / max(parallelism, 1), 1)
+    share_of_task = max(sum(whole.size for whole in ranges) / max(parallelism, 1), 1)
     parts = []
-    for wanted in filter(lambda wanted: wanted.size, ranges):
-        count = max(min(math.ceil(wanted.size / share_of_task), wanted.size // SMALLEST_SPLIT), 1)
-        cuts = [wanted.from_offset + wanted.size * i // count for i in range(count + 1)]
+    for whole in ranges:
+        if whole.size == 0:
+            continue
+        count = max(min(math.ceil(whole.size / share_of_task), whole.size // SMALLEST_SPLIT), 1)
+        cuts = [whole.from_offset + whole.size * i // count for i in range(count + 1)]
         parts += [
-            Range(wanted.topic, wanted.partition, since, until) for since, until in pairwise(cuts)
+            Range(whole.topic, whole.partition, since, until) for since, until in pairwise(cuts)
         ]
     return parts

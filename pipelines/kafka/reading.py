@@ -66,7 +66,10 @@ class Range:
 
 
 def read_range(
-    kafka: KafkaSettings, wanted: Range, max_records: int = 10_000, timeout_s: float = TIMEOUT_S
+    kafka: KafkaSettings,
+    offset_range: Range,
+    max_records: int = 10_000,
+    timeout_s: float = TIMEOUT_S,
 ) -> Iterator[pa.RecordBatch]:
     """Yield the committed records of a range in offset order, as batches with the columns of
     `KAFKA`.
@@ -80,14 +83,14 @@ def read_range(
     - KafkaAccessError at once where the client is refused;
     - KafkaTransientError where nothing comes for `timeout_s` before the range has ended.
     """
-    held: list[_Record] = []
-    for messages in _messages(kafka, wanted, max_records, timeout_s):
-        held += map(_record, messages)
-        while count := _filling(held, max_records):
-            yield _batch(wanted, held[:count])
-            held = held[count:]
-    if held:
-        yield _batch(wanted, held)
+    records: list[_Record] = []
+    for messages in _messages(kafka, offset_range, max_records, timeout_s):
+        records += map(_record, messages)
+        while count := _filling(records, max_records):
+            yield _batch(offset_range, records[:count])
+            records = records[count:]
+    if records:
+        yield _batch(offset_range, records)
 
 
 class _Record(NamedTuple):
@@ -123,94 +126,97 @@ def _filling(records: Sequence[_Record], max_records: int) -> int:
 
 
 def _messages(
-    kafka: KafkaSettings, wanted: Range, max_records: int, timeout_s: float
+    kafka: KafkaSettings, offset_range: Range, max_records: int, timeout_s: float
 ) -> Iterator[list[Message]]:
     """Yield the committed messages of a range as they come, at most `max_records` at once, and
     fewer where they are large.
     """
-    if wanted.size == 0:
+    if offset_range.size == 0:
         return
     with _borrowed(kafka) as consumer:
-        position = wanted.from_offset
+        position = offset_range.from_offset
         since = time.monotonic()
         is_ended = False
         count = min(max_records, _FIRST_COUNT)
-        consumer.assign([TopicPartition(wanted.topic, wanted.partition, position)])
-        while position < wanted.until_offset and not is_ended:
-            found = consumer.consume(min(count, wanted.until_offset - position), _POLL_S)
-            records = [message for message in found if message.error() is None]
-            if records:
+        consumer.assign([TopicPartition(offset_range.topic, offset_range.partition, position)])
+        while position < offset_range.until_offset and not is_ended:
+            events = consumer.consume(min(count, offset_range.until_offset - position), _POLL_S)
+            messages = [message for message in events if message.error() is None]
+            if messages:
                 since = time.monotonic()
-                position = (records[-1].offset() or 0) + 1
-                size = sum(map(_size, records))
+                position = (messages[-1].offset() or 0) + 1
+                size = sum(map(_size, messages))
                 count = min(
-                    max_records, 4 * count, max(1, len(records) * BATCH_BYTES // max(1, size))
+                    max_records, 4 * count, max(1, len(messages) * BATCH_BYTES // max(1, size))
                 )
-                if position > wanted.until_offset:
-                    records = [
+                if position > offset_range.until_offset:
+                    messages = [
                         message
-                        for message in records
-                        if (message.offset() or 0) < wanted.until_offset
+                        for message in messages
+                        if (message.offset() or 0) < offset_range.until_offset
                     ]
-                yield records
-            if len(records) < len(found) and position < wanted.until_offset:
+                yield messages
+            if len(messages) < len(events) and position < offset_range.until_offset:
                 is_ended = any(
-                    _is_end(kafka, error, event, wanted, position)
-                    for event in found
+                    _is_end(kafka, error, event, offset_range, position)
+                    for event in events
                     if (error := event.error())
                 )
-            if not records and not is_ended:
-                consumer.errors.check(since, timeout_s, "READ", f"topic {wanted.topic}")
+            if not messages and not is_ended:
+                consumer.errors.check(since, timeout_s, "READ", f"topic {offset_range.topic}")
 
 
 def _is_end(
-    kafka: KafkaSettings, error: KafkaError, event: Message, wanted: Range, position: int
+    kafka: KafkaSettings, error: KafkaError, event: Message, offset_range: Range, position: int
 ) -> bool:
     """Return True where an event says that the range holds nothing more; raise the error that it
     reports.
     """
     code = error.code()
     if code == KafkaError._PARTITION_EOF:
-        return (event.offset() or 0) >= wanted.until_offset
+        return (event.offset() or 0) >= offset_range.until_offset
     # Librdkafka looks for the group's coordinator, which is not needed.
     if code == KafkaError.GROUP_AUTHORIZATION_FAILED:
         return False
     if code == KafkaError._AUTO_OFFSET_RESET:
-        raise _lost(kafka, wanted, position)
+        raise _lost(kafka, offset_range, position)
     if code == KafkaError._BAD_COMPRESSION:
-        end = _end_of_unreadable(kafka, wanted, position, event.offset())
-        raise UnreadableRecordsError(wanted.topic, wanted.partition, position, end)
-    raise failure(kafka, error, "READ", f"topic {wanted.topic}")
+        end = _end_of_unreadable(kafka, offset_range, position, event.offset())
+        raise UnreadableRecordsError(offset_range.topic, offset_range.partition, position, end)
+    raise failure(kafka, error, "READ", f"topic {offset_range.topic}")
 
 
-def _lost(kafka: KafkaSettings, wanted: Range, position: int) -> WatersmeetError:
-    first, end = Cluster(kafka).bounds_of(wanted.topic, [wanted.partition])[wanted.partition]
+def _lost(kafka: KafkaSettings, offset_range: Range, position: int) -> WatersmeetError:
+    topic = offset_range.topic
+    partition = offset_range.partition
+    first, end = Cluster(kafka).bounds_of(topic, [partition])[partition]
     if first > position:
-        missing = {wanted.partition: (position, min(first, wanted.until_offset))}
-        return DataLossError(wanted.topic, wanted.topic, missing)
+        missing = {partition: (position, min(first, offset_range.until_offset))}
+        return DataLossError(topic, topic, missing)
     return TopicChangedError(
-        f"{wanted.topic}[{wanted.partition}] ends at offset {end}, and {position} is to be read "
-        "next: "
-        "it was deleted and created again, or has lost its end; use another lake for another topic"
+        f"{topic}[{partition}] ends at offset {end}, and {position} is to be read next: it was "
+        "deleted and created again, or has lost its end; use another lake for another topic"
     )
 
 
 def _end_of_unreadable(
-    kafka: KafkaSettings, wanted: Range, position: int, first: int | None
+    kafka: KafkaSettings, offset_range: Range, position: int, first: int | None
 ) -> int:
     """Return the end offset of the records that were sent together, cannot be unpacked and include
     `position`.
 
     `first`: where they begin.
     """
+    topic = offset_range.topic
+    partition = offset_range.partition
 
     def is_among_them(offset: int) -> bool:
         """Return True where a client that is to read from this offset on meets the same records.
 
-        One that hears nothing has met others.
+        A client without an answer has met others.
         """
         deadline = time.monotonic() + TIMEOUT_S
-        consumer.assign([TopicPartition(wanted.topic, wanted.partition, offset)])
+        consumer.assign([TopicPartition(topic, partition, offset)])
         while time.monotonic() < deadline:
             for event in consumer.consume(1, _POLL_S):
                 error = event.error()
@@ -222,18 +228,18 @@ def _end_of_unreadable(
         return False
 
     with _borrowed(kafka) as consumer:
-        known = position
-        end = Cluster(kafka).bounds_of(wanted.topic, [wanted.partition])[wanted.partition][1]
-        while end - known > 1:
-            middle = min(known + (end - known) // 2, 2 * known - position + 1)
+        last_inside = position
+        _, end = Cluster(kafka).bounds_of(topic, [partition])[partition]
+        while end - last_inside > 1:
+            middle = min(last_inside + (end - last_inside) // 2, 2 * last_inside - position + 1)
             if is_among_them(middle):
-                known = middle
+                last_inside = middle
             else:
                 end = middle
     return end
 
 
-def _batch(wanted: Range, records: Sequence[_Record]) -> pa.RecordBatch:
+def _batch(offset_range: Range, records: Sequence[_Record]) -> pa.RecordBatch:
     count = len(records)
     messages = [record.message for record in records]
     kinds, times = zip(*[message.timestamp() for message in messages], strict=True)
@@ -244,8 +250,8 @@ def _batch(wanted: Range, records: Sequence[_Record]) -> pa.RecordBatch:
     )
     # Librdkafka counts from 0 (none), Spark and Kafka from -1.
     columns = [
-        pa.repeat(pa.scalar(wanted.topic), count),
-        pa.repeat(pa.scalar(wanted.partition, pa.int32()), count),
+        pa.repeat(pa.scalar(offset_range.topic), count),
+        pa.repeat(pa.scalar(offset_range.partition, pa.int32()), count),
         pa.array([message.offset() for message in messages], pa.int64()),
         pa.array(times_us).view(TIME),
         pa.array(np.array(kinds, np.int32) - 1),
@@ -314,9 +320,9 @@ def _borrowed(kafka: KafkaSettings, **own: str) -> Iterator[ListeningConsumer]:
     is not kept.
     """
     options = kafka.model_dump_json(include={"bootstrap_servers", "options"})
-    kept = _idle.setdefault((os.getpid(), options, repr(own)), [])
+    consumers = _idle.setdefault((os.getpid(), options, repr(own)), [])
     try:
-        consumer = kept.pop()
+        consumer = consumers.pop()
         consumer.consume(1, 0)  # errors from before do not count
     except IndexError:
         consumer = ListeningConsumer(kafka, **own)
@@ -328,8 +334,8 @@ def _borrowed(kafka: KafkaSettings, **own: str) -> Iterator[ListeningConsumer]:
         consumer.close()
         raise
     consumer.unassign()
-    if len(kept) < _KEPT_CONSUMERS:
-        kept.append(consumer)
+    if len(consumers) < _KEPT_CONSUMERS:
+        consumers.append(consumer)
     else:
         consumer.close()
 
@@ -340,8 +346,8 @@ def _borrowed(kafka: KafkaSettings, **own: str) -> Iterator[ListeningConsumer]:
 def read_backwards(
     kafka: KafkaSettings, topic: str, partition: int, bounds: tuple[int, int] | None = None
 ) -> Iterator[Message]:
-    """Yield the committed messages of a partition from its end backwards, read piece by piece as
-    they are asked for.
+    """Yield the committed messages of a partition from its end backwards, read in chunks as they
+    are asked for.
 
     `bounds`: those of the partition, where they have been asked for. Raises what `read_range`
     raises.
@@ -374,8 +380,8 @@ def read_tails(
 def _backwards(
     kafka: KafkaSettings, topic: str, partition: int, first: int, end: int
 ) -> Iterator[Message]:
-    """Yield the committed messages of `[first, end)`, last to first, in pieces that grow: mostly
-    the last one is all that is wanted.
+    """Yield the committed messages of `[first, end)`, last to first, in chunks that grow: mostly
+    the last message is all that is needed.
     """
     span = _FIRST_SPAN
     while first < end:

@@ -55,11 +55,12 @@ def rules_of(settings: Settings, source: str, given_up: Collection[int] = ()) ->
 
     `given_up`: see `Registry`.
     """
-    of_source = settings.sources[source]
+    source_settings = settings.sources[source]
     rules = settings.reading_rules(source)
-    if isinstance(rules.schema, AvroSchema) and of_source.registry is not None:
+    if isinstance(rules.schema, AvroSchema) and source_settings.registry is not None:
         rules = replace(
-            rules, schema=replace(rules.schema, writers=Registry(of_source.registry, given_up))
+            rules,
+            schema=replace(rules.schema, writers=Registry(source_settings.registry, given_up)),
         )
     return rules
 
@@ -79,26 +80,24 @@ class Registry(Mapping[int, str]):
     """
 
     def __init__(self, settings: RegistrySettings, given_up: Collection[int] = ()) -> None:
-        self._settings, self._name, self._given_up = (
-            settings,
-            settings.model_dump_json(),
-            frozenset(given_up),
-        )
+        self._settings = settings
+        self._name = settings.model_dump_json()
+        self._given_up = frozenset(given_up)
         self._missing: set[int] = set()
 
     def __getitem__(self, schema_id: int) -> str:
-        known = _texts.setdefault(self._name, {})
+        texts = _texts.setdefault(self._name, {})
         if schema_id in self._missing:
             return UNKNOWN
-        if schema_id not in known:
+        if schema_id not in texts:
             try:
-                known[schema_id] = str(self._ask(schema_id))
+                texts[schema_id] = str(self._ask(schema_id))
             except UnknownWriterSchemaError:
                 if schema_id not in self._given_up:
                     raise
                 self._missing.add(schema_id)
                 return UNKNOWN
-        return known[schema_id]
+        return texts[schema_id]
 
     def __iter__(self) -> Iterator[int]:
         return iter(_texts.get(self._name, {}))
@@ -124,32 +123,44 @@ class Registry(Mapping[int, str]):
     def _ask(self, schema_id: int | None) -> str | None:
         """Return the text of a schema, or None where no schema is asked for."""
         url = self._settings.url
-        own = {"timeout_s": DEADLINE_S, "max_bytes": MAX_BYTES}
-        match _helper().ask(
-            {"url": url, "options": dict(self._settings.options), "schema_id": schema_id, **own}
-        ):
+        question = {
+            "url": url,
+            "options": dict(self._settings.options),
+            "schema_id": schema_id,
+            "timeout_s": DEADLINE_S,
+            "max_bytes": MAX_BYTES,
+        }
+        match _helper().ask(question):
             case {"text": text, "references": references}:
                 return self_contained(text, references)
-            case {"missing": name}:
-                error = ImportError(f"No module named {name!r}", name=name)
-                raise missing_package(error) or error
-            case {"options": reason}:
-                raise _refused_options(reason)
             case {"status": status} if status == _NOT_FOUND and schema_id is not None:
                 raise UnknownWriterSchemaError(url, schema_id)
-            case {"status": status} if status in _REFUSALS:
-                raise RegistryAccessError(url, f"HTTP status {status}")
-            case {"status": status}:
-                raise RegistryUnreachableError(url, f"HTTP status {status}")
-            case {"tls": _}:
-                raise RegistryAccessError(url, "TLS")
-            case {"too_large": _}:
-                raise RegistryUnreachableError(url, "its answer is too large")
-            case {"trouble": name}:
-                raise RegistryUnreachableError(url, str(name))
-            case None:
-                raise RegistryUnreachableError(url, f"no whole answer within {DEADLINE_S:.0f} s")
+            case answer if (error := _failure(url, answer)) is not None:
+                raise error
         return None
+
+
+def _failure(url: str, answer: Mapping[str, Any] | None) -> Exception | None:
+    """Return the error that an answer reports; None where it reports none."""
+    match answer:
+        case None:
+            return RegistryUnreachableError(url, f"no whole answer within {DEADLINE_S:.0f} s")
+        case {"missing": name}:
+            error = ImportError(f"No module named {name!r}", name=name)
+            return missing_package(error) or error
+        case {"options": reason}:
+            return _refused_options(reason)
+        case {"status": status} if status in _REFUSALS:
+            return RegistryAccessError(url, f"HTTP status {status}")
+        case {"status": status}:
+            return RegistryUnreachableError(url, f"HTTP status {status}")
+        case {"tls": _}:
+            return RegistryAccessError(url, "TLS")
+        case {"too_large": _}:
+            return RegistryUnreachableError(url, "its answer is too large")
+        case {"trouble": name}:
+            return RegistryUnreachableError(url, str(name))
+    return None
 
 
 def _refused_options(reason: str | None) -> ConfigurationError:
@@ -180,8 +191,8 @@ class _Helper:
         self._lock = threading.Lock()
         self._process: subprocess.Popen[str] | None = None
         self._quiet: dict[str, tuple[float, dict[str, Any] | None]] = {}
-        """By URL of a registry that has not answered, or with too much: the end of the time for
-        which that counts (monotonic), and its answer.
+        """Registries that have not answered, or with too much, by URL: until when they are not
+        asked again (monotonic), and the last answer.
         """
 
     def ask(self, question: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -201,11 +212,8 @@ class _Helper:
                     text=True,
                     env={**os.environ, "MALLOC_ARENA_MAX": "1"},
                 )
-                started = self._say(
-                    self._process,
-                    [str(Path(each).absolute()) for each in sys.path if each],
-                    _START_S,
-                )
+                import_paths = [str(Path(path).absolute()) for path in sys.path if path]
+                started = self._say(self._process, import_paths, _START_S)
                 if started != {}:
                     return started
             answer = self._say(self._process, question, DEADLINE_S)
@@ -228,8 +236,8 @@ class _Helper:
         try:
             reader.write(json.dumps(line) + "\n")
             reader.flush()
-            said = answers.readline()
-            return dict(json.loads(said)) if said.endswith("\n") else None
+            reply = answers.readline()
+            return dict(json.loads(reply)) if reply.endswith("\n") else None
         except OSError:
             return None
         finally:

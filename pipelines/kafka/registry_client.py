@@ -31,8 +31,8 @@ _clients: dict[str, Any] = {}
 
 def main() -> None:
     """Answer the questions on standard input until that ends."""
-    for each in (signal.SIGINT, signal.SIGTERM):  # it ends with its owner
-        signal.signal(each, signal.SIG_IGN)
+    for number in (signal.SIGINT, signal.SIGTERM):  # it ends with its owner
+        signal.signal(number, signal.SIG_IGN)
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what a library prints is no answer
     try:
@@ -67,12 +67,8 @@ def client_of(url: str, options: dict[str, str], timeout_s: float) -> Any:
     """
     from confluent_kafka.schema_registry import SchemaRegistryClient
 
-    # The run itself waits, and tells that it does.
-    own = {
-        "url": url,
-        "timeout": timeout_s,
-        "max.retries": 0,
-    }
+    # The run itself waits, and reports that it does.
+    own = {"url": url, "timeout": timeout_s, "max.retries": 0}
     try:
         return SchemaRegistryClient({**options, **own})
     except (ValueError, TypeError) as error:  # they name options, never their values
@@ -131,7 +127,7 @@ def _schema(client: Any, schema_id: int, max_bytes: int) -> dict[str, Any]:
 def _collect(
     client: Any,
     references: list[Any],
-    found: dict[tuple[str, int], str],
+    texts: dict[tuple[str, int], str],
     inside: tuple[tuple[str, int], ...],
 ) -> None:
     """Add what references lead to, each after what it refers to itself.
@@ -139,13 +135,13 @@ def _collect(
     Raises RecursionError where they have no end, or are too many.
     """
     for reference in references:
-        at = (reference.subject, reference.version)
-        if at in inside or len(found) + len(inside) >= MAX_REFERENCES:
+        version = (reference.subject, reference.version)
+        if version in inside or len(texts) + len(inside) >= MAX_REFERENCES:
             raise RecursionError
-        if at not in found:
-            schema = client.get_version(*at, deleted=True).schema
-            _collect(client, schema.references or [], found, (*inside, at))
-            found[at] = str(schema.schema_str)
+        if version not in texts:
+            schema = client.get_version(*version, deleted=True).schema
+            _collect(client, schema.references or [], texts, (*inside, version))
+            texts[version] = str(schema.schema_str)
 
 
 def _is_caused_by(error: BaseException | None, kind: type[BaseException]) -> bool:
@@ -155,7 +151,7 @@ def _is_caused_by(error: BaseException | None, kind: type[BaseException]) -> boo
 
 
 def _limit_memory() -> None:
-    """Set the limit of memory, where the system tells how much there is already."""
+    """Set the limit of memory, where the system says how much is in use already."""
     with contextlib.suppress(OSError, ValueError):
         pages = int(Path("/proc/self/statm").read_text().split()[0])
         limit = pages * resource.getpagesize() + MEMORY_BYTES

@@ -159,8 +159,8 @@ class _StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """
         ends = self._last or self._ends()
         backlog = {p: max(ends[p] - offset, 0) for p, offset in start.items()}
-        taken = share(backlog, limit.max_rows) if isinstance(limit, ReadMaxRows) else backlog
-        return {p: offset + taken[p] for p, offset in start.items()}
+        counts = share(backlog, limit.max_rows) if isinstance(limit, ReadMaxRows) else backlog
+        return {p: offset + counts[p] for p, offset in start.items()}
 
     def partitions(self, start: dict[str, int], end: dict[str, int]) -> Sequence[InputPartition]:
         """Return the offsets of a batch in ranges, each of which Spark reads as one partition."""
@@ -174,19 +174,15 @@ class _StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def stop(self) -> None:
         """End the process without a word where Spark has hung up, as it does when it stops a query.
 
-        Whatever calls this would only try to tell Spark of that, fail, and leave a stack trace on
-        the user's screen.
+        The caller would only try to report that to Spark, fail, and leave a stack trace on the
+        user's screen.
         """
         if isinstance(sys.exc_info()[1], (EOFError, BrokenPipeError, ConnectionResetError)):
             os.kill(os.getpid(), signal.SIGKILL)
 
     def _ends(self) -> dict[str, int]:
-        return {
-            str(p): end
-            for p, (_, end) in self._cluster.bounds(
-                self._topic.name, self._topic.partitions
-            ).items()
-        }
+        bounds = self._cluster.bounds(self._topic.name, self._topic.partitions)
+        return {str(p): end for p, (_, end) in bounds.items()}
 
     @cached_property
     def _cluster(self) -> Cluster:

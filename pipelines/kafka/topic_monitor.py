@@ -54,14 +54,13 @@ class TopicMonitor:
     def _check(self) -> None:
         counts = self._cluster.partition_counts(self._ids)
         ids = self._cluster.topic_ids(self._ids)
-        for topic, before in self._ids.items():
-            if topic not in counts or ids.get(topic) != before:
-                again = " and made again" if topic in counts else ""
-                raise TopicChangedError(f"{topic} was deleted{again} while it was being read")
+        for topic, topic_id in self._ids.items():
+            if topic not in counts or ids.get(topic) != topic_id:
+                suffix = " and made again" if topic in counts else ""
+                raise TopicChangedError(f"{topic} was deleted{suffix} while it was being read")
             if counts[topic] != self._partitions:
                 raise TopicChangedError(
                     f"{topic} has {counts[topic]} partitions now, and {self._partitions} are read: "
-                    "its keys are in other "
-                    "partitions than those of the other sources; begin a new lake once all sources "
-                    "have the same number"
+                    "its keys are in other partitions than those of the other sources; begin a new "
+                    "lake once all sources have the same number"
                 )

@@ -25,5 +25,5 @@ def open_transactions(
     bounds, behind = cluster.bounds_and_unsettled(topic, partitions)
     firsts = {p: bounds[p][1] for p in behind}
     times = first_times(cluster.kafka, topic, firsts, cluster.timeout_s)
-    known = {p: time_ms for p, time_ms in times.items() if 0 <= time_ms <= LAST_EVENT_TIME_MS}
-    return bounds, {p: OpenTransaction(firsts[p], behind[p], known.get(p)) for p in behind}
+    valid_times = {p: time_ms for p, time_ms in times.items() if 0 <= time_ms <= LAST_EVENT_TIME_MS}
+    return bounds, {p: OpenTransaction(firsts[p], behind[p], valid_times.get(p)) for p in behind}

@@ -46,37 +46,37 @@ def read_decoded(
     """
     parts = split_ranges(ranges, os.cpu_count() or 1)
     room = None if max_bytes is None else max_bytes // max(1, len(parts))
-    found = [schema.empty_table()]
-    ends = {wanted.partition: wanted.from_offset for wanted in ranges}
-    reading: list[Future[tuple[bytes, int]]] = []
+    tables = [schema.empty_table()]
+    ends = {whole.partition: whole.from_offset for whole in ranges}
+    futures: list[Future[tuple[bytes, int]]] = []
     try:
-        reading += [_workers().submit(_read, kafka, part, decode, schema, room) for part in parts]
-        for part, done in zip(parts, reading, strict=True):
-            packed, end = done.result()
+        futures += [_workers().submit(_read, kafka, part, decode, schema, room) for part in parts]
+        for part, future in zip(parts, futures, strict=True):
+            packed, end = future.result()
             # Else there is a gap before it, and it is read another time.
             if ends[part.partition] == part.from_offset:
-                found.append(pa.ipc.open_stream(packed).read_all())
+                tables.append(pa.ipc.open_stream(packed).read_all())
                 ends[part.partition] = end
     except BrokenProcessPool:
         _workers.cache_clear()  # whoever tries again gets new ones
         raise
     finally:
         # After a failure, whoever tries again, or stops, waits for none of the others.
-        for each in reading:
-            each.cancel()
-    return pa.concat_tables(found), ends
+        for future in futures:
+            future.cancel()
+    return pa.concat_tables(tables), ends
 
 
 def _read(
-    kafka: KafkaSettings, wanted: Range, decode: Decode, schema: pa.Schema, room: int | None
+    kafka: KafkaSettings, offset_range: Range, decode: Decode, schema: pa.Schema, room: int | None
 ) -> tuple[bytes, int]:
     """Return the records of a range, packed, and where reading ended: after the batch that has
     filled the room.
     """
     packed = pa.BufferOutputStream()
-    end = wanted.until_offset
+    end = offset_range.until_offset
     with pa.ipc.new_stream(packed, schema) as stream:
-        for batch in read_range(kafka, wanted):
+        for batch in read_range(kafka, offset_range):
             stream.write_table(decode(batch).select(schema.names).cast(schema))
             if room is not None and packed.tell() >= room:
                 end = batch["offset"][-1].as_py() + 1

@@ -174,10 +174,10 @@ def ignore(event: Event) -> None:
 
 
 def all_of(observers: Sequence[Observer]) -> Observer:
-    """Return an observer that tells every one of these observers."""
+    """Return an observer that passes each event on to all of these observers."""
 
     def notify(event: Event) -> None:
-        """Tell an event to each of the observers, in their order."""
+        """Pass an event on to each of the observers, in their order."""
         for observer in observers:
             observer(event)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Final, NamedTuple
 
@@ -190,108 +190,127 @@ class Metrics:
         make: dict[str, Any] = {"gauge": Gauge, "counter": Counter, "histogram": Histogram}
         self._metrics: dict[str, Any] = {}
         for name, kind, labels, text in METRICS:
-            more = {"buckets": BUCKETS} if kind == "histogram" else {}
+            options = {"buckets": BUCKETS} if kind == "histogram" else {}
             self._metrics[name] = make[kind](
-                f"watersmeet_{name}", text, labels, registry=self.registry, **more
+                f"watersmeet_{name}", text, labels, registry=self.registry, **options
             )
-        self._of("build_info", settings.name, settings.engine, pipelines.__version__).set(1)
+        self._metric("build_info", settings.name, settings.engine, pipelines.__version__).set(1)
         for error in kinds():  # an increase is only seen in a counter that was there before
-            self._of("retries_total", error)
-            self._of("errors_total", error)
+            self._metric("retries_total", error)
+            self._metric("errors_total", error)
         self._lock = threading.Lock()
-        self._reached: dict[tuple[str, TopicPartition], int] = {}
+        self._next_offsets: dict[tuple[str, TopicPartition], int] = {}
         self._positions: dict[TopicPartition, int | None] = {}
         self._bounds: dict[TopicPartition, tuple[int, int]] = {}
+        self._updates: Mapping[type[Event], Callable[[Any], None]] = {
+            OwnerChanged: self._owner,
+            StepDone: self._step,
+            Committed: self._commit,
+            BronzeProgress: self._bronze_progress,
+            RecordsProcessed: self._records,
+            MergeProgress: self._merge_progress,
+            Published: self._publication,
+            Sampled: self._sample,
+            LagObserved: self._lag,
+            Checked: self._quality,
+            Failed: self._failure,
+        }
 
     def __call__(self, event: Event) -> None:
         """Bring the metrics up to date."""
         with self._lock:
-            match event:
-                case OwnerChanged(layers, token, is_owner):
-                    self._owner(layers, token, is_owner)
-                case StepDone(layer, step, seconds):
-                    self._of("step_seconds", layer, step).observe(seconds)
-                case Committed(table):
-                    self._of("commits_total", table).inc()
-                case BronzeProgress(offsets):
-                    self._reached |= {("bronze", tp): offset for tp, offset in offsets.items()}
-                    self._lags()
-                case RecordsProcessed(layer, topics):
-                    for topic, counts in topics.items():
-                        for (outcome, reason), records in counts.items():
-                            self._of("records_total", layer, topic, outcome, reason).inc(records)
-                case MergeProgress():
-                    self._standing(event)
-                case Published(topic, sequences):
-                    for p, seq in sequences.items():
-                        self._of("sequence", topic, p).set(seq)
-                case Sampled(bounds, open_rows, tenants, transactions, behind_sink):
-                    self._bounds.update(bounds)
-                    self._lags()
-                    self._transactions(bounds, transactions)
-                    if open_rows is not None:
-                        self._metrics["open_rows"].set(open_rows)
-                    for p, rows in (behind_sink or {}).items():
-                        self._of("behind_sink_rows", p).set(rows)
-                    if tenants is not None:
-                        self._metrics["waiting_rows"].set(tenants.waiting_rows)
-                        self._metrics["tenants"].set(tenants.tenants)
-                        self._metrics["tenant_lag_seconds"].set(tenants.lag_ms / 1000)
-                case LagObserved(layer, topic, by_partition):
-                    for p, records in by_partition.items():
-                        self._of("lag_records", layer, topic, p).set(records)
-                case Checked(suite, table, failed):
-                    self._of("quality_failed", suite, table).set(failed)
-                case Failed(kind, is_retried):
-                    self._of("errors_total", kind).inc()
-                    if is_retried:
-                        self._of("retries_total", kind).inc()
+            self._updates[type(event)](event)
 
-    def _of(self, name: str, *labels: object) -> Any:
+    def _metric(self, name: str, *labels: object) -> Any:
         return self._metrics[name].labels(*labels)
 
-    def _owner(self, layers: Any, token: int, is_owner: bool) -> None:
-        for layer in layers:
-            self._of("owner", layer).set(is_owner)
-            self._of("owner_token", layer).set(token)
+    def _owner(self, event: OwnerChanged) -> None:
+        for layer in event.layers:
+            self._metric("owner", layer).set(event.is_owner)
+            self._metric("owner_token", layer).set(event.token)
             if layer == "gold":
-                self._of("records_total", layer, self._settings.publish.topic, "published", "")
+                self._metric("records_total", layer, self._settings.publish.topic, "published", "")
             if layer == "bronze":
                 for topic in self._settings.inputs.values():
                     for reason in Reason:
-                        self._of("records_total", layer, topic, "quarantined", reason.value)
+                        self._metric("records_total", layer, topic, "quarantined", reason.value)
 
-    def _standing(self, progress: MergeProgress) -> None:
-        for partition, time_ms in progress.clocks.items():
-            self._of("clock_seconds", partition).set(time_ms / 1000)
-        for tp, at in progress.sources.items():
-            self._reached["silver", tp], self._positions[tp] = at.next_offset, at.position
-            place = (self._settings.inputs[tp.source], tp.partition)
-            clock = progress.clocks.get(tp.partition)
-            for state in STATES:
-                self._of("source_state", *place, state).set(state == at.state)
-            if at.head is not None:
-                self._of("head_seconds", *place).set(at.head / 1000)
-                allowed = time.time() + self._settings.merge.max_future_ms / 1000
-                self._of("head_in_future_seconds", *place).set(max(0.0, at.head / 1000 - allowed))
-                if clock is not None:
-                    self._of("lead_seconds", *place).set((at.head - clock) / 1000)
+    def _step(self, event: StepDone) -> None:
+        self._metric("step_seconds", event.layer, event.step).observe(event.seconds)
+
+    def _commit(self, event: Committed) -> None:
+        self._metric("commits_total", event.table).inc()
+
+    def _bronze_progress(self, event: BronzeProgress) -> None:
+        self._next_offsets |= {("bronze", tp): offset for tp, offset in event.offsets.items()}
         self._lags()
+
+    def _records(self, event: RecordsProcessed) -> None:
+        for topic, counts in event.topics.items():
+            for (outcome, reason), records in counts.items():
+                self._metric("records_total", event.layer, topic, outcome, reason).inc(records)
+
+    def _merge_progress(self, event: MergeProgress) -> None:
+        for partition, time_ms in event.clocks.items():
+            self._metric("clock_seconds", partition).set(time_ms / 1000)
+        for tp, source in event.sources.items():
+            self._next_offsets["silver", tp] = source.next_offset
+            self._positions[tp] = source.position
+            place = (self._settings.inputs[tp.source], tp.partition)
+            clock = event.clocks.get(tp.partition)
+            for state in STATES:
+                self._metric("source_state", *place, state).set(state == source.state)
+            if source.head is not None:
+                head_s = source.head / 1000
+                allowed_s = time.time() + self._settings.merge.max_future_ms / 1000
+                self._metric("head_seconds", *place).set(head_s)
+                self._metric("head_in_future_seconds", *place).set(max(0.0, head_s - allowed_s))
+                if clock is not None:
+                    self._metric("lead_seconds", *place).set((source.head - clock) / 1000)
+        self._lags()
+
+    def _publication(self, event: Published) -> None:
+        for p, seq in event.sequences.items():
+            self._metric("sequence", event.topic, p).set(seq)
+
+    def _sample(self, event: Sampled) -> None:
+        self._bounds.update(event.bounds)
+        self._lags()
+        self._transactions(event.bounds, event.transactions)
+        if event.open_rows is not None:
+            self._metrics["open_rows"].set(event.open_rows)
+        for p, rows in (event.behind_sink or {}).items():
+            self._metric("behind_sink_rows", p).set(rows)
+        if event.tenants is not None:
+            self._metrics["waiting_rows"].set(event.tenants.waiting_rows)
+            self._metrics["tenants"].set(event.tenants.tenants)
+            self._metrics["tenant_lag_seconds"].set(event.tenants.lag_ms / 1000)
+
+    def _lag(self, event: LagObserved) -> None:
+        for p, records in event.records.items():
+            self._metric("lag_records", event.layer, event.topic, p).set(records)
+
+    def _quality(self, event: Checked) -> None:
+        self._metric("quality_failed", event.suite, event.table).set(event.failed)
+
+    def _failure(self, event: Failed) -> None:
+        self._metric("errors_total", event.kind).inc()
+        if event.is_retried:
+            self._metric("retries_total", event.kind).inc()
 
     def _lags(self) -> None:
         """Set the lags, as far as it is known where Kafka ends, and where the layer is."""
-        for (layer, tp), offset in self._reached.items():
+        for (layer, tp), offset in self._next_offsets.items():
             if tp not in self._bounds:
                 continue
             first, end = self._bounds[tp]
             lag = max(0, end - max(first, offset))
             place = self._settings.inputs[tp.source], tp.partition
-            self._of("lag_records", layer, *place).set(lag)
-            merged = self._positions.get(tp)
-            if layer == "silver" and merged is not None:
-                self._of("lag_seconds", *place).set(
-                    max(0.0, time.time() - merged / 1000) if lag else 0
-                )
+            self._metric("lag_records", layer, *place).set(lag)
+            position = self._positions.get(tp)
+            if layer == "silver" and position is not None:
+                lag_s = max(0.0, time.time() - position / 1000) if lag else 0
+                self._metric("lag_seconds", *place).set(lag_s)
 
     def _transactions(
         self,
@@ -301,19 +320,22 @@ class Metrics:
         """Set what is open in the partitions that were asked for."""
         for tp in bounds:
             place = (self._settings.inputs[tp.source], tp.partition)
-            found = transactions.get(tp)
-            since = None if found is None else found.since
-            self._of("open_transaction_offsets", *place).set(0 if found is None else found.behind)
-            self._of("open_transaction_seconds", *place).set(
-                0 if since is None else max(0.0, time.time() - since / 1000)
-            )
+            transaction = transactions.get(tp)
+            offsets = 0
+            age_s = 0.0
+            if transaction is not None:
+                offsets = transaction.behind
+                if transaction.since is not None:
+                    age_s = max(0.0, time.time() - transaction.since / 1000)
+            self._metric("open_transaction_offsets", *place).set(offsets)
+            self._metric("open_transaction_seconds", *place).set(age_s)
 
 
 @contextmanager
 def serving(settings: Settings) -> Iterator[list[Observer]]:
     """Serve the metrics inside the `with` block, where the configuration asks for them.
 
-    Yields the observers that a run is to tell, one or none. Raises ConfigurationError where the
+    Yields the observers of a run, one or none. Raises ConfigurationError where the
     address cannot be used, or Prometheus's client is not installed.
     """
     if settings.metrics is None:

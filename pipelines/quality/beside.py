@@ -12,7 +12,7 @@ from pipelines.engine import Engine
 from pipelines.errors import root_cause
 from pipelines.monitoring.events import Checked, Event, Observer, RecordsProcessed
 from pipelines.monitoring.observability import Reporter
-from pipelines.quality.check import Check, check, unchecked
+from pipelines.quality.check import check, unchecked
 from pipelines.quality.suites import read_suites
 from pipelines.running.owner import now_ms
 from pipelines.settings import Settings
@@ -43,8 +43,9 @@ class Checker:
         self._notify = notify
         self._suites = read_suites(settings)
         for suite in self._suites:
-            _ = suite.expectations  # what is wrong is told at the start
-        self._batches, self._lock = 0, threading.Lock()
+            _ = suite.expectations  # what is wrong is reported at the start
+        self._batches = 0
+        self._lock = threading.Lock()
 
     def __call__(self, event: Event) -> None:
         """Count a batch."""
@@ -61,20 +62,12 @@ class Checker:
         while not stopping.wait(LOOK_EVERY_S):
             try:
                 if not is_counted:
-                    left = unchecked(self._engine.reader, self._suites)
+                    unchecked_batches = unchecked(self._engine.reader, self._suites)
                     is_counted = True
                     with self._lock:
-                        self._batches = max(self._batches, left)
+                        self._batches = max(self._batches, unchecked_batches)
                 if self._is_due():
-                    self._told(
-                        check(
-                            self._engine,
-                            self._settings,
-                            self._suites,
-                            now_ms(),
-                            is_stopping=stopping.is_set,
-                        )
-                    )
+                    self._check(stopping)
             except Exception as error:  # whatever it is, the stream goes on
                 log.warning(
                     "the data is not checked: %s; the next check is due after %d batches",
@@ -89,7 +82,10 @@ class Checker:
             self._batches = 0
             return True
 
-    def _told(self, done: Check) -> None:
+    def _check(self, stopping: threading.Event) -> None:
+        done = check(
+            self._engine, self._settings, self._suites, now_ms(), is_stopping=stopping.is_set
+        )
         for result in done.results:
             failed = result.failed
             self._notify(Checked(result.suite, result.table, len(failed)))

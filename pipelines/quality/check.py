@@ -5,7 +5,7 @@ of each expectation.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -75,21 +75,21 @@ class Check:
         return [
             Checked(
                 self.checked_at,
-                r.suite,
-                r.table,
-                r.version,
-                each.expectation,
-                each.success,
-                each.unexpected,
-                r.rows,
+                result.suite,
+                result.table,
+                result.version,
+                outcome.expectation,
+                outcome.success,
+                outcome.unexpected,
+                result.rows,
             )
-            for r in self.results
-            for each in r.outcomes
+            for result in self.results
+            for outcome in result.outcomes
         ]
 
     def document(self) -> dict[str, Any]:
         """Return the answer of `check --json`."""
-        told = {"ok": self.ok, "checked_at": self.checked_at, "version": self.version}
+        outcomes = [outcome for result in self.results for outcome in result.outcomes]
         results = [
             {
                 **row._asdict(),
@@ -97,12 +97,12 @@ class Check:
                 "trouble": outcome.trouble,
                 "examples": list(outcome.examples),
             }
-            for row, outcome in zip(
-                self.checked(), (o for r in self.results for o in r.outcomes), strict=True
-            )
+            for row, outcome in zip(self.checked(), outcomes, strict=True)
         ]
         return {
-            **told,
+            "ok": self.ok,
+            "checked_at": self.checked_at,
+            "version": self.version,
             "results": results,
             "nothing_new": self.nothing_new,
             "skipped": self.skipped,
@@ -126,7 +126,7 @@ def check(
     raises.
     """
     for suite in suites:
-        # A suite that Great Expectations does not take is told before anything is read.
+        # A suite that Great Expectations does not take is reported before anything is read.
         _ = suite.expectations
     reader = engine.reader
     table = engine.lake.layout[tables.QUALITY]
@@ -138,7 +138,7 @@ def check(
     batches = read_batches(reader, min(after for _, after in groups))
     last = batches.last
     done = Check(now_ms, batches.versions.get(last))
-    for (name, after), wanted in groups.items():
+    for (name, after), group_suites in groups.items():
         if is_stopping():
             break
         try:
@@ -147,7 +147,7 @@ def check(
                 done.nothing_new.append(name)
             elif until >= 0:
                 done.results += _results(
-                    engine, settings, batches, name, Span(after, until), wanted, now_ms
+                    engine, settings, batches, name, Span(after, until), group_suites, now_ms
                 )
         except (KafkaTransientError, KafkaRequestError) as error:
             done.skipped[name] = str(error)
@@ -164,12 +164,8 @@ def unchecked(reader: TableReader, suites: Sequence[Suite]) -> int:
 
     Gold may be behind, so the sink does not count.
     """
-    after = min(
-        after
-        for name, after in _grouped(
-            reader, [suite for suite in suites if suite.table != SINK], None
-        )
-    )
+    in_lake = [suite for suite in suites if suite.table != SINK]
+    after = min(after for _, after in _grouped(reader, in_lake, None))
     return sum(batch > after for batch in read_batches(reader, after).versions)
 
 
@@ -181,11 +177,11 @@ def _grouped(
     """
     versions = last_versions(reader) if since is None else {}
     after = {version: batch_at(reader, version) for version in {since, *versions.values()}}
-    found: dict[tuple[str, int], list[Suite]] = {}
+    groups: dict[tuple[str, int], list[Suite]] = {}
     for suite in suites:
         version = versions.get((suite.name, suite.table), since)
-        found.setdefault((suite.table, after[version]), []).append(suite)
-    return found
+        groups.setdefault((suite.table, after[version]), []).append(suite)
+    return groups
 
 
 def _results(
@@ -197,31 +193,26 @@ def _results(
     suites: Sequence[Suite],
     now_ms: int,
 ) -> list[SuiteResult]:
-    rows = 0
+    row_count = 0
     outcomes = list[list[Outcome]]()
-    chunks = (
-        [span]
-        if table in _EVERY_TIME
-        else batches.chunks(span, chunk_limit(engine.reader, settings))
-    )
+    chunks: Iterable[Span] = [span]
+    if table not in _EVERY_TIME:
+        chunks = batches.chunks(span, chunk_limit(engine.reader, settings))
+    has_tenants = settings.merge.has_tenants
+    has_topics = bool(settings.with_topics)
+    names = coordinates(table, has_tenants=has_tenants, has_topics=has_topics)
     for chunk in chunks:
-        with engine.held(rows_of(engine, settings, table, chunk, now_ms)) as found:
-            rows += engine.summary(found, [], {"rows": ("count", "*")})["rows"][0].as_py()
-            has_tenants = settings.merge.has_tenants
-            has_topics = bool(settings.with_topics)
-            mine = evaluate(
-                found, suites, coordinates(table, has_tenants=has_tenants, has_topics=has_topics)
-            )
-        outcomes = (
-            [
-                [one.joined(other) for one, other in zip(*both, strict=True)]
-                for both in zip(outcomes, mine, strict=True)
-            ]
-            if outcomes
-            else mine
-        )
+        with engine.held(rows_of(engine, settings, table, chunk, now_ms)) as rows:
+            row_count += engine.summary(rows, [], {"rows": ("count", "*")})["rows"][0].as_py()
+            chunk_outcomes = evaluate(rows, suites, names)
+        outcomes = list(map(_joined, outcomes, chunk_outcomes)) if outcomes else chunk_outcomes
     version = batches.versions[span.until]
     return [
-        SuiteResult(suite.name, table, version, rows, found)
-        for suite, found in zip(suites, outcomes, strict=True)
+        SuiteResult(suite.name, table, version, row_count, suite_outcomes)
+        for suite, suite_outcomes in zip(suites, outcomes, strict=True)
     ]
+
+
+def _joined(outcomes: Sequence[Outcome], later: Sequence[Outcome]) -> list[Outcome]:
+    """Return the outcomes of a suite on two chunks of rows as those of both together."""
+    return [first.joined(second) for first, second in zip(outcomes, later, strict=True)]

@@ -29,7 +29,7 @@ shown either.
 
 _LONGEST: Final = 60
 
-_OF_EXCEPTION: Final = ("exception_traceback", "exception_message")
+_EXCEPTION_FIELDS: Final = ("exception_traceback", "exception_message")
 _KIND: Final = re.compile(r"^(?:\w+\.)*(\w+(?:Error|Exception))\b", re.MULTILINE)
 """The kind of an error, with which a message, or the last line of a stack trace, begins."""
 
@@ -53,10 +53,10 @@ class Outcome(NamedTuple):
     examples: Sequence[dict[str, str]] = ()
 
     def joined(self, other: Outcome) -> Outcome:
-        """Return this outcome and that of another piece of rows as one: a success where both are,
+        """Return this outcome and that of another chunk of rows as one: a success where both are,
         with the counts added.
         """
-        counts = [each.unexpected for each in (self, other) if each.unexpected is not None]
+        counts = [count for count in (self.unexpected, other.unexpected) if count is not None]
         worse = other if self.success else self
         return Outcome(
             self.expectation,
@@ -80,15 +80,16 @@ def evaluate(rows: Any, suites: Sequence[Suite], coordinates: Sequence[str]) -> 
     load_great_expectations()
     expectations = [suite.expectations for suite in suites]
     batch = _as_batch(rows)
-    known = rows.column_names if isinstance(rows, pa.Table) else rows.columns
-    found = [name for name in coordinates if name in known]
+    columns = rows.column_names if isinstance(rows, pa.Table) else rows.columns
+    existing = [name for name in coordinates if name in columns]
     return [
-        [
-            _outcome(suite, number, result, found)
-            for number, result in enumerate(_validate(batch, made, found))
-        ]
-        for suite, made in zip(suites, expectations, strict=True)
+        _outcomes(suite, _validate(batch, suite_expectations, existing), existing)
+        for suite, suite_expectations in zip(suites, expectations, strict=True)
     ]
+
+
+def _outcomes(suite: Suite, results: Sequence[Any], coordinates: Sequence[str]) -> list[Outcome]:
+    return [_outcome(suite, number, result, coordinates) for number, result in enumerate(results)]
 
 
 def _as_batch(rows: Any) -> Batch:
@@ -117,47 +118,53 @@ def _validate(batch: Batch, expectations: Iterable[Any], coordinates: Sequence[s
     """
     from great_expectations import ExpectationSuite
 
-    wanted: Any = {"result_format": "SUMMARY", "partial_unexpected_count": EXAMPLES}
+    result_format: Any = {"result_format": "SUMMARY", "partial_unexpected_count": EXAMPLES}
     if coordinates:
-        wanted["unexpected_index_column_names"] = list(coordinates)
-    suite = ExpectationSuite("rows", [each.configuration for each in expectations])
+        result_format["unexpected_index_column_names"] = list(coordinates)
+    suite = ExpectationSuite("rows", [expectation.configuration for expectation in expectations])
     with _without_warnings():
-        results = batch.validate(suite, result_format=wanted).results
+        results = batch.validate(suite, result_format=result_format).results
     return sorted(results, key=lambda result: int((result.expectation_config.meta or {})[PLACE]))
 
 
 def _outcome(suite: Suite, number: int, result: Any, coordinates: Sequence[str]) -> Outcome:
-    told = dict(result.result)
+    facts = dict(result.result)
     success = bool(result.success)
-    # Of no rows at all, Spark's sum is null.
-    unexpected = int(told["unexpected_count"] or 0) if "unexpected_count" in told else None
+    unexpected = None
+    observed = None
+    if "unexpected_count" in facts:
+        unexpected = int(facts["unexpected_count"] or 0)  # of no rows at all, Spark's sum is null
+    elif "observed_value" in facts:
+        observed = _shown("", facts["observed_value"])
+    trouble = None if success or facts else _trouble(result.exception_info)
+    examples = (facts.get("partial_unexpected_index_list") or [])[:EXAMPLES]
     return Outcome(
         sentence_of(suite.documents[number]),
         success,
         unexpected,
-        _shown("", told["observed_value"])
-        if unexpected is None and "observed_value" in told
-        else None,
-        None if success or told else _trouble(result.exception_info),
-        [_example(row, coordinates) for row in told.get("partial_unexpected_index_list") or ()][
-            :EXAMPLES
-        ],
+        observed,
+        trouble,
+        [_example(row, coordinates) for row in examples],
     )
 
 
-def _trouble(told: Any) -> str | None:
+def _trouble(exception_info: Any) -> str | None:
     """Return the kind of error for which an expectation could not be checked; its message may show
     values.
     """
-    parts = [told, *told.values()] if isinstance(told, dict) else []
+    parts: list[Any] = []
+    if isinstance(exception_info, dict):
+        parts = [exception_info, *exception_info.values()]
     texts = [
         str(part.get(name) or "")
         for part in parts
         if isinstance(part, dict)
-        for name in _OF_EXCEPTION
+        for name in _EXCEPTION_FIELDS
     ]
-    found = [kind for text in texts for kind in _KIND.findall(text)]
-    return found[-1] if found else "Great Expectations does not say why" if any(texts) else None
+    kinds = [kind for text in texts for kind in _KIND.findall(text)]
+    if kinds:
+        return str(kinds[-1])
+    return "Great Expectations does not say why" if any(texts) else None
 
 
 def _example(row: dict[str, Any], coordinates: Sequence[str]) -> dict[str, str]:

@@ -90,19 +90,24 @@ def _overview(names: Sequence[str], check: Check, settings: Settings) -> str:
     """Return a line for each table."""
     lines = []
     for name in names:
-        mine = [result for result in check.results if result.table == name]
-        failed = sum(len(result.failed) for result in mine)
-        all_of_them = sum(len(result.outcomes) for result in mine)
+        results = [result for result in check.results if result.table == name]
+        failed = sum(len(result.failed) for result in results)
+        expectations = sum(len(result.outcomes) for result in results)
         title = f'<a href="#{escape(name)}">{escape(_title(name, settings)[0])}</a>'
         lines.append(
-            (title, f"{max(result.rows for result in mine):,}", f"{all_of_them:,}", _met(failed))
+            (
+                title,
+                f"{max(result.rows for result in results):,}",
+                f"{expectations:,}",
+                _met(failed),
+            )
         )
     return _wide(("what", "rows", "expectations", "result"), lines)
 
 
 def _title(name: str, settings: Settings) -> tuple[str, str]:
     """Return what a table is to people: a heading, and a sentence."""
-    known = {
+    titles = {
         tables.SILVER: (
             "Merge records",
             "What belongs together: the records of one key, from all sources. The table silver.",
@@ -117,8 +122,8 @@ def _title(name: str, settings: Settings) -> tuple[str, str]:
             f"What consumers read from the topic {settings.publish.topic}.",
         ),
     }
-    if name in known:
-        return known[name]
+    if name in titles:
+        return titles[name]
     [source] = [source for source in settings.sources if tables.bronze(source) == name]
     topics = settings.sources[source].topics
     where = f"the topic {topics[0]}" if len(topics) == 1 else f"the topics {', '.join(topics)}"
@@ -131,20 +136,17 @@ def _table_of(name: str, check: Check, settings: Settings) -> Iterator[str]:
     Watersmeet's own suites come last, and are closed.
     """
     title, about = _title(name, settings)
-    mine = [result for result in check.results if result.table == name]
-    rows = max(result.rows for result in mine)
+    results = [result for result in check.results if result.table == name]
+    rows = max(result.rows for result in results)
     looked_at = "looked at" if name == tables.PROGRESS else "new, and looked at"
-    count = (
-        f"{rows:,} {'row was' if rows == 1 else 'rows were'} {looked_at}"
-        if rows
-        else "No row was new"
-    )
+    subject = "row was" if rows == 1 else "rows were"
+    count = f"{rows:,} {subject} {looked_at}" if rows else "No row was new"
     yield f'<h2 id="{escape(name)}">{escape(title)}</h2>'
     yield f'<p class="about">{escape(about)} {count}.</p>'
-    for result in mine:
+    for result in results:
         yield from (_card(result, outcome) for outcome in result.failed)
     own = set(PROMISES)
-    for result in sorted(mine, key=lambda result: result.suite in own):
+    for result in sorted(results, key=lambda result: result.suite in own):
         lines = [
             (escape(outcome.expectation), _line(result, outcome)) for outcome in result.outcomes
         ]
@@ -152,12 +154,11 @@ def _table_of(name: str, check: Check, settings: Settings) -> Iterator[str]:
             f"{len(lines) - len(result.failed):,} of {len(lines):,} "
             f"{'is' if len(lines) == 1 else 'are'} met"
         )
-        opened, whose = (
-            ("", " (what holds for every lake)") if result.suite in own else (" open", "")
-        )
+        tag = "details" if result.suite in own else "details open"
+        note = " (what holds for every lake)" if result.suite in own else ""
         table = _wide(("expectation", "result"), lines)
         yield (
-            f"<details{opened}><summary>Expectations of {escape(result.suite)}{whose}: "
+            f"<{tag}><summary>Expectations of {escape(result.suite)}{note}: "
             f"{met}</summary>{table}</details>"
         )
 
@@ -210,12 +211,13 @@ def _met(failed: int, text: str = "") -> str:
 def _examples(rows: Sequence[Mapping[str, str]]) -> str:
     names = list(dict.fromkeys(name for row in rows for name in row))
     head = "".join(f"<th>{escape(name)}</th>" for name in names)
-    lines = ("".join(f"<td>{escape(row.get(name, ''))}</td>" for name in names) for row in rows)
-    return (
-        '<div class="table"><table>'
-        + "".join(f"<tr>{line}</tr>" for line in (head, *lines))
-        + "</table></div>"
-    )
+    lines = [head, *(_cells(row, names) for row in rows)]
+    body = "".join(f"<tr>{line}</tr>" for line in lines)
+    return f'<div class="table"><table>{body}</table></div>'
+
+
+def _cells(row: Mapping[str, str], names: Sequence[str]) -> str:
+    return "".join(f"<td>{escape(row.get(name, ''))}</td>" for name in names)
 
 
 def _last(last: Sequence[Mapping[str, Any]]) -> str:

@@ -20,7 +20,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipelines.core.columns import MAX_TIME, NULL_TIME, int64s, looked_up, times_ms
+from pipelines.core.columns import NULL_TIME, int64s, looked_up, times_ms
 from pipelines.core.inputs import of_source, topic_of
 from pipelines.core.merge import late_schema
 from pipelines.core.reading import bronze_schema
@@ -79,16 +79,16 @@ class Batches(NamedTuple):
         return max(self.versions, default=-1)
 
     def chunks(self, span: Span, limit: int) -> Iterator[Span]:
-        """Yield the span in pieces of up to `limit` offsets, and of one batch or more: a batch is
+        """Yield the span in chunks of up to `limit` offsets, and of one batch or more: a batch is
         bounded by itself.
         """
         after = span.after
         size = 0
         inside = sorted(batch for batch in self.versions if span.after < batch <= span.until)
-        for before, batch in zip([span.after, *inside], inside, strict=False):
+        for previous, batch in zip([span.after, *inside], inside, strict=False):
             if size and size + self.offsets[batch] > limit:
-                yield Span(after, before)
-                after = before
+                yield Span(after, previous)
+                after = previous
                 size = 0
             size += self.offsets[batch]
         if after < span.until:
@@ -123,7 +123,7 @@ def read_batches(reader: TableReader, since: int) -> Batches:
 
 
 def chunk_limit(reader: TableReader, settings: Settings) -> int:
-    """Return how many offsets make a piece: fewer where records are large."""
+    """Return how many offsets make a chunk: fewer where records are large."""
     widest = max(reader.row_bytes(tables.bronze(source)) for source in settings.sources)
     return max(1, min(CHUNK_OFFSETS, CHUNK_BYTES // max(1, widest)))
 
@@ -133,18 +133,16 @@ def coordinates(
 ) -> tuple[str, ...]:
     """Return the columns by which a row of a table is found."""
     topic = ("topic",) if has_topics else ()
-    of_table = {
-        tables.SILVER: (
-            "partition",
-            *(TENANT.names if has_tenants else ()),
-            "merge_key",
-            "event_time",
-        ),
-        tables.LATE: ("source", *topic, "partition", "offset"),
-        tables.PROGRESS: ("source", *topic, "partition"),
-    }
-    of_bronze = topic if table.startswith(tables.bronze("")) else ()
-    return of_table.get(table, (*of_bronze, "partition", "offset"))
+    tenant = TENANT.names if has_tenants else ()
+    if table == tables.SILVER:
+        return ("partition", *tenant, "merge_key", "event_time")
+    if table == tables.LATE:
+        return ("source", *topic, "partition", "offset")
+    if table == tables.PROGRESS:
+        return ("source", *topic, "partition")
+    if table.startswith(tables.bronze("")):
+        return (*topic, "partition", "offset")
+    return ("partition", "offset")
 
 
 def rows_of(engine: Engine, settings: Settings, table: str, span: Span, now_ms: int) -> Rows:
@@ -160,45 +158,50 @@ def rows_of(engine: Engine, settings: Settings, table: str, span: Span, now_ms: 
     """
     reader = engine.reader
     if table == tables.SILVER:
-        kept = engine.lake.layout[table].schema
-        rows = engine.read(table, kept.names, [span.where])
-        counts = {
-            f"{source}_parts": source
-            for source in settings.sources
-            if f"{source}_parts" not in kept.names
-        }
-        fields = [
-            (field.name, _OFFSETS if field.name in settings.sources else field.type)
-            for field in kept
-        ]
-        met = [MET] if MET not in kept.names else []
-        schema = pa.schema([*fields, *[(name, pa.int64()) for name in (*counts, *met)]])
-        function = partial(
-            _with_counts, counts=counts, sources=list(settings.sources) if met else []
-        )
-        return engine.per_partition(function, [rows], schema)
+        return _silver_rows(engine, settings, span)
     if table == tables.LATE:
         schema = late_schema(has_tenants=settings.merge.has_tenants)
         rows = engine.read(table, schema.names, [span.where])
         return engine.per_partition(_as_text, [rows], _text_schema(schema))
     if table == tables.PROGRESS:
-        return engine.rows(_standing(reader, now_ms))
+        return engine.rows(_progress_rows(reader, now_ms))
     if table == SINK:
         return engine.rows(_messages(reader, settings, span))
-    inputs = of_source(
-        settings.inputs, next(name for name in settings.sources if tables.bronze(name) == table)
-    )
-    passed = {name: _passed(reader, name, span) for name in inputs}
+    source = next(name for name in settings.sources if tables.bronze(name) == table)
+    inputs = of_source(settings.inputs, source)
+    ranges_by_input = {name: _merged_offsets(reader, name, span) for name in inputs}
     where = [
         term
-        for name, ranges in passed.items()
+        for name, ranges in ranges_by_input.items()
         for term in resolve_condition(tables.bronze(name), within(ranges))
     ]
-    kept = bronze_schema(has_tenants=settings.merge.has_tenants)
-    schema = _text_schema(pa.schema([field for field in kept if field.name != "headers"]))
+    stored = bronze_schema(has_tenants=settings.merge.has_tenants)
+    schema = _text_schema(pa.schema([field for field in stored if field.name != "headers"]))
     rows = engine.read(table, schema.names, where)
     return engine.per_partition(
-        partial(_within, passed=passed), [rows], schema.append(pa.field(DISTANCE, pa.float64()))
+        partial(_within, ranges_by_input=ranges_by_input),
+        [rows],
+        schema.append(pa.field(DISTANCE, pa.float64())),
+    )
+
+
+def _silver_rows(engine: Engine, settings: Settings, span: Span) -> Rows:
+    """Return the rows of silver with the offsets of their parts, and the counts that it lacks."""
+    stored = engine.lake.layout[tables.SILVER].schema
+    rows = engine.read(tables.SILVER, stored.names, [span.where])
+    counts = {
+        f"{source}_parts": source
+        for source in settings.sources
+        if f"{source}_parts" not in stored.names
+    }
+    fields = [
+        (field.name, _OFFSETS if field.name in settings.sources else field.type) for field in stored
+    ]
+    met = [MET] if MET not in stored.names else []
+    schema = pa.schema([*fields, *[(name, pa.int64()) for name in (*counts, *met)]])
+    sources = list(settings.sources) if met else []
+    return engine.per_partition(
+        partial(_with_counts, counts=counts, sources=sources), [rows], schema
     )
 
 
@@ -235,25 +238,27 @@ def _decoded(value: bytes | None) -> str | None:
         return None
 
 
-def _within(rows: pa.Table, passed: Mapping[str, Mapping[int, tuple[int, int]]]) -> pa.Table:
+def _within(
+    rows: pa.Table, ranges_by_input: Mapping[str, Mapping[int, tuple[int, int]]]
+) -> pa.Table:
     """Return the rows at offsets `[from, until)` of their partition, by input, with text for bytes
     and `days_from_kafka`.
     """
     partitions = int64s(rows["partition"])
     offsets = int64s(rows["offset"])
-    found = np.zeros(rows.num_rows, np.bool_)
-    for name, ranges in passed.items():
+    is_merged = np.zeros(rows.num_rows, np.bool_)
+    for name, ranges in ranges_by_input.items():
         since = looked_up(partitions, {p: begin for p, (begin, _) in ranges.items()}, 0)
         until = looked_up(partitions, {p: end for p, (_, end) in ranges.items()}, 0)
         is_in = (offsets >= since) & (offsets < until)
-        found |= (
-            is_in & pc.equal(rows["topic"], topic_of(name)).to_numpy() if topic_of(name) else is_in
-        )
-    rows = _as_text(rows.filter(pa.array(found)))
-    time, taken = (times_ms(rows[name]) for name in ("event_time", "kafka_timestamp"))
-    days = pa.array(
-        (time - taken) / 86_400_000, pa.float64(), mask=(time == NULL_TIME) | (taken < 0)
-    )
+        if topic_of(name):
+            is_in &= pc.equal(rows["topic"], topic_of(name)).to_numpy()
+        is_merged |= is_in
+    rows = _as_text(rows.filter(pa.array(is_merged)))
+    event_times = times_ms(rows["event_time"])
+    kafka_times = times_ms(rows["kafka_timestamp"])
+    is_missing = (event_times == NULL_TIME) | (kafka_times < 0)
+    days = pa.array((event_times - kafka_times) / 86_400_000, pa.float64(), mask=is_missing)
     return rows.append_column(DISTANCE, days)
 
 
@@ -270,7 +275,7 @@ def _with_counts(rows: pa.Table, counts: Mapping[str, str], sources: Sequence[st
     return rows
 
 
-def _passed(reader: TableReader, name: str, span: Span) -> dict[int, tuple[int, int]]:
+def _merged_offsets(reader: TableReader, name: str, span: Span) -> dict[int, tuple[int, int]]:
     """Return, by partition, the offsets `[from, until)` of an input's bronze that the batches have
     merged.
     """
@@ -285,7 +290,7 @@ def _passed(reader: TableReader, name: str, span: Span) -> dict[int, tuple[int, 
 # -- progress
 
 
-def _standing(reader: TableReader, now_ms: int) -> pa.Table:
+def _progress_rows(reader: TableReader, now_ms: int) -> pa.Table:
     """Return where each topic-partition stood after the last batch.
 
     Also, in minutes until now: `minutes_since_batch` from the batch's commit, `minutes_behind` from
@@ -303,14 +308,14 @@ def _standing(reader: TableReader, now_ms: int) -> pa.Table:
         "committed_at",
     ]
     last = reader.summary(tables.PROGRESS, [], {"batch": ("max", "batch")})["batch"][0].as_py()
-    found = reader.select(tables.PROGRESS, names, [[("batch", "=", -1 if last is None else last)]])
-    columns = {name: found[name] for name in names}
+    rows = reader.select(tables.PROGRESS, names, [[("batch", "=", -1 if last is None else last)]])
+    columns = {name: rows[name] for name in names}
+    now = pa.scalar(now_ms, pa.int64())
     for name, since in (("minutes_since_batch", "committed_at"), ("minutes_behind", "head")):
-        columns[name] = pc.divide(
-            pc.subtract(pa.scalar(now_ms, pa.int64()), found[since]).cast(pa.float64()), 60_000.0
-        )
+        elapsed_ms = pc.subtract(now, rows[since]).cast(pa.float64())
+        columns[name] = pc.divide(elapsed_ms, 60_000.0)
     for name in ("head", "clock", "position", "committed_at"):
-        columns[name] = pc.multiply(found[name], 1000).cast(TIME)
+        columns[name] = pc.multiply(rows[name], 1000).cast(TIME)
     return pa.table(columns)
 
 
@@ -340,24 +345,21 @@ def published_until(reader: TableReader, last: int) -> int:
     """
     if last < 0 or not reader.exists(tables.PUBLISHED):
         return -1
-    highest = reader.summary(tables.PROGRESS, [], {"partition": ("max", "partition")})["partition"][
-        0
-    ].as_py()
+    summary = reader.summary(tables.PROGRESS, [], {"partition": ("max", "partition")})
+    highest = summary["partition"][0].as_py()
     tails = last_published(reader)
     pending = list[list[Condition]]()
     for order in orders(reader):
         since = order.since(tails, range(highest + 1))
         later = ([("partition", "=", p), (order.column, ">", time)] for p, time in since.items())
         pending += [[*_FINISHED, *order.conditions, *term] for term in later]
-    found = [
-        row["batch"]
-        for row in _asked(reader, tables.SILVER, [], {"batch": ("min", "batch")}, pending)
-    ]
-    first: int = min((batch for batch in found if batch is not None), default=last + 1)
+    rows = _summary_rows(reader, tables.SILVER, [], {"batch": ("min", "batch")}, pending)
+    batches = [row["batch"] for row in rows if row["batch"] is not None]
+    first: int = min(batches, default=last + 1)
     return min(first - 1, last)
 
 
-def _asked(
+def _summary_rows(
     reader: TableReader,
     table: str,
     by: list[str],
@@ -369,8 +371,8 @@ def _asked(
     """
     return [
         row
-        for some in in_portions(terms)
-        for row in reader.summary(table, by, values, some).to_pylist()
+        for portion in in_portions(terms)
+        for row in reader.summary(table, by, values, portion).to_pylist()
     ]
 
 
@@ -386,12 +388,12 @@ def _messages(reader: TableReader, settings: Settings, span: Span) -> pa.Table:
 def _messages_of(order: Order, reader: TableReader, settings: Settings, span: Span) -> pa.Table:
     """Return the messages of an order.
 
-    All records of one time are finished by one batch, so the first and the last time tell which
-    messages they are.
+    All records of one time are finished by one batch, so the first and the last time select the
+    messages.
     """
     ends = {"first": ("min", order.column), "last": ("max", order.column)}
-    of_span = [[*_FINISHED, *order.conditions, *span.where]]
-    rows = reader.summary(tables.SILVER, ["partition"], ends, of_span).to_pylist()
+    finished: Where = [[*_FINISHED, *order.conditions, *span.where]]
+    rows = reader.summary(tables.SILVER, ["partition"], ends, finished).to_pylist()
     times = {row["partition"]: (row["first"], row["last"]) for row in rows}
     if not times:
         return MESSAGES.empty_table()
@@ -410,13 +412,8 @@ def _messages_of(order: Order, reader: TableReader, settings: Settings, span: Sp
         [*noted, ("partition", "=", p), (last_time, ">=", last)] for p, (_, last) in times.items()
     ]
     # `at_most_once` notes no offsets: then a partition is read from end to end.
-    begins = dict.fromkeys(times, -1)
-    ends_at = dict.fromkeys(times, -1)
-    for known, kind, where in ((begins, "max", before), (ends_at, "min", after)):
-        found = _asked(
-            reader, tables.PUBLISHED, ["partition"], {"offset": (kind, "sink_offset")}, where
-        )
-        known |= {row["partition"]: row["offset"] for row in found if row["offset"] is not None}
+    begins = dict.fromkeys(times, -1) | _noted_offsets(reader, "max", before)
+    ends_at = dict.fromkeys(times, -1) | _noted_offsets(reader, "min", after)
     messages = []
     # A commit is answered before every partition shows it.
     bounds = cluster.settled_bounds(topic, max(times) + 1)
@@ -430,53 +427,66 @@ def _messages_of(order: Order, reader: TableReader, settings: Settings, span: Sp
     return pa.concat_tables(messages) if messages else MESSAGES.empty_table()
 
 
+def _noted_offsets(reader: TableReader, kind: str, where: Where) -> dict[int, int]:
+    """Return, by partition, the smallest or largest (`kind`) offset of the sink that is noted."""
+    values = {"offset": (kind, "sink_offset")}
+    rows = _summary_rows(reader, tables.PUBLISHED, ["partition"], values, where)
+    return {row["partition"]: row["offset"] for row in rows if row["offset"] is not None}
+
+
 def _as_messages(batch: pa.RecordBatch, times: tuple[int, int], order: Order) -> pa.Table:
     """Return the messages of an order, without tombstones, whose time lies between two (inclusive),
     or is not known.
     """
-    read = [_of_headers(headers) for headers in batch["headers"].to_pylist()]
-    seqs, ids, event_times, closed = (
-        (list(column) for column in zip(*read, strict=True)) if read else ([], [], [], [])
-    )
+    facts = [_message_facts(headers) for headers in batch["headers"].to_pylist()]
     columns = [
         *(batch[name] for name in ("topic", "partition", "offset", "kafka_timestamp")),
         *(_text(pa.chunked_array([batch[name]])) for name in ("key", "value")),
-        pa.array(seqs, pa.int64()),
-        pa.array(ids, pa.string()),
-        pa.array(event_times, pa.timestamp("ms", "UTC")).cast(TIME),
+        pa.array([message.seq for message in facts], pa.int64()),
+        pa.array([message.id for message in facts], pa.string()),
+        pa.array([message.event_time for message in facts], pa.timestamp("ms", "UTC")).cast(TIME),
     ]
-    tombstones = [
-        any(header["key"] == FORGOTTEN for header in headers or ())
-        for headers in batch["headers"].to_pylist()
-    ]
-    is_closed = order.column == "closed_at"
-    told = zip(event_times, closed, strict=True)
-    ordering = [  # messages that say when they were closed and those that do not are of two orders
-        (at if is_closed else time) if time is None or (at is not None) == is_closed else MAX_TIME
-        for time, at in told
-    ]
-    meant = zip(ordering, tombstones, strict=True)
-    is_meant = np.array(
-        [not gone and (time is None or times[0] <= time <= times[1]) for time, gone in meant],
-        np.bool_,
+    by_closing = order.column == "closed_at"
+    is_selected = np.array(
+        [message.is_selected(times, by_closing=by_closing) for message in facts], np.bool_
     )
-    return pa.table(columns, schema=MESSAGES).filter(pa.array(is_meant))
+    return pa.table(columns, schema=MESSAGES).filter(pa.array(is_selected))
 
 
-def _of_headers(
-    headers: list[dict[str, Any]] | None,
-) -> tuple[int | None, str | None, int | None, int | None]:
-    """Return the number, the id and the event time (ms) of a message, and when it was closed (ms),
-    where the headers say it.
+class _MessageFacts(NamedTuple):
+    """The facts in the headers of a message: its number, its id, its event time, the time at which
+    it was closed (ms; None where a header is missing), and whether it is a tombstone.
     """
-    said = {header["key"]: _decoded(header["value"]) for header in headers or ()}
-    seq = said.get(SEQ)
-    id = said.get(ID)
+
+    seq: int | None
+    id: str | None
+    event_time: int | None
+    closed_at: int | None
+    is_tombstone: bool
+
+    def is_selected(self, times: tuple[int, int], *, by_closing: bool) -> bool:
+        """Return True for a message of the order whose time lies between two (inclusive), or is not
+        known.
+
+        Messages that say when they were closed and those that do not are of two orders.
+        """
+        if self.is_tombstone:
+            return False
+        if self.event_time is not None and (self.closed_at is not None) != by_closing:
+            return False
+        time = self.closed_at if by_closing else self.event_time
+        return time is None or times[0] <= time <= times[1]
+
+
+def _message_facts(headers: list[dict[str, Any]] | None) -> _MessageFacts:
+    values = {header["key"]: _decoded(header["value"]) for header in headers or ()}
+    id = values.get(ID)
     try:
         event_time = parse_message_id(id or "")[1]
     except ValueError:
         event_time = None
-    return _number(seq), id, event_time, _number(said.get(CLOSED_AT))
+    closed_at = _number(values.get(CLOSED_AT))
+    return _MessageFacts(_number(values.get(SEQ)), id, event_time, closed_at, FORGOTTEN in values)
 
 
 def _number(text: str | None) -> int | None:

@@ -63,8 +63,8 @@ class Suite:
 
         try:
             # A result has the `meta` of its expectation: so it is known which one it is about.
-            known = {**document, "meta": {**(document.get("meta") or {}), PLACE: number}}
-            return ExpectationConfiguration(**known).to_domain_obj()
+            configuration = {**document, "meta": {**(document.get("meta") or {}), PLACE: number}}
+            return ExpectationConfiguration(**configuration).to_domain_obj()
         except (GreatExpectationsError, ValueError, TypeError) as error:
             # The first line of several only counts what is wrong.
             reason = "; ".join(lines_of(error))
@@ -83,8 +83,10 @@ def sentence_of(document: Mapping[str, Any]) -> str:
     """Return what an expectation says: its description, or else its type and what it is about."""
     if document.get("description"):
         return str(document["description"])
-    told = ", ".join(f"{name}: {json.dumps(value)}" for name, value in document["kwargs"].items())
-    return f"{document['type']} ({told})"
+    arguments = ", ".join(
+        f"{name}: {json.dumps(value)}" for name, value in document["kwargs"].items()
+    )
+    return f"{document['type']} ({arguments})"
 
 
 def load_great_expectations() -> None:
@@ -105,28 +107,27 @@ def read_suites(settings: Settings) -> list[Suite]:
 
     Raises ConfigurationError where a file is no suite.
     """
-    found: list[Suite] = []
+    suites: list[Suite] = []
     for name in PROMISES:
         file = schemas_directory() / "promises" / f"{name}.json"
         for suite in _suites(file.read_bytes(), str(file), settings):
-            more = (
-                _of_sources(settings)
-                if suite.table == tables.SILVER
-                else _of_sink(settings)
-                if suite.table == SINK
-                else ()
-            )
-            meant = [document for document in suite.documents if _is_meant(document, settings)]
-            found.append(Suite(suite.name, suite.table, (*meant, *more), suite.file))
-    for kept in settings.quality.suites:
-        mine = _suites(kept.text, str(kept.path), settings)
-        if taken := {suite.name for suite in mine} & {suite.name for suite in found}:
+            documents = [document for document in suite.documents if _is_meant(document, settings)]
+            if suite.table == tables.SILVER:
+                documents += _source_expectations(settings)
+            if suite.table == SINK:
+                documents += _sink_expectations(settings)
+            suites.append(Suite(suite.name, suite.table, tuple(documents), suite.file))
+    for user_file in settings.quality.suites:
+        user_suites = _suites(user_file.text, str(user_file.path), settings)
+        names = {suite.name for suite in suites}
+        repeated = names.intersection(suite.name for suite in user_suites)
+        if repeated:
             fault = (
-                f"name: there are two suites called `{taken.pop()}`; give each a name of its own"
+                f"name: there are two suites called `{repeated.pop()}`; give each a name of its own"
             )
-            raise ConfigurationError(f"{kept.path}: {fault}")
-        found += mine
-    return found
+            raise ConfigurationError(f"{user_file.path}: {fault}")
+        suites += user_suites
+    return suites
 
 
 def _suites(text: bytes, file: str, settings: Settings) -> list[Suite]:
@@ -134,14 +135,13 @@ def _suites(text: bytes, file: str, settings: Settings) -> list[Suite]:
     try:
         document = json.loads(text)
     except ValueError as error:
-        raise ConfigurationError(
-            f"{file}: {f'is not JSON ({error}); write a suite of Great Expectations'}"
-        ) from None
+        sentence = f"is not JSON ({error}); write a suite of Great Expectations"
+        raise ConfigurationError(f"{file}: {sentence}") from None
     if fault := _fault(document, settings):
         raise ConfigurationError(f"{file}: {fault}")
     table = (document.get("meta") or {}).get("table", tables.SILVER)
-    found = [tables.bronze(source) for source in settings.sources] if table == BRONZE else [table]
-    return [Suite(document["name"], each, tuple(document["expectations"]), file) for each in found]
+    names = [tables.bronze(source) for source in settings.sources] if table == BRONZE else [table]
+    return [Suite(document["name"], name, tuple(document["expectations"]), file) for name in names]
 
 
 def _fault(document: Any, settings: Settings) -> str | None:
@@ -155,11 +155,11 @@ def _fault(document: Any, settings: Settings) -> str | None:
     expectations = document.get("expectations")
     if not isinstance(expectations, list) or not expectations:
         return "expectations: is missing or empty; list one or more expectations"
-    for number, each in enumerate(expectations):
+    for number, expectation in enumerate(expectations):
         if (
-            not isinstance(each, dict)
-            or not isinstance(each.get("type"), str)
-            or not isinstance(each.get("kwargs"), dict)
+            not isinstance(expectation, dict)
+            or not isinstance(expectation.get("type"), str)
+            or not isinstance(expectation.get("kwargs"), dict)
         ):
             return (
                 f"expectations[{number}]: is no expectation; write an object with `type` and "
@@ -168,18 +168,12 @@ def _fault(document: Any, settings: Settings) -> str | None:
     meta = document.get("meta") or {}
     if not isinstance(meta, dict):
         return 'meta: is no object; name the table in it, such as {"table": "silver"}'
-    known = [
-        BRONZE,
-        *map(tables.bronze, settings.sources),
-        tables.SILVER,
-        tables.LATE,
-        tables.PROGRESS,
-        SINK,
-    ]
-    if (table := meta.get("table", tables.SILVER)) not in known:
-        return (
-            f"meta.table: `{table}` is no table that is checked; {known_instead(str(table), known)}"
-        )
+    bronze_tables = map(tables.bronze, settings.sources)
+    names = [BRONZE, *bronze_tables, tables.SILVER, tables.LATE, tables.PROGRESS, SINK]
+    table = meta.get("table", tables.SILVER)
+    if table not in names:
+        instead = known_instead(str(table), names)
+        return f"meta.table: `{table}` is no table that is checked; {instead}"
     return None
 
 
@@ -193,7 +187,7 @@ def _is_meant(document: Mapping[str, Any], settings: Settings) -> bool:
     return all(document.get("meta", {}).get(name, has_it) == has_it for name, has_it in own.items())
 
 
-def _of_sources(settings: Settings) -> Iterator[Mapping[str, Any]]:
+def _source_expectations(settings: Settings) -> Iterator[Mapping[str, Any]]:
     """Yield the expectations of the columns of the sources in silver."""
     for source in settings.sources:
         yield _expectation("expect_column_to_exist", f"the column {source} exists", column=source)
@@ -202,7 +196,7 @@ def _of_sources(settings: Settings) -> Iterator[Mapping[str, Any]]:
         )
 
 
-def _of_sink(settings: Settings) -> Sequence[Mapping[str, Any]]:
+def _sink_expectations(settings: Settings) -> Sequence[Mapping[str, Any]]:
     """Return the expectation that a number comes once, unless the delivery allows for repeats."""
     if settings.publish.delivery == "at_least_once":
         return ()

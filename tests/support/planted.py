@@ -31,8 +31,9 @@ PLANTED = [
     Planted(
         "a range of Kafka ends one record early",
         "pipelines/kafka/reading.py",
-        "                yield records\n",
-        "                yield records[:-1] if position >= wanted.until_offset else records\n",
+        "                yield messages\n",
+        "                is_done = position >= offset_range.until_offset\n"
+        "                yield messages[:-1] if is_done else messages\n",
         "tests/kafka/test_reading.py::test_a_range_holds_its_offsets_and_no_others",
     ),
     Planted(
