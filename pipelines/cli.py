@@ -514,7 +514,7 @@ def reset(
         partitions = this_run.partitions
         targets = targets_of(kept, partitions, target)
         if yes:
-            with this_run.owned() as owned:
+            with this_run.take_layers() as owned:
                 jump = Jump(
                     owned.owner, kept, partitions, str(target), targets, owned.gold.recover()
                 )
@@ -560,7 +560,7 @@ def maintain(config: Config = DEFAULT_CONFIG, as_json: Json = False) -> None:
 
     settings = load_settings(config)
     names = [name for layer in LAYERS for name in kept_by(layer, settings)]
-    with reporting() as reporter, Run(settings, LAYERS, reporter).owned() as owned:
+    with reporting() as reporter, Run(settings, LAYERS, reporter).take_layers() as owned:
         done = maintain_tables(owned.owner.engine, names, owned.expire)
     answer({"tables": done}, as_json, show.maintain_view)
 

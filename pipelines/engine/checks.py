@@ -158,7 +158,7 @@ def _cause(error: Exception) -> str:
     executor's JVM names, else the error's own.
     """
     traceback = str(error).partition("Traceback (most recent call last):")[2]
-    found = re.findall(r"^[\w.]+: (.+)$", traceback, re.MULTILINE) or re.findall(
+    causes = re.findall(r"^[\w.]+: (.+)$", traceback, re.MULTILINE) or re.findall(
         r"(?:\): |Caused by: )[\w.]+: (.+)", str(error)
     )
-    return found[0].strip().rstrip(".") if found else root_cause(error)
+    return causes[0].strip().rstrip(".") if causes else root_cause(error)

@@ -225,11 +225,11 @@ def _store(url: str, storage: Mapping[str, str]) -> ObjectStore:
 
 
 def _of_the_client(options: Mapping[str, str]) -> dict[str, str]:
-    plain = {
+    unprefixed = {
         re.sub(f"^({'|'.join(_PREFIXES)})", "", name.lower()): value
         for name, value in options.items()
     }
-    return {name: value for name, value in plain.items() if name in _CLIENT}
+    return {name: value for name, value in unprefixed.items() if name in _CLIENT}
 
 
 def _is_known(url: str, config: Any) -> bool:

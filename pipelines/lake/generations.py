@@ -68,7 +68,8 @@ class Generations(tuple[Generation, ...]):
 
     def of(self, batch: int) -> Generation:
         """Return the generation of a batch of silver."""
-        return [each for each in self if each.from_batch <= batch or each is self[0]][-1]
+        begun = [each for each in self if each.from_batch <= batch]
+        return begun[-1] if begun else self[0]
 
     def after(self, generation: Generation) -> Generation | None:
         """Return the generation that ended this one; None for the newest."""
@@ -76,10 +77,10 @@ class Generations(tuple[Generation, ...]):
 
     def batches(self, generation: Generation) -> list[Condition]:
         """Return the batches of a generation as a condition."""
-        last = self.after(generation)
+        following = self.after(generation)
         return [
             ("batch", ">=", generation.from_batch),
-            *([] if last is None else [("batch", "<", last.from_batch)]),
+            *([] if following is None else [("batch", "<", following.from_batch)]),
         ]
 
 
@@ -109,8 +110,8 @@ def _generation(number: int, rows: Sequence[Mapping[str, Any]]) -> Generation:
     }
     tails = {row["partition"]: _tail(row) for row in rows if row["source"] is None}
     first = rows[0]
-    of_all = (first[name] for name in ("kind", "decided_at", "reason", "epoch", "is_lived"))
-    return Generation(number, first["from_batch"], begin, tails, *of_all)
+    facts = (first[name] for name in ("kind", "decided_at", "reason", "epoch", "is_lived"))
+    return Generation(number, first["from_batch"], begin, tails, *facts)
 
 
 def _tail(row: Mapping[str, Any]) -> SequenceTail:
@@ -123,7 +124,7 @@ def generation_rows(settings: Settings, generation: Generation) -> pa.Table:
 
     There is one for every topic-partition, and one for every partition of the sink with messages.
     """
-    of_all = {
+    facts = {
         "generation": generation.number,
         "from_batch": generation.from_batch,
         "kind": generation.kind,
@@ -134,7 +135,7 @@ def generation_rows(settings: Settings, generation: Generation) -> pa.Table:
     }
     rows: list[dict[str, Any]] = [
         {
-            **of_all,
+            **facts,
             **settings.place(tp.source)._asdict(),
             "partition": tp.partition,
             "start_offset": offset,
@@ -142,7 +143,7 @@ def generation_rows(settings: Settings, generation: Generation) -> pa.Table:
         for tp, offset in generation.begin.items()
     ]
     for p, tail in generation.tails.items():
-        of_tail = (
+        tail_values = (
             tail.seq,
             tail.event_time,
             tail.key,
@@ -150,7 +151,7 @@ def generation_rows(settings: Settings, generation: Generation) -> pa.Table:
             tail.closed_at,
             tail.tenant or None,
         )
-        rows.append({**of_all, "partition": p, **dict(zip(_TAIL, of_tail, strict=True))})
+        rows.append({**facts, "partition": p, **dict(zip(_TAIL, tail_values, strict=True))})
     return tables.layout(settings)[tables.GENERATIONS].rows_of(rows)
 
 
@@ -174,13 +175,13 @@ def _of_earlier_version(reader: TableReader, settings: Settings) -> Generations:
             "this one to look at"
         )
     begin: dict[TopicPartition, int] = {}
-    of_tables = [(tables.RESETS, "to_offset"), (tables.RECOVERED, "offset")]
-    for table, column in of_tables:
+    offset_columns = [(tables.RESETS, "to_offset"), (tables.RECOVERED, "offset")]
+    for table, column in offset_columns:
         if reader.exists(table):
-            of_source: Where = [
+            with_source: Where = [
                 [("source", "is not null", None), *_of_no_generation(reader, table)]
             ]
-            rows = reader.select(table, ["source", "partition", column], of_source).to_pylist()
+            rows = reader.select(table, ["source", "partition", column], with_source).to_pylist()
             for row in rows:
                 tp = TopicPartition(row["source"], row["partition"])
                 begin[tp] = min(row[column], begin.get(tp, row[column]))
@@ -220,15 +221,12 @@ def _has_jumped(reader: TableReader) -> bool:
 
 
 def _partitions(reader: TableReader, settings: Settings) -> set[int]:
-    found: set[int] = set()
+    partitions: set[int] = set()
     for table in [tables.PROGRESS, *map(tables.bronze, settings.sources)]:
         if reader.exists(table):
-            found |= set(
-                reader.summary(table, ["partition"], {"rows": ("count", "*")})[
-                    "partition"
-                ].to_pylist()
-            )
-    return found
+            rows = reader.summary(table, ["partition"], {"rows": ("count", "*")})
+            partitions |= set(rows["partition"].to_pylist())
+    return partitions
 
 
 def own_generation(reader: TableReader, table: str) -> list[str]:

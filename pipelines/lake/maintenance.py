@@ -104,9 +104,9 @@ def keep_properties(engine: Engine, table: str) -> None:
 
     For the table's owner alone.
     """
-    wanted = engine.lake.layout[table].properties
-    if wanted.items() - engine.reader.properties(table).items():
-        engine.set_properties(table, wanted)
+    properties = engine.lake.layout[table].properties
+    if properties.items() - engine.reader.properties(table).items():
+        engine.set_properties(table, properties)
 
 
 def _compact(engine: Engine, table: str, file_bytes: int = FILE_BYTES) -> int:

@@ -48,12 +48,11 @@ def unpublished(
     ]
     partitions = sorted({tp.partition for tp in newest.begin})
     for order in orders(reader):
-        mine = [*_VALID, *batches, *order.conditions]
+        finished = [*_VALID, *batches, *order.conditions]
         for p in partitions:
-            here: list[Condition] = [*mine, ("partition", "=", p)]
-            yield from (
-                [*here, *term] for term in _beyond(order, newest.tails.get(p), is_after=True)
-            )
+            here: list[Condition] = [*finished, ("partition", "=", p)]
+            beyond = _beyond(order, newest.tails.get(p), is_after=True)
+            yield from ([*here, *term] for term in beyond)
 
 
 def behind_sink(
@@ -77,13 +76,13 @@ def count_behind_sink(reader: TableReader, generation: Generation) -> dict[int, 
 
     They are those of `behind_sink`.
     """
-    found: Counter[int] = Counter()
+    counts: Counter[int] = Counter()
     for some in in_portions(list(behind_sink(reader, generation))):
         rows = reader.summary(tables.SILVER, ["partition"], {"rows": ("count", "*")}, some)
-        found.update(
+        counts.update(
             dict(zip(rows["partition"].to_pylist(), rows["rows"].to_pylist(), strict=True))
         )
-    return dict(found)
+    return dict(counts)
 
 
 def _beyond(

@@ -205,7 +205,7 @@ def _results(
         else batches.chunks(span, chunk_limit(engine.reader, settings))
     )
     for chunk in chunks:
-        with engine.held(rows_of(engine, settings, table, chunk, now_ms)) as found:
+        with engine.cached(rows_of(engine, settings, table, chunk, now_ms)) as found:
             rows += engine.summary(found, [], {"rows": ("count", "*")})["rows"][0].as_py()
             has_tenants = settings.merge.has_tenants
             has_topics = bool(settings.with_topics)

@@ -42,22 +42,22 @@ class NextOffsets:
         offsets = newest.offsets_of(source)
         last = last_batch(self.reader)
         ranges = {} if last is None else last[0].ranges
-        passed = {
+        consumed = {
             tp.partition: done.until_offset
             for tp, done in ranges.items()
             if tp.source == source and done.until_offset
         }
         # Rows that silver has consumed need not be read.
-        beyond = within({p: (passed.get(p, 0), None) for p in range(self.partitions)})
-        found = self.reader.summary(
+        beyond = within({p: (consumed.get(p, 0), None) for p in range(self.partitions)})
+        lasts = self.reader.summary(
             tables.bronze(source), ["partition"], {"last": ("max", "offset")}, beyond
         )
-        read = [(row["partition"], row["last"] + 1) for row in found.to_pylist()]
+        read = [(row["partition"], row["last"] + 1) for row in lasts.to_pylist()]
         gaps = self.reader.select(
             tables.RESETS, ["partition", "to_offset"], [[("source", "=", source)]]
         )
         for p, offset in [
-            *passed.items(),
+            *consumed.items(),
             *read,
             *(tuple(row.values()) for row in gaps.to_pylist()),
         ]:
@@ -71,8 +71,8 @@ class NextOffsets:
         offsets that were not read and `on_data_loss` is `stop`.
         """
         bounds = self.bounds(source)
-        known = self.of(source)
-        lost = self.lost(source, known, bounds)
+        offsets = self.of(source)
+        lost = self.lost(source, offsets, bounds)
         if lost:
             if self.owner is None:
                 raise ValueError("a gap can only be accepted by the owner of bronze")
@@ -85,7 +85,7 @@ class NextOffsets:
                 tables.layout(self.settings)[tables.RESETS].rows(rows),
                 bronze_application(),
             )
-        return {p: max(offset, bounds[p][0]) for p, offset in known.items()}
+        return {p: max(offset, bounds[p][0]) for p, offset in offsets.items()}
 
     def bounds(self, source: str) -> Bounds:
         """Return the first offset that Kafka has of a source and the end, by partition."""

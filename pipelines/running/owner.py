@@ -63,10 +63,10 @@ class Owner:
 
         It is 0 before the first. Raises LeaseLostError if a later owner has written to the table.
         """
-        found = last_commit(self.engine.reader, table, application)
-        if found is not None and found[1].token > self.token:
+        last = last_commit(self.engine.reader, table, application)
+        if last is not None and last[1].token > self.token:
             raise LeaseLostError(self.engine.lake.location)
-        return found[1].number if found is not None and found[1].token == self.token else 0
+        return last[1].number if last is not None and last[1].token == self.token else 0
 
     def confirm(self, table: str, commit: Commit) -> int:
         """Return the version of the table that holds a commit of this owner.
@@ -75,14 +75,14 @@ class Owner:
         another commit of its number: that of an earlier try, whose answer did not come, and which
         may say something else.
         """
-        found = last_commit(self.engine.reader, table, commit.application)
-        if found is None or found[1].transaction_version != commit.transaction_version:
+        last = last_commit(self.engine.reader, table, commit.application)
+        if last is None or last[1].transaction_version != commit.transaction_version:
             raise LeaseLostError(self.engine.lake.location)
-        if found[1] != Commit.parse(commit.metadata):
+        if last[1] != Commit.parse(commit.metadata):
             raise CommitRepeatedError(table, self.engine.lake.location)
         self._last[source_of(table), commit.application] = commit.number
         self.notify(Committed(source_of(table)))
-        return found[0].number
+        return last[0].number
 
     def append(
         self,
