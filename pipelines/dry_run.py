@@ -3,7 +3,7 @@
 It serves to try rules and to test them. Every decision is made by the functions that the layers
 call: `core.reading` reads the records, `core.plan` and `core.merge` merge them, the user's SQL
 expressions judge them, and `core.message` makes the messages. The records are one batch, since the
-output does not depend on how the input is cut. If it is wanted, time goes on after the last record
+output does not depend on how the input is cut. With `close`, time goes on after the last record
 until every merge record has timed out, as if every source sent a heartbeat from far ahead.
 """
 

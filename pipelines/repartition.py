@@ -14,8 +14,8 @@ with the largest offsets is the latest. For each source:
    the previous records are written;
 4. *transaction*: the records that may be written are sent, all of them or none.
 
-After a crash, or any other failure, everything starts again with step 1. The lake is only asked for
-its rules.
+After a crash, or any other failure, everything starts again with step 1. Of the lake, only the
+rules are read.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ _LAYER: Final = "repartition"
 """The name of this stage beside the layers."""
 
 EVERY_S: Final = 0.2
-"""Interval at which Kafka is asked for new records."""
+"""Interval at which Kafka is checked for new records."""
 
 LOOK_EVERY_S: Final = 5.0
 """Interval at which the topics that are read are checked for a new identity or new partitions."""
@@ -160,7 +160,8 @@ _Read: TypeAlias = tuple[pa.Table, dict[InputPartition, int]]
 class _State:
     """The state of this process, valid as long as nothing fails.
 
-    It says how much is written, the next offset to read by input, and what is being read.
+    `written`: how much is written. `offsets`: the next to read, by input. `reading`: the read under
+    way.
     """
 
     written: RepartitionProgress
@@ -338,7 +339,7 @@ class Repartition:
             }
             offsets = dict(sorted(self._state.written.offsets.items()))
         for topic in self.origins:
-            read = {of.partition: offset for of, offset in offsets.items() if of.topic == topic}
+            read = {tp.partition: offset for tp, offset in offsets.items() if tp.topic == topic}
             row = {
                 "source": self.source,
                 "from": topic,
@@ -355,9 +356,9 @@ class Repartition:
         waiting = state.lockstep.first_offsets()
         share = max(1, self._offsets_at_once // len(self._bounds))
         ranges = [
-            Range(*of, since, min(since + share, end))
-            for of, (_, end) in sorted(self._bounds.items())
-            if (since := state.offsets[of]) < end and of not in waiting
+            Range(*tp, since, min(since + share, end))
+            for tp, (_, end) in sorted(self._bounds.items())
+            if (since := state.offsets[tp]) < end and tp not in waiting
         ]
         if ranges and state.reading is None:
             state.reading = self.reader.submit(self._read, ranges)
@@ -537,7 +538,7 @@ class Repartition:
     @cached_property
     def _reader(self) -> TableReader:
         def spark() -> Any:
-            """Return the session by which a catalog is read."""
+            """Return the session that reads a catalog's tables."""
             from pipelines.engine.session import spark_session
 
             return spark_session(self.settings.spark)

@@ -477,7 +477,7 @@ class LayerSet:
         next_offsets = NextOffsets(engine.reader, self._settings, run.partitions, self.owner)
 
         def begin(batch_gate: BatchGate) -> Running:
-            """Start reading a source at the offsets where the tables say that it goes on."""
+            """Start reading a source at its next offsets, which follow from the tables."""
 
             def process_batch(work: Callable[[], None]) -> None:
                 """Run a batch of bronze under the gate, and notify silver."""

@@ -463,10 +463,10 @@ class EmbeddedEngine:
         return _writer((size["bytes"] or 0) // max(1, size["rows"]))
 
     def vacuum(self, table: str) -> int:
-        """See `Engine.vacuum`. delta-rs finds the files.
+        """See `Engine.vacuum`. delta-rs lists the unused files.
 
-        It knows data files alone, so it would also remove deletion vectors of Spark's, which may be
-        in use.
+        It knows only data files, so its list has Spark's deletion vectors, too, which may be in
+        use.
         """
         files = self.reader.opened(table).vacuum(dry_run=True, full=True)
         # The checksums of Hadoop's local file system go with their files.
@@ -548,8 +548,8 @@ class _How(TypedDict):
 def _how(delta_table: DeltaTable, properties: CommitProperties | None) -> _How:
     """Return the arguments of a commit with these properties.
 
-    Every `CLEAN_UP_EVERY` commits, what the log's retention lets go is deleted: looking for it
-    lists the log, and delta-rs would do so after each commit.
+    Every `CLEAN_UP_EVERY` commits, log files older than the log's retention are deleted. That
+    lists the log, so it is not done after each commit, as delta-rs would.
     """
     is_due = (delta_table.version() + 1) % CLEAN_UP_EVERY == 0
     return {

@@ -81,8 +81,8 @@ def pure(rows: DataFrame, text: str) -> Column:
     """Return the column of an expression over these rows; the expression may be one of a lake's
     rules.
 
-    Raises ConfigurationError for one that may give something else in every run: whoever may write
-    to the lake's epochs is not trusted to have anything else evaluated.
+    Raises ConfigurationError for one that may give something else in every run: not everybody who
+    may write to the lake's epochs may have other expressions evaluated.
     """
     key = rows.schema.simpleString(), text
     if key not in _known_as_pure:

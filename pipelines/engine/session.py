@@ -302,9 +302,9 @@ def _copy_of(given: SparkSession) -> SparkSession:
         sessions.append(batch.sparkSession)
 
     with tempfile.TemporaryDirectory(prefix="watersmeet-", ignore_cleanup_errors=True) as folder:
-        one = given.readStream.format("rate-micro-batch").option("rowsPerBatch", 1).load()
+        stream = given.readStream.format("rate-micro-batch").option("rowsPerBatch", 1).load()
         query = (
-            one.writeStream.foreachBatch(keep)
+            stream.writeStream.foreachBatch(keep)
             .trigger(availableNow=True)
             .option("checkpointLocation", folder)
             .start()

@@ -89,7 +89,7 @@ _FINDS_KEYS = {
     "parquet.bloom.filter.enabled#merge_key": "true",
     "parquet.bloom.filter.adaptive.enabled": "true",
 }
-"""Settings by which compacted files say which keys they may have, so that a question for one key
+"""Settings that give compacted files a Bloom filter of their keys, so that a query for one key
 opens few of them.
 
 (In small files that would take more than it saves.)
@@ -247,7 +247,7 @@ class SparkEngine:
     def create(self, table: Table) -> None:
         """See `Engine.create`. A schema that is missing is created too, like a folder.
 
-        Whether there is one is not asked before, since that takes a permission.
+        It does not check first whether there is one, since that takes a permission.
         """
         if (by_delta_rs := self._by_delta_rs(table.name)) is not None:
             by_delta_rs.create(table)
@@ -576,7 +576,10 @@ def _numbered(inputs: Sequence[DataFrame]) -> list[dict[str, str]]:
         column = field.name, field.dataType.simpleString()
         return numbers.setdefault(column, f"c{len(numbers)}")
 
-    return [{field.name: number_of(field) for field in rows.schema} for rows in inputs]
+    names: list[dict[str, str]] = []
+    for rows in inputs:
+        names.append({field.name: number_of(field) for field in rows.schema})
+    return names
 
 
 def _as_numbered(names: Mapping[str, str]) -> list[Column]:
@@ -629,7 +632,7 @@ def _called_in_chunks(
         table = pa.Table.from_batches(first)
         inputs = [_input_rows(table, i, columns) for i, columns in enumerate(other_names)]
         rest = (pa.Table.from_batches([batch]) for batch in batches)
-        rows = (_input_rows(some, last, row_names) for some in chain([table], rest))
+        rows = (_input_rows(group, last, row_names) for group in chain([table], rest))
         for _, changed in function(by_sorted_key(rows, size), *inputs):
             yield from _chunks(changed, schema)
 
@@ -650,8 +653,8 @@ def by_sorted_key(rows: Iterable[pa.Table], size: int) -> Iterator[pa.Table]:
     a key in one piece.
     """
     chunk: list[pa.Table] = []
-    for some in rows:
-        chunk.append(some)
+    for group in rows:
+        chunk.append(group)
         if sum(part.nbytes for part in chunk) < size:
             continue
         table = pa.concat_tables(chunk)

@@ -23,7 +23,10 @@ from pipelines.lake.table_reader import TableReader, Version, walk
 APPLICATION: Final = "watersmeet"
 
 DELETING: Final = "watersmeet-delete"
-"""Application of commits that delete what `keep` lets go, or erase a key. They decide no batch."""
+"""Application of commits that delete rows older than `keep`, or erase a key.
+
+They decide no batch.
+"""
 
 EVOLVING: Final = "watersmeet-evolve"
 """Application of commits that begin a further epoch, each with one row of `epochs`."""

@@ -1,9 +1,8 @@
 """Fingerprints of rules in messages, for the recovery of a lost lake.
 
-A message names the rules by which everything was read and merged that a lost lake would read again.
-Records are read by the rules of the epoch in which bronze read them, and merged by those of the
-epoch of silver's batch. The first start of an epoch notes where it begins to read
-(`keep_read_since`).
+A message names the rules of all records that the recovery of a lost lake would read again. Records
+are read by the rules of the epoch in which bronze read them, and merged by those of the epoch of
+silver's batch. The first start of an epoch notes where it begins to read (`keep_read_since`).
 """
 
 from __future__ import annotations
@@ -55,14 +54,14 @@ class Fingerprints(NamedTuple):
     read: Sequence[Span]
 
     def of(self, partition: int, offsets: Mapping[str, int], position: int) -> set[str]:
-        """Return the rules by which a partition was read and merged, by their fingerprints.
+        """Return the fingerprints of the rules by which a partition was read and merged.
 
-        `offsets`: by input, the offsets from which on records were read. `position`: in ms, from
-        which on they were merged. An epoch that ended before `position` counts, too, where its end
+        `offsets`: by input, the first offset that was read. `position`: the first position (ms)
+        that was merged. An epoch that ended before `position` counts, too, where its end
         still decides
 
         - what is late; or
-        - where tenants stand: after a change of the lag, no tenant is further behind than the
+        - how far tenants are: after a change of the lag, no tenant is further behind than the
           epoch's lag, counted from the largest head that the epoch has looked at.
         """
         fingerprints = {self.current}
@@ -147,7 +146,7 @@ def keep_read_since(
     epochs: Epochs,
     next_offsets: Mapping[str, Mapping[int, int]],
 ) -> None:
-    """Note, by input and partition, where bronze reads on by the current rules.
+    """Note bronze's next offsets, by input and partition, as the first by the current rules.
 
     Only the first note of an epoch counts.
     """
@@ -159,9 +158,9 @@ def keep_read_since(
 
 
 def is_noted(reader: TableReader, settings: Settings, number: int) -> bool:
-    """Return True where it is known where bronze began to read by the rules of an epoch.
+    """Return True where the offsets at which bronze began to read by an epoch's rules are noted.
 
-    Of the first epoch, it always is.
+    For the first epoch, they need no note.
     """
     return number == 0 or number in read_since(reader, settings, number + 1)
 

@@ -68,12 +68,12 @@ class Generations(tuple[Generation, ...]):
 
     def of(self, batch: int) -> Generation:
         """Return the generation of a batch of silver."""
-        begun = [each for each in self if each.from_batch <= batch]
+        begun = [generation for generation in self if generation.from_batch <= batch]
         return begun[-1] if begun else self[0]
 
     def after(self, generation: Generation) -> Generation | None:
         """Return the generation that ended this one; None for the newest."""
-        return next((each for each in self if each.number == generation.number + 1), None)
+        return next((later for later in self if later.number == generation.number + 1), None)
 
     def batches(self, generation: Generation) -> list[Condition]:
         """Return the batches of a generation as a condition."""
@@ -90,7 +90,7 @@ def read_generations(reader: TableReader, settings: Settings) -> Generations:
     A lake that an earlier version has begun has one.
     """
     if not reader.exists(tables.GENERATIONS):
-        return _of_earlier_version(reader, settings)
+        return _read_earlier_version(reader, settings)
     names = tables.layout(settings)[tables.GENERATIONS].schema.names
     by_number: dict[int, list[dict[str, Any]]] = {}
     for row in reader.select(
@@ -98,7 +98,7 @@ def read_generations(reader: TableReader, settings: Settings) -> Generations:
     ).to_pylist():
         by_number.setdefault(row["generation"], []).append(row)
     if not by_number:
-        return _of_earlier_version(reader, settings)
+        return _read_earlier_version(reader, settings)
     return Generations(_generation(number, rows) for number, rows in sorted(by_number.items()))
 
 
@@ -156,11 +156,11 @@ def generation_rows(settings: Settings, generation: Generation) -> pa.Table:
 
 
 def is_begun(reader: TableReader) -> bool:
-    """Return True where the table says where the lake begins."""
+    """Return True where the lake has begun: the table has a row."""
     return reader.exists(tables.GENERATIONS) and row_count(reader, tables.GENERATIONS) > 0
 
 
-def _of_earlier_version(reader: TableReader, settings: Settings) -> Generations:
+def _read_earlier_version(reader: TableReader, settings: Settings) -> Generations:
     """Return the only generation of a lake that an earlier version has begun, if there is one.
 
     Raises ConfigurationError where the lake has had a jump.
@@ -179,16 +179,16 @@ def _of_earlier_version(reader: TableReader, settings: Settings) -> Generations:
     for table, column in offset_columns:
         if reader.exists(table):
             with_source: Where = [
-                [("source", "is not null", None), *_of_no_generation(reader, table)]
+                [("source", "is not null", None), *_without_generation(reader, table)]
             ]
             rows = reader.select(table, ["source", "partition", column], with_source).to_pylist()
             for row in rows:
                 tp = TopicPartition(row["source"], row["partition"])
                 begin[tp] = min(row[column], begin.get(tp, row[column]))
     partitions = {tp.partition for tp in begin} | _partitions(reader, settings)
-    every = [TopicPartition(source, p) for source in settings.inputs for p in sorted(partitions)]
+    inputs = [TopicPartition(source, p) for source in settings.inputs for p in sorted(partitions)]
     return Generations(
-        [Generation(0, 0, dict.fromkeys(every, 0) | begin, {}, reason="an earlier version")]
+        [Generation(0, 0, dict.fromkeys(inputs, 0) | begin, {}, reason="an earlier version")]
     )
 
 
@@ -200,12 +200,12 @@ def _has_begun(reader: TableReader, settings: Settings) -> bool:
         *map(tables.bronze, settings.sources),
     ]
     return any(
-        reader.exists(table) and row_count(reader, table, [_of_no_generation(reader, table)]) > 0
+        reader.exists(table) and row_count(reader, table, [_without_generation(reader, table)]) > 0
         for table in with_rows
     )
 
 
-def _of_no_generation(reader: TableReader, table: str) -> list[Condition]:
+def _without_generation(reader: TableReader, table: str) -> list[Condition]:
     """Return the condition for rows without a generation.
 
     Rows with one were written by a start that was cut short, and decide nothing.

@@ -6,8 +6,8 @@ or released. The owner renews a file of its token every few seconds. A newcomer 
 taken watches that file. If it changes, the newcomer is refused. If it stays the same for
 `SILENCE_S`, or the owner is certainly dead, the newcomer takes over and removes the file.
 
-That the wait is over, or was not needed, proves nothing: every owner fences whatever it may write
-before it reads (`pipelines.running.owner.Owner.fence`), whoever was before. An owner that was only
+The end of the wait proves nothing. So every owner fences the tables that it may write before it
+reads them (`pipelines.running.owner.Owner.fence`). An owner that was only
 paused learns from `leases` that it was replaced. What it tries to write until then is kept out by
 its token.
 """

@@ -50,7 +50,7 @@ class Maintenance:
     engine: Engine
     names: Sequence[str]
     every: int | None = None
-    """Number of commits after which tables are compacted; None for as many as the engine says."""
+    """Number of commits after which tables are compacted; None: the engine's `compact_every`."""
     expire: Callable[[str], None] = lambda _: None
     """Function that deletes the rows of a table that are old enough."""
     now_s: Callable[[], float] = time.monotonic
@@ -100,7 +100,7 @@ def maintain(
 
 
 def keep_properties(engine: Engine, table: str) -> None:
-    """Give the table the properties of the layout, whatever it was made with.
+    """Give the table the properties of the layout, where it was created with others.
 
     For the table's owner alone.
     """

@@ -118,10 +118,10 @@ def _statistics(written: pq.FileMetaData, counted: list[str]) -> dict[str, Any]:
     columns = {written.schema.column(i).path: i for i in range(written.num_columns)}
     for name in counted:
         statistics = [group.column(columns[name]).statistics for group in groups]
-        nulls[name] = sum(each.null_count for each in statistics)
-        if with_values := [each for each in statistics if each.has_min_max]:
-            least[name] = _json_value(min(each.min for each in with_values))
-            most[name] = _json_value(max(each.max for each in with_values))
+        nulls[name] = sum(column.null_count for column in statistics)
+        if with_values := [column for column in statistics if column.has_min_max]:
+            least[name] = _json_value(min(column.min for column in with_values))
+            most[name] = _json_value(max(column.max for column in with_values))
     return {
         "numRecords": written.num_rows,
         "minValues": least,

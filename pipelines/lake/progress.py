@@ -87,7 +87,7 @@ def progress_rows(
 ) -> pa.Table:
     """Return a row of `progress` for every topic-partition.
 
-    So the last batch alone says where all of them stand.
+    So the rows of the last batch alone have the state of all of them.
     """
     rows = []
     for tp, done in plan.ranges.items():

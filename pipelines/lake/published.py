@@ -1,6 +1,6 @@
 """The tables `published` and `dead_letters`.
 
-They say where the sink, or a dead-letter topic, stood after the last transaction.
+They have the last messages of the sink, and the progress of dead-letter topics, by transaction.
 """
 
 from __future__ import annotations

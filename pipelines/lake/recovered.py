@@ -83,10 +83,13 @@ def joined(parts: Iterable[tuple[TopicPartition, Int64s]]) -> dict[TopicPartitio
     return {tp: np.unique(np.concatenate(part_offsets)) for tp, part_offsets in offsets.items()}
 
 
-def rows_of_parts(settings: Settings, out: Mapping[TopicPartition, Int64s]) -> list[dict[str, Any]]:
+def rows_of_parts(
+    settings: Settings, part_offsets: Mapping[TopicPartition, Int64s]
+) -> list[dict[str, Any]]:
     """Return the offsets of parts of messages as rows of the table.
 
-    There is one for each range `[offset, until_offset)`. `out`: by topic-partition, in order.
+    There is one for each range `[offset, until_offset)`. `part_offsets`: by topic-partition, in
+    order.
     """
     return [
         {
@@ -95,7 +98,7 @@ def rows_of_parts(settings: Settings, out: Mapping[TopicPartition, Int64s]) -> l
             "offset": since,
             "until_offset": until,
         }
-        for tp, offsets in out.items()
+        for tp, offsets in part_offsets.items()
         for since, until in as_ranges(offsets)
     ]
 
@@ -169,10 +172,10 @@ def _records_at(
 ) -> dict[tuple[int, int], tuple[bytes | None, bytes | None]]:
     """Return, by partition and offset, the key and value of records that were not refused."""
     records = {}
-    for some in in_portions(sorted(places)):
+    for portion in in_portions(sorted(places)):
         where: Where = [
             [("partition", "=", p), ("offset", "=", offset), ("reason", "is null", None)]
-            for p, offset in some
+            for p, offset in portion
         ]
         for row in reader.select(table, ["partition", "offset", "key", "value"], where).to_pylist():
             records[row["partition"], row["offset"]] = row["key"], row["value"]

@@ -1,10 +1,11 @@
 """The table `retention_bounds`: where the history of each table begins, once `keep` has deleted old
 rows.
 
-A floor is written before the rows below it are deleted, so whoever knows it misses nothing above
-it. Bronze's floor is the end of a batch of silver: everything before its offsets is gone, except
-refused records that are not old enough. The floor of another table is a time. Rows before it are
-gone: of silver by last event time, of `late` by position, of `quarantine` by Kafka's timestamp.
+A floor is written before the rows below it are deleted, so a reader that knows it misses nothing
+above it. Bronze's floor is the end of a batch of silver: everything before its offsets is deleted,
+except refused records that are not old enough. The floor of another table is a time. Rows before it
+are deleted: of silver by last event time, of `late` by position, of `quarantine` by Kafka's
+timestamp.
 
 What is left can be derived again from the end of a batch on, if no row that it touches has been
 deleted: there its *history* begins. The merge records that were open then are those rows of silver

@@ -64,7 +64,7 @@ For rows of earlier versions, whose size no column tells.
 
 
 class NoTableError(WatersmeetError):
-    """A table that is asked about does not exist."""
+    """The table of a query does not exist."""
 
     def __init__(self, table: str, place: str) -> None:
         super().__init__(
@@ -257,10 +257,10 @@ def first_offsets(
     Only offsets from `since` on count. Partitions without such a row are absent.
     """
     first: dict[int, int] = {}
-    for some in in_portions(sorted(bounds.items())):
+    for portion in in_portions(sorted(bounds.items())):
         beyond: Where = [
             [("partition", "=", p), ("offset", ">=", since.get(p, 0)), (column, ">=", bound)]
-            for p, bound in some
+            for p, bound in portion
         ]
         firsts = reader.summary(table, ["partition"], {"first": ("min", "offset")}, beyond)
         first |= dict(
@@ -326,7 +326,7 @@ def check_question(
     for column, operator, value in conditions:
         if operator not in OPERATORS or (operator in COMPARISONS and value is None):
             raise ValueError(f"{column} {operator} {value!r} is no condition")
-        if operator in ("in", "not in") and any(one is None for one in value):
+        if operator in ("in", "not in") and any(element is None for element in value):
             raise ValueError(f"{column} {operator} {value!r} is no condition: a null is in no list")
 
 
@@ -339,9 +339,9 @@ _PLAIN: Final = {
 
 
 def plain_type(kind: pa.DataType) -> pa.DataType:
-    """Return the one Arrow type for which all engines' variants of it stand.
+    """Return the common type of an Arrow type's variants, which engines choose differently.
 
-    That is string for string views and large strings, and so on.
+    For instance string for string views and large strings.
     """
     if pa.types.is_dictionary(kind):
         return plain_type(kind.value_type)
@@ -358,7 +358,7 @@ def plain_type(kind: pa.DataType) -> pa.DataType:
 
 def plain_schema(schema: Iterable[pa.Field]) -> pa.Schema:
     """Return a schema of plain types, in which everything may be null and nothing has metadata."""
-    return pa.schema([pa.field(one.name, plain_type(one.type)) for one in schema])
+    return pa.schema([pa.field(field.name, plain_type(field.type)) for field in schema])
 
 
 def normalise(rows: pa.Table) -> pa.Table:

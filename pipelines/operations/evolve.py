@@ -1,8 +1,8 @@
 """Changes the rules of an existing lake.
 
 It says first what changes and from which batch on, then records it as the next epoch. The epoch is
-one row of `epochs`, which decides. Before it is written, this process takes the layers from whoever
-owns them, so that no batch can follow the old rules afterwards; a run in progress ends. The row
+one row of `epochs`, which decides. Before it is written, this process takes the layers from their
+owner, so that no batch can follow the old rules afterwards; a run in progress ends. The row
 carries this process's token: once another process has taken a layer, it is not written. The next
 run, with the new rules, adds the columns that they need. If nothing changes, or a change is
 refused, no layers are taken.
@@ -115,7 +115,7 @@ def _applicable(reader: TableReader, settings: Settings) -> dict[str, Any]:
 def _read_to_the_end(this_run: Run, layer_set: LayerSet, sources: Sequence[str]) -> None:
     """Let bronze read all that the topics of repartitioned sources hold.
 
-    Whoever sends to these topics is fenced first.
+    Producers of `repartition` and `redrive` are fenced first.
     """
     settings = this_run.settings
     for name in sources:

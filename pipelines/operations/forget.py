@@ -72,7 +72,7 @@ def forgotten(
 
     With a tombstone, the sink gets one for the key first, while the tables still say in which
     partitions it was. Raises LeaseTakenError while another command changes the lake. Raises
-    ConfigurationError if a tombstone is asked for one tenant, since it would apply to all.
+    ConfigurationError for a tombstone of one tenant's key, since it would apply to all tenants.
     """
     if has_tombstone and tenant is not None:
         raise ConfigurationError(
@@ -253,8 +253,8 @@ class Forgetting:
             if self.tenant is None
             else [value_key(replace(epoch_rules, key=epoch_rules.tenant)) for epoch_rules in rules]
         )
-        every = self.reader.select(table, _PLACE, [conditions])
-        partitions, offsets = (int64s(every[name]) for name in _PLACE)
+        candidates = self.reader.select(table, _PLACE, [conditions])
+        partitions, offsets = (int64s(candidates[name]) for name in _PLACE)
         for chunk in chunks_of(self.reader, source, table, partitions, offsets):
             rows = read_chunk(self.reader, chunk, [*_PLACE, "key", "value"], conditions)
             for row in rows.to_pylist():

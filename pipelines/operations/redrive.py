@@ -220,7 +220,7 @@ class Redrive:
         """Yield the (partition, offset) of each record that was redriven.
 
         `first`: by partition, the first record to redrive. Later records tell it: those in bronze,
-        those not in bronze yet, and those that were passed over on purpose and are still in Kafka.
+        those not in bronze yet, and those that a reset skipped and that are still in Kafka.
         """
         topic = self.settings.inputs[source]
         until = 2**63 - 1
@@ -306,7 +306,7 @@ def _records(
 
 
 def _fingerprint(row: Mapping[str, Any], count: int | None = None) -> bytes:
-    headers = [(one["key"], one["value"]) for one in row["headers"] or ()]
+    headers = [(header["key"], header["value"]) for header in row["headers"] or ()]
     return fingerprint(row["key"], row["value"], headers[:count])
 
 
@@ -351,7 +351,7 @@ def _claims(topic: str, rows: pa.Table) -> Iterator[tuple[int, int, int, int]]:
     for partition, at, headers in zip(
         *(rows[name].to_pylist() for name in ("partition", "offset", "headers")), strict=True
     ):
-        header_pairs = [(one["key"], one["value"]) for one in headers or ()]
+        header_pairs = [(header["key"], header["value"]) for header in headers or ()]
         yield from (
             (partition, at, *claim) for claim in redriven_offsets(topic, partition, header_pairs)
         )

@@ -164,7 +164,7 @@ def _first_not_sent(
 ) -> dict[int, int]:
     """Return, by partition, the time (ms) of the oldest row still to be sent as a dead letter.
 
-    It is the time by which the row's age is counted. A partition without such a row is absent.
+    The time is that of the table's column in `_COLUMNS`. A partition without such a row is absent.
     """
     where = unsent(reader, settings, table, partitions)
     if where is None:
@@ -292,15 +292,15 @@ def _batches_before(
     Bounds are in ms. Only batches from `since` on count.
     """
     last_batches = {}
-    for some in in_portions(sorted(bounds)):
+    for portion in in_portions(sorted(bounds)):
         where = [
             [("partition", "=", p), ("batch", ">=", since), ("position", "<", bounds[p])]
-            for p in some
+            for p in portion
         ]
         rows = reader.summary(
             tables.PROGRESS, ["partition", "source"], {"last": ("max", "batch")}, where
         ).to_pylist()
-        for p in some:
+        for p in portion:
             batches = [row["last"] for row in rows if row["partition"] == p]
             if len(batches) == len(settings.inputs):
                 last_batches[p] = min(batches)
@@ -318,7 +318,7 @@ def _note(
 
 def _count(reader: TableReader, table: str, terms: Where) -> int:
     """Return how many rows meet one of the terms, which exclude one another."""
-    return sum(row_count(reader, table, some) for some in in_portions(terms))
+    return sum(row_count(reader, table, portion) for portion in in_portions(terms))
 
 
 def _is_worth_it(reader: TableReader, table: str, rows: int) -> bool:
@@ -329,6 +329,6 @@ def _is_worth_it(reader: TableReader, table: str, rows: int) -> bool:
 
 
 def _delete(owner: Owner, table: str, terms: Where) -> None:
-    for some in in_portions(terms):
+    for portion in in_portions(terms):
         with suppress_conflict():
-            owner.change(table, DELETING, partial(owner.engine.delete, table, some))
+            owner.change(table, DELETING, partial(owner.engine.delete, table, portion))

@@ -51,10 +51,10 @@ def chunks_of(
     order = np.lexsort((offsets, partitions))
     for begin in range(0, len(order), CHUNK_ROWS):
         rows = order[begin : begin + CHUNK_ROWS]
-        for some in np.split(
+        for part in np.split(
             rows, _cuts(reader, _chunk(source, table, partitions[rows], offsets[rows]))
         ):
-            yield _chunk(source, table, partitions[some], offsets[some])
+            yield _chunk(source, table, partitions[part], offsets[part])
 
 
 def _chunk(source: str, table: str, partitions: Int64s, offsets: Int64s) -> Chunk:

@@ -171,9 +171,9 @@ class DeadLetters:
             self._sent_offsets = self.recover()
 
     def recover(self) -> dict[int, dict[str, int]]:
-        """Return how far every partition of the topic is.
+        """Return how far every partition of the topic is, by its last message.
 
-        The topic says so, or `dead_letters` for a partition that is empty. Afterwards no
+        For an empty partition, `dead_letters` says it. Afterwards no
         transaction is open, and `dead_letters` has noted what is sent.
         """
         self.check_owner()
@@ -264,7 +264,7 @@ class DeadLetters:
             records = records.append_column("reason", pa.repeat(pa.scalar(LATE), records.num_rows))
         return records.append_column("source", pa.repeat(pa.scalar(chunk.source), records.num_rows))
 
-    # -- where the topic stands
+    # -- the progress of the topic
 
     def _parse_progress(self, message: Message, noted: SentOffsets) -> dict[str, int]:
         """Return, by input, how far a partition is, as its last message says.

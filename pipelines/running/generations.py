@@ -189,7 +189,7 @@ def _recovered_rows(
 def preview(reader: TableReader, settings: Settings, partitions: int) -> list[dict[str, Any]]:
     """Return what a run would read now, without changing anything.
 
-    Each row has a source, a partition, `[from_offset, until_offset)`, and `reason`: what says so.
+    Each row has a source, a partition, `[from_offset, until_offset)`, and `because`: the reason.
     It has the `transaction` of another producer if one is open behind these offsets. Raises what a
     run would raise.
     """
@@ -366,7 +366,8 @@ class Jump:
             "to": self.to,
             "open_records_closed": row_count(self._reader, tables.SILVER, unfinished),
             "unpublished_records_closed": sum(
-                row_count(self._reader, tables.SILVER, some) for some in in_portions(not_published)
+                row_count(self._reader, tables.SILVER, portion)
+                for portion in in_portions(not_published)
             ),
             "jumps": [
                 {**jump._asdict(), "skipped": jump.skipped, "read_again": jump.read_again}

@@ -1,4 +1,4 @@
-"""Finds where bronze goes on reading a source, and whether Kafka still has what comes next."""
+"""Finds the offsets that bronze reads next of a source, and those that Kafka no longer has."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Bounds = Mapping[int, tuple[int, int]]
 
 @dataclass
 class NextOffsets:
-    """The offsets at which bronze goes on reading the inputs of a lake that has begun.
+    """The offsets that bronze reads next, of the inputs of a lake that has begun.
 
     Each input has `partitions` Kafka partitions. Without an `owner`, nothing is written.
     """
@@ -33,10 +33,10 @@ class NextOffsets:
     owner: Owner | None = None
 
     def of(self, source: str, generation: Generation | None = None) -> dict[int, int]:
-        """Return, by partition, the offset at which reading goes on.
+        """Return, by partition, the offset that is read next.
 
-        That is after the last row of bronze, where the newest generation begins, or after a gap
-        that was accepted. `generation`: the newest one, if it is known.
+        It is the largest of: the offset after bronze's last row, the first of the newest
+        generation, and the end of an accepted gap. `generation`: the newest one, if it is known.
         """
         newest = generation or read_generations(self.reader, self.settings).newest
         offsets = newest.offsets_of(source)
@@ -65,7 +65,7 @@ class NextOffsets:
         return {p: offsets.get(p, 0) for p in range(self.partitions)}
 
     def checked(self, source: str) -> dict[int, int]:
-        """Return the offsets at which reading goes on, all of which Kafka has.
+        """Return, by partition, the offset that is read next and that Kafka has.
 
         A gap that is accepted is recorded in `resets`. Raises DataLossError if Kafka has deleted
         offsets that were not read and `on_data_loss` is `stop`.

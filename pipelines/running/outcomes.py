@@ -57,7 +57,7 @@ def _consumed(reader: TableReader, name: str, plan: BatchPlan) -> tuple[int, int
         if tp.source == name and not done.is_empty
     }
     counts: Counter[bool] = Counter()
-    for some in in_portions(sorted(ranges)):
+    for portion in in_portions(sorted(ranges)):
         where: Where = [
             [
                 ("partition", "=", p),
@@ -65,7 +65,7 @@ def _consumed(reader: TableReader, name: str, plan: BatchPlan) -> tuple[int, int
                 ("offset", "<", ranges[p].until_offset),
                 ("event_time", "is not null", None),
             ]
-            for p in some
+            for p in portion
         ]
         rows = reader.summary(tables.bronze(name), ["heartbeat"], {"rows": ("count", "*")}, where)
         counts.update(

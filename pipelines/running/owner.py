@@ -2,7 +2,7 @@
 
 Delta keeps, by table and application, the last transaction version that it has seen, and skips a
 commit whose version is not larger. So a commit that is made twice happens once. Once a later owner
-has committed anything, whatever an earlier one still tries is skipped, or found in conflict. An
+has committed anything, each commit of an earlier one is skipped, or ends in a conflict. An
 owner reads the table after each commit to see whether it was made.
 """
 
@@ -72,8 +72,8 @@ class Owner:
         """Return the version of the table that holds a commit of this owner.
 
         Raises LeaseLostError if the commit was skipped. Raises CommitRepeatedError if the table has
-        another commit of its number: that of an earlier try, whose answer did not come, and which
-        may say something else.
+        another commit of its number: that of an earlier try, whose answer did not come. Its
+        content may differ.
         """
         last = last_commit(self.engine.reader, table, commit.application)
         if last is None or last[1].transaction_version != commit.transaction_version:

@@ -88,8 +88,8 @@ def _parts_of_messages(
         is_out.append(
             batch < newest.from_batch or (p in tails and place <= tails[p].place and not is_behind)
         )
-    out = rows.filter(pa.array(is_out, pa.bool_()))
-    return _places_of_parts(out, sources)
+    published = rows.filter(pa.array(is_out, pa.bool_()))
+    return _places_of_parts(published, sources)
 
 
 _PLACE = {

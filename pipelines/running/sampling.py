@@ -35,11 +35,11 @@ TIMEOUT_S: Final = 2.5
 class Sampler:
     """Samples Kafka and the lake for the observers of a run.
 
-    Kafka is asked where the sources' topics end and which transactions are open there. The lake is
-    asked, after silver has changed, how many merge records are open, and of which tenants.
+    Of Kafka: the ends of the sources' topics, and the transactions open there. Of the lake, after
+    silver has changed: how many merge records are open, and of which tenants.
 
     The sampler also observes the run, to know whether silver has changed, and where the clocks of
-    tenants are. A question that is not answered is asked again the next time.
+    tenants are. A query that fails is repeated with the next sample.
     """
 
     def __init__(

@@ -74,7 +74,7 @@ class RetryPolicy:
                 if passes_on(failure):
                     raise
                 error = self.cause(failure)
-                # A store that has just come back may still fail, and yet be well when it is asked.
+                # A store that has just come back may still fail, and yet pass the check.
                 unexplained = 0 if is_retriable(error) else unexplained + 1
                 if unexplained and (
                     is_known(error) or self.check_store is None or unexplained > UNEXPLAINED
@@ -102,7 +102,7 @@ class RetryPolicy:
         """Return the trouble of the object store, if an engine's error may come from there.
 
         Otherwise return the error itself. Engines report such trouble as errors of many classes, so
-        the store itself is asked.
+        the store itself is checked.
         """
         if not is_known(failure):
             try:
