@@ -498,13 +498,10 @@ class DryRun:
                 row["partition"],
                 row["offset"],
             )
-            if (
-                place in positions
-                or row["offset"] >= cursors[TopicPartition(*place[:2])].next_offset
-            ):
-                waiting.append(
-                    row | ({"position": positions.get(place)} if self._tenant_columns else {})
-                )
+            is_unread = row["offset"] >= cursors[TopicPartition(*place[:2])].next_offset
+            if place in positions or is_unread:
+                position = {"position": positions.get(place)} if self._tenant_columns else {}
+                waiting.append(row | position)
         return waiting
 
     def _counts(self, source: str) -> dict[str, int]:

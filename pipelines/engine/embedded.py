@@ -237,12 +237,12 @@ class EmbeddedEngine:
         self._commit(
             table,
             commit,
-            lambda delta_table, how: write_deltalake(
+            lambda delta_table, arguments: write_deltalake(
                 delta_table,
                 _with_added(delta_table, rows),
                 mode="append",
                 writer_properties=_writer(_size_of(rows)),
-                **how,
+                **arguments,
             ),
         )
 
@@ -252,10 +252,15 @@ class EmbeddedEngine:
         columns = {sql_name(name): f"changed.{sql_name(name)}" for name in schema.names}
         condition = replaced_row(only_open=only_open, has_tenants=has_tenants(schema))
 
-        def write(delta_table: DeltaTable, how: _How) -> None:
+        def write(delta_table: DeltaTable, arguments: _CommitArguments) -> None:
             """Merge the changed rows into the table, in one commit with these properties."""
             merge = delta_table.merge(
-                rows, condition, "changed", "kept", writer_properties=_writer(_size_of(rows)), **how
+                rows,
+                condition,
+                "changed",
+                "kept",
+                writer_properties=_writer(_size_of(rows)),
+                **arguments,
             )
             merge = merge.when_matched_delete("changed.status IS NULL").when_matched_update(columns)
             merge.when_not_matched_insert(columns, "changed.status IS NOT NULL").execute()
@@ -292,11 +297,10 @@ class EmbeddedEngine:
             return False
         [by] = self.lake.layout[table].partitioned_by
         chunks = 1 + CHUNKS * unfinished.size // self.merge_bytes
-        batch_rows = max(
-            1, min(_ROWS_AT_ONCE, row_count(self.reader, table, unfinished.every) // chunks)
-        )
+        count = row_count(self.reader, table, unfinished.every)
+        batch_rows = max(1, min(_ROWS_AT_ONCE, count // chunks))
 
-        def write(delta_table: DeltaTable, how: _How) -> None:
+        def write(delta_table: DeltaTable, arguments: _CommitArguments) -> None:
             """Write new files, and commit them in place of those that are there, with these
             properties.
             """
@@ -315,7 +319,12 @@ class EmbeddedEngine:
                     applied(chunk, validate(changed)) for chunk, changed in function(rows, *inputs)
                 )
             delta_table.create_write_transaction(
-                [*added], "overwrite", schema, [by], [(by, "in", list(unfinished.statuses))], **how
+                [*added],
+                "overwrite",
+                schema,
+                [by],
+                [(by, "in", list(unfinished.statuses))],
+                **arguments,
             )
             delta_table.update_incremental()
 
@@ -327,7 +336,9 @@ class EmbeddedEngine:
         condition = sql_where(resolve_condition(table, where), self.lake.schema(table))
         writer = self._writer_of(table)
         self._commit(
-            table, commit, lambda delta_table, how: delta_table.delete(condition, writer, **how)
+            table,
+            commit,
+            lambda delta_table, arguments: delta_table.delete(condition, writer, **arguments),
         )
 
     def update(
@@ -340,11 +351,16 @@ class EmbeddedEngine:
         self._commit(
             table,
             commit,
-            lambda delta_table, how: delta_table.update(updates, None, condition, writer, **how),
+            lambda delta_table, arguments: delta_table.update(
+                updates, None, condition, writer, **arguments
+            ),
         )
 
     def _commit(
-        self, table: str, commit: Commit | None, write: Callable[[DeltaTable, _How], Any]
+        self,
+        table: str,
+        commit: Commit | None,
+        write: Callable[[DeltaTable, _CommitArguments], Any],
     ) -> None:
         """Make one commit, unless the table has seen its transaction version.
 
@@ -353,25 +369,25 @@ class EmbeddedEngine:
         """
         delta_table = self.reader.opened(table)
         if commit is None:
-            write(delta_table, _how(delta_table, None))
+            write(delta_table, _commit_arguments(delta_table, None))
             return
         seen = delta_table.transaction_version(commit.application)
         if seen is not None and seen >= commit.transaction_version:
             return
         once = Transaction(commit.application, commit.transaction_version)
-        how = _how(
+        arguments = _commit_arguments(
             delta_table,
             CommitProperties({"userMetadata": commit.metadata}, app_transactions=[once]),
         )
         before = delta_table.version()
         with self._naming_features(table):
-            write(delta_table, how)
+            write(delta_table, arguments)
         if delta_table.version() == before:  # delta-rs makes no commit where no row changes
             write_deltalake(
                 delta_table,
                 _with_added(delta_table, self.lake.schema(table).empty_table()),
                 mode="append",
-                **how,
+                **arguments,
             )
 
     @contextmanager
@@ -436,7 +452,9 @@ class EmbeddedEngine:
             delta_table = self.reader.opened(table)
             writer = self._writer_of(table)
             delta_table.optimize.compact(
-                target_size=file_bytes, writer_properties=writer, **_how(delta_table, None)
+                target_size=file_bytes,
+                writer_properties=writer,
+                **_commit_arguments(delta_table, None),
             )
 
     def purge(self, table: str) -> None:
@@ -448,7 +466,10 @@ class EmbeddedEngine:
             columns = [name for name in _ORDER if name in self.lake.schema(table).names]
             writer = self._writer_of(table)
             delta_table.optimize.z_order(
-                columns, target_size=FILE_BYTES, writer_properties=writer, **_how(delta_table, None)
+                columns,
+                target_size=FILE_BYTES,
+                writer_properties=writer,
+                **_commit_arguments(delta_table, None),
             )
 
     def _writer_of(self, table: str) -> WriterProperties:
@@ -538,14 +559,16 @@ def _size_of(rows: pa.Table) -> int:
     return int(rows.nbytes // max(1, rows.num_rows))
 
 
-class _How(TypedDict):
+class _CommitArguments(TypedDict):
     """The arguments with which delta-rs makes a commit."""
 
     commit_properties: CommitProperties | None
     post_commithook_properties: PostCommitHookProperties
 
 
-def _how(delta_table: DeltaTable, properties: CommitProperties | None) -> _How:
+def _commit_arguments(
+    delta_table: DeltaTable, properties: CommitProperties | None
+) -> _CommitArguments:
     """Return the arguments of a commit with these properties.
 
     Every `CLEAN_UP_EVERY` commits, log files older than the log's retention are deleted. That

@@ -30,7 +30,7 @@ from pyspark.errors import AnalysisException
 from pyspark.sql import Column, DataFrame, DataFrameWriter, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
-from pyspark.sql.types import StringType, StructField
+from pyspark.sql.types import StringType
 
 from pipelines.core.message import message_bytes
 from pipelines.core.reading import read_records
@@ -571,15 +571,12 @@ def _numbered(inputs: Sequence[DataFrame]) -> list[dict[str, str]]:
     """
     numbers: dict[tuple[str, str], str] = {}
 
-    def number_of(field: StructField) -> str:
-        """Return the number of a column's name and type; the next one for a new pair."""
-        column = field.name, field.dataType.simpleString()
-        return numbers.setdefault(column, f"c{len(numbers)}")
+    def numbered(rows: DataFrame) -> dict[str, str]:
+        """Return the number of each column; a new pair of name and type gets the next one."""
+        columns = [(field.name, field.dataType.simpleString()) for field in rows.schema]
+        return {column[0]: numbers.setdefault(column, f"c{len(numbers)}") for column in columns}
 
-    names: list[dict[str, str]] = []
-    for rows in inputs:
-        names.append({field.name: number_of(field) for field in rows.schema})
-    return names
+    return [numbered(rows) for rows in inputs]
 
 
 def _as_numbered(names: Mapping[str, str]) -> list[Column]:

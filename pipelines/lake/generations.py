@@ -68,8 +68,8 @@ class Generations(tuple[Generation, ...]):
 
     def of(self, batch: int) -> Generation:
         """Return the generation of a batch of silver."""
-        begun = [generation for generation in self if generation.from_batch <= batch]
-        return begun[-1] if begun else self[0]
+        earlier = [generation for generation in self if generation.from_batch <= batch]
+        return earlier[-1] if earlier else self[0]
 
     def after(self, generation: Generation) -> Generation | None:
         """Return the generation that ended this one; None for the newest."""

@@ -296,10 +296,9 @@ def _records(
     conditions: Sequence[Condition] = (),
 ) -> Iterator[pa.Table]:
     """Yield records of a table at these partitions and offsets, as many as fit into memory."""
-    in_order = np.array(sorted(place for place in places if place[1] < 2**63), np.int64).reshape(
-        -1, 2
-    )
-    for chunk in chunks_of(reader, source, table, in_order[:, 0], in_order[:, 1]):
+    in_order = sorted(place for place in places if place[1] < 2**63)
+    partitions, offsets = np.array(in_order, np.int64).reshape(-1, 2).T
+    for chunk in chunks_of(reader, source, table, partitions, offsets):
         yield read_chunk(
             reader, chunk, ["partition", "offset", "key", "value", "headers"], conditions
         )
@@ -334,9 +333,8 @@ def redriven_in_bronze(
     }:
         spans = {p: (at, min(at + step, ranges[p][1])) for p, at in begins.items()}
         with_headers = [[*terms, ("headers", "is not null", None)] for terms in within(spans)]
-        claims = _claims(
-            topic, reader.select(table, ["partition", "offset", "headers"], with_headers)
-        )
+        read = reader.select(table, ["partition", "offset", "headers"], with_headers)
+        claims = _claims(topic, read)
         for rows in _records(reader, source, table, {(p, at) for p, at, *_ in claims}):
             yield from refused.confirmed(topic, rows)
         begins = {p: until for p, (_, until) in spans.items()}

@@ -151,12 +151,8 @@ def _needed(reader: TableReader, partitions: Mapping[int, int], longest_ms: int)
     recovery_times = {
         p: read_again_from(time, longest_ms) for p, time in begins.items() if time is not None
     }
-    return {
-        row["partition"]: min(
-            row["event_time"], recovery_times.get(row["partition"], row["event_time"])
-        )
-        for row in rows
-    }
+    times = {row["partition"]: row["event_time"] for row in rows}
+    return {p: min(time, recovery_times.get(p, time)) for p, time in times.items()}
 
 
 def _first_not_sent(

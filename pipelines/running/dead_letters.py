@@ -86,14 +86,14 @@ def unsent(
         return None
     by = ["sink", "partition", "source"]
     rows = reader.summary(tables.DEAD_LETTERS, by, {"next": ("max", "next_offset")}).to_pylist()
-    next_offsets = {
+    sent_until = {
         (row["source"], row["partition"]): row["next"]
         for row in rows
         if row["sink"].split(" ")[0] == topic
     }
     where: list[Sequence[Condition]] = []
     for source in settings.inputs:
-        beyond = {p: (next_offsets.get((source, p), 0), None) for p in partitions}
+        beyond = {p: (sent_until.get((source, p), 0), None) for p in partitions}
         where += [[("source", "=", source), *terms] for terms in within(beyond)]
     return where
 
