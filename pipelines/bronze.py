@@ -85,7 +85,7 @@ class Bronze:
     source: str
     reporter: Reporter = field(default_factory=Reporter)
     maintenance: Maintenance | None = None
-    _unjudged: tuple[int, int] = (0, 0)
+    _unchecked: tuple[int, int] = (0, 0)
     _is_unsure: bool = False
     """True after a failed batch: only the table knows whether its commit and its note were made."""
     _kept_schemas: set[int] = field(default_factory=set)
@@ -182,16 +182,16 @@ class Bronze:
     def _take_batch(self, rows: Rows) -> None:
         if self._is_unsure:
             self.complete()  # Kafka may have lost refused records of the batch
-        with self._engine.held(self.without_erased(rows, self._erased)) as kept:
+        with self._engine.cached(self.without_erased(rows, self._erased)) as kept:
             with self.owner.step("bronze", "read"):
-                found = self.counted(kept)
-            records, refused = _counts(found)
+                counts = self.counted(kept)
+            records, refused = _counts(counts)
             if not records:
                 return
-            self._check_share(found, records, refused)
+            self._check_share(counts, records, refused)
             fault_point("bronze.append")
             with self.owner.step("bronze", "append"):
-                commit = self.append(kept, found)
+                commit = self.append(kept, counts)
         with self.owner.step("bronze", "note"):
             self.note(commit)
         fault_point("bronze.done")
@@ -199,7 +199,7 @@ class Bronze:
             {p: until for p, (_, until) in ranges_of(commit.facts["ranges"]).items()}
         )
         self.owner.notify(
-            RecordsProcessed("bronze", {self.settings.inputs[self.source]: _outcomes(found)})
+            RecordsProcessed("bronze", {self.settings.inputs[self.source]: _outcomes(counts)})
         )
         self.reporter.notify(
             self.table, f"{records} records, {refused} refused", records=records, refused=refused
@@ -233,17 +233,18 @@ class Bronze:
         registered = [WRITER_SCHEMA.name] if self._registry is not None else []
         return self._engine.summary(rows, ["partition", "reason", "heartbeat", *registered], values)
 
-    def append(self, rows: Rows, found: pa.Table, *, fills: bool = False) -> Commit:
+    def append(self, rows: Rows, counts: pa.Table, *, fills: bool = False) -> Commit:
         """Commit rows to bronze (step 1) and return the commit that holds them.
 
-        `found`: the rows as `counted`. `fills`: the rows lie between others that are already there.
+        `counts`: the result of `counted`. `fills`: the rows lie between others that are already
+        there.
 
         After a failure only the table knows whether the commit was made, and rows that are read
         again may lack records that Kafka has compacted or deleted meanwhile. Bronze has every
         offset below the end of its last commit, so when rows are tried again, only those beyond
         that end are written. If the table already has all of them, its last commit is returned.
         """
-        ranges = _ranges(found)
+        ranges = _ranges(counts)
         if self._is_unsure:
             last = last_decision(self._engine.reader, self.table, self.application)
             ends = (
@@ -258,19 +259,19 @@ class Bronze:
             if any(since < ends.get(p, 0) for p, (since, _) in ranges.items()):
                 schema = self._engine.lake.schema(self.table)
                 rows = self._engine.per_partition(partial(_beyond, ends=ends), [rows], schema)
-                found = self.counted(rows)
-                ranges = _ranges(found)
+                counts = self.counted(rows)
+                ranges = _ranges(counts)
         if self._registry is not None:
-            self._keep_schemas(self._registry, set(found[WRITER_SCHEMA.name].to_pylist()) - {None})
-        facts = {"ranges": ranges_fact(ranges), "refused": _counts(found)[1], "fills": fills}
+            self._keep_schemas(self._registry, set(counts[WRITER_SCHEMA.name].to_pylist()) - {None})
+        facts = {"ranges": ranges_fact(ranges), "refused": _counts(counts)[1], "fills": fills}
         self._is_unsure = True
         return self.owner.append(self.table, rows, self.application, facts)
 
-    def _keep_schemas(self, registry: RegistrySettings, wanted: set[int]) -> None:
+    def _keep_schemas(self, registry: RegistrySettings, schema_ids: set[int]) -> None:
         """Add the schemas with these ids to `writer_schemas`, if it lacks them."""
-        if new := wanted - self._kept_schemas:
-            known = known_schemas(self._engine.reader, source_of(self.source))
-            new -= {schema_id for schema_id, text in known.items() if text != UNKNOWN}
+        if new := schema_ids - self._kept_schemas:
+            existing = known_schemas(self._engine.reader, source_of(self.source))
+            new -= {schema_id for schema_id, text in existing.items() if text != UNKNOWN}
             schemas = Registry(registry, self._given_up)
             texts = {
                 schema_id: text
@@ -279,7 +280,7 @@ class Bronze:
             }
             if texts:
                 self._note_schemas(texts)
-            self._kept_schemas |= wanted - (new - texts.keys())
+            self._kept_schemas |= schema_ids - (new - texts.keys())
 
     def note(self, commit: Commit) -> None:
         """Write the refused rows of a commit to `quarantine` (step 2).
@@ -299,8 +300,8 @@ class Bronze:
             )
         ]
         if commit.facts["fills"]:
-            known: Where = [[("source", "=", self.source), *terms] for terms in within(ranges)]
-            inputs.append(self._engine.read(tables.QUARANTINE, ["partition", "offset"], known))
+            noted: Where = [[("source", "=", self.source), *terms] for terms in within(ranges)]
+            inputs.append(self._engine.read(tables.QUARANTINE, ["partition", "offset"], noted))
         rows = self._engine.per_partition(partial(_to_note, ranges=ranges), inputs, schema)
         note = replace(commit, application=bronze_application(self.source))
         self._engine.append(tables.QUARANTINE, rows, note)
@@ -310,17 +311,17 @@ class Bronze:
         if (commit := unnoted_commit(self._engine.reader, self.source)) is not None:
             self.note(commit)
 
-    def _check_share(self, found: pa.Table, records: int, refused: int) -> None:
+    def _check_share(self, counts: pa.Table, records: int, refused: int) -> None:
         """Raise QuarantineLimitError if too large a share of the records is refused.
 
         Batches are counted together until they have enough records to judge (`QUARANTINE_SAMPLE`).
         """
-        seen, bad = self._unjudged
+        seen, bad = self._unchecked
         if seen + records < QUARANTINE_SAMPLE:
-            self._unjudged = seen + records, bad + refused
+            self._unchecked = seen + records, bad + refused
             return
         if refused and bad + refused > self.settings.kafka.quarantine_limit * (seen + records):
-            reasons = found.filter(pc.is_valid(found["reason"]))
+            reasons = counts.filter(pc.is_valid(counts["reason"]))
             worst = (
                 reasons.group_by("reason")
                 .aggregate([("records", "sum")])
@@ -337,7 +338,7 @@ class Bronze:
                 reason,
                 f"{topic}[{first['partition']}]@{first['first']}",
             )
-        self._unjudged = 0, 0
+        self._unchecked = 0, 0
 
     def _notify_progress(self, offsets: Mapping[int, int]) -> None:
         self.owner.notify(
@@ -355,9 +356,9 @@ class Bronze:
         return self.owner.engine
 
 
-def _ranges(found: pa.Table) -> dict[int, tuple[int, int]]:
+def _ranges(counts: pa.Table) -> dict[int, tuple[int, int]]:
     """Return, by partition, the offsets `[first, last + 1)` of rows counted by `Bronze.counted`."""
-    ends = found.group_by("partition").aggregate([("first", "min"), ("last", "max")])
+    ends = counts.group_by("partition").aggregate([("first", "min"), ("last", "max")])
     columns = (ends[name].to_pylist() for name in ("partition", "first_min", "last_max"))
     return {p: (first, last + 1) for p, first, last in zip(*columns, strict=True)}
 
@@ -370,40 +371,40 @@ def _beyond(rows: pa.Table, *, ends: Mapping[int, int]) -> pa.Table:
 
 
 def _to_note(
-    rows: pa.Table, known: pa.Table | None = None, *, ranges: Mapping[int, tuple[int, int]]
+    rows: pa.Table, noted: pa.Table | None = None, *, ranges: Mapping[int, tuple[int, int]]
 ) -> pa.Table:
-    """Return the rows in their partition's range `[from, until)` that are not among `known`."""
+    """Return the rows in their partition's range `[from, until)` that are not among `noted`."""
     partitions, numbers = np.unique(int64s(rows["partition"]), return_inverse=True)
     ends = np.array([ranges.get(int(p), (0, 0)) for p in partitions], np.int64).reshape(-1, 2)[
         numbers
     ]
     offsets = int64s(rows["offset"])
-    found = rows.filter(pa.array((offsets >= ends[:, 0]) & (offsets < ends[:, 1])))
-    return found if known is None else without_known(found, known)
+    refused = rows.filter(pa.array((offsets >= ends[:, 0]) & (offsets < ends[:, 1])))
+    return refused if noted is None else without_existing(refused, noted)
 
 
-def without_known(rows: pa.Table, known: pa.Table) -> pa.Table:
-    """Return the rows whose partition and offset are not among the known ones."""
+def without_existing(rows: pa.Table, existing: pa.Table) -> pa.Table:
+    """Return the rows whose partition and offset are not among the existing ones."""
     place = ["partition", "offset"]
     numbered = rows.select(place).append_column("row", pa.array(range(rows.num_rows), pa.int64()))
     # Only the places are joined: a join cannot carry list columns, such as headers.
-    new = numbered.join(known.select(place), place, join_type="left anti")
+    new = numbered.join(existing.select(place), place, join_type="left anti")
     return rows.take(new["row"].sort())
 
 
-def _counts(found: pa.Table) -> tuple[int, int]:
+def _counts(counts: pa.Table) -> tuple[int, int]:
     """Return the number of records, and how many of them are refused."""
-    refused = found.filter(pc.is_valid(found["reason"]))
-    return sum(found["records"].to_pylist()), sum(refused["records"].to_pylist())
+    refused = counts.filter(pc.is_valid(counts["reason"]))
+    return sum(counts["records"].to_pylist()), sum(refused["records"].to_pylist())
 
 
-def _outcomes(found: pa.Table) -> Counts:
-    """Return the number of records by outcome; `found`: rows of `Bronze.counted`.
+def _outcomes(rows: pa.Table) -> Counts:
+    """Return the number of records by outcome; `rows`: rows of `Bronze.counted`.
 
     The outcomes are `accepted`, `heartbeat`, `skipped`, and `quarantined` with a reason.
     """
     counts: Counter[tuple[str, str]] = Counter()
-    for row in found.to_pylist():
+    for row in rows.to_pylist():
         if row["reason"]:
             counts["quarantined", row["reason"]] += row["records"]
             continue

@@ -513,7 +513,7 @@ def reset(
         partitions = this_run.partitions
         targets = targets_of(lake_settings, partitions, target)
         if yes:
-            with this_run.owned() as layer_set:
+            with this_run.take_layers() as layer_set:
                 owner = layer_set.owner
                 tails = layer_set.gold.recover()
                 jump = Jump(owner, lake_settings, partitions, str(target), targets, tails)
@@ -558,7 +558,7 @@ def maintain(config: Config = DEFAULT_CONFIG, as_json: Json = False) -> None:
 
     settings = load_settings(config)
     names = [name for layer in LAYERS for name in kept_by(layer, settings)]
-    with reporting() as reporter, Run(settings, LAYERS, reporter).owned() as layer_set:
+    with reporting() as reporter, Run(settings, LAYERS, reporter).take_layers() as layer_set:
         done = maintain_tables(layer_set.owner.engine, names, layer_set.expire)
     answer({"tables": done}, as_json, show.maintain_view)
 

@@ -3,7 +3,7 @@
 It serves to try rules and to test them. Every decision is made by the functions that the layers
 call: `core.reading` reads the records, `core.plan` and `core.merge` merge them, the user's SQL
 expressions judge them, and `core.message` makes the messages. The records are one batch, since the
-output does not depend on how the input is cut. If it is wanted, time goes on after the last record
+output does not depend on how the input is cut. With `close`, time goes on after the last record
 until every merge record has timed out, as if every source sent a heartbeat from far ahead.
 """
 
@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from decimal import Decimal
@@ -159,7 +159,7 @@ def _tried(
     offsets: Counter[tuple[str, int]] = Counter()
     for place, number, record in sent:
         try:
-            source, partition, *said = _checked(
+            source, partition, *fields = _checked(
                 _parsed(record) if isinstance(record, bytes) else record, settings, encoders
             )
         except _WrongError as wrong:
@@ -169,7 +169,7 @@ def _tried(
         offsets[topic, partition] += 1
         for reader in (name for name, other in settings.inputs.items() if other == topic):
             lines[reader, partition, offset] = number
-            rows[reader].append((topic, partition, offset, *said))
+            rows[reader].append((topic, partition, offset, *fields))
     return DryRun(engine, settings, _bronze(settings, rows, avro), lines, avro).normalise(
         close=close
     )
@@ -185,17 +185,17 @@ class _WrongError(ValueError):
 def _parsed(text: bytes) -> Mapping[str, Any]:
     """Return a line's object, with its value as it is sent, unless that is text or null."""
     try:
-        found = json.loads(text, parse_constant=_no_constant)
-        if isinstance(found, dict) and not isinstance(found.get("value"), (str, type(None))):
+        parsed = json.loads(text, parse_constant=_no_constant)
+        if isinstance(parsed, dict) and not isinstance(parsed.get("value"), (str, type(None))):
             spelled = json.loads(text, parse_int=orjson.Fragment, parse_float=orjson.Fragment)
-            found["value"] = orjson.dumps(spelled["value"]).decode()
+            parsed["value"] = orjson.dumps(spelled["value"]).decode()
     except (ValueError, TypeError, RecursionError) as error:
         raise _WrongError(
             f"is no strict JSON ({error}); write an object such as {_EXAMPLE}"
         ) from None
-    if not isinstance(found, dict):
+    if not isinstance(parsed, dict):
         raise _WrongError(f"is no JSON object; write one such as {_EXAMPLE}")
-    return found
+    return parsed
 
 
 _EXAMPLE: Final = '{"source": "tracking", "value": {"ts": 0}}'
@@ -278,8 +278,8 @@ def _bronze(
 ) -> pa.Table:
     """Return the records of all sources as they are read: bronze's columns and `source`."""
     tables = []
-    for source, mine in rows.items():
-        columns = list(zip(*mine, strict=True)) or [()] * len(KAFKA)
+    for source, source_rows in rows.items():
+        columns = list(zip(*source_rows, strict=True)) or [()] * len(KAFKA)
         kafka = pa.table(
             [pa.array(column, kind) for column, kind in zip(columns, KAFKA.types, strict=True)],
             schema=KAFKA,
@@ -348,14 +348,19 @@ class DryRun:
                     heads = TenantClocks.of(self._timed, heads, plan, idle, rules.lag_ms).heads()
             clocks.append(clocks[-1] if plan is None else plan.clocks)
         silver = silver.sort_by(
-            [(name, "ascending") for name in ("partition", "event_time", *self._whose, "merge_key")]
+            [
+                (name, "ascending")
+                for name in ("partition", "event_time", *self._tenant_columns, "merge_key")
+            ]
         )
         return {
             "clocks": [{"partition": p, "clock": clocks[1].get(p)} for p in partitions],
             "records": self._records(silver.filter(pc.not_equal(silver["status"], "waiting"))),
             "messages": [message for p in partitions for message in self._messages(p, silver)],
-            "late": self._told(was_late, "merge_key", *self._whose, "event_time", "position"),
-            "quarantined": self._told(
+            "late": self._described(
+                was_late, "merge_key", *self._tenant_columns, "event_time", "position"
+            ),
+            "quarantined": self._described(
                 self.bronze.filter(pc.is_valid(self.bronze["reason"])), "reason", "detail"
             ),
             "waiting": self._waiting(cursors, silver),
@@ -366,11 +371,11 @@ class DryRun:
     def _timed(self) -> pa.Table:
         """The records that have a time."""
         return self.bronze.filter(pc.is_valid(self.bronze["event_time"])).select(
-            [*RECORD_SCHEMA.names, *self._whose]
+            [*RECORD_SCHEMA.names, *self._tenant_columns]
         )
 
     @property
-    def _whose(self) -> list[str]:
+    def _tenant_columns(self) -> list[str]:
         """The column with the tenant of a record, if there are tenants."""
         return TENANT.names if self.settings.merge.has_tenants else []
 
@@ -380,9 +385,9 @@ class DryRun:
         idle: Mapping[TopicPartition, Sequence[IdleDecision]],
     ) -> dict[TopicPartition, Available]:
         """Return the records that the merge has not consumed yet, with these heartbeats."""
-        found: dict[TopicPartition, Available] = {}
+        available: dict[TopicPartition, Available] = {}
         for source in self.settings.inputs:
-            mine = self.bronze.filter(pc.equal(self.bronze["source"], source)).select(
+            source_rows = self.bronze.filter(pc.equal(self.bronze["source"], source)).select(
                 ["partition", "offset", "event_time"]
             )
             ahead = {
@@ -390,9 +395,9 @@ class DryRun:
                 for tp, cursor in cursors.items()
                 if tp.source == source
             }
-            found |= by_partition(source, normalise(mine), ahead)
-        return found | {
-            tp: found.get(tp, NOTHING_AVAILABLE).with_idle(beats) for tp, beats in idle.items()
+            available |= by_partition(source, normalise(source_rows), ahead)
+        return available | {
+            tp: available.get(tp, NOTHING_AVAILABLE).with_idle(beats) for tp, beats in idle.items()
         }
 
     def _far_ahead(
@@ -424,36 +429,35 @@ class DryRun:
             "invalid_reason",
             "batch",
         ]
-        columns += [*(DUE.names if self.settings.merge.has_due else []), *self._whose]
-        found = []
+        columns += [*(DUE.names if self.settings.merge.has_due else []), *self._tenant_columns]
+        records = []
         for row in normalise(silver.select([*columns, *self.settings.sources])).to_pylist():
             batch = row.pop("batch")
             parts = self._parts_of(row)
             for source in self.settings.sources:
                 del row[source]
             at_end = batch == _AT_END and row["status"] == "timed_out"
-            told = [
+            part_rows = [
                 {
                     **self._place(source, row["partition"], part["offset"]),
                     "event_time": round(part["event_time"].timestamp() * 1000),
                 }
                 for source, part in parts
             ]
-            found.append({"key": row.pop("merge_key"), **row, "at_end": at_end, "parts": told})
-        return found
+            records.append(
+                {"key": row.pop("merge_key"), **row, "at_end": at_end, "parts": part_rows}
+            )
+        return records
 
     def _messages(self, partition: int, silver: pa.Table) -> list[dict[str, Any]]:
         """Return the messages that gold would send to a partition."""
         is_out = pc.and_(
             pc.equal(silver["partition"], partition), pc.fill_null(silver["valid"], False)
         )
-        order = (
-            BY_TENANT
-            if self._whose
-            else BY_CLOSING
-            if self.settings.merge.has_due
-            else BY_EVENT_TIME
-        )
+        if self._tenant_columns:
+            order = BY_TENANT
+        else:
+            order = BY_CLOSING if self.settings.merge.has_due else BY_EVENT_TIME
         columns = [
             "partition",
             "last_event_time",
@@ -465,38 +469,40 @@ class DryRun:
         )
         rows = rows.sort_by([(name, "ascending") for name in order.columns])
         made = messages(rows, rows["value"], None, {})
-        told = []
+        described = []
         for row in made.to_pylist():
             headers = {header["key"]: header["value"].decode() for header in row["headers"]}
             text = None if row["value"] is None else row["value"].decode(errors="backslashreplace")
             place = {"partition": partition, "seq": int(headers[SEQ]), "id": headers[ID]}
-            place |= {name: row[name] for name in self._whose}
-            told.append(
+            place |= {name: row[name] for name in self._tenant_columns}
+            described.append(
                 {**place, "key": row["key"].decode(), "timestamp": row["timestamp"], "value": text}
             )
-        return told
+        return described
 
     def _waiting(
         self, cursors: Mapping[TopicPartition, Cursor], silver: pa.Table
     ) -> list[dict[str, Any]]:
         """Return the records that the clock (with tenants, their tenant's) has not reached."""
         rows = self.bronze.filter(pc.is_valid(self.bronze["merge_key"]))
-        at = dict[SortKey, int]()
+        positions = dict[SortKey, int]()
         for row in normalise(silver.filter(pc.equal(silver["status"], "waiting"))).to_pylist():
-            at |= {
+            positions |= {
                 (name, row["partition"], part["offset"]): row["position"]
                 for name, part in self._parts_of(row)
             }
-        found = []
-        for row in self._told(rows, "merge_key", *self._whose, "event_time"):
+        waiting = []
+        for row in self._described(rows, "merge_key", *self._tenant_columns, "event_time"):
             place = (
                 self.settings.input(row["source"], row["topic"]),
                 row["partition"],
                 row["offset"],
             )
-            if place in at or row["offset"] >= cursors[TopicPartition(*place[:2])].next_offset:
-                found.append(row | ({"position": at.get(place)} if self._whose else {}))
-        return found
+            is_unread = row["offset"] >= cursors[TopicPartition(*place[:2])].next_offset
+            if place in positions or is_unread:
+                position = {"position": positions.get(place)} if self._tenant_columns else {}
+                waiting.append(row | position)
+        return waiting
 
     def _counts(self, source: str) -> dict[str, int]:
         rows = self.bronze.filter(pc.equal(self.bronze["source"], source))
@@ -504,18 +510,18 @@ class DryRun:
         beats, skipped = (pc.sum(column).as_py() or 0 for column in (rows["heartbeat"], is_skipped))
         return {"records": len(rows), "heartbeats": beats, "skipped": skipped}
 
-    def _told(self, rows: pa.Table, *columns: str) -> list[dict[str, Any]]:
+    def _described(self, rows: pa.Table, *columns: str) -> list[dict[str, Any]]:
         """Return records in the order in which they came: their coordinates, and some columns."""
-        found = []
+        described = []
         for row in normalise(
             rows.select(["source", "topic", "partition", "offset", *columns])
         ).to_pylist():
             name = self.settings.input(source_of(row["source"]), row["topic"])
             place = self._place(name, row["partition"], row["offset"])
-            found.append(
+            described.append(
                 {**place, **{"key" if name == "merge_key" else name: row[name] for name in columns}}
             )
-        return sorted(found, key=itemgetter("line"))
+        return sorted(described, key=itemgetter("line"))
 
     def _parts_of(self, row: Mapping[str, Any]) -> list[tuple[str, dict[str, Any]]]:
         """Return the parts of a row of silver, each with its input."""
@@ -526,39 +532,38 @@ class DryRun:
         ]
 
     def _place(self, name: str, partition: int, offset: int) -> dict[str, Any]:
-        (source, topic), line = self.settings.place(name), self.lines[name, partition, offset]
+        source, topic = self.settings.place(name)
         return {
             "source": source,
             "topic": topic,
             "partition": partition,
             "offset": offset,
-            "line": line,
+            "line": self.lines[name, partition, offset],
         }
 
 
 def _replaced(silver: pa.Table, changed: pa.Table) -> pa.Table:
-    """Return silver after these rows have taken the place of those that they replace."""
+    """Return silver after the changed rows have replaced or deleted others (`Engine.merge`)."""
     has_tenants = "passes" in changed.column_names
     key = ["partition", "merge_key", *(TENANT.names if has_tenants else [])]
-    gone = set(zip(*(changed[name].to_pylist() for name in (*key, "replaces")), strict=True))
-    is_kept = [
-        row not in gone
-        for row in zip(*(silver[name].to_pylist() for name in (*key, "event_time")), strict=True)
-    ]
+    replaced = set(_tuples(changed, [*key, "replaces"]))
+    is_kept = [row not in replaced for row in _tuples(silver, [*key, "event_time"])]
     if has_tenants:
-        passes = {
-            tuple(row[name] for name in key): row["passes"]
-            for row in changed.to_pylist()
-            if row["passes"] is not None
+        waiting_until = {
+            tuple(place): until
+            for *place, until in _tuples(changed, [*key, "passes"])
+            if until is not None
         }
-        rows = zip(silver.select([*key, "status", "position"]).to_pylist(), is_kept, strict=True)
+        rows = zip(_tuples(silver, [*key, "status", "position"]), is_kept, strict=True)
         is_kept = [
-            kept
-            if row["status"] != "waiting"
-            else row["position"] > passes.get(tuple(row[name] for name in key), _BEFORE)
-            for row, kept in rows
+            kept if status != "waiting" else position > waiting_until.get(tuple(place), _BEFORE)
+            for (*place, status, position), kept in rows
         ]
         changed = changed.filter(pc.is_valid(changed["status"]))
     return pa.concat_tables(
         [silver.filter(pa.array(is_kept, pa.bool_())), changed.select(silver.column_names)]
     )
+
+
+def _tuples(rows: pa.Table, columns: Sequence[str]) -> Iterator[tuple[Any, ...]]:
+    return zip(*(rows[name].to_pylist() for name in columns), strict=True)

@@ -14,8 +14,8 @@ with the largest offsets is the latest. For each source:
    the previous records are written;
 4. *transaction*: the records that may be written are sent, all of them or none.
 
-After a crash, or any other failure, everything starts again with step 1. The lake is only asked for
-its rules.
+After a crash, or any other failure, everything starts again with step 1. Of the lake, only the
+rules are read.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ _LAYER: Final = "repartition"
 """The name of this stage beside the layers."""
 
 EVERY_S: Final = 0.2
-"""Interval at which Kafka is asked for new records."""
+"""Interval at which Kafka is checked for new records."""
 
 LOOK_EVERY_S: Final = 5.0
 """Interval at which the topics that are read are checked for a new identity or new partitions."""
@@ -122,9 +122,8 @@ def repartition(
     """
     if problems := check_options(settings.kafka):
         raise ConfigurationError(problems[0])
-    registries = [
-        of for name in settings.repartitioned if (of := settings.sources[name].registry) is not None
-    ]
+    used = [settings.sources[name].registry for name in settings.repartitioned]
+    registries = [registry for registry in used if registry is not None]
     for registry in registries:
         Registry(registry).check_options()
     notify = all_of(observers)
@@ -134,22 +133,22 @@ def repartition(
             "...}` to one"
         )
     longest_ms = max((registry.unknown_after_ms or 0 for registry in registries), default=0)
-    patience = RetryPolicy(reporter, stopping, patience_s + longest_ms / 1000, notify=notify)
+    retry_policy = RetryPolicy(reporter, stopping, patience_s + longest_ms / 1000, notify=notify)
     with ThreadPoolExecutor(1) as reader:
         stages = [
             Repartition(settings, name, reader, reporter, notify) for name in settings.repartitioned
         ]
         for stage in stages:
-            patience.run(stage.poll)
+            retry_policy.run(stage.poll)
         while not stopping.is_set():
             for stage in stages:
-                patience.run(stage.advance)
+                retry_policy.run(stage.advance)
             is_idle = all(stage.is_done for stage in stages)
             if is_idle and (once or stopping.wait(EVERY_S)):
                 break
             for stage in stages:
                 if not once and stage.is_done:
-                    patience.run(stage.poll)
+                    retry_policy.run(stage.poll)
         return [described for stage in stages for described in stage.described()]
 
 
@@ -161,7 +160,8 @@ _Read: TypeAlias = tuple[pa.Table, dict[InputPartition, int]]
 class _State:
     """The state of this process, valid as long as nothing fails.
 
-    It says how much is written, the next offset to read by input, and what is being read.
+    `written`: how much is written. `offsets`: the next to read, by input. `reading`: the read under
+    way.
     """
 
     written: RepartitionProgress
@@ -186,7 +186,7 @@ class Repartition:
     """True where everything is written that was there at the last check."""
     _bounds: Mapping[InputPartition, tuple[int, int]] = field(default_factory=dict)
     _state: _State | None = None
-    _looked: float | None = None
+    _checked_at_s: float | None = None
     _identities: Mapping[str, str] = field(default_factory=dict)
     _written_to: str = ""
     _counts: Mapping[str, int] = field(default_factory=dict)
@@ -217,18 +217,17 @@ class Repartition:
         replaced.
         """
         now = time.monotonic()
-        if self._looked is None or now - self._looked > LOOK_EVERY_S:
-            self._look_at_topics()
-            self._looked = now
-        found = {topic: self._cluster.bounds(topic, self._counts[topic]) for topic in self.origins}
+        if self._checked_at_s is None or now - self._checked_at_s > LOOK_EVERY_S:
+            self._check_topics()
+            self._checked_at_s = now
         self._bounds = {
             InputPartition(topic, p): bounds
-            for topic, of_topic in found.items()
-            for p, bounds in of_topic.items()
+            for topic in self.origins
+            for p, bounds in self._cluster.bounds(topic, self._counts[topic]).items()
         }
         self.is_done = False
 
-    def _look_at_topics(self) -> None:
+    def _check_topics(self) -> None:
         self._counts = self._cluster.partition_counts(self.origins)
         if missing := [topic for topic in self.origins if topic not in self._counts]:
             raise ConfigurationError(
@@ -253,15 +252,15 @@ class Repartition:
         Afterwards `is_done` says whether that was all.
         """
         # After a failure, only the topic knows what is written.
-        state = self._state or self._taken_up()
+        state = self._state or self._recover()
         self._state = None
-        ends = {of: end for of, (_, end) in self._bounds.items()}
-        for of, (first, _) in self._bounds.items():
-            state.offsets.setdefault(of, first)
+        ends = {tp: end for tp, (_, end) in self._bounds.items()}
+        for tp, (first, _) in self._bounds.items():
+            state.offsets.setdefault(tp, first)
         self._begin_reading(state)
         self._end_reading(state)
         taken, positions = state.lockstep.take(
-            of for of, end in ends.items() if state.offsets[of] < end
+            tp for tp, end in ends.items() if state.offsets[tp] < end
         )
         state.written = RepartitionProgress(
             self._identities,
@@ -273,9 +272,8 @@ class Repartition:
             began = time.monotonic()
             self._write(repartition_messages(taken, self.partitions, state.written))
             counts = taken["topic"].value_counts()
-            self.records.update(
-                dict(zip(*(counts.field(i).to_pylist() for i in (0, 1)), strict=True))
-            )
+            topics, records = (counts.field(i).to_pylist() for i in (0, 1))
+            self.records.update(dict(zip(topics, records, strict=True)))
             self.notify(StepDone(_LAYER, "write", time.monotonic() - began))
             self.notify(RecordsProcessed(_LAYER, {self.topic: {("copied", ""): taken.num_rows}}))
             self.reporter.notify(
@@ -285,19 +283,19 @@ class Repartition:
                 topic=self.topic,
             )
         self.is_done = not taken.num_rows and all(
-            state.offsets[of] >= end for of, end in ends.items()
+            state.offsets[tp] >= end for tp, end in ends.items()
         )
         self._state = state
-        left = {
-            of: max(0, end - max(first, state.written.offsets[of]))
-            for of, (first, end) in self._bounds.items()
+        backlog = {
+            tp: max(0, end - max(first, state.written.offsets[tp]))
+            for tp, (first, end) in self._bounds.items()
         }
         for topic in self.origins:
             self.notify(
                 LagObserved(
                     _LAYER,
                     topic,
-                    {of.partition: records for of, records in left.items() if of.topic == topic},
+                    {tp.partition: records for tp, records in backlog.items() if tp.topic == topic},
                 )
             )
         if taken.num_rows:
@@ -322,7 +320,7 @@ class Repartition:
         A failure to do so stops nothing.
         """
         try:
-            self._group.commit({(of.topic, of.partition): offset for of, offset in offsets.items()})
+            self._group.commit({(tp.topic, tp.partition): offset for tp, offset in offsets.items()})
         except KafkaTransientError:  # the next step reports it
             return
         except WatersmeetError as error:
@@ -341,7 +339,7 @@ class Repartition:
             }
             offsets = dict(sorted(self._state.written.offsets.items()))
         for topic in self.origins:
-            read = {of.partition: offset for of, offset in offsets.items() if of.topic == topic}
+            read = {tp.partition: offset for tp, offset in offsets.items() if tp.topic == topic}
             row = {
                 "source": self.source,
                 "from": topic,
@@ -358,9 +356,9 @@ class Repartition:
         waiting = state.lockstep.first_offsets()
         share = max(1, self._offsets_at_once // len(self._bounds))
         ranges = [
-            Range(*of, since, min(since + share, end))
-            for of, (_, end) in sorted(self._bounds.items())
-            if (since := state.offsets[of]) < end and of not in waiting
+            Range(*tp, since, min(since + share, end))
+            for tp, (_, end) in sorted(self._bounds.items())
+            if (since := state.offsets[tp]) < end and tp not in waiting
         ]
         if ranges and state.reading is None:
             state.reading = self.reader.submit(self._read, ranges)
@@ -373,12 +371,12 @@ class Repartition:
         reading = state.reading
         state.reading = None
         try:
-            found = reading.result() if reading else ()
+            results = reading.result() if reading else ()
         except Exception as failure:
             self._note_unknown_schema(failure)
             raise
         self._waiting_since = None
-        for rows, reached in found:
+        for rows, reached in results:
             state.lockstep.add(rows)
             state.offsets |= reached
 
@@ -398,21 +396,15 @@ class Repartition:
         decode = partial(
             assign_partitions, rules=rules_of(self.settings, self.source, self._given_up)
         )
-        found = []
+        results = []
         for topic in self.origins:
-            of_topic = [wanted for wanted in ranges if wanted.topic == topic]
-            room = (
-                READ_BYTES
-                * self._size.limit
-                // self._size.largest
-                * len(of_topic)
-                // len(self._bounds)
-            )
-            rows, reached = read_decoded(self.settings.kafka, of_topic, decode, ROUTED, room)
-            found.append(
-                (rows, {InputPartition(topic, p): offset for p, offset in reached.items()})
-            )
-        return found
+            topic_ranges = [offset_range for offset_range in ranges if offset_range.topic == topic]
+            max_bytes = READ_BYTES * self._size.limit // self._size.largest
+            share = max_bytes * len(topic_ranges) // len(self._bounds)
+            rows, reached = read_decoded(self.settings.kafka, topic_ranges, decode, ROUTED, share)
+            ends = {InputPartition(topic, p): offset for p, offset in reached.items()}
+            results.append((rows, ends))
+        return results
 
     # -- what is written
 
@@ -426,7 +418,7 @@ class Repartition:
             read_epochs(self._reader, self.settings), self.settings, self.source
         )
 
-    def _taken_up(self) -> _State:
+    def _recover(self) -> _State:
         """Return the state of the topic, once nobody else can write to it.
 
         A missing topic is created.
@@ -434,8 +426,8 @@ class Repartition:
         self._check_lake()  # before anybody is fenced
         counts = self._cluster.partition_counts([self.topic])
         if self.topic not in counts:
-            wanted = {**copy_settings(self._cluster, self.origins), "retention.ms": "-1"}
-            self._cluster.create_topic(self.topic, self.partitions, wanted)
+            topic_settings = {**copy_settings(self._cluster, self.origins), "retention.ms": "-1"}
+            self._cluster.create_topic(self.topic, self.partitions, topic_settings)
         elif counts[self.topic] != self.partitions:
             raise ConfigurationError(
                 f"sources.{self.source}.repartition.partitions: {self.topic} has "
@@ -445,20 +437,20 @@ class Repartition:
         self._written_to = self._cluster.identified(self.topic)
         self._publisher.begin()
         self._check_lake()
-        known = self._written()
-        offsets = dict(known.offsets)
+        progress = self._written()
+        offsets = dict(progress.offsets)
         lost = {
-            of: (at, first)
-            for of, at in offsets.items()
-            if at < (first := self._bounds.get(of, (0, 0))[0])
+            tp: (at, first)
+            for tp, at in offsets.items()
+            if at < (first := self._bounds.get(tp, (0, 0))[0])
         }
         for topic in self.origins if self.settings.kafka.on_data_loss == "stop" else ():
-            if of_topic := {
-                of.partition: places for of, places in lost.items() if of.topic == topic
+            if lost_offsets := {
+                tp.partition: places for tp, places in lost.items() if tp.topic == topic
             }:
-                raise DataLossError(self.source, topic, of_topic)
-        offsets |= {of: first for of, (_, first) in lost.items()}
-        return _State(known, offsets, Lockstep(self.origins, dict(known.positions)))
+                raise DataLossError(self.source, topic, lost_offsets)
+        offsets |= {tp: first for tp, (_, first) in lost.items()}
+        return _State(progress, offsets, Lockstep(self.origins, dict(progress.positions)))
 
     def _written(self) -> RepartitionProgress:
         """Return the largest state that a last message of the topic carries: what is written only
@@ -484,19 +476,22 @@ class Repartition:
                     "messages; name another topic "
                     "and another lake"
                 )
-        said = [_stands_at(message) for message in tails.values()]
-        for topic, identified in {place for each in said for place in each.topics.items()}:
-            mine = self._identities.get(topic)
-            if identified != mine and not (mine and self._has_the_records(topic, tails.values())):
+        states = [_progress_of(message) for message in tails.values()]
+        identities = {item for progress in states for item in progress.topics.items()}
+        for topic, identified in identities:
+            identity = self._identities.get(topic)
+            if identified != identity and not (
+                identity and self._has_the_records(topic, tails.values())
+            ):
                 raise ConfigurationError(
                     f"sources.{self.source}.repartition.from: {self.topic} was written from "
                     f"{identified}, and `from` names "
-                    f"{mine or ' and '.join(self.origins)}; name that topic, too, or write to "
+                    f"{identity or ' and '.join(self.origins)}; name that topic, too, or write to "
                     "another one with another lake"
                 )
         return max(
-            said,
-            key=lambda each: sum(each.offsets.values()),
+            states,
+            key=lambda progress: sum(progress.offsets.values()),
             default=RepartitionProgress(self._identities, {}, {}),
         )
 
@@ -511,7 +506,7 @@ class Repartition:
             for message in messages
             if (place := origin_of(headers_of(message))).topic == topic
         ]
-        return bool(copied) and all(self._is_copy(*each) for each in copied)
+        return bool(copied) and all(self._is_copy(place, message) for place, message in copied)
 
     def _is_copy(self, place: Origin, message: Message) -> bool:
         first, end = self._bounds.get(InputPartition(place.topic, place.partition), (0, 0))
@@ -520,7 +515,7 @@ class Repartition:
         there = read_range(self.settings.kafka, Range(*place, place.offset + 1))
         rows = pa.Table.from_batches(there, KAFKA)
         sent = message.timestamp()[1]
-        # As `copies` writes them.
+        # As `repartition_messages` writes them.
         times = [
             sent if time < 0 else max(1, time)
             for time in times_ms(rows["kafka_timestamp"]).tolist()
@@ -543,7 +538,7 @@ class Repartition:
     @cached_property
     def _reader(self) -> TableReader:
         def spark() -> Any:
-            """Return the session by which a catalog is read."""
+            """Return the session that reads a catalog's tables."""
             from pipelines.engine.session import spark_session
 
             return spark_session(self.settings.spark)
@@ -551,7 +546,7 @@ class Repartition:
         return reader(self._lake, spark)
 
 
-def _stands_at(message: Message) -> RepartitionProgress:
+def _progress_of(message: Message) -> RepartitionProgress:
     try:
         return written(headers_of(message))
     except ValueError:

@@ -119,8 +119,8 @@ class Run:
 
         Raises WatersmeetError.
         """
-        if problems := check_options(self.settings.kafka):
-            raise ConfigurationError(problems[0])
+        if unusable := check_options(self.settings.kafka):
+            raise ConfigurationError(unusable[0])
         for source in self.settings.sources.values():
             if source.registry is not None:
                 Registry(source.registry).check_options()
@@ -145,14 +145,11 @@ class Run:
             else epochs.current.settings
         )
         self.engine.lake = Lake(self.settings)
-        found = (
-            check_expressions(self.engine, self.settings)
-            if has_expressions(self.settings.publish)
-            else []
-        )
-        found += check_tables(self.engine.lake, reader)
-        if found:
-            what, where, fix = found[0]
+        has_sql = has_expressions(self.settings.publish)
+        problems = check_expressions(self.engine, self.settings) if has_sql else []
+        problems += check_tables(self.engine.lake, reader)
+        if problems:
+            what, where, fix = problems[0]
             raise ConfigurationError(f"{where}: {what}; {fix}")
         if "bronze" in self.layers:
             check_beginning(reader, self.settings, self.partitions)
@@ -173,7 +170,7 @@ class Run:
             )
         self.notify = all_of([*self.observers, *self._background])
         check_store = partial(check_writable, lake) if stored(lake) else None
-        self.patience = RetryPolicy(
+        self.retry_policy = RetryPolicy(
             self.reporter, self.stopping, self.patience_s, check_store, self.notify
         )
         self.reporter.notify("lake", "ready")
@@ -197,8 +194,8 @@ class Run:
         Each layer begins with what the one before has handed on so far, and ends after it. Raises
         WatersmeetError if a stream failed.
         """
-        with self._watched(), self.owned() as owned:
-            self.supervise(owned, owned.streams(once=True))
+        with self._watched(), self.take_layers() as layer_set:
+            self.supervise(layer_set, layer_set.streams(once=True))
 
     def until_stopped(self) -> None:
         """Run every layer after the one before it, until `stopping` is set.
@@ -206,10 +203,10 @@ class Run:
         Returns once every batch under way is done. Raises WatersmeetError if a stream failed; the
         others are stopped in the same way first.
         """
-        with self._watched(), self.owned(can_be_idle=True) as owned:
-            self.supervise(owned, owned.streams(once=False))
+        with self._watched(), self.take_layers(can_be_idle=True) as layer_set:
+            self.supervise(layer_set, layer_set.streams(once=False))
 
-    def supervise(self, owned: LayerSet, streams: Sequence[Stream]) -> None:
+    def supervise(self, layer_set: LayerSet, streams: Sequence[Stream]) -> None:
         """Start the streams and supervise them until they end, or until `stopping` is set.
 
         Afterwards `stopping` is set. Raises WatersmeetError if a stream failed; the others are
@@ -229,7 +226,7 @@ class Run:
             self.stopping.set()  # so that no batch is cut in two
             for stream in streams:
                 stream.stop()
-        owned.raise_if_lost()
+        layer_set.raise_if_lost()
         for stream in streams:
             stream.raise_failure()
 
@@ -247,18 +244,20 @@ class Run:
 
         That is: offsets for consumer groups, samples for observers, checks.
         """
-        beside = [RunningThread(type(each).__name__, each.follow) for each in self._background]
+        threads = [RunningThread(type(work).__name__, work.follow) for work in self._background]
         try:
             yield
         finally:
-            for thread in beside:
+            for thread in threads:
                 thread.stop()
 
     @contextmanager
-    def owned(self, *, can_be_idle: bool = False, change: str | None = None) -> Iterator[LayerSet]:
+    def take_layers(
+        self, *, can_be_idle: bool = False, change: str | None = None
+    ) -> Iterator[LayerSet]:
         """Take the layers, so that only this process writes them inside the `with` block.
 
-        Whoever had them before, and however that one ended, is fenced before the tables are read.
+        Every earlier owner, however it ended, is fenced before the tables are read.
 
         `change`: the command that takes them to change the lake. A run in progress loses them to
         it. Raises LeaseLostError if another process has taken the layers over by the end. Raises
@@ -279,65 +278,24 @@ class Run:
         lease = Lease(
             self.engine.lake, reader, self.engine.append, self.layers, change, on_lost=lost
         )
-
-        def largest_known() -> int:
-            """Return the largest fencing token in the last commits of the layers' tables; 0 if
-            none.
-            """
-            return max(
-                (found[1].token for pair in written if (found := last_commit(reader, *pair))),
-                default=0,
-            )
-
         self._widen_shared(tables.LEASES)
-        lease.take(largest_known)
+        lease.take(partial(_largest_token, reader, written))
         try:
             self.notify(OwnerChanged(self.layers, lease.token, is_owner=True))
             owner = Owner(self.engine, lease.token, self.notify, is_observed=bool(self.observers))
-            own = {
-                "bronze": [
-                    *map(tables.bronze, self.settings.sources),
-                    tables.QUARANTINE,
-                    tables.RECOVERED,
-                ],
-                "silver": [tables.SILVER, tables.LATE, tables.PROGRESS],
-                "gold": [tables.PUBLISHED],
-            }
-            for layer in self.layers:
-                if evolve_schema(self.engine, own[layer]) and layer == "silver":
-                    create_view(self.engine)
-            self._widen_shared(
-                *{table for table, _ in written}.difference(*[own[layer] for layer in self.layers])
-            )
+            self._widen_own(written)
             fence_all(owner, written)  # after widening, since a fence writes every column
-            keep_moved(
-                reader,
-                self.engine.append,
-                self.settings,
-                {field: facts[field] for field in moved},
-            )
+            moved_facts = {field: facts[field] for field in moved}
+            keep_moved(reader, self.engine.append, self.settings, moved_facts)
             keep_identity(reader, self.engine.append, self.settings, facts)
-            keep_first_epoch(reader, self.engine.append, self.settings, now_ms())
-            # The epochs may have changed since the run was created.
-            epochs = read_epochs(reader, self.settings)
-            if self._begins_anew(reader, epochs):
-                row = epoch_row(self.settings, epochs.current.number + 1, 0, now_ms())
-                owner.append(tables.EPOCHS, row, EVOLVING)
-                epochs = read_epochs(reader, self.settings)
-            else:
-                check_rules(epochs, self.settings)
+            epochs = self._keep_epochs(owner)
             if "silver" in self.layers:
                 keep_properties(self.engine, tables.SILVER)
             if "bronze" in self.layers:
-                publisher = sink_publisher(self.settings) if "gold" in self.layers else None
-                begin_first(owner, self.settings, self.partitions, publisher)
-                if not is_noted(reader, self.settings, epochs.current.number):
-                    reading = NextOffsets(reader, self.settings, self.partitions)
-                    offsets = {source: reading.of(source) for source in self.settings.inputs}
-                    keep_read_since(reader, self.engine.append, self.settings, epochs, offsets)
-            owned = LayerSet(self, owner, lease, can_be_idle=can_be_idle)
-            self.patience.run(owned.complete)
-            yield owned
+                self._begin_reading(owner, epochs)
+            layer_set = LayerSet(self, owner, lease, can_be_idle=can_be_idle)
+            self.retry_policy.run(layer_set.complete)
+            yield layer_set
             lease.check()
         except BaseException:
             with suppress(Exception):  # a takeover may be what made it fail
@@ -352,6 +310,55 @@ class Run:
             lease.release()
         finally:
             self.notify(OwnerChanged(self.layers, lease.token, is_owner=False))
+
+    def _widen_own(self, written: Sequence[tuple[str, str]]) -> None:
+        """Widen the tables to which the layers' owner commits (`_written_by`)."""
+        own = {
+            "bronze": [
+                *map(tables.bronze, self.settings.sources),
+                tables.QUARANTINE,
+                tables.RECOVERED,
+            ],
+            "silver": [tables.SILVER, tables.LATE, tables.PROGRESS],
+            "gold": [tables.PUBLISHED],
+        }
+        for layer in self.layers:
+            if evolve_schema(self.engine, own[layer]) and layer == "silver":
+                create_view(self.engine)
+        self._widen_shared(
+            *{table for table, _ in written}.difference(*[own[layer] for layer in self.layers])
+        )
+
+    def _keep_epochs(self, owner: Owner) -> Epochs:
+        """Record the first epoch, or the rules of a lake that begins anew; return the epochs.
+
+        Raises ConfigurationError if the rules have changed since the run was created.
+        """
+        reader = self.engine.reader
+        keep_first_epoch(reader, self.engine.append, self.settings, now_ms())
+        epochs = read_epochs(reader, self.settings)
+        if self._begins_anew(reader, epochs):
+            row = epoch_row(self.settings, epochs.current.number + 1, 0, now_ms())
+            owner.append(tables.EPOCHS, row, EVOLVING)
+            return read_epochs(reader, self.settings)
+        check_rules(epochs, self.settings)
+        return epochs
+
+    def _begin_reading(self, owner: Owner, epochs: Epochs) -> None:
+        """Begin the lake if it has not begun, and note where bronze begins to read by an epoch."""
+        reader = self.engine.reader
+        publisher = sink_publisher(self.settings) if "gold" in self.layers else None
+        begin_first(owner, self.settings, self.partitions, publisher)
+        if not is_noted(reader, self.settings, epochs.current.number):
+            next_offsets = NextOffsets(reader, self.settings, self.partitions)
+            offsets = {source: next_offsets.of(source) for source in self.settings.inputs}
+            keep_read_since(reader, self.engine.append, self.settings, epochs, offsets)
+
+
+def _largest_token(reader: TableReader, written: Sequence[tuple[str, str]]) -> int:
+    """Return the largest fencing token in the last commits to these tables; 0 if there are none."""
+    last_commits = (last_commit(reader, table, application) for table, application in written)
+    return max((last[1].token for last in last_commits if last is not None), default=0)
 
 
 def run_with_restarts(
@@ -392,7 +399,7 @@ class LayerSet:
         )
         self.silver = Silver(owner, self._settings, run.partitions, self._silence)
         self.gold = Gold(owner, self._settings, run.partitions, lease.check)
-        self.letters = [
+        self.dead_letters = [
             DeadLetters(owner, self._settings, run.partitions, table, topic, lease.check)
             for table, topic in self._settings.publish.dead_letter_topics.items()
         ]
@@ -418,8 +425,8 @@ class LayerSet:
             self.silver.complete()
         if "gold" in self._run.layers:
             self.gold.complete()
-            for letters in self.letters:
-                letters.complete()
+            for dead_letters in self.dead_letters:
+                dead_letters.complete()
 
     @property
     def is_lost(self) -> bool:
@@ -467,17 +474,17 @@ class LayerSet:
             engine, kept_by("bronze", self._settings, source), expire=self._expire_some
         )
         bronze = Bronze(self.owner, self._settings, source, run.reporter, maintenance)
-        reading = NextOffsets(engine.reader, self._settings, run.partitions, self.owner)
+        next_offsets = NextOffsets(engine.reader, self._settings, run.partitions, self.owner)
 
-        def begin(gate: BatchGate) -> Running:
-            """Start reading a source at the offsets where the tables say that it goes on."""
+        def begin(batch_gate: BatchGate) -> Running:
+            """Start reading a source at its next offsets, which follow from the tables."""
 
             def process_batch(work: Callable[[], None]) -> None:
                 """Run a batch of bronze under the gate, and notify silver."""
-                gate.run(work)
+                batch_gate.run(work)
                 self._news["silver"].set()
 
-            return bronze.start(reading.checked(source), process_batch, once=once)
+            return bronze.start(next_offsets.checked(source), process_batch, once=once)
 
         goes_on = self._settings.kafka.on_data_loss == "continue"
 
@@ -485,15 +492,17 @@ class LayerSet:
             """Return True if reading would not fail again after a restart."""
             return bronze.has_given_up(failure) or (goes_on and is_data_loss(failure))
 
-        return Stream(BatchGate(run.patience, passes_on), begin, ends=once)
+        return Stream(BatchGate(run.retry_policy, passes_on), begin, ends=once)
 
     def drain_silver(self) -> None:
         """Merge everything that is available."""
         for plan in self.silver.drain(self._run.stopping.is_set):
-            rows = sum(done.size for done in plan.ranges.values())
+            offsets = sum(done.size for done in plan.ranges.values())
             clock = min(plan.clocks.values(), default=None)
-            news = f"batch {plan.batch}: {rows} offsets, slowest clock {_utc(clock)}"
-            self._run.reporter.notify("silver", news, batch=plan.batch, offsets=rows, clock=clock)
+            news = f"batch {plan.batch}: {offsets} offsets, slowest clock {_utc(clock)}"
+            self._run.reporter.notify(
+                "silver", news, batch=plan.batch, offsets=offsets, clock=clock
+            )
             self._news["gold"].set()
             self._maintenance["silver"].after_commit()
 
@@ -506,13 +515,13 @@ class LayerSet:
                 "gold", f"{messages} messages published to {topic}", messages=messages, topic=topic
             )
             self._maintenance["gold"].after_commit()
-        for letters in self.letters:
-            for sent in letters.drain(self._run.stopping.is_set):
+        for dead_letters in self.dead_letters:
+            for sent in dead_letters.drain(self._run.stopping.is_set):
                 self._run.reporter.notify(
                     "gold",
-                    f"{sent} dead letters sent to {letters.topic}",
+                    f"{sent} dead letters sent to {dead_letters.topic}",
                     messages=sent,
-                    topic=letters.topic,
+                    topic=dead_letters.topic,
                 )
                 self._maintenance["gold"].after_commit()
 
@@ -535,16 +544,16 @@ class LayerSet:
         if until_done is not None:
             news = self._news[layer]
             return Stream(
-                BatchGate(self._run.patience),
-                lambda gate: following(gate, drain, until_done, news),
+                BatchGate(self._run.retry_policy),
+                lambda batch_gate: following(batch_gate, drain, until_done, news),
                 ends=True,
             )
 
-        def begin(gate: BatchGate) -> Running:
+        def begin(batch_gate: BatchGate) -> Running:
             """Start following the versions of the tables that the layer reads."""
-            return self.owner.engine.follow(layer, upstream, lambda: gate.run(drain))
+            return self.owner.engine.follow(layer, upstream, lambda: batch_gate.run(drain))
 
-        return Stream(BatchGate(self._run.patience), begin, drain, is_due)
+        return Stream(BatchGate(self._run.retry_policy), begin, drain, is_due)
 
 
 def create_missing(engine: Engine) -> None:
@@ -574,18 +583,18 @@ def evolve_schema(engine: Engine, names: Sequence[str]) -> bool:
     """
     lacked = False
     for table in (engine.lake.layout[name] for name in names):
-        found = engine.reader.columns(table.name)
-        has_all = set(table.schema.names) <= set(found.names)
+        existing = engine.reader.columns(table.name)
+        has_all = set(table.schema.names) <= set(existing.names)
         if not has_all or any(
-            not _holds(found.field(wanted.name).type, wanted.type) for wanted in table.schema
+            not _holds(existing.field(column.name).type, column.type) for column in table.schema
         ):
             engine.evolve_schema(table)
             lacked = True
     return lacked
 
 
-def _holds(column: pa.DataType, wanted: pa.DataType) -> bool:
-    return ddl(widened(column, wanted)) == ddl(column)
+def _holds(column: pa.DataType, required: pa.DataType) -> bool:
+    return ddl(widened(column, required)) == ddl(column)
 
 
 def fence_all(owner: Owner, written: Sequence[tuple[str, str]]) -> None:

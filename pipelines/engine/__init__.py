@@ -78,7 +78,7 @@ class KafkaInput:
     @property
     def identifier(self) -> str:
         """The input's name, spelled with letters, digits and underscores alone."""
-        return re.sub("[^A-Za-z0-9_]", lambda found: f"_{ord(found[0]):x}_", self.source)
+        return re.sub("[^A-Za-z0-9_]", lambda character: f"_{ord(character[0]):x}_", self.source)
 
 
 class Running(Protocol):
@@ -142,7 +142,7 @@ class Engine(Protocol):
         """Return the records of offset ranges `[from, until)` by partition, in bronze's columns."""
         ...
 
-    def rows(self, found: pa.Table) -> Rows:
+    def rows(self, table: pa.Table) -> Rows:
         """Return a small Arrow table in the engine's own form of rows."""
         ...
 
@@ -155,7 +155,7 @@ class Engine(Protocol):
         """
         ...
 
-    def held(self, rows: Rows) -> AbstractContextManager[Rows]:
+    def cached(self, rows: Rows) -> AbstractContextManager[Rows]:
         """Compute the rows at most once inside the `with` block."""
         ...
 
@@ -230,19 +230,19 @@ class Engine(Protocol):
 
     def merge_in_chunks(
         self,
-        held: Held,
+        unfinished: Held,
         function: InChunks,
         inputs: Sequence[Rows],
         schema: pa.Schema,
-        judge: Callable[[Rows], Rows],
+        validate: Callable[[Rows], Rows],
         commit: Commit,
     ) -> bool:
         """Merge the changes that `function` makes to rows of silver as `merge` does: in one commit,
         once per commit.
 
         Memory holds a piece of the rows at a time, and all rows of a key are in one piece. The
-        changes have the columns of `schema`; `judge` is called with them. Return False, and change
-        nothing, where the engine cannot do so: `merge` is to be used.
+        changes have the columns of `schema`; `validate` is called with them. Return False, and
+        change nothing, where the engine cannot do so: then use `merge`.
         """
         ...
 

@@ -56,7 +56,7 @@ def check_session(spark: SparkSession) -> None:
     _check_delta_package()
 
 
-def check_versions(spark: str, of_driver: str) -> None:
+def check_versions(spark: str, driver: str) -> None:
     """Raise ConfigurationError where a Spark of this version is too old, or differs from the
     driver's pyspark.
     """
@@ -65,10 +65,9 @@ def check_versions(spark: str, of_driver: str) -> None:
         raise ConfigurationError(
             f"this is Spark {spark}, and Watersmeet needs Spark {oldest} or newer; use a newer one"
         )
-    if _release(spark) != _release(of_driver):
+    if _release(spark) != _release(driver):
         raise ConfigurationError(
-            f"this is Spark {spark}, and the driver's pyspark is {of_driver}; install pyspark "
-            f"{spark}"
+            f"this is Spark {spark}, and the driver's pyspark is {driver}; install pyspark {spark}"
         )
 
 
@@ -77,7 +76,7 @@ def _release(version: str) -> tuple[int, ...]:
 
 
 def _check_delta_package() -> None:
-    """Import Delta's package, by which Delta's conflicts become errors of classes of their own
+    """Import Delta's package, which gives Delta's conflicts error classes of their own
     (`lake.conflicts`).
     """
     try:
@@ -158,7 +157,7 @@ def _cause(error: Exception) -> str:
     executor's JVM names, else the error's own.
     """
     traceback = str(error).partition("Traceback (most recent call last):")[2]
-    found = re.findall(r"^[\w.]+: (.+)$", traceback, re.MULTILINE) or re.findall(
+    causes = re.findall(r"^[\w.]+: (.+)$", traceback, re.MULTILINE) or re.findall(
         r"(?:\): |Caused by: )[\w.]+: (.+)", str(error)
     )
-    return found[0].strip().rstrip(".") if found else root_cause(error)
+    return causes[0].strip().rstrip(".") if causes else root_cause(error)

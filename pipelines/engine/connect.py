@@ -39,13 +39,13 @@ class ConnectEngine(SparkEngine):
             new.
             """
             backlog = {p: max(until[p] - offset, 0) for p, offset in position.items()}
-            wanted = share(backlog, source.max_offsets_per_batch)
-            reached = {p: offset + wanted[p] for p, offset in position.items()}
-            if not any(wanted.values()):
+            counts = share(backlog, source.max_offsets_per_batch)
+            reached = {p: offset + counts[p] for p, offset in position.items()}
+            if not any(counts.values()):
                 return False
             work(
                 self.read_kafka(
-                    source, {p: (offset, reached[p]) for p, offset in position.items() if wanted[p]}
+                    source, {p: (offset, reached[p]) for p, offset in position.items() if counts[p]}
                 )
             )
             position.update(reached)

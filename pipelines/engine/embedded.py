@@ -123,19 +123,19 @@ class EmbeddedEngine:
         version: int | None = None,
     ) -> pa.Table:
         """See `Engine.read`."""
-        found = self.reader.rows(table, columns, where, version)
+        rows = self.reader.rows(table, columns, where, version)
         for name, value in (constants or {}).items():
-            found = found.append_column(
-                pa.field(name, pa.string()), pa.repeat(pa.scalar(value, pa.string()), len(found))
+            rows = rows.append_column(
+                pa.field(name, pa.string()), pa.repeat(pa.scalar(value, pa.string()), len(rows))
             )
-        return found
+        return rows
 
     def read_kafka(self, source: KafkaInput, ranges: Mapping[int, tuple[int, int]]) -> pa.Table:
         """See `Engine.read_kafka`."""
-        wanted = [
+        offset_ranges = [
             Range(source.topic, p, since, until) for p, (since, until) in sorted(ranges.items())
         ]
-        return self._read_ranges(source, wanted)[0]
+        return self._read_ranges(source, offset_ranges)[0]
 
     def _read_ranges(
         self, source: KafkaInput, ranges: Sequence[Range], max_bytes: int | None = None
@@ -145,9 +145,9 @@ class EmbeddedEngine:
             source.kafka, ranges, partial(read_records, rules=source.rules), schema, max_bytes
         )
 
-    def rows(self, found: pa.Table) -> pa.Table:
+    def rows(self, table: pa.Table) -> pa.Table:
         """See `Engine.rows`."""
-        return found
+        return table
 
     # -- transforming
 
@@ -158,20 +158,20 @@ class EmbeddedEngine:
         return function(*inputs).select(schema.names).cast(schema)
 
     @contextmanager
-    def held(self, rows: pa.Table) -> Iterator[pa.Table]:
-        """See `Engine.held`."""
+    def cached(self, rows: pa.Table) -> Iterator[pa.Table]:
+        """See `Engine.cached`."""
         yield rows
 
     def summary(
         self, rows: pa.Table, by: Sequence[str], values: Mapping[str, tuple[str, str]]
     ) -> pa.Table:
         """See `Engine.summary`."""
-        wanted: list[Any] = [
+        aggregates: list[Any] = [
             ([], "count_all") if column == "*" else (column, kind)
             for kind, column in values.values()
         ]
-        found = rows.group_by(list(by)).aggregate(wanted)
-        return normalise(found.rename_columns([*by, *values]))
+        grouped = rows.group_by(list(by)).aggregate(aggregates)
+        return normalise(grouped.rename_columns([*by, *values]))
 
     def validated(self, rows: pa.Table, valid: str, value: str | None, max_bytes: int) -> pa.Table:
         """See `Engine.validated`."""
@@ -237,12 +237,12 @@ class EmbeddedEngine:
         self._commit(
             table,
             commit,
-            lambda found, how: write_deltalake(
-                found,
-                _with_added(found, rows),
+            lambda delta_table, arguments: write_deltalake(
+                delta_table,
+                _with_added(delta_table, rows),
                 mode="append",
                 writer_properties=_writer(_size_of(rows)),
-                **how,
+                **arguments,
             ),
         )
 
@@ -252,10 +252,15 @@ class EmbeddedEngine:
         columns = {sql_name(name): f"changed.{sql_name(name)}" for name in schema.names}
         condition = replaced_row(only_open=only_open, has_tenants=has_tenants(schema))
 
-        def write(found: DeltaTable, how: _How) -> None:
+        def write(delta_table: DeltaTable, arguments: _CommitArguments) -> None:
             """Merge the changed rows into the table, in one commit with these properties."""
-            merge = found.merge(
-                rows, condition, "changed", "kept", writer_properties=_writer(_size_of(rows)), **how
+            merge = delta_table.merge(
+                rows,
+                condition,
+                "changed",
+                "kept",
+                writer_properties=_writer(_size_of(rows)),
+                **arguments,
             )
             merge = merge.when_matched_delete("changed.status IS NULL").when_matched_update(columns)
             merge.when_not_matched_insert(columns, "changed.status IS NOT NULL").execute()
@@ -264,11 +269,11 @@ class EmbeddedEngine:
 
     def merge_in_chunks(
         self,
-        held: Held,
+        unfinished: Held,
         function: InChunks,
         inputs: Sequence[pa.Table],
         _: pa.Schema,
-        judge: Callable[[pa.Table], pa.Table],
+        validate: Callable[[pa.Table], pa.Table],
         commit: Commit,
     ) -> bool:
         """See `Engine.merge_in_chunks`. All rows with these statuses are written anew, since
@@ -291,15 +296,16 @@ class EmbeddedEngine:
         ):
             return False
         [by] = self.lake.layout[table].partitioned_by
-        chunks = 1 + CHUNKS * held.size // self.merge_bytes
-        batch_rows = max(1, min(_ROWS_AT_ONCE, row_count(self.reader, table, held.every) // chunks))
+        chunks = 1 + CHUNKS * unfinished.size // self.merge_bytes
+        count = row_count(self.reader, table, unfinished.every)
+        batch_rows = max(1, min(_ROWS_AT_ONCE, count // chunks))
 
-        def write(found: DeltaTable, how: _How) -> None:
+        def write(delta_table: DeltaTable, arguments: _CommitArguments) -> None:
             """Write new files, and commit them in place of those that are there, with these
             properties.
             """
             with tempfile.TemporaryDirectory(prefix="watersmeet-") as folder:
-                rows = streamed(found, schema, held.every, batch_rows)
+                rows = streamed(delta_table, schema, unfinished.every, batch_rows)
                 if has_tenants(schema):  # else a key has one row
                     rows = by_key(rows, schema, chunks, Path(folder))
                 files = PartitionedFiles(
@@ -310,12 +316,17 @@ class EmbeddedEngine:
                     Path(folder),
                 )
                 added = files.write(
-                    applied(chunk, judge(changed)) for chunk, changed in function(rows, *inputs)
+                    applied(chunk, validate(changed)) for chunk, changed in function(rows, *inputs)
                 )
-            found.create_write_transaction(
-                [*added], "overwrite", schema, [by], [(by, "in", list(held.statuses))], **how
+            delta_table.create_write_transaction(
+                [*added],
+                "overwrite",
+                schema,
+                [by],
+                [(by, "in", list(unfinished.statuses))],
+                **arguments,
             )
-            found.update_incremental()
+            delta_table.update_incremental()
 
         self._commit(table, commit, write)
         return True
@@ -324,7 +335,11 @@ class EmbeddedEngine:
         """See `Engine.delete`."""
         condition = sql_where(resolve_condition(table, where), self.lake.schema(table))
         writer = self._writer_of(table)
-        self._commit(table, commit, lambda found, how: found.delete(condition, writer, **how))
+        self._commit(
+            table,
+            commit,
+            lambda delta_table, arguments: delta_table.delete(condition, writer, **arguments),
+        )
 
     def update(
         self, table: str, where: Where, values: Mapping[str, str | bool | None], commit: Commit
@@ -334,37 +349,45 @@ class EmbeddedEngine:
         updates = {sql_name(name): literal(value) for name, value in values.items()}
         writer = self._writer_of(table)
         self._commit(
-            table, commit, lambda found, how: found.update(updates, None, condition, writer, **how)
+            table,
+            commit,
+            lambda delta_table, arguments: delta_table.update(
+                updates, None, condition, writer, **arguments
+            ),
         )
 
     def _commit(
-        self, table: str, commit: Commit | None, write: Callable[[DeltaTable, _How], Any]
+        self,
+        table: str,
+        commit: Commit | None,
+        write: Callable[[DeltaTable, _CommitArguments], Any],
     ) -> None:
         """Make one commit, unless the table has seen its transaction version.
 
         Where another process makes one for the same application meanwhile, delta-rs reports a
         conflict.
         """
-        found = self.reader.opened(table)
+        delta_table = self.reader.opened(table)
         if commit is None:
-            write(found, _how(found, None))
+            write(delta_table, _commit_arguments(delta_table, None))
             return
-        seen = found.transaction_version(commit.application)
+        seen = delta_table.transaction_version(commit.application)
         if seen is not None and seen >= commit.transaction_version:
             return
         once = Transaction(commit.application, commit.transaction_version)
-        how = _how(
-            found, CommitProperties({"userMetadata": commit.metadata}, app_transactions=[once])
+        arguments = _commit_arguments(
+            delta_table,
+            CommitProperties({"userMetadata": commit.metadata}, app_transactions=[once]),
         )
-        before = found.version()
+        before = delta_table.version()
         with self._naming_features(table):
-            write(found, how)
-        if found.version() == before:  # delta-rs makes no commit where no row changes
+            write(delta_table, arguments)
+        if delta_table.version() == before:  # delta-rs makes no commit where no row changes
             write_deltalake(
-                found,
-                _with_added(found, self.lake.schema(table).empty_table()),
+                delta_table,
+                _with_added(delta_table, self.lake.schema(table).empty_table()),
                 mode="append",
-                **how,
+                **arguments,
             )
 
     @contextmanager
@@ -394,11 +417,11 @@ class EmbeddedEngine:
             return False where there is none.
             """
             nonlocal span
-            wanted = share({p: max(until[p] - offset, 0) for p, offset in position.items()}, span)
-            if not any(wanted.values()):
+            counts = share({p: max(until[p] - offset, 0) for p, offset in position.items()}, span)
+            if not any(counts.values()):
                 return False
             ranges = [
-                Range(source.topic, p, offset, offset + wanted[p]) for p, offset in position.items()
+                Range(source.topic, p, offset, offset + counts[p]) for p, offset in position.items()
             ]
             rows, reached = self._read_ranges(source, ranges, BATCH_BYTES)
             taken = sum(reached[p] - offset for p, offset in position.items())
@@ -406,7 +429,7 @@ class EmbeddedEngine:
             # batch after it asks for a few more.
             span = (
                 taken
-                if taken < sum(wanted.values())
+                if taken < sum(counts.values())
                 else min(span + span // 8 + 1, source.max_offsets_per_batch)
             )
             work(rows)
@@ -426,22 +449,27 @@ class EmbeddedEngine:
     def compact(self, table: str, file_bytes: int) -> None:
         """See `Engine.compact`."""
         with suppress_conflict(), self._naming_features(table):
-            found = self.reader.opened(table)
+            delta_table = self.reader.opened(table)
             writer = self._writer_of(table)
-            found.optimize.compact(
-                target_size=file_bytes, writer_properties=writer, **_how(found, None)
+            delta_table.optimize.compact(
+                target_size=file_bytes,
+                writer_properties=writer,
+                **_commit_arguments(delta_table, None),
             )
 
     def purge(self, table: str) -> None:
         """See `Engine.purge`. Deletion vectors come from Spark alone; where it has left some,
         delta-rs rewrites all files.
         """
-        found = self.reader.opened(table)
-        if _has_deletion_vectors(found):
+        delta_table = self.reader.opened(table)
+        if _has_deletion_vectors(delta_table):
             columns = [name for name in _ORDER if name in self.lake.schema(table).names]
             writer = self._writer_of(table)
-            found.optimize.z_order(
-                columns, target_size=FILE_BYTES, writer_properties=writer, **_how(found, None)
+            delta_table.optimize.z_order(
+                columns,
+                target_size=FILE_BYTES,
+                writer_properties=writer,
+                **_commit_arguments(delta_table, None),
             )
 
     def _writer_of(self, table: str) -> WriterProperties:
@@ -456,10 +484,10 @@ class EmbeddedEngine:
         return _writer((size["bytes"] or 0) // max(1, size["rows"]))
 
     def vacuum(self, table: str) -> int:
-        """See `Engine.vacuum`. delta-rs finds the files.
+        """See `Engine.vacuum`. delta-rs lists the unused files.
 
-        It knows data files alone, so it would also remove deletion vectors of Spark's, which may be
-        in use.
+        It knows only data files, so its list has Spark's deletion vectors, too, which may be in
+        use.
         """
         files = self.reader.opened(table).vacuum(dry_run=True, full=True)
         # The checksums of Hadoop's local file system go with their files.
@@ -493,20 +521,20 @@ class EmbeddedEngine:
         )
 
 
-def _has_deletion_vectors(found: DeltaTable) -> bool:
+def _has_deletion_vectors(delta_table: DeltaTable) -> bool:
     return any(
-        batch.num_rows for batch in pa.RecordBatchReader.from_stream(found.deletion_vectors())
+        batch.num_rows for batch in pa.RecordBatchReader.from_stream(delta_table.deletion_vectors())
     )
 
 
-def _with_added(found: DeltaTable, rows: pa.Table) -> pa.Table:
+def _with_added(delta_table: DeltaTable, rows: pa.Table) -> pa.Table:
     """Return rows with the columns that others have added to a table, as nulls: delta-rs appends
     only whole rows.
 
     The table is not brought up to date for this: it would then no longer report a commit made since
     it was looked at.
     """
-    for field in columns_of(found):
+    for field in columns_of(delta_table):
         if field.name not in rows.column_names:
             rows = rows.append_column(field.name, pa.nulls(len(rows), field.type))
     return rows
@@ -531,20 +559,22 @@ def _size_of(rows: pa.Table) -> int:
     return int(rows.nbytes // max(1, rows.num_rows))
 
 
-class _How(TypedDict):
+class _CommitArguments(TypedDict):
     """The arguments with which delta-rs makes a commit."""
 
     commit_properties: CommitProperties | None
     post_commithook_properties: PostCommitHookProperties
 
 
-def _how(found: DeltaTable, properties: CommitProperties | None) -> _How:
+def _commit_arguments(
+    delta_table: DeltaTable, properties: CommitProperties | None
+) -> _CommitArguments:
     """Return the arguments of a commit with these properties.
 
-    Every `CLEAN_UP_EVERY` commits, what the log's retention lets go is deleted: looking for it
-    lists the log, and delta-rs would do so after each commit.
+    Every `CLEAN_UP_EVERY` commits, log files older than the log's retention are deleted. That
+    lists the log, so it is not done after each commit, as delta-rs would.
     """
-    is_due = (found.version() + 1) % CLEAN_UP_EVERY == 0
+    is_due = (delta_table.version() + 1) % CLEAN_UP_EVERY == 0
     return {
         "commit_properties": properties,
         "post_commithook_properties": PostCommitHookProperties(

@@ -71,9 +71,9 @@ def expression_problem(
         return f"`{shown}` is not SQL over silver's columns: {reason}"
     if _has_subquery(rows, text):
         return f"`{shown}` looks beyond the merge record, by a subquery"
-    found = selected.schema[0].dataType.simpleString()
-    if found not in [ddl(kind).lower() for kind in kinds]:
-        return f"`{shown}` gives {found}"
+    type_name = selected.schema[0].dataType.simpleString()
+    if type_name not in [ddl(kind).lower() for kind in kinds]:
+        return f"`{shown}` gives {type_name}"
     return None if (why := _impurity(rows, text)) is None else f"`{shown}` {why}"
 
 
@@ -81,17 +81,17 @@ def pure(rows: DataFrame, text: str) -> Column:
     """Return the column of an expression over these rows; the expression may be one of a lake's
     rules.
 
-    Raises ConfigurationError for one that may give something else in every run: whoever may write
-    to the lake's epochs is not trusted to have anything else evaluated.
+    Raises ConfigurationError for one that may give something else in every run: not everybody who
+    may write to the lake's epochs may have other expressions evaluated.
     """
-    known = rows.schema.simpleString(), text
-    if known not in _known_as_pure:
+    key = rows.schema.simpleString(), text
+    if key not in _known_as_pure:
         why = _impurity(_no_rows(rows.sparkSession, rows.schema), text)
         if why is not None:
             raise ConfigurationError(
                 f"an expression of the lake's rules is not evaluated: `{text}` {why}"
             )
-        _known_as_pure.add(known)
+        _known_as_pure.add(key)
     return F.expr(text)
 
 
@@ -114,8 +114,8 @@ def _impurity(rows: DataFrame, text: str) -> str | None:
     """Return why an expression over these rows, of which there are none, may give something else in
     another run; None where it may not.
     """
-    if (found := next(impurities(text), None)) is not None:
-        return f"gives something else in every run, or may: {found}"
+    if (impurity := next(impurities(text), None)) is not None:
+        return f"gives something else in every run, or may: {impurity}"
     try:
         plans = [_plan_of(rows.select(F.expr(text).alias("value"))) for _ in range(2)]
     except PySparkException as error:
@@ -135,9 +135,9 @@ def _impurity(rows: DataFrame, text: str) -> str | None:
     moments = _moments(rows, analyzed)
     if _HIDES_CASTS.search(analyzed):
         hidden = (
-            f"`{found}` is taken for another time in each"
-            for found, _ in read_sql(text).texts
-            if is_moment(found)
+            f"`{constant}` is taken for another time in each"
+            for constant, _ in read_sql(text).texts
+            if is_moment(constant)
         )
         moments = chain(moments, _moments(rows, optimized), hidden)
     return None if (moment := next(moments, None)) is None else f"{_IN_EVERY_RUN}: {moment}"
@@ -153,7 +153,7 @@ def _moments(rows: DataFrame, plan: str) -> Iterator[str]:
     for end in _AS_TIME.finditer(plan):
         begins = [begin.end() for begin in _TO_TIME.finditer(plan, 0, end.start())]
         sources = (plan[begin : end.start()] for begin in reversed(begins))
-        source = next((each for each in sources if each.count("(") == each.count(")")), "")
+        source = next((text for text in sources if text.count("(") == text.count(")")), "")
         is_zoned = re.search(r"\btimestamp(type)?\b", end[0], re.IGNORECASE) is not None
         if source and not _HAS_COLUMN.search(source):
             if not is_fixed_time(source):
@@ -224,7 +224,7 @@ def _has_subquery(rows: DataFrame, text: str) -> bool:
 
 def _plan_of(rows: object) -> str:
     """Return the plan as Spark explains it; Spark only prints it."""
-    said = io.StringIO()
-    with redirect_stdout(said):
+    output = io.StringIO()
+    with redirect_stdout(output):
         rows.explain("extended")  # type: ignore[attr-defined]
-    return said.getvalue()
+    return output.getvalue()

@@ -66,11 +66,11 @@ def followed_versions(
         """Call `work` whenever a version has changed, until `stopping` is set."""
         seen = None
         while not stopping.is_set():
-            found = versions()
-            if found == seen:
+            current = versions()
+            if current == seen:
                 stopping.wait(every_s)
                 continue
-            seen = found
+            seen = current
             work()
 
     return RunningThread(name, follow)

@@ -258,10 +258,10 @@ def _check_reachable(remote: str) -> None:
 
 def _own_session(settings: Mapping[str, str]) -> SparkSession:
     log4j = Path(__file__).with_name("log4j2.properties")
-    said = [os.environ.get(JAVA_OPTIONS, ""), settings.get(SPARK_JAVA_OPTIONS, "")]
+    user_options = [os.environ.get(JAVA_OPTIONS, ""), settings.get(SPARK_JAVA_OPTIONS, "")]
     collector = (
         ["-XX:+UseSerialGC"]
-        if (os.cpu_count() or 1) <= _FEW_CORES and not _COLLECTOR.search(" ".join(said))
+        if (os.cpu_count() or 1) <= _FEW_CORES and not _COLLECTOR.search(" ".join(user_options))
         else []
     )
     # The user's options come last, and so win. But of two collectors, Java takes neither.
@@ -269,7 +269,7 @@ def _own_session(settings: Mapping[str, str]) -> SparkSession:
         f"-Dlog4j2.configurationFile={log4j.as_uri()}",
         *_OWN_JAVA_OPTIONS,
         *collector,
-        *said,
+        *user_options,
     ]
     own = {**_OWN_SETTINGS, "spark.jars": ",".join(map(str, jars(SPARK)))}
     used = {**own, **settings, SPARK_JAVA_OPTIONS: " ".join(filter(None, java_options))}
@@ -295,19 +295,19 @@ def _copy_of(given: SparkSession) -> SparkSession:
             True  # a clone of pyspark 4.2 lacks it, and then cannot be stopped
         )
         return cast(SparkSession, copy)
-    copies: list[SparkSession] = []
+    sessions: list[SparkSession] = []
 
     def keep(batch: DataFrame, _: int) -> None:
         """Keep the session in which Spark calls a function for each batch of a stream."""
-        copies.append(batch.sparkSession)
+        sessions.append(batch.sparkSession)
 
     with tempfile.TemporaryDirectory(prefix="watersmeet-", ignore_cleanup_errors=True) as folder:
-        one = given.readStream.format("rate-micro-batch").option("rowsPerBatch", 1).load()
+        stream = given.readStream.format("rate-micro-batch").option("rowsPerBatch", 1).load()
         query = (
-            one.writeStream.foreachBatch(keep)
+            stream.writeStream.foreachBatch(keep)
             .trigger(availableNow=True)
             .option("checkpointLocation", folder)
             .start()
         )
         query.awaitTermination()
-    return copies[0]
+    return sessions[0]

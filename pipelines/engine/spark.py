@@ -89,7 +89,7 @@ _FINDS_KEYS = {
     "parquet.bloom.filter.enabled#merge_key": "true",
     "parquet.bloom.filter.adaptive.enabled": "true",
 }
-"""Settings by which compacted files say which keys they may have, so that a question for one key
+"""Settings that give compacted files a Bloom filter of their keys, so that a query for one key
 opens few of them.
 
 (In small files that would take more than it saves.)
@@ -131,12 +131,14 @@ class SparkEngine:
 
     def read_kafka(self, source: KafkaInput, ranges: Mapping[int, tuple[int, int]]) -> DataFrame:
         """See `Engine.read_kafka`."""
-        wanted = [
+        offset_ranges = [
             Range(source.topic, p, since, until) for p, (since, until) in sorted(ranges.items())
         ]
         name = register(
             self.spark,
-            kafka_ranges(f"watersmeet_{source.identifier}_ranges", self._reading(source), wanted),
+            kafka_ranges(
+                f"watersmeet_{source.identifier}_ranges", self._reading(source), offset_ranges
+            ),
         )
         return self.spark.read.format(name).load()
 
@@ -147,12 +149,12 @@ class SparkEngine:
             source.kafka, source.topic, len(source.offsets), decode, schema, self._tasks
         )
 
-    def rows(self, found: pa.Table) -> DataFrame:
+    def rows(self, table: pa.Table) -> DataFrame:
         """See `Engine.rows`."""
         # Spark infers no types from an Arrow table without a chunk, and loses the rows behind a
         # chunk that is empty.
         return self.spark.createDataFrame(
-            found.combine_chunks() if found.num_rows else [], columns_ddl(found.schema)
+            table.combine_chunks() if table.num_rows else [], columns_ddl(table.schema)
         )
 
     # -- transforming
@@ -183,8 +185,8 @@ class SparkEngine:
         return rows.repartitionById(self._tasks, (partition % self._tasks).cast("int"))
 
     @contextmanager
-    def held(self, rows: DataFrame) -> Iterator[DataFrame]:
-        """See `Engine.held`."""
+    def cached(self, rows: DataFrame) -> Iterator[DataFrame]:
+        """See `Engine.cached`."""
         kept = rows.persist()
         try:
             yield kept
@@ -229,10 +231,10 @@ class SparkEngine:
     def evaluate(self, rows: pa.Table, expressions: Mapping[str, str]) -> pa.Table:
         """See `Engine.evaluate`."""
         numbered = self.rows(rows.append_column("_row", pa.array(range(rows.num_rows), pa.int64())))
-        found = numbered.select(
+        values = numbered.select(
             "_row", *[pure(numbered, text).alias(name) for name, text in expressions.items()]
         )
-        return found.toArrow().sort_by("_row").drop_columns(["_row"])
+        return values.toArrow().sort_by("_row").drop_columns(["_row"])
 
     def expression_problem(
         self, text: str, columns: pa.Schema, kinds: tuple[pa.DataType, ...]
@@ -245,7 +247,7 @@ class SparkEngine:
     def create(self, table: Table) -> None:
         """See `Engine.create`. A schema that is missing is created too, like a folder.
 
-        Whether there is one is not asked before, since that takes a permission.
+        It does not check first whether there is one, since that takes a permission.
         """
         if (by_delta_rs := self._by_delta_rs(table.name)) is not None:
             by_delta_rs.create(table)
@@ -355,11 +357,11 @@ class SparkEngine:
 
     def merge_in_chunks(
         self,
-        held: Held,
+        unfinished: Held,
         function: InChunks,
         inputs: Sequence[DataFrame],
         schema: pa.Schema,
-        judge: Callable[[DataFrame], DataFrame],
+        validate: Callable[[DataFrame], DataFrame],
         commit: Commit,
     ) -> bool:
         """See `Engine.merge_in_chunks`. A Python worker gets the rows of each key together, after
@@ -370,7 +372,7 @@ class SparkEngine:
         """
         rows = [
             *inputs,
-            self.read(tables.SILVER, self.lake.schema(tables.SILVER).names, held.where),
+            self.read(tables.SILVER, self.lake.schema(tables.SILVER).names, unfinished.where),
         ]
         names = _numbered(rows)
         together = self._together(rows, names)
@@ -378,12 +380,12 @@ class SparkEngine:
         changed = together.sortWithinPartitions(F.col(_INPUT), *key).mapInArrow(
             _called_in_chunks(function, names, schema, CHUNK_BYTES), columns_ddl(schema)
         )
-        count = row_count(self.reader, tables.SILVER, held.every)
+        count = row_count(self.reader, tables.SILVER, unfinished.every)
         settings = {
             _ARROW_BYTES: str(CHUNK_BYTES),
-            _ROW_GROUP_ROWS: str(max(1, CHUNK_BYTES * count // max(1, held.size))),
+            _ROW_GROUP_ROWS: str(max(1, CHUNK_BYTES * count // max(1, unfinished.size))),
         }
-        self._merge(tables.SILVER, judge(changed), commit, settings=settings)
+        self._merge(tables.SILVER, validate(changed), commit, settings=settings)
         return True
 
     def _run_on_rows(
@@ -568,15 +570,13 @@ def _numbered(inputs: Sequence[DataFrame]) -> list[dict[str, str]]:
     sources are called.
     """
     numbers: dict[tuple[str, str], str] = {}
-    return [
-        {
-            field.name: numbers.setdefault(
-                (field.name, field.dataType.simpleString()), f"c{len(numbers)}"
-            )
-            for field in rows.schema
-        }
-        for rows in inputs
-    ]
+
+    def numbered(rows: DataFrame) -> dict[str, str]:
+        """Return the number of each column; a new pair of name and type gets the next one."""
+        columns = [(field.name, field.dataType.simpleString()) for field in rows.schema]
+        return {column[0]: numbers.setdefault(column, f"c{len(numbers)}") for column in columns}
+
+    return [numbered(rows) for rows in inputs]
 
 
 def _as_numbered(names: Mapping[str, str]) -> list[Column]:
@@ -599,7 +599,7 @@ def _called(
             return
         table = pa.Table.from_batches(rows)
         yield from _chunks(
-            function(*(_of_input(table, i, mine) for i, mine in enumerate(names))), schema
+            function(*(_input_rows(table, i, columns) for i, columns in enumerate(names))), schema
         )
 
     return call
@@ -613,30 +613,30 @@ def _called_in_chunks(
 
     These rows are the last input, and come after the others, sorted by key.
     """
-    *of_inputs, of_held = names
+    *other_names, row_names = names
 
     def call(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Run in a Python worker of Spark; hold the inputs, and a piece at a time."""
-        held = len(of_inputs)
+        last = len(other_names)  # the number of the input with the rows
         first = list[pa.RecordBatch]()
         batches = (batch for batch in batches if batch.num_rows)
         for batch in batches:
             first.append(batch)
-            if batch[_INPUT][-1].as_py() == held:
+            if batch[_INPUT][-1].as_py() == last:
                 break
         if not first:
             return
         table = pa.Table.from_batches(first)
-        inputs = [_of_input(table, i, mine) for i, mine in enumerate(of_inputs)]
+        inputs = [_input_rows(table, i, columns) for i, columns in enumerate(other_names)]
         rest = (pa.Table.from_batches([batch]) for batch in batches)
-        rows = (_of_input(some, held, of_held) for some in chain([table], rest))
+        rows = (_input_rows(group, last, row_names) for group in chain([table], rest))
         for _, changed in function(by_sorted_key(rows, size), *inputs):
             yield from _chunks(changed, schema)
 
     return call
 
 
-def _of_input(table: pa.Table, number: int, names: Mapping[str, str]) -> pa.Table:
+def _input_rows(table: pa.Table, number: int, names: Mapping[str, str]) -> pa.Table:
     """Return the rows of one input, with its own names of columns."""
     return (
         table.filter(pc.equal(table[_INPUT], number))
@@ -650,9 +650,9 @@ def by_sorted_key(rows: Iterable[pa.Table], size: int) -> Iterator[pa.Table]:
     a key in one piece.
     """
     chunk: list[pa.Table] = []
-    for some in rows:
-        chunk.append(some)
-        if sum(each.nbytes for each in chunk) < size:
+    for group in rows:
+        chunk.append(group)
+        if sum(part.nbytes for part in chunk) < size:
             continue
         table = pa.concat_tables(chunk)
         last = [pc.equal(table[name], table[name][-1]) for name in ("partition", "merge_key")]

@@ -50,7 +50,7 @@ class DeltaRsReader(TableReader):
         self._lake = lake
         self._files: dict[str, Files] = {}
         self._with_topics = lake.settings.with_topics
-        self._known = threading.local()
+        self._thread_tables = threading.local()
         self._kept: dict[str, DeltaTable] = {}
         """The version of each table that was last opened by its number.
 
@@ -65,18 +65,16 @@ class DeltaRsReader(TableReader):
         self, table: str, columns: Sequence[str], where: Where = (), *, version: int | None = None
     ) -> pa.Table:
         """See `TableReader`."""
-        wanted = resolve_columns(columns, table, self._lake.layout, self._with_topics)
-        with_topics = self._with_topics
-        return with_input_names(
-            normalise(self.rows(table, wanted, where, version)), columns, with_topics
-        )
+        resolved = resolve_columns(columns, table, self._lake.layout, self._with_topics)
+        rows = normalise(self.rows(table, resolved, where, version))
+        return with_input_names(rows, columns, self._with_topics)
 
     def rows(
         self, table: str, columns: Sequence[str], where: Where = (), version: int | None = None
     ) -> pa.Table:
         """See `TableReader`."""
-        found = self._ask(table, columns, {}, where, version, "")
-        return found.cast(plain_schema(found.schema))
+        rows = self._ask(table, columns, {}, where, version, "")
+        return rows.cast(plain_schema(rows.schema))
 
     def summary(
         self,
@@ -88,10 +86,10 @@ class DeltaRsReader(TableReader):
         version: int | None = None,
     ) -> pa.Table:
         """See `TableReader`."""
-        wanted = resolve_columns(by, table, self._lake.layout, self._with_topics)
-        grouped = f" GROUP BY {', '.join(map(sql_name, wanted))}" if by else ""
-        found = normalise(self._ask(table, wanted, values, where, version, grouped))
-        return with_input_names(found, [*by, *values], self._with_topics)
+        resolved = resolve_columns(by, table, self._lake.layout, self._with_topics)
+        grouped = f" GROUP BY {', '.join(map(sql_name, resolved))}" if by else ""
+        rows = normalise(self._ask(table, resolved, values, where, version, grouped))
+        return with_input_names(rows, [*by, *values], self._with_topics)
 
     def _ask(
         self,
@@ -102,21 +100,21 @@ class DeltaRsReader(TableReader):
         version: int | None,
         grouped: str,
     ) -> pa.Table:
-        found = self._at(table, version)
-        schema = columns_of(found)
+        delta_table = self._at(table, version)
+        schema = columns_of(delta_table)
         where = resolve_condition(table, where)
         check_question(table, schema.names, columns, where, values)
-        wanted = [sql_name(column) for column in columns]
+        selected = [sql_name(column) for column in columns]
         for name, (kind, column) in values.items():
-            wanted.append(
+            selected.append(
                 f"{kind}({column if column == '*' else sql_name(column)}) AS {sql_name(name)}"
             )
         condition = f" WHERE {sql_where(where, schema)}" if where else ""
-        sql = f"SELECT {', '.join(wanted)} FROM t{condition}{grouped}"
+        sql = f"SELECT {', '.join(selected)} FROM t{condition}{grouped}"
         try:
-            return pa.table(QueryBuilder().register("t", found).execute(sql))
+            return pa.table(QueryBuilder().register("t", delta_table).execute(sql))
         except (DeltaError, pa.ArrowException, OSError):
-            if version is not None and self._lacks_files(table, found):
+            if version is not None and self._lacks_files(table, delta_table):
                 raise VersionGoneError(table, version) from None
             raise
 
@@ -158,16 +156,19 @@ class DeltaRsReader(TableReader):
         return dict(self.opened(table).metadata().configuration)
 
     def unknown_features(self, table: str, *, for_writing: bool) -> Sequence[str]:
-        """See `TableReader`. Every feature that delta-rs was not tried with counts as unknown."""
+        """See `TableReader`. A feature counts as known once delta-rs has been tested with it."""
         protocol = self.opened(table).protocol()
         properties = self.properties(table)
         if not for_writing:
             return sorted({*(protocol.reader_features or ())} - _READABLE)
-        found = {*(protocol.reader_features or ()), *(protocol.writer_features or ())} - _WRITABLE
+        features = {
+            *(protocol.reader_features or ()),
+            *(protocol.writer_features or ()),
+        } - _WRITABLE
         # A table of an earlier protocol has only the mode, and the feature without the mode changes
         # nothing.
         has_mapping = properties.get("delta.columnMapping.mode", "none") != "none"
-        return sorted(found | {"columnMapping"} if has_mapping else found - {"columnMapping"})
+        return sorted(features | {"columnMapping"} if has_mapping else features - {"columnMapping"})
 
     def file_count(self, table: str) -> int:
         """See `TableReader`."""
@@ -194,17 +195,14 @@ class DeltaRsReader(TableReader):
     def opened(self, table: str) -> DeltaTable:
         """Return the table at its last commit. Each thread has an instance of its own."""
         table = source_of(table)
-        known: dict[str, DeltaTable] = vars(self._known)
-        # Not read yet; or the log was cleaned up beyond what was read, or the table made again.
+        thread_tables: dict[str, DeltaTable] = vars(self._thread_tables)
         try:
-            if self._has_news(table, known[table].version()):
-                known[table].update_incremental()
-        except (
-            KeyError,
-            DeltaError,
-        ):
-            known[table] = self._open(table)
-        return known[table]
+            if self._has_news(table, thread_tables[table].version()):
+                thread_tables[table].update_incremental()
+        # Not read yet; or the log was cleaned up beyond what was read, or the table made again.
+        except (KeyError, DeltaError):
+            thread_tables[table] = self._open(table)
+        return thread_tables[table]
 
     def _has_news(self, table: str, version: int) -> bool:
         """Return True where a table has a commit after `version`.
@@ -258,20 +256,19 @@ class DeltaRsReader(TableReader):
         table = source_of(table)
         if (kept := self._kept.get(table)) is not None and kept.version() == version:
             return kept
-        known: dict[str, DeltaTable] = vars(self._known)
-        if table in known and known[table].version() == version:
-            found = self._kept[table] = known.pop(table)  # from now on it is not updated
-            return found
+        thread_tables: dict[str, DeltaTable] = vars(self._thread_tables)
+        if table in thread_tables and thread_tables[table].version() == version:
+            delta_table = self._kept[table] = thread_tables.pop(
+                table
+            )  # from now on it is not updated
+            return delta_table
         if not 0 <= version <= self.version(table):
             raise VersionGoneError(table, version)
-        # The store has just answered, so the log no longer reaches back so far.
         try:
-            found = self._kept[table] = self._open(table, version)
-            return found
-        except (
-            DeltaError,
-            NoTableError,
-        ):
+            delta_table = self._kept[table] = self._open(table, version)
+            return delta_table
+        # The store has just answered, so the log no longer reaches back so far.
+        except (DeltaError, NoTableError):
             raise VersionGoneError(table, version) from None
 
     def _last_commit(self, table: str) -> int | None:
@@ -286,12 +283,9 @@ class DeltaRsReader(TableReader):
 
     def _is_whole(self, table: str, version: int) -> bool:
         """Return True where a commit file is not empty and each of its lines is JSON."""
-        text = (
-            self.files_of(table).read_text(f"{self.path(table)}/_delta_log/{version:020}.json")
-            or ""
-        )
+        text = self.files_of(table).read_text(f"{self.path(table)}/_delta_log/{version:020}.json")
         try:
-            return bool([json.loads(line) for line in text.splitlines()])
+            return bool([json.loads(line) for line in (text or "").splitlines()])
         except ValueError:
             return False
 
@@ -302,10 +296,10 @@ class DeltaRsReader(TableReader):
             "file back from a copy of the lake"
         )
 
-    def _lacks_files(self, table: str, found: DeltaTable) -> bool:
+    def _lacks_files(self, table: str, delta_table: DeltaTable) -> bool:
         files = self.files_of(table)
         path = self.path(table)
-        listed = pa.table(found.get_add_actions(flatten=True))["path"].to_pylist()
+        listed = pa.table(delta_table.get_add_actions(flatten=True))["path"].to_pylist()
         return not all(files.exists(f"{path}/{name}") for name in listed)
 
 
@@ -320,24 +314,24 @@ _WRITABLE: Final = frozenset(
         "variantType",
     ]
 )
-"""Table features that delta-rs was tried with, reading and writing."""
+"""Table features that delta-rs was tested with, reading and writing."""
 _READABLE: Final = _WRITABLE | {"columnMapping"}
 
 
-def columns_of(found: DeltaTable) -> pa.Schema:
+def columns_of(delta_table: DeltaTable) -> pa.Schema:
     """Return the columns of a table in the version that is opened."""
-    return plain_schema(pa.schema(found.schema().to_arrow()))
+    return plain_schema(pa.schema(delta_table.schema().to_arrow()))
 
 
 def streamed(
-    found: DeltaTable, schema: pa.Schema, where: Where, batch_rows: int
+    delta_table: DeltaTable, schema: pa.Schema, where: Where, batch_rows: int
 ) -> Iterator[pa.Table]:
     """Yield the rows of an opened table that meet the conditions, one file after the other.
 
     At most `batch_rows` come at a time. Without these settings, DataFusion would read as many files
     at once as there are cores, and ahead of the consumer.
     """
-    query = QueryBuilder().register("t", found)
+    query = QueryBuilder().register("t", delta_table)
     for setting in ("target_partitions = 1", f"batch_size = {batch_rows}"):
         query.execute(f"SET datafusion.execution.{setting}")
     names = ", ".join(map(sql_name, schema.names))

@@ -79,22 +79,17 @@ class SparkReader(TableReader):
         self, table: str, columns: Sequence[str], where: Where = (), *, version: int | None = None
     ) -> pa.Table:
         """See `TableReader`."""
-        wanted = resolve_columns(columns, table, self._lake.layout, self._with_topics)
-        with_topics = self._with_topics
-        return with_input_names(
-            normalise(self.rows(table, wanted, where, version)), columns, with_topics
-        )
+        resolved = resolve_columns(columns, table, self._lake.layout, self._with_topics)
+        rows = normalise(self.rows(table, resolved, where, version))
+        return with_input_names(rows, columns, self._with_topics)
 
     def rows(
         self, table: str, columns: Sequence[str], where: Where = (), version: int | None = None
     ) -> pa.Table:
         """See `TableReader`."""
-        found = self._collect(
-            table,
-            version,
-            self._rows(table, version, columns, where).select(*map(_column, columns)),
-        )
-        return found.cast(plain_schema(found.schema))
+        selected = self._rows(table, version, columns, where).select(*map(_column, columns))
+        rows = self._collect(table, version, selected)
+        return rows.cast(plain_schema(rows.schema))
 
     def summary(
         self,
@@ -106,15 +101,15 @@ class SparkReader(TableReader):
         version: int | None = None,
     ) -> pa.Table:
         """See `TableReader`."""
-        wanted = resolve_columns(by, table, self._lake.layout, self._with_topics)
-        rows = self._rows(table, version, wanted, where, values)
-        found = self._collect(table, version, summarised(rows, wanted, values))
-        return with_input_names(normalise(found), [*by, *values], self._with_topics)
+        resolved = resolve_columns(by, table, self._lake.layout, self._with_topics)
+        rows = self._rows(table, version, resolved, where, values)
+        grouped = self._collect(table, version, summarised(rows, resolved, values))
+        return with_input_names(normalise(grouped), [*by, *values], self._with_topics)
 
     def history(self, table: str, limit: int | None = None) -> list[Version]:
         """See `TableReader`."""
         rows = self._described(table, "HISTORY", "" if limit is None else f" LIMIT {limit}")
-        found = rows.select(
+        commits = rows.select(
             "version",
             F.unix_millis("timestamp").alias("at"),
             "userMetadata",
@@ -129,7 +124,7 @@ class SparkReader(TableReader):
                 row.operation,
                 restored_to(row.operation, row.operationParameters),
             )
-            for row in found
+            for row in commits
         ]
         return sorted(versions, key=lambda version: version.number, reverse=True)
 
@@ -159,7 +154,7 @@ class SparkReader(TableReader):
         return self._described(table, "DETAIL").select(column).collect()[0][0]
 
     def _described(self, table: str, what: str, limit: str = "") -> DataFrame:
-        with self._told(table, None):
+        with self._translated_errors(table, None):
             return self._spark.sql(f"DESCRIBE {what} {sql_name(self._lake, table)}{limit}")
 
     def _rows(
@@ -173,14 +168,14 @@ class SparkReader(TableReader):
         """Return the rows that meet the conditions; `columns` and `values` are only checked."""
         if version is not None and version < 0:
             raise VersionGoneError(table, version)
-        with self._told(table, version):
+        with self._translated_errors(table, version):
             rows = table_rows(self._spark, self._lake, table, version)
             where = resolve_condition(table, where)
             check_question(table, rows.columns, columns, where, values or {})
             return matching(rows, where)
 
     @contextmanager
-    def _told(self, table: str, version: int | None) -> Iterator[None]:
+    def _translated_errors(self, table: str, version: int | None) -> Iterator[None]:
         """Turn Spark's error for a missing table or version into one of ours."""
         try:
             yield
@@ -191,11 +186,11 @@ class SparkReader(TableReader):
                 raise NoTableError(table, self._lake.owning_lake(table).location) from None
             raise
 
-    def _collect(self, table: str, version: int | None, wanted: DataFrame) -> pa.Table:
+    def _collect(self, table: str, version: int | None, rows: DataFrame) -> pa.Table:
         try:
-            return wanted.toArrow()
+            return rows.toArrow()
         except Exception:  # errors of a task have no class of their own in Python
-            if version is not None and self._lacks_files(wanted):
+            if version is not None and self._lacks_files(rows):
                 raise VersionGoneError(table, version) from None
             raise
 
@@ -213,10 +208,10 @@ def summarised(
     rows: DataFrame, by: Sequence[str], values: Mapping[str, tuple[str, str]]
 ) -> DataFrame:
     """Return rows grouped `by` columns, with aggregates as in `TableReader.summary`."""
-    wanted = [_aggregate(kind, column).alias(name) for name, (kind, column) in values.items()]
+    aggregates = [_aggregate(kind, column).alias(name) for name, (kind, column) in values.items()]
     return (
-        rows.groupBy(*map(_column, by)).agg(*wanted)
-        if wanted
+        rows.groupBy(*map(_column, by)).agg(*aggregates)
+        if aggregates
         else rows.select(*map(_column, by)).distinct()
     )
 
@@ -242,12 +237,8 @@ def matching(rows: DataFrame, where: Where) -> DataFrame:
     """Return the rows that meet the conditions."""
     if not where:
         return rows
-    return rows.where(
-        sql_where(
-            where,
-            {field.name for field in rows.schema if isinstance(field.dataType, TimestampType)},
-        )
-    )
+    times = {field.name for field in rows.schema if isinstance(field.dataType, TimestampType)}
+    return rows.where(sql_where(where, times))
 
 
 def sql_where(where: Where, times: Collection[str]) -> str:

@@ -23,7 +23,10 @@ from pipelines.lake.table_reader import TableReader, Version, walk
 APPLICATION: Final = "watersmeet"
 
 DELETING: Final = "watersmeet-delete"
-"""Application of commits that delete what `keep` lets go, or erase a key. They decide no batch."""
+"""Application of commits that delete rows older than `keep`, or erase a key.
+
+They decide no batch.
+"""
 
 EVOLVING: Final = "watersmeet-evolve"
 """Application of commits that begin a further epoch, each with one row of `epochs`."""
@@ -111,14 +114,14 @@ class Commit:
     def parse(metadata: str | None) -> Commit | None:
         """Return the commit with this `metadata`; None where the text is not a commit's."""
         try:
-            said = json.loads(metadata or "")
-            own = said["application"], said["token"], said["number"]
+            fields = json.loads(metadata or "")
+            own = fields["application"], fields["token"], fields["number"]
         except (ValueError, TypeError, LookupError):
             return None
         if [type(value) for value in own] != [str, int, int]:
             return None
-        facts = {name: value for name, value in said.items() if name not in _OWN}
-        return Commit(*own, facts, str(said.get("code_version")))
+        facts = {name: value for name, value in fields.items() if name not in _OWN}
+        return Commit(*own, facts, str(fields.get("code_version")))
 
 
 def last_commit(
@@ -138,14 +141,14 @@ def last_decision(
 
     Where the history no longer has it, the last fence repeats it. None where there is neither.
     """
-    told: tuple[int, Commit] | None = None
+    repeated: tuple[int, Commit] | None = None
     for version, commit in _commits(reader, table, application):
         if not commit.is_fence:
             return version.number, commit
         decided = Commit.parse(commit.facts.get("decided"))
-        if told is None and decided is not None:
-            told = commit.facts["decided_in"], decided
-    return told
+        if repeated is None and decided is not None:
+            repeated = commit.facts["decided_in"], decided
+    return repeated
 
 
 def unnoted_commit(reader: TableReader, source: str) -> Commit | None:
@@ -171,14 +174,11 @@ def commit_of(table: str, version: Version) -> Commit | None:
     commit = Commit.parse(version.metadata) if version.operation in _WRITES else None
     if commit is None or commit.is_fence or commit.application in UNREAD:
         return commit
-    of_batch = (
-        "batch"
-        if table == tables.SILVER
-        else "ranges"
-        if table.startswith(tables.bronze(""))
-        else None
-    )
-    return commit if of_batch is None or of_batch in commit.facts else None
+    if table == tables.SILVER:
+        is_batch = "batch" in commit.facts
+    else:
+        is_batch = not table.startswith(tables.bronze("")) or "ranges" in commit.facts
+    return commit if is_batch else None
 
 
 def _commits(reader: TableReader, table: str, application: str) -> Iterator[tuple[Version, Commit]]:

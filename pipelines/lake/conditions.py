@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, NamedTuple
 
-from pipelines.lake.table_reader import Where
+from pipelines.lake.table_reader import Condition, Where
 
 
 class Dialect(NamedTuple):
@@ -22,11 +22,12 @@ def sql_of(where: Where, times: Collection[str], dialect: Dialect) -> str:
 
     Raises ValueError for a value that no column can hold.
     """
-    terms = [
-        " AND ".join(_condition(times, dialect, *condition) for condition in term) or "TRUE"
-        for term in where
-    ]
-    return " OR ".join(f"({term})" for term in terms) or "TRUE"
+
+    def conjunction(term: Sequence[Condition]) -> str:
+        """Return the conditions of a term, joined by AND."""
+        return " AND ".join(_condition(times, dialect, *condition) for condition in term) or "TRUE"
+
+    return " OR ".join(f"({conjunction(term)})" for term in where) or "TRUE"
 
 
 def _condition(
@@ -36,17 +37,17 @@ def _condition(
     if operator in ("is null", "is not null"):
         return f"{name} {operator.upper()}"
 
-    def literal(one: Any) -> str:
+    def literal_of(element: Any) -> str:
         """Return a value in the dialect: epoch ms as a time, where the column has times."""
-        return dialect.time(int(one)) if column in times else _literal(one, dialect)
+        return dialect.time(int(element)) if column in times else _literal(element, dialect)
 
     if operator in ("in", "not in"):
         return (
-            f"{name} {operator.upper()} ({', '.join(map(literal, value))})"
+            f"{name} {operator.upper()} ({', '.join(map(literal_of, value))})"
             if len(value)
             else str(operator == "not in").upper()
         )
-    return f"{name} {operator} {literal(value)}"
+    return f"{name} {operator} {literal_of(value)}"
 
 
 def _literal(value: Any, dialect: Dialect) -> str:

@@ -17,8 +17,8 @@ def is_conflict(error: BaseException) -> bool:
     is one of them.
     """
     module = sys.modules.get("delta.exceptions")
-    of_spark = () if module is None else tuple(getattr(module, name) for name in module.__all__)
-    return isinstance(error, (CommitFailedError, *of_spark))
+    spark_errors = () if module is None else tuple(getattr(module, name) for name in module.__all__)
+    return isinstance(error, (CommitFailedError, *spark_errors))
 
 
 @contextmanager

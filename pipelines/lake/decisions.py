@@ -29,17 +29,17 @@ def read_decisions(reader: TableReader, generation: Generation) -> list[Decided]
     for row in reader.select(tables.IDLE_HEARTBEATS, columns).to_pylist():
         if not generation.is_of(row.get("generation")):
             continue
-        of_one = row["source"], row["partition"], row["after_offset"], row["decided_at"]
+        key = row["source"], row["partition"], row["after_offset"], row["decided_at"]
         if (tenant := row.get("tenant")) is None:
-            decided.append((row["after_offset"], row["event_time"], of_one))
+            decided.append((row["after_offset"], row["event_time"], key))
         else:
-            tenant_times.setdefault(of_one, []).append((tenant, row["event_time"]))
+            tenant_times.setdefault(key, []).append((tenant, row["event_time"]))
     return [
         (
-            TopicPartition(*of_one[:2]),
-            IdleDecision(after, time, tuple(sorted(tenant_times.get(of_one, ())))),
+            TopicPartition(*key[:2]),
+            IdleDecision(after, time, tuple(sorted(tenant_times.get(key, ())))),
         )
-        for after, time, of_one in sorted(decided)
+        for after, time, key in sorted(decided)
     ]
 
 

@@ -24,11 +24,17 @@ def read_erased(reader: TableReader, source: str, since: Mapping[int, int]) -> d
     """
     if not reader.exists(tables.ERASED):
         return {}
-    of_source: Where = [[("source", "=", source), ("offset", ">=", min(since.values(), default=0))]]
-    found = reader.select(tables.ERASED, ["partition", "offset"], of_source)
-    offsets = int64s(found["offset"])
-    known = {p: np.unique(offsets[rows]) for p, rows in groups(int64s(found["partition"])).items()}
-    return {p: late for p, mine in known.items() if len(late := mine[mine >= since.get(p, 0)])}
+    first = min(since.values(), default=0)
+    where: Where = [[("source", "=", source), ("offset", ">=", first)]]
+    places = reader.select(tables.ERASED, ["partition", "offset"], where)
+    offsets = int64s(places["offset"])
+    erased: dict[int, Int64s] = {}
+    for p, rows in groups(int64s(places["partition"])).items():
+        partition_offsets = np.unique(offsets[rows])
+        later = partition_offsets[partition_offsets >= since.get(p, 0)]
+        if len(later):
+            erased[p] = later
+    return erased
 
 
 def without_erased(rows: pa.Table, *, erased: Mapping[int, Int64s]) -> pa.Table:
@@ -40,12 +46,12 @@ def without_erased(rows: pa.Table, *, erased: Mapping[int, Int64s]) -> pa.Table:
     """
     offsets = int64s(rows["offset"])
     is_erased = np.zeros(rows.num_rows, np.bool_)
-    for p, mine in groups(int64s(rows["partition"])).items():
+    for p, partition_rows in groups(int64s(rows["partition"])).items():
         if p in erased:
-            is_erased[mine] = np.isin(offsets[mine], erased[p])
+            is_erased[partition_rows] = np.isin(offsets[partition_rows], erased[p])
     if not is_erased.any():
         return rows
-    gone = pa.array(is_erased)
+    erased_mask = pa.array(is_erased)
     was_keyed = pc.is_valid(rows["merge_key"])
     is_refused = pc.is_valid(rows["reason"])
     changed = {
@@ -53,23 +59,23 @@ def without_erased(rows: pa.Table, *, erased: Mapping[int, Int64s]) -> pa.Table:
         "value": None,
         "headers": None,
         "merge_key": None,
-        "heartbeat": pc.or_(rows["heartbeat"], pc.and_(gone, was_keyed)),
-        "detail": pc.if_else(pc.and_(gone, is_refused), FORGOTTEN, rows["detail"]),
+        "heartbeat": pc.or_(rows["heartbeat"], pc.and_(erased_mask, was_keyed)),
+        "detail": pc.if_else(pc.and_(erased_mask, is_refused), FORGOTTEN, rows["detail"]),
     }
     for name, column in changed.items():
         number = rows.column_names.index(name)
         kind = rows.schema.field(name).type
         if column is None:
             column = (
-                pc.if_else(gone, pa.scalar(None, kind), rows[name])
+                pc.if_else(erased_mask, pa.scalar(None, kind), rows[name])
                 if not pa.types.is_nested(kind)
-                else _without(rows[name], gone)
+                else _without(rows[name], erased_mask)
             )
         rows = rows.set_column(number, rows.schema.field(name), column.cast(kind))
     return rows
 
 
-def _without(column: pa.ChunkedArray, gone: pa.Array) -> pa.ChunkedArray:
-    """Return a column of lists, null where `gone`."""
-    numbers = pa.array(np.arange(len(column)), mask=np.asarray(gone))
+def _without(column: pa.ChunkedArray, mask: pa.Array) -> pa.ChunkedArray:
+    """Return a column of lists, null where `mask` is true."""
+    numbers = pa.array(np.arange(len(column)), mask=np.asarray(mask))
     return column.take(numbers)

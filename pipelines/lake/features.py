@@ -39,11 +39,8 @@ def check_features_of(reader: TableReader, lake: Lake, table: str) -> None:
     feature = next((name for name in unknown if name in _REMOVED_BY), unknown[0])
     name = f"delta.`{lake.address(table)}`"
     removed = _REMOVED_BY.get(feature, ())
-    ways = (
-        ["; ".join(f"ALTER TABLE {name} DROP FEATURE {each}" for each in removed)]
-        if removed
-        else []
-    )
+    statements = [f"ALTER TABLE {name} DROP FEATURE {dropped}" for dropped in removed]
+    ways = ["; ".join(statements)] if statements else []
     ways += (
         ["go on with `engine: spark`"]
         if is_embedded

@@ -214,22 +214,22 @@ def _store(url: str, storage: Mapping[str, str]) -> ObjectStore:
     config: Any = {
         name: value
         for name, value in storage.items()
-        if not _of_the_client({name: value}) and _is_known(url, {name: value})
+        if not _client_options({name: value}) and _is_known(url, {name: value})
     }
     environment = {
         name: value for name, value in os.environ.items() if name.lower().startswith(_PREFIXES)
     }
-    client: Any = _of_the_client(environment) | _of_the_client(storage)
+    client: Any = _client_options(environment) | _client_options(storage)
     store: ObjectStore = from_url(url, config=config, client_options=client, retry_config=_PATIENCE)
     return store
 
 
-def _of_the_client(options: Mapping[str, str]) -> dict[str, str]:
-    plain = {
+def _client_options(options: Mapping[str, str]) -> dict[str, str]:
+    unprefixed = {
         re.sub(f"^({'|'.join(_PREFIXES)})", "", name.lower()): value
         for name, value in options.items()
     }
-    return {name: value for name, value in plain.items() if name in _CLIENT}
+    return {name: value for name, value in unprefixed.items() if name in _CLIENT}
 
 
 def _is_known(url: str, config: Any) -> bool:

@@ -1,9 +1,8 @@
 """Fingerprints of rules in messages, for the recovery of a lost lake.
 
-A message names the rules by which everything was read and merged that a lost lake would read again.
-Records are read by the rules of the epoch in which bronze read them, and merged by those of the
-epoch of silver's batch. The first start of an epoch notes where it begins to read
-(`keep_read_since`).
+A message names the rules of all records that the recovery of a lost lake would read again. Records
+are read by the rules of the epoch in which bronze read them, and merged by those of the epoch of
+silver's batch. The first start of an epoch notes where it begins to read (`keep_read_since`).
 """
 
 from __future__ import annotations
@@ -55,28 +54,28 @@ class Fingerprints(NamedTuple):
     read: Sequence[Span]
 
     def of(self, partition: int, offsets: Mapping[str, int], position: int) -> set[str]:
-        """Return the rules by which a partition was read and merged, by their fingerprints.
+        """Return the fingerprints of the rules by which a partition was read and merged.
 
-        `offsets`: by input, the offsets from which on records were read. `position`: in ms, from
-        which on they were merged. An epoch that ended before `position` counts, too, where its end
+        `offsets`: by input, the first offset that was read. `position`: the first position (ms)
+        that was merged. An epoch that ended before `position` counts, too, where its end
         still decides
 
         - what is late; or
-        - where tenants stand: after a change of the lag, no tenant is further behind than the
+        - how far tenants are: after a change of the lag, no tenant is further behind than the
           epoch's lag, counted from the largest head that the epoch has looked at.
         """
-        found = {self.current}
+        fingerprints = {self.current}
         for fingerprint, end, lag_ms in self.ended.get(partition, ()):
             is_late = end.horizon > position - self.gap_ms
             is_ahead = lag_ms != self.lag_ms and end.head - lag_ms >= position
             if end.clock >= position or is_late or is_ahead:
-                found.add(fingerprint)
+                fingerprints.add(fingerprint)
         for fingerprint, since, until in self.read:
             for source, offset in offsets.items():
                 tp = TopicPartition(source, partition)
                 if until is None or max(offset, since.get(tp, 0)) < until.get(tp, 0):
-                    found.add(fingerprint)
-        return found
+                    fingerprints.add(fingerprint)
+        return fingerprints
 
 
 def read_fingerprints(
@@ -89,16 +88,15 @@ def read_fingerprints(
     fixed = now.fingerprint, now.merge.window.gap_ms, now.merge.tenant_max_lag_ms or 0
     if len(set(fingerprints)) == 1:
         return Fingerprints(*fixed, {}, ())
-    passed = [epoch for epoch, last in epochs.ends() if last >= newest.from_batch]
-    ended = {
-        p: [
+    ended_epochs = [epoch for epoch, last in epochs.ends() if last >= newest.from_batch]
+    ended: dict[int, list[Ended]] = {}
+    for p, ends in epoch_ends(reader, epochs, newest).items():
+        ended[p] = [
             Ended(epoch.settings.fingerprint, end, epoch.settings.merge.tenant_max_lag_ms or 0)
-            for epoch, end in zip(passed[-len(ends) :], ends, strict=True)
+            for epoch, end in zip(ended_epochs[-len(ends) :], ends, strict=True)
         ]
-        for p, ends in epoch_ends(reader, epochs, newest).items()
-    }
-    known = read_since(reader, settings, len(fingerprints))
-    return Fingerprints(*fixed, ended, read_spans(fingerprints, known, generations[1:]))
+    since_by_epoch = read_since(reader, settings, len(fingerprints))
+    return Fingerprints(*fixed, ended, read_spans(fingerprints, since_by_epoch, generations[1:]))
 
 
 def read_spans(
@@ -110,14 +108,14 @@ def read_spans(
     there, everything was read by the rules of earlier ones: silver may merge, and gold publish,
     without bronze.
     """
-    known = {0: dict[TopicPartition, int](), **read_since}
-    numbers = sorted(known)
+    begins = {0: dict[TopicPartition, int](), **read_since}
+    numbers = sorted(begins)
     following = zip(numbers, [*numbers[1:], -1], strict=True)
     spans: list[Span] = [
-        (fingerprints[number], known[number], known.get(after)) for number, after in following
+        (fingerprints[number], begins[number], begins.get(after)) for number, after in following
     ]
     for jump in jumps:  # a jump reads what bronze lacks by the rules of its epoch
-        until = known.get(next((n for n in numbers if n > jump.epoch), -1))
+        until = begins.get(next((n for n in numbers if n > jump.epoch), -1))
         spans.append((fingerprints[jump.epoch], jump.begin, until))
     return [span for span in spans if span[0] != fingerprints[-1]]
 
@@ -130,15 +128,15 @@ def read_since(
     Epochs by whose rules it has read nothing are missing.
     """
     kept = kept_facts(reader)
-    found = dict[int, dict[TopicPartition, int]]()
+    begins = dict[int, dict[TopicPartition, int]]()
     for number in range(1, epochs):
         for source in settings.inputs:
             if (text := kept.get(_fact(number, source))) is not None:
                 offsets = orjson.loads(text)
-                found.setdefault(number, {}).update(
+                begins.setdefault(number, {}).update(
                     {TopicPartition(source, int(p)): at for p, at in offsets.items()}
                 )
-    return found
+    return begins
 
 
 def keep_read_since(
@@ -148,23 +146,21 @@ def keep_read_since(
     epochs: Epochs,
     next_offsets: Mapping[str, Mapping[int, int]],
 ) -> None:
-    """Note, by input and partition, where bronze reads on by the current rules.
+    """Note bronze's next offsets, by input and partition, as the first by the current rules.
 
     Only the first note of an epoch counts.
     """
-    facts = {
-        _fact(epochs.current.number, source): orjson.dumps(
-            {str(p): at for p, at in mine.items()}
-        ).decode()
-        for source, mine in next_offsets.items()
-    }
+    facts: dict[str, str] = {}
+    for source, offsets in next_offsets.items():
+        text = orjson.dumps({str(p): offset for p, offset in offsets.items()}).decode()
+        facts[_fact(epochs.current.number, source)] = text
     keep_facts(reader, append, settings, facts)
 
 
 def is_noted(reader: TableReader, settings: Settings, number: int) -> bool:
-    """Return True where it is known where bronze began to read by the rules of an epoch.
+    """Return True where the offsets at which bronze began to read by an epoch's rules are noted.
 
-    Of the first epoch, it always is.
+    For the first epoch, they need no note.
     """
     return number == 0 or number in read_since(reader, settings, number + 1)
 

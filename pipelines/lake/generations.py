@@ -68,18 +68,19 @@ class Generations(tuple[Generation, ...]):
 
     def of(self, batch: int) -> Generation:
         """Return the generation of a batch of silver."""
-        return [each for each in self if each.from_batch <= batch or each is self[0]][-1]
+        earlier = [generation for generation in self if generation.from_batch <= batch]
+        return earlier[-1] if earlier else self[0]
 
     def after(self, generation: Generation) -> Generation | None:
         """Return the generation that ended this one; None for the newest."""
-        return next((each for each in self if each.number == generation.number + 1), None)
+        return next((later for later in self if later.number == generation.number + 1), None)
 
     def batches(self, generation: Generation) -> list[Condition]:
         """Return the batches of a generation as a condition."""
-        last = self.after(generation)
+        following = self.after(generation)
         return [
             ("batch", ">=", generation.from_batch),
-            *([] if last is None else [("batch", "<", last.from_batch)]),
+            *([] if following is None else [("batch", "<", following.from_batch)]),
         ]
 
 
@@ -89,7 +90,7 @@ def read_generations(reader: TableReader, settings: Settings) -> Generations:
     A lake that an earlier version has begun has one.
     """
     if not reader.exists(tables.GENERATIONS):
-        return _of_earlier_version(reader, settings)
+        return _read_earlier_version(reader, settings)
     names = tables.layout(settings)[tables.GENERATIONS].schema.names
     by_number: dict[int, list[dict[str, Any]]] = {}
     for row in reader.select(
@@ -97,7 +98,7 @@ def read_generations(reader: TableReader, settings: Settings) -> Generations:
     ).to_pylist():
         by_number.setdefault(row["generation"], []).append(row)
     if not by_number:
-        return _of_earlier_version(reader, settings)
+        return _read_earlier_version(reader, settings)
     return Generations(_generation(number, rows) for number, rows in sorted(by_number.items()))
 
 
@@ -109,8 +110,8 @@ def _generation(number: int, rows: Sequence[Mapping[str, Any]]) -> Generation:
     }
     tails = {row["partition"]: _tail(row) for row in rows if row["source"] is None}
     first = rows[0]
-    of_all = (first[name] for name in ("kind", "decided_at", "reason", "epoch", "is_lived"))
-    return Generation(number, first["from_batch"], begin, tails, *of_all)
+    facts = (first[name] for name in ("kind", "decided_at", "reason", "epoch", "is_lived"))
+    return Generation(number, first["from_batch"], begin, tails, *facts)
 
 
 def _tail(row: Mapping[str, Any]) -> SequenceTail:
@@ -123,7 +124,7 @@ def generation_rows(settings: Settings, generation: Generation) -> pa.Table:
 
     There is one for every topic-partition, and one for every partition of the sink with messages.
     """
-    of_all = {
+    facts = {
         "generation": generation.number,
         "from_batch": generation.from_batch,
         "kind": generation.kind,
@@ -134,7 +135,7 @@ def generation_rows(settings: Settings, generation: Generation) -> pa.Table:
     }
     rows: list[dict[str, Any]] = [
         {
-            **of_all,
+            **facts,
             **settings.place(tp.source)._asdict(),
             "partition": tp.partition,
             "start_offset": offset,
@@ -142,7 +143,7 @@ def generation_rows(settings: Settings, generation: Generation) -> pa.Table:
         for tp, offset in generation.begin.items()
     ]
     for p, tail in generation.tails.items():
-        of_tail = (
+        tail_values = (
             tail.seq,
             tail.event_time,
             tail.key,
@@ -150,16 +151,16 @@ def generation_rows(settings: Settings, generation: Generation) -> pa.Table:
             tail.closed_at,
             tail.tenant or None,
         )
-        rows.append({**of_all, "partition": p, **dict(zip(_TAIL, of_tail, strict=True))})
+        rows.append({**facts, "partition": p, **dict(zip(_TAIL, tail_values, strict=True))})
     return tables.layout(settings)[tables.GENERATIONS].rows_of(rows)
 
 
 def is_begun(reader: TableReader) -> bool:
-    """Return True where the table says where the lake begins."""
+    """Return True where the lake has begun: the table has a row."""
     return reader.exists(tables.GENERATIONS) and row_count(reader, tables.GENERATIONS) > 0
 
 
-def _of_earlier_version(reader: TableReader, settings: Settings) -> Generations:
+def _read_earlier_version(reader: TableReader, settings: Settings) -> Generations:
     """Return the only generation of a lake that an earlier version has begun, if there is one.
 
     Raises ConfigurationError where the lake has had a jump.
@@ -174,20 +175,20 @@ def _of_earlier_version(reader: TableReader, settings: Settings) -> Generations:
             "this one to look at"
         )
     begin: dict[TopicPartition, int] = {}
-    of_tables = [(tables.RESETS, "to_offset"), (tables.RECOVERED, "offset")]
-    for table, column in of_tables:
+    offset_columns = [(tables.RESETS, "to_offset"), (tables.RECOVERED, "offset")]
+    for table, column in offset_columns:
         if reader.exists(table):
-            of_source: Where = [
-                [("source", "is not null", None), *_of_no_generation(reader, table)]
+            with_source: Where = [
+                [("source", "is not null", None), *_without_generation(reader, table)]
             ]
-            rows = reader.select(table, ["source", "partition", column], of_source).to_pylist()
+            rows = reader.select(table, ["source", "partition", column], with_source).to_pylist()
             for row in rows:
                 tp = TopicPartition(row["source"], row["partition"])
                 begin[tp] = min(row[column], begin.get(tp, row[column]))
     partitions = {tp.partition for tp in begin} | _partitions(reader, settings)
-    every = [TopicPartition(source, p) for source in settings.inputs for p in sorted(partitions)]
+    inputs = [TopicPartition(source, p) for source in settings.inputs for p in sorted(partitions)]
     return Generations(
-        [Generation(0, 0, dict.fromkeys(every, 0) | begin, {}, reason="an earlier version")]
+        [Generation(0, 0, dict.fromkeys(inputs, 0) | begin, {}, reason="an earlier version")]
     )
 
 
@@ -199,12 +200,12 @@ def _has_begun(reader: TableReader, settings: Settings) -> bool:
         *map(tables.bronze, settings.sources),
     ]
     return any(
-        reader.exists(table) and row_count(reader, table, [_of_no_generation(reader, table)]) > 0
+        reader.exists(table) and row_count(reader, table, [_without_generation(reader, table)]) > 0
         for table in with_rows
     )
 
 
-def _of_no_generation(reader: TableReader, table: str) -> list[Condition]:
+def _without_generation(reader: TableReader, table: str) -> list[Condition]:
     """Return the condition for rows without a generation.
 
     Rows with one were written by a start that was cut short, and decide nothing.
@@ -220,15 +221,12 @@ def _has_jumped(reader: TableReader) -> bool:
 
 
 def _partitions(reader: TableReader, settings: Settings) -> set[int]:
-    found: set[int] = set()
+    partitions: set[int] = set()
     for table in [tables.PROGRESS, *map(tables.bronze, settings.sources)]:
         if reader.exists(table):
-            found |= set(
-                reader.summary(table, ["partition"], {"rows": ("count", "*")})[
-                    "partition"
-                ].to_pylist()
-            )
-    return found
+            rows = reader.summary(table, ["partition"], {"rows": ("count", "*")})
+            partitions |= set(rows["partition"].to_pylist())
+    return partitions
 
 
 def own_generation(reader: TableReader, table: str) -> list[str]:

@@ -51,11 +51,11 @@ def check_layout(reader: TableReader, lake: Lake) -> None:
     progress = tables.PROGRESS
     properties = reader.properties(silver) if reader.exists(silver) else {}
     layout = int(properties.get(tables.LAYOUT, 0))
-    known = tables.LAYOUT_VERSION
-    if layout > known:
+    supported = tables.LAYOUT_VERSION
+    if layout > supported:
         raise ConfigurationError(
             f"lake: {lake.location} has layout {layout}, and this version of Watersmeet knows "
-            f"layouts up to {known}; "
+            f"layouts up to {supported}; "
             "use the version that wrote it, or a later one"
         )
     is_numbered = tables.LAYOUT in properties or not reader.exists(silver)

@@ -7,6 +7,7 @@ columns of a query, and in the conditions of a write.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from itertools import chain
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -21,13 +22,13 @@ def resolve_condition(table: str, where: Where) -> Where:
 
     `table` may be a part of a table, and `source` may be an input in the conditions.
     """
-    terms = [[plain for condition in term for plain in _plain(condition)] for term in where]
+    terms = [list(chain.from_iterable(map(_resolved, term))) for term in where]
     if topic := topic_of(table):
         return [[("topic", "=", topic), *term] for term in terms or [[]]]
     return terms
 
 
-def _plain(condition: Condition) -> Iterator[Condition]:
+def _resolved(condition: Condition) -> Iterator[Condition]:
     column, operator, value = condition
     if column == "source" and operator == "=" and (topic := topic_of(value)):
         yield from [("source", "=", source_of(value)), ("topic", "=", topic)]
@@ -54,19 +55,19 @@ def resolve_columns(
 
 
 def with_input_names(
-    found: pa.Table, columns: Sequence[str], with_topics: Collection[str]
+    rows: pa.Table, columns: Sequence[str], with_topics: Collection[str]
 ) -> pa.Table:
     """Return what was read with the columns of `resolve_columns`, with inputs as `source`.
 
     `columns`: those that were requested.
     """
-    if found.column_names == list(columns):
-        return found
-    source = found["source"]
-    topic = found["topic"]
+    if rows.column_names == list(columns):
+        return rows
+    source = rows["source"]
+    topic = rows["topic"]
     inputs = pc.binary_join_element_wise(source, topic, SEPARATOR)
     has_topics = pc.is_in(source, pa.array(sorted(with_topics), pa.string()))
     inputs = pc.if_else(has_topics, inputs, source)
-    return found.set_column(found.column_names.index("source"), "source", inputs).select(
+    return rows.set_column(rows.column_names.index("source"), "source", inputs).select(
         list(columns)
     )

@@ -6,8 +6,8 @@ or released. The owner renews a file of its token every few seconds. A newcomer 
 taken watches that file. If it changes, the newcomer is refused. If it stays the same for
 `SILENCE_S`, or the owner is certainly dead, the newcomer takes over and removes the file.
 
-That the wait is over, or was not needed, proves nothing: every owner fences whatever it may write
-before it reads (`pipelines.running.owner.Owner.fence`), whoever was before. An owner that was only
+The end of the wait proves nothing. So every owner fences the tables that it may write before it
+reads them (`pipelines.running.owner.Owner.fence`). An owner that was only
 paused learns from `leases` that it was replaced. What it tries to write until then is kept out by
 its token.
 """
@@ -110,14 +110,12 @@ def last_entries(reader: TableReader) -> dict[str, Entry]:
 
     A table of an earlier version lacks some of the columns.
     """
-    known = reader.columns(tables.LEASES).names
+    existing = reader.columns(tables.LEASES).names
     rows = reader.select(
-        tables.LEASES, [name for name in Entry._fields if name in known]
+        tables.LEASES, [name for name in Entry._fields if name in existing]
     ).to_pylist()
-    return {
-        entry.layer: entry
-        for entry in sorted((Entry(**row) for row in rows), key=attrgetter("entry"))
-    }
+    entries = sorted((Entry(**row) for row in rows), key=attrgetter("entry"))
+    return {entry.layer: entry for entry in entries}
 
 
 def change_under_way(reader: TableReader, change: str | None = None) -> Entry | None:
@@ -217,8 +215,8 @@ class Lease:
     def release(self) -> None:
         """Release the layers, so that the next owner need not wait.
 
-        Where another writer of `leases` comes in between, no entry is made, and the next owner has
-        to find out by itself.
+        Where another writer of `leases` comes in between, no entry is made, and the next owner
+        waits as for one that has died.
         """
         self._ended.set()
         if self._renewing is not None:

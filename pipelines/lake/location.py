@@ -28,8 +28,8 @@ def scheme_of(address: str) -> str | None:
 
     None for a path and for a `file:` URI, which both name a folder of this machine.
     """
-    found = _SCHEME.match(address)
-    return None if found is None or found[1].lower() == "file" else found[1].lower()
+    match = _SCHEME.match(address)
+    return None if match is None or match[1].lower() == "file" else match[1].lower()
 
 
 def has_store(address: str) -> bool:

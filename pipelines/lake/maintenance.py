@@ -50,7 +50,7 @@ class Maintenance:
     engine: Engine
     names: Sequence[str]
     every: int | None = None
-    """Number of commits after which tables are compacted; None for as many as the engine says."""
+    """Number of commits after which tables are compacted; None: the engine's `compact_every`."""
     expire: Callable[[str], None] = lambda _: None
     """Function that deletes the rows of a table that are old enough."""
     now_s: Callable[[], float] = time.monotonic
@@ -100,13 +100,13 @@ def maintain(
 
 
 def keep_properties(engine: Engine, table: str) -> None:
-    """Give the table the properties of the layout, whatever it was made with.
+    """Give the table the properties of the layout, where it was created with others.
 
     For the table's owner alone.
     """
-    wanted = engine.lake.layout[table].properties
-    if wanted.items() - engine.reader.properties(table).items():
-        engine.set_properties(table, wanted)
+    properties = engine.lake.layout[table].properties
+    if properties.items() - engine.reader.properties(table).items():
+        engine.set_properties(table, properties)
 
 
 def _compact(engine: Engine, table: str, file_bytes: int = FILE_BYTES) -> int:

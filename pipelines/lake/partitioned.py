@@ -117,11 +117,11 @@ def _statistics(written: pq.FileMetaData, counted: list[str]) -> dict[str, Any]:
     groups = [written.row_group(i) for i in range(written.num_row_groups)]
     columns = {written.schema.column(i).path: i for i in range(written.num_columns)}
     for name in counted:
-        found = [group.column(columns[name]).statistics for group in groups]
-        nulls[name] = sum(each.null_count for each in found)
-        if with_values := [each for each in found if each.has_min_max]:
-            least[name] = _plain(min(each.min for each in with_values))
-            most[name] = _plain(max(each.max for each in with_values))
+        statistics = [group.column(columns[name]).statistics for group in groups]
+        nulls[name] = sum(column.null_count for column in statistics)
+        if with_values := [column for column in statistics if column.has_min_max]:
+            least[name] = _json_value(min(column.min for column in with_values))
+            most[name] = _json_value(max(column.max for column in with_values))
     return {
         "numRecords": written.num_rows,
         "minValues": least,
@@ -130,7 +130,7 @@ def _statistics(written: pq.FileMetaData, counted: list[str]) -> dict[str, Any]:
     }
 
 
-def _plain(value: Any) -> Any:
+def _json_value(value: Any) -> Any:
     """Return a number as it is, and a time as text with whole milliseconds."""
     return (
         value.isoformat(timespec="milliseconds").replace("+00:00", "Z")

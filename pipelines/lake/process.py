@@ -1,4 +1,4 @@
-"""Identity of a process, by which it is known for certain whether an owner is gone.
+"""Identity of a process: tells for certain whether an owner's process has ended.
 
 A host name and a process id do not suffice: two containers may share a host name but never a
 process table, and process ids are reused. A boot id, a namespace of processes and the time since

@@ -87,11 +87,11 @@ def progress_rows(
 ) -> pa.Table:
     """Return a row of `progress` for every topic-partition.
 
-    So the last batch alone says where all of them stand.
+    So the rows of the last batch alone have the state of all of them.
     """
     rows = []
     for tp, done in plan.ranges.items():
-        of_batch = (
+        batch_values = (
             committed_at_ms,
             done.position,
             None,
@@ -99,8 +99,15 @@ def progress_rows(
             plan.epoch,
             plan.generation,
         )
-        of_range = (done.from_offset, done.until_offset, done.head, plan.clocks.get(tp.partition))
-        rows.append((plan.batch, *settings.place(tp.source), tp.partition, *of_range, *of_batch))
+        range_values = (
+            done.from_offset,
+            done.until_offset,
+            done.head,
+            plan.clocks.get(tp.partition),
+        )
+        rows.append(
+            (plan.batch, *settings.place(tp.source), tp.partition, *range_values, *batch_values)
+        )
     return tables.layout(settings)[tables.PROGRESS].rows(rows)
 
 
@@ -122,10 +129,10 @@ def last_batch(reader: TableReader) -> LastBatch | None:
     its notes were written, the plan says that there may be late records, and the commit has neither
     token nor facts.
     """
-    found = last_decision(reader, tables.SILVER, APPLICATION)
-    if found is None:
+    decision = last_decision(reader, tables.SILVER, APPLICATION)
+    if decision is None:
         return _last_noted(reader)
-    version, commit = found
+    version, commit = decision
     return plan_of(commit.facts), version, commit
 
 

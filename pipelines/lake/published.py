@@ -1,6 +1,6 @@
 """The tables `published` and `dead_letters`.
 
-They say where the sink, or a dead-letter topic, stood after the last transaction.
+They have the last messages of the sink, and the progress of dead-letter topics, by transaction.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ def last_sink(reader: TableReader, conditions: Sequence[Condition] = ()) -> str 
 
     Only rows that meet all conditions count; None where there are none.
     """
-    found = reader.summary(
+    sinks = reader.summary(
         tables.PUBLISHED, ["sink"], {"last": ("max", "committed_at")}, [list(conditions)]
     ).to_pylist()
-    return max(found, key=itemgetter("last"))["sink"] if found else None
+    return max(sinks, key=itemgetter("last"))["sink"] if sinks else None
 
 
 def last_noted_ms(reader: TableReader) -> int:
@@ -41,13 +41,13 @@ def last_published(
     """
     if not reader.exists(tables.PUBLISHED):
         return {}
-    known: list[Condition] = [] if until_ms is None else [("committed_at", "<=", until_ms)]
-    sink = sink or last_sink(reader, known)
+    conditions: list[Condition] = [] if until_ms is None else [("committed_at", "<=", until_ms)]
+    sink = sink or last_sink(reader, conditions)
     if sink is None:
         return {}
-    of_sink = [("sink", "=", sink), *known]
+    sink_conditions = [("sink", "=", sink), *conditions]
     latest = reader.summary(
-        tables.PUBLISHED, ["partition"], {"seq": ("max", "last_seq")}, [of_sink]
+        tables.PUBLISHED, ["partition"], {"seq": ("max", "last_seq")}, [sink_conditions]
     )
     last = dict(zip(latest["partition"].to_pylist(), latest["seq"].to_pylist(), strict=True))
     if not last:
@@ -55,10 +55,12 @@ def last_published(
     names = ["partition", "last_seq", "last_event_time", "last_key", "sink_offset"]
     known_names = reader.columns(tables.PUBLISHED).names
     names += [name for name in ("last_due", "last_closed_at", "last_tenant") if name in known_names]
-    found = reader.select(
-        tables.PUBLISHED, names, [[*of_sink, ("last_seq", "in", sorted(set(last.values())))]]
+    tails = reader.select(
+        tables.PUBLISHED,
+        names,
+        [[*sink_conditions, ("last_seq", "in", sorted(set(last.values())))]],
     )
-    rows = zip(*(found[name].to_pylist() for name in names), strict=True)
+    rows = zip(*(tails[name].to_pylist() for name in names), strict=True)
     return {p: SequenceTail(seq, *rest) for p, seq, *rest in rows if last[p] == seq}
 
 
@@ -71,9 +73,12 @@ def last_letters(reader: TableReader, sink: str) -> dict[int, dict[str, int]]:
     noted: dict[int, dict[str, int]] = {}
     if not reader.exists(tables.DEAD_LETTERS):
         return noted
-    of_topic = [[("sink", "=", sink)]]
+    topic_conditions = [[("sink", "=", sink)]]
     rows = reader.summary(
-        tables.DEAD_LETTERS, ["partition", "source"], {"next": ("max", "next_offset")}, of_topic
+        tables.DEAD_LETTERS,
+        ["partition", "source"],
+        {"next": ("max", "next_offset")},
+        topic_conditions,
     )
     for row in rows.to_pylist():
         noted.setdefault(row["partition"], {})[row["source"]] = row["next"]

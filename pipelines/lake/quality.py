@@ -41,10 +41,10 @@ def last_versions(reader: TableReader) -> dict[tuple[str, str], int]:
     """
     if not reader.exists(tables.QUALITY):
         return {}
-    found = reader.summary(
+    rows = reader.summary(
         tables.QUALITY, ["suite", "table"], {"version": ("max", "version")}
     ).to_pylist()
-    return {(row["suite"], row["table"]): row["version"] for row in found}
+    return {(row["suite"], row["table"]): row["version"] for row in rows}
 
 
 def last_results(reader: TableReader) -> list[dict[str, Any]]:
@@ -66,22 +66,24 @@ def last_results(reader: TableReader) -> list[dict[str, Any]]:
         if at
         else []
     )
-    found: dict[tuple[str, str], dict[str, Any]] = {}
+    results: dict[tuple[str, str], dict[str, Any]] = {}
     for row in rows:
         place = row["suite"], row["table"]
         if row["checked_at"] != at[place]:
             continue
-        begun = {
+        fields = {
             "suite": place[0],
             "table": place[1],
             "version": row["version"],
             "checked_at": row["checked_at"],
         }
-        told = found.setdefault(place, {**begun, "success": True, "expectations": 0, "failed": 0})
-        told["expectations"] += row["rows"]
-        told["failed"] += 0 if row["success"] else row["rows"]
-        told["success"] = told["failed"] == 0
-    return [found[place] for place in sorted(found)]
+        result = results.setdefault(
+            place, {**fields, "success": True, "expectations": 0, "failed": 0}
+        )
+        result["expectations"] += row["rows"]
+        result["failed"] += 0 if row["success"] else row["rows"]
+        result["success"] = result["failed"] == 0
+    return [results[place] for place in sorted(results)]
 
 
 def append_results(
@@ -92,13 +94,13 @@ def append_results(
     The commit's number is that of the version that it is to make. So of two checks that end
     together, Delta skips the later one, or finds it in conflict, and that one tries again.
     """
-    mine = uuid.uuid4().hex
+    check_id = uuid.uuid4().hex
     rows = table.rows(results)
     for _ in range(_ATTEMPTS):
         number = reader.version(table.name) + 1
         with suppress_conflict():
-            append(table.name, rows, Commit(_APPLICATION, 0, number, {"check": mine}))
-        if mine in _checks_since(reader, table.name, number):
+            append(table.name, rows, Commit(_APPLICATION, 0, number, {"check": check_id}))
+        if check_id in _checks_since(reader, table.name, number):
             return
     raise WatersmeetError(
         f"results cannot be added to the table {table.name}: other checks were quicker each time; "

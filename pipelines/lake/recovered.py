@@ -50,10 +50,10 @@ def read_since(reader: TableReader, generation: Generation) -> dict[int, int]:
     """
     if generation.number or "since" not in reader.columns(tables.RECOVERED).names:
         return {}
-    found = reader.select(
+    rows = reader.select(
         tables.RECOVERED, ["partition", "since"], [[("since", "is not null", None)]]
     )
-    return dict(zip(found["partition"].to_pylist(), found["since"].to_pylist(), strict=True))
+    return dict(zip(rows["partition"].to_pylist(), rows["since"].to_pylist(), strict=True))
 
 
 def read_out(
@@ -70,23 +70,26 @@ def read_out(
     return joined(
         [
             *parts_of_messages(reader, generation, within_all),
-            *_copies(reader, generation, within_all),
+            *_offsets_of_copies(reader, generation, within_all),
         ]
     )
 
 
-def joined(found: Iterable[tuple[TopicPartition, Int64s]]) -> dict[TopicPartition, Int64s]:
+def joined(parts: Iterable[tuple[TopicPartition, Int64s]]) -> dict[TopicPartition, Int64s]:
     """Return all offsets by topic-partition, in order, each once."""
     offsets = defaultdict(list)
-    for tp, mine in found:
-        offsets[tp].append(mine)
-    return {tp: np.unique(np.concatenate(mine)) for tp, mine in offsets.items()}
+    for tp, part_offsets in parts:
+        offsets[tp].append(part_offsets)
+    return {tp: np.unique(np.concatenate(part_offsets)) for tp, part_offsets in offsets.items()}
 
 
-def rows_of_parts(settings: Settings, out: Mapping[TopicPartition, Int64s]) -> list[dict[str, Any]]:
+def rows_of_parts(
+    settings: Settings, part_offsets: Mapping[TopicPartition, Int64s]
+) -> list[dict[str, Any]]:
     """Return the offsets of parts of messages as rows of the table.
 
-    There is one for each range `[offset, until_offset)`. `out`: by topic-partition, in order.
+    There is one for each range `[offset, until_offset)`. `part_offsets`: by topic-partition, in
+    order.
     """
     return [
         {
@@ -95,7 +98,7 @@ def rows_of_parts(settings: Settings, out: Mapping[TopicPartition, Int64s]) -> l
             "offset": since,
             "until_offset": until,
         }
-        for tp, offsets in out.items()
+        for tp, offsets in part_offsets.items()
         for since, until in as_ranges(offsets)
     ]
 
@@ -127,7 +130,7 @@ def parts_of_messages(
             yield tp, np.arange(since, until, dtype=np.int64)
 
 
-def _copies(
+def _offsets_of_copies(
     reader: TableReader,
     generation: Generation,
     ranges: Mapping[TopicPartition, tuple[int, int | None]],
@@ -141,26 +144,26 @@ def _copies(
         table = tables.bronze(source)
         if not own_columns(reader.columns(table), pa.schema([REDRIVEN_FROM])):
             continue
-        mine = {tp.partition: of_tp for tp, of_tp in ranges.items() if tp.source == source}
-        copies: Where = [
-            [*terms, (REDRIVEN_FROM.name, "is not null", None)] for terms in within(mine)
+        source_ranges = {tp.partition: span for tp, span in ranges.items() if tp.source == source}
+        redriven: Where = [
+            [*terms, (REDRIVEN_FROM.name, "is not null", None)] for terms in within(source_ranges)
         ]
         rows = reader.select(
-            table, ["partition", "offset", REDRIVEN_FROM.name, "key", "value"], copies
+            table, ["partition", "offset", REDRIVEN_FROM.name, "key", "value"], redriven
         ).to_pylist()
         originals = _records_at(
             reader, table, {(row["partition"], row[REDRIVEN_FROM.name]) for row in rows}
         )
-        passed = defaultdict(list)
+        copied = defaultdict(list)
         for row in rows:
             p = row["partition"]
             original = originals.get((row["partition"], row[REDRIVEN_FROM.name]))
-            since, until = mine.get(p, (0, 0))
+            since, until = source_ranges.get(p, (0, 0))
             is_here = since <= row["offset"] and (until is None or row["offset"] < until)
             is_known = row[REDRIVEN_FROM.name] >= generation.begin.get(TopicPartition(source, p), 0)
             if is_here and is_known and original == (row["key"], row["value"]):
-                passed[p].append(row["offset"])
-        for p, offsets in passed.items():
+                copied[p].append(row["offset"])
+        for p, offsets in copied.items():
             yield TopicPartition(source, p), np.array(offsets, np.int64)
 
 
@@ -168,12 +171,12 @@ def _records_at(
     reader: TableReader, table: str, places: Collection[tuple[int, int]]
 ) -> dict[tuple[int, int], tuple[bytes | None, bytes | None]]:
     """Return, by partition and offset, the key and value of records that were not refused."""
-    found = {}
-    for some in in_portions(sorted(places)):
+    records = {}
+    for portion in in_portions(sorted(places)):
         where: Where = [
             [("partition", "=", p), ("offset", "=", offset), ("reason", "is null", None)]
-            for p, offset in some
+            for p, offset in portion
         ]
         for row in reader.select(table, ["partition", "offset", "key", "value"], where).to_pylist():
-            found[row["partition"], row["offset"]] = row["key"], row["value"]
-    return found
+            records[row["partition"], row["offset"]] = row["key"], row["value"]
+    return records

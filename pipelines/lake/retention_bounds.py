@@ -1,10 +1,11 @@
 """The table `retention_bounds`: where the history of each table begins, once `keep` has deleted old
 rows.
 
-A floor is written before the rows below it are deleted, so whoever knows it misses nothing above
-it. Bronze's floor is the end of a batch of silver: everything before its offsets is gone, except
-refused records that are not old enough. The floor of another table is a time. Rows before it are
-gone: of silver by last event time, of `late` by position, of `quarantine` by Kafka's timestamp.
+A floor is written before the rows below it are deleted, so a reader that knows it misses nothing
+above it. Bronze's floor is the end of a batch of silver: everything before its offsets is deleted,
+except refused records that are not old enough. The floor of another table is a time. Rows before it
+are deleted: of silver by last event time, of `late` by position, of `quarantine` by Kafka's
+timestamp.
 
 What is left can be derived again from the end of a batch on, if no row that it touches has been
 deleted: there its *history* begins. The merge records that were open then are those rows of silver
@@ -78,13 +79,13 @@ def read_history(
     deleted.
     """
     retention_bounds = read_retention_bounds(reader)
-    times_of = {
+    deleted_until = {
         place: time
         for place, time in retention_bounds.times.items()
         if place[0] in (tables.LATE, tables.SILVER)
     }
     # Quarantine's floor does not count: refused records need no history.
-    if not retention_bounds.batches and not times_of:
+    if not retention_bounds.batches and not deleted_until:
         return {}
     noted = reader.summary(
         tables.PROGRESS, [], {"last": ("max", "batch")}, [[("batch", "<=", last_batch)]]
@@ -92,28 +93,28 @@ def read_history(
     longest_ms = max(
         epoch.settings.merge.window.longest_ms for epoch in read_epochs(reader, settings)
     )
-    found = {}
+    histories = {}
     for p in range(partitions):
         batch = max(min(retention_bounds.batches.get(p, -1), last_batch), generation.from_batch - 1)
         # No merge record is open for longer than `longest_ms`. So one that was open at a clock has
         # its last event time at most that long before it.
         times = [
             time + (longest_ms if table == tables.SILVER else 0)
-            for (table, q), time in times_of.items()
+            for (table, q), time in deleted_until.items()
             if q == p
         ]
         if times:
             first = max(batch, generation.from_batch)
             batch = max(batch, _first_batch(reader, settings, p, first, max(times), noted))
-        found[p] = (
+        histories[p] = (
             _at_end_of(reader, settings, p, batch)
             if batch >= generation.from_batch
-            else _beginning(generation, p)
+            else _history_at_start(generation, p)
         )
-    return found
+    return histories
 
 
-def _beginning(generation: Generation, partition: int) -> History:
+def _history_at_start(generation: Generation, partition: int) -> History:
     begin = {
         tp.source: offset for tp, offset in generation.begin.items() if tp.partition == partition
     }
@@ -130,15 +131,16 @@ def _first_batch(
     beyond: list[Condition] = [("partition", "=", partition), ("position", ">=", time_ms)]
     beyond += [("batch", ">=", since), ("batch", "<=", last)]
     rows = reader.summary(tables.PROGRESS, ["source"], {"first": ("min", "batch")}, [beyond])
-    found = dict(zip(rows["source"].to_pylist(), rows["first"].to_pylist(), strict=True))
-    return max(found.values()) if found.keys() == settings.inputs.keys() else last
+    first_batches = dict(zip(rows["source"].to_pylist(), rows["first"].to_pylist(), strict=True))
+    return max(first_batches.values()) if first_batches.keys() == settings.inputs.keys() else last
 
 
 def _at_end_of(reader: TableReader, settings: Settings, partition: int, batch: int) -> History:
-    of_batch: Where = [[("batch", "=", batch), ("partition", "=", partition)]]
+    batch_condition: Where = [[("batch", "=", batch), ("partition", "=", partition)]]
     columns = ["source", "until_offset", "position", "clock"]
     rows = {
-        row["source"]: row for row in reader.select(tables.PROGRESS, columns, of_batch).to_pylist()
+        row["source"]: row
+        for row in reader.select(tables.PROGRESS, columns, batch_condition).to_pylist()
     }
     offsets = {
         source: rows[source]["until_offset"] if source in rows else 0 for source in settings.inputs

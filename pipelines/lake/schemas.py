@@ -62,13 +62,13 @@ def _rows(reader: TableReader, source: str) -> dict[int, tuple[str | None, int]]
     """
     if not reader.exists(tables.WRITER_SCHEMAS):
         return {}
-    found = reader.select(
+    entries = reader.select(
         tables.WRITER_SCHEMAS, ["writer_schema", "schema", "seen_at"], [[("source", "=", source)]]
     )
     columns = (
-        found["writer_schema"].to_pylist(),
-        found["schema"].to_pylist(),
-        times_ms(found["seen_at"]).tolist(),
+        entries["writer_schema"].to_pylist(),
+        entries["schema"].to_pylist(),
+        times_ms(entries["seen_at"]).tolist(),
     )
     rows = sorted(
         zip(*columns, strict=True), key=lambda row: (bool(row[1]), row[2], row[1] is not None)
@@ -81,12 +81,12 @@ def avro_schemas(reader: TableReader, settings: Settings) -> dict[str, AvroSchem
 
     It knows how everything that is in bronze by now was written.
     """
-    found = {
+    schemas = {
         name: source.avro_schema for name, source in settings.sources.items() if source.avro_schema
     }
     return {
         name: replace(schema, writers=known_schemas(reader, name))
         if settings.sources[name].registry
         else schema
-        for name, schema in found.items()
+        for name, schema in schemas.items()
     }

@@ -74,7 +74,7 @@ class Snapshot(TableReader):
     def is_past(self) -> bool:
         """True where a table has another version by now, or exists and did not then."""
         now = {name for name in self._names - self._versions.keys() if self._reader.exists(name)}
-        return bool(now) or any(self._reader.has_moved(*each) for each in self._versions.items())
+        return bool(now) or any(self._reader.has_moved(*item) for item in self._versions.items())
 
     def has_changed_since(self, table: str) -> bool:
         """Return True where rows of a table have been deleted or changed since that moment.
@@ -91,14 +91,14 @@ class Snapshot(TableReader):
 
         The commit must be the last one of its application in silver.
         """
-        found = copy(self)
-        found._versions = dict(self._versions)
+        snapshot = copy(self)
+        snapshot._versions = dict(self._versions)
         for table in _OF_BATCHES:
             last = last_commit(self, table) if self.exists(table) else None
             if last is not None and last[1].transaction_version == commit.transaction_version:
-                found._versions[table] = last[0].number - 1
-                found._before |= {table}
-        return found
+                snapshot._versions[table] = last[0].number - 1
+                snapshot._before |= {table}
+        return snapshot
 
     def exists(self, table: str) -> bool:
         """See `TableReader`."""
@@ -109,7 +109,7 @@ class Snapshot(TableReader):
         self, table: str, columns: Sequence[str], where: Where = (), *, version: int | None = None
     ) -> pa.Table:
         """See `TableReader`."""
-        return self._asked(
+        return self._at_moment(
             table, version, lambda at: self._reader.select(table, columns, where, version=at)
         )
 
@@ -117,7 +117,9 @@ class Snapshot(TableReader):
         self, table: str, columns: Sequence[str], where: Where = (), version: int | None = None
     ) -> pa.Table:
         """See `TableReader`."""
-        return self._asked(table, version, lambda at: self._reader.rows(table, columns, where, at))
+        return self._at_moment(
+            table, version, lambda at: self._reader.rows(table, columns, where, at)
+        )
 
     def summary(
         self,
@@ -129,7 +131,7 @@ class Snapshot(TableReader):
         version: int | None = None,
     ) -> pa.Table:
         """See `TableReader`."""
-        return self._asked(
+        return self._at_moment(
             table, version, lambda at: self._reader.summary(table, by, values, where, version=at)
         )
 
@@ -138,13 +140,13 @@ class Snapshot(TableReader):
         last = self._versions.get(source_of(table))
         if last is None:
             return self._reader.history(table, limit)
-        known = (version for version in walk(self._reader, table) if version.number <= last)
-        return list(islice(known, limit))
+        versions = (version for version in walk(self._reader, table) if version.number <= last)
+        return list(islice(versions, limit))
 
     def version(self, table: str) -> int:
         """See `TableReader`."""
-        found = self._versions.get(source_of(table))
-        return self._reader.version(table) if found is None else found
+        last = self._versions.get(source_of(table))
+        return self._reader.version(table) if last is None else last
 
     def columns(self, table: str, version: int | None = None) -> pa.Schema:
         """See `TableReader`."""
@@ -169,7 +171,7 @@ class Snapshot(TableReader):
     def _version(self, table: str, version: int | None) -> int | None:
         return self._versions.get(source_of(table)) if version is None else version
 
-    def _asked(
+    def _at_moment(
         self, table: str, version: int | None, ask: Callable[[int | None], pa.Table]
     ) -> pa.Table:
         """Return the answer at `version`, or at that moment's version.
@@ -197,12 +199,14 @@ def _versions(reader: TableReader, names: Collection[str]) -> tuple[Mapping[str,
     missing = [name for name in names if name not in versions]
     with ThreadPoolExecutor(_THREADS) as pool:
         for _ in range(ATTEMPTS):
-            moved = list(pool.map(lambda each: reader.has_moved(*each), versions.items()))
+            moved = list(pool.map(lambda item: reader.has_moved(*item), versions.items()))
             new = [name for name in missing if reader.exists(name)]
             if not any(moved) and not new:
                 return versions, True
-            again = [name for name, has_moved in zip(versions, moved, strict=True) if has_moved]
-            versions |= dict(_last_versions(reader, [*again, *new]))
+            moved_names = [
+                name for name, has_moved in zip(versions, moved, strict=True) if has_moved
+            ]
+            versions |= dict(_last_versions(reader, [*moved_names, *new]))
             missing = [name for name in missing if name not in versions]
     return versions, False
 

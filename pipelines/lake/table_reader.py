@@ -64,7 +64,7 @@ For rows of earlier versions, whose size no column tells.
 
 
 class NoTableError(WatersmeetError):
-    """A table that is asked about does not exist."""
+    """The table of a query does not exist."""
 
     def __init__(self, table: str, place: str) -> None:
         super().__init__(
@@ -234,18 +234,19 @@ def neighbours(partitions: Sequence[int]) -> list[Sequence[int]]:
     return [partitions[i : i + size] for i in range(0, len(partitions), size)]
 
 
-def in_portions(each: Sequence[_T]) -> Iterator[Sequence[_T]]:
+def in_portions(items: Sequence[_T]) -> Iterator[Sequence[_T]]:
     """Return items that need a term of their own each, in portions for one query.
 
     A portion has at most `PARTITIONS_PER_QUESTION` of them.
     """
     return (
-        each[i : i + PARTITIONS_PER_QUESTION] for i in range(0, len(each), PARTITIONS_PER_QUESTION)
+        items[i : i + PARTITIONS_PER_QUESTION]
+        for i in range(0, len(items), PARTITIONS_PER_QUESTION)
     )
 
 
 def first_offsets(
-    asked: TableReader,
+    reader: TableReader,
     table: str,
     column: str,
     bounds: Mapping[int, int],
@@ -256,66 +257,68 @@ def first_offsets(
     Only offsets from `since` on count. Partitions without such a row are absent.
     """
     first: dict[int, int] = {}
-    for some in in_portions(sorted(bounds.items())):
+    for portion in in_portions(sorted(bounds.items())):
         beyond: Where = [
             [("partition", "=", p), ("offset", ">=", since.get(p, 0)), (column, ">=", bound)]
-            for p, bound in some
+            for p, bound in portion
         ]
-        found = asked.summary(table, ["partition"], {"first": ("min", "offset")}, beyond)
-        first |= dict(zip(found["partition"].to_pylist(), found["first"].to_pylist(), strict=True))
+        firsts = reader.summary(table, ["partition"], {"first": ("min", "offset")}, beyond)
+        first |= dict(
+            zip(firsts["partition"].to_pylist(), firsts["first"].to_pylist(), strict=True)
+        )
     return first
 
 
-def row_count(asked: TableReader, table: str, where: Where = ()) -> int:
+def row_count(reader: TableReader, table: str, where: Where = ()) -> int:
     """Return the number of rows of a table that meet the conditions."""
-    return int(asked.summary(table, [], {"rows": ("count", "*")}, where)["rows"][0].as_py())
+    return int(reader.summary(table, [], {"rows": ("count", "*")}, where)["rows"][0].as_py())
 
 
-def sizes_of(asked: TableReader, table: str, rows: pa.Table) -> Int64s:
+def sizes_of(reader: TableReader, table: str, rows: pa.Table) -> Int64s:
     """Return the size of each row in memory (bytes): its `record_bytes` and `ROW_BYTES`.
 
     Where the rows do not have that column, or an earlier version has written a row, the mean size
     in the files counts.
     """
-    known = rows[RECORD_BYTES.name] if RECORD_BYTES.name in rows.column_names else None
-    if known is not None and known.null_count == 0:
-        return int64s(known) + ROW_BYTES
-    unknown = PACKED * asked.row_bytes(table)
+    sizes = rows[RECORD_BYTES.name] if RECORD_BYTES.name in rows.column_names else None
+    if sizes is not None and sizes.null_count == 0:
+        return int64s(sizes) + ROW_BYTES
+    unknown = PACKED * reader.row_bytes(table)
     return (
-        np.full(len(rows), unknown) if known is None else int64s(known.fill_null(unknown))
+        np.full(len(rows), unknown) if sizes is None else int64s(sizes.fill_null(unknown))
     ) + ROW_BYTES
 
 
-def with_sizes(asked: TableReader, table: str, columns: Sequence[str]) -> list[str]:
+def with_sizes(reader: TableReader, table: str, columns: Sequence[str]) -> list[str]:
     """Return these columns of a table, and `record_bytes` if it has it, as `sizes_of` needs it."""
-    return [*columns, *own_columns(asked.columns(table), pa.schema([RECORD_BYTES]))]
+    return [*columns, *own_columns(reader.columns(table), pa.schema([RECORD_BYTES]))]
 
 
-def walk(asked: TableReader, table: str) -> Iterator[Version]:
+def walk(reader: TableReader, table: str) -> Iterator[Version]:
     """Yield the table's commits, latest first.
 
-    They are read from the log in growing steps: the one wanted is mostly among the last.
+    They are read from the log in growing steps: mostly one of the last is needed.
     """
     oldest: int | None = None
     for limit in (1, 20, None):
-        found = asked.history(table, limit)
-        yield from (version for version in found if oldest is None or version.number < oldest)
-        oldest = found[-1].number
-        if limit is not None and len(found) < limit:
+        commits = reader.history(table, limit)
+        yield from (version for version in commits if oldest is None or version.number < oldest)
+        oldest = commits[-1].number
+        if limit is not None and len(commits) < limit:
             return
 
 
 def check_question(
-    table: str, known: Collection[str], columns: Sequence[str], where: Where, values: Aggregates
+    table: str, existing: Collection[str], columns: Sequence[str], where: Where, values: Aggregates
 ) -> None:
     """Raise ValueError where a query names an unknown operator or aggregate, or an unknown column.
 
-    `known`: the known columns.
+    `existing`: the table's columns.
     """
     conditions = list(chain.from_iterable(where))
     aggregated = (column for _, column in values.values() if column != "*")
     for column in chain(columns, aggregated, (column for column, _, _ in conditions)):
-        if column not in known:
+        if column not in existing:
             raise ValueError(f"{table} has no column {column}")
     for kind, column in values.values():
         if kind not in AGGREGATES or (column == "*" and kind != "count"):
@@ -323,7 +326,7 @@ def check_question(
     for column, operator, value in conditions:
         if operator not in OPERATORS or (operator in COMPARISONS and value is None):
             raise ValueError(f"{column} {operator} {value!r} is no condition")
-        if operator in ("in", "not in") and any(one is None for one in value):
+        if operator in ("in", "not in") and any(element is None for element in value):
             raise ValueError(f"{column} {operator} {value!r} is no condition: a null is in no list")
 
 
@@ -336,9 +339,9 @@ _PLAIN: Final = {
 
 
 def plain_type(kind: pa.DataType) -> pa.DataType:
-    """Return the one Arrow type for which all engines' variants of it stand.
+    """Return the common type of an Arrow type's variants, which engines choose differently.
 
-    That is string for string views and large strings, and so on.
+    For instance string for string views and large strings.
     """
     if pa.types.is_dictionary(kind):
         return plain_type(kind.value_type)
@@ -355,17 +358,17 @@ def plain_type(kind: pa.DataType) -> pa.DataType:
 
 def plain_schema(schema: Iterable[pa.Field]) -> pa.Schema:
     """Return a schema of plain types, in which everything may be null and nothing has metadata."""
-    return pa.schema([pa.field(one.name, plain_type(one.type)) for one in schema])
+    return pa.schema([pa.field(field.name, plain_type(field.type)) for field in schema])
 
 
-def normalise(found: pa.Table) -> pa.Table:
+def normalise(rows: pa.Table) -> pa.Table:
     """Return an engine's rows as `TableReader` promises them.
 
     Types are plain, and timestamp columns are int64 epoch ms.
     """
-    plain = found.cast(plain_schema(found.schema))
+    uniform = rows.cast(plain_schema(rows.schema))
     in_ms = [
         pc.divide(column.cast(pa.int64()), 1000) if column.type == TIME else column
-        for column in plain.columns
+        for column in uniform.columns
     ]
-    return pa.table(in_ms, plain.column_names)
+    return pa.table(in_ms, uniform.column_names)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from operator import itemgetter
 from typing import NamedTuple
 
 import pyarrow as pa
@@ -41,19 +42,18 @@ def unfinished(reader: TableReader) -> pa.Table:
     )
 
 
-def clocks_at(reader: TableReader, epochs: Epochs, batch: int, moment: BatchEnd) -> TenantClocks:
-    """Return the clocks of tenants at a moment, by the rules of a batch.
+def clocks_at(reader: TableReader, epochs: Epochs, batch: int, batch_end: BatchEnd) -> TenantClocks:
+    """Return the clocks of tenants at the end of a batch, by the rules of `batch`.
 
-    The moment is at the end of the batch, or before it, and may be of a part of the
-    topic-partitions.
+    `batch_end`: that of `batch` or of an earlier one, for all topic-partitions or some of them.
     """
     generation = read_generations(reader, epochs.current.settings).of(batch)
     epoch = epochs.of(batch)
-    left = inherited_lateness(
-        reader, Epochs(each for each in epochs if each.number <= epoch.number), generation
+    lateness = inherited_lateness(
+        reader, Epochs(earlier for earlier in epochs if earlier.number <= epoch.number), generation
     )
     return TenantStateReader(reader, generation).clocks_at(
-        moment, epoch.settings.merge.tenant_max_lag_ms or 0, left.global_floor
+        batch_end, epoch.settings.merge.tenant_max_lag_ms or 0, lateness.global_floor
     )
 
 
@@ -62,21 +62,21 @@ def times_of(rows: pa.Table, clocks: TenantClocks) -> list[tuple[int, str, int |
 
     Clocks are in ms (None: not known); the order is by partition and clock.
     """
-    known = rows.group_by(["partition", "tenant"]).aggregate([])
-    times = clocks.clocks(int64s(known["partition"]), known["tenant"])
-    found = zip(
-        known["partition"].to_pylist(), times.tolist(), known["tenant"].to_pylist(), strict=True
+    tenants = rows.group_by(["partition", "tenant"]).aggregate([])
+    times = clocks.clocks(int64s(tenants["partition"]), tenants["tenant"])
+    clocked = zip(
+        tenants["partition"].to_pylist(), times.tolist(), tenants["tenant"].to_pylist(), strict=True
     )
-    return [(p, tenant, None if time == NULL_TIME else time) for p, time, tenant in sorted(found)]
+    return [(p, tenant, None if time == NULL_TIME else time) for p, time, tenant in sorted(clocked)]
 
 
 def slowest(rows: pa.Table, clocks: TenantClocks) -> dict[int, SlowestTenant]:
     """Return, by partition, the number of tenants in such rows (`unfinished`), and the slowest."""
-    found: dict[int, SlowestTenant] = {}
+    slowest_tenants: dict[int, SlowestTenant] = {}
     for p, tenant, clock in times_of(rows, clocks):
-        first = found.get(p, SlowestTenant(0, tenant, clock))
-        found[p] = first._replace(tenants=first.tenants + 1)
-    return found
+        first = slowest_tenants.get(p, SlowestTenant(0, tenant, clock))
+        slowest_tenants[p] = first._replace(tenants=first.tenants + 1)
+    return slowest_tenants
 
 
 def tenants_of(
@@ -86,15 +86,17 @@ def tenants_of(
 
     A topic-partition is absent where the idle policy did, and no record in bronze.
     """
-    found: dict[TopicPartition, tuple[int, str | None]] = {}
+    first_tenants: dict[TopicPartition, tuple[int, str | None]] = {}
     by = ["partition", "tenant"]
     first_of = {"first": ("min", "offset")}
     for source in sorted({tp.source for tp in heads}):
-        mine = [(tp.partition, head) for tp, head in heads.items() if tp.source == source]
-        at_head: Where = [[("partition", "=", p), ("event_time", "=", head)] for p, head in mine]
+        source_heads = [(tp.partition, head) for tp, head in heads.items() if tp.source == source]
+        at_head: Where = [
+            [("partition", "=", p), ("event_time", "=", head)] for p, head in source_heads
+        ]
         for where in in_portions(at_head):
             for row in reader.summary(tables.bronze(source), by, first_of, where).to_pylist():
                 tp = TopicPartition(source, row["partition"])
                 first = (row["first"], row["tenant"])
-                found[tp] = min(first, found.get(tp, first), key=lambda each: each[0])
-    return {tp: tenant for tp, (_, tenant) in found.items()}
+                first_tenants[tp] = min(first, first_tenants.get(tp, first), key=itemgetter(0))
+    return {tp: tenant for tp, (_, tenant) in first_tenants.items()}

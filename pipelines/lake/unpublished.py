@@ -48,12 +48,11 @@ def unpublished(
     ]
     partitions = sorted({tp.partition for tp in newest.begin})
     for order in orders(reader):
-        mine = [*_VALID, *batches, *order.conditions]
+        finished = [*_VALID, *batches, *order.conditions]
         for p in partitions:
-            here: list[Condition] = [*mine, ("partition", "=", p)]
-            yield from (
-                [*here, *term] for term in _beyond(order, newest.tails.get(p), is_after=True)
-            )
+            conditions: list[Condition] = [*finished, ("partition", "=", p)]
+            beyond = _beyond(order, newest.tails.get(p), is_after=True)
+            yield from ([*conditions, *term] for term in beyond)
 
 
 def behind_sink(
@@ -68,8 +67,13 @@ def behind_sink(
     batches += [] if until_batch is None else [("batch", "<", until_batch)]
     for order in orders(reader) if generation.tails else ():
         for p, tail in sorted(generation.tails.items()):
-            here: list[Condition] = [*_VALID, *batches, *order.conditions, ("partition", "=", p)]
-            yield from ([*here, *term] for term in _beyond(order, tail, is_after=False))
+            conditions: list[Condition] = [
+                *_VALID,
+                *batches,
+                *order.conditions,
+                ("partition", "=", p),
+            ]
+            yield from ([*conditions, *term] for term in _beyond(order, tail, is_after=False))
 
 
 def count_behind_sink(reader: TableReader, generation: Generation) -> dict[int, int]:
@@ -77,13 +81,13 @@ def count_behind_sink(reader: TableReader, generation: Generation) -> dict[int, 
 
     They are those of `behind_sink`.
     """
-    found: Counter[int] = Counter()
-    for some in in_portions(list(behind_sink(reader, generation))):
-        rows = reader.summary(tables.SILVER, ["partition"], {"rows": ("count", "*")}, some)
-        found.update(
+    counts: Counter[int] = Counter()
+    for portion in in_portions(list(behind_sink(reader, generation))):
+        rows = reader.summary(tables.SILVER, ["partition"], {"rows": ("count", "*")}, portion)
+        counts.update(
             dict(zip(rows["partition"].to_pylist(), rows["rows"].to_pylist(), strict=True))
         )
-    return dict(found)
+    return dict(counts)
 
 
 def _beyond(
@@ -106,12 +110,11 @@ def _beyond(
         "tenant": tail.tenant,
     }
     values = [(column, place[column]) for column in order.columns]
-    for number, (column, value) in enumerate(values):
-        operator = ">" if is_after else "<=" if number == len(values) - 1 else "<"
-        yield [
-            *((before, "=", same) for before, same in values[:number]),
-            (column, operator, value),
-        ]
+    operators = [">" if is_after else "<"] * len(values)
+    operators[-1] = ">" if is_after else "<="
+    for number, ((column, value), operator) in enumerate(zip(values, operators, strict=True)):
+        equal = [(before, "=", same) for before, same in values[:number]]
+        yield [*equal, (column, operator, value)]
 
 
 def is_complete(reader: TableReader, generation: Generation) -> bool:

@@ -1,8 +1,8 @@
 """Changes the rules of an existing lake.
 
 It says first what changes and from which batch on, then records it as the next epoch. The epoch is
-one row of `epochs`, which decides. Before it is written, this process takes the layers from whoever
-owns them, so that no batch can follow the old rules afterwards; a run in progress ends. The row
+one row of `epochs`, which decides. Before it is written, this process takes the layers from their
+owner, so that no batch can follow the old rules afterwards; a run in progress ends. The row
 carries this process's token: once another process has taken a layer, it is not written. The next
 run, with the new rules, adds the columns that they need. If nothing changes, or a change is
 refused, no layers are taken.
@@ -55,22 +55,21 @@ def preview(reader: TableReader, settings: Settings) -> dict[str, Any]:
     """
     epochs = read_epochs(reader, settings)
     last = last_batch(reader)
-    found = changes(epochs, settings)
+    changed = changes(epochs, settings)
     problems = [
-        *_problems(epochs, settings, found),
-        *_too_early(reader, found, last, epochs, settings),
+        *_problems(epochs, settings, changed),
+        *_too_early(reader, changed, last, epochs, settings),
     ]
+    next_batch = 0 if last is None else last[0].batch + 1
     return {
-        "epoch": epochs.current.number + (1 if found else 0),
-        "from_batch": (0 if last is None else last[0].batch + 1)
-        if found
-        else epochs.current.from_batch,
+        "epoch": epochs.current.number + (1 if changed else 0),
+        "from_batch": next_batch if changed else epochs.current.from_batch,
         "changes": [
             {"field": field, "before": before, "after": after}
-            for field, (before, after) in found.items()
+            for field, (before, after) in changed.items()
         ],
         "problems": [problem._asdict() for problem in problems],
-        "read_first": rerouted(settings, found),
+        "read_first": rerouted(settings, changed),
         "applied": False,
     }
 
@@ -81,56 +80,58 @@ def evolve(reader: TableReader, settings: Settings, reporter: Reporter) -> dict[
     Raises ConfigurationError if the change cannot be made, and LeaseTakenError if the layers cannot
     be taken.
     """
-    found = _applicable(reader, settings)
+    answer = _applicable(reader, settings)
     # An `evolve` that was cut short still has the layers.
-    if not found["changes"] and change_under_way(reader, EVOLVE) is None:
-        return found
+    if not answer["changes"] and change_under_way(reader, EVOLVE) is None:
+        return answer
     this_run = Run(read_epochs(reader, settings).current.settings, LAYERS, reporter)
-    with this_run.owned(change=EVOLVE) as owned:
-        from_batch = owned.silver.planner.next_batch
-        found = _applicable(reader, settings)  # a run may have merged a batch meanwhile
-        if not found["changes"]:
-            return found
-        _read_to_the_end(this_run, owned, found["read_first"])
+    with this_run.take_layers(change=EVOLVE) as layer_set:
+        from_batch = layer_set.silver.planner.next_batch
+        answer = _applicable(reader, settings)  # a run may have merged a batch meanwhile
+        if not answer["changes"]:
+            return answer
+        _read_to_the_end(this_run, layer_set, answer["read_first"])
         fault_point(IN_EVOLVE[0])
-        reading = NextOffsets(reader, this_run.settings, this_run.partitions)
+        next_offsets = NextOffsets(reader, this_run.settings, this_run.partitions)
         after = this_run.settings.under(
-            {**settings.rules(), **_first_values(reading, settings, found)}
+            {**settings.rules(), **_first_values(next_offsets, settings, answer)}
         )
         number = read_epochs(reader, settings).current.number + 1
-        owned.owner.append(tables.EPOCHS, epoch_row(after, number, from_batch, now_ms()), EVOLVING)
+        layer_set.owner.append(
+            tables.EPOCHS, epoch_row(after, number, from_batch, now_ms()), EVOLVING
+        )
         fault_point(IN_EVOLVE[1])
-    return {**found, "from_batch": from_batch, "applied": True}
+    return {**answer, "from_batch": from_batch, "applied": True}
 
 
 def _applicable(reader: TableReader, settings: Settings) -> dict[str, Any]:
     """Return what `preview` does. Raises ConfigurationError if the change cannot be made."""
-    found = preview(reader, settings)
-    if found["problems"]:
-        raise ConfigurationError("{where}: {what}; {fix}".format(**found["problems"][0]))
-    return found
+    answer = preview(reader, settings)
+    if answer["problems"]:
+        raise ConfigurationError("{where}: {what}; {fix}".format(**answer["problems"][0]))
+    return answer
 
 
-def _read_to_the_end(this_run: Run, owned: LayerSet, sources: Sequence[str]) -> None:
+def _read_to_the_end(this_run: Run, layer_set: LayerSet, sources: Sequence[str]) -> None:
     """Let bronze read all that the topics of repartitioned sources hold.
 
-    Whoever sends to these topics is fenced first.
+    Producers of `repartition` and `redrive` are fenced first.
     """
     settings = this_run.settings
     for name in sources:
         fence_records(settings, settings.inputs[name], REPARTITION, REDRIVE)
         Cluster(settings.kafka).settled_bounds(settings.inputs[name], this_run.partitions)
-    this_run.supervise(owned, [owned.bronze(name, once=True) for name in sources])
+    this_run.supervise(layer_set, [layer_set.bronze(name, once=True) for name in sources])
 
 
 def _first_values(
-    reading: NextOffsets, settings: Settings, found: Mapping[str, Any]
+    next_offsets: NextOffsets, settings: Settings, answer: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Return, as rules, where the values of changed schemas of bare Avro begin.
+    """Return, as rules, the offsets from which changed schemas of bare Avro hold.
 
-    The values do not say it themselves: they begin where bronze goes on reading.
+    Such values do not name their schema: it holds from bronze's next offsets on.
     """
-    changed = {change["field"] for change in found["changes"]}
+    changed = {change["field"] for change in answer["changes"]}
     rules: dict[str, Any] = {}
     for name, source in settings.sources.items():
         if (
@@ -139,14 +140,14 @@ def _first_values(
             and f"sources.{name}.schema" in changed
         ):
             rules[f"sources.{name}.schema_since"] = {
-                str(p): offset for p, offset in reading.of(name).items()
+                str(p): offset for p, offset in next_offsets.of(name).items()
             }
     return rules
 
 
 def _too_early(
     reader: TableReader,
-    found: dict[str, tuple[Any, Any]],
+    changed: dict[str, tuple[Any, Any]],
     last: LastBatch | None,
     epochs: Epochs,
     after: Settings,
@@ -160,13 +161,13 @@ def _too_early(
     after = epochs.current.settings.under(after.rules())
     if before.fingerprint == after.fingerprint or not reader.exists(tables.RECOVERED):
         return
-    field = next(field for field in found if not field.startswith("publish."))
+    field = next(field for field in changed if not field.startswith("publish."))
     generations = read_generations(reader, before)
     if not generations or not has_messages(reader, generations.newest):
         return
     longest_ms = max(
-        each.merge.window.longest_ms + (each.merge.tenant_max_lag_ms or 0)
-        for each in (before, after)
+        rules.merge.window.longest_ms + (rules.merge.tenant_max_lag_ms or 0)
+        for rules in (before, after)
     )
     clocks = {} if last is None else last[0].clocks
     rows = reader.summary(
@@ -184,11 +185,11 @@ def _too_early(
 
 
 def _problems(
-    epochs: Epochs, settings: Settings, found: dict[str, tuple[Any, Any]]
+    epochs: Epochs, settings: Settings, changed: dict[str, tuple[Any, Any]]
 ) -> list[Problem]:
     if problems := check_schemas(settings):
         return problems
-    for field, (before, after) in found.items():
+    for field, (before, after) in changed.items():
         if field.endswith(".schema"):
             fix = "leave what is there as it is, and add optional fields; or begin a new lake"
             source = settings.sources[field.split(".")[1]]

@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
+from itertools import chain
 from typing import Any, Final
 
 import pyarrow as pa
@@ -42,7 +43,7 @@ from pipelines.lake.lease import FORGET
 from pipelines.lake.order import due_columns
 from pipelines.lake.published import last_published
 from pipelines.lake.schemas import avro_schemas
-from pipelines.lake.table_reader import Condition, TableReader
+from pipelines.lake.table_reader import Condition, TableReader, row_count
 from pipelines.monitoring.observability import Reporter
 from pipelines.run import LAYERS, Run
 from pipelines.running.chunks import NOT_FORGOTTEN, chunks_of, read_chunk
@@ -71,7 +72,7 @@ def forgotten(
 
     With a tombstone, the sink gets one for the key first, while the tables still say in which
     partitions it was. Raises LeaseTakenError while another command changes the lake. Raises
-    ConfigurationError if a tombstone is asked for one tenant, since it would apply to all.
+    ConfigurationError for a tombstone of one tenant's key, since it would apply to all tenants.
     """
     if has_tombstone and tenant is not None:
         raise ConfigurationError(
@@ -79,24 +80,24 @@ def forgotten(
             "or --tenant"
         )
     run = Run(settings, LAYERS, reporter)
-    of_key = Forgetting(run.engine.reader, settings, key, tenant)
-    if not has_tombstone and not of_key.is_there:
-        return {**of_key.preview(), "applied": True}
-    with run.owned(change=FORGET) as owned:
+    forgetting = Forgetting(run.engine.reader, settings, key, tenant)
+    if not has_tombstone and not forgetting.is_there:
+        return {**forgetting.preview(), "applied": True}
+    with run.take_layers(change=FORGET) as layer_set:
         for topic in settings.inputs.values():
             fence_records(settings, topic, REDRIVE)
-        of_key = Forgetting(owned.owner.engine.reader, settings, key, tenant)
-        found = of_key.preview()
-        found["tombstones"] = (
-            owned.gold.send_tombstones(key, of_key.partitions) if has_tombstone else 0
+        forgetting = Forgetting(layer_set.owner.engine.reader, settings, key, tenant)
+        answer = forgetting.preview()
+        answer["tombstones"] = (
+            layer_set.gold.send_tombstones(key, forgetting.partitions) if has_tombstone else 0
         )
-        of_key.erase(owned.owner)
-    left = Forgetting(of_key.reader, settings, key, tenant).preview()["tables"]
-    after = {row["table"]: row["before"] for row in left}
+        forgetting.erase(layer_set.owner)
+    remaining = Forgetting(forgetting.reader, settings, key, tenant).preview()["tables"]
+    after = {row["table"]: row["before"] for row in remaining}
     return {
-        **found,
+        **answer,
         "applied": True,
-        "tables": [{**row, "after": after[row["table"]]} for row in found["tables"]],
+        "tables": [{**row, "after": after[row["table"]]} for row in answer["tables"]],
     }
 
 
@@ -120,31 +121,27 @@ class Forgetting:
         """Return where the key is, without erasing anything.
 
         `tables`: how many records of the key each table has, `before` and `after`. `held`: what
-        else holds them, and until when.
+        else has them, and until when.
         """
-        sources = self.settings.sources
         counts = {
             tables.SILVER: len(self._silver),
             tables.LATE: sum(map(len, self._late.values())),
             tables.QUARANTINE: sum(map(len, self._refused.values())),
-            **{
-                tables.bronze(s): sum(
-                    len(self._in_bronze(i)) for i in of_source(self.settings.inputs, s)
-                )
-                for s in sources
-            },
-            tables.PUBLISHED: self._count(tables.PUBLISHED, "last_key", "last_tenant"),
-            tables.RECOVERED: self._count(tables.RECOVERED, "merge_key", "tenant"),
         }
-        told = [
+        for source in self.settings.sources:
+            inputs = of_source(self.settings.inputs, source)
+            counts[tables.bronze(source)] = sum(len(self._in_bronze(name)) for name in inputs)
+        counts[tables.PUBLISHED] = self._count(tables.PUBLISHED, "last_key", "last_tenant")
+        counts[tables.RECOVERED] = self._count(tables.RECOVERED, "merge_key", "tenant")
+        table_rows = [
             {"table": table, "before": count, "after": count} for table, count in counts.items()
         ]
         return {
             "key": self.key,
             "applied": False,
             "tombstones": 0,
-            "tables": told,
-            "held": list(self._held()),
+            "tables": table_rows,
+            "held": list(self._further_copies()),
         }
 
     @property
@@ -178,7 +175,7 @@ class Forgetting:
     # -- where it is
 
     @property
-    def _of_key(self) -> list[Condition]:
+    def _key_conditions(self) -> list[Condition]:
         return self._conditions("merge_key", "tenant")
 
     def _conditions(self, key: str, tenant: str) -> list[Condition]:
@@ -192,25 +189,22 @@ class Forgetting:
     def _silver(self) -> list[dict[str, Any]]:
         columns = ["partition", "event_time", "status", "valid", *due_columns(self.reader)]
         columns += [*TENANT.names, "position"] if self.settings.merge.has_tenants else []
-        found: list[dict[str, Any]] = self.reader.select(
-            tables.SILVER, columns, [self._of_key]
-        ).to_pylist()
-        return found
+        rows = self.reader.select(tables.SILVER, columns, [self._key_conditions])
+        return list(rows.to_pylist())
 
     @cached_property
     def _late(self) -> dict[str, Places]:
-        found = {}
+        places = {}
         for source in self.settings.inputs:
-            found[source] = _places(
-                self.reader.select(tables.LATE, _PLACE, [[("source", "=", source), *self._of_key]])
-            )
-        return found
+            where = [[("source", "=", source), *self._key_conditions]]
+            places[source] = _places(self.reader.select(tables.LATE, _PLACE, where))
+        return places
 
     @cached_property
     def _read(self) -> dict[str, Places]:
         """The records that were read, late or not, by input."""
         return {
-            i: _places(self.reader.select(tables.bronze(i), _PLACE, [self._of_key]))
+            i: _places(self.reader.select(tables.bronze(i), _PLACE, [self._key_conditions]))
             for i in self.settings.inputs
         }
 
@@ -235,13 +229,11 @@ class Forgetting:
 
         The key is Kafka's key, or the value has it by the rules of any epoch.
         """
-        refused = {
-            source: [("source", "=", source), NOT_FORGOTTEN] for source in self.settings.inputs
-        }
-        return {
-            source: list(self._with_key(source, tables.QUARANTINE, mine))
-            for source, mine in refused.items()
-        }
+        places: dict[str, Places] = {}
+        for source in self.settings.inputs:
+            conditions: list[Condition] = [("source", "=", source), NOT_FORGOTTEN]
+            places[source] = list(self._with_key(source, tables.QUARANTINE, conditions))
+        return places
 
     def _with_key(
         self, source: str, table: str, conditions: Sequence[Condition]
@@ -255,45 +247,43 @@ class Forgetting:
         as_bytes = self.key.encode()
         readers = [name for name, other in self.settings.sources.items() if topic in other.topics]
         rules = [rules for name in readers for rules in self._rules(name)]
-        key_of = [value_key(each) for each in rules]
-        tenant_of = (
+        key_readers = [value_key(epoch_rules) for epoch_rules in rules]
+        tenant_readers = (
             []
             if self.tenant is None
-            else [value_key(replace(each, key=each.tenant)) for each in rules]
+            else [value_key(replace(epoch_rules, key=epoch_rules.tenant)) for epoch_rules in rules]
         )
-        every = self.reader.select(table, _PLACE, [conditions])
-        for chunk in chunks_of(
-            self.reader, source, table, *(int64s(every[name]) for name in _PLACE)
-        ):
+        candidates = self.reader.select(table, _PLACE, [conditions])
+        partitions, offsets = (int64s(candidates[name]) for name in _PLACE)
+        for chunk in chunks_of(self.reader, source, table, partitions, offsets):
             rows = read_chunk(self.reader, chunk, [*_PLACE, "key", "value"], conditions)
             for row in rows.to_pylist():
-                if row["key"] == as_bytes or any(look(row["value"]) == self.key for look in key_of):
-                    tenants = {look(row["value"]) for look in tenant_of} - {None}
+                value = row["value"]
+                if row["key"] == as_bytes or any(read(value) == self.key for read in key_readers):
+                    tenants = {read(value) for read in tenant_readers} - {None}
                     if not tenants or self.tenant in tenants:
                         yield row["partition"], row["offset"]
 
     def _rules(self, source: str) -> list[ReadingRules]:
         """Return the rules by which records of a source were read, epoch by epoch."""
-        found: list[ReadingRules] = []
+        epoch_rules: list[ReadingRules] = []
         for epoch in read_epochs(self.reader, self.settings):
             rules = epoch.settings.reading_rules(source)
             if source in (avro := avro_schemas(self.reader, epoch.settings)):
                 rules = replace(rules, schema=avro[source])
-            found += [rules] if rules not in found else []
-        return found
+            if rules not in epoch_rules:
+                epoch_rules.append(rules)
+        return epoch_rules
 
     def _count(self, table: str, key: str, tenant: str) -> int:
-        found = self.reader.summary(
-            table, [], {"rows": ("count", "*")}, [self._conditions(key, tenant)]
-        )
-        return int(found["rows"][0].as_py())
+        return row_count(self.reader, table, [self._conditions(key, tenant)])
 
-    # -- what holds it for longer
+    # -- where it stays for longer
 
-    def _held(self) -> Iterator[dict[str, Any]]:
-        """Yield what holds the key for longer: time travel and change files, and the topics.
+    def _further_copies(self) -> Iterator[dict[str, Any]]:
+        """Yield where the key stays for longer: time travel and change files, and the topics.
 
-        Each row says how many records, and until when (epoch ms; None: no end is known).
+        Each row has the number of records and their end (epoch ms; None: unknown).
         """
         if self._silver or any(self._in_bronze(source) for source in self.settings.inputs):
             yield {
@@ -306,40 +296,40 @@ class Forgetting:
             places = self._in_bronze(source)
             kept = self.settings.sources[source_of(source)]
             first = cluster.bounds_of(topic, sorted({p for p, _ in places})) if places else {}
-            yield self._of_topic(
+            yield self._topic_row(
                 cluster, topic, [(p, offset) for p, offset in places if offset >= first[p][0]]
             )
             if kept.repartition is not None:  # bronze has read copies of what is, or was, there
                 for topic in kept.repartition.from_topics:
-                    yield self._of_topic(cluster, topic, places)
+                    yield self._topic_row(cluster, topic, places)
         tails = last_published(self.reader)
         names = ("due", "closed_at", "tenant")
-        stands = [
+        placed_rows = [
             (row, place_of(row["event_time"], self.key, *map(row.get, names)))
             for row in self._silver
         ]
-        of_sink = [
+        published = [
             row
-            for row, place in stands
+            for row, place in placed_rows
             if row["valid"] and (p := row["partition"]) in tails and place <= tails[p].place
         ]
-        yield self._of_topic(cluster, self.settings.publish.topic, of_sink)
+        yield self._topic_row(cluster, self.settings.publish.topic, published)
         for table, topic in self.settings.publish.dead_letter_topics.items():
-            found = self._late if table == tables.LATE else self._refused
-            yield self._of_topic(
-                cluster, topic, [place for places in found.values() for place in places]
-            )
+            places_by_source = self._late if table == tables.LATE else self._refused
+            records = list(chain.from_iterable(places_by_source.values()))
+            yield self._topic_row(cluster, topic, records)
 
-    def _of_topic(self, cluster: Cluster, topic: str, records: Sequence[Any]) -> dict[str, Any]:
+    def _topic_row(self, cluster: Cluster, topic: str, records: Sequence[Any]) -> dict[str, Any]:
         """Return a row about records that are, or may be, in a topic.
 
         `until`: if the topic has a retention, that long from now, at the latest.
         """
         until = None
         with suppress(KafkaAccessError):  # without DESCRIBE_CONFIGS, Kafka does not say
-            said = cluster.topic_settings(topic) if records else {}
-            if "delete" in said.get("cleanup.policy", "") and int(said["retention.ms"]) >= 0:
-                until = now_ms() + int(said["retention.ms"])
+            topic_settings = cluster.topic_settings(topic) if records else {}
+            if "delete" in topic_settings.get("cleanup.policy", ""):
+                retention_ms = int(topic_settings["retention.ms"])
+                until = now_ms() + retention_ms if retention_ms >= 0 else None
         return {"where": f"topic {topic}", "records": len(records), "until": until}
 
     # -- erasing
@@ -382,8 +372,8 @@ class Forgetting:
     def _forget_in_bronze(self, owner: Owner) -> None:
         for source in self.settings.inputs:
             as_heartbeat = {**_ERASED, "merge_key": None, "heartbeat": True}
-            _each(owner, tables.bronze(source), self._read[source], [], as_heartbeat)
-            _each(owner, tables.bronze(source), self._unmerged[source], [], _ERASED)
+            _change_records(owner, tables.bronze(source), self._read[source], [], as_heartbeat)
+            _change_records(owner, tables.bronze(source), self._unmerged[source], [], _ERASED)
 
     def _forget_refused(self, owner: Owner) -> None:
         for source in self.settings.inputs:
@@ -391,7 +381,7 @@ class Forgetting:
                 (tables.bronze(source), []),
                 (tables.QUARANTINE, [("source", "=", source)]),
             ):
-                _each(
+                _change_records(
                     owner,
                     table,
                     self._refused[source],
@@ -401,7 +391,7 @@ class Forgetting:
 
     def _forget_late(self, owner: Owner) -> None:
         for source in self.settings.inputs:
-            _each(owner, tables.LATE, self._late[source], [("source", "=", source)], None)
+            _change_records(owner, tables.LATE, self._late[source], [("source", "=", source)], None)
 
     def _forget_records(self, owner: Owner) -> None:
         """Erase merge records. Their places are noted first, since the sink may have their
@@ -418,14 +408,14 @@ class Forgetting:
             owner.append(
                 tables.FORGOTTEN, engine.lake.layout[tables.FORGOTTEN].rows(places), DELETING
             )
-        gone = [
+        markers = [
             {**row, "merge_key": self.key, "replaces": row["event_time"]} for row in records
         ] + self._waiting
         replacing = REPLACING if self.settings.merge.has_tenants else REPLACING[:1]
         changed = pa.schema([*schema, *((name, TIME) for name in replacing)])
         rows = pa.table(
             [
-                _column(name, kind, gone)
+                _column(name, kind, markers)
                 for name, kind in zip(changed.names, changed.types, strict=True)
             ],
             changed,
@@ -441,21 +431,21 @@ class Forgetting:
         """The positions up to which records wait, by partition and tenant, as rows that delete
         them.
         """
-        found: dict[tuple[int, str], int] = {}
+        positions: dict[tuple[int, str], int] = {}
         for row in (row for row in self._silver if row["status"] == "waiting"):
             place = row["partition"], row["tenant"]
-            found[place] = max(row["position"], found.get(place, 0))
+            positions[place] = max(row["position"], positions.get(place, 0))
         return [
             {"partition": p, "tenant": t, "merge_key": self.key, "passes": at}
-            for (p, t), at in found.items()
+            for (p, t), at in positions.items()
         ]
 
 
-def _column(name: str, kind: pa.DataType, gone: Sequence[Mapping[str, Any]]) -> pa.Array:
+def _column(name: str, kind: pa.DataType, markers: Sequence[Mapping[str, Any]]) -> pa.Array:
     """Return a column of deletion markers: what names the rows, and nulls for everything else."""
     if name not in ("partition", "merge_key", *TENANT.names, *REPLACING):
-        return pa.nulls(len(gone), kind)
-    values = [row.get(name) for row in gone]
+        return pa.nulls(len(markers), kind)
+    values = [row.get(name) for row in markers]
     return (
         pa.array(values, pa.timestamp("ms", "UTC")).cast(kind)
         if kind == TIME
@@ -468,11 +458,11 @@ _ERASED: Final[Mapping[str, None]] = {"key": None, "value": None, "headers": Non
 _UNMERGED: Sequence[Condition] = [("merge_key", "is null", None), ("reason", "is null", None)]
 
 
-def _places(found: pa.Table) -> Places:
-    return list(zip(*(found[name].to_pylist() for name in _PLACE), strict=True))
+def _places(rows: pa.Table) -> Places:
+    return list(zip(*(rows[name].to_pylist() for name in _PLACE), strict=True))
 
 
-def _each(
+def _change_records(
     owner: Owner,
     table: str,
     places: Places,
@@ -481,11 +471,13 @@ def _each(
 ) -> None:
     """Set columns of these records' rows to other values, or (without `values`) delete the rows."""
     in_order = sorted(places)
-    for some in (in_order[i : i + ROWS] for i in range(0, len(in_order), ROWS)):
-        partitions = sorted({p for p, _ in some})
+    for begin in range(0, len(in_order), ROWS):
+        offsets: dict[int, list[int]] = {}
+        for p, offset in in_order[begin : begin + ROWS]:
+            offsets.setdefault(p, []).append(offset)
         where = [
-            [*conditions, ("partition", "=", p), ("offset", "in", [o for q, o in some if q == p])]
-            for p in partitions
+            [*conditions, ("partition", "=", p), ("offset", "in", partition_offsets)]
+            for p, partition_offsets in offsets.items()
         ]
         if values is None:
             _commit(owner, table, partial(owner.engine.delete, table, where))

@@ -65,9 +65,9 @@ class Redrive:
         Raises ConfigurationError for an unknown reason, or if a topic is not the one that the lake
         has read.
         """
-        if self.reason not in (known := [reason.value for reason in Reason]):
+        if self.reason not in (reasons := [reason.value for reason in Reason]):
             raise ConfigurationError(
-                f"--reason: no record is refused as `{self.reason}`; use {', '.join(known)}"
+                f"--reason: no record is refused as `{self.reason}`; use {', '.join(reasons)}"
             )
         if self.reason == Reason.TOO_LARGE.value:
             raise ConfigurationError(
@@ -114,63 +114,62 @@ class Redrive:
         }
 
     def _redrive(self, source: str, *, apply: bool) -> dict[str, Any]:
-        of, topic = self.settings.place(source)
+        source_name, topic = self.settings.place(source)
         publisher = record_publisher(self.settings, topic, REDRIVE)
-        partitions, offsets = self._found(source)
+        partitions, offsets = self._refused(source)
         if apply and len(offsets):
             self._begin(publisher)
-            partitions, offsets = self._found(source)  # one may have been forgotten meanwhile
-        told = {
+            partitions, offsets = self._refused(source)  # one may have been forgotten meanwhile
+        answer: dict[str, Any] = {
             "table": tables.QUARANTINE,
-            "source": of,
+            "source": source_name,
             "topic": topic,
             "found": len(offsets),
             "before": 0,
             "after": 0,
         }
         if not len(offsets):
-            return told
+            return answer
         first = {int(p): int(offsets[partitions == p].min()) for p in np.unique(partitions)}
         refused = Refused(self.reader, source)
         redriven = set(self._redriven(source, refused, first, is_settled=apply))
-        is_left = np.array(
-            [
-                place not in redriven
-                for place in zip(partitions.tolist(), offsets.tolist(), strict=True)
-            ],
-            np.bool_,
-        )
-        told["before"] = told["after"] = len(offsets) - int(is_left.sum())
+        places = zip(partitions.tolist(), offsets.tolist(), strict=True)
+        is_left = np.array([place not in redriven for place in places], np.bool_)
+        answer["before"] = answer["after"] = len(offsets) - int(is_left.sum())
         chunks = list(
             chunks_of(self.reader, source, tables.QUARANTINE, partitions[is_left], offsets[is_left])
         )
-        of_source: list[Condition] = [("source", "=", source), NOT_FORGOTTEN]
-        self._check_partitions(of, chunks, of_source)
+        conditions: list[Condition] = [("source", "=", source), NOT_FORGOTTEN]
+        self._check_partitions(source_name, chunks, conditions)
         if apply:
-            size = TransactionSize(CHUNKS, CHUNKS)
-            while chunks:
-                read = [
-                    read_chunk(self.reader, chunk, RECORD, of_source)
-                    for chunk in chunks[: size.limit]
-                ]
-                try:
-                    publisher.send(
-                        redrive_messages(
-                            rows.sort_by([("partition", "ascending"), ("offset", "ascending")])
-                        )
-                        for rows in read
-                    )
-                except TransactionTimeoutError:
-                    if not size.timed_out(len(read)):
-                        raise
-                    self._begin(publisher)
-                    continue
-                told["after"] += sum(rows.num_rows for rows in read)
-                chunks = chunks[len(read) :]
-        return told
+            answer["after"] += self._send(publisher, chunks, conditions)
+        return answer
+
+    def _send(
+        self, publisher: Publisher, chunks: Sequence[Chunk], conditions: Sequence[Condition]
+    ) -> int:
+        """Send the records of chunks that meet the conditions; return how many were sent."""
+        order = [("partition", "ascending"), ("offset", "ascending")]
+        size = TransactionSize(CHUNKS, CHUNKS)
+        sent = 0
+        while chunks:
+            read = [
+                read_chunk(self.reader, chunk, RECORD, conditions).sort_by(order)
+                for chunk in chunks[: size.limit]
+            ]
+            try:
+                publisher.send(map(redrive_messages, read))
+            except TransactionTimeoutError:
+                if not size.timed_out(len(read)):
+                    raise
+                self._begin(publisher)
+                continue
+            sent += sum(rows.num_rows for rows in read)
+            chunks = chunks[len(read) :]
+        return sent
 
     def _check_partitions(
-        self, source: str, chunks: Iterable[Chunk], of_source: Sequence[Condition]
+        self, source: str, chunks: Iterable[Chunk], conditions: Sequence[Condition]
     ) -> None:
         """Raise ConfigurationError if a record of a repartitioned source has another key by now.
 
@@ -185,7 +184,7 @@ class Redrive:
         origins = self.settings.repartitioned[source].from_topics
         for chunk in chunks:
             rows = read_chunk(
-                self.reader, chunk, ["partition", "offset", "key", "value"], of_source
+                self.reader, chunk, ["partition", "offset", "key", "value"], conditions
             )
             places = zip(rows["partition"].to_pylist(), rows["offset"].to_pylist(), strict=True)
             for (p, offset), key in zip(places, merge_keys(rows, rules).to_pylist(), strict=True):
@@ -201,17 +200,17 @@ class Redrive:
         publisher.begin()
         check_not_changing(self.reader, Lake(self.settings), FORGET)
 
-    def _found(self, source: str) -> tuple[Int64s, Int64s]:
-        """Return partitions and offsets of the records in question."""
-        wanted: list[Condition] = [
+    def _refused(self, source: str) -> tuple[Int64s, Int64s]:
+        """Return partitions and offsets of the refused records to redrive."""
+        conditions: list[Condition] = [
             ("source", "=", source),
             ("reason", "=", self.reason),
             NOT_FORGOTTEN,
         ]
         if self.since_ms is not None:
-            wanted.append(("kafka_timestamp", ">=", self.since_ms))
-        found = self.reader.select(tables.QUARANTINE, ["partition", "offset"], [wanted])
-        return int64s(found["partition"]), int64s(found["offset"])
+            conditions.append(("kafka_timestamp", ">=", self.since_ms))
+        rows = self.reader.select(tables.QUARANTINE, ["partition", "offset"], [conditions])
+        return int64s(rows["partition"]), int64s(rows["offset"])
 
     # -- what was redriven
 
@@ -220,8 +219,8 @@ class Redrive:
     ) -> Iterator[tuple[int, int]]:
         """Yield the (partition, offset) of each record that was redriven.
 
-        `first`: by partition, the first record in question. Later records tell it: those in bronze,
-        those not in bronze yet, and those that were passed over on purpose and are still in Kafka.
+        `first`: by partition, the first record to redrive. Later records tell it: those in bronze,
+        those not in bronze yet, and those that a reset skipped and that are still in Kafka.
         """
         topic = self.settings.inputs[source]
         until = 2**63 - 1
@@ -229,8 +228,8 @@ class Redrive:
             topic, self.partitions
         )
         unread = NextOffsets(self.reader, self.settings, self.partitions).of(source)
-        of_bronze = {p: (at + 1, until) for p, at in first.items()}
-        for p, _, offset in redriven_in_bronze(self.reader, self.settings, refused, of_bronze):
+        bronze_ranges = {p: (at + 1, until) for p, at in first.items()}
+        for p, _, offset in redriven_in_bronze(self.reader, self.settings, refused, bronze_ranges):
             yield p, offset
         ranges = [(p, unread[p], bounds[p][1]) for p in first]
         skipped = self.reader.select(
@@ -266,24 +265,24 @@ class Refused:
         """
 
     def confirmed(self, topic: str, rows: pa.Table) -> Iterator[tuple[int, int, int]]:
-        """Yield which of these whole records of the topic were redriven.
+        """Yield those of these whole records of the topic that were redriven.
 
         Each is given as partition, offset, and the offset of the record that it was.
         """
-        said = list(_said(topic, rows))
-        self._read({(p, offset) for p, _, offset, _ in said})
+        claims = list(_claims(topic, rows))
+        self._read({(p, offset) for p, _, offset, _ in claims})
         records = (
-            {(row["partition"], row["offset"]): row for row in rows.to_pylist()} if said else {}
+            {(row["partition"], row["offset"]): row for row in rows.to_pylist()} if claims else {}
         )
-        for p, at, offset, count in said:
+        for p, at, offset, count in claims:
             if self._fingerprints[p, offset] == _fingerprint(records[p, at], count):
                 yield p, at, offset
 
     def _read(self, places: Iterable[tuple[int, int]]) -> None:
         new = {place for place in places if place not in self._fingerprints}
         self._fingerprints |= dict.fromkeys(new)
-        of_source: list[Condition] = [("source", "=", self.source), NOT_FORGOTTEN]
-        for rows in _records(self._reader, self.source, tables.QUARANTINE, new, of_source):
+        conditions: list[Condition] = [("source", "=", self.source), NOT_FORGOTTEN]
+        for rows in _records(self._reader, self.source, tables.QUARANTINE, new, conditions):
             self._fingerprints |= {
                 (row["partition"], row["offset"]): _fingerprint(row) for row in rows.to_pylist()
             }
@@ -297,15 +296,16 @@ def _records(
     conditions: Sequence[Condition] = (),
 ) -> Iterator[pa.Table]:
     """Yield records of a table at these partitions and offsets, as many as fit into memory."""
-    found = np.array(sorted(place for place in places if place[1] < 2**63), np.int64).reshape(-1, 2)
-    for chunk in chunks_of(reader, source, table, found[:, 0], found[:, 1]):
+    in_order = sorted(place for place in places if place[1] < 2**63)
+    partitions, offsets = np.array(in_order, np.int64).reshape(-1, 2).T
+    for chunk in chunks_of(reader, source, table, partitions, offsets):
         yield read_chunk(
             reader, chunk, ["partition", "offset", "key", "value", "headers"], conditions
         )
 
 
 def _fingerprint(row: Mapping[str, Any], count: int | None = None) -> bytes:
-    headers = [(one["key"], one["value"]) for one in row["headers"] or ()]
+    headers = [(header["key"], header["value"]) for header in row["headers"] or ()]
     return fingerprint(row["key"], row["value"], headers[:count])
 
 
@@ -333,14 +333,15 @@ def redriven_in_bronze(
     }:
         spans = {p: (at, min(at + step, ranges[p][1])) for p, at in begins.items()}
         with_headers = [[*terms, ("headers", "is not null", None)] for terms in within(spans)]
-        said = _said(topic, reader.select(table, ["partition", "offset", "headers"], with_headers))
-        for rows in _records(reader, source, table, {(p, at) for p, at, *_ in said}):
+        read = reader.select(table, ["partition", "offset", "headers"], with_headers)
+        claims = _claims(topic, read)
+        for rows in _records(reader, source, table, {(p, at) for p, at, *_ in claims}):
             yield from refused.confirmed(topic, rows)
         begins = {p: until for p, (_, until) in spans.items()}
 
 
-def _said(topic: str, rows: pa.Table) -> Iterator[tuple[int, int, int, int]]:
-    """Yield which of these rows of a topic say that they were redriven.
+def _claims(topic: str, rows: pa.Table) -> Iterator[tuple[int, int, int, int]]:
+    """Yield the rows of a topic that have a header of a redrive.
 
     Each is given as partition, offset, the offset of the record that it was, and how many headers
     that one had.
@@ -348,5 +349,7 @@ def _said(topic: str, rows: pa.Table) -> Iterator[tuple[int, int, int, int]]:
     for partition, at, headers in zip(
         *(rows[name].to_pylist() for name in ("partition", "offset", "headers")), strict=True
     ):
-        said = [(one["key"], one["value"]) for one in headers or ()]
-        yield from ((partition, at, *found) for found in redriven_offsets(topic, partition, said))
+        header_pairs = [(header["key"], header["value"]) for header in headers or ()]
+        yield from (
+            (partition, at, *claim) for claim in redriven_offsets(topic, partition, header_pairs)
+        )

@@ -80,10 +80,10 @@ def expire(
         return
     limits = {p: clock - keep_ms for p, clock in last[0].clocks.items()}
     if table in _COLUMNS:
-        of_silver = table == tables.SILVER
+        is_silver = table == tables.SILVER
         needed = (
             _needed_of_silver(reader, limits, longest_ms(epochs))
-            if of_silver
+            if is_silver
             else _first_not_sent(reader, settings, table, limits)
         )
         _forget_before(
@@ -106,12 +106,12 @@ def expire(
 
 def kept_ms(keep: KeepSettings, table: str) -> int | None:
     """Return how long (ms) rows of a table are kept; None: for ever."""
-    known = {
+    by_table = {
         tables.SILVER: keep.silver_ms,
         tables.LATE: keep.late_ms,
         tables.QUARANTINE: keep.quarantine_ms,
     }
-    return keep.bronze_ms if table.startswith(tables.bronze("")) else known.get(table)
+    return keep.bronze_ms if table.startswith(tables.bronze("")) else by_table.get(table)
 
 
 def _needed_of_silver(
@@ -148,11 +148,11 @@ def _needed(reader: TableReader, partitions: Mapping[int, int], longest_ms: int)
     }
     rows = reader.summary(tables.SILVER, ["partition"], firsts, where).to_pylist()
     begins = {row["partition"]: row.get("closed_at") for row in rows}
-    again = {p: read_again_from(time, longest_ms) for p, time in begins.items() if time is not None}
-    return {
-        row["partition"]: min(row["event_time"], again.get(row["partition"], row["event_time"]))
-        for row in rows
+    recovery_times = {
+        p: read_again_from(time, longest_ms) for p, time in begins.items() if time is not None
     }
+    times = {row["partition"]: row["event_time"] for row in rows}
+    return {p: min(time, recovery_times.get(p, time)) for p, time in times.items()}
 
 
 def _first_not_sent(
@@ -160,7 +160,7 @@ def _first_not_sent(
 ) -> dict[int, int]:
     """Return, by partition, the time (ms) of the oldest row still to be sent as a dead letter.
 
-    It is the time by which the row's age is counted. A partition without such a row is absent.
+    The time is that of the table's column in `_COLUMNS`. A partition without such a row is absent.
     """
     where = unsent(reader, settings, table, partitions)
     if where is None:
@@ -175,8 +175,8 @@ def _forget_before(
     """Delete rows of a table that lie before a time (ms) of their partition; of silver, finished
     ones.
     """
-    known = read_retention_bounds(owner.engine.reader).times
-    further = {p: limit for p, limit in limits.items() if limit > known.get((table, p), 0)}
+    existing = read_retention_bounds(owner.engine.reader).times
+    further = {p: limit for p, limit in limits.items() if limit > existing.get((table, p), 0)}
     is_finished = [("status", "=", "timed_out")] if table == tables.SILVER else []
     terms = [
         [*is_finished, ("partition", "=", p), (_COLUMNS[table], "<", limit)]
@@ -210,9 +210,9 @@ def _forget_batches(
     }
     longest = longest_ms(read_epochs(reader, settings))
     needed = _needed(reader, limits, longest)
-    letters = _first_not_sent(reader, settings, tables.LATE, limits)
+    unsent_times = _first_not_sent(reader, settings, tables.LATE, limits)
     bounds = {
-        p: min(limit, clocks[p] - longest, needed.get(p, limit), letters.get(p, limit))
+        p: min(limit, clocks[p] - longest, needed.get(p, limit), unsent_times.get(p, limit))
         for p, limit in limits.items()
     }
     batches = {
@@ -225,18 +225,18 @@ def _forget_batches(
     ends = batch_ends(reader, {**retention_bounds, **batches})
     terms = list[Sequence[Condition]]()
     for name in of_source(settings.inputs, table.removeprefix(tables.bronze(""))):
-        mine = {
+        source_ends = {
             tp.partition: end
             for tp, end in ends.items()
             if tp.source == name and tp.partition in limits
         }
-        redriven = _redriven(reader, settings, name, mine)
-        below = [_below(p, end, limits[p], redriven.get(p, ())) for p, end in sorted(mine.items())]
-        terms += (
-            resolve_condition(tables.bronze(name), [term for both in below for term in both])
-            if below
-            else []
-        )
+        redriven = _redriven(reader, settings, name, source_ends)
+        below = [
+            term
+            for p, end in sorted(source_ends.items())
+            for term in _below(p, end, limits[p], redriven.get(p, ()))
+        ]
+        terms += resolve_condition(tables.bronze(name), below) if below else []
     rows = _count(reader, table, terms)
     if only_if_worthwhile and not _is_worth_it(reader, table, rows):
         return
@@ -264,11 +264,13 @@ def _redriven(
 
     Without one of them, its refused record could be redriven again.
     """
-    found = reader.select(
+    places = reader.select(
         tables.QUARANTINE, ["partition", "offset"], [[("source", "=", source), NOT_FORGOTTEN]]
     )
     refused: dict[int, set[int]] = {}
-    for p, offset in zip(found["partition"].to_pylist(), found["offset"].to_pylist(), strict=True):
+    for p, offset in zip(
+        places["partition"].to_pylist(), places["offset"].to_pylist(), strict=True
+    ):
         refused.setdefault(p, set()).add(offset)
     ranges = {p: (min(offsets) + 1, ends[p]) for p, offsets in refused.items() if p in ends}
     needed: dict[int, list[int]] = {}
@@ -285,20 +287,20 @@ def _batches_before(
 
     Bounds are in ms. Only batches from `since` on count.
     """
-    found = {}
-    for some in in_portions(sorted(bounds)):
+    last_batches = {}
+    for portion in in_portions(sorted(bounds)):
         where = [
             [("partition", "=", p), ("batch", ">=", since), ("position", "<", bounds[p])]
-            for p in some
+            for p in portion
         ]
         rows = reader.summary(
             tables.PROGRESS, ["partition", "source"], {"last": ("max", "batch")}, where
         ).to_pylist()
-        for p in some:
-            mine = [row["last"] for row in rows if row["partition"] == p]
-            if len(mine) == len(settings.inputs):
-                found[p] = min(mine)
-    return found
+        for p in portion:
+            batches = [row["last"] for row in rows if row["partition"] == p]
+            if len(batches) == len(settings.inputs):
+                last_batches[p] = min(batches)
+    return last_batches
 
 
 def _note(
@@ -312,17 +314,17 @@ def _note(
 
 def _count(reader: TableReader, table: str, terms: Where) -> int:
     """Return how many rows meet one of the terms, which exclude one another."""
-    return sum(row_count(reader, table, some) for some in in_portions(terms))
+    return sum(row_count(reader, table, portion) for portion in in_portions(terms))
 
 
 def _is_worth_it(reader: TableReader, table: str, rows: int) -> bool:
     """Return True if this many rows are a worthwhile share of their table, or of a file."""
-    of_table = row_count(reader, table)
-    of_file = FILE_BYTES // max(1, reader.row_bytes(table))
-    return rows > 0 and rows * SHARE >= min(of_table, of_file)
+    table_rows = row_count(reader, table)
+    file_rows = FILE_BYTES // max(1, reader.row_bytes(table))
+    return rows > 0 and rows * SHARE >= min(table_rows, file_rows)
 
 
 def _delete(owner: Owner, table: str, terms: Where) -> None:
-    for some in in_portions(terms):
+    for portion in in_portions(terms):
         with suppress_conflict():
-            owner.change(table, DELETING, partial(owner.engine.delete, table, some))
+            owner.change(table, DELETING, partial(owner.engine.delete, table, portion))

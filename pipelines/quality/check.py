@@ -202,7 +202,7 @@ def _results(
     has_topics = bool(settings.with_topics)
     names = coordinates(table, has_tenants=has_tenants, has_topics=has_topics)
     for chunk in chunks:
-        with engine.held(rows_of(engine, settings, table, chunk, now_ms)) as rows:
+        with engine.cached(rows_of(engine, settings, table, chunk, now_ms)) as rows:
             row_count += engine.summary(rows, [], {"rows": ("count", "*")})["rows"][0].as_py()
             chunk_outcomes = evaluate(rows, suites, names)
         outcomes = list(map(_joined, outcomes, chunk_outcomes)) if outcomes else chunk_outcomes

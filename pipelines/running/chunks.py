@@ -21,7 +21,7 @@ from pipelines.lake.table_reader import (
 )
 
 CHUNK_ROWS = 5_000
-"""Number of records that are read at a time: each is asked for by its offset."""
+"""Number of records that are read at a time: each is read by its offset."""
 
 CHUNK_BYTES = 64 * 1024 * 1024
 """Approximate maximum size of these records, as they are in memory."""
@@ -51,16 +51,18 @@ def chunks_of(
     order = np.lexsort((offsets, partitions))
     for begin in range(0, len(order), CHUNK_ROWS):
         rows = order[begin : begin + CHUNK_ROWS]
-        for some in np.split(
+        for part in np.split(
             rows, _cuts(reader, _chunk(source, table, partitions[rows], offsets[rows]))
         ):
-            yield _chunk(source, table, partitions[some], offsets[some])
+            yield _chunk(source, table, partitions[part], offsets[part])
 
 
 def _chunk(source: str, table: str, partitions: Int64s, offsets: Int64s) -> Chunk:
     by_partition, firsts = in_groups(partitions, offsets)
-    of_partitions = np.split(by_partition, firsts[1:])
-    return Chunk(source, table, {int(partitions[mine[0]]): offsets[mine] for mine in of_partitions})
+    partition_rows = np.split(by_partition, firsts[1:])
+    return Chunk(
+        source, table, {int(partitions[rows[0]]): offsets[rows] for rows in partition_rows}
+    )
 
 
 def _cuts(reader: TableReader, chunk: Chunk) -> list[int]:
@@ -68,13 +70,13 @@ def _cuts(reader: TableReader, chunk: Chunk) -> list[int]:
 
     Each part then has about `CHUNK_BYTES` at most.
     """
-    found = read_chunk(reader, chunk, with_sizes(reader, chunk.table, ["partition", "offset"]))
-    places = zip(found["partition"].to_pylist(), found["offset"].to_pylist(), strict=True)
-    sizes = dict(zip(places, sizes_of(reader, chunk.table, found).tolist(), strict=True))
+    rows = read_chunk(reader, chunk, with_sizes(reader, chunk.table, ["partition", "offset"]))
+    places = zip(rows["partition"].to_pylist(), rows["offset"].to_pylist(), strict=True)
+    sizes = dict(zip(places, sizes_of(reader, chunk.table, rows).tolist(), strict=True))
     cuts = list[int]()
     room = CHUNK_BYTES
     for number, place in enumerate(
-        (p, offset) for p, mine in chunk.offsets.items() for offset in mine.tolist()
+        (p, offset) for p, offsets in chunk.offsets.items() for offset in offsets.tolist()
     ):
         size = sizes.get(place, 0)
         if size > room and room < CHUNK_BYTES:
@@ -92,10 +94,10 @@ def read_chunk(
     All of them meet the conditions.
     """
     where: Where = [[*conditions, *terms] for terms in _near(chunk)]
-    found = reader.select(chunk.table, columns, where)
-    wanted = {(p, offset) for p, offsets in chunk.offsets.items() for offset in offsets.tolist()}
-    places = zip(found["partition"].to_pylist(), found["offset"].to_pylist(), strict=True)
-    return found.filter(pa.array([place in wanted for place in places], pa.bool_()))
+    rows = reader.select(chunk.table, columns, where)
+    requested = {(p, offset) for p, offsets in chunk.offsets.items() for offset in offsets.tolist()}
+    places = zip(rows["partition"].to_pylist(), rows["offset"].to_pylist(), strict=True)
+    return rows.filter(pa.array([place in requested for place in places], pa.bool_()))
 
 
 def _near(chunk: Chunk) -> Iterator[list[Condition]]:

@@ -86,20 +86,16 @@ def unsent(
         return None
     by = ["sink", "partition", "source"]
     rows = reader.summary(tables.DEAD_LETTERS, by, {"next": ("max", "next_offset")}).to_pylist()
-    out = {
+    sent_until = {
         (row["source"], row["partition"]): row["next"]
         for row in rows
         if row["sink"].split(" ")[0] == topic
     }
-    beyond = {
-        source: {p: (out.get((source, p), 0), None) for p in partitions}
-        for source in settings.inputs
-    }
-    return [
-        [("source", "=", source), *terms]
-        for source, ranges in beyond.items()
-        for terms in within(ranges)
-    ]
+    where: list[Sequence[Condition]] = []
+    for source in settings.inputs:
+        beyond = {p: (sent_until.get((source, p), 0), None) for p in partitions}
+        where += [[("source", "=", source), *terms] for terms in within(beyond)]
+    return where
 
 
 @dataclass
@@ -175,24 +171,27 @@ class DeadLetters:
             self._sent_offsets = self.recover()
 
     def recover(self) -> dict[int, dict[str, int]]:
-        """Return how far every partition of the topic is.
+        """Return how far every partition of the topic is, by its last message.
 
-        The topic says so, or `dead_letters` for a partition that is empty. Afterwards no
+        For an empty partition, `dead_letters` says it. Afterwards no
         transaction is open, and `dead_letters` has noted what is sent.
         """
         self.check_owner()
         if self.topic not in self._cluster.partition_counts([self.topic]):
-            wanted = {**dead_letter_settings(self._cluster, self.settings), "retention.ms": "-1"}
-            self._cluster.create_topic(self.topic, self.partitions, wanted)
+            topic_settings = {
+                **dead_letter_settings(self._cluster, self.settings),
+                "retention.ms": "-1",
+            }
+            self._cluster.create_topic(self.topic, self.partitions, topic_settings)
         self._sink = self._identified()
         noted = last_letters(self._engine.reader, self._sink)
         self._publisher.begin()
-        found = {
-            p: self._stands_at(message, noted)
+        progress = {
+            p: self._parse_progress(message, noted)
             for p, message in self._publisher.tails(self.partitions).items()
         }
-        self._note(found, noted)
-        return noted | found
+        self._note(progress, noted)
+        return noted | progress
 
     def _pending(self, sent_offsets: SentOffsets) -> list[Chunk]:
         """Return what the table has beyond what is sent, source by source (step 1)."""
@@ -203,19 +202,13 @@ class DeadLetters:
             if self.table == tables.LATE:  # a batch that is not committed may never be
                 last = last_batch(self._engine.reader)
                 conditions.append(("batch", "<=", -1 if last is None else last[0].batch))
-            beyond: Where = [
-                [*conditions, *terms]
-                for terms in within({p: (at, None) for p, at in since.items()})
-            ]
-            found = self._engine.reader.select(self.table, ["partition", "offset"], beyond)
-            partitions = int64s(found["partition"])
-            offsets = int64s(found["offset"])
-            is_new = (
-                offsets
-                >= np.array([since.get(p, 0) for p in range(int(partitions.max(initial=0)) + 1)])[
-                    partitions
-                ]
-            )
+            ranges = {p: (first, None) for p, first in since.items()}
+            beyond: Where = [[*conditions, *terms] for terms in within(ranges)]
+            rows = self._engine.reader.select(self.table, ["partition", "offset"], beyond)
+            partitions = int64s(rows["partition"])
+            offsets = int64s(rows["offset"])
+            firsts = [since.get(p, 0) for p in range(int(partitions.max(initial=0)) + 1)]
+            is_new = offsets >= np.array(firsts)[partitions]
             owner_table = self._table_of(source)
             chunks += chunks_of(
                 self._engine.reader, source, owner_table, partitions[is_new], offsets[is_new]
@@ -259,7 +252,7 @@ class DeadLetters:
     def _records(self, chunk: Chunk) -> pa.Table:
         """Return the records of a chunk (step 2); those that bronze no longer has are left out."""
         if self.table == tables.QUARANTINE:
-            found = read_chunk(
+            records = read_chunk(
                 self._engine.reader,
                 chunk,
                 [*RECORD, "reason"],
@@ -267,28 +260,34 @@ class DeadLetters:
             )
         else:
             # A late record is no heartbeat, unless `forget` has begun to erase it.
-            found = read_chunk(self._engine.reader, chunk, RECORD, [("heartbeat", "=", False)])
-            found = found.append_column("reason", pa.repeat(pa.scalar(LATE), found.num_rows))
-        return found.append_column("source", pa.repeat(pa.scalar(chunk.source), found.num_rows))
+            records = read_chunk(self._engine.reader, chunk, RECORD, [("heartbeat", "=", False)])
+            records = records.append_column("reason", pa.repeat(pa.scalar(LATE), records.num_rows))
+        return records.append_column("source", pa.repeat(pa.scalar(chunk.source), records.num_rows))
 
-    # -- where the topic stands
+    # -- the progress of the topic
 
-    def _stands_at(self, message: Message, noted: SentOffsets) -> dict[str, int]:
-        """Return how far a partition is, as its last message says.
+    def _parse_progress(self, message: Message, noted: SentOffsets) -> dict[str, int]:
+        """Return, by input, how far a partition is, as its last message says.
 
-        It is never before what this lake has noted of the topic. Raises ForeignMessageError if the
-        message does not say it for inputs of this lake. If the lake has noted anything, it is
-        raised, too, for an offset beyond what the table has.
+        An offset is never before the one that this lake has noted of the topic. Raises
+        ForeignMessageError
+
+        - if the message does not name offsets of inputs of this lake;
+        - if the lake has noted anything, and an offset is beyond the records of the table.
         """
         place = message.topic() or "", message.partition() or 0, message.offset() or 0
-        mine = noted.get(place[1], {})
+        noted_offsets = noted.get(place[1], {})
         try:
-            said = next_offsets(dict(headers_of(message)))
+            sent_offsets = next_offsets(dict(headers_of(message)))
         except ValueError:
-            said = {}
-        if not said or not said.keys() <= self.settings.inputs.keys():
+            sent_offsets = {}
+        if not sent_offsets or not sent_offsets.keys() <= self.settings.inputs.keys():
             raise ForeignMessageError(*place, NEXT_OFFSETS)
-        beyond = {source: offset for source, offset in said.items() if offset > mine.get(source, 0)}
+        beyond = {
+            source: offset
+            for source, offset in sent_offsets.items()
+            if offset > noted_offsets.get(source, 0)
+        }
         if beyond and noted:
             ends = self._engine.reader.summary(
                 self.table, ["source", "partition"], {"last": ("max", "offset")}
@@ -296,10 +295,11 @@ class DeadLetters:
             lasts = {row["source"]: row["last"] for row in ends if row["partition"] == place[1]}
             if any(offset > lasts.get(source, -1) + 1 for source, offset in beyond.items()):
                 raise ForeignMessageError(*place, NEXT_OFFSETS)
-        return {
-            **mine,
-            **{source: max(offset, mine.get(source, 0)) for source, offset in said.items()},
+        largest = {
+            source: max(offset, noted_offsets.get(source, 0))
+            for source, offset in sent_offsets.items()
         }
+        return {**noted_offsets, **largest}
 
     def _note(self, now: SentOffsets, before: SentOffsets) -> None:
         """Write to `dead_letters` what has changed (step 4)."""

@@ -2,8 +2,8 @@
 
 The rows of that generation that are not published are closed, and `resets` says what was left.
 
-The reset itself is one commit to `generations`. All this can be derived from it, so whoever owns
-silver next completes what a crash has left of it, before anything else.
+The reset itself is one commit to `generations`. All this can be derived from it, so the next
+owner of silver completes what a crash has left undone, before anything else.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ def end_earlier(owner: Owner, settings: Settings) -> None:
     )
     unfinished: Where = [[("status", "in", ["open", "waiting"]), *generations.batches(ended)]]
     _change(owner, unfinished, {"status": "timed_out", **_CLOSED, **never})
-    for some in in_portions(list(unpublished(reader, ended, newest))):
-        _change(owner, some, _CLOSED)
+    for portion in in_portions(list(unpublished(reader, ended, newest))):
+        _change(owner, portion, _CLOSED)
     fault_point("reset.told")
     jumps = [
         (

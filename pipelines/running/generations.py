@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from pipelines.bronze import Bronze, kafka_input, without_known
+from pipelines.bronze import Bronze, kafka_input, without_existing
 from pipelines.core.columns import groups, int64s
 from pipelines.core.plan import TopicPartition
 from pipelines.core.recovery import SinkState
@@ -189,20 +189,20 @@ def _recovered_rows(
 def preview(reader: TableReader, settings: Settings, partitions: int) -> list[dict[str, Any]]:
     """Return what a run would read now, without changing anything.
 
-    Each row has a source, a partition, `[from_offset, until_offset)`, and `because`: what says so.
+    Each row has a source, a partition, `[from_offset, until_offset)`, and `because`: the reason.
     It has the `transaction` of another producer if one is open behind these offsets. Raises what a
     run would raise.
     """
     rows = []
-    begun = read_generations(reader, settings)
-    reading = NextOffsets(reader, settings, partitions)
-    newest = begun.newest if begun else first_generation(settings, partitions)[0]
-    because = "the lake" if begun else newest.reason
+    generations = read_generations(reader, settings)
+    next_offsets = NextOffsets(reader, settings, partitions)
+    newest = generations.newest if generations else first_generation(settings, partitions)[0]
+    reason = "the lake" if generations else newest.reason
     for source, topic in settings.inputs.items():
         bounds, transactions = open_transactions(Cluster(settings.kafka), topic, range(partitions))
         begin = newest.offsets_of(source)
-        offsets = reading.of(source, newest) if begun else begin
-        lost = reading.lost(source, offsets, bounds)
+        offsets = next_offsets.of(source, newest) if generations else begin
+        lost = next_offsets.lost(source, offsets, bounds)
         for p, (first, end) in bounds.items():
             place = {
                 "source": source,
@@ -210,12 +210,12 @@ def preview(reader: TableReader, settings: Settings, partitions: int) -> list[di
                 "from_offset": max(first, offsets[p]),
                 "until_offset": end,
             }
-            of_others = {"transaction": transactions[p].as_row()} if p in transactions else {}
+            transaction = {"transaction": transactions[p].as_row()} if p in transactions else {}
             rows.append(
                 {
                     **place,
-                    **of_others,
-                    "because": because + (", on_data_loss: continue" if p in lost else ""),
+                    **transaction,
+                    "because": reason + (", on_data_loss: continue" if p in lost else ""),
                 }
             )
     return rows
@@ -258,15 +258,17 @@ class Target(NamedTuple):
 def targets_of(settings: Settings, partitions: int, to: str | int) -> dict[TopicPartition, Target]:
     """Return the targets of a reset to `earliest`, `latest` or a Kafka timestamp (ms)."""
     cluster = Cluster(settings.kafka)
-    found = dict[TopicPartition, Target]()
+    reset_targets = dict[TopicPartition, Target]()
     for source, topic in settings.inputs.items():
         bounds = cluster.bounds(topic, partitions)
         if isinstance(to, int):
             targets = cluster.offsets_at(topic, partitions, to)
         else:
             targets = {p: end if to == "latest" else first for p, (first, end) in bounds.items()}
-        found |= {TopicPartition(source, p): Target(at, bounds[p][1]) for p, at in targets.items()}
-    return found
+        reset_targets |= {
+            TopicPartition(source, p): Target(at, bounds[p][1]) for p, at in targets.items()
+        }
+    return reset_targets
 
 
 @dataclass
@@ -288,15 +290,15 @@ class Jump:
     @cached_property
     def _before(self) -> Generations:
         """The generations so far; of a lake that has not begun, the one that would be first."""
-        known = read_generations(self._reader, self.settings)
-        return known or Generations([first_generation(self.settings, self.partitions)[0]])
+        existing = read_generations(self._reader, self.settings)
+        return existing or Generations([first_generation(self.settings, self.partitions)[0]])
 
     @cached_property
     def jumps(self) -> list[TopicJump]:
         """The reset of each topic-partition."""
-        stands = reached(self._reader, self._before.newest, self._next_batch)
+        next_offsets = reached(self._reader, self._before.newest, self._next_batch)
         return [
-            TopicJump(tp.source, tp.partition, stands[tp], *target)
+            TopicJump(tp.source, tp.partition, next_offsets[tp], *target)
             for tp, target in self.targets.items()
         ]
 
@@ -359,16 +361,17 @@ class Jump:
         """
         self._check_order()
         unfinished: Where = [[("status", "in", ["open", "waiting"])]]
-        not_yet = list(unpublished(self._reader, self._before.newest, self._generation))
+        not_published = list(unpublished(self._reader, self._before.newest, self._generation))
         return {
             "to": self.to,
             "open_records_closed": row_count(self._reader, tables.SILVER, unfinished),
             "unpublished_records_closed": sum(
-                row_count(self._reader, tables.SILVER, some) for some in in_portions(not_yet)
+                row_count(self._reader, tables.SILVER, portion)
+                for portion in in_portions(not_published)
             ),
             "jumps": [
-                {**each._asdict(), "skipped": each.skipped, "read_again": each.read_again}
-                for each in self.jumps
+                {**jump._asdict(), "skipped": jump.skipped, "read_again": jump.read_again}
+                for jump in self.jumps
             ],
         }
 
@@ -378,12 +381,12 @@ class Jump:
         generation = self._generation
         for source in self.settings.inputs:
             self._read_missing(source)
-        if any(each.read_again for each in self.jumps):
-            out = out_offsets(self.owner.engine, self.settings, self._before, self.tails)
+        if any(jump.read_again for jump in self.jumps):
+            published = out_offsets(self.owner.engine, self.settings, self._before, self.tails)
         else:
-            out = passed_over(self._reader, self._before.newest)
+            published = passed_over(self._reader, self._before.newest)
         _write_known(
-            self.owner, self.settings, generation.number, rows_of_parts(self.settings, out)
+            self.owner, self.settings, generation.number, rows_of_parts(self.settings, published)
         )
         _decide(self.owner, self.settings, generation)
         end_earlier(self.owner, self.settings)
@@ -394,31 +397,33 @@ class Jump:
 
         Each record is read once.
         """
-        reads_on = NextOffsets(self._reader, self.settings, self.partitions).of(
+        next_offsets = NextOffsets(self._reader, self.settings, self.partitions).of(
             source, self._before.newest
         )
-        back = {
-            j.partition: (j.to_offset, reads_on[j.partition])
+        ranges = {
+            j.partition: (j.to_offset, next_offsets[j.partition])
             for j in self.jumps
             if j.source == source
         }
         engine = self.owner.engine
         table = tables.bronze(source)
-        back = self._lacking(
-            table, {p: (since, until) for p, (since, until) in back.items() if since < until}
+        ranges = self._lacking(
+            table, {p: (since, until) for p, (since, until) in ranges.items() if since < until}
         )
-        if not back:
+        if not ranges:
             return
-        kafka = engine.read_kafka(kafka_input(self.settings, source, {}), back)
-        known = engine.read(table, ["partition", "offset"], within(back))
-        missing = engine.per_partition(without_known, [kafka, known], engine.lake.schema(table))
+        kafka = engine.read_kafka(kafka_input(self.settings, source, {}), ranges)
+        existing = engine.read(table, ["partition", "offset"], within(ranges))
+        missing = engine.per_partition(
+            without_existing, [kafka, existing], engine.lake.schema(table)
+        )
         bronze = Bronze(self.owner, self.settings, source)
-        erased = read_erased(self._reader, source, {p: since for p, (since, _) in back.items()})
-        with engine.held(bronze.without_erased(missing, erased)) as rows:
-            found = bronze.counted(rows)
-            if found.num_rows:
+        erased = read_erased(self._reader, source, {p: since for p, (since, _) in ranges.items()})
+        with engine.cached(bronze.without_erased(missing, erased)) as rows:
+            counts = bronze.counted(rows)
+            if counts.num_rows:
                 fault_point("reset.read")
-                bronze.note(bronze.append(rows, found, fills=True))
+                bronze.note(bronze.append(rows, counts, fills=True))
 
     def _lacking(
         self, table: str, ranges: Mapping[int, tuple[int, int]]
@@ -427,13 +432,13 @@ class Jump:
 
         Only offsets within `ranges` count. A partition that lacks none is absent.
         """
-        found = self._reader.select(table, ["partition", "offset"], within(ranges))
-        offsets = int64s(found["offset"])
-        known = groups(int64s(found["partition"]))
+        rows = self._reader.select(table, ["partition", "offset"], within(ranges))
+        offsets = int64s(rows["offset"])
+        row_numbers = groups(int64s(rows["partition"]))
         lacking = {}
         for p, (since, until) in ranges.items():
-            mine = offsets[known[p]] if p in known else np.array([], np.int64)
-            missing = np.setdiff1d(np.arange(since, until), mine)
+            existing = offsets[row_numbers[p]] if p in row_numbers else np.array([], np.int64)
+            missing = np.setdiff1d(np.arange(since, until), existing)
             if len(missing):
                 lacking[p] = int(missing[0]), int(missing[-1]) + 1
         return lacking
@@ -465,9 +470,9 @@ def _write_known(
             owner.change(table, bronze_application(), partial(engine.delete, table, undecided))
     fault_point("beginning.known")
     layout = engine.lake.layout[tables.RECOVERED]
-    known = [{**row, "recovered_at": now, "generation": number} for row in rows]
-    if known:
-        owner.append(tables.RECOVERED, layout.rows_of(known), bronze_application())
+    recovered = [{**row, "recovered_at": now, "generation": number} for row in rows]
+    if recovered:
+        owner.append(tables.RECOVERED, layout.rows_of(recovered), bronze_application())
     if decisions := list(decided):
         owner.append(
             tables.IDLE_HEARTBEATS,
@@ -491,7 +496,7 @@ def _rows_of_decisions(
         by_time.setdefault(now + counts[place], []).append((tp, decision))
         counts[place] += 1
     return pa.concat_tables(
-        [decision_rows(settings, mine, time, number) for time, mine in by_time.items()]
+        [decision_rows(settings, decisions, time, number) for time, decisions in by_time.items()]
     )
 
 

@@ -51,7 +51,8 @@ class Lineage:
     def __init__(self, settings: Settings, transport: Transport) -> None:
         from openlineage.client import OpenLineageClient
 
-        self._settings, self._client = settings, OpenLineageClient(transport=transport)
+        self._settings = settings
+        self._client = OpenLineageClient(transport=transport)
         self._waiting: queue.Queue[RecordsProcessed | None] = queue.Queue(WAITING)
         self._is_warned = False
         self._thread = threading.Thread(target=self._follow, name="lineage", daemon=True)
@@ -118,16 +119,16 @@ class Lineage:
     ) -> tuple[list[Dataset], list[tuple[Dataset, int | None]]]:
         """Return what a batch read, and what it wrote, with the number of rows if that is known."""
         counts: Counter[str] = Counter()
-        for of_topic in batch.topics.values():
-            for (outcome, _), records in of_topic.items():
+        for outcomes in batch.topics.values():
+            for (outcome, _), records in outcomes.items():
                 counts[outcome] += records
         topics = [self._topic(topic) for topic in batch.topics]
         if batch.layer == "repartition":
             kept = {
-                self._settings.inputs[name]: each.from_topics
-                for name, each in self._settings.repartitioned.items()
+                self._settings.inputs[name]: repartition.from_topics
+                for name, repartition in self._settings.repartitioned.items()
             }
-            copied = {topic: sum(of_topic.values()) for topic, of_topic in batch.topics.items()}
+            copied = {topic: sum(outcomes.values()) for topic, outcomes in batch.topics.items()}
             read = [self._topic(origin) for topic in copied for origin in kept[topic]]
             return read, [(self._topic(topic), rows) for topic, rows in copied.items()]
         sources = [

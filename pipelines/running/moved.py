@@ -36,7 +36,7 @@ def moved_topics(
     Raises what Kafka raises.
     """
     cluster = Cluster(settings.kafka)
-    found = set[str]()
+    moved = set[str]()
     for field, topics in remade_topics(reader, facts).items():
         inputs = [
             name
@@ -44,8 +44,8 @@ def moved_topics(
             if settings.inputs[name] in topics
         ]
         if all(_has_the_records(reader, settings, cluster, name, partitions) for name in inputs):
-            found.add(field)
-    return found
+            moved.add(field)
+    return moved
 
 
 def _has_the_records(

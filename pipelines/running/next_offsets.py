@@ -1,4 +1,4 @@
-"""Finds where bronze goes on reading a source, and whether Kafka still has what comes next."""
+"""Finds the offsets that bronze reads next of a source, and those that Kafka no longer has."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Bounds = Mapping[int, tuple[int, int]]
 
 @dataclass
 class NextOffsets:
-    """The offsets at which bronze goes on reading the inputs of a lake that has begun.
+    """The offsets that bronze reads next, of the inputs of a lake that has begun.
 
     Each input has `partitions` Kafka partitions. Without an `owner`, nothing is written.
     """
@@ -33,31 +33,31 @@ class NextOffsets:
     owner: Owner | None = None
 
     def of(self, source: str, generation: Generation | None = None) -> dict[int, int]:
-        """Return, by partition, the offset at which reading goes on.
+        """Return, by partition, the offset that is read next.
 
-        That is after the last row of bronze, where the newest generation begins, or after a gap
-        that was accepted. `generation`: the newest one, if it is known.
+        It is the largest of: the offset after bronze's last row, the first of the newest
+        generation, and the end of an accepted gap. `generation`: the newest one, if it is known.
         """
         newest = generation or read_generations(self.reader, self.settings).newest
         offsets = newest.offsets_of(source)
         last = last_batch(self.reader)
         ranges = {} if last is None else last[0].ranges
-        passed = {
+        consumed = {
             tp.partition: done.until_offset
             for tp, done in ranges.items()
             if tp.source == source and done.until_offset
         }
         # Rows that silver has consumed need not be read.
-        beyond = within({p: (passed.get(p, 0), None) for p in range(self.partitions)})
-        found = self.reader.summary(
+        beyond = within({p: (consumed.get(p, 0), None) for p in range(self.partitions)})
+        lasts = self.reader.summary(
             tables.bronze(source), ["partition"], {"last": ("max", "offset")}, beyond
         )
-        read = [(row["partition"], row["last"] + 1) for row in found.to_pylist()]
+        read = [(row["partition"], row["last"] + 1) for row in lasts.to_pylist()]
         gaps = self.reader.select(
             tables.RESETS, ["partition", "to_offset"], [[("source", "=", source)]]
         )
         for p, offset in [
-            *passed.items(),
+            *consumed.items(),
             *read,
             *(tuple(row.values()) for row in gaps.to_pylist()),
         ]:
@@ -65,14 +65,14 @@ class NextOffsets:
         return {p: offsets.get(p, 0) for p in range(self.partitions)}
 
     def checked(self, source: str) -> dict[int, int]:
-        """Return the offsets at which reading goes on, all of which Kafka has.
+        """Return, by partition, the offset that is read next and that Kafka has.
 
         A gap that is accepted is recorded in `resets`. Raises DataLossError if Kafka has deleted
         offsets that were not read and `on_data_loss` is `stop`.
         """
         bounds = self.bounds(source)
-        known = self.of(source)
-        lost = self.lost(source, known, bounds)
+        offsets = self.of(source)
+        lost = self.lost(source, offsets, bounds)
         if lost:
             if self.owner is None:
                 raise ValueError("a gap can only be accepted by the owner of bronze")
@@ -85,7 +85,7 @@ class NextOffsets:
                 tables.layout(self.settings)[tables.RESETS].rows(rows),
                 bronze_application(),
             )
-        return {p: max(offset, bounds[p][0]) for p, offset in known.items()}
+        return {p: max(offset, bounds[p][0]) for p, offset in offsets.items()}
 
     def bounds(self, source: str) -> Bounds:
         """Return the first offset that Kafka has of a source and the end, by partition."""

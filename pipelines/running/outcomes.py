@@ -24,11 +24,11 @@ def outcomes(
     records may be `recovered`: they are in no merge record of this generation.
     """
     late: Counter[str] = Counter()
-    found = reader.summary(
+    late_rows = reader.summary(
         tables.LATE, ["source", "topic"], {"rows": ("count", "*")}, [[("batch", "=", plan.batch)]]
     )
     for source, topic, rows in zip(
-        *(found[name].to_pylist() for name in ("source", "topic", "rows")), strict=True
+        *(late_rows[name].to_pylist() for name in ("source", "topic", "rows")), strict=True
     ):
         late[settings.input(source, topic)] += rows
     merged = dict(_parts(reader, settings, plan)) if was_recovered else {}
@@ -36,17 +36,17 @@ def outcomes(
         topic: Counter() for topic in settings.inputs.values()
     }
     for name, topic in settings.inputs.items():
-        records, beats = _passed(reader, name, plan)
+        records, beats = _consumed(reader, name, plan)
         on_time = records - late[name]
         counts[topic]["heartbeat", ""] += beats
         counts[topic]["late", ""] += late[name]
         counts[topic]["merged", ""] += merged.get(name, 0) if was_recovered else on_time
         if was_recovered:
             counts[topic]["recovered", ""] += on_time - merged.get(name, 0)
-    return {topic: dict(found) for topic, found in counts.items()}
+    return {topic: dict(topic_counts) for topic, topic_counts in counts.items()}
 
 
-def _passed(reader: TableReader, name: str, plan: BatchPlan) -> tuple[int, int]:
+def _consumed(reader: TableReader, name: str, plan: BatchPlan) -> tuple[int, int]:
     """Return how many records with a time a batch has consumed of an input.
 
     The two numbers are those of records with a key and of heartbeats.
@@ -57,7 +57,7 @@ def _passed(reader: TableReader, name: str, plan: BatchPlan) -> tuple[int, int]:
         if tp.source == name and not done.is_empty
     }
     counts: Counter[bool] = Counter()
-    for some in in_portions(sorted(ranges)):
+    for portion in in_portions(sorted(ranges)):
         where: Where = [
             [
                 ("partition", "=", p),
@@ -65,11 +65,11 @@ def _passed(reader: TableReader, name: str, plan: BatchPlan) -> tuple[int, int]:
                 ("offset", "<", ranges[p].until_offset),
                 ("event_time", "is not null", None),
             ]
-            for p in some
+            for p in portion
         ]
-        found = reader.summary(tables.bronze(name), ["heartbeat"], {"rows": ("count", "*")}, where)
+        rows = reader.summary(tables.bronze(name), ["heartbeat"], {"rows": ("count", "*")}, where)
         counts.update(
-            dict(zip(found["heartbeat"].to_pylist(), found["rows"].to_pylist(), strict=True))
+            dict(zip(rows["heartbeat"].to_pylist(), rows["rows"].to_pylist(), strict=True))
         )
     return counts[False], counts[True]
 
@@ -80,7 +80,7 @@ def _parts(reader: TableReader, settings: Settings, plan: BatchPlan) -> Iterator
         tables.SILVER, ["partition", *settings.sources], [[("batch", "=", plan.batch)]]
     )
     counts: Counter[str] = Counter()
-    passed: Mapping[tuple[str, int], tuple[int, int]] = {
+    consumed: Mapping[tuple[str, int], tuple[int, int]] = {
         (tp.source, tp.partition): (done.from_offset, done.until_offset)
         for tp, done in plan.ranges.items()
     }
@@ -90,6 +90,6 @@ def _parts(reader: TableReader, settings: Settings, plan: BatchPlan) -> Iterator
             partitions, pc.list_flatten(rows[source]).to_pylist(), strict=True
         ):
             name = settings.input(source, part.get("topic", ""))
-            since, until = passed.get((name, partition), (0, 0))
+            since, until = consumed.get((name, partition), (0, 0))
             counts[name] += since <= part["offset"] < until
     yield from counts.items()

@@ -2,7 +2,7 @@
 
 Delta keeps, by table and application, the last transaction version that it has seen, and skips a
 commit whose version is not larger. So a commit that is made twice happens once. Once a later owner
-has committed anything, whatever an earlier one still tries is skipped, or found in conflict. An
+has committed anything, each commit of an earlier one is skipped, or ends in a conflict. An
 owner reads the table after each commit to see whether it was made.
 """
 
@@ -63,26 +63,26 @@ class Owner:
 
         It is 0 before the first. Raises LeaseLostError if a later owner has written to the table.
         """
-        found = last_commit(self.engine.reader, table, application)
-        if found is not None and found[1].token > self.token:
+        last = last_commit(self.engine.reader, table, application)
+        if last is not None and last[1].token > self.token:
             raise LeaseLostError(self.engine.lake.location)
-        return found[1].number if found is not None and found[1].token == self.token else 0
+        return last[1].number if last is not None and last[1].token == self.token else 0
 
     def confirm(self, table: str, commit: Commit) -> int:
         """Return the version of the table that holds a commit of this owner.
 
         Raises LeaseLostError if the commit was skipped. Raises CommitRepeatedError if the table has
-        another commit of its number: that of an earlier try, whose answer did not come, and which
-        may say something else.
+        another commit of its number: that of an earlier try, whose answer did not come. Its
+        content may differ.
         """
-        found = last_commit(self.engine.reader, table, commit.application)
-        if found is None or found[1].transaction_version != commit.transaction_version:
+        last = last_commit(self.engine.reader, table, commit.application)
+        if last is None or last[1].transaction_version != commit.transaction_version:
             raise LeaseLostError(self.engine.lake.location)
-        if found[1] != Commit.parse(commit.metadata):
+        if last[1] != Commit.parse(commit.metadata):
             raise CommitRepeatedError(table, self.engine.lake.location)
         self._last[source_of(table), commit.application] = commit.number
         self.notify(Committed(source_of(table)))
-        return found[0].number
+        return last[0].number
 
     def append(
         self,

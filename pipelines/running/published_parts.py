@@ -46,15 +46,15 @@ def out_offsets(
     function = partial(
         _parts_of_messages, newest=newest, tails=tails, sources=list(settings.sources)
     )
-    found = engine.collect(engine.per_partition(function, [valid], PARTS))
+    published = engine.collect(engine.per_partition(function, [valid], PARTS))
     if generations[0].kind == "sink":
-        found = pa.concat_tables(
-            [found, engine.collect(_known_from_sink(engine, settings, generations))]
+        published = pa.concat_tables(
+            [published, engine.collect(_known_from_sink(engine, settings, generations))]
         )
-    offsets = int64s(found["offset"])
+    offsets = int64s(published["offset"])
     parts = {
         tp: offsets[rows]
-        for tp, rows in by_topic_partition(found, list(settings.inputs), offsets).items()
+        for tp, rows in by_topic_partition(published, list(settings.inputs), offsets).items()
     }
     return joined([*parts.items(), *passed_over(engine.reader, newest).items()])
 
@@ -77,8 +77,8 @@ def _parts_of_messages(
     columns = [_listed(rows[name]) for name in rows.column_names if name in _PLACE]
     names = [name for name in rows.column_names if name in _PLACE]
     places = [
-        place_of(**dict(zip(map(_PLACE.__getitem__, names), each, strict=True)))
-        for each in zip(*columns, strict=True)
+        place_of(**dict(zip(map(_PLACE.__getitem__, names), values, strict=True)))
+        for values in zip(*columns, strict=True)
     ]
     partitions = rows["partition"].to_pylist()
     batches = rows["batch"].to_pylist()
@@ -88,8 +88,8 @@ def _parts_of_messages(
         is_out.append(
             batch < newest.from_batch or (p in tails and place <= tails[p].place and not is_behind)
         )
-    out = rows.filter(pa.array(is_out, pa.bool_()))
-    return _places_of_parts(out, sources)
+    published = rows.filter(pa.array(is_out, pa.bool_()))
+    return _places_of_parts(published, sources)
 
 
 _PLACE = {
@@ -108,7 +108,7 @@ def _listed(column: pa.ChunkedArray) -> list[object]:
 
 
 def _places_of_parts(rows: pa.Table, sources: Sequence[str]) -> pa.Table:
-    found = [PARTS.empty_table()]
+    part_tables = [PARTS.empty_table()]
     for source in sources:
         parts = rows[source].combine_chunks()
         flat = parts.flatten()
@@ -118,13 +118,13 @@ def _places_of_parts(rows: pa.Table, sources: Sequence[str]) -> pa.Table:
             partitions,
             flat.field("offset"),
         ]
-        found.append(
+        part_tables.append(
             pa.table(
                 [pa.chunked_array([c]) if isinstance(c, pa.Array) else c for c in columns],
                 schema=PARTS,
             )
         )
-    return pa.concat_tables(found)
+    return pa.concat_tables(part_tables)
 
 
 def _known_from_sink(engine: Engine, settings: Settings, generations: Generations) -> Rows:
@@ -188,18 +188,16 @@ def _merged_into_nothing(
         records = records.filter(
             pc.is_in(records["merge_key"], value_set=pc.unique(messages["merge_key"]))
         )
-    names = [
-        topics[each]
-        for each in zip(late["source"].to_pylist(), late["topic"].to_pylist(), strict=True)
-    ]
-    of_late = pa.table(
+    late_topics = zip(late["source"].to_pylist(), late["topic"].to_pylist(), strict=True)
+    names = [topics[source_and_topic] for source_and_topic in late_topics]
+    late_parts = pa.table(
         [pa.array(names, pa.string()), late["partition"], late["offset"]], schema=PARTS
     )
-    known = pa.concat_tables([_places_of_parts(silver, sources), of_late])
+    merged = pa.concat_tables([_places_of_parts(silver, sources), late_parts])
     return (
         records.select(PARTS.names)
         .cast(PARTS)
-        .join(known, PARTS.names, join_type="left anti")
+        .join(merged, PARTS.names, join_type="left anti")
         .select(PARTS.names)
         .cast(PARTS)
     )

@@ -35,11 +35,11 @@ TIMEOUT_S: Final = 2.5
 class Sampler:
     """Samples Kafka and the lake for the observers of a run.
 
-    Kafka is asked where the sources' topics end and which transactions are open there. The lake is
-    asked, after silver has changed, how many merge records are open, and of which tenants.
+    Of Kafka: the ends of the sources' topics, and the transactions open there. Of the lake, after
+    silver has changed: how many merge records are open, and of which tenants.
 
     The sampler also observes the run, to know whether silver has changed, and where the clocks of
-    tenants are. A question that is not answered is asked again the next time.
+    tenants are. A query that fails is repeated with the next sample.
     """
 
     def __init__(
@@ -84,26 +84,30 @@ class Sampler:
         transactions: dict[TopicPartition, OpenTransaction] = {}
         if {"bronze", "silver"} & set(self._layers):
             for name, topic in self._settings.inputs.items():
-                found, still_open = open_transactions(self._cluster, topic, range(self._partitions))
-                bounds |= {TopicPartition(name, p): limits for p, limits in found.items()}
-                transactions |= {TopicPartition(name, p): each for p, each in still_open.items()}
+                topic_bounds, still_open = open_transactions(
+                    self._cluster, topic, range(self._partitions)
+                )
+                bounds |= {TopicPartition(name, p): limits for p, limits in topic_bounds.items()}
+                transactions |= {
+                    TopicPartition(name, p): transaction for p, transaction in still_open.items()
+                }
         open_rows = None
-        of_tenants = None
+        tenants = None
         behind_sink = None
         if self._silver_changed:
             # Before the query, so that a batch committed meanwhile is not missed.
             self._silver_changed = False
             if self._settings.merge.has_tenants:
-                open_rows, of_tenants = self._by_tenant()
+                open_rows, tenants = self._by_tenant()
             else:
-                asked = self._reader.summary(
+                counts = self._reader.summary(
                     tables.SILVER, [], {"open": ("count", "*")}, [[("status", "=", "open")]]
                 )
-                open_rows = asked["open"][0].as_py()
+                open_rows = counts["open"][0].as_py()
             if generations := read_generations(self._reader, self._settings):
                 none = dict.fromkeys(range(self._partitions), 0)
                 behind_sink = none | count_behind_sink(self._reader, generations.newest)
-        self._notify(Sampled(bounds, open_rows, of_tenants, transactions, behind_sink))
+        self._notify(Sampled(bounds, open_rows, tenants, transactions, behind_sink))
 
     def _by_tenant(self) -> tuple[int, TenantsSampled]:
         """Return how many merge records are open, and how far tenants are."""
@@ -114,11 +118,11 @@ class Sampler:
             counts[status] += count
         behind = [0]
         if clocks is not None:
-            found = slowest(rows, clocks)
+            slowest_tenants = slowest(rows, clocks)
             behind += [
-                clocks.plan.clocks[p] - each.clock
-                for p, each in found.items()
-                if each.clock is not None
+                clocks.plan.clocks[p] - slowest_tenant.clock
+                for p, slowest_tenant in slowest_tenants.items()
+                if slowest_tenant.clock is not None
             ]
         return counts["open"], TenantsSampled(
             counts["waiting"], len(rows["tenant"].unique()), max(behind)

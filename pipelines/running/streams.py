@@ -74,7 +74,7 @@ class RetryPolicy:
                 if passes_on(failure):
                     raise
                 error = self.cause(failure)
-                # A store that has just come back may still fail, and yet be well when it is asked.
+                # A store that has just come back may still fail, and yet pass the check.
                 unexplained = 0 if is_retriable(error) else unexplained + 1
                 if unexplained and (
                     is_known(error) or self.check_store is None or unexplained > UNEXPLAINED
@@ -102,7 +102,7 @@ class RetryPolicy:
         """Return the trouble of the object store, if an engine's error may come from there.
 
         Otherwise return the error itself. Engines report such trouble as errors of many classes, so
-        the store itself is asked.
+        the store itself is checked.
         """
         if not is_known(failure):
             try:
@@ -130,18 +130,18 @@ class BatchGate:
     Spark then notes it as done in the checkpoint, which does no harm: checkpoints are never read.
     """
 
-    patience: RetryPolicy
+    retry_policy: RetryPolicy
     passes_on: Callable[[Exception], bool] = never
     """Selects the failures of a batch that end the stream without the run, to be started again."""
     failure: Exception | None = None
-    passed: int = 0
+    succeeded: int = 0
     """Number of batches that have succeeded."""
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     @property
     def stopping(self) -> threading.Event:
         """The event that is set once no further batch may begin."""
-        return self.patience.stopping
+        return self.retry_policy.stopping
 
     def run(self, work: Callable[[], None]) -> None:
         """Run one batch at a time, again after transient trouble (`RetryPolicy`).
@@ -154,13 +154,13 @@ class BatchGate:
             if self.stopping.is_set():
                 return
             try:
-                self.patience.run(work, self.passes_on)
-                self.passed += 1
+                self.retry_policy.run(work, self.passes_on)
+                self.succeeded += 1
             except Exception as failure:
                 if self.passes_on(failure):
                     raise
                 self.failure = failure
-                self.patience.notify(Failed(kind_of(failure), is_retried=False))
+                self.retry_policy.notify(Failed(kind_of(failure), is_retried=False))
                 self.stopping.set()
 
     def close(self) -> None:
@@ -177,7 +177,7 @@ class Stream:
     whenever it `is_due`. If it `ends`, it is done once it has ended without a failure.
     """
 
-    gate: BatchGate
+    batch_gate: BatchGate
     begin: Callable[[BatchGate], Running]
     drain: Callable[[], None] | None = None
     is_due: Callable[[], bool] = lambda: False
@@ -192,11 +192,11 @@ class Stream:
 
     def start(self) -> None:
         """Start the stream, again while there is trouble with Kafka or the object store."""
-        self.gate.patience.run(self._begin)
+        self.batch_gate.retry_policy.run(self._begin)
 
     def _begin(self) -> None:
-        self.gate.patience.ready()
-        self._running = self.begin(self.gate)
+        self.batch_gate.retry_policy.ready()
+        self._running = self.begin(self.batch_gate)
         self._drain_aside()
 
     def _drain_aside(self) -> None:
@@ -204,7 +204,9 @@ class Stream:
         run.
         """
         if self.drain is not None and (self._aside is None or not self._aside.is_alive()):
-            self._aside = threading.Thread(target=self.gate.run, args=[self.drain], daemon=True)
+            self._aside = threading.Thread(
+                target=self.batch_gate.run, args=[self.drain], daemon=True
+            )
             self._aside.start()
 
     @property
@@ -229,12 +231,12 @@ class Stream:
         """
         if self.is_due():
             self._drain_aside()
-        if self.is_active or self.is_done or self.gate.stopping.is_set():
+        if self.is_active or self.is_done or self.batch_gate.stopping.is_set():
             return
         failure = self._failure()
         if failure is not None:
-            failure = self.gate.patience.cause(failure)
-        is_accepted = failure is not None and self.gate.passes_on(failure)
+            failure = self.batch_gate.retry_policy.cause(failure)
+        is_accepted = failure is not None and self.batch_gate.passes_on(failure)
         if (
             failure is not None
             and not is_accepted
@@ -245,8 +247,10 @@ class Stream:
         if failure is not None and is_of_registry(failure):
             self._check_registry_trouble(failure)
         ended = failure or Exception("a stream ended")
-        self.gate.patience.reporter.notify("streams", f"{root_cause(ended)}; trying again")
-        self.gate.patience.notify(Failed(kind_of(ended), is_retried=True))
+        self.batch_gate.retry_policy.reporter.notify(
+            "streams", f"{root_cause(ended)}; trying again"
+        )
+        self.batch_gate.retry_policy.notify(Failed(kind_of(ended), is_retried=True))
         self.start()
 
     def _check_registry_trouble(self, failure: Exception) -> None:
@@ -254,14 +258,14 @@ class Stream:
 
         The limit is that of `RetryPolicy`. (Trouble with Kafka is watched by the run.)
         """
-        passed = self.gate.passed
+        succeeded = self.batch_gate.succeeded
         now = time.monotonic()
-        limit_s = self.gate.patience.limit_s
-        if self._troubled is None or self._troubled[0] != passed:
-            self._troubled = passed, now
+        limit_s = self.batch_gate.retry_policy.limit_s
+        if self._troubled is None or self._troubled[0] != succeeded:
+            self._troubled = succeeded, now
         if now - self._troubled[1] > limit_s:
             raise WatersmeetError(f"{root_cause(failure)} (tried again for {limit_s:.0f} s)")
-        self.gate.stopping.wait(RETRY_S)
+        self.batch_gate.stopping.wait(RETRY_S)
 
     def _may_pass(self, failure: Exception) -> bool:
         """Return True if the engine itself failed, and the stream may be started once more.
@@ -269,9 +273,9 @@ class Stream:
         A worker may not have started in time, or was lost. A failure of a batch never comes here:
         the gate keeps it.
         """
-        self._failed = [passed for passed in self._failed if passed == self.gate.passed] + [
-            self.gate.passed
-        ]
+        self._failed = [
+            succeeded for succeeded in self._failed if succeeded == self.batch_gate.succeeded
+        ] + [self.batch_gate.succeeded]
         return not is_known(failure) and len(self._failed) < ATTEMPTS
 
     def stop(self) -> None:
@@ -279,8 +283,8 @@ class Stream:
 
         `stopping` must be set, or the stream must be at its end.
         """
-        if self.gate.stopping.is_set():
-            self.gate.close()
+        if self.batch_gate.stopping.is_set():
+            self.batch_gate.close()
         if self._running is not None:
             self._running.stop()
 
@@ -290,7 +294,9 @@ class Stream:
         Once `stopping` is set, only the failure of a batch is raised: an engine may report its
         interruption as a failure.
         """
-        failure = self.gate.failure or (None if self.gate.stopping.is_set() else self._failure())
+        failure = self.batch_gate.failure or (
+            None if self.batch_gate.stopping.is_set() else self._failure()
+        )
         if isinstance(failure, WatersmeetError):
             raise failure
         if failure is not None:
@@ -310,12 +316,15 @@ def start_all(streams: Sequence[Stream]) -> None:
         starting = {pool.submit(stream.start): stream for stream in streams}
         for started in as_completed(starting):
             if started.exception() is not None:
-                starting[started].gate.stopping.set()
+                starting[started].batch_gate.stopping.set()
             started.result()
 
 
 def following(
-    gate: BatchGate, drain: Callable[[], None], upstream: Sequence[Stream], news: threading.Event
+    batch_gate: BatchGate,
+    drain: Callable[[], None],
+    upstream: Sequence[Stream],
+    news: threading.Event,
 ) -> Running:
     """Return a stream that drains what other streams of this process hand on, until they are done.
 
@@ -330,11 +339,11 @@ def following(
     def follow(_: threading.Event) -> None:
         """Drain whenever there is news, and once more after the upstream has ended."""
         is_last = False
-        while not (is_last or gate.stopping.is_set()):
+        while not (is_last or batch_gate.stopping.is_set()):
             is_last = upstream_is_done()  # asked before the drain, which then sees all there is
             news.clear()
-            gate.run(drain)
-            while not (upstream_is_done() or gate.stopping.is_set() or news.wait(NEWS_S)):
+            batch_gate.run(drain)
+            while not (upstream_is_done() or batch_gate.stopping.is_set() or news.wait(NEWS_S)):
                 pass
 
     return RunningThread("following", follow)

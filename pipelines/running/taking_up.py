@@ -1,6 +1,6 @@
-"""Reads what a sink says of the lake that filled it, so that a new lake can go on after it.
+"""Reads from a sink how a new lake can continue it after the lake that filled it was lost.
 
-It says how far the sink's partitions are, and whether and how a new lake can go on.
+The messages say how far the partitions are, and where and by which rules to read on.
 """
 
 from __future__ import annotations
@@ -152,9 +152,9 @@ def _read_state(settings: Settings, partition: int, bounds: tuple[int, int]) -> 
 
 
 def _check_form(settings: Settings, state: SinkState) -> None:
-    """Raise ConfigurationError if messages were made differently than they would be now.
+    """Raise ConfigurationError if the sink's messages have another form than this merge's.
 
-    They may differ in whether there are tenants, and in how merge records are closed.
+    The form depends on whether there are tenants, and on how merge records are closed.
     """
     topic = settings.publish.topic
     merge = settings.merge
@@ -189,11 +189,9 @@ def _check_form(settings: Settings, state: SinkState) -> None:
 def _as_read_back(message: Message) -> tuple[ReadBack, Mapping[str, bytes | None]]:
     headers: dict[str, Any] = dict(headers_of(message))
     try:
-        stands = parse_tail(headers)
+        tail = parse_tail(headers)
     except ValueError:
         raise ForeignMessageError(
             message.topic() or "", message.partition() or 0, message.offset() or 0
         ) from None
-    return ReadBack(
-        stands.event_time, stands.key, stands.due, stands.closed_at, stands.tenant
-    ), headers
+    return ReadBack(tail.event_time, tail.key, tail.due, tail.closed_at, tail.tenant), headers

@@ -1,6 +1,6 @@
 """Limits how much goes into one transaction.
 
-It ends long before Kafka's timeout for it, however slow the way to Kafka is.
+So it ends long before Kafka's timeout for it, even on a slow connection.
 """
 
 from __future__ import annotations

@@ -70,7 +70,7 @@ def test_a_command_that_changes_nothing_leaves_a_run_its_layers(kafka: str, tmp_
     another: dict[str, Any] = {"name": "another-name", "merge": {"timeout": "1h"}}
     wrong = {**river.config["sources"]["orders"], "schema": "schema.json"}
     before = dict(river.config)
-    with Run(river.settings, LAYERS, Reporter()).owned() as owned:
+    with Run(river.settings, LAYERS, Reporter()).take_layers() as owned:
         for words, status, config in (
             ("evolve --apply", 0, {}),
             ("evolve --apply", 2, {"sources": {**before["sources"], "orders": wrong}}),
@@ -135,7 +135,7 @@ def test_what_is_forgotten_while_it_is_redriven_is_not_sent(
 @pytest.mark.long
 def test_nothing_is_redriven_while_a_key_is_being_forgotten(refused: River) -> None:
     with (
-        Run(refused.settings, LAYERS, Reporter()).owned(change=FORGET),
+        Run(refused.settings, LAYERS, Reporter()).take_layers(change=FORGET),
         pytest.raises(LeaseTakenError, match="`watersmeet forget` has it for a moment"),
     ):
         redrive(refused)
@@ -269,7 +269,7 @@ def test_a_record_that_belongs_elsewhere_by_a_later_key_is_not_redriven(
 def test_nothing_is_repartitioned_while_the_rules_change(repartitioned: River) -> None:
     pairs(repartitioned, 1000)
     with (
-        Run(repartitioned.settings, LAYERS, Reporter()).owned(change="evolve"),
+        Run(repartitioned.settings, LAYERS, Reporter()).take_layers(change="evolve"),
         pytest.raises(LeaseTakenError, match="`watersmeet evolve` has it for a moment"),
     ):
         repartition_once(repartitioned)

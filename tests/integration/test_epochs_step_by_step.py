@@ -56,14 +56,14 @@ class Lake:
 
     def merge(self, until: int) -> None:
         """Batch by batch, until the clock has come there, and no further."""
-        with Run(self.river.settings, ["silver"], Reporter()).owned() as owned:
+        with Run(self.river.settings, ["silver"], Reporter()).take_layers() as owned:
             assert any(plan.clocks.get(0, -1) >= until for plan in owned.silver.drain())
 
     def merge_all(self) -> None:
         Run(self.river.settings, ["silver"], Reporter()).once()
 
     def publish(self, messages: int) -> None:
-        with Run(self.river.settings, ["gold"], Reporter()).owned() as owned:
+        with Run(self.river.settings, ["gold"], Reporter()).take_layers() as owned:
             assert len(list(islice(owned.gold.drain(), messages))) == messages
 
     def change(self, window: Window) -> None:

@@ -251,7 +251,7 @@ def test_an_owner_that_was_replaced_says_so(kafka: str, tmp_path: Path) -> None:
     metrics = Metrics(settings)
     run = Run(settings, LAYERS, Reporter(), observers=[metrics])
     with ExitStack() as owning:
-        owned = owning.enter_context(run.owned())
+        owned = owning.enter_context(run.take_layers())
         before = _exposed(metrics)
         assert before.value("watersmeet_owner") == len(LAYERS)
         assert before.value("watersmeet_owner_token", layer="gold") == owned.owner.token

@@ -93,7 +93,7 @@ def test_the_demos_lake_kept_at_a_week_levels_off_in_bytes_and_files(
             ]
             produce(kafka, river.config["sources"][source]["topic"], records)
         Run(settings, LAYERS, Reporter()).once()
-        with Run(settings, LAYERS, Reporter()).owned() as owned:
+        with Run(settings, LAYERS, Reporter()).take_layers() as owned:
             maintain(owned.owner.engine, names, owned.expire)
             files = {name: owned.owner.engine.reader.file_count(name) for name in names}
         # Of the lease a few more are written while tables are compacted.

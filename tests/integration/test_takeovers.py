@@ -50,7 +50,7 @@ def replaced(run: Run) -> Iterator[LayerSet]:
     """A run that owns the layers, until it finds that it does not."""
     with (
         pytest.raises(LeaseLostError, match="this one is fenced and writes nothing more"),
-        run.owned() as owned,
+        run.take_layers() as owned,
     ):
         yield owned
 
@@ -130,7 +130,7 @@ def test_every_start_fences_whatever_was_ever_written_under_a_token(
     for _ in range(4):
         river.flow()
         river.finish()
-    with new_run(river).owned() as owned:
+    with new_run(river).take_layers() as owned:
         maintain(
             owned.owner.engine,
             [name for layer in LAYERS for name in kept_by(layer, river.settings)],
@@ -142,7 +142,7 @@ def test_every_start_fences_whatever_was_ever_written_under_a_token(
     evolve(river.reader, river.settings, Reporter())
     by_token = {place for place, token in tokens(river).items() if token}
 
-    with new_run(river).owned() as owned:
+    with new_run(river).take_layers() as owned:
         after = tokens(river)
     of_sources = {(tables.QUARANTINE, f"watersmeet-{source}") for source in SOURCES}
     notes = {(tables.LATE, "watersmeet"), (tables.PROGRESS, "watersmeet"), *of_sources}
@@ -186,13 +186,13 @@ def test_maintenance_that_was_replaced_deletes_nothing_and_says_so(
     every = [*map(tables.bronze, SOURCES), tables.SILVER, tables.LATE]
     before = rows_in(river, *every)
     with replaced(new_run(river)) as owned:  # nor does it end well where it has nothing to write
-        with new_run(river).owned(change=FORGET):
+        with new_run(river).take_layers(change=FORGET):
             pass
         for table in every:
             with pytest.raises(LeaseLostError):
                 owned.expire(table)
     assert rows_in(river, *every) == before
-    with new_run(river).owned() as owned:
+    with new_run(river).take_layers() as owned:
         for table in every:
             owned.expire(table)
     after = rows_in(river, *every)
@@ -243,7 +243,7 @@ def test_what_a_crash_left_is_completed_before_anything_is_deleted(
     for _ in range(4):
         river.flow(records=40)
     run = Run(river.settings, ["bronze"], Reporter())
-    with run.owned() as owned:
+    with run.take_layers() as owned:
         engine = owned.owner.engine
         for source in SOURCES:
             bronze, bounds = (
@@ -255,7 +255,7 @@ def test_what_a_crash_left_is_completed_before_anything_is_deleted(
     assert quarantined_of(river.reader) == []
     Run(river.settings, ["silver", "gold"], Reporter()).once()
     before = rows_in(river, *map(tables.bronze, SOURCES))
-    with new_run(river).owned() as owned:
+    with new_run(river).take_layers() as owned:
         maintain(
             owned.owner.engine,
             [name for layer in LAYERS for name in kept_by(layer, river.settings)],
@@ -311,6 +311,6 @@ def test_a_run_that_was_made_before_the_rules_changed_does_not_begin(
     evolve(river.reader, river.settings, Reporter())
     with (
         pytest.raises(ConfigurationError, match="the lake has other rules than this configuration"),
-        run.owned(),
+        run.take_layers(),
     ):
         pass

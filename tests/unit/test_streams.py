@@ -85,14 +85,14 @@ def stream(
 
 def test_trouble_with_kafka_is_waited_out_and_told() -> None:
     work, passage = Work([away(), away()]), gate()
-    passage.patience.run(work)
+    passage.retry_policy.run(work)
     assert work.calls == 3
 
 
 def test_another_error_is_raised_at_once() -> None:
     work = Work([ConfigurationError("bad"), ConfigurationError("worse")])
     with pytest.raises(ConfigurationError, match="bad"):
-        gate().patience.run(work)
+        gate().retry_policy.run(work)
     assert work.calls == 1
 
 
@@ -101,14 +101,14 @@ def test_trouble_that_outlasts_the_patience_is_told_in_one_sentence() -> None:
     with pytest.raises(
         WatersmeetError, match=r"no Kafka broker answers at nowhere:1 .*\(tried again for 0 s\)"
     ):
-        gate(limit_s=0.01).patience.run(work)
+        gate(limit_s=0.01).retry_policy.run(work)
 
 
 def test_a_run_that_stops_waits_no_longer() -> None:
     passage = gate()
     passage.stopping.set()
     work = Work([away() for _ in range(100)])
-    passage.patience.run(work)
+    passage.retry_policy.run(work)
     assert work.calls == 1
 
 
@@ -128,15 +128,15 @@ def test_what_a_store_in_trouble_makes_an_engine_raise_is_waited_out_whatever_it
             raise trouble
 
     passage = gate()
-    passage.patience.check_store = check_store
+    passage.retry_policy.check_store = check_store
     work = Work(
         [OSError("some request failed"), ValueError("half a file"), OSError("some request failed")]
     )
-    passage.patience.run(work)
+    passage.retry_policy.run(work)
     assert (work.calls, len(asked)) == (4, 3)
     work = Work([OSError("a disk of this machine is full") for _ in range(100)])
     with pytest.raises(OSError, match="a disk of this machine is full"):
-        passage.patience.run(work)
+        passage.retry_policy.run(work)
     assert work.calls == streams.UNEXPLAINED + 1
 
 
@@ -145,9 +145,9 @@ def test_a_store_that_refuses_is_told_at_once_in_place_of_the_engines_error() ->
         raise StoreAccessError("s3://shop/lake", "writing")
 
     passage, work = gate(), Work([OSError("403"), OSError("403")])
-    passage.patience.check_store = check_store
+    passage.retry_policy.check_store = check_store
     with pytest.raises(StoreAccessError, match="refuses writing at s3://shop/lake"):
-        passage.patience.run(work)
+        passage.retry_policy.run(work)
     assert work.calls == 1
 
 
@@ -384,7 +384,7 @@ def test_what_was_there_before_is_drained_at_the_start_and_whenever_it_is_due() 
 
 
 def following(river: Stream, drained: Callable[[], None], news: threading.Event) -> Stream:
-    passage = BatchGate(river.gate.patience)
+    passage = BatchGate(river.batch_gate.retry_policy)
     follower = Stream(
         passage, lambda _: streams.following(passage, drained, [river], news), ends=True
     )
@@ -455,7 +455,7 @@ def test_what_follows_ends_with_the_drain_under_way_once_the_run_stops() -> None
 
     follower = following(river, drain, threading.Event())
     assert entered.wait(DEADLINE_S)
-    river.gate.stopping.set()
+    river.batch_gate.stopping.set()
     assert follower.is_active
     may_go.set()
     follower.stop()
@@ -468,7 +468,7 @@ def test_a_drain_that_fails_stops_the_run_and_is_raised() -> None:
     river.ends = True
     river.start()
     follower = following(river, Work([ConfigurationError("bad")]), threading.Event())
-    await_that(river.gate.stopping.is_set)
+    await_that(river.batch_gate.stopping.is_set)
     follower.stop()
     with pytest.raises(ConfigurationError, match="bad"):
         follower.raise_failure()
