@@ -10,8 +10,10 @@ for keys that never meet only as long as the lake cannot tell.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 from typing import Any
 
 import pyarrow as pa
@@ -21,7 +23,7 @@ from pipelines.audit.partitioning import FIX as FIX_PARTITIONS
 from pipelines.audit.partitioning import read_sample
 from pipelines.audit.problems import Problem
 from pipelines.audit.show import duration, utc
-from pipelines.core.columns import int64s, times_ms
+from pipelines.core.columns import Int64s, int64s, times_ms
 from pipelines.core.doubts import (
     APART_IN_PARTITION,
     APART_IN_TIME,
@@ -124,12 +126,9 @@ def unmet_in_lake(reader: TableReader, settings: Settings) -> list[Problem] | No
     rows = reader.select(
         tables.SILVER, names, [[*term, *since, *span] for term in _FINISHED for span in spans]
     )
-    sizes = {name: int64s(pc.list_value_length(rows[name])) for name in settings.sources}
-    groups = [
-        [name for name in settings.sources if sizes[name][row]] for row in range(rows.num_rows)
-    ]
-    found = lonely(groups)
-    if not found.counts:
+    groups = _groups(rows, settings.sources)
+    lonely_sources = lonely(groups)
+    if not lonely_sources.counts:
         return []
     places = zip(
         rows["partition"].to_pylist(),
@@ -142,10 +141,9 @@ def unmet_in_lake(reader: TableReader, settings: Settings) -> list[Problem] | No
         for sources, (p, tenant_name, key, first, last) in zip(groups, places, strict=True)
         for source in sources
     ]
-    if found.is_every_one:
-        counts = ", ".join(
-            f"{name} {sum(name in sources for sources in groups):,}" for name in settings.sources
-        )
+    if lonely_sources.is_every_one:
+        occurrences = Counter(chain.from_iterable(groups))
+        counts = ", ".join(f"{name} {occurrences[name]:,}" for name in settings.sources)
         what = (
             f"of the last {len(groups):,} finished merge records none has records of two sources "
             f"({counts})"
@@ -159,8 +157,18 @@ def unmet_in_lake(reader: TableReader, settings: Settings) -> list[Problem] | No
             _against(name, appearances),
             settings,
         )
-        for name, n in found.counts.items()
+        for name, n in lonely_sources.counts.items()
     ]
+
+
+def _groups(rows: pa.Table, sources: Iterable[str]) -> list[list[str]]:
+    """Return, by row of silver, the sources of which it has parts."""
+    sizes = {source: int64s(pc.list_value_length(rows[source])) for source in sources}
+    return [_sources_of(row, sizes) for row in range(rows.num_rows)]
+
+
+def _sources_of(row: int, sizes: Mapping[str, Int64s]) -> list[str]:
+    return [source for source, lengths in sizes.items() if lengths[row]]
 
 
 def _spans(count: int, first: int, last: int) -> list[list[Condition]]:
@@ -185,7 +193,7 @@ def _tenants(rows: pa.Table) -> list[str]:
 def _against(name: str, appearances: Sequence[Appearance]) -> list[Appearance]:
     """Return the appearances of a source, and those of all others as if of a single source."""
     others = "another source"
-    return [each if each.source == name else each._replace(source=others) for each in appearances]
+    return [a if a.source == name else a._replace(source=others) for a in appearances]
 
 
 def odd_times_in_lake(
@@ -196,19 +204,24 @@ def odd_times_in_lake(
 
     `ends`: by topic-partition, the exclusive end offset of bronze.
     """
-    found: list[Problem] = []
+    problems: list[Problem] = []
     for name in settings.inputs:
-        mine = {tp.partition: end for tp, end in ends.items() if tp.source == name and end > 0}
-        last = {p: (max(0, mine[p] - LAST), mine[p]) for p in sorted(mine)[:PARTITIONS]}
+        partition_ends = {
+            tp.partition: end for tp, end in ends.items() if tp.source == name and end > 0
+        }
+        last = {
+            p: (max(0, partition_ends[p] - LAST), partition_ends[p])
+            for p in sorted(partition_ends)[:PARTITIONS]
+        }
         table = tables.bronze(name)
         if last and reader.exists(table) and are_odd(reader.rows(table, _TIMES, within(last))):
-            found += _odd(
+            problems += _odd(
                 settings,
                 name,
                 reader.rows(table, KAFKA.names, within(last)),
                 _lake_rules(reader, settings, name),
             )
-    return found
+    return problems
 
 
 _TIMES = ["kafka_timestamp", "event_time", "reason"]
@@ -249,7 +262,7 @@ def doubts_in_kafka(
         rules = rules_of(settings, source_of(name))
         sample: list[pa.RecordBatch] = []
         for batch in read_sample(settings, partitions, name, since(name)):
-            if sum(each.nbytes for each in sample) < SAMPLE_BYTES:
+            if sum(kept.nbytes for kept in sample) < SAMPLE_BYTES:
                 sample.append(batch)
             read = read_records(batch, rules)
             read = read.filter(pc.is_valid(read["merge_key"]))
@@ -264,17 +277,22 @@ def doubts_in_kafka(
                 )
         if sample:
             yield from _odd(settings, name, pa.Table.from_batches(sample), rules)
-    every = [each for at in appearances.values() for each in at.values()]
-    counts = {name: sum(each.source == name for each in every) for name in settings.sources}
-    found = lonely(appearances.values())
-    if with_keys and found.counts and sum(n >= ENOUGH for n in counts.values()) > 1:
-        name = min(found.counts, key=lambda each: found.counts[each])
+    every = [appearance for at in appearances.values() for appearance in at.values()]
+    counts = Counter(appearance.source for appearance in every)
+    lonely_sources = lonely(appearances.values())
+    if with_keys and lonely_sources.counts and sum(n >= ENOUGH for n in counts.values()) > 1:
+        name = min(lonely_sources.counts, key=lonely_sources.counts.__getitem__)
+        count = lonely_sources.counts[name]
         what = (
-            f"none of the {found.counts[name]:,} keys in the last records of {name} is one in "
-            "those of another source"
+            f"none of the {count:,} keys in the last records of {name} is one in those of another "
+            "source"
         )
-        mine = every if found.is_every_one and len(counts) == 2 else _against(name, every)
-        yield _problem(what, f"sources.{name}.key", mine, settings)
+        compared = (
+            every
+            if lonely_sources.is_every_one and len(settings.sources) == 2
+            else _against(name, every)
+        )
+        yield _problem(what, f"sources.{name}.key", compared, settings)
 
 
 def unbounded_times(settings: Settings) -> Iterator[Problem]:
@@ -294,11 +312,11 @@ def unbounded_times(settings: Settings) -> Iterator[Problem]:
         )
     for topic, where in topics.items():
         try:
-            found = cluster.topic_settings(topic)
+            topic_settings = cluster.topic_settings(topic)
         except KafkaAccessError:
             continue
-        latest = found.get(AFTER_MAX)
-        if found.get("message.timestamp.type") == "CreateTime" and (
+        latest = topic_settings.get(AFTER_MAX)
+        if topic_settings.get("message.timestamp.type") == "CreateTime" and (
             latest is None or int(latest) > LAST_EVENT_TIME_MS
         ):
             what = (
@@ -341,11 +359,12 @@ def _odd(
     if (odd := odd_times(records, rules)) is None:
         return
     source = source_of(name)
-    told = "no event time" if odd.event_time is None else f"the event time {utc(odd.event_time)}"
+    time_text = (
+        "no event time" if odd.event_time is None else f"the event time {utc(odd.event_time)}"
+    )
     what = (
         f"{odd.odd:,} of the last {odd.records:,} records have event times decades from Kafka's "
-        "own timestamps, or none: "
-        f"{told} where Kafka has {utc(odd.kafka_timestamp)}"
+        f"own timestamps, or none: {time_text} where Kafka has {utc(odd.kafka_timestamp)}"
     )
     kept = settings.sources[source].time
     field = kept.field if isinstance(kept.field, str) else f"[{', '.join(kept.field)}]"
@@ -363,29 +382,27 @@ def _odd(
 def _problem(
     what: str, where: str, appearances: Sequence[Appearance], settings: Settings
 ) -> Problem:
-    found = why_unmet(appearances)
-    if found is None:
+    difference = why_unmet(appearances)
+    if difference is None:
         return Problem(what, where, _FIX_KEYS)
-    one, other = (f"{each.key!r} of {each.source}" for each in (found.one, found.other))
-    if found.what == APART_IN_TIME:
+    kind, one, other = difference
+    one_key = f"{one.key!r} of {one.source}"
+    other_key = f"{other.key!r} of {other.source}"
+    if kind == APART_IN_TIME:
         allowed = f"the merge waits for {duration(settings.merge.window.gap_ms)}"
         why = (
-            f"the nearest records of one key, {found.one.key!r}, lie "
-            f"{duration(gap_ms(found.one, found.other))} apart"
+            f"the nearest records of one key, {one.key!r}, lie {duration(gap_ms(one, other))} apart"
         )
         return Problem(f"{what}: {why}, and {allowed}", where, _FIX_TIMES)
-    if found.what == APART_IN_PARTITION:
-        places = (
-            f"{found.one.partition} of {found.one.source} and {found.other.partition} of "
-            f"{found.other.source}"
-        )
+    if kind == APART_IN_PARTITION:
+        places = f"{one.partition} of {one.source} and {other.partition} of {other.source}"
         return Problem(
-            f"{what}: the key {found.one.key!r} is in the partitions {places}",
+            f"{what}: the key {one.key!r} is in the partitions {places}",
             where,
             FIX_PARTITIONS,
         )
-    if found.what == UNLIKE:
-        return Problem(f"{what}, such as {one} and {other}", where, _FIX_KEYS)
+    if kind == UNLIKE:
+        return Problem(f"{what}, such as {one_key} and {other_key}", where, _FIX_KEYS)
     return Problem(
-        f"{what}: what differs is {found.what}, as in {one} and {other}", where, _FIX_FORM
+        f"{what}: what differs is {kind}, as in {one_key} and {other_key}", where, _FIX_FORM
     )

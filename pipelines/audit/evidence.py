@@ -43,7 +43,7 @@ from pipelines.lake.table_reader import normalise as in_milliseconds
 from pipelines.lake.unpublished import is_complete, reached
 from pipelines.settings import Settings
 
-OF_PROGRESS: Final = (
+PROGRESS_COLUMNS: Final = (
     "partition",
     "source",
     "batch",
@@ -147,21 +147,23 @@ class Evidence:
         return self.following is not None and not is_complete(self.reader, self.following)
 
     @cached_property
-    def again(self) -> Mapping[TopicPartition, Sequence[tuple[int, int]]]:
+    def reread_ranges(self) -> Mapping[TopicPartition, Sequence[tuple[int, int]]]:
         """Offset ranges `[since, until)` that jumps back led to once more, by topic-partition."""
-        found = defaultdict[TopicPartition, list[tuple[int, int]]](list)
+        ranges = defaultdict[TopicPartition, list[tuple[int, int]]](list)
         furthest = dict[TopicPartition, int]()
         for ended, jump in pairwise(self.generations):
             for tp, at in reached(self.reader, ended, jump.from_batch).items():
                 furthest[tp] = max(at, ended.begin.get(tp, 0), furthest.get(tp, 0))
-                found[tp].append((jump.begin.get(tp, 0), furthest[tp]))
-        return found
+                ranges[tp].append((jump.begin.get(tp, 0), furthest[tp]))
+        return ranges
 
     @cached_property
     def further_columns(self) -> Sequence[str]:
-        """Columns of silver for when merge records were closed and whose they are, if any."""
-        of_tenants = [*TENANT.names, "position"] if self.has_tenants else []
-        return [*due_columns(self.reader), *of_tenants] if self.reader.exists(tables.SILVER) else []
+        """Columns of silver for the close time and the tenant of merge records, if it has them."""
+        if not self.reader.exists(tables.SILVER):
+            return []
+        tenant_columns = [*TENANT.names, "position"] if self.has_tenants else []
+        return [*due_columns(self.reader), *tenant_columns]
 
     @cached_property
     def avro(self) -> Sequence[Mapping[str, AvroSchema]]:
@@ -214,8 +216,8 @@ def numbers(column: pa.Array | pa.ChunkedArray, null: int | None = None) -> npt.
     """Return a column of integers (as int64) or booleans as a numpy array, with `null` in place of
     nulls.
     """
-    found = np.asarray(column if null is None else column.fill_null(null))
-    return found.astype(np.int64 if found.dtype.kind in "iu" else bool)
+    values = np.asarray(column if null is None else column.fill_null(null))
+    return values.astype(np.int64 if values.dtype.kind in "iu" else bool)
 
 
 def read_evidence(
@@ -236,64 +238,62 @@ def read_evidence(
     if not generations:
         every = [TopicPartition(source, p) for source in settings.inputs for p in range(partitions)]
         generations = Generations([Generation(0, 0, dict.fromkeys(every, 0), {})])
-    one = chosen(generations, generation)
-    version, batch, progress = _silver_now(
-        reader, settings, generations, one, [end for _, end in epochs.ends()]
-    )
+    selected = find_generation(generations, generation)
+    epoch_ends = [end for _, end in epochs.ends()]
+    version, batch, progress = _silver_now(reader, settings, generations, selected, epoch_ends)
     noted = defaultdict(list)
     for row in progress.to_pylist():
         noted[row["batch"]].append(row)
-    passed = [
+    ended_epochs = [
         (epoch, _end_of(noted.get(end, [])))
         for epoch, end in epochs.ends()
-        if one.from_batch <= end < batch
+        if selected.from_batch <= end < batch
     ]
-    end = _end_of(noted.get(batch, []) if batch >= one.from_batch else [])
-    through = [
-        *passed,
-        (epochs.of(max(batch, one.from_batch)), end._replace(until={**one.begin, **end.until})),
-    ]
+    end = _end_of(noted.get(batch, []) if batch >= selected.from_batch else [])
+    until = {**selected.begin, **end.until}
+    last_epoch = epochs.of(max(batch, selected.from_batch))
+    through = [*ended_epochs, (last_epoch, end._replace(until=until))]
     bronze = [name for name in map(tables.bronze, settings.sources) if reader.exists(name)]
     counts = [row_count(reader, name) for name in bronze]
     one_in = 1 if full else max(1, sum(counts) // SAMPLED_RECORDS)
-    found = (
+    has_recovered = reader.exists(tables.RECOVERED)
+    has_bronze = len(bronze) == len(settings.sources)
+    return Evidence(
+        reader,
+        settings,
+        partitions,
         generations,
-        one,
+        selected,
         version,
         batch,
         progress,
         through,
-        _read_messages(reader, settings, one),
-        read_since(reader, one) if reader.exists(tables.RECOVERED) else {},
-        read_out(reader, one)
-        if reader.exists(tables.RECOVERED) and len(bronze) == len(settings.sources)
-        else {},
-        full,
-        one_in,
-        epochs,
-        read_retention_bounds(reader),
-        read_history(reader, settings, partitions, one, batch),
-        read_unnoted(reader, settings, one),
+        recovered=_read_messages(reader, settings, selected),
+        since=read_since(reader, selected) if has_recovered else {},
+        out=read_out(reader, selected) if has_recovered and has_bronze else {},
+        is_full=full,
+        one_in=one_in,
+        epochs=epochs,
+        retention_bounds=read_retention_bounds(reader),
+        history=read_history(reader, settings, partitions, selected, batch),
+        unnoted=read_unnoted(reader, settings, selected),
     )
-    return Evidence(reader, settings, partitions, *found)
 
 
-def chosen(generations: Generations, number: int | None) -> Generation:
+def find_generation(generations: Generations, number: int | None) -> Generation:
     """Return the generation with this number, by default the newest.
 
     Raises ConfigurationError where there is none.
     """
-    found = (
-        generations.newest
-        if number is None
-        else next((each for each in generations if each.number == number), None)
+    if number is None:
+        return generations.newest
+    for generation in generations:
+        if generation.number == number:
+            return generation
+    newest = generations.newest.number
+    raise ConfigurationError(
+        f"--generation: this lake has no generation {number}; the newest is {newest}"
     )
-    if found is None:
-        newest = generations.newest.number
-        raise ConfigurationError(
-            f"--generation: this lake has no generation {number}; the newest is {newest}"
-        )
-    return found
 
 
 def read_table(
@@ -320,11 +320,11 @@ def _read_messages(reader: TableReader, settings: Settings, generation: Generati
     is_there = reader.exists(tables.RECOVERED)
     own = [name for name in kinds if is_there and name in reader.columns(tables.RECOVERED).names]
     where = MESSAGES if generation.number == 0 else [[("partition", "in", [])]]
-    found = read_table(reader, settings, tables.RECOVERED, [*names, *own], where)
+    messages = read_table(reader, settings, tables.RECOVERED, [*names, *own], where)
     for name, kind in kinds.items():
-        if name not in found.column_names:
-            found = found.append_column(name, pa.nulls(found.num_rows, kind))
-    return found.select([*names, *kinds])
+        if name not in messages.column_names:
+            messages = messages.append_column(name, pa.nulls(messages.num_rows, kind))
+    return messages.select([*names, *kinds])
 
 
 def _end_of(rows: Sequence[Mapping[str, Any]]) -> End:
@@ -355,13 +355,12 @@ def _silver_now(
             break
     following = generations.after(generation)
     first = generation.from_batch
-    batch = (
-        max(first - 1, -1 if last is None else last[0].batch)
-        if following is None
-        else following.from_batch - 1
+    newest_batch = -1 if last is None else last[0].batch
+    batch = max(first - 1, newest_batch) if following is None else following.from_batch - 1
+    batches = sorted({end for end in [*ends, batch] if first <= end <= batch})
+    noted = read_table(
+        reader, settings, tables.PROGRESS, PROGRESS_COLUMNS, [[("batch", "in", batches)]]
     )
-    wanted = sorted({end for end in [*ends, batch] if first <= end <= batch})
-    noted = read_table(reader, settings, tables.PROGRESS, OF_PROGRESS, [[("batch", "in", wanted)]])
     if (
         last is not None
         and last[0].batch == batch >= first

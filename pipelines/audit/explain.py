@@ -1,5 +1,5 @@
-"""The life of a key: its merge records with their parts, how each part came there, when and why a
-record was closed, and where it was published.
+"""The history of a key: its merge records with their parts, how each part came there, when and why
+a record was closed, and where it was published.
 
 All of it comes from the tables. Silver holds the records. `progress` has the batch that merged an
 offset, the clock then, and the version of silver that holds the batch. Bronze has the event times
@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipelines.audit.explain_tenants import OfTenants
+from pipelines.audit.explain_tenants import TenantFacts
 from pipelines.audit.show import utc
 from pipelines.audit.unnoted import read_unnoted
 from pipelines.core.columns import NULL_TIME
@@ -65,7 +65,7 @@ PATIENCE_S = 3.0
 """Seconds after which a broker that does not answer counts as away: the tables know nearly as much.
 """
 
-Found = dict[str, Any]
+JsonObject = dict[str, Any]
 
 
 class Moment(NamedTuple):
@@ -117,19 +117,21 @@ def explain(
         }
     last = last_batch(reader)
     moment = _moment(reader, as_of, -1 if last is None else last[0].batch)
-    life = _KeyHistory(reader, settings, key, tenant, moment, None if last is None else last[:2])
-    found = {
-        "records": life.records(),
-        "late": life.late(),
-        "quarantined": life.quarantined(),
-        "waiting": life.waiting(),
+    newest_batch = None if last is None else last[:2]
+    history = _KeyHistory(reader, settings, key, tenant, moment, newest_batch)
+    outcomes = {
+        "records": history.records(),
+        "late": history.late(),
+        "quarantined": history.quarantined(),
+        "waiting": history.waiting(),
     }
-    near = [] if any(found.values()) else _near(reader, key)
+    near = [] if any(outcomes.values()) else _near(reader, key)
     generations = read_generations(reader, settings)
     is_now = as_of is None and bool(generations)
     warnings = read_unnoted(reader, settings, generations.newest).warnings if is_now else []
-    told = {"key": key, "as_of": None if as_of is None else moment._asdict(), **found, "near": near}
-    return {**told, **({"warnings": warnings} if warnings else {})}
+    as_of_moment = None if as_of is None else moment._asdict()
+    answer = {"key": key, "as_of": as_of_moment, **outcomes, "near": near}
+    return {**answer, "warnings": warnings} if warnings else answer
 
 
 def _moment(reader: TableReader, as_of: int | datetime | None, last: int) -> Moment:
@@ -140,14 +142,14 @@ def _moment(reader: TableReader, as_of: int | datetime | None, last: int) -> Mom
         raise ConfigurationError(
             f"--as-of: silver has no version {as_of} yet; the newest is {newest}"
         )
-    known = (
+    condition = (
         ("committed_at", "<=", _ms(as_of))
         if isinstance(as_of, datetime)
         else ("silver_version", "<=", as_of)
     )
     columns = {"batch": "batch", "version": "silver_version", "at": "committed_at"}
     values = {name: ("max", column) for name, column in columns.items()}
-    [row] = reader.summary(tables.PROGRESS, [], values, [[known]]).to_pylist()
+    [row] = reader.summary(tables.PROGRESS, [], values, [[condition]]).to_pylist()
     is_before_all = row["batch"] is None
     if isinstance(as_of, datetime):
         return (
@@ -168,7 +170,7 @@ def _ms(time: datetime) -> int:
 
 @dataclass(frozen=True)
 class _KeyHistory:
-    """Reader of what the tables tell of one key, as it was known at a moment."""
+    """Reader of one key's rows in the tables, as they were at a moment."""
 
     reader: TableReader
     settings: Settings
@@ -180,14 +182,14 @@ class _KeyHistory:
     yet.
     """
 
-    def records(self) -> list[Found]:
+    def records(self) -> list[JsonObject]:
         """Return the merge records, by partition and event time."""
         sink = _Sink(self.reader, self.settings, self.moment.at)
         parts = self._parts()
         return [self._record(row, parts, sink) for row in self._rows if row["status"] != "waiting"]
 
     @property
-    def _mine(self) -> list[Condition]:
+    def _key_conditions(self) -> list[Condition]:
         """Conditions on the key, and on the tenant where one is named."""
         return [
             ("merge_key", "=", self.key),
@@ -195,31 +197,19 @@ class _KeyHistory:
         ]
 
     @cached_property
-    def _whose(self) -> list[str]:
+    def _tenant_columns(self) -> list[str]:
         """The column of tables with the tenant of a record, where there are tenants."""
         return TENANT.names if self.settings.merge.has_tenants else []
 
     @cached_property
-    def _rows(self) -> list[Found]:
-        columns = [
-            "partition",
-            "merge_key",
-            "status",
-            "event_time",
-            "last_event_time",
-            "valid",
-            "invalid_reason",
-            "batch",
-        ]
-        columns += [
-            *self._due,
-            *self._whose,
-            *(["position"] if self._whose else []),
-            *self.settings.sources,
-        ]
+    def _rows(self) -> list[JsonObject]:
+        columns = ["partition", "merge_key", "status", "event_time", "last_event_time"]
+        columns += ["valid", "invalid_reason", "batch", *self._due, *self._tenant_columns]
+        columns += ["position"] if self._tenant_columns else []
+        columns += self.settings.sources
         try:
-            found = self.reader.select(
-                tables.SILVER, columns, [self._mine], version=self.moment.version
+            rows = self.reader.select(
+                tables.SILVER, columns, [self._key_conditions], version=self.moment.version
             )
         except VersionGoneError as error:
             kept = (
@@ -228,7 +218,9 @@ class _KeyHistory:
             raise WatersmeetError(
                 f"version {self.moment.version} of silver cannot be read any more: {kept}"
             ) from error
-        return sorted(found.to_pylist(), key=itemgetter("partition", "event_time", *self._whose))
+        return sorted(
+            rows.to_pylist(), key=itemgetter("partition", "event_time", *self._tenant_columns)
+        )
 
     @cached_property
     def _due(self) -> Sequence[str]:
@@ -236,13 +228,16 @@ class _KeyHistory:
         return DUE.names if self._epochs.of(self.moment.batch).settings.merge.has_due else ()
 
     def _record(
-        self, row: Found, known: Mapping[tuple[int, TopicPartition, int], Found], sink: _Sink
-    ) -> Found:
+        self,
+        row: JsonObject,
+        part_index: Mapping[tuple[int, TopicPartition, int], JsonObject],
+        sink: _Sink,
+    ) -> JsonObject:
         is_open = row["status"] == "open"
         p = row["partition"]
         generation = self._generations.of(row["batch"])
         parts = [
-            known[generation.number, TopicPartition(name, p), part["offset"]]
+            part_index[generation.number, TopicPartition(name, p), part["offset"]]
             for name, part in self._parts_of(row)
         ]
         # Bronze may have deleted parts by now. Their positions are unknown, and were the smallest.
@@ -252,9 +247,9 @@ class _KeyHistory:
             default=None,
         )
         batch = self.moment.batch if is_open else row["batch"]
-        then = [r for r in self._progress if (r["batch"], r["partition"]) == (batch, p)]
-        clock = then[0]["clock"] if then else None
-        heads = {r["source"]: r["head"] for r in then}
+        batch_rows = [r for r in self._progress if (r["batch"], r["partition"]) == (batch, p)]
+        clock = batch_rows[0]["clock"] if batch_rows else None
+        heads = {r["source"]: r["head"] for r in batch_rows}
         closed = {
             "batch": batch,
             "version": self._versions.get(batch),
@@ -264,28 +259,18 @@ class _KeyHistory:
         is_published = (
             row["status"] == "timed_out" and row["valid"] and not self._is_behind(row, generation)
         )
+        batches = self._generations.batches(generation)
+        names = ("partition", "event_time", "last_event_time", "status", "valid", "invalid_reason")
         return {
-            **{
-                name: row[name]
-                for name in (
-                    "partition",
-                    "event_time",
-                    "last_event_time",
-                    "status",
-                    "valid",
-                    "invalid_reason",
-                )
-            },
+            **{name: row[name] for name in names},
             "reason": self._reason(row, clock),
             "parts": [{**part, "rule": "opened" if part is first else "joined"} for part in parts],
             "closed": None if is_open else closed,
-            **{name: row[name] for name in (*self._due, *self._whose)},
-            "published": sink.sent_as(p, row, self._generations.batches(generation))
-            if is_published
-            else None,
+            **{name: row[name] for name in (*self._due, *self._tenant_columns)},
+            "published": sink.sent_as(p, row, batches) if is_published else None,
         }
 
-    def _reason(self, row: Found, clock: int | None) -> str:
+    def _reason(self, row: JsonObject, clock: int | None) -> str:
         """Return, in a sentence, which rule has decided."""
         epoch = self._epochs.current if row["status"] == "open" else self._epochs.of(row["batch"])
         window = epoch.settings.merge.window
@@ -295,14 +280,14 @@ class _KeyHistory:
             if row.get("due") is None
             else row["due"]
         )
-        said = (
+        due_text = (
             "last event time + gap"
             if due == row["last_event_time"] + window.gap_ms
             else "event time + max"
         )
-        limit = f"{'event time + timeout' if window.is_timeout else said} ({utc(due)})"
+        limit = f"{'event time + timeout' if window.is_timeout else due_text} ({utc(due)})"
         now = "undefined" if clock is None else utc(clock)
-        if row["status"] == "open" and self._whose:
+        if row["status"] == "open" and self._tenant_columns:
             return self._tenants.why_open(row["partition"], row["tenant"], limit)
         if row["status"] == "open":
             return f"open: times out once the clock has passed {limit}; it is {now}"
@@ -317,7 +302,7 @@ class _KeyHistory:
                 "; not published: it sorts before what was out when generation "
                 f"{generation.number} began"
             )
-        if self._whose:
+        if self._tenant_columns:
             closed = (
                 f"the clock of tenant {row['tenant']!r} passed {limit} when the clock of all came "
                 f"to {utc(row['closed_at'])}"
@@ -335,7 +320,7 @@ class _KeyHistory:
     def _generations(self) -> Generations:
         return read_generations(self.reader, self.settings)
 
-    def _is_behind(self, row: Found, generation: Generation) -> bool:
+    def _is_behind(self, row: JsonObject, generation: Generation) -> bool:
         """Return True where a finished row sorts at or before the tail behind which its generation
         publishes.
         """
@@ -347,7 +332,7 @@ class _KeyHistory:
         )
         return tail is not None and place <= tail.place
 
-    def _parts(self) -> dict[tuple[int, TopicPartition, int], Found]:
+    def _parts(self) -> dict[tuple[int, TopicPartition, int], JsonObject]:
         """Return all parts of the key's merge records, by generation, topic-partition and offset.
 
         Each has the last batch that merged it, and its position.
@@ -359,24 +344,26 @@ class _KeyHistory:
                 times[number, TopicPartition(name, row["partition"])][part["offset"]] = _ms(
                     part["event_time"]
                 )
-        found = {}
-        for (number, tp), mine in times.items():
+        parts = {}
+        for (number, tp), offset_times in times.items():
             place = self._place(tp)
-            for offset, (batch, of_all, position) in self._merged(tp, sorted(mine), number).items():
+            for offset, (batch, global_position, position) in self._merged(
+                tp, sorted(offset_times), number
+            ).items():
                 came = {
-                    "position": position if self._whose else of_all,
+                    "position": position if self._tenant_columns else global_position,
                     "batch": batch,
                     "version": self._versions.get(batch),
                 }
-                found[number, tp, offset] = {
+                parts[number, tp, offset] = {
                     **place,
                     "offset": offset,
-                    "event_time": mine[offset],
+                    "event_time": offset_times[offset],
                     **came,
                 }
-        return found
+        return parts
 
-    def _parts_of(self, row: Found) -> list[tuple[str, Found]]:
+    def _parts_of(self, row: JsonObject) -> list[tuple[str, JsonObject]]:
         """Return the parts in a row of silver, each with its input."""
         return [
             (input_of(source, part.get("topic", "")), part)
@@ -384,7 +371,7 @@ class _KeyHistory:
             for part in row[source]
         ]
 
-    def _place(self, tp: TopicPartition) -> Found:
+    def _place(self, tp: TopicPartition) -> JsonObject:
         return {**self.settings.place(tp.source)._asdict(), "partition": tp.partition}
 
     def _merged(
@@ -398,7 +385,7 @@ class _KeyHistory:
         batch before left. The second one is the record's position in its tenant, with tenants.
         Positions are None where bronze does not have the record any more.
         """
-        of_tp = {
+        batch_rows = {
             r["batch"]: r
             for r in self._progress
             if (r["source"], r["partition"]) == tp
@@ -406,50 +393,52 @@ class _KeyHistory:
         }
         here: dict[int, list[int]] = defaultdict(list)
         for offset in offsets:
-            done = (b for b, r in of_tp.items() if r["from_offset"] <= offset < r["until_offset"])
+            done = (
+                b for b, r in batch_rows.items() if r["from_offset"] <= offset < r["until_offset"]
+            )
             here[max(done)].append(offset)
-        ranges = {batch: (of_tp[batch]["from_offset"], mine[-1]) for batch, mine in here.items()}
+        ranges = {
+            batch: (batch_rows[batch]["from_offset"], merged_offsets[-1])
+            for batch, merged_offsets in here.items()
+        }
         where = [
             [("partition", "=", tp.partition), ("offset", ">=", a), ("offset", "<=", b)]
             for a, b in ranges.values()
         ]
         read = self.reader.select(
-            tables.bronze(tp.source), ["offset", "event_time", *self._whose], where
+            tables.bronze(tp.source), ["offset", "event_time", *self._tenant_columns], where
         ).sort_by("offset")
         offset = read["offset"].to_numpy()
         time = read["event_time"].fill_null(NULL_TIME).to_numpy()
         merged: dict[int, tuple[int, int | None, int | None]] = {}
         for batch, (since, until) in ranges.items():
-            mine = (offset >= since) & (offset <= until)
+            is_in_range = (offset >= since) & (offset <= until)
             decided = [
-                d
-                for of, d in self._decisions[number]
-                if of == tp and since <= d.after_offset + 1 <= until
+                decision
+                for decision_tp, decision in self._decisions[number]
+                if decision_tp == tp and since <= decision.after_offset + 1 <= until
             ]
-            rows = Available(offset[mine], time[mine]).with_idle(decided)
-            before = of_tp.get(batch - 1, {})
+            rows = Available(offset[is_in_range], time[is_in_range]).with_idle(decided)
+            before = batch_rows.get(batch - 1, {})
             cursor = Cursor(since, before.get("position"))
             positions = dict(
                 zip(rows.offsets.tolist(), positions_of(cursor, rows).tolist(), strict=True)
             )
             own: Mapping[int, int] = {}
-            if self._whose and here[batch][-1] in positions:
+            if self._tenant_columns and here[batch][-1] in positions:
                 last = positions[here[batch][-1]]
-                then = (cursor, before.get("clock"))
-                own = self._tenants.positions(
-                    tp, batch, then, read.filter(pa.array(mine)), last, decided
-                )
-            merged.update(
-                {each: (batch, positions.get(each), own.get(each)) for each in here[batch]}
-            )
+                begin = (cursor, before.get("clock"))
+                batch_records = read.filter(pa.array(is_in_range))
+                own = self._tenants.positions(tp, batch, begin, batch_records, last, decided)
+            merged |= {o: (batch, positions.get(o), own.get(o)) for o in here[batch]}
         return merged
 
     @cached_property
-    def _tenants(self) -> OfTenants:
+    def _tenants(self) -> TenantFacts:
         ends = [row for row in self._progress if row["batch"] == self.moment.batch]
-        return OfTenants(self.reader, self._epochs, self.moment.batch, ends)
+        return TenantFacts(self.reader, self._epochs, self.moment.batch, ends)
 
-    def late(self) -> list[Found]:
+    def late(self) -> list[JsonObject]:
         """Return the late records, by position."""
         rows = sorted(self._late, key=itemgetter("position"))
         return [
@@ -458,76 +447,77 @@ class _KeyHistory:
         ]
 
     @cached_property
-    def _late(self) -> list[Found]:
-        names = (
-            "source",
-            "topic",
-            "partition",
-            "offset",
-            "event_time",
-            "position",
-            "batch",
-            *self._whose,
-        )
-        return self._then(tables.LATE, names, *self._mine, ("batch", "<=", self.moment.batch))
+    def _late(self) -> list[JsonObject]:
+        names = ["source", "topic", "partition", "offset", "event_time", "position", "batch"]
+        names += self._tenant_columns
+        conditions = *self._key_conditions, ("batch", "<=", self.moment.batch)
+        return self._rows_at_moment(tables.LATE, names, *conditions)
 
-    def _why_late(self, row: Found) -> Found:
+    def _why_late(self, row: JsonObject) -> JsonObject:
         """Return why a record is late, where there are tenants."""
-        if not self._whose:
+        if not self._tenant_columns:
             return {}
         tp = TopicPartition(self.settings.input(row["source"], row["topic"]), row["partition"])
         number = self._generations.of(row["batch"]).number
-        of_all = self._merged(tp, [row["offset"]], number)[row["offset"]][1]
-        return {"reason": self._tenants.why_late(row["tenant"], row, of_all)}
+        global_position = self._merged(tp, [row["offset"]], number)[row["offset"]][1]
+        return {"reason": self._tenants.why_late(row["tenant"], row, global_position)}
 
-    def quarantined(self) -> list[Found]:
+    def quarantined(self) -> list[JsonObject]:
         """Return the refused records whose Kafka key is this one.
 
         The key in their value could not be read.
         """
         names = ("source", "topic", "partition", "offset", "reason", "detail")
-        return self._then(tables.QUARANTINE, names, ("key", "=", self.key.encode()))
+        return self._rows_at_moment(tables.QUARANTINE, names, ("key", "=", self.key.encode()))
 
-    def waiting(self) -> list[Found]:
+    def waiting(self) -> list[JsonObject]:
         """Return the records in bronze that the clock has not reached.
 
         With tenants, those in silver that their tenant's clock has not reached come before them.
         """
-        found = [self._waiting(row) for row in self._rows if row["status"] == "waiting"]
+        records = [self._waiting(row) for row in self._rows if row["status"] == "waiting"]
         for source in self.settings.inputs:
             now = [
                 row
                 for row in self._progress
                 if (row["batch"], row["source"]) == (self.moment.batch, source)
             ]
-            passed = {row["partition"]: row["until_offset"] for row in now}
-            wanted = *self._mine, ("offset", ">=", min(passed.values(), default=0))
-            rows = self._then(
+            end_offsets = {row["partition"]: row["until_offset"] for row in now}
+            conditions = (
+                *self._key_conditions,
+                ("offset", ">=", min(end_offsets.values(), default=0)),
+            )
+            rows = self._rows_at_moment(
                 tables.bronze(source),
-                ("topic", "partition", "offset", "event_time", *self._whose),
-                *wanted,
+                ("topic", "partition", "offset", "event_time", *self._tenant_columns),
+                *conditions,
             )
             unread = (
                 {"position": None, "reason": "the clock of all has not come to it"}
-                if self._whose
+                if self._tenant_columns
                 else {}
             )
-            found += [
+            records += [
                 {"source": source_of(source), **row, **unread}
                 for row in rows
-                if row["offset"] >= passed.get(row["partition"], 0)
+                if row["offset"] >= end_offsets.get(row["partition"], 0)
             ]
-        return found
+        return records
 
-    def _waiting(self, row: Found) -> Found:
+    def _waiting(self, row: JsonObject) -> JsonObject:
         """Return a waiting row of silver as the answer has it."""
         p, tenant, position = (row[name] for name in ("partition", "tenant", "position"))
         [(name, part)] = self._parts_of(row)
         place = {**self._place(TopicPartition(name, p)), "offset": part["offset"]}
-        told = {"position": position, "reason": self._tenants.why_waiting(p, tenant, position)}
-        return {**place, "event_time": row["event_time"], "tenant": tenant, **told}
+        merge_state = {
+            "position": position,
+            "reason": self._tenants.why_waiting(p, tenant, position),
+        }
+        return {**place, "event_time": row["event_time"], "tenant": tenant, **merge_state}
 
-    def _then(self, table: str, names: Sequence[str], *conditions: Condition) -> list[Found]:
+    def _rows_at_moment(
+        self, table: str, names: Sequence[str], *conditions: Condition
+    ) -> list[JsonObject]:
         """Return rows of a table as it was at the moment, by coordinates."""
         if not self.reader.exists(table):
             return []
@@ -538,29 +528,21 @@ class _KeyHistory:
         return rows.sort_by([("partition", "ascending"), ("offset", "ascending")]).to_pylist()  # type: ignore[no-any-return]
 
     @cached_property
-    def _progress(self) -> list[Found]:
+    def _progress(self) -> list[JsonObject]:
         """Rows of `progress` up to the moment.
 
         Every batch of the partitions that have records of the key, and of the other partitions the
         moment's batch alone.
         """
-        columns = [
-            "batch",
-            "source",
-            "partition",
-            "from_offset",
-            "until_offset",
-            "head",
-            "clock",
-            "position",
-        ]
+        columns = ["batch", "source", "partition", "from_offset", "until_offset"]
+        columns += ["head", "clock", "position"]
         batch = self.moment.batch
         partitions = {row["partition"] for row in (*self._rows, *self._late)}
         where: Where = [
             [("batch", "<=", batch), ("partition", "in", sorted(partitions))],
             [("batch", "=", batch)],
         ]
-        rows: list[Found] = self.reader.select(
+        rows: list[JsonObject] = self.reader.select(
             tables.PROGRESS, [*columns, "silver_version"], where
         ).to_pylist()
         if (
@@ -569,8 +551,8 @@ class _KeyHistory:
             and all(row["batch"] < batch for row in rows)
         ):
             now = in_milliseconds(progress_rows(self.last[0], self.settings, self.last[1], 0))
-            wanted = [name for name in now.column_names if name != "topic"]
-            rows += with_input_names(now, wanted, self.settings.with_topics).to_pylist()
+            column_names = [name for name in now.column_names if name != "topic"]
+            rows += with_input_names(now, column_names, self.settings.with_topics).to_pylist()
         return rows
 
     @cached_property
@@ -582,28 +564,29 @@ class _KeyHistory:
         """Decisions of the idle policy, by generation."""
         is_there = self.reader.exists(tables.IDLE_HEARTBEATS)
         return {
-            each.number: read_decisions(self.reader, each) if is_there else []
-            for each in self._generations
+            generation.number: read_decisions(self.reader, generation) if is_there else []
+            for generation in self._generations
         }
 
 
 class _Sink:
-    """Reader of what `published` knew at a time (epoch ms; None: now) of the sink that was written
-    to last.
+    """Reader of `published`, for the sink that was written to last, as it was at a time.
+
+    `at`: epoch ms; None for now.
     """
 
     def __init__(self, reader: TableReader, settings: Settings, at: int | None) -> None:
         self._reader = reader
         self._settings = settings
-        self._known: list[Condition] = [] if at is None else [("committed_at", "<=", at)]
+        self._time_conditions: list[Condition] = [] if at is None else [("committed_at", "<=", at)]
         self._name: str | None = None
         if reader.exists(tables.PUBLISHED):
-            self._name = last_sink(reader, self._known)
+            self._name = last_sink(reader, self._time_conditions)
         self._cluster = Cluster(settings.kafka, PATIENCE_S)
         self._is_away = False
 
     def sent_as(
-        self, partition: int, row: Found, batches: Sequence[Condition]
+        self, partition: int, row: JsonObject, batches: Sequence[Condition]
     ) -> dict[str, int | None] | None:
         """Return partition, offset and seq of the message of a finished, valid record of these
         batches.
@@ -619,8 +602,14 @@ class _Sink:
         names = {
             name: "last_key" if name == "merge_key" else f"last_{name}" for name in order.columns
         }
-        of_sink = [("partition", "=", partition), ("sink", "=", self._name), *self._known]
-        where = [[*of_sink, *term] for term in lexicographic(list(names.values()), place, ">")]
+        sink_conditions = [
+            ("partition", "=", partition),
+            ("sink", "=", self._name),
+            *self._time_conditions,
+        ]
+        where = [
+            [*sink_conditions, *term] for term in lexicographic(list(names.values()), place, ">")
+        ]
         rows = self._reader.select(
             tables.PUBLISHED, ["last_seq", *names.values(), "sink_offset"], where
         ).to_pylist()
@@ -656,15 +645,15 @@ class _Sink:
 
         The record at the place counts, too.
         """
-        mine: list[Condition] = [
+        conditions: list[Condition] = [
             ("partition", "=", partition),
             ("status", "=", "timed_out"),
             ("valid", "=", True),
         ]
-        mine += [*batches, *order.conditions, (order.column, ">=", since)]
-        where = [[*mine, *term] for term in lexicographic(order.columns, place, "<")]
-        found = self._reader.summary(tables.SILVER, [], {"rows": ("count", "*")}, where)
-        return int(found["rows"][0].as_py())
+        conditions += [*batches, *order.conditions, (order.column, ">=", since)]
+        where = [[*conditions, *term] for term in lexicographic(order.columns, place, "<")]
+        counts = self._reader.summary(tables.SILVER, [], {"rows": ("count", "*")}, where)
+        return int(counts["rows"][0].as_py())
 
     def _looked_up(self, partition: int, record_id: bytes, guess: int) -> tuple[int | None, bool]:
         """Return the offset of a message as the sink has it, and True where the message was sent.
@@ -701,6 +690,6 @@ def _near(reader: TableReader, key: str) -> list[str]:
     Only those that begin or end as it does are compared, so that these are few.
     """
     half = (len(key) + 1) // 2
-    known = reader.summary(tables.SILVER, ["merge_key"], {"rows": ("count", "*")})["merge_key"]
-    is_alike = pc.or_(pc.starts_with(known, key[:half]), pc.ends_with(known, key[half:]))
-    return get_close_matches(key, known.filter(is_alike).to_pylist(), NEAR)
+    keys = reader.summary(tables.SILVER, ["merge_key"], {"rows": ("count", "*")})["merge_key"]
+    is_alike = pc.or_(pc.starts_with(keys, key[:half]), pc.ends_with(keys, key[half:]))
+    return get_close_matches(key, keys.filter(is_alike).to_pylist(), NEAR)

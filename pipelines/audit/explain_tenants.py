@@ -21,17 +21,17 @@ from pipelines.lake.table_reader import TableReader
 from pipelines.lake.tenant_state import BatchEnd
 from pipelines.lake.tenants import clocks_at
 
-Found = dict[str, Any]
+JsonObject = dict[str, Any]
 
 
-class OfTenants:
+class TenantFacts:
     """Positions and clocks of a lake's tenants at the end of a batch.
 
     `ends`: rows of `progress` of that batch, one for every topic-partition.
     """
 
     def __init__(
-        self, reader: TableReader, epochs: Epochs, batch: int, ends: Iterable[Found]
+        self, reader: TableReader, epochs: Epochs, batch: int, ends: Iterable[JsonObject]
     ) -> None:
         self._reader = reader
         self._epochs = epochs
@@ -43,29 +43,33 @@ class OfTenants:
 
         The clock is None while the partition has none.
         """
-        held: dict[str, int] = {}
+        source_clocks: dict[str, int] = {}
         for source, clocks in self._by_source.items():
             time = int(
                 clocks.clocks(np.array([partition]), pa.chunked_array([[tenant]], pa.string()))[0]
             )
-            held |= {} if time == NULL_TIME else {source: time}
-        clock = min(held.values(), default=None)
-        return clock, [source for source, time in held.items() if time == clock]
+            source_clocks |= {} if time == NULL_TIME else {source: time}
+        clock = min(source_clocks.values(), default=None)
+        return clock, [source for source, time in source_clocks.items() if time == clock]
 
     @cached_property
     def _by_source(self) -> dict[str, TenantClocks]:
         """The clocks of tenants by source, as if there were no other source."""
-        found = {}
+        clocks_by_source = {}
         for source in sorted({tp.source for tp in self._ends}):
-            mine = {tp: row for tp, row in self._ends.items() if tp.source == source}
-            cursors = {tp: Cursor(row["until_offset"], row["position"]) for tp, row in mine.items()}
-            clocks = {
-                tp.partition: row["clock"] for tp, row in mine.items() if row["clock"] is not None
+            source_rows = {tp: row for tp, row in self._ends.items() if tp.source == source}
+            cursors = {
+                tp: Cursor(row["until_offset"], row["position"]) for tp, row in source_rows.items()
             }
-            found[source] = clocks_at(
+            clocks = {
+                tp.partition: row["clock"]
+                for tp, row in source_rows.items()
+                if row["clock"] is not None
+            }
+            clocks_by_source[source] = clocks_at(
                 self._reader, self._epochs, self._batch, BatchEnd(cursors, clocks)
             )
-        return found
+        return clocks_by_source
 
     def positions(
         self,
@@ -98,10 +102,10 @@ class OfTenants:
             "partition", pa.repeat(pa.scalar(tp.partition, pa.int32()), len(rows))
         )
         lag_ms = self._epochs.of(batch).settings.merge.tenant_max_lag_ms or 0
-        found = TenantClocks.of(records, heads, plan, {tp: idle}, lag_ms).positions
+        positions = TenantClocks.of(records, heads, plan, {tp: idle}, lag_ms).positions
         return {
             o: v
-            for o, v in zip(rows["offset"].to_pylist(), found.tolist(), strict=True)
+            for o, v in zip(rows["offset"].to_pylist(), positions.tolist(), strict=True)
             if v != NULL_TIME
         }
 
@@ -111,20 +115,20 @@ class OfTenants:
         """Return why a merge record is open that can be joined until a limit."""
         return (
             f"open: times out once the clock of tenant {tenant!r} has passed {limit}; it is "
-            f"{self._told(partition, tenant)}"
+            f"{self._clock_text(partition, tenant)}"
         )
 
     def why_waiting(self, partition: int, tenant: str, position: int) -> str:
         """Return why a record waits that was read at a position (ms) of its tenant."""
         return (
             f"read at {utc(position)} of tenant {tenant!r}, whose clock is "
-            f"{self._told(partition, tenant)}"
+            f"{self._clock_text(partition, tenant)}"
         )
 
-    def why_late(self, tenant: str, row: Found, of_all: int | None) -> str:
+    def why_late(self, tenant: str, row: JsonObject, global_position: int | None) -> str:
         """Return why a record is in `late`.
 
-        `of_all`: its position among all records (ms), if that is known.
+        `global_position`: its position among all records (ms), if that is known.
         """
         merge = self._epochs.of(row["batch"]).settings.merge
         window = merge.window
@@ -137,22 +141,25 @@ class OfTenants:
             f"late: before {limit}, which is the position of tenant {tenant!r}, {utc(position)}, "
             f"less the {name}"
         )
-        if of_all is not None and position == of_all - (merge.tenant_max_lag_ms or 0):
+        if global_position is not None and position == global_position - (
+            merge.tenant_max_lag_ms or 0
+        ):
             why += (
-                f"; that is as far behind the position of all, {utc(of_all)}, as "
+                f"; that is as far behind the position of all, {utc(global_position)}, as "
                 "merge.tenant_max_lag lets it be"
             )
         return why
 
-    def _told(self, partition: int, tenant: str) -> str:
-        clock, held = self.clock(partition, tenant)
+    def _clock_text(self, partition: int, tenant: str) -> str:
+        clock, sources = self.clock(partition, tenant)
         if clock is None:
             return "undefined"
-        of_all = next(
+        global_clock = next(
             (row["clock"] for tp, row in self._ends.items() if tp.partition == partition), None
         )
-        return utc(clock) + (
-            ""
-            if clock == of_all
-            else f", held by {' and '.join(held)}; the clock of all is {utc(of_all)}"
+        if clock == global_clock:
+            return utc(clock)
+        return (
+            f"{utc(clock)}, held by {' and '.join(sources)}; the clock of all is "
+            f"{utc(global_clock)}"
         )

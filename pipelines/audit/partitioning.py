@@ -74,8 +74,7 @@ def check_key_partition(place: Place, partitions: int, findings: Findings) -> No
     if (expected_partition := murmur2(place.key.encode()) % partitions) != place.partition:
         findings.add(
             f"the key {place.key!r} belongs to partition {expected_partition}: this record never "
-            "meets those "
-            "there",
+            "meets those there",
             str(place),
             _FIX_HOME,
         )
@@ -86,7 +85,7 @@ class KeyPartitions:
     """Index of keys by partition. It keeps three numbers for a key of a topic-partition."""
 
     _topic_partitions: list[TopicPartition] = field(default_factory=list)
-    _found: list[tuple[Int64s, Int64s]] = field(default_factory=list)
+    _key_offsets: list[tuple[Int64s, Int64s]] = field(default_factory=list)
     """Hashes of the keys of each topic-partition, and the offsets of their first records."""
 
     def add(self, tp: TopicPartition, keys: Mapping[int, tuple[str, str | None]]) -> None:
@@ -97,7 +96,7 @@ class KeyPartitions:
             np.fromiter(map(hash, keys.values()), np.int64), return_index=True
         )
         self._topic_partitions.append(tp)
-        self._found.append((hashes, np.fromiter(keys, np.int64)[firsts]))
+        self._key_offsets.append((hashes, np.fromiter(keys, np.int64)[firsts]))
 
     def note(self, settings: Settings) -> str | None:
         """Return a note on how many keys are in more than one partition, with two records of one of
@@ -106,9 +105,11 @@ class KeyPartitions:
         None where no key is.
         """
         nothing = np.array([], np.int64)
-        numbers = np.repeat(np.arange(len(self._found)), [len(hashes) for hashes, _ in self._found])
-        hashes = np.concatenate([nothing, *(hashes for hashes, _ in self._found)])
-        offsets = np.concatenate([nothing, *(offsets for _, offsets in self._found)])
+        numbers = np.repeat(
+            np.arange(len(self._key_offsets)), [len(hashes) for hashes, _ in self._key_offsets]
+        )
+        hashes = np.concatenate([nothing, *(hashes for hashes, _ in self._key_offsets)])
+        offsets = np.concatenate([nothing, *(offsets for _, offsets in self._key_offsets)])
         partitions = np.array([tp.partition for tp in self._topic_partitions], np.int64)[numbers]
         order = np.lexsort((partitions, hashes))
         hashes = hashes[order]
@@ -139,15 +140,15 @@ def check_sample(
     Where a partition is absent, they apply to every offset. Raises what Kafka raises.
     """
     findings = Findings("kafka")
-    found = list(_sampled(settings, partitions, since))
+    places = list(_sampled(settings, partitions, since))
     if settings.repartitioned:
-        for place in found:
+        for place in places:
             check_key_partition(place, partitions, findings)
         return list(findings.described())
     by_source: dict[str, dict[tuple[str, str], list[Place]]] = {
         name: {} for name in settings.inputs
     }
-    for place in found:
+    for place in places:
         by_source[place.source].setdefault((place.key, place.tenant or ""), []).append(place)
     first, *others = by_source.items()
     for name, keys in others:
@@ -178,9 +179,9 @@ def read_sample(
 
     `since`: as `check_sample` gets it for the input.
     """
-    wanted = range(0, partitions, -(-partitions // PARTITIONS))
+    sampled = range(0, partitions, -(-partitions // PARTITIONS))
     topic = settings.inputs[name]
-    for p, (first, end) in Cluster(settings.kafka).bounds_of(topic, wanted).items():
+    for p, (first, end) in Cluster(settings.kafka).bounds_of(topic, sampled).items():
         begin = max(first, end - SAMPLED, min(since.get(p, 0), end))
         yield from read_range(settings.kafka, Range(topic, p, begin, end))
 

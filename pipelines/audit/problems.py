@@ -55,12 +55,11 @@ class Findings:
 
     def of(self, what: str) -> Findings:
         """Return the same findings, with the name of what they are about."""
-        found = Findings(f"{what}, {self.check}")
-        found.more, found.problems = (
-            self.more,
-            [each._replace(where=f"{what}, {each.where}") for each in self.problems],
-        )
-        return found
+        labelled = Findings(f"{what}, {self.check}")
+        labelled.more = self.more
+        for problem in self.problems:
+            labelled.problems.append(problem._replace(where=f"{what}, {problem.where}"))
+        return labelled
 
     def described(self) -> Iterator[Problem]:
         """Yield the problems, and one that counts those that are not shown."""
@@ -82,17 +81,17 @@ def different(
     comes as often as the other collection lacks it.
     """
     counts = Counter(one), Counter(other)
-    found: dict[Any, tuple[list[_Row], list[_Row]]] = defaultdict(lambda: ([], []))
+    differing: dict[Any, tuple[list[_Row], list[_Row]]] = defaultdict(lambda: ([], []))
     for side in (0, 1):
         for row in (counts[side] - counts[1 - side]).elements():
-            found[key(row)][side].append(row)
-    return [(name, *found[name]) for name in sorted(found)]
+            differing[key(row)][side].append(row)
+    return [(name, *differing[name]) for name in sorted(differing)]
 
 
-def answer(found: Iterable[Findings], notes: Iterable[str] = ()) -> dict[str, Any]:
+def answer(findings: Iterable[Findings], notes: Iterable[str] = ()) -> dict[str, Any]:
     """Return the answer of `verify --json`: `ok`, `problems`, and `notes` if something could not be
     checked.
     """
-    problems = [problem._asdict() for findings in found for problem in findings.described()]
-    told = list(notes)
-    return {"ok": not problems, "problems": problems, **({"notes": told} if told else {})}
+    problems = [problem._asdict() for check in findings for problem in check.described()]
+    sentences = list(notes)
+    return {"ok": not problems, "problems": problems, **({"notes": sentences} if sentences else {})}

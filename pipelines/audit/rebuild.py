@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from itertools import zip_longest
 from operator import itemgetter
@@ -24,7 +25,7 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipelines.audit.evidence import Evidence, chosen, read_evidence
+from pipelines.audit.evidence import Evidence, find_generation, read_evidence
 from pipelines.audit.problems import Findings, answer, different
 from pipelines.audit.unnoted import before_unnoted
 from pipelines.audit.verify_evidence import groups, place
@@ -51,10 +52,10 @@ from pipelines.running.owner import Owner, now_ms
 from pipelines.settings import Settings
 from pipelines.silver import Silver
 
-OF_BATCH: Final = "rebuild.batch"
-OF_GENERATION: Final = "rebuild.generation"
-OF_WINDOW: Final = "merge.timeout"
-OF_LAG: Final = "merge.tenant_max_lag"
+BATCH_FIELD: Final = "rebuild.batch"
+GENERATION_FIELD: Final = "rebuild.generation"
+WINDOW_FIELD: Final = "merge.timeout"
+LAG_FIELD: Final = "merge.tenant_max_lag"
 """Fields in which a rebuild records itself in its table `configuration`.
 
 In this order: the last batch that it repeats, the generation of that batch, the rebuild's timeout
@@ -96,19 +97,19 @@ def rebuild(
     if lag_ms is not None and not settings.merge.has_tenants:
         raise ConfigurationError("--tenant-max-lag: this lake has no tenants; leave it out")
 
-    def rebuilt(of_epoch: Settings) -> Settings:
+    def rebuilt(epoch_settings: Settings) -> Settings:
         """Return an epoch's settings as the rebuild has them: with its directory, and what was
         asked for.
         """
-        merge = of_epoch.merge if window is None else of_epoch.merge.with_window(window)
+        merge = epoch_settings.merge if window is None else epoch_settings.merge.with_window(window)
         merge = merge if lag_ms is None else merge.model_copy(update={"tenant_max_lag_ms": lag_ms})
-        return rebuilt_settings(of_epoch, directory).model_copy(update={"merge": merge})
+        return rebuilt_settings(epoch_settings, directory).model_copy(update={"merge": merge})
 
-    wanted = rebuilt(settings)
-    into = open_engine(wanted, dict.fromkeys(tables.inputs_of(settings), Lake(settings)))
+    target = rebuilt(settings)
+    into = open_engine(target, dict.fromkeys(tables.inputs_of(settings), Lake(settings)))
     create_tables(into)
     here = open_engine(settings)
-    begin = generation_rows(wanted, evidence.generation._replace(from_batch=0))
+    begin = generation_rows(target, evidence.generation._replace(from_batch=0))
     into.append(tables.GENERATIONS, begin)
     try:
         for plan in _batches(here, into, rebuilt, evidence):
@@ -119,24 +120,24 @@ def rebuild(
     _check_history(snapshot, settings, directory)
     number = evidence.generation.number
     now = now_ms()
-    facts = {OF_BATCH: str(evidence.last_batch), OF_GENERATION: str(number), **_rules_of(wanted)}
+    facts = {
+        BATCH_FIELD: str(evidence.last_batch),
+        GENERATION_FIELD: str(number),
+        **_rules_of(target),
+    }
     into.append(
         tables.CONFIGURATION,
         into.lake.layout[tables.CONFIGURATION].rows((*fact, now) for fact in facts.items()),
     )
     since = {p: history.batch for p, history in evidence.history.items()}
-    lags = settings.merge.tenant_max_lag_ms, wanted.merge.tenant_max_lag_ms
+    lags = {"lake": settings.merge.tenant_max_lag_ms, "rebuilt": target.merge.tenant_max_lag_ms}
     return {
         "into": str(directory),
         "batch": evidence.last_batch,
         "generation": number,
-        "timeout_ms": {"lake": settings.merge.timeout_ms, "rebuilt": wanted.merge.timeout_ms},
-        "window": {"lake": _window_of(settings), "rebuilt": _window_of(wanted)},
-        **(
-            {"tenant_max_lag_ms": dict(zip(("lake", "rebuilt"), lags, strict=True))}
-            if settings.merge.has_tenants
-            else {}
-        ),
+        "timeout_ms": {"lake": settings.merge.timeout_ms, "rebuilt": target.merge.timeout_ms},
+        "window": {"lake": _window_of(settings), "rebuilt": _window_of(target)},
+        **({"tenant_max_lag_ms": lags} if settings.merge.has_tenants else {}),
         "lake": content_of(here, settings, reader, evidence.batches, since),
         "rebuilt": content_of(into, settings, into.reader),
     }
@@ -148,8 +149,8 @@ class HistoryMovedError(WatersmeetError):
     def __init__(self, location: str, directory: Path) -> None:
         super().__init__(
             f"{location}: records were taken out of bronze while it was derived again, by `keep`, "
-            "`forget` or by hand, so that "
-            f"{directory} may lack them; delete that folder, and rebuild again"
+            f"`forget` or by hand, so that {directory} may lack them; delete that folder, and "
+            "rebuild again"
         )
 
 
@@ -163,8 +164,8 @@ def _rules_of(settings: Settings) -> dict[str, str]:
     """Return the settings that decide which merge records there are, as a rebuild records them."""
     merge = settings.merge
     return {
-        OF_WINDOW: str(merge.window),
-        **({OF_LAG: str(merge.tenant_max_lag_ms)} if merge.has_tenants else {}),
+        WINDOW_FIELD: str(merge.window),
+        **({LAG_FIELD: str(merge.tenant_max_lag_ms)} if merge.has_tenants else {}),
     }
 
 
@@ -197,10 +198,9 @@ def content_of(
     to the batch `since` of its partition does not count.
     """
     sources = list(settings.sources)
-    names = [
-        *_COUNTS,
-        *(f"{kind}_{source}" for source in sources for kind in ("merged", "matched")),
-    ]
+    names = list(_COUNTS)
+    for source in sources:
+        names += [f"merged_{source}", f"matched_{source}"]
     schema = pa.schema([("partition", pa.int32()), *((name, pa.int64()) for name in names)])
     rows = engine.read(
         tables.SILVER,
@@ -211,25 +211,25 @@ def content_of(
     counted = engine.per_partition(
         partial(_counted, sources=sources, schema=schema, since=since), [rows], schema
     )
-    [found] = engine.summary(counted, [], {name: ("sum", name) for name in names}).to_pylist()
-    known: Where = [list(batches)] if batches else ()
-    late_of: Counter[str] = Counter()
+    [sums] = engine.summary(counted, [], {name: ("sum", name) for name in names}).to_pylist()
+    where: Where = [list(batches)] if batches else ()
+    late_counts: Counter[str] = Counter()
     for row in reader.summary(
-        tables.LATE, ["source", "partition", "batch"], {"n": ("count", "*")}, known
+        tables.LATE, ["source", "partition", "batch"], {"n": ("count", "*")}, where
     ).to_pylist():
-        late_of[source_of(row["source"])] += row["n"] * (
+        late_counts[source_of(row["source"])] += row["n"] * (
             row["batch"] > since.get(row["partition"], -1)
         )
-    of_sources = {
+    source_counts = {
         source: {
-            "merged": found[f"merged_{source}"] or 0,
-            "in_complete_records": found[f"matched_{source}"] or 0,
-            "late": late_of[source],
+            "merged": sums[f"merged_{source}"] or 0,
+            "in_complete_records": sums[f"matched_{source}"] or 0,
+            "late": late_counts[source],
         }
         for source in sources
     }
     counts = [name for name in _COUNTS if name != "waiting" or settings.merge.has_tenants]
-    return {**{name: found[name] or 0 for name in counts}, "sources": of_sources}
+    return {**{name: sums[name] or 0 for name in counts}, "sources": source_counts}
 
 
 def _counted(
@@ -244,8 +244,9 @@ def _counted(
         pc.sum(pc.equal(every["status"], status)) for status in ("open", "waiting", "timed_out")
     ]
     sums += [pc.sum(column) for column in (rows["valid"], is_complete)]
-    sums += [pc.sum(each) for size in sizes for each in (size, size.filter(is_complete))]
-    counts = [0, rows.num_rows, *(each.as_py() for each in sums)]
+    for size in sizes:
+        sums += [pc.sum(size), pc.sum(size.filter(is_complete))]
+    counts = [0, rows.num_rows, *(total.as_py() for total in sums)]
     return pa.Table.from_pylist([dict(zip(schema.names, counts, strict=True))], schema)
 
 
@@ -257,12 +258,13 @@ def _alive(rows: pa.Table, since: Mapping[int, int]) -> pa.Table:
     return rows.filter(pc.or_(pc.not_equal(rows["status"], "timed_out"), pa.array(changed)))
 
 
-def _open_then(
+def _open_at(
     rows: pa.Table,
     ends: Mapping[TopicPartition, int],
     since: Mapping[int, int],
     sources: Sequence[str],
 ) -> pa.Table:
+    """Return the merge records of a partition that were open where its history begins."""
     return open_before(_alive(rows, since), ends, sources)
 
 
@@ -299,7 +301,8 @@ def _begin(
         for source, offset in history.offsets.items():
             tp = TopicPartition(source, p)
             position = history.positions[source]
-            ends[tp], ranges[tp] = offset, OffsetRange(offset, offset, position, position, position)
+            ends[tp] = offset
+            ranges[tp] = OffsetRange(offset, offset, position, position, position)
         if history.clock is not None:
             clocks[p] = history.clock
     plan = BatchPlan(
@@ -311,12 +314,12 @@ def _begin(
     changed = [[*term, ("partition", "in", [*begins]), *evidence.batches] for term in changed]
     stored = evidence.reader.columns(tables.SILVER).names
     # An earlier version had fewer columns.
-    known = pa.schema([column for column in schema if column.name in stored])
-    rows = here.read(tables.SILVER, known.names, changed, version=evidence.version)
-    then = partial(_open_then, ends=ends, since=since, sources=list(settings.sources))
-    opened = here.collect(here.per_partition(then, [rows], known))
+    stored_schema = pa.schema([column for column in schema if column.name in stored])
+    rows = here.read(tables.SILVER, stored_schema.names, changed, version=evidence.version)
+    open_rows = partial(_open_at, ends=ends, since=since, sources=list(settings.sources))
+    opened = here.collect(here.per_partition(open_rows, [rows], stored_schema))
     for column in schema:
-        if column.name not in known.names:
+        if column.name not in stored_schema.names:
             opened = opened.append_column(column, pa.nulls(len(opened), column.type))
     opened = opened.select(schema.names).cast(schema)
     commit = owner.next_commit(tables.SILVER, facts=facts_of(plan, settings))
@@ -359,8 +362,8 @@ def _batches(
     rows += rows_of_parts(evidence.settings, evidence.out if number else {})
     if rows:
         recovered = into.lake.layout[tables.RECOVERED]
-        known = ({**row, "recovered_at": now_ms(), "generation": number} for row in rows)
-        into.append(tables.RECOVERED, recovered.rows_of(known))
+        recovered_rows = ({**row, "recovered_at": now_ms(), "generation": number} for row in rows)
+        into.append(tables.RECOVERED, recovered.rows_of(recovered_rows))
     later = dict(evidence.history)
     next_epochs = [epoch.from_batch for epoch, _ in evidence.through[1:]]
     for number_there, ((epoch, end), until_batch) in enumerate(
@@ -387,10 +390,13 @@ def _batches(
             0 if last is None else last[0].batch + 1,
             now_ms(),
         )
-        known_epochs = [each for each in evidence.epochs if each.number <= epoch.number]
-        like_these = Epochs(each._replace(settings=rebuilt(each.settings)) for each in known_epochs)
-        left = inherited_lateness(evidence.reader, like_these, evidence.generation)
-        yield from Silver(owner, settings, evidence.partitions, None, ends, left).drain()
+        rebuilt_epochs = Epochs(
+            earlier._replace(settings=rebuilt(earlier.settings))
+            for earlier in evidence.epochs
+            if earlier.number <= epoch.number
+        )
+        lateness = inherited_lateness(evidence.reader, rebuilt_epochs, evidence.generation)
+        yield from Silver(owner, settings, evidence.partitions, None, ends, lateness).drain()
 
 
 def _partitions(reader: TableReader, settings: Settings) -> int:
@@ -431,98 +437,142 @@ def verify_against(
     """
     here = before_unnoted(Snapshot(here, settings))
     settings = read_epochs(here, settings).current.settings
-    facts: dict[str, str] = {}
-    if there.exists(tables.CONFIGURATION):
-        found = there.select(tables.CONFIGURATION, ["field", "value"])
-        facts = dict(zip(found["field"].to_pylist(), found["value"].to_pylist(), strict=True))
-    if OF_BATCH not in facts:
-        raise ConfigurationError(
-            f"--against: {directory} holds no complete rebuild; `watersmeet rebuild --into DIR` "
-            "makes one"
-        )
-    if facts.get(OF_LAG, "") != _rules_of(settings).get(OF_LAG, ""):
-        raise ConfigurationError(
-            f"--against: {directory} was derived with a tenant_max_lag of {facts.get(OF_LAG)} ms, "
-            "which makes other merge "
-            "records; rebuild without another one"
-        )
-    if facts[OF_WINDOW] != str(settings.merge.window):
-        kind = "gap" if "," in facts[OF_WINDOW] else "timeout"
-        raise ConfigurationError(
-            f"--against: {directory} was derived with a {kind} of {facts[OF_WINDOW]}, which makes "
-            "other merge records; "
-            "rebuild without another one"
-        )
-    own = chosen(read_generations(here, settings), int(facts.get(OF_GENERATION, "0")))
+    facts = _check_rebuild(there, settings, directory)
+    own = find_generation(read_generations(here, settings), int(facts.get(GENERATION_FIELD, "0")))
     if generation is not None and generation != own.number:
         raise ConfigurationError(
             f"--against: {directory} was derived from generation {own.number}, and not from "
-            f"{generation}; leave `--generation` "
-            f"out, or rebuild with `--generation {generation}`"
+            f"{generation}; leave `--generation` out, or rebuild with `--generation {generation}`"
         )
-    batch = int(facts[OF_BATCH])
-    silver = [
-        "partition",
-        "merge_key",
-        "event_time",
-        "last_event_time",
-        "status",
-        *settings.sources,
-        "valid",
-        "invalid_reason",
-    ]
-    silver += [name for name in due_columns(here) if name in due_columns(there)]
-    late = ["partition", "source", "offset", "merge_key", "event_time", "position", "value"]
-    if settings.merge.has_tenants:
-        silver = [*silver, *TENANT.names, "position"]
-        late = [*late, *TENANT.names]
+    batch = int(facts[BATCH_FIELD])
     if batch > (-1 if (last := last_batch(here)) is None else last[0].batch):
         raise WatersmeetError(
             f"--against: {directory} goes up to batch {batch}, which this lake does not have; "
             "rebuild again"
         )
-    version = _version_after(here, batch)
+    comparison = _Comparison(
+        here,
+        there,
+        settings,
+        own.from_batch,
+        batch,
+        version=_version_after(here, batch),
+        since=read_retention_bounds(there).batches,
+        kept=read_retention_bounds(here).times,
+        silver=_silver_columns(here, there, settings),
+        late=_late_columns(settings),
+    )
     in_silver = Findings("silver")
     in_late = Findings("late")
-    since = read_retention_bounds(there).batches
-    kept = read_retention_bounds(here).times
     for first, until in groups(_partitions(here, settings)):
-        mine = [("partition", ">=", first), ("partition", "<", until)]
-        of_own = [*mine, ("batch", ">=", own.from_batch)]
-        alive: Where = [of_own]
-        if since:  # what was finished before the rebuild's history begins is left out
-            places = [
-                (("partition", "=", p), ("batch", ">", since.get(p, -1)))
-                for p in range(first, until)
-            ]
-            alive = [
-                [*of_own, ("status", "!=", "timed_out")],
-                *([*place, of_own[-1]] for place in places),
-            ]
-        rows = (
-            _rows(here, tables.SILVER, silver, alive, version),
-            _rows(there, tables.SILVER, silver, [mine]),
-        )
-        rows = _kept(rows[0], silver, kept), _kept(rows[1], silver, kept)
-        for key, one, other in different(*rows, itemgetter(slice(3))):
-            in_silver.add(_told(one, other, silver), place(*key))
-        times = {p: ("position", ">=", kept.get((tables.LATE, p), 0)) for p in range(first, until)}
-        known: Where = [
-            [
-                ("partition", "=", p),
-                ("batch", ">", max(since.get(p, -1), own.from_batch - 1)),
-                ("batch", "<=", batch),
-                times[p],
-            ]
-            for p in times
-        ]
-        all_there: Where = [[("partition", "=", p), times[p]] for p in times]
-        rows = _rows(here, tables.LATE, late, known), _rows(there, tables.LATE, late, all_there)
-        for (partition, source, offset), one, other in different(*rows, itemgetter(slice(3))):
-            in_late.add(
-                _told(one, other, late), f"late: {settings.inputs[source]}[{partition}]@{offset}"
-            )
+        comparison.check_silver(range(first, until), in_silver)
+        comparison.check_late(range(first, until), in_late)
     return answer([in_silver, in_late])
+
+
+def _check_rebuild(there: TableReader, settings: Settings, directory: Path) -> dict[str, str]:
+    """Return the fields that a complete rebuild records itself in.
+
+    Raises ConfigurationError where there is none, or where it has other rules.
+    """
+    facts: dict[str, str] = {}
+    if there.exists(tables.CONFIGURATION):
+        rows = there.select(tables.CONFIGURATION, ["field", "value"])
+        facts = dict(zip(rows["field"].to_pylist(), rows["value"].to_pylist(), strict=True))
+    if BATCH_FIELD not in facts:
+        raise ConfigurationError(
+            f"--against: {directory} holds no complete rebuild; `watersmeet rebuild --into DIR` "
+            "makes one"
+        )
+    if facts.get(LAG_FIELD, "") != _rules_of(settings).get(LAG_FIELD, ""):
+        raise ConfigurationError(
+            f"--against: {directory} was derived with a tenant_max_lag of {facts.get(LAG_FIELD)} "
+            "ms, which makes other merge records; rebuild without another one"
+        )
+    if facts[WINDOW_FIELD] != str(settings.merge.window):
+        kind = "gap" if "," in facts[WINDOW_FIELD] else "timeout"
+        raise ConfigurationError(
+            f"--against: {directory} was derived with a {kind} of {facts[WINDOW_FIELD]}, which "
+            "makes other merge records; rebuild without another one"
+        )
+    return facts
+
+
+@dataclass(frozen=True)
+class _Comparison:
+    """Silver and late of a lake and of its rebuild, as they were after `batch`.
+
+    - `from_batch`: the first batch of the generation that the rebuild is of.
+    - `version`: the version of the lake's silver after `batch`.
+    - `since`: by partition, the batch with which the rebuild's history begins.
+    - `kept`: by table and partition, the time (ms) before which the lake may have deleted rows.
+    - `silver` and `late`: the columns that are compared.
+    """
+
+    here: TableReader
+    there: TableReader
+    settings: Settings
+    from_batch: int
+    batch: int
+    version: int
+    since: Mapping[int, int]
+    kept: Mapping[tuple[str, int], int]
+    silver: list[str]
+    late: list[str]
+
+    def check_silver(self, partitions: range, findings: Findings) -> None:
+        """Compare the merge records of some partitions.
+
+        Left out are those that were finished before the rebuild's history begins.
+        """
+        conditions: list[Condition] = [
+            ("partition", ">=", partitions.start),
+            ("partition", "<", partitions.stop),
+        ]
+        is_own: Condition = ("batch", ">=", self.from_batch)
+        alive: Where = [[*conditions, is_own]]
+        if self.since:
+            alive = [[*conditions, is_own, ("status", "!=", "timed_out")]]
+            alive += [
+                [("partition", "=", p), ("batch", ">", self.since.get(p, -1)), is_own]
+                for p in partitions
+            ]
+        here = _rows(self.here, tables.SILVER, self.silver, alive, self.version)
+        there = _rows(self.there, tables.SILVER, self.silver, [conditions])
+        kept_here = _kept(here, self.silver, self.kept)
+        kept_there = _kept(there, self.silver, self.kept)
+        for key, one, other in different(kept_here, kept_there, itemgetter(slice(3))):
+            findings.add(_difference(one, other, self.silver), place(*key))
+
+    def check_late(self, partitions: range, findings: Findings) -> None:
+        """Compare the late records of some partitions."""
+        where_here = list[list[Condition]]()
+        where_there = list[list[Condition]]()
+        for p in partitions:
+            after = max(self.since.get(p, -1), self.from_batch - 1)
+            conditions: list[Condition] = [
+                ("partition", "=", p),
+                ("position", ">=", self.kept.get((tables.LATE, p), 0)),
+            ]
+            where_here.append([*conditions, ("batch", ">", after), ("batch", "<=", self.batch)])
+            where_there.append(conditions)
+        here = _rows(self.here, tables.LATE, self.late, where_here)
+        there = _rows(self.there, tables.LATE, self.late, where_there)
+        for (partition, source, offset), one, other in different(here, there, itemgetter(slice(3))):
+            topic = self.settings.inputs[source]
+            findings.add(_difference(one, other, self.late), f"late: {topic}[{partition}]@{offset}")
+
+
+def _silver_columns(here: TableReader, there: TableReader, settings: Settings) -> list[str]:
+    columns = ["partition", "merge_key", "event_time", "last_event_time", "status"]
+    columns += [*settings.sources, "valid", "invalid_reason"]
+    columns += [name for name in due_columns(here) if name in due_columns(there)]
+    return [*columns, *TENANT.names, "position"] if settings.merge.has_tenants else columns
+
+
+def _late_columns(settings: Settings) -> list[str]:
+    columns = ["partition", "source", "offset", "merge_key", "event_time", "position", "value"]
+    return [*columns, *TENANT.names] if settings.merge.has_tenants else columns
 
 
 def _version_after(reader: TableReader, batch: int) -> int:
@@ -531,9 +581,9 @@ def _version_after(reader: TableReader, batch: int) -> int:
     last = last_batch(reader)
     if last is not None and last[0].batch == batch:
         return max(version, last[1])  # a key may have been forgotten since
-    of_batch: Where = [[("batch", "=", batch)]]
+    batch_condition: Where = [[("batch", "=", batch)]]
     [version] = reader.summary(
-        tables.PROGRESS, [], {"version": ("max", "silver_version")}, of_batch
+        tables.PROGRESS, [], {"version": ("max", "silver_version")}, batch_condition
     )["version"].to_pylist()
     if version is None:
         raise WatersmeetError(
@@ -566,22 +616,19 @@ def _rows(
     """Return rows whose first three columns identify them, with nested values as text."""
     if not reader.exists(table):
         return iter(())
-    found = reader.select(table, columns, where, version=version)
-    return zip(
-        *(
-            map(repr, c.to_pylist()) if pa.types.is_nested(c.type) else c.to_pylist()
-            for c in found.columns
-        ),
-        strict=True,
+    rows = reader.select(table, columns, where, version=version)
+    values = (
+        map(repr, column.to_pylist()) if pa.types.is_nested(column.type) else column.to_pylist()
+        for column in rows.columns
     )
+    return zip(*values, strict=True)
 
 
-def _told(here: list[Row], there: list[Row], names: list[str]) -> str:
+def _difference(here: list[Row], there: list[Row], names: list[str]) -> str:
     if not here or not there:
         return "the rebuild does not have it" if here else "only the rebuild has it"
-    differing = [
-        name
-        for i, name in enumerate(names)
-        if [row[i] for row in here] != [row[i] for row in there]
-    ]
+    differing = []
+    for i, name in enumerate(names):
+        if [row[i] for row in here] != [row[i] for row in there]:
+            differing.append(name)
     return f"the rebuild has a different {', '.join(differing)}"

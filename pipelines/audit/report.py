@@ -26,7 +26,7 @@ from pipelines.audit.report_charts import (
     Steps,
     colour,
     drawn,
-    held,
+    extended,
     in_unit,
     layer,
     number,
@@ -105,20 +105,20 @@ def read_report(reader: TableReader, settings: Settings, now_ms: int) -> Report:
 
     Nothing is written.
     """
-    found = _Reading(Snapshot(reader, settings), settings)
+    lake = _LakeFigures(Snapshot(reader, settings), settings)
     about = "When Watersmeet did what, by the clocks of the machines that did it."
-    if found.since:
-        about += f" Only the latest batches, since {utc(found.since)}."
+    if lake.since:
+        about += f" Only the latest batches, since {utc(lake.since)}."
     sent = "When the records were sent, as Kafka has it: by the producers' clocks or the broker's."
     themselves = "What the records say themselves, however fast they were processed."
     sections = [
-        Section("Event time", themselves, [*found.event_time(), found.refused()]),
-        Section("Partitions", "", [found.partitions(), *found.slowest_tenants()]),
-        Section("Kafka's timestamps", sent, [found.arrivals()]),
-        Section("Wall time", about, list(found.wall_time())),
+        Section("Event time", themselves, [*lake.event_time(), lake.refused()]),
+        Section("Partitions", "", [lake.partitions(), *lake.slowest_tenants()]),
+        Section("Kafka's timestamps", sent, [lake.arrivals()]),
+        Section("Wall time", about, list(lake.wall_time())),
     ]
-    batches = found.progress["batch"]
-    committed = found.progress["committed_at"]
+    batches = lake.progress["batch"]
+    committed = lake.progress["committed_at"]
     facts = {
         "made at": utc(now_ms),
         "lake": Lake(settings).location,
@@ -131,7 +131,7 @@ def read_report(reader: TableReader, settings: Settings, now_ms: int) -> Report:
     return Report(settings.name, facts, sections)
 
 
-class _Reading:
+class _LakeFigures:
     """A read of the lake at one moment.
 
     `progress`: the table in the order of the batches, without batches that were committed before
@@ -139,32 +139,32 @@ class _Reading:
     """
 
     def __init__(self, reader: TableReader, settings: Settings) -> None:
-        self.reader, self.settings, self.layout = reader, settings, Lake(settings).layout
-        self.sources, self.inputs, self.window = (
-            tuple(settings.sources),
-            tuple(settings.inputs),
-            settings.merge.window,
-        )
+        self.reader = reader
+        self.settings = settings
+        self.layout = Lake(settings).layout
+        self.sources = tuple(settings.sources)
+        self.inputs = tuple(settings.inputs)
+        self.window = settings.merge.window
         self.due = due_columns(reader) if reader.exists(SILVER) else []
         [(count, first, last)] = self.summary(
             PROGRESS, [], "count *", "min batch", "max batch"
         ) or [(0, 0, 0)]
         is_long = count > CHUNK_ROWS
         earliest = last + 1 - (last + 1 - first) * CHUNK_ROWS // count if is_long else 0
-        found = self.read(PROGRESS, _PROGRESS, [[("batch", ">=", earliest)]])
-        found = _chosen(found, np.argsort(found["batch"], kind="stable"))
-        self.progress = {**found, "passed": found["until_offset"] - found["from_offset"]}
-        self.since = int(found["committed_at"][0]) if is_long else 0
-        clocks = dict(_zipped(found["partition"], found["clock"]))
+        progress = self.read(PROGRESS, _PROGRESS, [[("batch", ">=", earliest)]])
+        progress = _chosen(progress, np.argsort(progress["batch"], kind="stable"))
+        self.progress = {**progress, "passed": progress["until_offset"] - progress["from_offset"]}
+        self.since = int(progress["committed_at"][0]) if is_long else 0
+        clocks = dict(_zipped(progress["partition"], progress["clock"]))
         self.clocks = {p: clock for p, clock in clocks.items() if clock != NULL}
         behind = sorted(clocks, key=lambda p: (p not in self.clocks, self.clocks.get(p, 0), p))
         self.shown = sorted(behind[:SHOWN_PARTITIONS])
 
     def partitions(self) -> Figure:
         """Return each partition's clock, and what became of its records."""
-        counts: dict[int, Counter[str]] = defaultdict(
-            Counter, {p: Counter() for p in set(self.progress["partition"].tolist())}
-        )
+        counts: dict[int, Counter[str]] = defaultdict(Counter)
+        for p in set(self.progress["partition"].tolist()):
+            counts[p] = Counter()
         in_bronze = [("in bronze", bronze(source)) for source in self.sources]
         for name, table in (*in_bronze, ("late", LATE), ("quarantined", QUARANTINE)):
             for p, count in self.summary(table, ["partition"], "count *"):
@@ -179,14 +179,11 @@ class _Reading:
         places = [("all", [*counts], min(self.clocks.values(), default=None))] if counts else []
         places += [(str(p), [p], self.clocks.get(p)) for p in sorted(counts)]
         names = COUNTS_OF_TENANTS if self.settings.merge.has_tenants else COUNTS
-        rows: list[Row] = [
-            {
-                "partition": title,
-                "clock (UTC)": utc(clock),
-                **{name: sum(counts[p][name] for p in mine) for name in names},
-            }
-            for title, mine, clock in places
-        ]
+        rows: list[Row] = []
+        for title, partitions, clock in places:
+            total = sum((counts[p] for p in partitions), Counter[str]())
+            figures = {name: total[name] for name in names}
+            rows.append({"partition": title, "clock (UTC)": utc(clock), **figures})
         caption = (
             "The smallest clock of all, and sums. Merge records that timed out and are not valid "
             "are not published."
@@ -207,16 +204,16 @@ class _Reading:
             return
         title = "Slowest tenants"
         last = last_batch(self.reader) if self.reader.exists(PROGRESS) else None
-        if last is None or not (left := unfinished(self.reader)).num_rows:
+        if last is None or not (tenant_rows := unfinished(self.reader)).num_rows:
             yield Figure(title, "No tenant has anything open or waiting.", [])
             return
         moment = BatchEnd(last[0].cursors(), last[0].clocks)
         epochs = read_epochs(self.reader, self.settings)
-        times = times_of(left, clocks_at(self.reader, epochs, last[0].batch, moment))
-        times.sort(key=lambda each: (each[2] or 0) - moment.clocks.get(each[0], 0))
+        times = times_of(tenant_rows, clocks_at(self.reader, epochs, last[0].batch, moment))
+        times.sort(key=lambda row: (row[2] or 0) - moment.clocks.get(row[0], 0))
         counts = {
             (row["partition"], row["tenant"], row["status"]): row["rows"]
-            for row in left.to_pylist()
+            for row in tenant_rows.to_pylist()
         }
         rows: list[Row] = [
             {
@@ -224,7 +221,8 @@ class _Reading:
                 "partition": p,
                 "its clock (UTC)": utc(clock),
                 "behind": duration(None if clock is None else moment.clocks[p] - clock),
-                **{status: counts.get((p, tenant, status), 0) for status in ("open", "waiting")},
+                "open": counts.get((p, tenant, "open"), 0),
+                "waiting": counts.get((p, tenant, "waiting"), 0),
             }
             for p, tenant, clock in times[:SLOWEST_TENANTS]
         ]
@@ -236,13 +234,13 @@ class _Reading:
 
     def refused(self) -> Figure:
         """Return how many records are in no merge record, and why."""
-        late = [("late", *found) for found in self.summary(LATE, ["source"], "count *")]
-        found = [*sorted(late), *sorted(self.summary(QUARANTINE, ["reason", "source"], "count *"))]
+        late = [("late", *row) for row in self.summary(LATE, ["source"], "count *")]
+        quarantined = self.summary(QUARANTINE, ["reason", "source"], "count *")
         caption = (
             "Records that are in no merge record: they came too late, or are in quarantine for "
             "this reason."
         )
-        rows = _rows(("reason", "source", "records"), found)
+        rows = _rows(("reason", "source", "records"), [*sorted(late), *sorted(quarantined)])
         return Figure(
             "Late and refused records",
             caption if rows else "No record came late, and none was quarantined.",
@@ -281,13 +279,13 @@ class _Reading:
         x = charts.time("wall time", steps.first, steps.end)
         yield self.clock_figure(steps, x)
         yield from self.lead_figures(steps, decisions, x)
-        passed = {
+        offsets_by_source = {
             source: np.where(self.progress["source"] == source, self.progress["passed"], 0)
             for source in self.inputs
         }
         totals = {
             source: steps.totals(committed, counts)
-            for source, counts in passed.items()
+            for source, counts in offsets_by_source.items()
             if len(committed)
         }
         yield _rate("Silver: offsets merged per second", steps, totals, x, "offsets a second")
@@ -305,15 +303,15 @@ class _Reading:
         last = {
             (p, at): None if clock == NULL else clock for p, at, clock in ends if p in self.shown
         }
-        known = [clock for clock in last.values() if clock is not None]
+        clocks = [clock for clock in last.values() if clock is not None]
         rows = (
             _rows(("partition", "at", "clock"), ((*key, last[key]) for key in sorted(last)))
-            if known
+            if clocks
             else []
         )
         # A point alone makes no line, and must be seen.
         mark = charts.LINE | {"point": len(rows) <= 30 * len(self.shown)}
-        y = charts.time("event time", min(known, default=0), max(known, default=0), "clock")
+        y = charts.time("event time", min(clocks, default=0), max(clocks, default=0), "clock")
         caption = (
             "How far event time had come, after the last batch of each step of "
             f"{duration(steps.width)}.{_SHOWN}"
@@ -337,18 +335,18 @@ class _Reading:
             "partition": progress["partition"],
             "at": steps.floor(progress["committed_at"]),
         }
-        found = _grouped(
+        largest_leads = _grouped(
             _chosen({**leads, "lead": progress["head"] - progress["clock"]}, ahead), lead="max"
         )
-        rows, unit = in_unit(found, "lead")
+        rows, unit = in_unit(largest_leads, "lead")
         y = number(
             "lead", unit, scale={"domain": [0, max((row["lead"] for row in rows), default=0) or 1]}
         )
         lines = layer(charts.LINE, x=x, y=y, color=colour(self.shown, "partition"))
         caption = (
             f"Head minus clock: the largest in each step of {duration(steps.width)}, kept up to "
-            "the next batch. The clock waits "
-            f"for the source whose lead is 0. Shaded: the idle policy spoke for the source.{_SHOWN}"
+            "the next batch. The clock waits for the source whose lead is 0. Shaded: the idle "
+            f"policy spoke for the source.{_SHOWN}"
         )
         marked = sorted(
             set(
@@ -365,17 +363,19 @@ class _Reading:
             "detail": {"field": "partition"},
         }
         for source in self.inputs:
-            mine = held([row for row in rows if row["source"] == source], "partition", steps.end)
+            source_rows = extended(
+                [row for row in rows if row["source"] == source], "partition", steps.end
+            )
             bands = (
                 (p, at, at + steps.width)
-                for of, p, at in marked
-                if of == source and p in self.shown
+                for name, p, at in marked
+                if name == source and p in self.shown
             )
             shade = layer(charts.SHADE, _rows(("partition", "since", "until"), bands), **place)
             yield drawn(
                 f"Lead of {source} over the clock",
                 caption,
-                mine,
+                source_rows,
                 shade,
                 lines,
                 nothing=_NO_CLOCK,
@@ -384,13 +384,16 @@ class _Reading:
 
     def delay_figure(self, steps: Steps, published: Columns, x: Spec) -> Figure:
         """Return the delay of each layer's work behind event time."""
-        known = _chosen(self.progress, self.progress["head"] != NULL)
+        with_head = _chosen(self.progress, self.progress["head"] != NULL)
         noted = published["committed_at"]
         delays = {
-            "of": np.concatenate([known["source"], np.full(len(noted), _GOLD, object)]),
-            "at": steps.floor(np.concatenate([known["committed_at"], noted])),
+            "of": np.concatenate([with_head["source"], np.full(len(noted), _GOLD, object)]),
+            "at": steps.floor(np.concatenate([with_head["committed_at"], noted])),
             "ms": np.concatenate(
-                [known["committed_at"] - known["head"], noted - _closed_at(published, self.window)]
+                [
+                    with_head["committed_at"] - with_head["head"],
+                    noted - _closed_at(published, self.window),
+                ]
             ),
         }
         rows, unit = in_unit(
@@ -400,11 +403,9 @@ class _Reading:
         spans = layer(charts.SPAN, y=number("least", unit), y2={"field": "most"}, **both)
         caption = (
             "Silver: from a source's head, the latest event time that a batch knew of it, until "
-            "the batch's commit. Gold: from "
-            "when a transaction's last message timed out until its publication was noted. For old "
-            "data, that is its age. "
-            f"A dot is the mean in a step of {duration(steps.width)}, its bar goes from the "
-            "shortest to the longest."
+            "the batch's commit. Gold: from when a transaction's last message timed out until its "
+            "publication was noted. For old data, that is its age. A dot is the mean in a step of "
+            f"{duration(steps.width)}, its bar goes from the shortest to the longest."
         )
         return drawn(
             "Delay behind event time",
@@ -455,14 +456,14 @@ class _Reading:
         read: those that begin in the first part of a step.
         """
         figures = "count *", "min event_time", "max event_time"
-        found = self.summary(SILVER, ["status", "invalid_reason"], *figures, where=[_IS_RECORD])
-        if not found:
+        counts = self.summary(SILVER, ["status", "invalid_reason"], *figures, where=[_IS_RECORD])
+        if not counts:
             yield Figure("Merge records", "Silver has no merge record yet.", [])
             return
         finished = sum(
-            count for status, why, count, *_ in found if status == "timed_out" and why != "reset"
+            count for status, why, count, *_ in counts if status == "timed_out" and why != "reset"
         )
-        event_times = [time for *_, first, last in found for time in (first, last)]
+        event_times = [time for *_, first, last in counts for time in (first, last)]
         until = max([*event_times, *self.clocks.values()])
         steps = Steps.over([*event_times, until], STEPS)
         x = charts.time("event time", steps.first, steps.end)
@@ -510,15 +511,15 @@ class _Reading:
             min(STEPS, max(len(times) // SHARE_OF, FEWEST_SHARES)),
             steps.width,
         )
-        of_all = np.minimum.reduce([*lengths.values()])
+        fewest_parts = np.minimum.reduce([*lengths.values()])
         rows: list[Row] = []
-        for of, length in {ALL_SOURCES: of_all, **lengths}.items() if len(times) else ():
+        for name, length in {ALL_SOURCES: fewest_parts, **lengths}.items() if len(times) else ():
             for at, records, matched in _zipped(
                 np.array(wide.starts), wide.totals(times), wide.totals(times[length > 0])
             ):
                 middle = (max(at, steps.first) + min(at + wide.width, steps.end)) // 2
                 rows.append(
-                    {"of": of, "at": middle, "share": matched / records if records else None}
+                    {"of": name, "at": middle, "share": matched / records if records else None}
                 )
         y = number("share", "of merge records", scale={"domain": [0, 1]}, format=".0%")
         # One of the lines is often the same as that of all sources.
@@ -530,7 +531,7 @@ class _Reading:
             charts.POINTS, x=x, y=y, color=colour([ALL_SOURCES, *self.sources]), strokeDash=dashes
         )
         overall = (
-            f"{np.mean(of_all > 0):.1%} of the merge records have parts of all sources. "
+            f"{np.mean(fewest_parts > 0):.1%} of the merge records have parts of all sources. "
             if rows
             else ""
         )
@@ -567,12 +568,11 @@ class _Reading:
         ]
         caption = (
             "Computed, not observed: each record counts from its event time on, for as long as it "
-            "can be joined, but for those "
-            f"that a jump closed. The mean of each step of {duration(steps.width)}, all partitions "
-            "together."
+            "can be joined, but for those that a jump closed. The mean of each step of "
+            f"{duration(steps.width)}, all partitions together."
         )
         area = layer(charts.AREA, x=x, y=number("open", "merge records"))
-        return drawn("Open merge records", caption, held(rows, "of", until), area, height=200)
+        return drawn("Open merge records", caption, extended(rows, "of", until), area, height=200)
 
     # -- questions
 
@@ -586,22 +586,22 @@ class _Reading:
         if not self.reader.exists(table):
             return []
         kinds = {figure: (figure.split()[0], figure.split()[1]) for figure in ("count *", *figures)}
-        found = self.reader.summary(table, by, kinds, where)
-        found = found.filter(pc.greater(found["count *"], 0)).select([*by, *figures])
-        return list(zip(*(column.to_pylist() for column in found.columns), strict=True))
+        rows = self.reader.summary(table, by, kinds, where)
+        rows = rows.filter(pc.greater(rows["count *"], 0)).select([*by, *figures])
+        return list(zip(*(column.to_pylist() for column in rows.columns), strict=True))
 
     def read(self, table: str, columns: Sequence[str], where: Where) -> Columns:
         """Return the columns as arrays: of texts, of the lengths of lists, or else of integers."""
         is_there = self.reader.exists(table)
-        found = (
+        rows = (
             self.reader.select(table, columns, where)
             if is_there
             else self.layout[table].schema.empty_table()
         )
-        return {name: _array(found[name]) for name in columns}
+        return {name: _array(rows[name]) for name in columns}
 
     def times(self, table: str, column: str, where: Where = ((),)) -> Iterator[Numbers]:
-        """Yield a column of times in pieces of at most PIECE_ROWS."""
+        """Yield a column of times in chunks of at most CHUNK_ROWS."""
         for count, first, last in self.summary(
             table, [], "count *", f"min {column}", f"max {column}", where=where
         ):
@@ -637,18 +637,18 @@ def _closed_at(published: Columns, window: Window) -> Numbers:
 
 def _rate(title: str, steps: Steps, totals: Mapping[str, Numbers], x: Spec, unit: str) -> Figure:
     """Return a chart of the rates per second in every step, stacked by name."""
-    rates = {of: (counts * 1000 / steps.width).round(3) for of, counts in totals.items()}
+    rates = {name: (counts * 1000 / steps.width).round(3) for name, counts in totals.items()}
     rows = [
-        {"of": of, "at": at, unit: n}
-        for of, each in rates.items()
-        for at, n in _zipped(np.array(steps.starts), each)
+        {"of": name, "at": at, unit: rate}
+        for name, rates_of_steps in rates.items()
+        for at, rate in _zipped(np.array(steps.starts), rates_of_steps)
     ]
     caption = (
         f"In steps of {duration(steps.width)}; in bronze and silver with heartbeats, late and "
         "refused records."
     )
     area = layer(charts.AREA, x=x, y=number(unit, unit) | {"stack": "zero"}, color=colour(totals))
-    return drawn(title, caption, held(rows, "of", steps.end), area)
+    return drawn(title, caption, extended(rows, "of", steps.end), area)
 
 
 def _histogram(title: str, caption: str, most: Mapping[int, str], values: Numbers) -> Figure:
@@ -694,11 +694,11 @@ def _grouped(columns: Columns, **figures: str) -> list[Row]:
     `figures`: by name, what Arrow calls the aggregation.
     """
     *by, last = columns
-    found: pa.Table = (
+    groups: pa.Table = (
         pa.table(columns).group_by(by).aggregate([(last, figure) for figure in figures.values()])
     )
     rows: list[Row] = (
-        found.rename_columns([*by, *figures])
+        groups.rename_columns([*by, *figures])
         .sort_by([(name, "ascending") for name in by])
         .to_pylist()
     )

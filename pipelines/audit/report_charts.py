@@ -216,16 +216,17 @@ def in_unit(rows: Iterable[Mapping[str, Any]], *fields: str) -> tuple[list[Row],
     """Return rows with these durations (ms) in the largest unit that the longest of them fills, and
     that unit.
     """
-    known = list(rows)
-    longest = max((abs(row[field]) for row in known for field in fields), default=0)
+    converted = [dict(row) for row in rows]
+    longest = max((abs(row[field]) for row in converted for field in fields), default=0)
     unit, length = next((unit for unit in UNITS if longest >= unit[1]), UNITS[-1])
-    return [
-        {**row, **{field: round(row[field] / length, 3) for field in fields}} for row in known
-    ], unit
+    for row in converted:
+        row.update({field: round(row[field] / length, 3) for field in fields})
+    return converted, unit
 
 
-def held(rows: Sequence[Row], by: str, end: int) -> list[Row]:
+def extended(rows: Sequence[Row], by: str, end: int) -> list[Row]:
     """Return the rows, and the last one of each value of `by` again at the end: its value holds
     until then.
     """
-    return [*rows, *({**row, "at": end} for row in {row[by]: row for row in rows}.values())]
+    last_rows = {row[by]: row for row in rows}
+    return [*rows, *({**row, "at": end} for row in last_rows.values())]

@@ -94,19 +94,12 @@ def page(report: Report) -> str:
 
 
 def _table(rows: Sequence[Row]) -> str:
-    cells = (
-        "".join(
-            f"<td>{escape(f'{cell:,}' if type(cell) is int else cell)}</td>"
-            for cell in row.values()
-        )
-        for row in rows
-    )
-    head = "".join(f"<th>{escape(name)}</th>" for name in rows[0])
-    return (
-        '<div class="table"><table>\n'
-        + "\n".join(f"<tr>{line}</tr>" for line in (head, *cells))
-        + "\n</table></div>"
-    )
+    lines = ["".join(f"<th>{escape(name)}</th>" for name in rows[0])]
+    for row in rows:
+        cells = [f"{cell:,}" if type(cell) is int else cell for cell in row.values()]
+        lines.append("".join(f"<td>{escape(cell)}</td>" for cell in cells))
+    body = "\n".join(f"<tr>{line}</tr>" for line in lines)
+    return f'<div class="table"><table>\n{body}\n</table></div>'
 
 
 def _as_script(value: object) -> str:

@@ -19,32 +19,34 @@ _EPOCH: Final = datetime(1970, 1, 1)
 _STATE_STYLES = {"active": "green", "held": "yellow", "idle": "cyan", "waiting": "red"}
 
 
-def status_view(found: dict[str, Any]) -> Group:
+def status_view(answer: dict[str, Any]) -> Group:
     """Return a paragraph for every partition, then the last checks of suites, then warnings.
 
     A paragraph has the partition's clock and counts, then a line for each source.
     """
-    partitions = [part for partition in found["partitions"] for part in _partition(partition)]
+    partitions = [part for partition in answer["partitions"] for part in _partition(partition)]
     return Group(
-        *partitions, *_quality(found["quality"]), *warnings_view(found.get("warnings", []))
+        *partitions, *_quality(answer["quality"]), *warnings_view(answer.get("warnings", []))
     )
 
 
-def warnings_view(found: list[dict[str, str]]) -> list[Text]:
+def warnings_view(warnings: list[dict[str, str]]) -> list[Text]:
     """Return a paragraph for each warning: where, what looks wrong, and what to do about it."""
     return [
-        Text.assemble(("warning", "yellow"), f" {each['where']}: {each['what']}; {each['fix']}")
-        for each in found
+        Text.assemble(
+            ("warning", "yellow"), f" {warning['where']}: {warning['what']}; {warning['fix']}"
+        )
+        for warning in warnings
     ]
 
 
-def _quality(found: list[dict[str, Any]]) -> list[RenderableType]:
-    if not found:
+def _quality(results: list[dict[str, Any]]) -> list[RenderableType]:
+    if not results:
         return []
     table = Table(
         "suite", "table", "checked at", "expectations", "not met", box=None, header_style="dim"
     )
-    for row in found:
+    for row in results:
         failed = f"[{'red' if row['failed'] else 'green'}]{row['failed']:,}[/]"
         table.add_row(
             escape(row["suite"]),
@@ -56,12 +58,14 @@ def _quality(found: list[dict[str, Any]]) -> list[RenderableType]:
     return ["[bold]quality[/]  (watersmeet check)", table]
 
 
-def _partition(found: dict[str, Any]) -> tuple[RenderableType, ...]:
+def _partition(partition: dict[str, Any]) -> tuple[RenderableType, ...]:
     counts = ("open", "waiting", "timed_out", "late", "quarantined", "published", "behind_sink")
-    shown = [name for name in counts if name in found and (found[name] or name != "behind_sink")]
-    facts = " · ".join(f"{name.replace('_', ' ')} [bold]{found[name]:,}[/]" for name in shown)
+    shown = [
+        name for name in counts if name in partition and (partition[name] or name != "behind_sink")
+    ]
+    facts = " · ".join(f"{name.replace('_', ' ')} [bold]{partition[name]:,}[/]" for name in shown)
     sources = Table("", "state", "head", "lead", "lag", "", box=None, header_style="dim")
-    for name, at in found["sources"].items():
+    for name, at in partition["sources"].items():
         state = f"[{_STATE_STYLES[at['state']]}]{at['state']}[/]"
         sources.add_row(
             name,
@@ -72,73 +76,76 @@ def _partition(found: dict[str, Any]) -> tuple[RenderableType, ...]:
             transaction_text(at),
         )
     stuck = "".join(
-        f"  [red]waits for {name}\\[{found['partition']}][/]" for name in waited_for(found)
+        f"  [red]waits for {name}\\[{partition['partition']}][/]" for name in waited_for(partition)
     )
-    title = f"[bold]partition {found['partition']}[/]  clock {utc(found['clock'])}{stuck}"
-    return title, f"  {facts}", *_tenants(found), sources, ""
+    title = f"[bold]partition {partition['partition']}[/]  clock {utc(partition['clock'])}{stuck}"
+    return title, f"  {facts}", *_tenants(partition), sources, ""
 
 
-def _tenants(found: dict[str, Any]) -> list[RenderableType]:
+def _tenants(partition: dict[str, Any]) -> list[RenderableType]:
     """Return a line that says how many tenants have something open or waiting.
 
     It also says which of them is behind, and whose record is far ahead.
     """
-    if "tenants" not in found:
+    if "tenants" not in partition:
         return []
-    told = [f"tenants [bold]{found['tenants']:,}[/]"]
-    slowest = found["slowest"]
-    leading = found["leading"]
+    facts = [f"tenants [bold]{partition['tenants']:,}[/]"]
+    slowest = partition["slowest"]
+    leading = partition["leading"]
     if slowest is not None and slowest["clock"] is not None:
-        told.append(
+        facts.append(
             f"slowest {escape(repr(slowest['tenant']))} "
-            f"{duration(found['clock'] - slowest['clock'])} behind the clock"
+            f"{duration(partition['clock'] - slowest['clock'])} behind the clock"
         )
-    if leading is not None and found["clock"] is not None and leading["head"] > found["clock"]:
-        whose = "nobody" if leading["tenant"] is None else repr(leading["tenant"])
-        told.append(
-            f"leading {escape(whose)} {duration(leading['head'] - found['clock'])} ahead on "
+    if (
+        leading is not None
+        and partition["clock"] is not None
+        and leading["head"] > partition["clock"]
+    ):
+        tenant = "nobody" if leading["tenant"] is None else repr(leading["tenant"])
+        facts.append(
+            f"leading {escape(tenant)} {duration(leading['head'] - partition['clock'])} ahead on "
             f"{leading['source']}"
         )
-    return [f"  {' · '.join(told)}"]
+    return [f"  {' · '.join(facts)}"]
 
 
 def transaction_text(row: Mapping[str, Any]) -> str:
-    """Return what is said of an open transaction of another producer; nothing where the row has
-    none."""
+    """Return a sentence about another producer's open transaction; empty where the row has none."""
     if "transaction" not in row:
         return ""
-    found = row["transaction"]
+    transaction = row["transaction"]
     return (
-        f"[red]a transaction is open since {utc(found['since'])}: {found['behind']:,} offsets wait "
-        "behind it[/]"
+        f"[red]a transaction is open since {utc(transaction['since'])}: "
+        f"{transaction['behind']:,} offsets wait behind it[/]"
     )
 
 
-def waited_for(found: dict[str, Any]) -> list[str]:
+def waited_for(partition: dict[str, Any]) -> list[str]:
     """Return the sources whose next record a partition's clock waits for.
 
     None are returned unless another source has records that wait for it.
     """
-    sources = found["sources"]
+    sources = partition["sources"]
     if not any(at["state"] == "held" for at in sources.values()):
         return []
-    return [name for name, at in sources.items() if at["head"] == found["clock"]]
+    return [name for name, at in sources.items() if at["head"] == partition["clock"]]
 
 
-def problems_view(found: dict[str, Any]) -> Table:
+def problems_view(answer: dict[str, Any]) -> Table:
     """Return a table of what is wrong, where, and how to fix it."""
     table = Table("what", "where", "fix", title="problems", title_justify="left")
-    for problem in found["problems"]:
+    for problem in answer["problems"]:
         table.add_row(*(Text(problem[column]) for column in ("what", "where", "fix")))
     return table
 
 
-def maintain_view(found: dict[str, Any]) -> Table:
+def maintain_view(answer: dict[str, Any]) -> Table:
     """Return a table of how many files each table had and has now, and how many old ones were
     removed.
     """
     table = Table("table", "files before", "files now", "old files removed")
-    for row in found["tables"]:
+    for row in answer["tables"]:
         table.add_row(*[str(value) for value in row.values()])
     return table
 
@@ -163,7 +170,7 @@ def preview_view(rows: list[dict[str, Any]], warnings: list[dict[str, str]]) -> 
     return Group(table, *warnings_view(warnings))
 
 
-def redrive_view(found: dict[str, Any]) -> Group:
+def redrive_view(answer: dict[str, Any]) -> Group:
     """Return what a redrive sends, or has sent."""
     table = Table(
         "table",
@@ -175,22 +182,22 @@ def redrive_view(found: dict[str, Any]) -> Group:
         box=None,
         header_style="dim",
     )
-    for row in found["records"]:
+    for row in answer["records"]:
         numbers = (row["found"], row["before"], row["after"])
         table.add_row(
             row["table"], row["source"], row["topic"], *[f"{number:,}" for number in numbers]
         )
-    left = sum(row["found"] - row["after"] for row in found["records"])
-    did = f"{found['sent']:,} records refused as {found['reason']} were sent again"
-    would = f"{left:,} records refused as {found['reason']} would be sent again"
-    hint = "" if found["applied"] else "\nNothing was sent. Do it with --apply."
-    return Group(did if found["applied"] else would, table, hint)
+    remaining = sum(row["found"] - row["after"] for row in answer["records"])
+    did = f"{answer['sent']:,} records refused as {answer['reason']} were sent again"
+    would = f"{remaining:,} records refused as {answer['reason']} would be sent again"
+    hint = "" if answer["applied"] else "\nNothing was sent. Do it with --apply."
+    return Group(did if answer["applied"] else would, table, hint)
 
 
-def repartition_view(found: dict[str, Any]) -> str:
+def repartition_view(answer: dict[str, Any]) -> str:
     """Return what was repartitioned, and where the topics that were written end."""
     lines = []
-    for row in found["sources"]:
+    for row in answer["sources"]:
         ends = ", ".join(f"[{partition}]@{end}" for partition, end in row["ends"].items())
         lines.append(
             f"{row['source']}: {row['records']:,} records of {row['from']} written to "
@@ -199,70 +206,70 @@ def repartition_view(found: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def forget_view(found: dict[str, Any]) -> Group:
+def forget_view(answer: dict[str, Any]) -> Group:
     """Return where a key is, or was, and what holds it for longer."""
     table = Table("table", "records before", "records after", box=None, header_style="dim")
-    for row in found["tables"]:
+    for row in answer["tables"]:
         table.add_row(row["table"], f"{row['before']:,}", f"{row['after']:,}")
-    held = Table("held elsewhere", "records", "until", box=None, header_style="dim")
-    for row in found["held"]:
-        held.add_row(
+    elsewhere = Table("held elsewhere", "records", "until", box=None, header_style="dim")
+    for row in answer["held"]:
+        elsewhere.add_row(
             row["where"], "" if row["records"] is None else f"{row['records']:,}", utc(row["until"])
         )
-    hint = "" if found["applied"] else "\nNothing was changed. Do it with --apply."
-    sent = f"\nTombstones sent: {found['tombstones']}" if found["tombstones"] else ""
-    return Group(table, "", held, hint or sent)
+    hint = "" if answer["applied"] else "\nNothing was changed. Do it with --apply."
+    sent = f"\nTombstones sent: {answer['tombstones']}" if answer["tombstones"] else ""
+    return Group(table, "", elsewhere, hint or sent)
 
 
-def reset_view(found: dict[str, Any]) -> Group:
+def reset_view(answer: dict[str, Any]) -> Group:
     """Return what a jump does, or has done."""
-    does = "jumped" if found["done"] else "would jump"
+    does = "jumped" if answer["done"] else "would jump"
     table = Table(
         "source", "partition", "from", "to", "skipped", "read again", box=None, header_style="dim"
     )
-    for jump in found["jumps"]:
+    for jump in answer["jumps"]:
         numbers = [
             jump[name]
             for name in ("partition", "from_offset", "to_offset", "skipped", "read_again")
         ]
         table.add_row(jump["source"], *[f"{number:,}" for number in numbers])
     closed = (
-        f"{found['open_records_closed']:,} open records and "
-        f"{found['unpublished_records_closed']:,} finished ones"
+        f"{answer['open_records_closed']:,} open records and "
+        f"{answer['unpublished_records_closed']:,} finished ones"
     )
-    closes = f"{closed} {'were' if found['done'] else 'would be'} closed unpublished"
-    hint = "" if found["done"] else "\nNothing was changed. Do it with --yes."
-    return Group(f"{does} to {found['to']}; {closes}", table, hint)
+    closes = f"{closed} {'were' if answer['done'] else 'would be'} closed unpublished"
+    hint = "" if answer["done"] else "\nNothing was changed. Do it with --yes."
+    return Group(f"{does} to {answer['to']}; {closes}", table, hint)
 
 
-def evolve_view(found: dict[str, Any]) -> Group | str:
+def evolve_view(answer: dict[str, Any]) -> Group | str:
     """Return what changes in the rules of a lake, or has changed."""
-    if not found["changes"]:
+    if not answer["changes"]:
         return (
-            f"the lake has these rules, in epoch {found['epoch']} from batch "
-            f"{found['from_batch']:,} on"
+            f"the lake has these rules, in epoch {answer['epoch']} from batch "
+            f"{answer['from_batch']:,} on"
         )
     table = Table("", "before", "after", box=None, header_style="dim")
-    for change in found["changes"]:
+    for change in answer["changes"]:
         for field, before, after in _parted(change["field"], change["before"], change["after"]):
             table.add_row(Text(field), Text(_rule(field, before)), Text(_rule(field, after)))
-    if found["problems"]:
-        problems = [f"{each['where']}: {each['what']}; {each['fix']}" for each in found["problems"]]
+    if answer["problems"]:
+        problems = [f"{p['where']}: {p['what']}; {p['fix']}" for p in answer["problems"]]
         return Group(table, Text("\n".join(["The change cannot be made:", *problems])))
-    does = "begins" if found["applied"] else "would begin"
-    hint = "" if found["applied"] else "\nNothing was changed. Do it with --apply."
-    if found.get("read_first"):
+    does = "begins" if answer["applied"] else "would begin"
+    hint = "" if answer["applied"] else "\nNothing was changed. Do it with --apply."
+    if answer.get("read_first"):
         verb = (
             "was read first, by the rules of before"
-            if found["applied"]
+            if answer["applied"]
             else "is read first, by the rules of now"
         )
         hint = (
-            f"\nWhat `repartition` has written of {' and '.join(found['read_first'])} {verb}; it "
+            f"\nWhat `repartition` has written of {' and '.join(answer['read_first'])} {verb}; it "
             f"ends: start it again{hint}"
         )
     return Group(
-        table, f"epoch {found['epoch']} {does} with batch {found['from_batch']:,} of silver{hint}"
+        table, f"epoch {answer['epoch']} {does} with batch {answer['from_batch']:,} of silver{hint}"
     )
 
 
@@ -274,10 +281,12 @@ def _parted(field: str, before: Any, after: Any) -> Iterator[tuple[str, Any, Any
     if not field.endswith(".schema") or before is None or after is None:
         yield field, before, after
         return
-    parts = _parts(before), _parts(after)
-    for name in dict.fromkeys([*parts[0], *parts[1]]):
+    old_parts = _parts(before)
+    new_parts = _parts(after)
+    for name in dict.fromkeys([*old_parts, *new_parts]):
         old, new = (
-            json.dumps(each[name], ensure_ascii=False) if name in each else None for each in parts
+            json.dumps(parts[name], ensure_ascii=False) if name in parts else None
+            for parts in (old_parts, new_parts)
         )
         if old != new:
             yield f"{field}, {name}", old, new
@@ -285,9 +294,10 @@ def _parted(field: str, before: Any, after: Any) -> Iterator[tuple[str, Any, Any
 
 def _parts(schema: str) -> dict[str, Any]:
     """Return what a JSON Schema or an Avro schema says, each field by itself."""
-    said = json.loads(schema)
-    fields = said.pop("properties", None) or {each["name"]: each for each in said.pop("fields", ())}
-    return {**said, **{f"field {name}": found for name, found in fields.items()}}
+    document = json.loads(schema)
+    fields = document.pop("properties", None)
+    fields = fields or {field["name"]: field for field in document.pop("fields", ())}
+    return {**document, **{f"field {name}": definition for name, definition in fields.items()}}
 
 
 def _rule(field: str, value: Any) -> str:
@@ -299,15 +309,15 @@ def _rule(field: str, value: Any) -> str:
     return "none" if value is None else str(value)
 
 
-def check_view(found: dict[str, Any]) -> Group:
+def check_view(answer: dict[str, Any]) -> Group:
     """Return what a check has found: a line for each suite and table, and for each expectation not
     met.
     """
     suites: dict[tuple[str, str], list[dict[str, Any]]] = {}
-    for row in found["results"]:
+    for row in answer["results"]:
         suites.setdefault((row["table"], row["suite"]), []).append(row)
     table = Table("table", "suite", "new rows", "expectations", "met", box=None, header_style="dim")
-    failed = [row for row in found["results"] if not row["success"]]
+    failed = [row for row in answer["results"] if not row["success"]]
     for (name, suite), rows in suites.items():
         met = sum(row["success"] for row in rows)
         style = "green" if met == len(rows) else "red"
@@ -318,30 +328,32 @@ def check_view(found: dict[str, Any]) -> Group:
             str(len(rows)),
             f"[{style}]{met}[/]",
         )
-    told: list[RenderableType] = [table] if suites else []
-    told += [
+    lines: list[RenderableType] = [table] if suites else []
+    lines += [
         f"[red]not met[/] {escape(row['table'])}: {escape(row['expectation'])} "
-        f"({escape(_found(row))})"
+        f"({escape(_observation(row))})"
         for row in failed
     ]
-    told += [
+    lines += [
         f"[yellow]not looked at[/] {escape(name)}: {escape(why)}"
-        for name, why in found["skipped"].items()
+        for name, why in answer["skipped"].items()
     ]
-    if found["nothing_new"]:
-        told.append(f"nothing new since the last check: {escape(', '.join(found['nothing_new']))}")
+    if answer["nothing_new"]:
+        lines.append(
+            f"nothing new since the last check: {escape(', '.join(answer['nothing_new']))}"
+        )
     if suites:
         verdict = (
-            f"{len(failed)} of {len(found['results'])} expectations are not met"
+            f"{len(failed)} of {len(answer['results'])} expectations are not met"
             if failed
             else "every expectation is met"
         )
-        told.append(f"[bold]{verdict}[/]")
-    return Group(*told)
+        lines.append(f"[bold]{verdict}[/]")
+    return Group(*lines)
 
 
-def _found(row: dict[str, Any]) -> str:
-    """Return what was found instead of what is expected."""
+def _observation(row: dict[str, Any]) -> str:
+    """Return, as text, what a check observed where an expectation is not met."""
     if row["unexpected"] is not None:
         return f"{row['unexpected']:,} of {row['total']:,} rows are against it"
     if row["trouble"] is not None:
@@ -349,34 +361,32 @@ def _found(row: dict[str, Any]) -> str:
     return "it is not so" if row["observed"] is None else f"found instead: {row['observed']}"
 
 
-def rebuild_view(found: dict[str, Any]) -> Group:
+def rebuild_view(answer: dict[str, Any]) -> Group:
     """Return what silver holds beside what the rebuild holds."""
-    lake = found["lake"]
-    rebuilt = found["rebuilt"]
-    timeouts = found["timeout_ms"]
-    windows = found["window"]
-    own = [
+    lake = answer["lake"]
+    rebuilt = answer["rebuilt"]
+    timeouts = answer["timeout_ms"]
+    windows = answer["window"]
+    rules = [
         f"T = {duration(timeouts[n])}" if windows[n] is None else _window(windows[n])
         for n in ("lake", "rebuilt")
     ]
-    if (lags := found.get("tenant_max_lag_ms")) is not None:
-        own = [
-            f"{told}, lag {duration(lags[n])}"
-            for told, n in zip(own, ("lake", "rebuilt"), strict=True)
+    if (lags := answer.get("tenant_max_lag_ms")) is not None:
+        rules = [
+            f"{rule}, lag {duration(lags[n])}"
+            for rule, n in zip(rules, ("lake", "rebuilt"), strict=True)
         ]
-    titles = [f"{name}, {window}" for name, window in zip(("lake", "rebuilt"), own, strict=True)]
+    titles = [f"{name}, {rule}" for name, rule in zip(("lake", "rebuilt"), rules, strict=True)]
     first = Column("", no_wrap=True)
     table = Table(first, *titles, "difference", box=None, header_style="dim", padding=(0, 2, 0, 0))
-    for name in [
-        name
-        for name in ("records", "open", "timed_out", "valid", "complete", "waiting")
-        if name in lake
-    ]:
-        titles_of = {"records": "merge records", "waiting": "waiting for their tenant's clock"}
+    titles_of = {"records": "merge records", "waiting": "waiting for their tenant's clock"}
+    for name in ("records", "open", "timed_out", "valid", "complete", "waiting"):
+        if name not in lake:
+            continue
         title = titles_of.get(name, f"  {name.replace('_', ' ')}")
         table.add_row(title, *_compared(lake[name], rebuilt[name]))
-    for source, of_lake in lake["sources"].items():
-        for name, count in of_lake.items():
+    for source, lake_counts in lake["sources"].items():
+        for name, count in lake_counts.items():
             table.add_row(
                 f"{source}: {name.replace('_', ' ')}",
                 *_compared(count, rebuilt["sources"][source][name]),
@@ -384,19 +394,16 @@ def rebuild_view(found: dict[str, Any]) -> Group:
     hint = "complete: with parts of every source"
     if None in windows.values():
         hint = f"T: the timeout; {hint}"
-    if own[0] == own[1]:
-        hint += f"\nRow by row: watersmeet verify --against {escape(found['into'])}"
-    of = f" of generation {found['generation']}" if found.get("generation") else ""
-    return Group(
-        f"silver up to batch {found['batch']}{of}, derived again into {escape(found['into'])}",
-        table,
-        hint,
-    )
+    if rules[0] == rules[1]:
+        hint += f"\nRow by row: watersmeet verify --against {escape(answer['into'])}"
+    generation = f" of generation {answer['generation']}" if answer.get("generation") else ""
+    heading = f"silver up to batch {answer['batch']}{generation}, derived again into "
+    return Group(heading + escape(answer["into"]), table, hint)
 
 
-def _window(found: Mapping[str, int]) -> str:
+def _window(window: Mapping[str, int]) -> str:
     """Return a window by gap as text; its lengths are in ms."""
-    return f"gap {duration(found['gap_ms'])}, max {duration(found['max_ms'])}"
+    return f"gap {duration(window['gap_ms'])}, max {duration(window['max_ms'])}"
 
 
 def _compared(one: int, other: int) -> tuple[str, str, str]:
@@ -418,45 +425,46 @@ SHOWN_PARTS = 50
 """Maximum number of parts of a merge record that are shown, the newest ones."""
 
 
-def explain_view(found: dict[str, Any]) -> Group:
-    """Return the life of a key: its newest merge records, and then what was not merged.
+def explain_view(answer: dict[str, Any]) -> Group:
+    """Return the history of a key: its newest merge records, and then what was not merged.
 
     Each merge record is a paragraph, the newest first.
     """
-    key = escape(repr(found["key"]))
-    moment = found["as_of"]
+    key = escape(repr(answer["key"]))
+    moment = answer["as_of"]
     when = (
         ""
         if moment is None
         else f" as of version {moment['version']} of silver ({utc(moment['at'])})"
     )
     newest = sorted(
-        found["records"],
+        answer["records"],
         key=lambda record: (record["event_time"], record["partition"]),
         reverse=True,
     )
-    told: list[RenderableType] = [
+    lines: list[RenderableType] = [
         part for record in newest[:SHOWN_RECORDS] for part in _merge_record(record)
     ]
     for name, title, columns in _SECTIONS:
-        if rows := found[name]:
-            whose = ["tenant"] if "tenant" in rows[0] else []
+        if rows := answer[name]:
+            tenant_columns = ["tenant"] if "tenant" in rows[0] else []
             many = ""
             if len(rows) > SHOWN_RECORDS:
                 many = f": {len(rows):,}, the last {SHOWN_RECORDS} are shown"
                 rows = sorted(rows, key=lambda row: row.get("event_time", 0))[-SHOWN_RECORDS:]
-            told += [
-                f"[bold]{title.removeprefix('in bronze, ' if whose else '')}[/]{many}",
-                _records(rows, *columns, *whose),
+            lines += [
+                f"[bold]{title.removeprefix('in bronze, ' if tenant_columns else '')}[/]{many}",
+                _records(rows, *columns, *tenant_columns),
             ]
-            told += [f"  {escape(_place(row))}: {escape(row['reason'])}" for row in rows if whose]
-    if not told:
-        near = ", ".join(escape(repr(each)) for each in found["near"])
+            if tenant_columns:
+                lines += [f"  {escape(_place(row))}: {escape(row['reason'])}" for row in rows]
+    if not lines:
+        near = ", ".join(escape(repr(similar)) for similar in answer["near"])
         nothing = f"nothing is known of the key {key}{when}" + (
             f"; similar keys: {near}" if near else ""
         )
-        return Group(nothing, *warnings_view(found.get("warnings", [])))
-    count = len(found["records"])
+        return Group(nothing, *warnings_view(answer.get("warnings", [])))
+    count = len(answer["records"])
     some = (
         f"; the newest {SHOWN_RECORDS} are shown, and all by --json"
         if count > SHOWN_RECORDS
@@ -466,8 +474,8 @@ def explain_view(found: dict[str, Any]) -> Group:
     return Group(
         f"[bold]{key}[/]: {count:,} merge record{'s' * (count != 1)}{when}{some}",
         "",
-        *told,
-        *warnings_view(found.get("warnings", [])),
+        *lines,
+        *warnings_view(answer.get("warnings", [])),
     )
 
 
@@ -477,16 +485,16 @@ def _merge_record(record: dict[str, Any]) -> tuple[RenderableType, ...]:
     published = (
         "" if out is None else f" · published as number {out['seq']} at offset {out['offset']}"
     )
-    valid = "" if record["valid"] is None else " · valid" if record["valid"] else " · not valid"
+    valid = {None: "", True: " · valid", False: " · not valid"}[record["valid"]]
     span = f"{utc(record['event_time'])} to {utc(record['last_event_time'])}"
     heads = (
         ""
         if closed is None
         else ", ".join(f"{name} {utc(head)}" for name, head in closed["heads"].items())
     )
-    whose = f" · tenant {escape(repr(record['tenant']))}" if "tenant" in record else ""
+    tenant = f" · tenant {escape(repr(record['tenant']))}" if "tenant" in record else ""
     first = (
-        f"[bold]partition {record['partition']}{whose} · {span}[/] · "
+        f"[bold]partition {record['partition']}{tenant} · {span}[/] · "
         f"{record['status'].replace('_', ' ')}{valid}{published}"
     )
     lines = [
@@ -518,15 +526,15 @@ def _records(rows: list[dict[str, Any]], *more: str) -> Table:
         padding=(0, 2, 0, 0),
     )
     for row in rows:
-        told = {name: "-" if row[name] is None else str(row[name]) for name in more}
-        told |= {"event_time": utc(row["event_time"])} if "event_time" in more else {}
+        cells = {name: "-" if row[name] is None else str(row[name]) for name in more}
+        cells |= {"event_time": utc(row["event_time"])} if "event_time" in more else {}
         if row.get("position") is not None:
-            told |= (
+            cells |= (
                 {"position": f"+{duration(row['position'] - row['event_time'])}"}
                 if "position" in more
                 else {}
             )
-        table.add_row(*map(escape, (_place(row), *told.values())))
+        table.add_row(*map(escape, (_place(row), *cells.values())))
     return table
 
 
@@ -536,13 +544,13 @@ def _place(row: dict[str, Any]) -> str:
     return f"{source}{row['topic']}[{row['partition']}]@{row['offset']}"
 
 
-def try_view(found: dict[str, Any]) -> Group:
+def try_view(answer: dict[str, Any]) -> Group:
     """Return what became of the records of a file: merge records, messages, and then what was not
     merged.
     """
-    counts = [f"{source} [bold]{of['records']:,}[/]" for source, of in found["read"].items()]
-    told: list[RenderableType] = [f"records: {' · '.join(counts)}", ""]
-    for row in found["records"]:
+    counts = [f"{source} [bold]{file['records']:,}[/]" for source, file in answer["read"].items()]
+    lines: list[RenderableType] = [f"records: {' · '.join(counts)}", ""]
+    for row in answer["records"]:
         status = row["status"].replace("_", " ") + (" at the end" if row["at_end"] else "")
         status += f" · not valid ({row['invalid_reason']})" if row["valid"] is False else ""
         span = f"{utc(row['event_time'])} to {utc(row['last_event_time'])}"
@@ -552,18 +560,18 @@ def try_view(found: dict[str, Any]) -> Group:
         place = f"partition {row['partition']}" + (
             f" · tenant {row['tenant']!r}" if "tenant" in row else ""
         )
-        told += [
+        lines += [
             f"[bold]{escape(repr(row['key']))}[/] · {escape(place)} · {span} · {status}",
             f"  {parts}",
         ]
-    told += [""] if found["records"] else ["no merge record", ""]
-    for message in found["messages"]:
-        whose = f" · tenant {message['tenant']!r}" if "tenant" in message else ""
+    lines += [""] if answer["records"] else ["no merge record", ""]
+    for message in answer["messages"]:
+        tenant = f" · tenant {message['tenant']!r}" if "tenant" in message else ""
         place = (
-            f"partition {message['partition']} · seq {message['seq']}{whose} · key "
+            f"partition {message['partition']} · seq {message['seq']}{tenant} · key "
             f"{message['key']!r}"
         )
-        told += [
+        lines += [
             f"[bold]message[/] · {escape(place)} · timestamp {message['timestamp']}",
             escape(str(message["value"])),
             "",
@@ -573,18 +581,18 @@ def try_view(found: dict[str, Any]) -> Group:
         ("quarantined", "refused", ("reason", "detail")),
         ("waiting", "waiting for the clock", ("key", "event_time")),
     ):
-        if rows := found[name]:
-            of_tenants = [
+        if rows := answer[name]:
+            tenant_columns = [
                 column
                 for column in ("tenant", "position")
                 if column in rows[0] and column not in columns
             ]
-            told += [
+            lines += [
                 f"[bold]{title}[/]",
-                _records(rows, "line", *of_tenants[:1], *columns, *of_tenants[1:]),
+                _records(rows, "line", *tenant_columns[:1], *columns, *tenant_columns[1:]),
                 "",
             ]
-    return Group(*told)
+    return Group(*lines)
 
 
 def utc(ms: int | None) -> str:

@@ -91,32 +91,32 @@ def status(
     has_tenants = settings.merge.has_tenants
     reader = Snapshot(reader, settings)
     with ThreadPoolExecutor(_THREADS) as pool:
-        of_kafka = pool.submit(_bounds, settings, patience_s)
+        kafka_ends = pool.submit(_bounds, settings, patience_s)
         quality = pool.submit(last_results, reader)
         generations = read_generations(reader, settings)
         newest = generations.newest if generations else Generation(0, 0, {}, {})
         unmet = pool.submit(unmet_in_lake, reader, settings)
         unnoted = pool.submit(read_unnoted, reader, settings, newest)
-        asked = (_passed, _decisions, _behind_sink)
-        passed, decisions, behind_sink = pool.map(lambda ask: ask(reader, newest), asked)
+        readers = (_cursors, _decisions, _behind_sink)
+        cursors, decisions, behind_sink = pool.map(lambda read: read(reader, newest), readers)
         published = last_published(reader)
-        since = {**newest.begin, **{tp: cursor.next_offset for tp, cursor in passed.items()}}
-        found = pool.map(lambda source: _beyond(reader, source, since), settings.inputs)
-        new = {tp: row for rows in found for tp, row in rows.items()}
-        of_tenants = pool.submit(_slowest, reader, settings) if has_tenants else None
+        since = {**newest.begin, **{tp: cursor.next_offset for tp, cursor in cursors.items()}}
+        rows_by_source = pool.map(lambda source: _beyond(reader, source, since), settings.inputs)
+        new = {tp: row for rows in rows_by_source for tp, row in rows.items()}
+        slowest_tenants = pool.submit(_slowest, reader, settings) if has_tenants else None
         counted = (
             (tables.SILVER, "partition", "status"),
             (tables.LATE, "partition"),
             (tables.QUARANTINE, "partition"),
         )
-        silver, late, quarantined = pool.map(lambda each: _counts(reader, *each), counted)
+        silver, late, quarantined = pool.map(lambda columns: _counts(reader, *columns), counted)
         bounds: Bounds | None = None
         transactions: Transactions = {}
         try:
-            bounds, transactions = of_kafka.result()
+            bounds, transactions = kafka_ends.result()
         except KafkaTransientError as error:
             log.warning("%s; records that are not in bronze yet are not counted", error)
-        partitions = range(max([-1, *(tp.partition for tp in bounds or [*passed, *new])]) + 1)
+        partitions = range(max([-1, *(tp.partition for tp in bounds or [*cursors, *new])]) + 1)
         every = [TopicPartition(source, p) for source in settings.inputs for p in partitions]
         ends = {tp: max(since.get(tp, 0), new[tp]["last"] + 1 if tp in new else 0) for tp in every}
         odd = pool.submit(odd_times_in_lake, reader, settings, ends)
@@ -137,12 +137,10 @@ def status(
                 for d in [decisions.get(tp)]
                 if d is not None and d.after_offset + 1 >= ends[tp]
             ]
-            known = [passed.get(tp, Cursor()).position, new.get(tp, {}).get("head"), *idle]
-            head = max((time for time in known if time is not None), default=None)
+            times = [cursors.get(tp, Cursor()).position, new.get(tp, {}).get("head"), *idle]
+            head = max((time for time in times if time is not None), default=None)
             waiting = new[tp]["records"] if tp in new else 0
-            state = (
-                "idle" if idle else "waiting" if head is None else "held" if waiting else "active"
-            )
+            state = _state_of(is_idle=bool(idle), head=head, waiting=waiting)
             sources[tp.source] = {
                 "head": head,
                 "lead": None,
@@ -169,14 +167,14 @@ def status(
         counts |= {"behind_sink": behind_sink.get(p, 0)}
         counts |= {"waiting": silver.get((p, "waiting"), 0)} if has_tenants else {}
         answers.append({"partition": p, "clock": clock, **counts, "sources": sources})
-    if of_tenants is not None:
-        answers = _with_tenants(reader, answers, of_tenants.result())
-    found_heads = {
+    if slowest_tenants is not None:
+        answers = _with_tenants(reader, answers, slowest_tenants.result())
+    heads_by_input = {
         TopicPartition(name, row["partition"]): at["head"]
         for row in answers
         for name, at in row["sources"].items()
     }
-    last_heads = {tp: head for tp, head in found_heads.items() if head is not None}
+    last_heads = {tp: head for tp, head in heads_by_input.items() if head is not None}
     ahead = heads_in_future(settings, last_heads, time.time_ns() // 1_000_000)
     problems = [
         *_unknown_schemas(reader, settings),
@@ -192,6 +190,15 @@ def status(
     }
 
 
+def _state_of(*, is_idle: bool, head: int | None, waiting: int) -> str:
+    """Return the state of a source, of which bronze holds `waiting` records that are not merged."""
+    if is_idle:
+        return "idle"
+    if head is None:
+        return "waiting"
+    return "held" if waiting else "active"
+
+
 def _unknown_schemas(reader: TableReader, settings: Settings) -> list[Problem]:
     """Return a problem for each schema that records name and that the registry did not have when
     last asked.
@@ -199,8 +206,8 @@ def _unknown_schemas(reader: TableReader, settings: Settings) -> list[Problem]:
     return [
         Problem(
             f"since {utc(since)} the registry does not have schema {schema_id}, which a record was "
-            "written with; the source "
-            "waits for it, or its records are refused once registry.unknown_after is over",
+            "written with; the source waits for it, or its records are refused once "
+            "registry.unknown_after is over",
             f"sources.{name}.registry",
             "register it under this id; or set registry.unknown_after; or jump over the record "
             "with `watersmeet reset`",
@@ -231,14 +238,14 @@ def _with_tenants(
         tp.partition: {"tenant": tenants.get(tp), "source": tp.source, "head": head}
         for tp, head in ahead.items()
     }
-    found = []
+    with_tenants = []
     for row in rows:
         count, tenant, clock = slowest.get(row["partition"], UNKNOWN_TENANT)
         behind = None if tenant is None else {"tenant": tenant, "clock": clock}
-        found.append(
+        with_tenants.append(
             {**row, "tenants": count, "slowest": behind, "leading": leading.get(row["partition"])}
         )
-    return found
+    return with_tenants
 
 
 # -- the tables
@@ -255,7 +262,7 @@ def _rows(
     return reader.summary(table, by, values, where).to_pylist() if reader.exists(table) else []
 
 
-def _passed(reader: TableReader, generation: Generation) -> dict[TopicPartition, Cursor]:
+def _cursors(reader: TableReader, generation: Generation) -> dict[TopicPartition, Cursor]:
     """Return how far the merge has passed each topic-partition in a generation."""
     last = (
         last_batch(reader)
@@ -294,18 +301,16 @@ def _beyond(
 
     That is: the number of `records`, their `head` (ms), and the `last` offset.
     """
-    mine = {tp.partition: (offset, None) for tp, offset in since.items() if tp.source == source}
-    known = sorted(mine)
-    end = max(mine, default=-1) + 1
+    ranges = {tp.partition: (offset, None) for tp, offset in since.items() if tp.source == source}
+    partitions = sorted(ranges)
+    end = max(ranges, default=-1) + 1
     parts: list[Where] = [
-        [[("partition", ">=", end)], [("partition", "in", sorted({*range(end)} - {*mine}))]]
+        [[("partition", ">=", end)], [("partition", "in", sorted({*range(end)} - {*ranges}))]]
     ]
     # With more partitions in one question, neighbours would share a term, and their rows could not
     # be told apart.
-    parts += [
-        within({p: mine[p] for p in known[i : i + MAX_TERMS]})
-        for i in range(0, len(known), MAX_TERMS)
-    ]
+    chunks = [partitions[i : i + MAX_TERMS] for i in range(0, len(partitions), MAX_TERMS)]
+    parts += [_within(ranges, chunk) for chunk in chunks]
     values = {"records": ("count", "*"), "head": ("max", "event_time"), "last": ("max", "offset")}
     rows = [
         row
@@ -315,11 +320,15 @@ def _beyond(
     return {TopicPartition(source, row["partition"]): row for row in rows}
 
 
+def _within(ranges: Mapping[int, tuple[int, None]], partitions: Sequence[int]) -> Where:
+    return within({p: ranges[p] for p in partitions})
+
+
 def _counts(reader: TableReader, table: str, *by: str) -> dict[tuple[Any, ...], int]:
-    return {
-        tuple(row[name] for name in by): row["rows"]
-        for row in _rows(reader, table, by, rows=("count", "*"))
-    }
+    counts: dict[tuple[Any, ...], int] = {}
+    for row in _rows(reader, table, by, rows=("count", "*")):
+        counts[tuple(row[name] for name in by)] = row["rows"]
+    return counts
 
 
 # -- Kafka
@@ -334,9 +343,11 @@ def _bounds(settings: Settings, patience_s: float) -> tuple[Bounds, Transactions
     bounds: dict[TopicPartition, tuple[int, int]] = {}
     transactions: dict[TopicPartition, OpenTransaction] = {}
     for source, topic in settings.inputs.items():
-        found, still_open = open_transactions(cluster, topic, range(partitions))
-        bounds |= {TopicPartition(source, p): limits for p, limits in found.items()}
-        transactions |= {TopicPartition(source, p): each for p, each in still_open.items()}
+        limits, still_open = open_transactions(cluster, topic, range(partitions))
+        for p, first_and_end in limits.items():
+            bounds[TopicPartition(source, p)] = first_and_end
+        for p, transaction in still_open.items():
+            transactions[TopicPartition(source, p)] = transaction
     return bounds, transactions
 
 
@@ -352,9 +363,9 @@ def _behind(settings: Settings, tp: TopicPartition, next_offset: int, bounds: Bo
     since = max(first, next_offset)
     if not 0 < end - since <= EXACT_LAG:
         return max(0, end - since)
-    wanted = Range(settings.inputs[tp.source], tp.partition, since, end)
+    missing = Range(settings.inputs[tp.source], tp.partition, since, end)
     try:
-        return sum(batch.num_rows for batch in read_range(settings.kafka, wanted))
+        return sum(batch.num_rows for batch in read_range(settings.kafka, missing))
     except UnreadableRecordsError as error:
         log.warning("%s", error)
         return end - since

@@ -28,12 +28,12 @@ class Unnoted(NamedTuple):
     """Missing notes.
 
     - `batch`: the batch of silver whose notes are missing; None where none are.
-    - `passed`: the offsets of the records of which `late` may lack some.
+    - `consumed`: the offsets of the records of which `late` may lack some.
     - `refused`: the offsets of bronze's last commit, whose refused records `quarantine` lacks.
     """
 
     batch: int | None
-    passed: Ranges
+    consumed: Ranges
     refused: Ranges
 
     @property
@@ -42,12 +42,11 @@ class Unnoted(NamedTuple):
         fix = "wait a moment, or start the run, which writes them first"
         missing = [] if self.batch is None else [("late records", f"batch {self.batch} of silver")]
         missing += [
-            ("refused records", f"the last batch of {name}")
-            for name in sorted({tp.source for tp in self.refused})
+            ("refused records", f"the last batch of {name}") for name in self._refused_inputs
         ]
         return [
-            Problem(f"{records} of {of} may be missing here", of, fix)._asdict()
-            for records, of in missing
+            Problem(f"{records} of {origin} may be missing here", origin, fix)._asdict()
+            for records, origin in missing
         ]
 
     @property
@@ -57,12 +56,16 @@ class Unnoted(NamedTuple):
             f"batch {self.batch} of silver is committed, and its notes are not written yet; the "
             "next start writes them"
         )
-        found = [] if self.batch is None else [f"{cut_short}, and it is judged as if it had"]
-        return found + [
+        sentences = [] if self.batch is None else [f"{cut_short}, and it is judged as if it had"]
+        return sentences + [
             f"refused records of {name} are not in quarantine yet; the next start writes them, and "
             "they are judged as if it had"
-            for name in sorted({tp.source for tp in self.refused})
+            for name in self._refused_inputs
         ]
+
+    @property
+    def _refused_inputs(self) -> list[str]:
+        return sorted({tp.source for tp in self.refused})
 
 
 def read_unnoted(reader: TableReader, settings: Settings, generation: Generation) -> Unnoted:
@@ -83,11 +86,11 @@ def read_unnoted(reader: TableReader, settings: Settings, generation: Generation
     # The first batch of an epoch judges again what waits for its tenant, which may have come long
     # before, and may be late now.
     begins = settings.merge.has_tenants and plan.epoch > 0
-    passed = {
+    consumed = {
         tp: (0 if begins else done.from_offset, done.until_offset)
         for tp, done in plan.ranges.items()
     }
-    return Unnoted(plan.batch, passed if plan.has_late else {}, refused)
+    return Unnoted(plan.batch, consumed if plan.has_late else {}, refused)
 
 
 def unnoted_batch(reader: TableReader) -> int | None:

@@ -57,8 +57,8 @@ def check_kafka(settings: Settings) -> list[Problem]:
     try:
         counts = cluster.partition_counts(topics_of(settings))
         for name, kept in settings.repartitioned.items():
-            found = cluster.partition_counts(kept.from_topics)
-            if missing := [topic for topic in kept.from_topics if topic not in found]:
+            existing = cluster.partition_counts(kept.from_topics)
+            if missing := [topic for topic in kept.from_topics if topic not in existing]:
                 fix = "create it, or name the topic that has the records"
                 return [
                     Problem(
@@ -69,19 +69,19 @@ def check_kafka(settings: Settings) -> list[Problem]:
         cluster.check_transactions()
         for name, kept in settings.repartitioned.items():
             topic = settings.inputs[name]
-            wanted = copy_settings(cluster, kept.from_topics)
+            required = copy_settings(cluster, kept.from_topics)
             problems += _unfit_settings(
-                f"sources.{name}.topic", topic, wanted, cluster.topic_settings(topic)
+                f"sources.{name}.topic", topic, required, cluster.topic_settings(topic)
             )
         for name, topic in written_topics(settings).items():
             if topic in counts:  # gold creates a missing one with these settings
-                wanted = (
+                required = (
                     sink_settings(settings)
                     if name == "topic"
                     else dead_letter_settings(cluster, settings)
                 )
                 problems += _unfit_settings(
-                    f"publish.{name}", topic, wanted, cluster.topic_settings(topic)
+                    f"publish.{name}", topic, required, cluster.topic_settings(topic)
                 )
     except WatersmeetError as error:
         return [as_problem(error, "kafka")]
@@ -114,14 +114,14 @@ def check_keys(settings: Settings, reader: TableReader) -> tuple[list[Problem], 
         if problems := check_sample(settings, partitions, since):
             return problems, []
         unmet = unmet_in_lake(reader, settings)
-        of_kafka = doubts_in_kafka(settings, partitions, since, with_keys=unmet is None)
-        return [], [*(unmet or []), *of_kafka, *unbounded_times(settings)]
+        kafka_problems = doubts_in_kafka(settings, partitions, since, with_keys=unmet is None)
+        return [], [*(unmet or []), *kafka_problems, *unbounded_times(settings)]
     except WatersmeetError as error:
         return [as_problem(error, "kafka")], []
 
 
 def _unfit_settings(
-    where: str, topic: str, wanted: Mapping[str, str], found: Mapping[str, str]
+    where: str, topic: str, required: Mapping[str, str], actual: Mapping[str, str]
 ) -> Iterator[Problem]:
     """Yield a problem for each setting in which an existing topic differs from what gold would have
     made.
@@ -133,8 +133,8 @@ def _unfit_settings(
         "message.timestamp.before.max.ms",
         "max.message.bytes",
     }
-    for name, value in wanted.items():
-        has = found.get(name, value)
+    for name, value in required.items():
+        has = actual.get(name, value)
         if has == value or (name in at_least and int(has) >= int(value)):
             continue
         fix = f"set {name} to {value}{' or more' if name in at_least else ''} on {topic}"
@@ -192,8 +192,8 @@ def check_expressions(engine: Engine, settings: Settings) -> list[Problem]:
         ("value", publish.value, (pa.string(), pa.binary())),
     ):
         if text is not None and (what := engine.expression_problem(text, content, kinds)):
-            wanted = " or ".join(ddl(kind).lower() for kind in kinds)
-            fix = f"write an expression over {', '.join(content.names)} that gives a {wanted}"
+            types = " or ".join(ddl(kind).lower() for kind in kinds)
+            fix = f"write an expression over {', '.join(content.names)} that gives a {types}"
             problems.append(Problem(what, f"publish.{name}", fix))
     return problems
 
@@ -228,8 +228,8 @@ def check_lake(
     except WatersmeetError as error:
         problems.append(as_problem(error, "lake"))
     else:
-        of_lake = read_epochs(reader, settings).current.settings.under(settings.rules())
-        problems += check_schemas(of_lake) or check_tables(Lake(of_lake), reader)
+        lake_settings = read_epochs(reader, settings).current.settings.under(settings.rules())
+        problems += check_schemas(lake_settings) or check_tables(Lake(lake_settings), reader)
     if problems or not with_kafka:
         return problems, []
     try:
@@ -259,13 +259,15 @@ def check_tables(lake: Lake, reader: TableReader) -> list[Problem]:
     for name, table in lake.layout.items():
         if not reader.exists(name):
             continue
-        found = reader.columns(name)
+        existing = reader.columns(name)
         for field in table.schema:
-            if field.name not in found.names and field.name in tables.added(name):
+            if field.name not in existing.names and field.name in tables.added(name):
                 continue
-            has = ddl(found.field(field.name).type) if field.name in found.names else "missing"
+            has = (
+                ddl(existing.field(field.name).type) if field.name in existing.names else "missing"
+            )
             if has != ddl(field.type) and (
-                has == "missing" or not _becomes(found.field(field.name).type, field.type)
+                has == "missing" or not _becomes(existing.field(field.name).type, field.type)
             ):
                 what = (
                     f"{name}.{field.name} is {has}, and this configuration needs {ddl(field.type)}"
@@ -276,9 +278,9 @@ def check_tables(lake: Lake, reader: TableReader) -> list[Problem]:
     return problems
 
 
-def _becomes(before: pa.DataType, wanted: pa.DataType) -> bool:
+def _becomes(before: pa.DataType, needed: pa.DataType) -> bool:
     """Return True where adding fields turns a column into what is wanted."""
     try:
-        return ddl(widened(before, wanted)) == ddl(wanted)
+        return ddl(widened(before, needed)) == ddl(needed)
     except ValueError:
         return False

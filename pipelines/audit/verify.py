@@ -21,7 +21,7 @@ is checked against bronze. The checks are numbered as in the contract:
    (`verify_model`); rows are valid where they should be;
 6. the *sink* holds silver's finished records in order, and nothing else (`verify_sink`);
 7. topics of *dead letters* have each late or refused record once, as it came, in order of offset
-   (`verify_letters`).
+   (`verify_dead_letters`).
 
 Where rows have been deleted (`keep`), what came before a partition's history begins is not judged
 (`lake.retention_bounds`). The merge records that were open then are taken from silver.
@@ -52,7 +52,11 @@ import pyarrow.compute as pc
 from pipelines.audit.evidence import KNOWN_BATCHES, MAX_TIME, Evidence, Ints, numbers, read_evidence
 from pipelines.audit.partitioning import KeyPartitions, Place, check_key_partition
 from pipelines.audit.problems import REBUILD, Findings, answer
-from pipelines.audit.verify_dead_letters import DeadLetterTopic, check_letters, read_boxes
+from pipelines.audit.verify_dead_letters import (
+    DeadLetterTopic,
+    check_dead_letters,
+    read_dead_letter_topics,
+)
 from pipelines.audit.verify_evidence import (
     DECISION,
     Outcome,
@@ -123,14 +127,16 @@ def verify(
     """
     for looks in count(1):
         try:
-            found, snapshot = _look(reader, settings, evaluate, timeout_s, generation, is_full=full)
+            result, snapshot = _check_once(
+                reader, settings, evaluate, timeout_s, generation, is_full=full
+            )
         except VersionGoneError:
             if looks >= LOOKS:
                 raise
             continue
-        if found["ok"] or not _is_changing(snapshot, looks):
+        if result["ok"] or not _is_changing(snapshot, looks):
             break
-    return found
+    return result
 
 
 def _is_changing(snapshot: Snapshot, looks: int) -> bool:
@@ -151,7 +157,7 @@ def _is_changing(snapshot: Snapshot, looks: int) -> bool:
     return False
 
 
-def _look(
+def _check_once(
     reader: TableReader,
     settings: Settings,
     evaluate: Evaluate | None,
@@ -166,28 +172,29 @@ def _look(
     counts = cluster.partition_counts(topics_of(settings))
     partitions = co_partitioned(settings, counts)
     sink = read_sink(reader, settings, partitions) if settings.publish.topic in counts else None
-    boxes = read_boxes(reader, settings, partitions, counts)
+    dead_letter_topics = read_dead_letter_topics(reader, settings, partitions, counts)
     bounds = {name: cluster.bounds(topic, partitions) for name, topic in settings.inputs.items()}
     snapshot = Snapshot(reader, settings)
-    every = [each.number for each in read_generations(snapshot, settings)]
-    wanted: Sequence[int | None] = (
-        every if is_full and generation is None and every else [generation]
-    )
+    every = [entry.number for entry in read_generations(snapshot, settings)]
+    is_every = is_full and generation is None and bool(every)
+    requested: Sequence[int | None] = every if is_every else [generation]
     findings = list[Findings]()
     notes = list[str]()
-    for number in wanted:
+    for number in requested:
         evidence = read_evidence(snapshot, settings, partitions, number, full=is_full)
         is_newest = evidence.following is None
-        is_only = len(evidence.generations) == 1
-        said = _check_generation(
-            evidence, bounds, evaluate, sink if is_newest else None, boxes if is_newest else ()
+        own_findings, own_notes = _check_generation(
+            evidence,
+            bounds,
+            evaluate,
+            sink if is_newest else None,
+            dead_letter_topics if is_newest else (),
         )
-        findings += (
-            said[0]
-            if is_only
-            else [found.of(f"generation {evidence.generation.number}") for found in said[0]]
-        )
-        notes += [note for note in said[1] if note not in notes]
+        if len(evidence.generations) > 1:
+            label = f"generation {evidence.generation.number}"
+            own_findings = [check.of(label) for check in own_findings]
+        findings += own_findings
+        notes += [note for note in own_notes if note not in notes]
     return answer(findings, notes), snapshot
 
 
@@ -196,58 +203,46 @@ def _check_generation(
     bounds: Bounds,
     evaluate: Evaluate | None,
     sink: Sink | None,
-    boxes: Sequence[DeadLetterTopic],
+    dead_letter_topics: Sequence[DeadLetterTopic],
 ) -> tuple[list[Findings], list[str]]:
     """Return what is found in a generation, and what a reader should know.
 
     With the newest one, that includes what belongs to the whole lake.
     """
     settings = evidence.settings
-    judge = Validator(evidence.settings, evidence.epochs, evaluate)
+    validator = Validator(evidence.settings, evidence.epochs, evaluate)
     limits = None if sink is None else read_limits(evidence)
     key_partitions = KeyPartitions()
-    names = [
-        "places",
-        "keys",
-        "bronze",
-        "forgotten keys",
-        "outcomes",
-        "rows of silver",
-        "clock",
-        "the merge model",
-    ]
-    names += ["versions of silver", "sink"]
-    findings = {
-        name: Findings(name)
-        for name in [*names, *(f"dead letters of {box.table}" for box in boxes)]
-    }
+    names = ["places", "keys", "bronze", "forgotten keys", "outcomes", "rows of silver", "clock"]
+    names += ["the merge model", "versions of silver", "sink"]
+    names += [f"dead letters of {topic.table}" for topic in dead_letter_topics]
+    findings = {name: Findings(name) for name in names}
     if evidence.following is None:
         check_places(evidence, findings["places"])
     check_versions(evidence, findings["versions of silver"])
-    for partition in read_partitions(evidence, judge.evaluated):
+    for partition in read_partitions(evidence, validator.evaluated):
         check_offsets(partition, bounds, findings["bronze"])
         check_key_partitions(partition, key_partitions, findings["keys"])
-        check_partition(partition, judge, findings)
+        check_partition(partition, validator, findings)
         if sink is not None and limits is not None:
-            check_sink(partition, sink, limits, judge, findings["sink"])
-        for box in boxes:
-            check_letters(partition, box, findings[f"dead letters of {box.table}"])
-    because = "was not evaluated, because that needs Spark and `--full`"
-    notes = [f"{name} {because}" for name in judge.unevaluated]
+            check_sink(partition, sink, limits, validator, findings["sink"])
+        for topic in dead_letter_topics:
+            check_dead_letters(partition, topic, findings[f"dead letters of {topic.table}"])
+    reason = "was not evaluated, because that needs Spark and `--full`"
+    notes = [f"{name} {reason}" for name in validator.unevaluated]
     if not settings.repartitioned and (split_keys := key_partitions.note(settings)) is not None:
         notes.append(split_keys)
     if evidence.is_closing:
         number = evidence.generation.number
         notes.append(
             f"a jump has ended generation {number}, and its records that are not out are not "
-            "closed yet; the next start closes "
-            "them, and they are judged as if it had"
+            "closed yet; the next start closes them, and they are judged as if it had"
         )
     return list(findings.values()), [*notes, *evidence.unnoted.notes]
 
 
 def check_partition(
-    partition: Partition, judge: Validator, findings: Mapping[str, Findings]
+    partition: Partition, validator: Validator, findings: Mapping[str, Findings]
 ) -> None:
     """Run checks 2 to 5, which need no Kafka."""
     partition, erasing = _without_erased(partition.validated, findings["forgotten keys"])
@@ -257,7 +252,7 @@ def check_partition(
         outcome for outcome in model.outcomes if (outcome.tenant, outcome.key) not in erasing.keys
     ]
     check_outcomes(partition, model.outcomes, erasing, findings["outcomes"])
-    check_rows(partition, model.clocks, judge, findings["rows of silver"])
+    check_rows(partition, model.clocks, validator, findings["rows of silver"])
     check_clock(partition, findings["clock"])
     check_model(partition, outcomes, erasing.keys, findings["the merge model"])
 
@@ -266,15 +261,19 @@ def _with_unnoted(partition: Partition, model: Iterable[Outcome]) -> Partition:
     """Return the partition with the late records of a batch whose notes are missing, as the model
     has them.
     """
-    passed = partition.evidence.unnoted.passed
-    known = {part[:2] for outcome in partition.late for part in outcome.parts}
-    found = []
+    consumed = partition.evidence.unnoted.consumed
+    late_records = {part[:2] for outcome in partition.late for part in outcome.parts}
+    unnoted_late = []
     for outcome in model:
         source, offset = outcome.parts[0][:2]
-        since, until = passed.get(TopicPartition(source, partition.number), (0, 0))
-        if outcome.status == "late" and since <= offset < until and (source, offset) not in known:
-            found.append(outcome)
-    return replace(partition, late=[*partition.late, *found]) if found else partition
+        since, until = consumed.get(TopicPartition(source, partition.number), (0, 0))
+        if (
+            outcome.status == "late"
+            and since <= offset < until
+            and (source, offset) not in late_records
+        ):
+            unnoted_late.append(outcome)
+    return replace(partition, late=[*partition.late, *unnoted_late]) if unnoted_late else partition
 
 
 class Erasing(NamedTuple):
@@ -305,7 +304,7 @@ def _without_erased(partition: Partition, findings: Findings) -> tuple[Partition
         if erased.isdisjoint(places):
             return True
         keys.add((outcome.tenant, outcome.key))
-        parts.extend(each for each in places if each not in erased)
+        parts.extend(part for part in places if part not in erased)
         findings.add(
             f"`forget` was cut short: {'late' if outcome.status == 'late' else 'silver'} still has "
             "a record of the key",
@@ -334,16 +333,16 @@ def check_places(evidence: Evidence, findings: Findings) -> None:
         by = [column for column in ("source", "topic", "partition") if column in table.schema.names]
         if "partition" not in by or not reader.exists(name):
             continue
-        owners = [
-            each for each in settings.inputs if name == tables.bronze(source_of(each))
-        ] or settings.inputs
-        places = [settings.place(each)._asdict() for each in owners]
-        known = {tuple(each[column] for column in by[:-1]) for each in places}
+        own_inputs = [i for i in settings.inputs if name == tables.bronze(source_of(i))]
+        places = set()
+        for input_name in own_inputs or settings.inputs:
+            coordinates = settings.place(input_name)._asdict()
+            places.add(tuple(coordinates[column] for column in by[:-1]))
         for row in reader.summary(name, by, {"rows": ("count", "*")}).to_pylist():
             *of, partition, rows = row.values()
             is_message = name in (tables.RECOVERED, tables.GENERATIONS) and set(of) == {None}
             if partition not in range(evidence.partitions) or not (
-                tuple(of) in known or is_message
+                tuple(of) in places or is_message
             ):
                 where = ", ".join(f"{column} {row[column]}" for column in by)
                 fix = "delete them, if this is the lake of these topics"
@@ -382,35 +381,26 @@ def check_offsets(partition: Partition, bounds: Bounds, findings: Findings) -> N
     """
     evidence = partition.evidence
     for tp, log in partition.logs.items():
-        where, (first, end) = (
-            f"{tables.bronze(source_of(tp.source))}: ",
-            bounds[tp.source].get(tp.partition, (0, 0)),
-        )
+        where = f"{tables.bronze(source_of(tp.source))}: "
+        first, end = bounds[tp.source].get(tp.partition, (0, 0))
         for offset, rows in log.repeated.items():
             fix = "delete all but one of the rows with this offset"
             findings.add(
                 f"the record is in bronze {rows} times", where + evidence.at(tp, offset), fix
             )
         last = evidence.end.until.get(tp, 0)
-        known = evidence.history.get(tp.partition)
+        history = evidence.history.get(tp.partition)
         if evidence.following is None:
             last = max([last, *(log.offset[-1:] + 1).tolist()])
-        skipped = [
-            (
-                0,
-                max(
-                    first,
-                    evidence.generation.begin.get(tp, 0),
-                    known.offsets[tp.source] if known else 0,
-                ),
-            )
-        ]
+        begin = max(first, evidence.generation.begin.get(tp, 0))
+        if history is not None:
+            begin = max(begin, history.offsets[tp.source])
         kafka = evidence.settings.kafka
         topic = evidence.settings.inputs[tp.source]
-        for gap in gaps(log.offset, skipped, min(last, end)):
+        for gap in gaps(log.offset, [(0, begin)], min(last, end)):
             for batch in read_range(kafka, Range(topic, tp.partition, *gap)):
                 for offset in np.setdiff1d(batch["offset"].to_numpy(), log.offset).tolist():
-                    if offset >= skipped[0][1]:
+                    if offset >= begin:
                         fix = "start a new lake while Kafka still has it"
                         findings.add(
                             "bronze lacks a record that Kafka has",
@@ -430,13 +420,13 @@ def gaps(offsets: Ints, skipped: Sequence[tuple[int, int]], end: int) -> list[tu
     order = np.argsort(begins, kind="stable")
     reached = np.append(0, np.maximum.accumulate(ends[order])[:-1])
     begins = np.minimum(begins[order], end)
-    found: list[tuple[int, int]] = []
+    ranges: list[tuple[int, int]] = []
     for since, until in zip(
         reached[reached < begins].tolist(), begins[reached < begins].tolist(), strict=True
     ):
-        is_near = bool(found) and since - found[-1][1] <= NEAR
-        found.append((found.pop()[0] if is_near else since, until))
-    return found
+        is_near = bool(ranges) and since - ranges[-1][1] <= NEAR
+        ranges.append((ranges.pop()[0] if is_near else since, until))
+    return ranges
 
 
 # -- check 2
@@ -458,31 +448,33 @@ def check_outcomes(
     late.
     """
     evidence = partition.evidence
-    found = defaultdict(list)
+    offsets_by_source = defaultdict(list)
     published = [outcome for outcome in model if outcome.status == PUBLISHED]
     for outcome in chain((row.outcome for row in partition.rows), partition.late, published):
         for source, offset, *_ in outcome.parts:
             if partition.is_judged(source, offset):
-                found[source].append(offset)
+                offsets_by_source[source].append(offset)
     for source, offset in erasing.parts:
         if partition.is_judged(source, offset):
-            found[source].append(offset)
+            offsets_by_source[source].append(offset)
     for tp, log in partition.logs.items():
         table = tables.bronze(source_of(tp.source))
         refused = np.setdiff1d(log.refused[log.refused < evidence.end.until.get(tp, 0)], log.old)
-        wanted = {
+        comparisons = {
             "quarantine": (log.quarantined, refused, log.refused),
         }
-        since, until = evidence.unnoted.passed.get(tp, (0, 0))
+        since, until = evidence.unnoted.consumed.get(tp, (0, 0))
         not_known = (
-            (log.passed >= since) & (log.passed < until) & ~np.isin(log.passed, list(log.sampled))
+            (log.consumed >= since)
+            & (log.consumed < until)
+            & ~np.isin(log.consumed, list(log.sampled))
         )
-        wanted[_OUTCOMES[evidence.has_tenants]] = (
-            np.array(found[tp.source], np.int64),
-            log.passed[~not_known],
-            log.passed,
+        comparisons[_OUTCOMES[evidence.has_tenants]] = (
+            np.array(offsets_by_source[tp.source], np.int64),
+            log.consumed[~not_known],
+            log.consumed,
         )
-        for name, (here, required, allowed) in wanted.items():
+        for name, (here, required, allowed) in comparisons.items():
             offsets, counts = np.unique(here, return_counts=True)
             wrong = [
                 (o, f"appears {n} times")
@@ -512,7 +504,7 @@ def check_outcomes(
 
 
 def check_rows(
-    partition: Partition, clocks: Mapping[int, int], judge: Validator, findings: Findings
+    partition: Partition, clocks: Mapping[int, int], validator: Validator, findings: Findings
 ) -> None:
     """Check the rows of a partition.
 
@@ -529,10 +521,10 @@ def check_rows(
     rows: Counter[tuple[Any, ...]] = Counter()
     for i, row in enumerate(partition.rows):
         key, status, time, last, *_, tenant, position = row.outcome
-        (epoch, now), what = partition.deciding_epoch(row), ""
-        clock, whose = (
-            (clocks.get(i), "its tenant's clock") if evidence.has_tenants else (now, "the clock")
-        )
+        epoch, now = partition.deciding_epoch(row)
+        clock = clocks.get(i) if evidence.has_tenants else now
+        clock_name = "its tenant's clock" if evidence.has_tenants else "the clock"
+        what = ""
         has_ended = evidence.following is not None
         if status == "waiting":
             is_right = (
@@ -558,14 +550,12 @@ def check_rows(
                 what = f"can be joined until {due}"
         rows["open rows for one key", tenant, key, None] += status == "open"
         if what:
-            told = (
-                f"the row is {status.replace('_', ' ')} although {whose} is {clock}, and it {what}"
-            )
-            findings.add(told, place(p, key, time, tenant))
+            state = f"{status.replace('_', ' ')} although {clock_name} is {clock}"
+            findings.add(f"the row is {state}, and it {what}", place(p, key, time, tenant))
         is_closed = (
             status == "timed_out" and has_ended and evidence.is_unpublished(p, row.outcome.place)
         )
-        right = judge.right(row, is_closed=is_closed)
+        right = validator.right(row, is_closed=is_closed)
         if (row.valid, row.invalid_reason) not in right:
             allowed = " or ".join(f"{valid} ({reason})" for valid, reason in right)
             findings.add(
@@ -601,8 +591,8 @@ def check_clock(partition: Partition, findings: Findings) -> None:
                 f"there are {row['source_count']} rows for {len(partition.logs)} sources", where
             )
     for tp, log in partition.logs.items():
-        mine = progress.filter(pc.equal(progress["source"], tp.source))
-        columns = {name: numbers(mine[name]) for name in mine.column_names[2:]}
+        source_rows = progress.filter(pc.equal(progress["source"], tp.source))
+        columns = {name: numbers(source_rows[name]) for name in source_rows.column_names[2:]}
         for batch, what, offset in _unlike(log.read, **columns):
             topic = f"{evidence.settings.inputs[tp.source]}[{tp.partition}]"
             findings.add(
@@ -624,13 +614,13 @@ def _unlike(
     """
     records = np.flatnonzero(read.kind != DECISION)
     offsets = np.append(read.offset[records], MAX_TIME)
-    of_records = np.append(read.position[records], MAX_TIME)
-    passed = np.searchsorted(offsets, until_offset)
-    ahead = np.searchsorted(of_records, clock, side="right")
+    record_positions = np.append(read.position[records], MAX_TIME)
+    consumed = np.searchsorted(offsets, until_offset)
+    ahead = np.searchsorted(record_positions, clock, side="right")
     positions = np.append(read.before, read.position)
     # A decision that follows the last offset passed may have come before the batch or after it.
     certain = np.maximum(
-        np.append(0, records + 1)[passed], np.searchsorted(read.offset, until_offset - 1)
+        np.append(0, records + 1)[consumed], np.searchsorted(read.offset, until_offset - 1)
     )
     least = positions[certain]
     most = positions[np.searchsorted(read.offset, until_offset)]
@@ -657,17 +647,18 @@ def _unlike(
     ):
         bronze = f"bronze has {least[j]} at offset {until_offset[j]} and gets to {positions[-1]}"
         yield int(batch[j]), f"the head is {head[j]}, and {bronze}", None
-    for j in first(ahead < passed):
+    for j in first(ahead < consumed):
         what = (
-            f"passed, with the clock at {clock[j]}, although the position is {of_records[ahead[j]]}"
+            f"passed, with the clock at {clock[j]}, although the position is "
+            f"{record_positions[ahead[j]]}"
         )
         yield int(batch[j]), what, int(offsets[ahead[j]])
-    for j in first(of_records[passed] < clock + (head != clock)):
+    for j in first(record_positions[consumed] < clock + (head != clock)):
         what = (
             f"not passed, with the clock at {clock[j]}, although the position is "
-            f"{of_records[passed[j]]}"
+            f"{record_positions[consumed[j]]}"
         )
-        yield int(batch[j]), what, int(offsets[passed[j]])
+        yield int(batch[j]), what, int(offsets[consumed[j]])
 
 
 def check_versions(evidence: Evidence, findings: Findings) -> None:
@@ -681,11 +672,14 @@ def check_versions(evidence: Evidence, findings: Findings) -> None:
     history = evidence.reader.history(tables.SILVER, None if evidence.is_full else KNOWN_BATCHES)
     commits = ((version.number, commit_of(tables.SILVER, version)) for version in history)
     batches = {
-        number: None if c is None or c.is_fence else c.facts.get("batch") for number, c in commits
+        number: None if commit is None or commit.is_fence else commit.facts.get("batch")
+        for number, commit in commits
     }
-    known: Where = [[("silver_version", ">=", min(batches)), ("batch", "<=", evidence.last_batch)]]
+    conditions: Where = [
+        [("silver_version", ">=", min(batches)), ("batch", "<=", evidence.last_batch)]
+    ]
     noted = evidence.reader.summary(
-        tables.PROGRESS, ["batch", "silver_version"], {"rows": ("count", "*")}, known
+        tables.PROGRESS, ["batch", "silver_version"], {"rows": ("count", "*")}, conditions
     )
     for batch, version in sorted(
         zip(noted["batch"].to_pylist(), noted["silver_version"].to_pylist(), strict=True)

@@ -54,17 +54,17 @@ class DeadLetterTopic(NamedTuple):
     """
 
     table: str
-    topic: str
+    name: str
     bounds: Mapping[int, tuple[int, int]]
     noted: Mapping[int, Mapping[str, int]]
 
     @property
-    def refill(self) -> str:
+    def repair_hint(self) -> str:
         """Instruction to repair the topic: what is in it cannot be changed."""
         return f"name a new topic in publish.{self.table}_topic: gold fills it from {self.table}"
 
 
-class Letter(NamedTuple):
+class DeadLetter(NamedTuple):
     """A dead letter.
 
     `where`: its place, for a sentence. `source` and `offset`: those of the record that it was.
@@ -77,7 +77,7 @@ class Letter(NamedTuple):
     content: Mapping[str, Any]
 
 
-def read_boxes(
+def read_dead_letter_topics(
     reader: TableReader, settings: Settings, partitions: int, counts: Mapping[str, int]
 ) -> list[DeadLetterTopic]:
     """Return the ends of the topics of dead letters as they are now.
@@ -86,15 +86,15 @@ def read_boxes(
     topic. Raises KafkaTransientError and the other errors of Kafka.
     """
     cluster = Cluster(settings.kafka)
-    found = []
-    for table, topic in settings.publish.dead_letter_topics.items():
-        if topic in counts:
-            noted = last_letters(reader, cluster.identified(topic))
-            found.append(DeadLetterTopic(table, topic, cluster.bounds(topic, partitions), noted))
-    return found
+    topics = []
+    for table, name in settings.publish.dead_letter_topics.items():
+        if name in counts:
+            noted = last_letters(reader, cluster.identified(name))
+            topics.append(DeadLetterTopic(table, name, cluster.bounds(name, partitions), noted))
+    return topics
 
 
-def check_letters(partition: Partition, box: DeadLetterTopic, findings: Findings) -> None:
+def check_dead_letters(partition: Partition, topic: DeadLetterTopic, findings: Findings) -> None:
     """Check one partition of a topic of dead letters.
 
     It has each source's records in order of offset, each once, with reason, place, key, value and
@@ -104,54 +104,63 @@ def check_letters(partition: Partition, box: DeadLetterTopic, findings: Findings
     partition, and what a jump, a lost lake or `forget` has changed since. Contents are compared for
     a sample of the records, or for all.
     """
-    p, (first, end) = partition.number, box.bounds.get(partition.number, (0, 0))
-    known = _of_table(partition, box)
-    sent: dict[str, list[Ints]] = {source: [_NOTHING] for source in known}
+    p = partition.number
+    first, end = topic.bounds.get(p, (0, 0))
+    table_offsets = _table_offsets(partition, topic)
+    sent: dict[str, list[Ints]] = {source: [_NOTHING] for source in table_offsets}
     last = dict.fromkeys(sent, -1)
-    said = dict(box.noted.get(p, {}))
-    stands: Mapping[str, Any] = {}
+    sent_until = dict(topic.noted.get(p, {}))
+    last_headers: Mapping[str, Any] = {}
     where = ""
     for batch in read_range(
-        partition.evidence.settings.kafka, Range(box.topic, p, first, end), READ
+        partition.evidence.settings.kafka, Range(topic.name, p, first, end), READ
     ):
-        stands = {header["key"]: header["value"] for header in batch["headers"][-1].as_py() or []}
-        where = f"{box.topic}[{p}]@{batch['offset'][-1]}"
+        headers = batch["headers"][-1].as_py() or []
+        last_headers = {header["key"]: header["value"] for header in headers}
+        where = f"{topic.name}[{p}]@{batch['offset'][-1]}"
         by_source = defaultdict(list)
-        for letter in _read(batch, partition, box, findings):
+        for letter in _read(batch, partition, topic, findings):
             if letter.offset <= last[letter.source]:
                 what = (
                     f"it comes after the record at offset {last[letter.source]}: a repeat, or out "
                     "of order"
                 )
-                findings.add(what, letter.where, box.refill)
+                findings.add(what, letter.where, topic.repair_hint)
                 continue
             last[letter.source] = letter.offset
             by_source[letter.source].append(letter)
-        for source, letters in by_source.items():
-            sent[source].append(np.array([letter.offset for letter in letters], np.int64))
-            _compare(partition, box, TopicPartition(source, p), letters, known[source], findings)
+        for source, dead_letters in by_source.items():
+            sent[source].append(np.array([letter.offset for letter in dead_letters], np.int64))
+            _compare(
+                partition,
+                topic,
+                TopicPartition(source, p),
+                dead_letters,
+                table_offsets[source],
+                findings,
+            )
     if where:
-        for source, offset in _standing(stands, last, where, box, findings).items():
-            said[source] = max(min(offset, MAX_TIME), said.get(source, 0))
-    for source, found in sent.items():
-        offsets = np.concatenate(found)
+        for source, offset in _read_sent_until(last_headers, last, where, topic, findings).items():
+            sent_until[source] = max(min(offset, MAX_TIME), sent_until.get(source, 0))
+    for source, chunks in sent.items():
+        offsets = np.concatenate(chunks)
         # Else retention has deleted letters.
         begin = 0 if first == 0 else int(offsets.min(initial=MAX_TIME))
-        missing = np.setdiff1d(known[source], offsets)
-        missing = missing[(missing >= begin) & (missing < said.get(source, 0))]
-        _check_missing(partition, box, TopicPartition(source, p), missing, findings)
+        missing = np.setdiff1d(table_offsets[source], offsets)
+        missing = missing[(missing >= begin) & (missing < sent_until.get(source, 0))]
+        _check_missing(partition, topic, TopicPartition(source, p), missing, findings)
 
 
 def _read(
-    batch: pa.RecordBatch, partition: Partition, box: DeadLetterTopic, findings: Findings
-) -> Iterator[Letter]:
+    batch: pa.RecordBatch, partition: Partition, topic: DeadLetterTopic, findings: Findings
+) -> Iterator[DeadLetter]:
     """Yield the dead letters among some messages.
 
     A record may itself have been one: of headers with one name, ours are the last.
     """
     evidence = partition.evidence
     p = partition.number
-    sources = {topic: name for name, topic in evidence.settings.inputs.items()}
+    sources = {input_topic: source for source, input_topic in evidence.settings.inputs.items()}
     columns = (batch[name].to_pylist() for name in ("offset", "key", "value", "headers"))
     for at, key, value, headers in zip(*columns, strict=True):
         own = [(header["key"], header["value"]) for header in headers or []]
@@ -162,7 +171,7 @@ def _read(
         }
         source = sources.get(ours.get(TOPIC, ""))
         offset = ours.get(OFFSET, "")
-        where = f"{box.topic}[{p}]@{at}"
+        where = f"{topic.name}[{p}]@{at}"
         is_offset = len(offset) < 20 and offset.isdecimal() and int(offset) < MAX_TIME
         if (
             tuple(ours) != _COORDINATES
@@ -174,7 +183,7 @@ def _read(
                 f"not a dead letter of these sources: {', '.join(_COORDINATES)} do not say which "
                 "record it was"
             )
-            findings.add(what, where, box.refill)
+            findings.add(what, where, topic.repair_hint)
             continue
         rest = own[: -len(_COORDINATES)]
         content = {"key": key, "value": value, "headers": rest, "reason": ours[REASON]}
@@ -187,80 +196,82 @@ def _read(
                 "reason": ours[REASON],
             }
         place = evidence.at(TopicPartition(source, p), int(offset))
-        yield Letter(f"{where}: {place}", source, int(offset), content)
+        yield DeadLetter(f"{where}: {place}", source, int(offset), content)
 
 
-def _standing(
-    stands: Mapping[str, Any],
+def _read_sent_until(
+    headers: Mapping[str, Any],
     last: Mapping[str, int],
     where: str,
-    box: DeadLetterTopic,
+    topic: DeadLetterTopic,
     findings: Findings,
 ) -> Mapping[str, int]:
     """Return, by source, the offset up to which records are there, as a partition's last message
     says.
     """
     try:
-        said = next_offsets(stands)
+        sent_until = next_offsets(headers)
     except ValueError:
         findings.add(
-            f"the last message has no {NEXT_OFFSETS}, by which gold goes on", where, box.refill
+            f"the last message has no {NEXT_OFFSETS}, by which gold goes on",
+            where,
+            topic.repair_hint,
         )
         return {source: offset + 1 for source, offset in last.items()}
     for source, offset in last.items():
-        if said.get(source, 0) <= offset:
-            what = (
-                f"{NEXT_OFFSETS} has {said.get(source, 0)} for {source}, and offset {offset} was "
-                "sent"
-            )
-            findings.add(what, where, box.refill)
-    return said
+        until = sent_until.get(source, 0)
+        if until <= offset:
+            what = f"{NEXT_OFFSETS} has {until} for {source}, and offset {offset} was sent"
+            findings.add(what, where, topic.repair_hint)
+    return sent_until
 
 
 def _compare(
     partition: Partition,
-    box: DeadLetterTopic,
+    topic: DeadLetterTopic,
     tp: TopicPartition,
-    letters: list[Letter],
-    known: Ints,
+    dead_letters: list[DeadLetter],
+    table_offsets: Ints,
     findings: Findings,
 ) -> None:
     """Check that each letter is of a record that the table has, and is as bronze has that record.
 
-    `known`: the offsets of the table's records, in order.
+    `table_offsets`: the offsets of the table's records, in order.
     """
     evidence = partition.evidence
-    offsets = np.array([letter.offset for letter in letters], np.int64)
-    is_known = np.append(known, MAX_TIME)[np.searchsorted(known, offsets)] == offsets
+    offsets = np.array([letter.offset for letter in dead_letters], np.int64)
+    is_known = (
+        np.append(table_offsets, MAX_TIME)[np.searchsorted(table_offsets, offsets)] == offsets
+    )
     is_asked = is_known & ((offsets + evidence.last_batch) % evidence.one_in == 0)
-    is_asked[~is_known] = _is_judged(partition, box, tp, offsets[~is_known])
+    is_asked[~is_known] = _is_judged(partition, topic, tp, offsets[~is_known])
     records = _records(evidence, tp, offsets[is_asked])
     for i in np.flatnonzero(is_asked).tolist():
-        letter = letters[i]
-        record = records.get(letters[i].offset)
+        letter = dead_letters[i]
+        record = records.get(dead_letters[i].offset)
         if record is not None and _is_forgotten(record):
             continue
         if not is_known[i]:
-            findings.add(f"{box.table} has no such record", letter.where, box.refill)
+            findings.add(f"{topic.table} has no such record", letter.where, topic.repair_hint)
         elif record is not None:  # else check 1 says so
-            right = {
-                **record,
-                "headers": [(header["key"], header["value"]) for header in record["headers"] or []],
-            }
+            headers = [(header["key"], header["value"]) for header in record["headers"] or []]
+            right = {**record, "headers": headers}
             right["bytes"] = str(len(record["value"] or b""))
-            right["reason"] = LATE if box.table == tables.LATE else record["reason"]
+            right["reason"] = LATE if topic.table == tables.LATE else record["reason"]
             if differing := [
                 name for name, value in letter.content.items() if value != right[name]
             ]:
                 verb = "differs" if len(differing) == 1 else "differ"
                 findings.add(
-                    f"{' and '.join(differing)} {verb} from the record's", letter.where, box.refill
+                    f"{' and '.join(differing)} {verb} from the record's",
+                    letter.where,
+                    topic.repair_hint,
                 )
 
 
 def _check_missing(
     partition: Partition,
-    box: DeadLetterTopic,
+    topic: DeadLetterTopic,
     tp: TopicPartition,
     missing: Ints,
     findings: Findings,
@@ -268,42 +279,42 @@ def _check_missing(
     """Report records as missing from the topic: the table has them at these offsets, and later ones
     were sent.
     """
-    missing = missing[~_is_found_again(partition, box, tp, missing)]
+    missing = missing[~_is_readded(partition, topic, tp, missing)]
     for begin in range(0, len(missing), READ):
         some = missing[begin : begin + READ]
         records = _records(partition.evidence, tp, some)
         for offset in some.tolist():
             if offset not in records or not _is_forgotten(records[offset]):
-                where = f"{box.topic}[{tp.partition}]: {partition.evidence.at(tp, offset)}"
+                where = f"{topic.name}[{tp.partition}]: {partition.evidence.at(tp, offset)}"
                 findings.add(
-                    f"a record of {box.table} is missing, although the topic has later ones",
+                    f"a record of {topic.table} is missing, although the topic has later ones",
                     where,
-                    box.refill,
+                    topic.repair_hint,
                 )
 
 
-def _of_table(partition: Partition, box: DeadLetterTopic) -> dict[str, Ints]:
+def _table_offsets(partition: Partition, topic: DeadLetterTopic) -> dict[str, Ints]:
     """Return, by source, the offsets of the records that the table has, in order.
 
     Only as far as the partition's history goes.
     """
-    if box.table == tables.QUARANTINE:
+    if topic.table == tables.QUARANTINE:
         return {tp.source: np.unique(log.quarantined) for tp, log in partition.logs.items()}
     late: dict[str, list[int]] = {tp.source: [] for tp in partition.logs}
-    of_late = [part[:2] for outcome in partition.late for part in outcome.parts]
-    for source, offset in (*of_late, *partition.late_before):
+    late_parts = [part[:2] for outcome in partition.late for part in outcome.parts]
+    for source, offset in (*late_parts, *partition.late_before):
         if source in late:  # else check 1 says so
             late[source].append(offset)
     return {source: np.unique(np.array(offsets, np.int64)) for source, offsets in late.items()}
 
 
 def _is_judged(
-    partition: Partition, box: DeadLetterTopic, tp: TopicPartition, offsets: Ints
+    partition: Partition, topic: DeadLetterTopic, tp: TopicPartition, offsets: Ints
 ) -> npt.NDArray[np.bool_]:
     """Return, for records that the table lacks, True where they must not be in the topic."""
     evidence = partition.evidence
     log = partition.logs[tp]
-    is_judged = ~np.isin(offsets, log.old) & ~_is_found_again(partition, box, tp, offsets)
+    is_judged = ~np.isin(offsets, log.old) & ~_is_readded(partition, topic, tp, offsets)
     is_judged &= np.array(
         [partition.is_judged(tp.source, offset) for offset in offsets.tolist()], bool
     )
@@ -313,15 +324,15 @@ def _is_judged(
         # The lost lake may have sent records that this one has not come to yet.
         reached = (
             evidence.end.until.get(tp, 0)
-            if box.table == tables.LATE
+            if topic.table == tables.LATE
             else int(log.offset.max(initial=-1)) + 1
         )
         is_judged &= offsets < reached
     return is_judged
 
 
-def _is_found_again(
-    partition: Partition, box: DeadLetterTopic, tp: TopicPartition, offsets: Ints
+def _is_readded(
+    partition: Partition, topic: DeadLetterTopic, tp: TopicPartition, offsets: Ints
 ) -> npt.NDArray[np.bool_]:
     """Return True where a record may have come to the table after later ones had been sent.
 
@@ -329,14 +340,14 @@ def _is_found_again(
     that bronze lacked. An epoch judges anew what waits for its tenant.
     """
     evidence = partition.evidence
-    found = np.zeros(len(offsets), bool)
-    if box.table == tables.LATE:
-        found |= np.isin(
+    is_readded = np.zeros(len(offsets), bool)
+    if topic.table == tables.LATE:
+        is_readded |= np.isin(
             offsets, [offset for source, offset in partition.late_anew if source == tp.source]
         )
-    for since, until in evidence.again.get(tp, ()):
-        found |= (offsets >= since) & (offsets < until)
-    return found
+    for since, until in evidence.reread_ranges.get(tp, ()):
+        is_readded |= (offsets >= since) & (offsets < until)
+    return is_readded
 
 
 def _records(evidence: Evidence, tp: TopicPartition, offsets: Ints) -> dict[int, dict[str, Any]]:
@@ -349,10 +360,10 @@ def _records(evidence: Evidence, tp: TopicPartition, offsets: Ints) -> dict[int,
         ("offset", "<=", int(offsets.max())),
     ]
     columns = ["offset", "key", "value", "headers", "reason", "detail", "heartbeat"]
-    found = evidence.reader.select(
+    rows = evidence.reader.select(
         tables.bronze(tp.source), columns, [[*span, ("offset", "in", offsets.tolist())]]
     )
-    return {row["offset"]: row for row in found.to_pylist()}
+    return {row["offset"]: row for row in rows.to_pylist()}
 
 
 def _is_forgotten(record: Mapping[str, Any]) -> bool:

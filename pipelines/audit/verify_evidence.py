@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 from pipelines.audit.evidence import (
     KNOWN_BATCHES,
     NULL,
-    OF_PROGRESS,
+    PROGRESS_COLUMNS,
     Evidence,
     Ints,
     numbers,
@@ -66,12 +66,14 @@ class Outcome(NamedTuple):
     position: int | None = None
 
     def __str__(self) -> str:
-        parts = [
-            f"{source}@{offset} ({', '.join(str(each)[:40] for each in more)})"
-            for source, offset, *more in self.parts[:5]
-        ]
-        told = {"due": self.due, "closed at": self.closed_at, "position": self.position}
-        times = "".join(f", {name} {time}" for name, time in told.items() if time is not None)
+        parts = []
+        for source, offset, *values in self.parts[:5]:
+            texts = ", ".join(str(value)[:40] for value in values)
+            parts.append(f"{source}@{offset} ({texts})")
+        optional_times = {"due": self.due, "closed at": self.closed_at, "position": self.position}
+        times = "".join(
+            f", {name} {time}" for name, time in optional_times.items() if time is not None
+        )
         return (
             f"{self.status} from {self.event_time} to {self.last}{times} of "
             f"{', '.join(parts)}{', ...' * (len(self.parts) > 5)}"
@@ -116,19 +118,20 @@ class ReadLog(NamedTuple):
     - `position`: positions (ms).
     - `kind`: DECISION, HEARTBEAT or KEYED.
     - `before`: the position that the topic-partition begins with.
-    - `whose`: with tenants, the event time (ms) and the tenant of each, and what a decision tells.
+    - `tenant_entries`: with tenants, the event time (ms) and the tenant of each record; for each
+      decision, the times (ms) that it has by tenant.
     """
 
     offset: Ints
     position: Ints
     kind: Ints
     before: int = NULL
-    whose: Sequence[tuple[int, str | None, Mapping[str, int] | None]] = ()
+    tenant_entries: Sequence[tuple[int, str | None, Mapping[str, int] | None]] = ()
 
     def keyed(self, until: int) -> ReadLog:
         """Return the records with a key, up to an exclusive end offset."""
-        wanted = (self.kind == KEYED) & (self.offset < until)
-        return ReadLog(self.offset[wanted], self.position[wanted], self.kind[wanted])
+        is_selected = (self.kind == KEYED) & (self.offset < until)
+        return ReadLog(self.offset[is_selected], self.position[is_selected], self.kind[is_selected])
 
 
 class Log(NamedTuple):
@@ -140,7 +143,7 @@ class Log(NamedTuple):
     - `old`: of records that are older than quarantine's floor, by Kafka's timestamp.
     - `unread`: of records with a value that were neither read nor refused.
     - `quarantined`: of records in quarantine.
-    - `passed`: of records with a key that the generation has made something of.
+    - `consumed`: of records with a key that the generation has made something of.
     - `read`: what the generation has read.
     - `sampled`: of records with sampled keys, by offset, the key, the event time (ms), the value,
       what silver should keep of it, and the tenant, where there are some.
@@ -153,7 +156,7 @@ class Log(NamedTuple):
     old: Ints
     unread: Ints
     quarantined: Ints
-    passed: Ints
+    consumed: Ints
     read: ReadLog
     sampled: Mapping[int, tuple[str, int, bytes, bytes, str | None]]
     erased: Set[int] = frozenset()
@@ -168,7 +171,7 @@ class Partition:
     - `late_before`: the late records of earlier generations, by source and offset.
     - `recovered`: of each message of a lost lake its key, event time, due and closed_at (ms), and
       tenant.
-    - `progress`: its columns in order of batch, with NONE for a time that is null.
+    - `progress`: its columns in order of batch, with NULL for a time that is null.
     - `late_anew`: with tenants, by source and offset, the late records of the first batch of an
       epoch, some of which had waited before it.
     """
@@ -218,8 +221,8 @@ class Partition:
 
 def place(partition: int, key: str, event_time: int | None = None, tenant: str = NO_TENANT) -> str:
     """Return a merge record's coordinates, for a sentence; event time in ms."""
-    whose = "" if tenant == NO_TENANT else f"tenant {tenant!r}, "
-    return f"silver: partition {partition}, {whose}key {key!r}" + (
+    tenant_text = "" if tenant == NO_TENANT else f"tenant {tenant!r}, "
+    return f"silver: partition {partition}, {tenant_text}key {key!r}" + (
         "" if event_time is None else f", event_time {event_time}"
     )
 
@@ -270,47 +273,51 @@ def read_partitions(
     """
     sources = list(evidence.settings.sources)
     further = evidence.further_columns
-    whose = TENANT.names if evidence.has_tenants else []
-    begun = {epoch.from_batch for epoch in evidence.epochs[1:]}
+    tenant_columns = TENANT.names if evidence.has_tenants else []
+    first_batches = {epoch.from_batch for epoch in evidence.epochs[1:]}
     for first, until in groups(evidence.partitions):
         here = [("partition", ">=", first), ("partition", "<", until)]
-        found = {tables.RECOVERED: evidence.recovered}
-        for table in _COLUMNS.keys() - found.keys():
-            columns = [
-                "partition",
-                *_COLUMNS[table],
-                *([*further, *sources] if table == tables.SILVER else []),
-            ]
-            columns += whose if table in _WITH_TENANT else []
+        rows_by_table = {tables.RECOVERED: evidence.recovered}
+        for table in _COLUMNS.keys() - rows_by_table.keys():
+            columns = ["partition", *_COLUMNS[table]]
+            columns += [*further, *sources] if table == tables.SILVER else []
+            columns += tenant_columns if table in _WITH_TENANT else []
             where = [*here, ("batch", "<=", evidence.last_batch)] if table == tables.LATE else here
             if table == tables.IDLE_HEARTBEATS and evidence.reader.exists(table):
                 columns += own_generation(evidence.reader, table)
             version = evidence.version if table == tables.SILVER else None
-            found[table] = read_table(
+            rows_by_table[table] = read_table(
                 evidence.reader, evidence.settings, table, columns, [where], version
             )
-        found[tables.SILVER] = evaluated(found[tables.SILVER])
-        found[tables.PROGRESS] = _read_progress(evidence, here)
-        found[tables.IDLE_HEARTBEATS] = _own_decisions(evidence, found[tables.IDLE_HEARTBEATS])
+        rows_by_table[tables.SILVER] = evaluated(rows_by_table[tables.SILVER])
+        rows_by_table[tables.PROGRESS] = _read_progress(evidence, here)
+        rows_by_table[tables.IDLE_HEARTBEATS] = _own_decisions(
+            evidence, rows_by_table[tables.IDLE_HEARTBEATS]
+        )
         bronze = {name: _read_bronze(evidence, name, here) for name in evidence.settings.inputs}
         for p in range(first, until):
-            mine = {table: _of(rows, "partition", p) for table, rows in found.items()}
+            partition_rows = {
+                table: _of(rows, "partition", p) for table, rows in rows_by_table.items()
+            }
             if (history := evidence.history.get(p)) is not None:
-                mine[tables.PROGRESS] = mine[tables.PROGRESS].filter(
-                    pc.greater(mine[tables.PROGRESS]["batch"], history.batch)
+                partition_rows[tables.PROGRESS] = partition_rows[tables.PROGRESS].filter(
+                    pc.greater(partition_rows[tables.PROGRESS]["batch"], history.batch)
                 )
-                mine |= {
-                    table: _since(mine[table], history)
+                partition_rows |= {
+                    table: _since(partition_rows[table], history)
                     for table in (tables.LATE, tables.QUARANTINE)
                 }
             tps = [TopicPartition(name, p) for name in evidence.settings.inputs]
             logs = {
-                tp: _log(evidence, tp, _of(bronze[tp.source], "partition", p), mine) for tp in tps
+                tp: _log(evidence, tp, _of(bronze[tp.source], "partition", p), partition_rows)
+                for tp in tps
             }
             late = list[Outcome]()
             late_before = list[tuple[str, int]]()
             late_anew = set[tuple[str, int]]()
-            for k, s, o, t, w, v, batch, *tenant in _tuples(mine[tables.LATE], tables.LATE, *whose):
+            for k, s, o, t, w, v, batch, *tenant in _tuples(
+                partition_rows[tables.LATE], tables.LATE, *tenant_columns
+            ):
                 if not evidence.is_own(batch):
                     late_before.append((s, o))
                     continue
@@ -319,18 +326,20 @@ def read_partitions(
                         k, "late", t, w, ((s, o, t, v),), tenant=tenant[0] if tenant else NO_TENANT
                     )
                 )
-                if tenant and batch in begun:
+                if tenant and batch in first_batches:
                     late_anew.add((s, o))
-            recovered = list(_tuples(mine[tables.RECOVERED], tables.RECOVERED))
-            every = list(_rows(mine[tables.SILVER], sources, further))
+            recovered = list(_tuples(partition_rows[tables.RECOVERED], tables.RECOVERED))
+            every = list(_rows(partition_rows[tables.SILVER], sources, further))
             rows = [_closed(evidence, p, row) for row in every if evidence.is_own(row.batch)]
             others = [
                 row
                 for row in every
                 if row.valid and row.is_finished and not evidence.is_own(row.batch)
             ]
-            known = late, late_before, recovered, mine[tables.PROGRESS], late_anew
-            yield Partition(evidence, p, logs, rows, others, *known)
+            progress = partition_rows[tables.PROGRESS]
+            yield Partition(
+                evidence, p, logs, rows, others, late, late_before, recovered, progress, late_anew
+            )
 
 
 def _own_decisions(evidence: Evidence, rows: pa.Table) -> pa.Table:
@@ -342,15 +351,15 @@ def _own_decisions(evidence: Evidence, rows: pa.Table) -> pa.Table:
 
 def _closed(evidence: Evidence, partition: int, row: Row) -> Row:
     """Return a row of silver as it will be once what follows from a jump is complete."""
-    found = row.outcome
+    outcome = row.outcome
     if not evidence.is_closing:
         return row
     if not row.is_finished:
-        found = found._replace(status="reset", due=None, closed_at=None, position=None)
-        return row._replace(outcome=found, valid=False, invalid_reason="reset")
-    if row.valid and evidence.is_unpublished(partition, found.place):
+        outcome = outcome._replace(status="reset", due=None, closed_at=None, position=None)
+        return row._replace(outcome=outcome, valid=False, invalid_reason="reset")
+    if row.valid and evidence.is_unpublished(partition, outcome.place):
         return row._replace(
-            outcome=found._replace(status="reset"), valid=False, invalid_reason="reset"
+            outcome=outcome._replace(status="reset"), valid=False, invalid_reason="reset"
         )
     return row
 
@@ -384,12 +393,14 @@ def _read_progress(evidence: Evidence, here: Sequence[tuple[str, str, Any]]) -> 
     ends = evidence.progress
     since = first if evidence.is_full else max(first, last - KNOWN_BATCHES + 1)
     others = [*here, ("batch", ">=", since), ("batch", "<=", last)]
-    found = read_table(evidence.reader, evidence.settings, tables.PROGRESS, OF_PROGRESS, [others])
-    is_new = pc.invert(pc.is_in(ends["batch"], value_set=pc.unique(found["batch"])))
-    found = pa.concat_tables([found, ends.filter(is_new)]).sort_by("batch")
+    rows = read_table(
+        evidence.reader, evidence.settings, tables.PROGRESS, PROGRESS_COLUMNS, [others]
+    )
+    is_new = pc.invert(pc.is_in(ends["batch"], value_set=pc.unique(rows["batch"])))
+    rows = pa.concat_tables([rows, ends.filter(is_new)]).sort_by("batch")
     return pa.table(
-        [found[n].fill_null(NULL) if n in _TIMES else found[n] for n in OF_PROGRESS],
-        list(OF_PROGRESS),
+        [rows[n].fill_null(NULL) if n in _TIMES else rows[n] for n in PROGRESS_COLUMNS],
+        list(PROGRESS_COLUMNS),
     )
 
 
@@ -419,7 +430,7 @@ def _read_bronze(evidence: Evidence, source: str, here: Sequence[tuple[str, str,
 
 
 def _log(
-    evidence: Evidence, tp: TopicPartition, rows: pa.Table, found: Mapping[str, pa.Table]
+    evidence: Evidence, tp: TopicPartition, rows: pa.Table, partition_rows: Mapping[str, pa.Table]
 ) -> Log:
     history = evidence.history.get(tp.partition)
     since = 0 if history is None else history.offsets[tp.source]
@@ -442,9 +453,10 @@ def _log(
     # A record that is neither timed nor refused is a tombstone that was skipped.
     is_timed = numbers(pc.is_valid(rows["event_time"]))
     kind = np.where(numbers(rows["heartbeat"].fill_null(False)), HEARTBEAT, KEYED)
-    spoken_rows, of_tenants = _decisions(_of(found[tables.IDLE_HEARTBEATS], "source", tp.source))
-    after, spoken_time, decided = (
-        numbers(spoken_rows[name]) for name in ("after_offset", "event_time", "decided_at")
+    idle_rows = _of(partition_rows[tables.IDLE_HEARTBEATS], "source", tp.source)
+    decisions, tenant_times = _decisions(idle_rows)
+    after, decision_time, decided = (
+        numbers(decisions[name]) for name in ("after_offset", "event_time", "decided_at")
     )
     begin = max(since, evidence.generation.begin.get(tp, 0))
     end = evidence.end.until.get(tp, 0)
@@ -454,31 +466,28 @@ def _log(
     kinds = np.append(kind[is_read], np.full(is_in_range.sum(), DECISION))
     # A decision follows the record whose offset it bears.
     order = np.lexsort((kinds == DECISION, at))
-    times = np.append(time[is_read], spoken_time[is_in_range])[order]
+    times = np.append(time[is_read], decision_time[is_in_range])[order]
     positions = np.maximum.accumulate(np.append(before, times))[1:]
-    whose: list[tuple[int, str | None, Mapping[str, int] | None]] = []
+    tenant_entries: list[tuple[int, str | None, Mapping[str, int] | None]] = []
     if evidence.has_tenants:
-        mine: list[tuple[str | None, Mapping[str, int] | None]] = [
-            *((tenant, None) for tenant in rows["tenant"].filter(pa.array(is_read)).to_pylist()),
-            *(
-                (None, of_tenants[each])
-                for each in zip(
-                    after[is_in_range].tolist(),
-                    decided[is_in_range].tolist(),
-                    strict=True,
-                )
-            ),
+        tenants = rows["tenant"].filter(pa.array(is_read)).to_pylist()
+        decision_keys = zip(after[is_in_range].tolist(), decided[is_in_range].tolist(), strict=True)
+        tenant_values: list[tuple[str | None, Mapping[str, int] | None]] = [
+            *((tenant, None) for tenant in tenants),
+            *((None, tenant_times[decision_key]) for decision_key in decision_keys),
         ]
-        whose = [(t, *mine[i]) for t, i in zip(times.tolist(), order.tolist(), strict=True)]
-    read = ReadLog(at[order], positions, kinds[order], before, whose)
+        tenant_entries = [
+            (t, *tenant_values[i]) for t, i in zip(times.tolist(), order.tolist(), strict=True)
+        ]
+    read = ReadLog(at[order], positions, kinds[order], before, tenant_entries)
     out = evidence.out.get(tp, np.array([], np.int64))
-    passed = np.setdiff1d(read.keyed(end).offset, out)
+    consumed = np.setdiff1d(read.keyed(end).offset, out)
     source = source_of(tp.source)
     old = offset[
         numbers(rows["kafka_timestamp"], 0)
         < evidence.retention_bounds.times.get((tables.QUARANTINE, tp.partition), 0)
     ]
-    kept = found[tables.SILVER].schema.field(source).type.value_type.field("value").type
+    kept = partition_rows[tables.SILVER].schema.field(source).type.value_type.field("value").type
     unread = offset[~is_timed & ~is_refused & numbers(rows["has_value"]) & (offset >= begin)]
     # Where several sources share a topic (`where`), each passes over the records of the others:
     # they have no time that it can read.
@@ -506,14 +515,14 @@ def _log(
             as_kept(content, epoch.settings.sources[source].read_type, kept),
             tenant,
         )
-    quarantined = numbers(_of(found[tables.QUARANTINE], "source", tp.source)["offset"])
+    quarantined = numbers(_of(partition_rows[tables.QUARANTINE], "source", tp.source)["offset"])
     refused = offset[is_refused]
     if tp in evidence.unnoted.refused:
         first, last = evidence.unnoted.refused[tp]
         quarantined = np.append(
             quarantined, np.setdiff1d(refused[(refused >= first) & (refused < last)], quarantined)
         )
-    return Log(offset, repeated, refused, old, unread, quarantined, passed, read, sampled, erased)
+    return Log(offset, repeated, refused, old, unread, quarantined, consumed, read, sampled, erased)
 
 
 def _decisions(rows: pa.Table) -> tuple[pa.Table, Mapping[tuple[int, int], dict[str, int]]]:
@@ -522,16 +531,16 @@ def _decisions(rows: pa.Table) -> tuple[pa.Table, Mapping[tuple[int, int], dict[
     The latter is by `after_offset` and `decided_at`.
     """
     rows = rows.sort_by([("after_offset", "ascending"), ("event_time", "ascending")])
-    told: dict[tuple[int, int], dict[str, int]] = defaultdict(dict)
+    tenant_times: dict[tuple[int, int], dict[str, int]] = defaultdict(dict)
     if "tenant" not in rows.column_names:
-        return rows, told
+        return rows, tenant_times
     for row in rows.filter(pc.is_valid(rows["tenant"])).to_pylist():
-        told[row["after_offset"], row["decided_at"]][row["tenant"]] = row["event_time"]
-    return rows.filter(pc.is_null(rows["tenant"])), told
+        tenant_times[row["after_offset"], row["decided_at"]][row["tenant"]] = row["event_time"]
+    return rows.filter(pc.is_null(rows["tenant"])), tenant_times
 
 
 def _rows(silver: pa.Table, sources: Sequence[str], further: Sequence[str]) -> Iterator[Row]:
-    of_sources = []
+    parts_by_source = []
     for source in sources:
         lists = silver[source].combine_chunks()
         flat = pc.list_flatten(lists)
@@ -543,20 +552,13 @@ def _rows(silver: pa.Table, sources: Sequence[str], further: Sequence[str]) -> I
         texts = (
             map(packed, values.to_pylist()) if is_typed else values.cast(pa.binary()).to_pylist()
         )
-        found = list(
-            zip(
-                input_names(source, flat).to_pylist(),
-                offsets.to_pylist(),
-                times_ms,
-                texts,
-                strict=False,
-            )
-        )
+        names = input_names(source, flat).to_pylist()
+        flat_parts = list(zip(names, offsets.to_pylist(), times_ms, texts, strict=False))
         ends = np.cumsum(numbers(pc.list_value_length(lists), 0)).tolist()
-        of_sources.append([found[a:b] for a, b in zip([0, *ends], ends, strict=False)])
+        parts_by_source.append([flat_parts[a:b] for a, b in zip([0, *ends], ends, strict=False)])
     rows = _tuples(silver, tables.SILVER, "holds", "told", *further)
-    for (key, status, first, last, batch, valid, reason, holds, told, *more), *parts in zip(
-        rows, *of_sources, strict=True
+    for (key, status, first, last, batch, valid, reason, holds, value, *more), *parts in zip(
+        rows, *parts_by_source, strict=True
     ):
         status = "reset" if status == "timed_out" and reason == "reset" else status
         yield Row(
@@ -565,5 +567,5 @@ def _rows(silver: pa.Table, sources: Sequence[str], further: Sequence[str]) -> I
             valid,
             reason,
             holds,
-            told,
+            value,
         )

@@ -50,19 +50,19 @@ def check_model(
     """
     is_sampled = partition.evidence.is_sampled
     here = [*(row.outcome for row in partition.rows), *partition.late]
-    known = (
+    sampled = (
         outcome
         for outcome in here
         if is_sampled(outcome.key) and (outcome.tenant, outcome.key) not in erasing
     )
-    found = (_as_ended(partition, outcome) for outcome in known)
+    actual = (_as_ended(partition, outcome) for outcome in sampled)
     right = (
-        _as_ended(partition, each)
-        for each in model
-        if is_sampled(each.key) and each.status != PUBLISHED
+        _as_ended(partition, outcome)
+        for outcome in model
+        if is_sampled(outcome.key) and outcome.status != PUBLISHED
     )
     for (key, tenant), *sides in different(
-        found, right, lambda outcome: (outcome.key, outcome.tenant)
+        actual, right, lambda outcome: (outcome.key, outcome.tenant)
     ):
         tables_have, model_has = (
             "; ".join(map(str, sorted(side)[:3])) or "nothing" for side in sides
@@ -113,44 +113,39 @@ def expected(partition: Partition) -> Expected:
     logs = {tp.source: log for tp, log in partition.logs.items()}
     arrived = {
         tp.source: list(
-            _of_all(tp.source, log.read, log)
+            _all_records(tp.source, log.read, log)
             if settings.merge.has_tenants
-            else _of_sample(tp, log, end.until.get(tp, 0))
+            else _sampled_records(tp, log, end.until.get(tp, 0))
         )
         for tp, log in partition.logs.items()
     }
-    found = []
+    model_outcomes = []
     before = _open_before(partition)
     clocks = dict[int, int]()
-    told = {part[:2]: part for parts in before.values() for part in parts}
-    asked = _asked(partition) if settings.merge.has_tenants else {}
+    parts_before = {part[:2]: part for parts in before.values() for part in parts}
+    clock_requests = _clock_requests(partition) if settings.merge.has_tenants else {}
 
     def on_epoch_end(epoch: int, model: PartitionMerge) -> None:
         """Take note of tenants' clocks at the end of an epoch, and before."""
-        for number, tenant, clock in asked.get(epoch, ()):
+        for number, tenant, clock in clock_requests.get(epoch, ()):
             clocks[number] = model.tenant_clock(tenant, clock)
 
-    life = outcomes(
-        tuple(settings.inputs),
-        partition.evidence.through,
-        partition.number,
-        arrived,
-        partition.recovered,
-        before,
-        partition.evidence.since.get(partition.number),
-        on_epoch_end,
+    inherited = Inherited(
+        partition.recovered, before, partition.evidence.since.get(partition.number)
     )
-    for row in life:
+    inputs = tuple(settings.inputs)
+    through = partition.evidence.through
+    for row in outcomes(inputs, through, partition.number, arrived, inherited, on_epoch_end):
         value = 2 if row.status == "late" else 3
         parts = (
-            told.get(part[:2]) or (*part, logs[part[0]].sampled[part[1]][value])
+            parts_before.get(part[:2]) or (*part, logs[part[0]].sampled[part[1]][value])
             for part in row.parts
         )
-        found.append(row._replace(parts=tuple(parts)))
-    return Expected(found, clocks)
+        model_outcomes.append(row._replace(parts=tuple(parts)))
+    return Expected(model_outcomes, clocks)
 
 
-def _of_sample(tp: TopicPartition, log: Log, until: int) -> Iterator[tuple[int, Record]]:
+def _sampled_records(tp: TopicPartition, log: Log, until: int) -> Iterator[tuple[int, Record]]:
     offsets, positions, *_ = log.read.keyed(until)
     for offset, position in zip(offsets.tolist(), positions.tolist(), strict=True):
         if offset in log.sampled:
@@ -158,23 +153,25 @@ def _of_sample(tp: TopicPartition, log: Log, until: int) -> Iterator[tuple[int, 
             yield position, Record(tp.source, offset, time, key)
 
 
-def _of_all(source: str, read: ReadLog, log: Log) -> Iterator[tuple[int, Record]]:
+def _all_records(source: str, read: ReadLog, log: Log) -> Iterator[tuple[int, Record]]:
     columns = read.offset.tolist(), read.position.tolist(), read.kind.tolist()
-    for offset, position, kind, (time, tenant, told) in zip(*columns, read.whose, strict=True):
+    for offset, position, kind, (time, tenant, tenant_times) in zip(
+        *columns, read.tenant_entries, strict=True
+    ):
         key = log.sampled[offset][0] if kind != DECISION and offset in log.sampled else None
-        yield position, Record(source, offset, time, key, tenant, told)
+        yield position, Record(source, offset, time, key, tenant, tenant_times)
 
 
-def _asked(partition: Partition) -> Mapping[int, list[tuple[int, str, int]]]:
+def _clock_requests(partition: Partition) -> Mapping[int, list[tuple[int, str, int]]]:
     """Return, by epoch, the rows of silver for which the clock of their tenant is wanted, and at
     which clock.
     """
-    asked = defaultdict(list)
+    requests = defaultdict(list)
     for number, row in enumerate(partition.rows):
         epoch, clock = partition.deciding_epoch(row)
         if clock is not None:
-            asked[epoch.number].append((number, row.outcome.tenant, clock))
-    return asked
+            requests[epoch.number].append((number, row.outcome.tenant, clock))
+    return requests
 
 
 def _open_before(partition: Partition) -> dict[str, list[tuple[Any, ...]]]:
@@ -182,19 +179,36 @@ def _open_before(partition: Partition) -> dict[str, list[tuple[Any, ...]]]:
 
     These are the parts of the key's merge record that was open then, as silver has them.
     """
-    found = {}
+    parts_by_key = {}
     for key, parts in (
         (r.outcome.key, r.outcome.parts)
         for r in partition.rows
         if partition.evidence.is_sampled(r.outcome.key)
     ):
         if before := [part for part in parts if not partition.is_judged(*part[:2])]:
-            found[key] = before
-    return found
+            parts_by_key[key] = before
+    return parts_by_key
 
 
 def _nothing(*_: Any) -> None:
     pass
+
+
+class Inherited(NamedTuple):
+    """State that a generation has of the time before its first record.
+
+    - `recovered`: messages that were read back from the sink.
+    - `before`: by key, the parts of what was open when the partition's history begins.
+    - `passed_over_before`: the position (ms) in their tenant before which a lost lake's records are
+      passed over.
+    """
+
+    recovered: Iterable[Message] = ()
+    before: Mapping[str, Sequence[tuple[Any, ...]]] = MappingProxyType({})
+    passed_over_before: int | None = None
+
+
+NOTHING_INHERITED = Inherited()
 
 
 def outcomes(
@@ -202,20 +216,15 @@ def outcomes(
     through: Sequence[tuple[Epoch, End]],
     partition: int,
     arrived: Arrived,
-    recovered: Iterable[Message],
-    before: Mapping[str, Sequence[tuple[Any, ...]]] = MappingProxyType({}),
-    passed_over_before: int | None = None,
+    inherited: Inherited = NOTHING_INHERITED,
     on_epoch_end: Callable[[int, PartitionMerge], None] = _nothing,
 ) -> Iterator[Outcome]:
     """Yield the model's outcomes for a generation that went `through` these epochs.
 
-    - `before`: by key, the parts of what was open when its history begins.
-    - `passed_over_before`: the position (ms) in their tenant before which a lost lake's records are
-      passed over.
-    - `on_epoch_end`: is called with the model at the end of each epoch.
+    `on_epoch_end`: is called with the model at the end of each epoch.
     """
     messages: dict[str, list[PublishedRecord]] = defaultdict(list)
-    for key, event_time, due, closed_at, tenant in recovered:
+    for key, event_time, due, closed_at, tenant in inherited.recovered:
         messages[key].append(PublishedRecord(event_time, due, closed_at, tenant or NO_TENANT))
     first = through[0][0].settings.merge
     sources = tuple(dict.fromkeys(map(source_of, inputs)))
@@ -224,13 +233,13 @@ def outcomes(
         sources, first.window.gap_ms, first.window.max_ms, first.tenant_max_lag_ms, topics
     )
     model = PartitionMerge(rules, recovered=messages)
-    left = dict(arrived)
-    if passed_over_before is not None:
-        model.since = passed_over_before
-    for key, mine in before.items():
-        times = [time for _, _, time, *_ in mine]
+    remaining = dict(arrived)
+    if inherited.passed_over_before is not None:
+        model.since = inherited.passed_over_before
+    for key, source_parts in inherited.before.items():
+        times = [time for _, _, time, *_ in source_parts]
         opened = {source: list[Part]() for source in sources}
-        for source, offset, time, *_ in mine:
+        for source, offset, time, *_ in source_parts:
             opened[source_of(source)].append(Part(time, offset, topic_of(source)))
         model.open[NO_TENANT, key] = MergeRecord(key, min(times), max(times), opened)
     model.is_plain = not first.has_due
@@ -238,17 +247,14 @@ def outcomes(
         model.is_plain &= not step.has_due
         model.begin_epoch(step.window.gap_ms, step.window.max_ms, step.lag_ms)
         if step.lag_ms is None:
-            reached = {
-                s: [one for one in waits if one[1].offset < step.untils[s]]
-                for s, waits in left.items()
-            }
-            left = {
-                s: [one for one in waits if one[1].offset >= step.untils[s]]
-                for s, waits in left.items()
-            }
+            reached: dict[str, list[tuple[int, Record]]] = {}
+            for source, records in remaining.items():
+                until = step.untils[source]
+                reached[source] = [r for r in records if r[1].offset < until]
+                remaining[source] = [r for r in records if r[1].offset >= until]
             model.advance_to(dict.fromkeys(inputs, step.clock), reached)
         else:
-            left = {s: _arrive(model, waits, step, s) for s, waits in left.items()}
+            remaining = {s: _arrive(model, records, step, s) for s, records in remaining.items()}
             model.advance()
         on_epoch_end(step.epoch, model)
     alone: list[tuple[str, Record, int, int | None]] = [
@@ -275,8 +281,8 @@ def outcomes(
     ]:
         parts = tuple(
             (input_of(s, part.topic), part.offset, part.event_time)
-            for s, mine in row.parts.items()
-            for part in sorted(mine)
+            for s, source_parts in row.parts.items()
+            for part in sorted(source_parts)
         )
         due = (
             model.rules.due(row.event_time, row.last_event_time)
@@ -313,19 +319,19 @@ class Step(NamedTuple):
 
 
 def _arrive(
-    model: PartitionMerge, waits: list[tuple[int, Record]], step: Step, source: str
+    model: PartitionMerge, records: list[tuple[int, Record]], step: Step, source: str
 ) -> list[tuple[int, Record]]:
     """Give the model a source's records up to the end of a step, and return those that come later.
 
     The model gets what was passed. Where more was known then, it also gets the record that waited.
     That one is returned, too; it is there already if the model's head is its position.
     """
-    passed = bisect_left(waits, step.untils[source], key=lambda each: each[1].offset)
-    passed = min(passed, bisect_right(waits, step.clock, key=itemgetter(0)))
-    known = passed + (step.heads.get(source, step.clock) > step.clock)
-    is_there = len(model.unread().get(source, ()))
-    model.arrive(*(record for _, record in waits[is_there:known]))
-    return waits[passed:]
+    consumed = bisect_left(records, step.untils[source], key=lambda entry: entry[1].offset)
+    consumed = min(consumed, bisect_right(records, step.clock, key=itemgetter(0)))
+    delivered = consumed + (step.heads.get(source, step.clock) > step.clock)
+    already_there = len(model.unread().get(source, ()))
+    model.arrive(*(record for _, record in records[already_there:delivered]))
+    return records[consumed:]
 
 
 def _steps(

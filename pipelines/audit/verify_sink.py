@@ -39,7 +39,7 @@ from pipelines.lake.table_reader import TableReader
 from pipelines.lake.tables import SILVER
 from pipelines.settings import Settings
 
-REFILL = "name a new topic in publish.topic: gold fills it from silver"
+REPAIR_HINT = "name a new topic in publish.topic: gold fills it from silver"
 
 Evaluate: TypeAlias = Callable[[pa.Table, Mapping[str, str]], pa.Table]
 """Function that evaluates the user's SQL expressions over rows of silver.
@@ -57,11 +57,11 @@ value.
 _NOWHERE = SortKey(PLAIN, b"", -1, b"")
 
 
-# -- what rows of silver should become
+# -- validity and messages of rows of silver
 
 
 class Validator:
-    """Judge of rows of silver by what `publish` says.
+    """Check of rows of silver against the `publish` of their epochs.
 
     The user's own expressions count where there is something to evaluate them.
     """
@@ -89,19 +89,19 @@ class Validator:
         """
         begins = np.array([epoch.from_batch for epoch in self.epochs[1:]], np.int64)
         numbers = np.searchsorted(begins, rows["batch"].to_numpy(), side="right")
-        of_epochs = [np.flatnonzero(numbers == i) for i in range(len(self.epochs))]
-        found = [
-            self._of_epoch(rows.take(pa.array(mine)), e)
-            for mine, e in zip(of_epochs, self.epochs, strict=True)
-            if len(mine)
+        rows_by_epoch = [np.flatnonzero(numbers == i) for i in range(len(self.epochs))]
+        evaluated = [
+            self._evaluated_in_epoch(rows.take(pa.array(row_numbers)), e)
+            for row_numbers, e in zip(rows_by_epoch, self.epochs, strict=True)
+            if len(row_numbers)
         ]
-        if not found:
-            return self._of_epoch(rows, self.epochs.current)
-        return pa.concat_tables(found).take(
-            pa.array(np.argsort(np.concatenate(of_epochs), kind="stable"))
+        if not evaluated:
+            return self._evaluated_in_epoch(rows, self.epochs.current)
+        return pa.concat_tables(evaluated).take(
+            pa.array(np.argsort(np.concatenate(rows_by_epoch), kind="stable"))
         )
 
-    def _of_epoch(self, rows: pa.Table, epoch: Epoch) -> pa.Table:
+    def _evaluated_in_epoch(self, rows: pa.Table, epoch: Epoch) -> pa.Table:
         """Return `evaluated` for rows that the rules of one epoch have judged, or would judge."""
         sources = epoch.settings.sources
         expressions = _expressions(epoch)
@@ -117,19 +117,19 @@ class Validator:
                 as_read(stored, {name: source.read_type for name, source in sources.items()}),
                 list(sources),
             )
-        known = as_read(stored, {name: source.value_type for name, source in sources.items()})
-        found = self.evaluate(known, expressions) if self.evaluate and expressions else None
+        readable = as_read(stored, {name: source.value_type for name, source in sources.items()})
+        values = self.evaluate(readable, expressions) if self.evaluate and expressions else None
         if "valid" in expressions:
             holds = (
                 pa.nulls(rows.num_rows, pa.bool_())
-                if found is None
-                else found["valid"].fill_null(False)
+                if values is None
+                else values["valid"].fill_null(False)
             )
         if "value" in expressions:
             value = (
                 pa.nulls(rows.num_rows, pa.large_binary())
-                if found is None
-                else found["value"].cast(pa.large_binary())
+                if values is None
+                else values["value"].cast(pa.large_binary())
             )
         return rows.append_column("holds", holds).append_column("told", value)
 
@@ -217,8 +217,8 @@ class Sink(NamedTuple):
 class Limits(NamedTuple):
     """Limits up to which the sink is not checked.
 
-    - `compared`: by partition, the place and number (NEVER: not known) of the last message that a
-      lost lake left. Messages up to it are not compared with silver.
+    - `compared`: by partition, the place and number (MAX_TIME: not known) of the last message that
+      a lost lake left. Messages up to it are not compared with silver.
     - `due`: by partition, the place up to which no record of the newest generation needs to be
       there.
     - `forgotten`: the partition and event time (ms) of merge records that silver no longer has,
@@ -255,8 +255,8 @@ def read_limits(evidence: Evidence) -> Limits:
         compared.setdefault(row["partition"], []).append((place, MAX_TIME))
         due.setdefault(row["partition"], []).append(place)
     names = ["partition", "event_time"]
-    found = read_table(evidence.reader, evidence.settings, tables.FORGOTTEN, names)
-    forgotten = set(zip(*(found[name].to_pylist() for name in names), strict=True))
+    forgotten_rows = read_table(evidence.reader, evidence.settings, tables.FORGOTTEN, names)
+    forgotten = set(zip(*(forgotten_rows[name].to_pylist() for name in names), strict=True))
     largest = (
         {p: max(messages) for p, messages in compared.items()},
         {p: max(places) for p, places in due.items()},
@@ -265,7 +265,7 @@ def read_limits(evidence: Evidence) -> Limits:
 
 
 def check_sink(
-    partition: Partition, sink: Sink, limits: Limits, judge: Validator, findings: Findings
+    partition: Partition, sink: Sink, limits: Limits, validator: Validator, findings: Findings
 ) -> None:
     """Check one partition of the sink.
 
@@ -277,79 +277,120 @@ def check_sink(
     Under `at_most_once` a failure may leave a gap; under `at_least_once` a message may come again.
     """
     p = partition.number
-    settings = judge.settings
-    (first, end), delivery, topic = (
-        sink.bounds.get(p, (0, 0)),
-        settings.publish.delivery,
-        f"{settings.publish.topic}[{p}]",
-    )
-    compared_place, compared_seq = limits.compared.get(p, (_NOWHERE, -1))
-    due = {
-        r.outcome.place: r for r in partition.rows if r.outcome.status == "timed_out" and r.valid
-    }
-    rows: dict[SortKey, list[Row]] = defaultdict(list)
-    for row in (*due.values(), *partition.published):
-        rows[row.outcome.place].append(row)
-    parts: set[tuple[str, int]] = set()
-    # In ms; by last event time, which is no earlier.
-    deleted_before = partition.evidence.retention_bounds.times.get((SILVER, p), 0)
-    # A partition from which nothing was deleted begins with 0.
-    seq = -1 if first == 0 else None
-    last = _NOWHERE
-    where = ""
-    out: set[SortKey] = set()
-    said: set[int] = set()
-    for message in _messages(settings, p, first, end):
-        offset, number, says, id, *_ = message
-        if says is None:
-            findings.add(
-                f"not a message of Watersmeet: {SEQ} or {ID} is missing",
-                f"{topic}@{offset}",
-                REFILL,
-            )
-            continue
-        if delivery == "at_least_once":
-            if hash(message[1:]) in said:
-                continue
-            said.add(hash(message[1:]))
-        place = says.place
-        where = f"{topic}@{offset}: seq {number}, {_record(says.key, says.place)}"
-        if seq is not None and number <= seq:
-            findings.add(f"seq {number} after {seq}: a repeat, or out of order", where, REFILL)
-        elif seq is not None and number > seq + 1 and delivery != "at_most_once":
-            findings.add(f"seq {number} after {seq}: a gap", where, REFILL)
-        elif place <= last:
-            findings.add(f"{id} is not in the order of publication", where, REFILL)
-        is_compared = place > compared_place or number > compared_seq
-        is_compared &= place in rows or (
-            says.event_time >= deleted_before and (p, says.event_time) not in limits.forgotten
-        )
-        if is_compared:
-            own, wrong = _its_row(message, p, rows.get(place, ()), judge)
-            # Where the place does not rise, that is reported already.
-            twice = sorted(parts & {part[:2] for part in own}) if place > last else []
-            if wrong:
-                findings.add(wrong, where, REFILL)
-            if twice:
-                source, number_of_it = twice[0]
-                findings.add(
-                    f"the record {source}@{number_of_it} is in an earlier message, too",
-                    where,
-                    REFILL,
-                )
-            parts.update(part[:2] for part in own)
-        seq = max(number, number if seq is None else seq)
-        last = max(place, last)
-        out.add(place)
-    if seq is None or not out or delivery == "at_most_once":
-        return
-    if (noted := sink.noted.get(p, seq)) > seq:
-        findings.add(f"the last message has seq {seq}, and {noted} was published", where, REFILL)
-    begin = _NOWHERE if first == 0 else min(out)  # else retention has deleted messages
-    since = max(begin, limits.due.get(p, _NOWHERE))
-    for place in sorted(place for place in due if since < place < last and place not in out):
-        where = f"{topic}: {_record(due[place].outcome.key, place)}"
-        findings.add("silver's record is missing in the sink, which has later ones", where, REFILL)
+    first, end = sink.bounds.get(p, (0, 0))
+    check = _SinkCheck(partition, sink, limits, validator, findings)
+    for message in _messages(validator.settings, p, first, end):
+        check.check_message(message)
+    check.check_missing()
+
+
+class _SinkCheck:
+    """Check of one partition of the sink, whose messages are given to it in order of offset."""
+
+    def __init__(
+        self,
+        partition: Partition,
+        sink: Sink,
+        limits: Limits,
+        validator: Validator,
+        findings: Findings,
+    ) -> None:
+        p = partition.number
+        publish = validator.settings.publish
+        self._partition = p
+        self._limits = limits
+        self._validator = validator
+        self._findings = findings
+        self._delivery = publish.delivery
+        self._topic = f"{publish.topic}[{p}]"
+        self._first, _ = sink.bounds.get(p, (0, 0))
+        self._noted_seq = sink.noted.get(p, -1)
+        # In ms; by last event time, which is no earlier.
+        self._deleted_before = partition.evidence.retention_bounds.times.get((SILVER, p), 0)
+        self._due = {
+            row.outcome.place: row
+            for row in partition.rows
+            if row.outcome.status == "timed_out" and row.valid
+        }
+        self._rows: dict[SortKey, list[Row]] = defaultdict(list)
+        for row in (*self._due.values(), *partition.published):
+            self._rows[row.outcome.place].append(row)
+        # A partition from which nothing was deleted begins with 0.
+        self._seq = -1 if self._first == 0 else None
+        self._last = _NOWHERE
+        self._where = ""
+        self._places = set[SortKey]()
+        self._parts = set[tuple[str, int]]()
+        self._seen = set[int]()
+
+    def check_message(self, message: Message) -> None:
+        """Check the next message: its number, its place, and its content."""
+        offset, number, tail, *_ = message
+        if tail is None:
+            what = f"not a message of Watersmeet: {SEQ} or {ID} is missing"
+            self._findings.add(what, f"{self._topic}@{offset}", REPAIR_HINT)
+            return
+        if self._delivery == "at_least_once":
+            if hash(message[1:]) in self._seen:
+                return
+            self._seen.add(hash(message[1:]))
+        place = tail.place
+        self._where = f"{self._topic}@{offset}: seq {number}, {_record(tail.key, place)}"
+        self._check_order(message, place)
+        if self._is_compared(number, tail.event_time, place):
+            self._check_content(message, place)
+        self._seq = number if self._seq is None else max(number, self._seq)
+        self._last = max(place, self._last)
+        self._places.add(place)
+
+    def _check_order(self, message: Message, place: SortKey) -> None:
+        _, number, _, record_id, *_ = message
+        if self._seq is not None and number <= self._seq:
+            self._add(f"seq {number} after {self._seq}: a repeat, or out of order")
+        elif self._seq is not None and number > self._seq + 1 and self._delivery != "at_most_once":
+            self._add(f"seq {number} after {self._seq}: a gap")
+        elif place <= self._last:
+            self._add(f"{record_id} is not in the order of publication")
+
+    def _is_compared(self, number: int, event_time: int, place: SortKey) -> bool:
+        """Return True where silver must have a row for a message."""
+        compared_place, compared_seq = self._limits.compared.get(self._partition, (_NOWHERE, -1))
+        if place <= compared_place and number <= compared_seq:
+            return False
+        is_forgotten = (self._partition, event_time) in self._limits.forgotten
+        return place in self._rows or (event_time >= self._deleted_before and not is_forgotten)
+
+    def _check_content(self, message: Message, place: SortKey) -> None:
+        rows = self._rows.get(place, ())
+        own_parts, problem = _its_row(message, self._partition, rows, self._validator)
+        parts = {part[:2] for part in own_parts}
+        if problem:
+            self._add(problem)
+        # Where the place does not rise, that is reported already.
+        repeated = sorted(self._parts & parts) if place > self._last else []
+        if repeated:
+            source, offset = repeated[0]
+            self._add(f"the record {source}@{offset} is in an earlier message, too")
+        self._parts |= parts
+
+    def check_missing(self) -> None:
+        """Check, after the last message, that no record is missing up to it."""
+        if self._seq is None or not self._places or self._delivery == "at_most_once":
+            return
+        if self._noted_seq > self._seq:
+            self._add(f"the last message has seq {self._seq}, and {self._noted_seq} was published")
+        # Else retention has deleted messages.
+        begin = _NOWHERE if self._first == 0 else min(self._places)
+        since = max(begin, self._limits.due.get(self._partition, _NOWHERE))
+        for place in sorted(self._due.keys() - self._places):
+            if since < place < self._last:
+                what = "silver's record is missing in the sink, which has later ones"
+                where = f"{self._topic}: {_record(self._due[place].outcome.key, place)}"
+                self._findings.add(what, where, REPAIR_HINT)
+
+    def _add(self, what: str) -> None:
+        """Report a problem of the last message."""
+        self._findings.add(what, self._where, REPAIR_HINT)
 
 
 def _messages(settings: Settings, partition: int, first: int, end: int) -> Iterator[Message]:
@@ -358,19 +399,22 @@ def _messages(settings: Settings, partition: int, first: int, end: int) -> Itera
         times = batch["kafka_timestamp"].cast(pa.int64()).to_pylist()
         columns = (batch[name].to_pylist() for name in ("offset", "key", "value", "headers"))
         for time, offset, key, value, headers in zip(times, *columns, strict=True):
-            said = {header["key"]: header["value"] or b"" for header in reversed(headers or [])}
-            if FORGOTTEN in said:  # a tombstone is no part of the sequence
+            own_headers = {
+                header["key"]: header["value"] or b"" for header in reversed(headers or [])
+            }
+            if FORGOTTEN in own_headers:  # a tombstone is no part of the sequence
                 continue
             try:
-                says = parse_tail(said)
+                tail = parse_tail(own_headers)
             except ValueError:
-                says = None
-            id = said.get(ID, b"").decode(errors="replace")
-            yield offset, -1 if says is None else says.seq, says, id, key, time // 1000, value
+                tail = None
+            number = -1 if tail is None else tail.seq
+            record_id = own_headers.get(ID, b"").decode(errors="replace")
+            yield offset, number, tail, record_id, key, time // 1000, value
 
 
 def _its_row(
-    message: Message, partition: int, rows: Sequence[Row], judge: Validator
+    message: Message, partition: int, rows: Sequence[Row], validator: Validator
 ) -> tuple[Sequence[tuple[Any, ...]], str | None]:
     """Return the parts of the row of silver that a message is of, and what is not as the row has
     it.
@@ -379,17 +423,23 @@ def _its_row(
     """
     if not rows:
         return (), "silver has no finished, valid record for it"
-    unlike = [(_unlike(message, partition, row, judge), row.outcome.parts) for row in rows]
-    wrong, parts = next((each for each in unlike if each[0] is None), unlike[0])
-    return parts, wrong
+    unlike = [(_unlike(message, partition, row, validator), row.outcome.parts) for row in rows]
+    for problem, parts in unlike:
+        if problem is None:
+            return parts, None
+    problem, parts = unlike[0]
+    return parts, problem
 
 
-def _unlike(message: Message, partition: int, row: Row, judge: Validator) -> str | None:
+def _unlike(message: Message, partition: int, row: Row, validator: Validator) -> str | None:
     """Return what of a message is not as a row of silver has it; None where all is."""
-    (_, _, _, id, key, timestamp, value), found = message, row.outcome
-    is_same = {"key": key == found.key.encode(), "value": judge.is_same(value, row)}
-    is_same["timestamp"] = timestamp == max(1, found.event_time)
-    is_same["id"] = id == message_id(partition, found.event_time, found.key, found.tenant)
+    _, _, _, record_id, key, timestamp, value = message
+    outcome = row.outcome
+    is_same = {"key": key == outcome.key.encode(), "value": validator.is_same(value, row)}
+    is_same["timestamp"] = timestamp == max(1, outcome.event_time)
+    is_same["id"] = record_id == message_id(
+        partition, outcome.event_time, outcome.key, outcome.tenant
+    )
     differing = [part for part, same in is_same.items() if not same]
     return (
         f"{' and '.join(differing)} differ{'s' * (len(differing) == 1)} from silver's record"
@@ -399,10 +449,10 @@ def _unlike(message: Message, partition: int, row: Row, judge: Validator) -> str
 
 
 def _record(key: str, place: SortKey) -> str:
-    whose = f"tenant {place.tenant.decode()!r}, " if place.tenant else ""
+    tenant = f"tenant {place.tenant.decode()!r}, " if place.tenant else ""
     time = (
         f"event_time {place.time}"
         if place.closed_at == PLAIN
         else f"closed_at {place.closed_at}, due {place.time}"
     )
-    return f"{whose}key {key!r}, {time}"
+    return f"{tenant}key {key!r}, {time}"

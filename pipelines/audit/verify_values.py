@@ -40,22 +40,14 @@ def _field(value: Any, kind: pa.DataType) -> Any:
             else None
         )
     if pa.types.is_list(kind):
-        return (
-            [_field(each, kind.value_type) for each in value] if isinstance(value, list) else None
-        )
+        if not isinstance(value, list):
+            return None
+        return [_field(element, kind.value_type) for element in value]
     if pa.types.is_map(kind):  # as Arrow has it: pairs
-        pairs = (
-            value.items()
-            if isinstance(value, dict)
-            else value
-            if isinstance(value, tuple)
-            else None
-        )
-        return (
-            None
-            if pairs is None
-            else tuple((name, _field(each, kind.item_type)) for name, each in pairs)
-        )
+        if not isinstance(value, (dict, tuple)):
+            return None
+        pairs = value.items() if isinstance(value, dict) else value
+        return tuple((name, _field(item, kind.item_type)) for name, item in pairs)
     if is_exact(kind):
         with suppress(ValueError):
             return value if isinstance(value, date) else exact(value, kind)
@@ -68,7 +60,8 @@ def _field(value: Any, kind: pa.DataType) -> Any:
         )
     if pa.types.is_floating(kind):
         return float(value) if isinstance(value, (int, float, Decimal)) else None
-    return value if isinstance(value, bool if pa.types.is_boolean(kind) else str) else None
+    expected_type = bool if pa.types.is_boolean(kind) else str
+    return value if isinstance(value, expected_type) else None
 
 
 def packed(value: Any) -> bytes:

@@ -23,7 +23,7 @@ from pipelines.audit.report_charts import (
     Section,
     Steps,
     colour,
-    held,
+    extended,
     in_unit,
     time_format,
 )
@@ -217,12 +217,12 @@ def test_an_axis_has_one_kind_of_time_the_same_in_a_section_and_in_utc(river: Re
 
 def test_a_row_holds_to_the_end() -> None:
     rows = [{"of": of, "at": at, "n": n} for of, at, n in [("a", 1, 5), ("a", 2, 6), ("b", 1, 7)]]
-    assert held(rows, "of", 9) == [
+    assert extended(rows, "of", 9) == [
         *rows,
         {"of": "a", "at": 9, "n": 6},
         {"of": "b", "at": 9, "n": 7},
     ]
-    assert held([], "of", 9) == []
+    assert extended([], "of", 9) == []
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from pipelines.audit.evidence import End
 from pipelines.audit.problems import SHOWN, Findings, Problem, answer
 from pipelines.audit.verify import gaps
 from pipelines.audit.verify_evidence import Outcome
-from pipelines.audit.verify_model import PUBLISHED, Message, outcomes
+from pipelines.audit.verify_model import PUBLISHED, Inherited, Message, outcomes
 from pipelines.core.model import Record
 from pipelines.core.plan import TopicPartition
 from pipelines.lake.epochs import Epoch
@@ -49,21 +49,20 @@ def read_back(key: str, event_time: int) -> Message:
 
 
 def test_a_keys_outcomes_are_those_of_the_model() -> None:
-    assert sorted(outcomes(SOURCES, through(200), 0, NO_TENANT, [])) == sorted(
-        [TIMED_OUT, OPEN, LATE]
-    )
-    assert list(outcomes(SOURCES, through(None), 0, NO_TENANT, [])) == []
+    assert sorted(outcomes(SOURCES, through(200), 0, NO_TENANT)) == sorted([TIMED_OUT, OPEN, LATE])
+    assert list(outcomes(SOURCES, through(None), 0, NO_TENANT)) == []
 
 
 def test_what_was_published_before_a_recovery_is_not_merged_but_late_is_late() -> None:
     out = [out_before("tracking", 0, 10), out_before("orders", 0, 50)]
-    assert sorted(outcomes(SOURCES, through(200), 0, NO_TENANT, [read_back("k", 10)])) == sorted(
-        [OPEN, LATE, *out]
-    )
-    out.append(out_before("tracking", 1, 200))
     assert sorted(
-        outcomes(SOURCES, through(200), 0, NO_TENANT, [read_back("k", 10), read_back("k", 150)])
-    ) == sorted([LATE, *out])
+        outcomes(SOURCES, through(200), 0, NO_TENANT, Inherited([read_back("k", 10)]))
+    ) == sorted([OPEN, LATE, *out])
+    out.append(out_before("tracking", 1, 200))
+    messages = [read_back("k", 10), read_back("k", 150)]
+    assert sorted(outcomes(SOURCES, through(200), 0, NO_TENANT, Inherited(messages))) == sorted(
+        [LATE, *out]
+    )
 
 
 def test_gaps_are_what_lies_between_offsets_and_skipped_ranges(

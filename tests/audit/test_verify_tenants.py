@@ -623,9 +623,7 @@ def test_through_every_epoch_the_model_is_asked_for_what_it_said_then(life: Life
     def hear(epoch: int, model: PartitionMerge) -> None:
         heard.append((epoch, {tenant: model.tenant_clock(tenant) for tenant in TENANTS}))
 
-    found = list(
-        outcomes(SOURCES, [*zip(epochs, ends, strict=True)], 0, logs, [], on_epoch_end=hear)
-    )
+    found = list(outcomes(SOURCES, [*zip(epochs, ends, strict=True)], 0, logs, on_epoch_end=hear))
     assert heard == said
     expected: list[tuple[object, ...]] = [
         ("late", r.tenant, r.offset, position)

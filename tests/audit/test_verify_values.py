@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
-from pipelines.audit.rebuild import OF_BATCH, OF_WINDOW, verify_against
+from pipelines.audit.rebuild import BATCH_FIELD, WINDOW_FIELD, verify_against
 from pipelines.audit.verify import verify
 from pipelines.audit.verify_sink import read_sink
 from pipelines.audit.verify_values import as_kept
@@ -243,7 +243,7 @@ def copies(tmp_path: Path) -> tuple[ModelLake, ModelLake]:
         here.merge()
     there.arrive()
     there.merge()
-    facts = {OF_BATCH: "1", OF_WINDOW: "100 ms"}
+    facts = {BATCH_FIELD: "1", WINDOW_FIELD: "100 ms"}
     there.write(
         tables.CONFIGURATION, [{"field": f, "value": v, "decided_at": 0} for f, v in facts.items()]
     )
