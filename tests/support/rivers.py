@@ -86,7 +86,7 @@ def load() -> float:
 WATERSMEET = (sys.executable, "-m", "pipelines")
 _IN_CHUNKS = (
     "from pipelines.cli import main; from pipelines.kafka import publisher; publisher.CHUNK = "
-    "{piece}; main()"
+    "{chunk}; main()"
 )
 
 
