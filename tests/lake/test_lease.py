@@ -274,13 +274,13 @@ def test_a_host_name_a_process_number_and_a_wall_clock_prove_no_death(ended: int
 TAKE = """
 import sys, time
 from pathlib import Path
-from pipelines.lake.by_delta_rs import DeltaRsQuestions
+from pipelines.lake.by_delta_rs import DeltaRsReader
 from pipelines.lake.lease import Lease
 from pipelines.lake.location import Lake
 from tests.lake.conftest import Store, settings_for
 folder = Path(sys.argv[1])
 lake = Lake(settings_for(folder, lake=sys.argv[2]))
-store = Store(lake, DeltaRsQuestions(lake), Path(sys.argv[2]), None)
+store = Store(lake, DeltaRsReader(lake), Path(sys.argv[2]), None)
 lease = Lease(lake, store.questions, store.append, ["bronze"], renews=False)
 lease.take()
 print("taken", flush=True)
