@@ -281,7 +281,7 @@ from tests.lake.conftest import Store, settings_for
 folder = Path(sys.argv[1])
 lake = Lake(settings_for(folder, lake=sys.argv[2]))
 store = Store(lake, DeltaRsReader(lake), Path(sys.argv[2]), None)
-lease = Lease(lake, store.questions, store.append, ["bronze"], renews=False)
+lease = Lease(lake, store.reader, store.append, ["bronze"], renews=False)
 lease.take()
 print("taken", flush=True)
 for _ in sys.stdin:
