@@ -11,9 +11,8 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime, timezone
 from decimal import Decimal
 from operator import itemgetter
 from pathlib import Path
@@ -30,8 +29,8 @@ from pipelines.core.avro_schema import AvroSchema
 from pipelines.core.columns import MAX_TIME
 from pipelines.core.idle import IdleDecision
 from pipelines.core.inputs import input_of, of_source, source_of
-from pipelines.core.merge import RECORD_SCHEMA, late, late_schema, merge, silver_schema
-from pipelines.core.message import messages
+from pipelines.core.merge import LATE_SCHEMA, RECORD_SCHEMA, applied, silver_schema
+from pipelines.core.message import in_message_order, messages
 from pipelines.core.plan import (
     NOTHING_AVAILABLE,
     Available,
@@ -42,27 +41,27 @@ from pipelines.core.plan import (
 )
 from pipelines.core.reading import KAFKA, read_records
 from pipelines.core.sequence import ID, SEQ
-from pipelines.core.tenants import HEADS, TenantClocks
+from pipelines.core.step import State, step
 from pipelines.core.types import DUE, TENANT
 from pipelines.engine import Engine
 from pipelines.engine.choice import open_engine
 from pipelines.errors import ConfigurationError
 from pipelines.gold import with_message_values
-from pipelines.lake.order import BY_CLOSING, BY_EVENT_TIME, BY_TENANT
+from pipelines.lake.order import PLACE_COLUMNS
 from pipelines.lake.table_reader import normalise
+from pipelines.running.batches import batch_of
 from pipelines.running.planning import by_partition
 from pipelines.settings import Settings, load_settings
-from pipelines.silver import batch_of, validated
+from pipelines.silver import validated
 
 LARGEST_PARTITION: Final = 2**31 - 1
 LARGEST_TIME_MS: Final = 2**53
 
 _FIELDS: Final = ["source", "partition", "key", "value", "timestamp", "headers"]
-_BEFORE: Final = datetime.min.replace(tzinfo=timezone.utc)
 _AT_END: Final = 1
 """Number of the batch in which time goes on after the last record."""
 
-SortKey: TypeAlias = tuple[str, int, int]
+RecordPlace: TypeAlias = tuple[str, int, int]
 """Input, partition and offset of a record."""
 
 
@@ -155,7 +154,7 @@ def _tried(
         for what, where, fix in check_expressions(engine, settings):
             raise ConfigurationError(f"{where}: {what}; {fix}")
     rows: dict[str, list[tuple[Any, ...]]] = {name: [] for name in settings.inputs}
-    lines: dict[SortKey, int] = {}
+    lines: dict[RecordPlace, int] = {}
     offsets: Counter[tuple[str, int]] = Counter()
     for place, number, record in sent:
         try:
@@ -170,9 +169,7 @@ def _tried(
         for reader in (name for name, other in settings.inputs.items() if other == topic):
             lines[reader, partition, offset] = number
             rows[reader].append((topic, partition, offset, *fields))
-    return DryRun(engine, settings, _bronze(settings, rows, avro), lines, avro).normalise(
-        close=close
-    )
+    return DryRun(engine, settings, _bronze(settings, rows, avro), lines, avro).run(close=close)
 
 
 # -- what is sent
@@ -304,10 +301,10 @@ class DryRun:
     engine: Engine
     settings: Settings
     bronze: pa.Table
-    lines: Mapping[SortKey, int]
+    lines: Mapping[RecordPlace, int]
     avro: Mapping[str, AvroSchema]
 
-    def normalise(self, *, close: bool) -> dict[str, Any]:
+    def run(self, *, close: bool) -> dict[str, Any]:
         """Return what `try_records` does."""
         partitions = sorted({partition for _, partition, _ in self.lines})
         cursors = {
@@ -316,54 +313,42 @@ class DryRun:
             for p in partitions
         }
         types = {name: source.value_type for name, source in self.settings.sources.items()}
-        has_due = self.settings.merge.has_due
-        has_tenants = self.settings.merge.has_tenants
-        silver = silver_schema(
-            types, self.settings.with_topics, has_due=has_due, has_tenants=has_tenants
-        ).empty_table()
-        was_late = late_schema(has_tenants=has_tenants).empty_table()
-        heads = HEADS.empty_table()
-        clocks: list[Mapping[int, int]] = [{}]
-        rules = Rules(
-            self.settings.merge.window,
-            is_plain=not has_due,
-            lag_ms=self.settings.merge.tenant_max_lag_ms,
-        )
-        for batch in range(1 + close):
-            idle = self._far_ahead(cursors) if batch == _AT_END else {}
-            plan = plan_batch(batch, cursors, self._available(cursors, idle), clocks[-1], rules)
+        silver = silver_schema(types, self.settings.with_topics).empty_table()
+        late = LATE_SCHEMA.empty_table()
+        merge_settings = self.settings.merge
+        rules = Rules(merge_settings.window, lag_ms=merge_settings.tenant_max_lag_ms)
+        state = State(0, cursors, {})
+        clocks = {}
+        for number in range(1 + close):
+            idle = self._far_ahead(state.cursors) if number == _AT_END else {}
+            available = self._available(state.cursors, idle)
+            plan = plan_batch(number, state.cursors, available, state.clocks, rules)
             if plan is not None:
-                this = batch_of(plan, self.settings, rules, idle, self.avro)
-                changed = merge(
-                    self._timed,
-                    silver.filter(pc.not_equal(silver["status"], "timed_out")),
-                    this,
-                    heads=heads,
-                )
-                changed = changed.select(this.changed_schema().names).cast(this.changed_schema())
-                silver = _replaced(silver, validated(self.engine, changed, self.settings.publish))
-                was_late = pa.concat_tables([was_late, late(self._timed, this, heads)])
-                cursors = plan.cursors()
-                if rules.lag_ms is not None:
-                    heads = TenantClocks.of(self._timed, heads, plan, idle, rules.lag_ms).heads()
-            clocks.append(clocks[-1] if plan is None else plan.clocks)
+                batch = batch_of(plan, self.settings, rules, idle, self.avro, self.settings)
+                is_finished = pc.equal(silver["status"], "timed_out")
+                held = silver.filter(pc.invert(is_finished))
+                done = step(state, batch, self._timed, held)
+                schema = batch.changed_schema()
+                changed = done.changed.select(schema.names).cast(schema)
+                changed = validated(self.engine, changed, self.settings.publish)
+                silver = pa.concat_tables([silver.filter(is_finished), applied(held, changed)])
+                late = pa.concat_tables([late, done.late])
+                state = done.state
+            clocks[number] = state.clocks
         silver = silver.sort_by(
-            [
-                (name, "ascending")
-                for name in ("partition", "event_time", *self._tenant_columns, "merge_key")
-            ]
+            [(name, "ascending") for name in ("partition", "event_time", "tenant", "merge_key")]
         )
         return {
-            "clocks": [{"partition": p, "clock": clocks[1].get(p)} for p in partitions],
+            "clocks": [{"partition": p, "clock": clocks[0].get(p)} for p in partitions],
             "records": self._records(silver.filter(pc.not_equal(silver["status"], "waiting"))),
             "messages": [message for p in partitions for message in self._messages(p, silver)],
             "late": self._described(
-                was_late, "merge_key", *self._tenant_columns, "event_time", "position"
+                late, "merge_key", *self._tenant_columns, "event_time", "position"
             ),
             "quarantined": self._described(
                 self.bronze.filter(pc.is_valid(self.bronze["reason"])), "reason", "detail"
             ),
-            "waiting": self._waiting(cursors, silver),
+            "waiting": self._waiting(state.cursors, silver),
             "read": {source: self._counts(source) for source in self.settings.inputs},
         }
 
@@ -371,12 +356,12 @@ class DryRun:
     def _timed(self) -> pa.Table:
         """The records that have a time."""
         return self.bronze.filter(pc.is_valid(self.bronze["event_time"])).select(
-            [*RECORD_SCHEMA.names, *self._tenant_columns]
+            RECORD_SCHEMA.names
         )
 
     @property
     def _tenant_columns(self) -> list[str]:
-        """The column with the tenant of a record, if there are tenants."""
+        """The column with the tenant of a record, shown only if there are tenants."""
         return TENANT.names if self.settings.merge.has_tenants else []
 
     def _available(
@@ -429,7 +414,7 @@ class DryRun:
             "invalid_reason",
             "batch",
         ]
-        columns += [*(DUE.names if self.settings.merge.has_due else []), *self._tenant_columns]
+        columns += [*(DUE.names if self.settings.merge.says_closing else []), *self._tenant_columns]
         records = []
         for row in normalise(silver.select([*columns, *self.settings.sources])).to_pylist():
             batch = row.pop("batch")
@@ -454,20 +439,11 @@ class DryRun:
         is_out = pc.and_(
             pc.equal(silver["partition"], partition), pc.fill_null(silver["valid"], False)
         )
-        if self._tenant_columns:
-            order = BY_TENANT
-        else:
-            order = BY_CLOSING if self.settings.merge.has_due else BY_EVENT_TIME
-        columns = [
-            "partition",
-            "last_event_time",
-            *dict.fromkeys(["event_time", *order.columns]),
-            *self.settings.sources,
-        ]
+        columns = ["partition", "last_event_time", *PLACE_COLUMNS, *self.settings.sources]
         rows = with_message_values(
             self.engine, silver.filter(is_out).select(columns), self.settings
         )
-        rows = rows.sort_by([(name, "ascending") for name in order.columns])
+        rows = in_message_order(rows)
         made = messages(rows, rows["value"], None, {})
         described = []
         for row in made.to_pylist():
@@ -485,7 +461,7 @@ class DryRun:
     ) -> list[dict[str, Any]]:
         """Return the records that the clock (with tenants, their tenant's) has not reached."""
         rows = self.bronze.filter(pc.is_valid(self.bronze["merge_key"]))
-        positions = dict[SortKey, int]()
+        positions = dict[RecordPlace, int]()
         for row in normalise(silver.filter(pc.equal(silver["status"], "waiting"))).to_pylist():
             positions |= {
                 (name, row["partition"], part["offset"]): row["position"]
@@ -540,30 +516,3 @@ class DryRun:
             "offset": offset,
             "line": self.lines[name, partition, offset],
         }
-
-
-def _replaced(silver: pa.Table, changed: pa.Table) -> pa.Table:
-    """Return silver after the changed rows have replaced or deleted others (`Engine.merge`)."""
-    has_tenants = "passes" in changed.column_names
-    key = ["partition", "merge_key", *(TENANT.names if has_tenants else [])]
-    replaced = set(_tuples(changed, [*key, "replaces"]))
-    is_kept = [row not in replaced for row in _tuples(silver, [*key, "event_time"])]
-    if has_tenants:
-        waiting_until = {
-            tuple(place): until
-            for *place, until in _tuples(changed, [*key, "passes"])
-            if until is not None
-        }
-        rows = zip(_tuples(silver, [*key, "status", "position"]), is_kept, strict=True)
-        is_kept = [
-            kept if status != "waiting" else position > waiting_until.get(tuple(place), _BEFORE)
-            for (*place, status, position), kept in rows
-        ]
-        changed = changed.filter(pc.is_valid(changed["status"]))
-    return pa.concat_tables(
-        [silver.filter(pa.array(is_kept, pa.bool_())), changed.select(silver.column_names)]
-    )
-
-
-def _tuples(rows: pa.Table, columns: Sequence[str]) -> Iterator[tuple[Any, ...]]:
-    return zip(*(rows[name].to_pylist() for name in columns), strict=True)

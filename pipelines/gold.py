@@ -1,7 +1,7 @@
 """The gold layer: publishes the records that silver has finished to Kafka.
 
-Each partition of the sink is one gapless sequence in order of (event time, key). With a window by
-gap the order is (closed at, due, key), and with tenants (closed at, tenant, due, key).
+Each partition of the sink is one gapless sequence in the order in which merge records were closed:
+(closed at, tenant, due, key). With timeouts alone, that is (event time, key).
 
 The sink itself says how far each sequence has come. There is one publisher, the process that owns
 gold. A publication is made in these steps:
@@ -35,7 +35,13 @@ import pyarrow.compute as pc
 
 from pipelines.core.columns import times_ms
 from pipelines.core.idle import IdleDecision
-from pipelines.core.message import as_read, message_values, messages
+from pipelines.core.message import (
+    SAYS_CLOSING,
+    as_read,
+    in_message_order,
+    message_values,
+    messages,
+)
 from pipelines.core.recovery import (
     CloseTimeRange,
     idle_header,
@@ -43,7 +49,13 @@ from pipelines.core.recovery import (
     read_again_from,
     recovery_headers,
 )
-from pipelines.core.sequence import FORGOTTEN, NO_RECOVERY, SequenceTail, tombstones
+from pipelines.core.sequence import (
+    FORGOTTEN,
+    NO_RECOVERY,
+    MessageTime,
+    SequenceTail,
+    tombstones,
+)
 from pipelines.engine import Engine
 from pipelines.errors import SinkReplacedError, TransactionTimeoutError, kind_of
 from pipelines.faults import fault_point
@@ -55,13 +67,20 @@ from pipelines.lake.decisions import read_decisions
 from pipelines.lake.epochs import Epochs, read_epochs
 from pipelines.lake.fingerprints import read_fingerprints
 from pipelines.lake.generations import Generation, Generations, read_generations
-from pipelines.lake.order import Order
+from pipelines.lake.order import PLACE_COLUMNS
 from pipelines.lake.progress import last_batch
 from pipelines.lake.published import last_noted_ms, last_published
 from pipelines.lake.table_reader import first_offsets
 from pipelines.monitoring.events import Failed, Published, RecordsProcessed
 from pipelines.running.owner import Owner, now_ms
-from pipelines.running.publication_plan import LIMIT_BYTES, Pending, TimeRange, of_chunk, pending
+from pipelines.running.publication_plan import (
+    LIMIT_BYTES,
+    Limits,
+    Pending,
+    TimeRange,
+    Unpublished,
+    pending,
+)
 from pipelines.running.transaction_size import TransactionSize
 from pipelines.settings import Settings
 
@@ -75,8 +94,8 @@ transaction has no more.
 
 log = logging.getLogger("watersmeet.gold")
 
-Headers = Mapping[int, list[tuple[str, bytes]]]
-"""Additional headers of messages, by the time (ms) that orders the messages."""
+Headers = Mapping[MessageTime, list[tuple[str, bytes]]]
+"""Additional headers of messages, by their time."""
 
 
 class Publication(NamedTuple):
@@ -121,21 +140,12 @@ class Gold:
             tails = self.recover() if self._tails is None else self._tails
             self._tails = None  # after a failure, only the sink knows what is published
             with self.owner.step("gold", "plan"):
-                limit_bytes = max(1, LIMIT_BYTES * self._size.limit // self._size.largest)
-                limits = (
-                    self.partitions,
-                    self._size.limit,
-                    MAX_PER_CHUNK,
-                    self._clocks(),
-                    limit_bytes,
-                )
                 if not self._generations:
                     self._generations = read_generations(self._engine.reader, self.settings)
                 if not self._generations:
                     return  # the lake has not begun
-                found = pending(
-                    self._engine.reader, tails, *limits, self._generations.newest.from_batch
-                )
+                unpublished = self._unpublished(tails)._replace(clocks=self._clocks())
+                found = pending(self._engine.reader, unpublished, self._limits())
             if found.chunks and self._sink != self._identified():
                 continue  # and recover: the sink was deleted, or created again
             try:
@@ -155,6 +165,17 @@ class Gold:
                 yield publications
             if not found.has_more:
                 return
+
+    def _unpublished(self, tails: Mapping[int, SequenceTail]) -> Unpublished:
+        """Return which records count as not published."""
+        from_batch = self._generations.newest.from_batch
+        closing_from = self._epochs.closing_from
+        return Unpublished(tails, self.partitions, from_batch, closing_from)
+
+    def _limits(self) -> Limits:
+        """Return the limits of the next publication."""
+        limit_bytes = max(1, LIMIT_BYTES * self._size.limit // self._size.largest)
+        return Limits(self._size.limit, MAX_PER_CHUNK, limit_bytes)
 
     def _timed(self, found: Pending, tails: Mapping[int, SequenceTail]) -> list[Publication]:
         """Publish what is pending; the time it takes decides the size of the next transaction."""
@@ -257,12 +278,14 @@ class Gold:
         """Yield the messages of what is pending (steps 2 and 3), each table for one partition."""
         ends = dict(tails)
         for chunk in found.chunks:
-            rows = self._rows(chunk, found.order, found.from_batch)
-            # Texts as UTF-8.
-            rows = rows.sort_by([(name, "ascending") for name in found.order.columns])
+            rows = in_message_order(self._rows(chunk))
             for partition, extent in chunk.items():
-                mine = rows.filter(pc.equal(rows["partition"], partition))
-                times = times_ms(mine[found.order.column])
+                is_its = pc.and_(
+                    pc.equal(rows["partition"], partition),
+                    pc.equal(rows[SAYS_CLOSING], extent.says_closing),
+                )
+                mine = rows.filter(is_its)
+                times = times_ms(mine[extent.columns[0]])
                 mine = mine.filter(pa.array((times >= extent.first) & (times <= extent.last)))
                 for part, of_part in self._with_headers(mine, headers[partition], extent):
                     made = messages(part, part["value"], ends.get(partition), of_part)
@@ -286,37 +309,31 @@ class Gold:
         yield rows.slice(0, last), {}
         yield rows.slice(last), headers
 
-    def _rows(self, chunk: Mapping[int, TimeRange], order: Order, from_batch: int) -> pa.Table:
-        """Return the finished rows of a chunk, from a batch on, with the `value` of their message.
+    def _rows(self, chunk: Mapping[int, TimeRange]) -> pa.Table:
+        """Return the finished rows of a chunk with the `value` of their message.
 
-        The value follows the rules of the epoch that finished the row.
+        The value, and whether the message says when the record was closed (`SAYS_CLOSING`), follow
+        the rules of the epoch that finished the row.
         """
-        columns = [
-            "partition",
-            "merge_key",
-            "event_time",
-            "last_event_time",
-            *self.settings.sources,
-        ]
-        columns += [name for name in order.columns if name not in columns]
-        where = of_chunk(order, chunk, from_batch)
-        found = []
+        columns = ["partition", "last_event_time", *PLACE_COLUMNS, *self.settings.sources]
+        where = self._unpublished({}).of_chunk(chunk)
+        tables_of_epochs = []
         until = None
         for epoch in reversed(self._epochs):
-            of_batches = [
+            batches = [
                 ("batch", ">=", epoch.from_batch),
                 *([] if until is None else [("batch", "<", until)]),
             ]
-            mine = where if len(self._epochs) == 1 else [[*terms, *of_batches] for terms in where]
-            rows = self._engine.reader.rows(tables.SILVER, columns, mine)
-            found.append(with_message_values(self._engine, rows, epoch.settings))
+            of_epoch = where if len(self._epochs) == 1 else [[*term, *batches] for term in where]
+            rows = self._engine.reader.rows(tables.SILVER, columns, of_epoch)
+            tables_of_epochs.append(with_message_values(self._engine, rows, epoch.settings))
             until = epoch.from_batch
-        return pa.concat_tables(found)
+        return pa.concat_tables(tables_of_epochs)
 
     def _promised(self, found: Pending, tails: Mapping[int, SequenceTail]) -> list[Publication]:
         """Return what `at_most_once` notes before it publishes; no offset can be known yet."""
         ends: dict[int, SequenceTail] = {}
-        for _ in _followed(self._messages(found, tails, {p: {} for p in found.extents}), ends):
+        for _ in _followed(self._messages(found, tails, {p: {} for p in found.ends}), ends):
             pass
         return _publications(ends, tails)
 
@@ -329,47 +346,43 @@ class Gold:
         A partition's last messages carry them. Its first messages do too if a part of the batch may
         be published alone.
         """
-        headers: dict[int, dict[int, list[tuple[str, bytes]]]] = {
-            partition: {} for partition in found.extents
-        }
-        ends = [{p: extent.last for p, extent in found.extents.items()}]
+        headers: dict[int, dict[MessageTime, list[tuple[str, bytes]]]] = {p: {} for p in found.ends}
+        ends = [{p: end.last for p, end in found.ends.items()}]
         if self.settings.publish.delivery != "exactly_once":
-            ends.append({p: extent.first for p, extent in found.extents.items()})
+            ends.append({p: end.first for p, end in found.ends.items()})
         generation = self._generations.newest
         rules = read_fingerprints(
             self._engine.reader, self.settings, self._epochs, self._generations
         )
-        merge = self._epochs.current.settings.merge
-        is_closed = found.order.column == "closed_at"
-        longest_ms = merge.window.longest_ms + (merge.tenant_max_lag_ms or 0)
         decisions = self._decisions(generation)
         is_lived = self._is_lived(generation) or any(decisions.values())
         for times in ends:
-            positions = {
-                p: read_again_from(time, longest_ms if is_closed else None)
-                for p, time in times.items()
-            }
-            lag_ms = merge.tenant_max_lag_ms
-            closings = (
-                {}
-                if lag_ms is None
-                else {
-                    p: CloseTimeRange(time, found.extents[p].last, lag_ms)
-                    for p, time in times.items()
-                }
-            )
-            for partition, offsets in self._min_offsets(generation, positions, decisions).items():
-                idle = idle_header(decisions[partition], offsets, closings.get(partition))
-                fingerprints = rules.of(partition, offsets, positions[partition])
+            positions = {p: self._read_again_from(at) for p, at in times.items()}
+            for p, offsets in self._min_offsets(generation, positions, decisions).items():
+                idle = idle_header(
+                    decisions[p], offsets, self._close_times(times[p], found.ends[p].last.time)
+                )
+                fingerprints = rules.of(p, offsets, positions[p])
                 said = recovery_headers(offsets, idle, fingerprints, is_lived=is_lived)
                 if said[0][0] == NO_RECOVERY:
                     log.warning(
                         "partition %d: what a lost lake needs of idle decisions does not fit into "
                         "a message",
-                        partition,
+                        p,
                     )
-                headers[partition][times[partition]] = said
+                headers[p][times[p]] = said
         return dict(headers)
+
+    def _read_again_from(self, at: MessageTime) -> int:
+        """Return the position (ms) from which a lost lake reads again after a message."""
+        merge = self._epochs.current.settings.merge
+        longest_ms = merge.window.longest_ms + (merge.tenant_max_lag_ms or 0)
+        return read_again_from(at.time, longest_ms if at.says_closing else None)
+
+    def _close_times(self, at: MessageTime, last_ms: int) -> CloseTimeRange | None:
+        """Return the closing times of the messages from one on, with tenants."""
+        lag_ms = self._epochs.current.settings.merge.tenant_max_lag_ms
+        return None if lag_ms is None else CloseTimeRange(at.time, last_ms, lag_ms)
 
     def _is_lived(self, generation: Generation) -> bool:
         """Return True if more than records, idle decisions and one set of rules shaped the lake."""
@@ -486,13 +499,15 @@ class Gold:
 
 
 def with_message_values(engine: Engine, rows: pa.Table, settings: Settings) -> pa.Table:
-    """Return rows of silver with the `value` (large_binary) of their message.
+    """Return rows of silver with the `value` (large_binary) of their message, and `SAYS_CLOSING`.
 
-    The value follows the rules of the epoch that finished the row. An earlier epoch than the
+    Both follow the rules of the epoch that finished the row. An earlier epoch than the
     current one knew fewer fields of the values, so its messages have only those.
     """
     sources = settings.sources
     value = settings.publish.value
+    says_closing = pa.repeat(pa.scalar(settings.merge.says_closing), rows.num_rows)
+    rows = rows.append_column(SAYS_CLOSING, says_closing)
     if value is None:
         of_epoch = as_read(rows, {name: source.read_type for name, source in sources.items()})
         return rows.append_column("value", message_values(of_epoch, list(sources)))

@@ -19,13 +19,12 @@ import pyarrow as pa
 
 from pipelines.core.avro_schema import AvroSchema
 from pipelines.core.inputs import SEPARATOR, source_of, topic_of
-from pipelines.core.types import DUE, ddl, quoted
+from pipelines.core.types import DUE, TIME, ddl, quoted
 from pipelines.lake import tables
 from pipelines.lake.by_spark import sql_name
 from pipelines.lake.epochs import read_epochs
 from pipelines.lake.generations import read_generations
 from pipelines.lake.location import Lake
-from pipelines.lake.order import due_columns
 from pipelines.lake.progress import last_batch
 from pipelines.lake.schemas import avro_schemas
 from pipelines.lake.table_reader import Condition, within
@@ -48,8 +47,9 @@ def live(engine: SparkEngine, settings: Settings) -> DataFrame:
     """Return merge records, open and timed out, and records that wait (status `waiting`).
 
     Records wait in bronze for the clock, and in silver for their tenant's. The columns are silver's
-    and `waits_for` (an array of source names; null for rows of silver). Avro values are decoded by
-    a function of the session, `watersmeet_<source>`.
+    and `waits_for` (an array of source names; null for rows of silver). Of silver's, `due` and
+    `closed_at` are there where messages say them, `tenant` and `position` with tenants. Avro values
+    are decoded by a function of the session, `watersmeet_<source>`.
     """
     # The settings of the current epoch know every field that silver has had.
     settings = read_epochs(engine.reader, settings).current.settings
@@ -63,9 +63,7 @@ def live(engine: SparkEngine, settings: Settings) -> DataFrame:
         batch = 0 if last is None else last[0].batch + 1
         for tp, offset in reached(reader, generations.newest, batch).items():
             next_offsets.setdefault(tp.source, {})[tp.partition] = offset
-    return engine.spark.sql(
-        live_sql(engine.lake, settings, next_offsets, due_columns(reader), decodes=True)
-    )
+    return engine.spark.sql(live_sql(engine.lake, settings, next_offsets, decodes=True))
 
 
 def _decoded(schema: AvroSchema, value: bytes, partition: int, offset: int) -> Any:
@@ -80,14 +78,13 @@ def live_sql(
     lake: Lake,
     settings: Settings,
     skipping: Skipping | None = None,
-    due: Sequence[str] = (),
     *,
     decodes: bool = False,
 ) -> str:
     """Return the view as a query in Spark SQL, with the columns of `live`.
 
-    `due`: the columns of `DUE` that silver has. SQL cannot read Avro: the Avro value of a waiting
-    record is null, unless the session `decodes` it.
+    `settings`: those of the current epoch. SQL cannot read Avro: the Avro value of a waiting record
+    is null, unless the session `decodes` it.
     """
     sources = list(settings.sources)
     next_offsets = skipping or {}
@@ -95,12 +92,9 @@ def live_sql(
     generations = sql_name(lake, tables.GENERATIONS)
     columns = ", ".join(f"`{source}`" for source in sources)
     inputs = list(settings.inputs)
-    has_tenants = settings.merge.has_tenants
-    tenant_column = ", tenant" if has_tenants else ""
-    more_columns = "".join(f", {name}" for name in due)
-    more_columns += ", tenant, `position`" if has_tenants else ""
-    null_columns = "".join(f", CAST(NULL AS {ddl(DUE.field(name).type)})" for name in due)
-    null_columns += ", tenant, CAST(NULL AS TIMESTAMP)" if has_tenants else ""
+    more_columns = _shown_columns(settings)
+    of_silver = "".join(f", {name}" for name in more_columns)
+    of_waiting = "".join(f", {value}" for value in more_columns.values())
     unmerged = {
         name: _beyond(name, lake, settings, next_offsets.get(name, {}), decodes) for name in inputs
     }
@@ -140,18 +134,29 @@ def live_sql(
         ), stuck AS (
             SELECT `partition`, {_waits_for(inputs)} AS waits_for FROM heads
         ), waiting AS (
-            {" UNION ALL ".join(_waiting(name, settings, tenant_column) for name in inputs)}
+            {" UNION ALL ".join(_waiting(name, settings) for name in inputs)}
         )
         SELECT `partition`, merge_key, status, event_time, last_event_time, {columns}, valid,
-            invalid_reason, batch{more_columns},
+            invalid_reason, batch{of_silver},
             CAST(NULL AS ARRAY<STRING>) AS waits_for
         FROM {sql_name(lake, tables.SILVER)}
         UNION ALL
         SELECT `partition`, merge_key, 'waiting', MIN(event_time), MAX(event_time), {parts},
-            CAST(NULL AS BOOLEAN), CAST(NULL AS STRING), CAST(NULL AS BIGINT){null_columns},
+            CAST(NULL AS BOOLEAN), CAST(NULL AS STRING), CAST(NULL AS BIGINT){of_waiting},
             FIRST(waits_for)
         FROM waiting LEFT JOIN stuck USING (`partition`)
-        GROUP BY `partition`, merge_key{tenant_column}"""
+        GROUP BY `partition`, merge_key, tenant"""
+
+
+def _shown_columns(settings: Settings) -> dict[str, str]:
+    """Return the columns that are shown beside those of every lake.
+
+    They come by name, each with its value in a row that waits in bronze.
+    """
+    null = f"CAST(NULL AS {ddl(TIME)})"
+    times = dict.fromkeys(DUE.names, null) if settings.merge.says_closing else {}
+    of_tenants = {"tenant": "tenant", "`position`": null} if settings.merge.has_tenants else {}
+    return times | of_tenants
 
 
 def _unmerged(name: str) -> str:
@@ -177,7 +182,7 @@ def _decided(lake: Lake, settings: Settings) -> str:
     """
     table = sql_name(lake, tables.IDLE_HEARTBEATS)
     generations = sql_name(lake, tables.GENERATIONS)
-    newest = f"COALESCE(generation, 0) = (SELECT COALESCE(MAX(generation), 0) FROM {generations})"
+    newest = f"generation = (SELECT MAX(generation) FROM {generations})"
     return (
         f"(SELECT {_input('', settings)}, `partition`, event_time, after_offset FROM {table} WHERE "
         f"{newest})"
@@ -203,12 +208,11 @@ def _beyond(
             if decodes
             else f"CAST(NULL AS {ddl(kind)})"
         )
-    more_columns = ", b.tenant" if settings.merge.has_tenants else ""
-    more_columns += ", b.topic" if topic_of(name) else ""
+    topic_column = "b.topic, " if topic_of(name) else ""
     topic_condition = f" AND b.topic = '{topic_of(name)}'" if topic_of(name) else ""
     return f"""
-        SELECT b.`partition`, b.`offset`, b.event_time, b.merge_key, b.heartbeat{more_columns},
-            {value} AS value
+        SELECT b.`partition`, b.`offset`, b.event_time, b.merge_key, b.heartbeat, b.tenant,
+            {topic_column}{value} AS value
         FROM {read} AS b
         LEFT JOIN passed AS p ON p.source = '{name}' AND p.`partition` = b.`partition`
         WHERE b.`offset` >= COALESCE(p.until_offset, 0)
@@ -255,7 +259,7 @@ def _waits_for(sources: Sequence[str]) -> str:
     return f"ARRAY_COMPACT(CASE WHEN {all_known} THEN ARRAY({slowest}) ELSE ARRAY({missing}) END)"
 
 
-def _waiting(name: str, settings: Settings, tenant_column: str) -> str:
+def _waiting(name: str, settings: Settings) -> str:
     """Return a query of an input's waiting records, each as a part in the column of its source."""
     place = "event_time: TIMESTAMP, `offset`: BIGINT"
     places = dict.fromkeys(settings.sources, place) | dict.fromkeys(
@@ -270,7 +274,7 @@ def _waiting(name: str, settings: Settings, tenant_column: str) -> str:
     )
     columns = ", ".join(f"{part} AS `{other}`" for other, part in parts.items())
     return (
-        f"SELECT `partition`, merge_key{tenant_column}, event_time, {columns} "
+        f"SELECT `partition`, merge_key, tenant, event_time, {columns} "
         f"FROM {_unmerged(name)} WHERE NOT heartbeat"
     )
 

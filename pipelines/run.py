@@ -68,7 +68,6 @@ from pipelines.lake.identity import (
 from pipelines.lake.lease import FORGET, Lease
 from pipelines.lake.location import Lake
 from pipelines.lake.maintenance import Maintenance, keep_properties
-from pipelines.lake.order import due_columns
 from pipelines.lake.restored import check_not_restored
 from pipelines.lake.store import check_writable, stored
 from pipelines.lake.table_reader import TableReader
@@ -394,10 +393,10 @@ class LayerSet:
         self.owner = owner
         self._lease = lease
         idle_after_ms = self._settings.merge.idle_after_ms if can_be_idle else None
-        self._silence = (
+        self._idle_detector = (
             IdleDetector(self._settings, idle_after_ms) if idle_after_ms is not None else None
         )
-        self.silver = Silver(owner, self._settings, run.partitions, self._silence)
+        self.silver = Silver(owner, self._settings, run.partitions, self._idle_detector)
         self.gold = Gold(owner, self._settings, run.partitions, lease.check)
         self.dead_letters = [
             DeadLetters(owner, self._settings, run.partitions, table, topic, lease.check)
@@ -458,7 +457,7 @@ class LayerSet:
                     upstream,
                     bronze if once else None,
                     self.drain_silver,
-                    self._silence_is_due,
+                    self._is_idle_check_due,
                 )
             ]
         if "gold" in self._run.layers:
@@ -525,8 +524,8 @@ class LayerSet:
                 )
                 self._maintenance["gold"].after_commit()
 
-    def _silence_is_due(self) -> bool:
-        return self._silence is not None and self._silence.is_due
+    def _is_idle_check_due(self) -> bool:
+        return self._idle_detector is not None and self._idle_detector.is_due
 
     def _following(
         self,
@@ -566,13 +565,11 @@ def create_missing(engine: Engine) -> None:
 
 
 def create_view(engine: Engine) -> None:
-    """Create the live view of a catalog's lake, with the columns that silver has now."""
+    """Create the live view of a catalog's lake."""
     if engine.lake.is_catalog:
         from pipelines.live import VIEW, live_sql  # imports Spark
 
-        engine.create_view(
-            VIEW, live_sql(engine.lake, engine.lake.settings, due=due_columns(engine.reader))
-        )
+        engine.create_view(VIEW, live_sql(engine.lake, engine.lake.settings))
 
 
 def evolve_schema(engine: Engine, names: Sequence[str]) -> bool:

@@ -142,7 +142,7 @@ class MergeSettings(Part):
         return self.tenant is not None
 
     @property
-    def has_due(self) -> bool:
+    def says_closing(self) -> bool:
         """True where merge records say when they were closed.
 
         They do with tenants or a window by gap, or if there was either before.
@@ -152,7 +152,7 @@ class MergeSettings(Part):
     def after(self, before: "MergeSettings") -> "MergeSettings":
         """Return these settings as the next ones of a lake, after `before`."""
         settings = self.model_copy()
-        settings._had_window = before.has_due
+        settings._had_window = before.says_closing
         return settings
 
     def with_window(self, window: Window) -> "MergeSettings":
@@ -503,22 +503,6 @@ class Settings(Part):
         for table, topic in self.publish.dead_letter_topics.items():
             field = f"{table}_topic"
             use(topic, f"`publish.{field}`", right, "publish", field)
-        return self
-
-    @model_validator(mode="after")
-    def _names_no_source_as_a_column_of_silver(self) -> "Settings":
-        columns: frozenset[str] = frozenset()
-        if self.merge.has_tenants:
-            columns |= kinds.COLUMNS_OF_TENANTS | kinds.NAMES_OF_STEPS_OF_TENANTS
-        if self.merge.has_due:
-            columns |= kinds.COLUMNS_OF_WINDOWS
-        for name in self.sources:
-            if name in columns:
-                raise RefusedError(
-                    f"{{path}}: `{name}` is a column of silver; give the source another name",
-                    "sources",
-                    name,
-                )
         return self
 
     @model_validator(mode="after")

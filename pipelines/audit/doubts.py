@@ -121,24 +121,17 @@ def unmet_in_lake(reader: TableReader, settings: Settings) -> list[Problem] | No
         return None
     since: list[Condition] = [("batch", ">=", chosen[-1]["batch"])]
     spans = _spans(count, min(b["first"] for b in chosen), max(b["last"] for b in chosen))
-    tenant = TENANT.names if settings.merge.has_tenants else []
-    names = ["partition", "merge_key", "event_time", "last_event_time", *tenant, *settings.sources]
-    rows = reader.select(
-        tables.SILVER, names, [[*term, *since, *span] for term in _FINISHED for span in spans]
-    )
+    names = ["partition", *TENANT.names, "merge_key", "event_time", "last_event_time"]
+    where = [[*term, *since, *span] for term in _FINISHED for span in spans]
+    rows = reader.select(tables.SILVER, [*names, *settings.sources], where)
     groups = _groups(rows, settings.sources)
     lonely_sources = lonely(groups)
     if not lonely_sources.counts:
         return []
-    places = zip(
-        rows["partition"].to_pylist(),
-        _tenants(rows),
-        *(rows[n].to_pylist() for n in names[1:4]),
-        strict=True,
-    )
+    places = zip(*(rows[name].to_pylist() for name in names), strict=True)
     appearances = [
-        Appearance(source, p, tenant_name, key, first, last)
-        for sources, (p, tenant_name, key, first, last) in zip(groups, places, strict=True)
+        Appearance(source, *place)
+        for sources, place in zip(groups, places, strict=True)
         for source in sources
     ]
     if lonely_sources.is_every_one:
@@ -182,12 +175,6 @@ def _spans(count: int, first: int, last: int) -> list[list[Condition]]:
     part = max(1, step * FINISHED // count)
     begins = range(first, last + 1, step)
     return [[("event_time", ">=", at), ("event_time", "<", at + part)] for at in begins]
-
-
-def _tenants(rows: pa.Table) -> list[str]:
-    if TENANT.names[0] not in rows.column_names:
-        return [""] * rows.num_rows
-    return [tenant or "" for tenant in rows[TENANT.names[0]].to_pylist()]
 
 
 def _against(name: str, appearances: Sequence[Appearance]) -> list[Appearance]:
@@ -266,7 +253,8 @@ def doubts_in_kafka(
                 sample.append(batch)
             read = read_records(batch, rules)
             read = read.filter(pc.is_valid(read["merge_key"]))
-            columns = read["partition"].to_pylist(), _tenants(read), read["merge_key"].to_pylist()
+            names = ("partition", *TENANT.names, "merge_key")
+            columns = (read[column].to_pylist() for column in names)
             for p, tenant, key, time in zip(
                 *columns, times_ms(read["event_time"]).tolist(), strict=True
             ):

@@ -28,7 +28,6 @@ from pipelines.lake import tables
 from pipelines.lake.epochs import Epoch, Epochs, read_epochs
 from pipelines.lake.generations import Generation, Generations, read_generations
 from pipelines.lake.inputs import with_input_names
-from pipelines.lake.order import due_columns
 from pipelines.lake.progress import last_batch, progress_rows
 from pipelines.lake.recovered import MESSAGES, read_out, read_since
 from pipelines.lake.retention_bounds import (
@@ -123,11 +122,6 @@ class Evidence:
     unnoted: Unnoted
 
     @property
-    def has_tenants(self) -> bool:
-        """True where every tenant has a clock of its own."""
-        return self.settings.merge.has_tenants
-
-    @property
     def end(self) -> End:
         """The end up to which the generation was merged."""
         return self.through[-1][1]
@@ -156,14 +150,6 @@ class Evidence:
                 furthest[tp] = max(at, ended.begin.get(tp, 0), furthest.get(tp, 0))
                 ranges[tp].append((jump.begin.get(tp, 0), furthest[tp]))
         return ranges
-
-    @cached_property
-    def further_columns(self) -> Sequence[str]:
-        """Columns of silver for the close time and the tenant of merge records, if it has them."""
-        if not self.reader.exists(tables.SILVER):
-            return []
-        tenant_columns = [*TENANT.names, "position"] if self.has_tenants else []
-        return [*due_columns(self.reader), *tenant_columns]
 
     @cached_property
     def avro(self) -> Sequence[Mapping[str, AvroSchema]]:
@@ -312,19 +298,10 @@ def read_table(
 
 
 def _read_messages(reader: TableReader, settings: Settings, generation: Generation) -> pa.Table:
-    """Return the messages of a lost lake that a generation knows. Columns that the table lacks are
-    null.
-    """
-    names = ["partition", "merge_key", "event_time"]
-    kinds = {**dict.fromkeys(DUE.names, pa.int64()), **{field.name: field.type for field in TENANT}}
-    is_there = reader.exists(tables.RECOVERED)
-    own = [name for name in kinds if is_there and name in reader.columns(tables.RECOVERED).names]
+    """Return the messages of a lost lake that a generation knows."""
+    columns = ["partition", "merge_key", "event_time", *DUE.names, *TENANT.names]
     where = MESSAGES if generation.number == 0 else [[("partition", "in", [])]]
-    messages = read_table(reader, settings, tables.RECOVERED, [*names, *own], where)
-    for name, kind in kinds.items():
-        if name not in messages.column_names:
-            messages = messages.append_column(name, pa.nulls(messages.num_rows, kind))
-    return messages.select([*names, *kinds])
+    return read_table(reader, settings, tables.RECOVERED, columns, where)
 
 
 def _end_of(rows: Sequence[Mapping[str, Any]]) -> End:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from difflib import get_close_matches
 from functools import cached_property
-from operator import itemgetter
+from operator import attrgetter, itemgetter
 from typing import Any, NamedTuple
 
 import pyarrow as pa
@@ -26,8 +26,8 @@ from pipelines.audit.unnoted import read_unnoted
 from pipelines.core.columns import NULL_TIME
 from pipelines.core.inputs import input_of, source_of
 from pipelines.core.plan import Available, BatchPlan, Cursor, TopicPartition, positions_of
-from pipelines.core.sequence import ID, message_id, place_of
-from pipelines.core.types import DUE, TENANT
+from pipelines.core.sequence import ID, SequenceTail, message_id
+from pipelines.core.types import DUE, NO_TENANT, TENANT
 from pipelines.errors import ConfigurationError, WatersmeetError
 from pipelines.kafka.cluster import Cluster
 from pipelines.kafka.reading import Range, read_range
@@ -36,7 +36,7 @@ from pipelines.lake.decisions import Decided, read_decisions
 from pipelines.lake.epochs import Epochs, read_epochs
 from pipelines.lake.generations import Generation, Generations, read_generations
 from pipelines.lake.inputs import with_input_names
-from pipelines.lake.order import BY_EVENT_TIME, Order, orders
+from pipelines.lake.order import beyond
 from pipelines.lake.progress import last_batch, progress_rows
 from pipelines.lake.published import last_sink
 from pipelines.lake.snapshot import Snapshot
@@ -184,7 +184,8 @@ class _KeyHistory:
 
     def records(self) -> list[JsonObject]:
         """Return the merge records, by partition and event time."""
-        sink = _Sink(self.reader, self.settings, self.moment.at)
+        closing_from = self._epochs.closing_from
+        sink = _Sink(self.reader, self.settings, self.moment.at, closing_from)
         parts = self._parts()
         return [self._record(row, parts, sink) for row in self._rows if row["status"] != "waiting"]
 
@@ -197,15 +198,9 @@ class _KeyHistory:
         ]
 
     @cached_property
-    def _tenant_columns(self) -> list[str]:
-        """The column of tables with the tenant of a record, where there are tenants."""
-        return TENANT.names if self.settings.merge.has_tenants else []
-
-    @cached_property
     def _rows(self) -> list[JsonObject]:
         columns = ["partition", "merge_key", "status", "event_time", "last_event_time"]
-        columns += ["valid", "invalid_reason", "batch", *self._due, *self._tenant_columns]
-        columns += ["position"] if self._tenant_columns else []
+        columns += ["valid", "invalid_reason", "batch", *DUE.names, *TENANT.names, "position"]
         columns += self.settings.sources
         try:
             rows = self.reader.select(
@@ -218,14 +213,12 @@ class _KeyHistory:
             raise WatersmeetError(
                 f"version {self.moment.version} of silver cannot be read any more: {kept}"
             ) from error
-        return sorted(
-            rows.to_pylist(), key=itemgetter("partition", "event_time", *self._tenant_columns)
-        )
+        return sorted(rows.to_pylist(), key=itemgetter("partition", "event_time", *TENANT.names))
 
     @cached_property
-    def _due(self) -> Sequence[str]:
-        """Columns of silver for when merge records were closed, if it had them at that moment."""
-        return DUE.names if self._epochs.of(self.moment.batch).settings.merge.has_due else ()
+    def _shown_times(self) -> Sequence[str]:
+        """Columns for when a merge record was closed, where the rules of the moment say it."""
+        return DUE.names if self._epochs.of(self.moment.batch).settings.merge.says_closing else ()
 
     def _record(
         self,
@@ -266,20 +259,24 @@ class _KeyHistory:
             "reason": self._reason(row, clock),
             "parts": [{**part, "rule": "opened" if part is first else "joined"} for part in parts],
             "closed": None if is_open else closed,
-            **{name: row[name] for name in (*self._due, *self._tenant_columns)},
+            **{name: row[name] for name in self._shown_times},
+            **_tenant_of(row),
             "published": sink.sent_as(p, row, batches) if is_published else None,
         }
 
     def _reason(self, row: JsonObject, clock: int | None) -> str:
         """Return, in a sentence, which rule has decided."""
-        epoch = self._epochs.current if row["status"] == "open" else self._epochs.of(row["batch"])
+        is_open = row["status"] == "open"
+        epoch = self._epochs.current if is_open else self._epochs.of(row["batch"])
         window = epoch.settings.merge.window
         generation = self._generations.of(row["batch"])
-        due = (
-            window.due(row["event_time"], row["last_event_time"])
-            if row.get("due") is None
-            else row["due"]
-        )
+        if row["invalid_reason"] == "reset":
+            return (
+                "closed unpublished by a deliberate reset, with which generation "
+                f"{generation.number + 1} began"
+            )
+        # The next batch makes an open row due by the present rules.
+        due = window.due(row["event_time"], row["last_event_time"]) if is_open else row["due"]
         due_text = (
             "last event time + gap"
             if due == row["last_event_time"] + window.gap_ms
@@ -287,22 +284,18 @@ class _KeyHistory:
         )
         limit = f"{'event time + timeout' if window.is_timeout else due_text} ({utc(due)})"
         now = "undefined" if clock is None else utc(clock)
-        if row["status"] == "open" and self._tenant_columns:
+        has_tenant = row["tenant"] != NO_TENANT
+        if is_open and has_tenant:
             return self._tenants.why_open(row["partition"], row["tenant"], limit)
-        if row["status"] == "open":
+        if is_open:
             return f"open: times out once the clock has passed {limit}; it is {now}"
-        if row["invalid_reason"] == "reset":
-            return (
-                "closed unpublished by a deliberate reset, with which generation "
-                f"{generation.number + 1} began"
-            )
         unpublished = _UNPUBLISHED.get(row["invalid_reason"] or "", "")
         if row["valid"] and self._is_behind(row, generation):
             unpublished = (
                 "; not published: it sorts before what was out when generation "
                 f"{generation.number} began"
             )
-        if self._tenant_columns:
+        if has_tenant:
             closed = (
                 f"the clock of tenant {row['tenant']!r} passed {limit} when the clock of all came "
                 f"to {utc(row['closed_at'])}"
@@ -325,12 +318,8 @@ class _KeyHistory:
         publishes.
         """
         tail = generation.tails.get(row["partition"])
-        place = place_of(
-            row["event_time"],
-            row["merge_key"],
-            *(row.get(name) for name in ("due", "closed_at", "tenant")),
-        )
-        return tail is not None and place <= tail.place
+        message = _message_of(row, self._epochs.closing_from)
+        return tail is not None and message.place <= tail.place
 
     def _parts(self) -> dict[tuple[int, TopicPartition, int], JsonObject]:
         """Return all parts of the key's merge records, by generation, topic-partition and offset.
@@ -347,11 +336,11 @@ class _KeyHistory:
         parts = {}
         for (number, tp), offset_times in times.items():
             place = self._place(tp)
-            for offset, (batch, global_position, position) in self._merged(
+            for offset, (batch, _, position) in self._merged(
                 tp, sorted(offset_times), number
             ).items():
                 came = {
-                    "position": position if self._tenant_columns else global_position,
+                    "position": position,
                     "batch": batch,
                     "version": self._versions.get(batch),
                 }
@@ -382,8 +371,8 @@ class _KeyHistory:
 
         The batch is the last one that has the offset in its range. The first position is that among
         all records: the largest event time up to the offset, counted on from the position that the
-        batch before left. The second one is the record's position in its tenant, with tenants.
-        Positions are None where bronze does not have the record any more.
+        batch before left. The second one is the record's position in its tenant; without tenants
+        it is the same. Positions are None where bronze does not have the record any more.
         """
         batch_rows = {
             r["batch"]: r
@@ -406,7 +395,7 @@ class _KeyHistory:
             for a, b in ranges.values()
         ]
         read = self.reader.select(
-            tables.bronze(tp.source), ["offset", "event_time", *self._tenant_columns], where
+            tables.bronze(tp.source), ["offset", "event_time", *TENANT.names], where
         ).sort_by("offset")
         offset = read["offset"].to_numpy()
         time = read["event_time"].fill_null(NULL_TIME).to_numpy()
@@ -424,8 +413,9 @@ class _KeyHistory:
             positions = dict(
                 zip(rows.offsets.tolist(), positions_of(cursor, rows).tolist(), strict=True)
             )
-            own: Mapping[int, int] = {}
-            if self._tenant_columns and here[batch][-1] in positions:
+            has_tenants = self.settings.merge.has_tenants
+            own: Mapping[int, int] = {} if has_tenants else positions
+            if has_tenants and here[batch][-1] in positions:
                 last = positions[here[batch][-1]]
                 begin = (cursor, before.get("clock"))
                 batch_records = read.filter(pa.array(is_in_range))
@@ -442,20 +432,20 @@ class _KeyHistory:
         """Return the late records, by position."""
         rows = sorted(self._late, key=itemgetter("position"))
         return [
-            {**row, "version": self._versions.get(row["batch"]), **self._why_late(row)}
+            {**_shown(row), "version": self._versions.get(row["batch"]), **self._why_late(row)}
             for row in rows
         ]
 
     @cached_property
     def _late(self) -> list[JsonObject]:
         names = ["source", "topic", "partition", "offset", "event_time", "position", "batch"]
-        names += self._tenant_columns
+        names += TENANT.names
         conditions = *self._key_conditions, ("batch", "<=", self.moment.batch)
         return self._rows_at_moment(tables.LATE, names, *conditions)
 
     def _why_late(self, row: JsonObject) -> JsonObject:
-        """Return why a record is late, where there are tenants."""
-        if not self._tenant_columns:
+        """Return why a tenant's record is late."""
+        if row["tenant"] == NO_TENANT:
             return {}
         tp = TopicPartition(self.settings.input(row["source"], row["topic"]), row["partition"])
         number = self._generations.of(row["batch"]).number
@@ -489,16 +479,11 @@ class _KeyHistory:
             )
             rows = self._rows_at_moment(
                 tables.bronze(source),
-                ("topic", "partition", "offset", "event_time", *self._tenant_columns),
+                ("topic", "partition", "offset", "event_time", *TENANT.names),
                 *conditions,
             )
-            unread = (
-                {"position": None, "reason": "the clock of all has not come to it"}
-                if self._tenant_columns
-                else {}
-            )
             records += [
-                {"source": source_of(source), **row, **unread}
+                {"source": source_of(source), **_shown(row), **_why_unread(row)}
                 for row in rows
                 if row["offset"] >= end_offsets.get(row["partition"], 0)
             ]
@@ -572,11 +557,15 @@ class _KeyHistory:
 class _Sink:
     """Reader of `published`, for the sink that was written to last, as it was at a time.
 
-    `at`: epoch ms; None for now.
+    `at`: epoch ms; None for now. `closing_from`: the first batch whose messages say when their
+    merge records were closed.
     """
 
-    def __init__(self, reader: TableReader, settings: Settings, at: int | None) -> None:
+    def __init__(
+        self, reader: TableReader, settings: Settings, at: int | None, closing_from: int | None
+    ) -> None:
         self._reader = reader
+        self._closing_from = closing_from
         self._settings = settings
         self._time_conditions: list[Condition] = [] if at is None else [("committed_at", "<=", at)]
         self._name: str | None = None
@@ -596,62 +585,58 @@ class _Sink:
         """
         if self._name is None:
             return None
-        order = BY_EVENT_TIME if row.get("closed_at") is None else orders(self._reader)[-1]
-        place = [row[name] for name in order.columns]
-        # The first transaction whose last message sorts at or after the record wrote it.
-        names = {
-            name: "last_key" if name == "merge_key" else f"last_{name}" for name in order.columns
-        }
-        sink_conditions = [
+        message = _message_of(row, self._closing_from)
+        last = self._last_of_transaction(partition, message)
+        if last is None:
+            return None
+        behind = self._count_between(batches, partition, message, last)
+        offset = None if last.offset is None else last.offset - behind
+        is_out = True
+        if offset is not None and not self._is_away:
+            id = message_id(partition, row["event_time"], row["merge_key"], row["tenant"])
+            offset, is_out = self._looked_up(partition, id.encode(), offset)
+        return (
+            {"partition": partition, "offset": offset, "seq": last.seq - behind} if is_out else None
+        )
+
+    def _last_of_transaction(self, partition: int, message: SequenceTail) -> SequenceTail | None:
+        """Return the last message of the transaction that has a message; None where none has.
+
+        That is the first transaction whose last message sorts at or after it.
+        """
+        conditions: list[Condition] = [
             ("partition", "=", partition),
             ("sink", "=", self._name),
             *self._time_conditions,
         ]
-        where = [
-            [*sink_conditions, *term] for term in lexicographic(list(names.values()), place, ">")
-        ]
-        rows = self._reader.select(
-            tables.PUBLISHED, ["last_seq", *names.values(), "sink_offset"], where
-        ).to_pylist()
-        if not rows:
-            return None
-        last = min(rows, key=lambda row: int(row["last_seq"]))
-        until_last = self._finished(
-            batches, partition, order, place[0], [last[name] for name in names.values()]
-        )
-        behind = until_last - self._finished(batches, partition, order, place[0], place)
-        offset = None if last["sink_offset"] is None else last["sink_offset"] - behind
-        is_out = True
-        if offset is not None and not self._is_away:
-            tenant = row["tenant"] if self._settings.merge.has_tenants else ""
-            id = message_id(partition, row["event_time"], row["merge_key"], tenant)
-            offset, is_out = self._looked_up(partition, id.encode(), offset)
-        return (
-            {"partition": partition, "offset": offset, "seq": last["last_seq"] - behind}
-            if is_out
-            else None
-        )
+        where = [[*conditions, *term] for term in _at_or_beyond(message)]
+        rows = self._reader.select(tables.PUBLISHED, _LAST_MESSAGE, where)
+        values = zip(*(rows[name].to_pylist() for name in _LAST_MESSAGE), strict=True)
+        return min(map(SequenceTail._make, values), key=attrgetter("seq"), default=None)
 
-    def _finished(
+    def _count_between(
         self,
         batches: Sequence[Condition],
         partition: int,
-        order: Order,
-        since: int,
-        place: Sequence[Any],
+        message: SequenceTail,
+        last: SequenceTail,
     ) -> int:
-        """Return how many finished, valid records there are from a time on, up to a place in
-        publication order.
+        """Return how many finished, valid records sort after a message, up to the last one of its
+        transaction.
 
-        The record at the place counts, too.
+        `batches`: those of the message's generation. A transaction has messages of one alone.
         """
         conditions: list[Condition] = [
             ("partition", "=", partition),
             ("status", "=", "timed_out"),
             ("valid", "=", True),
+            *batches,
         ]
-        conditions += [*batches, *order.conditions, (order.column, ">=", since)]
-        where = [[*conditions, *term] for term in lexicographic(order.columns, place, "<")]
+        where = [
+            [*conditions, *after, *until]
+            for after in beyond(message, self._closing_from, is_after=True)
+            for until in beyond(last, self._closing_from, is_after=False)
+        ]
         counts = self._reader.summary(tables.SILVER, [], {"rows": ("count", "*")}, where)
         return int(counts["rows"][0].as_py())
 
@@ -682,6 +667,61 @@ class _Sink:
             self._is_away = True
             return guess, True
         return None, first > 0
+
+
+_LAST_MESSAGE = (
+    "last_seq",
+    "last_event_time",
+    "last_key",
+    "sink_offset",
+    "last_due",
+    "last_closed_at",
+    "last_tenant",
+)
+"""Columns of `published` with the last message of a transaction, as `SequenceTail` has it."""
+
+
+def _at_or_beyond(message: SequenceTail) -> Where:
+    """Return the condition for rows of `published` whose last message sorts at or after this one.
+
+    What says when it was closed sorts after all that does not.
+    """
+    if message.closed_at is not None:
+        columns = ["last_closed_at", "last_tenant", "last_due", "last_key"]
+        values = [message.closed_at, message.tenant, message.due, message.key]
+        return lexicographic(columns, values, ">")
+    terms = lexicographic(["last_event_time", "last_key"], [message.event_time, message.key], ">")
+    does_not_say: Condition = ("last_closed_at", "is null", None)
+    return [*([does_not_say, *term] for term in terms), [("last_closed_at", "is not null", None)]]
+
+
+def _message_of(row: JsonObject, closing_from: int | None) -> SequenceTail:
+    """Return the message of a finished row of silver, without its number (-1) and offset.
+
+    `closing_from`: the first batch whose messages say when their merge records were closed.
+    """
+    says_closing = closing_from is not None and row["batch"] >= closing_from
+    due, closed_at = (row["due"], row["closed_at"]) if says_closing else (None, None)
+    return SequenceTail(
+        -1, row["event_time"], row["merge_key"], None, due, closed_at, row["tenant"]
+    )
+
+
+def _tenant_of(row: JsonObject) -> JsonObject:
+    """Return a row's tenant as the answer has it: nothing where there are no tenants."""
+    return {} if row["tenant"] == NO_TENANT else {"tenant": row["tenant"]}
+
+
+def _shown(row: JsonObject) -> JsonObject:
+    """Return a row as the answer has it, with its tenant last."""
+    return {name: value for name, value in row.items() if name != "tenant"} | _tenant_of(row)
+
+
+def _why_unread(row: JsonObject) -> JsonObject:
+    """Return why a tenant's record in bronze waits."""
+    if row["tenant"] == NO_TENANT:
+        return {}
+    return {"position": None, "reason": "the clock of all has not come to it"}
 
 
 def _near(reader: TableReader, key: str) -> list[str]:

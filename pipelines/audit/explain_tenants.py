@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from pipelines.audit.show import utc
+from pipelines.core.clocks import Clocks
 from pipelines.core.columns import NULL_TIME
 from pipelines.core.idle import IdleDecision
 from pipelines.core.plan import BatchPlan, Cursor, OffsetRange, TopicPartition
@@ -45,17 +46,16 @@ class TenantFacts:
         """
         source_clocks: dict[str, int] = {}
         for source, clocks in self._by_source.items():
-            time = int(
-                clocks.clocks(np.array([partition]), pa.chunked_array([[tenant]], pa.string()))[0]
-            )
+            tenants = pa.chunked_array([[tenant]], pa.string())
+            time = int(clocks.at(np.array([partition]), tenants)[0])
             source_clocks |= {} if time == NULL_TIME else {source: time}
         clock = min(source_clocks.values(), default=None)
         return clock, [source for source, time in source_clocks.items() if time == clock]
 
     @cached_property
-    def _by_source(self) -> dict[str, TenantClocks]:
+    def _by_source(self) -> dict[str, Clocks]:
         """The clocks of tenants by source, as if there were no other source."""
-        clocks_by_source = {}
+        clocks_by_source: dict[str, Clocks] = {}
         for source in sorted({tp.source for tp in self._ends}):
             source_rows = {tp: row for tp, row in self._ends.items() if tp.source == source}
             cursors = {

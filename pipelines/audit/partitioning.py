@@ -22,7 +22,7 @@ from pipelines.core.inputs import source_of
 from pipelines.core.plan import TopicPartition
 from pipelines.core.reading import read_records
 from pipelines.core.repartition import murmur2
-from pipelines.core.types import TENANT
+from pipelines.core.types import NO_TENANT, TENANT
 from pipelines.kafka.cluster import Cluster
 from pipelines.kafka.reading import Range, read_range
 from pipelines.kafka.registry import rules_of
@@ -53,14 +53,14 @@ _FIX_HOME = (
 
 
 class Place(NamedTuple):
-    """A record with a key, in Kafka. `tenant`: that of the key, where there are tenants."""
+    """A record with a key, in Kafka."""
 
     key: str
     source: str
     topic: str
     partition: int
     offset: int
-    tenant: str | None = None
+    tenant: str = NO_TENANT
 
     def __str__(self) -> str:
         return f"{self.topic}[{self.partition}]@{self.offset}"
@@ -88,10 +88,8 @@ class KeyPartitions:
     _key_offsets: list[tuple[Int64s, Int64s]] = field(default_factory=list)
     """Hashes of the keys of each topic-partition, and the offsets of their first records."""
 
-    def add(self, tp: TopicPartition, keys: Mapping[int, tuple[str, str | None]]) -> None:
-        """Add the keys of a topic-partition's records, by offset, with their tenants where there
-        are some.
-        """
+    def add(self, tp: TopicPartition, keys: Mapping[int, tuple[str, str]]) -> None:
+        """Add the keys of a topic-partition's records, by offset, each with its tenant."""
         hashes, firsts = np.unique(
             np.fromiter(map(hash, keys.values()), np.int64), return_index=True
         )
@@ -149,7 +147,7 @@ def check_sample(
         name: {} for name in settings.inputs
     }
     for place in places:
-        by_source[place.source].setdefault((place.key, place.tenant or ""), []).append(place)
+        by_source[place.source].setdefault((place.key, place.tenant), []).append(place)
     first, *others = by_source.items()
     for name, keys in others:
         shared = sorted(keys.keys() & first[1].keys())
@@ -190,18 +188,12 @@ def _sampled(
     settings: Settings, partitions: int, since: Callable[[str], Mapping[int, int]]
 ) -> Iterator[Place]:
     """Yield the records with a key in a sample of each input."""
-    names = [
-        "merge_key",
-        "partition",
-        "offset",
-        *(TENANT.names if settings.merge.has_tenants else []),
-    ]
+    names = ["merge_key", "partition", "offset", *TENANT.names]
     for name, topic in settings.inputs.items():
         rules = rules_of(settings, source_of(name))
         for batch in read_sample(settings, partitions, name, since(name)):
             read = read_records(batch, rules)
-            for key, p, offset, *tenant in zip(
-                *(read[column].to_pylist() for column in names), strict=True
-            ):
+            columns = (read[column].to_pylist() for column in names)
+            for key, p, offset, tenant in zip(*columns, strict=True):
                 if key is not None:
-                    yield Place(key, name, topic, p, offset, *tenant)
+                    yield Place(key, name, topic, p, offset, tenant)

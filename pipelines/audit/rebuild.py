@@ -29,11 +29,12 @@ from pipelines.audit.evidence import Evidence, find_generation, read_evidence
 from pipelines.audit.problems import Findings, answer, different
 from pipelines.audit.unnoted import before_unnoted
 from pipelines.audit.verify_evidence import groups, place
-from pipelines.core.columns import int64s, looked_up
+from pipelines.core.columns import int64s, looked_up, time_column, times_ms
 from pipelines.core.inputs import source_of
+from pipelines.core.merge import REPLACING
 from pipelines.core.open_before import open_before
-from pipelines.core.plan import BatchPlan, End, OffsetRange, TopicPartition
-from pipelines.core.types import TENANT, TIME
+from pipelines.core.plan import BatchPlan, End, OffsetRange, Rules, TopicPartition
+from pipelines.core.types import DUE, TENANT, TIME
 from pipelines.core.window import Window
 from pipelines.engine import Engine
 from pipelines.engine.choice import create_tables, open_engine
@@ -42,7 +43,6 @@ from pipelines.lake import tables
 from pipelines.lake.epochs import Epochs, begin_epoch, inherited_lateness, read_epochs
 from pipelines.lake.generations import generation_rows, read_generations
 from pipelines.lake.location import Lake
-from pipelines.lake.order import due_columns
 from pipelines.lake.progress import facts_of, last_batch
 from pipelines.lake.recovered import rows_of_parts
 from pipelines.lake.retention_bounds import History, read_retention_bounds
@@ -263,9 +263,12 @@ def _open_at(
     ends: Mapping[TopicPartition, int],
     since: Mapping[int, int],
     sources: Sequence[str],
+    rules: Rules,
 ) -> pa.Table:
     """Return the merge records of a partition that were open where its history begins."""
-    return open_before(_alive(rows, since), ends, sources)
+    opened = open_before(_alive(rows, since), ends, sources)
+    due = rules.due(times_ms(opened["event_time"]), times_ms(opened["last_event_time"]))
+    return opened.set_column(opened.column_names.index("due"), "due", time_column(due))
 
 
 def _begin(
@@ -312,22 +315,19 @@ def _begin(
     since = {p: history.batch for p, history in begins.items()}
     changed: Where = [[("status", "!=", "timed_out")], [("batch", ">", min(since.values()))]]
     changed = [[*term, ("partition", "in", [*begins]), *evidence.batches] for term in changed]
-    stored = evidence.reader.columns(tables.SILVER).names
-    # An earlier version had fewer columns.
-    stored_schema = pa.schema([column for column in schema if column.name in stored])
-    rows = here.read(tables.SILVER, stored_schema.names, changed, version=evidence.version)
-    open_rows = partial(_open_at, ends=ends, since=since, sources=list(settings.sources))
-    opened = here.collect(here.per_partition(open_rows, [rows], stored_schema))
-    for column in schema:
-        if column.name not in stored_schema.names:
-            opened = opened.append_column(column, pa.nulls(len(opened), column.type))
-    opened = opened.select(schema.names).cast(schema)
-    commit = owner.next_commit(tables.SILVER, facts=facts_of(plan, settings))
-    into.merge(
-        tables.SILVER,
-        into.rows(opened.append_column("replaces", pa.nulls(len(opened), TIME))),
-        commit,
+    rows = here.read(tables.SILVER, schema.names, changed, version=evidence.version)
+    open_rows = partial(
+        _open_at,
+        ends=ends,
+        since=since,
+        sources=list(settings.sources),
+        rules=Rules(settings.merge.window),
     )
+    opened = here.collect(here.per_partition(open_rows, [rows], schema))
+    for name in REPLACING:
+        opened = opened.append_column(name, pa.nulls(len(opened), TIME))
+    commit = owner.next_commit(tables.SILVER, facts=facts_of(plan, settings))
+    into.merge(tables.SILVER, into.rows(opened), commit)
     owner.confirm(tables.SILVER, commit)
     retention_bounds = [("silver", p, batch, None, now_ms()) for p, batch in since.items()]
     into.append(tables.FLOORS, into.lake.layout[tables.FLOORS].rows(retention_bounds))
@@ -418,6 +418,18 @@ def _partitions(reader: TableReader, settings: Settings) -> int:
 
 Row = tuple[Any, ...]
 
+_LATE_COLUMNS: Final = [
+    "partition",
+    "source",
+    "offset",
+    "merge_key",
+    "event_time",
+    "position",
+    "value",
+    *TENANT.names,
+]
+"""Columns of late records that are compared."""
+
 
 def verify_against(
     here: TableReader,
@@ -459,8 +471,8 @@ def verify_against(
         version=_version_after(here, batch),
         since=read_retention_bounds(there).batches,
         kept=read_retention_bounds(here).times,
-        silver=_silver_columns(here, there, settings),
-        late=_late_columns(settings),
+        silver=_silver_columns(settings),
+        late=_LATE_COLUMNS,
     )
     in_silver = Findings("silver")
     in_late = Findings("late")
@@ -563,16 +575,10 @@ class _Comparison:
             findings.add(_difference(one, other, self.late), f"late: {topic}[{partition}]@{offset}")
 
 
-def _silver_columns(here: TableReader, there: TableReader, settings: Settings) -> list[str]:
+def _silver_columns(settings: Settings) -> list[str]:
     columns = ["partition", "merge_key", "event_time", "last_event_time", "status"]
     columns += [*settings.sources, "valid", "invalid_reason"]
-    columns += [name for name in due_columns(here) if name in due_columns(there)]
-    return [*columns, *TENANT.names, "position"] if settings.merge.has_tenants else columns
-
-
-def _late_columns(settings: Settings) -> list[str]:
-    columns = ["partition", "source", "offset", "merge_key", "event_time", "position", "value"]
-    return [*columns, *TENANT.names] if settings.merge.has_tenants else columns
+    return [*columns, *DUE.names, *TENANT.names, "position"]
 
 
 def _version_after(reader: TableReader, batch: int) -> int:

@@ -36,7 +36,6 @@ from pipelines.core.times import LAST_EVENT_TIME_MS
 from pipelines.core.window import Window
 from pipelines.lake.epochs import read_epochs
 from pipelines.lake.location import Lake
-from pipelines.lake.order import due_columns
 from pipelines.lake.progress import last_batch
 from pipelines.lake.snapshot import Snapshot
 from pipelines.lake.table_reader import Condition, TableReader, Where
@@ -78,6 +77,14 @@ _PROGRESS = (
     "until_offset",
     "head",
     "clock",
+    "committed_at",
+)
+_PUBLISHED = (
+    "partition",
+    "first_seq",
+    "last_seq",
+    "last_event_time",
+    "last_closed_at",
     "committed_at",
 )
 # What waits for its tenant's clock is no merge record yet.
@@ -145,7 +152,6 @@ class _LakeFigures:
         self.sources = tuple(settings.sources)
         self.inputs = tuple(settings.inputs)
         self.window = settings.merge.window
-        self.due = due_columns(reader) if reader.exists(SILVER) else []
         [(count, first, last)] = self.summary(
             PROGRESS, [], "count *", "min batch", "max batch"
         ) or [(0, 0, 0)]
@@ -252,13 +258,7 @@ class _LakeFigures:
 
         Clocks, leads and idle sources are those of the partitions that are shown.
         """
-        names = ["partition", "first_seq", "last_seq", "last_event_time", "committed_at"]
-        if (
-            self.reader.exists(PUBLISHED)
-            and "last_closed_at" in self.reader.columns(PUBLISHED).names
-        ):
-            names.append("last_closed_at")
-        published = self.read(PUBLISHED, names, [[("committed_at", ">=", self.since)]])
+        published = self.read(PUBLISHED, _PUBLISHED, [[("committed_at", ">=", self.since)]])
         decisions = self.read(
             IDLE_HEARTBEATS,
             ("source", "partition", "decided_at"),
@@ -545,20 +545,11 @@ class _LakeFigures:
         """Return how many merge records are open at a time, up to the largest clock."""
         change = np.zeros(steps.number)
         share = np.zeros(steps.number)
-        for times in self.times(SILVER, "event_time", _NOT_RESET):
-            ends = [] if self.due else [(-1, times + self.window.gap_ms)]
-            for sign, at in ((1, times), *ends):  # a share of that step is left after either time
-                change += sign * steps.totals(at)
-                share += sign * steps.totals(at, 1 - at % steps.width / steps.width)
-        for at in (
-            self.times(
-                SILVER, "due", [[*term, ("due", "is not null", None)] for term in _NOT_RESET]
-            )
-            if self.due
-            else ()
-        ):
-            change -= steps.totals(at)
-            share -= steps.totals(at, 1 - at % steps.width / steps.width)
+        for sign, column in ((1, "event_time"), (-1, "due")):
+            for times in self.times(SILVER, column, _NOT_RESET):
+                change += sign * steps.totals(times)
+                # A share of that step is left after either time.
+                share += sign * steps.totals(times, 1 - times % steps.width / steps.width)
         means = zip(steps.starts, (np.cumsum(change) - change + share).tolist(), strict=True)
         # The step that the largest clock is still in is left out: its mean is not known yet.
         rows = [
@@ -627,9 +618,8 @@ def _window_of(settings: Settings) -> dict[str, str]:
 
 def _closed_at(published: Columns, window: Window) -> Numbers:
     """Return when the merge record of each transaction's last message was closed (ms)."""
-    by_timeout = published["last_event_time"] + window.gap_ms
-    closed_at = published.get("last_closed_at", np.full(len(by_timeout), NULL))
-    return np.where(closed_at == NULL, by_timeout, closed_at)
+    closed_at = published["last_closed_at"]
+    return np.where(closed_at == NULL, published["last_event_time"] + window.gap_ms, closed_at)
 
 
 # -- kinds of figures

@@ -97,8 +97,10 @@ def status(
         newest = generations.newest if generations else Generation(0, 0, {}, {})
         unmet = pool.submit(unmet_in_lake, reader, settings)
         unnoted = pool.submit(read_unnoted, reader, settings, newest)
-        readers = (_cursors, _decisions, _behind_sink)
-        cursors, decisions, behind_sink = pool.map(lambda read: read(reader, newest), readers)
+        epochs = read_epochs(reader, settings)
+        behind_sink = pool.submit(_behind_sink, reader, newest, epochs.closing_from)
+        readers = (_cursors, _decisions)
+        cursors, decisions = pool.map(lambda read: read(reader, newest), readers)
         published = last_published(reader)
         since = {**newest.begin, **{tp: cursor.next_offset for tp, cursor in cursors.items()}}
         rows_by_source = pool.map(lambda source: _beyond(reader, source, since), settings.inputs)
@@ -164,7 +166,7 @@ def status(
             "quarantined": quarantined.get((p,), 0),
             "published": published[p].seq + 1 if p in published else 0,
         }
-        counts |= {"behind_sink": behind_sink.get(p, 0)}
+        counts |= {"behind_sink": behind_sink.result().get(p, 0)}
         counts |= {"waiting": silver.get((p, "waiting"), 0)} if has_tenants else {}
         answers.append({"partition": p, "clock": clock, **counts, "sources": sources})
     if slowest_tenants is not None:
@@ -272,8 +274,12 @@ def _cursors(reader: TableReader, generation: Generation) -> dict[TopicPartition
     return {} if last is None or last[0].batch < generation.from_batch else last[0].cursors()
 
 
-def _behind_sink(reader: TableReader, generation: Generation) -> Mapping[int, int]:
-    return count_behind_sink(reader, generation) if reader.exists(tables.SILVER) else {}
+def _behind_sink(
+    reader: TableReader, generation: Generation, closing_from: int | None
+) -> Mapping[int, int]:
+    if not reader.exists(tables.SILVER):
+        return {}
+    return count_behind_sink(reader, generation, closing_from)
 
 
 def _slowest(reader: TableReader, settings: Settings) -> dict[int, SlowestTenant]:

@@ -14,7 +14,7 @@ import pyarrow as pa
 from pipelines.audit.doubts import doubts_in_kafka, unbounded_times, unmet_in_lake
 from pipelines.audit.partitioning import check_sample
 from pipelines.audit.problems import Problem, as_problem
-from pipelines.core.types import DUE, ddl, widened
+from pipelines.core.types import DUE, TENANT, ddl, widened
 from pipelines.engine import Engine
 from pipelines.errors import ConfigurationError, WatersmeetError
 from pipelines.kafka.cluster import (
@@ -41,7 +41,8 @@ from pipelines.running.moved import moved_topics
 from pipelines.running.next_offsets import NextOffsets
 from pipelines.settings import PublishSettings, Settings
 
-_JUDGED = frozenset(["valid", "invalid_reason", "batch"])
+_NOT_CONTENT = frozenset(["valid", "invalid_reason", "batch", *DUE.names, "position"])
+"""Columns of silver that are no content of a merge record."""
 
 
 def check_kafka(settings: Settings) -> list[Problem]:
@@ -180,10 +181,8 @@ def check_expressions(engine: Engine, settings: Settings) -> list[Problem]:
     Both must say the same in every run. Returns the problems.
     """
     silver = engine.lake.layout[tables.SILVER].schema
-    merge = settings.merge
-    not_content = _JUDGED.union(
-        DUE.names if merge.has_due else (), ["position"] if merge.has_tenants else ()
-    )
+    # Without tenants, the column of the tenant says nothing.
+    not_content = _NOT_CONTENT.union(() if settings.merge.has_tenants else TENANT.names)
     content = pa.schema([field for field in silver if field.name not in not_content])
     publish = settings.publish
     problems = []
@@ -253,7 +252,7 @@ def check_lake(
 def check_tables(lake: Lake, reader: TableReader) -> list[Problem]:
     """Return a problem for each needed column that an existing table lacks or has in another type.
 
-    A column that fits once fields are added is no problem, nor is one that is added later.
+    A column that fits once fields are added is no problem.
     """
     problems = []
     for name, table in lake.layout.items():
@@ -261,8 +260,6 @@ def check_tables(lake: Lake, reader: TableReader) -> list[Problem]:
             continue
         existing = reader.columns(name)
         for field in table.schema:
-            if field.name not in existing.names and field.name in tables.added(name):
-                continue
             has = (
                 ddl(existing.field(field.name).type) if field.name in existing.names else "missing"
             )

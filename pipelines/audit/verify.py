@@ -75,6 +75,7 @@ from pipelines.audit.verify_sink import (
     read_sink,
 )
 from pipelines.core.inputs import source_of
+from pipelines.core.model import NO_TENANT
 from pipelines.core.plan import TopicPartition
 from pipelines.kafka.cluster import TIMEOUT_S, Cluster, co_partitioned, topics_of
 from pipelines.kafka.reading import Range, read_range
@@ -367,9 +368,8 @@ def check_key_partitions(
         key_partitions.add(tp, keys)
         if evidence.settings.repartitioned:
             for offset, (key, _) in keys.items():
-                place = Place(
-                    key, tp.source, evidence.settings.inputs[tp.source], tp.partition, offset
-                )
+                topic = evidence.settings.inputs[tp.source]
+                place = Place(key, tp.source, topic, tp.partition, offset)
                 check_key_partition(place, evidence.partitions, findings)
 
 
@@ -469,7 +469,7 @@ def check_outcomes(
             & (log.consumed < until)
             & ~np.isin(log.consumed, list(log.sampled))
         )
-        comparisons[_OUTCOMES[evidence.has_tenants]] = (
+        comparisons[_OUTCOMES[evidence.settings.merge.has_tenants]] = (
             np.array(offsets_by_source[tp.source], np.int64),
             log.consumed[~not_known],
             log.consumed,
@@ -514,16 +514,16 @@ def check_rows(
     - A record waits as long as that clock has not come to its position, and the clock of all has.
     - A finished row is valid exactly where predicate and size say so.
 
-    `clocks`: those of tenants, by the index of a row.
+    `clocks`: those of tenants, by the index of a row; absent where it is the partition's.
     """
     evidence = partition.evidence
     p = partition.number
     rows: Counter[tuple[Any, ...]] = Counter()
     for i, row in enumerate(partition.rows):
-        key, status, time, last, *_, tenant, position = row.outcome
+        key, status, time, last, *_, tenant, position, _ = row.outcome
         epoch, now = partition.deciding_epoch(row)
-        clock = clocks.get(i) if evidence.has_tenants else now
-        clock_name = "its tenant's clock" if evidence.has_tenants else "the clock"
+        clock = clocks.get(i, now)
+        clock_name = "the clock" if tenant == NO_TENANT else "its tenant's clock"
         what = ""
         has_ended = evidence.following is not None
         if status == "waiting":

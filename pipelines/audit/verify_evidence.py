@@ -33,7 +33,6 @@ from pipelines.core.sequence import SortKey, place_of
 from pipelines.core.types import DUE, TENANT
 from pipelines.lake import tables
 from pipelines.lake.epochs import Epoch
-from pipelines.lake.generations import own_generation
 from pipelines.lake.retention_bounds import History
 
 GROUPS = 16
@@ -51,8 +50,10 @@ class Outcome(NamedTuple):
     - `event_time` and `last` (ms): `last` is the last event time, or the position of a late record.
     - `parts`: of each its source, offset, event time and value, as its text, or as JSON of the
       fields of a schema.
-    - `due` and `closed_at` (ms): of a merge record, where silver has to say them.
+    - `due` and `closed_at` (ms): of a merge record; `closed_at` where it has timed out.
     - `position` (ms): of a waiting record.
+    - `says_closing`: of a merge record that has timed out, True where its message says `due` and
+      `closed_at`.
     """
 
     key: str
@@ -64,13 +65,16 @@ class Outcome(NamedTuple):
     closed_at: int | None = None
     tenant: str = NO_TENANT
     position: int | None = None
+    says_closing: bool = False
 
-    def __str__(self) -> str:
+    def described(self, *, with_closing: bool) -> str:
+        """Return the outcome for a sentence, with or without `due` and `closed_at`."""
         parts = []
         for source, offset, *values in self.parts[:5]:
             texts = ", ".join(str(value)[:40] for value in values)
             parts.append(f"{source}@{offset} ({texts})")
-        optional_times = {"due": self.due, "closed at": self.closed_at, "position": self.position}
+        closing = {"due": self.due, "closed at": self.closed_at} if with_closing else {}
+        optional_times = {**closing, "position": self.position}
         times = "".join(
             f", {name} {time}" for name, time in optional_times.items() if time is not None
         )
@@ -79,10 +83,17 @@ class Outcome(NamedTuple):
             f"{', '.join(parts)}{', ...' * (len(self.parts) > 5)}"
         )
 
+    def closed_by_reset(self) -> Outcome:
+        """Return what is open or waits as a jump closes it."""
+        return self._replace(
+            status="reset", due=None, closed_at=None, position=None, says_closing=False
+        )
+
     @property
     def place(self) -> SortKey:
-        """The place in the order of publication."""
-        return place_of(self.event_time, self.key, self.due, self.closed_at, self.tenant)
+        """The place in the order of publication, as the merge record's message says it."""
+        due, closed_at = (self.due, self.closed_at) if self.says_closing else (None, None)
+        return place_of(self.event_time, self.key, due, closed_at, self.tenant)
 
 
 class Row(NamedTuple):
@@ -118,20 +129,23 @@ class ReadLog(NamedTuple):
     - `position`: positions (ms).
     - `kind`: DECISION, HEARTBEAT or KEYED.
     - `before`: the position that the topic-partition begins with.
-    - `tenant_entries`: with tenants, the event time (ms) and the tenant of each record; for each
-      decision, the times (ms) that it has by tenant.
+    - `event_time`: event times (ms).
+    - `tenant`: the tenant of each record; null for a heartbeat of none, and for a decision.
+    - `tenant_times`: by index of a decision, the times (ms) that it has by tenant.
     """
 
     offset: Ints
     position: Ints
     kind: Ints
-    before: int = NULL
-    tenant_entries: Sequence[tuple[int, str | None, Mapping[str, int] | None]] = ()
+    before: int
+    event_time: Ints
+    tenant: pa.ChunkedArray
+    tenant_times: Mapping[int, Mapping[str, int]]
 
-    def keyed(self, until: int) -> ReadLog:
-        """Return the records with a key, up to an exclusive end offset."""
+    def keyed(self, until: int) -> tuple[Ints, Ints]:
+        """Return offsets and positions of the records with a key, up to an exclusive end offset."""
         is_selected = (self.kind == KEYED) & (self.offset < until)
-        return ReadLog(self.offset[is_selected], self.position[is_selected], self.kind[is_selected])
+        return self.offset[is_selected], self.position[is_selected]
 
 
 class Log(NamedTuple):
@@ -146,7 +160,7 @@ class Log(NamedTuple):
     - `consumed`: of records with a key that the generation has made something of.
     - `read`: what the generation has read.
     - `sampled`: of records with sampled keys, by offset, the key, the event time (ms), the value,
-      what silver should keep of it, and the tenant, where there are some.
+      what silver should keep of it, and the tenant.
     - `erased`: of records that `forget` has taken key and value from.
     """
 
@@ -158,7 +172,7 @@ class Log(NamedTuple):
     quarantined: Ints
     consumed: Ints
     read: ReadLog
-    sampled: Mapping[int, tuple[str, int, bytes, bytes, str | None]]
+    sampled: Mapping[int, tuple[str, int, bytes, bytes, str]]
     erased: Set[int] = frozenset()
 
 
@@ -169,11 +183,11 @@ class Partition:
     - `rows` and `late`: those of the generation.
     - `published`: finished, valid rows of other generations.
     - `late_before`: the late records of earlier generations, by source and offset.
-    - `recovered`: of each message of a lost lake its key, event time, due and closed_at (ms), and
-      tenant.
+    - `recovered`: of each message of a lost lake its key, event time, due and closed_at (ms; None
+      where it does not say them), and tenant.
     - `progress`: its columns in order of batch, with NULL for a time that is null.
-    - `late_anew`: with tenants, by source and offset, the late records of the first batch of an
-      epoch, some of which had waited before it.
+    - `late_anew`: by source and offset, tenants' late records in the first batch of an epoch, some
+      of which had waited before it.
     """
 
     evidence: Evidence
@@ -183,7 +197,7 @@ class Partition:
     published: Sequence[Row]
     late: Sequence[Outcome]
     late_before: Sequence[tuple[str, int]]
-    recovered: Sequence[tuple[str, int, int | None, int | None, str | None]]
+    recovered: Sequence[tuple[str, int, int | None, int | None, str]]
     progress: pa.Table
     late_anew: Set[tuple[str, int]]
 
@@ -242,13 +256,24 @@ _COLUMNS = {
         "batch",
         "valid",
         "invalid_reason",
+        *DUE.names,
+        *TENANT.names,
+        "position",
     ],
-    tables.LATE: ["merge_key", "source", "offset", "event_time", "position", "value", "batch"],
+    tables.LATE: [
+        "merge_key",
+        "source",
+        "offset",
+        "event_time",
+        "position",
+        "value",
+        "batch",
+        *TENANT.names,
+    ],
     tables.QUARANTINE: ["source", "offset"],
-    tables.IDLE_HEARTBEATS: ["source", "after_offset", "event_time", "decided_at"],
+    tables.IDLE_HEARTBEATS: ["source", "after_offset", "event_time", "decided_at", *TENANT.names],
     tables.RECOVERED: ["merge_key", "event_time", *DUE.names, *TENANT.names],
 }
-_WITH_TENANT = [tables.LATE, tables.IDLE_HEARTBEATS]
 _OF_BRONZE = [
     "partition",
     "offset",
@@ -258,6 +283,7 @@ _OF_BRONZE = [
     "merge_key",
     "value",
     "kafka_timestamp",
+    *TENANT.names,
 ]
 """Columns that are read of bronze; `has_value` is added."""
 _TIMES = ["head", "clock", "position"]
@@ -272,28 +298,25 @@ def read_partitions(
     columns `holds` and `told` (`Row.value`) to rows of silver.
     """
     sources = list(evidence.settings.sources)
-    further = evidence.further_columns
-    tenant_columns = TENANT.names if evidence.has_tenants else []
+    closing_from = evidence.epochs.closing_from
     first_batches = {epoch.from_batch for epoch in evidence.epochs[1:]}
+    more_conditions = {
+        tables.LATE: [("batch", "<=", evidence.last_batch)],
+        tables.IDLE_HEARTBEATS: [("generation", "=", evidence.generation.number)],
+    }
     for first, until in groups(evidence.partitions):
         here = [("partition", ">=", first), ("partition", "<", until)]
         rows_by_table = {tables.RECOVERED: evidence.recovered}
         for table in _COLUMNS.keys() - rows_by_table.keys():
             columns = ["partition", *_COLUMNS[table]]
-            columns += [*further, *sources] if table == tables.SILVER else []
-            columns += tenant_columns if table in _WITH_TENANT else []
-            where = [*here, ("batch", "<=", evidence.last_batch)] if table == tables.LATE else here
-            if table == tables.IDLE_HEARTBEATS and evidence.reader.exists(table):
-                columns += own_generation(evidence.reader, table)
+            columns += sources if table == tables.SILVER else []
+            where = [*here, *more_conditions.get(table, ())]
             version = evidence.version if table == tables.SILVER else None
             rows_by_table[table] = read_table(
                 evidence.reader, evidence.settings, table, columns, [where], version
             )
         rows_by_table[tables.SILVER] = evaluated(rows_by_table[tables.SILVER])
         rows_by_table[tables.PROGRESS] = _read_progress(evidence, here)
-        rows_by_table[tables.IDLE_HEARTBEATS] = _own_decisions(
-            evidence, rows_by_table[tables.IDLE_HEARTBEATS]
-        )
         bronze = {name: _read_bronze(evidence, name, here) for name in evidence.settings.inputs}
         for p in range(first, until):
             partition_rows = {
@@ -315,21 +338,17 @@ def read_partitions(
             late = list[Outcome]()
             late_before = list[tuple[str, int]]()
             late_anew = set[tuple[str, int]]()
-            for k, s, o, t, w, v, batch, *tenant in _tuples(
-                partition_rows[tables.LATE], tables.LATE, *tenant_columns
+            for k, s, o, t, w, v, batch, tenant in _tuples(
+                partition_rows[tables.LATE], tables.LATE
             ):
                 if not evidence.is_own(batch):
                     late_before.append((s, o))
                     continue
-                late.append(
-                    Outcome(
-                        k, "late", t, w, ((s, o, t, v),), tenant=tenant[0] if tenant else NO_TENANT
-                    )
-                )
-                if tenant and batch in first_batches:
+                late.append(Outcome(k, "late", t, w, ((s, o, t, v),), tenant=tenant))
+                if tenant != NO_TENANT and batch in first_batches:
                     late_anew.add((s, o))
             recovered = list(_tuples(partition_rows[tables.RECOVERED], tables.RECOVERED))
-            every = list(_rows(partition_rows[tables.SILVER], sources, further))
+            every = list(_rows(partition_rows[tables.SILVER], sources, closing_from))
             rows = [_closed(evidence, p, row) for row in every if evidence.is_own(row.batch)]
             others = [
                 row
@@ -342,20 +361,13 @@ def read_partitions(
             )
 
 
-def _own_decisions(evidence: Evidence, rows: pa.Table) -> pa.Table:
-    """Return the idle policy's decisions in the generation."""
-    if "generation" not in rows.column_names:
-        return rows if evidence.generation.number == 0 else rows[:0]
-    return rows.filter(pc.equal(pc.fill_null(rows["generation"], 0), evidence.generation.number))
-
-
 def _closed(evidence: Evidence, partition: int, row: Row) -> Row:
     """Return a row of silver as it will be once what follows from a jump is complete."""
     outcome = row.outcome
     if not evidence.is_closing:
         return row
     if not row.is_finished:
-        outcome = outcome._replace(status="reset", due=None, closed_at=None, position=None)
+        outcome = outcome.closed_by_reset()
         return row._replace(outcome=outcome, valid=False, invalid_reason="reset")
     if row.valid and evidence.is_unpublished(partition, outcome.place):
         return row._replace(
@@ -410,8 +422,7 @@ def _read_bronze(evidence: Evidence, source: str, here: Sequence[tuple[str, str,
     That is: of records with keys that are sampled or were read back, and of records that may have
     been passed over. The model says what became of those.
     """
-    columns = [*_OF_BRONZE, *(TENANT.names if evidence.has_tenants else [])]
-    rows = read_table(evidence.reader, evidence.settings, tables.bronze(source), columns, [here])
+    rows = read_table(evidence.reader, evidence.settings, tables.bronze(source), _OF_BRONZE, [here])
     recovered = set(evidence.recovered["merge_key"].to_pylist())
     is_sampled = pa.array(
         [evidence.is_sampled(key) or key in recovered for key in rows["merge_key"].to_pylist()],
@@ -424,9 +435,9 @@ def _read_bronze(evidence: Evidence, source: str, here: Sequence[tuple[str, str,
             pc.less(rows["event_time"], max(evidence.since.values()) + lag).fill_null(False),
         )
     values = pc.if_else(is_sampled, rows["value"], pa.scalar(None, pa.binary()))
-    return rows.append_column("has_value", pc.is_valid(rows["value"])).set_column(
-        6, "value", values
-    )
+    has_value = pc.is_valid(rows["value"])
+    rows = rows.set_column(rows.column_names.index("value"), "value", values)
+    return rows.append_column("has_value", has_value)
 
 
 def _log(
@@ -468,20 +479,20 @@ def _log(
     order = np.lexsort((kinds == DECISION, at))
     times = np.append(time[is_read], decision_time[is_in_range])[order]
     positions = np.maximum.accumulate(np.append(before, times))[1:]
-    tenant_entries: list[tuple[int, str | None, Mapping[str, int] | None]] = []
-    if evidence.has_tenants:
-        tenants = rows["tenant"].filter(pa.array(is_read)).to_pylist()
-        decision_keys = zip(after[is_in_range].tolist(), decided[is_in_range].tolist(), strict=True)
-        tenant_values: list[tuple[str | None, Mapping[str, int] | None]] = [
-            *((tenant, None) for tenant in tenants),
-            *((None, tenant_times[decision_key]) for decision_key in decision_keys),
-        ]
-        tenant_entries = [
-            (t, *tenant_values[i]) for t, i in zip(times.tolist(), order.tolist(), strict=True)
-        ]
-    read = ReadLog(at[order], positions, kinds[order], before, tenant_entries)
+    of_none = pa.nulls(int(is_in_range.sum()), pa.string())
+    tenants = pa.chunked_array([*rows["tenant"].filter(pa.array(is_read)).chunks, of_none])
+    kinds = kinds[order]
+    # Among themselves, decisions are in the order of their rows.
+    decision_keys = zip(after[is_in_range].tolist(), decided[is_in_range].tolist(), strict=True)
+    decision_indices = np.flatnonzero(kinds == DECISION).tolist()
+    times_by_index = {
+        i: tenant_times.get(key, {}) for i, key in zip(decision_indices, decision_keys, strict=True)
+    }
+    read = ReadLog(
+        at[order], positions, kinds, before, times, tenants.take(pa.array(order)), times_by_index
+    )
     out = evidence.out.get(tp, np.array([], np.int64))
-    consumed = np.setdiff1d(read.keyed(end).offset, out)
+    consumed = np.setdiff1d(read.keyed(end)[0], out)
     source = source_of(tp.source)
     old = offset[
         numbers(rows["kafka_timestamp"], 0)
@@ -497,8 +508,8 @@ def _log(
     )
     is_merged = is_timed & ~is_refused & (kind == KEYED) & (offset >= begin) & ~np.isin(offset, out)
     rows = rows.filter(pc.and_(pa.array(is_merged), pc.is_valid(rows["value"])))
-    columns = [rows[name].to_pylist() for name in ("offset", "merge_key", "event_time", "value")]
-    columns.append(rows["tenant"].to_pylist() if evidence.has_tenants else [None] * len(rows))
+    names = ("offset", "merge_key", "event_time", "value", "tenant")
+    columns = [rows[name].to_pylist() for name in names]
     decoders = [
         schemas[source].decoder_of_accepted() if source in schemas else None
         for schemas in evidence.avro
@@ -526,20 +537,23 @@ def _log(
 
 
 def _decisions(rows: pa.Table) -> tuple[pa.Table, Mapping[tuple[int, int], dict[str, int]]]:
-    """Return the idle policy's decisions in their order, and what each tells tenants (ms).
+    """Return the idle policy's decisions in their order, and the times (ms) that each has by
+    tenant.
 
-    The latter is by `after_offset` and `decided_at`.
+    The latter are by `after_offset` and `decided_at`.
     """
     rows = rows.sort_by([("after_offset", "ascending"), ("event_time", "ascending")])
     tenant_times: dict[tuple[int, int], dict[str, int]] = defaultdict(dict)
-    if "tenant" not in rows.column_names:
-        return rows, tenant_times
     for row in rows.filter(pc.is_valid(rows["tenant"])).to_pylist():
         tenant_times[row["after_offset"], row["decided_at"]][row["tenant"]] = row["event_time"]
     return rows.filter(pc.is_null(rows["tenant"])), tenant_times
 
 
-def _rows(silver: pa.Table, sources: Sequence[str], further: Sequence[str]) -> Iterator[Row]:
+def _rows(silver: pa.Table, sources: Sequence[str], closing_from: int | None) -> Iterator[Row]:
+    """Yield rows of silver.
+
+    `closing_from`: the first batch whose messages say when their merge records were closed.
+    """
     parts_by_source = []
     for source in sources:
         lists = silver[source].combine_chunks()
@@ -556,16 +570,23 @@ def _rows(silver: pa.Table, sources: Sequence[str], further: Sequence[str]) -> I
         flat_parts = list(zip(names, offsets.to_pylist(), times_ms, texts, strict=False))
         ends = np.cumsum(numbers(pc.list_value_length(lists), 0)).tolist()
         parts_by_source.append([flat_parts[a:b] for a, b in zip([0, *ends], ends, strict=False)])
-    rows = _tuples(silver, tables.SILVER, "holds", "told", *further)
-    for (key, status, first, last, batch, valid, reason, holds, value, *more), *parts in zip(
+    rows = _tuples(silver, tables.SILVER, "holds", "told")
+    for (key, status, first, last, batch, valid, reason, *closing, holds, value), *parts in zip(
         rows, *parts_by_source, strict=True
     ):
+        due, closed_at, tenant, position = closing
         status = "reset" if status == "timed_out" and reason == "reset" else status
-        yield Row(
-            Outcome(key, status, first, last, tuple(chain(*parts)), *more),
-            batch,
-            valid,
-            reason,
-            holds,
-            value,
+        says_closing = closed_at is not None and closing_from is not None and batch >= closing_from
+        outcome = Outcome(
+            key,
+            status,
+            first,
+            last,
+            tuple(chain(*parts)),
+            due,
+            closed_at,
+            tenant,
+            position,
+            says_closing,
         )
+        yield Row(outcome, batch, valid, reason, holds, value)

@@ -33,8 +33,13 @@ PUBLISHED = "published before"
 Arrived = Mapping[str, list[tuple[int, Record]]]
 """Positions (ms) and records, by input."""
 
-Message = tuple[str, int, "int | None", "int | None", "str | None"]
-"""A message read back: its key, event time, due and closed_at (ms), and tenant."""
+Message = tuple[str, int, "int | None", "int | None", str]
+"""A message read back: its key, event time, due and closed_at (ms; None where it does not say
+them), and tenant.
+"""
+
+OpenParts = Mapping[tuple[str, str], Sequence[tuple[Any, ...]]]
+"""Parts of open merge records (as in `Outcome`), by tenant and key."""
 
 
 def check_model(
@@ -49,6 +54,7 @@ def check_model(
     begun to erase (`erasing`) do not count.
     """
     is_sampled = partition.evidence.is_sampled
+    has_closing = partition.evidence.epochs.closing_from is not None
     here = [*(row.outcome for row in partition.rows), *partition.late]
     sampled = (
         outcome
@@ -64,14 +70,24 @@ def check_model(
     for (key, tenant), *sides in different(
         actual, right, lambda outcome: (outcome.key, outcome.tenant)
     ):
-        tables_have, model_has = (
-            "; ".join(map(str, sorted(side)[:3])) or "nothing" for side in sides
-        )
+        tables_have, model_has = (_described(side, with_closing=has_closing) for side in sides)
+        if tables_have == model_has:
+            tables_have, model_has = (_described(side, with_closing=True) for side in sides)
         time = min(outcome.event_time for side in sides for outcome in side)
         findings.add(
             f"the tables have {tables_have}, and the merge model {model_has}",
             place(partition.number, key, time, tenant),
         )
+
+
+def _described(side: Sequence[Outcome], *, with_closing: bool) -> str:
+    """Return the first outcomes of a side for a sentence.
+
+    Where no message says when its merge record was closed, `with_closing` is False unless nothing
+    else differs.
+    """
+    texts = (outcome.described(with_closing=with_closing) for outcome in sorted(side)[:3])
+    return "; ".join(texts) or "nothing"
 
 
 def _as_ended(partition: Partition, outcome: Outcome) -> Outcome:
@@ -83,7 +99,7 @@ def _as_ended(partition: Partition, outcome: Outcome) -> Outcome:
         return outcome
     if outcome.status in ("open", "waiting"):
         last = outcome.event_time if outcome.status == "waiting" else outcome.last
-        return outcome._replace(status="reset", last=last, due=None, closed_at=None, position=None)
+        return outcome._replace(last=last).closed_by_reset()
     is_closed = outcome.status == "timed_out" and partition.evidence.is_unpublished(
         partition.number, outcome.place
     )
@@ -93,8 +109,8 @@ def _as_ended(partition: Partition, outcome: Outcome) -> Outcome:
 class Expected(NamedTuple):
     """Expectations of the merge model.
 
-    `outcomes`: what became of records. `clocks`: with tenants, by the index of a row of silver, the
-    clock of its tenant by which it was open, waiting or closed.
+    `outcomes`: what became of records. `clocks`: by the index of a row of silver, the clock (ms) of
+    its tenant by which it was open, waiting or closed; absent where that is the partition's.
     """
 
     outcomes: list[Outcome]
@@ -110,11 +126,12 @@ def expected(partition: Partition) -> Expected:
     """
     settings = partition.evidence.settings
     end = partition.evidence.end
+    has_tenants = settings.merge.has_tenants
     logs = {tp.source: log for tp, log in partition.logs.items()}
     arrived = {
         tp.source: list(
             _all_records(tp.source, log.read, log)
-            if settings.merge.has_tenants
+            if has_tenants
             else _sampled_records(tp, log, end.until.get(tp, 0))
         )
         for tp, log in partition.logs.items()
@@ -123,7 +140,7 @@ def expected(partition: Partition) -> Expected:
     before = _open_before(partition)
     clocks = dict[int, int]()
     parts_before = {part[:2]: part for parts in before.values() for part in parts}
-    clock_requests = _clock_requests(partition) if settings.merge.has_tenants else {}
+    clock_requests = _clock_requests(partition) if has_tenants else {}
 
     def on_epoch_end(epoch: int, model: PartitionMerge) -> None:
         """Take note of tenants' clocks at the end of an epoch, and before."""
@@ -146,20 +163,19 @@ def expected(partition: Partition) -> Expected:
 
 
 def _sampled_records(tp: TopicPartition, log: Log, until: int) -> Iterator[tuple[int, Record]]:
-    offsets, positions, *_ = log.read.keyed(until)
+    offsets, positions = log.read.keyed(until)
     for offset, position in zip(offsets.tolist(), positions.tolist(), strict=True):
         if offset in log.sampled:
-            key, time, *_ = log.sampled[offset]
-            yield position, Record(tp.source, offset, time, key)
+            key, time, *_, tenant = log.sampled[offset]
+            yield position, Record(tp.source, offset, time, key, tenant)
 
 
 def _all_records(source: str, read: ReadLog, log: Log) -> Iterator[tuple[int, Record]]:
-    columns = read.offset.tolist(), read.position.tolist(), read.kind.tolist()
-    for offset, position, kind, (time, tenant, tenant_times) in zip(
-        *columns, read.tenant_entries, strict=True
-    ):
+    numbers = (read.offset, read.position, read.kind, read.event_time)
+    columns = (*(column.tolist() for column in numbers), read.tenant.to_pylist())
+    for i, (offset, position, kind, time, tenant) in enumerate(zip(*columns, strict=True)):
         key = log.sampled[offset][0] if kind != DECISION and offset in log.sampled else None
-        yield position, Record(source, offset, time, key, tenant, tenant_times)
+        yield position, Record(source, offset, time, key, tenant, read.tenant_times.get(i))
 
 
 def _clock_requests(partition: Partition) -> Mapping[int, list[tuple[int, str, int]]]:
@@ -174,20 +190,18 @@ def _clock_requests(partition: Partition) -> Mapping[int, list[tuple[int, str, i
     return requests
 
 
-def _open_before(partition: Partition) -> dict[str, list[tuple[Any, ...]]]:
-    """Return, by sampled key, what was open when the partition's history began.
+def _open_before(partition: Partition) -> OpenParts:
+    """Return, by tenant and sampled key, what was open when the partition's history began.
 
     These are the parts of the key's merge record that was open then, as silver has them.
     """
-    parts_by_key = {}
-    for key, parts in (
-        (r.outcome.key, r.outcome.parts)
-        for r in partition.rows
-        if partition.evidence.is_sampled(r.outcome.key)
-    ):
-        if before := [part for part in parts if not partition.is_judged(*part[:2])]:
-            parts_by_key[key] = before
-    return parts_by_key
+    open_parts = {}
+    for outcome in (row.outcome for row in partition.rows):
+        if partition.evidence.is_sampled(outcome.key):
+            before = [part for part in outcome.parts if not partition.is_judged(*part[:2])]
+            if before:
+                open_parts[outcome.tenant, outcome.key] = before
+    return open_parts
 
 
 def _nothing(*_: Any) -> None:
@@ -198,13 +212,13 @@ class Inherited(NamedTuple):
     """State that a generation has of the time before its first record.
 
     - `recovered`: messages that were read back from the sink.
-    - `before`: by key, the parts of what was open when the partition's history begins.
+    - `before`: the parts of what was open when the partition's history begins.
     - `passed_over_before`: the position (ms) in their tenant before which a lost lake's records are
       passed over.
     """
 
     recovered: Iterable[Message] = ()
-    before: Mapping[str, Sequence[tuple[Any, ...]]] = MappingProxyType({})
+    before: OpenParts = MappingProxyType({})
     passed_over_before: int | None = None
 
 
@@ -225,7 +239,7 @@ def outcomes(
     """
     messages: dict[str, list[PublishedRecord]] = defaultdict(list)
     for key, event_time, due, closed_at, tenant in inherited.recovered:
-        messages[key].append(PublishedRecord(event_time, due, closed_at, tenant or NO_TENANT))
+        messages[key].append(PublishedRecord(event_time, due, closed_at, tenant))
     first = through[0][0].settings.merge
     sources = tuple(dict.fromkeys(map(source_of, inputs)))
     topics = inputs if inputs != sources else ()
@@ -236,15 +250,14 @@ def outcomes(
     remaining = dict(arrived)
     if inherited.passed_over_before is not None:
         model.since = inherited.passed_over_before
-    for key, source_parts in inherited.before.items():
+    for (tenant, key), source_parts in inherited.before.items():
         times = [time for _, _, time, *_ in source_parts]
         opened = {source: list[Part]() for source in sources}
         for source, offset, time, *_ in source_parts:
             opened[source_of(source)].append(Part(time, offset, topic_of(source)))
-        model.open[NO_TENANT, key] = MergeRecord(key, min(times), max(times), opened)
-    model.is_plain = not first.has_due
+        model.open[tenant, key] = MergeRecord(key, min(times), max(times), opened, tenant)
     for step in _steps(through, partition, inputs):
-        model.is_plain &= not step.has_due
+        model.is_plain &= not step.says_closing
         model.begin_epoch(step.window.gap_ms, step.window.max_ms, step.lag_ms)
         if step.lag_ms is None:
             reached: dict[str, list[tuple[int, Record]]] = {}
@@ -284,20 +297,17 @@ def outcomes(
             for s, source_parts in row.parts.items()
             for part in sorted(source_parts)
         )
-        due = (
-            model.rules.due(row.event_time, row.last_event_time)
-            if status == "open" and not model.is_plain
-            else row.due
-        )
+        is_open = status == "open"
         yield Outcome(
             row.key,
             status,
             row.event_time,
             row.last_event_time,
             parts,
-            due,
-            row.closed_at,
+            model.rules.due(row.event_time, row.last_event_time) if is_open else row.due,
+            None if is_open else row.closed_at,
             row.tenant,
+            says_closing=row.says_closing,
         )
 
 
@@ -305,8 +315,9 @@ class Step(NamedTuple):
     """One set of rules under which a partition was merged, and how far.
 
     `epoch`, `window` and `lag_ms` are the rules. `clock` (ms) and `untils`, the exclusive end
-    offsets, are those at the end. `heads` (ms) are those that the last batch considered. `has_due`
-    does not follow from `window`: an epoch before may have had a window by gap and no batch.
+    offsets, are those at the end. `heads` (ms) are those that the last batch considered.
+    `says_closing` does not follow from `window`: an epoch before may have had a window by gap and
+    no batch.
     """
 
     epoch: int
@@ -315,7 +326,7 @@ class Step(NamedTuple):
     clock: int
     untils: Mapping[str, int]
     heads: Mapping[str, int]
-    has_due: bool
+    says_closing: bool
 
 
 def _arrive(
@@ -352,5 +363,5 @@ def _steps(
                 clock,
                 untils,
                 heads,
-                merge.has_due,
+                merge.says_closing,
             )

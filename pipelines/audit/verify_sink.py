@@ -5,7 +5,6 @@ They are in order, numbered without a gap, and have the content of their rows.
 
 from __future__ import annotations
 
-import json
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from typing import Any, NamedTuple, TypeAlias
@@ -14,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipelines.audit.evidence import MAX_TIME, Evidence, read_table
+from pipelines.audit.evidence import Evidence, read_table
 from pipelines.audit.problems import Findings
 from pipelines.audit.verify_evidence import Partition, Row
 from pipelines.core.message import as_read, message_bytes, message_values
@@ -27,7 +26,6 @@ from pipelines.core.sequence import (
     SortKey,
     message_id,
     parse_tail,
-    place_of,
 )
 from pipelines.core.types import TIME
 from pipelines.kafka.cluster import Cluster
@@ -79,9 +77,6 @@ class Validator:
         )
         self.unevaluated = [f"publish.{name}" for name in ("valid", "value") if name in used]
         self._knows_messages = "publish.value" not in self.unevaluated
-        self._has_schema = any(
-            pa.types.is_struct(source.value_type) for source in settings.sources.values()
-        )
 
     def evaluated(self, rows: pa.Table) -> pa.Table:
         """Return rows of silver with `holds` and `told`: what the predicate says of them, and their
@@ -134,18 +129,8 @@ class Validator:
         return rows.append_column("holds", holds).append_column("told", value)
 
     def is_same(self, message: bytes | None, row: Row) -> bool:
-        """Return True where a message's value is that of the row, as far as that is known.
-
-        Earlier versions wrote more digits of a schema's numbers: equal JSON counts as the same
-        there.
-        """
-        if message == row.value or not self._knows_messages:
-            return True
-        try:
-            one, other = (json.loads(text or b"", parse_int=str) for text in (message, row.value))
-        except ValueError:
-            return False
-        return self._has_schema and bool(one == other)
+        """Return True where a message's value is that of the row, as far as that is known."""
+        return message == row.value or not self._knows_messages
 
     def right(self, row: Row, *, is_closed: bool = False) -> list[tuple[bool | None, str | None]]:
         """Return what `valid` and `invalid_reason` may be: one pair, unless an expression was not
@@ -217,8 +202,8 @@ class Sink(NamedTuple):
 class Limits(NamedTuple):
     """Limits up to which the sink is not checked.
 
-    - `compared`: by partition, the place and number (MAX_TIME: not known) of the last message that
-      a lost lake left. Messages up to it are not compared with silver.
+    - `compared`: by partition, the place and number of the last message that a lost lake left.
+      Messages up to it are not compared with silver.
     - `due`: by partition, the place up to which no record of the newest generation needs to be
       there.
     - `forgotten`: the partition and event time (ms) of merge records that silver no longer has,
@@ -245,23 +230,12 @@ def read_limits(evidence: Evidence) -> Limits:
     The former came before the lake, the latter before the newest generation.
     """
     first = evidence.generations[0]
-    compared = {p: [(tail.place, tail.seq)] for p, tail in first.tails.items()}
-    due = {p: [tail.place] for p, tail in evidence.generation.tails.items()}
-    # By an earlier version, which did not keep the tails.
-    for row in evidence.recovered.to_pylist() if not first.tails else ():
-        place = place_of(
-            row["event_time"], row["merge_key"], row["due"], row["closed_at"], row["tenant"]
-        )
-        compared.setdefault(row["partition"], []).append((place, MAX_TIME))
-        due.setdefault(row["partition"], []).append(place)
+    compared = {p: (tail.place, tail.seq) for p, tail in first.tails.items()}
+    due = {p: tail.place for p, tail in evidence.generation.tails.items()}
     names = ["partition", "event_time"]
     forgotten_rows = read_table(evidence.reader, evidence.settings, tables.FORGOTTEN, names)
     forgotten = set(zip(*(forgotten_rows[name].to_pylist() for name in names), strict=True))
-    largest = (
-        {p: max(messages) for p, messages in compared.items()},
-        {p: max(places) for p, places in due.items()},
-    )
-    return Limits(*largest, forgotten)
+    return Limits(compared, due, forgotten)
 
 
 def check_sink(

@@ -56,19 +56,17 @@ RESERVED_NAMES: Final = frozenset(
         "invalid_reason",
         "batch",
         "generation",
+        "due",
+        "closed_at",
+        "tenant",
+        "position",
         "record_bytes",
         "key",
         "waits_for",
     ]
 )
-# Columns beside the sources while merge records change and messages are made; `passes` where the
-# merge has tenants.
-NAMES_OF_STEPS: Final = frozenset(["replaces", "value"])
-NAMES_OF_STEPS_OF_TENANTS: Final = frozenset(["passes"])
-# Columns of silver where the merge has a window by gap, or tenants.
-COLUMNS_OF_WINDOWS: Final = frozenset(["due", "closed_at"])
-# Columns of silver where the merge has tenants.
-COLUMNS_OF_TENANTS: Final = frozenset(["tenant", "position"])
+# Columns beside the sources while merge records change and messages are made.
+NAMES_OF_STEPS: Final = frozenset(["replaces", "delete_up_to", "value"])
 # Client options that carry a promise of Watersmeet (what is read, that each record is published
 # once and in order, that nothing but an answer is printed); `pipelines.kafka.options` sets them.
 # And those of librdkafka's bindings whose values cannot be text.

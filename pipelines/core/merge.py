@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipelines.core.avro_schema import AvroSchema
+from pipelines.core.clocks import Clocks, clocks_of
 from pipelines.core.columns import (
     MAX_TIME,
     NULL_TIME,
@@ -26,7 +27,6 @@ from pipelines.core.columns import (
     in_lists,
     int64s,
     lengths,
-    looked_up,
     time_column,
     times_ms,
 )
@@ -37,22 +37,16 @@ from pipelines.core.message import as_read, exceeds
 from pipelines.core.plan import BatchPlan, Rules, TopicPartition
 from pipelines.core.positions import NAMES, Positioned
 from pipelines.core.reading import RECORD_BYTES
-from pipelines.core.tenants import HEADS, TenantClocks
+from pipelines.core.tenants import HEADS
 from pipelines.core.types import DUE, TENANT, TIME, schema_of
 from pipelines.core.values import typed_values
-from pipelines.core.waiting import found_in, gone_rows, placed, release
+from pipelines.core.waiting import deletion_markers, found_in, placed, release
 
 RECORD_SCHEMA = schema_of(
     "source string, topic string, partition int, offset bigint, merge_key string, event_time "
-    "timestamp, heartbeat boolean, "
-    "value binary"
+    "timestamp, heartbeat boolean, value binary, tenant string"
 )
 """The columns of bronze that are read. `source` is the name of the input (`core.inputs`)."""
-
-
-def record_schema(*, has_tenants: bool = False) -> pa.Schema:
-    """Return the columns of `RECORD_SCHEMA`, and with tenants that of each record's tenant."""
-    return pa.schema([*RECORD_SCHEMA, *TENANT]) if has_tenants else RECORD_SCHEMA
 
 
 @dataclass(frozen=True)
@@ -66,7 +60,6 @@ class Batch:
     - `read_types`: for sources whose schema has had more fields, the types by which values are read
       and messages written.
     - `avro`: by source whose values are Avro, their schema.
-    - `has_due`: True where silver has the columns `DUE`.
     - `begins_epoch`: True for the first batch of an epoch. By its rules, what waits for its tenant
       is judged again.
     - `topics`: the inputs, where a source has several topics.
@@ -80,7 +73,6 @@ class Batch:
     max_bytes: int | None = None
     read_types: Mapping[str, pa.DataType] = field(default_factory=dict)
     avro: Mapping[str, AvroSchema] = field(default_factory=dict)
-    has_due: bool = False
     begins_epoch: bool = False
     topics: Sequence[str] = ()
     out: Mapping[TopicPartition, Int64s] = field(default_factory=dict)
@@ -100,60 +92,33 @@ class Batch:
         """The sources that have several topics. Their parts say which topic they are from."""
         return frozenset(source_of(name) for name in self.inputs if topic_of(name))
 
-    @property
-    def has_tenants(self) -> bool:
-        """True where each record belongs to a tenant, which has a clock of its own."""
-        return self.rules.lag_ms is not None
-
-    def kept(self, times: Int64s) -> Int64s:
-        """Return times (ms) of merge records as silver keeps them.
-
-        They are `NULL_TIME` as long as there has never been anything but timeouts.
-        """
-        return np.full(len(times), NULL_TIME) if self.rules.is_plain else times
-
     def changed_schema(self) -> pa.Schema:
         """Return the columns of `merge`: silver's, and those that say which rows are replaced."""
-        silver = silver_schema(
-            self.value_types, self.with_topics, has_due=self.has_due, has_tenants=self.has_tenants
-        )
-        return pa.schema(
-            [
-                *silver,
-                *(
-                    pa.field(name, TIME)
-                    for name in (REPLACING if self.has_tenants else REPLACING[:1])
-                ),
-            ]
-        )
+        silver = silver_schema(self.value_types, self.with_topics)
+        return pa.schema([*silver, *(pa.field(name, TIME) for name in REPLACING)])
 
 
 _TOPIC = (("topic", pa.string()),)
 _COORDINATES = (("offset", pa.int64()), ("event_time", TIME))
 
-REPLACING = ("replaces", "passes")
+REPLACING = ("replaces", "delete_up_to")
 """Columns of a changed row that say which rows it replaces.
 
-`replaces`: the event time of the open record of its key whose place it takes. `passes`, with
-tenants: the position up to which the waiting rows of its key are gone.
+`replaces`: the event time of the open record of its key whose place it takes. `delete_up_to`: the
+position up to which the waiting rows of its key are deleted.
 """
 
 
 def silver_schema(
-    value_types: Mapping[str, pa.DataType],
-    with_topics: Collection[str] = (),
-    *,
-    has_due: bool = False,
-    has_tenants: bool = False,
+    value_types: Mapping[str, pa.DataType], with_topics: Collection[str] = ()
 ) -> pa.Schema:
     """Return the columns of silver.
 
     - `value_types`: by source, in the order of their columns, the type of a value.
     - `with_topics`: the sources that have several topics.
 
-    The column `position` is there with tenants: that of a record which waits for its tenant's
-    clock, null for a merge record. `record_bytes` is how many bytes the values of a row's records
-    have in bronze, null in rows of earlier versions.
+    `position` is that of a record which waits for its tenant's clock, null for a merge record.
+    `record_bytes` is how many bytes the values of a row's records have in bronze.
     """
     parts = [
         (
@@ -171,49 +136,44 @@ def silver_schema(
         "timestamp"
     )
     after = schema_of("valid boolean, invalid_reason string, batch bigint, generation int")
-    of_tenants = [*TENANT, ("position", TIME)] if has_tenants else []
-    return pa.schema(
-        [*before, *parts, *after, *(DUE if has_due else ()), *of_tenants, RECORD_BYTES]
-    )
+    return pa.schema([*before, *parts, *after, *DUE, *TENANT, ("position", TIME), RECORD_BYTES])
 
 
 LATE_SCHEMA = schema_of(
     "source string, topic string, partition int, offset bigint, merge_key string, event_time "
-    "timestamp, position timestamp, "
-    "value binary, batch bigint, generation int"
+    "timestamp, position timestamp, value binary, batch bigint, generation int, tenant string"
 )
-"""The columns of `late` where there are no tenants."""
+"""The columns of `late`. `position` is that of the record in its tenant."""
 
+MESSAGE_SCHEMA = pa.schema(
+    [*schema_of("partition int, merge_key string, event_time timestamp"), *DUE, *TENANT]
+)
+"""The columns of messages that were read back from the sink after a lake was lost."""
 
-def late_schema(*, has_tenants: bool = False) -> pa.Schema:
-    """Return the columns of `late`. With tenants, `position` is that of the record's tenant."""
-    return pa.schema([*LATE_SCHEMA, *TENANT]) if has_tenants else LATE_SCHEMA
+NO_MESSAGES: Final = MESSAGE_SCHEMA.empty_table()
+_NO_HEADS: Final = HEADS.empty_table()
 
 
 def merge(
     records: pa.Table,
     open_rows: pa.Table,
     batch: Batch,
-    recovered: pa.Table | None = None,
-    heads: pa.Table | None = None,
+    recovered: pa.Table = NO_MESSAGES,
+    heads: pa.Table = _NO_HEADS,
 ) -> pa.Table:
     """Return the merge records that a batch changes, each once, by the merge rules.
 
     - `records`: the columns of `RECORD_SCHEMA` of at least every record in the batch's ranges that
-      has a time, in any order. Others are passed over. With tenants, the first record behind each
-      range is there, too.
-    - `open_rows`: silver's columns of at least the open records that the batch may change. With
-      tenants, also of the rows that wait.
-    - `recovered`: partition, merge_key, event_time and, where silver has them, `DUE` of messages
-      that were read back from the sink after a lake was lost.
-    - `heads`, with tenants: what the batch before has left (`core.tenants.HEADS`).
+      has a time, and of those after each range that the clocks need (`core.clocks.lookahead`), in
+      any order. Others are passed over.
+    - `open_rows`: silver's columns of at least the open records that the batch may change, and of
+      all rows that wait.
+    - `recovered`: the columns of `MESSAGE_SCHEMA` of messages that were read back.
+    - `heads`: what the batch before has left (`core.tenants.HEADS`).
 
-    With tenants, each of these has the column tenant.
-
-    The result has silver's columns, and `replaces`: the event time of the open record whose place
-    the row takes, null for a new one. With tenants, rows that wait are among them. There is also
-    `passes`: in a row without a status, the position up to which the waiting rows of its key are
-    gone, unless they come anew.
+    The result has silver's columns, and those of `REPLACING`: in `replaces`, the event time of the
+    open record whose place the row takes, null for a new one; in `delete_up_to` of a row without a
+    status, the position up to which the waiting rows of its key are deleted, unless they come anew.
 
     A row that times out is judged: `valid` is false and `invalid_reason` is `too_large` where its
     message would be larger than `max_bytes`. Raises ValueError where a key has two open records.
@@ -226,8 +186,8 @@ def merge_in_chunks(
     records: pa.Table,
     chunks: Iterable[pa.Table],
     batch: Batch,
-    recovered: pa.Table | None = None,
-    heads: pa.Table | None = None,
+    recovered: pa.Table = NO_MESSAGES,
+    heads: pa.Table = _NO_HEADS,
 ) -> Iterator[tuple[pa.Table, pa.Table]]:
     """Yield each piece of silver's open and waiting rows with what `merge` returns for it.
 
@@ -238,9 +198,7 @@ def merge_in_chunks(
     change. All rows of a key are in one piece. The other arguments are those of `merge`. Raises
     ValueError where a key of the batch has rows in two pieces.
     """
-    clocks = _clocks(
-        records, heads, batch, _partitions(records, *([] if heads is None else [heads]))
-    )
+    clocks = _clocks(records, heads, batch, _partitions(records, heads))
     on_time = _on_time(records, batch, clocks, recovered)
     schema = batch.changed_schema()
 
@@ -267,31 +225,34 @@ def applied(chunk: pa.Table, changed: pa.Table) -> pa.Table:
     return pa.concat_tables([_kept(chunk, changed).select(columns), new])
 
 
-def may_change(open_rows: pa.Table, keys: pa.Table, batch: Batch) -> Booleans:
-    """Return True for each open row that a batch may change. Only without tenants.
+def may_change(held: pa.Table, keys: pa.Table, batch: Batch, clocks: Clocks) -> Booleans:
+    """Return True for each row that is open or waits and that a batch may change.
 
-    `merge` needs to know no other row. A row may change in three cases:
+    `merge` needs these rows, and all others of their keys. A row may change in four cases:
     - its key is among the batch's;
-    - it times out;
-    - it is due at another time by the present rules.
+    - it is open, and times out;
+    - it is open, and due at another time by the present rules;
+    - it waits, and its clock has reached it, or another epoch's rules judge it anew.
 
-    `open_rows`: partition, merge_key, event_time, last_event_time and, if silver has it, due.
-    `keys`: partition and merge_key of the batch's records.
+    `held`: partition, tenant, merge_key, status, event_time, last_event_time, due and position.
+    `keys`: partition, tenant and merge_key of the batch's records.
     """
-    due = OpenRecordTimes.of(open_rows, batch.rules).due
-    of_keys, of_rows, _ = _keys(keys, open_rows)
-    changes = np.isin(of_rows, of_keys) | _is_timed_out(open_rows, due, batch, None)
-    if batch.has_due:
-        changes |= times_ms(open_rows["due"]) != batch.kept(due)
-    return np.asarray(changes, np.bool_)
+    of_keys, of_rows, _ = _keys(keys, held)
+    due = OpenRecordTimes.of(held, batch.rules).due
+    is_changed = _is_timed_out(held, due, clocks) | (times_ms(held["due"]) != due)
+    is_released = ~clocks.waits(Positioned.of_waiting(held)) | batch.begins_epoch
+    is_open = pc.equal(held["status"], "open").to_numpy()
+    return np.asarray(
+        np.isin(of_rows, of_keys) | np.where(is_open, is_changed, is_released), np.bool_
+    )
 
 
-def late(records: pa.Table, batch: Batch, heads: pa.Table | None = None) -> pa.Table:
-    """Return the batch's late records with their positions: the columns of `late_schema`.
+def late(records: pa.Table, batch: Batch, heads: pa.Table = _NO_HEADS) -> pa.Table:
+    """Return the batch's late records with their positions: the columns of `LATE_SCHEMA`.
 
     The arguments are those of `merge`.
     """
-    positioned = _positioned(records, batch, _clocks(records, heads, batch, _partitions(records)))
+    positioned = _clocks(records, heads, batch, _partitions(records)).positioned(records)
     found = positioned.where(
         positioned.is_late(batch.rules) & ~positioned.is_passed_over(batch.rules, batch.out)
     )
@@ -310,7 +271,7 @@ def late_again(records: pa.Table, waiting: pa.Table, batch: Batch) -> pa.Table:
 
 
 def _late_rows(found: pa.Table, batch: Batch) -> pa.Table:
-    schema = late_schema(has_tenants=batch.has_tenants)
+    schema = LATE_SCHEMA
     if batch.with_topics:
         sources = pa.array([source_of(name) for name in batch.inputs]).take(
             pc.index_in(found["source"], pa.array(batch.inputs))
@@ -327,43 +288,29 @@ def _late_rows(found: pa.Table, batch: Batch) -> pa.Table:
 
 
 def _clocks(
-    records: pa.Table, heads: pa.Table | None, batch: Batch, partitions: Collection[int]
-) -> TenantClocks | None:
-    """Return the clocks of tenants in these partitions; None without tenants."""
-    if batch.rules.lag_ms is None:
-        return None
-    known = HEADS.empty_table() if heads is None else heads
-    return TenantClocks.of(records, known, batch.plan, batch.idle, batch.rules.lag_ms, partitions)
+    records: pa.Table, heads: pa.Table, batch: Batch, partitions: Collection[int]
+) -> Clocks:
+    return clocks_of(batch.rules, batch.plan, batch.idle, records, heads, partitions)
 
 
 def _partitions(*tables: pa.Table) -> set[int]:
     return {p for rows in tables for p in pc.unique(rows["partition"]).to_pylist()}
 
 
-def _on_time(
-    records: pa.Table, batch: Batch, clocks: TenantClocks | None, recovered: pa.Table | None
-) -> Positioned:
+def _on_time(records: pa.Table, batch: Batch, clocks: Clocks, recovered: pa.Table) -> Positioned:
     """Return the records that a batch merges.
 
     They are neither late, nor passed over, nor in the sink already.
     """
-    wide = records.set_column(
-        records.column_names.index("value"), "value", records["value"].cast(pa.large_binary())
-    )
-    positioned = _positioned(wide, batch, clocks)
+    values = records["value"].cast(pa.large_binary())
+    wide = records.set_column(records.column_names.index("value"), "value", values)
+    positioned = clocks.positioned(wide)
     on_time = positioned.where(
         ~positioned.is_late(batch.rules) & ~positioned.is_passed_over(batch.rules, batch.out)
     )
-    if recovered is not None and recovered.num_rows:
-        on_time = on_time.where(~_is_published(on_time, recovered, batch.rules))
-    return on_time
-
-
-def _positioned(records: pa.Table, batch: Batch, clocks: TenantClocks | None) -> Positioned:
-    """Return the records with their positions. With tenants, these are in their tenants."""
-    if clocks is None:
-        return Positioned.of(records, batch.plan, batch.idle, batch.inputs)
-    return Positioned.of_tenants(records, clocks)
+    if not recovered.num_rows:
+        return on_time
+    return on_time.where(~_is_published(on_time, recovered, batch.rules))
 
 
 def _is_published(records: Positioned, recovered: pa.Table, rules: Rules) -> Booleans:
@@ -373,27 +320,23 @@ def _is_published(records: Positioned, recovered: pa.Table, rules: Rules) -> Boo
     latest message of a key decides: where it does not hold the record, no earlier one does.
     """
     of_record, of_message, count = _keys(records.rows, recovered)
-    names = [name for name in ("event_time", "due") if name in recovered.column_names]
-    times = [
-        [None if at == NULL_TIME else at for at in times_ms(recovered[name]).tolist()]
-        for name in names
-    ]
-    messages = zip(*times, strict=True)
-    latest = np.full(count, NULL_TIME)
-    np.maximum.at(
-        latest, of_message, np.array([rules.held_until(*message) for message in messages], np.int64)
+    due = times_ms(recovered["due"])
+    held_until = np.where(
+        due == NULL_TIME, times_ms(recovered["event_time"]) + rules.window.gap_ms, due
     )
+    latest = np.full(count, NULL_TIME)
+    np.maximum.at(latest, of_message, held_until)
     return np.asarray(records.positions <= latest[of_record], np.bool_)
 
 
 def _keys(one: pa.Table, other: pa.Table) -> tuple[Int64s, Int64s, int]:
-    """Number every (partition, key), or (partition, tenant, key), of two tables.
+    """Number every (partition, tenant, key) of two tables.
 
     Return the number for each row of the one, the number for each row of the other, and how many
     there are.
     """
     codes = np.concatenate([int64s(one["partition"]), int64s(other["partition"])])
-    for name in [name for name in ("merge_key", "tenant") if name in one.column_names]:
+    for name in ("merge_key", "tenant"):
         texts = both(one[name], other[name], pa.large_string()).combine_chunks().dictionary_encode()
         codes = codes * (len(texts.dictionary) + 1) + int64s(texts.indices)
     known, numbers = np.unique(codes, return_inverse=True)
@@ -414,14 +357,11 @@ def _kept(held: pa.Table, changed: pa.Table) -> pa.Table:
     """
     of_changed, of_held, count = _keys(changed, held)
     is_replaced = np.isin(of_held, of_changed[changed["replaces"].is_valid().to_numpy()])
-    if "passes" in changed.column_names:
-        passes = np.full(count, NULL_TIME)
-        np.maximum.at(passes, of_changed, times_ms(changed["passes"]))
-        is_waiting = pc.equal(held["status"], "waiting").to_numpy()
-        is_replaced = np.where(
-            is_waiting, times_ms(held["position"]) <= passes[of_held], is_replaced
-        )
-    return held.filter(pa.array(~is_replaced))
+    delete_up_to = np.full(count, NULL_TIME)
+    np.maximum.at(delete_up_to, of_changed, times_ms(changed["delete_up_to"]))
+    is_waiting = pc.equal(held["status"], "waiting").to_numpy()
+    is_deleted = times_ms(held["position"]) <= delete_up_to[of_held]
+    return held.filter(pa.array(~np.where(is_waiting, is_deleted, is_replaced)))
 
 
 class _Entering(NamedTuple):
@@ -430,86 +370,70 @@ class _Entering(NamedTuple):
     - `open_rows`: the open records.
     - `waited`: the waiting rows that enter the merge, or are written anew.
     - `is_waiting`: for each of the batch's records, then for each of `waited`, True where it waits.
-    - `gone`: see `core.waiting.Released`.
+    - `deleted`: see `core.waiting.Released`.
     """
 
     open_rows: pa.Table
     waited: Positioned
     is_waiting: Booleans
-    gone: pa.Table | None
+    deleted: pa.Table
 
     @classmethod
-    def of(
-        cls, records: Positioned, held: pa.Table, batch: Batch, clocks: TenantClocks | None
-    ) -> _Entering:
+    def of(cls, records: Positioned, held: pa.Table, batch: Batch, clocks: Clocks) -> _Entering:
         """Return what takes part of `held`, the rows of silver that are open or wait."""
-        if clocks is None:
-            return cls(held, Positioned.nothing(held), np.zeros(len(records.times), np.bool_), None)
-        is_open = pc.equal(held["status"], "open")
-        waiting = Positioned.of_waiting(held.filter(pc.invert(is_open)))
-        is_late = (
-            waiting.is_late(batch.rules)
-            if batch.begins_epoch
-            else np.zeros(len(waiting.times), np.bool_)
-        )
-        enters, stays, gone = release(
-            waiting.rows, waiting.positions <= waiting.clocks(clocks), is_late
-        )
+        is_open = pc.equal(held["status"], "open").to_numpy()
+        open_rows = held if is_open.all() else held.filter(pa.array(is_open))
+        waiting = Positioned.of_waiting(held.filter(pa.array(~is_open)))
+        is_late: Booleans = np.zeros(len(waiting.times), np.bool_)
+        if batch.begins_epoch:
+            is_late = waiting.is_late(batch.rules)
+        enters, stays, deleted = release(waiting.rows, ~clocks.waits(waiting), is_late)
         waited = waiting.where(enters | stays)
-        is_waiting = [each.positions > each.clocks(clocks) for each in (records, waited)]
-        return cls(held.filter(is_open), waited, np.concatenate(is_waiting), gone)
+        is_waiting = np.concatenate([clocks.waits(records), clocks.waits(waited)])
+        return cls(open_rows, waited, is_waiting, deleted)
 
 
-def _changed(
-    records: Positioned, held: pa.Table, batch: Batch, clocks: TenantClocks | None
-) -> pa.Table:
-    open_rows, waited, is_waiting, gone = _Entering.of(records, held, batch, clocks)
-    every = records.with_others(waited)
-    merging = every.where(~is_waiting)
+def _changed(records: Positioned, held: pa.Table, batch: Batch, clocks: Clocks) -> pa.Table:
+    entering = _Entering.of(records, held, batch, clocks)
+    every = records.with_others(entering.waited)
+    labels, is_changed = _labels(every, entering, batch, clocks)
+    open_rows = entering.open_rows.filter(pa.array(is_changed))
     opened = OpenRecordTimes.of(open_rows, batch.rules)
-    of_merging, of_open, count = _keys(merging.rows, open_rows)
-    if len(np.unique(of_open)) != len(of_open):
-        raise ValueError(_TWO_OPEN_RECORDS)
-    nth = session_index(merging, of_merging, opened.by_key(of_open, count), batch.rules)
-    # Label a merge record by its key and its number among those of the key in this batch. A record
-    # that waits has a label of its own.
-    stride = int(nth.max(initial=0)) + 1
-    of_every = np.empty(len(is_waiting), np.int64)
-    of_open = of_open * stride
-    of_every[~is_waiting] = of_merging * stride + nth
-    of_every[is_waiting] = count * stride + np.arange(np.count_nonzero(is_waiting))
-    changes = np.isin(of_open, of_every) | _is_timed_out(open_rows, opened.due, batch, clocks)
-    if batch.has_due:  # an earlier epoch's rules may have set another one
-        changes |= times_ms(open_rows["due"]) != batch.kept(opened.due)
-    open_rows = open_rows.filter(pa.array(changes))
-    open_times = opened.first[changes]
-    open_last = opened.last[changes]
-    before = pa.concat_tables([waited.rows, open_rows])
-    before_bytes = pc.fill_null(before[RECORD_BYTES.name], 0)
-    merged = _Merged.of(np.concatenate([of_every, of_open[changes]]), records.rows.num_rows)
+    none_waits = np.zeros(len(opened.first), np.bool_)
+    before = pa.concat_tables([entering.waited.rows, open_rows])
+    merged = _Merged.of(labels, records.rows.num_rows)
 
-    names = {name: kind for name, kind in NAMES.items() if name in every.rows.column_names}
     columns = {
         name: merged.first(both(records.rows[name], before[name], kind))
-        for name, kind in names.items()
+        for name, kind in NAMES.items()
     }
-    of_partitions = int64s(columns["partition"])
-    waits = merged.any(np.concatenate([is_waiting, np.zeros(len(open_times), np.bool_)]))
-    times = merged.reduce(np.minimum, np.concatenate([every.times, open_times]))
-    last_times = merged.reduce(np.maximum, np.concatenate([every.times, open_last]))
-    due = batch.rules.due(times, last_times)
-    timed_out = _is_timed_out(pa.table(columns), due, batch, clocks) & ~waits
-    replaces = np.full(merged.size, MAX_TIME)
-    replaces[merged.of_held[len(waited.times) :]] = open_times
+    partitions = int64s(columns["partition"])
+    waits = merged.any(np.concatenate([entering.is_waiting, none_waits]))
+    first = merged.reduce(np.minimum, np.concatenate([every.times, opened.first]))
+    last = merged.reduce(np.maximum, np.concatenate([every.times, opened.last]))
+    due = batch.rules.due(first, last)
+    timed_out = _is_timed_out(pa.table(columns), due, clocks) & ~waits
     columns |= {
         "status": pc.if_else(
             pa.array(timed_out), "timed_out", pc.if_else(pa.array(waits), "waiting", "open")
         ),
-        "event_time": time_column(times),
-        "last_event_time": time_column(last_times),
+        "event_time": time_column(first),
+        "last_event_time": time_column(last),
         **{source: _parts(source, records, before, merged, batch) for source in batch.sources},
     }
     too_large = _too_large(pa.table(columns), timed_out, batch)
+    closed_at = np.full(merged.size, NULL_TIME)
+    closed_at[timed_out] = batch.rules.closed_at(
+        partitions[timed_out],
+        clocks.last_open(
+            partitions[timed_out], columns["tenant"].filter(pa.array(timed_out)), due[timed_out]
+        ),
+    )
+    none_at = np.full(len(opened.first), NULL_TIME)
+    positions = merged.reduce(np.maximum, np.concatenate([every.positions, none_at]))
+    sizes = [lengths(records.rows["value"]), int64s(before[RECORD_BYTES.name])]
+    replaces = np.full(merged.size, MAX_TIME)
+    replaces[merged.of_held[len(entering.waited.times) :]] = opened.first
     columns |= {
         "valid": pa.array(~too_large, mask=~timed_out),
         "invalid_reason": pa.array(
@@ -517,63 +441,55 @@ def _changed(
         ),
         "batch": pa.array(np.full(merged.size, batch.plan.batch, np.int64)),
         "generation": pa.array(np.full(merged.size, batch.plan.generation, np.int32)),
-        RECORD_BYTES.name: pa.array(
-            merged.reduce(np.add, np.concatenate([_sizes(records), int64s(before_bytes)]))
-        ),
+        "due": time_column(np.where(waits, NULL_TIME, due)),
+        "closed_at": time_column(closed_at),
+        "position": time_column(np.where(waits, positions, NULL_TIME)),
+        RECORD_BYTES.name: pa.array(merged.reduce(np.add, np.concatenate(sizes))),
         "replaces": time_column(replaces, missing=MAX_TIME),
+        "delete_up_to": pa.nulls(merged.size, TIME),
     }
-    if batch.has_due:
-        over = due
-        if clocks is not None:
-            over = _over(pa.table(columns), due, timed_out, clocks)
-        columns["due"] = time_column(np.where(waits, NULL_TIME, batch.kept(due)))
-        columns["closed_at"] = time_column(
-            np.where(timed_out, batch.kept(batch.rules.closed_at(of_partitions, over)), NULL_TIME)
-        )
-    if gone is None:
-        return pa.table(columns).select(batch.changed_schema().names)
-    positions = merged.reduce(
-        np.maximum, np.concatenate([every.positions, np.full(len(open_times), NULL_TIME)])
-    )
-    columns["position"] = time_column(np.where(waits, positions, NULL_TIME))
-    columns["passes"] = pa.nulls(merged.size, TIME)
     schema = batch.changed_schema()
-    return pa.concat_tables(
-        [pa.table(columns).select(schema.names).cast(schema), gone_rows(gone, schema)]
-    )
+    rows = pa.table(columns).select(schema.names)
+    if not entering.deleted.num_rows:
+        return rows
+    return pa.concat_tables([rows.cast(schema), deletion_markers(entering.deleted, schema)])
 
 
-def _sizes(records: Positioned) -> Int64s:
-    """Return how many bytes the value of each record has."""
-    return lengths(records.rows["value"])
+def _labels(
+    records: Positioned, entering: _Entering, batch: Batch, clocks: Clocks
+) -> tuple[Int64s, Booleans]:
+    """Label the merge record that each record belongs to, and each open row that changes.
 
-
-def _over(rows: pa.Table, due: Int64s, timed_out: Booleans, clocks: TenantClocks) -> Int64s:
-    """Return the last clock (ms) at which each merge record that has timed out was still open.
-
-    For other merge records it is `due`.
+    A label stands for a key and a number among the merge records of the key in this batch. A record
+    that waits has a label of its own. Return the labels, those of the records first, and True for
+    each open row that changes. Raise ValueError where a key has two open records.
     """
-    found = due.copy()
-    closed = rows.filter(pa.array(timed_out))
-    passed = clocks.passed(int64s(closed["partition"]), closed["tenant"], due[timed_out])
-    found[timed_out] = np.maximum(due[timed_out], passed)
-    return found
+    open_rows = entering.open_rows
+    is_merged = ~entering.is_waiting
+    merging = records.where(is_merged)
+    opened = OpenRecordTimes.of(open_rows, batch.rules)
+    of_merging, of_open, count = _keys(merging.rows, open_rows)
+    if len(np.unique(of_open)) != len(of_open):
+        raise ValueError(_TWO_OPEN_RECORDS)
+    index = session_index(merging, of_merging, opened.by_key(of_open, count), batch.rules)
+    stride = int(index.max(initial=0)) + 1
+    labels = np.empty(len(is_merged), np.int64)
+    labels[is_merged] = of_merging * stride + index
+    labels[~is_merged] = count * stride + np.arange(np.count_nonzero(~is_merged))
+    open_labels = of_open * stride
+    is_changed = np.isin(open_labels, labels) | _is_timed_out(open_rows, opened.due, clocks)
+    # An earlier epoch's rules may have set another time.
+    is_changed |= times_ms(open_rows["due"]) != opened.due
+    return np.concatenate([labels, open_labels[is_changed]]), is_changed
 
 
-def _is_timed_out(
-    rows: pa.Table, due: Int64s, batch: Batch, clocks: TenantClocks | None
-) -> Booleans:
+def _is_timed_out(rows: pa.Table, due: Int64s, clocks: Clocks) -> Booleans:
     """Return True for each open merge record that has timed out (rule 5).
 
     `due`: the last moment at which it can be joined (ms).
     """
-    partitions = int64s(rows["partition"])
-    by_now = (
-        looked_up(partitions, batch.plan.clocks, NULL_TIME)
-        if clocks is None
-        else clocks.clocks(partitions, rows["tenant"])
-    )
-    return np.asarray((by_now != NULL_TIME) & (due < by_now), np.bool_)
+    clock = clocks.at(int64s(rows["partition"]), rows["tenant"])
+    return np.asarray((clock != NULL_TIME) & (due < clock), np.bool_)
 
 
 class _Merged(NamedTuple):

@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipelines.core.columns import NULL_TIME, Booleans, Int64s, lengths, times_ms
+from pipelines.core.columns import Booleans, Int64s, lengths, times_ms
 from pipelines.core.sequence import (
     CLOSED_AT,
     DUE,
@@ -20,11 +20,12 @@ from pipelines.core.sequence import (
     PLAIN,
     SEQ,
     TENANT,
+    MessageTime,
     SequenceTail,
     SortKey,
     message_id,
 )
-from pipelines.core.types import HEADERS, has_due, has_tenants
+from pipelines.core.types import HEADERS, NO_TENANT
 from pipelines.core.values import concatenated, joined, json_texts, largest_sizes, sizes, sums
 
 MESSAGES: Final = pa.schema(
@@ -43,8 +44,15 @@ MESSAGES: Final = pa.schema(
 )
 """Schema of the messages; times are in ms since the epoch.
 
-`value` is null for a message without a value. `due`, `closed_at` and `tenant` are null for a
-message that does not say them.
+`value` is null for a message without a value. `due` and `closed_at` are null for a message that
+does not say them; `tenant` is empty without tenants.
+"""
+
+SAYS_CLOSING: Final = "_says_closing"
+"""A column of finished rows: true where the message says when its merge record was closed.
+
+It does with tenants and with a window by gap, and wherever there was either before. No source can
+have the column's name.
 """
 
 HEADER_BYTES: Final = 200
@@ -57,11 +65,12 @@ _ROWS = 4_096
 def message_values(rows: pa.Table, sources: Sequence[str]) -> pa.ChunkedArray:
     """Return the default value of each row's message (large_binary): one JSON object in UTF-8.
 
-    The object has the fields that the contract names. `rows` has silver's columns merge_key,
-    event_time and last_event_time, tenant where silver has it, and one column of parts for each
-    source. Values of a source without a schema are passed on as they came. Those of a source with a
-    schema are written as their fields, nulls kept. Raise ValueError where a key, a tenant, a time,
-    a list of parts or a value is null, which never happens in a merge record of silver.
+    The object has the fields that the contract names; `tenant` only where it is not empty. `rows`
+    has silver's columns merge_key, event_time, last_event_time and tenant, and one column of parts
+    for each source. Values of a source without a schema are passed on as they came. Those of a
+    source with a schema are written as their fields, nulls kept. Raise ValueError where a key, a
+    tenant, a time, a list of parts or a value is null, which never happens in a merge record of
+    silver.
     """
     values = [
         _objects(batch, sources).cast(pa.large_binary())
@@ -107,8 +116,8 @@ def exceeds(rows: pa.Table, sources: Sequence[str], max_bytes: int) -> pa.Boolea
     """
     found: list[Booleans] = [np.empty(0, np.bool_)]
     for batch in rows.to_batches(max_chunksize=_ROWS):
-        tenants = lengths(batch.column("tenant")) if has_tenants(batch.schema) else 0
-        beside = message_bytes(0, lengths(batch.column("merge_key")), tenants)
+        names = lengths(batch.column("merge_key")), lengths(batch.column("tenant"))
+        beside = message_bytes(0, *names)
         exceeding = _largest_sizes(batch, sources) + beside > max_bytes
         if any(pa.types.is_struct(_values(batch, source).type) for source in sources):
             for row in np.flatnonzero(exceeding):  # one at a time: they are few, and large
@@ -123,21 +132,20 @@ def messages(
     rows: pa.Table,
     values: pa.Array | pa.ChunkedArray,
     tail: SequenceTail | None,
-    extra_headers: Mapping[int, Sequence[tuple[str, bytes]]],
+    extra_headers: Mapping[MessageTime, Sequence[tuple[str, bytes]]],
 ) -> pa.Table:
     """Return the messages that a partition's sink lacks, numbered on from its tail (`MESSAGES`).
 
     `rows` are finished rows of one partition in the order of publication, with silver's columns
-    partition, merge_key and event_time, and with due, closed_at and tenant where silver has them.
-    `values` (string or binary, null for none) are the values of their messages.
+    partition, merge_key, event_time, due, closed_at and tenant, and with `SAYS_CLOSING`. `values`
+    (string or binary, null for none) are the values of their messages.
 
     A row at or before the tail is already in the sink and is skipped. So a repeated call returns
     the rest, and nothing twice.
 
-    Each message has as headers its number and its id, then closed_at, due and tenant where it has
-    them, then those that `extra_headers` has for its closed_at (ms), or for its event time (ms)
-    where it has no closed_at. An event time of 0 is sent as the timestamp 1, since 0 means none to
-    Kafka.
+    Each message has as headers its number and its id, then closed_at and due where it says them,
+    the tenant where it is not empty, and those that `extra_headers` has for its time. An event
+    time of 0 is sent as the timestamp 1, since 0 means none to Kafka.
 
     Raise ValueError where the rows are not strictly in order, or belong to several partitions.
     """
@@ -164,11 +172,27 @@ def messages(
         pa.array(times),
         pa.array(places.times, mask=is_plain),
         pa.array(places.closed_at, mask=is_plain),
-        pa.nulls(rows.num_rows, pa.string())
-        if places.tenants is None
-        else places.tenants.cast(pa.string()),
+        places.tenants.cast(pa.string()),
     ]
     return pa.Table.from_arrays(columns, schema=MESSAGES)
+
+
+def in_message_order(rows: pa.Table) -> pa.Table:
+    """Return finished rows of silver, with `SAYS_CLOSING`, in the order of their messages.
+
+    That is the order of `sequence.SortKey`; texts are compared as UTF-8 bytes.
+    """
+    says_closing = rows[SAYS_CLOSING]
+    times = {
+        "_message_time": pc.if_else(says_closing, rows["closed_at"], rows["event_time"]),
+        "_message_due": pc.if_else(says_closing, rows["due"], rows["event_time"]),
+    }
+    timed = rows
+    for name, column in times.items():
+        timed = timed.append_column(name, column)
+    keys = [SAYS_CLOSING, "_message_time", "tenant", "_message_due", "merge_key"]
+    order = pc.sort_indices(timed, [(name, "ascending") for name in keys])
+    return rows.take(order)
 
 
 # -- values
@@ -191,17 +215,19 @@ def _head(rows: pa.RecordBatch) -> pa.Array:
     key, first, last = (
         rows.column(name) for name in ("merge_key", "event_time", "last_event_time")
     )
-    tenant = rows.column("tenant") if has_tenants(rows.schema) else None
-    if (
-        key.null_count
-        or first.null_count
-        or last.null_count
-        or (tenant is not None and tenant.null_count)
-    ):
+    tenant = rows.column("tenant")
+    if any(column.null_count for column in (key, first, last, tenant)):
         raise ValueError("a row of silver has no key, no tenant or no time")
-    whose = [] if tenant is None else [',"tenant":', json_texts(tenant)]
     times = [',"event_time":', _milliseconds(first), ',"last_event_time":', _milliseconds(last)]
-    return concatenated('{"key":', json_texts(key), *whose, *times)
+    return concatenated('{"key":', json_texts(key), *_tenant_field(tenant), *times)
+
+
+def _tenant_field(tenant: pa.Array) -> list[pa.Array | str]:
+    """Return the field of the tenants in a message's value; nothing where all are empty."""
+    is_empty = pc.equal(tenant, NO_TENANT)
+    if is_empty.true_count == len(tenant):
+        return []
+    return [pc.if_else(is_empty, "", concatenated(',"tenant":', json_texts(tenant)))]
 
 
 def _milliseconds(times: pa.Array) -> pa.Array:
@@ -239,9 +265,9 @@ def _largest_sizes(rows: pa.RecordBatch, sources: Sequence[str]) -> Int64s:
 
 
 class _Places(NamedTuple):
-    """Places in the order of publication (`sequence.SortKey`), by row.
+    """Places in the order of publication as messages say them (`sequence.SortKey`), by row.
 
-    `tenants` is None where there are no tenants.
+    They order rows as their own columns do.
     """
 
     closed_at: Int64s
@@ -252,17 +278,10 @@ class _Places(NamedTuple):
     @classmethod
     def of(cls, rows: pa.Table) -> _Places:
         """Return the places of rows of silver."""
-        keys = _texts(rows["merge_key"])
-        times = times_ms(rows["event_time"])
-        if not has_due(rows.schema):
-            return cls(np.full(len(times), PLAIN), None, times, keys)
-        closed_at = times_ms(rows["closed_at"])
-        due = times_ms(rows["due"])
-        is_plain = closed_at == NULL_TIME
-        tenants = _texts(rows["tenant"]) if has_tenants(rows.schema) else None
-        return cls(
-            np.where(is_plain, PLAIN, closed_at), tenants, np.where(is_plain, times, due), keys
-        )
+        says_closing = _flags(rows[SAYS_CLOSING])
+        times = np.where(says_closing, times_ms(rows["due"]), times_ms(rows["event_time"]))
+        closed_at = np.where(says_closing, times_ms(rows["closed_at"]), PLAIN)
+        return cls(closed_at, _texts(rows["tenant"]), times, _texts(rows["merge_key"]))
 
     @classmethod
     def at(cls, place: SortKey) -> _Places:
@@ -272,10 +291,8 @@ class _Places(NamedTuple):
 
     def where(self, keep: Booleans) -> _Places:
         """Return only the places to keep."""
-        tenants = None if self.tenants is None else self.tenants.filter(pa.array(keep))
-        return _Places(
-            self.closed_at[keep], tenants, self.times[keep], self.keys.filter(pa.array(keep))
-        )
+        tenants, keys = (texts.filter(pa.array(keep)) for texts in (self.tenants, self.keys))
+        return _Places(self.closed_at[keep], tenants, self.times[keep], keys)
 
     def is_after(self, other: _Places) -> Booleans:
         """Return True, row by row, where a place sorts after the other one.
@@ -284,9 +301,8 @@ class _Places(NamedTuple):
         """
         found = _flags(pc.greater(self.keys, other.keys))
         found = (self.times > other.times) | ((self.times == other.times) & found)
-        if self.tenants is not None:
-            is_equal = _flags(pc.equal(self.tenants, other.tenants))
-            found = _flags(pc.greater(self.tenants, other.tenants)) | (is_equal & found)
+        is_equal = _flags(pc.equal(self.tenants, other.tenants))
+        found = _flags(pc.greater(self.tenants, other.tenants)) | (is_equal & found)
         found = (self.closed_at > other.closed_at) | ((self.closed_at == other.closed_at) & found)
         return np.asarray(found, np.bool_)
 
@@ -307,8 +323,7 @@ class _Places(NamedTuple):
             )
 
     def _at(self, rows: slice) -> _Places:
-        tenants = None if self.tenants is None else self.tenants[rows]
-        return _Places(self.closed_at[rows], tenants, self.times[rows], self.keys[rows])
+        return _Places(self.closed_at[rows], self.tenants[rows], self.times[rows], self.keys[rows])
 
 
 def _texts(column: pa.ChunkedArray) -> pa.Array:
@@ -325,12 +340,12 @@ def _headers(
     times: Int64s,
     places: _Places,
     seqs: range,
-    extra: Mapping[int, Sequence[tuple[str, bytes]]],
+    extra: Mapping[MessageTime, Sequence[tuple[str, bytes]]],
 ) -> pa.ListArray:
     partition = partitions[0].as_py() if len(partitions) else 0
     headers: list[tuple[str, bytes]] = []
     offsets = [0]
-    tenants = [b""] * len(seqs) if places.tenants is None else places.tenants.to_pylist()
+    tenants = places.tenants.to_pylist()
     closings = zip(places.closed_at.tolist(), places.times.tolist(), tenants, strict=True)
     for seq, time, key, (closed_at, due, tenant) in zip(
         seqs, times.tolist(), places.keys.to_pylist(), closings, strict=True
@@ -339,10 +354,12 @@ def _headers(
             (SEQ, b"%d" % seq),
             (ID, message_id(partition, time, key.decode(), tenant.decode()).encode()),
         ]
-        if closed_at != PLAIN:
+        says_closing = closed_at != PLAIN
+        if says_closing:
             headers += [(CLOSED_AT, b"%d" % closed_at), (DUE, b"%d" % due)]
         headers += [(TENANT, tenant)] if tenant else []
-        headers += extra.get(time if closed_at == PLAIN else closed_at, ())
+        at = MessageTime(closed_at if says_closing else time, says_closing)
+        headers += extra.get(at, ())
         offsets.append(len(headers))
     columns = [
         pa.array([name for name, _ in headers], pa.string()),

@@ -131,9 +131,9 @@ class PublishedRecord(NamedTuple):
 class MergeRecord:
     """Everything merged for one key of a tenant while it was open, by source.
 
-    `due` and `closed_at` are set when it times out. They are the last moment at which it could be
-    joined, and the first clock at which that moment was over. They stay unset as long as all rules
-    have been plain; the event time then decides where it is published.
+    `due`, `closed_at` and `says_closing` are set when it times out. They are the last moment at
+    which it could be joined, the first clock at which that moment was over, and True where its
+    message says both: unless all rules have been plain.
     """
 
     key: str
@@ -141,8 +141,9 @@ class MergeRecord:
     last_event_time: int
     parts: dict[str, list[Part]]
     tenant: str = NO_TENANT
-    due: int | None = None
-    closed_at: int | None = None
+    due: int = MIN_TIME
+    closed_at: int = MIN_TIME
+    says_closing: bool = False
 
     def join(self, record: Record) -> None:
         """Add a record, which can only lower `event_time` and raise `last_event_time`."""
@@ -166,9 +167,10 @@ class MergeRecord:
     def place(self) -> tuple[int, bytes, int, bytes]:
         """Return the place in the order of publication: closed at, tenant, due, key.
 
-        Without closed at and due, event time and key decide. Texts are compared as UTF-8 bytes.
+        Where the message does not say when it was closed: event time, key, before all that say it.
+        Texts are compared as UTF-8 bytes.
         """
-        if self.due is None or self.closed_at is None:
+        if not self.says_closing:
             return MIN_TIME, b"", self.event_time, self.key.encode()
         return self.closed_at, self.tenant.encode(), self.due, self.key.encode()
 
@@ -481,13 +483,13 @@ class PartitionMerge:
         return self.rules.due(row.event_time, row.last_event_time)
 
     def _time_out(self, row: MergeRecord) -> None:
-        if not self.is_plain:
-            row.due = due = self._due(row)
-            passed = [
-                reading.before_passing(row.tenant, due, self._lag)
-                for reading in self.sources.values()
-            ]
-            row.closed_at = 1 + int(max(due, self.epoch_start_clock, *passed))
+        row.due = self._due(row)
+        last_open = [
+            reading.before_passing(row.tenant, row.due, self._lag)
+            for reading in self.sources.values()
+        ]
+        row.closed_at = 1 + int(max(row.due, self.epoch_start_clock, *last_open))
+        row.says_closing = not self.is_plain
         self.timed_out.append(self.open.pop((row.tenant, row.key)))
 
     @property

@@ -25,7 +25,7 @@ from pipelines.core.columns import (
     times_ms,
 )
 from pipelines.core.plan import TopicPartition
-from pipelines.core.types import DUE, TIME, own_columns
+from pipelines.core.types import DUE, TIME
 
 
 def open_before(
@@ -42,19 +42,10 @@ def open_before(
         "status": pa.repeat(pa.scalar("open"), count),
         "valid": pa.nulls(count, pa.bool_()),
         "invalid_reason": pa.nulls(count, pa.string()),
-        **_without_due(rows),
+        # No clock has closed these rows, and the merge sets when they are due.
+        **dict.fromkeys([*DUE.names, "position"], pa.nulls(count, TIME)),
     }
     return pa.table(columns).filter(pa.array(is_left)).cast(rows.schema)
-
-
-def _without_due(rows: pa.Table) -> dict[str, pa.Array]:
-    """Return nulls for the columns of `DUE` and for `position`, where silver has them.
-
-    No clock has closed these rows. The merge sets `due` of open rows, and `position` of rows that
-    wait.
-    """
-    times = pa.schema([*DUE, ("position", TIME)])
-    return {name: pa.nulls(rows.num_rows, TIME) for name in own_columns(rows.schema, times)}
 
 
 def _left(

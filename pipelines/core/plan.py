@@ -134,8 +134,6 @@ class Rules:
     """
     epoch_start_clock: Mapping[int, int] = field(default_factory=dict)
     """The clock at which this epoch began, by partition; what the epoch closes is closed later."""
-    is_plain: bool = True
-    """True where there never was anything but timeouts."""
     lag_ms: int | None = None
     """Maximum by which a tenant's clock may be behind the global clock; None without tenants."""
     tenant_horizons: Mapping[tuple[int, str], int] = field(default_factory=lambda: NO_HORIZONS)
@@ -146,23 +144,18 @@ class Rules:
     A record before it is passed over: what became of it was decided then.
     """
 
-    def late_before(
-        self, partitions: Int64s, positions: Int64s, tenants: pa.ChunkedArray | None = None
-    ) -> Int64s:
-        """Return per record the event time (ms) before which it is late.
-
-        `tenants` are those of the records, where there are some.
-        """
+    def late_before(self, partitions: Int64s, positions: Int64s) -> Int64s:
+        """Return per record the event time (ms) before which it is late, whatever its tenant."""
         oldest: Int64s = positions - self.window.gap_ms
         if self.horizons:
             oldest = np.maximum(oldest, looked_up(partitions, self.horizons, NULL_TIME))
-        if self.tenant_horizons and tenants is not None:
-            known = zip(partitions.tolist(), tenants.to_pylist(), strict=True)
-            oldest = np.maximum(
-                oldest,
-                np.array([self.tenant_horizons.get(each, NULL_TIME) for each in known], np.int64),
-            )
         return oldest
+
+    def tenant_floor(self, partitions: Int64s, tenants: pa.ChunkedArray) -> Int64s:
+        """Return per record its tenant's own horizon (ms), `NULL_TIME` where it has none."""
+        places = zip(partitions.tolist(), tenants.to_pylist(), strict=True)
+        horizons = [self.tenant_horizons.get(place, NULL_TIME) for place in places]
+        return np.array(horizons, np.int64)
 
     def due(self, first: Int64s, last: Int64s) -> Int64s:
         """Return the last moment (ms) at which merge records with these event times can be joined.
@@ -173,20 +166,10 @@ class Rules:
         return until if self.window.is_timeout else np.minimum(until, last + self.window.gap_ms)
 
     def closed_at(self, partitions: Int64s, over: Int64s) -> Int64s:
-        """Return the first clock (ms) to close merge records that can be joined up to `over`."""
-        return (
-            np.maximum(over, looked_up(partitions, self.epoch_start_clock, NULL_TIME)) + 1
-            if self.epoch_start_clock
-            else over + 1
-        )
-
-    def held_until(self, event_time: int, due: int | None = None) -> int:
-        """Return the last position (ms) at which a message may hold a record of its key.
-
-        Up to there, a record of the key may be part of a message that a lost lake has published, or
-        of an earlier one. Times are in ms; `due` is None where the message does not say it.
-        """
-        return event_time + self.window.gap_ms if due is None else due
+        """Return the first clock (ms) to close merge records that were open up to clock `over`."""
+        if self.epoch_start_clock:
+            over = np.maximum(over, looked_up(partitions, self.epoch_start_clock, NULL_TIME))
+        return over + 1
 
 
 @dataclass(frozen=True)

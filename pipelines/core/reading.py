@@ -35,7 +35,7 @@ from pipelines.core.json_text import (
 from pipelines.core.paths import Path, paths_text
 from pipelines.core.redriven import REDRIVEN, redriven_offsets
 from pipelines.core.times import LAST_EVENT_TIME_MS, parse_iso_8601
-from pipelines.core.types import HEADERS, TENANT, schema_of
+from pipelines.core.types import HEADERS, NO_TENANT, TENANT, schema_of
 
 KAFKA: Final = schema_of(
     "topic string, partition int, offset bigint, kafka_timestamp timestamp, timestamp_type int, "
@@ -83,13 +83,13 @@ _BATCH_ROWS = 65_536
 _EXACTLY: Final = Context(MAX_PREC, Emin=MIN_EMIN, Emax=MAX_EMAX, traps=[Overflow])
 
 
-def bronze_schema(*, has_registry: bool = False, has_tenants: bool = False) -> pa.Schema:
+def bronze_schema(*, has_registry: bool = False) -> pa.Schema:
     """Return the columns of a source's bronze.
 
     `tenant` is null for a refused record, and for a heartbeat of no tenant.
     """
-    further = [*([WRITER_SCHEMA] if has_registry else []), *(TENANT if has_tenants else [])]
-    return pa.schema([*BRONZE, *further, REDRIVEN_FROM, RECORD_BYTES])
+    writer_schema = [WRITER_SCHEMA] if has_registry else []
+    return pa.schema([*BRONZE, *writer_schema, *TENANT, REDRIVEN_FROM, RECORD_BYTES])
 
 
 class Reason(str, Enum):
@@ -166,6 +166,8 @@ refusal, and the tenant."""
 _SKIPPED: _Read = (None, None, False, None, None, None)
 _Find: TypeAlias = Callable[[dict[str, Any]], Any]
 
+_READ: Final = pa.schema([*BRONZE, *TENANT])
+"""The columns of a record that was read, but for those that its bytes and headers give."""
 _READ_TYPES: Final = [
     pa.string(),
     pa.timestamp("ms", "UTC"),
@@ -194,9 +196,9 @@ def read_records(kafka: pa.Table | pa.RecordBatch, rules: ReadingRules) -> pa.Ta
       headers where it is these that are too large.
     - A skipped tombstone has no key, no event time and no reason.
 
-    With tenants, the rows also have the column `TENANT`, which is null only for a record that was
-    refused or skipped, and for a heartbeat of nobody's. Where values name the schema that they were
-    written with, the rows also have the column `WRITER_SCHEMA`.
+    `tenant` is null only for a record that was refused or skipped, and for a heartbeat of no
+    tenant; it is empty for every other record where there are no tenants. Where values name the
+    schema that they were written with, the rows also have the column `WRITER_SCHEMA`.
 
     No record raises an error, whatever its bytes. What `AvroSchema.writers` raises for an id passes
     through.
@@ -204,13 +206,11 @@ def read_records(kafka: pa.Table | pa.RecordBatch, rules: ReadingRules) -> pa.Ta
     look = _look(rules)
     placed = ("partition", "offset") if isinstance(rules.schema, AvroSchema) else ()
     table = pa.Table.from_batches([kafka]) if isinstance(kafka, pa.RecordBatch) else kafka
-    schema = pa.schema([*BRONZE, *(TENANT if rules.tenant is not None else [])])
     table, too_large = _without_large(table, rules.max_record_bytes)
     read = [
-        _read_batch(batch, look, placed, schema)
-        for batch in table.to_batches(max_chunksize=_BATCH_ROWS)
+        _read_batch(batch, look, placed) for batch in table.to_batches(max_chunksize=_BATCH_ROWS)
     ]
-    bronze = pa.Table.from_batches(read, schema)
+    bronze = pa.Table.from_batches(read, _READ)
     if too_large:
         bronze = _refused(bronze, {} if rules.leaves_undecodable else too_large, too_large.keys())
     bronze = bronze.append_column(REDRIVEN_FROM, _redriven_from(table))
@@ -351,7 +351,7 @@ def value_key(rules: ReadingRules) -> Callable[[bytes | None], str | None]:
 
 
 def _read_batch(
-    kafka: pa.RecordBatch, look: Callable[..., _Read], placed: Sequence[str], schema: pa.Schema
+    kafka: pa.RecordBatch, look: Callable[..., _Read], placed: Sequence[str]
 ) -> pa.RecordBatch:
     # Numpy is five times as fast here as to_pylist().
     keys, values = (
@@ -368,9 +368,9 @@ def _read_batch(
     )
     columns = [
         *kafka.select(KAFKA.names).columns,
-        *map(pa.array, read, _READ_TYPES[: len(schema) - len(KAFKA)]),
+        *map(pa.array, read, _READ_TYPES),
     ]
-    return pa.RecordBatch.from_arrays(columns, schema.names).cast(schema)
+    return pa.RecordBatch.from_arrays(columns, _READ.names).cast(_READ)
 
 
 # -- one record
@@ -456,7 +456,10 @@ def _look(rules: ReadingRules) -> Callable[..., _Read]:
                 merge_key = (
                     _text(key_of(document), keys, value, Reason.NO_KEY) if keys else _kafka_key(key)
                 )
-            tenant = None if tenant_path is None else tenant_in(document, value, is_beat=heartbeat)
+            if tenant_path is None:
+                tenant = None if heartbeat else NO_TENANT
+            else:
+                tenant = tenant_in(document, value, is_beat=heartbeat)
             event_time = event_time_of(document, value, kafka_time)
         except UndecodableError as error:
             return None, None, False, Reason.UNDECODABLE.value, str(error), None

@@ -58,10 +58,7 @@ class SortKey(NamedTuple):
     """The sort key of a sequence, compared as a tuple; times in ms, texts as UTF-8 bytes."""
 
     closed_at: int
-    """The first clock that closed the merge record.
-
-    It is `PLAIN` for one that a timeout closed before there was anything else.
-    """
+    """The first clock that closed the merge record; `PLAIN` where the message does not say it."""
     tenant: bytes
     """The merge record's tenant; empty without tenants."""
     time: int
@@ -71,6 +68,16 @@ class SortKey(NamedTuple):
 
 PLAIN = -1
 """A time (ms) before any at which a merge record can be closed."""
+
+
+class MessageTime(NamedTuple):
+    """The time (ms) that orders a message before its other columns do.
+
+    It is when the merge record was closed, where the message says so, and else its event time.
+    """
+
+    time: int
+    says_closing: bool
 
 
 class SequenceTail(NamedTuple):

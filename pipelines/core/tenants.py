@@ -25,9 +25,25 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipelines.core.columns import MAX_TIME, NULL_TIME, Int64s, groups, int64s, times_ms
+from pipelines.core.columns import (
+    MAX_TIME,
+    NULL_TIME,
+    Booleans,
+    Int64s,
+    groups,
+    int64s,
+    looked_up,
+    times_ms,
+)
 from pipelines.core.idle import IdleDecision
-from pipelines.core.plan import BatchPlan, OffsetRange, TopicPartition, by_topic_partition
+from pipelines.core.plan import (
+    BatchPlan,
+    OffsetRange,
+    Rules,
+    TopicPartition,
+    by_topic_partition,
+)
+from pipelines.core.positions import Positioned
 
 HEADS = pa.schema(
     {
@@ -61,7 +77,7 @@ class TenantClocks:
     """
     names: pa.Array
     """The tenants by their numbers."""
-    _courses: Mapping[int, Sequence[_PartitionTimeline]]
+    _timelines: Mapping[int, Sequence[_PartitionTimeline]]
 
     @classmethod
     def of(
@@ -101,7 +117,7 @@ class TenantClocks:
         own = int64s(heads["own"])
         at_cut = int64s(heads["at_cut"])
         positions = np.full(records.num_rows, NULL_TIME)
-        courses: dict[int, list[_PartitionTimeline]] = {}
+        timelines: dict[int, list[_PartitionTimeline]] = {}
         for tp, done in plan.ranges.items():
             clock = plan.clocks.get(tp.partition)
             if clock is None or (partitions is not None and tp.partition not in partitions):
@@ -114,7 +130,7 @@ class TenantClocks:
             ]
             kept = heads_of.get(tp, _NO_ROWS)
             before = _Before(of_heads[kept], own[kept], at_cut[kept])
-            course = _PartitionTimeline.of(
+            timeline = _PartitionTimeline.of(
                 tp.source,
                 done,
                 clock,
@@ -126,12 +142,34 @@ class TenantClocks:
                 decided[tp],
                 numbers,
             )
-            own_positions = course.own_positions()
+            own_positions = timeline.own_positions()
             positions[rows[: len(own_positions)]] = own_positions
-            courses.setdefault(tp.partition, []).append(course)
-        return cls(plan, positions, names, courses)
+            timelines.setdefault(tp.partition, []).append(timeline)
+        return cls(plan, positions, names, timelines)
 
-    def clocks(self, partitions: Int64s, tenants: pa.ChunkedArray) -> Int64s:
+    def positioned(self, records: pa.Table) -> Positioned:
+        """See `core.clocks.Clocks.positioned`. The clocks must have been made of these records."""
+        is_keyed = ~records["heartbeat"].to_numpy()
+        numbers = np.flatnonzero((self.positions != NULL_TIME) & is_keyed)
+        times = times_ms(records["event_time"])[numbers]
+        return Positioned(records.take(pa.array(numbers)), times, self.positions[numbers])
+
+    def waits(self, records: Positioned) -> Booleans:
+        """See `core.clocks.Clocks.waits`."""
+        clocks = self.at(int64s(records.rows["partition"]), records.rows["tenant"])
+        return np.asarray(records.positions > clocks, np.bool_)
+
+    def may_have_late(self, records: pa.Table, rules: Rules) -> bool:
+        """See `core.clocks.Clocks.may_have_late`. Heartbeats count, too."""
+        partitions = int64s(records["partition"])
+        oldest = rules.late_before(partitions, self.positions)
+        if rules.tenant_horizons:
+            oldest = np.maximum(oldest, rules.tenant_floor(partitions, records["tenant"]))
+        is_late = (self.positions != NULL_TIME) & (_times(records["event_time"]) < oldest)
+        is_late &= self.positions >= looked_up(partitions, rules.since, NULL_TIME)
+        return bool(is_late.any())
+
+    def at(self, partitions: Int64s, tenants: pa.ChunkedArray) -> Int64s:
         """Return the clock of each of these tenants in its partition.
 
         It is `NULL_TIME` where the partition has none.
@@ -139,15 +177,16 @@ class TenantClocks:
         found = np.full(len(partitions), NULL_TIME)
         numbers = self._numbers(tenants)
         for p, rows in groups(partitions).items():
-            if p in self._courses:
+            if p in self._timelines:
                 clocks = [
-                    course.at_cut(numbers[rows], len(self.names)) for course in self._courses[p]
+                    timeline.at_cut(numbers[rows], len(self.names))
+                    for timeline in self._timelines[p]
                 ]
                 found[rows] = np.minimum.reduce([*clocks, np.full(len(rows), self.plan.clocks[p])])
         return found
 
-    def passed(self, partitions: Int64s, tenants: pa.ChunkedArray, times: Int64s) -> Int64s:
-        """Return, per tenant, the largest global clock at which its clock was not yet past `times`.
+    def last_open(self, partitions: Int64s, tenants: pa.ChunkedArray, due: Int64s) -> Int64s:
+        """Return, per tenant, the largest global clock at which its clock was not yet past `due`.
 
         The tenant's clock has passed that time now. The result is the largest, over the sources, of
         the position just before the record that took the tenant's position past the time. Sources
@@ -158,17 +197,17 @@ class TenantClocks:
         for p, rows in groups(partitions).items():
             found[rows] = np.maximum.reduce(
                 [
-                    course.before_passing(numbers[rows], times[rows], len(self.names))
-                    for course in self._courses[p]
+                    timeline.before_passing(numbers[rows], due[rows], len(self.names))
+                    for timeline in self._timelines[p]
                 ]
             )
-        return found
+        return np.asarray(np.maximum(due, found), np.int64)
 
     def of_unknown_tenant(self) -> dict[int, int]:
         """Return by partition the clock (ms) of a tenant of which nothing is known."""
-        partitions = np.array(sorted(self._courses), np.int64)
+        partitions = np.array(sorted(self._timelines), np.int64)
         nobody = pa.chunked_array([pa.nulls(len(partitions), pa.string())])
-        return dict(zip(partitions.tolist(), self.clocks(partitions, nobody).tolist(), strict=True))
+        return dict(zip(partitions.tolist(), self.at(partitions, nobody).tolist(), strict=True))
 
     def of_tenants(self) -> dict[tuple[int, str], int]:
         """Return by partition and tenant the clocks (ms) of the tenants that are known there."""
@@ -176,7 +215,7 @@ class TenantClocks:
         known = (
             heads.filter(heads["tenant"].is_valid()).group_by(["partition", "tenant"]).aggregate([])
         )
-        clocks = self.clocks(int64s(known["partition"]), known["tenant"])
+        clocks = self.at(int64s(known["partition"]), known["tenant"])
         return dict(
             zip(
                 zip(*(known[name].to_pylist() for name in known.column_names), strict=True),
@@ -192,13 +231,13 @@ class TenantClocks:
         known. They are in order of their names.
         """
         found = {}
-        for p, courses in self._courses.items():
-            known = np.unique(np.concatenate([course.numbers for course in courses]))
+        for p, timelines in self._timelines.items():
+            known = np.unique(np.concatenate([timeline.numbers for timeline in timelines]))
             known = known[known != _ALL]
             ends = np.minimum.reduce(
                 [
-                    course.at_end(np.append(known, len(self.names)), len(self.names))
-                    for course in courses
+                    timeline.at_end(np.append(known, len(self.names)), len(self.names))
+                    for timeline in timelines
                 ]
             )
             known = known[ends[:-1] > ends[-1]]
@@ -210,29 +249,29 @@ class TenantClocks:
             )
         return found
 
-    def looked_at(self) -> dict[TopicPartition, int]:
+    def considered(self) -> dict[TopicPartition, int]:
         """Return the position (ms) of the last record considered, by topic-partition.
 
         The first record that waits counts, too.
         """
         return {
-            TopicPartition(course.source, p): int(
-                course.positions[max(course.passed, course.cut or 0)]
+            TopicPartition(timeline.source, p): int(
+                timeline.positions[max(timeline.passed, timeline.cut or 0)]
             )
-            for p, courses in self._courses.items()
-            for course in courses
+            for p, timelines in self._timelines.items()
+            for timeline in timelines
         }
 
     def heads(self) -> pa.Table:
         """Return what the batch leaves to the next one (`HEADS`)."""
         chunks = [HEADS.empty_table()]
-        for p, courses in self._courses.items():
-            for course in courses:
-                numbers, own, at_cut = course.after(len(self.names))
+        for p, timelines in self._timelines.items():
+            for timeline in timelines:
+                numbers, own, at_cut = timeline.after(len(self.names))
                 tenants = self.names.take(pa.array(numbers, pa.int64(), mask=numbers == _ALL))
                 count = len(numbers)
                 columns = [
-                    pa.repeat(pa.scalar(course.source), count),
+                    pa.repeat(pa.scalar(timeline.source), count),
                     pa.array(np.full(count, p), pa.int32()),
                     tenants,
                 ]

@@ -42,34 +42,14 @@ DUE = schema_of("due timestamp, closed_at timestamp")
 """Columns with the times when a merge record can be joined last, and when it was closed.
 
 `closed_at` is the first clock that closed it, null while it is open. The order of publication goes
-by these columns where merge records are not closed by a timeout alone. Both are null for merge
-records that a timeout closed before there was anything else.
+by these columns: closed_at, tenant, due, merge_key.
 """
 
 TENANT = schema_of("tenant string")
-"""The column with a record's tenant, where the merge has tenants."""
+"""The column with a record's tenant: empty where the merge has no tenants."""
 
-
-def own_columns(columns: pa.Schema, wanted: pa.Schema) -> list[str]:
-    """Return those of the wanted columns that are among these.
-
-    A column that is a list does not count: it belongs to a source of that name.
-    """
-    return [
-        name
-        for name in wanted.names
-        if name in columns.names and not pa.types.is_nested(columns.field(name).type)
-    ]
-
-
-def has_due(columns: pa.Schema) -> bool:
-    """Return True where rows of silver have the columns `due` and `closed_at`."""
-    return bool(own_columns(columns, DUE))
-
-
-def has_tenants(columns: pa.Schema) -> bool:
-    """Return True where rows of silver with these columns have tenants."""
-    return bool(own_columns(columns, TENANT))
+NO_TENANT: Final = ""
+"""The tenant of every record of a merge without tenants."""
 
 
 def ddl(kind: pa.DataType) -> str:

@@ -23,10 +23,10 @@ class Released(NamedTuple):
     """True for each row that enters the merge."""
     stays: Booleans
     """True for each row that is written anew and waits on."""
-    gone: pa.Table
+    deleted: pa.Table
     """The position up to which a key's waiting rows are deleted, for keys with rows that leave.
 
-    The columns are partition, tenant, merge_key and passes.
+    The columns are partition, tenant, merge_key and delete_up_to.
     """
 
 
@@ -40,23 +40,25 @@ def release(rows: pa.Table, is_reached: Booleans, is_late: Booleans) -> Released
     short = rows.select([*_KEY, "position"]).append_column(
         "row", pa.array(np.arange(rows.num_rows))
     )
-    gone = short.filter(pa.array(leave)).group_by(_KEY).aggregate([("position", "max")])
-    gone = gone.rename_columns([*_KEY, "passes"]).select([*_KEY, "passes"])
+    deleted = short.filter(pa.array(leave)).group_by(_KEY).aggregate([("position", "max")])
+    deleted = deleted.rename_columns([*_KEY, "delete_up_to"]).select([*_KEY, "delete_up_to"])
     stays = np.zeros(rows.num_rows, np.bool_)
     if is_late.any():  # else all rows that stay come after those of their key that leave
-        both = short.filter(pa.array(~leave)).join(gone, _KEY, join_type="inner")
-        stays[both.filter(pc.less_equal(both["position"], both["passes"]))["row"].to_numpy()] = True
-    return Released(is_reached & ~is_late, stays, gone)
+        both = short.filter(pa.array(~leave)).join(deleted, _KEY, join_type="inner")
+        stays[
+            both.filter(pc.less_equal(both["position"], both["delete_up_to"]))["row"].to_numpy()
+        ] = True
+    return Released(is_reached & ~is_late, stays, deleted)
 
 
-def gone_rows(gone: pa.Table, schema: pa.Schema) -> pa.Table:
+def deletion_markers(deleted: pa.Table, schema: pa.Schema) -> pa.Table:
     """Return deletion markers for a batch's changes (`core.merge.merge`): rows without a status.
 
-    The columns that `gone` lacks are null.
+    The columns that `deleted` lacks are null.
     """
-    columns = {name: gone[name] for name in gone.column_names}
+    columns = {name: deleted[name] for name in deleted.column_names}
     nothing = {
-        name: pa.nulls(gone.num_rows, kind)
+        name: pa.nulls(deleted.num_rows, kind)
         for name, kind in zip(schema.names, schema.types, strict=True)
     }
     return pa.table(nothing | columns).select(schema.names).cast(schema)

@@ -221,9 +221,9 @@ class Engine(Protocol):
         """Replace or insert each of `rows` in one commit; once per commit.
 
         `rows` have silver's columns, and `replaces`: the event time of the row with the same
-        partition and merge_key whose place a row takes, null for a new one. A row with a null
-        status deletes all rows that it matches: those at `replaces` and, with tenants, those of its
-        key that wait, up to the position `passes`. `only_open`: of the rows that do not wait, only
+        partition, tenant and merge_key whose place a row takes, null for a new one. A row with a
+        null status deletes all rows that it matches: those at `replaces`, and those of its key that
+        wait, up to the position `delete_up_to`. `only_open`: of the rows that do not wait, only
         open ones are replaced or deleted.
         """
         ...
@@ -298,20 +298,14 @@ class Engine(Protocol):
         ...
 
 
-def replaced_row(*, only_open: bool, has_tenants: bool = False) -> str:
+def replaced_row(*, only_open: bool) -> str:
     """Return the MERGE condition, in SQL of every engine: true where one of the rows of
-    `Engine.merge` (`changed`) takes the place of a row of silver (`kept`).
+    `Engine.merge` (`changed`) takes the place of a row of silver (`kept`), or deletes it.
     """
-    its_key = "kept.partition = changed.partition AND kept.merge_key = changed.merge_key"
-    if not has_tenants:
-        its_row = f"{its_key} AND kept.event_time = changed.replaces"
-        return f"kept.status = 'open' AND {its_row}" if only_open else its_row
-    merged = "kept.event_time = changed.replaces"
-    waiting = "kept.status = 'waiting' AND kept.position <= changed.passes"
-    merged = (
-        f"kept.status = 'open' AND {merged}"
-        if only_open
-        else f"kept.status != 'waiting' AND {merged}"
-    )
-    its_row = f"{its_key} AND kept.tenant = changed.tenant AND (({merged}) OR ({waiting}))"
+    columns = ("partition", "tenant", "merge_key")
+    its_key = " AND ".join(f"kept.{name} = changed.{name}" for name in columns)
+    is_merged = "kept.status = 'open'" if only_open else "kept.status != 'waiting'"
+    is_replaced = f"{is_merged} AND kept.event_time = changed.replaces"
+    is_deleted = "kept.status = 'waiting' AND kept.position <= changed.delete_up_to"
+    its_row = f"{its_key} AND (({is_replaced}) OR ({is_deleted}))"
     return f"kept.status IN ('open', 'waiting') AND {its_row}" if only_open else its_row

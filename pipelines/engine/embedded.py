@@ -28,7 +28,6 @@ from deltalake.exceptions import CommitFailedError, DeltaError
 
 from pipelines.core.merge import applied
 from pipelines.core.reading import RECORD_BYTES, read_records
-from pipelines.core.types import has_tenants
 from pipelines.engine import Function, Held, InChunks, KafkaInput, replaced_row
 from pipelines.engine.polling import followed_source, followed_versions
 from pipelines.engine.threads import RunningThread
@@ -77,6 +76,7 @@ of a piece.
 """
 
 _ORDER: Final = ("partition", "event_time", "offset")
+_WAITING: Final[Where] = [[("status", "=", "waiting")]]
 """The columns by which rows are near one another once a table was rewritten as a whole."""
 
 ROW_GROUP_BYTES: Final = 32 * 1024 * 1024
@@ -250,7 +250,7 @@ class EmbeddedEngine:
         """See `Engine.merge`."""
         schema = self.lake.layout[table].schema
         columns = {sql_name(name): f"changed.{sql_name(name)}" for name in schema.names}
-        condition = replaced_row(only_open=only_open, has_tenants=has_tenants(schema))
+        condition = replaced_row(only_open=only_open)
 
         def write(delta_table: DeltaTable, arguments: _CommitArguments) -> None:
             """Merge the changed rows into the table, in one commit with these properties."""
@@ -306,7 +306,7 @@ class EmbeddedEngine:
             """
             with tempfile.TemporaryDirectory(prefix="watersmeet-") as folder:
                 rows = streamed(delta_table, schema, unfinished.every, batch_rows)
-                if has_tenants(schema):  # else a key has one row
+                if row_count(self.reader, table, _WAITING):  # else a key has one row
                     rows = by_key(rows, schema, chunks, Path(folder))
                 files = PartitionedFiles(
                     schema,

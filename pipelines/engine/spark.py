@@ -34,7 +34,7 @@ from pyspark.sql.types import StringType
 
 from pipelines.core.message import message_bytes
 from pipelines.core.reading import read_records
-from pipelines.core.types import TIME, columns_ddl, has_tenants
+from pipelines.core.types import TIME, columns_ddl
 from pipelines.engine import Function, Held, InChunks, KafkaInput, Running, replaced_row
 from pipelines.engine.embedded import EmbeddedEngine
 from pipelines.engine.expressions import expression_problem, pure
@@ -337,7 +337,7 @@ class SparkEngine:
         """Run MERGE with these further settings."""
         schema = self.lake.layout[table].schema
         columns = [f"`{name}`" for name in schema.names]
-        condition = replaced_row(only_open=only_open, has_tenants=has_tenants(schema))
+        condition = replaced_row(only_open=only_open)
         values = [f"changed.{name}" for name in columns]
 
         def statement(changed: str) -> str:

@@ -9,10 +9,9 @@ import pyarrow as pa
 
 from pipelines.core.idle import IdleDecision
 from pipelines.core.plan import TopicPartition
-from pipelines.core.types import TENANT, own_columns
 from pipelines.lake import tables
-from pipelines.lake.generations import Generation, own_generation
-from pipelines.lake.table_reader import TableReader
+from pipelines.lake.generations import Generation
+from pipelines.lake.table_reader import TableReader, Where
 from pipelines.settings import Settings
 
 Decided: TypeAlias = tuple[TopicPartition, IdleDecision]
@@ -20,17 +19,13 @@ Decided: TypeAlias = tuple[TopicPartition, IdleDecision]
 
 def read_decisions(reader: TableReader, generation: Generation) -> list[Decided]:
     """Return every decision of a generation. Those of one topic-partition come in their order."""
-    columns = ["source", "partition", "after_offset", "event_time", "decided_at"]
-    columns += own_columns(reader.columns(tables.IDLE_HEARTBEATS), TENANT) + own_generation(
-        reader, tables.IDLE_HEARTBEATS
-    )
+    columns = ["source", "partition", "after_offset", "event_time", "decided_at", "tenant"]
+    of_generation: Where = [[("generation", "=", generation.number)]]
     tenant_times: dict[tuple[object, ...], list[tuple[str, int]]] = {}
     decided = []
-    for row in reader.select(tables.IDLE_HEARTBEATS, columns).to_pylist():
-        if not generation.is_of(row.get("generation")):
-            continue
+    for row in reader.select(tables.IDLE_HEARTBEATS, columns, of_generation).to_pylist():
         key = row["source"], row["partition"], row["after_offset"], row["decided_at"]
-        if (tenant := row.get("tenant")) is None:
+        if (tenant := row["tenant"]) is None:
             decided.append((row["after_offset"], row["event_time"], key))
         else:
             tenant_times.setdefault(key, []).append((tenant, row["event_time"]))
@@ -48,8 +43,7 @@ def decision_rows(
 ) -> pa.Table:
     """Return decisions of a generation as rows of `idle_heartbeats`.
 
-    With tenants, a decision is one row without a tenant, and one row for each tenant with a time of
-    its own.
+    A decision is one row without a tenant, and one row for each tenant with a time of its own.
     """
     rows = [
         {**settings.place(tp.source)._asdict(), "partition": tp.partition, "tenant": tenant}

@@ -24,9 +24,8 @@ from pipelines.lake import tables
 from pipelines.lake.commits import Append, Commit
 from pipelines.lake.conflicts import suppress_conflict
 from pipelines.lake.generations import Generation
-from pipelines.lake.identity import check_rules_of_layout_1
 from pipelines.lake.table_reader import TableReader, Where, row_count
-from pipelines.lake.tenant_state import TenantStateReader, moment_of
+from pipelines.lake.tenant_state import TenantStateReader, read_batch_end
 from pipelines.settings import Settings
 
 _APPLICATION = "watersmeet-epochs"
@@ -47,6 +46,14 @@ class Epochs(tuple[Epoch, ...]):
     def current(self) -> Epoch:
         """The last epoch, whose rules new batches follow."""
         return self[-1]
+
+    @property
+    def closing_from(self) -> int | None:
+        """The first batch whose messages say when their merge records were closed.
+
+        None where no messages do.
+        """
+        return next((each.from_batch for each in self if each.settings.merge.says_closing), None)
 
     def of(self, batch: int) -> Epoch:
         """Return the epoch of a batch."""
@@ -143,7 +150,7 @@ def may_begin_anew(reader: TableReader, epochs: Epochs, settings: Settings) -> b
     That is so where no record was read yet and no column depends on the rules that differ.
     """
     found = changes(epochs, settings)
-    if not found or any(field.endswith(".schema") or field == "merge.window" for field in found):
+    if not found or any(field.endswith(".schema") for field in found):
         return False
     with_rows = [
         tables.SILVER,
@@ -178,12 +185,8 @@ def begin_epoch(
 
 
 def keep_first_epoch(reader: TableReader, append: Append, settings: Settings, now_ms: int) -> None:
-    """Record the first epoch of a lake that has none.
-
-    Raises ConfigurationError where a lake of layout 1 was created with other rules.
-    """
+    """Record the first epoch of a lake that has none."""
     if not _read(reader):
-        check_rules_of_layout_1(reader, settings)
         begin_epoch(reader, append, settings, 0, now_ms)
 
 
@@ -261,56 +264,35 @@ def inherited_lateness(
     reader: TableReader, epochs: Epochs, generation: Generation
 ) -> InheritedLateness:
     """Return the lateness that ended epochs have left in a generation (`epoch_ends`)."""
-    found = epoch_ends(reader, epochs, generation)
-    epoch_start_clock = {p: mine[-1].clock for p, mine in found.items()}
-    if epochs.current.settings.merge.has_tenants:
-        return _passed_with_tenants(reader, epochs, generation, epoch_start_clock)
-    return InheritedLateness(
-        {p: max(each.horizon for each in mine) for p, mine in found.items()}, epoch_start_clock
-    )
-
-
-def _passed_with_tenants(
-    reader: TableReader,
-    epochs: Epochs,
-    generation: Generation,
-    epoch_start_clock: Mapping[int, int],
-) -> InheritedLateness:
-    heads = TenantStateReader(reader, generation)
+    state = TenantStateReader(reader, generation)
+    start_clock: dict[int, int] = {}
     horizons: dict[int, int] = {}
-    of_tenants: dict[tuple[int, str], int] = {}
+    tenant_horizons: dict[tuple[int, str], int] = {}
     global_floor: dict[TopicPartition, int] = {}
     for epoch, last in epochs.ends():
         if last < generation.from_batch:
             continue
         merge = epoch.settings.merge
-        following = epochs[epoch.number + 1].settings.merge
-        lag_ms = merge.tenant_max_lag_ms or 0
+        lag_ms = merge.tenant_max_lag_ms
         gap_ms = merge.window.gap_ms
-        clocks = heads.clocks_at(moment_of(reader, last), lag_ms, global_floor)
-        of_unknown_tenant = clocks.of_unknown_tenant()
-        known = {
-            each: of_unknown_tenant[each[0]] for each in of_tenants if each[0] in of_unknown_tenant
-        } | clocks.of_tenants()
-        of_tenants |= {
-            (p, tenant): horizon_after(of_tenants.get((p, tenant), horizons.get(p)), clock, gap_ms)
-            for (p, tenant), clock in known.items()
+        end = read_batch_end(reader, last)
+        start_clock |= end.clocks
+        clocks = state.clocks_at(end, lag_ms, global_floor)
+        of_unknown = clocks.of_unknown_tenant()
+        of_known = {
+            place: of_unknown[place[0]] for place in tenant_horizons if place[0] in of_unknown
         }
-        horizons |= {
-            p: horizon_after(horizons.get(p), clock, gap_ms)
-            for p, clock in of_unknown_tenant.items()
-        }
-        if following.tenant_max_lag_ms != merge.tenant_max_lag_ms:
-            global_floor |= {
-                tp: max(at - lag_ms, global_floor.get(tp, at - lag_ms))
-                for tp, at in clocks.looked_at().items()
-            }
-    return InheritedLateness(
-        horizons,
-        epoch_start_clock,
-        {each: at for each, at in of_tenants.items() if at > horizons[each[0]]},
-        global_floor,
-    )
+        for place, clock in (of_known | clocks.of_tenants()).items():
+            before = tenant_horizons.get(place, horizons.get(place[0]))
+            tenant_horizons[place] = horizon_after(before, clock, gap_ms)
+        for p, clock in of_unknown.items():
+            horizons[p] = horizon_after(horizons.get(p), clock, gap_ms)
+        if epochs[epoch.number + 1].settings.merge.tenant_max_lag_ms != lag_ms:
+            for tp, at in clocks.considered().items():
+                floor = at - (lag_ms or 0)
+                global_floor[tp] = max(floor, global_floor.get(tp, floor))
+    beyond = {place: at for place, at in tenant_horizons.items() if at > horizons[place[0]]}
+    return InheritedLateness(horizons, start_clock, beyond, global_floor)
 
 
 def _read(reader: TableReader) -> Sequence[tuple[int, dict[str, Any]]]:

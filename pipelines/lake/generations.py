@@ -14,10 +14,8 @@ import pyarrow as pa
 
 from pipelines.core.plan import TopicPartition
 from pipelines.core.sequence import SequenceTail
-from pipelines.core.types import own_columns
-from pipelines.errors import ConfigurationError
 from pipelines.lake import tables
-from pipelines.lake.table_reader import Condition, TableReader, Where, row_count
+from pipelines.lake.table_reader import Condition, TableReader, row_count
 from pipelines.settings import Settings
 
 _TAIL: Final = ("seq", "event_time", "merge_key", "due", "closed_at", "tenant")
@@ -50,13 +48,6 @@ class Generation(NamedTuple):
         """Return, by partition, the offset of an input that is read first."""
         return {tp.partition: offset for tp, offset in self.begin.items() if tp.source == source}
 
-    def is_of(self, number: int | None) -> bool:
-        """Return True where a row with this number belongs to the generation.
-
-        A row of an earlier version (None) belongs to the first one.
-        """
-        return (number or 0) == self.number
-
 
 class Generations(tuple[Generation, ...]):
     """The generations of a lake in order; none before its first start."""
@@ -85,20 +76,15 @@ class Generations(tuple[Generation, ...]):
 
 
 def read_generations(reader: TableReader, settings: Settings) -> Generations:
-    """Return the generations of a lake as they are now.
-
-    A lake that an earlier version has begun has one.
-    """
+    """Return the generations of a lake as they are now; none before its first start."""
     if not reader.exists(tables.GENERATIONS):
-        return _read_earlier_version(reader, settings)
+        return Generations()
     names = tables.layout(settings)[tables.GENERATIONS].schema.names
     by_number: dict[int, list[dict[str, Any]]] = {}
     for row in reader.select(
         tables.GENERATIONS, [name for name in names if name != "topic"]
     ).to_pylist():
         by_number.setdefault(row["generation"], []).append(row)
-    if not by_number:
-        return _read_earlier_version(reader, settings)
     return Generations(_generation(number, rows) for number, rows in sorted(by_number.items()))
 
 
@@ -158,77 +144,3 @@ def generation_rows(settings: Settings, generation: Generation) -> pa.Table:
 def is_begun(reader: TableReader) -> bool:
     """Return True where the lake has begun: the table has a row."""
     return reader.exists(tables.GENERATIONS) and row_count(reader, tables.GENERATIONS) > 0
-
-
-def _read_earlier_version(reader: TableReader, settings: Settings) -> Generations:
-    """Return the only generation of a lake that an earlier version has begun, if there is one.
-
-    Raises ConfigurationError where the lake has had a jump.
-    """
-    if not _has_begun(reader, settings):
-        return Generations()
-    if _has_jumped(reader):
-        raise ConfigurationError(
-            f"{tables.PROGRESS}: this lake has had a `watersmeet reset` under an earlier version, "
-            "after which nobody can say "
-            "which rows belong together; begin a new lake, with another `publish.topic`, and keep "
-            "this one to look at"
-        )
-    begin: dict[TopicPartition, int] = {}
-    offset_columns = [(tables.RESETS, "to_offset"), (tables.RECOVERED, "offset")]
-    for table, column in offset_columns:
-        if reader.exists(table):
-            with_source: Where = [
-                [("source", "is not null", None), *_without_generation(reader, table)]
-            ]
-            rows = reader.select(table, ["source", "partition", column], with_source).to_pylist()
-            for row in rows:
-                tp = TopicPartition(row["source"], row["partition"])
-                begin[tp] = min(row[column], begin.get(tp, row[column]))
-    partitions = {tp.partition for tp in begin} | _partitions(reader, settings)
-    inputs = [TopicPartition(source, p) for source in settings.inputs for p in sorted(partitions)]
-    return Generations(
-        [Generation(0, 0, dict.fromkeys(inputs, 0) | begin, {}, reason="an earlier version")]
-    )
-
-
-def _has_begun(reader: TableReader, settings: Settings) -> bool:
-    with_rows = [
-        tables.PROGRESS,
-        tables.RECOVERED,
-        tables.RESETS,
-        *map(tables.bronze, settings.sources),
-    ]
-    return any(
-        reader.exists(table) and row_count(reader, table, [_without_generation(reader, table)]) > 0
-        for table in with_rows
-    )
-
-
-def _without_generation(reader: TableReader, table: str) -> list[Condition]:
-    """Return the condition for rows without a generation.
-
-    Rows with one were written by a start that was cut short, and decide nothing.
-    """
-    return [("generation", "is null", None)] if own_generation(reader, table) else []
-
-
-def _has_jumped(reader: TableReader) -> bool:
-    return (
-        reader.exists(tables.PROGRESS)
-        and row_count(reader, tables.PROGRESS, [[("reason", "is not null", None)]]) > 0
-    )
-
-
-def _partitions(reader: TableReader, settings: Settings) -> set[int]:
-    partitions: set[int] = set()
-    for table in [tables.PROGRESS, *map(tables.bronze, settings.sources)]:
-        if reader.exists(table):
-            rows = reader.summary(table, ["partition"], {"rows": ("count", "*")})
-            partitions |= set(rows["partition"].to_pylist())
-    return partitions
-
-
-def own_generation(reader: TableReader, table: str) -> list[str]:
-    """Return the column `generation` if the table has it: tables of earlier versions do not."""
-    return own_columns(reader.columns(table), pa.schema([pa.field("generation", pa.int32())]))

@@ -7,15 +7,9 @@ change: `lake.epochs`.)
 
 from __future__ import annotations
 
-import hashlib
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 
-import orjson
-
-from pipelines.configuration.sources import EventTime
-from pipelines.core.reading import MAX_RECORD_BYTES
 from pipelines.errors import ConfigurationError
 from pipelines.lake import tables
 from pipelines.lake.commits import Append, Commit
@@ -27,15 +21,6 @@ from pipelines.settings import Settings
 _APPLICATION = "watersmeet-configuration"
 _ATTEMPTS = 20
 
-_LATER = {"tombstone": "quarantine", "where": "null"}
-"""Values of facts of a source in lakes of earlier versions.
-
-Such a version did not know the fact yet, and so did not keep it.
-"""
-
-_LATER_OF_ALL = {"merge.window": "null", "kafka.max_record_bytes": str(MAX_RECORD_BYTES)}
-"""Values of facts of the lake itself in lakes of such versions."""
-
 _NO_TENANTS = ""
 """Path of the tenants of a source that has none; it is not kept."""
 
@@ -43,36 +28,33 @@ _NO_TENANTS = ""
 def check_layout(reader: TableReader, lake: Lake) -> None:
     """Raise ConfigurationError where this version, as configured, cannot continue the tables.
 
-    - Their layout is a later one, or one from before layouts were numbered.
-    - The lake was begun with other tenants than the configuration has, or a source with another
-      number of topics: either has other columns.
+    - Their layout is another one.
+    - The lake was begun with other tenants than the configuration has, or with another number of
+      topics of a source.
     """
-    silver = tables.SILVER
-    progress = tables.PROGRESS
-    properties = reader.properties(silver) if reader.exists(silver) else {}
-    layout = int(properties.get(tables.LAYOUT, 0))
-    supported = tables.LAYOUT_VERSION
-    if layout > supported:
-        raise ConfigurationError(
-            f"lake: {lake.location} has layout {layout}, and this version of Watersmeet knows "
-            f"layouts up to {supported}; "
-            "use the version that wrote it, or a later one"
-        )
-    is_numbered = tables.LAYOUT in properties or not reader.exists(silver)
-    if not is_numbered or (
-        reader.exists(progress) and "silver_version" not in reader.columns(progress).names
-    ):
-        raise ConfigurationError(
-            f"lake: {lake.location} was made by an earlier version of Watersmeet, whose tables "
-            "this one does not continue: "
-            "begin a new lake elsewhere, with another `publish.topic`: messages of then do not say "
-            "how they are taken up"
-        )
+    if reader.exists(tables.SILVER):
+        _check_layout_version(reader, lake)
     if changed := [
         *_other_topics(reader, lake.settings),
         *differences(reader, _tenants(lake.settings)),
     ]:
         raise ConfigurationError(changed[0])
+
+
+def _check_layout_version(reader: TableReader, lake: Lake) -> None:
+    layout = int(reader.properties(tables.SILVER).get(tables.LAYOUT, 0))
+    if layout > tables.LAYOUT_VERSION:
+        raise ConfigurationError(
+            f"lake: {lake.location} has layout {layout}, and this version of Watersmeet knows "
+            f"layout {tables.LAYOUT_VERSION}; use the version that wrote it, or a later one"
+        )
+    if layout < tables.LAYOUT_VERSION:
+        raise ConfigurationError(
+            f"lake: {lake.location} was made by an earlier version of Watersmeet, whose tables "
+            "this one does not continue: name an empty place, where `kafka.start: sink` goes on "
+            "after the sink's last messages (if they say too little, it says so: then publish to "
+            "another topic), and keep this lake to look at"
+        )
 
 
 def identity(settings: Settings, partitions: int, topic_ids: Mapping[str, str]) -> dict[str, str]:
@@ -117,71 +99,12 @@ def _tenants(settings: Settings) -> dict[str, str]:
     }
 
 
-def rules_of_layout_1(settings: Settings) -> dict[str, str]:
-    """Return, by dotted path, the rules as lakes of layout 1 keep them.
-
-    In those lakes they never changed.
-    """
-    facts = {
-        "kafka.max_record_bytes": str(settings.kafka.max_record_bytes),
-        "merge.timeout": "null"
-        if settings.merge.timeout_ms is None
-        else f"{settings.merge.timeout_ms} ms",
-        "merge.window": "null"
-        if settings.merge.window_by_gap is None
-        else str(list(settings.merge.window)),
-        "merge.max_future": f"{settings.merge.max_future_ms} ms",
-        "publish.valid": settings.publish.valid,
-        "publish.value": settings.publish.value or "null",
-        "publish.max_bytes": str(settings.publish.max_bytes),
-    }
-    for name, source in settings.sources.items():
-        beat = source.heartbeat
-        where = source.where
-        facts |= {
-            f"sources.{name}.schema": _digest(source.schema_file.text)
-            if source.schema_file
-            else "null",
-            f"sources.{name}.key": _joined(source.key or "null"),
-            f"sources.{name}.event_time": _event_time(source.time),
-            f"sources.{name}.tombstone": source.tombstone,
-            f"sources.{name}.heartbeat": "null"
-            if beat is None
-            else f"{beat.field} = {beat.equals!r}",
-            f"sources.{name}.where": "null"
-            if where is None
-            else f"{where.field} = {where.equals!r}",
-        }
-    return facts
-
-
-def _event_time(time: EventTime) -> str:
-    unit = "" if time.unit == "ms" else f" in {time.unit}"
-    return f"{_joined(time.field)}{unit}{' as text' if time.text else ''}"
-
-
-def _joined(paths: str | tuple[str, ...]) -> str:
-    return paths if isinstance(paths, str) else ", ".join(paths)
-
-
 def differences(reader: TableReader, facts: Mapping[str, str]) -> list[str]:
     """Return a sentence for everything that is not as it was when the lake was begun.
 
     Nothing for a lake that was not begun yet.
     """
     return _differences(_kept(reader) if reader.exists(tables.CONFIGURATION) else {}, facts)
-
-
-def check_rules_of_layout_1(reader: TableReader, settings: Settings) -> None:
-    """Raise ConfigurationError where a lake of layout 1 was begun with other rules than these."""
-    kept = _kept(reader)
-    facts = rules_of_layout_1(settings)
-    if "merge.timeout" not in kept:  # the lake is of a later layout, and begins now
-        return
-    sources = [field.removesuffix(".topic") for field in kept if field.endswith(".topic")]
-    later = {f"{source}.{name}": value for source in sources for name, value in _LATER.items()}
-    if changed := _differences(_LATER_OF_ALL | later | kept, facts):
-        raise _refusal(changed)
 
 
 def remade_topics(reader: TableReader, facts: Mapping[str, str]) -> dict[str, list[str]]:
@@ -337,10 +260,3 @@ def _remade(before: str, now: str) -> list[str]:
 def _topics(fact: str) -> list[str]:
     """Return the topics of a source, without Kafka's identity of them."""
     return [name.partition(" ")[0] for name in fact.split(", ")]
-
-
-def _digest(schema: bytes) -> str:
-    """Return a digest of what a schema says, however it is written."""
-    with suppress(orjson.JSONDecodeError):
-        schema = orjson.dumps(orjson.loads(schema), option=orjson.OPT_SORT_KEYS)
-    return f"sha256 {hashlib.sha256(schema).hexdigest()[:16]}"

@@ -106,14 +106,8 @@ def is_dead(owner: Entry) -> bool:
 
 
 def last_entries(reader: TableReader) -> dict[str, Entry]:
-    """Return, by layer, the last entry of `leases`.
-
-    A table of an earlier version lacks some of the columns.
-    """
-    existing = reader.columns(tables.LEASES).names
-    rows = reader.select(
-        tables.LEASES, [name for name in Entry._fields if name in existing]
-    ).to_pylist()
+    """Return, by layer, the last entry of `leases`."""
+    rows = reader.select(tables.LEASES, list(Entry._fields)).to_pylist()
     entries = sorted((Entry(**row) for row in rows), key=attrgetter("entry"))
     return {entry.layer: entry for entry in entries}
 

@@ -1,75 +1,80 @@
-"""The order in which silver's finished records are published, by columns of silver."""
+"""The order in which silver's finished records are published: that of their messages.
+
+Records whose messages do not say when they were closed come first, by event time and key; then all
+others, by the time at which they were closed.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Final, NamedTuple
+from collections.abc import Iterable, Mapping
+from typing import Final
 
-from pipelines.core.sequence import PLAIN, SequenceTail, SortKey
-from pipelines.core.types import DUE, TENANT, has_due, has_tenants, own_columns
-from pipelines.lake import tables
-from pipelines.lake.table_reader import Condition, TableReader
+from pipelines.core.sequence import SequenceTail
+from pipelines.lake.table_reader import Condition, Where, neighbours
 
-_BEFORE_ALL: Final = SortKey(PLAIN, b"", -1, b"")
+COLUMNS: Final = ["closed_at", "tenant", "due", "merge_key"]
+"""The columns that order records whose messages say when they were closed; the first is a time."""
+
+PLAIN_COLUMNS: Final = ["event_time", "merge_key"]
+"""The columns that order all other records.
+
+`COLUMNS` would order them alike, but for what two epochs have closed at one clock.
+"""
+
+PLACE_COLUMNS: Final = ["event_time", "merge_key", "due", "closed_at", "tenant"]
+"""The columns that `sequence.place_of` takes."""
 
 
-class Order(NamedTuple):
-    """An order of publication: columns of silver, and the conditions on its records.
+def beyond(tail: SequenceTail | None, closing_from: int | None, *, is_after: bool) -> Where:
+    """Return a condition for the rows that sort after a tail, or else at or before it.
 
-    The first column is a time.
+    `closing_from`: the first batch whose messages say when their merge records were closed. Without
+    a tail, all rows sort after it.
     """
-
-    columns: Sequence[str]
-    conditions: Sequence[Condition] = ()
-
-    @property
-    def column(self) -> str:
-        """The first column, which is a time."""
-        return self.columns[0]
-
-    def since(self, tails: Mapping[int, SequenceTail], partitions: Iterable[int]) -> dict[int, int]:
-        """Return, by partition, the time (ms) of the tail, or -1 without one.
-
-        Partitions whose tail sorts after all records of this order are left out.
-        """
-        places = {p: tails[p].place if p in tails else _BEFORE_ALL for p in partitions}
-        if self.column == "closed_at":
-            return {p: place.closed_at for p, place in places.items()}
-        return {p: place.time for p, place in places.items() if place.closed_at == PLAIN}
+    if tail is None:
+        return [[]] if is_after else []
+    if tail.closed_at is not None:
+        return _beyond(COLUMNS, [tail.closed_at, tail.tenant, tail.due, tail.key], is_after)
+    rows = _beyond(PLAIN_COLUMNS, [tail.event_time, tail.key], is_after)
+    if closing_from is None:
+        return rows
+    rows = [[("batch", "<", closing_from), *terms] for terms in rows]
+    return [*rows, [("batch", ">=", closing_from)]] if is_after else rows
 
 
-BY_EVENT_TIME: Final = Order(["event_time", "merge_key"])
-"""Order where merge records are closed by a timeout alone."""
-
-BY_CLOSING: Final = Order(["closed_at", "due", "merge_key"])
-"""Order where there is a window by gap."""
-
-BY_TENANT: Final = Order(["closed_at", "tenant", "due", "merge_key"])
-"""Order where there are tenants."""
+def _beyond(columns: list[str], values: list[object], is_after: bool) -> Where:
+    operators = [">" if is_after else "<"] * (len(columns) - 1) + [">" if is_after else "<="]
+    same: list[Condition] = [
+        (column, "=", value) for column, value in zip(columns, values, strict=True)
+    ]
+    return [[*same[:i], (columns[i], operators[i], values[i])] for i in range(len(columns))]
 
 
-def due_columns(reader: TableReader) -> list[str]:
-    """Return the columns of `DUE` that silver has: both, or none."""
-    return own_columns(reader.columns(tables.SILVER), DUE)
+def may_be_beyond(
+    tails: Mapping[int, SequenceTail], partitions: Iterable[int], closing_from: int | None
+) -> Where:
+    """Return a condition for rows that may sort after the tail of their partition.
 
-
-def place_columns(reader: TableReader) -> list[str]:
-    """Return the columns of silver that give a merge record its place in the order of publication.
-
-    They are what `sequence.place_of` takes.
+    All rows that do meet it. It has few terms, however many partitions there are.
     """
-    silver = reader.columns(tables.SILVER)
-    return ["event_time", "merge_key", *own_columns(silver, DUE), *own_columns(silver, TENANT)]
+    closed = dict.fromkeys(partitions, -1)
+    plain = {}
+    for p in closed.keys() & tails.keys():
+        closed_at = tails[p].closed_at
+        if closed_at is None:
+            plain[p] = tails[p].event_time
+        else:
+            closed[p] = closed_at
+    for p in plain:
+        del closed[p]
+    where = [*_since("closed_at", closed), *_since("event_time", plain)]
+    if plain and closing_from is not None:
+        where.append([("partition", "in", sorted(plain)), ("batch", ">=", closing_from)])
+    return where or [[("partition", "in", [])]]
 
 
-def orders(reader: TableReader) -> list[Order]:
-    """Return the orders in which silver is published, one after the other.
-
-    What a timeout closed before there was a window comes first.
-    """
-    silver = reader.columns(tables.SILVER)
-    if has_tenants(silver):
-        return [BY_TENANT]
-    if not has_due(silver):
-        return [BY_EVENT_TIME]
-    return [BY_EVENT_TIME._replace(conditions=[("closed_at", "is null", None)]), BY_CLOSING]
+def _since(column: str, times: Mapping[int, int]) -> Where:
+    return [
+        [("partition", "in", sorted(some)), (column, ">=", min(times[p] for p in some))]
+        for some in neighbours(sorted(times, key=times.__getitem__))
+    ]

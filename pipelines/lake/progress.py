@@ -13,7 +13,6 @@ import pyarrow as pa
 from pipelines.core.plan import BatchPlan, OffsetRange, TopicPartition
 from pipelines.lake import tables
 from pipelines.lake.commits import APPLICATION, Commit, last_decision
-from pipelines.lake.generations import own_generation
 from pipelines.lake.table_reader import TableReader, Where
 from pipelines.settings import Settings
 
@@ -140,14 +139,14 @@ def _last_noted(reader: TableReader) -> tuple[BatchPlan, int, Commit] | None:
     last = reader.summary(tables.PROGRESS, [], {"batch": ("max", "batch")})["batch"][0].as_py()
     if last is None:
         return None
-    columns = ["source", "partition", "position", *own_generation(reader, tables.PROGRESS)]
+    columns = ["source", "partition", "position", "generation"]
     before = reader.select(tables.PROGRESS, columns, [[("batch", "=", last - 1)]]).to_pylist()
     columns += ["from_offset", "until_offset", "head", "clock", "silver_version"]
     rows = reader.select(tables.PROGRESS, columns, [[("batch", "=", last)]]).to_pylist()
     positions = {
         TopicPartition(row["source"], row["partition"]): row["position"]
         for row in before
-        if row.get("generation") == rows[0].get("generation")
+        if row["generation"] == rows[0]["generation"]
     }
     ranges = {}
     for row in rows:
@@ -156,5 +155,5 @@ def _last_noted(reader: TableReader) -> tuple[BatchPlan, int, Commit] | None:
             row["from_offset"], row["until_offset"], positions.get(tp), row["position"], row["head"]
         )
     clocks = {row["partition"]: row["clock"] for row in rows if row["clock"] is not None}
-    plan = BatchPlan(last, ranges, clocks, has_late=True, generation=rows[0].get("generation") or 0)
+    plan = BatchPlan(last, ranges, clocks, has_late=True, generation=rows[0]["generation"])
     return plan, rows[0]["silver_version"], Commit(APPLICATION, token=0, number=last + 1)

@@ -7,10 +7,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from operator import itemgetter
+from typing import Final
 
 from pipelines.core.sequence import SequenceTail
 from pipelines.lake import tables
 from pipelines.lake.table_reader import Condition, TableReader
+
+_TAIL: Final = (
+    "last_seq",
+    "last_event_time",
+    "last_key",
+    "sink_offset",
+    "last_due",
+    "last_closed_at",
+    "last_tenant",
+)
+"""The columns of a last message, in the order of `SequenceTail`."""
 
 
 def last_sink(reader: TableReader, conditions: Sequence[Condition] = ()) -> str | None:
@@ -52,15 +64,12 @@ def last_published(
     last = dict(zip(latest["partition"].to_pylist(), latest["seq"].to_pylist(), strict=True))
     if not last:
         return {}
-    names = ["partition", "last_seq", "last_event_time", "last_key", "sink_offset"]
-    known_names = reader.columns(tables.PUBLISHED).names
-    names += [name for name in ("last_due", "last_closed_at", "last_tenant") if name in known_names]
     tails = reader.select(
         tables.PUBLISHED,
-        names,
+        ["partition", *_TAIL],
         [[*sink_conditions, ("last_seq", "in", sorted(set(last.values())))]],
     )
-    rows = zip(*(tails[name].to_pylist() for name in names), strict=True)
+    rows = zip(*(tails[name].to_pylist() for name in ("partition", *_TAIL)), strict=True)
     return {p: SequenceTail(seq, *rest) for p, seq, *rest in rows if last[p] == seq}
 
 

@@ -13,12 +13,10 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any, Final
 
 import numpy as np
-import pyarrow as pa
 
 from pipelines.core.columns import Int64s, as_ranges
 from pipelines.core.plan import TopicPartition
 from pipelines.core.reading import REDRIVEN_FROM
-from pipelines.core.types import own_columns
 from pipelines.lake import tables
 from pipelines.lake.generations import Generation
 from pipelines.lake.table_reader import (
@@ -48,7 +46,7 @@ def read_since(reader: TableReader, generation: Generation) -> dict[int, int]:
 
     A record counts by the position of its tenant. Empty without tenants.
     """
-    if generation.number or "since" not in reader.columns(tables.RECOVERED).names:
+    if generation.number:
         return {}
     rows = reader.select(
         tables.RECOVERED, ["partition", "since"], [[("since", "is not null", None)]]
@@ -142,8 +140,6 @@ def _offsets_of_copies(
     """
     for source in sorted({tp.source for tp in ranges}):
         table = tables.bronze(source)
-        if not own_columns(reader.columns(table), pa.schema([REDRIVEN_FROM])):
-            continue
         source_ranges = {tp.partition: span for tp, span in ranges.items() if tp.source == source}
         redriven: Where = [
             [*terms, (REDRIVEN_FROM.name, "is not null", None)] for terms in within(source_ranges)

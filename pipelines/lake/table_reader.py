@@ -12,13 +12,12 @@ from itertools import chain
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple, Protocol, TypeAlias, TypeVar
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipelines.core.columns import Int64s, int64s
 from pipelines.core.reading import RECORD_BYTES
-from pipelines.core.types import TIME, own_columns
+from pipelines.core.types import TIME
 from pipelines.errors import WatersmeetError
 
 _T = TypeVar("_T")
@@ -274,24 +273,9 @@ def row_count(reader: TableReader, table: str, where: Where = ()) -> int:
     return int(reader.summary(table, [], {"rows": ("count", "*")}, where)["rows"][0].as_py())
 
 
-def sizes_of(reader: TableReader, table: str, rows: pa.Table) -> Int64s:
-    """Return the size of each row in memory (bytes): its `record_bytes` and `ROW_BYTES`.
-
-    Where the rows do not have that column, or an earlier version has written a row, the mean size
-    in the files counts.
-    """
-    sizes = rows[RECORD_BYTES.name] if RECORD_BYTES.name in rows.column_names else None
-    if sizes is not None and sizes.null_count == 0:
-        return int64s(sizes) + ROW_BYTES
-    unknown = PACKED * reader.row_bytes(table)
-    return (
-        np.full(len(rows), unknown) if sizes is None else int64s(sizes.fill_null(unknown))
-    ) + ROW_BYTES
-
-
-def with_sizes(reader: TableReader, table: str, columns: Sequence[str]) -> list[str]:
-    """Return these columns of a table, and `record_bytes` if it has it, as `sizes_of` needs it."""
-    return [*columns, *own_columns(reader.columns(table), pa.schema([RECORD_BYTES]))]
+def sizes_of(rows: pa.Table) -> Int64s:
+    """Return the size of each row in memory (bytes): its `record_bytes` and `ROW_BYTES`."""
+    return int64s(rows[RECORD_BYTES.name]) + ROW_BYTES
 
 
 def walk(reader: TableReader, table: str) -> Iterator[Version]:

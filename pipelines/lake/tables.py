@@ -12,10 +12,10 @@ from typing import Any
 import pyarrow as pa
 
 from pipelines.configuration.sources import SourceSettings
-from pipelines.core.merge import late_schema, silver_schema
+from pipelines.core.merge import LATE_SCHEMA, silver_schema
 from pipelines.core.reading import BRONZE, RECORD_BYTES, REDRIVEN_FROM, bronze_schema
-from pipelines.core.types import DUE, TENANT, TIME, schema_of
-from pipelines.settings import MergeSettings, Settings
+from pipelines.core.types import TIME, schema_of
+from pipelines.settings import Settings
 
 SILVER = "silver"
 LATE = "late"
@@ -41,11 +41,8 @@ DELETION_VECTORS = "delta.enableDeletionVectors"
 
 LAYOUT = "watersmeet.layout"
 """Property of silver that says which layout the tables of its lake have."""
-LAYOUT_VERSION = 3
-"""Layout that this version writes.
-
-A later version continues lakes of every earlier layout; `tests/golden/lakes` has one of each.
-"""
+LAYOUT_VERSION = 4
+"""Layout that this version writes, and the only one that it continues."""
 
 STATISTICS_BYTES = 64
 """Bytes that a file's statistics keep of the smallest and the largest text or binary value.
@@ -53,47 +50,6 @@ STATISTICS_BYTES = 64
 Whole values would triple small files, and no reader opens a file whose statistics have some hundred
 megabytes.
 """
-
-_ADDED = {
-    SILVER: frozenset([*DUE.names, RECORD_BYTES.name, "generation"]),
-    LATE: frozenset(["generation"]),
-    IDLE_HEARTBEATS: frozenset(["generation"]),
-    QUARANTINE: frozenset([RECORD_BYTES.name]),
-    PUBLISHED: frozenset(["last_due", "last_closed_at"]),
-    RECOVERED: frozenset(["generation", "until_offset", *DUE.names]),
-    PROGRESS: frozenset(["epoch", "generation"]),
-    LEASES: frozenset(["boot_id", "namespace", "started", "jvm_started"]),
-}
-
-
-def added(table: str) -> frozenset[str]:
-    """Return the columns of a table that an older lake, or one without a window by gap, lacks.
-
-    Their owner adds them.
-    """
-    of_bronze = frozenset([RECORD_BYTES.name, REDRIVEN_FROM.name])
-    return of_bronze if table.startswith(bronze("")) else _ADDED.get(table, frozenset())
-
-
-_OF_DUE = {PUBLISHED: schema_of("last_due timestamp, last_closed_at timestamp"), RECOVERED: DUE}
-"""Further columns, by table, where merge records say when they were closed."""
-
-_OF_TENANTS = {
-    IDLE_HEARTBEATS: TENANT,
-    PUBLISHED: schema_of("last_tenant string"),
-    RECOVERED: schema_of("tenant string, since timestamp"),
-}
-"""Further columns, by table, where there are tenants.
-
-In `idle_heartbeats`, a decision is a row without a tenant (null), and a row for each tenant with a
-time of its own, with the same `after_offset` and `decided_at`. In `recovered`, a row with `since`
-says from which position of their tenant on the records of a partition were merged; all before are
-skipped.
-"""
-
-
-_OF_TOPICS = {RECOVERED: schema_of("topic string")}
-"""Further columns, by table, where a source has several topics."""
 
 
 @dataclass(frozen=True)
@@ -162,14 +118,13 @@ def layout(settings: Settings) -> dict[str, Table]:
         "delta.deletedFileRetentionDuration": interval,
         "delta.logRetentionDuration": interval,
     }
-    of_bronze = [_bronze(name, source, settings.merge) for name, source in settings.sources.items()]
+    of_bronze = [_bronze(name, source) for name, source in settings.sources.items()]
     # Late records, which are kept and never merged.
     of_late = _statistics(
         "source", "topic", "partition", "offset", "event_time", "position", "batch"
     )
-    late = Table(LATE, late_schema(has_tenants=settings.merge.has_tenants), properties=of_late)
-    others = [_with_further(table, settings) for table in _OTHERS]
-    tables = [*of_bronze, _silver(settings), late, *others]
+    late = Table(LATE, LATE_SCHEMA, properties=of_late)
+    tables = [*of_bronze, _silver(settings), late, *_OTHERS]
     if has_registry(settings):
         tables.append(_WRITER_SCHEMAS)
     return {
@@ -177,30 +132,18 @@ def layout(settings: Settings) -> dict[str, Table]:
     }
 
 
-def _with_further(table: Table, settings: Settings) -> Table:
-    """Return a table with the further columns that the configuration needs.
-
-    They are for merge records that say when they were closed, for tenants, and for sources with
-    several topics.
-    """
-    added = [*(_OF_DUE.get(table.name, ()) if settings.merge.has_due else ())]
-    added += _OF_TENANTS.get(table.name, ()) if settings.merge.has_tenants else ()
-    added += _OF_TOPICS.get(table.name, ()) if settings.with_topics else ()
-    return replace(table, schema=pa.schema([*table.schema, *added]))
-
-
 def _statistics(*columns: str) -> dict[str, str]:
     return {"delta.dataSkippingStatsColumns": ",".join(columns)}
 
 
-def _bronze(name: str, source: SourceSettings, merge: MergeSettings) -> Table:
+def _bronze(name: str, source: SourceSettings) -> Table:
     """Return the bronze table of a source: every Kafka record once.
 
     A refused one has `reason` and `detail`, and is in `quarantine`, too.
     """
     # Statistics of these columns skip files exactly: a file holds one contiguous range of offsets
     # of one topic-partition.
-    schema = bronze_schema(has_registry=source.registry is not None, has_tenants=merge.has_tenants)
+    schema = bronze_schema(has_registry=source.registry is not None)
     statistics = _statistics(
         "partition", "offset", "event_time", "kafka_timestamp", "reason", REDRIVEN_FROM.name
     )
@@ -213,10 +156,7 @@ def _silver(settings: Settings) -> Table:
     It is partitioned by status, so that no batch ever opens a file of finished records again.
     """
     types = {name: source.value_type for name, source in settings.sources.items()}
-    merge = settings.merge
-    schema = silver_schema(
-        types, settings.with_topics, has_due=merge.has_due, has_tenants=merge.has_tenants
-    )
+    schema = silver_schema(types, settings.with_topics)
     # No statistics of keys: they would be in the log, which `forget` cannot change.
     without = {"status", "valid", "invalid_reason", "merge_key", *types}
     properties = {
@@ -253,12 +193,14 @@ _OTHERS = (
     ),
     # Decisions of the idle policy: a heartbeat of a silent topic-partition, placed after
     # `after_offset` (-1: before any record) and before whatever comes next. Like bronze, they are
-    # input of the merge: a rebuild takes the same decisions.
+    # input of the merge: a rebuild takes the same decisions. A decision is a row without a tenant
+    # (null), and a row for each tenant with a time of its own, with the same `after_offset` and
+    # `decided_at`.
     Table(
         IDLE_HEARTBEATS,
         schema_of(
             f"{_TOPIC_PARTITION}, after_offset bigint, event_time timestamp, decided_at timestamp, "
-            "generation int"
+            "generation int, tenant string"
         ),
     ),
     # Beginnings of the lake's generations, each decided by one commit: a row for every
@@ -294,8 +236,8 @@ _OTHERS = (
         PUBLISHED,
         schema_of(
             "partition int, first_seq bigint, last_seq bigint, last_event_time timestamp, last_key "
-            "string, sink_offset bigint, "
-            "committed_at timestamp, sink string"
+            "string, sink_offset bigint, committed_at timestamp, sink string, "
+            "last_due timestamp, last_closed_at timestamp, last_tenant string"
         ),
     ),
     # The exclusive offset up to which each transaction has sent the records of a topic-partition to
@@ -309,18 +251,21 @@ _OTHERS = (
     Table(FORGOTTEN, schema_of("partition int, event_time timestamp, forgotten_at timestamp")),
     # Places of records that `forget` has erased: whatever reads Kafka again leaves them empty.
     Table(ERASED, schema_of(f"{_TOPIC_PARTITION}, offset bigint, erased_at timestamp")),
-    # What a generation must know of published messages. A row is one of three; the columns of the
+    # What a generation must know of published messages. A row is one of four; the columns of the
     # others are null.
-    # - A message of a lost lake that was read back from the sink: `merge_key`, `event_time`.
-    # - The offset at which reading a lost lake's source began: `source`, `offset`.
+    # - A message of a lost lake that was read back from the sink: `merge_key`, `event_time`,
+    #   `tenant`, and `due` and `closed_at` where it says them.
+    # - The offset at which reading a lost lake's source began: `source`, `topic`, `offset`.
     # - After a jump back, offsets of parts of messages of earlier generations:
     #   `[offset, until_offset)`.
+    # - With tenants, `since`: from which position of their tenant on the records of a partition
+    #   were merged; all before are passed over.
     Table(
         RECOVERED,
         schema_of(
             "partition int, merge_key string, event_time timestamp, source string, offset bigint, "
-            "until_offset bigint, "
-            "recovered_at timestamp, generation int"
+            "until_offset bigint, recovered_at timestamp, generation int, due timestamp, "
+            "closed_at timestamp, tenant string, since timestamp, topic string"
         ),
     ),
     # A row for every topic-partition and batch: the offsets `[from_offset, until_offset)` that the

@@ -14,6 +14,7 @@ from typing import NamedTuple, TypeAlias
 
 import pyarrow as pa
 
+from pipelines.core.clocks import Clocks, SharedClock
 from pipelines.core.columns import NULL_TIME
 from pipelines.core.idle import IdleDecision
 from pipelines.core.plan import BatchPlan, Cursor, OffsetRange, TopicPartition
@@ -44,7 +45,7 @@ class BatchEnd(NamedTuple):
     clocks: Mapping[int, int]
 
 
-def moment_of(reader: TableReader, batch: int) -> BatchEnd:
+def read_batch_end(reader: TableReader, batch: int) -> BatchEnd:
     """Return the end of a batch that `progress` has."""
     columns = ["source", "partition", "until_offset", "position", "clock"]
     rows = reader.select(tables.PROGRESS, columns, [[("batch", "=", batch)]]).to_pylist()
@@ -69,28 +70,35 @@ class TenantStateReader:
     def clocks_at(
         self,
         moment: BatchEnd,
-        lag_ms: int,
+        lag_ms: int | None,
         global_floor: Mapping[TopicPartition, int] = MappingProxyType({}),
-    ) -> TenantClocks:
-        """Return the clocks of tenants at a moment.
+    ) -> Clocks:
+        """Return the clocks at a moment.
 
-        `global_floor`: by topic-partition, a lower bound (ms) of every tenant's position since an
-        earlier epoch, which had another lag.
+        `lag_ms`: maximum by which a tenant's clock may be behind the global one; None without
+        tenants. `global_floor`: by topic-partition, a lower bound (ms) of every tenant's position
+        since an earlier epoch, which had another lag.
         """
-        begins = self.generation.begin
+        known = {
+            tp: cursor for tp, cursor in moment.cursors.items() if tp.partition in moment.clocks
+        }
+        ranges = {
+            tp: OffsetRange(c.next_offset, c.next_offset, c.position, c.position, None)
+            for tp, c in known.items()
+        }
+        plan = BatchPlan(0, ranges, moment.clocks, has_late=False)
+        if lag_ms is None:
+            return SharedClock(plan, {})
         idle: dict[TopicPartition, list[IdleDecision]] = {}
         for tp, decision in read_decisions(self.reader, self.generation):
             idle.setdefault(tp, []).append(decision)
         heads = [HEADS.empty_table()]
         waiting = [_RECORDS.empty_table()]
-        known = {
-            tp: cursor for tp, cursor in moment.cursors.items() if tp.partition in moment.clocks
-        }
         for source in sorted({tp.source for tp in known}):
-            stood = [
+            states = [
                 PartitionState(
                     tp,
-                    begins.get(tp, 0),
+                    self.generation.begin.get(tp, 0),
                     cursor,
                     moment.clocks[tp.partition],
                     idle.get(tp, ()),
@@ -99,15 +107,8 @@ class TenantStateReader:
                 for tp, cursor in known.items()
                 if tp.source == source
             ]
-            heads.append(self._heads(source, stood, lag_ms))
-            waiting.append(
-                self._waiting(source, [each for each in stood if not each.is_cut_passed])
-            )
-        ranges = {
-            tp: OffsetRange(c.next_offset, c.next_offset, c.position, c.position, None)
-            for tp, c in known.items()
-        }
-        plan = BatchPlan(0, ranges, moment.clocks, has_late=False)
+            heads.append(self._heads(source, states, lag_ms))
+            waiting.append(self._waiting(source, [x for x in states if not x.is_cut_passed]))
         return TenantClocks.of(
             pa.concat_tables(waiting), pa.concat_tables(heads), plan, idle, lag_ms
         )

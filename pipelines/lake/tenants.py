@@ -8,9 +8,9 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
+from pipelines.core.clocks import Clocks
 from pipelines.core.columns import NULL_TIME, int64s
 from pipelines.core.plan import TopicPartition
-from pipelines.core.tenants import TenantClocks
 from pipelines.lake import tables
 from pipelines.lake.epochs import Epochs, inherited_lateness
 from pipelines.lake.generations import read_generations
@@ -42,8 +42,8 @@ def unfinished(reader: TableReader) -> pa.Table:
     )
 
 
-def clocks_at(reader: TableReader, epochs: Epochs, batch: int, batch_end: BatchEnd) -> TenantClocks:
-    """Return the clocks of tenants at the end of a batch, by the rules of `batch`.
+def clocks_at(reader: TableReader, epochs: Epochs, batch: int, batch_end: BatchEnd) -> Clocks:
+    """Return the clocks at the end of a batch, by the rules of `batch`.
 
     `batch_end`: that of `batch` or of an earlier one, for all topic-partitions or some of them.
     """
@@ -53,24 +53,24 @@ def clocks_at(reader: TableReader, epochs: Epochs, batch: int, batch_end: BatchE
         reader, Epochs(earlier for earlier in epochs if earlier.number <= epoch.number), generation
     )
     return TenantStateReader(reader, generation).clocks_at(
-        batch_end, epoch.settings.merge.tenant_max_lag_ms or 0, lateness.global_floor
+        batch_end, epoch.settings.merge.tenant_max_lag_ms, lateness.global_floor
     )
 
 
-def times_of(rows: pa.Table, clocks: TenantClocks) -> list[tuple[int, str, int | None]]:
+def times_of(rows: pa.Table, clocks: Clocks) -> list[tuple[int, str, int | None]]:
     """Return each partition and tenant of such rows (`unfinished`) with its clock.
 
     Clocks are in ms (None: not known); the order is by partition and clock.
     """
     tenants = rows.group_by(["partition", "tenant"]).aggregate([])
-    times = clocks.clocks(int64s(tenants["partition"]), tenants["tenant"])
+    times = clocks.at(int64s(tenants["partition"]), tenants["tenant"])
     clocked = zip(
         tenants["partition"].to_pylist(), times.tolist(), tenants["tenant"].to_pylist(), strict=True
     )
     return [(p, tenant, None if time == NULL_TIME else time) for p, time, tenant in sorted(clocked)]
 
 
-def slowest(rows: pa.Table, clocks: TenantClocks) -> dict[int, SlowestTenant]:
+def slowest(rows: pa.Table, clocks: Clocks) -> dict[int, SlowestTenant]:
     """Return, by partition, the number of tenants in such rows (`unfinished`), and the slowest."""
     slowest_tenants: dict[int, SlowestTenant] = {}
     for p, tenant, clock in times_of(rows, clocks):

@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeAlias
 
+from pipelines.core.clocks import Clocks
 from pipelines.core.plan import OpenTransaction, TopicPartition
-from pipelines.core.tenants import TenantClocks
 
 Counts: TypeAlias = Mapping[tuple[str, str], int]
 """Records by outcome and, where they were refused, reason (else empty)."""
@@ -76,12 +76,12 @@ class SourceStanding(NamedTuple):
 class MergeProgress:
     """The state of the merge, after a batch or where there was nothing to merge.
 
-    `clocks`: by partition, in ms; `tenants`: those of tenants, where there are some.
+    `clocks`: by partition, in ms. `tenant_clocks`: the clocks of single tenants (None: not told).
     """
 
     clocks: Mapping[int, int]
     sources: Mapping[TopicPartition, SourceStanding]
-    tenants: TenantClocks | None = None
+    tenant_clocks: Clocks | None = None
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ class TenantsSampled(NamedTuple):
     """A sample of the tenants.
 
     - `waiting_rows`: how many records wait for their tenants' clocks.
-    - `tenants`: how many tenants have something open or waiting.
+    - `tenants`: how many tenants have something open or waiting; 0 without tenants.
     - `lag_ms`: how far the slowest of them is behind the clock of its partition.
     """
 
@@ -111,7 +111,7 @@ class Sampled:
 
     - `bounds`: the first offset and the exclusive end offset of each topic-partition in Kafka.
     - `open_rows`: how many merge records are open (None: as before).
-    - `tenants`: how tenants stand (None: as before, or there are none).
+    - `tenants`: how tenants stand (None: as before).
     - `transactions`: the oldest open transaction of each topic-partition that has one.
     - `behind_sink`: by partition, how many merge records are never published (None: as before).
     """

@@ -86,7 +86,7 @@ def evolve(reader: TableReader, settings: Settings, reporter: Reporter) -> dict[
         return answer
     this_run = Run(read_epochs(reader, settings).current.settings, LAYERS, reporter)
     with this_run.take_layers(change=EVOLVE) as layer_set:
-        from_batch = layer_set.silver.planner.next_batch
+        from_batch = layer_set.silver.recover().state.next_batch
         answer = _applicable(reader, settings)  # a run may have merged a batch meanwhile
         if not answer["changes"]:
             return answer

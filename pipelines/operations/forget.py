@@ -30,7 +30,7 @@ from pipelines.core.inputs import of_source, source_of
 from pipelines.core.merge import REPLACING
 from pipelines.core.reading import FORGOTTEN, ReadingRules, value_key
 from pipelines.core.sequence import place_of
-from pipelines.core.types import TENANT, TIME
+from pipelines.core.types import DUE, TENANT, TIME
 from pipelines.errors import ConfigurationError, KafkaAccessError
 from pipelines.faults import IN_FORGET, fault_point
 from pipelines.kafka.cluster import Cluster
@@ -40,7 +40,6 @@ from pipelines.lake.commits import DELETING, Commit
 from pipelines.lake.conflicts import is_conflict
 from pipelines.lake.epochs import read_epochs
 from pipelines.lake.lease import FORGET
-from pipelines.lake.order import due_columns
 from pipelines.lake.published import last_published
 from pipelines.lake.schemas import avro_schemas
 from pipelines.lake.table_reader import Condition, TableReader, row_count
@@ -187,8 +186,8 @@ class Forgetting:
 
     @cached_property
     def _silver(self) -> list[dict[str, Any]]:
-        columns = ["partition", "event_time", "status", "valid", *due_columns(self.reader)]
-        columns += [*TENANT.names, "position"] if self.settings.merge.has_tenants else []
+        columns = ["partition", "batch", "event_time", "status", "valid", "position"]
+        columns += [*DUE.names, *TENANT.names]
         rows = self.reader.select(tables.SILVER, columns, [self._key_conditions])
         return list(rows.to_pylist())
 
@@ -302,22 +301,25 @@ class Forgetting:
             if kept.repartition is not None:  # bronze has read copies of what is, or was, there
                 for topic in kept.repartition.from_topics:
                     yield self._topic_row(cluster, topic, places)
-        tails = last_published(self.reader)
-        names = ("due", "closed_at", "tenant")
-        placed_rows = [
-            (row, place_of(row["event_time"], self.key, *map(row.get, names)))
-            for row in self._silver
-        ]
-        published = [
-            row
-            for row, place in placed_rows
-            if row["valid"] and (p := row["partition"]) in tails and place <= tails[p].place
-        ]
-        yield self._topic_row(cluster, self.settings.publish.topic, published)
+        yield self._topic_row(cluster, self.settings.publish.topic, self._published())
         for table, topic in self.settings.publish.dead_letter_topics.items():
             places_by_source = self._late if table == tables.LATE else self._refused
             records = list(chain.from_iterable(places_by_source.values()))
             yield self._topic_row(cluster, topic, records)
+
+    def _published(self) -> list[dict[str, Any]]:
+        """Return the merge records of which the sink has a message."""
+        tails = last_published(self.reader)
+        closing_from = read_epochs(self.reader, self.settings).closing_from
+        published = []
+        for row in self._silver:
+            says_closing = closing_from is not None and row["batch"] >= closing_from
+            closing = [row["due"], row["closed_at"], row["tenant"]] if says_closing else []
+            place = place_of(row["event_time"], self.key, *closing)
+            tail = tails.get(row["partition"])
+            if row["valid"] and tail is not None and place <= tail.place:
+                published.append(row)
+        return published
 
     def _topic_row(self, cluster: Cluster, topic: str, records: Sequence[Any]) -> dict[str, Any]:
         """Return a row about records that are, or may be, in a topic.
@@ -411,8 +413,7 @@ class Forgetting:
         markers = [
             {**row, "merge_key": self.key, "replaces": row["event_time"]} for row in records
         ] + self._waiting
-        replacing = REPLACING if self.settings.merge.has_tenants else REPLACING[:1]
-        changed = pa.schema([*schema, *((name, TIME) for name in replacing)])
+        changed = pa.schema([*schema, *((name, TIME) for name in REPLACING)])
         rows = pa.table(
             [
                 _column(name, kind, markers)
@@ -436,7 +437,7 @@ class Forgetting:
             place = row["partition"], row["tenant"]
             positions[place] = max(row["position"], positions.get(place, 0))
         return [
-            {"partition": p, "tenant": t, "merge_key": self.key, "passes": at}
+            {"partition": p, "tenant": t, "merge_key": self.key, "delete_up_to": at}
             for (p, t), at in positions.items()
         ]
 

@@ -28,11 +28,11 @@ from pipelines.core.recovery import read_again_from
 from pipelines.lake import tables
 from pipelines.lake.commits import DELETING
 from pipelines.lake.conflicts import suppress_conflict
-from pipelines.lake.epochs import longest_ms, read_epochs
+from pipelines.lake.epochs import Epochs, longest_ms, read_epochs
 from pipelines.lake.generations import Generation, read_generations
 from pipelines.lake.inputs import resolve_condition
 from pipelines.lake.maintenance import FILE_BYTES
-from pipelines.lake.order import due_columns
+from pipelines.lake.order import may_be_beyond
 from pipelines.lake.progress import last_batch
 from pipelines.lake.published import last_published
 from pipelines.lake.retention_bounds import batch_ends, read_retention_bounds
@@ -41,7 +41,6 @@ from pipelines.operations.redrive import Refused, redriven_in_bronze
 from pipelines.running.chunks import NOT_FORGOTTEN
 from pipelines.running.dead_letters import unsent
 from pipelines.running.owner import Owner, now_ms
-from pipelines.running.publication_plan import unpublished
 from pipelines.settings import KeepSettings, Settings
 
 _COLUMNS = {
@@ -75,14 +74,13 @@ def expire(
     if keep_ms is None or last is None:
         return
     generation = read_generations(reader, settings).newest
-    epochs = read_epochs(reader, settings)
     if last[0].batch < generation.from_batch:  # after a reset, the clock may be an earlier one
         return
     limits = {p: clock - keep_ms for p, clock in last[0].clocks.items()}
     if table in _COLUMNS:
         is_silver = table == tables.SILVER
         needed = (
-            _needed_of_silver(reader, limits, longest_ms(epochs))
+            _needed_of_silver(reader, limits, read_epochs(reader, settings))
             if is_silver
             else _first_not_sent(reader, settings, table, limits)
         )
@@ -115,41 +113,39 @@ def kept_ms(keep: KeepSettings, table: str) -> int | None:
 
 
 def _needed_of_silver(
-    reader: TableReader, partitions: Mapping[int, int], longest_ms: int
+    reader: TableReader, partitions: Mapping[int, int], epochs: Epochs
 ) -> dict[int, int]:
     """Return what `_needed` does, and keep rows that could be published again.
 
     These are rows whose records, merged anew after a reset to earlier offsets, could sort behind
     the last message.
     """
-    needed = _needed(reader, partitions, longest_ms)
+    needed = _needed(reader, partitions, epochs)
     for p, tail in last_published(reader).items():
         time = (
             tail.event_time
             if tail.closed_at is None
-            else read_again_from(tail.closed_at, longest_ms)
+            else read_again_from(tail.closed_at, longest_ms(epochs))
         )
         needed[p] = min(time, needed.get(p, time))
     return needed
 
 
-def _needed(reader: TableReader, partitions: Mapping[int, int], longest_ms: int) -> dict[int, int]:
+def _needed(reader: TableReader, partitions: Mapping[int, int], epochs: Epochs) -> dict[int, int]:
     """Return, by partition, the smallest event time (ms) of open or unpublished merge records.
 
     The time from which a lost lake would be recovered after one counts instead, if it is smaller. A
     partition without such records is absent.
     """
-    where: Where = [
-        [("status", "=", "open")],
-        *unpublished(reader, last_published(reader), partitions),
-    ]
-    firsts = {"event_time": ("min", "event_time")} | {
-        name: ("min", name) for name in due_columns(reader) if name == "closed_at"
-    }
+    finished = [("status", "=", "timed_out"), ("valid", "=", True)]
+    beyond = may_be_beyond(last_published(reader), partitions, epochs.closing_from)
+    where: Where = [[("status", "=", "open")], *([*finished, *terms] for terms in beyond)]
+    firsts = {name: ("min", name) for name in ("event_time", "closed_at")}
     rows = reader.summary(tables.SILVER, ["partition"], firsts, where).to_pylist()
-    begins = {row["partition"]: row.get("closed_at") for row in rows}
     recovery_times = {
-        p: read_again_from(time, longest_ms) for p, time in begins.items() if time is not None
+        row["partition"]: read_again_from(row["closed_at"], longest_ms(epochs))
+        for row in rows
+        if row["closed_at"] is not None
     }
     times = {row["partition"]: row["event_time"] for row in rows}
     return {p: min(time, recovery_times.get(p, time)) for p, time in times.items()}
@@ -208,8 +204,9 @@ def _forget_batches(
     retention_bounds = {
         p: batch for p, batch in read_retention_bounds(reader).batches.items() if batch >= first
     }
-    longest = longest_ms(read_epochs(reader, settings))
-    needed = _needed(reader, limits, longest)
+    epochs = read_epochs(reader, settings)
+    longest = longest_ms(epochs)
+    needed = _needed(reader, limits, epochs)
     unsent_times = _first_not_sent(reader, settings, tables.LATE, limits)
     bounds = {
         p: min(limit, clocks[p] - longest, needed.get(p, limit), unsent_times.get(p, limit))

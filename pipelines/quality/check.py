@@ -142,7 +142,7 @@ def check(
         if is_stopping():
             break
         try:
-            until = published_until(reader, last) if name == SINK else last
+            until = published_until(reader, settings, last) if name == SINK else last
             if name not in _EVERY_TIME and until <= after:
                 done.nothing_new.append(name)
             elif until >= 0:

@@ -22,7 +22,7 @@ import pyarrow.compute as pc
 
 from pipelines.core.columns import NULL_TIME, int64s, looked_up, times_ms
 from pipelines.core.inputs import of_source, topic_of
-from pipelines.core.merge import late_schema
+from pipelines.core.merge import LATE_SCHEMA
 from pipelines.core.reading import bronze_schema
 from pipelines.core.sequence import CLOSED_AT, FORGOTTEN, ID, SEQ, parse_message_id
 from pipelines.core.types import TENANT, TIME
@@ -30,8 +30,10 @@ from pipelines.engine import Engine, Rows
 from pipelines.kafka.cluster import Cluster
 from pipelines.kafka.reading import Range, read_range
 from pipelines.lake import tables
+from pipelines.lake.epochs import read_epochs
+from pipelines.lake.generations import read_generations
 from pipelines.lake.inputs import resolve_condition
-from pipelines.lake.order import Order, orders
+from pipelines.lake.order import beyond
 from pipelines.lake.published import last_published
 from pipelines.lake.table_reader import Condition, TableReader, Where, in_portions, within
 from pipelines.quality.suites import SINK
@@ -63,6 +65,14 @@ class Span(NamedTuple):
     def where(self) -> list[Condition]:
         """The conditions for rows whose column `batch` is in the range."""
         return [("batch", ">", self.after), ("batch", "<=", self.until)]
+
+    def split(self, batch: int | None) -> tuple[Span, Span]:
+        """Return the part before a batch, and the part from it on.
+
+        Either may be empty, with `until` not beyond `after`. Without a batch, all is before it.
+        """
+        last = self.until if batch is None else min(self.until, batch - 1)
+        return Span(self.after, last), Span(max(self.after, last), self.until)
 
 
 class Batches(NamedTuple):
@@ -160,9 +170,8 @@ def rows_of(engine: Engine, settings: Settings, table: str, span: Span, now_ms: 
     if table == tables.SILVER:
         return _silver_rows(engine, settings, span)
     if table == tables.LATE:
-        schema = late_schema(has_tenants=settings.merge.has_tenants)
-        rows = engine.read(table, schema.names, [span.where])
-        return engine.per_partition(_as_text, [rows], _text_schema(schema))
+        rows = engine.read(table, LATE_SCHEMA.names, [span.where])
+        return engine.per_partition(_as_text, [rows], _text_schema(LATE_SCHEMA))
     if table == tables.PROGRESS:
         return engine.rows(_progress_rows(reader, now_ms))
     if table == SINK:
@@ -175,8 +184,9 @@ def rows_of(engine: Engine, settings: Settings, table: str, span: Span, now_ms: 
         for name, ranges in ranges_by_input.items()
         for term in resolve_condition(tables.bronze(name), within(ranges))
     ]
-    stored = bronze_schema(has_tenants=settings.merge.has_tenants)
-    schema = _text_schema(pa.schema([field for field in stored if field.name != "headers"]))
+    schema = _text_schema(
+        pa.schema([field for field in bronze_schema() if field.name != "headers"])
+    )
     rows = engine.read(table, schema.names, where)
     return engine.per_partition(
         partial(_within, ranges_by_input=ranges_by_input),
@@ -339,20 +349,23 @@ those do not say it.
 """
 
 
-def published_until(reader: TableReader, last: int) -> int:
+def published_until(reader: TableReader, settings: Settings, last: int) -> int:
     """Return the last batch of silver of which gold has published everything; -1 where there is
     none.
     """
-    if last < 0 or not reader.exists(tables.PUBLISHED):
+    generations = read_generations(reader, settings)
+    if last < 0 or not generations or not reader.exists(tables.PUBLISHED):
         return -1
     summary = reader.summary(tables.PROGRESS, [], {"partition": ("max", "partition")})
-    highest = summary["partition"][0].as_py()
+    partitions = range(summary["partition"][0].as_py() + 1)
     tails = last_published(reader)
-    pending = list[list[Condition]]()
-    for order in orders(reader):
-        since = order.since(tails, range(highest + 1))
-        later = ([("partition", "=", p), (order.column, ">", time)] for p, time in since.items())
-        pending += [[*_FINISHED, *order.conditions, *term] for term in later]
+    closing_from = read_epochs(reader, settings).closing_from
+    finished = [*_FINISHED, ("batch", ">=", generations.newest.from_batch)]
+    pending = [
+        [*finished, ("partition", "=", p), *term]
+        for p in partitions
+        for term in beyond(tails.get(p), closing_from, is_after=True)
+    ]
     rows = _summary_rows(reader, tables.SILVER, [], {"batch": ("min", "batch")}, pending)
     batches = [row["batch"] for row in rows if row["batch"] is not None]
     first: int = min(batches, default=last + 1)
@@ -366,8 +379,8 @@ def _summary_rows(
     values: Mapping[str, tuple[str, str]],
     terms: Where,
 ) -> list[Any]:
-    """Return the rows of a summary whose condition has a term for each partition, asking for some
-    partitions at a time.
+    """Return the rows of a summary whose condition has terms for each partition, asking for some
+    terms at a time.
     """
     return [
         row
@@ -376,68 +389,109 @@ def _summary_rows(
     ]
 
 
+class _MessageOrder(NamedTuple):
+    """The first part of a message's sort key, compared as a tuple.
+
+    `time` (ms) is when its merge record was closed, where the message says so, and else its event
+    time. Messages that do not say it come first.
+    """
+
+    says_closing: bool
+    time: int
+
+
+_Ends = tuple[_MessageOrder, _MessageOrder]
+"""Where a range of messages begins and ends; both are included."""
+
+
 def _messages(reader: TableReader, settings: Settings, span: Span) -> pa.Table:
     """Return the messages of the merge records that these batches have finished: those of each
     partition follow one another.
-    """
-    return pa.concat_tables(
-        [_messages_of(order, reader, settings, span) for order in orders(reader)]
-    )
-
-
-def _messages_of(order: Order, reader: TableReader, settings: Settings, span: Span) -> pa.Table:
-    """Return the messages of an order.
 
     All records of one time are finished by one batch, so the first and the last time select the
     messages.
     """
-    ends = {"first": ("min", order.column), "last": ("max", order.column)}
-    finished: Where = [[*_FINISHED, *order.conditions, *span.where]]
-    rows = reader.summary(tables.SILVER, ["partition"], ends, finished).to_pylist()
-    times = {row["partition"]: (row["first"], row["last"]) for row in rows}
-    if not times:
+    ends = _ends(reader, span, read_epochs(reader, settings).closing_from)
+    if not ends:
         return MESSAGES.empty_table()
     topic = settings.publish.topic
     cluster = Cluster(settings.kafka)
     sink = cluster.identified(topic)  # where it was created anew since, nothing is noted yet
-    last_time = f"last_{order.column}"
-    noted = [
-        ("sink", "=", sink),
-        *((f"last_{name}", *condition) for name, *condition in order.conditions),
-    ]
-    before: Where = [
-        [*noted, ("partition", "=", p), (last_time, "<", first)] for p, (first, _) in times.items()
-    ]
-    after: Where = [
-        [*noted, ("partition", "=", p), (last_time, ">=", last)] for p, (_, last) in times.items()
-    ]
+    noted: dict[int, list[Condition]] = {
+        p: [("sink", "=", sink), ("partition", "=", p)] for p in ends
+    }
+    before = [[*noted[p], *term] for p, (first, _) in ends.items() for term in _noted_before(first)]
+    after = [[*noted[p], *term] for p, (_, last) in ends.items() for term in _noted_from(last)]
     # `at_most_once` notes no offsets: then a partition is read from end to end.
-    begins = dict.fromkeys(times, -1) | _noted_offsets(reader, "max", before)
-    ends_at = dict.fromkeys(times, -1) | _noted_offsets(reader, "min", after)
+    begins = dict.fromkeys(ends, -1) | _noted_offsets(reader, "max", before)
+    ends_at = dict.fromkeys(ends, -1) | _noted_offsets(reader, "min", after)
     messages = []
     # A commit is answered before every partition shows it.
-    bounds = cluster.settled_bounds(topic, max(times) + 1)
-    for p in sorted(times):
+    bounds = cluster.settled_bounds(topic, max(ends) + 1)
+    for p in sorted(ends):
         first, end = bounds[p]
         since = max(first, begins[p] + 1)
         until = end if ends_at[p] < 0 else ends_at[p] + 1
         if since < until:
             read = read_range(settings.kafka, Range(topic, p, since, until))
-            messages += [_as_messages(batch, times[p], order) for batch in read]
+            messages += [_as_messages(batch, ends[p]) for batch in read]
     return pa.concat_tables(messages) if messages else MESSAGES.empty_table()
+
+
+def _ends(reader: TableReader, span: Span, closing_from: int | None) -> dict[int, _Ends]:
+    """Return, by partition, the ends of the messages of a span of batches.
+
+    `closing_from`: the first batch whose messages say when their merge records were closed.
+    """
+    plain, closing = span.split(closing_from)
+    found: dict[int, list[_MessageOrder]] = {}
+    for part, says_closing, column in ((plain, False, "event_time"), (closing, True, "closed_at")):
+        if part.until <= part.after:
+            continue
+        values = {"first": ("min", column), "last": ("max", column)}
+        finished: Where = [[*_FINISHED, *part.where]]
+        for row in reader.summary(tables.SILVER, ["partition"], values, finished).to_pylist():
+            times = (row["first"], row["last"])
+            found.setdefault(row["partition"], []).extend(
+                _MessageOrder(says_closing, time) for time in times
+            )
+    return {p: (min(places), max(places)) for p, places in found.items()}
+
+
+_SAYS_NO_CLOSING: Final[Condition] = ("last_closed_at", "is null", None)
+
+
+def _noted_before(first: _MessageOrder) -> Where:
+    """Return a condition for the rows of `published` whose last message comes before this one."""
+    if first.says_closing:
+        return [[_SAYS_NO_CLOSING], [("last_closed_at", "<", first.time)]]
+    return [[_SAYS_NO_CLOSING, ("last_event_time", "<", first.time)]]
+
+
+def _noted_from(last: _MessageOrder) -> Where:
+    """Return a condition for the rows of `published` whose last message is this one, or later."""
+    if last.says_closing:
+        return [[("last_closed_at", ">=", last.time)]]
+    later: Where = [[("last_closed_at", "is not null", None)]]
+    return [[_SAYS_NO_CLOSING, ("last_event_time", ">=", last.time)], *later]
 
 
 def _noted_offsets(reader: TableReader, kind: str, where: Where) -> dict[int, int]:
     """Return, by partition, the smallest or largest (`kind`) offset of the sink that is noted."""
     values = {"offset": (kind, "sink_offset")}
     rows = _summary_rows(reader, tables.PUBLISHED, ["partition"], values, where)
-    return {row["partition"]: row["offset"] for row in rows if row["offset"] is not None}
+    choose = {"min": min, "max": max}[kind]
+    offsets: dict[int, int] = {}
+    for row in rows:  # a partition may have a row for each of its terms
+        offset = row["offset"]
+        if offset is not None:
+            p = row["partition"]
+            offsets[p] = choose(offset, offsets.get(p, offset))
+    return offsets
 
 
-def _as_messages(batch: pa.RecordBatch, times: tuple[int, int], order: Order) -> pa.Table:
-    """Return the messages of an order, without tombstones, whose time lies between two (inclusive),
-    or is not known.
-    """
+def _as_messages(batch: pa.RecordBatch, ends: _Ends) -> pa.Table:
+    """Return the messages, without tombstones, between two ends, or with an unknown place."""
     facts = [_message_facts(headers) for headers in batch["headers"].to_pylist()]
     columns = [
         *(batch[name] for name in ("topic", "partition", "offset", "kafka_timestamp")),
@@ -446,11 +500,8 @@ def _as_messages(batch: pa.RecordBatch, times: tuple[int, int], order: Order) ->
         pa.array([message.id for message in facts], pa.string()),
         pa.array([message.event_time for message in facts], pa.timestamp("ms", "UTC")).cast(TIME),
     ]
-    by_closing = order.column == "closed_at"
-    is_selected = np.array(
-        [message.is_selected(times, by_closing=by_closing) for message in facts], np.bool_
-    )
-    return pa.table(columns, schema=MESSAGES).filter(pa.array(is_selected))
+    is_selected = [message.is_between(ends) for message in facts]
+    return pa.table(columns, schema=MESSAGES).filter(pa.array(is_selected, pa.bool_()))
 
 
 class _MessageFacts(NamedTuple):
@@ -464,18 +515,16 @@ class _MessageFacts(NamedTuple):
     closed_at: int | None
     is_tombstone: bool
 
-    def is_selected(self, times: tuple[int, int], *, by_closing: bool) -> bool:
-        """Return True for a message of the order whose time lies between two (inclusive), or is not
-        known.
-
-        Messages that say when they were closed and those that do not are of two orders.
+    def is_between(self, ends: _Ends) -> bool:
+        """Return True for a message, and no tombstone, between two ends, or with an unknown
+        place.
         """
         if self.is_tombstone:
             return False
-        if self.event_time is not None and (self.closed_at is not None) != by_closing:
-            return False
-        time = self.closed_at if by_closing else self.event_time
-        return time is None or times[0] <= time <= times[1]
+        time = self.event_time if self.closed_at is None else self.closed_at
+        if time is None:
+            return True
+        return ends[0] <= _MessageOrder(self.closed_at is not None, time) <= ends[1]
 
 
 def _message_facts(headers: list[dict[str, Any]] | None) -> _MessageFacts:

@@ -10,14 +10,13 @@ import numpy as np
 import pyarrow as pa
 
 from pipelines.core.columns import Int64s, in_groups
-from pipelines.core.reading import FORGOTTEN
+from pipelines.core.reading import FORGOTTEN, RECORD_BYTES
 from pipelines.lake.table_reader import (
     Condition,
     TableReader,
     Where,
     neighbours,
     sizes_of,
-    with_sizes,
 )
 
 CHUNK_ROWS = 5_000
@@ -70,9 +69,9 @@ def _cuts(reader: TableReader, chunk: Chunk) -> list[int]:
 
     Each part then has about `CHUNK_BYTES` at most.
     """
-    rows = read_chunk(reader, chunk, with_sizes(reader, chunk.table, ["partition", "offset"]))
+    rows = read_chunk(reader, chunk, ["partition", "offset", RECORD_BYTES.name])
     places = zip(rows["partition"].to_pylist(), rows["offset"].to_pylist(), strict=True)
-    sizes = dict(zip(places, sizes_of(reader, chunk.table, rows).tolist(), strict=True))
+    sizes = dict(zip(places, sizes_of(rows).tolist(), strict=True))
     cuts = list[int]()
     room = CHUNK_BYTES
     for number, place in enumerate(

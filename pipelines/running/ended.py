@@ -11,10 +11,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from pipelines.core.types import DUE, own_columns
+from pipelines.core.types import DUE
 from pipelines.faults import fault_point
 from pipelines.lake import tables
 from pipelines.lake.commits import RESETTING
+from pipelines.lake.epochs import read_epochs
 from pipelines.lake.generations import read_generations
 from pipelines.lake.table_reader import Where, in_portions, row_count
 from pipelines.lake.unpublished import is_complete, reached, unpublished
@@ -37,13 +38,11 @@ def end_earlier(owner: Owner, settings: Settings) -> None:
         return
     fault_point("reset.close")
     ended = generations[-2]
-    silver = reader.columns(tables.SILVER)
-    never = dict.fromkeys(
-        [*own_columns(silver, DUE), *(["position"] if settings.merge.has_tenants else [])]
-    )
+    never = dict.fromkeys([*DUE.names, "position"])
+    closing_from = read_epochs(reader, settings).closing_from
     unfinished: Where = [[("status", "in", ["open", "waiting"]), *generations.batches(ended)]]
     _change(owner, unfinished, {"status": "timed_out", **_CLOSED, **never})
-    for portion in in_portions(list(unpublished(reader, ended, newest))):
+    for portion in in_portions(list(unpublished(ended, newest, closing_from))):
         _change(owner, portion, _CLOSED)
     fault_point("reset.told")
     jumps = [

@@ -65,7 +65,7 @@ from pipelines.settings import Settings, StartOffsets, StartTimestamp
 def begin_first(
     owner: Owner, settings: Settings, partitions: int, publisher: Publisher | None = None
 ) -> None:
-    """Begin a lake that has not begun: as `kafka.start` says, or where an earlier version began.
+    """Begin a lake that has not begun, as `kafka.start` says.
 
     `publisher`: the publisher of a process that owns gold as well. It fences every other publisher
     of the sink before the sink is read. Raises ConfigurationError if the lake cannot begin like
@@ -73,13 +73,6 @@ def begin_first(
     """
     reader = owner.engine.reader
     if is_begun(reader):
-        return
-    if earlier := read_generations(reader, settings):
-        owner.append(
-            tables.GENERATIONS,
-            generation_rows(settings, earlier.newest._replace(decided_at=now_ms())),
-            bronze_application(),
-        )
         return
     if publisher is not None:
         publisher.begin()
@@ -334,7 +327,7 @@ class Jump:
         a window by gap. Silver does not know such records: they lie before a lake that was
         recovered from its sink, or their rows were deleted (`keep`).
         """
-        if not self.settings.merge.has_due:
+        if not self.settings.merge.says_closing:
             return
         first = self._before[0]
         deleted = read_retention_bounds(self._reader).times
@@ -361,7 +354,8 @@ class Jump:
         """
         self._check_order()
         unfinished: Where = [[("status", "in", ["open", "waiting"])]]
-        not_published = list(unpublished(self._reader, self._before.newest, self._generation))
+        closing_from = read_epochs(self._reader, self.settings).closing_from
+        not_published = list(unpublished(self._before.newest, self._generation, closing_from))
         return {
             "to": self.to,
             "open_records_closed": row_count(self._reader, tables.SILVER, unfinished),

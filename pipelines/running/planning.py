@@ -5,38 +5,37 @@ Plans are made from the narrow columns of bronze beyond the last batch.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
-from pipelines.core.columns import NULL_TIME, Int64s, groups, int64s, looked_up
+from pipelines.core.clocks import Clocks, SharedClock, clocks_of, lookahead
+from pipelines.core.columns import NULL_TIME, Int64s, groups, int64s
 from pipelines.core.idle import Idle, IdleDecision
 from pipelines.core.plan import (
     NOTHING_AVAILABLE,
     Available,
     BatchPlan,
-    Cursor,
     End,
     OffsetRange,
     Rules,
     TopicPartition,
     heads_of,
     plan_batch,
-    positions_of,
 )
-from pipelines.core.reading import REDRIVEN_FROM
-from pipelines.core.tenants import HEADS, TenantClocks
-from pipelines.core.types import TENANT, own_columns
+from pipelines.core.reading import RECORD_BYTES, REDRIVEN_FROM
+from pipelines.core.step import State
+from pipelines.core.types import TENANT
 from pipelines.lake import tables
-from pipelines.lake.table_reader import TableReader, first_offsets, sizes_of, with_sizes, within
+from pipelines.lake.table_reader import TableReader, first_offsets, sizes_of, within
 from pipelines.monitoring.events import MergeProgress, SourceStanding
 from pipelines.settings import Settings
 
-_NARROW = ["partition", "offset", "event_time"]
+_NARROW = pa.schema([("partition", pa.int32()), ("offset", pa.int64()), ("event_time", pa.int64())])
+_RECORDS = pa.schema([("source", pa.string()), *_NARROW, *TENANT])
 
 
 class Sizes(NamedTuple):
@@ -59,59 +58,47 @@ class Sizes(NamedTuple):
 
 
 @dataclass
-class Tenants:
-    """The tenants, as far as a planner knows them.
-
-    `heads`: what the last batch has left (`core.tenants.HEADS`). `horizons`: what earlier epochs
-    have left. `since`: what a lost lake has left (both as in `core.plan.Rules`). `rows`: the rows
-    that the last plan saw, by source. `clocks`: the clocks then.
-    """
-
-    heads: pa.Table = field(default_factory=HEADS.empty_table)
-    horizons: Mapping[tuple[int, str], int] = field(default_factory=dict)
-    since: Mapping[int, int] = field(default_factory=dict)
-    rows: list[pa.Table] = field(default_factory=list)
-    clocks: TenantClocks | None = None
-
-    def done(self) -> None:
-        """Take the heads from the last plan, which is now committed."""
-        if self.clocks is not None:
-            self.heads = self.clocks.heads()
-
-
-@dataclass
 class Planner:
-    """Plans the batches of one lake, from the last one on; writes nothing.
+    """Plans the batches of one lake, from a state on; writes nothing.
 
-    `cursors`: how far the merge has consumed each topic-partition. `clocks`: the clocks (ms) of the
-    last batch, by partition. `max_bytes`: maximum size of a batch's records, as they are in memory
-    (`Engine.merge_bytes`). `ends`: where a rebuild stops; without any, what bronze has is merged as
-    far as the clock goes. `horizons` and `epoch_start_clock`: what earlier epochs have left, by
-    partition (`core.plan.Rules`). `epoch`: the number of the settings' epoch, and the batch that it
-    begins with. `generation`: that of the batches. `tenants`: what is known of them, if there are
-    any.
+    - `rules`: those of the settings' epoch.
+    - `max_bytes`: maximum size of a batch's records, as they are in memory (`Engine.merge_bytes`).
+    - `epoch`: the number of the settings' epoch, and the batch that it begins with.
+    - `generation`: that of the batches.
+    - `idle`: the idle policy's decisions.
+    - `ends`: where a rebuild stops; without any, bronze is merged as far as the clock goes.
+    - `has_redriven`: True where there may be redriven records among those that the last plan saw.
     """
 
     reader: TableReader
     settings: Settings
-    next_batch: int
-    cursors: dict[TopicPartition, Cursor]
-    clocks: Mapping[int, int]
-    idle: dict[TopicPartition, list[IdleDecision]]
+    rules: Rules
+    state: State
     max_bytes: int
-    ends: Mapping[TopicPartition, End] = field(default_factory=dict)
-    horizons: dict[int, int] = field(default_factory=dict)
-    epoch_start_clock: dict[int, int] = field(default_factory=dict)
     epoch: tuple[int, int] = (0, 0)
     generation: int = 0
-    tenants: Tenants | None = None
+    idle: dict[TopicPartition, list[IdleDecision]] = field(default_factory=dict)
+    ends: Mapping[TopicPartition, End] = field(default_factory=dict)
+    has_redriven: bool = field(default=True, repr=False)
     _available: dict[TopicPartition, Available] = field(default_factory=dict, repr=False)
     _heads_beyond: dict[TopicPartition, int] = field(default_factory=dict, repr=False)
     _sizes: dict[TopicPartition, Sizes] = field(default_factory=dict, repr=False)
     """Sizes of the records that the last plan looked at."""
+    _rows: list[pa.Table] = field(default_factory=list, repr=False)
+    """The rows that the last plan looked at, by source, and those after them."""
+    _clocks: Clocks | None = field(default=None, repr=False)
 
-    has_redriven: bool = field(default=True, repr=False)
-    """True where there may be redriven records among those that the last plan looked at."""
+    @property
+    def clocks(self) -> Clocks:
+        """The clocks after the last plan, or else after the last batch."""
+        if self._clocks is None:
+            return SharedClock(BatchPlan(-1, {}, self.state.clocks, has_late=False), {})
+        return self._clocks
+
+    def stand_at(self, state: State, clocks: Clocks) -> None:
+        """Continue after a batch that has left this state and these clocks."""
+        self.state = state._replace(heads=clocks.heads())
+        self._clocks = clocks
 
     def next(self) -> BatchPlan | None:
         """Return the next batch; None if nothing has changed.
@@ -119,18 +106,17 @@ class Planner:
         Each topic-partition has an equal share of `max_records_per_batch`. If the batch would have
         more than `max_bytes`, each has an equal share of these, but always one record.
         """
-        share = max(1, self.settings.merge.max_records_per_batch // len(self.cursors))
+        count = len(self.state.cursors)
+        share = max(1, self.settings.merge.max_records_per_batch // count)
         plan = self._within(share)
         if plan is not None and self._bytes(plan) > self.max_bytes:
-            plan = self._within(share, self.max_bytes // len(self.cursors))
-        if plan is None or self.tenants is None:
-            return plan
-        self.tenants.clocks = self._clocks_of_tenants(plan)
-        return replace(
-            plan,
-            has_late=self.begins_epoch(plan)
-            or any(late for _, late in self.handled(plan).values()),
-        )
+            plan = self._within(share, self.max_bytes // count)
+        if plan is None:
+            return None
+        rows = self._looked_at()
+        self._clocks = self._clocks_after(plan, rows)
+        may_have_late = self._clocks.may_have_late(rows, self.rules)
+        return replace(plan, has_late=plan.has_late or self.begins_epoch(plan) or may_have_late)
 
     def begins_epoch(self, plan: BatchPlan) -> bool:
         """Return True if a plan is the first one of an epoch other than the lake's first."""
@@ -140,9 +126,8 @@ class Planner:
         self._heads_beyond.clear()
         self._sizes.clear()
         self.has_redriven = False
-        if self.tenants is not None:
-            self.tenants.rows.clear()
-        starts = {tp: cursor.next_offset for tp, cursor in self.cursors.items()}
+        self._rows.clear()
+        starts = {tp: cursor.next_offset for tp, cursor in self.state.cursors.items()}
         self._available = self._read(starts, share, share_bytes)
         plan = self._plan()
         if plan is None:
@@ -166,30 +151,12 @@ class Planner:
 
     def done(self, plan: BatchPlan) -> None:
         """Move on behind a plan, which is now committed."""
-        if self.tenants is not None:
-            self.tenants.done()
-        self.next_batch = plan.batch + 1
-        self.clocks = plan.clocks
-        self.cursors |= plan.cursors()
+        self.state = self.state.after(plan, self.clocks)
 
     def decided(self, decisions: Iterable[tuple[TopicPartition, IdleDecision]]) -> None:
         """Add decisions that the idle policy has made."""
         for tp, decision in decisions:
             self.idle.setdefault(tp, []).append(decision)
-
-    @property
-    def rules(self) -> Rules:
-        """The rules for when a record is late, joins, and times out."""
-        merge = self.settings.merge
-        rules = Rules(merge.window, self.horizons, self.epoch_start_clock, not merge.has_due)
-        if self.tenants is None:
-            return rules
-        return replace(
-            rules,
-            lag_ms=merge.tenant_max_lag_ms,
-            tenant_horizons=self.tenants.horizons,
-            since=self.tenants.since,
-        )
 
     def bronze_ends(self) -> dict[TopicPartition, int]:
         """Return the offset after each topic-partition's last record in bronze.
@@ -197,18 +164,18 @@ class Planner:
         It is known as far as the last plan looked.
         """
         last = {tp: int(rows.offsets[-1]) + 1 for tp, rows in self._available.items()}
-        return {tp: last.get(tp, cursor.next_offset) for tp, cursor in self.cursors.items()}
+        return {tp: last.get(tp, cursor.next_offset) for tp, cursor in self.state.cursors.items()}
 
     def heads(self) -> dict[TopicPartition, int | None]:
         """Return the heads (ms) that the last plan saw."""
-        return heads_of(self.cursors, self._available)
+        return heads_of(self.state.cursors, self._available)
 
     def progress(self) -> MergeProgress:
         """Return the progress of the merge, as far as the last plan looked."""
         ends = self.bronze_ends()
         heads = self.heads()
         sources = {}
-        for tp, cursor in self.cursors.items():
+        for tp, cursor in self.state.cursors.items():
             head = heads[tp]
             decisions = self.idle.get(tp)
             if decisions and decisions[-1].after_offset + 1 >= ends[tp]:
@@ -216,12 +183,10 @@ class Planner:
             elif head is None:
                 state = "waiting"
             else:  # what waits and is not ahead of the clock does not wait for another source
-                is_ahead = head > self.clocks.get(tp.partition, NULL_TIME)
+                is_ahead = head > self.state.clocks.get(tp.partition, NULL_TIME)
                 state = "held" if ends[tp] > cursor.next_offset and is_ahead else "active"
             sources[tp] = SourceStanding(cursor.next_offset, cursor.position, head, state)
-        return MergeProgress(
-            self.clocks, sources, None if self.tenants is None else self.tenants.clocks
-        )
+        return MergeProgress(self.state.clocks, sources, self.clocks)
 
     def records(self, plan: BatchPlan) -> dict[TopicPartition, int]:
         """Return, by topic-partition, how many records with a time a plan consumes.
@@ -239,83 +204,32 @@ class Planner:
                 )
         return counts
 
-    def handled(self, plan: BatchPlan) -> dict[str, tuple[int, int]]:
-        """Return, by source, how many of a plan's records are merged and how many are late.
-
-        The plan must be the last one. Positions decide; heartbeats are counted, too, as either.
-        """
-        rules = self.rules
-        if self.tenants is not None:
-            return self._handled_of_tenants(rules)
-        counts: dict[str, tuple[int, int]] = {}
-        for tp, done in plan.ranges.items():
-            rows = self._available.get(tp, NOTHING_AVAILABLE)
-            is_in = (rows.offsets < done.until_offset) & (rows.event_times != NULL_TIME)
-            if rows.is_idle is not None:
-                is_in &= ~rows.is_idle
-            positions = positions_of(Cursor(done.from_offset, done.position_before), rows)
-            oldest = rules.late_before(np.full(len(positions), tp.partition), positions)
-            late = np.count_nonzero(is_in & (rows.event_times < oldest))
-            before = counts.get(tp.source, (0, 0))
-            counts[tp.source] = before[0] + int(np.count_nonzero(is_in)) - late, before[1] + late
-        return counts
-
-    def _handled_of_tenants(self, rules: Rules) -> dict[str, tuple[int, int]]:
-        """Return what `handled` does, with tenants: a record that waits for its tenant counts as
-        merged.
-        """
-        tenants = self.tenants or Tenants()
-        rows = self._rows()
-        positions = np.array([], np.int64) if tenants.clocks is None else tenants.clocks.positions
-        is_in = positions != NULL_TIME
-        partitions = int64s(rows["partition"])
-        late = is_in & (
-            int64s(rows["event_time"].fill_null(NULL_TIME))
-            < rules.late_before(partitions, positions, rows["tenant"])
-        )
-        late &= positions >= looked_up(partitions, rules.since, NULL_TIME)
-        counts = {}
-        for source in self.settings.inputs:
-            mine = pc.equal(rows["source"], source).to_numpy()
-            counts[source] = (
-                int(np.count_nonzero(mine & is_in & ~late)),
-                int(np.count_nonzero(mine & late)),
-            )
-        return counts
-
     def tenant_times(self, silent: Mapping[int, Idle]) -> dict[int, tuple[tuple[str, int], ...]]:
         """Return, by partition, what a decision about these silent sources tells tenants.
 
         Each tenant that is known on the other sources gets its smallest position there (ms), as far
         as the last plan looked. Empty without tenants.
         """
-        if self.tenants is None or not silent:
+        if not silent:
             return {}
         heads = self.heads()
         ends = self.bronze_ends()
         ranges = {
             tp: OffsetRange(cursor.next_offset, ends[tp], cursor.position, heads[tp], heads[tp])
-            for tp, cursor in self.cursors.items()
+            for tp, cursor in self.state.cursors.items()
             if tp.partition in silent and tp.source not in silent[tp.partition].sources
         }
         clocks = {p: idle.event_time for p, idle in silent.items()}
-        return self._clocks_of_tenants(
-            BatchPlan(self.next_batch, ranges, clocks, has_late=False)
-        ).ahead()
+        plan = BatchPlan(self.state.next_batch, ranges, clocks, has_late=False)
+        return self._clocks_after(plan, self._looked_at()).ahead()
 
-    def _clocks_of_tenants(self, plan: BatchPlan) -> TenantClocks:
-        """Return the clocks of tenants after a plan, which must be the last one."""
-        heads = (self.tenants or Tenants()).heads
-        lag_ms = self.settings.merge.tenant_max_lag_ms or 0
-        return TenantClocks.of(self._rows(), heads, plan, self.idle, lag_ms)
+    def _clocks_after(self, plan: BatchPlan, rows: pa.Table) -> Clocks:
+        """Return the clocks after a plan, which must be the last one."""
+        return clocks_of(self.rules, plan, self.idle, rows, self.state.heads)
 
-    def _rows(self) -> pa.Table:
-        names = ["source", *_NARROW, *TENANT.names]
-        kinds = [pa.string(), pa.int32(), pa.int64(), pa.int64(), pa.string()]
-        nothing = pa.schema(list(zip(names, kinds, strict=True))).empty_table()
-        return pa.concat_tables(
-            [nothing, *(found.select(names) for found in (self.tenants or Tenants()).rows)]
-        )
+    def _looked_at(self) -> pa.Table:
+        """Return the records that the last plan looked at, and those after them."""
+        return pa.concat_tables([_RECORDS.empty_table(), *self._rows])
 
     def waits(self, tp: TopicPartition) -> bool:
         """Return True if the last plan saw records of a topic-partition beyond the clock."""
@@ -323,19 +237,16 @@ class Planner:
 
     def _plan(self) -> BatchPlan | None:
         number, since = self.epoch
-        begins = number > 0 and since == self.next_batch
-        known = (self.clocks, self.rules, self._heads_beyond)
         plan = plan_batch(
-            self.next_batch, self.cursors, self._available, *known, begins_epoch=begins
+            self.state.next_batch,
+            self.state.cursors,
+            self._available,
+            self.state.clocks,
+            self.rules,
+            self._heads_beyond,
+            begins_epoch=number > 0 and since == self.state.next_batch,
         )
         return None if plan is None else replace(plan, epoch=number, generation=self.generation)
-
-    def before(self, plan: BatchPlan, clocks: Mapping[int, int]) -> Planner:
-        """Return the planner as it was before a plan, after the batch with these clocks (ms)."""
-        cursors = self.cursors | {
-            tp: Cursor(done.from_offset, done.position_before) for tp, done in plan.ranges.items()
-        }
-        return replace(self, cursors=cursors, clocks=clocks, has_redriven=True)
 
     def _read(
         self, starts: Mapping[TopicPartition, int], share: int, share_bytes: int | None
@@ -357,9 +268,7 @@ class Planner:
             ranges = {p: (start, untils[TopicPartition(source, p)]) for p, start in mine.items()}
             found = self._select(source, ranges)
             rows |= by_partition(source, found, ranges)
-            sizes = sizes_by_partition(
-                found, sizes_of(self.reader, tables.bronze(source), found), ranges
-            )
+            sizes = sizes_by_partition(found, sizes_of(found), ranges)
             self._sizes |= {TopicPartition(source, p): each for p, each in sizes.items()}
             for p, each in sizes.items():
                 tp = TopicPartition(source, p)
@@ -379,31 +288,20 @@ class Planner:
 
     def _select(self, source: str, ranges: Mapping[int, tuple[int, int]]) -> pa.Table:
         table = tables.bronze(source)
-        narrow = with_sizes(self.reader, table, _NARROW)
-        narrow += own_columns(self.reader.columns(table), pa.schema([REDRIVEN_FROM]))
-        found = self._select_all(source, narrow, ranges)
-        says = found[REDRIVEN_FROM.name] if REDRIVEN_FROM.name in found.column_names else None
-        self.has_redriven |= says is not None and says.null_count < len(says)
-        return found
-
-    def _select_all(
-        self, source: str, narrow: Sequence[str], ranges: Mapping[int, tuple[int, int]]
-    ) -> pa.Table:
-        if self.tenants is None:
-            return self.reader.select(tables.bronze(source), narrow, within(ranges))
-        # The first record behind a range decides how far the clocks of tenants are.
-        with_next = {p: (start, until + 1) for p, (start, until) in ranges.items()}
-        found = self.reader.select(
-            tables.bronze(source), [*narrow, *TENANT.names], within(with_next)
-        )
-        self.tenants.rows.append(
-            found.append_column("source", pa.repeat(pa.scalar(source), found.num_rows))
-        )
-        return found
+        ahead = lookahead(self.rules)
+        until_next = {p: (start, until + ahead.records) for p, (start, until) in ranges.items()}
+        columns = [*_NARROW.names, REDRIVEN_FROM.name, RECORD_BYTES.name, *ahead.columns]
+        rows = self.reader.select(table, columns, within(until_next))
+        redriven_from = rows[REDRIVEN_FROM.name]
+        self.has_redriven |= redriven_from.null_count < len(redriven_from)
+        if ahead.records:
+            names = pa.repeat(pa.scalar(source), rows.num_rows)
+            self._rows.append(rows.append_column("source", names).select(_RECORDS.names))
+        return rows
 
     def _is_next(self, decision: IdleDecision, tp: TopicPartition, until: int) -> bool:
         """Return True if a decision is before `until`, is not consumed, and moves the position."""
-        cursor = self.cursors[tp]
+        cursor = self.state.cursors[tp]
         last = self.ends.get(tp)
         if last is not None and decision.after_offset + 1 >= last.until:
             return False  # it is part of the head already, or came later

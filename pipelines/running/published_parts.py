@@ -5,20 +5,22 @@ A generation that begins before them must not merge them again.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import partial
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipelines.core.columns import Int64s, input_names, int64s
+from pipelines.core.columns import Int64s, input_names, int64s, times_ms
 from pipelines.core.plan import TopicPartition, by_topic_partition
-from pipelines.core.sequence import SequenceTail, place_of
+from pipelines.core.sequence import SequenceTail, SortKey, place_of
 from pipelines.engine import Engine, Rows
 from pipelines.lake import tables
+from pipelines.lake.epochs import read_epochs
 from pipelines.lake.generations import Generation, Generations
-from pipelines.lake.order import place_columns
-from pipelines.lake.recovered import MESSAGES, joined, parts_of_messages
+from pipelines.lake.order import PLACE_COLUMNS
+from pipelines.lake.recovered import MESSAGES, joined, parts_of_messages, read_since
 from pipelines.lake.table_reader import TableReader, Where, within
 from pipelines.lake.unpublished import reached
 from pipelines.settings import Settings
@@ -39,12 +41,16 @@ def out_offsets(
     included.
     """
     newest = generations.newest
-    names = ["partition", "batch", *place_columns(engine.reader), *settings.sources]
+    names = ["partition", "batch", *PLACE_COLUMNS, *settings.sources]
     valid = engine.read(
         tables.SILVER, names, [[("status", "=", "timed_out"), ("valid", "=", True)]]
     )
     function = partial(
-        _parts_of_messages, newest=newest, tails=tails, sources=list(settings.sources)
+        _parts_of_messages,
+        newest=newest,
+        tails=tails,
+        closing_from=read_epochs(engine.reader, settings).closing_from,
+        sources=list(settings.sources),
     )
     published = engine.collect(engine.per_partition(function, [valid], PARTS))
     if generations[0].kind == "sink":
@@ -68,18 +74,18 @@ def passed_over(reader: TableReader, generation: Generation) -> dict[TopicPartit
 
 
 def _parts_of_messages(
-    rows: pa.Table, *, newest: Generation, tails: Mapping[int, SequenceTail], sources: Sequence[str]
+    rows: pa.Table,
+    *,
+    newest: Generation,
+    tails: Mapping[int, SequenceTail],
+    closing_from: int | None,
+    sources: Sequence[str],
 ) -> pa.Table:
     """Return the parts of those finished, valid rows that are published.
 
-    All rows of the generations before the newest are.
+    All rows of the generations before the newest are. `closing_from`: `Epochs.closing_from`.
     """
-    columns = [_listed(rows[name]) for name in rows.column_names if name in _PLACE]
-    names = [name for name in rows.column_names if name in _PLACE]
-    places = [
-        place_of(**dict(zip(map(_PLACE.__getitem__, names), values, strict=True)))
-        for values in zip(*columns, strict=True)
-    ]
+    places = _places(rows, closing_from)
     partitions = rows["partition"].to_pylist()
     batches = rows["batch"].to_pylist()
     is_out = []
@@ -92,19 +98,19 @@ def _parts_of_messages(
     return _places_of_parts(published, sources)
 
 
-_PLACE = {
-    "event_time": "event_time",
-    "merge_key": "key",
-    "due": "due",
-    "closed_at": "closed_at",
-    "tenant": "tenant",
-}
-
-
-def _listed(column: pa.ChunkedArray) -> list[object]:
-    if pa.types.is_timestamp(column.type):
-        return list(pc.divide(column.cast(pa.int64()), 1000).to_pylist())
-    return list(column.to_pylist())
+def _places(rows: pa.Table, closing_from: int | None) -> Iterator[SortKey]:
+    """Yield the place of each finished, valid row in the order of publication."""
+    columns = [
+        times_ms(rows["event_time"]).tolist(),
+        rows["merge_key"].to_pylist(),
+        times_ms(rows["due"]).tolist(),
+        times_ms(rows["closed_at"]).tolist(),
+        rows["tenant"].to_pylist(),
+    ]
+    batches = rows["batch"].to_pylist()
+    for batch, (event_time, key, *closing) in zip(batches, zip(*columns, strict=True), strict=True):
+        says_closing = closing_from is not None and batch >= closing_from
+        yield place_of(event_time, key, *(closing if says_closing else ()))
 
 
 def _places_of_parts(rows: pa.Table, sources: Sequence[str]) -> pa.Table:
@@ -157,7 +163,7 @@ def _known_from_sink(engine: Engine, settings: Settings, generations: Generation
         sources=list(settings.sources),
         topics=topics,
         spans=spans,
-        is_all=settings.merge.has_tenants,
+        partitions_passed_over=frozenset(read_since(engine.reader, first)),
     )
     return engine.per_partition(function, inputs, PARTS)
 
@@ -171,8 +177,13 @@ def _merged_into_nothing(
     sources: Sequence[str],
     topics: Mapping[tuple[str, ...], str],
     spans: Mapping[TopicPartition, tuple[int, int | None]],
-    is_all: bool,
+    partitions_passed_over: Collection[int],
 ) -> pa.Table:
+    """Return the records of bronze in these spans that are neither in silver nor late.
+
+    They have the key of a message, or are in a partition where records before a position were
+    passed over, whatever their key.
+    """
     *bronze, silver, late, messages = inputs
     records = pa.concat_tables(
         rows.select(["source", "partition", "offset", "merge_key"]) for rows in bronze
@@ -184,10 +195,9 @@ def _merged_into_nothing(
             pa.bool_(),
         )
     )
-    if not is_all:
-        records = records.filter(
-            pc.is_in(records["merge_key"], value_set=pc.unique(messages["merge_key"]))
-        )
+    has_known_key = pc.is_in(records["merge_key"], value_set=pc.unique(messages["merge_key"]))
+    is_passed_over = np.isin(int64s(records["partition"]), list(partitions_passed_over))
+    records = records.filter(pc.or_(has_known_key, pa.array(is_passed_over)))
     late_topics = zip(late["source"].to_pylist(), late["topic"].to_pylist(), strict=True)
     names = [topics[source_and_topic] for source_and_topic in late_topics]
     late_parts = pa.table(

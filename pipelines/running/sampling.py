@@ -8,10 +8,11 @@ from collections.abc import Sequence
 from typing import Final
 
 from pipelines.core.plan import OpenTransaction, TopicPartition
-from pipelines.core.tenants import TenantClocks
+from pipelines.core.types import NO_TENANT
 from pipelines.kafka.cluster import Cluster
 from pipelines.kafka.transactions import open_transactions
 from pipelines.lake import tables
+from pipelines.lake.epochs import read_epochs
 from pipelines.lake.generations import read_generations
 from pipelines.lake.table_reader import TableReader
 from pipelines.lake.tenants import slowest, unfinished
@@ -57,15 +58,16 @@ class Sampler:
         self._notify = notify
         self._cluster = Cluster(settings.kafka, TIMEOUT_S)
         self._silver_changed = "silver" in layers
-        self._clocks: TenantClocks | None = None
+        self._progress: MergeProgress | None = None
 
     def __call__(self, event: Event) -> None:
-        """Record a new version of silver, and the clocks of tenants."""
+        """Record a new version of silver, and the clocks."""
         if isinstance(event, Committed) and event.table == tables.SILVER:
             self._silver_changed = True
-        if isinstance(event, MergeProgress) and event.tenants is not None:
-            self._silver_changed |= self._clocks is None  # the first sample was taken without them
-            self._clocks = event.tenants
+        if isinstance(event, MergeProgress):
+            # The first sample was taken without clocks.
+            self._silver_changed |= self._progress is None
+            self._progress = event
 
     def follow(self, stopping: threading.Event) -> None:
         """Take a sample at once, and then every few seconds."""
@@ -97,33 +99,29 @@ class Sampler:
         if self._silver_changed:
             # Before the query, so that a batch committed meanwhile is not missed.
             self._silver_changed = False
-            if self._settings.merge.has_tenants:
-                open_rows, tenants = self._by_tenant()
-            else:
-                counts = self._reader.summary(
-                    tables.SILVER, [], {"open": ("count", "*")}, [[("status", "=", "open")]]
-                )
-                open_rows = counts["open"][0].as_py()
+            open_rows, tenants = self._by_tenant()
             if generations := read_generations(self._reader, self._settings):
+                closing_from = read_epochs(self._reader, self._settings).closing_from
                 none = dict.fromkeys(range(self._partitions), 0)
-                behind_sink = none | count_behind_sink(self._reader, generations.newest)
+                behind_sink = none | count_behind_sink(
+                    self._reader, generations.newest, closing_from
+                )
         self._notify(Sampled(bounds, open_rows, tenants, transactions, behind_sink))
 
     def _by_tenant(self) -> tuple[int, TenantsSampled]:
         """Return how many merge records are open, and how far tenants are."""
         rows = unfinished(self._reader)
-        clocks = self._clocks
+        progress = self._progress
         counts = {"open": 0, "waiting": 0}
         for status, count in zip(rows["status"].to_pylist(), rows["rows"].to_pylist(), strict=True):
             counts[status] += count
         behind = [0]
-        if clocks is not None:
-            slowest_tenants = slowest(rows, clocks)
+        if progress is not None and progress.tenant_clocks is not None:
+            slowest_tenants = slowest(rows, progress.tenant_clocks)
             behind += [
-                clocks.plan.clocks[p] - slowest_tenant.clock
+                progress.clocks[p] - slowest_tenant.clock
                 for p, slowest_tenant in slowest_tenants.items()
                 if slowest_tenant.clock is not None
             ]
-        return counts["open"], TenantsSampled(
-            counts["waiting"], len(rows["tenant"].unique()), max(behind)
-        )
+        tenants = {*rows["tenant"].unique().to_pylist()} - {NO_TENANT}
+        return counts["open"], TenantsSampled(counts["waiting"], len(tenants), max(behind))

@@ -172,13 +172,13 @@ def _check_form(settings: Settings, state: SinkState) -> None:
             "`tenant_max_lag` of the "
             "lake, or publish to another topic"
         )
-    if state.last.closed_at != PLAIN and not merge.has_due:
+    if state.last.closed_at != PLAIN and not merge.says_closing:
         raise ConfigurationError(
             f"merge.timeout: the messages of {topic} were made with a window by gap; give the "
             "`window` of the lake, or one whose "
             f"gap and max are both `{merge.window.gap_ms}ms`, which is this timeout"
         )
-    if state.last.closed_at == PLAIN and merge.has_due:
+    if state.last.closed_at == PLAIN and merge.says_closing:
         raise ConfigurationError(
             f"merge.window: the messages of {topic} were made with a timeout; begin with that one "
             "as `merge.timeout`, and "

@@ -236,7 +236,7 @@ def jump(settings: Settings, by: int) -> Callable[[Owner], object]:
     def write(owner: Owner) -> None:
         at = {
             tp: cursor.next_offset
-            for tp, cursor in Silver(owner, settings, PARTITIONS).planner.cursors.items()
+            for tp, cursor in Silver(owner, settings, PARTITIONS).recover().state.cursors.items()
         }
         targets = {tp: Target(offset + by, offset) for tp, offset in at.items()}
         Jump(

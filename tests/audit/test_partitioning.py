@@ -32,11 +32,11 @@ def test_keys_in_two_partitions_are_counted_and_an_example_has_its_first_records
 ) -> None:
     key_partitions, settings = KeyPartitions(), settings_for(tmp_path)
     key_partitions.add(
-        TopicPartition("tracking", 0), dict.fromkeys([4, 9], ("a", None)) | {7: ("b", None)}
+        TopicPartition("tracking", 0), dict.fromkeys([4, 9], ("a", "")) | {7: ("b", "")}
     )
-    key_partitions.add(TopicPartition("orders", 0), {1: ("a", None), 2: ("c", None)})
+    key_partitions.add(TopicPartition("orders", 0), {1: ("a", ""), 2: ("c", "")})
     assert key_partitions.note(settings) is None
-    key_partitions.add(TopicPartition("orders", 1), dict.fromkeys([5, 8], ("b", None)))
+    key_partitions.add(TopicPartition("orders", 1), dict.fromkeys([5, 8], ("b", "")))
     note = key_partitions.note(settings)
     assert note is not None
     assert note.startswith(

@@ -37,7 +37,7 @@ def reader_of(settings: Settings, directory: Path) -> DeltaRsReader:
 def jump(lake: CaseLake) -> None:
     """A deliberate reset: in every other partition forward by two offsets, in the others back by
     three."""
-    cursors = lake.start().planner.cursors.items()
+    cursors = lake.start().recover().state.cursors.items()
     lake.jump({tp: max(0, at.next_offset + (2 if tp.partition % 2 else -3)) for tp, at in cursors})
 
 
@@ -59,7 +59,7 @@ def test_a_rebuild_is_what_silver_was_then(tmp_path: Path, has_reset: bool) -> N
                 lake.reader,
                 lake.engine.append,
                 lake.settings,
-                lake.start().planner.next_batch,
+                lake.start().recover().state.next_batch,
                 number,
             )
         for share in (0.3 * number + 0.1, 0.3 * number + 0.3):

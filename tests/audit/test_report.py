@@ -94,6 +94,7 @@ def merge_record(
 ) -> Row:
     row = {"partition": 0, "merge_key": "k", "status": "timed_out", "valid": True, "batch": 0}
     row |= {"event_time": event_time, "last_event_time": event_time + lasts}
+    row |= {"due": event_time + 100, "tenant": ""}
     return row | {"tracking": parts(*range(tracking)), "order": parts(*range(order))} | more
 
 

@@ -21,7 +21,8 @@ from pipelines.audit.verify import check_clock, verify
 from pipelines.audit.verify_evidence import read_partitions
 from pipelines.audit.verify_sink import Validator, check_sink, read_limits, read_sink
 from pipelines.core.idle import IdleDecision
-from pipelines.core.plan import BatchPlan, Cursor
+from pipelines.core.plan import BatchPlan, Cursor, Rules
+from pipelines.core.step import State
 from pipelines.errors import ConfigurationError, KafkaUnreachableError
 from pipelines.lake import tables
 from pipelines.lake.by_delta_rs import DeltaRsReader
@@ -644,6 +645,24 @@ def test_clocks_of_all_batches_are_looked_at_where_all_is_wanted(
     )
 
 
+@pytest.mark.parametrize("name", ["due", "closed_at"])
+def test_a_wrong_time_of_closing_is_found_where_no_message_says_it(
+    tmp_path: Path, name: str
+) -> None:
+    lake = ModelLake(settings_for(tmp_path), {0: plain_case()})
+    lake.arrive()
+    lake.merge()
+    assert problems_in(lake) == []
+    rewrite(
+        lake.settings,
+        tables.SILVER,
+        lambda row: {**row, name: row[name] + 1} if row["merge_key"] == "b" else row,
+    )
+    assert ["due 16" in problem and "closed at 16" in problem for problem in problems_in(lake)] == [
+        True
+    ]
+
+
 @pytest.mark.promise("A3")
 @pytest.mark.parametrize("records", [5, 1000])
 def test_what_is_planned_from_bronze_is_what_bronze_gives(tmp_path: Path, records: int) -> None:
@@ -659,7 +678,11 @@ def test_what_is_planned_from_bronze_is_what_bronze_gives(tmp_path: Path, record
         settings_for(tmp_path, merge__max_records_per_batch=records * 2 * len(cases)), cases
     )
     planner = Planner(
-        lake.reader, lake.settings, 0, dict.fromkeys(lake.tps, Cursor()), {}, {}, 2**24
+        lake.reader,
+        lake.settings,
+        Rules(lake.settings.merge.window),
+        State(0, dict.fromkeys(lake.tps, Cursor()), {}),
+        2**24,
     )
     plans: list[BatchPlan] = []
 

@@ -35,8 +35,8 @@ TRACKING = [
 ]
 ORDERS = [(50, Record("orders", 0, 50, "k"))]
 NO_TENANT = {"tracking": TRACKING, "orders": ORDERS}
-TIMED_OUT = Outcome("k", "timed_out", 10, 50, (("tracking", 0, 10), ("orders", 0, 50)))
-OPEN = Outcome("k", "open", 200, 200, (("tracking", 1, 200),))
+TIMED_OUT = Outcome("k", "timed_out", 10, 50, (("tracking", 0, 10), ("orders", 0, 50)), 110, 111)
+OPEN = Outcome("k", "open", 200, 200, (("tracking", 1, 200),), 300)
 LATE = Outcome("k", "late", 90, 200, (("tracking", 2, 90),))
 
 
@@ -45,7 +45,7 @@ def out_before(source: str, offset: int, time: int) -> Outcome:
 
 
 def read_back(key: str, event_time: int) -> Message:
-    return key, event_time, None, None, None
+    return key, event_time, None, None, ""
 
 
 def test_a_keys_outcomes_are_those_of_the_model() -> None:

@@ -537,9 +537,9 @@ def taken_up(folder: Path) -> ModelLake:
             )
         model.advance()
         order = model.published_order()
-        last = order[len(order) // 2].closed_at or 0
+        last = order[len(order) // 2].closed_at
         since[p] = last - 1 - 1000 - 100
-        lost[p] = [row for row in order[: len(order) // 2 + 1] if (row.closed_at or 0) > since[p]]
+        lost[p] = [row for row in order[: len(order) // 2 + 1] if row.closed_at > since[p]]
         begin |= {
             TopicPartition(source, p): bisect_left(positions, since[p])
             for source, positions in heads.items()

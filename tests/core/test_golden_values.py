@@ -93,7 +93,7 @@ def silver(
     values)."""
     keys, first, last, values = zip(*rows, strict=True)
     times = {"event_time": first, "last_event_time": last}
-    columns = {"merge_key": pa.array(keys, pa.string())}
+    columns = {"merge_key": pa.array(keys, pa.string()), "tenant": pa.array([""] * len(keys))}
     columns |= {
         name: pa.array([time * 1000 for time in ms], pa.int64()).cast(TIME)
         for name, ms in times.items()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
@@ -12,11 +13,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
+from pipelines.configuration.values import NAMES_OF_STEPS, RESERVED_NAMES
 from pipelines.core.columns import NULL_TIME
 from pipelines.core.idle import IdleDecision
 from pipelines.core.inputs import source_of, topic_of
 from pipelines.core.merge import (
     LATE_SCHEMA,
+    MESSAGE_SCHEMA,
     RECORD_SCHEMA,
     Batch,
     applied,
@@ -25,6 +28,7 @@ from pipelines.core.merge import (
     merge_in_chunks,
     silver_schema,
 )
+from pipelines.core.message import SAYS_CLOSING
 from pipelines.core.model import PartitionMerge, PublishedRecord, Record, horizon_after
 from pipelines.core.plan import (
     Available,
@@ -35,7 +39,7 @@ from pipelines.core.plan import (
     TopicPartition,
     plan_batch,
 )
-from pipelines.core.types import DUE, TIME
+from pipelines.core.types import DUE
 from pipelines.core.window import Window
 from tests.support.cases import INPUTS, KEYS, SOURCES, Case, as_record, random_case, rules_of
 from tests.support.effort import seeds
@@ -46,7 +50,6 @@ LAKES = 10
 """Of PARTITIONS cases each, for every change."""
 VALUE_TYPES = dict.fromkeys(SOURCES, pa.string())
 SILVER = silver_schema(VALUE_TYPES)
-RECOVERED = pa.schema([("partition", pa.int32()), ("merge_key", pa.string()), ("event_time", TIME)])
 
 
 @dataclass
@@ -76,11 +79,10 @@ class PureLake:
         }
         self.cursors = {tp: Cursor() for tp in self.rows}
         self.arrived = dict.fromkeys(self.rows, 0)
-        self.rules, self.epoch_from = Rules(self.window, is_plain=self.window.is_timeout), -1
-        self.has_due = not all(window.is_timeout for window in (self.window, *self.epochs))
+        self.rules, self.epoch_from = Rules(self.window), -1
         self.topics = [] if self.inputs == SOURCES else self.inputs
         with_topics = {source_of(name) for name in self.topics if topic_of(name)}
-        self.schema = silver_schema(VALUE_TYPES, with_topics, has_due=self.has_due)
+        self.schema = silver_schema(VALUE_TYPES, with_topics)
         self.ended: list[tuple[Mapping[TopicPartition, Cursor], Mapping[int, int]]] = []
         self.idle = {
             TopicPartition(s, p): case.decisions.get(s, [])
@@ -103,6 +105,7 @@ class PureLake:
                     "merge_key": key,
                 }
                 | {"event_time": time, "heartbeat": beat, "value": value}
+                | {"tenant": None if beat else ""}
             )
         return rows
 
@@ -117,10 +120,7 @@ class PureLake:
                     p: horizon_after(before.horizons.get(p), c, before.window.gap_ms)
                     for p, c in self.clocks.items()
                 }
-                is_plain = before.is_plain and window.is_timeout
-                self.rules = Rules(
-                    window, {**before.horizons, **passed}, dict(self.clocks), is_plain=is_plain
-                )
+                self.rules = Rules(window, {**before.horizons, **passed}, dict(self.clocks))
                 self.epoch_from = number
             done = all(self.arrived[tp] == len(rows) for tp, rows in self.rows.items())
             for tp, rows in self.rows.items():
@@ -170,7 +170,6 @@ class PureLake:
             self.rules,
             self.idle,
             max_bytes=10**6,
-            has_due=self.has_due,
             topics=self.topics,
         )
         batch = replace(batch, out={tp: np.array(mine, np.int64) for tp, mine in self.out.items()})
@@ -207,7 +206,7 @@ class PureLake:
             if (r["partition"], r["merge_key"], r["event_time"]) not in replaced
         ]
         assert open_rows.num_rows - len(kept) == len(replaced)
-        new = [{k: v for k, v in r.items() if k != "replaces"} for r in changed.to_pylist()]
+        new = [{k: v for k, v in r.items() if k in self.schema.names} for r in changed.to_pylist()]
         self.finished += [r for r in new if r["status"] == "timed_out"]
         self.open_rows = pa.Table.from_pylist(
             kept + [r for r in new if r["status"] == "open"], self.schema
@@ -216,7 +215,7 @@ class PureLake:
 
     def _recovered(self) -> pa.Table:
         rows = [
-            {"partition": p, "merge_key": key, "event_time": each.event_time * 1000}
+            {"partition": p, "merge_key": key, "event_time": each.event_time * 1000, "tenant": ""}
             | {
                 name: None if (at := getattr(each, name)) is None else at * 1000
                 for name in DUE.names
@@ -225,9 +224,7 @@ class PureLake:
             for key, mine in by_key.items()
             for each in mine
         ]
-        return pa.Table.from_pylist(
-            rows, pa.schema([*RECOVERED, *DUE]) if self.has_due else RECOVERED
-        )
+        return pa.Table.from_pylist(rows, MESSAGE_SCHEMA)
 
     def content(self) -> list[tuple[object, ...]]:
         rows = self.finished + (self.open_rows.to_pylist() if self.open_rows is not None else [])
@@ -245,8 +242,8 @@ def _content(row: Mapping[str, object]) -> tuple[object, ...]:
         row["merge_key"],
         row["status"],
         *times,
-        _ms(row.get("due")),
-        _ms(row.get("closed_at")),
+        _ms(row["due"]),
+        _ms(row["closed_at"]),
         *parts,
     )
 
@@ -309,12 +306,10 @@ def _expected(lake: PureLake) -> tuple[list[tuple[object, ...]], list[tuple[obje
                     )
                     for s, mine in zip(SOURCES, parts, strict=True)
                 ]
-                due = (
-                    model.rules.due(first, last)
-                    if status == "open" and not model.is_plain
-                    else record.due
-                )
-                silver.append((p, key, status, first, last, due, record.closed_at, *of_sources))
+                is_open = status == "open"
+                due = model.rules.due(first, last) if is_open else record.due
+                closed_at = None if is_open else record.closed_at
+                silver.append((p, key, status, first, last, due, closed_at, *of_sources))
         for behind in model.late:
             name, offset, key, time = (
                 getattr(behind.record, each) for each in ("source", "offset", "key", "event_time")
@@ -473,6 +468,7 @@ def _records(*rows: tuple[str, int, str, int, bytes]) -> pa.Table:
                 "event_time": t * 1000,
                 "heartbeat": False,
                 "value": v,
+                "tenant": "",
             }
             for s, o, k, t, v in rows
         ],
@@ -489,6 +485,12 @@ def test_a_record_that_times_out_with_too_large_a_message_is_not_valid() -> None
     }
     assert (found["a"]["valid"], found["a"]["invalid_reason"]) == (True, None)
     assert (found["b"]["valid"], found["b"]["invalid_reason"]) == (False, "too_large")
+
+
+def test_no_source_can_be_called_like_a_column_beside_the_sources() -> None:
+    beside = {*silver_schema({}).names, *_batch(50, 5).changed_schema().names, SAYS_CLOSING}
+    taken = beside - {*SOURCES} - RESERVED_NAMES - NAMES_OF_STEPS
+    assert not [name for name in taken if re.fullmatch("[a-z][a-z0-9_]*", name)]
 
 
 def test_an_open_record_is_not_judged() -> None:

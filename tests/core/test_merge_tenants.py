@@ -13,11 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipelines.core.idle import IdleDecision
-from pipelines.core.merge import RECORD_SCHEMA, Batch, late, late_again, merge, silver_schema
+from pipelines.core.merge import RECORD_SCHEMA, Batch, late_again, silver_schema
 from pipelines.core.model import PartitionMerge, Record
 from pipelines.core.plan import Available, BatchPlan, Cursor, Rules, TopicPartition, plan_batch
-from pipelines.core.tenants import HEADS, TenantClocks
-from pipelines.core.types import TENANT
+from pipelines.core.step import State, step
 from pipelines.core.window import Window
 from tests.support.cases import SOURCES
 from tests.support.effort import draws
@@ -27,8 +26,7 @@ from tests.support.strategies import cuts
 law = draws(150)
 
 VALUE_TYPES = dict.fromkeys(SOURCES, pa.string())
-SILVER = silver_schema(VALUE_TYPES, has_due=True, has_tenants=True)
-RECORDS = pa.schema([*RECORD_SCHEMA, *TENANT])
+SILVER = silver_schema(VALUE_TYPES)
 
 
 class PureLake:
@@ -40,12 +38,10 @@ class PureLake:
         self.idle: dict[TopicPartition, list[IdleDecision]] = {
             TopicPartition(s, 0): [] for s in SOURCES
         }
-        self.cursors = dict.fromkeys(self.idle, Cursor())
-        self.clocks: Mapping[int, int] = {}
-        self.heads = HEADS.empty_table()
+        self.state = State(0, dict.fromkeys(self.idle, Cursor()), {})
         self.silver = SILVER.empty_table()
         self.late: list[dict[str, object]] = []
-        self.batch, self.begins_epoch = 0, False
+        self.begins_epoch = False
 
     def arrive(self, record: Record) -> None:
         mine, tp = self.rows[record.source], TopicPartition(record.source, 0)
@@ -81,7 +77,7 @@ class PureLake:
 
     def plan(self, share: int) -> BatchPlan | None:
         available = {}
-        for tp, cursor in self.cursors.items():
+        for tp, cursor in self.state.cursors.items():
             mine = self.rows[tp.source][cursor.next_offset : cursor.next_offset + share]
             times = np.array([row["event_time"] // 1000 for row in mine], np.int64)  # type: ignore[operator]
             rows = Available(np.array([row["offset"] for row in mine], np.int64), times)
@@ -95,10 +91,10 @@ class PureLake:
             if len((rows := rows.with_idle(decided)).offsets):
                 available[tp] = rows
         return plan_batch(
-            self.batch,
-            self.cursors,
+            self.state.next_batch,
+            self.state.cursors,
             available,
-            self.clocks,
+            self.state.clocks,
             self.rules,
             begins_epoch=self.begins_epoch,
         )
@@ -109,18 +105,16 @@ class PureLake:
             for tp, done in plan.ranges.items()
             for row in self.rows[tp.source][max(0, done.from_offset - 1) : done.until_offset + 3]
         ]
-        records = pa.Table.from_pylist(rows[::-1], RECORDS)
-        batch = Batch(
-            plan, VALUE_TYPES, self.rules, self.idle, has_due=True, begins_epoch=self.begins_epoch
-        )
+        records = pa.Table.from_pylist(rows[::-1], RECORD_SCHEMA)
+        batch = Batch(plan, VALUE_TYPES, self.rules, self.idle, begins_epoch=self.begins_epoch)
         held = self.silver.filter(
             pa.array([s != "timed_out" for s in self.silver["status"].to_pylist()], pa.bool_())
         )
-        changed = merge(records, held, batch, heads=self.heads).to_pylist()
-        found = late(records, batch, self.heads)
+        done = step(self.state, batch, records, held)
+        changed, found = done.changed.to_pylist(), done.late
         if batch.begins_epoch:
             everything = pa.Table.from_pylist(
-                [row for mine in self.rows.values() for row in mine], RECORDS
+                [row for mine in self.rows.values() for row in mine], RECORD_SCHEMA
             )
             found = pa.concat_tables(
                 [found, late_again(everything, held.filter(_waits(held)), batch)]
@@ -137,20 +131,19 @@ class PureLake:
             if row["status"] is not None
         ]
         self.silver = pa.Table.from_pylist(kept + new, SILVER)
-        self.heads = TenantClocks.of(
-            records, self.heads, plan, self.idle, self.rules.lag_ms or 0
-        ).heads()
-        self.cursors |= plan.cursors()
-        self.clocks, self.batch, self.begins_epoch = plan.clocks, plan.batch + 1, False
+        self.state, self.begins_epoch = done.state, False
 
     def outcome(self) -> tuple[object, ...]:
         rows = self.silver.to_pylist()
+        for r in rows:
+            assert (r["due"] is None, r["position"] is not None) == (r["status"] == "waiting",) * 2
+            assert (r["closed_at"] is not None) == (r["status"] == "timed_out")
         waiting = [(r["position"], *_parts(r)) for r in rows if r["status"] == "waiting"]
         done = sorted((_place(r), _content(r)) for r in rows if r["status"] == "timed_out")
         late_rows = [(_ms(r["position"]), r["source"], int(r["value"])) for r in self.late]  # type: ignore[call-overload]
         return (
             done,
-            sorted(_content(r) for r in rows if r["status"] == "open"),
+            sorted((_ms(r["due"]), _content(r)) for r in rows if r["status"] == "open"),
             sorted((_ms(position), *part) for position, part in waiting),
             sorted(late_rows, key=repr),
         )
@@ -167,7 +160,9 @@ def _is_replaced(row: Mapping[str, object], by: Mapping[str, object]) -> bool:
     if row["status"] == "open":
         return by["replaces"] == row["event_time"]
     return (
-        row["status"] == "waiting" and by["passes"] is not None and row["position"] <= by["passes"]  # type: ignore[operator]
+        row["status"] == "waiting"
+        and by["delete_up_to"] is not None
+        and row["position"] <= by["delete_up_to"]  # type: ignore[operator]
     )
 
 
@@ -200,7 +195,10 @@ def expected(model: PartitionMerge) -> tuple[object, ...]:
 
     return (
         [(row.place(), content(row)) for row in model.published_order()],
-        sorted(content(row) for row in model.open.values()),
+        sorted(
+            (model.rules.due(row.event_time, row.last_event_time), content(row))
+            for row in model.open.values()
+        ),
         sorted((position, record.source, record.offset) for position, record in model.waiting),
         sorted(
             ((each.position, each.record.source, each.record.offset) for each in model.late),
@@ -211,7 +209,7 @@ def expected(model: PartitionMerge) -> tuple[object, ...]:
 
 def rules_of(river: MergeInput) -> Rules:
     rules = river.rules
-    return Rules(Window(rules.gap_ms, rules.max_ms), is_plain=False, lag_ms=rules.lag_ms)
+    return Rules(Window(rules.gap_ms, rules.max_ms), lag_ms=rules.lag_ms)
 
 
 @pytest.mark.promise("T2")

@@ -11,14 +11,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipelines.core.columns import NULL_TIME, time_column
-from pipelines.core.message import MESSAGES, exceeds, message_bytes, message_values, messages
+from pipelines.core.columns import time_column
+from pipelines.core.message import (
+    MESSAGES,
+    SAYS_CLOSING,
+    exceeds,
+    message_bytes,
+    message_values,
+    messages,
+)
 from pipelines.core.sequence import (
     CLOSED_AT,
     DUE,
     ID,
     SEQ,
     TENANT,
+    MessageTime,
     SequenceTail,
     message_id,
     place_of,
@@ -59,7 +67,7 @@ class Row(NamedTuple):
     tracking: list[str]
     orders: list[str]
     carts: list[dict[str, Any]]
-    tenant: str | None = None
+    tenant: str = ""
 
 
 TEXTS = st.sampled_from(
@@ -74,9 +82,7 @@ CARTS = st.fixed_dictionaries(
     }
 )
 PARTS = st.lists(TEXTS, max_size=3), st.lists(TEXTS, max_size=3), st.lists(CARTS, max_size=3)
-ROWS = st.lists(st.builds(Row, KEYS, TIMES, TIMES, *PARTS, st.none()), max_size=6) | st.lists(
-    st.builds(Row, KEYS, TIMES, TIMES, *PARTS, TENANTS), max_size=6
-)
+ROWS = st.lists(st.builds(Row, KEYS, TIMES, TIMES, *PARTS, st.just("") | TENANTS), max_size=6)
 
 
 def silver(rows: Sequence[Row], text: pa.DataType | None = None) -> pa.Table:
@@ -95,8 +101,7 @@ def silver(rows: Sequence[Row], text: pa.DataType | None = None) -> pa.Table:
             for row in rows
         ]
         columns[source] = pa.array(parts, pa.list_(part))
-    if any(row.tenant is not None for row in rows):
-        columns["tenant"] = pa.array([row.tenant for row in rows], text or pa.string())
+    columns["tenant"] = pa.array([row.tenant for row in rows], text or pa.string())
     return pa.table(columns)
 
 
@@ -108,7 +113,7 @@ def quoted(value: object) -> str:
 
 def expected_value(row: Row) -> bytes:
     carts = ",".join(quoted({field.name: cart[field.name] for field in CART}) for cart in row.carts)
-    tenant = "" if row.tenant is None else f'"tenant":{quoted(row.tenant)},'
+    tenant = f'"tenant":{quoted(row.tenant)},' if row.tenant else ""
     return (
         f'{{"key":{quoted(row.key)},{tenant}"event_time":{row.event_time},"last_event_time":{row.last_event_time},'
         f'"tracking":[{",".join(row.tracking)}],"orders":[{",".join(row.orders)}],"carts":[{carts}]}}'
@@ -130,26 +135,6 @@ def test_a_tenant_comes_right_after_the_key() -> None:
     assert message_values(silver([row]), SOURCES).to_pylist() == [
         '{"key":"k","tenant":"a/\\"é\\"","event_time":5,"last_event_time":6,"tracking":[],"orders":[{"n":1}],"carts":[]}'.encode()
     ]
-
-
-@pytest.mark.parametrize("name", ["tenant", "due", "closed_at"])
-def test_without_tenants_or_a_window_a_source_may_be_called_like_their_columns(name: str) -> None:
-    rows = silver([Row("k", 5, 6, ['{"n":1}'], [], [])]).rename_columns(
-        {
-            "tracking": name,
-            **{
-                other: other
-                for other in ("merge_key", "event_time", "last_event_time", "orders", "carts")
-            },
-        }
-    )
-    parts = f'"{name}":[{{"n":1}}],"orders":[]'
-    expected = f'{{"key":"k","event_time":5,"last_event_time":6,{parts}}}'.encode()
-    assert message_values(rows, [name, "orders"]).to_pylist() == [expected]
-    assert exceeds(rows, [name, "orders"], len(expected) - 1).to_pylist() == [True]
-    numbered = rows.append_column("partition", pa.array([3], pa.int32()))
-    [message] = messages(numbered, pa.array([expected]), None, {}).to_pylist()
-    assert [header["key"] for header in message["headers"]] == [SEQ, ID]
 
 
 @law
@@ -187,9 +172,7 @@ def test_a_message_exceeds_a_limit_where_value_key_and_headers_are_longer(
     data: st.DataObject, rows: list[Row]
 ) -> None:
     lengths = [
-        message_bytes(
-            len(expected_value(row)), len(row.key.encode()), len((row.tenant or "").encode())
-        )
+        message_bytes(len(expected_value(row)), len(row.key.encode()), len(row.tenant.encode()))
         for row in rows
     ]
     table = silver(rows)
@@ -228,8 +211,8 @@ def test_a_part_without_a_value_raises() -> None:
 
 
 class Finished(NamedTuple):
-    """A finished row; `due` and `closed_at` where it was not closed by a timeout, `tenant` where
-    there are tenants."""
+    """A finished row; `due` and `closed_at` where its message says them, `tenant` where there are
+    tenants."""
 
     event_time: int
     key: str
@@ -267,14 +250,13 @@ def finished(rows: Sequence[tuple[Any, ...]], partition: int = 3) -> pa.Table:
         "partition": pa.array([partition] * len(rows), pa.int32()),
         "merge_key": pa.array(keys, pa.string()),
         "event_time": time_column(np.array(times, np.int64)),
+        "tenant": pa.array(tenants, pa.string()),
+        SAYS_CLOSING: pa.array([at is not None for at in closed], pa.bool_()),
     }
-    if any(at is not None for at in closed):
-        columns |= {
-            name: time_column(np.array([NULL_TIME if at is None else at for at in mine], np.int64))
-            for name, mine in (("due", dues), ("closed_at", closed))
-        }
-    if any(tenants):
-        columns["tenant"] = pa.array(tenants, pa.string())
+    # A row whose message says neither has both all the same, and they do not count.
+    for name, mine in (("due", dues), ("closed_at", closed)):
+        filled = [time + 7 if at is None else at for at, time in zip(mine, times, strict=True)]
+        columns[name] = time_column(np.array(filled, np.int64))
     return pa.table(columns)
 
 
@@ -285,7 +267,7 @@ def value_of(row: tuple[Any, ...]) -> bytes | None:
 def publish(
     rows: Sequence[tuple[Any, ...]],
     tail: SequenceTail | None = None,
-    headers: Mapping[int, list[tuple[str, bytes]]] | None = None,
+    headers: Mapping[MessageTime, list[tuple[str, bytes]]] | None = None,
 ) -> list[dict[str, Any]]:
     found = messages(
         finished(rows), pa.array([value_of(row) for row in rows], pa.binary()), tail, headers or {}
@@ -338,7 +320,7 @@ def test_messages_are_numbered_on_from_the_tail_and_what_is_out_is_skipped(
                 "event_time": event_time,
                 "due": due,
                 "closed_at": closed_at,
-                "tenant": tenant or None,
+                "tenant": tenant,
             }
         )
     assert publish(rows, tail) == expected
@@ -458,7 +440,10 @@ def test_event_time_0_is_sent_as_1_and_said_as_0() -> None:
 
 
 def test_extra_headers_follow_on_the_messages_of_their_event_time() -> None:
-    extra = {2: [("x", b"\x00"), ("y", b"")], 9: [("z", b"1")]}
+    extra = {
+        MessageTime(2, says_closing=False): [("x", b"\x00"), ("y", b"")],
+        MessageTime(9, says_closing=False): [("z", b"1")],
+    }
     found = publish([(1, "a"), (2, "a"), (2, "b"), (3, "a")], None, extra)
     names = [[header["key"] for header in each["headers"]] for each in found]
     assert names == [[SEQ, ID], [SEQ, ID, "x", "y"], [SEQ, ID, "x", "y"], [SEQ, ID]]
@@ -472,6 +457,13 @@ def test_extra_headers_follow_on_the_messages_of_their_event_time() -> None:
         "x",
         "y",
     ]
+
+
+def test_extra_headers_follow_on_the_messages_that_say_that_they_were_closed_then() -> None:
+    extra = {MessageTime(9, says_closing=True): [("x", b"")]}
+    found = publish([(9, "a"), (1, "a", 5, 9), (9, "a", 9, 10)], None, extra)
+    own = [[SEQ, ID], [SEQ, ID, CLOSED_AT, DUE, "x"], [SEQ, ID, CLOSED_AT, DUE]]
+    assert [[header["key"] for header in each["headers"]] for each in found] == own
 
 
 @pytest.mark.parametrize("kind", [pa.string(), pa.large_string(), pa.binary(), pa.large_binary()])

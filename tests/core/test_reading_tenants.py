@@ -24,6 +24,7 @@ from pipelines.core.reading import (
     bronze_schema,
     read_records,
 )
+from pipelines.core.types import NO_TENANT
 from tests.core.test_reading import FAR, Input, kafka_table, rules
 from tests.support.avro import as_text, encoded, framed
 from tests.support.effort import draws
@@ -231,21 +232,17 @@ def test_in_avro_too_some_values_are_no_tenant(kind: Any, value: Any, is_: str) 
 # -- tables
 
 
-def test_the_column_is_there_only_with_tenants_and_comes_behind_what_was_read() -> None:
+def test_the_column_is_there_with_tenants_and_without_and_comes_behind_what_was_read() -> None:
     kafka = kafka_table([(None, b'{"ts":1,"k":"a","g":"x"}', FAR)])
-    assert read_records(kafka, rules()).schema == bronze_schema()
-    assert bronze_schema().names == [*BRONZE.names, REDRIVEN_FROM.name, RECORD_BYTES.name]
-    assert read_records(kafka, rules(tenant=("g",))).schema == bronze_schema(has_tenants=True)
-    assert bronze_schema(has_tenants=True).names == [
+    assert bronze_schema().names == [
         *BRONZE.names,
         "tenant",
         REDRIVEN_FROM.name,
         RECORD_BYTES.name,
     ]
-    assert (
-        read_records(KAFKA.empty_table(), rules(tenant=("g",)))
-        == bronze_schema(has_tenants=True).empty_table()
-    )
+    for how in (rules(), rules(tenant=("g",))):
+        assert read_records(kafka, how).schema == bronze_schema()
+        assert read_records(KAFKA.empty_table(), how) == bronze_schema().empty_table()
 
 
 def test_the_column_comes_after_the_writers_schema() -> None:
@@ -261,7 +258,7 @@ def test_the_column_comes_after_the_writers_schema() -> None:
     )
     value = framed(7, encoded(json.loads(schema), {"ts": 1, "g": "x"}))
     bronze = read_records(kafka_table([(b"a", value, FAR)]), how)
-    assert bronze.schema == bronze_schema(has_registry=True, has_tenants=True)
+    assert bronze.schema == bronze_schema(has_registry=True)
     assert bronze.schema.names == [
         *BRONZE.names,
         WRITER_SCHEMA.name,
@@ -286,6 +283,9 @@ def test_who_has_a_key_has_a_tenant(value: bytes, kafka_key: bytes | None, where
         assert found.merge_key is None or found.tenant
         assert found.tenant is None or (found.reason is None and found.event_time is not None)
         alone = read_records(kafka_table([(kafka_key, value, FAR)]), rules(key=key, where=where))
+        assert alone["tenant"].to_pylist() == [
+            None if each is None else NO_TENANT for each in alone["merge_key"].to_pylist()
+        ], "without tenants all who have a key have the same one"
         if found.reason != "no_tenant" and where is None:
             assert alone["merge_key"].to_pylist() == [found.merge_key], (
                 "the rest is read as without tenants"

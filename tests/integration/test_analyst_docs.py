@@ -25,7 +25,7 @@ from pipelines.run import create_missing
 from pipelines.running.owner import Owner
 from pipelines.settings import Settings, load_settings
 from pipelines.silver import Silver
-from tests.support.lakes import engine_for, fill_bronze, quickly
+from tests.support.lakes import engine_for, fill_bronze, first_columns, quickly
 from tests.unit.test_docs import REGISTRY, ROOT, prose, slug
 
 pytestmark = [pytest.mark.long, pytest.mark.promise("A11")]
@@ -70,9 +70,8 @@ class Example:
         )
         last = max(tuple(row.values()) for row in found.to_pylist())
         published = [(0, 0, 1, *last, 1, 1_767_265_300_000, "merged (a.b)")]
-        self.engine.append(
-            tables.PUBLISHED, self.engine.lake.layout[tables.PUBLISHED].rows(published)
-        )
+        layout = self.engine.lake.layout[tables.PUBLISHED]
+        self.engine.append(tables.PUBLISHED, first_columns(layout, published))
 
     def _arrive(self, rows: list[list[str]]) -> None:
         for source in self.settings.sources:

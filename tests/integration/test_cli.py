@@ -765,7 +765,6 @@ def test_with_tenants_an_expression_may_ask_whose_a_record_is_but_not_when_it_is
         usual = settings_for(
             tmp_path,
             engine="spark",
-            sources=("tracking", "orders" if merge else "position"),
             publish__valid=valid,
         )
         settings = usual.model_copy(update={"merge": usual.merge.changed(**merge)})
@@ -777,7 +776,6 @@ def test_with_tenants_an_expression_may_ask_whose_a_record_is_but_not_when_it_is
         [problem] = wrong(valid, **tenants)
         assert "is not SQL over silver's columns" in problem.what
         assert "tenant" in problem.fix
-    assert wrong("size(position) > 0") == [], "without tenants it may be a source"
     [problem] = wrong("tenant = 'x'")
     assert "is not SQL over silver's columns" in problem.what
 

@@ -24,7 +24,7 @@ from pipelines.lake.decisions import decision_rows
 from pipelines.running.owner import now_ms
 from tests.support.cases import random_case
 from tests.support.configurations import settings_for
-from tests.support.lakes import CaseLake, engine_for, write_configuration
+from tests.support.lakes import CaseLake, engine_for, first_columns, write_configuration
 from tests.support.tenants import tenant_cases
 
 pytestmark = [pytest.mark.long, pytest.mark.promise("A9")]
@@ -127,7 +127,8 @@ def publish_silver(lake: CaseLake) -> None:
         mine = [row for row in valid if row[0] == partition]
         last = len(mine) - 1
         rows.append((partition, 0, last, *mine[-1][1:], last, now_ms(), "merged (a.b)"))
-    lake.owner().append(tables.PUBLISHED, lake.engine.lake.layout[tables.PUBLISHED].rows(rows))
+    layout = lake.engine.lake.layout[tables.PUBLISHED]
+    lake.owner().append(tables.PUBLISHED, first_columns(layout, rows))
 
 
 @pytest.fixture(scope="module")

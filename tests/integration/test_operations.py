@@ -155,7 +155,7 @@ def test_files_stay_few_however_many_batches_there_are(
     done = {row["table"]: row for row in maintain(lake.engine, kept_by("silver", settings))}
     assert int(str(done[tables.SILVER]["files"])) <= FEW_FILES
     assert lake.silver() == before
-    assert lake.start().planner.cursors == silver.planner.cursors, (
+    assert lake.start().recover().state.cursors == silver.recover().state.cursors, (
         "silver takes up its work from what is left"
     )
     version = asked.version(tables.SILVER) - EVERY

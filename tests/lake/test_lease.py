@@ -9,13 +9,12 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
-from deltalake import write_deltalake
 from deltalake.exceptions import CommitFailedError
 
 from pipelines.errors import LeaseLostError, LeaseTakenError, WatersmeetError
@@ -261,7 +260,7 @@ def test_a_host_name_a_process_number_and_a_wall_clock_prove_no_death(ended: int
         here._replace(namespace=None),
         here._replace(started=None),
     ):
-        assert not is_dead(unsaid), "an entry of an earlier version does not say it"
+        assert not is_dead(unsaid), "where the system does not tell it"
     for elsewhere in (here._replace(boot_id="another"), here._replace(namespace="another")):
         assert not is_dead(elsewhere), "two containers of one host name share no process table"
     mine = entry_of(os.getpid(), start_ticks(os.getpid()))
@@ -328,40 +327,6 @@ def test_an_owner_in_another_process_namespace_with_the_same_host_name_is_never_
     finally:
         owner.kill()
         owner.wait()
-
-
-@pytest.mark.promise("O10")
-def test_entries_of_an_earlier_version_are_read_and_its_owner_is_never_certainly_dead(
-    folder_store: Store, ended: int
-) -> None:
-    earlier = folder_store.lake.layout["leases"].schema.names[:9]
-    now = 1_700_000_000_000
-    values = [1, "bronze", 1, "taken", "id", socket.gethostname(), ended, None, now]
-    rows = (
-        folder_store.lake.layout["leases"]
-        .rows_of([dict(zip(earlier, values, strict=True))])
-        .select(earlier)
-    )
-    write_deltalake(folder_store.path("leases"), rows)
-    before = Lease(
-        folder_store.lake, folder_store.reader, folder_store.append, ["bronze"], renews=False
-    )
-
-    def waits(_: float) -> None:
-        raise InterruptedError
-
-    with pytest.raises(InterruptedError):
-        replace(before, sleep_s=waits).take()
-    write_deltalake(
-        folder_store.path("leases"),
-        folder_store.lake.layout["leases"].schema.empty_table(),
-        mode="append",
-        schema_mode="merge",
-    )
-    time = Time()
-    second = replace(before, sleep_s=time.sleep_s)
-    second.take()
-    assert (second.token, time.now_s >= SILENCE_S) == (2, True)
 
 
 @pytest.mark.promise("O13")

@@ -166,7 +166,7 @@ def test_an_idle_decision_whose_answer_did_not_come_is_known_when_it_is_tried_ag
     now_s = 11.0
     with pytest.raises(CrashError):
         list(silver.drain())
-    plan = silver.planner.next()
+    plan = silver.recover().next()
     assert plan is not None
     assert plan.clocks == {0: 500}, "the batch after it is the one that the table tells of"
     list(silver.drain())

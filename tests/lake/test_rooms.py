@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +20,9 @@ from pipelines.lake.files import Files
 from pipelines.lake.generations import Generation
 from pipelines.lake.identity import (
     check_layout,
-    check_rules_of_layout_1,
     differences,
     identity,
     keep_identity,
-    rules_of_layout_1,
 )
 from pipelines.lake.location import Lake
 from pipelines.lake.maintenance import FEW_FILES, FILE_BYTES, VACUUM_EVERY_S, Maintenance, maintain
@@ -41,20 +39,20 @@ def test_a_lake_has_the_columns_that_the_contract_promises(tmp_path: Path) -> No
     promised = {
         "bronze_orders": f"{kafka}, timestamp_type INT, {record}, merge_key STRING, event_time "
         "TIMESTAMP, heartbeat BOOLEAN, "
-        "reason STRING, detail STRING, redriven_from BIGINT, record_bytes BIGINT",
+        "reason STRING, detail STRING, tenant STRING, redriven_from BIGINT, record_bytes BIGINT",
         "silver": "partition INT, merge_key STRING, status STRING, event_time TIMESTAMP, "
         "last_event_time TIMESTAMP, "
         f"tracking {parts}, orders {parts}, valid BOOLEAN, invalid_reason STRING, batch BIGINT, "
-        "generation INT, "
+        "generation INT, due TIMESTAMP, closed_at TIMESTAMP, tenant STRING, position TIMESTAMP, "
         "record_bytes BIGINT",
         "late": "source STRING, topic STRING, partition INT, offset BIGINT, merge_key STRING, "
         "event_time TIMESTAMP, "
-        "position TIMESTAMP, value BINARY, batch BIGINT, generation INT",
+        "position TIMESTAMP, value BINARY, batch BIGINT, generation INT, tenant STRING",
         "quarantine": f"source STRING, {kafka}, {record}, reason STRING, detail STRING, "
         "record_bytes BIGINT",
         "idle_heartbeats": "source STRING, topic STRING, partition INT, after_offset BIGINT, "
         "event_time TIMESTAMP, "
-        "decided_at TIMESTAMP, generation INT",
+        "decided_at TIMESTAMP, generation INT, tenant STRING",
         "generations": "generation INT, from_batch BIGINT, source STRING, topic STRING, partition "
         "INT, start_offset BIGINT, "
         "kind STRING, decided_at TIMESTAMP, reason STRING, epoch INT, is_lived BOOLEAN, seq "
@@ -65,10 +63,12 @@ def test_a_lake_has_the_columns_that_the_contract_promises(tmp_path: Path) -> No
         "reason STRING",
         "published": "partition INT, first_seq BIGINT, last_seq BIGINT, last_event_time TIMESTAMP, "
         "last_key STRING, "
-        "sink_offset BIGINT, committed_at TIMESTAMP, sink STRING",
+        "sink_offset BIGINT, committed_at TIMESTAMP, sink STRING, last_due TIMESTAMP, "
+        "last_closed_at TIMESTAMP, last_tenant STRING",
         "recovered": "partition INT, merge_key STRING, event_time TIMESTAMP, source STRING, offset "
         "BIGINT, "
-        "until_offset BIGINT, recovered_at TIMESTAMP, generation INT",
+        "until_offset BIGINT, recovered_at TIMESTAMP, generation INT, due TIMESTAMP, closed_at "
+        "TIMESTAMP, tenant STRING, since TIMESTAMP, topic STRING",
         "progress": "batch BIGINT, source STRING, topic STRING, partition INT, from_offset BIGINT, "
         "until_offset BIGINT, "
         "head TIMESTAMP, clock TIMESTAMP, committed_at TIMESTAMP, position TIMESTAMP, reason "
@@ -88,56 +88,25 @@ def test_a_lake_has_the_columns_that_the_contract_promises(tmp_path: Path) -> No
 TENANTS = {"timeout": "100ms", "tenant": "org", "tenant_max_lag": "1s"}
 
 
-def test_with_tenants_a_lake_has_further_columns_and_no_others(tmp_path: Path) -> None:
-    of_due = {
-        "silver": "due TIMESTAMP, closed_at TIMESTAMP",
-        "published": "last_due TIMESTAMP, last_closed_at TIMESTAMP",
-        "recovered": "due TIMESTAMP, closed_at TIMESTAMP",
-    }
-    of_tenants = {
-        "bronze_tracking": "tenant STRING",
-        "bronze_orders": "tenant STRING",
-        "silver": "tenant STRING, position TIMESTAMP",
-        "late": "tenant STRING",
-        "idle_heartbeats": "tenant STRING",
-        "published": "last_tenant STRING",
-        "recovered": "tenant STRING, since TIMESTAMP",
-    }
-    without = Lake(settings_for(tmp_path)).layout
-    with_window = Lake(settings_for(tmp_path, merge={"window": {"gap": "1s", "max": "2s"}})).layout
-    with_tenants = Lake(settings_for(tmp_path, merge=TENANTS)).layout
-    assert list(without) == list(with_window) == list(with_tenants)
-    for name, table in without.items():
-        added = [columns[name] for columns in (of_due, of_tenants) if name in columns]
-        usual, last = columns_ddl(table.schema), ", record_bytes BIGINT"
-        last = ", redriven_from BIGINT" + last if name.startswith("bronze") else last
-        last = last if usual.endswith(last) and name != "quarantine" else ""
-        usual = usual.removesuffix(last)
-        assert (
-            columns_ddl(with_window[name].schema)
-            == ", ".join([usual, *filter(None, [of_due.get(name)])]) + last
-        )
-        assert columns_ddl(with_tenants[name].schema) == ", ".join([usual, *added]) + last
-        assert with_tenants[name].partitioned_by == table.partitioned_by
-        if name != "silver":
-            assert with_tenants[name].properties == table.properties
+@pytest.mark.parametrize(
+    "merge", [{"window": {"gap": "1s", "max": "2s"}}, TENANTS], ids=["a window", "tenants"]
+)
+def test_every_lake_has_the_same_tables_whatever_its_merge(
+    tmp_path: Path, merge: dict[str, Any]
+) -> None:
+    usual = Lake(settings_for(tmp_path)).layout
+    assert Lake(settings_for(tmp_path, merge=merge)).layout == usual
 
 
 def test_silver_skips_files_by_all_that_it_is_asked_for_but_no_log_tells_a_key(
     tmp_path: Path,
 ) -> None:
-    usual = "partition,event_time,last_event_time,batch,generation"
-    merges = {
-        f"{usual},record_bytes": {"timeout": "1s"},
-        f"{usual},due,closed_at,record_bytes": {"window": {"gap": "1s", "max": "2s"}},
-        f"{usual},due,closed_at,tenant,position,record_bytes": TENANTS,
-    }
-    for expected, merge in merges.items():
-        silver = Lake(settings_for(tmp_path, merge=merge)).layout["silver"]
-        assert silver.properties["delta.dataSkippingStatsColumns"] == expected
-    for table in filter(
-        lambda table: tables.has_records(table.name), Lake(settings_for(tmp_path)).layout.values()
-    ):
+    layout = Lake(settings_for(tmp_path)).layout
+    assert layout["silver"].properties["delta.dataSkippingStatsColumns"] == (
+        "partition,event_time,last_event_time,batch,generation,due,closed_at,tenant,position,"
+        "record_bytes"
+    )
+    for table in filter(lambda table: tables.has_records(table.name), layout.values()):
         assert "key" not in table.properties["delta.dataSkippingStatsColumns"]
 
 
@@ -269,47 +238,6 @@ def test_a_lake_without_tenants_keeps_nothing_of_them(folder_store: Store) -> No
     )
 
 
-def test_a_lake_of_layout_1_has_no_tenants(folder_store: Store, tmp_path: Path) -> None:
-    asked, settings = folder_store.reader, folder_store.settings
-    folder_store.create("configuration")
-    facts = {**identity(settings, 4, {}), **rules_of_layout_1(settings)}
-    keep_identity(asked, folder_store.append, settings, facts)
-    check_layout(asked, Lake(settings))
-    with pytest.raises(
-        ConfigurationError, match=r"sources\.tracking\.tenant: the lake was begun without tenants"
-    ):
-        check_layout(asked, Lake(settings_for(tmp_path, **WAYS["everywhere"])))
-
-
-def test_a_lake_from_before_tombstones_could_be_skipped_refuses_them(folder_store: Store) -> None:
-    asked, settings = folder_store.reader, folder_store.settings
-    folder_store.create("configuration")
-    rules = {
-        field: rule
-        for field, rule in rules_of_layout_1(settings).items()
-        if not field.endswith((".tombstone", ".where"))
-    }
-    keep_identity(asked, folder_store.append, settings, {**identity(settings, 4, {}), **rules})
-    check_rules_of_layout_1(asked, settings)
-    orders = settings.sources["orders"].changed(tombstone="skip")
-    other = settings.model_copy(update={"sources": {**settings.sources, "orders": orders}})
-    with pytest.raises(
-        ConfigurationError,
-        match=r"sources.orders.tombstone: the lake was begun with `quarantine`, and `skip`",
-    ):
-        check_rules_of_layout_1(asked, other)
-
-
-def test_a_lake_that_begins_has_no_earlier_rules(folder_store: Store) -> None:
-    asked, settings = folder_store.reader, folder_store.settings
-    folder_store.create("configuration")
-    keep_identity(asked, folder_store.append, settings, identity(settings, 4, {}))
-    orders = settings.sources["orders"].changed(tombstone="skip")
-    check_rules_of_layout_1(
-        asked, settings.model_copy(update={"sources": {**settings.sources, "orders": orders}})
-    )
-
-
 def test_identity_and_rules_name_everything_that_content_depends_on(tmp_path: Path) -> None:
     schema = tmp_path / "orders.json"
     schema.write_text('{"type": "object", "properties": {"a": {"type": "string"}}}')
@@ -347,19 +275,6 @@ def test_identity_and_rules_name_everything_that_content_depends_on(tmp_path: Pa
     schema.write_text('{"properties":   {"a": {"type": "string"}}, "type": "object"}')
     same = settings_for(tmp_path, sources=sources)
     assert changes(Epochs([Epoch(0, 0, settings)]), same) == {}, "what a schema says counts"
-    earlier = rules_of_layout_1(settings)
-    assert (earlier["sources.orders.heartbeat"], earlier["sources.tracking.schema"]) == (
-        "x = 1",
-        "null",
-    )
-    assert (earlier["sources.tracking.event_time"], earlier["sources.orders.event_time"]) == (
-        "meta.ts in us",
-        "at",
-    )
-    assert rules_of_layout_1(same) == earlier
-    assert {field for field in rules if field not in earlier} == set(), (
-        "a lake of layout 1 knows every rule that it had"
-    )
 
 
 def test_a_lake_that_is_new_or_of_this_layout_is_not_refused(either_store: Store) -> None:
@@ -369,32 +284,27 @@ def test_a_lake_that_is_new_or_of_this_layout_is_not_refused(either_store: Store
 
 
 @pytest.mark.promise("C13")
-def test_a_lake_without_versions_of_silver_is_of_the_layout_before(folder_store: Store) -> None:
-    table = folder_store.lake.layout["progress"]
-    before = tables.Table(
-        "progress", table.schema.remove(table.schema.get_field_index("silver_version"))
-    )
-    folder_store.lake.layout["progress"] = before
-    folder_store.create("progress")
+@pytest.mark.parametrize("layout", [None, *range(1, tables.LAYOUT_VERSION)])
+def test_a_lake_of_an_earlier_layout_is_refused_and_told_how_to_go_on(
+    folder_store: Store, layout: int | None
+) -> None:
+    create_silver(folder_store, layout)
     with pytest.raises(
         ConfigurationError,
-        match=r"earlier version of Watersmeet.*begin a new lake.*another `publish.topic`",
+        match=r"earlier version of Watersmeet.*an empty place.*`kafka\.start: sink`",
     ):
         check_layout(folder_store.reader, folder_store.lake)
 
 
-@pytest.mark.promise("C13")
-def test_a_lake_whose_silver_has_no_number_of_a_layout_is_of_the_layout_before(
-    either_store: Store,
-) -> None:
-    silver = either_store.lake.layout["silver"]
-    earlier = {name: value for name, value in silver.properties.items() if name != tables.LAYOUT}
-    either_store.lake.layout["silver"] = tables.Table(
-        "silver", silver.schema, silver.partitioned_by, earlier
-    )
-    either_store.create("silver")
-    with pytest.raises(ConfigurationError, match="earlier version of Watersmeet"):
-        check_layout(either_store.reader, either_store.lake)
+def create_silver(store: Store, layout: int | None) -> None:
+    """Create silver with another number of its layout, or without one."""
+    silver = store.lake.layout["silver"]
+    said = {tables.LAYOUT: None if layout is None else str(layout)}
+    properties = {
+        name: value for name, value in {**silver.properties, **said}.items() if value is not None
+    }
+    store.lake.layout["silver"] = replace(silver, properties=properties)
+    store.create("silver")
 
 
 @pytest.mark.promise("N21")
@@ -411,15 +321,10 @@ def test_a_property_that_anybody_may_set_says_nothing_of_the_layout(either_store
 
 @pytest.mark.promise("C15")
 def test_a_lake_of_a_later_layout_is_refused(either_store: Store) -> None:
-    silver = either_store.lake.layout["silver"]
-    later = {**silver.properties, tables.LAYOUT: str(tables.LAYOUT_VERSION + 1)}
-    either_store.lake.layout["silver"] = tables.Table(
-        "silver", silver.schema, silver.partitioned_by, later
-    )
-    either_store.create("silver")
+    create_silver(either_store, tables.LAYOUT_VERSION + 1)
     with pytest.raises(
         ConfigurationError,
-        match=r"has layout 4, .* layouts up to 3; use the version that wrote it, or a later",
+        match=r"has layout 5, .* knows layout 4; use the version that wrote it, or a later",
     ):
         check_layout(either_store.reader, either_store.lake)
 
@@ -483,7 +388,7 @@ def test_tables_are_compacted_after_so_many_commits_and_vacuumed_after_hours(
 ) -> None:
     folder_store.create("late")
     for _ in range(FEW_FILES + 1):
-        folder_store.add("late", ("s", "t", 0, 1, "k", 0, 0, b"", 0, 0))
+        folder_store.add("late", ("s", "t", 0, 1, "k", 0, 0, b"", 0, 0, ""))
     kept, now = Kept(folder_store.lake, folder_store.reader), [0.0]
     maintenance = Maintenance(kept, ["late"], every=3, now_s=lambda: now[0])  # type: ignore[arg-type]
     for _ in range(5):
@@ -500,7 +405,7 @@ def test_tables_are_compacted_after_so_many_commits_and_vacuumed_after_hours(
 def test_what_is_gathered_is_rewritten_seldom(folder_store: Store) -> None:
     folder_store.create("late")
     for _ in range(FEW_FILES + 1):
-        folder_store.add("late", ("s", "t", 0, 1, "k", 0, 0, b"", 0, 0))
+        folder_store.add("late", ("s", "t", 0, 1, "k", 0, 0, b"", 0, 0, ""))
     kept = Kept(folder_store.lake, folder_store.reader)
     maintenance = Maintenance(kept, ["late"], every=2)  # type: ignore[arg-type]
     for _ in range(2 * 64):
@@ -515,13 +420,13 @@ def test_maintenance_tells_files_and_gives_the_table_the_properties_of_the_confi
     folder_store: Store,
 ) -> None:
     folder_store.create("late")
-    folder_store.add("late", ("s", "t", 0, 1, "k", 0, 0, b"", 0, 0))
+    folder_store.add("late", ("s", "t", 0, 1, "k", 0, 0, b"", 0, 0, ""))
     kept = Kept(folder_store.lake, folder_store.reader)
     told = {"table": "late", "files_before": 1, "files": 1, "old_files_removed": 3}
     assert maintain(kept, ["late"]) == [told]  # type: ignore[arg-type]
     assert kept.done == [("purge", "late"), ("vacuum", "late")], "few files stay as they are"
     for _ in range(FEW_FILES):
-        folder_store.add("late", ("s", "t", 0, 1, "k", 0, 0, b"", 0, 0))
+        folder_store.add("late", ("s", "t", 0, 1, "k", 0, 0, b"", 0, 0, ""))
     longer = Lake(folder_store.settings.model_copy(update={"retention_ms": 30 * 86_400_000}))
     kept = Kept(longer, folder_store.reader)
     maintain(kept, ["late"])  # type: ignore[arg-type]

@@ -14,6 +14,7 @@ import pytest
 from deltalake import CommitProperties, DeltaTable, write_deltalake
 from pyspark.sql import SparkSession
 
+from pipelines.core.merge import REPLACING
 from pipelines.core.types import TIME
 from pipelines.engine.spark import SparkEngine
 from pipelines.lake import tables
@@ -27,7 +28,7 @@ from tests.support.rivers import until
 
 pytestmark = pytest.mark.promise("N26")
 
-LATE = ("s", "t", 0, 1, "k", 0, 0, b"", 0, 0)
+LATE = ("s", "t", 0, 1, "k", 0, 0, b"", 0, 0, "")
 
 
 def test_a_decision_is_what_its_owner_wrote_whatever_took_its_metadata_along(
@@ -76,6 +77,18 @@ def test_what_decides_another_layers_batch_decides_none_here(folder_store: Store
     assert last_decision(folder_store.reader, bronze) == (1, decided)
 
 
+def open_row(key: str) -> tuple[Any, ...]:
+    return (0, key, "open", 1, 1, [], [], None, None, 0, 0, 101, None, "", None, 0)
+
+
+def changed_rows(silver: tables.Table) -> pa.Table:
+    """A new row of silver as a batch changes it."""
+    rows = silver.rows([open_row("a")])
+    for name in REPLACING:
+        rows = rows.append_column(name, pa.nulls(1, TIME))
+    return rows
+
+
 def _held(rows: pa.Table, folder: str) -> pa.Table:
     """The rows, once somebody lets them go."""
     Path(folder, "began").touch()
@@ -96,13 +109,12 @@ def test_while_a_merge_runs_nothing_else_has_its_settings(
     engine: SparkEngine, tmp_path: Path
 ) -> None:
     silver, bronze = engine.lake.layout[tables.SILVER], tables.bronze("tracking")
-    schema = silver.schema.append(pa.field("replaces", TIME))
-    row: tuple[Any, ...] = (0, "a", "open", 1, 1, [], [], None, None, 0, 0, 0)
-    changed = engine.rows(silver.rows([row]).append_column("replaces", pa.nulls(1, TIME)))
+    schema = changed_rows(silver).schema
+    changed = engine.rows(changed_rows(silver))
     rows = engine.per_partition(partial(_held, folder=str(tmp_path)), [changed], schema)
     commit = Commit(APPLICATION, 3, 1, {"batch": 0})
     published = engine.rows(
-        engine.lake.layout[tables.PUBLISHED].rows([(0, 0, 0, 0, "k", 0, 0, "s")])
+        engine.lake.layout[tables.PUBLISHED].rows([(0, 0, 0, 0, "k", 0, 0, "s", None, None, "")])
     )
     with ThreadPoolExecutor(1) as pool:
         merging = pool.submit(engine.merge, tables.SILVER, rows, commit)
@@ -127,15 +139,10 @@ def test_a_compaction_behind_a_merge_is_not_the_merge(engine: SparkEngine) -> No
     silver = engine.lake.layout[tables.SILVER]
     engine.set_properties(tables.SILVER, {"delta.autoOptimize.autoCompact": "true"})
     for n in range(60):  # as many small files as it takes
-        engine.append(
-            tables.SILVER, silver.rows([(0, f"k{n}", "open", 1, 1, [], [], None, None, 0, 0, 0)])
-        )
+        engine.append(tables.SILVER, silver.rows([open_row(f"k{n}")]))
     owner = Owner(engine, token=1)
     commit = owner.next_commit(tables.SILVER, facts={"batch": 0})
-    changed = silver.rows([(0, "a", "open", 1, 1, [], [], None, None, 0, 0, 0)]).append_column(
-        "replaces", pa.nulls(1, TIME)
-    )
-    engine.merge(tables.SILVER, engine.rows(changed), commit)
+    engine.merge(tables.SILVER, engine.rows(changed_rows(silver)), commit)
     optimize, merge, *_ = engine.reader.history(tables.SILVER)
     assert (optimize.operation, merge.operation) == ("OPTIMIZE", "MERGE")
     assert optimize.metadata == merge.metadata == commit.metadata, "Delta gives it the session's"

@@ -49,7 +49,7 @@ ODD = ["it's", '"', "\\", "'; DROP TABLE t; --", "{x}", "`", "é€𝄞", "", "a
 BYTES = [b"", b"\x00'\xff", b"key"]
 
 
-LATE = ("s", "t", 0, 1, "k", 0, 0, b"", 0, 0)
+LATE = ("s", "t", 0, 1, "k", 0, 0, b"", 0, 0, "")
 
 
 def bronze_row(
@@ -74,6 +74,8 @@ def bronze_row(
         time,
         False,
         reason,
+        None,
+        None if reason else "",
         None,
         4,
     )
@@ -251,7 +253,10 @@ def test_a_question_about_what_is_not_there_is_refused(either_store: Store) -> N
 
 
 def silver_row(key: str, status: str, time: int, batch: int = 0) -> Any:
-    return (0, key, status, time, time, [(time, time * 1000, "{}")], [], None, None, batch, 0, 2)
+    closed_at = time + 101 if status == "timed_out" else None
+    closing = (time + 100, closed_at, "", None)
+    parts = [(time, time * 1000, "{}")]
+    return (0, key, status, time, time, parts, [], None, None, batch, 0, *closing, 2)
 
 
 @pytest.fixture(scope="module")

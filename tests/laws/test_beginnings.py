@@ -25,7 +25,14 @@ from pipelines.settings import KafkaSettings, Settings
 from tests.laws.conftest import MakeLake, MakeSettings, in_folders
 from tests.laws.test_gold import extended
 from tests.support.cases import SOURCES, Case, expected_messages, keyed, rich_cases
-from tests.support.lakes import CaseLake, OpenSpark, engine_for, fill_bronze, quickly
+from tests.support.lakes import (
+    CaseLake,
+    OpenSpark,
+    engine_for,
+    fill_bronze,
+    first_columns,
+    quickly,
+)
 from tests.support.topics import (
     add_partitions,
     create_topics,
@@ -211,6 +218,7 @@ def test_offsets_that_kafka_has_deleted_stop_a_run_or_are_kept_as_a_gap(
 
 @in_folders
 def test_a_topic_that_ends_before_what_was_read_is_another_one(begun: Begun) -> None:
+    begun.begin()
     bronze = Bronze(
         Owner(open_engine(quickly(begun.settings)), token=1), begun.settings, "tracking"
     )
@@ -288,8 +296,9 @@ def test_a_lost_lake_is_taken_up_from_the_sink(new_lake: MakeLake, kafka: str, k
             topics[f"sources__{source}__topic"],
             [(p, v) for p, case in cases.items() for v in case.values[source]],
         )
-    idle = lake.engine.lake.layout[tables.IDLE_HEARTBEATS].rows(
-        [("orders", f"{name}-orders", 0, 0, 2900, 0, 0)]
+    idle = first_columns(
+        lake.engine.lake.layout[tables.IDLE_HEARTBEATS],
+        [("orders", f"{name}-orders", 0, 0, 2900, 0, 0)],
     )
     lake.owner().append(tables.IDLE_HEARTBEATS, idle)
     lake.arrive()

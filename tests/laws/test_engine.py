@@ -18,6 +18,7 @@ from deltalake import DeltaTable
 from pyarrow import parquet
 from pyspark.sql import SparkSession
 
+from pipelines.core.merge import REPLACING
 from pipelines.core.message import message_bytes
 from pipelines.core.types import TIME
 from pipelines.engine import Engine, Held, embedded
@@ -38,7 +39,7 @@ from tests.laws.conftest import (
     in_catalogs_of_spark,
     one_of,
 )
-from tests.support.lakes import OpenSpark, engine_for, folder_of
+from tests.support.lakes import OpenSpark, engine_for, folder_of, rows_of_silver
 
 APPLICATION = "test"
 DEADLINE_S = 120
@@ -63,10 +64,11 @@ def published(
     engine: Engine, partition: int, *seqs: int, times: Sequence[int | None] = ()
 ) -> pa.Table:
     rows = [
-        (partition, seq, seq, time, "k", seq, 1, "merged")
+        {"partition": partition, "first_seq": seq, "last_seq": seq, "last_event_time": time}
+        | {"last_key": "k", "sink_offset": seq, "committed_at": 1, "sink": "merged"}
         for seq, time in zip(seqs, times or [0] * len(seqs), strict=True)
     ]
-    return engine.lake.layout[tables.PUBLISHED].rows(rows)
+    return engine.lake.layout[tables.PUBLISHED].rows_of(rows)
 
 
 def _failing(_: pa.Table) -> pa.Table:
@@ -82,15 +84,26 @@ def changed(engine: Engine, *rows: tuple[int, str, str | None, int, int | None])
     """Silver's rows for a merge: partition, key, status, event time, and the event time of the row
     that goes (ms)."""
     table = engine.lake.layout[tables.SILVER]
-    values: list[tuple[Any, ...]]
     values = [
-        (p, key, status, time, time, [], [], None, None, 0, 0, 0)
+        {"partition": p, "merge_key": key, "status": status, "event_time": time, "tenant": ""}
+        | {"last_event_time": time, "tracking": [], "orders": [], "batch": 0, "generation": 0}
+        | {"record_bytes": 0}
         for p, key, status, time, _ in rows
     ]
     replaces = pa.array(
         [None if row[-1] is None else row[-1] * 1000 for row in rows], pa.int64()
     ).cast(TIME)
-    return engine.rows(table.rows(values).append_column("replaces", replaces))
+    replacing = {"replaces": replaces, "delete_up_to": pa.nulls(len(rows), TIME)}
+    found = table.rows_of(values)
+    for name in REPLACING:
+        found = found.append_column(name, replacing[name])
+    return engine.rows(found)
+
+
+def changed_schema(engine: Engine) -> pa.Schema:
+    """The columns of `changed`."""
+    replacing = [pa.field(name, TIME) for name in REPLACING]
+    return pa.schema([*engine.lake.layout[tables.SILVER].schema, *replacing])
 
 
 def silver(engine: Engine, partition: int) -> list[tuple[Any, ...]]:
@@ -206,7 +219,7 @@ def test_a_merge_replaces_the_open_row_of_its_key_and_time_once_and_leaves_no_se
     [last] = engine.reader.history(tables.SILVER, 1)
     assert Commit.parse(last.metadata) == Commit("merges", 1, 2, {"batch": 1})
     rows = changed(engine, *second)
-    schema = engine.lake.layout[tables.SILVER].schema.append(pa.field("replaces", TIME))
+    schema = changed_schema(engine)
     with pytest.raises(Exception, match="on purpose"):  # at once, or when the rows are needed
         engine.merge(
             tables.SILVER, engine.per_partition(_failing, [rows], schema), Commit("merges", 1, 3)
@@ -252,7 +265,7 @@ def test_rows_that_come_in_pieces_are_merged_once_in_one_commit(
     others = [(14, "k0", "open", 10, None), (13, "done", "timed_out", 5, None)]
     engine.merge(tables.SILVER, changed(engine, *opened, *others), Commit("pieces", 1, 1))
     news = changed(engine, (13, "new", "open", 50, None))
-    schema = engine.lake.layout[tables.SILVER].schema.append(pa.field("replaces", TIME))
+    schema = changed_schema(engine)
     validated: list[Any] = []
 
     def judge(rows: Any) -> Any:
@@ -475,7 +488,7 @@ def test_fetched_rows_are_those_that_were_read_and_an_expression_answers_for_eac
         for p in range(3)
         for key in "ab"
     ]
-    found = engine.lake.layout[tables.SILVER].rows(rows)
+    found = rows_of_silver(engine.lake.layout, rows)
     collect = engine.collect(engine.rows(found))
     assert sorted(map(str, collect.to_pylist())) == sorted(map(str, found.to_pylist()))
     assert engine.collect(engine.rows(found.slice(0, 0))).num_rows == 0
@@ -493,7 +506,7 @@ def judge(
         (0, key, "timed_out", 0, 0, [], [part] * (key == "b"), None, None, 0, 0, 0) for key in "abc"
     ]
     rows += [(0, "open", "open", 0, 0, [], [part], None, None, 0, 0, 0)]
-    found = engine.lake.layout[tables.SILVER].rows(rows)
+    found = rows_of_silver(engine.lake.layout, rows)
     reasons = pa.array([None, None, "too_large", None], pa.string())
     found = found.set_column(found.column_names.index("invalid_reason"), "invalid_reason", reasons)
     validated = engine.validated(engine.rows(found), valid, value, max_bytes)
@@ -636,7 +649,7 @@ def test_files_that_spark_compacts_say_which_keys_they_may_have(engine: Engine) 
         rows: list[tuple[Any, ...]] = [
             (11, "a", "timed_out", time, time, [], [], True, None, 0, 0, 0)
         ]
-        engine.append(tables.SILVER, engine.lake.layout[tables.SILVER].rows(rows))
+        engine.append(tables.SILVER, rows_of_silver(engine.lake.layout, rows))
     engine.compact(tables.SILVER, FILE_BYTES)
     uris = DeltaTable(f"{folder_of(engine.lake.settings)}/{tables.SILVER}").file_uris()
     [file] = [unquote(uri) for uri in uris if "status=timed_out" in uri]

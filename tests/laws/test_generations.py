@@ -123,7 +123,7 @@ def targets(lake: CaseLake, offsets: dict[int, int]) -> dict[TopicPartition, int
     """Where the partitions jump, by what becomes of them: to the beginning (0), so many offsets on,
     or nowhere."""
     found = {}
-    for tp, at in lake.start().planner.cursors.items():
+    for tp, at in lake.start().recover().state.cursors.items():
         on = offsets.get(tp.partition % 4)
         found[tp] = at.next_offset if on is None else at.next_offset + on if on else 0
     return found
@@ -153,7 +153,7 @@ def test_each_generation_is_the_merge_from_its_beginning_on_and_a_crash_in_a_jum
     )
     assert sum(map(len, out.values())) > 4
     begin = targets(lake, {BACK: 0, BACK_PUBLISHED: 0, FORWARD: 2})
-    stood = {tp: at.next_offset for tp, at in lake.start().planner.cursors.items()}
+    stood = {tp: at.next_offset for tp, at in lake.start().recover().state.cursors.items()}
 
     for step in STEPS:
         try:
@@ -172,7 +172,7 @@ def test_each_generation_is_the_merge_from_its_beginning_on_and_a_crash_in_a_jum
             break
     with pytest.raises(CrashError):
         lake.start(engine=dying_at(lake.engine, *STEPS[-1])).complete()
-    assert lake.start().planner.clocks == {}
+    assert lake.start().recover().state.clocks == {}
     closed = flat(
         {
             p: rows_of(p, lake.cases[p], model, tails.get(p), is_closed=True)

@@ -16,7 +16,7 @@ from pipelines.lake import tables
 from pipelines.lake.epochs import begin_epoch
 from pipelines.lake.published import last_published
 from tests.laws.conftest import MakeLake
-from tests.support.cases import Case, rich_cases
+from tests.support.cases import Case
 from tests.support.crashes import CrashError, dying_at
 from tests.support.lakes import CaseLake
 from tests.support.topics import consume, delete_topic
@@ -243,21 +243,3 @@ def test_a_sink_that_was_made_again_gets_the_whole_sequence_byte_for_byte(
     delete_topic(kafka, river.lake.settings.publish.topic)
     river.lake.publish()
     assert river.lake.messages() == before
-
-
-def test_without_tenants_and_a_window_sources_may_be_called_like_their_columns(
-    new_lake: MakeLake, kafka: str, kind: str
-) -> None:
-    sources, sink = ("tenant", "due"), f"laws-gold-names-{kind}"
-    cases = rich_cases(PARTITIONS, 500, sources)
-    lake = new_lake(cases, bootstrap=kafka, publish__topic=sink, name=sink, sources=sources)
-    lake.arrive()
-    lake.merge(lake.quick)
-    lake.publish()
-    expected = [
-        f"{p}/{r.event_time}/{r.key}"
-        for p, case in cases.items()
-        for r in case.merged(sources).published_order()
-    ]
-    assert [message.id for message in lake.messages()] == expected
-    assert len(expected) > 10

@@ -38,7 +38,7 @@ def reader_of(lake: CaseLake, directory: Path) -> TableReader:
 
 def jump(lake: CaseLake) -> None:
     """In every other partition forward by two offsets, in the others to the beginning."""
-    cursors = lake.start(engine=lake.quick).planner.cursors
+    cursors = lake.start(engine=lake.quick).recover().state.cursors
     lake.jump({tp: at.next_offset + 2 if tp.partition % 2 else 0 for tp, at in cursors.items()})
 
 
@@ -57,7 +57,7 @@ def test_a_rebuild_is_what_silver_was_then_however_it_is_cut(
     lake.arrive(0.6)
     lake.merge(lake.quick)
     jump(lake)
-    at = lake.start().planner.cursors[TopicPartition("orders", IDLE)]
+    at = lake.start().recover().state.cursors[TopicPartition("orders", IDLE)]
     decided = [
         (TopicPartition("orders", IDLE), IdleDecision(at.next_offset - 1, time))
         for time in (200, 400)

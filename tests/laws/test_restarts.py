@@ -81,7 +81,7 @@ def test_whatever_step_is_cut_off_the_next_start_completes_it_and_a_fenced_owner
 
     # An owner that is paused between its plan and its commit.
     lake.arrive()
-    plan = paused.planner.next()
+    plan = paused.recover().next()
     assert plan is not None
     lake.token += 1
     later = lake.owner()

@@ -31,7 +31,7 @@ from tests.laws.conftest import QUICK, MakeLake, in_folders
 from tests.support.cases import BAD_VALUES, SOURCES, Case, expected_silver, heartbeat, keyed
 from tests.support.crashes import CrashError, dying_at
 from tests.support.effort import first_then_nightly
-from tests.support.lakes import CaseLake
+from tests.support.lakes import CaseLake, first_columns
 
 pytestmark = pytest.mark.promise("C10")
 
@@ -70,7 +70,7 @@ def note_published(lake: CaseLake) -> None:
         )
     layout = lake.engine.lake.layout[tables.PUBLISHED]
     rows = [(p, 0, time, time, key, 0, time, "sink") for p, (time, key) in ends.items()]
-    lake.quick.append(tables.PUBLISHED, layout.rows(rows))
+    lake.quick.append(tables.PUBLISHED, first_columns(layout, rows))
 
 
 def every_table(lake: CaseLake) -> list[str]:
@@ -275,7 +275,7 @@ def test_after_a_jump_back_only_what_was_merged_since_is_let_go(
     )
     let_go(lake)
     lake.jump(
-        {tp: at.next_offset // 2 for tp, at in lake.start().planner.cursors.items()},
+        {tp: at.next_offset // 2 for tp, at in lake.start().recover().state.cursors.items()},
         last_published(lake.reader),
     )
     lake.merge()

@@ -67,7 +67,7 @@ def test_any_name_and_maps_reach_silver_and_the_message(new_lake: MakeLake, tmp_
         {"ts": t, "k": "a", "in": named, "map": [("z", t), ("a.b", None), ("", 1)], **named}
         for t in (10, 20)
     ]
-    columns = ["merge_key", "event_time", "last_event_time", "tracking"]
+    columns = ["merge_key", "event_time", "last_event_time", "tenant", "tracking"]
     found = lake.engine.collect(lake.engine.read(tables.SILVER, columns))
     [message] = message_values(found, ["tracking"]).to_pylist()
     assert orjson.loads(message)["tracking"] == [

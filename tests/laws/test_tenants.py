@@ -114,7 +114,7 @@ def test_a_jump_closes_what_is_open_and_what_waits_and_begins_with_fresh_clocks(
     rules = (100, 250, 300)
     lake, before = new_lake(CASES, merge=merge_of(rules)), TenantModels(CASES, rules)
     merged(lake, before, 0.5)
-    cursors = lake.start().planner.cursors
+    cursors = lake.start().recover().state.cursors
     to = {tp: 0 if tp.partition % 2 else at.next_offset + 1 for tp, at in cursors.items()}
     lake.jump(to)
     closed = [

@@ -160,7 +160,7 @@ def test_where_a_file_of_bronze_is_gone_nothing_is_merged_whatever_a_session_ign
     silver = lake.start()
     before = {*DeltaTable(f"{folder_of(lake.settings)}/bronze_orders").file_uris()}
     lake.arrive(0.8)
-    plan = silver.planner.next()
+    plan = silver.recover().next()
     assert plan is not None
     [new] = {*DeltaTable(f"{folder_of(lake.settings)}/bronze_orders").file_uris()} - before
     Path(unquote(new)).unlink()

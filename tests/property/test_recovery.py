@@ -64,8 +64,8 @@ Decisions = dict[str, list[IdleDecision]]
 Pending = tuple[int, MergeRecord]
 """A message that is to be published: its number, and what it is made of."""
 Content = tuple[str, int, int, tuple[tuple[tuple[int, str, int], ...], ...], int | None, int | None]
-"""Key, first and last event time, parts by source (event time, topic, offset), due and
-closed_at."""
+"""Key, first and last event time, parts by source (event time, topic, offset), due and closed_at
+where the message says them."""
 
 
 class Epoch(NamedTuple):
@@ -266,12 +266,8 @@ class Lake:
         return True
 
     def pending(self) -> list[Pending]:
-        rows = [
-            row
-            for row in self.silver.published_order()
-            if row.closed_at is None or row.closed_at <= (self.clock or 0)
-        ]
-        finished = {place_of(row.event_time, row.key, row.due, row.closed_at): row for row in rows}
+        rows = [row for row in self.silver.published_order() if row.closed_at <= (self.clock or 0)]
+        finished = {place_of(row.event_time, row.key, *closing(row)): row for row in rows}
         last = self.kafka.sink[-1] if self.kafka.sink else None
         tail = (
             None
@@ -293,9 +289,10 @@ class Lake:
         )
 
     def headers(self, row: MergeRecord) -> dict[str, bytes | None]:
-        is_closed = row.closed_at is not None
-        position = read_again_from(
-            row.closed_at or row.event_time, self.epoch.window.longest_ms if is_closed else None
+        position = (
+            read_again_from(row.closed_at, self.epoch.window.longest_ms)
+            if row.says_closing
+            else read_again_from(row.event_time, None)
         )
         offsets = {
             source: min_offset(
@@ -547,9 +544,7 @@ class Life:
         lake.begin_epoch(*self.lake.epoch.window)
         lake.advance_to(heads, arrived)
         clock = lake.clock or 0
-        rows = (
-            row for row in lake.published_order() if row.closed_at is None or row.closed_at <= clock
-        )
+        rows = (row for row in lake.published_order() if row.closed_at <= clock)
         return list(enumerate(map(as_content, rows)))
 
 
@@ -558,7 +553,12 @@ def as_content(row: MergeRecord) -> Content:
     of_sources = tuple(
         tuple((part.event_time, part.topic, part.offset) for part in mine) for mine in parts
     )
-    return key, first, last, of_sources, row.due, row.closed_at
+    return key, first, last, of_sources, *closing(row)
+
+
+def closing(row: MergeRecord) -> tuple[int | None, int | None]:
+    """What a message says of `due` and `closed_at`."""
+    return (row.due, row.closed_at) if row.says_closing else (None, None)
 
 
 def lives(disorder: int, *, drawn: range = SEEDS, **how: Any) -> list[Life]:

@@ -361,14 +361,8 @@ def sound_with_tenants(sound: Sound, tmp_path_factory: pytest.TempPathFactory) -
     found.suites, found.rows = lake.suites, {}
     for table, rows in sound.rows.items():
         if table != SINK:
-            known = {field.name: field for field in lake.engine.lake.layout[table].schema}
-            more = [
-                known[name]
-                for name in ("due", "closed_at", "tenant", "position")
-                if name in known and name not in rows.column_names
-            ]
             made = [each for row in rows.to_pylist() for each in of_tenants(table, row)]
-            found.rows[table] = pa.Table.from_pylist(made, pa.schema([*rows.schema, *more]))
+            found.rows[table] = with_rows(rows, made)
     return found
 
 

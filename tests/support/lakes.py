@@ -4,7 +4,7 @@ and read back as tuples."""
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -23,7 +23,7 @@ from pipelines.bronze import Bronze
 from pipelines.core.idle import IdleDecision
 from pipelines.core.inputs import source_of
 from pipelines.core.plan import BatchPlan, TopicPartition
-from pipelines.core.reading import KAFKA, read_records
+from pipelines.core.reading import KAFKA, RECORD_BYTES, read_records
 from pipelines.core.sequence import SequenceTail
 from pipelines.engine import Engine
 from pipelines.engine.choice import open_engine
@@ -36,6 +36,7 @@ from pipelines.lake.decisions import read_decisions
 from pipelines.lake.generations import Generation, generation_rows, is_begun
 from pipelines.lake.location import Lake
 from pipelines.lake.table_reader import TableReader, Where
+from pipelines.lake.tables import Table
 from pipelines.run import create_missing
 from pipelines.running.generations import Jump, Target
 from pipelines.running.owner import Owner
@@ -125,6 +126,18 @@ def write_configuration(settings: Settings, folder: Path) -> Path:
     file.write_text(yaml.safe_dump(values, sort_keys=False), encoding="utf-8")
     assert load_settings(file, {}).digest == settings.digest
     return file
+
+
+def first_columns(table: Table, rows: Iterable[Sequence[Any]]) -> pa.Table:
+    """Rows of the first columns of a table; the others are null. Times are epoch ms."""
+    return table.rows_of(dict(zip(table.schema.names, row, strict=False)) for row in rows)
+
+
+def rows_of_silver(layout: Mapping[str, Table], rows: Iterable[Sequence[Any]]) -> pa.Table:
+    """Rows of silver without tenants, up to their generation, with their size."""
+    table = layout[tables.SILVER]
+    names = [*table.schema.names[: table.schema.names.index("due")], RECORD_BYTES.name]
+    return table.rows_of(dict(zip(names, row, strict=True)) | {"tenant": ""} for row in rows)
 
 
 def records_of(

@@ -242,7 +242,7 @@ class ModelLake:
             None,
             closed.get("due"),
             closed.get("closed_at"),
-            closed.get("tenant") or "",
+            closed.get("tenant", NO_TENANT),
         )
 
     @property
@@ -296,13 +296,10 @@ class ModelLake:
 
     def _remember(self, messages: Iterable[Row]) -> None:
         """Messages that were read back."""
-        rows = list(messages)
+        rows = [{"tenant": NO_TENANT, **row} for row in messages]
         for row in rows:
             message = PublishedRecord(
-                row["event_time"],
-                row.get("due"),
-                row.get("closed_at"),
-                row.get("tenant", NO_TENANT),
+                row["event_time"], row.get("due"), row.get("closed_at"), row["tenant"]
             )
             self.known.setdefault((row["partition"], row["merge_key"]), []).append(message)
         self.write(tables.RECOVERED, [{**row, "recovered_at": self.time} for row in rows])
@@ -314,7 +311,8 @@ class ModelLake:
             mine = [row for row in self.rows if row["partition"] == p and row["valid"]]
             for seq, row in enumerate(sorted(mine, key=_order)):
                 message_id = self._id(row)
-                self.closing |= {(p, message_id): row} if row["closed_at"] is not None else {}
+                if self.settings.merge.says_closing:
+                    self.closing[p, message_id] = row
                 value = self.value(row) if self.value else self.default_value(row)
                 found.append(
                     Published(
@@ -329,7 +327,7 @@ class ModelLake:
         return found
 
     def _id(self, row: Row) -> str:
-        whose = f"{quote(row['tenant'], safe='')}/" if self.has_tenants else ""
+        whose = f"{quote(row['tenant'], safe='')}/" if row["tenant"] else ""
         return f"{row['partition']}/{row['event_time']}/{whose}{row['merge_key']}"
 
     def default_value(self, row: Row) -> bytes:
@@ -343,7 +341,7 @@ class ModelLake:
         )
         times = row["event_time"], row["last_event_time"]
         head = orjson.dumps(row["merge_key"]) + (
-            b',"tenant":' + orjson.dumps(row["tenant"]) if self.has_tenants else b""
+            b',"tenant":' + orjson.dumps(row["tenant"]) if row["tenant"] else b""
         )
         return b'{"key":%s,"event_time":%d,"last_event_time":%d%s}' % (head, *times, arrays)
 
@@ -366,7 +364,7 @@ class ModelLake:
                     "last_key": new[-1].key.decode(),
                     "last_due": closed.get("due"),
                     "last_closed_at": closed.get("closed_at"),
-                    "last_tenant": closed.get("tenant"),
+                    "last_tenant": closed.get("tenant", NO_TENANT),
                     "sink_offset": offsets[p],
                     "committed_at": self.time,
                     "sink": name,
@@ -384,12 +382,8 @@ class ModelLake:
         return {p: new for p, new in found.items() if new}
 
     def _order_of(self, message: Published) -> tuple[Any, ...]:
-        plain = {
-            "event_time": int(message.id.split("/")[1]),
-            "merge_key": message.key.decode(),
-            "closed_at": None,
-        }
-        return _order(self.closing.get((message.partition, message.id), plain))
+        closed = self.closing.get((message.partition, message.id))
+        return (int(message.id.split("/")[1]), message.key) if closed is None else _order(closed)
 
     def _headers(self, message: Published) -> list[tuple[str, bytes]]:
         headers = [("watersmeet.seq", b"%d" % message.seq), ("watersmeet.id", message.id.encode())]
@@ -399,7 +393,7 @@ class ModelLake:
                 (f"watersmeet.{name}", b"%d" % closed[name]) for name in ("closed_at", "due")
             ]
             headers += (
-                [("watersmeet.tenant", closed["tenant"].encode())] if self.has_tenants else []
+                [("watersmeet.tenant", closed["tenant"].encode())] if closed["tenant"] else []
             )
         return headers
 
@@ -509,7 +503,8 @@ class ModelLake:
                 "heartbeat": "k" not in record,
                 "reason": None,
             }
-            read["tenant"] = record.get("g")
+            no_tenant = None if read["heartbeat"] else NO_TENANT
+            read["tenant"] = record.get("g") if self.has_tenants else no_tenant
         kafka = {
             "offset": offset,
             "kafka_timestamp": KAFKA_TIME_MS,
@@ -549,14 +544,10 @@ class ModelLake:
             for offset in range(self.begin[tp], self.arrived[tp]):
                 row = self._bronze_row(tp, offset, case.values[source][offset])
                 if row is not None and row["event_time"] is not None:
-                    tenant = row["tenant"] if self.has_tenants else NO_TENANT
-                    told.append(
-                        (
-                            offset,
-                            0,
-                            Record(source, offset, row["event_time"], row["merge_key"], tenant),
-                        )
+                    record = Record(
+                        source, offset, row["event_time"], row["merge_key"], row["tenant"]
                     )
+                    told.append((offset, 0, record))
             for offset, is_idle, record in sorted(told, key=lambda each: each[:2]):
                 if self.begin[tp] - 1 <= offset < self.arrived[tp]:
                     model.arrive(record)
@@ -595,10 +586,10 @@ class ModelLake:
             **columns,
         }
         valid = None if status == "open" else self.is_valid(row)
-        merge = self.settings.merge
-        due = merge.window.due(first, last) if status == "open" and merge.has_due else record.due
-        of_tenant = {"tenant": record.tenant, "position": None} if self.has_tenants else {}
-        row |= {"due": due, "closed_at": record.closed_at, **of_tenant}
+        closing = {"due": record.due, "closed_at": record.closed_at}
+        if status == "open":
+            closing = {"due": self.settings.merge.window.due(first, last), "closed_at": None}
+        row |= {**closing, "tenant": record.tenant, "position": None}
         return {**row, "valid": valid, "invalid_reason": "predicate" if valid is False else None}
 
     def _waiting_row(self, p: int, record: Record, position: int) -> Row:
@@ -638,9 +629,7 @@ class ModelLake:
 
 def _order(row: Row) -> tuple[Any, ...]:
     """The order of publication."""
-    if row["closed_at"] is None:
-        return row["event_time"], row["merge_key"].encode()
-    return row["closed_at"], row.get("tenant", "").encode(), row["due"], row["merge_key"].encode()
+    return row["closed_at"], row["tenant"].encode(), row["due"], row["merge_key"].encode()
 
 
 def wall_clock_ms() -> int:

@@ -59,10 +59,9 @@ PLANTED = [
     ),
     Planted(
         "messages of one time are in the wrong order",
-        "pipelines/gold.py",
-        '[(name, "ascending") for name in found.order.columns]',
-        '[(name, "ascending" if name != "merge_key" else "descending")'
-        " for name in found.order.columns]",
+        "pipelines/core/message.py",
+        'order = pc.sort_indices(timed, [(name, "ascending") for name in keys])',
+        'order = pc.sort_indices(timed, [(name, "descending") for name in keys])',
         "tests/laws/test_gold.py::test_what_is_out_is_what_the_merge_model_says_byte_for_byte",
     ),
     Planted(
@@ -74,9 +73,9 @@ PLANTED = [
     ),
     Planted(
         "a start does not complete what a crash has left",
-        "pipelines/silver.py",
-        "            if not self._is_noted(plan):\n",
-        "            if False:\n",
+        "pipelines/running/recover_planner.py",
+        "    if not _is_noted(reader, plan):\n",
+        "    if False:\n",
         "tests/laws/test_restarts.py::"
         "test_whatever_step_is_cut_off_the_next_start_completes_it_and_a_fenced_owner_changes_nothing",
     ),

@@ -125,13 +125,13 @@ class TenantModels:
         for p, model in self.models.items():
             for status, records in (("open", model.open.values()), ("timed_out", model.timed_out)):
                 for r in records:
-                    due = (
-                        model.rules.due(r.event_time, r.last_event_time) if r.due is None else r.due
-                    )
+                    is_open = status == "open"
+                    due = model.rules.due(r.event_time, r.last_event_time) if is_open else r.due
+                    closed_at = None if is_open else r.closed_at
                     parts = sorted(
                         (source, part.offset) for source, mine in r.parts.items() for part in mine
                     )
-                    of_record = r.event_time, r.last_event_time, due, r.closed_at, None
+                    of_record = r.event_time, r.last_event_time, due, closed_at, None
                     rows.append((p, r.tenant, r.key, status, *of_record, parts))
             for position, record in model.waiting:
                 waits = (
@@ -167,7 +167,7 @@ class TenantModels:
         """
         found: dict[int, list[Row]] = {}
         for p, model in self.models.items():
-            rows = [(r.closed_at or 0, r.tenant, r.due, r.key) for r in model.published_order()]
+            rows = [(r.closed_at, r.tenant, r.due, r.key) for r in model.published_order()]
             found[p] = [row for row in rows if row[0] <= (model.clock or 0)]
         return found
 

@@ -433,22 +433,12 @@ def check_tenants(found: Found, models: TenantModels) -> None:
         for status, rows in (("open", model.open.values()), ("timed_out", model.timed_out)):
             for r in rows:
                 due = model.rules.due(r.event_time, r.last_event_time)
+                closed_at = r.closed_at if status == "timed_out" else None
                 parts = sorted(
                     (source, part.offset) for source, mine in r.parts.items() for part in mine
                 )
-                records.append(
-                    (
-                        p,
-                        r.event_time,
-                        r.tenant,
-                        r.key,
-                        status,
-                        r.last_event_time,
-                        due,
-                        r.closed_at,
-                        parts,
-                    )
-                )
+                times = (r.last_event_time, due, closed_at)
+                records.append((p, r.event_time, r.tenant, r.key, status, *times, parts))
         waiting += [(p, r.source, r.offset, r.tenant, v) for v, r in model.waiting]
         waiting += [
             (p, s, r.offset, r.tenant, None)
@@ -518,6 +508,40 @@ def test_it_shows_what_the_merge_model_makes_of_tenants(
     check_tenants(closed, models)
     assert {row["status"] for row in closed["records"]} == {"timed_out"}
     assert closed["waiting"] == []
+
+
+@pytest.mark.parametrize(
+    ("merge", "more"),
+    [
+        ({"timeout": "100ms"}, set()),
+        ({"window": {"gap": "100ms", "max": "1s"}}, {"due", "closed_at"}),
+        (
+            {"timeout": "100ms", "tenant": "g", "tenant_max_lag": "1s"},
+            {"due", "closed_at", "tenant"},
+        ),
+    ],
+    ids=["timeout", "window", "tenants"],
+)
+def test_when_a_record_was_closed_and_whose_it_is_are_shown_where_messages_say_it(
+    merge: dict[str, Any], more: set[str]
+) -> None:
+    settings = settings_for(Path("/nowhere"), merge=merge)
+    records = [
+        {"source": "tracking", "value": {"ts": 5000, "k": "a", "g": "x"}},
+        {"source": "orders", "value": {"ts": 5000, "k": "a", "g": "x"}},
+        {"source": "orders", "value": {"ts": 1000, "k": "b", "g": "x"}},
+    ]
+    found = try_records(settings, records)
+    [record], [late], [message] = found["records"], found["late"], found["messages"]
+    place = {"partition", "status", "event_time", "last_event_time", "valid", "invalid_reason"}
+    assert record.keys() == place | {"key", "at_end", "parts"} | more
+    of_record = {"source", "topic", "partition", "offset", "line", "key", "event_time"}
+    assert late.keys() == of_record | {"position"} | (more & {"tenant"})
+    assert message.keys() == {"partition", "seq", "id", "key", "timestamp", "value"} | (
+        more & {"tenant"}
+    )
+    [waiting, *_] = try_records(settings, records[:1], close=False)["waiting"]
+    assert waiting.keys() == of_record | ({"tenant", "position"} if "tenant" in more else set())
 
 
 def test_tenants_are_shown_to_people(tmp_path: Path) -> None:

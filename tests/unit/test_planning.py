@@ -12,14 +12,22 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from pipelines.core.plan import BatchPlan, Cursor, TopicPartition
-from pipelines.core.sequence import SequenceTail
-from pipelines.lake.order import BY_CLOSING, BY_EVENT_TIME
-from pipelines.lake.table_reader import PACKED, Aggregates, TableReader, Where
+from pipelines.core.plan import BatchPlan, Cursor, Rules, TopicPartition
+from pipelines.core.sequence import MessageTime, SequenceTail
+from pipelines.core.step import State
+from pipelines.lake.table_reader import Aggregates, TableReader, Where
 from pipelines.running import chunks, publication_plan
 from pipelines.running.chunks import chunks_of
 from pipelines.running.planning import Planner
-from pipelines.running.publication_plan import Pending, TimeRange, of_chunk, pending
+from pipelines.running.publication_plan import (
+    Ends,
+    Limits,
+    Pending,
+    TimeRange,
+    Unpublished,
+    pending,
+)
+from pipelines.settings import Settings
 from tests.support.configurations import settings_for
 
 MERGE_BYTES = 1_000_000
@@ -34,17 +42,10 @@ COMPARE: Mapping[str, Any] = {
 
 
 class Asked:
-    """Tables in memory; they answer as the lake's do, minima being the only aggregates."""
+    """Tables in memory; they answer as the lake's do, with a minimum or a count of rows."""
 
-    def __init__(self, tables: Mapping[str, list[dict[str, Any]]], row_bytes: int = 1) -> None:
-        self.tables, self._row_bytes = tables, row_bytes
-
-    def row_bytes(self, _: str) -> int:
-        return self._row_bytes
-
-    def columns(self, table: str) -> pa.Schema:
-        """Those of the first row."""
-        return pa.schema([(name, pa.null()) for name in (*self.tables[table], {})[0]])
+    def __init__(self, tables: Mapping[str, list[dict[str, Any]]]) -> None:
+        self.tables = tables
 
     def select(self, table: str, columns: Sequence[str], where: Where = ()) -> pa.Table:
         rows = [
@@ -52,7 +53,7 @@ class Asked:
             for row in self.tables[table]
             if any(all(_holds(row, *each) for each in term) for term in where or [[]])
         ]
-        kinds = {"merge_key": pa.string()}
+        kinds = {"merge_key": pa.string(), "tenant": pa.string()}
         return pa.table(
             {
                 name: pa.array([row[name] for row in rows], kinds.get(name, pa.int64()))
@@ -63,15 +64,15 @@ class Asked:
     def summary(
         self, table: str, by: Sequence[str], values: Aggregates, where: Where = ()
     ) -> pa.Table:
-        [(name, (_, column))] = values.items()
-        found = (
-            self.select(table, [*by, column], where).group_by(list(by)).aggregate([(column, "min")])
-        )
-        return found.rename_columns([*by, name])
+        [(name, (how, column))] = values.items()
+        is_count = column == "*"
+        rows = self.select(table, by if is_count else [*by, column], where)
+        aggregate: Any = ([], "count_all") if is_count else (column, how)
+        return rows.group_by(list(by)).aggregate([aggregate]).rename_columns([*by, name])
 
 
-def answering(row_bytes: int = 1, **tables: list[dict[str, Any]]) -> TableReader:
-    return Asked(tables, row_bytes)  # type: ignore[return-value]
+def answering(**tables: list[dict[str, Any]]) -> TableReader:
+    return Asked(tables)  # type: ignore[return-value]
 
 
 def _holds(row: Mapping[str, Any], column: str, how: str, value: Any) -> bool:
@@ -84,21 +85,32 @@ def _holds(row: Mapping[str, Any], column: str, how: str, value: Any) -> bool:
     )
 
 
+def read(partition: int, offset: int, time: int, size: int = 10) -> dict[str, Any]:
+    """A row of bronze."""
+    return {
+        "partition": partition,
+        "offset": offset,
+        "event_time": time,
+        "redriven_from": None,
+        "record_bytes": size,
+    }
+
+
+def planner(asked: TableReader, settings: Settings, partitions: int = 1) -> Planner:
+    """One that begins where its sources do."""
+    places = [TopicPartition(source, p) for source in settings.sources for p in range(partitions)]
+    begin = State(0, dict.fromkeys(places, Cursor()), {})
+    return Planner(asked, settings, Rules(settings.merge.window), begin, MERGE_BYTES)
+
+
 def test_a_plan_goes_on_behind_long_holes_in_some_of_many_partitions(tmp_path: Path) -> None:
     """The partitions behind a hole are asked for with their neighbours, which have records at the
     same offsets."""
     settings = settings_for(tmp_path, merge__max_records_per_batch=80)
-    cursors = {
-        TopicPartition(source, p): Cursor() for source in settings.sources for p in range(40)
-    }
     rows = [
-        {"partition": p, "offset": offset, "event_time": 50 + offset}
-        for p in range(40)
-        for offset in ([500] if p % 2 else [0, 500])
+        read(p, offset, 50 + offset) for p in range(40) for offset in ([500] if p % 2 else [0, 500])
     ]
-    silver = Planner(
-        answering(bronze_tracking=rows, bronze_orders=[]), settings, 0, cursors, {}, {}, MERGE_BYTES
-    )
+    silver = planner(answering(bronze_tracking=rows, bronze_orders=[]), settings, 40)
     assert silver.next() is None, "no clock without the other source"
     assert silver.heads()[TopicPartition("tracking", 0)] == 50
     assert silver.heads()[TopicPartition("tracking", 1)] == 550
@@ -120,31 +132,19 @@ class Arriving(Asked):
 def test_records_that_arrive_while_a_batch_is_planned_are_no_hole(tmp_path: Path) -> None:
     """More of them than a topic-partition's share: the first ones must not be passed over."""
     settings = settings_for(tmp_path, merge__max_records_per_batch=8)
-    tracking, orders = (TopicPartition(source, 0) for source in settings.sources)
-    rows = [
-        {"partition": 0, "offset": offset, "event_time": 1_000 - offset} for offset in range(20)
-    ]
-    asked: Any = Arriving(
-        {
-            "bronze_tracking": rows,
-            "bronze_orders": [{"partition": 0, "offset": 0, "event_time": 5_000}],
-        }
-    )
-    silver = Planner(
-        asked, settings, 0, {tracking: Cursor(), orders: Cursor()}, {}, {}, MERGE_BYTES
-    )
-    plan = silver.next()
+    rows = [read(0, offset, 1_000 - offset) for offset in range(20)]
+    asked: Any = Arriving({"bronze_tracking": rows, "bronze_orders": [read(0, 0, 5_000)]})
+    plan = planner(asked, settings).next()
     assert plan is not None
     assert plan.clocks == {0: 1_000}, "the first record has the largest event time"
-    assert plan_ends(plan)[tracking] == 4
+    assert plan_ends(plan)[TopicPartition("tracking", 0)] == 4
 
 
-SHAPES: dict[str, list[int | None]] = {
+SHAPES: dict[str, list[int]] = {
     "few large ones": [MERGE_BYTES // 7] * 60,
     "many small ones": [10] * 9_000,
     "one larger than a batch": [*[100] * 500, 5 * MERGE_BYTES, *[100] * 500],
     "ever larger ones": [n * n for n in range(700)],
-    "of an earlier version": [None] * 900,
 }
 """Sizes of records (bytes)."""
 
@@ -152,23 +152,18 @@ SHAPES: dict[str, list[int | None]] = {
 @pytest.mark.promise("C24")
 @pytest.mark.parametrize("sizes", SHAPES.values(), ids=SHAPES)
 def test_a_batch_has_no_more_than_fits_into_memory_and_no_record_is_left_out(
-    tmp_path: Path, sizes: list[int | None]
+    tmp_path: Path, sizes: list[int]
 ) -> None:
     """Whatever shape the data has; one record of each topic-partition is always in it."""
     settings = settings_for(tmp_path)
-    rows = [
-        {"partition": 0, "offset": n, "event_time": n, "record_bytes": size}
-        for n, size in enumerate(sizes)
-    ]
-    in_files = MERGE_BYTES // 500
-    asked = answering(in_files, bronze_tracking=rows, bronze_orders=rows)
-    cursors = {TopicPartition(source, 0): Cursor() for source in settings.sources}
-    silver = Planner(asked, settings, 0, cursors, {}, {}, MERGE_BYTES)
+    rows = [read(0, n, n, size) for n, size in enumerate(sizes)]
+    silver = planner(answering(bronze_tracking=rows, bronze_orders=rows), settings)
     merged: dict[TopicPartition, int] = {}
     while plan := silver.next():
         taken = [sizes[done.from_offset : done.until_offset] for done in plan.ranges.values()]
-        in_all = sum(PACKED * in_files if size is None else size for mine in taken for size in mine)
-        assert in_all <= MERGE_BYTES or all(len(mine) <= 1 for mine in taken)
+        assert sum(chain.from_iterable(taken)) <= MERGE_BYTES or all(
+            len(mine) <= 1 for mine in taken
+        )
         assert all(done.from_offset == merged.get(tp, 0) for tp, done in plan.ranges.items())
         merged = plan_ends(plan)
         silver.done(plan)
@@ -179,14 +174,46 @@ def plan_ends(plan: BatchPlan) -> dict[TopicPartition, int]:
     return {tp: done.until_offset for tp, done in plan.ranges.items()}
 
 
-def finished(partition: int, time: int, key: str, *, valid: bool = True) -> dict[str, Any]:
+TIMEOUT = 100
+"""Of the merge records that messages say nothing of (ms)."""
+
+
+def closed(
+    partition: int, at: int, due: int, key: str, time: int = 0, *, batch: int = 1
+) -> dict[str, Any]:
+    """A row of silver with this `closed_at`."""
     return {
         "partition": partition,
         "event_time": time,
         "merge_key": key,
         "status": "timed_out",
-        "valid": valid,
+        "valid": True,
+        "batch": batch,
+        "due": due,
+        "closed_at": at,
+        "tenant": "",
+        "record_bytes": 1,
     }
+
+
+def finished(partition: int, time: int, key: str) -> dict[str, Any]:
+    """A row of silver that a timeout has closed."""
+    return closed(partition, time + TIMEOUT + 1, time + TIMEOUT, key, time, batch=0)
+
+
+def closing(first: int, last: int) -> TimeRange:
+    """What was closed at these times, by messages that say so."""
+    return TimeRange(first, last, says_closing=True)
+
+
+def ends(first: int, last: int) -> Ends:
+    """The times of messages that say when their merge records were closed."""
+    return Ends(MessageTime(first, says_closing=True), MessageTime(last, says_closing=True))
+
+
+def plain(first: int, last: int) -> Ends:
+    """The times of messages that say nothing of when their merge records were closed."""
+    return Ends(MessageTime(first, says_closing=False), MessageTime(last, says_closing=False))
 
 
 def test_what_sorts_after_the_tail_is_pending() -> None:
@@ -194,7 +221,7 @@ def test_what_sorts_after_the_tail_is_pending() -> None:
         *(finished(0, time, key) for time, key in ((1, "z"), (5, "a"), (5, "b"), (7, "a"))),
         *(finished(1, time, key) for time, key in ((3, "a"), (3, "b"))),
         finished(2, 4, "a"),
-        finished(2, 9, "a", valid=False),
+        {**finished(2, 9, "a"), "valid": False},
         finished(3, 0, "a"),
     ]
     asked = answering(silver=rows)
@@ -203,12 +230,17 @@ def test_what_sorts_after_the_tail_is_pending() -> None:
         1: SequenceTail(1, 3, "b", 1),
         2: SequenceTail(0, 4, "a", 0),
     }
-    assert pending(asked, tails, 4, 100, 100) == Pending(
-        [{0: TimeRange(5, 7), 3: TimeRange(0, 0)}], has_more=False, order=BY_EVENT_TIME, records=4
+    assert pending(asked, Unpublished(tails, 4), Limits(100, 100)) == Pending(
+        [{0: TimeRange(5, 7), 3: TimeRange(0, 0)}],
+        has_more=False,
+        ends={0: plain(5, 7), 3: plain(0, 0)},
+        records=4,
     )
-    everything = {0: TimeRange(1, 7), 1: TimeRange(3, 3), 2: TimeRange(4, 4), 3: TimeRange(0, 0)}
-    assert pending(asked, {}, 40, 100, 100) == Pending(
-        [everything], has_more=False, order=BY_EVENT_TIME, records=8
+    assert pending(asked, Unpublished({}, 40), Limits(100, 100)) == Pending(
+        [{0: TimeRange(1, 7), 1: TimeRange(3, 3), 2: TimeRange(4, 4), 3: TimeRange(0, 0)}],
+        has_more=False,
+        ends={0: plain(1, 7), 1: plain(3, 3), 2: plain(4, 4), 3: plain(0, 0)},
+        records=8,
     )
 
 
@@ -216,58 +248,77 @@ def test_records_of_one_event_time_are_published_together_and_each_partition_giv
     None
 ):
     rows = [finished(p, time // 3, f"k{time}") for p in range(2) for time in range(30)]
-    assert pending(answering(silver=rows), {}, 2, 20, 100) == Pending(
-        [{0: TimeRange(0, 3), 1: TimeRange(0, 3)}], has_more=True, order=BY_EVENT_TIME, records=24
+    assert pending(answering(silver=rows), Unpublished({}, 2), Limits(20, 100)) == Pending(
+        [{0: TimeRange(0, 3), 1: TimeRange(0, 3)}],
+        has_more=True,
+        ends={0: plain(0, 3), 1: plain(0, 3)},
+        records=24,
     )
 
 
 def test_what_is_published_is_cut_into_pieces_of_bounded_size() -> None:
     rows = [finished(p, time, key) for p in range(3) for time in range(p + 1) for key in "ab"]
-    found = pending(answering(silver=rows), {}, 3, 100, 3)
+    found = pending(answering(silver=rows), Unpublished({}, 3), Limits(100, 3))
     assert found.chunks == [
         {0: TimeRange(0, 0), 1: TimeRange(0, 0)},
         {1: TimeRange(1, 1), 2: TimeRange(0, 0)},
         {2: TimeRange(1, 2)},
     ]
-    assert found.extents == {0: TimeRange(0, 0), 1: TimeRange(0, 1), 2: TimeRange(0, 2)}
-    assert pending(answering(silver=[]), {}, 3, 100, 3) == Pending(
-        [], has_more=False, order=BY_EVENT_TIME
+    assert found.ends == {0: plain(0, 0), 1: plain(0, 1), 2: plain(0, 2)}
+    assert pending(answering(silver=[]), Unpublished({}, 3), Limits(100, 3)) == Pending(
+        [], has_more=False
     )
-
-
-def closed(partition: int, at: int, due: int, key: str) -> dict[str, Any]:
-    return {**finished(partition, due - 1, key), "due": due, "closed_at": at}
 
 
 def test_what_timeouts_closed_before_there_was_a_window_is_published_first() -> None:
-    plain = [{**finished(0, time, "a"), "due": None, "closed_at": None} for time in (5, 9)]
+    """Their messages say nothing of it: they sort by event time, before all that say it."""
     asked = answering(
         silver=[
-            *plain,
-            closed(0, 7, 6, "a"),
-            closed(1, 8, 7, "b"),
-            closed(1, 8, 7, "c"),
-            closed(1, 9, 7, "a"),
+            *(finished(0, time, "a") for time in (5, 9)),
+            closed(0, 207, 206, "a", 3),
+            closed(1, 208, 207, "b"),
+            closed(1, 208, 207, "c"),
+            closed(1, 209, 207, "a"),
         ]
     )
-    first = pending(asked, {0: SequenceTail(3, 5, "a", 3)}, 2, 100, 100)
-    assert (first.extents, first.has_more, first.order.column) == (
-        {0: TimeRange(9, 9)},
-        True,
-        "event_time",
-    )
-    tails = {0: SequenceTail(4, 9, "a", 4), 1: SequenceTail(0, 6, "b", 0, 7, 8)}
-    assert pending(asked, tails, 2, 100, 100) == Pending(
-        [{0: TimeRange(7, 7), 1: TimeRange(8, 9)}], has_more=False, order=BY_CLOSING, records=4
-    )
-    tails[1] = SequenceTail(1, 6, "c", 1, 7, 8)
-    assert pending(asked, tails, 2, 100, 100).extents == {0: TimeRange(7, 7), 1: TimeRange(9, 9)}
+
+    def after(tails: Mapping[int, SequenceTail], records: int = 100) -> Pending:
+        return pending(asked, Unpublished(tails, 2, closing_from=1), Limits(records, 100))
+
+    first = after({0: SequenceTail(3, 5, "a", 3)}, 1)
+    assert (first.chunks[0][0], first.has_more) == (TimeRange(9, 9), True)
+    assert first.ends[0] == plain(9, 9)
+    both = after({0: SequenceTail(3, 5, "a", 3)})
+    assert [chunk.get(0) for chunk in both.chunks] == [TimeRange(9, 9), closing(207, 207)]
+    assert both.ends[0] == Ends(MessageTime(9, says_closing=False), MessageTime(207, True))
+    tails = {0: SequenceTail(4, 9, "a", 4), 1: SequenceTail(0, 6, "b", 0, 207, 208)}
+    found = after(tails)
+    assert found.chunks == [{0: closing(207, 207), 1: closing(208, 209)}]
+    assert (found.records, found.has_more) == (4, False)
+    tails[1] = SequenceTail(1, 6, "c", 1, 207, 208)
+    assert after(tails).chunks == [{0: closing(207, 207), 1: closing(209, 209)}]
+    tails[0] = SequenceTail(5, 3, "a", 5, 206, 207)
+    assert after(tails).chunks == [{1: closing(209, 209)}], "what says nothing is before the tail"
+
+
+def test_what_two_timeouts_close_at_one_clock_is_published_by_event_time() -> None:
+    """Though the later one has closed what was due earlier."""
+    rows = [closed(0, 161, 150, "a", 100), closed(0, 161, 140, "b", 130)]
+    asked = answering(silver=rows)
+    assert pending(asked, Unpublished({}, 1), Limits(100, 100)).chunks == [{0: TimeRange(100, 130)}]
+    after = pending(asked, Unpublished({0: SequenceTail(0, 130, "b", 0)}, 1), Limits(100, 100))
+    assert after.chunks == []
 
 
 def test_what_an_epoch_closes_in_advance_waits_for_the_clock() -> None:
     asked = answering(silver=[closed(0, 8, 7, "a"), closed(0, 9, 7, "b"), closed(1, 8, 7, "a")])
-    assert pending(asked, {}, 2, 100, 100, {0: 8}).extents == {0: TimeRange(8, 8)}
-    assert pending(asked, {}, 2, 100, 100, {0: 9, 1: 7}).extents == {0: TimeRange(8, 9)}
+
+    def at(clocks: Mapping[int, int]) -> list[dict[int, TimeRange]]:
+        unpublished = Unpublished({}, 2, closing_from=0, clocks=clocks)
+        return pending(asked, unpublished, Limits(100, 100)).chunks
+
+    assert at({0: 8}) == [{0: closing(8, 8)}]
+    assert at({0: 9, 1: 7}) == [{0: closing(8, 9)}]
 
 
 @pytest.mark.promise("C24")
@@ -275,7 +326,8 @@ def test_what_an_epoch_closes_in_advance_waits_for_the_clock() -> None:
 def test_a_piece_of_a_publication_has_no_more_than_fits_into_memory(unit: int) -> None:
     sizes = [unit * size for size in (*[100] * 300, *[90_000] * 30, *[7] * 900)]
     rows = [{**finished(n % 2, n, "a"), "record_bytes": size} for n, size in enumerate(sizes)]
-    found = pending(answering(silver=rows), {}, 2, 10**6, 10**6, limit_bytes=10**15)
+    asked, all_of_it = answering(silver=rows), Unpublished({}, 2)
+    found = pending(asked, all_of_it, Limits(10**6, 10**6, 10**15))
     taken = [
         [
             size
@@ -286,7 +338,7 @@ def test_a_piece_of_a_publication_has_no_more_than_fits_into_memory(unit: int) -
     ]
     assert [sorted(chain.from_iterable(taken))] == [sorted(sizes)]
     assert all(sum(mine) <= publication_plan.CHUNK_BYTES or len(mine) == 1 for mine in taken)
-    few = pending(answering(silver=rows), {}, 2, 10**6, 10**6, limit_bytes=sum(sizes) // 10)
+    few = pending(asked, all_of_it, Limits(10**6, 10**6, sum(sizes) // 10))
     assert few.has_more
     assert few.records <= len(sizes) // 9
 
@@ -305,19 +357,17 @@ def test_records_of_one_time_that_do_not_fit_into_memory_are_in_several_pieces()
         {**closed(p, at, 50, "a"), "record_bytes": 1} for p, at in ((0, 7), (1, 6), (1, 8), (2, 7))
     ]
     asked = answering(silver=[*ties, *others])
-    found = pending(asked, {}, 3, 1, 1000, limit_bytes=10**15)
-    assert (found.extents, found.has_more) == (
-        {0: TimeRange(7, 7), 1: TimeRange(6, 6), 2: TimeRange(7, 7)},
-        True,
-    )
-    found = pending(asked, {}, 3, 10**6, 1000, limit_bytes=10**15)
-    assert found.extents == {0: TimeRange(7, 7), 1: TimeRange(6, 8), 2: TimeRange(7, 7)}
+    everything = Unpublished({}, 3, closing_from=0)
+    found = pending(asked, everything, Limits(1, 1000, 10**15))
+    assert (found.ends, found.has_more) == ({0: ends(7, 7), 1: ends(6, 6), 2: ends(7, 7)}, True)
+    found = pending(asked, everything, Limits(10**6, 1000, 10**15))
+    assert found.ends == {0: ends(7, 7), 1: ends(6, 8), 2: ends(7, 7)}
     seen: list[tuple[int, int, int, str]] = []
     for chunk in found.chunks:
         rows = asked.select(
             "silver",
             ["closed_at", "due", "merge_key", "partition", "record_bytes"],
-            of_chunk(found.order, chunk, 0),
+            everything.of_chunk(chunk),
         )
         mine = [row for row in rows.to_pylist() if row["partition"] in chunk]
         assert (
@@ -327,20 +377,17 @@ def test_records_of_one_time_that_do_not_fit_into_memory_are_in_several_pieces()
         seen += sorted(
             (row["partition"], row["closed_at"], row["due"], row["merge_key"]) for row in mine
         )
-    everything = sorted(
+    assert seen == sorted(
         (row["partition"], row["closed_at"], row["due"], row["merge_key"])
         for row in (*ties, *others)
     )
-    assert seen == everything
-    by_number = pending(
-        asked, {1: SequenceTail(0, 49, "a", 0, 50, 6)}, 3, 10**6, 3, limit_bytes=10**15
-    )
+    tails = {1: SequenceTail(0, 49, "a", 0, 50, 6)}
+    by_number = pending(asked, everything._replace(tails=tails), Limits(10**6, 3, 10**15))
     assert len(by_number.chunks) >= len(found.chunks)
 
 
 @pytest.mark.promise("C24")
 def test_records_that_are_read_again_come_in_pieces_that_fit_into_memory() -> None:
-    """Of a table whose rows say their sizes."""
     sizes = [*[10] * 20, chunks.CHUNK_BYTES, *[chunks.CHUNK_BYTES // 3] * 7, 5]
     rows = [{"partition": n % 2, "offset": n, "record_bytes": size} for n, size in enumerate(sizes)]
     partitions, offsets = (

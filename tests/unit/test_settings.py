@@ -877,6 +877,10 @@ def test_repr_shows_option_names_but_no_values(tmp_path: Path) -> None:
         (("sources/2nd", {}), "sources.2nd: `2nd` is not a name for a source"),
         (("sources/merge_key", {}), "sources.merge_key: `merge_key` is reserved for the output"),
         (("sources/batch", {}), "sources.batch: `batch` is reserved for the output"),
+        (("sources/due", {}), "sources.due: `due` is reserved for the output; choose another"),
+        (("sources/closed_at", {}), "sources.closed_at: `closed_at` is reserved for the output"),
+        (("sources/tenant", {}), "sources.tenant: `tenant` is reserved for the output"),
+        (("sources/position", {}), "sources.position: `position` is reserved for the output"),
         (("sources/key", {}), "sources.key: `key` is reserved for the output"),
         (("sources/orders/topic", "tracking"), "sources.orders.topic is the topic of source "
                                                "`tracking` too"),
@@ -1047,7 +1051,7 @@ def test_without_tenants_nothing_is_said_of_them(tmp_path: Path) -> None:
     ):
         assert (
             settings.merge.has_tenants,
-            settings.merge.has_due,
+            settings.merge.says_closing,
             settings.merge.tenant_max_lag_ms,
         ) == (False, False, None)
         assert (settings.tenant_path("orders"), settings.reading_rules("orders").tenant) == (
@@ -1085,9 +1089,9 @@ def test_with_tenants_merge_records_say_when_they_were_closed_under_any_rules(
     tmp_path: Path,
 ) -> None:
     settings = load(tmp_path, changed(*TENANTS))
-    assert settings.merge.has_due
+    assert settings.merge.says_closing
     assert settings.merge.window.is_timeout
-    assert settings.before_epochs().merge.has_due, "a lake has them from its first batch on"
+    assert settings.before_epochs().merge.says_closing, "a lake has them from its first batch on"
     assert settings.merge.with_window(Window(5, 7)).tenant_max_lag_ms == 86_400_000
 
 
@@ -1096,7 +1100,7 @@ def test_how_far_a_tenant_may_lag_is_a_rule_that_may_change(tmp_path: Path) -> N
     assert settings.rules()["merge.tenant_max_lag"] == 86_400_000
     assert "merge.tenant" not in settings.rules(), "that there are tenants never changes"
     later = settings.before_epochs().under({**settings.rules(), "merge.tenant_max_lag": 5})
-    assert (later.merge.tenant, later.merge.tenant_max_lag_ms, later.merge.has_due) == (
+    assert (later.merge.tenant, later.merge.tenant_max_lag_ms, later.merge.says_closing) == (
         "org",
         5,
         True,
@@ -1121,19 +1125,6 @@ def test_the_digest_knows_tenants_only_where_there_are_some(tmp_path: Path) -> N
         load(tmp_path, SMALLEST).digest,
     ]
     assert len(set(found)) == len(found)
-
-
-@pytest.mark.parametrize("name", ["tenant", "position", "due", "closed_at"])
-def test_no_source_is_named_as_a_column_that_tenants_bring(tmp_path: Path, name: str) -> None:
-    source = (f"sources/{name}", {"topic": "third", "event_time": "ts"})
-    assert name in load(tmp_path, changed(source)).sources
-    expected = f"sources.{name}: `{name}` is a column of silver; give the source another name"
-    assert refusal(tmp_path, changed(source, *TENANTS)) == expected
-    if name in ("due", "closed_at"):
-        assert (
-            refusal(tmp_path, changed(source, ("merge", {"window": {"gap": "1m", "max": "2m"}})))
-            == expected
-        )
 
 
 def test_the_sources_of_a_topic_have_their_tenants_at_one_path(tmp_path: Path) -> None:

@@ -1,0 +1,116 @@
+"""Reads the rows that a batch of silver merges: records, open rows, and messages read back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import pyarrow as pa
+
+from pipelines.core.clocks import Clocks, lookahead
+from pipelines.core.merge import MESSAGE_SCHEMA, RECORD_SCHEMA, Batch, may_change
+from pipelines.core.plan import BatchPlan, Rules
+from pipelines.core.reading import RECORD_BYTES
+from pipelines.core.types import TENANT
+from pipelines.engine import Engine, Held, Rows
+from pipelines.lake import tables
+from pipelines.lake.recovered import MESSAGES
+from pipelines.lake.table_reader import Where, within
+from pipelines.settings import Settings
+
+MAX_KEYS = 5_000
+"""Maximum number of keys of open rows in a query; with more of them, all open rows are read."""
+
+_OF_BRONZE = [name for name in RECORD_SCHEMA.names if name != "source"]
+_KEY = ["partition", *TENANT.names, "merge_key"]
+_OPEN_TIMES = [*_KEY, "status", "event_time", "last_event_time", "due", "position"]
+
+
+@dataclass
+class BatchRows:
+    """Reader of the rows of one lake's batches."""
+
+    engine: Engine
+    settings: Settings
+    _held_bytes: int | None = None
+    """Maximum size (bytes) of the records of open rows; None: not measured yet."""
+
+    def records(self, plan: BatchPlan, rules: Rules) -> list[Rows]:
+        """Return, by input, every record of the batch's ranges that has a time.
+
+        Those after each range that the clocks need are there, too. An input of which nothing is
+        needed has no item.
+        """
+        beyond = lookahead(rules).records
+        records = []
+        for source in self.settings.inputs:
+            ranges = {
+                tp.partition: (done.from_offset, done.until_offset + beyond)
+                for tp, done in plan.ranges.items()
+                if tp.source == source and done.size + beyond
+            }
+            if ranges:
+                records.append(self.between(source, ranges))
+        return records
+
+    def between(self, source: str, ranges: Mapping[int, tuple[int, int]]) -> Rows:
+        """Return the records of bronze at these offsets that have a time."""
+        timed: Where = [[*terms, ("event_time", "is not null", None)] for terms in within(ranges)]
+        constants = {"source": source}
+        return self.engine.read(tables.bronze(source), _OF_BRONZE, timed, constants=constants)
+
+    def messages(self) -> Rows:
+        """Return the messages that were read back from the sink of a lost lake."""
+        return self.engine.read(tables.RECOVERED, MESSAGE_SCHEMA.names, MESSAGES)
+
+    def open_rows(self, held: Held) -> Rows:
+        """Return the columns of open and waiting rows that the merge takes."""
+        columns = [*_OPEN_TIMES, *self.settings.sources, RECORD_BYTES.name]
+        return self.engine.read(tables.SILVER, columns, held.where)
+
+    def held(self, batch: Batch, clocks: Clocks) -> Held:
+        """Return which open and waiting rows a batch may change, and their size.
+
+        If they are large and few of them may change, only those with the keys that may.
+        """
+        held = Held(["open", "waiting"], 0)
+        held = replace(held, size=self._measure(held))
+        if held.size <= self.engine.merge_bytes:
+            return held
+        keys = self._changing_keys(batch, clocks, held)
+        return held if len(keys) > MAX_KEYS else replace(held, keys=keys)
+
+    def _measure(self, held: Held) -> int:
+        """Return the size (bytes) of the records of these rows.
+
+        It is measured when it may have grown beyond what a batch may have.
+        """
+        limit = self.engine.merge_bytes
+        if self._held_bytes is None or self._held_bytes > limit:
+            values = {"bytes": ("sum", RECORD_BYTES.name)}
+            size = self.engine.reader.summary(tables.SILVER, [], values, held.where)
+            self._held_bytes = size["bytes"][0].as_py() or 0
+        held_bytes = self._held_bytes
+        if held_bytes <= limit:
+            # A batch adds no more than this, except for single records that are larger.
+            self._held_bytes += limit
+        return held_bytes
+
+    def _changing_keys(self, batch: Batch, clocks: Clocks, held: Held) -> list[str]:
+        """Return the keys of the rows that a batch may change."""
+        rows = self.engine.reader.rows(tables.SILVER, _OPEN_TIMES, held.where)
+        is_changing = may_change(rows, self._keys(batch.plan), batch, clocks)
+        return sorted(set(rows.filter(pa.array(is_changing))["merge_key"].to_pylist()))
+
+    def _keys(self, plan: BatchPlan) -> pa.Table:
+        """Return the partitions, tenants and keys of a batch's records."""
+        keys = []
+        for source in self.settings.inputs:
+            ranges = {
+                tp.partition: (done.from_offset, done.until_offset)
+                for tp, done in plan.ranges.items()
+                if tp.source == source
+            }
+            keyed: Where = [[*term, ("merge_key", "is not null", None)] for term in within(ranges)]
+            keys.append(self.engine.reader.rows(tables.bronze(source), _KEY, keyed))
+        return pa.concat_tables(keys)

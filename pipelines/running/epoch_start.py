@@ -1,0 +1,53 @@
+"""What the first batch of an epoch does: waiting records may be late by its rules."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from pipelines.core.merge import LATE_SCHEMA, Batch
+from pipelines.core.plan import TopicPartition
+from pipelines.core.types import TENANT
+from pipelines.lake import tables
+from pipelines.lake.commits import DELETING
+from pipelines.lake.generations import Generation
+from pipelines.lake.table_reader import Where, first_offsets, row_count
+from pipelines.running.batch_rows import BatchRows
+from pipelines.running.merge_functions import LateAgain
+from pipelines.running.owner import Owner
+
+_WAITS: Where = [[("status", "=", "waiting")]]
+
+
+def note_late_waiting(owner: Owner, rows: BatchRows, generation: Generation, batch: Batch) -> None:
+    """Write to `late` the waiting records that the rules of a new epoch make late.
+
+    Its first batch is next and removes them from silver, so they are noted before: afterwards only
+    an older version would have them, which a vacuum may remove. Nobody looks at late records of
+    batches that are not committed, and a start deletes them (`drop_undecided`).
+    """
+    reader = owner.engine.reader
+    values = {"first": ("min", "position")}
+    first = reader.summary(tables.SILVER, ["partition"], values, _WAITS)
+    positions = dict(zip(first["partition"].to_pylist(), first["first"].to_pylist(), strict=True))
+    if not positions:
+        return
+    records = []
+    for source in rows.settings.inputs:
+        since = generation.offsets_of(source)
+        begins = first_offsets(reader, tables.bronze(source), "event_time", positions, since)
+        ranges = {
+            p: (offset, batch.plan.ranges[TopicPartition(source, p)].from_offset)
+            for p, offset in begins.items()
+        }
+        records.append(rows.between(source, ranges))
+    columns = ["partition", "event_time", "position", *TENANT.names, *rows.settings.sources]
+    inputs = [*records, owner.engine.read(tables.SILVER, columns, _WAITS)]
+    late = owner.engine.per_partition(LateAgain(batch), inputs, LATE_SCHEMA)
+    owner.append(tables.LATE, late, DELETING)
+
+
+def drop_undecided(owner: Owner, last: int) -> None:
+    """Delete late records of batches after `last`, which a crash kept from being committed."""
+    undecided: Where = [[("batch", ">", last)]]
+    if row_count(owner.engine.reader, tables.LATE, undecided):
+        owner.change(tables.LATE, DELETING, partial(owner.engine.delete, tables.LATE, undecided))

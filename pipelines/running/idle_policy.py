@@ -1,0 +1,48 @@
+"""The idle policy: decides that a silent source holds the clock up no longer."""
+
+from __future__ import annotations
+
+from pipelines.core.idle import Idle, IdleDecision, decide
+from pipelines.core.plan import TopicPartition
+from pipelines.kafka.idle_detector import IdleDetector
+from pipelines.lake.decisions import Decided
+from pipelines.running.planning import Planner
+
+
+def decide_idle(planner: Planner, detector: IdleDetector, partitions: int) -> list[Decided]:
+    """Return a decision for each silent source that holds others up, as far as Kafka confirms it.
+
+    A source is silent if nothing has come for long enough, and nothing waits in bronze.
+    """
+    silent = detector.observe(planner.bronze_ends())
+    heads = planner.heads()
+    idle = dict[int, Idle]()
+    for p in range(partitions):
+        partition_heads = {tp.source: head for tp, head in heads.items() if tp.partition == p}
+        sources = {tp.source for tp in silent if tp.partition == p and not planner.waits(tp)}
+        decision = decide(partition_heads, sources)
+        if decision is not None and _has_nothing_beyond(planner, detector, p, decision):
+            idle[p] = decision
+    tenant_times = planner.tenant_times(idle)
+    return [
+        (
+            TopicPartition(source, p),
+            IdleDecision(
+                _last_offset(planner, TopicPartition(source, p)),
+                decision.event_time,
+                tenant_times.get(p, ()),
+            ),
+        )
+        for p, decision in idle.items()
+        for source in decision.sources
+    ]
+
+
+def _has_nothing_beyond(planner: Planner, detector: IdleDetector, p: int, decision: Idle) -> bool:
+    after = [TopicPartition(source, p) for source in decision.sources]
+    return detector.has_nothing_beyond({tp: _last_offset(planner, tp) for tp in after})
+
+
+def _last_offset(planner: Planner, tp: TopicPartition) -> int:
+    """Return the last offset that the merge has consumed."""
+    return planner.state.cursors[tp].next_offset - 1
