@@ -46,13 +46,13 @@ from pipelines.core.types import DUE, TENANT
 from pipelines.engine import Engine
 from pipelines.engine.choice import open_engine
 from pipelines.errors import ConfigurationError
-from pipelines.gold import with_message_values
 from pipelines.lake.order import PLACE_COLUMNS
 from pipelines.lake.table_reader import normalise
 from pipelines.running.batches import batch_of
+from pipelines.running.message_rows import with_message_values
 from pipelines.running.planning import by_partition
+from pipelines.running.validation import validated
 from pipelines.settings import Settings, load_settings
-from pipelines.silver import validated
 
 LARGEST_PARTITION: Final = 2**31 - 1
 LARGEST_TIME_MS: Final = 2**53
@@ -326,12 +326,14 @@ class DryRun:
             if plan is not None:
                 batch = batch_of(plan, self.settings, rules, idle, self.avro, self.settings)
                 is_finished = pc.equal(silver["status"], "timed_out")
-                held = silver.filter(pc.invert(is_finished))
-                done = step(state, batch, self._timed, held)
+                unfinished = silver.filter(pc.invert(is_finished))
+                done = step(state, batch, self._timed, unfinished)
                 schema = batch.changed_schema()
                 changed = done.changed.select(schema.names).cast(schema)
                 changed = validated(self.engine, changed, self.settings.publish)
-                silver = pa.concat_tables([silver.filter(is_finished), applied(held, changed)])
+                silver = pa.concat_tables(
+                    [silver.filter(is_finished), applied(unfinished, changed)]
+                )
                 late = pa.concat_tables([late, done.late])
                 state = done.state
             clocks[number] = state.clocks

@@ -26,39 +26,33 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 
 from pipelines.core.merge import LATE_SCHEMA, Batch
 from pipelines.core.plan import BatchPlan, End, TopicPartition
-from pipelines.engine import Engine, Rows
+from pipelines.engine import Engine
 from pipelines.faults import fault_point
 from pipelines.kafka.idle_detector import IdleDetector
 from pipelines.lake import tables
 from pipelines.lake.commits import Commit
-from pipelines.lake.decisions import decision_rows
 from pipelines.lake.epochs import InheritedLateness
 from pipelines.lake.generations import Generation, read_generations
 from pipelines.lake.progress import facts_of, progress_rows
-from pipelines.lake.recovered import has_messages, read_out
 from pipelines.lake.restored import check_table
-from pipelines.lake.schemas import avro_schemas
-from pipelines.monitoring.events import RecordsProcessed
 from pipelines.running.batch_rows import BatchRows
-from pipelines.running.batches import batch_of
+from pipelines.running.batches import make_batch
 from pipelines.running.ended import end_earlier
 from pipelines.running.epoch_start import note_late_waiting
-from pipelines.running.idle_policy import decide_idle
-from pipelines.running.merge_functions import MergeInputs
-from pipelines.running.outcomes import outcomes
+from pipelines.running.idle_policy import decide_idle, write_decisions
+from pipelines.running.outcomes import notify_merge
 from pipelines.running.owner import Owner, now_ms
 from pipelines.running.planning import Planner
 from pipelines.running.recover_planner import recover_planner
-from pipelines.settings import PublishSettings, Settings
+from pipelines.running.validation import validated
+from pipelines.settings import Settings
 
 HELD_BATCHES = 2
-"""Number of batches whose byte limit open rows may reach; larger ones are merged in chunks, if the
-engine can.
-"""
+"""Number of batches whose byte limit open rows may reach; larger ones are merged in chunks."""
 
 
 @dataclass
@@ -78,9 +72,7 @@ class Silver:
     inherited: InheritedLateness | None = None
     _planner: Planner | None = field(default=None, repr=False)
     _version: int | None = None
-    """Version of silver that this owner made last. If another process has made one since, it may
-    have restored an earlier one.
-    """
+    """Version of silver that this owner made last; one made since may be a restored earlier one."""
 
     def drain(self, is_stopping: Callable[[], bool] = lambda: False) -> Iterator[BatchPlan]:
         """Merge, batch by batch, everything in bronze that the clock has reached.
@@ -93,7 +85,7 @@ class Silver:
                 plan = planner.next()
             if plan is not None:
                 self.commit(plan)
-            self._notify(plan, planner)
+            notify_merge(self.owner, self._rows, plan, planner)
             if plan is not None:
                 yield plan
             elif not self._decide_idle(planner):
@@ -105,7 +97,7 @@ class Silver:
             check_table(self._engine.reader, self._engine.lake, tables.SILVER)
         planner = self.recover()
         self._planner = None  # after a failure, only the tables know whether it was committed
-        batch = self._batch(plan, planner)
+        batch = make_batch(self._engine, self.settings, plan, planner, self._generation)
         if batch.begins_epoch:
             note_late_waiting(self.owner, self._rows, self._generation, batch)
         commit = self.owner.next_commit(tables.SILVER, facts=facts_of(plan, self.settings))
@@ -152,118 +144,56 @@ class Silver:
         Large open rows are merged a chunk at a time, if the engine can. A batch that changes no
         open row is appended.
         """
-        inputs = self._inputs(batch, planner)
+        inputs = self._rows.inputs(batch, planner)
         functions = inputs.functions(batch)
         schema = batch.changed_schema()
-        held = self._rows.held(batch, planner.clocks)
-        is_new = held.keys == []
-        if held.size > HELD_BATCHES * self._engine.merge_bytes and not is_new:
+        validate = partial(validated, self._engine, publish=self.settings.publish)
+        unfinished = self._rows.select_unfinished(batch, planner.clocks)
+        is_new = unfinished.keys == []
+        if unfinished.size > HELD_BATCHES * self._engine.merge_bytes and not is_new:
             merging = functions.merge_in_chunks
             if self._engine.merge_in_chunks(
-                held, merging, inputs.rows, schema, self._validated, commit
+                unfinished, merging, inputs.rows, schema, validate, commit
             ):
                 return
-        rows = [*inputs.rows, self._rows.open_rows(held)]
-        changed = self._validated(self._engine.per_partition(functions.merge, rows, schema))
+        rows = [*inputs.rows, self._rows.open_rows(unfinished)]
+        changed = validate(self._engine.per_partition(functions.merge, rows, schema))
         write = self._engine.append if is_new else self._engine.merge
         write(tables.SILVER, changed, commit)
-
-    def _inputs(self, batch: Batch, planner: Planner) -> MergeInputs:
-        """Return what a batch reads beside rows of silver."""
-        heads = planner.state.heads
-        return MergeInputs(
-            self._rows.records(batch.plan, batch.rules),
-            [self._engine.rows(heads)] if heads.num_rows else [],
-            [self._rows.messages()] if self._has_messages else [],
-            planner.records(batch.plan),
-        )
-
-    def _validated(self, changed: Rows) -> Rows:
-        return validated(self._engine, changed, self.settings.publish)
 
     def _note(self, plan: BatchPlan, commit: Commit, version: int, planner: Planner) -> None:
         """Write the notes of a batch (step 5); those that are already written are skipped."""
         fault_point("silver.notes")
         if plan.has_late:
-            batch = self._batch(plan, planner)
-            inputs = replace(self._inputs(batch, planner), messages=[], expected={})
-            late = self._engine.per_partition(
-                inputs.functions(batch).late, inputs.rows, LATE_SCHEMA
-            )
+            batch = make_batch(self._engine, self.settings, plan, planner, self._generation)
+            inputs = replace(self._rows.inputs(batch, planner), messages=[], expected={})
+            find_late = inputs.functions(batch).late
+            late = self._engine.per_partition(find_late, inputs.rows, LATE_SCHEMA)
             self._engine.append(tables.LATE, late, commit)
         fault_point("silver.progress")
         rows = progress_rows(plan, self.settings, version, now_ms())
         self._engine.append(tables.PROGRESS, rows, commit)
 
-    def _notify(self, plan: BatchPlan | None, planner: Planner) -> None:
-        """Report what a batch has processed, and the progress of the merge, with or without a
-        batch.
-        """
-        if plan is not None and self.owner.is_observed:
-            was_recovered = self._has_messages or bool(plan.generation)
-            reader = self._engine.reader
-            counts = outcomes(reader, self.settings, plan, was_recovered=was_recovered)
-            self.owner.notify(RecordsProcessed("silver", counts))
-        self.owner.notify(planner.progress())
-
-    def _batch(self, plan: BatchPlan, planner: Planner) -> Batch:
-        avro = avro_schemas(self._engine.reader, self.settings)
-        lake_settings = self._engine.lake.settings
-        batch = batch_of(plan, self.settings, planner.rules, planner.idle, avro, lake_settings)
-        batch = replace(batch, begins_epoch=planner.begins_epoch(plan))
-        if not plan.generation and not planner.has_redriven:
-            return batch
-        ranges = {
-            tp: (done.from_offset, done.until_offset)
-            for tp, done in plan.ranges.items()
-            if not done.is_empty
-        }
-        return replace(batch, out=read_out(self._engine.reader, self._generation, ranges))
-
     def _decide_idle(self, planner: Planner) -> bool:
-        """Write an idle decision if every laggard was silent for long enough; return True if it
-        did.
-        """
+        """Write idle decisions for laggards that are silent; return True if there were any."""
         if self.idle_detector is None:
             return False
         decided = decide_idle(planner, self.idle_detector, self.partitions)
-        if not decided:
-            return False
-        fault_point("idle.decide")
-        self._planner = None  # after a failure, only the table knows whether it was decided
-        rows = decision_rows(self.settings, decided, now_ms(), planner.generation)
-        self.owner.append(tables.IDLE_HEARTBEATS, rows)
-        planner.decided(decided)
-        self._planner = planner
-        return True
+        if decided:
+            self._planner = None  # after a failure, only the table knows whether it was decided
+            write_decisions(self.owner, self.settings, planner, decided)
+            self._planner = planner
+        return bool(decided)
 
     @cached_property
     def _rows(self) -> BatchRows:
-        return BatchRows(self._engine, self.settings)
-
-    @cached_property
-    def _has_messages(self) -> bool:
-        """True where messages were read back from the sink, which the merge must recognise."""
-        return has_messages(self._engine.reader, self._generation)
+        return BatchRows(self._engine, self.settings, self._generation)
 
     @cached_property
     def _generation(self) -> Generation:
-        """The newest generation of a lake that has begun.
-
-        No other one begins while this process is the owner.
-        """
+        """The newest generation; no other one begins while this process is the owner."""
         return read_generations(self._engine.reader, self.settings).newest
 
     @property
     def _engine(self) -> Engine:
         return self.owner.engine
-
-
-def validated(engine: Engine, changed: Rows, publish: PublishSettings) -> Rows:
-    """Return the rows that the merge has changed.
-
-    Those that have timed out are judged by the user's expressions, if there are any.
-    """
-    if publish.valid == "true" and publish.value is None:
-        return changed
-    return engine.validated(changed, publish.valid, publish.value, publish.max_bytes)

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from collections.abc import Collection, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, NamedTuple
 
 from pipelines.audit.doubts import heads_in_future, odd_times_in_lake, unmet_in_lake
 from pipelines.audit.problems import Problem
@@ -25,7 +25,7 @@ from pipelines.lake import tables
 from pipelines.lake.decisions import read_decisions
 from pipelines.lake.epochs import read_epochs
 from pipelines.lake.generations import Generation, read_generations
-from pipelines.lake.progress import last_batch
+from pipelines.lake.progress import LastBatch, last_batch
 from pipelines.lake.published import last_published
 from pipelines.lake.quality import last_results
 from pipelines.lake.schemas import unknown_schemas
@@ -99,96 +99,152 @@ def status(
         unnoted = pool.submit(read_unnoted, reader, settings, newest)
         epochs = read_epochs(reader, settings)
         behind_sink = pool.submit(_behind_sink, reader, newest, epochs.closing_from)
-        readers = (_cursors, _decisions)
-        cursors, decisions = pool.map(lambda read: read(reader, newest), readers)
-        published = last_published(reader)
-        since = {**newest.begin, **{tp: cursor.next_offset for tp, cursor in cursors.items()}}
-        rows_by_source = pool.map(lambda source: _beyond(reader, source, since), settings.inputs)
-        new = {tp: row for rows in rows_by_source for tp, row in rows.items()}
+        progress = _read_progress(pool, reader, settings, newest)
         slowest_tenants = pool.submit(_slowest, reader, settings) if has_tenants else None
-        counted = (
-            (tables.SILVER, "partition", "status"),
-            (tables.LATE, "partition"),
-            (tables.QUARANTINE, "partition"),
-        )
-        silver, late, quarantined = pool.map(lambda columns: _counts(reader, *columns), counted)
-        bounds: Bounds | None = None
-        transactions: Transactions = {}
-        try:
-            bounds, transactions = kafka_ends.result()
-        except KafkaTransientError as error:
-            log.warning("%s; records that are not in bronze yet are not counted", error)
-        partitions = range(max([-1, *(tp.partition for tp in bounds or [*cursors, *new])]) + 1)
+        counts = _read_counts(pool, reader)
+        bounds, transactions = _answer_of(kafka_ends)
+        partitions = range(progress.partitions(bounds))
         every = [TopicPartition(source, p) for source in settings.inputs for p in partitions]
-        ends = {tp: max(since.get(tp, 0), new[tp]["last"] + 1 if tp in new else 0) for tp in every}
+        ends = {tp: progress.end(tp) for tp in every}
         odd = pool.submit(odd_times_in_lake, reader, settings, ends)
-        behind = dict(
-            zip(
-                every,
-                pool.map(lambda tp: _behind(settings, tp, ends[tp], bounds), every),
-                strict=True,
-            )
-        )
-    answers: list[Row] = []
+        missing = pool.map(lambda tp: _behind(settings, tp, ends[tp], bounds), every)
+        behind = dict(zip(every, missing, strict=True))
+    rows: list[Row] = []
     for p in partitions:
-        sources: dict[str, dict[str, Any]] = {}
+        sources: dict[str, Row] = {}
         for tp in [TopicPartition(source, p) for source in settings.inputs]:
-            # An idle decision holds for a source until its next record.
-            idle = [
-                d.event_time
-                for d in [decisions.get(tp)]
-                if d is not None and d.after_offset + 1 >= ends[tp]
-            ]
-            times = [cursors.get(tp, Cursor()).position, new.get(tp, {}).get("head"), *idle]
-            head = max((time for time in times if time is not None), default=None)
-            waiting = new[tp]["records"] if tp in new else 0
-            state = _state_of(is_idle=bool(idle), head=head, waiting=waiting)
-            sources[tp.source] = {
-                "head": head,
-                "lead": None,
-                "lag": waiting + behind[tp],
-                "state": state,
-            }
+            sources[tp.source] = progress.source_row(tp, behind[tp])
             if tp in transactions:
                 sources[tp.source]["transaction"] = transactions[tp].as_row()
-        heads = [at["head"] for at in sources.values()]
-        clock = None if None in heads else min(heads)
-        for at in sources.values():
-            at["lead"] = None if clock is None else at["head"] - clock
-            if at["state"] == "held" and at["lead"] == 0:  # nothing waits for another source
-                at["state"] = "active"
-        counts = {
-            "open": silver.get((p, "open"), 0),
-            "timed_out": silver.get((p, "timed_out"), 0),
-            "late": late.get((p,), 0),
-        }
-        counts |= {
-            "quarantined": quarantined.get((p,), 0),
-            "published": published[p].seq + 1 if p in published else 0,
-        }
-        counts |= {"behind_sink": behind_sink.result().get(p, 0)}
-        counts |= {"waiting": silver.get((p, "waiting"), 0)} if has_tenants else {}
-        answers.append({"partition": p, "clock": clock, **counts, "sources": sources})
+        clock = _add_leads(sources.values())
+        numbers = {**counts.of(p), "behind_sink": behind_sink.result().get(p, 0)}
+        if has_tenants:
+            numbers["waiting"] = counts.silver.get((p, "waiting"), 0)
+        rows.append({"partition": p, "clock": clock, **numbers, "sources": sources})
     if slowest_tenants is not None:
-        answers = _with_tenants(reader, answers, slowest_tenants.result())
-    heads_by_input = {
-        TopicPartition(name, row["partition"]): at["head"]
-        for row in answers
-        for name, at in row["sources"].items()
-    }
-    last_heads = {tp: head for tp, head in heads_by_input.items() if head is not None}
-    ahead = heads_in_future(settings, last_heads, time.time_ns() // 1_000_000)
+        rows = _with_tenants(reader, rows, slowest_tenants.result())
     problems = [
         *_unknown_schemas(reader, settings),
         *(unmet.result() or []),
         *odd.result(),
-        *ahead,
+        *heads_in_future(settings, _heads(rows), time.time_ns() // 1_000_000),
     ]
     warnings = [*(problem._asdict() for problem in problems), *unnoted.result().warnings]
     return {
-        "partitions": answers,
+        "partitions": rows,
         "quality": quality.result(),
         **({"warnings": warnings} if warnings else {}),
+    }
+
+
+class _Progress(NamedTuple):
+    """Progress of the merge, and of bronze beyond it.
+
+    `since`: by topic-partition, the offset from which on `new` counts the rows of bronze
+    (`_beyond`). `decisions`: the last one of the idle policy, by topic-partition.
+    """
+
+    cursors: Mapping[TopicPartition, Cursor]
+    decisions: Mapping[TopicPartition, IdleDecision]
+    since: Mapping[TopicPartition, int]
+    new: Mapping[TopicPartition, Row]
+
+    def partitions(self, bounds: Bounds | None) -> int:
+        """Return the number of partitions that Kafka has, or else the lake."""
+        present = bounds or [*self.cursors, *self.new]
+        return max([-1, *(tp.partition for tp in present)]) + 1
+
+    def end(self, tp: TopicPartition) -> int:
+        """Return the offset after a topic-partition's last record in bronze."""
+        return max(self.since.get(tp, 0), self.new[tp]["last"] + 1 if tp in self.new else 0)
+
+    def source_row(self, tp: TopicPartition, behind: int) -> Row:
+        """Return what the answer says of a topic-partition, without its `lead`.
+
+        `behind`: the number of records that bronze lacks.
+        """
+        times = [self.cursors.get(tp, Cursor()).position, self.new.get(tp, {}).get("head")]
+        decision = self.decisions.get(tp)
+        # An idle decision holds for a source until its next record.
+        is_idle = decision is not None and decision.after_offset + 1 >= self.end(tp)
+        if decision is not None and is_idle:
+            times.append(decision.event_time)
+        head = max((time for time in times if time is not None), default=None)
+        waiting = self.new[tp]["records"] if tp in self.new else 0
+        state = _state_of(is_idle=is_idle, head=head, waiting=waiting)
+        return {"head": head, "lead": None, "lag": waiting + behind, "state": state}
+
+
+def _read_progress(
+    pool: ThreadPoolExecutor, reader: TableReader, settings: Settings, generation: Generation
+) -> _Progress:
+    cursors = pool.submit(_cursors, reader, generation)
+    decisions = pool.submit(_decisions, reader, generation)
+    next_offsets = {tp: cursor.next_offset for tp, cursor in cursors.result().items()}
+    since = {**generation.begin, **next_offsets}
+    rows_by_source = pool.map(lambda source: _beyond(reader, source, since), settings.inputs)
+    new = {tp: row for rows in rows_by_source for tp, row in rows.items()}
+    return _Progress(cursors.result(), decisions.result(), since, new)
+
+
+class _Counts(NamedTuple):
+    """Numbers of rows: of silver by partition and status, of the other tables by partition."""
+
+    silver: Mapping[tuple[Any, ...], int]
+    late: Mapping[tuple[Any, ...], int]
+    quarantined: Mapping[tuple[Any, ...], int]
+    published: Mapping[int, int]
+
+    def of(self, partition: int) -> dict[str, int]:
+        """Return the numbers of a partition as the answer has them."""
+        return {
+            "open": self.silver.get((partition, "open"), 0),
+            "timed_out": self.silver.get((partition, "timed_out"), 0),
+            "late": self.late.get((partition,), 0),
+            "quarantined": self.quarantined.get((partition,), 0),
+            "published": self.published.get(partition, 0),
+        }
+
+
+def _read_counts(pool: ThreadPoolExecutor, reader: TableReader) -> _Counts:
+    silver = pool.submit(_counts, reader, tables.SILVER, "partition", "status")
+    late = pool.submit(_counts, reader, tables.LATE, "partition")
+    quarantined = pool.submit(_counts, reader, tables.QUARANTINE, "partition")
+    published = {p: tail.seq + 1 for p, tail in last_published(reader).items()}
+    return _Counts(silver.result(), late.result(), quarantined.result(), published)
+
+
+def _answer_of(
+    kafka_ends: Future[tuple[Bounds, Transactions]],
+) -> tuple[Bounds | None, Transactions]:
+    """Return what Kafka answers (`_bounds`); None and nothing where it does not."""
+    try:
+        return kafka_ends.result()
+    except KafkaTransientError as error:
+        log.warning("%s; records that are not in bronze yet are not counted", error)
+        return None, {}
+
+
+def _add_leads(sources: Collection[Row]) -> int | None:
+    """Return the clock of a partition, and set the `lead` of each of its sources."""
+    heads = [source["head"] for source in sources]
+    if None in heads:
+        return None
+    clock = min(heads)
+    for source in sources:
+        source["lead"] = source["head"] - clock
+        if source["state"] == "held" and source["lead"] == 0:  # nothing waits for another source
+            source["state"] = "active"
+    return int(clock)
+
+
+def _heads(rows: Sequence[Row]) -> dict[TopicPartition, int]:
+    """Return the head of each topic-partition that has one."""
+    return {
+        TopicPartition(name, row["partition"]): source["head"]
+        for row in rows
+        for name, source in row["sources"].items()
+        if source["head"] is not None
     }
 
 
@@ -231,10 +287,13 @@ def _with_tenants(
     ahead: dict[TopicPartition, int] = {}
     for row in rows:
         heads = [
-            (at["head"], source) for source, at in row["sources"].items() if at["head"] is not None
+            (source["head"], name)
+            for name, source in row["sources"].items()
+            if source["head"] is not None
         ]
-        for head, source in [max(heads)] if heads else []:
-            ahead[TopicPartition(source, row["partition"])] = head
+        if heads:
+            head, name = max(heads)
+            ahead[TopicPartition(name, row["partition"])] = head
     tenants = tenants_of(reader, ahead)
     leading = {
         tp.partition: {"tenant": tenants.get(tp), "source": tp.source, "head": head}
@@ -266,12 +325,14 @@ def _rows(
 
 def _cursors(reader: TableReader, generation: Generation) -> dict[TopicPartition, Cursor]:
     """Return how far the merge has passed each topic-partition in a generation."""
-    last = (
-        last_batch(reader)
-        if reader.exists(tables.SILVER) and reader.exists(tables.PROGRESS)
-        else None
-    )
+    last = _last_batch(reader)
     return {} if last is None or last[0].batch < generation.from_batch else last[0].cursors()
+
+
+def _last_batch(reader: TableReader) -> LastBatch | None:
+    """Return silver's last batch; None where the tables do not exist yet."""
+    is_there = reader.exists(tables.SILVER) and reader.exists(tables.PROGRESS)
+    return last_batch(reader) if is_there else None
 
 
 def _behind_sink(
@@ -284,15 +345,11 @@ def _behind_sink(
 
 def _slowest(reader: TableReader, settings: Settings) -> dict[int, SlowestTenant]:
     """Return the slowest tenant of each partition, as silver's last batch left them."""
-    last = (
-        last_batch(reader)
-        if reader.exists(tables.SILVER) and reader.exists(tables.PROGRESS)
-        else None
-    )
+    last = _last_batch(reader)
     if last is None or not (rows := unfinished(reader)).num_rows:
         return {}
-    moment = BatchEnd(last[0].cursors(), last[0].clocks)
-    return slowest(rows, clocks_at(reader, read_epochs(reader, settings), last[0].batch, moment))
+    end = BatchEnd(last[0].cursors(), last[0].clocks)
+    return slowest(rows, clocks_at(reader, read_epochs(reader, settings), last[0].batch, end))
 
 
 def _decisions(reader: TableReader, generation: Generation) -> dict[TopicPartition, IdleDecision]:

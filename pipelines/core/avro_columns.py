@@ -94,10 +94,10 @@ def _renamed(node: Any) -> Any:
     UnfitError for a decimal without a valid precision and scale.
     """
     if isinstance(node, list):
-        return [_renamed(each) for each in node]
+        return [_renamed(part) for part in node]
     if not isinstance(node, dict):
         return node
-    node = {name: each for name, each in node.items() if not name.startswith("__")}
+    node = {name: part for name, part in node.items() if not name.startswith("__")}
     node |= {
         name: _renamed(node[name]) for name in ("type", "fields", "items", "values") if name in node
     }
@@ -165,8 +165,8 @@ class _Columns:
         if (logical := _of_logical_type(schema, where)) is not None:
             return logical
         if kind in _PLAIN:
-            column, of_python = _PLAIN[kind]
-            return Column(column, partial(_checked, of_python) if self.is_resolved else None)
+            column, python_type = _PLAIN[kind]
+            return Column(column, partial(_checked, python_type) if self.is_resolved else None)
         if kind == "array":
             item = self.of(schema["items"], f"{where}[]", inside)
             return Column(pa.list_(item.type), item.convert and partial(_list, item.convert))
@@ -192,11 +192,9 @@ class _Columns:
                 "give it one",
             )
         column = self.of(rest[0], where, inside)
-        return (
-            Column(column.type, column.convert and partial(_optional, column.convert))
-            if len(choices) > 1
-            else column
-        )
+        if len(choices) == 1:
+            return column
+        return Column(column.type, column.convert and partial(_optional, column.convert))
 
     def _of_record(self, schema: Mapping[str, Any], where: str, inside: tuple[str, ...]) -> Column:
         if schema["name"] in inside:
@@ -209,8 +207,8 @@ class _Columns:
             raise _refused(where, "is a record without fields; give it one")
         spellings: dict[str, str] = {}
         columns: dict[str, Column] = {}
-        for each in schema["fields"]:
-            name = each["name"]
+        for field in schema["fields"]:
+            name = field["name"]
             path = f"{where}.{name}" if where else name
             if not name or not FORBIDDEN_IN_NAMES.isdisjoint(name):
                 raise _refused(path, "has a name that no table column can have; give it another")
@@ -220,18 +218,15 @@ class _Columns:
                 raise _refused(
                     path, f"differs from `{other}` only in case, which columns do not; rename one"
                 )
-            columns[name] = self.of(each["type"], path, (*inside, schema["name"]))
+            columns[name] = self.of(field["type"], path, (*inside, schema["name"]))
+        kind = pa.struct([(name, column.type) for name, column in columns.items()])
         if self.is_resolved:
             defaults = {
-                each["name"]: each["default"] for each in schema["fields"] if "default" in each
+                field["name"]: field["default"] for field in schema["fields"] if "default" in field
             }
             every = {name: column.convert or _as_it_is for name, column in columns.items()}
-            return Column(
-                pa.struct([(n, c.type) for n, c in columns.items()]),
-                partial(_resolved_record, every, defaults),
-            )
+            return Column(kind, partial(_resolved_record, every, defaults))
         converts = {name: column.convert for name, column in columns.items() if column.convert}
-        kind = pa.struct([(name, column.type) for name, column in columns.items()])
         return Column(kind, partial(_record, converts) if converts else None)
 
 
@@ -276,14 +271,14 @@ def _of_logical_type(schema: Mapping[str, Any], where: str) -> Column | None:
 # -- values
 
 
-def _read_decimal(data: bytes, writer_schema: Any = None, reader_schema: Any = None) -> Decimal:  # noqa: ARG001
+def _read_decimal(data: bytes, writer_schema: Any = None, _reader_schema: Any = None) -> Decimal:
     unscaled = int.from_bytes(data, "big", signed=True)
     if abs(unscaled) >= 10**MAX_DIGITS:
         raise UndecodableError(f"a decimal has more than {MAX_DIGITS} digits")
     return Decimal(f"{unscaled}E-{writer_schema.get('scale', 0)}")
 
 
-def _read_nanoseconds(data: int, writer_schema: Any = None, reader_schema: Any = None) -> datetime:  # noqa: ARG001
+def _read_nanoseconds(data: int, *_schemas: Any) -> datetime:
     return EPOCH + timedelta(microseconds=data // 1000)
 
 
@@ -293,71 +288,70 @@ LOGICAL_READERS[f"long-{_OWN}timestamp-nanos"] = LOGICAL_READERS[
 ] = _read_nanoseconds
 
 
-def _checked(of_python: type, found: Any) -> Any:
-    if type(found) is of_python:
-        return found
-    if of_python is float and type(found) is int:
-        return float(found)
-    if of_python is bytes and isinstance(found, str):
-        return _default_bytes(found)
+def _checked(of_python: type, value: Any) -> Any:
+    if type(value) is of_python:
+        return value
+    if of_python is float and type(value) is int:
+        return float(value)
+    if of_python is bytes and isinstance(value, str):
+        return _default_bytes(value)
     raise UndecodableError("a field was written with another type than the schema has")
 
 
-def _default_bytes(found: str) -> bytes:
+def _default_bytes(text: str) -> bytes:
     """Return the bytes of a default, which a schema spells as one character for each byte."""
-    return found.encode("latin-1")
+    return text.encode("latin-1")
 
 
-def _as_it_is(found: Any) -> Any:
-    return found
+def _as_it_is(value: Any) -> Any:
+    return value
 
 
-def _optional(convert: _Convert, found: Any) -> Any:
-    return None if found is None else convert(found)
+def _optional(convert: _Convert, value: Any) -> Any:
+    return None if value is None else convert(value)
 
 
-def _list(convert: _Convert, found: list[Any]) -> list[Any]:
-    return [*map(convert, found)]
+def _list(convert: _Convert, items: list[Any]) -> list[Any]:
+    return [*map(convert, items)]
 
 
-def _map(convert: _Convert, found: dict[str, Any]) -> dict[str, Any]:
-    return {name: convert(each) for name, each in found.items()}
+def _map(convert: _Convert, entries: dict[str, Any]) -> dict[str, Any]:
+    return {name: convert(value) for name, value in entries.items()}
 
 
-def _record(converts: Mapping[str, _Convert], found: dict[str, Any]) -> dict[str, Any]:
+def _record(converts: Mapping[str, _Convert], record: dict[str, Any]) -> dict[str, Any]:
     for name, convert in converts.items():
-        found[name] = convert(found[name])
-    return found
+        record[name] = convert(record[name])
+    return record
 
 
 def _resolved_record(
-    converts: Mapping[str, _Convert], defaults: Mapping[str, Any], found: dict[str, Any]
+    converts: Mapping[str, _Convert], defaults: Mapping[str, Any], record: dict[str, Any]
 ) -> dict[str, Any]:
     """Convert the fields of a record.
 
     A record that is itself a default may leave out fields that have a default.
     """
     return {
-        name: convert(found[name] if name in found else defaults[name])
+        name: convert(record[name] if name in record else defaults[name])
         for name, convert in converts.items()
     }
 
 
-def _decimal(precision: int, scale: int, found: Decimal | bytes | str) -> Decimal:
-    if not isinstance(found, Decimal):  # written without the logical type, or a default
-        found = _read_decimal(
-            _default_bytes(found) if isinstance(found, str) else found, {"scale": scale}
-        )
-    return exact_decimal(precision, scale, found)
+def _decimal(precision: int, scale: int, value: Decimal | bytes | str) -> Decimal:
+    if not isinstance(value, Decimal):  # written without the logical type, or a default
+        data = _default_bytes(value) if isinstance(value, str) else value
+        value = _read_decimal(data, {"scale": scale})
+    return exact_decimal(precision, scale, value)
 
 
 # A number in the functions below was written without the logical type, or is a default.
 
 
-def _time_text(unit_us: int, found: time | int) -> str:
-    if isinstance(found, int):
-        found = (EPOCH + timedelta(microseconds=_within_a_day(found * unit_us))).time()
-    return found.isoformat("microseconds")
+def _time_text(unit_us: int, value: time | int) -> str:
+    if isinstance(value, int):
+        value = (EPOCH + timedelta(microseconds=_within_a_day(value * unit_us))).time()
+    return value.isoformat("microseconds")
 
 
 def _within_a_day(us: int) -> int:
@@ -366,20 +360,18 @@ def _within_a_day(us: int) -> int:
     return us
 
 
-def _date(found: date | int) -> date:
-    return EPOCH.date() + timedelta(days=found) if isinstance(found, int) else found
+def _date(value: date | int) -> date:
+    return EPOCH.date() + timedelta(days=value) if isinstance(value, int) else value
 
 
-def _timestamp(unit: str, found: datetime | int) -> datetime:
+def _timestamp(unit: str, value: datetime | int) -> datetime:
     """Return a time, or a number in a unit since the epoch, as a time in UTC."""
-    if isinstance(found, int):
-        return (
-            _read_nanoseconds(found)
-            if unit == "nanos"
-            else EPOCH + timedelta(microseconds=found * UNITS_US[unit])
-        )
-    return found if found.tzinfo is timezone.utc else found.replace(tzinfo=timezone.utc)
+    if isinstance(value, int):
+        if unit == "nanos":
+            return _read_nanoseconds(value)
+        return EPOCH + timedelta(microseconds=value * UNITS_US[unit])
+    return value if value.tzinfo is timezone.utc else value.replace(tzinfo=timezone.utc)
 
 
-def _uuid_text(found: bytes | str) -> str:
-    return str(UUID(bytes=_default_bytes(found) if isinstance(found, str) else found))
+def _uuid_text(value: bytes | str) -> str:
+    return str(UUID(bytes=_default_bytes(value) if isinstance(value, str) else value))

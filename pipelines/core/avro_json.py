@@ -74,129 +74,90 @@ class _Parts:
 
     named: Mapping[str, Any]
 
-    def of(self, schema: Any, found: Any, where: str) -> Any:
+    def of(self, schema: Any, value: Any, where: str) -> Any:
         """Convert the JSON value at the dotted path `where` for the writer.
 
         Raises UnencodableError where it does not fit.
         """
-        if found is None and _may_be_null(schema):
+        if value is None and _may_be_null(schema):
             return None
         schema = self._defined(schema)
         kind = schema["type"] if schema["type"] != "error" else "record"
         if is_logical(schema) or schema.get("logicalType") == "uuid":
             kind = schema["logicalType"].removeprefix("local-").partition("-")[0]
         try:
-            return self._made(kind, schema, found, where)
+            return self._converted(kind, schema, value, where)
         except UnencodableError:
             raise
         except (ValueError, TypeError, ArithmeticError, AttributeError):
             raise UnencodableError(f"`{where}` does not fit {kind}; write {_RIGHT[kind]}") from None
 
-    def _made(self, kind: str, schema: Mapping[str, Any], found: Any, where: str) -> Any:
+    def _converted(self, kind: str, schema: Mapping[str, Any], value: Any, where: str) -> Any:
         """Convert the value of a part.
 
         Raises ValueError, TypeError, ArithmeticError or AttributeError where it does not fit.
         """
         match kind:
             case "record":
-                return self._record(schema, found, where)
+                return self._record(schema, value, where)
             case "array":
-                return [
-                    self.of(schema["items"], each, f"{where}[{i}]")
-                    for i, each in enumerate(_of_type(list, found))
-                ]
+                items = enumerate(_of_type(list, value))
+                return [self.of(schema["items"], item, f"{where}[{i}]") for i, item in items]
             case "map":
                 return {
-                    name: self.of(schema["values"], each, f"{where}.{name}")
-                    for name, each in found.items()
+                    name: self.of(schema["values"], item, f"{where}.{name}")
+                    for name, item in value.items()
                 }
-            case "boolean":
-                return _of_type(bool, found)
-            case "int" | "long":
-                return _coerce(
-                    -(2 ** _BITS[kind]) <= _of_type(int, found) < 2 ** _BITS[kind], found
-                )
-            case "float" | "double":
-                return float(
-                    _coerce(found in _NO_NUMBERS or type(found) in (int, float, Decimal), found)
-                )
-            case "string":
-                return _of_type(str, found)
-            case "enum":
-                return _coerce(found in schema["symbols"], found)
-            case "bytes" | "fixed":
-                content = b64decode(found, validate=True)
-                return _coerce(len(content) == schema.get("size", len(content)), content)
-            case "decimal":
-                number = Decimal(
-                    repr(found) if type(found) is float else _coerce(type(found) is not bool, found)
-                )
-                return exact_decimal(schema["precision"], schema.get("scale", 0), number)
-            case "uuid":
-                return UUID(found).bytes if schema["type"] == "fixed" else str(UUID(found))
-        if type(found) is int:  # the number that Avro has for it
-            return found
-        if kind == "date":
-            return (date.fromisoformat(found) - EPOCH.date()).days
-        if kind == "time":
-            at = time.fromisoformat(found)
-            us = ((at.hour * 60 + at.minute) * 60 + at.second) * 1_000_000 + at.microsecond
-        else:
-            us = parse_microseconds(found)
-        if schema["logicalType"].endswith("-nanos"):
-            return us * 1000
-        whole, rest = divmod(us, UNITS_US[schema["logicalType"].rpartition("-")[2]])
-        return _coerce(not rest, whole)
+            case "date" | "time" | "timestamp":
+                return _time(kind, schema["logicalType"], value)
+        return _scalar(kind, schema, value)
 
-    def _record(self, schema: Mapping[str, Any], found: Any, where: str) -> dict[str, Any]:
-        fields = {each["name"]: each for each in schema["fields"]}
-        for name in _of_type(dict, found):
+    def _record(self, schema: Mapping[str, Any], record: Any, where: str) -> dict[str, Any]:
+        fields = {field["name"]: field for field in schema["fields"]}
+        for name in _of_type(dict, record):
             if name not in fields:
                 raise UnencodableError(
                     f"`{where}.{name}` is no field of the schema; it has {', '.join(fields)}"
                 )
-        for name, each in fields.items():
-            if name not in found and "default" not in each and not _may_be_null(each["type"]):
+        for name, field in fields.items():
+            if name not in record and "default" not in field and not _may_be_null(field["type"]):
                 raise UnencodableError(f"`{where}.{name}` is missing, and has no default; add it")
         return {
-            name: self.of(each["type"], found.get(name), f"{where}.{name}")
-            if name in found or "default" not in each
-            else self._default(each["type"], each["default"])
-            for name, each in fields.items()
+            name: self._default(field["type"], field["default"])
+            if name not in record and "default" in field
+            else self.of(field["type"], record.get(name), f"{where}.{name}")
+            for name, field in fields.items()
         }
 
-    def _default(self, schema: Any, found: Any) -> Any:
+    def _default(self, schema: Any, value: Any) -> Any:
         """Convert a default for the writer. The schema spells bytes as one character for each."""
-        if found is None:
+        if value is None:
             return None
         schema = self._defined(schema)
         match schema["type"]:
             case "bytes" | "fixed":
-                return found.encode("latin-1")
+                return value.encode("latin-1")
             case "record" | "error":
-                fields = {each["name"]: each for each in schema["fields"]}
+                fields = {field["name"]: field for field in schema["fields"]}
                 return {
-                    name: self._default(each["type"], found.get(name, each.get("default")))
-                    for name, each in fields.items()
+                    name: self._default(field["type"], value.get(name, field.get("default")))
+                    for name, field in fields.items()
                 }
             case "array":
-                return [self._default(schema["items"], each) for each in found]
+                return [self._default(schema["items"], item) for item in value]
             case "map":
-                return {name: self._default(schema["values"], each) for name, each in found.items()}
-        return found
+                return {name: self._default(schema["values"], item) for name, item in value.items()}
+        return value
 
     def _defined(self, schema: Any) -> Mapping[str, Any]:
         """Return a part with its type's definition in place of a name, and without null."""
         if isinstance(schema, list):
             [schema] = [choice for choice in schema if choice not in ("null", {"type": "null"})]
         name = schema if isinstance(schema, str) else schema["type"]
-        return (
-            self.named[name]
-            if name in self.named
-            else {"type": schema}
-            if isinstance(schema, str)
-            else schema
-        )
+        if name in self.named:
+            schema = self.named[name]
+        definition: Mapping[str, Any] = {"type": schema} if isinstance(schema, str) else schema
+        return definition
 
 
 def _may_be_null(schema: Any) -> bool:
@@ -205,11 +166,53 @@ def _may_be_null(schema: Any) -> bool:
     )
 
 
-def _of_type(kind: type, found: Any) -> Any:
-    return _coerce(type(found) is kind, found)
+def _scalar(kind: str, schema: Mapping[str, Any], value: Any) -> Any:
+    """Convert a value that is neither a collection nor a time. Raises as `_converted` does."""
+    match kind:
+        case "boolean":
+            return _of_type(bool, value)
+        case "int" | "long":
+            limit = 2 ** _BITS[kind]
+            return _coerce(-limit <= _of_type(int, value) < limit, value)
+        case "float" | "double":
+            is_number = value in _NO_NUMBERS or type(value) in (int, float, Decimal)
+            return float(_coerce(is_number, value))
+        case "enum":
+            return _coerce(value in schema["symbols"], value)
+        case "bytes" | "fixed":
+            content = b64decode(value, validate=True)
+            return _coerce(len(content) == schema.get("size", len(content)), content)
+        case "decimal":
+            spelled = repr(value) if type(value) is float else value
+            number = Decimal(_coerce(type(value) is not bool, spelled))
+            return exact_decimal(schema["precision"], schema.get("scale", 0), number)
+        case "uuid":
+            return UUID(value).bytes if schema["type"] == "fixed" else str(UUID(value))
+    return _of_type(str, value)
 
 
-def _coerce(is_so: object, found: Any) -> Any:
+def _time(kind: str, logical_type: str, value: Any) -> int:
+    """Convert a date, time or timestamp, which may be the number that Avro has for it."""
+    if type(value) is int:
+        return value
+    if kind == "date":
+        return (date.fromisoformat(value) - EPOCH.date()).days
+    if kind == "time":
+        at = time.fromisoformat(value)
+        us = ((at.hour * 60 + at.minute) * 60 + at.second) * 1_000_000 + at.microsecond
+    else:
+        us = parse_microseconds(value)
+    if logical_type.endswith("-nanos"):
+        return us * 1000
+    whole, rest = divmod(us, UNITS_US[logical_type.rpartition("-")[2]])
+    return int(_coerce(not rest, whole))
+
+
+def _of_type(kind: type, value: Any) -> Any:
+    return _coerce(type(value) is kind, value)
+
+
+def _coerce(is_so: object, value: Any) -> Any:
     if not is_so:
         raise ValueError
-    return found
+    return value

@@ -112,7 +112,8 @@ class AvroSchema:
 
     def _of_bare_values(self) -> Decode:
         written = [
-            (each.since, _decoder(each.text, self.text)) for each in (self, *reversed(self.earlier))
+            (schema.since, _decoder(schema.text, self.text))
+            for schema in (self, *reversed(self.earlier))
         ]
 
         def decode(value: bytes | None, partition: int = 0, offset: int = 0) -> dict[str, Any]:
@@ -134,8 +135,8 @@ class AvroSchema:
         if not self.earlier:
             return decode
         others = [
-            replace(each, writers=self.writers, earlier=self.earlier[:i])
-            for i, each in enumerate(self.earlier)
+            replace(schema, writers=self.writers, earlier=self.earlier[:i])
+            for i, schema in enumerate(self.earlier)
         ]
         decoders = [other.decoder() for other in reversed(others)]
 
@@ -160,11 +161,9 @@ def schema_id_of(value: bytes | None) -> int | None:
 
     None where the value has another format.
     """
-    return (
-        int.from_bytes(value[1:_FRAME], "big")
-        if value and len(value) >= _FRAME and value[0] == 0
-        else None
-    )
+    if not value or len(value) < _FRAME or value[0] != 0:
+        return None
+    return int.from_bytes(value[1:_FRAME], "big")
 
 
 def avro_schema(text: bytes, path: Path, writers: Mapping[int, str] | None = None) -> AvroSchema:
@@ -207,17 +206,19 @@ def self_contained(text: str, references: Sequence[str]) -> str:
             return written_out(named[node]) if node in named and node not in defined else node
         if node["type"] in _NAMED:
             defined.add(node["name"])
-        node = {name: each for name, each in node.items() if not name.startswith("__")}
+        node = {name: part for name, part in node.items() if not name.startswith("__")}
         if "fields" in node:
             node["fields"] = [
-                {**each, "type": written_out(each["type"])} for each in node["fields"]
+                {**part, "type": written_out(part["type"])} for part in node["fields"]
             ]
         return node | {
             name: written_out(node[name]) for name in ("type", "items", "values") if name in node
         }
 
     try:
-        *_, schema = [parse_schema(orjson.loads(each), named) for each in (*references, text)]
+        *_, schema = [
+            parse_schema(orjson.loads(schema_text), named) for schema_text in (*references, text)
+        ]
         return orjson.dumps(written_out(schema)).decode()
     except Exception:  # a parser may raise anything; who uses the schema reports what is wrong
         return text
@@ -259,8 +260,8 @@ def _decoder(written_with: str, read_with: str) -> Decode:
             raise
         except Exception as error:  # a decoder may raise anything
             raise UndecodableError(f"does not fit the Avro schema: {_why(error)}") from None
-        if (left := len(value) - content.tell()) > 0:
-            raise UndecodableError(f"does not fit the Avro schema: {left} bytes are left over")
+        if (rest := len(value) - content.tell()) > 0:
+            raise UndecodableError(f"does not fit the Avro schema: {rest} bytes are left over")
         return dict(document)
 
     return decode
@@ -276,15 +277,15 @@ class _Content:
 
     def __init__(self, value: bytes) -> None:
         content = BytesIO(value)
-        found_at = content.read
+        read_content = content.read
         self.tell = content.tell
 
         def read(size: int) -> bytes:
             """Return the next bytes. Raises EOFError where there are fewer."""
-            found = found_at(size)
-            if len(found) != size:
+            chunk = read_content(size)
+            if len(chunk) != size:
                 raise EOFError
-            return found
+            return chunk
 
         self.read = read
 
@@ -344,7 +345,7 @@ class _Steps:
     """
 
     named: Mapping[str, Any]
-    known: dict[str, tuple[int, int] | None] = field(default_factory=dict)
+    measures: dict[str, tuple[int, int] | None] = field(default_factory=dict)
 
     def of(self, schema: Any, depth: int) -> tuple[int, int]:
         """Return how many steps too many a value of a part may take, and the number of its levels.
@@ -374,25 +375,25 @@ class _Steps:
         return 1 - _STEPS_PER_BYTE, 0
 
     def _of_named(self, name: str, depth: int) -> tuple[int, int]:
-        if name in self.known:
-            found = self.known[name]
-            if found is None:
+        if name in self.measures:
+            measure = self.measures[name]
+            if measure is None:
                 raise UnsafeError(f"has a {name[:100]!r} inside of itself")
-            if depth + found[1] > MAX_DEPTH:
+            if depth + measure[1] > MAX_DEPTH:
                 raise UnsafeError(f"is more than {MAX_DEPTH} levels deep")
-            return found
-        self.known[name] = None
+            return measure
+        self.measures[name] = None
         schema = self.named[name]
         if schema["type"] in ("record", "error"):
-            fields = [self.of(each["type"], depth + 1) for each in schema["fields"]]
-            found = (
+            fields = [self.of(part["type"], depth + 1) for part in schema["fields"]]
+            measure = (
                 1 + sum(steps for steps, _ in fields),
                 1 + max((levels for _, levels in fields), default=0),
             )
         else:
-            found = self.of(schema, depth)
-        self.known[name] = found
-        return found
+            measure = self.of(schema, depth)
+        self.measures[name] = measure
+        return measure
 
     def _of_items(self, kind: str, schema: Any, least_bytes: int, depth: int) -> tuple[int, int]:
         """Return what `of` does, for an array or a map.
@@ -408,22 +409,20 @@ class _Steps:
 # -- keys and event times in a value
 
 
-def as_text(found: Any) -> Any:
+def as_text(value: Any) -> Any:
     """Return what a value has as a key: scalars are spelled as in a message's JSON, without quotes.
 
     Text, and anything else that is not a scalar, is returned as it is.
     """
-    if isinstance(found, bool):
-        return "true" if found else "false"
-    if isinstance(found, datetime):
-        return (
-            found.astimezone(timezone.utc).replace(tzinfo=None).isoformat(timespec="microseconds")
-            + "Z"
-        )
-    if isinstance(found, date):
-        return found.isoformat()
-    if isinstance(found, Decimal):
-        return f"{found:f}"
-    if isinstance(found, float):
-        return number_text(found)
-    return str(found) if isinstance(found, int) else found
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, datetime):
+        in_utc = value.astimezone(timezone.utc).replace(tzinfo=None)
+        return in_utc.isoformat(timespec="microseconds") + "Z"
+    if isinstance(value, date):
+        return value.isoformat()
+    if isinstance(value, Decimal):
+        return f"{value:f}"
+    if isinstance(value, float):
+        return number_text(value)
+    return str(value) if isinstance(value, int) else value

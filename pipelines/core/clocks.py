@@ -54,11 +54,11 @@ class Clocks(Protocol):
         """
         ...
 
-    def of_unknown_tenant(self) -> dict[int, int]:
+    def unknown_tenant_clocks(self) -> dict[int, int]:
         """Return by partition the clock of a tenant of which nothing is known."""
         ...
 
-    def of_tenants(self) -> dict[tuple[int, str], int]:
+    def tenant_clocks(self) -> dict[tuple[int, str], int]:
         """Return by partition and tenant the clocks of the tenants that are known there."""
         ...
 
@@ -83,7 +83,7 @@ class Clocks(Protocol):
 
 
 class Lookahead(NamedTuple):
-    """What the clocks need of bronze beside the records of a batch's ranges."""
+    """The needs of the clocks beside the records of a batch's ranges."""
 
     columns: tuple[str, ...] = ()
     """Further columns."""
@@ -158,16 +158,21 @@ class SharedClock:
         """See `Clocks.waits`. A record is read once the clock has reached it."""
         return np.zeros(len(records.times), np.bool_)
 
-    def last_open(self, partitions: Int64s, tenants: pa.ChunkedArray, due: Int64s) -> Int64s:  # noqa: ARG002
+    def last_open(
+        self,
+        partitions: Int64s,  # noqa: ARG002
+        tenants: pa.ChunkedArray,  # noqa: ARG002
+        due: Int64s,
+    ) -> Int64s:
         """See `Clocks.last_open`."""
         return due
 
-    def of_unknown_tenant(self) -> dict[int, int]:
-        """See `Clocks.of_unknown_tenant`."""
+    def unknown_tenant_clocks(self) -> dict[int, int]:
+        """See `Clocks.unknown_tenant_clocks`."""
         return dict(self.plan.clocks)
 
-    def of_tenants(self) -> dict[tuple[int, str], int]:
-        """See `Clocks.of_tenants`."""
+    def tenant_clocks(self) -> dict[tuple[int, str], int]:
+        """See `Clocks.tenant_clocks`."""
         return {}
 
     def considered(self) -> dict[TopicPartition, int]:

@@ -83,25 +83,26 @@ def looked_up(keys: Int64s, values: Mapping[int, int], otherwise: int) -> Int64s
     """
     if not values:
         return np.full(len(keys), otherwise)
-    known, numbers = np.unique(keys, return_inverse=True)
-    return np.array([values.get(key, otherwise) for key in known.tolist()], np.int64)[numbers]
+    distinct, numbers = np.unique(keys, return_inverse=True)
+    return np.array([values.get(key, otherwise) for key in distinct.tolist()], np.int64)[numbers]
 
 
-def in_groups(by: Int64s, then: Int64s | None = None) -> tuple[Int64s, Int64s]:
-    """Return the numbers of the rows in order of (`by`, `then`), and where each group begins there.
+def in_groups(by: Int64s, order_by: Int64s | None = None) -> tuple[Int64s, Int64s]:
+    """Return the numbers of the rows in order, and where each group begins there.
 
-    A group has one value of `by`, which may not be below 0.
+    The order is that of (`by`, `order_by`). A group has one value of `by`, which may not be below
+    0.
     """
-    order = np.argsort(by, kind="stable") if then is None else np.lexsort((then, by))
+    order = np.argsort(by, kind="stable") if order_by is None else np.lexsort((order_by, by))
     return order, np.flatnonzero(np.diff(by[order], prepend=-1))
 
 
-def groups(by: Int64s, then: Int64s | None = None) -> dict[int, Int64s]:
-    """Return the numbers of the rows by value of `by`, in order of `then` or else as they come.
+def groups(by: Int64s, order_by: Int64s | None = None) -> dict[int, Int64s]:
+    """Return the numbers of the rows by value of `by`, in order of `order_by` or else as they come.
 
     No value of `by` may be below 0.
     """
-    order, begins = in_groups(by, then)
+    order, begins = in_groups(by, order_by)
     return {int(by[rows[0]]): rows for rows in np.split(order, begins[1:]) if len(rows)}
 
 

@@ -91,16 +91,12 @@ def dead_letter_messages(rows: pa.Table, after: SentOffsets, room: Room | None =
     headers = []
     for i, (had, reason, topic, offset) in enumerate(own):
         size = {VALUE_BYTES: left_out[i]} if i in left_out else {}
-        said = {**size, REASON: reason, TOPIC: topic, PARTITION: partitions[i], OFFSET: offset}
-        ours = [(name, str(value).encode()) for name, value in said.items()]
+        facts = {**size, REASON: reason, TOPIC: topic, PARTITION: partitions[i], OFFSET: offset}
+        added = [(name, str(value).encode()) for name, value in facts.items()]
         if i in lasts:
-            ours.append(
-                (
-                    NEXT_OFFSETS,
-                    orjson.dumps(dict(after[partitions[i]]), option=orjson.OPT_SORT_KEYS),
-                )
-            )
-        headers.append([*(had or []), *({"key": name, "value": value} for name, value in ours)])
+            progress = dict(after[partitions[i]])
+            added.append((NEXT_OFFSETS, orjson.dumps(progress, option=orjson.OPT_SORT_KEYS)))
+        headers.append([*(had or []), *({"key": name, "value": value} for name, value in added)])
     columns = {
         "partition": rows["partition"],
         "key": rows["key"],
@@ -123,12 +119,10 @@ def _within_room(rows: pa.Table, room: Room) -> tuple[pa.Table, dict[int, int]]:
 
     def packed(*parts: bytes | None) -> int:
         """Return how many bytes parts of a record have, packed with a margin where that matters."""
-        found = b"".join(part or b"" for part in parts)
-        return (
-            len(codec.compress(found)) * 65 // 64
-            if room.is_packed and len(found) > most_bytes
-            else len(found)
-        )
+        content = b"".join(part or b"" for part in parts)
+        if room.is_packed and len(content) > most_bytes:
+            return len(codec.compress(content)) * 65 // 64
+        return len(content)
 
     for i in np.flatnonzero(record_bytes(rows) > most_bytes).tolist():
         beside = [
@@ -141,9 +135,11 @@ def _within_room(rows: pa.Table, room: Room) -> tuple[pa.Table, dict[int, int]]:
         ]
         value = kept["value"][i]
         if packed(value, *beside) > most_bytes:
-            left_out[i], kept["value"][i] = len(value or b""), None
+            left_out[i] = len(value or b"")
+            kept["value"][i] = None
             if packed(*beside) > most_bytes:
-                kept["key"][i], kept["headers"][i] = None, None
+                kept["key"][i] = None
+                kept["headers"][i] = None
     if left_out:
         for name, values in kept.items():
             field = rows.schema.field(name)
@@ -168,14 +164,14 @@ def numbers_by_name(headers: Mapping[str, Any], header: str) -> dict[str, int]:
     Raises ValueError where it is missing, or is not one.
     """
     try:
-        said = orjson.loads(headers[header])
+        numbers = orjson.loads(headers[header])
     except (KeyError, TypeError, orjson.JSONDecodeError):
-        said = None
-    if not isinstance(said, dict) or not all(
-        type(number) is int and 0 <= number < 2**63 for number in said.values()
+        numbers = None
+    if not isinstance(numbers, dict) or not all(
+        type(number) is int and 0 <= number < 2**63 for number in numbers.values()
     ):
         raise ValueError(f"{header} is no object of whole numbers")
-    return said
+    return numbers
 
 
 def redrive_messages(rows: pa.Table) -> pa.Table:

@@ -64,9 +64,9 @@ def odd_times(records: pa.Table, rules: ReadingRules) -> OddTimes | None:
     best = max(near, key=lambda unit: int(near[unit].sum()))
     example = int(np.flatnonzero(is_meant & ~near[rules.unit])[0])
     event_time = None if times[example] == NULL_TIME else int(times[example])
-    coerce = best if 2 * int(near[best].sum()) > count else None
+    nearest_unit = best if 2 * int(near[best].sum()) > count else None
     return OddTimes(
-        count - int(near[rules.unit].sum()), count, event_time, int(taken[example]), coerce
+        count - int(near[rules.unit].sum()), count, event_time, int(taken[example]), nearest_unit
     )
 
 
@@ -87,15 +87,15 @@ def are_odd(read: pa.Table) -> bool:
 def _is_meant(read: pa.Table) -> Booleans:
     is_timed = pc.is_in(read["reason"], value_set=pa.array(_TIMED, pa.string()))
     is_read = pc.or_(pc.is_valid(read["event_time"]), pc.is_valid(read["reason"]))
-    found: Booleans = pc.and_(is_timed, is_read).to_numpy(zero_copy_only=False) & (
+    is_meant: Booleans = pc.and_(is_timed, is_read).to_numpy(zero_copy_only=False) & (
         times_ms(read["kafka_timestamp"]) >= 0
     )
-    return found
+    return is_meant
 
 
 def _is_near(times: Int64s, taken: Int64s) -> Booleans:
-    found: Booleans = (times != NULL_TIME) & (np.abs(times - taken) <= DECADES_MS)
-    return found
+    is_near: Booleans = (times != NULL_TIME) & (np.abs(times - taken) <= DECADES_MS)
+    return is_near
 
 
 class Appearance(NamedTuple):
@@ -164,15 +164,15 @@ def why_unmet(appearances: Iterable[Appearance]) -> Unmet | None:
     - keys just differ.
     """
     by_source: dict[str, list[Appearance]] = {}
-    for each in appearances:
-        by_source.setdefault(each.source, []).append(each)
+    for appearance in appearances:
+        by_source.setdefault(appearance.source, []).append(appearance)
     pairs = list(combinations(by_source.values(), 2))
     if not pairs:
         return None
     for kind, same in _SAME:
-        found = [pair for one, other in pairs for pair in _shared(one, other, same)]
-        if found:
-            nearest = min(found, key=lambda pair: gap_ms(*pair))
+        matches = [pair for one, other in pairs for pair in _shared(one, other, same)]
+        if matches:
+            nearest = min(matches, key=lambda pair: gap_ms(*pair))
             return Unmet(kind, *nearest)
     one, other = max(pairs, key=lambda pair: min(map(len, pair)))
     return Unmet(UNLIKE, one[0], other[0])
@@ -190,8 +190,12 @@ def _shared(
 
     Those without one are left out.
     """
-    known: Mapping[object, Appearance] = {same(each): each for each in one}
-    return [(known[same(each)], each) for each in other if same(each) in known]
+    by_identity: Mapping[object, Appearance] = {same(appearance): appearance for appearance in one}
+    return [
+        (by_identity[same(appearance)], appearance)
+        for appearance in other
+        if same(appearance) in by_identity
+    ]
 
 
 def _without_schema_id(key: str) -> str:
@@ -220,11 +224,11 @@ _FORMS: Final[Mapping[str, Callable[[str], str]]] = {
 
 
 def _by_form(take_away: Callable[[str], str]) -> Callable[[Appearance], object]:
-    return lambda each: (each.tenant, take_away(each.key))
+    return lambda appearance: (appearance.tenant, take_away(appearance.key))
 
 
 _SAME: Final[Sequence[tuple[str, Callable[[Appearance], object]]]] = [
-    (APART_IN_TIME, lambda each: (each.partition, each.tenant, each.key)),
-    (APART_IN_PARTITION, lambda each: (each.tenant, each.key)),
+    (APART_IN_TIME, lambda appearance: (appearance.partition, appearance.tenant, appearance.key)),
+    (APART_IN_PARTITION, lambda appearance: (appearance.tenant, appearance.key)),
     *((name, _by_form(take_away)) for name, take_away in _FORMS.items()),
 ]

@@ -41,9 +41,9 @@ def decide(heads: Mapping[str, int | None], silent: Collection[str]) -> Idle | N
     smallest one: the clock waits for them. A source that is ahead, or held back, is never idle,
     however silent. No source is idle unless another is ahead.
     """
-    known = [head for head in heads.values() if head is not None]
-    smallest = min(known, default=None) if len(known) == len(heads) else None
-    ahead = [head for head in known if smallest is None or head > smallest]
+    present = [head for head in heads.values() if head is not None]
+    smallest = min(present, default=None) if len(present) == len(heads) else None
+    ahead = [head for head in present if smallest is None or head > smallest]
     laggards = [source for source, head in heads.items() if head == smallest]
     if not ahead or not all(source in silent for source in laggards):
         return None

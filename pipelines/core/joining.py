@@ -31,18 +31,18 @@ class OpenRecordTimes(NamedTuple):
 
         `keys`: the number of the key of each record here. `count`: how many keys there are.
         """
-        found = OpenRecordTimes(*(np.full(count, MAX_TIME) for _ in self._fields))
-        for column, own in zip(found, self, strict=True):
+        times = OpenRecordTimes(*(np.full(count, MAX_TIME) for _ in self._fields))
+        for column, own in zip(times, self, strict=True):
             column[keys] = own
-        return found
+        return times
 
 
 def session_index(
-    records: Positioned, of_record: Int64s, opened: OpenRecordTimes, rules: Rules
+    records: Positioned, record_keys: Int64s, opened: OpenRecordTimes, rules: Rules
 ) -> Int64s:
     """Return, for each record, which merge record of its key it belongs to.
 
-    0 is the key's open record, or its first new one where it has none. `of_record`: the number of
+    0 is the key's open record, or its first new one where it has none. `record_keys`: the number of
     each record's key. `opened`: by key.
 
     Nearly every key has one merge record in a batch. That is known without a look at its records
@@ -53,12 +53,12 @@ def session_index(
 
     For the other keys, rule 4 is applied record by record, in order of position.
     """
-    nth = np.zeros(len(of_record), np.int64)
+    nth = np.zeros(len(record_keys), np.int64)
     if not len(nth):
         return nth
-    order, begins = in_groups(of_record, records.positions)
+    order, begins = in_groups(record_keys, records.positions)
     ends = np.append(begins[1:], len(order))
-    keys = of_record[order[begins]]
+    keys = record_keys[order[begins]]
     times = records.times[order]
     positions = records.positions[order]
     first = np.minimum(opened.first[keys], np.minimum.reduceat(times, begins))

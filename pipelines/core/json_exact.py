@@ -46,14 +46,11 @@ def named_type(name: object, json_type: str) -> pa.DataType | None:
     if (
         isinstance(name, str)
         and json_type in ("number", "string")
-        and (found := _DECIMAL.fullmatch(name))
+        and (match := _DECIMAL.fullmatch(name))
     ):
-        precision, scale = map(int, found.groups())
-        return (
-            pa.decimal128(precision, scale)
-            if 0 < precision <= MAX_DIGITS and scale <= precision
-            else None
-        )
+        precision, scale = map(int, match.groups())
+        has_room = 0 < precision <= MAX_DIGITS and scale <= precision
+        return pa.decimal128(precision, scale) if has_room else None
     return _NAMED.get(name) if isinstance(name, str) and json_type == "string" else None
 
 
@@ -68,35 +65,35 @@ def has_exact(kind: pa.DataType) -> bool:
     return is_exact(kind) or any(map(has_exact, inner))
 
 
-def exact(found: Any, kind: pa.DataType) -> Any:
+def exact(value: Any, kind: pa.DataType) -> Any:
     """Return a number (int, Decimal) or text of JSON as the exact value of a type that `is_exact`.
 
     Raises ValueError where it is not one.
     """
     if pa.types.is_decimal128(kind):
-        if isinstance(found, str) and not _NUMBER.fullmatch(found):
+        if isinstance(value, str) and not _NUMBER.fullmatch(value):
             raise ValueError("not a number in plain digits")
-        if type(found) not in (int, Decimal, str):
+        if type(value) not in (int, Decimal, str):
             raise ValueError("not a number")
-        return exact_decimal(kind.precision, kind.scale, Decimal(found))
+        return exact_decimal(kind.precision, kind.scale, Decimal(value))
     pattern = _DATE_TIME if kind == TIME else _DATE
-    if not isinstance(found, str) or not pattern.fullmatch(found):
+    if not isinstance(value, str) or not pattern.fullmatch(value):
         raise ValueError("not a time of RFC 3339")
     if kind != TIME:
-        return date.fromisoformat(found)
+        return date.fromisoformat(value)
     try:
-        return EPOCH + timedelta(microseconds=parse_microseconds(found))
+        return EPOCH + timedelta(microseconds=parse_microseconds(value))
     except OverflowError:
         raise ValueError("in UTC before the year 1 or after the year 9999") from None
 
 
-def exact_decimal(precision: int, scale: int, found: Decimal) -> Decimal:
+def exact_decimal(precision: int, scale: int, number: Decimal) -> Decimal:
     """Return a number with `scale` digits of a fraction.
 
     Raises UndecodableError where it has more of them, or more than `precision` digits in all.
     """
     with suppress(Inexact, InvalidOperation):
-        exactly = found.quantize(Decimal((0, (1,), -scale)), context=_EXACT)
+        exactly = number.quantize(Decimal((0, (1,), -scale)), context=_EXACT)
         if exactly.is_finite() and len(exactly.as_tuple().digits) <= precision:
             return exactly or abs(exactly)  # a column has no -0
     raise UndecodableError(f"a decimal does not fit {precision} digits, {scale} of them a fraction")
@@ -110,17 +107,17 @@ def mismatch(value: bytes, kind: pa.DataType) -> str | None:
     return _mismatch(json.loads(value, parse_float=Decimal), kind, "$")
 
 
-def _mismatch(found: Any, kind: pa.DataType, where: str) -> str | None:
+def _mismatch(value: Any, kind: pa.DataType, where: str) -> str | None:
     parts: list[tuple[Any, pa.DataType, str]] = []
-    if isinstance(found, dict) and pa.types.is_struct(kind):
-        parts = [(found.get(field.name), field.type, f"{where}.{field.name}") for field in kind]
-    elif isinstance(found, dict) and pa.types.is_map(kind):
-        parts = [(each, kind.item_type, f"{where}.{name}") for name, each in found.items()]
-    elif isinstance(found, list) and pa.types.is_list(kind):
-        parts = [(each, kind.value_type, f"{where}[{i}]") for i, each in enumerate(found)]
-    elif found is not None and is_exact(kind):
+    if isinstance(value, dict) and pa.types.is_struct(kind):
+        parts = [(value.get(field.name), field.type, f"{where}.{field.name}") for field in kind]
+    elif isinstance(value, dict) and pa.types.is_map(kind):
+        parts = [(item, kind.item_type, f"{where}.{name}") for name, item in value.items()]
+    elif isinstance(value, list) and pa.types.is_list(kind):
+        parts = [(item, kind.value_type, f"{where}[{i}]") for i, item in enumerate(value)]
+    elif value is not None and is_exact(kind):
         try:
-            exact(found, kind)
+            exact(value, kind)
         except ValueError:
             return f"{where} is no {ddl(kind).lower()}"
     return next(filter(None, (_mismatch(*part) for part in parts)), None)

@@ -253,7 +253,7 @@ class _Columns:
             return pa.list_(self._column_type(schema["items"], f"{where}[]", followed))
         if len(types) != 1 or types[0] not in COLUMN_TYPES:
             raise _refused(where)
-        if types == ["integer"] and not any(schema is known for known in self.integers):
+        if types == ["integer"] and not any(schema is other for other in self.integers):
             self.integers.append(schema)
         return COLUMN_TYPES[types[0]]
 

@@ -58,7 +58,7 @@ def parse_object(
     try:
         document = orjson.loads(value)
     except orjson.JSONDecodeError as error:
-        document = _with_any_number(value, error, is_wanted=violation is None)
+        document = _with_any_number(value, error, is_allowed=violation is None)
     if not isinstance(document, dict):
         raise UndecodableError(f"not a JSON object but {kind(document)}")
     max_depth = MAX_DEPTH if violation is None else MAX_DEPTH_WITH_SCHEMA
@@ -112,20 +112,20 @@ def first_finder(paths: Sequence[tuple[str, ...]]) -> Callable[[dict[str, Any]],
     return find
 
 
-def is_same(found: Any, wanted: str | int | float | bool) -> bool:
+def is_same(value: Any, expected: str | int | float | bool) -> bool:
     """Return True where two JSON scalars are equal by JSON's rules.
 
     `true` is not 1 and `"1"` is not 1, but 1.0 is 1.
     """
-    return found == wanted and isinstance(found, bool) == isinstance(wanted, bool)
+    return value == expected and isinstance(value, bool) == isinstance(expected, bool)
 
 
-def kind(found: Any) -> str:
+def kind(value: Any) -> str:
     """Return a parsed value's kind with its article: `a number`, `an empty string`, `missing`."""
-    if found is MISSING:
+    if value is MISSING:
         return "missing"
-    if isinstance(found, str):
-        return "a string" if found else "an empty string"
+    if isinstance(value, str):
+        return "a string" if value else "an empty string"
     kinds = {
         type(None): "null",
         bool: "a boolean",
@@ -133,21 +133,21 @@ def kind(found: Any) -> str:
         list: "an array",
         bytes: "bytes",
     }
-    return kinds.get(type(found), "a number")
+    return kinds.get(type(value), "a number")
 
 
 class _NumberText(str):
     """A number's own text, distinct from a string that looks like it."""
 
 
-def number_text(found: float, paths: Sequence[tuple[str, ...]], value: bytes | None) -> str:
-    """Return the number `found` at one of `paths` as the record spelled it.
+def number_text(number: float, paths: Sequence[tuple[str, ...]], value: bytes | None) -> str:
+    """Return the number `number` at one of `paths` as the record spelled it.
 
     1.0 stays 1.0, and an integer of any length keeps its digits.
     """
     # JSON spells an integer in one way only, except for -0.
-    if isinstance(found, int) and found != 0:
-        return str(found)
+    if isinstance(number, int) and number != 0:
+        return str(number)
     spelled = json.loads(value or b"null", parse_float=_NumberText, parse_int=_NumberText)
     return str(first_finder(paths)(spelled))
 
@@ -155,11 +155,11 @@ def number_text(found: float, paths: Sequence[tuple[str, ...]], value: bytes | N
 _NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
 
 
-def _with_any_number(value: bytes, error: orjson.JSONDecodeError, *, is_wanted: bool) -> Any:
+def _with_any_number(value: bytes, error: orjson.JSONDecodeError, *, is_allowed: bool) -> Any:
     """Parse strict JSON in which orjson found an `error` that is a number beyond a double.
 
     Such a number becomes an infinity. Raises UndecodableError for any other error, and unless such
-    a number `is_wanted`.
+    a number `is_allowed`.
     """
     fault = UndecodableError(f"no strict JSON: {error}")
     number = _NUMBER.match(error.doc, error.pos)
@@ -174,9 +174,9 @@ def _with_any_number(value: bytes, error: orjson.JSONDecodeError, *, is_wanted: 
             raise fault from None  # JSON allows no number at this place
         fault = UndecodableError(f"no strict JSON: {other}")
     else:
-        if is_wanted:
+        if is_allowed:
             return document
-    raise fault if is_wanted else UndecodableError("a number is too large for any column")
+    raise fault if is_allowed else UndecodableError("a number is too large for any column")
 
 
 def _integer(text: str) -> int | float:

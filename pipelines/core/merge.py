@@ -40,7 +40,7 @@ from pipelines.core.reading import RECORD_BYTES
 from pipelines.core.tenants import HEADS
 from pipelines.core.types import DUE, TENANT, TIME, schema_of
 from pipelines.core.values import typed_values
-from pipelines.core.waiting import deletion_markers, found_in, placed, release
+from pipelines.core.waiting import deletion_markers, placed, records_at, release
 
 RECORD_SCHEMA = schema_of(
     "source string, topic string, partition int, offset bigint, merge_key string, event_time "
@@ -120,17 +120,11 @@ def silver_schema(
     `position` is that of a record which waits for its tenant's clock, null for a merge record.
     `record_bytes` is how many bytes the values of a row's records have in bronze.
     """
-    parts = [
-        (
-            source,
-            pa.list_(
-                pa.struct(
-                    [*(_TOPIC if source in with_topics else ()), *_COORDINATES, ("value", kind)]
-                )
-            ),
-        )
-        for source, kind in value_types.items()
-    ]
+    parts = []
+    for source, kind in value_types.items():
+        topic = _TOPIC if source in with_topics else ()
+        part = pa.struct([*topic, *_COORDINATES, ("value", kind)])
+        parts.append((source, pa.list_(part)))
     before = schema_of(
         "partition int, merge_key string, status string, event_time timestamp, last_event_time "
         "timestamp"
@@ -189,43 +183,43 @@ def merge_in_chunks(
     recovered: pa.Table = NO_MESSAGES,
     heads: pa.Table = _NO_HEADS,
 ) -> Iterator[tuple[pa.Table, pa.Table]]:
-    """Yield each piece of silver's open and waiting rows with what `merge` returns for it.
+    """Yield each chunk of silver's open and waiting rows with what `merge` returns for it.
 
-    The last pair is a table without rows, and the merge records of keys that are in no piece. In
+    The last pair is a table without rows, and the merge records of keys that are in no chunk. In
     partitions of which `records` and `heads` have nothing, nothing is merged.
 
     `chunks`: silver's columns of at least all rows that were open or waited and that the batch may
-    change. All rows of a key are in one piece. The other arguments are those of `merge`. Raises
-    ValueError where a key of the batch has rows in two pieces.
+    change. All rows of a key are in one chunk. The other arguments are those of `merge`. Raises
+    ValueError where a key of the batch has rows in two chunks.
     """
     clocks = _clocks(records, heads, batch, _partitions(records, heads))
     on_time = _on_time(records, batch, clocks, recovered)
     schema = batch.changed_schema()
 
     def changed(some: Positioned, chunk: pa.Table) -> pa.Table:
-        """Return what these records change in a piece."""
+        """Return what these records change in a chunk."""
         return _changed(some, chunk, batch, clocks).select(schema.names).cast(schema)
 
-    is_left = np.ones(len(on_time.times), np.bool_)
+    is_remaining = np.ones(len(on_time.times), np.bool_)
     for chunk in chunks:
-        of_records, of_chunk, _ = _keys(on_time.rows, chunk)
-        is_here = np.isin(of_records, of_chunk)
-        if (is_here & ~is_left).any():
+        record_keys, chunk_keys, _ = _keys(on_time.rows, chunk)
+        is_here = np.isin(record_keys, chunk_keys)
+        if (is_here & ~is_remaining).any():
             raise ValueError(_TWO_OPEN_RECORDS)
-        is_left &= ~is_here
+        is_remaining &= ~is_here
         yield chunk, changed(on_time.where(is_here), chunk)
     none = schema.empty_table()
-    yield none, changed(on_time.where(is_left), none)
+    yield none, changed(on_time.where(is_remaining), none)
 
 
 def applied(chunk: pa.Table, changed: pa.Table) -> pa.Table:
-    """Return a piece of silver with a batch's changes to it (`merge_in_chunks`) applied."""
+    """Return a chunk of silver with a batch's changes to it (`merge_in_chunks`) applied."""
     columns = [name for name in changed.column_names if name not in REPLACING]
     new = changed.filter(changed["status"].is_valid()).select(columns)
     return pa.concat_tables([_kept(chunk, changed).select(columns), new])
 
 
-def may_change(held: pa.Table, keys: pa.Table, batch: Batch, clocks: Clocks) -> Booleans:
+def may_change(unfinished: pa.Table, keys: pa.Table, batch: Batch, clocks: Clocks) -> Booleans:
     """Return True for each row that is open or waits and that a batch may change.
 
     `merge` needs these rows, and all others of their keys. A row may change in four cases:
@@ -234,16 +228,16 @@ def may_change(held: pa.Table, keys: pa.Table, batch: Batch, clocks: Clocks) -> 
     - it is open, and due at another time by the present rules;
     - it waits, and its clock has reached it, or another epoch's rules judge it anew.
 
-    `held`: partition, tenant, merge_key, status, event_time, last_event_time, due and position.
-    `keys`: partition, tenant and merge_key of the batch's records.
+    `unfinished`: partition, tenant, merge_key, status, event_time, last_event_time, due and
+    position. `keys`: partition, tenant and merge_key of the batch's records.
     """
-    of_keys, of_rows, _ = _keys(keys, held)
-    due = OpenRecordTimes.of(held, batch.rules).due
-    is_changed = _is_timed_out(held, due, clocks) | (times_ms(held["due"]) != due)
-    is_released = ~clocks.waits(Positioned.of_waiting(held)) | batch.begins_epoch
-    is_open = pc.equal(held["status"], "open").to_numpy()
+    batch_keys, row_keys, _ = _keys(keys, unfinished)
+    due = OpenRecordTimes.of(unfinished, batch.rules).due
+    is_changed = _is_timed_out(unfinished, due, clocks) | (times_ms(unfinished["due"]) != due)
+    is_released = ~clocks.waits(Positioned.of_waiting(unfinished)) | batch.begins_epoch
+    is_open = pc.equal(unfinished["status"], "open").to_numpy()
     return np.asarray(
-        np.isin(of_rows, of_keys) | np.where(is_open, is_changed, is_released), np.bool_
+        np.isin(row_keys, batch_keys) | np.where(is_open, is_changed, is_released), np.bool_
     )
 
 
@@ -253,10 +247,12 @@ def late(records: pa.Table, batch: Batch, heads: pa.Table = _NO_HEADS) -> pa.Tab
     The arguments are those of `merge`.
     """
     positioned = _clocks(records, heads, batch, _partitions(records)).positioned(records)
-    found = positioned.where(
+    late_records = positioned.where(
         positioned.is_late(batch.rules) & ~positioned.is_passed_over(batch.rules, batch.out)
     )
-    return _late_rows(found.rows.append_column("position", time_column(found.positions)), batch)
+    return _late_rows(
+        late_records.rows.append_column("position", time_column(late_records.positions)), batch
+    )
 
 
 def late_again(records: pa.Table, waiting: pa.Table, batch: Batch) -> pa.Table:
@@ -267,21 +263,20 @@ def late_again(records: pa.Table, waiting: pa.Table, batch: Batch) -> pa.Table:
     """
     waited = Positioned.of_waiting(waiting)
     places = placed(waited.where(waited.is_late(batch.rules)).rows, batch.sources)
-    return _late_rows(found_in(records, places), batch)
+    return _late_rows(records_at(records, places), batch)
 
 
-def _late_rows(found: pa.Table, batch: Batch) -> pa.Table:
+def _late_rows(rows: pa.Table, batch: Batch) -> pa.Table:
     schema = LATE_SCHEMA
     if batch.with_topics:
         sources = pa.array([source_of(name) for name in batch.inputs]).take(
-            pc.index_in(found["source"], pa.array(batch.inputs))
+            pc.index_in(rows["source"], pa.array(batch.inputs))
         )
-        found = found.set_column(found.column_names.index("source"), "source", sources)
-    found = found.append_column("batch", pa.array(np.full(found.num_rows, batch.plan.batch)))
-    found = found.append_column(
-        "generation", pa.array(np.full(found.num_rows, batch.plan.generation))
-    )
-    return found.select(schema.names).cast(schema)
+        rows = rows.set_column(rows.column_names.index("source"), "source", sources)
+    rows = rows.append_column("batch", pa.array(np.full(rows.num_rows, batch.plan.batch)))
+    generation = pa.array(np.full(rows.num_rows, batch.plan.generation))
+    rows = rows.append_column("generation", generation)
+    return rows.select(schema.names).cast(schema)
 
 
 # -- records
@@ -319,14 +314,14 @@ def _is_published(records: Positioned, recovered: pa.Table, rules: Rules) -> Boo
     That is so where a message of its key was read back that holds records up to its position. The
     latest message of a key decides: where it does not hold the record, no earlier one does.
     """
-    of_record, of_message, count = _keys(records.rows, recovered)
+    record_keys, message_keys, count = _keys(records.rows, recovered)
     due = times_ms(recovered["due"])
     held_until = np.where(
         due == NULL_TIME, times_ms(recovered["event_time"]) + rules.window.gap_ms, due
     )
     latest = np.full(count, NULL_TIME)
-    np.maximum.at(latest, of_message, held_until)
-    return np.asarray(records.positions <= latest[of_record], np.bool_)
+    np.maximum.at(latest, message_keys, held_until)
+    return np.asarray(records.positions <= latest[record_keys], np.bool_)
 
 
 def _keys(one: pa.Table, other: pa.Table) -> tuple[Int64s, Int64s, int]:
@@ -339,8 +334,8 @@ def _keys(one: pa.Table, other: pa.Table) -> tuple[Int64s, Int64s, int]:
     for name in ("merge_key", "tenant"):
         texts = both(one[name], other[name], pa.large_string()).combine_chunks().dictionary_encode()
         codes = codes * (len(texts.dictionary) + 1) + int64s(texts.indices)
-    known, numbers = np.unique(codes, return_inverse=True)
-    return numbers[: one.num_rows], numbers[one.num_rows :], len(known)
+    distinct, numbers = np.unique(codes, return_inverse=True)
+    return numbers[: one.num_rows], numbers[one.num_rows :], len(distinct)
 
 
 # -- merge records
@@ -350,18 +345,18 @@ _TWO_OPEN_RECORDS: Final = (
 )
 
 
-def _kept(held: pa.Table, changed: pa.Table) -> pa.Table:
+def _kept(unfinished: pa.Table, changed: pa.Table) -> pa.Table:
     """Return the rows that are open or wait and are not replaced.
 
     A MERGE of a batch's changes (`merge`) would leave these of them.
     """
-    of_changed, of_held, count = _keys(changed, held)
-    is_replaced = np.isin(of_held, of_changed[changed["replaces"].is_valid().to_numpy()])
+    changed_keys, row_keys, count = _keys(changed, unfinished)
+    is_replaced = np.isin(row_keys, changed_keys[changed["replaces"].is_valid().to_numpy()])
     delete_up_to = np.full(count, NULL_TIME)
-    np.maximum.at(delete_up_to, of_changed, times_ms(changed["delete_up_to"]))
-    is_waiting = pc.equal(held["status"], "waiting").to_numpy()
-    is_deleted = times_ms(held["position"]) <= delete_up_to[of_held]
-    return held.filter(pa.array(~np.where(is_waiting, is_deleted, is_replaced)))
+    np.maximum.at(delete_up_to, changed_keys, times_ms(changed["delete_up_to"]))
+    is_waiting = pc.equal(unfinished["status"], "waiting").to_numpy()
+    is_deleted = times_ms(unfinished["position"]) <= delete_up_to[row_keys]
+    return unfinished.filter(pa.array(~np.where(is_waiting, is_deleted, is_replaced)))
 
 
 class _Entering(NamedTuple):
@@ -379,11 +374,13 @@ class _Entering(NamedTuple):
     deleted: pa.Table
 
     @classmethod
-    def of(cls, records: Positioned, held: pa.Table, batch: Batch, clocks: Clocks) -> _Entering:
-        """Return what takes part of `held`, the rows of silver that are open or wait."""
-        is_open = pc.equal(held["status"], "open").to_numpy()
-        open_rows = held if is_open.all() else held.filter(pa.array(is_open))
-        waiting = Positioned.of_waiting(held.filter(pa.array(~is_open)))
+    def of(
+        cls, records: Positioned, unfinished: pa.Table, batch: Batch, clocks: Clocks
+    ) -> _Entering:
+        """Return what takes part of `unfinished`, the rows of silver that are open or wait."""
+        is_open = pc.equal(unfinished["status"], "open").to_numpy()
+        open_rows = unfinished if is_open.all() else unfinished.filter(pa.array(is_open))
+        waiting = Positioned.of_waiting(unfinished.filter(pa.array(~is_open)))
         is_late: Booleans = np.zeros(len(waiting.times), np.bool_)
         if batch.begins_epoch:
             is_late = waiting.is_late(batch.rules)
@@ -393,8 +390,8 @@ class _Entering(NamedTuple):
         return cls(open_rows, waited, is_waiting, deleted)
 
 
-def _changed(records: Positioned, held: pa.Table, batch: Batch, clocks: Clocks) -> pa.Table:
-    entering = _Entering.of(records, held, batch, clocks)
+def _changed(records: Positioned, unfinished: pa.Table, batch: Batch, clocks: Clocks) -> pa.Table:
+    entering = _Entering.of(records, unfinished, batch, clocks)
     every = records.with_others(entering.waited)
     labels, is_changed = _labels(every, entering, batch, clocks)
     open_rows = entering.open_rows.filter(pa.array(is_changed))
@@ -433,7 +430,7 @@ def _changed(records: Positioned, held: pa.Table, batch: Batch, clocks: Clocks) 
     positions = merged.reduce(np.maximum, np.concatenate([every.positions, none_at]))
     sizes = [lengths(records.rows["value"]), int64s(before[RECORD_BYTES.name])]
     replaces = np.full(merged.size, MAX_TIME)
-    replaces[merged.of_held[len(entering.waited.times) :]] = opened.first
+    replaces[merged.row_numbers[len(entering.waited.times) :]] = opened.first
     columns |= {
         "valid": pa.array(~too_large, mask=~timed_out),
         "invalid_reason": pa.array(
@@ -468,15 +465,15 @@ def _labels(
     is_merged = ~entering.is_waiting
     merging = records.where(is_merged)
     opened = OpenRecordTimes.of(open_rows, batch.rules)
-    of_merging, of_open, count = _keys(merging.rows, open_rows)
-    if len(np.unique(of_open)) != len(of_open):
+    merging_keys, open_keys, count = _keys(merging.rows, open_rows)
+    if len(np.unique(open_keys)) != len(open_keys):
         raise ValueError(_TWO_OPEN_RECORDS)
-    index = session_index(merging, of_merging, opened.by_key(of_open, count), batch.rules)
+    index = session_index(merging, merging_keys, opened.by_key(open_keys, count), batch.rules)
     stride = int(index.max(initial=0)) + 1
     labels = np.empty(len(is_merged), np.int64)
-    labels[is_merged] = of_merging * stride + index
+    labels[is_merged] = merging_keys * stride + index
     labels[~is_merged] = count * stride + np.arange(np.count_nonzero(~is_merged))
-    open_labels = of_open * stride
+    open_labels = open_keys * stride
     is_changed = np.isin(open_labels, labels) | _is_timed_out(open_rows, opened.due, clocks)
     # An earlier epoch's rules may have set another time.
     is_changed |= times_ms(open_rows["due"]) != opened.due
@@ -495,14 +492,14 @@ def _is_timed_out(rows: pa.Table, due: Int64s, clocks: Clocks) -> Booleans:
 class _Merged(NamedTuple):
     """The merge records that change, numbered.
 
-    `of_record` and `of_held`: the number of the merge record that each record, and each row of
-    silver, belongs to. `order`: all of these, sorted by merge record. `begins`: where each merge
-    record begins in that order.
+    `record_numbers` and `row_numbers`: the number of the merge record that each record, and each
+    row of silver, belongs to. `order`: all of these, sorted by merge record. `begins`: where each
+    merge record begins in that order.
     """
 
     size: int
-    of_record: Int64s
-    of_held: Int64s
+    record_numbers: Int64s
+    row_numbers: Int64s
     order: Int64s
     begins: Int64s
 
@@ -542,24 +539,25 @@ def _parts(
     """Return a source's parts of each merge record by (event time, topic, offset), old and new."""
     inputs = of_source(batch.inputs, source)
     has_topics = source in batch.with_topics
-    mine = np.flatnonzero(pc.is_in(records.rows["source"], pa.array(inputs)).to_numpy())
-    new = records.rows.select(
-        [*(["topic"] if has_topics else []), "partition", "offset", "value"]
-    ).take(pa.array(mine))
+    source_rows = np.flatnonzero(pc.is_in(records.rows["source"], pa.array(inputs)).to_numpy())
+    names = [*(["topic"] if has_topics else []), "partition", "offset", "value"]
+    new = records.rows.select(names).take(pa.array(source_rows))
     old_lists = before[source].combine_chunks()
     old = old_lists.flatten()
     labels = np.concatenate(
-        [merged.of_record[mine], merged.of_held[old_lists.value_parent_indices().to_numpy()]]
+        [
+            merged.record_numbers[source_rows],
+            merged.row_numbers[old_lists.value_parent_indices().to_numpy()],
+        ]
     )
     offsets = np.concatenate([int64s(new["offset"]), int64s(old.field("offset"))])
-    times = np.concatenate([records.times[mine], times_ms(old.field("event_time"))])
+    times = np.concatenate([records.times[source_rows], times_ms(old.field("event_time"))])
     topics = both(new["topic"], old.field("topic"), pa.string()) if has_topics else None
-    by_topic = (
-        ()
-        if topics is None
-        else (int64s(pc.index_in(topics, pa.array(sorted(map(topic_of, inputs))))),)
-    )
-    order = np.lexsort((offsets, *by_topic, times, labels))
+    keys = [offsets, times, labels]
+    if topics is not None:
+        topic_names = pa.array(sorted(map(topic_of, inputs)))
+        keys.insert(1, int64s(pc.index_in(topics, topic_names)))
+    order = np.lexsort(keys)
     kind = _large(batch.value_types[source])
     decode = batch.avro[source].decoder_of_accepted() if source in batch.avro else None
     places = zip(new["partition"].to_pylist(), new["offset"].to_pylist(), strict=True)
@@ -570,20 +568,16 @@ def _parts(
     columns = {} if topics is None else {"topic": topics.take(pa.array(order)).combine_chunks()}
     columns |= {"offset": pa.array(offsets[order]), "event_time": time_column(times[order])}
     columns["value"] = values.take(pa.array(order)).combine_chunks()
-    return in_lists(
-        labels[order],
-        pa.StructArray.from_arrays(list(columns.values()), list(columns)),
-        merged.size,
-    )
+    parts = pa.StructArray.from_arrays(list(columns.values()), list(columns))
+    return in_lists(labels[order], parts, merged.size)
 
 
 def _too_large(rows: pa.Table, timed_out: Booleans, batch: Batch) -> Booleans:
     too_large = np.zeros(len(timed_out), bool)
     if batch.max_bytes is not None and timed_out.any():
         finished = as_read(rows.filter(pa.array(timed_out)), batch.read_types)
-        too_large[timed_out] = exceeds(finished, batch.sources, batch.max_bytes).to_numpy(
-            zero_copy_only=False
-        )
+        flags = exceeds(finished, batch.sources, batch.max_bytes)
+        too_large[timed_out] = flags.to_numpy(zero_copy_only=False)
     return too_large
 
 

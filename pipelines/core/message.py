@@ -114,7 +114,7 @@ def exceeds(rows: pa.Table, sources: Sequence[str], max_bytes: int) -> pa.Boolea
     though a value is written only where an upper bound of its size does not settle it. `rows` is as
     for `message_values`.
     """
-    found: list[Booleans] = [np.empty(0, np.bool_)]
+    flags: list[Booleans] = [np.empty(0, np.bool_)]
     for batch in rows.to_batches(max_chunksize=_ROWS):
         names = lengths(batch.column("merge_key")), lengths(batch.column("tenant"))
         beside = message_bytes(0, *names)
@@ -124,8 +124,8 @@ def exceeds(rows: pa.Table, sources: Sequence[str], max_bytes: int) -> pa.Boolea
                 exceeding[row] = (
                     sizes(_objects(batch.slice(row, 1), sources))[0] + beside[row] > max_bytes
                 )
-        found.append(exceeding)
-    return pa.array(np.concatenate(found))
+        flags.append(exceeding)
+    return pa.array(np.concatenate(flags))
 
 
 def messages(
@@ -255,9 +255,9 @@ def _largest_sizes(rows: pa.RecordBatch, sources: Sequence[str]) -> Int64s:
     for source in sources:
         parts = rows.column(source)
         values = _values(rows, source)
-        of_values = largest_sizes(values) if pa.types.is_struct(values.type) else sizes(values)
+        value_sizes = largest_sizes(values) if pa.types.is_struct(values.type) else sizes(values)
         commas = np.maximum(np.asarray(pc.list_value_length(parts).to_numpy(), np.int64) - 1, 0)
-        largest += len(f',"{source}":[]') + commas + sums(parts, of_values)
+        largest += len(f',"{source}":[]') + commas + sums(parts, value_sizes)
     return largest
 
 
@@ -299,12 +299,14 @@ class _Places(NamedTuple):
 
         Texts are compared as UTF-8 bytes.
         """
-        found = _flags(pc.greater(self.keys, other.keys))
-        found = (self.times > other.times) | ((self.times == other.times) & found)
+        is_after = _flags(pc.greater(self.keys, other.keys))
+        is_after = (self.times > other.times) | ((self.times == other.times) & is_after)
         is_equal = _flags(pc.equal(self.tenants, other.tenants))
-        found = _flags(pc.greater(self.tenants, other.tenants)) | (is_equal & found)
-        found = (self.closed_at > other.closed_at) | ((self.closed_at == other.closed_at) & found)
-        return np.asarray(found, np.bool_)
+        is_after = _flags(pc.greater(self.tenants, other.tenants)) | (is_equal & is_after)
+        is_after = (self.closed_at > other.closed_at) | (
+            (self.closed_at == other.closed_at) & is_after
+        )
+        return np.asarray(is_after, np.bool_)
 
     def check_order(self) -> None:
         """Raise ValueError where a row does not sort strictly after the one before it.

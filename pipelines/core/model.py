@@ -196,13 +196,13 @@ class RunningMax:
 
     def at_cut(self, clock: int) -> int:
         """Return the maximum up to and including the first record that has come to the clock."""
-        found = bisect_left(self.befores, clock)
-        return self.values[found - 1] if found else MIN_TIME
+        count = bisect_left(self.befores, clock)
+        return self.values[count - 1] if count else MIN_TIME
 
     def before_passing(self, time: int) -> float:
         """Return the position just before the maximum rose above a time; infinite if it has not."""
-        found = bisect_right(self.values, time)
-        return self.befores[found] if found < len(self.values) else float("inf")
+        index = bisect_right(self.values, time)
+        return self.befores[index] if index < len(self.values) else float("inf")
 
 
 @dataclass
@@ -331,7 +331,7 @@ class PartitionMerge:
     @property
     def heads(self) -> dict[str, int]:
         """Position of the last record of each input; only inputs that have records."""
-        return {source: reading.head for source, reading in self.sources.items()}
+        return {source: state.head for source, state in self.sources.items()}
 
     def arrive(self, *records: Record) -> None:
         """Add records, each of which waits unread until the clock has come to its position."""
@@ -349,13 +349,13 @@ class PartitionMerge:
         What was late stays late, so that what is published stays first in order.
         """
         if self.has_advanced and self.clock is not None:
-            seen = {tenant for reading in self.sources.values() for tenant in reading.own}
+            seen = {tenant for state in self.sources.values() for tenant in state.own}
             self.horizons = {tenant: self._horizon_after(tenant) for tenant in seen}
             self.horizon = self._horizon_after(None)
             self.epoch_start_clock = self.clock
             if lag_ms != self.rules.lag_ms:
-                for reading in self.sources.values():
-                    reading.keep_behind(self._lag)
+                for state in self.sources.values():
+                    state.keep_behind(self._lag)
         self.rules = replace(self.rules, gap_ms=gap_ms, max_ms=max_ms, lag_ms=lag_ms)
         self.is_plain &= self.rules.is_plain
         self.has_advanced = False
@@ -369,13 +369,13 @@ class PartitionMerge:
         self.has_advanced = True
         if len(self.sources) < len(self.rules.inputs):
             return  # the clock is undefined while an input has no record
-        self.clock = min(reading.head for reading in self.sources.values())
+        self.clock = min(state.head for state in self.sources.values())
         if is_first:
             was_waiting = self.waiting
             self.waiting = []
             self._judge(was_waiting)
-        for reading in self.sources.values():
-            self._judge(reading.read(self.clock, self._lag))
+        for state in self.sources.values():
+            self._judge(state.read(self.clock, self._lag))
         clocks = {tenant: self.tenant_clock(tenant) for tenant in self.tenants()}
         reached = [each for each in self.waiting if each[0] <= clocks[_tenant(each[1])]]
         self.waiting = [each for each in self.waiting if each[0] > clocks[_tenant(each[1])]]
@@ -392,12 +392,10 @@ class PartitionMerge:
         `heads` is by source. `records` are some of the records up to there, with their positions.
         """
         for source, head in heads.items():
-            reading = self.sources.setdefault(source, SourceState())
+            state = self.sources.setdefault(source, SourceState())
             tenant_times = Record(source, 0, head, tenant=None)  # in place of the records left out
-            reading.head, reading.unread = (
-                head,
-                deque([*records.get(source, ()), (head, tenant_times)]),
-            )
+            state.head = head
+            state.unread = deque([*records.get(source, ()), (head, tenant_times)])
         self.advance()
 
     def tenants(self) -> set[str]:
@@ -414,7 +412,7 @@ class PartitionMerge:
         if now is None:
             raise ValueError("the clock is undefined")
         return min(
-            now, *(each.position_at_cut(tenant, now, self._lag) for each in self.sources.values())
+            now, *(state.position_at_cut(tenant, now, self._lag) for state in self.sources.values())
         )
 
     def published_order(self) -> list[MergeRecord]:
@@ -427,9 +425,7 @@ class PartitionMerge:
         Only inputs that have some are included.
         """
         return {
-            source: list(reading.unread)
-            for source, reading in self.sources.items()
-            if reading.unread
+            source: list(state.unread) for source, state in self.sources.items() if state.unread
         }
 
     def _judge(self, records: Iterator[tuple[int, Record]] | list[tuple[int, Record]]) -> None:
@@ -453,8 +449,8 @@ class PartitionMerge:
     def _merge(self, position: int, record: Record) -> None:
         key = record.key or ""
         tenant = _tenant(record)
-        known = [message for message in self.recovered.get(key, ()) if message.tenant == tenant]
-        if any(self._is_held(position, message) for message in known):
+        messages = [message for message in self.recovered.get(key, ()) if message.tenant == tenant]
+        if any(self._is_held(position, message) for message in messages):
             # A part of that message, or of an earlier one of its key.
             self.already_published.append(record)
             return
@@ -485,8 +481,7 @@ class PartitionMerge:
     def _time_out(self, row: MergeRecord) -> None:
         row.due = self._due(row)
         last_open = [
-            reading.before_passing(row.tenant, row.due, self._lag)
-            for reading in self.sources.values()
+            state.before_passing(row.tenant, row.due, self._lag) for state in self.sources.values()
         ]
         row.closed_at = 1 + int(max(row.due, self.epoch_start_clock, *last_open))
         row.says_closing = not self.is_plain

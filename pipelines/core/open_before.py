@@ -37,7 +37,8 @@ def open_before(
     exclusive end offset by topic-partition. A row keeps its parts before these, and is left out
     where it has none.
     """
-    count, (columns, is_left) = rows.num_rows, _left(rows, ends, sources)
+    count = rows.num_rows
+    columns, has_parts = _parts_before(rows, ends, sources)
     columns |= {
         "status": pa.repeat(pa.scalar("open"), count),
         "valid": pa.nulls(count, pa.bool_()),
@@ -45,10 +46,10 @@ def open_before(
         # No clock has closed these rows, and the merge sets when they are due.
         **dict.fromkeys([*DUE.names, "position"], pa.nulls(count, TIME)),
     }
-    return pa.table(columns).filter(pa.array(is_left)).cast(rows.schema)
+    return pa.table(columns).filter(pa.array(has_parts)).cast(rows.schema)
 
 
-def _left(
+def _parts_before(
     rows: pa.Table, ends: Mapping[TopicPartition, int], sources: Sequence[str]
 ) -> tuple[dict[str, Any], Booleans]:
     """Return rows of silver with only their parts before some offsets.
@@ -63,11 +64,11 @@ def _left(
         parts = rows[source].combine_chunks()
         kept, parents = _is_before(source, parts, rows["partition"], ends)
         parents = parents[kept]
-        left = parts.flatten().filter(pa.array(kept))
-        times = times_ms(left.field("event_time"))
+        kept_parts = parts.flatten().filter(pa.array(kept))
+        times = times_ms(kept_parts.field("event_time"))
         np.minimum.at(first, parents, times)
         np.maximum.at(last, parents, times)
-        columns[source] = in_lists(parents, left, count)
+        columns[source] = in_lists(parents, kept_parts, count)
     columns |= {
         "event_time": time_column(first, missing=MAX_TIME),
         "last_event_time": time_column(last),
@@ -87,11 +88,8 @@ def _is_before(
     inputs = input_names(source, flat)
     since = np.full(len(parents), MAX_TIME)
     for name in pc.unique(inputs).to_pylist():
-        of_input = looked_up(
-            int64s(partitions),
-            {tp.partition: at for tp, at in ends.items() if tp.source == name},
-            MAX_TIME,
-        )
-        mine = pc.equal(inputs, name).to_numpy(zero_copy_only=False)
-        since[mine] = of_input[parents[mine]]
+        ends_of_input = {tp.partition: at for tp, at in ends.items() if tp.source == name}
+        row_ends = looked_up(int64s(partitions), ends_of_input, MAX_TIME)
+        is_from_input = pc.equal(inputs, name).to_numpy(zero_copy_only=False)
+        since[is_from_input] = row_ends[parents[is_from_input]]
     return np.asarray(int64s(flat.field("offset")) < since, np.bool_), parents

@@ -71,12 +71,12 @@ class Available(NamedTuple):
     event_times: Int64s
     is_idle: Booleans | None = None
 
-    def end(self, passed: int) -> int:
-        """Return the exclusive end offset of the first `passed` records."""
-        if passed < len(self.offsets):
+    def end(self, count: int) -> int:
+        """Return the exclusive end offset of the first `count` records."""
+        if count < len(self.offsets):
             # End at the first record that waits, after any hole before it. The next range must
             # begin with that record: it might otherwise hold none, and the clock would go back.
-            return int(self.offsets[passed])
+            return int(self.offsets[count])
         is_idle = self.is_idle is not None and bool(self.is_idle[-1])
         return int(self.offsets[-1]) + (not is_idle)
 
@@ -93,12 +93,12 @@ class Available(NamedTuple):
             return self
         offsets = np.array([h.after_offset + 1 for h in heartbeats], dtype=np.int64)
         times = np.array([h.event_time for h in heartbeats], dtype=np.int64)
-        of_all = np.concatenate([offsets, self.offsets])
+        all_offsets = np.concatenate([offsets, self.offsets])
         is_idle = np.arange(len(offsets) + len(self.offsets)) < len(offsets)
         # So a heartbeat comes before the record whose offset it has.
-        order = np.argsort(of_all, kind="stable")
+        order = np.argsort(all_offsets, kind="stable")
         return Available(
-            of_all[order], np.concatenate([times, self.event_times])[order], is_idle[order]
+            all_offsets[order], np.concatenate([times, self.event_times])[order], is_idle[order]
         )
 
 
@@ -195,9 +195,9 @@ class OffsetRange:
     def idle_decisions_in(self, decisions: Sequence[IdleDecision]) -> list[IdleDecision]:
         """Return those of the idle policy's decisions that are in the range, or at its end."""
         return [
-            each
-            for each in decisions
-            if self.from_offset <= each.after_offset + 1 <= self.until_offset
+            decision
+            for decision in decisions
+            if self.from_offset <= decision.after_offset + 1 <= self.until_offset
         ]
 
     @property
@@ -207,20 +207,20 @@ class OffsetRange:
 
 
 def by_topic_partition(
-    rows: pa.Table, sources: Sequence[str], then: Int64s
+    rows: pa.Table, sources: Sequence[str], order_by: Int64s
 ) -> dict[TopicPartition, Int64s]:
-    """Return the row numbers of each topic-partition of these inputs, in order of `then`.
+    """Return the row numbers of each topic-partition of these inputs, in order of `order_by`.
 
     Rows of other inputs are left out. The column `source` has the input's name.
     """
     count = len(sources)
-    of_source = pc.index_in(rows["source"], value_set=pa.array(sources, pa.string()))
-    numbers = np.flatnonzero(of_source.is_valid())
-    by = int64s(rows["partition"])[numbers] * count + int64s(of_source.drop_null())
-    found = groups(by, then[numbers])
+    input_numbers = pc.index_in(rows["source"], value_set=pa.array(sources, pa.string()))
+    numbers = np.flatnonzero(input_numbers.is_valid())
+    by = int64s(rows["partition"])[numbers] * count + int64s(input_numbers.drop_null())
+    row_groups = groups(by, order_by[numbers])
     return {
-        TopicPartition(sources[number % count], number // count): numbers[mine]
-        for number, mine in found.items()
+        TopicPartition(sources[number % count], number // count): numbers[rows_of_group]
+        for number, rows_of_group in row_groups.items()
     }
 
 
@@ -274,21 +274,23 @@ def plan_batch(
     clocks = _clocks(heads)
     ranges = {}
     has_late = False
-    passed_in_all = 0
+    consumed_in_all = 0
     for tp, cursor in cursors.items():
         rows = available.get(tp, NOTHING_AVAILABLE)
         positions = positions_of(cursor, rows)
-        passed = int(np.searchsorted(positions, clocks.get(tp.partition, NULL_TIME), side="right"))
-        until = rows.end(passed) if len(rows.offsets) else cursor.next_offset
-        positions = positions[:passed]
-        times = rows.event_times[:passed]
+        consumed = int(
+            np.searchsorted(positions, clocks.get(tp.partition, NULL_TIME), side="right")
+        )
+        until = rows.end(consumed) if len(rows.offsets) else cursor.next_offset
+        positions = positions[:consumed]
+        times = rows.event_times[:consumed]
         oldest = rules.late_before(np.full(len(times), tp.partition), positions)
         has_late |= bool(np.any((times < oldest) & (times != NULL_TIME)))
         ranges[tp] = OffsetRange(
             cursor.next_offset, until, cursor.position, _last(positions, cursor.position), heads[tp]
         )
-        passed_in_all += passed
-    if clocks == clocks_before and not passed_in_all and not begins_epoch:
+        consumed_in_all += consumed
+    if clocks == clocks_before and not consumed_in_all and not begins_epoch:
         return None
     for partition, before in clocks_before.items():
         if clocks.get(partition, NULL_TIME) < before:
@@ -327,6 +329,8 @@ def _clocks(heads: Mapping[TopicPartition, int | None]) -> dict[int, int]:
     by_partition: dict[int, list[int | None]] = {}
     for tp, head in heads.items():
         by_partition.setdefault(tp.partition, []).append(head)
-    return {
-        p: min(h for h in hs if h is not None) for p, hs in by_partition.items() if None not in hs
-    }
+    clocks = {}
+    for p, partition_heads in by_partition.items():
+        if None not in partition_heads:
+            clocks[p] = min(head for head in partition_heads if head is not None)
+    return clocks

@@ -58,15 +58,15 @@ class Positioned(NamedTuple):
         A lost lake has decided it, or the record is among those that are `out`, by topic-partition
         and offset.
         """
-        found = np.zeros(len(self.positions), np.bool_)
+        is_passed_over = np.zeros(len(self.positions), np.bool_)
         if rules.since:
-            found |= self.positions < looked_up(
+            is_passed_over |= self.positions < looked_up(
                 int64s(self.rows["partition"]), rules.since, NULL_TIME
             )
         if out:
             offsets = int64s(self.rows["offset"])
             inputs = list(dict.fromkeys(tp.source for tp in out))
-            for tp, mine in by_topic_partition(self.rows, inputs, offsets).items():
+            for tp, numbers in by_topic_partition(self.rows, inputs, offsets).items():
                 if tp in out:
-                    found[mine] |= np.isin(offsets[mine], out[tp])
-        return found
+                    is_passed_over[numbers] |= np.isin(offsets[numbers], out[tp])
+        return is_passed_over

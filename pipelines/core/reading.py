@@ -13,7 +13,7 @@ from datetime import date, datetime, timedelta
 from decimal import MAX_EMAX, MAX_PREC, MIN_EMIN, Context, Decimal, Overflow
 from enum import Enum
 from functools import partial
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -225,21 +225,15 @@ def _redriven_from(kafka: pa.Table) -> pa.Array:
     """Return the column `REDRIVEN_FROM`."""
     headers = kafka["headers"].combine_chunks()
     says = pc.equal(headers.flatten().field("key"), REDRIVEN).fill_null(False)
-    found: list[int | None] = [None] * kafka.num_rows
+    redriven: list[int | None] = [None] * kafka.num_rows
     for row in pc.unique(headers.value_parent_indices().filter(says)).to_pylist():
         topic, partition, offset = (
             kafka[name][row].as_py() for name in ("topic", "partition", "offset")
         )
-        said = [(each["key"], each["value"]) for each in headers[row].as_py()]
-        found[row] = next(
-            (
-                at
-                for at, _ in reversed(list(redriven_offsets(topic, partition, said)))
-                if at < offset
-            ),
-            None,
-        )
-    return pa.array(found, REDRIVEN_FROM.type)
+        own_headers = [(header["key"], header["value"]) for header in headers[row].as_py()]
+        claims = [at for at, _ in redriven_offsets(topic, partition, own_headers) if at < offset]
+        redriven[row] = claims[-1] if claims else None
+    return pa.array(redriven, REDRIVEN_FROM.type)
 
 
 def record_bytes(kafka: pa.Table) -> Int64s:
@@ -316,12 +310,12 @@ def merge_keys(kafka: pa.Table, rules: ReadingRules) -> pa.Array:
 
     It is null where none can be read. Raise what `read_records` raises.
     """
-    of_value = value_key(rules)
+    key_of = value_key(rules)
 
     def merge_key(key: bytes | None, value: bytes | None) -> str | None:
         """Return the merge key, from Kafka's key and the value."""
         try:
-            return _kafka_key(key) if rules.key is None else of_value(value)
+            return _kafka_key(key) if rules.key is None else key_of(value)
         except _RefusedError:
             return None
 
@@ -336,7 +330,9 @@ def value_key(rules: ReadingRules) -> Callable[[bytes | None], str | None]:
     It finds the key also in a record that is refused for another reason. It returns None where the
     value has none, or cannot be decoded. It raises what `AvroSchema.writers` raises for an id.
     """
-    paths, (decode, _, find, _) = rules.keys, _parts(rules, is_checked=False)
+    paths = rules.keys
+    decode = _decoder(rules, is_checked=False)
+    find = _finders(rules).key
 
     def look(value: bytes | None) -> str | None:
         """Return the merge key of a value."""
@@ -382,15 +378,52 @@ def _look(rules: ReadingRules) -> Callable[..., _Read]:
     Its arguments are Kafka's key, value and timestamp in ms, and with Avro also partition and
     offset.
     """
-    decode, time_of, key_of, tenant_of = _parts(rules)
-    exponent = MILLISECONDS_PER_UNIT[rules.unit]
+    decode = _decoder(rules)
+    key_of = _finders(rules).key
+    event_time_of = _event_time_reader(rules)
+    tenant_of = _tenant_reader(rules)
     skips_tombstones = rules.skips_tombstones
-    decode_any, *_ = _parts(rules, is_checked=False)
-    is_mine = _test(rules.where)
+    read_other = _other_reader(rules)
     is_heartbeat = _test(rules.heartbeat)
-    times = rules.event_times
     keys = rules.keys
-    tenant_path = rules.tenant
+    has_tenants = rules.tenant is not None
+
+    def look(key: bytes | None, value: bytes | None, kafka_time: int, *place: int) -> _Read:
+        """Read a record, skip it, or refuse it with a reason."""
+        if value is None and skips_tombstones:
+            return _SKIPPED
+        if read_other is not None and (other := read_other(value, kafka_time, *place)) is not None:
+            return other
+        try:
+            document = decode(value, *place)
+            heartbeat = is_heartbeat is not None and is_heartbeat(document)
+            merge_key = None
+            if not heartbeat:
+                merge_key = (
+                    _text(key_of(document), keys, value, Reason.NO_KEY) if keys else _kafka_key(key)
+                )
+            if has_tenants:
+                tenant = tenant_of(document, value, is_beat=heartbeat)
+            else:
+                tenant = None if heartbeat else NO_TENANT
+            event_time = event_time_of(document, value, kafka_time)
+        except UndecodableError as error:
+            return None, None, False, Reason.UNDECODABLE.value, str(error), None
+        except _RefusedError as error:
+            return None, None, False, error.reason.value, error.detail, None
+        return merge_key, event_time, heartbeat, None, None, tenant
+
+    return look
+
+
+def _event_time_reader(rules: ReadingRules) -> Callable[[dict[str, Any], bytes | None, int], int]:
+    """Return the function that returns the event time of a record.
+
+    Its arguments are the decoded value, its bytes, and Kafka's timestamp in ms.
+    """
+    time_of = _finders(rules).event_time
+    exponent = MILLISECONDS_PER_UNIT[rules.unit]
+    paths = rules.event_times
     reads_text = rules.reads_text
 
     def event_time_of(document: dict[str, Any], value: bytes | None, kafka_time: int) -> int:
@@ -398,7 +431,7 @@ def _look(rules: ReadingRules) -> Callable[..., _Read]:
 
         Raise _RefusedError where it has none that counts.
         """
-        event_time = _event_time(time_of(document), times, value, exponent, reads_text=reads_text)
+        event_time = _event_time(time_of(document), paths, value, exponent, reads_text=reads_text)
         if kafka_time < 0:
             detail = (
                 f"Kafka's own timestamp of the record is {kafka_time}: nothing vouches for its "
@@ -414,99 +447,111 @@ def _look(rules: ReadingRules) -> Callable[..., _Read]:
             raise _RefusedError(Reason.EVENT_TIME_IN_FUTURE, detail)
         return event_time
 
-    def tenant_in(document: dict[str, Any], value: bytes | None, *, is_beat: bool) -> str | None:
+    return event_time_of
+
+
+def _tenant_reader(rules: ReadingRules) -> Callable[..., str | None]:
+    """Return the function that returns the tenant of a record, from its decoded value and bytes."""
+    find = _finders(rules).tenant
+    path = rules.tenant
+
+    def tenant_of(document: dict[str, Any], value: bytes | None, *, is_beat: bool) -> str | None:
         """Return the tenant in a decoded value; None without tenants.
 
         Raise _RefusedError where a record that is no heartbeat has none.
         """
-        if tenant_path is None:
+        if path is None:
             return None
-        return _text(
-            tenant_of(document), (tenant_path,), value, None if is_beat else Reason.NO_TENANT
-        )
+        return _text(find(document), (path,), value, None if is_beat else Reason.NO_TENANT)
 
-    def look(key: bytes | None, value: bytes | None, kafka_time: int, *place: int) -> _Read:
-        """Read a record, skip it, or refuse it with a reason."""
-        if value is None and skips_tombstones:
-            return _SKIPPED
-        if is_mine is not None:
-            try:
-                if not is_mine(document := decode_any(value, *place)):
-                    tenant = tenant_in(
-                        document, value, is_beat=is_heartbeat is not None and is_heartbeat(document)
-                    )
-                    return (
-                        None,
-                        event_time_of(document, value, kafka_time),
-                        True,
-                        None,
-                        None,
-                        tenant,
-                    )
-            except _RefusedError:
-                return _SKIPPED
-            except UndecodableError:
-                if rules.leaves_undecodable:
-                    return _SKIPPED
+    return tenant_of
+
+
+def _other_reader(rules: ReadingRules) -> Callable[..., _Read | None] | None:
+    """Return the function that reads the topic's records that are not the source's own.
+
+    It is None where all of them are. Its arguments are those of the function of `_look` but for the
+    key.
+    """
+    is_own = _test(rules.where)
+    if is_own is None:
+        return None
+    decode = _decoder(rules, is_checked=False)
+    event_time_of = _event_time_reader(rules)
+    tenant_of = _tenant_reader(rules)
+    is_heartbeat = _test(rules.heartbeat)
+
+    def read_other(value: bytes | None, kafka_time: int, *place: int) -> _Read | None:
+        """Read a record as a heartbeat, or skip it; return None where it is the source's own.
+
+        One that cannot be decoded is the source's own unless the rules leave it to another source.
+        """
         try:
             document = decode(value, *place)
-            heartbeat = is_heartbeat is not None and is_heartbeat(document)
-            merge_key = None
-            if not heartbeat:
-                merge_key = (
-                    _text(key_of(document), keys, value, Reason.NO_KEY) if keys else _kafka_key(key)
-                )
-            if tenant_path is None:
-                tenant = None if heartbeat else NO_TENANT
-            else:
-                tenant = tenant_in(document, value, is_beat=heartbeat)
+            if is_own(document):
+                return None
+            is_beat = is_heartbeat is not None and is_heartbeat(document)
+            tenant = tenant_of(document, value, is_beat=is_beat)
             event_time = event_time_of(document, value, kafka_time)
-        except UndecodableError as error:
-            return None, None, False, Reason.UNDECODABLE.value, str(error), None
-        except _RefusedError as error:
-            return None, None, False, error.reason.value, error.detail, None
-        return merge_key, event_time, heartbeat, None, None, tenant
+        except _RefusedError:
+            return _SKIPPED
+        except UndecodableError:
+            return _SKIPPED if rules.leaves_undecodable else None
+        return None, event_time, True, None, None, tenant
 
-    return look
+    return read_other
 
 
 def _test(
-    wanted: tuple[tuple[str, ...], str | int | float | bool] | None,
+    condition: tuple[tuple[str, ...], str | int | float | bool] | None,
 ) -> Callable[[dict[str, Any]], bool] | None:
-    """Return the test of whether a document has the wanted value at its path.
+    """Return the test of whether a document has the value of a condition at its path.
 
-    It is None where nothing is wanted.
+    It is None without a condition.
     """
-    if wanted is None:
+    if condition is None:
         return None
-    find = finder(wanted[0])
-    right = wanted[1]
-    return lambda document: (found := find(document)) == right and is_same(found, right)
+    path, expected = condition
+    find = finder(path)
+
+    def is_met(document: dict[str, Any]) -> bool:
+        """Return True where the document meets the condition."""
+        value = find(document)
+        return bool(value == expected and is_same(value, expected))
+
+    return is_met
 
 
-def _parts(
-    rules: ReadingRules, *, is_checked: bool = True
-) -> tuple[Callable[..., Any], _Find, _Find, _Find]:
-    """Return the decoder of a value, and the finders of its event time, key and tenant.
+class _Finders(NamedTuple):
+    """Functions that find what the rules name in a decoded value."""
 
-    With `is_checked`, JSON must fit its schema.
-    """
-    time_of = first_finder(rules.event_times)
-    key_of = first_finder(rules.keys)
-    tenant_of = finder(rules.tenant or ())
-    if isinstance(rules.schema, AvroSchema):
-        return (
-            rules.schema.decoder(),
-            _then(time_of, partial(_avro_time, exponent=MILLISECONDS_PER_UNIT[rules.unit])),
-            _then(key_of, as_text),
-            _then(tenant_of, as_text),
-        )
-    tests = (
-        (rules.schema.validator(), rules.schema.mismatch)
-        if rules.schema and is_checked
-        else (None, None)
+    event_time: _Find
+    key: _Find
+    tenant: _Find
+
+
+def _finders(rules: ReadingRules) -> _Finders:
+    finders = _Finders(
+        first_finder(rules.event_times), first_finder(rules.keys), finder(rules.tenant or ())
     )
-    return partial(parse_object, violation=tests[0], mismatch=tests[1]), time_of, key_of, tenant_of
+    if not isinstance(rules.schema, AvroSchema):
+        return finders
+    avro_time = partial(_avro_time, exponent=MILLISECONDS_PER_UNIT[rules.unit])
+    return _Finders(
+        _then(finders.event_time, avro_time),
+        _then(finders.key, as_text),
+        _then(finders.tenant, as_text),
+    )
+
+
+def _decoder(rules: ReadingRules, *, is_checked: bool = True) -> Callable[..., Any]:
+    """Return the decoder of a value. With `is_checked`, JSON must fit its schema."""
+    if isinstance(rules.schema, AvroSchema):
+        return rules.schema.decoder()
+    if rules.schema is None or not is_checked:
+        return partial(parse_object, violation=None)
+    violation = rules.schema.validator()
+    return partial(parse_object, violation=violation, mismatch=rules.schema.mismatch)
 
 
 def _then(find: _Find, make: Callable[[Any], Any]) -> _Find:
@@ -525,82 +570,83 @@ def _kafka_key(key: bytes | None) -> str:
 
 
 def _text(
-    found: Any, paths: Sequence[Path], value: bytes | None, reason: Reason | None
+    field_value: Any, paths: Sequence[Path], value: bytes | None, reason: Reason | None
 ) -> str | None:
     """Return what is found at one of the paths as text that is not empty.
 
     A number or boolean becomes its JSON text. For anything else return None, or raise _RefusedError
     where there is a reason.
     """
-    if isinstance(found, str) and found:
-        return found
-    if isinstance(found, bool):
-        return "true" if found else "false"
-    if isinstance(found, (int, float)):
-        return number_text(found, paths, value)
+    if isinstance(field_value, str) and field_value:
+        return field_value
+    if isinstance(field_value, bool):
+        return "true" if field_value else "false"
+    if isinstance(field_value, (int, float)):
+        return number_text(field_value, paths, value)
     if reason is None:
         return None
-    raise _RefusedError(reason, f"{paths_text(paths)} is {kind(found)}")
+    raise _RefusedError(reason, f"{paths_text(paths)} is {kind(field_value)}")
 
 
 def _event_time(
-    found: Any, paths: Sequence[Path], value: bytes | None, exponent: int, *, reads_text: bool
+    field_value: Any, paths: Sequence[Path], value: bytes | None, exponent: int, *, reads_text: bool
 ) -> int:
     """Return the event time (ms) that was found in a value.
 
     A number times 10 ** `exponent` is epoch ms, its fraction cut off. A string is ISO 8601; with
     `reads_text` it may be a number, too. The year 9999 is the last. Raise _RefusedError otherwise.
     """
-    if isinstance(found, timedelta):  # since 1970, of Avro
-        found = found // timedelta(milliseconds=1)
+    if isinstance(field_value, timedelta):  # since 1970, of Avro
+        field_value = field_value // timedelta(milliseconds=1)
         exponent = 0
-    if exponent == 0 and type(found) is int and 0 <= found <= LAST_EVENT_TIME_MS:
-        return found
-    if isinstance(found, bool) or not isinstance(found, (int, float, str)):
-        fault = kind(found)
+    if exponent == 0 and type(field_value) is int and 0 <= field_value <= LAST_EVENT_TIME_MS:
+        return field_value
+    if isinstance(field_value, bool) or not isinstance(field_value, (int, float, str)):
+        fault = kind(field_value)
     else:
-        if reads_text and isinstance(found, str) and _NUMBER.fullmatch(found):
-            event_time: int | None = _whole(float(found), found, exponent)
+        if reads_text and isinstance(field_value, str) and _NUMBER.fullmatch(field_value):
+            event_time: int | None = _whole(float(field_value), field_value, exponent)
         else:
-            event_time = _milliseconds(found, paths, value, exponent)
+            event_time = _milliseconds(field_value, paths, value, exponent)
         if event_time is None:
-            fault = f"not an ISO 8601 time: {str(found)[:100]!r}"
+            fault = f"not an ISO 8601 time: {str(field_value)[:100]!r}"
         elif event_time < 0:
-            fault = f"before 1970: {str(found)[:100]}"
+            fault = f"before 1970: {str(field_value)[:100]}"
         elif event_time > LAST_EVENT_TIME_MS:
-            fault = f"after the year 9999: {str(found)[:100]}"
+            fault = f"after the year 9999: {str(field_value)[:100]}"
         else:
             return event_time
     raise _RefusedError(Reason.NO_EVENT_TIME, f"{paths_text(paths)} is {fault}")
 
 
-def _avro_time(found: Any, exponent: int) -> Any:
-    """Return an Avro time, or a number that is no integer, as the time since 1970; else `found`.
+def _avro_time(field_value: Any, exponent: int) -> Any:
+    """Return an Avro time, or a number that is no integer, as the time since 1970.
 
-    A number times 10 ** `exponent` is epoch ms. A time is one whatever the unit of numbers is.
+    Any other value is returned as it is. A number times 10 ** `exponent` is epoch ms. A time is
+    one whatever the unit of numbers is.
     """
-    if isinstance(found, datetime):
-        return found - EPOCH
-    if isinstance(found, date):
-        return found - EPOCH.date()
-    if not isinstance(found, (float, Decimal)):
-        return found
-    if found != found:  # not a number
-        return as_text(found)
-    return timedelta(milliseconds=_whole(float(found), str(found), exponent))
+    if isinstance(field_value, datetime):
+        return field_value - EPOCH
+    if isinstance(field_value, date):
+        return field_value - EPOCH.date()
+    if not isinstance(field_value, (float, Decimal)):
+        return field_value
+    if field_value != field_value:  # not a number
+        return as_text(field_value)
+    return timedelta(milliseconds=_whole(float(field_value), str(field_value), exponent))
 
 
 _NUMBER: Final = re.compile(r"-?[0-9]+(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
 
 
 def _milliseconds(
-    found: float | str, paths: Sequence[Path], value: bytes | None, exponent: int
+    field_value: float | str, paths: Sequence[Path], value: bytes | None, exponent: int
 ) -> int | None:
-    if isinstance(found, str):
-        return parse_iso_8601(found)
-    if isinstance(found, int):
-        return int(found * 10**exponent) if exponent >= 0 else found // 10**-exponent
-    return _whole(found, number_text(found, paths, value), exponent)
+    if isinstance(field_value, str):
+        return parse_iso_8601(field_value)
+    if isinstance(field_value, int):
+        return int(field_value * 10**exponent) if exponent >= 0 else field_value // 10**-exponent
+    return _whole(field_value, number_text(field_value, paths, value), exponent)
 
 
 def _whole(number: float, text: str, exponent: int) -> int:

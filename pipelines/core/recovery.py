@@ -44,6 +44,7 @@ import re
 import zlib
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import starmap
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple, TypeAlias
 
@@ -94,7 +95,7 @@ class CloseTimeRange(NamedTuple):
     """Maximum by which a tenant's clock may be behind the global clock."""
 
     def step(self, position: int) -> int:
-        """Return a number that is equal for decisions that can be told as one.
+        """Return a number that is equal for decisions that can be described as one.
 
         `position` (ms) is the one just before a decision. The decision closes merge records just
         after that position, or later. All messages before the first one are published, and none
@@ -179,31 +180,30 @@ def idle_header(
     Only sources that have some are included. Of several decisions after one offset only the last
     counts, since nothing stands between them. So the header does not grow while a source is silent.
 
-    With tenants (`closings`), the decisions after one offset are told as one up to the first that
-    may have closed a message, and again from the first that can have closed none. These have the
-    largest time of each tenant, where that is not too old to count.
+    With tenants (`closings`), the decisions after one offset are described as one up to the first
+    that may have closed a message, and again from the first that can have closed none. These have
+    the largest time of each tenant, where that is not too old to count.
     """
     header = {}
     for source, offset in min_offsets.items():
-        tenant_times: dict[tuple[int, int], IdleDecision] = {}
+        by_step: dict[tuple[int, int], IdleDecision] = {}
         position = 0
         for decision in sorted(
-            each for each in decisions.get(source, ()) if each.after_offset >= offset - 1
+            decision
+            for decision in decisions.get(source, ())
+            if decision.after_offset >= offset - 1
         ):
             step = decision.after_offset, 0 if closings is None else closings.step(position)
-            tenant_times[step] = _as_one(
-                tenant_times.get(step, decision),
-                decision,
-                0 if closings is None else closings.lag_ms,
-            )
+            earlier = by_step.get(step, decision)
+            by_step[step] = _as_one(earlier, decision, 0 if closings is None else closings.lag_ms)
             position = decision.event_time
-        if tenant_times:
-            header[source] = tuple(tenant_times.values())
+        if by_step:
+            header[source] = tuple(by_step.values())
     return header
 
 
 def _as_one(one: IdleDecision, other: IdleDecision, lag_ms: int) -> IdleDecision:
-    """Return what both decisions tell, as one; `other` comes later, after the same offset."""
+    """Return what both decisions say, as one; `other` comes later, after the same offset."""
     event_time = max(one.event_time, other.event_time)
     tenant_times = dict(one.tenant_times)
     for tenant, time in other.tenant_times:
@@ -222,9 +222,8 @@ def encode_min_offsets(min_offsets: Mapping[str, int]) -> bytes:
 
 def encode_idle(decisions: Decisions) -> bytes:
     """Return the header `watersmeet.idle`, which a message needs only where there are decisions."""
-    return orjson.dumps(
-        {source: [_encoded(decision) for decision in mine] for source, mine in decisions.items()}
-    )
+    encoded = {source: [*map(_encoded, decided)] for source, decided in decisions.items()}
+    return orjson.dumps(encoded)
 
 
 def recovery_headers(
@@ -241,9 +240,9 @@ def recovery_headers(
             (IDLE, text) if len(text) <= PLAIN_BYTES else (IDLE_PACKED, zlib.compress(text))
         )
     headers.append((RULES, ",".join(sorted(rules)).encode()))
-    lived = [(LIVED, b"true")] if is_lived else []
-    size = sum(len(name) + len(content) for name, content in [*headers, *lived])
-    return [*(headers if size <= RECOVERY_BYTES else [(NO_RECOVERY, b"%d" % size)]), *lived]
+    lived_header = [(LIVED, b"true")] if is_lived else []
+    size = sum(len(name) + len(content) for name, content in [*headers, *lived_header])
+    return [*(headers if size <= RECOVERY_BYTES else [(NO_RECOVERY, b"%d" % size)]), *lived_header]
 
 
 def _encoded(decision: IdleDecision) -> list[Any]:
@@ -279,10 +278,8 @@ def parse_idle(header: bytes | None) -> dict[str, tuple[IdleDecision, ...]]:
 
     Raise ValueError where the header is no such thing.
     """
-    by_source = _by_source(
-        header, IDLE, lambda mine: isinstance(mine, list) and all(map(_is_decision, mine))
-    )
-    return {source: tuple(_decoded(*each) for each in mine) for source, mine in by_source.items()}
+    by_source = _by_source(header, IDLE, _are_decisions)
+    return {source: tuple(starmap(_decoded, decided)) for source, decided in by_source.items()}
 
 
 def _idle_of(headers: Mapping[str, bytes | None]) -> dict[str, tuple[IdleDecision, ...]]:
@@ -306,10 +303,10 @@ def parse_rules(header: bytes | None) -> frozenset[str]:
 
     Raise ValueError where the header is no such thing.
     """
-    found = (header or b"").decode("ascii", errors="replace").split(",")
-    if not all(_FINGERPRINT.fullmatch(each) for each in found):
+    fingerprints = (header or b"").decode("ascii", errors="replace").split(",")
+    if not all(map(_FINGERPRINT.fullmatch, fingerprints)):
         raise ValueError(f"{RULES} is not what a message of Watersmeet says of rules: {header!r}")
-    return frozenset(found)
+    return frozenset(fingerprints)
 
 
 def sink_state(
@@ -389,11 +386,15 @@ def _is_integer(value: object, least: int) -> bool:
     return type(value) is int and least <= value < 2**63
 
 
+def _are_decisions(value: object) -> bool:
+    return isinstance(value, list) and all(map(_is_decision, value))
+
+
 def _is_decision(value: object) -> bool:
     if not isinstance(value, list) or not 2 <= len(value) <= 3:
         return False
     tenant_times = value[2] if len(value) == 3 else {}
-    is_told = isinstance(tenant_times, dict) and all(
+    has_times = isinstance(tenant_times, dict) and all(
         _is_integer(time, -(2**63)) for time in tenant_times.values()
     )
-    return is_told and _is_integer(value[0], -1) and _is_integer(value[1], 0)
+    return has_times and _is_integer(value[0], -1) and _is_integer(value[1], 0)

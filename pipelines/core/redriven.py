@@ -38,12 +38,12 @@ def fingerprint(key: bytes | None, value: bytes | None, headers: Headers) -> byt
 
     It is equal for a refused record and the same one sent again.
     """
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     for part in (
         key,
         value,
-        *(each for name, content in headers for each in (name.encode(), content)),
+        *(text for name, content in headers for text in (name.encode(), content)),
     ):
-        found.update(b"null" if part is None else b"%d:" % len(part))
-        found.update(part or b"")
-    return found.digest()
+        digest.update(b"null" if part is None else b"%d:" % len(part))
+        digest.update(part or b"")
+    return digest.digest()

@@ -115,9 +115,9 @@ def assign_partitions(kafka: pa.Table | pa.RecordBatch, rules: ReadingRules) -> 
     if pc.any(is_refused).as_py():
         refused = merge_keys(read.filter(is_refused), rules)
         keys = pc.replace_with_mask(keys, is_refused.combine_chunks(), refused)
-    known = keys.dictionary_encode()
-    hashes = pa.array([murmur2(key.encode()) for key in known.dictionary.to_pylist()], pa.int64())
-    routed = read.drop_columns("merge_key").append_column("hash", hashes.take(known.indices))
+    encoded = keys.dictionary_encode()
+    hashes = pa.array([murmur2(key.encode()) for key in encoded.dictionary.to_pylist()], pa.int64())
+    routed = read.drop_columns("merge_key").append_column("hash", hashes.take(encoded.indices))
     return routed.cast(ROUTED)
 
 
@@ -151,12 +151,13 @@ class Lockstep:
         """
         times = times_ms(rows["event_time"])
         positions = np.empty_like(times)
-        for number, mine in groups(self._numbers(rows), int64s(rows["offset"])).items():
-            of = self._input(number)
-            positions[mine] = np.maximum(
-                np.maximum.accumulate(times[mine]), self.heads.get(of, NULL_TIME)
+        for number, row_numbers in groups(self._numbers(rows), int64s(rows["offset"])).items():
+            input_partition = self._input(number)
+            positions[row_numbers] = np.maximum(
+                np.maximum.accumulate(times[row_numbers]),
+                self.heads.get(input_partition, NULL_TIME),
             )
-            self.heads[of] = int(positions[mine[-1]])
+            self.heads[input_partition] = int(positions[row_numbers[-1]])
         self._waiting = pa.concat_tables([self._waiting, rows])
         self._positions = np.concatenate([self._positions, positions])
 
@@ -171,7 +172,7 @@ class Lockstep:
         order = np.lexsort((int64s(self._waiting["offset"]), numbers, self._positions))
         places = self._positions[order], numbers[order]
         count = len(order)
-        if ahead := [(self.heads.get(of, NULL_TIME), self._number(of)) for of in unread]:
+        if ahead := [(self.heads.get(place, NULL_TIME), self._number(place)) for place in unread]:
             head, last = min(ahead)
             count = int(np.sum((places[0] < head) | ((places[0] == head) & (places[1] <= last))))
         reached = dict(zip(places[1][:count].tolist(), places[0][:count].tolist(), strict=True))
@@ -187,9 +188,9 @@ class Lockstep:
 
     def first_offsets(self) -> dict[InputPartition, int]:
         """Return by input partition the offset of the first record that waits."""
-        found = self._waiting.group_by(["topic", "partition"]).aggregate([("offset", "min")])
-        inputs = map(InputPartition, found["topic"].to_pylist(), found["partition"].to_pylist())
-        return dict(zip(inputs, found["offset_min"].to_pylist(), strict=True))
+        firsts = self._waiting.group_by(["topic", "partition"]).aggregate([("offset", "min")])
+        inputs = map(InputPartition, firsts["topic"].to_pylist(), firsts["partition"].to_pylist())
+        return dict(zip(inputs, firsts["offset_min"].to_pylist(), strict=True))
 
     def _numbers(self, rows: pa.Table) -> Int64s:
         """Return a number for the input partition of each row.
@@ -199,8 +200,8 @@ class Lockstep:
         topics = pc.index_in(rows["topic"], value_set=pa.array(self.topics, pa.string()))
         return int64s(topics) * _PARTITIONS + int64s(rows["partition"])
 
-    def _number(self, of: InputPartition) -> int:
-        return self.topics.index(of.topic) * _PARTITIONS + of.partition
+    def _number(self, place: InputPartition) -> int:
+        return self.topics.index(place.topic) * _PARTITIONS + place.partition
 
     def _input(self, number: int) -> InputPartition:
         topic, partition = divmod(number, _PARTITIONS)
@@ -220,22 +221,18 @@ class RepartitionProgress:
 
     def headers(self) -> list[tuple[str, bytes]]:
         """Return the headers that say it in a message: three for each topic."""
-        found = []
+        headers = []
         for topic, identified in sorted(self.topics.items()):
-            found.append((FROM, identified.encode()))
+            headers.append((FROM, identified.encode()))
             for name, by_input in ((NEXT_OFFSETS, self.offsets), (POSITIONS, self.positions)):
                 numbers = {
-                    of.partition: number for of, number in by_input.items() if of.topic == topic
+                    input_partition.partition: number
+                    for input_partition, number in by_input.items()
+                    if input_partition.topic == topic
                 }
-                found.append(
-                    (
-                        name,
-                        orjson.dumps(
-                            numbers, option=orjson.OPT_NON_STR_KEYS | orjson.OPT_SORT_KEYS
-                        ),
-                    )
-                )
-        return found
+                options = orjson.OPT_NON_STR_KEYS | orjson.OPT_SORT_KEYS
+                headers.append((name, orjson.dumps(numbers, option=options)))
+        return headers
 
 
 def written(headers: Headers) -> RepartitionProgress:
@@ -245,12 +242,12 @@ def written(headers: Headers) -> RepartitionProgress:
     ValueError where they say no such thing.
     """
     begin = max((i for i, (name, _) in enumerate(headers, 1) if name == ORIGIN), default=0)
-    said = [headers[i : i + 3] for i in range(begin, len(headers), 3)]
+    topic_headers = [headers[i : i + 3] for i in range(begin, len(headers), 3)]
     topics: dict[str, str] = {}
     offsets: dict[InputPartition, int] = {}
     positions: dict[InputPartition, int] = {}
-    for of_topic in said or [()]:
-        values: dict[str, Any] = dict(of_topic)
+    for values_of_topic in topic_headers or [()]:
+        values: dict[str, Any] = dict(values_of_topic)
         identified = (values.get(FROM) or b"").decode()
         topic = identified.rpartition(" (")[0]
         topics[topic] = identified
@@ -293,34 +290,33 @@ def repartition_messages(
     partition what was written `after` it. A timestamp of 0 becomes 1, since 0 stands for none.
     """
     is_beat = rows["heartbeat"].fill_null(False).to_numpy(zero_copy_only=False).astype(bool)
-    expected_partition = (
-        int64s(pc.coalesce(rows["hash"], rows["partition"].cast(pa.int64()))) % partitions
-    )
+    hashes = pc.coalesce(rows["hash"], rows["partition"].cast(pa.int64()))
+    expected_partition = int64s(hashes) % partitions
     times = np.where(is_beat, partitions, 1)
     numbers = np.repeat(np.arange(len(expected_partition)), times)
     nth = np.arange(len(numbers)) - np.repeat(np.cumsum(times) - times, times)
     targets = np.where(is_beat[numbers], nth, expected_partition[numbers])
     is_last = np.zeros(len(targets), bool)
     is_last[len(targets) - 1 - np.unique(targets[::-1], return_index=True)[1]] = True
-    said = pa.array(
+    progress_headers = pa.array(
         [{"key": name, "value": value} for name, value in after.headers()], HEADERS.value_type
     )
     for begin in range(0, len(numbers), CHUNK_ROWS):
-        of_chunk = slice(begin, begin + CHUNK_ROWS)
-        chunk = rows.take(pa.array(numbers[of_chunk])).combine_chunks()
+        in_chunk = slice(begin, begin + CHUNK_ROWS)
+        chunk = rows.take(pa.array(numbers[in_chunk])).combine_chunks()
         time = pc.divide(chunk["kafka_timestamp"].cast(pa.int64()), 1000)
         sent = {
-            "partition": pa.array(targets[of_chunk]),
+            "partition": pa.array(targets[in_chunk]),
             "key": chunk["key"],
             "value": chunk["value"],
             "timestamp": pc.if_else(pc.equal(time, 0), 1, pc.max_element_wise(time, 0)),
-            "headers": _headers(chunk, is_last[of_chunk], said),
+            "headers": _headers(chunk, is_last[in_chunk], progress_headers),
         }
         yield pa.table(sent).cast(LETTERS)
 
 
-def _headers(rows: pa.Table, is_last: Booleans, said: pa.Array) -> pa.Array:
-    """Return by row the record's own headers, then `ORIGIN`, then on the last rows what is `said`.
+def _headers(rows: pa.Table, is_last: Booleans, progress_headers: pa.Array) -> pa.Array:
+    """Return by row the record's own headers, then `ORIGIN`, then on the last rows the progress.
 
     `rows` must be in one chunk.
     """
@@ -334,15 +330,15 @@ def _headers(rows: pa.Table, is_last: Booleans, said: pa.Array) -> pa.Array:
     origins = pa.StructArray.from_arrays(
         [pa.repeat(ORIGIN, len(values)), values], fields=list(HEADERS.value_type)
     )
-    every = pa.concat_arrays([own, origins, said])
-    lengths = counts + 1 + np.where(is_last, len(said), 0)
+    every = pa.concat_arrays([own, origins, progress_headers])
+    lengths = counts + 1 + np.where(is_last, len(progress_headers), 0)
     begins = np.cumsum(lengths) - lengths
     numbers = np.empty(lengths.sum(), np.int64)
     numbers[np.arange(len(own)) + np.repeat(begins - (np.cumsum(counts) - counts), counts)] = (
         np.arange(len(own))
     )
     numbers[begins + counts] = len(own) + np.arange(len(values))
-    for i in range(len(said)):
+    for i in range(len(progress_headers)):
         numbers[(begins + counts + 1 + i)[is_last]] = len(own) + len(values) + i
     offsets = pa.array(np.append(begins, len(numbers)), pa.int32())
     return pa.ListArray.from_arrays(offsets, every.take(pa.array(numbers))).cast(HEADERS)

@@ -49,12 +49,9 @@ def refused_changes(before: str | None, after: str | None, *, is_avro: bool = Fa
     that fit a table, otherwise JSON Schemas.
     """
     if before is None or after is None:
-        said = "a schema cannot be added" if before is None else "the schema cannot be removed"
-        return (
-            []
-            if before == after
-            else [f"{said}: silver's column is {'text' if before is None else 'a struct'}"]
-        )
+        refusal = "a schema cannot be added" if before is None else "the schema cannot be removed"
+        column = "text" if before is None else "a struct"
+        return [] if before == after else [f"{refusal}: silver's column is {column}"]
     one = json.loads(before)
     other = json.loads(after)
     if is_avro:
@@ -115,40 +112,47 @@ def _of_json(schema: Any) -> _Part:
 # -- Avro
 
 
-def _of_avro(found: Parsed, schema: Any = None) -> _Part:
+def _of_avro(parsed_schema: Parsed, schema: Any = None) -> _Part:
     """Return the description of a schema, or of a part of it."""
-    schema = found.schema if schema is None else schema
+    schema = parsed_schema.schema if schema is None else schema
     if isinstance(schema, list):
-        [part] = [
-            _of_avro(found, choice) for choice in schema if choice not in ("null", {"type": "null"})
-        ]
+        [choice] = [choice for choice in schema if choice not in ("null", {"type": "null"})]
+        part = _of_avro(parsed_schema, choice)
         return _Part(part.kind, len(schema) > 1, part.parts, part.needed, part.symbols, part.facts)
     if isinstance(schema, str):
-        return _of_avro(found, found.named[schema]) if schema in found.named else _Part(schema)
+        if schema not in parsed_schema.named:
+            return _Part(schema)
+        return _of_avro(parsed_schema, parsed_schema.named[schema])
     kind = schema["type"]
-    facts = {}
-    if not isinstance(kind, str) or kind in found.named:
-        return _of_avro(found, kind)
-    if is_logical(schema):
-        facts = {word: schema[word] for word in ("logicalType", "precision") if word in schema}
-        facts |= {"scale": schema.get("scale", 0)} if "precision" in schema else {}
-    if "name" in schema:  # schema resolution compares it
-        facts["name"] = schema["name"].rpartition(".")[2]
+    if not isinstance(kind, str) or kind in parsed_schema.named:
+        return _of_avro(parsed_schema, kind)
+    facts = _avro_facts(schema)
     match kind:
         case "record" | "error":
-            parts = {f".{each['name']}": _of_avro(found, each["type"]) for each in schema["fields"]}
-            needed = frozenset(each["name"] for each in schema["fields"] if "default" not in each)
+            fields = {field["name"]: field for field in schema["fields"]}
+            parts = {
+                f".{name}": _of_avro(parsed_schema, field["type"]) for name, field in fields.items()
+            }
+            needed = frozenset(name for name, field in fields.items() if "default" not in field)
             return _Part("record", False, parts, needed, None, facts)
         case "array" | "map":
-            return _Part(
-                kind,
-                False,
-                {"[]": _of_avro(found, schema["items" if kind == "array" else "values"])},
-                facts=facts,
-            )
+            items = schema["items" if kind == "array" else "values"]
+            return _Part(kind, False, {"[]": _of_avro(parsed_schema, items)}, facts=facts)
         case "enum":
             facts["default"] = "default" in schema
             return _Part(kind, False, symbols=frozenset(schema["symbols"]), facts=facts)
         case "fixed":
             facts["size"] = schema["size"]
     return _Part(kind, facts=facts)
+
+
+def _avro_facts(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the logical type of a part, and the name that schema resolution compares."""
+    facts: dict[str, Any] = {}
+    if is_logical(schema):
+        facts = {word: schema[word] for word in ("logicalType", "precision") if word in schema}
+        if "precision" in schema:
+            facts["scale"] = schema.get("scale", 0)
+    if "name" in schema:
+        facts["name"] = schema["name"].rpartition(".")[2]
+    return facts

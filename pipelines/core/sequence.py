@@ -162,15 +162,15 @@ def parse_tail(headers: Mapping[str, Any]) -> SequenceTail:
             closed = closing(headers)
             tenant = headers.get(TENANT, b"").decode()
         else:
-            said = orjson.loads(headers[FORGOTTEN])
-            seq = _number(said["seq"])
-            identity = said["id"]
+            content = orjson.loads(headers[FORGOTTEN])
+            seq = _number(content["seq"])
+            identity = content["id"]
             due, closed_at = (
-                None if said.get(name) is None else _number(said[name], -1)
+                None if content.get(name) is None else _number(content[name], -1)
                 for name in ("due", "closed_at")
             )
             closed = due, closed_at
-            tenant = said.get("tenant", "")
+            tenant = content.get("tenant", "")
         _, event_time, key, named = parse_message_id(identity, has_tenant=bool(tenant))
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"no {SEQ} and {ID}: {error}") from None
@@ -181,12 +181,12 @@ def parse_tail(headers: Mapping[str, Any]) -> SequenceTail:
     return SequenceTail(seq, event_time, key, None, *closed, tenant)
 
 
-def _number(said: Any, least: int = 0) -> int:
+def _number(content: Any, least: int = 0) -> int:
     """Return a number that a header says, if it fits into a column.
 
     Raise ValueError otherwise: a topic's writers may say anything.
     """
-    number = int(said)
+    number = int(content)
     if not least <= number < 2**63:
         raise ValueError(f"a number of a header is out of its bounds: {number}")
     return number
@@ -203,17 +203,17 @@ def tombstones(key: str, tails: Iterable[tuple[int, SequenceTail]]) -> pa.Table:
             "key": key.encode(),
             "value": None,
             "timestamp": 0,
-            "headers": [(FORGOTTEN, orjson.dumps(_stands(p, tail)))],
+            "headers": [(FORGOTTEN, orjson.dumps(_sequence_place(p, tail)))],
         }
         for p, tail in tails
     ]
     return pa.Table.from_pylist(rows, _TOMBSTONES)
 
 
-def _stands(partition: int, tail: SequenceTail) -> dict[str, Any]:
-    said = {"seq": tail.seq, "id": message_id(partition, tail.event_time, tail.key, tail.tenant)}
+def _sequence_place(partition: int, tail: SequenceTail) -> dict[str, Any]:
+    place = {"seq": tail.seq, "id": message_id(partition, tail.event_time, tail.key, tail.tenant)}
     closed = {} if tail.closed_at is None else {"due": tail.due, "closed_at": tail.closed_at}
-    return {**said, **closed, **({"tenant": tail.tenant} if tail.tenant else {})}
+    return {**place, **closed, **({"tenant": tail.tenant} if tail.tenant else {})}
 
 
 _TOMBSTONES = pa.schema(

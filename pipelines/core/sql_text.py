@@ -102,11 +102,11 @@ def read_sql(sql: str) -> SqlText:
         elif token["name"]:
             rest += token["name"] if re.fullmatch(r"`\w*`", token["name"]) else "`?`"
         else:
-            found = token["raw"][2:-1] if token["raw"] else _unescaped(token["text"][1:-1])
+            literal = token["raw"][2:-1] if token["raw"] else _unescaped(token["text"][1:-1])
             if texts and rest.rstrip().endswith("''"):  # adjacent texts are one
-                texts[-1] = texts[-1][0] + found, texts[-1][1]
+                texts[-1] = texts[-1][0] + literal, texts[-1][1]
                 continue
-            texts.append((found, rest[-40:]))
+            texts.append((literal, rest[-40:]))
             rest += "''"
     return SqlText(tuple(texts), rest + sql[at:])
 
@@ -114,14 +114,9 @@ def read_sql(sql: str) -> SqlText:
 def _unescaped(text: str) -> str:
     def character(escape: re.Match[str]) -> str:
         """Return the character that an escape stands for."""
-        code = escape[1] or escape[2]
-        return (
-            chr(int(code, 16) % 0x110000)
-            if code
-            else chr(int(escape[3], 8))
-            if escape[3]
-            else escape[4]
-        )
+        if code := escape[1] or escape[2]:
+            return chr(int(code, 16) % 0x110000)
+        return chr(int(escape[3], 8)) if escape[3] else escape[4]
 
     return _ESCAPE.sub(character, text)
 
@@ -131,20 +126,20 @@ def impurities(sql: str) -> Iterator[str]:
 
     Only what can be seen in its text is found.
     """
-    found = read_sql(sql)
-    if "/*" in found.rest or "$" in found.rest:
+    parts = read_sql(sql)
+    if "/*" in parts.rest or "$" in parts.rest:
         yield (
             "it has a comment in brackets, or `$` outside of a text, in which something else could "
             "hide"
         )
-    for match in _CALL.finditer(found.rest):
+    for match in _CALL.finditer(parts.rest):
         name = re.sub(r"[`\s]", "", match[1]).lower()
         if name not in PURE and name != "aes_encrypt":
             yield (
                 f"`{name}` is no function that is known to give the same for the same arguments in "
                 "every run"
             )
-    for text, before in found.texts:
+    for text, before in parts.texts:
         if (
             (typed := _TYPED.search(before))
             and typed[1].lower() != "time"

@@ -41,7 +41,7 @@ class State(NamedTuple):
 
 
 class Step(NamedTuple):
-    """What a batch makes of rows and records."""
+    """The outcome of a batch."""
 
     changed: pa.Table
     """What `core.merge.merge` returns."""
@@ -54,13 +54,13 @@ def step(
     state: State,
     batch: Batch,
     records: pa.Table,
-    held: pa.Table,
+    unfinished: pa.Table,
     recovered: pa.Table = NO_MESSAGES,
 ) -> Step:
     """Merge a batch. The arguments are those of `core.merge.merge`, for all partitions."""
     clocks = clocks_of(batch.rules, batch.plan, batch.idle, records, state.heads)
     return Step(
-        merge(records, held, batch, recovered, state.heads),
+        merge(records, unfinished, batch, recovered, state.heads),
         late(records, batch, state.heads),
         state.after(batch.plan, clocks),
     )

@@ -103,7 +103,7 @@ class TenantClocks:
             for decision in decisions
             for tenant, _ in decision.tenant_times
         ]
-        (of_records, of_heads, _), names = _numbered(
+        (record_tenants, head_tenants, _), names = _numbered(
             records["tenant"], heads["tenant"], pa.chunked_array([tenant_times], pa.string())
         )
         numbers = (
@@ -129,18 +129,10 @@ class TenantClocks:
                 & (times[rows] != NULL_TIME)
             ]
             kept = heads_of.get(tp, _NO_ROWS)
-            before = _Before(of_heads[kept], own[kept], at_cut[kept])
+            before = _Before(head_tenants[kept], own[kept], at_cut[kept])
+            read = _Records(offsets[rows], times[rows], record_tenants[rows])
             timeline = _PartitionTimeline.of(
-                tp.source,
-                done,
-                clock,
-                lag_ms,
-                offsets[rows],
-                times[rows],
-                of_records[rows],
-                before,
-                decided[tp],
-                numbers,
+                tp.source, done, clock, lag_ms, read, before, _Decided.of(decided[tp], numbers)
             )
             own_positions = timeline.own_positions()
             positions[rows[: len(own_positions)]] = own_positions
@@ -174,7 +166,7 @@ class TenantClocks:
 
         It is `NULL_TIME` where the partition has none.
         """
-        found = np.full(len(partitions), NULL_TIME)
+        tenant_clocks = np.full(len(partitions), NULL_TIME)
         numbers = self._numbers(tenants)
         for p, rows in groups(partitions).items():
             if p in self._timelines:
@@ -182,8 +174,10 @@ class TenantClocks:
                     timeline.at_cut(numbers[rows], len(self.names))
                     for timeline in self._timelines[p]
                 ]
-                found[rows] = np.minimum.reduce([*clocks, np.full(len(rows), self.plan.clocks[p])])
-        return found
+                tenant_clocks[rows] = np.minimum.reduce(
+                    [*clocks, np.full(len(rows), self.plan.clocks[p])]
+                )
+        return tenant_clocks
 
     def last_open(self, partitions: Int64s, tenants: pa.ChunkedArray, due: Int64s) -> Int64s:
         """Return, per tenant, the largest global clock at which its clock was not yet past `due`.
@@ -192,37 +186,32 @@ class TenantClocks:
         the position just before the record that took the tenant's position past the time. Sources
         that had passed it before the batch do not count, since others had not.
         """
-        found = np.full(len(partitions), NULL_TIME)
+        befores = np.full(len(partitions), NULL_TIME)
         numbers = self._numbers(tenants)
         for p, rows in groups(partitions).items():
-            found[rows] = np.maximum.reduce(
+            befores[rows] = np.maximum.reduce(
                 [
                     timeline.before_passing(numbers[rows], due[rows], len(self.names))
                     for timeline in self._timelines[p]
                 ]
             )
-        return np.asarray(np.maximum(due, found), np.int64)
+        return np.asarray(np.maximum(due, befores), np.int64)
 
-    def of_unknown_tenant(self) -> dict[int, int]:
+    def unknown_tenant_clocks(self) -> dict[int, int]:
         """Return by partition the clock (ms) of a tenant of which nothing is known."""
         partitions = np.array(sorted(self._timelines), np.int64)
-        nobody = pa.chunked_array([pa.nulls(len(partitions), pa.string())])
-        return dict(zip(partitions.tolist(), self.at(partitions, nobody).tolist(), strict=True))
+        unknown = pa.chunked_array([pa.nulls(len(partitions), pa.string())])
+        return dict(zip(partitions.tolist(), self.at(partitions, unknown).tolist(), strict=True))
 
-    def of_tenants(self) -> dict[tuple[int, str], int]:
+    def tenant_clocks(self) -> dict[tuple[int, str], int]:
         """Return by partition and tenant the clocks (ms) of the tenants that are known there."""
         heads = self.heads()
-        known = (
+        tenants = (
             heads.filter(heads["tenant"].is_valid()).group_by(["partition", "tenant"]).aggregate([])
         )
-        clocks = self.at(int64s(known["partition"]), known["tenant"])
-        return dict(
-            zip(
-                zip(*(known[name].to_pylist() for name in known.column_names), strict=True),
-                clocks.tolist(),
-                strict=True,
-            )
-        )
+        clocks = self.at(int64s(tenants["partition"]), tenants["tenant"])
+        places = zip(*(tenants[name].to_pylist() for name in tenants.column_names), strict=True)
+        return dict(zip(places, clocks.tolist(), strict=True))
 
     def ahead(self) -> dict[int, tuple[tuple[str, int], ...]]:
         """Return by partition each known tenant with its smallest position (ms) after all records.
@@ -230,24 +219,20 @@ class TenantClocks:
         Only tenants are included whose position is larger than that of a tenant of which nothing is
         known. They are in order of their names.
         """
-        found = {}
+        tenants_ahead = {}
         for p, timelines in self._timelines.items():
-            known = np.unique(np.concatenate([timeline.numbers for timeline in timelines]))
-            known = known[known != _ALL]
+            numbers = np.unique(np.concatenate([timeline.numbers for timeline in timelines]))
+            numbers = numbers[numbers != _ALL]
             ends = np.minimum.reduce(
                 [
-                    timeline.at_end(np.append(known, len(self.names)), len(self.names))
+                    timeline.at_end(np.append(numbers, len(self.names)), len(self.names))
                     for timeline in timelines
                 ]
             )
-            known = known[ends[:-1] > ends[-1]]
-            times = ends[:-1][ends[:-1] > ends[-1]]
-            found[p] = tuple(
-                sorted(
-                    zip(self.names.take(pa.array(known)).to_pylist(), times.tolist(), strict=True)
-                )
-            )
-        return found
+            is_ahead = ends[:-1] > ends[-1]
+            names = self.names.take(pa.array(numbers[is_ahead])).to_pylist()
+            tenants_ahead[p] = tuple(sorted(zip(names, ends[:-1][is_ahead].tolist(), strict=True)))
+        return tenants_ahead
 
     def considered(self) -> dict[TopicPartition, int]:
         """Return the position (ms) of the last record considered, by topic-partition.
@@ -256,7 +241,7 @@ class TenantClocks:
         """
         return {
             TopicPartition(timeline.source, p): int(
-                timeline.positions[max(timeline.passed, timeline.cut or 0)]
+                timeline.positions[max(timeline.last_reached, timeline.cut or 0)]
             )
             for p, timelines in self._timelines.items()
             for timeline in timelines
@@ -297,6 +282,49 @@ class _Before(NamedTuple):
     at_cut: Int64s
 
 
+class _Records(NamedTuple):
+    """Records of a topic-partition in order of offset, with the tenants' numbers."""
+
+    offsets: Int64s
+    times: Int64s
+    tenants: Int64s
+
+    def first(self, count: int) -> _Records:
+        """Return the first `count` records."""
+        return _Records(self.offsets[:count], self.times[:count], self.tenants[:count])
+
+
+class _Decided(NamedTuple):
+    """Decisions of the idle policy about a topic-partition, in order.
+
+    `offsets` and `times`: by decision, the offset that it comes before, and its event time.
+    `numbers`, `tenants` and `tenant_times`: for each time that a decision gives to a tenant, the
+    number of the decision, that of the tenant, and the time.
+    """
+
+    offsets: Int64s
+    times: Int64s
+    numbers: Int64s
+    tenants: Int64s
+    tenant_times: Int64s
+
+    @classmethod
+    def of(cls, decisions: Sequence[IdleDecision], tenants: Mapping[str, int]) -> _Decided:
+        """Return decisions as columns; `tenants` has the number of each tenant."""
+        offsets = [decision.after_offset + 1 for decision in decisions]
+        times = [decision.event_time for decision in decisions]
+        numbers = []
+        tenant_numbers = []
+        tenant_times = []
+        for number, decision in enumerate(decisions):
+            for tenant, time in decision.tenant_times:
+                numbers.append(number)
+                tenant_numbers.append(tenants[tenant])
+                tenant_times.append(time)
+        columns = (offsets, times, numbers, tenant_numbers, tenant_times)
+        return cls(*(np.array(column, np.int64) for column in columns))
+
+
 @dataclass(frozen=True)
 class _PartitionTimeline:
     """A topic-partition over a batch, row by row, up to the first row that waits.
@@ -310,7 +338,7 @@ class _PartitionTimeline:
     lag_ms: int
     positions: Int64s
     """The position of all records at each row."""
-    passed: int
+    last_reached: int
     """The last row that the clock has reached."""
     cut: int | None
     """The last row of the cut; None where the cut was passed before."""
@@ -321,7 +349,7 @@ class _PartitionTimeline:
     rises: Int64s
     """The largest of the tenant's own event times up to then, by event."""
     before: _Before
-    of_records: Int64s
+    record_events: Int64s
     """The events of the records, in order of offset."""
 
     @classmethod
@@ -331,87 +359,80 @@ class _PartitionTimeline:
         done: OffsetRange,
         clock: int,
         lag_ms: int,
-        offsets: Int64s,
-        times: Int64s,
-        tenants: Int64s,
+        records: _Records,
         before: _Before,
-        decisions: Sequence[IdleDecision],
-        numbers: Mapping[str, int],
+        decided: _Decided,
     ) -> _PartitionTimeline:
-        """Build it from a range's records in order of offset, and the one after it, if it is there.
+        """Build it from a range's records, and the one after it, if it is there.
 
         Raise ValueError where the first record at the clock is missing.
         """
         at = NULL_TIME if done.position_before is None else done.position_before
         # Where nothing waits, what follows the range came after the plan.
         if done.position is not None and done.position >= clock:
-            known = int(np.searchsorted(offsets, done.until_offset))
-            offsets = offsets[:known]
-            times = times[:known]
-            tenants = tenants[:known]
-        count = len(decisions)
-        of_all = np.concatenate(
-            [np.array([each.after_offset + 1 for each in decisions], np.int64), offsets]
-        )
-        of_all_times = np.concatenate(
-            [np.array([each.event_time for each in decisions], np.int64), times]
-        )
+            records = records.first(int(np.searchsorted(records.offsets, done.until_offset)))
+        count = len(decided.offsets)
+        all_offsets = np.concatenate([decided.offsets, records.offsets])
+        all_times = np.concatenate([decided.times, records.times])
         # So a decision comes before the record whose offset it has.
-        order = np.argsort(of_all, kind="stable")
+        order = np.argsort(all_offsets, kind="stable")
         row_of = np.empty(len(order), np.int64)
         row_of[order] = np.arange(1, len(order) + 1)
-        positions = np.maximum.accumulate(np.concatenate([[at], of_all_times[order]]))
-        tenant_times = [
-            (row_of[i], numbers[tenant], time)
-            for i, each in enumerate(decisions)
-            for tenant, time in each.tenant_times
-        ]
-        told_rows, told_numbers, told_times = (
-            np.array([each[i] for each in tenant_times], np.int64) for i in range(3)
-        )
-        of_rows = np.concatenate(
-            [np.zeros(len(before.numbers), np.int64), row_of[count:], told_rows]
-        )
-        of_tenants = np.concatenate([before.numbers, tenants, told_numbers])
-        by_row = np.argsort(of_rows, kind="stable")  # nearly sorted already
-        by_tenant = by_row[np.argsort(of_tenants[by_row], kind="stable")]
-        rises = _running(
-            of_tenants[by_tenant], np.concatenate([before.own, times, told_times])[by_tenant]
-        )
-        place_of = np.empty(len(by_tenant), np.int64)
-        place_of[by_tenant] = np.arange(len(by_tenant))
-        of_records = place_of[len(before.numbers) : len(before.numbers) + len(times)]
-        passed = int(np.searchsorted(positions, clock, side="right")) - 1
+        positions = np.maximum.accumulate(np.concatenate([[at], all_times[order]]))
+        first_rows = np.zeros(len(before.numbers), np.int64)
+        rows = np.concatenate([first_rows, row_of[count:], row_of[decided.numbers]])
+        numbers = np.concatenate([before.numbers, records.tenants, decided.tenants])
+        times = np.concatenate([before.own, records.times, decided.tenant_times])
+        by_row = np.argsort(rows, kind="stable")  # nearly sorted already
+        by_tenant = by_row[np.argsort(numbers[by_row], kind="stable")]
+        event_of = np.empty(len(by_tenant), np.int64)
+        event_of[by_tenant] = np.arange(len(by_tenant))
+        begin = len(before.numbers)
+        record_events = event_of[begin : begin + len(records.times)]
+        last_reached = int(np.searchsorted(positions, clock, side="right")) - 1
         cut = None if at >= clock else int(np.searchsorted(positions, clock))
         if cut is not None and cut >= len(positions):
             raise ValueError(
                 f"the first record of {source} at the clock, at or behind offset "
                 f"{done.until_offset}, is missing"
             )
-        by_rows = of_tenants[by_tenant], of_rows[by_tenant], rises
-        return cls(source, done, lag_ms, positions, passed, cut, *by_rows, before, of_records)
+        return cls(
+            source,
+            done,
+            lag_ms,
+            positions,
+            last_reached,
+            cut,
+            numbers[by_tenant],
+            rows[by_tenant],
+            _running(numbers[by_tenant], times[by_tenant]),
+            before,
+            record_events,
+        )
 
     def own_positions(self) -> Int64s:
         """Return each record's position in its tenant.
 
-        It is `NULL_TIME` where the record is not passed, or has no tenant.
+        It is `NULL_TIME` where the clock has not reached the record, or it has no tenant.
         """
-        rows = self.rows[self.of_records]
-        found = np.maximum(
-            self.rises[self.of_records],
-            np.maximum(self._of_all[rows], self.positions[rows] - self.lag_ms),
+        rows = self.rows[self.record_events]
+        positions = np.maximum(
+            self.rises[self.record_events],
+            np.maximum(self._shared_times[rows], self.positions[rows] - self.lag_ms),
         )
         return np.where(
-            (rows <= self.passed) & (self.numbers[self.of_records] != _ALL), found, NULL_TIME
+            (rows <= self.last_reached) & (self.numbers[self.record_events] != _ALL),
+            positions,
+            NULL_TIME,
         )
 
     @cached_property
-    def _of_all(self) -> Int64s:
+    def _shared_times(self) -> Int64s:
         """The largest event time of heartbeats that count for all tenants, up to each row."""
-        is_mine = self.numbers == _ALL
-        found = np.full(len(self.positions), NULL_TIME)
-        np.maximum.at(found, self.rows[is_mine], self.rises[is_mine])
-        return np.asarray(np.maximum.accumulate(found), np.int64)
+        is_shared = self.numbers == _ALL
+        maxima = np.full(len(self.positions), NULL_TIME)
+        np.maximum.at(maxima, self.rows[is_shared], self.rises[is_shared])
+        return np.asarray(np.maximum.accumulate(maxima), np.int64)
 
     def at_cut(self, tenants: Int64s, count: int) -> Int64s:
         """Return the positions of tenants at the end of the cut."""
@@ -439,33 +460,35 @@ class _PartitionTimeline:
         at_cut = _last(self.before.numbers, self.before.at_cut, count)
         befores = np.concatenate([[NULL_TIME], self.positions[:-1], [MAX_TIME]])
         last = len(befores) - 1
-        of_all = np.searchsorted(self._of_all, times, side="right")
-        of_every = np.searchsorted(self.positions, times + self.lag_ms, side="right")
-        known, ranks = np.unique(np.concatenate([self.rises, times]), return_inverse=True)
-        stride = len(known) + 1
-        of_rises = ranks[: len(self.rises)]
-        of_times = ranks[len(self.rises) :]
-        found = np.searchsorted(
-            self.numbers * stride + of_rises, tenants * stride + of_times, side="right"
+        shared_rows = np.searchsorted(self._shared_times, times, side="right")
+        global_rows = np.searchsorted(self.positions, times + self.lag_ms, side="right")
+        distinct, ranks = np.unique(np.concatenate([self.rises, times]), return_inverse=True)
+        stride = len(distinct) + 1
+        rise_ranks = ranks[: len(self.rises)]
+        time_ranks = ranks[len(self.rises) :]
+        events = np.searchsorted(
+            self.numbers * stride + rise_ranks, tenants * stride + time_ranks, side="right"
         )
-        is_own = np.append(self.numbers, _ALL)[found] == tenants
-        of_own = np.where(is_own, np.append(self.rows, last)[found], last)
-        found = befores[of_every]
-        for rows, was_at_cut in ((of_all, at_cut[_ALL]), (of_own, at_cut[tenants])):
+        is_own = np.append(self.numbers, _ALL)[events] == tenants
+        own_rows = np.where(is_own, np.append(self.rows, last)[events], last)
+        position = befores[global_rows]
+        for rows, was_at_cut in ((shared_rows, at_cut[_ALL]), (own_rows, at_cut[tenants])):
             # A record after the cut came while the clock stood: it counts from the next step on.
             is_after_cut = (rows == 0) & (was_at_cut <= times)
-            found = np.minimum(found, np.where(is_after_cut, self.positions[0], befores[rows]))
-        return np.asarray(found, np.int64)
+            own_position = np.where(is_after_cut, self.positions[0], befores[rows])
+            position = np.minimum(position, own_position)
+        return np.asarray(position, np.int64)
 
     def after(self, count: int) -> tuple[Int64s, Int64s, Int64s]:
         """Return what is left to the next batch: tenants, and for each the times of `HEADS`."""
-        is_passed = self.rows <= self.passed
-        own = _last(self.numbers[is_passed], self.rises[is_passed], count)
+        is_reached = self.rows <= self.last_reached
+        own = _last(self.numbers[is_reached], self.rises[is_reached], count)
         at_cut = self._own_at_cut(count)
         position = self.done.position
-        left = np.flatnonzero(own > (NULL_TIME if position is None else position - self.lag_ms))
-        numbers = np.where(left == count + 1, _ALL, left)
-        return numbers, own[left], at_cut[left]
+        oldest = NULL_TIME if position is None else position - self.lag_ms
+        kept = np.flatnonzero(own > oldest)
+        numbers = np.where(kept == count + 1, _ALL, kept)
+        return numbers, own[kept], at_cut[kept]
 
     def _own_at_cut(self, count: int) -> Int64s:
         """Return by tenant its own largest event time at the end of the cut.
@@ -486,9 +509,9 @@ def _last(numbers: Int64s, values: Int64s, count: int) -> Int64s:
 
     The last element is that of no tenant.
     """
-    found = np.full(count + 2, NULL_TIME)
-    found[numbers] = values  # of several, numpy takes the last
-    return found
+    lasts = np.full(count + 2, NULL_TIME)
+    lasts[numbers] = values  # of several, numpy takes the last
+    return lasts
 
 
 def _running(by: Int64s, values: Int64s) -> Int64s:
@@ -502,8 +525,8 @@ def _running(by: Int64s, values: Int64s) -> Int64s:
     low = int(values.min())
     span = int(values.max()) - int(values.min()) + 1
     if span * (int(nth[-1]) + 1) >= MAX_TIME:  # overflow: too many groups, times too far apart
-        known, ranks = np.unique(values, return_inverse=True)
-        return known[_running(by, np.asarray(ranks, np.int64))]
+        distinct, ranks = np.unique(values, return_inverse=True)
+        return distinct[_running(by, np.asarray(ranks, np.int64))]
     starts = nth * span - low
     return np.asarray(np.maximum.accumulate(values + starts) - starts, np.int64)
 

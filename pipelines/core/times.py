@@ -26,8 +26,8 @@ def parse_iso_8601(text: str) -> int | None:
     Without a zone it is in UTC. What is finer than a millisecond is cut off. Return None where the
     text is something else: digits alone, a week or ordinal date, a 25th hour, a 61st second.
     """
-    found = _parsed(text)
-    return None if found is None else found[0] * 1000 + int(found[1][:3].ljust(3, "0"))
+    parsed = _parsed(text)
+    return None if parsed is None else parsed[0] * 1000 + int(parsed[1][:3].ljust(3, "0"))
 
 
 def parse_microseconds(text: str) -> int:
@@ -35,10 +35,10 @@ def parse_microseconds(text: str) -> int:
 
     Raise ValueError where the text is no such time, or is finer.
     """
-    found = _parsed(text)
-    if found is None or found[1][6:].strip("0"):
+    parsed = _parsed(text)
+    if parsed is None or parsed[1][6:].strip("0"):
         raise ValueError("not an ISO 8601 time in whole microseconds")
-    return found[0] * 1_000_000 + int(found[1][:6].ljust(6, "0"))
+    return parsed[0] * 1_000_000 + int(parsed[1][:6].ljust(6, "0"))
 
 
 def _parsed(text: str) -> tuple[int, str] | None:

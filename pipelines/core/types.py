@@ -33,9 +33,8 @@ def schema_of(columns: str) -> pa.Schema:
 
     Lists and structs are not supported.
     """
-    return pa.schema(
-        [(name, _KINDS[kind]) for name, kind in (column.split() for column in columns.split(", "))]
-    )
+    pairs = map(str.split, columns.split(", "))
+    return pa.schema([(name, _KINDS[kind]) for name, kind in pairs])
 
 
 DUE = schema_of("due timestamp, closed_at timestamp")

@@ -69,12 +69,19 @@ def typed_values(
     if decode is None:
         texts = [_structs(part, value_type, outline) for part in parts]
     else:
-        placed = [zip(part, places, strict=False) for part in parts]
-        texts = [
-            pa.array([None if text is None else decode(text, *at) for text, at in part], value_type)
-            for part in placed
-        ]
+        texts = [_decoded(part, value_type, decode, places) for part in parts]
     return pa.concat_arrays(texts) if texts else pa.array([], value_type)
+
+
+def _decoded(
+    texts: list[bytes | None],
+    kind: pa.DataType,
+    decode: Callable[..., Any],
+    places: Iterator[tuple[int, ...]],
+) -> pa.Array:
+    placed = zip(texts, places, strict=False)
+    values = [None if text is None else decode(text, *place) for text, place in placed]
+    return pa.array(values, kind)
 
 
 _Outline: TypeAlias = "dict[str, Any] | list[Any] | tuple[Any] | type | pa.DataType | None"
@@ -118,52 +125,52 @@ def _structs(texts: list[bytes | None], kind: pa.DataType, outline: _Outline) ->
         )
 
 
-def coerce(found: Any, kind: pa.DataType) -> Any:
+def coerce(value: Any, kind: pa.DataType) -> Any:
     """Return a value in the fields of a type, with null for what it lacks or what does not fit."""
     if pa.types.is_struct(kind):
         return (
-            {field.name: coerce(found.get(field.name), field.type) for field in kind}
-            if isinstance(found, dict)
+            {field.name: coerce(value.get(field.name), field.type) for field in kind}
+            if isinstance(value, dict)
             else None
         )
     if pa.types.is_list(kind):
         return (
-            [coerce(item, kind.value_type) for item in found] if isinstance(found, list) else None
+            [coerce(item, kind.value_type) for item in value] if isinstance(value, list) else None
         )
     if pa.types.is_map(kind):
         return (
-            {name: coerce(each, kind.item_type) for name, each in found.items()}
-            if isinstance(found, dict)
+            {name: coerce(item, kind.item_type) for name, item in value.items()}
+            if isinstance(value, dict)
             else None
         )
     try:
-        pa.scalar(found, kind)
+        pa.scalar(value, kind)
     except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError):
         return None
-    return found
+    return value
 
 
-def _has_fractional_integer(found: Any, where: _Outline) -> bool:
+def _has_fractional_integer(value: Any, where: _Outline) -> bool:
     """Return True where an integer is spelled with a fraction or an exponent.
 
     Return True also where there is something that JSON has no type for.
     """
     if isinstance(where, type):
-        return where is int and type(found) is float
-    if found is None or where is None:
+        return where is int and type(value) is float
+    if value is None or where is None:
         return False
     if isinstance(where, pa.DataType):
         return True
     if isinstance(where, dict):
-        return isinstance(found, dict) and any(
-            _has_fractional_integer(found.get(name), inner) for name, inner in where.items()
+        return isinstance(value, dict) and any(
+            _has_fractional_integer(value.get(name), inner) for name, inner in where.items()
         )
     if isinstance(where, tuple):
-        return isinstance(found, dict) and any(
-            _has_fractional_integer(each, where[0]) for each in found.values()
+        return isinstance(value, dict) and any(
+            _has_fractional_integer(item, where[0]) for item in value.values()
         )
-    return isinstance(found, list) and any(
-        _has_fractional_integer(item, where[0]) for item in found
+    return isinstance(value, list) and any(
+        _has_fractional_integer(item, where[0]) for item in value
     )
 
 
@@ -171,28 +178,28 @@ def _exact(text: bytes, outline: _Outline) -> Any:
     return _converted(json.loads(text, parse_float=Decimal), outline)
 
 
-def _converted(found: Any, where: _Outline) -> Any:
-    if found is None or where is None:
-        return found
+def _converted(value: Any, where: _Outline) -> Any:
+    if value is None or where is None:
+        return value
     if isinstance(where, pa.DataType):
         with suppress(ValueError):
-            return exact(found, where)
+            return exact(value, where)
         return None
     if isinstance(where, dict):
-        known = found if isinstance(found, dict) else {}
-        return known | {name: _converted(known.get(name), inner) for name, inner in where.items()}
+        fields = value if isinstance(value, dict) else {}
+        return fields | {name: _converted(fields.get(name), inner) for name, inner in where.items()}
     if isinstance(where, list):
-        return [_converted(item, where[0]) for item in found] if isinstance(found, list) else None
+        return [_converted(item, where[0]) for item in value] if isinstance(value, list) else None
     if isinstance(where, tuple):
         return (
-            {name: _converted(each, where[0]) for name, each in found.items()}
-            if isinstance(found, dict)
+            {name: _converted(item, where[0]) for name, item in value.items()}
+            if isinstance(value, dict)
             else None
         )
-    if isinstance(found, Decimal):
+    if isinstance(value, Decimal):
         # The schema tests a double, which may hide the fraction of a number beyond 2**52.
-        return float(found) if where is float else int(found.to_integral_value(ROUND_HALF_UP))
-    return float(found) if where is float and isinstance(found, int) else found
+        return float(value) if where is float else int(value.to_integral_value(ROUND_HALF_UP))
+    return float(value) if where is float and isinstance(value, int) else value
 
 
 # -- from columns to JSON
@@ -210,48 +217,48 @@ def json_texts(values: pa.Array) -> pa.Array:
     Supported are strings, int64, float64, bool, binary, decimal128, date32, `TIME`, and lists,
     structs and maps of them. Raise TypeError for another type.
     """
+    texts = _texts(values)
+    if not values.null_count:
+        return texts
+    return pc.if_else(values.is_valid(), texts, pa.scalar("null", pa.large_string()))
+
+
+def _texts(values: pa.Array) -> pa.Array:
+    """Return the JSON of each value, with any text or null for a null."""
     kind = values.type
     if pa.types.is_struct(kind):
-        texts = _objects(values)
-    elif pa.types.is_map(kind):
+        return _objects(values)
+    if pa.types.is_map(kind):
         entries = _entries(values)
         pairs = entries.flatten()
         names = pairs.field("key")
         items = pairs.field("value")
-        texts = concatenated(
-            "{", joined(entries, concatenated(json_texts(names), ":", json_texts(items))), "}"
-        )
-    elif pa.types.is_list(kind) or pa.types.is_large_list(kind):
-        texts = concatenated("[", joined(values, json_texts(values.flatten())), "]")
-    elif pa.types.is_boolean(kind) or pa.types.is_integer(kind):
+        fields = concatenated(json_texts(names), ":", json_texts(items))
+        return concatenated("{", joined(entries, fields), "}")
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        return concatenated("[", joined(values, json_texts(values.flatten())), "]")
+    if pa.types.is_floating(kind):
+        return _each(_number_json, values)
+    if pa.types.is_decimal(kind):
+        return _each("{:f}".format, values)
+    if pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_binary_view(kind):
+        return _each(lambda content: f'"{b64encode(content).decode()}"', values)
+    return _scalar_texts(values)
+
+
+def _scalar_texts(values: pa.Array) -> pa.Array:
+    """Return the JSON of values whose texts Arrow makes. Raise TypeError for other values."""
+    kind = values.type
+    if pa.types.is_boolean(kind) or pa.types.is_integer(kind):
+        return values.cast(pa.large_string())
+    if kind == TIME:
         texts = values.cast(pa.large_string())
-    elif pa.types.is_floating(kind):
-        texts = _each(_number_json, values)
-    elif pa.types.is_decimal(kind):
-        texts = _each("{:f}".format, values)
-    elif (
-        pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_binary_view(kind)
-    ):
-        texts = _each(lambda content: f'"{b64encode(content).decode()}"', values)
-    elif kind == TIME:
-        texts = concatenated(
-            '"',
-            pc.replace_substring(values.cast(pa.large_string()), " ", "T", max_replacements=1),
-            '"',
-        )
-    elif pa.types.is_date32(kind):
-        texts = concatenated('"', values.cast(pa.large_string()), '"')
-    elif (
-        pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
-    ):
-        texts = concatenated('"', _escaped(values.cast(pa.large_string())), '"')
-    else:
-        raise TypeError(f"no value of a source has the Arrow type {kind}")
-    return (
-        pc.if_else(values.is_valid(), texts, pa.scalar("null", pa.large_string()))
-        if values.null_count
-        else texts
-    )
+        return concatenated('"', pc.replace_substring(texts, " ", "T", max_replacements=1), '"')
+    if pa.types.is_date32(kind):
+        return concatenated('"', values.cast(pa.large_string()), '"')
+    if pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind):
+        return concatenated('"', _escaped(values.cast(pa.large_string())), '"')
+    raise TypeError(f"no value of a source has the Arrow type {kind}")
 
 
 def joined(lists: pa.Array, items: pa.Array) -> pa.Array:
@@ -283,7 +290,9 @@ def number_text(number: float) -> str:
     """
     if isfinite(number):
         return double_text(number)
-    return "NaN" if isnan(number) else "Infinity" if number > 0 else "-Infinity"
+    if isnan(number):
+        return "NaN"
+    return "Infinity" if number > 0 else "-Infinity"
 
 
 def double_text(number: float) -> str:
@@ -361,11 +370,10 @@ def largest_sizes(values: pa.Array) -> Int64s:
             sums(values, largest_sizes(values.flatten()) + len(",")) + len("[]"), len("null")
         )
     if pa.types.is_map(kind):
-        pairs = (entries := _entries(values)).flatten()
-        of_pairs = (
-            largest_sizes(pairs.field("key")) + largest_sizes(pairs.field("value")) + len(":,")
-        )
-        return np.maximum(sums(entries, of_pairs) + len("{}"), len("null"))
+        entries = _entries(values)
+        pairs = entries.flatten()
+        pair_sizes = largest_sizes(pairs.field("key")) + largest_sizes(pairs.field("value"))
+        return np.maximum(sums(entries, pair_sizes + len(":,")) + len("{}"), len("null"))
     if pa.types.is_boolean(kind) or pa.types.is_integer(kind) or pa.types.is_floating(kind):
         return np.full(len(values), _LARGEST_NUMBER, np.int64)
     if pa.types.is_decimal(kind):
@@ -380,12 +388,12 @@ def sizes(texts: pa.Array) -> Int64s:
     return int64s(pc.fill_null(pc.binary_length(texts), 0))
 
 
-def sums(lists: pa.Array, of_items: Int64s) -> Int64s:
+def sums(lists: pa.Array, item_sizes: Int64s) -> Int64s:
     """Return by list the sum of a number for each of its items.
 
-    `of_items` belong to `lists.flatten()`.
+    `item_sizes` belong to `lists.flatten()`.
     """
-    return np.diff(np.concatenate([[0], np.cumsum(of_items)])[_offsets(lists)])
+    return np.diff(np.concatenate([[0], np.cumsum(item_sizes)])[_offsets(lists)])
 
 
 def _offsets(lists: pa.Array) -> Int64s:

@@ -72,19 +72,19 @@ def placed(rows: pa.Table, sources: Sequence[str]) -> pa.Table:
     """
     places = []
     for source in sources:
-        mine = rows.filter(pc.greater(pc.list_value_length(rows[source]), 0))
-        parts = mine[source].combine_chunks().flatten()
+        source_rows = rows.filter(pc.greater(pc.list_value_length(rows[source]), 0))
+        parts = source_rows[source].combine_chunks().flatten()
         columns = [
             input_names(source, parts),
-            mine["partition"],
+            source_rows["partition"],
             parts.field("offset"),
-            mine["position"].cast(TIME),
+            source_rows["position"].cast(TIME),
         ]
         places.append(pa.table(columns, ["source", "partition", "offset", "position"]))
     return pa.concat_tables(places)
 
 
-def found_in(records: pa.Table, places: pa.Table) -> pa.Table:
+def records_at(records: pa.Table, places: pa.Table) -> pa.Table:
     """Return the records at these places (`placed`), with their positions."""
     at = ["source", "partition", "offset"]
     short = records.select(at).append_column("row", pa.array(np.arange(records.num_rows)))

@@ -53,7 +53,8 @@ class Epochs(tuple[Epoch, ...]):
 
         None where no messages do.
         """
-        return next((each.from_batch for each in self if each.settings.merge.says_closing), None)
+        closing = (epoch.from_batch for epoch in self if epoch.settings.merge.says_closing)
+        return next(closing, None)
 
     def of(self, batch: int) -> Epoch:
         """Return the epoch of a batch."""
@@ -74,14 +75,14 @@ def read_epochs(reader: TableReader, settings: Settings) -> Epochs:
 
     A lake without any has one epoch, with the rules of `settings`.
     """
-    found = _read(reader)
-    if not found:
+    stored = _read(reader)
+    if not stored:
         return Epochs([Epoch(0, 0, settings)])
     epochs = []
-    known = settings.before_epochs()
-    for number, (from_batch, rules) in enumerate(found):
-        known = known.under(rules)
-        epochs.append(Epoch(number, from_batch, known))
+    epoch_settings = settings.before_epochs()
+    for number, (from_batch, rules) in enumerate(stored):
+        epoch_settings = epoch_settings.under(rules)
+        epochs.append(Epoch(number, from_batch, epoch_settings))
     return Epochs(epochs)
 
 
@@ -101,15 +102,12 @@ def rerouted(settings: Settings, changed: Collection[str]) -> list[str]:
 
     The partition of a record depends on every rule by which the record is read.
     """
-    return [
-        name
-        for name in settings.repartitioned
-        if any(
-            field in ("kafka.max_record_bytes", "merge.max_future")
-            or field.startswith(f"sources.{name}.")
-            for field in changed
-        )
-    ]
+    return [name for name in settings.repartitioned if _may_reroute(changed, name)]
+
+
+def _may_reroute(fields: Collection[str], source: str) -> bool:
+    general = ("kafka.max_record_bytes", "merge.max_future")
+    return any(field in general or field.startswith(f"sources.{source}.") for field in fields)
 
 
 def check_repartition_rules(epochs: Epochs, settings: Settings, source: str) -> None:
@@ -132,8 +130,8 @@ def _is_same(field: str, before: Any, now: Any) -> bool:
 
 def check_rules(epochs: Epochs, settings: Settings) -> None:
     """Raise ConfigurationError where the settings' rules are not those of the lake's last epoch."""
-    if found := changes(epochs, settings):
-        raise _other_rules(found)
+    if changed := changes(epochs, settings):
+        raise _other_rules(changed)
 
 
 def _other_rules(fields: Iterable[str]) -> ConfigurationError:
@@ -149,8 +147,8 @@ def may_begin_anew(reader: TableReader, epochs: Epochs, settings: Settings) -> b
 
     That is so where no record was read yet and no column depends on the rules that differ.
     """
-    found = changes(epochs, settings)
-    if not found or any(field.endswith(".schema") for field in found):
+    changed = changes(epochs, settings)
+    if not changed or any(field.endswith(".schema") for field in changed):
         return False
     with_rows = [
         tables.SILVER,
@@ -197,9 +195,8 @@ def longest_ms(epochs: Epochs) -> int:
     largest lag of a tenant's clock.
     """
     merges = [epoch.settings.merge for epoch in epochs]
-    return max(merge.window.longest_ms for merge in merges) + max(
-        merge.tenant_max_lag_ms or 0 for merge in merges
-    )
+    longest_window_ms = max(merge.window.longest_ms for merge in merges)
+    return longest_window_ms + max(merge.tenant_max_lag_ms or 0 for merge in merges)
 
 
 class EpochEnd(NamedTuple):
@@ -235,12 +232,12 @@ def epoch_ends(
     where: Where = [[("batch", "in", sorted(ends)), ("clock", "is not null", None)]]
     values = {"clock": ("max", "clock"), "head": ("max", "head")}
     rows = reader.summary(tables.PROGRESS, ["batch", "partition"], values, where).to_pylist()
-    found: dict[int, list[EpochEnd]] = {}
+    ends_by_partition: dict[int, list[EpochEnd]] = {}
     for row in sorted(rows, key=itemgetter("batch")):
-        found.setdefault(row["partition"], []).append(
+        ends_by_partition.setdefault(row["partition"], []).append(
             EpochEnd(ends[row["batch"]], row["clock"], row["head"])
         )
-    return found
+    return ends_by_partition
 
 
 class InheritedLateness(NamedTuple):
@@ -278,14 +275,16 @@ def inherited_lateness(
         end = read_batch_end(reader, last)
         start_clock |= end.clocks
         clocks = state.clocks_at(end, lag_ms, global_floor)
-        of_unknown = clocks.of_unknown_tenant()
-        of_known = {
-            place: of_unknown[place[0]] for place in tenant_horizons if place[0] in of_unknown
+        unknown_clocks = clocks.unknown_tenant_clocks()
+        earlier_clocks = {
+            place: unknown_clocks[place[0]]
+            for place in tenant_horizons
+            if place[0] in unknown_clocks
         }
-        for place, clock in (of_known | clocks.of_tenants()).items():
+        for place, clock in (earlier_clocks | clocks.tenant_clocks()).items():
             before = tenant_horizons.get(place, horizons.get(place[0]))
             tenant_horizons[place] = horizon_after(before, clock, gap_ms)
-        for p, clock in of_unknown.items():
+        for p, clock in unknown_clocks.items():
             horizons[p] = horizon_after(horizons.get(p), clock, gap_ms)
         if epochs[epoch.number + 1].settings.merge.tenant_max_lag_ms != lag_ms:
             for tp, at in clocks.considered().items():
@@ -298,5 +297,5 @@ def inherited_lateness(
 def _read(reader: TableReader) -> Sequence[tuple[int, dict[str, Any]]]:
     if not reader.exists(tables.EPOCHS):
         return []
-    found = reader.select(tables.EPOCHS, ["epoch", "from_batch", "configuration"]).sort_by("epoch")
-    return [(row["from_batch"], json.loads(row["configuration"])) for row in found.to_pylist()]
+    rows = reader.select(tables.EPOCHS, ["epoch", "from_batch", "configuration"]).sort_by("epoch")
+    return [(row["from_batch"], json.loads(row["configuration"])) for row in rows.to_pylist()]

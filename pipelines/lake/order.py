@@ -57,24 +57,25 @@ def may_be_beyond(
 
     All rows that do meet it. It has few terms, however many partitions there are.
     """
-    closed = dict.fromkeys(partitions, -1)
-    plain = {}
-    for p in closed.keys() & tails.keys():
+    by_closing = dict.fromkeys(partitions, -1)
+    by_event_time = {}
+    for p in by_closing.keys() & tails.keys():
         closed_at = tails[p].closed_at
         if closed_at is None:
-            plain[p] = tails[p].event_time
+            by_event_time[p] = tails[p].event_time
         else:
-            closed[p] = closed_at
-    for p in plain:
-        del closed[p]
-    where = [*_since("closed_at", closed), *_since("event_time", plain)]
-    if plain and closing_from is not None:
-        where.append([("partition", "in", sorted(plain)), ("batch", ">=", closing_from)])
+            by_closing[p] = closed_at
+    for p in by_event_time:
+        del by_closing[p]
+    where = [*_since("closed_at", by_closing), *_since("event_time", by_event_time)]
+    if by_event_time and closing_from is not None:
+        where.append([("partition", "in", sorted(by_event_time)), ("batch", ">=", closing_from)])
     return where or [[("partition", "in", [])]]
 
 
 def _since(column: str, times: Mapping[int, int]) -> Where:
+    time_of = times.__getitem__
     return [
-        [("partition", "in", sorted(some)), (column, ">=", min(times[p] for p in some))]
-        for some in neighbours(sorted(times, key=times.__getitem__))
+        [("partition", "in", sorted(near)), (column, ">=", min(map(time_of, near)))]
+        for near in neighbours(sorted(times, key=time_of))
     ]

@@ -75,7 +75,8 @@ class Table:
 
         Columns that a row lacks are null; columns that the layout lacks are left out.
         """
-        return self.rows([row.get(name) for name in self.schema.names] for row in rows)
+        names = self.schema.names
+        return self.rows([*map(row.get, names)] for row in rows)
 
 
 def bronze(source: str) -> str:
@@ -118,13 +119,13 @@ def layout(settings: Settings) -> dict[str, Table]:
         "delta.deletedFileRetentionDuration": interval,
         "delta.logRetentionDuration": interval,
     }
-    of_bronze = [_bronze(name, source) for name, source in settings.sources.items()]
+    bronze_tables = [_bronze(name, source) for name, source in settings.sources.items()]
     # Late records, which are kept and never merged.
-    of_late = _statistics(
+    statistics = _statistics(
         "source", "topic", "partition", "offset", "event_time", "position", "batch"
     )
-    late = Table(LATE, LATE_SCHEMA, properties=of_late)
-    tables = [*of_bronze, _silver(settings), late, *_OTHERS]
+    late = Table(LATE, LATE_SCHEMA, properties=statistics)
+    tables = [*bronze_tables, _silver(settings), late, *_OTHERS]
     if has_registry(settings):
         tables.append(_WRITER_SCHEMAS)
     return {

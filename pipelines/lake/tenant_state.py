@@ -69,24 +69,22 @@ class TenantStateReader:
 
     def clocks_at(
         self,
-        moment: BatchEnd,
+        end: BatchEnd,
         lag_ms: int | None,
         global_floor: Mapping[TopicPartition, int] = MappingProxyType({}),
     ) -> Clocks:
-        """Return the clocks at a moment.
+        """Return the clocks at the end of a batch.
 
         `lag_ms`: maximum by which a tenant's clock may be behind the global one; None without
         tenants. `global_floor`: by topic-partition, a lower bound (ms) of every tenant's position
         since an earlier epoch, which had another lag.
         """
-        known = {
-            tp: cursor for tp, cursor in moment.cursors.items() if tp.partition in moment.clocks
-        }
+        cursors = {tp: cursor for tp, cursor in end.cursors.items() if tp.partition in end.clocks}
         ranges = {
             tp: OffsetRange(c.next_offset, c.next_offset, c.position, c.position, None)
-            for tp, c in known.items()
+            for tp, c in cursors.items()
         }
-        plan = BatchPlan(0, ranges, moment.clocks, has_late=False)
+        plan = BatchPlan(0, ranges, end.clocks, has_late=False)
         if lag_ms is None:
             return SharedClock(plan, {})
         idle: dict[TopicPartition, list[IdleDecision]] = {}
@@ -94,59 +92,62 @@ class TenantStateReader:
             idle.setdefault(tp, []).append(decision)
         heads = [HEADS.empty_table()]
         waiting = [_RECORDS.empty_table()]
-        for source in sorted({tp.source for tp in known}):
+        for source in sorted({tp.source for tp in cursors}):
             states = [
                 PartitionState(
                     tp,
                     self.generation.begin.get(tp, 0),
                     cursor,
-                    moment.clocks[tp.partition],
+                    end.clocks[tp.partition],
                     idle.get(tp, ()),
                     global_floor.get(tp),
                 )
-                for tp, cursor in known.items()
+                for tp, cursor in cursors.items()
                 if tp.source == source
             ]
             heads.append(self._heads(source, states, lag_ms))
-            waiting.append(self._waiting(source, [x for x in states if not x.is_cut_passed]))
+            waiting.append(
+                self._waiting(source, [state for state in states if not state.is_cut_consumed])
+            )
         return TenantClocks.of(
             pa.concat_tables(waiting), pa.concat_tables(heads), plan, idle, lag_ms
         )
 
-    def _waiting(self, source: str, stood: Sequence[PartitionState]) -> pa.Table:
+    def _waiting(self, source: str, states: Sequence[PartitionState]) -> pa.Table:
         """Return the first waiting record of each topic-partition."""
-        at = {each.tp.partition: each.cursor.next_offset for each in stood}
-        ranges = {p: (offset, offset + 1) for p, offset in at.items()}
-        found = self.reader.select(
-            tables.bronze(source), _RECORDS.names[1:], within(ranges)
-        ).to_pylist()
-        rows = (
-            {"source": source, **row} for row in found if at.get(row["partition"]) == row["offset"]
-        )
-        return pa.Table.from_pylist(list(rows), _RECORDS)
-
-    def _heads(self, source: str, stood: Sequence[PartitionState], lag_ms: int) -> pa.Table:
-        """Return the heads of a source's tenants, as `core.tenants.HEADS`."""
-        first = self._first_at_clock(source, [each for each in stood if each.is_cut_passed])
-        passed = [
-            (each, each.cursor.next_offset) for each in stood if each.cursor.position is not None
+        offsets = {state.tp.partition: state.cursor.next_offset for state in states}
+        ranges = {p: (offset, offset + 1) for p, offset in offsets.items()}
+        columns = _RECORDS.names[1:]
+        rows = self.reader.select(tables.bronze(source), columns, within(ranges)).to_pylist()
+        waiting = [
+            {"source": source, **row}
+            for row in rows
+            if offsets.get(row["partition"]) == row["offset"]
         ]
-        own = self._largest(source, passed, lag_ms)
-        cuts = {
-            each: each.cut(first.get(each.tp.partition)) for each in stood if each.is_cut_passed
-        }
-        at_cut = self._largest(
-            source, [(each, cut.records_until) for each, cut in cuts.items()], lag_ms
-        )
-        for each in stood:
-            p = each.tp.partition
-            for decision in each.passed():
+        return pa.Table.from_pylist(waiting, _RECORDS)
+
+    def _heads(self, source: str, states: Sequence[PartitionState], lag_ms: int) -> pa.Table:
+        """Return the heads of a source's tenants, as `core.tenants.HEADS`."""
+        consumed = [
+            (state, state.cursor.next_offset)
+            for state in states
+            if state.cursor.position is not None
+        ]
+        own = self._largest(source, consumed, lag_ms)
+        with_cut = [state for state in states if state.is_cut_consumed]
+        first = self._first_at_clock(source, with_cut)
+        cuts = {state: state.cut(first.get(state.tp.partition)) for state in with_cut}
+        prefixes = [(state, cut.records_until) for state, cut in cuts.items()]
+        at_cut = self._largest(source, prefixes, lag_ms)
+        for state in states:
+            p = state.tp.partition
+            for decision in state.consumed_decisions():
                 _raise(own, p, decision.tenant_times)
-            for decision in cuts[each].decisions if each in cuts else ():
+            for decision in cuts[state].decisions if state in cuts else ():
                 _raise(at_cut, p, decision.tenant_times)
-            if each.global_floor is not None:
-                for found in (own, at_cut):
-                    _raise(found, p, [(None, each.global_floor)])
+            if state.global_floor is not None:
+                for by_tenant in (own, at_cut):
+                    _raise(by_tenant, p, [(None, state.global_floor)])
         rows = [
             (source, p, tenant, time, at_cut.get((p, tenant), NULL_TIME))
             for (p, tenant), time in own.items()
@@ -155,42 +156,42 @@ class TenantStateReader:
             [dict(zip(HEADS.names, row, strict=True)) for row in rows], HEADS
         )
 
-    def _first_at_clock(self, source: str, stood: Sequence[PartitionState]) -> dict[int, int]:
+    def _first_at_clock(self, source: str, states: Sequence[PartitionState]) -> dict[int, int]:
         """Return, by partition, the offset of the first record that had reached the clock."""
-        found: dict[int, int] = {}
-        for some in in_portions(stood):
+        first_offsets: dict[int, int] = {}
+        for portion in in_portions(states):
             where: Where = [
-                [*each.passed_offsets(each.cursor.next_offset), ("event_time", ">=", each.clock)]
-                for each in some
+                [*state.offsets_before(state.cursor.next_offset), ("event_time", ">=", state.clock)]
+                for state in portion
             ]
             rows = self.reader.summary(
                 tables.bronze(source), ["partition"], {"first": ("min", "offset")}, where
             ).to_pylist()
-            found |= {row["partition"]: row["first"] for row in rows}
-        return found
+            first_offsets |= {row["partition"]: row["first"] for row in rows}
+        return first_offsets
 
     def _largest(
         self, source: str, until: Sequence[tuple[PartitionState, int]], lag_ms: int
-    ) -> _Own:
+    ) -> _TenantTimes:
         """Return the largest event time of each tenant before these offsets.
 
         A time that is too old to count is left out.
         """
-        found: _Own = {}
-        for some in in_portions(until):
+        largest: _TenantTimes = {}
+        for portion in in_portions(until):
             where: Where = [
                 [
-                    *each.passed_offsets(offset),
-                    ("event_time", ">", (each.cursor.position or 0) - lag_ms),
+                    *state.offsets_before(offset),
+                    ("event_time", ">", (state.cursor.position or 0) - lag_ms),
                 ]
-                for each, offset in some
+                for state, offset in portion
             ]
             values = {"time": ("max", "event_time")}
             rows = self.reader.summary(
                 tables.bronze(source), ["partition", "tenant"], values, where
             ).to_pylist()
-            found |= {(row["partition"], row["tenant"]): row["time"] for row in rows}
-        return found
+            largest |= {(row["partition"], row["tenant"]): row["time"] for row in rows}
+        return largest
 
 
 class ClockPrefix(NamedTuple):
@@ -217,18 +218,18 @@ class PartitionState:
     global_floor: int | None
 
     @property
-    def is_cut_passed(self) -> bool:
+    def is_cut_consumed(self) -> bool:
         """True where the merge had read the first record that reached the clock."""
         return self.cursor.position is not None and self.cursor.position >= self.clock
 
-    def passed(self) -> list[IdleDecision]:
+    def consumed_decisions(self) -> list[IdleDecision]:
         """Return the decisions that the merge had read."""
         at = self.cursor.next_offset
         position = self.cursor.position or 0
         return [
-            each
-            for each in self.decisions
-            if each.after_offset < at and each.event_time <= position
+            decision
+            for decision in self.decisions
+            if decision.after_offset < at and decision.event_time <= position
         ]
 
     def cut(self, first: int | None) -> ClockPrefix:
@@ -237,16 +238,16 @@ class PartitionState:
         `first`: the first record that had reached the clock. A decision may have reached it
         earlier.
         """
-        passed = self.passed()
+        consumed = self.consumed_decisions()
         until = self.cursor.next_offset if first is None else first + 1
-        for number, decision in enumerate(passed):
+        for number, decision in enumerate(consumed):
             if decision.after_offset + 1 >= until:
-                return ClockPrefix(until, passed[:number])
+                return ClockPrefix(until, consumed[:number])
             if decision.event_time >= self.clock:
-                return ClockPrefix(decision.after_offset + 1, passed[: number + 1])
-        return ClockPrefix(until, passed)
+                return ClockPrefix(decision.after_offset + 1, consumed[: number + 1])
+        return ClockPrefix(until, consumed)
 
-    def passed_offsets(self, until: int) -> list[Condition]:
+    def offsets_before(self, until: int) -> list[Condition]:
         """Return the condition for the records since the beginning, before an offset."""
         return [
             ("partition", "=", self.tp.partition),
@@ -255,9 +256,11 @@ class PartitionState:
         ]
 
 
-_Own: TypeAlias = dict[tuple[int, "str | None"], int]
+_TenantTimes: TypeAlias = dict[tuple[int, "str | None"], int]
 
 
-def _raise(found: _Own, partition: int, tenant_times: Iterable[tuple[str | None, int]]) -> None:
+def _raise(
+    times: _TenantTimes, partition: int, tenant_times: Iterable[tuple[str | None, int]]
+) -> None:
     for tenant, time in tenant_times:
-        found[partition, tenant] = max(time, found.get((partition, tenant), time))
+        times[partition, tenant] = max(time, times.get((partition, tenant), time))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import pyarrow as pa
 
@@ -14,14 +15,17 @@ from pipelines.core.reading import RECORD_BYTES
 from pipelines.core.types import TENANT
 from pipelines.engine import Engine, Held, Rows
 from pipelines.lake import tables
-from pipelines.lake.recovered import MESSAGES
+from pipelines.lake.generations import Generation
+from pipelines.lake.recovered import MESSAGES, has_messages
 from pipelines.lake.table_reader import Where, within
+from pipelines.running.merge_functions import MergeInputs
+from pipelines.running.planning import Planner
 from pipelines.settings import Settings
 
 MAX_KEYS = 5_000
 """Maximum number of keys of open rows in a query; with more of them, all open rows are read."""
 
-_OF_BRONZE = [name for name in RECORD_SCHEMA.names if name != "source"]
+_BRONZE_COLUMNS = [name for name in RECORD_SCHEMA.names if name != "source"]
 _KEY = ["partition", *TENANT.names, "merge_key"]
 _OPEN_TIMES = [*_KEY, "status", "event_time", "last_event_time", "due", "position"]
 
@@ -32,7 +36,8 @@ class BatchRows:
 
     engine: Engine
     settings: Settings
-    _held_bytes: int | None = None
+    generation: Generation
+    _unfinished_bytes: int | None = None
     """Maximum size (bytes) of the records of open rows; None: not measured yet."""
 
     def records(self, plan: BatchPlan, rules: Rules) -> list[Rows]:
@@ -57,48 +62,63 @@ class BatchRows:
         """Return the records of bronze at these offsets that have a time."""
         timed: Where = [[*terms, ("event_time", "is not null", None)] for terms in within(ranges)]
         constants = {"source": source}
-        return self.engine.read(tables.bronze(source), _OF_BRONZE, timed, constants=constants)
+        return self.engine.read(tables.bronze(source), _BRONZE_COLUMNS, timed, constants=constants)
 
-    def messages(self) -> Rows:
-        """Return the messages that were read back from the sink of a lost lake."""
-        return self.engine.read(tables.RECOVERED, MESSAGE_SCHEMA.names, MESSAGES)
+    @cached_property
+    def has_messages(self) -> bool:
+        """True where messages were read back from the sink, which the merge must recognise."""
+        return has_messages(self.engine.reader, self.generation)
 
-    def open_rows(self, held: Held) -> Rows:
+    def inputs(self, batch: Batch, planner: Planner) -> MergeInputs:
+        """Return what a batch reads beside rows of silver."""
+        heads = planner.state.heads
+        messages = []
+        if self.has_messages:
+            columns = MESSAGE_SCHEMA.names
+            messages.append(self.engine.read(tables.RECOVERED, columns, MESSAGES))
+        return MergeInputs(
+            self.records(batch.plan, batch.rules),
+            [self.engine.rows(heads)] if heads.num_rows else [],
+            messages,
+            planner.records(batch.plan),
+        )
+
+    def open_rows(self, unfinished: Held) -> Rows:
         """Return the columns of open and waiting rows that the merge takes."""
         columns = [*_OPEN_TIMES, *self.settings.sources, RECORD_BYTES.name]
-        return self.engine.read(tables.SILVER, columns, held.where)
+        return self.engine.read(tables.SILVER, columns, unfinished.where)
 
-    def held(self, batch: Batch, clocks: Clocks) -> Held:
+    def select_unfinished(self, batch: Batch, clocks: Clocks) -> Held:
         """Return which open and waiting rows a batch may change, and their size.
 
         If they are large and few of them may change, only those with the keys that may.
         """
-        held = Held(["open", "waiting"], 0)
-        held = replace(held, size=self._measure(held))
-        if held.size <= self.engine.merge_bytes:
-            return held
-        keys = self._changing_keys(batch, clocks, held)
-        return held if len(keys) > MAX_KEYS else replace(held, keys=keys)
+        unfinished = Held(["open", "waiting"], 0)
+        unfinished = replace(unfinished, size=self._measure(unfinished))
+        if unfinished.size <= self.engine.merge_bytes:
+            return unfinished
+        keys = self._changing_keys(batch, clocks, unfinished)
+        return unfinished if len(keys) > MAX_KEYS else replace(unfinished, keys=keys)
 
-    def _measure(self, held: Held) -> int:
+    def _measure(self, unfinished: Held) -> int:
         """Return the size (bytes) of the records of these rows.
 
         It is measured when it may have grown beyond what a batch may have.
         """
         limit = self.engine.merge_bytes
-        if self._held_bytes is None or self._held_bytes > limit:
+        if self._unfinished_bytes is None or self._unfinished_bytes > limit:
             values = {"bytes": ("sum", RECORD_BYTES.name)}
-            size = self.engine.reader.summary(tables.SILVER, [], values, held.where)
-            self._held_bytes = size["bytes"][0].as_py() or 0
-        held_bytes = self._held_bytes
-        if held_bytes <= limit:
+            size = self.engine.reader.summary(tables.SILVER, [], values, unfinished.where)
+            self._unfinished_bytes = size["bytes"][0].as_py() or 0
+        size_bytes = self._unfinished_bytes
+        if size_bytes <= limit:
             # A batch adds no more than this, except for single records that are larger.
-            self._held_bytes += limit
-        return held_bytes
+            self._unfinished_bytes += limit
+        return size_bytes
 
-    def _changing_keys(self, batch: Batch, clocks: Clocks, held: Held) -> list[str]:
+    def _changing_keys(self, batch: Batch, clocks: Clocks, unfinished: Held) -> list[str]:
         """Return the keys of the rows that a batch may change."""
-        rows = self.engine.reader.rows(tables.SILVER, _OPEN_TIMES, held.where)
+        rows = self.engine.reader.rows(tables.SILVER, _OPEN_TIMES, unfinished.where)
         is_changing = may_change(rows, self._keys(batch.plan), batch, clocks)
         return sorted(set(rows.filter(pa.array(is_changing))["merge_key"].to_pylist()))
 

@@ -3,12 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from pipelines.core.avro_schema import AvroSchema
 from pipelines.core.idle import IdleDecision
 from pipelines.core.merge import Batch
 from pipelines.core.plan import BatchPlan, Rules, TopicPartition
+from pipelines.engine import Engine
+from pipelines.lake.generations import Generation
+from pipelines.lake.recovered import read_out
+from pipelines.lake.schemas import avro_schemas
+from pipelines.running.planning import Planner
 from pipelines.settings import Settings
+
+
+def make_batch(
+    engine: Engine, settings: Settings, plan: BatchPlan, planner: Planner, generation: Generation
+) -> Batch:
+    """Return a plan as the merge takes it, under the planner's rules."""
+    avro = avro_schemas(engine.reader, settings)
+    batch = batch_of(plan, settings, planner.rules, planner.idle, avro, engine.lake.settings)
+    batch = replace(batch, begins_epoch=planner.begins_epoch(plan))
+    if not plan.generation and not planner.has_redriven:
+        return batch
+    ranges = {
+        tp: (done.from_offset, done.until_offset)
+        for tp, done in plan.ranges.items()
+        if not done.is_empty
+    }
+    return replace(batch, out=read_out(engine.reader, generation, ranges))
 
 
 def batch_of(

@@ -1,4 +1,4 @@
-"""What the first batch of an epoch does: waiting records may be late by its rules."""
+"""Notes the waiting records that the rules of a new epoch make late, before its first batch."""
 
 from __future__ import annotations
 

@@ -88,7 +88,7 @@ def begin_first(
             for source in settings.inputs
             for decision in state.decisions.get(source, ())
         ]
-    _write_known(owner, settings, 0, rows, decided)
+    _write_published(owner, settings, 0, rows, decided)
     _decide(owner, settings, generation._replace(decided_at=now))
 
 
@@ -204,13 +204,8 @@ def preview(reader: TableReader, settings: Settings, partitions: int) -> list[di
                 "until_offset": end,
             }
             transaction = {"transaction": transactions[p].as_row()} if p in transactions else {}
-            rows.append(
-                {
-                    **place,
-                    **transaction,
-                    "because": reason + (", on_data_loss: continue" if p in lost else ""),
-                }
-            )
+            why = reason + (", on_data_loss: continue" if p in lost else "")
+            rows.append({**place, **transaction, "because": why})
     return rows
 
 
@@ -379,7 +374,7 @@ class Jump:
             published = out_offsets(self.owner.engine, self.settings, self._before, self.tails)
         else:
             published = passed_over(self._reader, self._before.newest)
-        _write_known(
+        _write_published(
             self.owner, self.settings, generation.number, rows_of_parts(self.settings, published)
         )
         _decide(self.owner, self.settings, generation)
@@ -445,7 +440,7 @@ class Jump:
 # -- the steps of both
 
 
-def _write_known(
+def _write_published(
     owner: Owner,
     settings: Settings,
     number: int,
@@ -468,11 +463,8 @@ def _write_known(
     if recovered:
         owner.append(tables.RECOVERED, layout.rows_of(recovered), bronze_application())
     if decisions := list(decided):
-        owner.append(
-            tables.IDLE_HEARTBEATS,
-            _rows_of_decisions(settings, decisions, now, number),
-            bronze_application(),
-        )
+        decision_table = _rows_of_decisions(settings, decisions, now, number)
+        owner.append(tables.IDLE_HEARTBEATS, decision_table, bronze_application())
 
 
 def _rows_of_decisions(

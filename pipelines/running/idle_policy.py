@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from pipelines.core.idle import Idle, IdleDecision, decide
 from pipelines.core.plan import TopicPartition
+from pipelines.faults import fault_point
 from pipelines.kafka.idle_detector import IdleDetector
-from pipelines.lake.decisions import Decided
+from pipelines.lake import tables
+from pipelines.lake.decisions import Decided, decision_rows
+from pipelines.running.owner import Owner, now_ms
 from pipelines.running.planning import Planner
+from pipelines.settings import Settings
 
 
 def decide_idle(planner: Planner, detector: IdleDetector, partitions: int) -> list[Decided]:
@@ -36,6 +42,16 @@ def decide_idle(planner: Planner, detector: IdleDetector, partitions: int) -> li
         for p, decision in idle.items()
         for source in decision.sources
     ]
+
+
+def write_decisions(
+    owner: Owner, settings: Settings, planner: Planner, decided: Sequence[Decided]
+) -> None:
+    """Write decisions to `idle_heartbeats`, and add them to the planner's."""
+    fault_point("idle.decide")
+    rows = decision_rows(settings, decided, now_ms(), planner.generation)
+    owner.append(tables.IDLE_HEARTBEATS, rows)
+    planner.decided(decided)
 
 
 def _has_nothing_beyond(planner: Planner, detector: IdleDetector, p: int, decision: Idle) -> bool:

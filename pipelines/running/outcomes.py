@@ -10,8 +10,21 @@ import pyarrow.compute as pc
 from pipelines.core.plan import BatchPlan
 from pipelines.lake import tables
 from pipelines.lake.table_reader import TableReader, Where, in_portions
-from pipelines.monitoring.events import Counts
+from pipelines.monitoring.events import Counts, RecordsProcessed
+from pipelines.running.batch_rows import BatchRows
+from pipelines.running.owner import Owner
+from pipelines.running.planning import Planner
 from pipelines.settings import Settings
+
+
+def notify_merge(owner: Owner, rows: BatchRows, plan: BatchPlan | None, planner: Planner) -> None:
+    """Report the outcomes of a batch, if there is one, and the progress of the merge."""
+    if plan is not None and owner.is_observed:
+        was_recovered = rows.has_messages or bool(plan.generation)
+        reader = owner.engine.reader
+        counts = outcomes(reader, rows.settings, plan, was_recovered=was_recovered)
+        owner.notify(RecordsProcessed("silver", counts))
+    owner.notify(planner.progress())
 
 
 def outcomes(

@@ -95,7 +95,7 @@ class Planner:
             return SharedClock(BatchPlan(-1, {}, self.state.clocks, has_late=False), {})
         return self._clocks
 
-    def stand_at(self, state: State, clocks: Clocks) -> None:
+    def resume(self, state: State, clocks: Clocks) -> None:
         """Continue after a batch that has left this state and these clocks."""
         self.state = state._replace(heads=clocks.heads())
         self._clocks = clocks
@@ -264,17 +264,19 @@ class Planner:
                 if last.head is not None:
                     self._heads_beyond[tp] = last.head
         rows: dict[TopicPartition, Available] = {}
-        for source, mine in _by_source(starts).items():
-            ranges = {p: (start, untils[TopicPartition(source, p)]) for p, start in mine.items()}
-            found = self._select(source, ranges)
-            rows |= by_partition(source, found, ranges)
-            sizes = sizes_by_partition(found, sizes_of(found), ranges)
-            self._sizes |= {TopicPartition(source, p): each for p, each in sizes.items()}
-            for p, each in sizes.items():
+        for source, source_starts in _by_source(starts).items():
+            ranges = {
+                p: (start, untils[TopicPartition(source, p)]) for p, start in source_starts.items()
+            }
+            bronze_rows = self._select(source, ranges)
+            rows |= by_partition(source, bronze_rows, ranges)
+            sizes = sizes_by_partition(bronze_rows, sizes_of(bronze_rows), ranges)
+            for p, partition_sizes in sizes.items():
                 tp = TopicPartition(source, p)
-                if share_bytes is not None and (kept := each.within(share_bytes)) < len(
-                    rows[tp].offsets
-                ):
+                self._sizes[tp] = partition_sizes
+                count = len(rows[tp].offsets)
+                kept = count if share_bytes is None else partition_sizes.within(share_bytes)
+                if kept < count:
                     rows[tp] = rows[tp].first(kept)
                     untils[tp] = rows[tp].end(kept)
                     self._heads_beyond.pop(tp, None)
@@ -310,13 +312,11 @@ class Planner:
 
     def _first_offsets(self, starts: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
         """Return bronze's first offset at or after each of these; absent if it has none."""
-        return {
-            TopicPartition(source, p): offset
-            for source, mine in _by_source(starts).items()
-            for p, offset in first_offsets(
-                self.reader, tables.bronze(source), "offset", mine
-            ).items()
-        }
+        offsets: dict[TopicPartition, int] = {}
+        for source, source_starts in _by_source(starts).items():
+            firsts = first_offsets(self.reader, tables.bronze(source), "offset", source_starts)
+            offsets |= {TopicPartition(source, p): offset for p, offset in firsts.items()}
+        return offsets
 
 
 def _by_source(offsets: Mapping[TopicPartition, int]) -> dict[str, dict[int, int]]:
@@ -327,12 +327,12 @@ def _by_source(offsets: Mapping[TopicPartition, int]) -> dict[str, dict[int, int
 
 
 def sizes_by_partition(
-    found: pa.Table, sizes: Int64s, ranges: Mapping[int, tuple[int, int]]
+    bronze_rows: pa.Table, sizes: Int64s, ranges: Mapping[int, tuple[int, int]]
 ) -> dict[int, Sizes]:
     """Return the sizes of rows of bronze (bytes) by partition, only of those in its range."""
-    offsets = int64s(found["offset"])
+    offsets = int64s(bronze_rows["offset"])
     by_number = {}
-    for partition, rows in groups(int64s(found["partition"]), offsets).items():
+    for partition, rows in groups(int64s(bronze_rows["partition"]), offsets).items():
         since, until = ranges.get(partition, (0, 0))
         rows = rows[(offsets[rows] >= since) & (offsets[rows] < until)]
         if len(rows):
@@ -341,13 +341,13 @@ def sizes_by_partition(
 
 
 def by_partition(
-    source: str, found: pa.Table, ranges: Mapping[int, tuple[int, int]]
+    source: str, bronze_rows: pa.Table, ranges: Mapping[int, tuple[int, int]]
 ) -> dict[TopicPartition, Available]:
     """Return rows of bronze by topic-partition, in order of offset, only those in its range."""
-    offsets = int64s(found["offset"])
-    times = int64s(found["event_time"].fill_null(NULL_TIME))
+    offsets = int64s(bronze_rows["offset"])
+    times = int64s(bronze_rows["event_time"].fill_null(NULL_TIME))
     available = {}
-    for partition, rows in groups(int64s(found["partition"]), offsets).items():
+    for partition, rows in groups(int64s(bronze_rows["partition"]), offsets).items():
         # A query may also return neighbours of the requested rows.
         since, until = ranges.get(partition, (0, 0))
         rows = rows[(offsets[rows] >= since) & (offsets[rows] < until)]

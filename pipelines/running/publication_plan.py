@@ -116,20 +116,20 @@ class Unpublished(NamedTuple):
         """Return a condition for a chunk's records, which more may meet in several partitions."""
         where: list[list[Condition]] = []
         for says_closing in (False, True):
-            of_kind = {p: r for p, r in chunk.items() if r.says_closing == says_closing}
-            for some in neighbours(sorted(of_kind, key=lambda p: chunk[p].first)):
-                if not some:
+            partitions = [p for p, r in chunk.items() if r.says_closing == says_closing]
+            for near in neighbours(sorted(partitions, key=lambda p: chunk[p].first)):
+                if not near:
                     continue
-                column = chunk[some[0]].columns[0]
-                first = min(chunk[p].first for p in some)
-                last = max(chunk[p].last for p in some)
+                column = chunk[near[0]].columns[0]
+                first = min(chunk[p].first for p in near)
+                last = max(chunk[p].last for p in near)
                 bounds = [(column, ">=", first), (column, "<=", last)]
                 kind = self.of_kind(says_closing=says_closing)
-                where.append([*kind, ("partition", "in", sorted(some)), *bounds])
-        for extent in chunk.values():
-            for place, operator in ((extent.begin, ">"), (extent.end, "<")):
+                where.append([*kind, ("partition", "in", sorted(near)), *bounds])
+        for time_range in chunk.values():
+            for place, operator in ((time_range.begin, ">"), (time_range.end, "<")):
                 if place is not None:
-                    bounds_of_place = lexicographic(extent.columns[1:], place, operator)
+                    bounds_of_place = lexicographic(time_range.columns[1:], place, operator)
                     where = [[*terms, *bound] for terms in where for bound in bounds_of_place]
         return where
 
@@ -158,12 +158,12 @@ def pending(reader: TableReader, unpublished: Unpublished, limits: Limits) -> Pe
         says_closing = rows.says_closing[numbers]
         # What does not say when it was closed comes first.
         for kind in (False, True):
-            of_kind = numbers[says_closing == kind]
-            if room <= 0 or not len(of_kind):
+            kind_numbers = numbers[says_closing == kind]
+            if room <= 0 or not len(kind_numbers):
                 continue
-            taken = _first(rows.times[of_kind], room)
-            room -= len(taken) if len(taken) == len(of_kind) else room
-            chunking.add(partition, taken, np.cumsum(rows.sizes[of_kind]), says_closing=kind)
+            taken = _first(rows.times[kind_numbers], room)
+            room -= len(taken) if len(taken) == len(kind_numbers) else room
+            chunking.add(partition, taken, np.cumsum(rows.sizes[kind_numbers]), says_closing=kind)
             first, last = (MessageTime(int(taken[i]), kind) for i in (0, -1))
             ends[partition] = Ends(ends[partition].first if partition in ends else first, last)
             count += len(taken)
@@ -249,8 +249,8 @@ class _Chunking:
                     done += self._add_parts(partition, taken, says_closing=says_closing)
                     continue
                 taken = taken[: np.searchsorted(taken, taken[-1])]
-            first, last = int(taken[0]), int(taken[-1])
-            self.chunks[-1][partition] = TimeRange(first, last, says_closing=says_closing)
+            time_range = TimeRange(int(taken[0]), int(taken[-1]), says_closing=says_closing)
+            self.chunks[-1][partition] = time_range
             done += len(taken)
             self._room -= len(taken)
             self._room_bytes -= int(sums[done - 1]) - before
@@ -296,8 +296,8 @@ class _Chunking:
                 room = self.size
                 room_bytes = CHUNK_BYTES
             last = place
-            room = room - 1
-            room_bytes = room_bytes - row_bytes
+            room -= 1
+            room_bytes -= row_bytes
         yield at._replace(begin=begin)
 
 
@@ -315,11 +315,11 @@ def _with_ties(
         for p in partitions
         for terms in _at_time_after(unpublished.tails[p])
     ]
-    found = set[int]()
-    for some in in_portions(where):
-        rows = reader.summary(tables.SILVER, ["partition"], {"rows": ("count", "*")}, some)
-        found.update(rows["partition"].to_pylist())
-    return sorted(found)
+    tied = set[int]()
+    for portion in in_portions(where):
+        rows = reader.summary(tables.SILVER, ["partition"], {"rows": ("count", "*")}, portion)
+        tied.update(rows["partition"].to_pylist())
+    return sorted(tied)
 
 
 def _kind_of(unpublished: Unpublished, partition: int) -> list[Condition]:

@@ -60,18 +60,18 @@ def recover_planner(
     plan, version, commit = last
     state_reader = TenantStateReader(reader, generation)
 
-    def stand_at(state: State) -> None:
+    def resume(state: State) -> None:
         """Take a state, with the clocks that follow from it."""
         end = BatchEnd(state.cursors, state.clocks)
         clocks = state_reader.clocks_at(end, planner.rules.lag_ms, lateness.global_floor)
-        planner.stand_at(state, clocks)
+        planner.resume(state, clocks)
 
     if not _is_noted(reader, plan):
         is_first = plan.batch == generation.from_batch
         before = {} if is_first else clocks_after(reader, plan.batch - 1)
-        stand_at(planner.state.before(plan, before))
+        resume(planner.state.before(plan, before))
         note(plan, commit, version, planner)
-    stand_at(planner.state.after(plan, planner.clocks))
+    resume(planner.state.after(plan, planner.clocks))
     return planner
 
 

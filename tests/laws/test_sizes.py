@@ -17,12 +17,12 @@ from deltalake import DeltaTable
 from pipelines.core.plan import BatchPlan
 from pipelines.engine.choice import open_engine
 from pipelines.engine.embedded import ROW_GROUP_BYTES
-from pipelines.gold import Gold
 from pipelines.lake import tables
 from pipelines.lake.commits import Commit
 from pipelines.lake.maintenance import FILE_BYTES
 from pipelines.lake.table_reader import ROW_BYTES, Where
 from pipelines.running import publication_plan
+from pipelines.running.message_rows import MessageRows
 from tests.laws.conftest import FOLDER_AT_NIGHT, QUICK, MakeLake, one_of
 from tests.support.cases import (
     SOURCES,
@@ -171,13 +171,13 @@ def test_however_small_the_pieces_are_that_are_read_the_same_bytes_are_published
         return found
 
     whole, read = drained(), []
-    rows = Gold._rows
+    rows = MessageRows.rows
 
-    def noting(gold: Gold, *arguments: Any) -> Any:
-        read.append(rows(gold, *arguments))
+    def noting(reader: MessageRows, *arguments: Any) -> Any:
+        read.append(rows(reader, *arguments))
         return read[-1]
 
-    monkeypatch.setattr(Gold, "_rows", noting)
+    monkeypatch.setattr(MessageRows, "rows", noting)
     for limit in (1, 5 * ROW_BYTES):
         monkeypatch.setattr(publication_plan, "CHUNK_BYTES", limit)
         assert drained() == whole

@@ -29,7 +29,7 @@ from pipelines.engine import Engine
 from pipelines.engine.choice import open_engine
 from pipelines.engine.embedded import EmbeddedEngine
 from pipelines.engine.spark import SparkEngine
-from pipelines.gold import Gold, Publication
+from pipelines.gold import Gold
 from pipelines.kafka.idle_detector import IdleDetector
 from pipelines.lake import tables
 from pipelines.lake.decisions import read_decisions
@@ -40,6 +40,7 @@ from pipelines.lake.tables import Table
 from pipelines.run import create_missing
 from pipelines.running.generations import Jump, Target
 from pipelines.running.owner import Owner
+from pipelines.running.publications import Publication
 from pipelines.settings import Settings, load_settings
 from pipelines.silver import Silver
 from tests.support.cases import SOURCES, Case
