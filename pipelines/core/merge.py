@@ -305,10 +305,10 @@ def _on_time(records: pa.Table, batch: Batch, clocks: Clocks, recovered: pa.Tabl
     )
     if not recovered.num_rows:
         return on_time
-    return on_time.where(~_is_published(on_time, recovered, batch.rules))
+    return on_time.where(~is_published(on_time, recovered, batch.rules))
 
 
-def _is_published(records: Positioned, recovered: pa.Table, rules: Rules) -> Booleans:
+def is_published(records: Positioned, recovered: pa.Table, rules: Rules) -> Booleans:
     """Return True for each record that the sink already holds.
 
     That is so where a message of its key was read back that holds records up to its position. The

@@ -12,18 +12,36 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from pipelines.core.clocks import clocks_of
 from pipelines.core.columns import Int64s, input_names, int64s, times_ms
-from pipelines.core.plan import TopicPartition, by_topic_partition
+from pipelines.core.idle import IdleDecision
+from pipelines.core.merge import MESSAGE_SCHEMA, is_published
+from pipelines.core.plan import (
+    Available,
+    BatchPlan,
+    Cursor,
+    OffsetRange,
+    Rules,
+    TopicPartition,
+    by_topic_partition,
+    positions_of,
+)
 from pipelines.core.sequence import SequenceTail, SortKey, place_of
 from pipelines.engine import Engine, Rows
 from pipelines.lake import tables
-from pipelines.lake.epochs import read_epochs
+from pipelines.lake.decisions import read_decisions
+from pipelines.lake.epochs import inherited_lateness, read_epochs
 from pipelines.lake.generations import Generation, Generations
 from pipelines.lake.order import PLACE_COLUMNS
+from pipelines.lake.progress import last_batch
 from pipelines.lake.recovered import MESSAGES, joined, parts_of_messages, read_since
 from pipelines.lake.table_reader import TableReader, Where, within
+from pipelines.lake.tenant_state import BatchEnd, TenantStateReader
 from pipelines.lake.unpublished import reached
+from pipelines.running.recover_planner import merge_rules
 from pipelines.settings import Settings
+
+_WAITING = ["partition", "offset", "event_time", "heartbeat", "merge_key", "tenant"]
 
 PARTS = pa.schema({"source": pa.string(), "partition": pa.int32(), "offset": pa.int64()})
 """The schema of records by their coordinates; `source` is the input."""
@@ -54,9 +72,10 @@ def out_offsets(
     )
     published = engine.collect(engine.per_partition(function, [valid], PARTS))
     if generations[0].kind == "sink":
-        published = pa.concat_tables(
-            [published, engine.collect(_known_from_sink(engine, settings, generations))]
-        )
+        known = [engine.collect(_known_from_sink(engine, settings, generations))]
+        if generations.after(generations[0]) is None:
+            known.append(engine.collect(_waiting_from_sink(engine, settings, generations[0])))
+        published = pa.concat_tables([published, *known])
     offsets = int64s(published["offset"])
     parts = {
         tp: offsets[rows]
@@ -141,7 +160,8 @@ def _known_from_sink(engine: Engine, settings: Settings, generations: Generation
     first = generations[0]
     inputs = list[Rows]()
     after = generations.after(first)
-    ends = {} if after is None else reached(engine.reader, first, after.from_batch)
+    until_batch = _next_batch(engine.reader, first) if after is None else after.from_batch
+    ends = reached(engine.reader, first, until_batch)
     batches = [generations.batches(first)]
     spans = {tp: (since, ends.get(tp)) for tp, since in first.begin.items()}
     for source in settings.inputs:
@@ -166,6 +186,87 @@ def _known_from_sink(engine: Engine, settings: Settings, generations: Generation
         partitions_passed_over=frozenset(read_since(engine.reader, first)),
     )
     return engine.per_partition(function, inputs, PARTS)
+
+
+def _next_batch(reader: TableReader, generation: Generation) -> int:
+    """Return the number of the generation's next batch."""
+    last = last_batch(reader)
+    return max(generation.from_batch, 0 if last is None else last[0].batch + 1)
+
+
+def _waiting_from_sink(engine: Engine, settings: Settings, generation: Generation) -> Rows:
+    """Return the records that a recovered lake has read and not merged yet, and that the sink has.
+
+    The merge would leave them out once the clock has reached them. All others of their keys wait to
+    be merged.
+    """
+    reader = engine.reader
+    last = last_batch(reader)
+    cursors = {tp: Cursor(offset) for tp, offset in generation.begin.items()}
+    clocks: Mapping[int, int] = {}
+    if last is not None and last[0].batch >= generation.from_batch:
+        cursors |= last[0].cursors()
+        clocks = last[0].clocks
+    lateness = inherited_lateness(reader, read_epochs(reader, settings), generation)
+    rules = merge_rules(settings.merge, lateness, read_since(reader, generation))
+    end = BatchEnd(cursors, clocks)
+    state = TenantStateReader(reader, generation)
+    idle: dict[TopicPartition, list[IdleDecision]] = {}
+    for tp, decision in read_decisions(reader, generation):
+        idle.setdefault(tp, []).append(decision)
+    inputs = list[Rows]()
+    for source in settings.inputs:
+        begins = {
+            tp.partition: (c.next_offset, None) for tp, c in cursors.items() if tp.source == source
+        }
+        timed: Where = [[*terms, ("event_time", "is not null", None)] for terms in within(begins)]
+        constants = {"source": source}
+        inputs.append(engine.read(tables.bronze(source), _WAITING, timed, constants=constants))
+    inputs.append(engine.read(tables.RECOVERED, MESSAGE_SCHEMA.names, MESSAGES))
+    function = partial(
+        _waiting_and_published,
+        cursors=cursors,
+        heads=state.clocks_at(end, rules.lag_ms, lateness.global_floor).heads(),
+        rules=rules,
+        idle=idle,
+    )
+    return engine.per_partition(function, inputs, PARTS)
+
+
+def _waiting_and_published(
+    *inputs: pa.Table,
+    cursors: Mapping[TopicPartition, Cursor],
+    heads: pa.Table,
+    rules: Rules,
+    idle: Mapping[TopicPartition, Sequence[IdleDecision]],
+) -> pa.Table:
+    """Return those of the records beyond the cursors that a message has, or that are passed over.
+
+    The last input are the messages that were read back.
+    """
+    *bronze, messages = inputs
+    parts = [PARTS.empty_table()]
+    for records in bronze:
+        offsets = int64s(records["offset"])
+        times = times_ms(records["event_time"])
+        names = pc.unique(records["source"]).to_pylist()
+        for tp, rows in by_topic_partition(records, names, offsets).items():
+            cursor = cursors[tp]
+            decisions = [
+                each for each in idle.get(tp, ()) if each.after_offset + 1 >= cursor.next_offset
+            ]
+            available = Available(offsets[rows], times[rows]).with_idle(decisions)
+            head = int(positions_of(cursor, available)[-1])
+            until = int(offsets[rows[-1]]) + 1
+            done = OffsetRange(cursor.next_offset, until, cursor.position, head, head)
+            plan = BatchPlan(0, {tp: done}, {tp.partition: head}, has_late=False)
+            waiting = records.take(pa.array(rows))
+            positioned = clocks_of(rules, plan, idle, waiting, heads).positioned(waiting)
+            is_out = is_published(positioned, messages, rules) | positioned.is_passed_over(
+                rules, {}
+            )
+            parts.append(positioned.where(is_out).rows.select(PARTS.names).cast(PARTS))
+    return pa.concat_tables(parts)
 
 
 def _is_within(offset: int, span: tuple[int, int | None] | None) -> bool:

@@ -47,7 +47,7 @@ def recover_planner(
     planner = Planner(
         reader,
         settings,
-        _rules(settings.merge, lateness, read_since(reader, generation)),
+        merge_rules(settings.merge, lateness, read_since(reader, generation)),
         State(generation.from_batch, begin, {}),
         owner.engine.merge_bytes,
         epoch=(epochs.current.number, epochs.current.from_batch),
@@ -75,7 +75,10 @@ def recover_planner(
     return planner
 
 
-def _rules(merge: MergeSettings, lateness: InheritedLateness, since: Mapping[int, int]) -> Rules:
+def merge_rules(
+    merge: MergeSettings, lateness: InheritedLateness, since: Mapping[int, int]
+) -> Rules:
+    """Return the rules of a generation; `since` as `read_since` returns it."""
     return Rules(
         merge.window,
         lateness.horizons,

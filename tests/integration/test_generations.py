@@ -334,6 +334,26 @@ def test_a_window_that_saw_no_batch_leaves_the_closing_of_later_ones_and_verify_
     life.check()
 
 
+@pytest.mark.promise("B120")
+@pytest.mark.parametrize("layers", [(), ("bronze",)], ids=["merged", "read"])
+def test_a_jump_back_merges_once_what_a_recovered_lake_has_read_and_not_merged_yet(
+    kafka: str, tmp_path: Path, layers: tuple[str, ...]
+) -> None:
+    """Also where it has the key of a message that was read back, and where the message has it."""
+    life = Life.make(kafka, tmp_path)
+    fed(life)
+    life.lose()
+    life.run(*layers)
+    life.send("tracking", ("k1", 2500))
+    life.run(*layers)
+    life.call("reset", "--to", "earliest", "--yes")
+    life.both((None, FAR))
+    life.run()
+    assert {n: count for n, count in life.numbers().items() if count != 1} == {}
+    assert life.keyed == set(life.numbers())
+    life.check()
+
+
 def test_a_jump_after_a_jump_passes_over_all_that_is_out(kafka: str, tmp_path: Path) -> None:
     """What is out lies in several ranges of offsets, and the second jump reads nothing again that
     the first one had read."""
