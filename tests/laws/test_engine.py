@@ -242,7 +242,7 @@ def _closing(chunks: Iterator[pa.Table], news: pa.Table) -> Iterator[tuple[pa.Ta
         assert keys.isdisjoint(found), "all rows of a key come in one piece"
         keys.update(found)
         yield chunk, _as_changed(mine, "timed_out", number)
-    yield news.slice(0, 0), _as_changed(news.drop_columns(["replaces"]), "open", 0)
+    yield news.slice(0, 0), _as_changed(news.drop_columns([*REPLACING]), "open", 0)
 
 
 def _as_changed(rows: pa.Table, status: str, batch: int) -> pa.Table:
@@ -252,7 +252,8 @@ def _as_changed(rows: pa.Table, status: str, batch: int) -> pa.Table:
         rows = rows.set_column(
             number, name, pa.array([value] * len(rows), rows.schema.types[number])
         )
-    return rows.append_column("replaces", replaces)
+    nothing = pa.nulls(len(rows), TIME)
+    return rows.append_column("replaces", replaces).append_column("delete_up_to", nothing)
 
 
 @pytest.mark.promise("C24")
