@@ -554,7 +554,8 @@ def maintain(config: Config = DEFAULT_CONFIG, as_json: Json = False) -> None:
     """Delete rows that `keep` lets go, compact, and remove files older than `retention`; a run does
     so by itself."""
     from pipelines.lake.maintenance import maintain as maintain_tables
-    from pipelines.run import LAYERS, Run, kept_by
+    from pipelines.run import LAYERS, Run
+    from pipelines.running.ownership import kept_by
 
     settings = load_settings(config)
     names = [name for layer in LAYERS for name in kept_by(layer, settings)]

@@ -80,7 +80,7 @@ from pipelines.monitoring.events import (
     ignore,
 )
 from pipelines.monitoring.observability import Reporter
-from pipelines.running.streams import RetryPolicy
+from pipelines.running.runner import Runner
 from pipelines.running.transaction_size import TransactionSize
 from pipelines.settings import Settings
 
@@ -133,22 +133,22 @@ def repartition(
             "...}` to one"
         )
     longest_ms = max((registry.unknown_after_ms or 0 for registry in registries), default=0)
-    retry_policy = RetryPolicy(reporter, stopping, patience_s + longest_ms / 1000, notify=notify)
+    runner = Runner(reporter, stopping, patience_s + longest_ms / 1000, notify=notify)
     with ThreadPoolExecutor(1) as reader:
         stages = [
             Repartition(settings, name, reader, reporter, notify) for name in settings.repartitioned
         ]
         for stage in stages:
-            retry_policy.run(stage.poll)
+            runner.retry(stage.poll)
         while not stopping.is_set():
             for stage in stages:
-                retry_policy.run(stage.advance)
+                runner.retry(stage.advance)
             is_idle = all(stage.is_done for stage in stages)
             if is_idle and (once or stopping.wait(EVERY_S)):
                 break
             for stage in stages:
                 if not once and stage.is_done:
-                    retry_policy.run(stage.poll)
+                    runner.retry(stage.poll)
         return [described for stage in stages for described in stage.described()]
 
 

@@ -17,6 +17,7 @@ from typing import Any, Protocol, TypeAlias
 import pyarrow as pa
 
 from pipelines.core.reading import ReadingRules
+from pipelines.kafka.ends import Topics
 from pipelines.lake.commits import Commit
 from pipelines.lake.location import Lake
 from pipelines.lake.table_reader import TableReader, Where
@@ -63,16 +64,11 @@ class Held:
 class KafkaInput:
     """One input (`core.inputs`) as it is read from Kafka: the committed records of a topic, which
     `rules` turn into bronze's columns.
-
-    `offsets`: where reading begins, by partition; other partitions are not read. A batch spans
-    about `max_offsets_per_batch` offsets.
     """
 
     source: str
     kafka: KafkaSettings
     topic: str
-    offsets: Mapping[int, int]
-    max_offsets_per_batch: int
     rules: ReadingRules
 
     @property
@@ -138,8 +134,14 @@ class Engine(Protocol):
         """
         ...
 
-    def read_kafka(self, source: KafkaInput, ranges: Mapping[int, tuple[int, int]]) -> Rows:
-        """Return the records of offset ranges `[from, until)` by partition, in bronze's columns."""
+    def read_kafka(
+        self, source: KafkaInput, ranges: Mapping[int, tuple[int, int]]
+    ) -> tuple[Rows, dict[int, int]]:
+        """Return the records of offset ranges `[from, until)` by partition, in bronze's columns,
+        and by partition the offset where they end.
+
+        That is before the end of a range where the records are too large for memory.
+        """
         ...
 
     def rows(self, table: pa.Table) -> Rows:
@@ -258,15 +260,11 @@ class Engine(Protocol):
         """
         ...
 
-    def follow_kafka(
-        self, source: KafkaInput, work: Callable[[Rows], None], *, once: bool
-    ) -> Running:
-        """Call `work` with batches of new records in bronze's columns: up to what Kafka has now
-        (`once`), or without end.
-        """
+    def follow_kafka(self, topics: Topics, work: Callable[[], None]) -> Running:
+        """Call `work` once soon, and again whenever Kafka has more in one of the topics."""
         ...
 
-    def follow(self, name: str, tables: Sequence[str], work: Callable[[], None]) -> Running:
+    def follow_tables(self, tables: Sequence[str], work: Callable[[], None]) -> Running:
         """Call `work` once soon, and again whenever one of the tables has new commits."""
         ...
 

@@ -29,9 +29,10 @@ from deltalake.exceptions import CommitFailedError, DeltaError
 from pipelines.core.merge import applied
 from pipelines.core.reading import RECORD_BYTES, read_records
 from pipelines.engine import Function, Held, InChunks, KafkaInput, replaced_row
-from pipelines.engine.polling import followed_source, followed_versions
+from pipelines.engine.polling import followed
 from pipelines.engine.threads import RunningThread
-from pipelines.kafka.ranges import share
+from pipelines.kafka.cluster import Cluster
+from pipelines.kafka.ends import Topics, ends_of
 from pipelines.kafka.reading import Range
 from pipelines.kafka.workers import read_decoded
 from pipelines.lake import tables
@@ -130,20 +131,16 @@ class EmbeddedEngine:
             )
         return rows
 
-    def read_kafka(self, source: KafkaInput, ranges: Mapping[int, tuple[int, int]]) -> pa.Table:
+    def read_kafka(
+        self, source: KafkaInput, ranges: Mapping[int, tuple[int, int]]
+    ) -> tuple[pa.Table, dict[int, int]]:
         """See `Engine.read_kafka`."""
         offset_ranges = [
             Range(source.topic, p, since, until) for p, (since, until) in sorted(ranges.items())
         ]
-        return self._read_ranges(source, offset_ranges)[0]
-
-    def _read_ranges(
-        self, source: KafkaInput, ranges: Sequence[Range], max_bytes: int | None = None
-    ) -> tuple[pa.Table, dict[int, int]]:
         schema = self.lake.schema(tables.bronze(source.source))
-        return read_decoded(
-            source.kafka, ranges, partial(read_records, rules=source.rules), schema, max_bytes
-        )
+        decode = partial(read_records, rules=source.rules)
+        return read_decoded(source.kafka, offset_ranges, decode, schema, BATCH_BYTES)
 
     def rows(self, table: pa.Table) -> pa.Table:
         """See `Engine.rows`."""
@@ -405,44 +402,15 @@ class EmbeddedEngine:
 
     # -- following
 
-    def follow_kafka(
-        self, source: KafkaInput, work: Callable[[pa.Table], None], *, once: bool
-    ) -> RunningThread:
+    def follow_kafka(self, topics: Topics, work: Callable[[], None]) -> RunningThread:
         """See `Engine.follow_kafka`."""
-        position = dict(source.offsets)
-        span = source.max_offsets_per_batch
+        look = partial(ends_of, Cluster(topics.kafka), topics)
+        return followed("kafka", look, work, every_s=FROM_KAFKA_S)
 
-        def process_batch(until: Mapping[int, int]) -> bool:
-            """Pass the next batch up to these end offsets to `work`, bounded in records and bytes;
-            return False where there is none.
-            """
-            nonlocal span
-            counts = share({p: max(until[p] - offset, 0) for p, offset in position.items()}, span)
-            if not any(counts.values()):
-                return False
-            ranges = [
-                Range(source.topic, p, offset, offset + counts[p]) for p, offset in position.items()
-            ]
-            rows, reached = self._read_ranges(source, ranges, BATCH_BYTES)
-            taken = sum(reached[p] - offset for p, offset in position.items())
-            # Where records are large, the next batch asks for as many as there was room for. Each
-            # batch after it asks for a few more.
-            span = (
-                taken
-                if taken < sum(counts.values())
-                else min(span + span // 8 + 1, source.max_offsets_per_batch)
-            )
-            work(rows)
-            position.update(reached)
-            return True
-
-        return followed_source(source, process_batch, once=once, every_s=FROM_KAFKA_S)
-
-    def follow(self, name: str, tables: Sequence[str], work: Callable[[], None]) -> RunningThread:
-        """See `Engine.follow`."""
-        return followed_versions(
-            name, lambda: [*map(self.reader.version, tables)], work, every_s=FROM_TABLES_S
-        )
+    def follow_tables(self, tables: Sequence[str], work: Callable[[], None]) -> RunningThread:
+        """See `Engine.follow_tables`."""
+        look = partial(_versions, self.reader, tables)
+        return followed("tables", look, work, every_s=FROM_TABLES_S)
 
     # -- keeping
 
@@ -519,6 +487,10 @@ class EmbeddedEngine:
         self.reader.opened(table).alter.set_table_properties(
             dict(properties), raise_if_not_exists=False
         )
+
+
+def _versions(reader: DeltaRsReader, tables: Sequence[str]) -> list[int]:
+    return [reader.version(table) for table in tables]
 
 
 def _has_deletion_vectors(delta_table: DeltaTable) -> bool:

@@ -15,14 +15,12 @@ options.
 from __future__ import annotations
 
 import threading
-import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial, reduce
 from itertools import chain
 from types import MappingProxyType
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -38,11 +36,10 @@ from pipelines.core.types import TIME, columns_ddl
 from pipelines.engine import Function, Held, InChunks, KafkaInput, Running, replaced_row
 from pipelines.engine.embedded import EmbeddedEngine
 from pipelines.engine.expressions import expression_problem, pure
-from pipelines.engine.polling import has_news
 from pipelines.engine.session import session_with
-from pipelines.engine.threads import RunningThread
+from pipelines.kafka.ends import Topics
 from pipelines.kafka.reading import Range
-from pipelines.kafka.source import DecodedTopic, kafka_ranges, kafka_source, register
+from pipelines.kafka.source import DecodedTopic, ends_source, kafka_source, register
 from pipelines.lake import tables
 from pipelines.lake.by_delta_rs import DeltaRsReader
 from pipelines.lake.by_spark import matching, sql_name, sql_where, summarised, table_rows
@@ -57,21 +54,8 @@ from pipelines.lake.maintenance import FILE_BYTES
 from pipelines.lake.table_reader import Where, normalise, row_count
 from pipelines.lake.tables import Table, has_records
 
-FROM_KAFKA = "1 second"
-"""Interval between two requests of bronze to Kafka: each batch costs about as much as a thousand
-records, and the later layers need the cores too.
-"""
-
-LONGEST_REST_S = 5.0
-"""Longest rest of bronze after a batch, in seconds; otherwise it rests for as long as the batch
-took.
-
-A batch of a few records costs as much as one of thousands, and what comes meanwhile makes the next
-one larger. The later layers get the cores.
-"""
-
-FROM_TABLES = "200 milliseconds"
-"""Interval between two looks of a query for new commits: each look lists a folder."""
+LOOK_EVERY = "200 milliseconds"
+"""Interval between two looks of a query for news: each look asks Kafka, or lists a folder."""
 
 CHUNK_BYTES = 32 * 1024 * 1024
 """Approximate number of bytes that go from a Python worker to Spark at a time."""
@@ -129,25 +113,19 @@ class SparkEngine:
             *columns, *[F.lit(value).alias(name) for name, value in (constants or {}).items()]
         )
 
-    def read_kafka(self, source: KafkaInput, ranges: Mapping[int, tuple[int, int]]) -> DataFrame:
-        """See `Engine.read_kafka`."""
+    def read_kafka(
+        self, source: KafkaInput, ranges: Mapping[int, tuple[int, int]]
+    ) -> tuple[DataFrame, dict[int, int]]:
+        """See `Engine.read_kafka`. The workers hand on what they read, and hold a part of it."""
         offset_ranges = [
             Range(source.topic, p, since, until) for p, (since, until) in sorted(ranges.items())
         ]
-        name = register(
-            self.spark,
-            kafka_ranges(
-                f"watersmeet_{source.identifier}_ranges", self._reading(source), offset_ranges
-            ),
-        )
-        return self.spark.read.format(name).load()
-
-    def _reading(self, source: KafkaInput) -> DecodedTopic:
         schema = columns_ddl(self.lake.schema(tables.bronze(source.source)))
         decode = partial(read_records, rules=source.rules)
-        return DecodedTopic(
-            source.kafka, source.topic, len(source.offsets), decode, schema, self._tasks
-        )
+        topic = DecodedTopic(source.kafka, decode, schema, self._tasks)
+        kafka = kafka_source(f"watersmeet_{source.identifier}", topic, offset_ranges)
+        rows = self.spark.read.format(register(self.spark, kafka)).load()
+        return rows, {p: until for p, (_, until) in ranges.items()}
 
     def rows(self, table: pa.Table) -> DataFrame:
         """See `Engine.rows`."""
@@ -431,36 +409,19 @@ class SparkEngine:
 
     # -- following
 
-    def follow_kafka(
-        self, source: KafkaInput, work: Callable[[DataFrame], None], *, once: bool
-    ) -> Running:
-        """See `Engine.follow_kafka`. A query takes Spark seconds to start; with `once`, none is
-        started where Kafka has nothing new.
+    def follow_kafka(self, topics: Topics, work: Callable[[], None]) -> Running:
+        """See `Engine.follow_kafka`. The query's offsets are the ends of the topics, and its
+        batches have no rows.
         """
-        if once and not has_news(source):
-            return RunningThread(tables.bronze(source.source), lambda _: None)
-        name = f"watersmeet_{source.identifier}"
-        span = source.max_offsets_per_batch
-        kafka = kafka_source(name, self._reading(source), source.offsets, span)
-        stream = self.spark.readStream.format(register(self.spark, kafka)).load()
-        trigger: dict[str, Any] = {"availableNow": True} if once else {"processingTime": FROM_KAFKA}
-        is_ending = threading.Event()
+        name = register(self.spark, ends_source("watersmeet_ends", topics))
+        return self._start("kafka", self.spark.readStream.format(name).load(), work)
 
-        def process_batch(rows: DataFrame, _: int) -> None:
-            """Run `work`, and rest unless the query ends."""
-            began = time.monotonic()
-            work(rows)
-            if not once:
-                is_ending.wait(min(time.monotonic() - began, LONGEST_REST_S))
-
-        return self._start(tables.bronze(source.source), stream, process_batch, trigger, is_ending)
-
-    def follow(self, name: str, tables: Sequence[str], work: Callable[[], None]) -> Running:
-        """See `Engine.follow`. The streams begin with the last commit of each table, and their rows
-        are not looked at.
+    def follow_tables(self, tables: Sequence[str], work: Callable[[], None]) -> Running:
+        """See `Engine.follow_tables`. The streams begin with the last commit of each table, and
+        their rows are not looked at.
         """
         news = reduce(DataFrame.union, [self._commits_of(table) for table in tables])
-        return self._start(name, news, lambda *_: work(), {"processingTime": FROM_TABLES})
+        return self._start("tables", news, work)
 
     def _commits_of(self, table: str) -> DataFrame:
         options = {"startingVersion": str(self.reader.version(table)), "ignoreChanges": "true"}
@@ -470,26 +431,17 @@ class SparkEngine:
             F.lit(1).alias("news")
         )
 
-    def _start(
-        self,
-        name: str,
-        stream: DataFrame,
-        work: Callable[[DataFrame, int], None],
-        trigger: dict[str, Any],
-        is_ending: threading.Event | None = None,
-    ) -> _Query:
-        """Start a query. The tables say where a stream stands; Spark insists on a checkpoint, so it
-        gets one, which is never read again.
+    def _start(self, name: str, stream: DataFrame, work: Callable[[], None]) -> Running:
+        """Start a query whose batches do `work`. The tables say where a layer stands; Spark insists
+        on a checkpoint, so it gets one, which is never read again.
         """
         folder = f"{self.lake.settings.checkpoints}/{name}"
         self._files.delete(folder)
-        checkpoint = f"{folder}/{uuid.uuid4()}"
         writer = stream.writeStream.queryName(f"watersmeet {name}").option(
-            "checkpointLocation", checkpoint
+            "checkpointLocation", f"{folder}/{uuid.uuid4()}"
         )
-        return _Query(
-            writer.trigger(**trigger).foreachBatch(work).start(), is_ending or threading.Event()
-        )
+        writer = writer.trigger(processingTime=LOOK_EVERY)
+        return _Query(writer.foreachBatch(lambda *_: work()).start())
 
     # -- keeping
 
@@ -536,9 +488,8 @@ class SparkEngine:
 class _Query:
     """A streaming query as the engine's `Running`."""
 
-    def __init__(self, query: StreamingQuery, is_ending: threading.Event) -> None:
+    def __init__(self, query: StreamingQuery) -> None:
         self._query = query
-        self._is_ending = is_ending
 
     @property
     def is_active(self) -> bool:
@@ -552,7 +503,6 @@ class _Query:
 
     def stop(self) -> None:
         """Stop the query; return once it has ended."""
-        self._is_ending.set()
         self._query.stop()
 
 

@@ -192,6 +192,10 @@ class Cluster:
         ends = self._offsets(topic, numbers, _LATEST)
         return {p: (starts[p], ends[p]) for p in numbers}
 
+    def ends(self, topic: str, partitions: int) -> dict[int, int]:
+        """Return, by partition, the exclusive end offset of what is committed."""
+        return self._offsets(topic, range(partitions), _LATEST)
+
     def settled_bounds(self, topic: str, partitions: int) -> dict[int, tuple[int, int]]:
         """Return `bounds` once every transaction that was open at the time of the call has ended.
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -23,56 +23,51 @@ from pyspark.sql.datasource import (
     DataSourceStreamReader,
     InputPartition,
 )
-from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
+from pyspark.sql.streaming.datasource import ReadLimit
 from pyspark.sql.types import StructType
 
 from pipelines.kafka.cluster import TIMEOUT_S, Cluster
-from pipelines.kafka.ranges import share, split_ranges
+from pipelines.kafka.ends import Topics, ends_of
+from pipelines.kafka.ranges import split_ranges
 from pipelines.kafka.reading import Range, read_range
 from pipelines.settings import KafkaSettings
 
 
 @dataclass(frozen=True)
 class DecodedTopic:
-    """The topic that a data source reads: the committed records of the topic `name`, decoded from
-    the columns of `core.reading.KAFKA` into `schema` (Spark DDL).
+    """A topic of a cluster whose committed records are decoded from the columns of
+    `core.reading.KAFKA` into `schema` (Spark DDL).
     """
 
     kafka: KafkaSettings
-    name: str
-    partitions: int
     decode: Callable[[pa.RecordBatch], pa.Table]
     schema: str
     parallelism: int = 1
-    """Minimum number of tasks that read a batch that is large enough, also where it has fewer
+    """Minimum number of tasks that read ranges that are large enough, also where there are fewer
     partitions.
     """
     timeout_s: float = TIMEOUT_S
     """Seconds that a broker may take to answer."""
 
 
-def kafka_source(
-    name: str, topic: DecodedTopic, start_offsets: Mapping[int, int], max_offsets_per_batch: int
-) -> type[DataSource]:
-    """Return a data source to be read as a stream, under `name` once it is registered, from
-    `start_offsets` of every partition on.
-
-    A batch spans at most `max_offsets_per_batch` offsets, but at least one of every partition that
-    has any. With AvailableNow it ends at what was committed when the query began. What fails in a
-    worker reaches the driver as text: `errors.is_retriable` and `errors.root_cause` read it.
-    """
-    start = dict(start_offsets)
-    return _data_source(
-        name, topic.schema, lambda: _StreamReader(topic, start, max_offsets_per_batch)
-    )
-
-
-def kafka_ranges(name: str, topic: DecodedTopic, ranges: Sequence[Range]) -> type[DataSource]:
+def kafka_source(name: str, topic: DecodedTopic, ranges: Sequence[Range]) -> type[DataSource]:
     """Return a data source to be read as a batch, under `name` once it is registered: the records
     of these ranges.
+
+    What fails in a worker reaches the driver as text: `errors.is_retriable` and `errors.root_cause`
+    read it.
     """
     parts = split_ranges(ranges, topic.parallelism)
     return _data_source(name, topic.schema, lambda: _RangesReader(topic, parts))
+
+
+def ends_source(name: str, topics: Topics) -> type[DataSource]:
+    """Return a data source to be read as a stream, under `name` once it is registered.
+
+    Its offsets are the ends of the topics, so it has a batch whenever Kafka has more. No batch has
+    a row.
+    """
+    return _data_source(name, "topic STRING", lambda: _EndsReader(topics))
 
 
 def register(spark: SparkSession, source: type[DataSource]) -> str:
@@ -124,52 +119,31 @@ class _RangesReader(DataSourceReader):
         return _read(self._topic, partition)
 
 
-class _StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """A reader that lives in a Python process beside the driver; `read` runs in the workers, on a
-    copy.
+class _EndsReader(DataSourceStreamReader):
+    """A reader that lives in a Python process beside the driver.
 
-    Offsets are JSON objects from the partition's number to the next offset to be read: whole
-    numbers stay exact in JSON.
+    Offsets are JSON objects, by topic, from the number of a partition to its end.
     """
 
-    def __init__(
-        self, topic: DecodedTopic, start_offsets: Mapping[int, int], max_offsets_per_batch: int
-    ) -> None:
-        self._topic = topic
-        self._limit = max_offsets_per_batch
-        self._start = {str(p): offset for p, offset in sorted(start_offsets.items())}
-        self._last: dict[str, int] | None = None
-        """The end offsets of a query that handles what is available now, by partition."""
+    def __init__(self, topics: Topics) -> None:
+        self._topics = topics
 
-    def initialOffset(self) -> dict[str, int]:  # noqa: N802
-        """Return, by partition, the offset at which the stream begins."""
-        return self._start
+    def initialOffset(self) -> dict[str, Any]:  # noqa: N802
+        """Return what is not the end of any topic, so that there is a batch at once."""
+        return {}
 
-    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
-        """Return the maximum number of offsets of a batch."""
-        return ReadMaxRows(self._limit)
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: ARG002, N802
+        """Return the ends that Kafka has now, by topic and partition."""
+        ends = ends_of(self._cluster, self._topics)
+        return {topic: {str(p): end for p, end in of.items()} for topic, of in ends.items()}
 
-    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
-        """Fix the ends of the topic: the stream ends there."""
-        self._last = self._ends()
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:  # noqa: ARG002
+        """Return none: the batch itself reads Kafka."""
+        return []
 
-    def latestOffset(self, start: dict[str, int], limit: ReadLimit) -> dict[str, int]:  # noqa: N802
-        """Return, by partition, the offset up to which the next batch reads, from `start` and
-        within `limit`.
-        """
-        ends = self._last or self._ends()
-        backlog = {p: max(ends[p] - offset, 0) for p, offset in start.items()}
-        counts = share(backlog, limit.max_rows) if isinstance(limit, ReadMaxRows) else backlog
-        return {p: offset + counts[p] for p, offset in start.items()}
-
-    def partitions(self, start: dict[str, int], end: dict[str, int]) -> Sequence[InputPartition]:
-        """Return the offsets of a batch in ranges, each of which Spark reads as one partition."""
-        ranges = [Range(self._topic.name, int(p), since, end[p]) for p, since in start.items()]
-        return [InputPartition(part) for part in split_ranges(ranges, self._topic.parallelism)]
-
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Yield the records of a range, as Arrow batches."""
-        return _read(self._topic, partition)
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:  # noqa: ARG002
+        """Yield nothing."""
+        return iter(())
 
     def stop(self) -> None:
         """End the process without a word where Spark has hung up, as it does when it stops a query.
@@ -180,13 +154,7 @@ class _StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if isinstance(sys.exc_info()[1], (EOFError, BrokenPipeError, ConnectionResetError)):
             os.kill(os.getpid(), signal.SIGKILL)
 
-    def _ends(self) -> dict[str, int]:
-        bounds = self._cluster.bounds(self._topic.name, self._topic.partitions)
-        return {str(p): end for p, (_, end) in bounds.items()}
-
     @cached_property
     def _cluster(self) -> Cluster:
-        """The cluster to ask, made for the first question: the copies that the workers get have
-        none.
-        """
-        return Cluster(self._topic.kafka, self._topic.timeout_s)
+        """The cluster to ask, made for the first question: a copy of the reader has none."""
+        return Cluster(self._topics.kafka)

@@ -16,12 +16,14 @@ it has the new rules, too.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from pipelines.audit.problems import Problem
 from pipelines.audit.show import utc
 from pipelines.audit.validate import check_expressions, check_schemas, has_expressions
 from pipelines.core.schema_changes import refused_changes
+from pipelines.cycle import Cycle
 from pipelines.engine.choice import open_engine
 from pipelines.errors import ConfigurationError
 from pipelines.faults import IN_EVOLVE, fault_point
@@ -36,7 +38,7 @@ from pipelines.lake.progress import LastBatch, last_batch
 from pipelines.lake.recovered import MESSAGES, has_messages
 from pipelines.lake.table_reader import TableReader
 from pipelines.monitoring.observability import Reporter
-from pipelines.run import LAYERS, LayerSet, Run
+from pipelines.run import LAYERS, Run
 from pipelines.running.next_offsets import NextOffsets
 from pipelines.running.owner import now_ms
 from pipelines.settings import Settings
@@ -85,21 +87,19 @@ def evolve(reader: TableReader, settings: Settings, reporter: Reporter) -> dict[
     if not answer["changes"] and change_under_way(reader, EVOLVE) is None:
         return answer
     this_run = Run(read_epochs(reader, settings).current.settings, LAYERS, reporter)
-    with this_run.take_layers(change=EVOLVE) as layer_set:
-        from_batch = layer_set.silver.recover().state.next_batch
+    with this_run.take_layers(change=EVOLVE) as cycle:
+        from_batch = cycle.silver.recover().state.next_batch
         answer = _applicable(reader, settings)  # a run may have merged a batch meanwhile
         if not answer["changes"]:
             return answer
-        _read_to_the_end(this_run, layer_set, answer["read_first"])
+        _read_to_the_end(this_run, cycle, answer["read_first"])
         fault_point(IN_EVOLVE[0])
         next_offsets = NextOffsets(reader, this_run.settings, this_run.partitions)
         after = this_run.settings.under(
             {**settings.rules(), **_first_values(next_offsets, settings, answer)}
         )
         number = read_epochs(reader, settings).current.number + 1
-        layer_set.owner.append(
-            tables.EPOCHS, epoch_row(after, number, from_batch, now_ms()), EVOLVING
-        )
+        cycle.owner.append(tables.EPOCHS, epoch_row(after, number, from_batch, now_ms()), EVOLVING)
         fault_point(IN_EVOLVE[1])
     return {**answer, "from_batch": from_batch, "applied": True}
 
@@ -112,7 +112,7 @@ def _applicable(reader: TableReader, settings: Settings) -> dict[str, Any]:
     return answer
 
 
-def _read_to_the_end(this_run: Run, layer_set: LayerSet, sources: Sequence[str]) -> None:
+def _read_to_the_end(this_run: Run, cycle: Cycle, sources: Sequence[str]) -> None:
     """Let bronze read all that the topics of repartitioned sources hold.
 
     Producers of `repartition` and `redrive` are fenced first.
@@ -121,7 +121,8 @@ def _read_to_the_end(this_run: Run, layer_set: LayerSet, sources: Sequence[str])
     for name in sources:
         fence_records(settings, settings.inputs[name], REPARTITION, REDRIVE)
         Cluster(settings.kafka).settled_bounds(settings.inputs[name], this_run.partitions)
-    this_run.supervise(layer_set, [layer_set.bronze(name, once=True) for name in sources])
+    if sources:
+        this_run.run_to_end(partial(cycle.read, sources))
 
 
 def _first_values(

@@ -25,7 +25,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from pipelines.bronze import Bronze, kafka_input, without_existing
 from pipelines.core.columns import groups, int64s
 from pipelines.core.plan import TopicPartition
 from pipelines.core.recovery import SinkState
@@ -52,6 +51,7 @@ from pipelines.lake.recovered import rows_of_parts
 from pipelines.lake.retention_bounds import read_retention_bounds
 from pipelines.lake.table_reader import TableReader, Where, in_portions, row_count, within
 from pipelines.lake.unpublished import reached, unpublished
+from pipelines.running.bronze_table import BronzeTable, kafka_input, without_existing
 from pipelines.running.ended import end_earlier
 from pipelines.running.next_offsets import NextOffsets
 from pipelines.running.owner import Owner, now_ms
@@ -401,18 +401,20 @@ class Jump:
         )
         if not ranges:
             return
-        kafka = engine.read_kafka(kafka_input(self.settings, source, {}), ranges)
-        existing = engine.read(table, ["partition", "offset"], within(ranges))
-        missing = engine.per_partition(
-            without_existing, [kafka, existing], engine.lake.schema(table)
-        )
-        bronze = Bronze(self.owner, self.settings, source)
+        bronze = BronzeTable(self.owner, self.settings, source)
         erased = read_erased(self._reader, source, {p: since for p, (since, _) in ranges.items()})
-        with engine.cached(bronze.without_erased(missing, erased)) as rows:
-            counts = bronze.counted(rows)
-            if counts.num_rows:
-                fault_point("reset.read")
-                bronze.note(bronze.append(rows, counts, fills=True))
+        while ranges:
+            kafka, reached = engine.read_kafka(kafka_input(self.settings, source), ranges)
+            existing = engine.read(table, ["partition", "offset"], within(ranges))
+            missing = engine.per_partition(
+                without_existing, [kafka, existing], engine.lake.schema(table)
+            )
+            with engine.cached(bronze.without_erased(missing, erased)) as rows:
+                counts = bronze.counted(rows)
+                if counts.records:
+                    fault_point("reset.read")
+                    bronze.note(bronze.append(rows, counts, fills=True))
+            ranges = {p: (reached[p], end) for p, (_, end) in ranges.items() if reached[p] < end}
 
     def _lacking(
         self, table: str, ranges: Mapping[int, tuple[int, int]]

@@ -18,7 +18,6 @@ from pipelines.audit.rebuild import HistoryMovedError, rebuild, rebuilt_settings
 from pipelines.audit.report import read_report
 from pipelines.audit.status import status
 from pipelines.audit.verify import verify
-from pipelines.bronze import Bronze
 from pipelines.engine.choice import open_engine
 from pipelines.lake import tables
 from pipelines.lake.by_delta_rs import DeltaRsReader
@@ -28,6 +27,7 @@ from pipelines.lake.table_reader import TableReader
 from pipelines.operations.forget import Forgetting
 from pipelines.operations.retention import expire
 from pipelines.run import LAYERS
+from pipelines.running.bronze_table import BronzeTable
 from pipelines.running.generations import Jump, Target
 from pipelines.running.owner import Owner
 from pipelines.running.taking_up import read_last_messages
@@ -311,10 +311,10 @@ def test_refused_records_that_are_not_in_quarantine_yet_break_no_promise(
     }
 
     def write(owner: Owner) -> None:
-        fill_bronze(Bronze(owner, settings, "tracking"), values)
+        fill_bronze(BronzeTable(owner, settings, "tracking"), values)
 
     cut_short(settings, write, "append", tables.QUARANTINE)
-    fill_bronze(Bronze(owner(settings), settings, "orders"), {(0, beyond): keyed("k", 10**7)})
+    fill_bronze(BronzeTable(owner(settings), settings, "orders"), {(0, beyond): keyed("k", 10**7)})
     batch(settings)
     found = verify(reader_of(settings), settings, full=True)
     assert found["problems"] == []

@@ -55,7 +55,6 @@ import pipelines.lake.lease
 import pipelines.operations.evolve
 import pipelines.operations.forget
 import pipelines.run
-import pipelines.running.streams
 import tests.conftest  # noqa: F401  # quick starts
 from pipelines.errors import WatersmeetError
 from pipelines.faults import IN_EVOLVE, IN_FORGET, IN_RESET
@@ -160,7 +159,6 @@ def quick_lives() -> Iterator[None]:
         patched.enter_context(patch.object(Lease, "release", released))
         patched.enter_context(patch.object(pipelines.lake.lease, "SILENCE_S", 0.0))
         patched.enter_context(patch.object(pipelines.run, "LOOK_EVERY_S", 0.01))
-        patched.enter_context(patch.object(pipelines.running.streams, "NEWS_S", 0.01))
         patched.enter_context(patch.object(pipelines.engine.embedded, "FROM_KAFKA_S", 0.05))
         # Few records.
         patched.enter_context(patch.object(pipelines.kafka.workers, "_workers", lambda: readers))

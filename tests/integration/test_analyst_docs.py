@@ -15,13 +15,13 @@ from typing import Any
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
-from pipelines.bronze import Bronze
 from pipelines.core.plan import TopicPartition
 from pipelines.dev.init import write_example
 from pipelines.lake import tables
 from pipelines.lake.by_spark import SparkReader, table_rows
 from pipelines.lake.generations import Generation, generation_rows
 from pipelines.run import create_missing
+from pipelines.running.bronze_table import BronzeTable
 from pipelines.running.owner import Owner
 from pipelines.settings import Settings, load_settings
 from pipelines.silver import Silver
@@ -80,7 +80,7 @@ class Example:
                 for row in rows
                 if row[1] == f"`{source}`"
             }
-            fill_bronze(Bronze(Owner(self.engine), self.settings, source), dict(mine))
+            fill_bronze(BronzeTable(Owner(self.engine), self.settings, source), dict(mine))
 
     def names(self) -> dict[str, Any]:
         """What the page's Python defines."""

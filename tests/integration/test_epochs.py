@@ -336,10 +336,9 @@ def test_the_timeout_stays_until_messages_of_a_lost_lake_are_past(
     river = River.make(kafka, tmp_path, "read-back", lake=EMBEDDED)
     river.flow()
     river.finish()
-    engine, left = (
-        open_engine(river.settings),
-        {"partition": 0, "merge_key": "a", "event_time": 900, "recovered_at": 0},
-    )
+    engine = open_engine(river.settings)
+    place = {"partition": 0, "tenant": "", "merge_key": "a"}
+    left = {**place, "event_time": 900, "due": 1900, "recovered_at": 0}
     engine.append(tables.RECOVERED, engine.lake.layout[tables.RECOVERED].rows_of([left]))
     first = river.config["merge"]["timeout"]
     river.config["merge"]["timeout"] = "400ms"

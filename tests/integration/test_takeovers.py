@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
-from pipelines.bronze import Bronze, kafka_input
+from pipelines.cycle import Cycle
 from pipelines.errors import ConfigurationError, LeaseLostError
 from pipelines.kafka.cluster import Cluster
 from pipelines.lake import tables
@@ -26,7 +26,9 @@ from pipelines.monitoring.observability import Reporter
 from pipelines.operations import evolve as evolving
 from pipelines.operations.evolve import evolve
 from pipelines.operations.forget import forgotten
-from pipelines.run import LAYERS, LayerSet, Run, kept_by
+from pipelines.run import LAYERS, Run
+from pipelines.running.bronze_table import BronzeTable, kafka_input
+from pipelines.running.ownership import kept_by
 from tests.support.cases import SOURCES, expected_quarantine
 from tests.support.lakes import quarantined_of
 from tests.support.rivers import Losses, River
@@ -46,7 +48,7 @@ def new_run(river: River) -> Run:
 
 
 @contextmanager
-def replaced(run: Run) -> Iterator[LayerSet]:
+def replaced(run: Run) -> Iterator[Cycle]:
     """A run that owns the layers, until it finds that it does not."""
     with (
         pytest.raises(LeaseLostError, match="this one is fenced and writes nothing more"),
@@ -78,14 +80,14 @@ def test_a_takeover_that_ends_before_it_has_fenced_leaves_no_two_owners(
     run = new_run(river)
     with replaced(run) as owned:
         engine, topic = owned.owner.engine, river.topic("tracking")
-        rows = engine.read_kafka(
-            kafka_input(run.settings, "tracking", {}), Cluster(run.settings.kafka).bounds(topic, 1)
+        rows, _ = engine.read_kafka(
+            kafka_input(run.settings, "tracking"), Cluster(run.settings.kafka).bounds(topic, 1)
         )
         # And it is gone.
         Lease(engine.lake, engine.reader, engine.append, LAYERS, change=FORGET, renews=False).take()
         river.finish()
         before = offsets_of(river, "tracking")
-        bronze = Bronze(owned.owner, run.settings, "tracking")
+        bronze = BronzeTable(owned.owner, run.settings, "tracking")
         with pytest.raises(LeaseLostError):
             bronze.append(rows, bronze.counted(rows))
     assert set(before.values()) == {1}
@@ -247,10 +249,10 @@ def test_what_a_crash_left_is_completed_before_anything_is_deleted(
         engine = owned.owner.engine
         for source in SOURCES:
             bronze, bounds = (
-                Bronze(owned.owner, run.settings, source),
+                BronzeTable(owned.owner, run.settings, source),
                 Cluster(run.settings.kafka).bounds(river.topic(source), 2),
             )
-            rows = engine.read_kafka(kafka_input(run.settings, source, {}), bounds)
+            rows, _ = engine.read_kafka(kafka_input(run.settings, source), bounds)
             bronze.append(rows, bronze.counted(rows))  # and here it ends
     assert quarantined_of(river.reader) == []
     Run(river.settings, ["silver", "gold"], Reporter()).once()

@@ -19,7 +19,7 @@ from pipelines.kafka import topic_monitor
 from pipelines.kafka.topic_monitor import TopicMonitor
 from pipelines.monitoring.observability import Reporter
 from pipelines.run import LAYERS, Run
-from pipelines.running.streams import RetryPolicy
+from pipelines.running.runner import Runner
 from tests.support.cases import expected_messages
 from tests.support.configurations import settings_for
 from tests.support.rivers import DEADLINE_S, FOLDER, Losses, River, until
@@ -68,7 +68,7 @@ def test_trouble_is_borne_until_it_ends_or_the_limit_is_reached() -> None:
         if next(tries):
             raise KafkaUnreachableError("there", "gone")
 
-    RetryPolicy(told, threading.Event(), limit_s=60).run(work)
+    Runner(told, threading.Event(), limit_s=60).retry(work)
     assert [news.partition(";")[0] for news in told.news] == [
         *["kafka: no Kafka broker answers at there (gone)"] * 2,
         "kafka: answers again",
@@ -80,7 +80,7 @@ def test_trouble_is_borne_until_it_ends_or_the_limit_is_reached() -> None:
     with pytest.raises(
         WatersmeetError, match=r"no Kafka broker answers .* \(tried again for 0 s\)"
     ):
-        RetryPolicy(told, threading.Event(), limit_s=0).run(never)
+        Runner(told, threading.Event(), limit_s=0).retry(never)
 
 
 def test_what_is_no_trouble_with_kafka_is_not_tried_again() -> None:
@@ -91,7 +91,7 @@ def test_what_is_no_trouble_with_kafka_is_not_tried_again() -> None:
         raise ValueError("our own defect")
 
     with pytest.raises(ValueError, match="our own defect"):
-        RetryPolicy(Told(), threading.Event(), limit_s=60).run(work)
+        Runner(Told(), threading.Event(), limit_s=60).retry(work)
     assert tries == [1]
 
 
@@ -102,7 +102,7 @@ def test_a_stop_ends_the_waiting() -> None:
     def never() -> None:
         raise KafkaUnreachableError("there", "gone")
 
-    RetryPolicy(Told(), stopping, limit_s=3600).run(never)
+    Runner(Told(), stopping, limit_s=3600).retry(never)
 
 
 @pytest.mark.promise("K3")

@@ -1,10 +1,11 @@
 from __future__ import annotations
 
-import json
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -13,18 +14,20 @@ import pyarrow as pa
 import pytest
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
 
 from pipelines.core.reading import KAFKA
 from pipelines.core.types import columns_ddl
 from pipelines.errors import is_retriable, root_cause
+from pipelines.kafka.ends import Topics
 from pipelines.kafka.ranges import share, split_ranges
 from pipelines.kafka.reading import Range
-from pipelines.kafka.source import DecodedTopic, kafka_ranges, kafka_source, register
+from pipelines.kafka.source import DecodedTopic, ends_source, kafka_source, register
 from pipelines.settings import KafkaSettings
-from tests.kafka.waiting import await_end
-from tests.support.topics import create_topics, produce, produce_transaction
+from tests.support.topics import create_topics, produce
 
 SECRET = "hunter2!secret"
+DEADLINE_S = 60
 SCHEMA = columns_ddl(KAFKA)
 
 
@@ -32,80 +35,55 @@ def as_they_are(batch: pa.RecordBatch) -> pa.Table:
     return pa.Table.from_batches([batch])
 
 
-class Stream:
-    """Runs AvailableNow queries over one source, and keeps what each batch held."""
-
-    def __init__(self, spark: SparkSession, folder: Path, name: str) -> None:
-        self.spark, self.folder, self.name = spark, folder, name
-        self.batches: list[dict[int, list[int]]] = []
-
-    def run(
-        self, decoded: DecodedTopic, start: Mapping[int, int], limit: int, checkpoint: str = "0"
-    ) -> None:
-        stream = self.spark.readStream.format(
-            register(self.spark, kafka_source(self.name, decoded, start, limit))
-        ).load()
-        query = (
-            stream.writeStream.foreachBatch(self._keep)
-            .option("checkpointLocation", str(self.folder / checkpoint))
-            .trigger(availableNow=True)
-            .start()
-        )
-        try:
-            query.awaitTermination(60)
-        finally:
-            query.stop()
-
-    def _keep(self, rows: DataFrame, _: int) -> None:
-        found: dict[int, list[int]] = {}
-        for partition, offset in sorted(
-            tuple(row) for row in rows.select("partition", "offset").collect()
-        ):
-            found.setdefault(partition, []).append(offset)
-        self.batches.append(found)
-
-
 @pytest.fixture
-def stream(root_session: SparkSession, tmp_path: Path, topic: str) -> Iterator[Stream]:
-    return Stream(root_session, tmp_path, f"kafka_{topic}")  # type: ignore[return-value]
-
-
-@pytest.fixture
-def decoded(kafka: str, topic: str) -> Callable[..., DecodedTopic]:
-    def made(partitions: int, options: dict[str, str] | None = None, **other: Any) -> DecodedTopic:
+def decoded(kafka: str) -> Callable[..., DecodedTopic]:
+    def made(options: dict[str, str] | None = None, **other: Any) -> DecodedTopic:
         settings = KafkaSettings(bootstrap_servers=kafka, options=options or {})
-        return DecodedTopic(
-            **{
-                "kafka": settings,
-                "name": topic,
-                "partitions": partitions,
-                "decode": as_they_are,
-                "schema": SCHEMA,
-                **other,
-            }
-        )
+        return DecodedTopic(**{"kafka": settings, "decode": as_they_are, "schema": SCHEMA, **other})
 
     return made
 
 
-@pytest.mark.long
-def test_a_stream_goes_on_at_given_offsets_without_its_checkpoint_in_batches_within_the_limit(
-    kafka: str, stream: Stream, decoded: Callable[..., DecodedTopic], topic: str
-) -> None:
-    create_topics(kafka, topic, partitions=3)
-    produce(kafka, topic, [(p, b"x") for p, count in ((0, 37), (1, 6)) for _ in range(count)])
-    produce_transaction(kafka, topic, [b"gone"], 1, commit=False)  # offsets 6 and 7 hold no record
-    await_end(KafkaSettings(bootstrap_servers=kafka), topic, 8, partition=1)
-    stream.run(decoded(3), {0: 7, 1: 0, 2: 0}, 20)
-    assert [sum(map(len, batch.values())) <= 20 for batch in stream.batches] == [True] * len(
-        stream.batches
+@contextmanager
+def following(
+    spark: SparkSession, folder: Path, topics: Topics, work: Callable[[DataFrame], None]
+) -> Iterator[StreamingQuery]:
+    """A query over the ends of topics, whose batches are the work's."""
+    source = register(spark, ends_source(f"ends_{folder.name}", topics))
+    query = (
+        spark.readStream.format(source)
+        .load()
+        .writeStream.foreachBatch(lambda rows, _: work(rows))
+        .option("checkpointLocation", str(folder / "checkpoint"))
+        .trigger(processingTime="50 milliseconds")
+        .start()
     )
-    assert len(stream.batches) in (2, 3)
-    offsets = {p: [o for batch in stream.batches for o in batch.get(p, [])] for p in (0, 1)}
-    assert offsets == {0: list(range(7, 37)), 1: list(range(6))}
-    produce(kafka, topic, [(1, b"x")])
-    stream.run(decoded(3), {0: 37, 1: 8, 2: 0}, 100, checkpoint="1")
-    assert stream.batches[-1] == {1: [8]}
+    try:
+        yield query
+    finally:
+        query.stop()
+
+
+@pytest.mark.long
+def test_a_query_has_a_batch_at_once_and_whenever_kafka_has_more_and_none_has_a_row(
+    kafka: str, root_session: SparkSession, tmp_path: Path, topic: str
+) -> None:
+    create_topics(kafka, topic, f"{topic}-other", partitions=2)
+    topics = Topics(KafkaSettings(bootstrap_servers=kafka), [topic, f"{topic}-other"], 2)
+    heard = threading.Semaphore(0)
+    counts: list[int] = []
+
+    def work(rows: DataFrame) -> None:
+        counts.append(rows.count())
+        heard.release()
+
+    with following(root_session, tmp_path, topics, work):
+        assert heard.acquire(timeout=DEADLINE_S)
+        assert not heard.acquire(timeout=1), "nothing is new"
+        for written, partition in ((topic, 0), (f"{topic}-other", 1)):
+            produce(kafka, written, [(partition, b"x")])
+            assert heard.acquire(timeout=DEADLINE_S)
+    assert set(counts) == {0}
 
 
 def fail(batch: pa.RecordBatch) -> pa.Table:
@@ -114,26 +92,34 @@ def fail(batch: pa.RecordBatch) -> pa.Table:
 
 @pytest.mark.long
 def test_an_error_is_recognised_on_the_driver_wherever_it_happens(
-    kafka: str, stream: Stream, decoded: Callable[..., DecodedTopic], topic: str
+    kafka: str,
+    root_session: SparkSession,
+    decoded: Callable[..., DecodedTopic],
+    topic: str,
+    tmp_path: Path,
 ) -> None:
     create_topics(kafka, topic, partitions=1)
     produce(kafka, topic, [(0, b"x")])
-    with pytest.raises(StreamingQueryException) as missing:
-        stream.run(decoded(1, name="no-such-topic"), {0: 0}, 100)  # beside the driver
+    none = Topics(KafkaSettings(bootstrap_servers=kafka), ["no-such-topic"], 1)
+    with (
+        pytest.raises(StreamingQueryException) as missing,
+        following(root_session, tmp_path, none, lambda _: None) as query,
+    ):
+        query.awaitTermination(DEADLINE_S)  # beside the driver
     assert root_cause(missing.value).startswith("topic no-such-topic does not exist at ")
     assert not is_retriable(missing.value)
 
     def in_a_worker(decoded: DecodedTopic, since: int, match: str) -> Exception:
-        ranges = kafka_ranges(f"ranges_{topic}", decoded, [Range(topic, 0, since, since + 1)])
+        ranges = kafka_source(f"ranges_{topic}", decoded, [Range(topic, 0, since, since + 1)])
         with pytest.raises(Exception, match=match) as caught:
-            stream.spark.read.format(register(stream.spark, ranges)).load().collect()
+            root_session.read.format(register(root_session, ranges)).load().collect()
         return caught.value
 
-    beyond = in_a_worker(decoded(1), 5, r"pipelines\.errors")
+    beyond = in_a_worker(decoded(), 5, r"pipelines\.errors")
     assert root_cause(beyond).startswith(f"{topic}[0] ends at offset 1, and 5 is to be read next")
-    assert not is_retriable(in_a_worker(decoded(1, decode=fail), 0, "a defect at 0"))
+    assert not is_retriable(in_a_worker(decoded(decode=fail), 0, "a defect at 0"))
     away = in_a_worker(
-        decoded(1, kafka=KafkaSettings(bootstrap_servers="127.0.0.1:1"), timeout_s=1.0),
+        decoded(kafka=KafkaSettings(bootstrap_servers="127.0.0.1:1"), timeout_s=1.0),
         0,
         r"pipelines\.errors",
     )
@@ -152,8 +138,8 @@ def test_ranges_are_read_as_a_batch_by_several_tasks_and_no_secret_shows(
     create_topics(kafka, topic, partitions=2)
     produce(kafka, topic, [(0, b"%d" % i) for i in range(45_000)] + [(1, b"x")] * 3)
     ranges = [Range(topic, 0, 0, 45_000), Range(topic, 1, 1, 2), Range(topic, 1, 2, 2)]
-    source = kafka_ranges(
-        f"ranges_{topic}", decoded(2, {"sasl.password": SECRET}, parallelism=2), ranges
+    source = kafka_source(
+        f"ranges_{topic}", decoded({"sasl.password": SECRET}, parallelism=2), ranges
     )
     rows = root_session.read.format(register(root_session, source)).load()
     found = rows.selectExpr("spark_partition_id() AS task", "partition", "offset").toArrow()
@@ -219,17 +205,6 @@ def test_ranges_are_split_so_that_every_task_has_something_to_do(
         assert all(a.until_offset == b.from_offset for a, b in pairwise(own))
 
 
-def test_offsets_stay_exact_on_their_way_through_spark(
-    decoded: Callable[..., DecodedTopic],
-) -> None:
-    far = {0: 2**62 + 1, 1: 2**53 + 1}
-    reader = kafka_source("far", decoded(2), far, 10)({}).streamReader(None)  # type: ignore[arg-type]
-    begin = json.loads(json.dumps(reader.initialOffset()))
-    assert begin == {"0": 2**62 + 1, "1": 2**53 + 1}
-    [task] = reader.partitions(begin, begin | {"1": 2**53 + 4})
-    assert task.value == Range(decoded(2).name, 1, 2**53 + 1, 2**53 + 4)
-
-
 @pytest.mark.parametrize(
     ("error", "is_silent"), [("EOFError", True), ("BrokenPipeError", True), ("ValueError", False)]
 )
@@ -239,11 +214,12 @@ def test_a_stream_that_spark_hangs_up_on_ends_without_a_stack_trace(
     """As Spark's own runner calls it: `stop` while the error passes through, and the error is told
     afterwards."""
     program = f"""
-from pipelines.kafka.source import DecodedTopic, kafka_source
+from pipelines.kafka.ends import Topics
+from pipelines.kafka.source import ends_source
 from pipelines.settings import KafkaSettings
 
-topic = DecodedTopic(KafkaSettings(bootstrap_servers="none:1"), "t", 1, list, "value BINARY")
-reader = kafka_source("hung_up", topic, {{0: 0}}, 1)({{}}).streamReader(None)
+topics = Topics(KafkaSettings(bootstrap_servers="none:1"), ["t"], 1)
+reader = ends_source("hung_up", topics)({{}}).streamReader(None)
 try:
     raise {error}
 finally:

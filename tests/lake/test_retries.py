@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,6 +10,7 @@ import pyarrow as pa
 import pytest
 
 from pipelines.bronze import Bronze
+from pipelines.core.plan import TopicPartition
 from pipelines.engine.choice import open_engine
 from pipelines.errors import CommitRepeatedError
 from pipelines.kafka.idle_detector import IdleDetector
@@ -18,38 +19,16 @@ from pipelines.lake.decisions import read_decisions
 from pipelines.lake.generations import Generation
 from pipelines.lake.table_reader import TableReader
 from pipelines.run import create_missing
+from pipelines.running.next_offsets import NextOffsets
 from pipelines.running.owner import Owner
+from pipelines.settings import Settings
 from tests.lake.conftest import Store
 from tests.support.cases import Case, heartbeat, keyed
 from tests.support.configurations import settings_for
 from tests.support.crashes import CrashError, dying_at
-from tests.support.lakes import CaseLake, counted, records_of
+from tests.support.lakes import CaseLake, begin_at, records_of
 
 TABLE = tables.bronze("tracking")
-
-
-@pytest.mark.parametrize("after", [False, True], ids=["before-its-commit", "after-its-commit"])
-def test_a_batch_that_is_tried_again_is_written_once(after: bool, tmp_path: Path) -> None:
-    settings = settings_for(tmp_path, engine="embedded")
-    engine = open_engine(settings)
-    create_missing(engine)
-    bronze = Bronze(
-        Owner(dying_at(engine, "append", TABLE, after=after, times=1), token=1),
-        settings,
-        "tracking",
-    )
-    for offsets in ((0, 1), (2, 3)):
-        rows = records_of(
-            settings, "tracking", {(0, offset): keyed("a", offset) for offset in offsets}
-        )
-        if offsets == (0, 1):
-            with pytest.raises(CrashError):
-                bronze.append(rows, counted(rows))
-        bronze.append(rows, counted(rows))
-        bronze.append(rows, counted(rows))  # what comes after the commit failed
-    found = engine.reader.select(TABLE, ["offset"])["offset"].to_pylist()
-    assert sorted(found) == [0, 1, 2, 3]
-    assert engine.reader.version(TABLE) == 2
 
 
 def values(*offsets: int, refused: int = -1) -> dict[tuple[int, int], bytes | None]:
@@ -60,11 +39,26 @@ def values(*offsets: int, refused: int = -1) -> dict[tuple[int, int], bytes | No
 
 @dataclass
 class Reading:
-    """Bronze as a stream hands it batches; the answer to its first commit does not come."""
+    """Bronze over a topic whose records the test holds; some of its engine's calls may fail."""
 
     bronze: Bronze
+    settings: Settings
     reader: TableReader
-    take: Callable[[Mapping[tuple[int, int], bytes | None]], None]
+    records: dict[tuple[int, int], bytes | None]
+
+    def read_kafka(
+        self, _: object, ranges: Mapping[int, tuple[int, int]]
+    ) -> tuple[pa.Table, dict[int, int]]:
+        """What Kafka has in these ranges."""
+        first, end = ranges[0]
+        there = {place: v for place, v in self.records.items() if first <= place[1] < end}
+        rows = records_of(self.settings, "tracking", there or values(0))
+        return rows if there else rows.slice(0, 0), {0: end}
+
+    def take(self, records: Mapping[tuple[int, int], bytes | None], end: int) -> None:
+        """A batch of these records, before this offset."""
+        self.records = dict(records)
+        self.bronze.take({0: end})
 
     @property
     def offsets(self) -> list[int]:
@@ -75,29 +69,40 @@ class Reading:
         return sorted(self.reader.select(tables.QUARANTINE, ["offset"])["offset"].to_pylist())
 
 
-@pytest.fixture
-def reading(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Reading:
-    """Bronze of a lake without Kafka, whose first commit is made without an answer."""
-    settings = settings_for(tmp_path, engine="embedded")
+def reading_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, after: bool, **overrides: object
+) -> Reading:
+    """Bronze of a lake without Kafka, whose first commit fails before it is made, or after."""
+    settings = settings_for(tmp_path, engine="embedded", **overrides)
     engine = open_engine(settings)
     create_missing(engine)
-    batches: list[Callable[[pa.Table], None]] = []
+    owner = Owner(dying_at(engine, "append", TABLE, after=after, times=1), token=1)
+    next_offsets = NextOffsets(engine.reader, settings, 1, owner)
+    begin_at(Owner(engine, token=1), settings, {TopicPartition(s, 0): 0 for s in settings.inputs})
+    monkeypatch.setattr(next_offsets, "bounds", lambda _: {0: (0, 100)})
+    bronze = Bronze(owner, settings, "tracking", next_offsets)
+    reading = Reading(bronze, settings, engine.reader, {})
+    monkeypatch.setattr(engine, "read_kafka", reading.read_kafka)
+    return reading
 
-    def follow_kafka(_: object, work: Callable[[pa.Table], None], *, once: bool) -> None:
-        """Gives the test what the stream would call."""
-        batches.append(work)
 
-    monkeypatch.setattr(engine, "follow_kafka", follow_kafka)
-    bronze = Bronze(
-        Owner(dying_at(engine, "append", TABLE, after=True, times=1), token=1), settings, "tracking"
-    )
-    bronze.start({0: 0}, lambda work: work(), once=True)
-    none = records_of(settings, "tracking", values(0)).slice(0, 0)
+@pytest.fixture
+def reading(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Reading:
+    """Bronze whose first commit is made without an answer."""
+    return reading_of(tmp_path, monkeypatch, after=True)
 
-    def take(records: Mapping[tuple[int, int], bytes | None]) -> None:
-        batches[0](records_of(settings, "tracking", records) if records else none)
 
-    return Reading(bronze, engine.reader, take)
+@pytest.mark.parametrize("after", [False, True], ids=["before-its-commit", "after-its-commit"])
+def test_a_batch_that_is_tried_again_is_written_once(
+    after: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reading = reading_of(tmp_path, monkeypatch, after=after)
+    with pytest.raises(CrashError):
+        reading.take(values(0, 1), 2)
+    for end in (2, 2, 4, 4):
+        reading.take(values(*range(end)), end)
+    assert reading.offsets == [0, 1, 2, 3]
+    assert reading.reader.version(TABLE) == 2
 
 
 @pytest.mark.promise("N24")
@@ -108,11 +113,11 @@ def test_a_batch_that_is_tried_again_is_written_once_whatever_kafka_has_lost_of_
     """The first, the last, the refused record, or all of them, were compacted or deleted
     meanwhile."""
     with pytest.raises(CrashError):
-        reading.take(values(0, 1, 2, 3, refused=1))
-    reading.take(values(*(offset for offset in range(4) if offset not in gone), refused=1))
+        reading.take(values(0, 1, 2, 3, refused=1), 4)
+    reading.take(values(*(offset for offset in range(4) if offset not in gone), refused=1), 4)
     assert reading.offsets == [0, 1, 2, 3]
     assert reading.refused == [1], "it is noted all the same"
-    reading.take(values(4, 6, refused=6))
+    reading.take(values(4, 6, refused=6), 7)
     assert (reading.offsets, reading.refused) == ([0, 1, 2, 3, 4, 6], [1, 6])
 
 
@@ -121,9 +126,20 @@ def test_of_a_batch_that_is_tried_again_with_more_behind_it_only_that_is_written
     reading: Reading,
 ) -> None:
     with pytest.raises(CrashError):
-        reading.take(values(0, 1, refused=1))
-    reading.take(values(1, 2, 3, refused=1))
+        reading.take(values(0, 1, refused=1), 2)
+    reading.take(values(0, 1, 2, 3, refused=1), 4)
     assert (reading.offsets, reading.refused) == ([0, 1, 2, 3], [1])
+
+
+def test_records_of_a_batch_that_is_tried_again_count_once_towards_the_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reading = reading_of(tmp_path, monkeypatch, after=False)
+    mostly_bad = {(0, n): b"no JSON" if n % 4 else keyed("a", n) for n in range(600)}
+    with pytest.raises(CrashError):
+        reading.take(mostly_bad, 600)
+    reading.take(mostly_bad, 600)
+    assert len(reading.offsets) == 600, "of fewer than a thousand, most may be bad"
 
 
 @pytest.mark.promise("N25")

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 from confluent_kafka import Producer
 
-from pipelines.bronze import Bronze
 from pipelines.core.idle import IdleDecision
 from pipelines.engine import Engine
 from pipelines.engine.choice import open_engine
@@ -18,6 +17,7 @@ from pipelines.errors import ConfigurationError, DataLossError, ForeignMessageEr
 from pipelines.lake import tables
 from pipelines.monitoring.observability import Reporter
 from pipelines.run import Run, create_missing
+from pipelines.running.bronze_table import BronzeTable
 from pipelines.running.generations import begin_first, preview
 from pipelines.running.next_offsets import NextOffsets
 from pipelines.running.owner import Owner
@@ -167,7 +167,7 @@ def test_reading_begins_where_it_is_told_and_goes_on_after_what_was_read(
     found = {source: begun.reading().of(source) for source in SOURCES}
     assert found == dict(zip(SOURCES, offsets, strict=True))
     first = offsets[0][0]
-    bronze = Bronze(
+    bronze = BronzeTable(
         Owner(open_engine(quickly(begun.settings)), token=1), begun.settings, "tracking"
     )
     fill_bronze(bronze, {(0, first): keyed("a", 1), (0, first + 1): keyed("a", 2)})
@@ -193,7 +193,7 @@ def test_offsets_that_kafka_has_deleted_stop_a_run_or_are_kept_as_a_gap(
 ) -> None:
     begun.begin()
     topic = begun.settings.inputs["tracking"]
-    bronze = Bronze(
+    bronze = BronzeTable(
         Owner(open_engine(quickly(begun.settings)), token=1), begun.settings, "tracking"
     )
     fill_bronze(bronze, {(0, offset): keyed("a", offset) for offset in range(4)})
@@ -219,7 +219,7 @@ def test_offsets_that_kafka_has_deleted_stop_a_run_or_are_kept_as_a_gap(
 @in_folders
 def test_a_topic_that_ends_before_what_was_read_is_another_one(begun: Begun) -> None:
     begun.begin()
-    bronze = Bronze(
+    bronze = BronzeTable(
         Owner(open_engine(quickly(begun.settings)), token=1), begun.settings, "tracking"
     )
     fill_bronze(bronze, {(0, 17): keyed("a", 1)})
@@ -327,7 +327,7 @@ def test_a_lost_lake_is_taken_up_from_the_sink(new_lake: MakeLake, kafka: str, k
             for offset, value in enumerate(case.values[source])
             if offset >= begins[source][p]
         }
-        fill_bronze(Bronze(again.owner(), again.settings, source), unread)
+        fill_bronze(BronzeTable(again.owner(), again.settings, source), unread)
     again.merge()
     again.publish()
     assert again.messages() == expected_messages(cases)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import shutil
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from itertools import islice
 from pathlib import Path
 
@@ -12,7 +11,9 @@ import pytest
 
 from pipelines.bronze import Bronze
 from pipelines.errors import QuarantineLimitError
+from pipelines.kafka.cluster import Cluster
 from pipelines.lake import tables
+from pipelines.running.bronze_table import BronzeTable
 from pipelines.running.generations import Jump, begin_first, targets_of
 from pipelines.running.next_offsets import NextOffsets
 from pipelines.running.owner import Owner
@@ -33,7 +34,6 @@ from tests.support.lakes import CaseLake
 from tests.support.topics import create_topics, produce
 
 PARTITIONS = 3
-DEADLINE_S = 120
 
 
 def begin(
@@ -53,27 +53,13 @@ def begin(
 
 
 def read(owner: Owner, lake: CaseLake, source: str) -> None:
-    """A run of one source's stream over what is there; raises what ended it."""
-    failures: list[Exception] = []
-
-    def guard(work: Callable[[], None]) -> None:
-        if not failures:
-            try:
-                work()
-            except Exception as failure:
-                failures.append(failure)
-
-    offsets = NextOffsets(owner.engine.reader, lake.settings, lake.partitions, owner).checked(
-        source
-    )
-    running = Bronze(owner, lake.settings, source).start(offsets, guard, once=True)
-    end = time.monotonic() + DEADLINE_S
-    while running.is_active and time.monotonic() < end:
-        time.sleep(0.02)
-    running.stop()
-    for failure in [*failures, running.failure]:
-        if failure is not None:
-            raise failure
+    """A run reads one source up to what is there; raises what ended it."""
+    next_offsets = NextOffsets(owner.engine.reader, lake.settings, lake.partitions, owner)
+    bronze = Bronze(owner, lake.settings, source, next_offsets)
+    topic = lake.settings.inputs[source]
+    ends = Cluster(lake.settings.kafka).ends(topic, lake.partitions)
+    while bronze.take(ends):
+        pass
 
 
 def is_refused_in_part(case: Case) -> bool:
@@ -145,7 +131,7 @@ def test_every_record_is_read_once_and_a_reset_reads_what_was_passed_over(
     with pytest.raises(CrashError):
         back(lake.owner(dying_at(lake.engine, "append", tables.QUARANTINE))).commit()
     for source in SOURCES:
-        Bronze(lake.owner(), lake.settings, source).complete()
+        BronzeTable(lake.owner(), lake.settings, source).complete()
     back(lake.owner()).commit()
     for source in SOURCES:
         assert records(lake, source) == expected(cases, source)

@@ -558,7 +558,7 @@ def test_a_message_with_the_value_of_an_expression_may_have_so_many_bytes(engine
 
 def test_a_follower_hears_of_every_later_commit_of_each_table(engine: Engine) -> None:
     heard = threading.Semaphore(0)
-    running = engine.follow("law", [tables.PUBLISHED, tables.SILVER], heard.release)
+    running = engine.follow_tables([tables.PUBLISHED, tables.SILVER], heard.release)
 
     def drain(seconds: float) -> None:
         while heard.acquire(timeout=seconds):

@@ -9,12 +9,12 @@ from dataclasses import replace
 import orjson
 import pytest
 
-from pipelines.bronze import Bronze
 from pipelines.errors import ConfigurationError
 from pipelines.lake import tables
 from pipelines.lake.epochs import begin_epoch
 from pipelines.monitoring.observability import Reporter
 from pipelines.operations.forget import Forgetting, forgotten
+from pipelines.running.bronze_table import BronzeTable
 from tests.laws.conftest import QUICK, MakeLake, in_folders
 from tests.support.cases import (
     BAD_VALUES,
@@ -132,7 +132,7 @@ def test_a_heartbeat_and_a_skipped_tombstone_lose_a_key_that_is_kafkas(
     lake = new_lake({0: Case(dict.fromkeys(SOURCES, values), 100)}, **skipped)
     for source in SOURCES:
         fill_bronze(
-            Bronze(lake.owner(lake.quick), lake.settings, source),
+            BronzeTable(lake.owner(lake.quick), lake.settings, source),
             {(0, n): value for n, value in enumerate(values)},
         )
     lake.merge()

@@ -7,10 +7,10 @@ from functools import cache
 
 import pytest
 
-from pipelines.bronze import Bronze
 from pipelines.core.inputs import source_of, topic_of
 from pipelines.core.plan import TopicPartition
 from pipelines.lake import tables
+from pipelines.running.bronze_table import BronzeTable
 from tests.laws.conftest import QUICK, MakeLake
 from tests.support.cases import (
     INPUTS,
@@ -92,11 +92,11 @@ def test_a_start_completes_what_a_crash_has_left_of_each_topic(new_lake: MakeLak
     for name in INPUTS:
         dying = dying_at(lake.quick, "append", tables.QUARANTINE)
         with pytest.raises(CrashError):
-            fill_bronze(Bronze(lake.owner(dying), lake.settings, name), {(1, 7): b"{"})
+            fill_bronze(BronzeTable(lake.owner(dying), lake.settings, name), {(1, 7): b"{"})
     assert lake.quarantined() == []
     for _ in range(2):
         for name in INPUTS:
-            Bronze(lake.owner(lake.quick), lake.settings, name).complete()
+            BronzeTable(lake.owner(lake.quick), lake.settings, name).complete()
         assert lake.quarantined() == sorted((1, name, 7, b"{") for name in INPUTS), (
             "each once, for its own topic"
         )

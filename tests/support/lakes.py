@@ -19,7 +19,6 @@ import yaml
 from delta.tables import DeltaTable
 from pyspark.sql import SparkSession
 
-from pipelines.bronze import Bronze
 from pipelines.core.idle import IdleDecision
 from pipelines.core.inputs import source_of
 from pipelines.core.plan import BatchPlan, TopicPartition
@@ -38,6 +37,7 @@ from pipelines.lake.location import Lake
 from pipelines.lake.table_reader import TableReader, Where
 from pipelines.lake.tables import Table
 from pipelines.run import create_missing
+from pipelines.running.bronze_table import BatchCounts, BronzeTable
 from pipelines.running.generations import Jump, Target
 from pipelines.running.owner import Owner
 from pipelines.running.publications import Publication
@@ -179,20 +179,26 @@ def headers_of(source: str, offset: int) -> list[dict[str, Any]]:
     return [{"key": name, "value": value} for name, value in own] if offset % 2 else []
 
 
-def counted(rows: pa.Table) -> pa.Table:
-    """Bronze's rows by partition and reason, as `Bronze.append` takes them."""
+def counted(rows: pa.Table) -> BatchCounts:
+    """Bronze's rows by partition and reason, as `BronzeTable.append` takes them."""
     found = rows.group_by(["partition", "reason"]).aggregate(
         [("offset", "count"), ("offset", "min"), ("offset", "max")]
     )
-    return found.rename_columns(["partition", "reason", "records", "first", "last"])
+    return BatchCounts(found.rename_columns(["partition", "reason", "records", "first", "last"]))
 
 
-def fill_bronze(bronze: Bronze, values: Mapping[tuple[int, int], bytes | None]) -> None:
+def fill_bronze(bronze: BronzeTable, values: Mapping[tuple[int, int], bytes | None]) -> None:
     """Appends records, given by (partition, offset), to a source's bronze, and the refused ones to
     quarantine."""
     if values:
         rows = records_of(bronze.settings, bronze.source, values)
         bronze.note(bronze.append(rows, counted(rows)))
+
+
+def begin_at(owner: Owner, settings: Settings, begin: Mapping[TopicPartition, int]) -> None:
+    """A lake begins to read at these offsets, with a new sink."""
+    rows = generation_rows(settings, Generation(0, 0, begin, {}))
+    owner.append(tables.GENERATIONS, rows)
 
 
 @dataclass
@@ -234,9 +240,7 @@ class CaseLake:
 
     def begin(self, begin: Mapping[TopicPartition, int]) -> None:
         """The lake begins to read at these offsets, with a new sink."""
-        self.owner(self.quick).append(
-            tables.GENERATIONS, generation_rows(self.settings, Generation(0, 0, begin, {}))
-        )
+        begin_at(self.owner(self.quick), self.settings, begin)
 
     def jump(
         self,
@@ -278,7 +282,7 @@ class CaseLake:
             list(
                 pool.map(
                     lambda source: fill_bronze(
-                        Bronze(self.owner(by), self.settings, source), new[source]
+                        BronzeTable(self.owner(by), self.settings, source), new[source]
                     ),
                     new,
                 )

@@ -30,7 +30,7 @@ ROOMS: Mapping[str, tuple[str, ...]] = {
     "lake": ("lake",),
     "kafka": ("kafka",),
     "engine": ("engine",),
-    "layers": ("bronze", "gold", "operations", "repartition", "run", "running", "silver"),
+    "layers": ("bronze", "cycle", "gold", "operations", "repartition", "run", "running", "silver"),
     "audit": ("audit",),
     "views": ("live", "quality"),
     "dev": ("dev", "dry_run"),

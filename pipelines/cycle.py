@@ -1,0 +1,227 @@
+"""Passes what is available through the layers that a process owns: bronze, silver, gold.
+
+A batch of bronze, of all inputs side by side, is merged and published before the next one is read.
+While bronze catches up, it reads one batch ahead of that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from datetime import datetime, timezone
+from functools import partial
+from typing import TYPE_CHECKING, TypeVar
+
+from pipelines.bronze import Bronze
+from pipelines.engine import Running
+from pipelines.gold import Gold
+from pipelines.kafka.cluster import Cluster
+from pipelines.kafka.ends import Topics, ends_of
+from pipelines.kafka.idle_detector import IdleDetector
+from pipelines.lake import tables
+from pipelines.lake.lease import Lease
+from pipelines.lake.maintenance import Maintenance
+from pipelines.operations.retention import expire
+from pipelines.running.bronze_table import BronzeTable
+from pipelines.running.dead_letters import DeadLetters
+from pipelines.running.next_offsets import NextOffsets
+from pipelines.running.owner import Owner
+from pipelines.running.ownership import kept_by
+from pipelines.silver import Silver
+
+if TYPE_CHECKING:
+    from pipelines.run import Run
+
+T = TypeVar("T")
+
+
+class Cycle:
+    """The layers of a run that holds their lease."""
+
+    def __init__(self, run: Run, owner: Owner, lease: Lease, *, can_be_idle: bool) -> None:
+        self._run = run
+        self._settings = run.settings
+        self.owner = owner
+        self._lease = lease
+        idle_after_ms = self._settings.merge.idle_after_ms if can_be_idle else None
+        self._idle_detector = (
+            IdleDetector(self._settings, idle_after_ms) if idle_after_ms is not None else None
+        )
+        self.expire = partial(expire, owner, self._settings)
+        self._expire_some = partial(self.expire, only_if_worthwhile=True)
+        self._cluster = Cluster(self._settings.kafka)
+        self.bronze = {name: self._bronze(name) for name in self._settings.inputs}
+        self.silver = Silver(owner, self._settings, run.partitions, self._idle_detector)
+        self.gold = Gold(owner, self._settings, run.partitions, lease.check)
+        self.dead_letters = [
+            DeadLetters(owner, self._settings, run.partitions, table, topic, lease.check)
+            for table, topic in self._settings.publish.dead_letter_topics.items()
+        ]
+        self._maintenance = {
+            layer: self._kept_small(kept_by(layer, self._settings)) for layer in ("silver", "gold")
+        }
+
+    def _bronze(self, name: str) -> Bronze:
+        run = self._run
+        next_offsets = NextOffsets(
+            self.owner.engine.reader, self._settings, run.partitions, self.owner
+        )
+        maintenance = self._kept_small(kept_by("bronze", self._settings, name))
+        return Bronze(self.owner, self._settings, name, next_offsets, run.reporter, maintenance)
+
+    def _kept_small(self, names: Sequence[str]) -> Maintenance:
+        return Maintenance(self.owner.engine, names, expire=self._expire_some)
+
+    def complete(self) -> None:
+        """Complete what a crash left of the last commit of each owned layer.
+
+        This comes before anything is planned, deleted, read elsewhere or changed.
+        """
+        if "bronze" in self._run.layers:
+            for source in self._settings.inputs:
+                BronzeTable(self.owner, self._settings, source).complete()
+        if "silver" in self._run.layers:
+            self.silver.complete()
+        if "gold" in self._run.layers:
+            self.gold.complete()
+            for dead_letters in self.dead_letters:
+                dead_letters.complete()
+
+    @property
+    def is_lost(self) -> bool:
+        """True where another process has taken the layers over."""
+        return self._lease.lost is not None
+
+    def raise_if_lost(self) -> None:
+        """Raise LeaseLostError if another process has taken the layers over."""
+        if self._lease.lost is not None:
+            raise self._lease.lost
+
+    @property
+    def is_due(self) -> bool:
+        """True where a source has been silent for so long that the idle policy may decide."""
+        return self._idle_detector is not None and self._idle_detector.is_due
+
+    def follow(self, work: Callable[[], None]) -> Running:
+        """Begin to call `work` whenever there is more for the first of the layers, and soon once.
+
+        That is in Kafka, or in the tables that an owner of the layers before writes.
+        """
+        engine = self.owner.engine
+        if "bronze" in self._run.layers:
+            return engine.follow_kafka(self._topics(self._settings.inputs), work)
+        read = {
+            "silver": [tables.bronze(source) for source in self._settings.sources],
+            "gold": [tables.SILVER, *self._settings.publish.dead_letter_topics],
+        }
+        own = {"silver": {tables.SILVER, tables.LATE}, "gold": set[str]()}
+        written = set[str]().union(*(own[layer] for layer in self._run.layers))
+        names = [table for layer in self._run.layers for table in read[layer]]
+        return engine.follow_tables([name for name in names if name not in written], work)
+
+    def run(self) -> None:
+        """Pass on everything that is available now, batch by batch, until a stop is asked for."""
+        has_bronze = "bronze" in self._run.layers
+        if not (has_bronze and self.read([*self._settings.inputs], self._pass_on)):
+            self._pass_on()
+
+    def read(self, inputs: Sequence[str], pass_on: Callable[[], None] = lambda: None) -> bool:
+        """Read inputs up to where Kafka ends now, and pass on each batch while the next is read.
+
+        Return False where there was nothing.
+        """
+        topics = {name: self._settings.inputs[name] for name in inputs}
+        retry = self._run.runner.retry
+        ends = retry(partial(ends_of, self._cluster, self._topics(topics)))
+        if ends is None:
+            return False
+        with ThreadPoolExecutor(len(topics)) as readers:
+
+            def take() -> bool:
+                """Take a batch of every input, side by side; return False where there is none."""
+                taking = [
+                    readers.submit(retry, partial(self.bronze[name].take, ends[topic]))
+                    for name, topic in topics.items()
+                ]
+                return any([batch.result() for batch in taking])  # noqa: C419 - all of them end
+
+            return pass_on_beside(take, pass_on, self._run.stopping.is_set)
+
+    def _topics(self, inputs: Mapping[str, str]) -> Topics:
+        return Topics(self._settings.kafka, sorted(set(inputs.values())), self._run.partitions)
+
+    def _pass_on(self) -> None:
+        if "silver" in self._run.layers:
+            self._merge()
+        if "gold" in self._run.layers:
+            self._publish()
+
+    def _merge(self) -> None:
+        """Merge everything that is available."""
+        for plan in self._batches(self.silver.drain):
+            offsets = sum(done.size for done in plan.ranges.values())
+            clock = min(plan.clocks.values(), default=None)
+            self._run.reporter.notify(
+                "silver",
+                f"batch {plan.batch}: {offsets} offsets, slowest clock {_utc(clock)}",
+                batch=plan.batch,
+                offsets=offsets,
+                clock=clock,
+            )
+            self._run.runner.retry(self._maintenance["silver"].after_commit)
+
+    def _publish(self) -> None:
+        """Publish everything that is finished, and send the dead letters that there are."""
+        topic = self._settings.publish.topic
+        for publications in self._batches(self.gold.drain):
+            messages = sum(p.tail.seq - p.first_seq + 1 for p in publications)
+            news = f"{messages} messages published to {topic}"
+            self._run.reporter.notify("gold", news, messages=messages, topic=topic)
+            self._run.runner.retry(self._maintenance["gold"].after_commit)
+        for dead_letters in self.dead_letters:
+            for sent in self._batches(dead_letters.drain):
+                news = f"{sent} dead letters sent to {dead_letters.topic}"
+                self._run.reporter.notify("gold", news, messages=sent, topic=dead_letters.topic)
+                self._run.runner.retry(self._maintenance["gold"].after_commit)
+
+    def _batches(self, drain: Callable[[Callable[[], bool]], Iterator[T]]) -> Iterator[T]:
+        """Yield the batches of a layer, each tried again after trouble that may pass."""
+        batches = drain(self._run.stopping.is_set)
+
+        def next_batch() -> T | None:
+            """Return the next batch, or None where there is none."""
+            nonlocal batches
+            try:
+                return next(batches, None)
+            except Exception:
+                batches = drain(self._run.stopping.is_set)  # the one that has raised is at its end
+                raise
+
+        while (batch := self._run.runner.retry(next_batch)) is not None:
+            yield batch
+
+
+def pass_on_beside(
+    take: Callable[[], bool], pass_on: Callable[[], None], is_stopping: Callable[[], bool]
+) -> bool:
+    """Take batches until there is none, and pass on each while the next one is taken.
+
+    So there is at most one that is taken and not being passed on. Return False where there was
+    none. At the end all of them are passed on. Raises what fails, once what is under way has ended.
+    """
+    passing = Future[None]()
+    passing.set_result(None)
+    has_taken = False
+    with ThreadPoolExecutor(1) as beside:
+        while not is_stopping() and take():
+            has_taken = True
+            passing.result()
+            passing = beside.submit(pass_on)
+        passing.result()
+    return has_taken
+
+
+def _utc(ms: int | None) -> str:
+    if ms is None:
+        return "undefined"
+    return datetime.fromtimestamp(ms / 1000, timezone.utc).isoformat(timespec="milliseconds")

@@ -1,0 +1,95 @@
+"""Says which tables the owner of a layer writes to and keeps small; fences earlier owners out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+from pipelines.core.inputs import of_source, source_of
+from pipelines.lake import tables
+from pipelines.lake.commits import (
+    APPLICATION,
+    DELETING,
+    EVOLVING,
+    RESETTING,
+    application_of,
+    bronze_application,
+)
+from pipelines.running.owner import Owner
+from pipelines.settings import Settings
+
+
+def fence_all(owner: Owner, written: Sequence[tuple[str, str]]) -> None:
+    """Fence every earlier owner out of tables, each for an application (`written_by`)."""
+    by_table: dict[str, set[str]] = {}
+    for table, application in written:
+        by_table.setdefault(table, set()).add(application)
+
+    def fence(table: str) -> None:
+        """Fence all applications of a table."""
+        for application in sorted(by_table[table]):
+            owner.fence(table, application, is_shared=application == EVOLVING)
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(fence, by_table))
+
+
+def written_by(layer: str, settings: Settings) -> list[tuple[str, str]]:
+    """Return the tables to which a layer's owner commits under its token, with their applications.
+
+    Delta counts transaction versions by application: what the owner decides has one, and what it
+    deletes another. An epoch belongs to all layers.
+
+    Notes are not included: they carry the version of the commit that they follow from.
+    """
+    epochs = (tables.EPOCHS, EVOLVING)
+    if layer == "bronze":
+        read = [(tables.bronze(source_of(name)), application_of(name)) for name in settings.inputs]
+        deleted = [
+            (name, DELETING)
+            for name in (*map(tables.bronze, settings.sources), tables.QUARANTINE, tables.ERASED)
+        ]
+        beginnings = (tables.GENERATIONS, tables.RESETS, tables.IDLE_HEARTBEATS, tables.RECOVERED)
+        decided = [(table, bronze_application()) for table in beginnings]
+        return [*read, *decided, *deleted, epochs]
+    if layer == "silver":
+        deleted = [(name, DELETING) for name in (tables.SILVER, tables.LATE, tables.FORGOTTEN)]
+        decided = [(tables.SILVER, APPLICATION), (tables.IDLE_HEARTBEATS, APPLICATION)]
+        decided += [(tables.SILVER, RESETTING), (tables.RESETS, RESETTING)]
+        return [*decided, *deleted, epochs]
+    return [(tables.PUBLISHED, APPLICATION), (tables.DEAD_LETTERS, APPLICATION), epochs]
+
+
+def kept_by(layer: str, settings: Settings, source: str | None = None) -> list[str]:
+    """Return the tables that the owner of a layer keeps small; with `source` (an input), its share.
+
+    Each table has one keeper.
+    """
+    if layer == "silver":
+        return [
+            tables.SILVER,
+            tables.LATE,
+            tables.PROGRESS,
+            tables.IDLE_HEARTBEATS,
+            tables.RESETS,
+            tables.QUALITY,
+        ]
+    if layer == "gold":
+        return [tables.PUBLISHED, tables.DEAD_LETTERS]
+    first = next(iter(settings.inputs))
+    shared = [
+        tables.QUARANTINE,
+        tables.RECOVERED,
+        tables.CONFIGURATION,
+        tables.LEASES,
+        tables.FLOORS,
+    ]
+    shared += [tables.GENERATIONS, tables.ERASED]
+    shared += [tables.WRITER_SCHEMAS] if tables.has_registry(settings) else []
+    if source is None:
+        return [*map(tables.bronze, settings.sources), *shared]
+    is_keeper = of_source(settings.inputs, source_of(source))[0] == source
+    return [
+        *([tables.bronze(source_of(source))] if is_keeper else []),
+        *(shared if source == first else []),
+    ]

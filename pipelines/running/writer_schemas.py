@@ -1,0 +1,105 @@
+"""Keeps the schemas of a source's records, and waits for those that its registry does not have."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+
+from pipelines.configuration.sources import RegistrySettings
+from pipelines.core.avro_schema import UNKNOWN
+from pipelines.core.inputs import source_of
+from pipelines.errors import unknown_schema_of
+from pipelines.kafka.registry import Registry
+from pipelines.lake import tables
+from pipelines.lake.schemas import given_up_schemas, known_schemas, unknown_schemas
+from pipelines.lake.table_reader import TableReader
+from pipelines.running.owner import Owner, now_ms
+from pipelines.settings import Settings
+
+
+@dataclass
+class WriterSchemas:
+    """The rows of `writer_schemas` for the source of an input; there are none without a registry.
+
+    A schema that the registry does not have stops the input until it is there. After
+    `registry.unknown_after` it is given up, for good: its records are then refused.
+    """
+
+    owner: Owner
+    settings: Settings
+    source: str
+    given_up: set[int] = field(default_factory=set)
+    """Ids of schemas that are no longer waited for."""
+    _kept: set[int] = field(default_factory=set)
+    """Ids of schemas that `writer_schemas` is known to have."""
+    _waiting_since: int | None = None
+    """Time (epoch ms) since which the input has waited for schemas that the registry does not have.
+    """
+
+    @property
+    def registry(self) -> RegistrySettings | None:
+        """The registry of the source, if it has one."""
+        return self.settings.sources[source_of(self.source)].registry
+
+    def recover(self) -> None:
+        """Read which schemas the lake has given up."""
+        if self.registry is not None and self.registry.unknown_after_ms is not None:
+            self.given_up |= given_up_schemas(self._reader, source_of(self.source))
+
+    def keep(self, schema_ids: Collection[int]) -> None:
+        """Add the schemas with these ids to `writer_schemas`, if it lacks them."""
+        new = set(schema_ids) - self._kept
+        if self.registry is None or not new:
+            return
+        existing = known_schemas(self._reader, source_of(self.source))
+        new -= {schema_id for schema_id, text in existing.items() if text != UNKNOWN}
+        schemas = Registry(self.registry, self.given_up)
+        texts = {
+            schema_id: text for schema_id in sorted(new) if (text := schemas[schema_id]) != UNKNOWN
+        }
+        if texts:
+            self._note(texts)
+        self._kept |= set(schema_ids) - (new - texts.keys())
+
+    def note_failure(self, failure: Exception) -> bool:
+        """Note which schema the registry did not have, and since when, if that was the failure.
+
+        Once the input has waited for `registry.unknown_after`, the schema is given up. Return True
+        if it is: reading that begins again does without it.
+        """
+        schema_id = unknown_schema_of(failure)
+        if self.registry is None or schema_id is None:
+            return False
+        if schema_id in self.given_up:
+            return True
+        now = now_ms()
+        since = unknown_schemas(self._reader, source_of(self.source)).get(schema_id)
+        if since is None:
+            since = now
+            self._note({schema_id: None})
+        self._waiting_since = min(since, self._waiting_since or since)
+        after_ms = self.registry.unknown_after_ms
+        if after_ms is None or now - self._waiting_since < after_ms:
+            return False
+        self.given_up.add(schema_id)
+        self._note({schema_id: UNKNOWN})
+        return True
+
+    def note_success(self) -> None:
+        """Note that the input waits for no schema."""
+        self._waiting_since = None
+
+    def _note(self, texts: Mapping[int, str | None]) -> None:
+        """Append schemas to `writer_schemas`, by id: their text, None or `UNKNOWN`.
+
+        None: the source waits for the schema. `UNKNOWN`: it no longer does.
+        """
+        rows = [
+            (source_of(self.source), schema_id, text, now_ms()) for schema_id, text in texts.items()
+        ]
+        engine = self.owner.engine
+        engine.append(tables.WRITER_SCHEMAS, engine.lake.layout[tables.WRITER_SCHEMAS].rows(rows))
+
+    @property
+    def _reader(self) -> TableReader:
+        return self.owner.engine.reader
