@@ -30,22 +30,27 @@ help:
 
 install: $(STAMP)
 
-$(STAMP): requirements.lock pyproject.toml pipelines/jvm/ivy.xml
+$(STAMP): requirements.lock requirements-build.lock pyproject.toml pipelines/jvm/ivy.xml
 	@command -v $(PYTHON) >/dev/null || { echo "Watersmeet needs Python 3.10 or newer, and there is no '$(PYTHON)' on this machine: install it, or name one with PYTHON=..." >&2; exit 1; }
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { echo "Watersmeet needs Python 3.10 or newer, and '$(PYTHON)' is $$($(PYTHON) --version 2>&1): name a newer one with PYTHON=..." >&2; exit 1; }
 	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { echo "Watersmeet needs Python's venv module to make .venv, and '$(PYTHON)' lacks it: install your system's python3-venv package" >&2; exit 1; }
 	@bash bin/java-version
 	$(PYTHON) -m venv $(VENV)
-	PIP_CONSTRAINT=requirements.lock PIP_BUILD_CONSTRAINT=requirements.lock $(BIN)/python -m pip install --quiet --require-hashes --requirement requirements.lock
+	$(BIN)/python -m pip install --quiet --require-hashes --requirement requirements-build.lock
+	$(BIN)/python -m pip install --quiet --require-hashes --no-build-isolation --requirement requirements.lock
 	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation --editable .
 	$(BIN)/python bin/fetch-jars
 	$(BIN)/python -m ipykernel install --prefix $(VENV) --name python3 >/dev/null
 	@touch $(STAMP)
 
-# After a change of requirements.txt: the packages that those need, for every Python that is supported, with their hashes.
+# After a change of requirements.txt: the packages that those need, for every Python that is supported, with their hashes; and
+# what builds pyspark, by itself: `make install` has it there first, since not every pip knows the hashes of what it builds with.
+COMPILE := $(BIN)/uv pip compile --universal --python-version 3.10 --generate-hashes --no-annotate \
+	--custom-compile-command "make lock" --quiet
+
 lock:
-	$(BIN)/uv pip compile requirements.txt --universal --python-version 3.10 --generate-hashes --no-annotate \
-		--custom-compile-command "make lock" --quiet --output-file requirements.lock
+	$(COMPILE) requirements.txt --output-file requirements.lock
+	printf 'setuptools\nwheel\n' | $(COMPILE) - --constraint requirements.txt --output-file requirements-build.lock
 
 ENGINE ?= spark
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -132,12 +132,12 @@ class _EndsReader(DataSourceStreamReader):
         """Return what is not the end of any topic, so that there is a batch at once."""
         return {}
 
-    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: ARG002, N802
+    def latestOffset(self, _: dict[str, Any], __: ReadLimit) -> dict[str, Any]:  # noqa: N802
         """Return the ends that Kafka has now, by topic and partition."""
         ends = ends_of(self._cluster, self._topics)
-        return {topic: {str(p): end for p, end in of.items()} for topic, of in ends.items()}
+        return {topic: _named(by_partition) for topic, by_partition in ends.items()}
 
-    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:  # noqa: ARG002
+    def partitions(self, _: dict[str, Any], __: dict[str, Any]) -> Sequence[InputPartition]:
         """Return none: the batch itself reads Kafka."""
         return []
 
@@ -158,3 +158,8 @@ class _EndsReader(DataSourceStreamReader):
     def _cluster(self) -> Cluster:
         """The cluster to ask, made for the first question: a copy of the reader has none."""
         return Cluster(self._topics.kafka)
+
+
+def _named(ends: Mapping[int, int]) -> dict[str, int]:
+    """Return ends by the name of the partition, as JSON has it."""
+    return {str(partition): end for partition, end in ends.items()}

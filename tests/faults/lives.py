@@ -54,7 +54,7 @@ import pipelines.kafka.workers
 import pipelines.lake.lease
 import pipelines.operations.evolve
 import pipelines.operations.forget
-import pipelines.run
+import pipelines.running.runner
 import tests.conftest  # noqa: F401  # quick starts
 from pipelines.errors import WatersmeetError
 from pipelines.faults import IN_EVOLVE, IN_FORGET, IN_RESET
@@ -158,7 +158,7 @@ def quick_lives() -> Iterator[None]:
                 patched.enter_context(patch.object(module, "fault_point", POINTS))
         patched.enter_context(patch.object(Lease, "release", released))
         patched.enter_context(patch.object(pipelines.lake.lease, "SILENCE_S", 0.0))
-        patched.enter_context(patch.object(pipelines.run, "LOOK_EVERY_S", 0.01))
+        patched.enter_context(patch.object(pipelines.running.runner, "LOOK_EVERY_S", 0.01))
         patched.enter_context(patch.object(pipelines.engine.embedded, "FROM_KAFKA_S", 0.05))
         # Few records.
         patched.enter_context(patch.object(pipelines.kafka.workers, "_workers", lambda: readers))

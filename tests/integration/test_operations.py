@@ -17,7 +17,8 @@ from pipelines.errors import ConfigurationError
 from pipelines.lake import tables
 from pipelines.lake.maintenance import FEW_FILES, Maintenance, maintain
 from pipelines.monitoring.observability import Reporter
-from pipelines.run import LAYERS, Run, kept_by
+from pipelines.run import LAYERS, Run
+from pipelines.running.ownership import kept_by
 from tests.support.cases import Case, expected_messages, expected_silver, heartbeat, keyed
 from tests.support.configurations import settings_for
 from tests.support.lakes import CaseLake, OpenSpark, engine_for, silver_of

@@ -12,7 +12,8 @@ from pipelines.dev.clickstream import events
 from pipelines.lake import tables
 from pipelines.lake.maintenance import FEW_FILES, maintain
 from pipelines.monitoring.observability import Reporter
-from pipelines.run import LAYERS, Run, kept_by
+from pipelines.run import LAYERS, Run
+from pipelines.running.ownership import kept_by
 from tests.support.cases import SOURCES, expected_messages
 from tests.support.commands import here, without_java
 from tests.support.rivers import River

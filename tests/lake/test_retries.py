@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -70,7 +71,7 @@ class Reading:
 
 
 def reading_of(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, after: bool, **overrides: object
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, after: bool, **overrides: Any
 ) -> Reading:
     """Bronze of a lake without Kafka, whose first commit fails before it is made, or after."""
     settings = settings_for(tmp_path, engine="embedded", **overrides)

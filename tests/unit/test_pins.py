@@ -27,8 +27,18 @@ def test_the_lock_has_every_package_that_is_asked_for_in_its_version() -> None:
     assert len(locked) > 2 * len(asked)
 
 
-def test_every_package_of_the_lock_has_hashes() -> None:
-    entries = (ROOT / "requirements.lock").read_text("utf-8").replace("\\\n", " ").splitlines()
+def test_what_builds_packages_is_what_the_lock_has() -> None:
+    building, locked = pins("requirements-build.lock"), pins("requirements.lock")
+    assert {"setuptools", "wheel"} <= building.keys()
+    assert {name: locked.get(name) for name in building} == building
+
+
+LOCKS = ["requirements.lock", "requirements-build.lock"]
+
+
+@pytest.mark.parametrize("lock", LOCKS)
+def test_every_package_of_a_lock_has_hashes(lock: str) -> None:
+    entries = (ROOT / lock).read_text("utf-8").replace("\\\n", " ").splitlines()
     without = [
         entry
         for entry in entries
@@ -37,8 +47,9 @@ def test_every_package_of_the_lock_has_hashes() -> None:
     assert without == []
 
 
-def test_the_lock_names_no_place_to_fetch_from() -> None:
-    assert "://" not in (ROOT / "requirements.lock").read_text("utf-8")
+@pytest.mark.parametrize("lock", LOCKS)
+def test_a_lock_names_no_place_to_fetch_from(lock: str) -> None:
+    assert "://" not in (ROOT / lock).read_text("utf-8")
 
 
 @pytest.mark.parametrize(

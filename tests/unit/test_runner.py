@@ -267,7 +267,12 @@ def test_a_stop_comes_after_the_batches_under_way() -> None:
     supervised = Supervised(cycle)
     following = supervised.begin()
     assert begun.wait(DEADLINE_S)
-    stopping = threading.Thread(target=lambda: (supervised.stop(), order.append("stopped")))
+
+    def stop() -> None:
+        supervised.stop()
+        order.append("stopped")
+
+    stopping = threading.Thread(target=stop)
     stopping.start()
     assert order == []
     may_end.set()
