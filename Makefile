@@ -120,6 +120,7 @@ check: install
 format: install
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+	$(BIN)/python -m tests.support.walkthrough
 
 BENCH ?=
 

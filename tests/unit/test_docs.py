@@ -46,6 +46,7 @@ from pipelines.lake import tables
 from pipelines.monitoring.metrics import STATES
 from pipelines.settings import RESERVED_NAMES, CatalogLake, Settings, load_settings
 from tests.support.configurations import SMALLEST
+from tests.support.walkthrough import LINK, linked
 
 pytestmark = pytest.mark.promise("A11")
 
@@ -705,8 +706,6 @@ def test_no_table_is_broken_by_a_blank_line(document: Path) -> None:
 
 
 def test_the_walk_through_the_code_links_to_the_lines_that_it_names() -> None:
-    links = re.findall(r"\[`([\w.]+)`\]\(\.\./([\w/.]+)#L(\d+)\)", page("walkthrough.md"))
-    assert len(links) > 20
-    for name, file, number in links:
-        line = (ROOT / file).read_text(encoding="utf-8").splitlines()[int(number) - 1]
-        assert re.match(rf"\s*(def|class) {name.rpartition('.')[2]}\b", line), (name, file, line)
+    text = page("walkthrough.md")
+    assert len(LINK.findall(text)) > 20
+    assert linked(text) == text
