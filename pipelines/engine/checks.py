@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyspark
 from pyspark.errors import AnalysisException
 from pyspark.sql import SparkSession, is_remote
+from pyspark.sql import functions as F
 
 import pipelines
 from pipelines.errors import ConfigurationError, root_cause
@@ -25,6 +26,9 @@ OLDEST: Final = (4, 2)
 """The first release of Spark whose Python data sources have what bronze needs: limits of a batch,
 AvailableNow, Arrow.
 """
+
+_MANY_ROWS: Final = 100_000
+"""Number of rows of a range of which every core gets some."""
 
 _WITHOUT_DELTA: Final = frozenset(
     [
@@ -89,6 +93,18 @@ def _check_delta_package() -> None:
         ) from None
 
 
+def number_of_tasks(spark: SparkSession) -> int:
+    """Return the number of tasks among which the layers divide Kafka's partitions:
+    `spark.sql.shuffle.partitions`, or the number of the cluster's cores where that is no number
+    (`auto`, on Databricks).
+    """
+    setting = spark.conf.get("spark.sql.shuffle.partitions") or ""
+    if setting.isdecimal():
+        return int(setting)
+    # Spark divides a range by its cores.
+    return spark.range(_MANY_ROWS).select(F.spark_partition_id()).distinct().count()
+
+
 def check_executors(spark: SparkSession, lake: Lake) -> None:
     """Raise ConfigurationError where Spark's executors cannot run the layers' tasks, or do not see
     a lake that is a folder: what they write would be lost.
@@ -122,7 +138,7 @@ def check_executors(spark: SparkSession, lake: Lake) -> None:
             )
 
     try:
-        tasks = int(spark.conf.get("spark.sql.shuffle.partitions") or 4)
+        tasks = number_of_tasks(spark)
         answers = (
             spark.range(0, tasks, 1, tasks)
             .mapInArrow(look, "version STRING, sees BOOLEAN")

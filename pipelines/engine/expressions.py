@@ -19,6 +19,7 @@ from pyspark.sql.types import StructType
 
 from pipelines.core.sql_text import WORDS, impurities, is_fixed_time, is_moment, read_sql
 from pipelines.core.types import columns_ddl, ddl
+from pipelines.engine.session import create_rows
 from pipelines.errors import ConfigurationError, lines_of
 
 _OF_THE_MOMENT = re.compile(
@@ -99,7 +100,7 @@ def _no_rows(spark: SparkSession, schema: StructType | str) -> DataFrame:
     """Return an empty DataFrame that the optimizer does not know to be empty: that of Spark Connect
     would leave nothing of an expression over it.
     """
-    return spark.createDataFrame([], schema).mapInArrow(lambda batches: batches, schema)
+    return create_rows(spark, [], schema).mapInArrow(lambda batches: batches, schema)
 
 
 _known_as_pure: set[tuple[str, str]] = set()

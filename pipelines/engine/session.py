@@ -16,14 +16,16 @@ import socket
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 from urllib.parse import urlsplit
 
+import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession, is_remote
+from pyspark.sql.types import StructType
 
 from pipelines.engine.checks import check_session
 from pipelines.engine.jvm import SPARK_JAVA_OPTIONS, start_jvm
@@ -170,6 +172,8 @@ def spark_session(settings: Mapping[str, str]) -> SparkSession:
         session = _own_session(settings)
     else:
         session = _remote_session(os.environ["SPARK_REMOTE"]) if given is None else _copy_of(given)
+        if given is not None and not is_remote():
+            _given[session] = given
     for name in session.conf.getAll:
         if name.startswith(CHANGING_VALUES) and session.conf.isModifiable(name):
             session.conf.unset(name)
@@ -179,6 +183,20 @@ def spark_session(settings: Mapping[str, str]) -> SparkSession:
     for name, value in {**defaults, **LAYER_SETTINGS}.items():
         session.conf.set(name, value)
     return session
+
+
+def create_rows(
+    spark: SparkSession, rows: pa.Table | Sequence[object], schema: StructType | str
+) -> DataFrame:
+    """Return rows in memory as those of a session of the layers.
+
+    createDataFrame makes its session the active one, which a notebook would go on with: so the
+    session that was given is made the active one again.
+    """
+    created = spark.createDataFrame(rows, schema)
+    if (given := _given.get(spark)) is not None:
+        given.createDataFrame([], "none INT")
+    return created
 
 
 @contextmanager
@@ -217,6 +235,9 @@ class _Beside:
     lock: threading.Lock = field(default_factory=threading.Lock)
     session: SparkSession | None = None
 
+
+_given: dict[SparkSession, SparkSession] = {}
+"""The session of which one of the layers is a copy."""
 
 _beside: dict[SparkSession, _Beside] = {}
 _opening = threading.Lock()

@@ -34,9 +34,10 @@ from pipelines.core.message import message_bytes
 from pipelines.core.reading import read_records
 from pipelines.core.types import TIME, columns_ddl
 from pipelines.engine import Function, Held, InChunks, KafkaInput, Running, replaced_row
+from pipelines.engine.checks import number_of_tasks
 from pipelines.engine.embedded import EmbeddedEngine
 from pipelines.engine.expressions import expression_problem, pure
-from pipelines.engine.session import session_with
+from pipelines.engine.session import create_rows, session_with
 from pipelines.kafka.ends import Topics
 from pipelines.kafka.reading import Range
 from pipelines.kafka.source import DecodedTopic, ends_source, kafka_source, register
@@ -90,7 +91,7 @@ class SparkEngine:
         self.spark = spark
         self.lake = lake
         self.reader = reader(lake, lambda: spark)
-        self._tasks = int(spark.conf.get("spark.sql.shuffle.partitions") or 4)
+        self._tasks = number_of_tasks(spark)
         self._files = Files(lake.storage)
         self._creates_schema = threading.Lock()
 
@@ -131,9 +132,8 @@ class SparkEngine:
         """See `Engine.rows`."""
         # Spark infers no types from an Arrow table without a chunk, and loses the rows behind a
         # chunk that is empty.
-        return self.spark.createDataFrame(
-            table.combine_chunks() if table.num_rows else [], columns_ddl(table.schema)
-        )
+        rows = table.combine_chunks() if table.num_rows else []
+        return create_rows(self.spark, rows, columns_ddl(table.schema))
 
     # -- transforming
 

@@ -3,14 +3,16 @@ of their own."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import cast
 
+import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
-from pipelines.engine.checks import check_executors, check_versions
+from pipelines.engine.checks import check_executors, check_versions, number_of_tasks
 from pipelines.engine.session import LAYER_SETTINGS, spark_session
 from pipelines.errors import ConfigurationError
 from pipelines.lake import tables
@@ -19,6 +21,8 @@ from pipelines.lake.location import Lake
 from tests.support.cases import random_case
 from tests.support.configurations import settings_for
 from tests.support.lakes import CaseLake, engine_for
+
+TASKS = "spark.sql.shuffle.partitions"
 
 OTHERS = {
     "spark.sql.session.timeZone": "Asia/Tokyo",
@@ -52,6 +56,14 @@ EXPRESSIONS = (
     "array_insert(array(1, 2), -1, 3)",
     "'${env:HOME}'",
 )
+
+
+class With:
+    """A session whose `conf` gives these values: on Databricks, one that Spark itself refuses."""
+
+    def __init__(self, session: SparkSession, values: Mapping[str, str]) -> None:
+        self.conf = values
+        self.range = session.range
 
 
 @pytest.fixture
@@ -93,6 +105,25 @@ def test_the_layers_have_their_own_settings_and_a_given_session_keeps_its_own(
     rows = lake.engine.lake.layout[tables.PUBLISHED].schema.empty_table()
     lake.engine.append(tables.PUBLISHED, rows, Commit("test", 1, 1))
     assert dict(given.conf.getAll) == before
+    assert SparkSession.getActiveSession() is given
+
+
+def test_the_active_session_stays_the_one_that_was_given(
+    given: SparkSession, tmp_path: Path
+) -> None:
+    for _ in range(2):
+        engine = engine_for(lambda: spark_session({}), settings_for(tmp_path, engine="spark"))
+        rows = pa.table({"tenant": ["a"]})
+        assert engine.evaluate(rows, {"length": "length(tenant)"}).to_pylist() == [{"length": 1}]
+        assert SparkSession.getActiveSession() is given
+
+
+def test_partitions_are_divided_by_the_cores_where_the_setting_is_no_number(
+    root_session: SparkSession,
+) -> None:
+    assert number_of_tasks(root_session) == int(root_session.conf.get(TASKS) or 0)
+    cores = root_session.sparkContext.defaultParallelism
+    assert number_of_tasks(cast(SparkSession, With(root_session, {TASKS: "auto"}))) == cores
 
 
 @pytest.mark.promise("R15")
