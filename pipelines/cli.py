@@ -131,7 +131,6 @@ def _find_problems(
     config: Path,
 ) -> tuple[list[dict[str, str]], list[dict[str, str]], list[dict[str, Any]]]:
     """Return the problems; if there are none, also the warnings and what a run would read."""
-    from pipelines.audit.problems import Problem
     from pipelines.audit.validate import (
         check_kafka,
         check_keys,
@@ -140,13 +139,16 @@ def _find_problems(
         check_schemas,
     )
     from pipelines.engine.choice import open_engine
+    from pipelines.errors import Problem
     from pipelines.lake.location import Lake
     from pipelines.quality.command import check_suites
 
     try:
         settings = load_settings(config)
     except ConfigurationError as error:
-        return [Problem(str(error), str(config), "correct the configuration")._asdict()], [], []
+        what, where, fix = error.problem
+        problem = Problem(what, where or str(config), fix or "correct the configuration")
+        return [problem._asdict()], [], []
     problems = (
         check_kafka(settings)
         + check_schemas(settings)

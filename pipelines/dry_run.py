@@ -78,8 +78,9 @@ def try_file(
         lines = file.read_bytes().splitlines()
     except OSError as error:
         raise ConfigurationError(
-            f"{file}: cannot be read ({error.strerror}); name a file with a JSON object in each "
-            "line"
+            f"cannot be read ({error.strerror})",
+            where=file,
+            fix="name a file with a JSON object in each line",
         ) from None
     return _tried(
         configuration,
@@ -152,7 +153,7 @@ def _tried(
     )
     if has_expressions(settings.publish):
         for what, where, fix in check_expressions(engine, settings):
-            raise ConfigurationError(f"{where}: {what}; {fix}")
+            raise ConfigurationError(what, where=where, fix=fix)
     rows: dict[str, list[tuple[Any, ...]]] = {name: [] for name in settings.inputs}
     lines: dict[RecordPlace, int] = {}
     offsets: Counter[tuple[str, int]] = Counter()
@@ -162,7 +163,7 @@ def _tried(
                 _parsed(record) if isinstance(record, bytes) else record, settings, encoders
             )
         except _WrongError as wrong:
-            raise ConfigurationError(f"{place}: {wrong}") from None
+            raise ConfigurationError(wrong.what, place, wrong.fix) from None
         topic = settings.inputs[source]
         offset = offsets[topic, partition]
         offsets[topic, partition] += 1
@@ -176,7 +177,12 @@ def _tried(
 
 
 class _WrongError(ValueError):
-    """A record is not what it should be; the message says what is wrong and what would be right."""
+    """A record is not what it should be: what is wrong, and how to fix it."""
+
+    def __init__(self, what: str, fix: str) -> None:
+        super().__init__(what)
+        self.what = what
+        self.fix = fix
 
 
 def _parsed(text: bytes) -> Mapping[str, Any]:
@@ -188,10 +194,10 @@ def _parsed(text: bytes) -> Mapping[str, Any]:
             parsed["value"] = orjson.dumps(spelled["value"]).decode()
     except (ValueError, TypeError, RecursionError) as error:
         raise _WrongError(
-            f"is no strict JSON ({error}); write an object such as {_EXAMPLE}"
+            f"is no strict JSON ({error})", f"write an object such as {_EXAMPLE}"
         ) from None
     if not isinstance(parsed, dict):
-        raise _WrongError(f"is no JSON object; write one such as {_EXAMPLE}")
+        raise _WrongError("is no JSON object", f"write one such as {_EXAMPLE}")
     return parsed
 
 
@@ -208,7 +214,7 @@ def _checked(
     """Return source, partition, Kafka timestamp (us), its type, key, value and headers."""
     for name in record:
         if name not in _FIELDS:
-            raise _WrongError(f"unknown field `{name}`; {known_instead(str(name), _FIELDS)}")
+            raise _WrongError(f"unknown field `{name}`", known_instead(str(name), _FIELDS))
     source = record.get("source")
     partition = record.get("partition", 0)
     time_ms = record.get("timestamp")
@@ -218,20 +224,21 @@ def _checked(
         if str(source) in settings.sources:
             what = "has several topics"
             instead = f"name one, such as `{of_source(settings.inputs, str(source))[0]}`"
-        raise _WrongError(f"`source` is `{source}`, which {what}; {instead}")
+        raise _WrongError(f"`source` is `{source}`, which {what}", instead)
     if "value" not in record:
-        raise _WrongError("`value` is missing; add it, null for a tombstone")
+        raise _WrongError("`value` is missing", "add it, null for a tombstone")
     if type(partition) is not int or not 0 <= partition <= LARGEST_PARTITION:
         raise _WrongError(
-            f"`partition` is `{partition}`; write a whole number from 0 to {LARGEST_PARTITION}"
+            f"`partition` is `{partition}`", f"write a whole number from 0 to {LARGEST_PARTITION}"
         )
     if time_ms is not None and (type(time_ms) is not int or not 0 <= time_ms <= LARGEST_TIME_MS):
         raise _WrongError(
-            f"`timestamp` is `{time_ms}`; write whole milliseconds since 1970, or leave it out"
+            f"`timestamp` is `{time_ms}`",
+            "write whole milliseconds since 1970, or leave it out",
         )
     headers = record.get("headers") or {}
     if not isinstance(headers, Mapping):
-        raise _WrongError('`headers` are no object; write them as {"name": "text"}')
+        raise _WrongError("`headers` are no object", 'write them as {"name": "text"}')
     sent = [(str(name), _bytes("headers", value)) for name, value in headers.items()]
     # The largest time is after every event time.
     kafka_time = (LARGEST_TIME_MS if time_ms is None else time_ms) * 1000
@@ -249,10 +256,10 @@ def _avro(encode: Callable[[Any], bytes], value: object) -> bytes | None:
     try:
         return encode(json.loads(value, parse_float=Decimal) if isinstance(value, str) else value)
     except UnencodableError as error:
-        raise _WrongError(str(error)) from None
+        raise _WrongError(error.what, error.fix) from None
     except ValueError:
         raise _WrongError(
-            "`value` is text that is no JSON, and the source's values are Avro; write an object"
+            "`value` is text that is no JSON, and the source's values are Avro", "write an object"
         ) from None
 
 
@@ -267,7 +274,7 @@ def _bytes(name: str, value: object) -> bytes | None:
         )
         return text.encode()
     except (ValueError, TypeError, RecursionError) as error:
-        raise _WrongError(f"`{name}` cannot be sent ({error}); write it as text") from None
+        raise _WrongError(f"`{name}` cannot be sent ({error})", "write it as text") from None
 
 
 def _bronze(

@@ -1,6 +1,7 @@
 """The errors that a user may meet.
 
-Each message is one clear sentence: what is wrong, where, and what would be right.
+Each says what is wrong, where, and how to fix it: as facts for programs, and together as one
+sentence for people.
 """
 
 from __future__ import annotations
@@ -9,16 +10,36 @@ import re
 import traceback
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 
+class Problem(NamedTuple):
+    """Something that is wrong: what, where (such as a field of the configuration, an option, a
+    topic, a table; empty where `what` says it), and how to fix it (empty where nothing can be
+    advised).
+    """
+
+    what: str
+    where: str = ""
+    fix: str = ""
+
+    def __str__(self) -> str:
+        """Return the problem as one sentence."""
+        where = f"{self.where}: " if self.where else ""
+        return f"{where}{self.what}{'; ' if self.fix else ''}{self.fix}"
+
+
 class WatersmeetError(Exception):
-    """A failure while running (exit status 1)."""
+    """A failure while running (exit status 1). Its text is the sentence of its `problem`."""
 
     exit_code = 1
     retriable = False
     """True where the same work may succeed a little later, so that a run waits and tries again."""
+
+    def __init__(self, what: str, where: str | Path = "", fix: str = "") -> None:
+        self.problem = Problem(what, str(where), fix)
+        super().__init__(str(self.problem))
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle the error as its message and its facts, whatever arguments its class takes.
@@ -58,7 +79,7 @@ class KafkaUnreachableError(KafkaTransientError):
             "options in kafka.options"
         )
         super().__init__(
-            f"no Kafka broker answers at {bootstrap_servers} ({detail}); {fix or usual}"
+            f"no Kafka broker answers at {bootstrap_servers} ({detail})", fix=fix or usual
         )
         self.bootstrap_servers = bootstrap_servers
 
@@ -68,8 +89,8 @@ class KafkaUnsettledError(KafkaTransientError):
 
     def __init__(self, bootstrap_servers: str, resource: str, detail: str) -> None:
         super().__init__(
-            f"Kafka at {bootstrap_servers} cannot serve {resource} just now ({detail}); "
-            "if this goes on, look whether one of its brokers is down"
+            f"Kafka at {bootstrap_servers} cannot serve {resource} just now ({detail})",
+            fix="if this goes on, look whether one of its brokers is down",
         )
         self.bootstrap_servers = bootstrap_servers
         self.resource = resource
@@ -91,9 +112,9 @@ class OpenTransactionError(KafkaRequestError):
 
     def __init__(self, topic: str, partition: int, offset: int) -> None:
         super().__init__(
-            f"{topic}[{partition}] has an open transaction of another producer at offset {offset}, "
-            "behind which nothing can be "
-            "read; try again when it has ended"
+            f"{topic}[{partition}] has an open transaction of another producer at offset "
+            f"{offset}, behind which nothing can be read",
+            fix="try again when it has ended",
         )
         self.topic = topic
         self.partition = partition
@@ -120,8 +141,8 @@ class RegistryUnreachableError(RegistryError):
 
     def __init__(self, url: str, detail: str) -> None:
         super().__init__(
-            f"the schema registry does not answer at {address_of(url)} ({detail}); start it, or "
-            "correct the source's registry"
+            f"the schema registry does not answer at {address_of(url)} ({detail})",
+            fix="start it, or correct the source's registry",
         )
         self.address = address_of(url)
 
@@ -139,8 +160,8 @@ class UnknownWriterSchemaError(RegistryError):
     def __init__(self, url: str, schema_id: int) -> None:
         super().__init__(
             f"a record was written with schema {schema_id}, which the schema registry at "
-            f"{address_of(url)} does not have; "
-            "register it there under this id, or jump over the record with `watersmeet reset`"
+            f"{address_of(url)} does not have",
+            fix="register it there under this id, or jump over the record with `watersmeet reset`",
         )
         self.address = address_of(url)
         self.schema_id = schema_id
@@ -154,8 +175,8 @@ class RegistryAccessError(RegistryError):
 
     def __init__(self, url: str, detail: str) -> None:
         super().__init__(
-            f"the schema registry at {address_of(url)} refuses ({detail}); correct the options of "
-            "the source's registry"
+            f"the schema registry at {address_of(url)} refuses ({detail})",
+            fix="correct the options of the source's registry",
         )
         self.address = address_of(url)
 
@@ -171,8 +192,8 @@ class StoreUnreachableError(StoreError):
 
     def __init__(self, address: str) -> None:
         super().__init__(
-            f"the object store of {address} does not answer; start it, or correct its endpoint in "
-            "`storage`"
+            f"the object store of {address} does not answer",
+            fix="start it, or correct its endpoint in `storage`",
         )
         self.address = address
 
@@ -183,9 +204,9 @@ class StoreAccessError(StoreError):
 
     def __init__(self, address: str, doing: str) -> None:
         super().__init__(
-            f"the object store refuses {doing} at {address}: the credentials are wrong, or lack "
-            "the permission; correct them in "
-            "`storage` or the environment"
+            f"the object store refuses {doing} at {address}: the credentials are wrong, or "
+            "lack the permission",
+            fix="correct them in `storage` or the environment",
         )
         self.address = address
         self.doing = doing
@@ -248,8 +269,8 @@ class LeaseLostError(WatersmeetError):
             by = f"`watersmeet {change}`"
             what = "start it again"
         super().__init__(
-            f"{place} has been taken over by {by}: this one is fenced and writes nothing more; "
-            f"{what}"
+            f"{place} has been taken over by {by}: this one is fenced and writes nothing more",
+            fix=what,
         )
         self.change = change
 
@@ -264,9 +285,8 @@ class CommitRepeatedError(WatersmeetError):
 
     def __init__(self, table: str, place: str) -> None:
         super().__init__(
-            f"a commit to {table} of {place} was made by an earlier try, whose answer did not "
-            "come; "
-            "if this goes on, look at what the store answers"
+            f"a commit to {table} of {place} was made by an earlier try, whose answer did not come",
+            fix="if this goes on, look at what the store answers",
         )
         self.table = table
 
@@ -279,12 +299,13 @@ class UnreadableRecordsError(WatersmeetError):
 
     def __init__(self, topic: str, partition: int, offset: int, end: int) -> None:
         super().__init__(
-            f"{topic}[{partition}] cannot be read at offset {offset}: unpacked, what was sent "
-            "together there "
-            f"(offsets {offset} to {end - 1}) has more bytes than receive.message.max.bytes, or it "
-            "is damaged; "
-            "set that to 2147483647 in kafka.options, or give these records up: "
-            f"delete what is before offset {end} from Kafka, and set kafka.on_data_loss: continue"
+            f"{topic}[{partition}] cannot be read at offset {offset}: unpacked, what was "
+            f"sent together there (offsets {offset} to {end - 1}) has more bytes than "
+            "receive.message.max.bytes, or it is damaged",
+            fix=(
+                "set that to 2147483647 in kafka.options, or give these records up: delete what "
+                f"is before offset {end} from Kafka, and set kafka.on_data_loss: continue"
+            ),
         )
         self.topic = topic
         self.partition = partition
@@ -304,9 +325,8 @@ class DataLossError(WatersmeetError):
             for p, (since, until) in sorted(missing.items())
         )
         super().__init__(
-            f"Kafka no longer has offsets of {source} that were not read yet: {ranges}; restore "
-            "them, or accept the loss with "
-            "kafka.on_data_loss: continue"
+            f"Kafka no longer has offsets of {source} that were not read yet: {ranges}",
+            fix="restore them, or accept the loss with kafka.on_data_loss: continue",
         )
         self.source = source
         self.topic = topic
@@ -320,9 +340,12 @@ class MissingRecordsError(WatersmeetError):
         self, source: str, partition: int, since: int, until: int, count: int, expected: int
     ) -> None:
         super().__init__(
-            f"bronze of {source} has lost records: {count} of {expected} were read of partition "
-            f"{partition}, offsets {since} to {until - 1}, and nothing was merged; bring the files "
-            f"of bronze_{source.partition('/')[0]} back, or look for what deletes them"
+            f"bronze of {source} has lost records: {count} of {expected} were read of "
+            f"partition {partition}, offsets {since} to {until - 1}, and nothing was merged",
+            fix=(
+                f"bring the files of bronze_{source.partition('/')[0]} back, or look for what "
+                "deletes them"
+            ),
         )
         self.source = source
         self.partition = partition
@@ -339,10 +362,10 @@ class QuarantineLimitError(WatersmeetError):
 
     def __init__(self, source: str, refused: int, records: int, reason: str, example: str) -> None:
         super().__init__(
-            f"{source}: {refused} of {records} records would go to quarantine, most of them as "
-            f"{reason} (such as {example}): "
-            "none of them was written; correct the configuration, or accept them with a higher "
-            "kafka.quarantine_limit"
+            f"{refused} of {records} records would go to quarantine, most of them as "
+            f"{reason} (such as {example}): none of them was written",
+            where=source,
+            fix="correct the configuration, or accept them with a higher kafka.quarantine_limit",
         )
         self.source = source
         self.refused = refused
@@ -356,7 +379,8 @@ class FencedError(WatersmeetError):
     def __init__(self, topic: str) -> None:
         super().__init__(
             f"{topic} has been taken over by another process: this one is fenced and writes "
-            "nothing more; run only one of the two"
+            "nothing more",
+            fix="run only one of the two",
         )
         self.topic = topic
 
@@ -368,9 +392,10 @@ class ForeignMessageError(WatersmeetError):
         self, topic: str, partition: int, offset: int, header: str = "watersmeet.seq"
     ) -> None:
         super().__init__(
-            f"{topic}[{partition}] ends with a message at offset {offset} that has no {header} "
-            "header of this lake: "
-            "only Watersmeet may write to this topic, for one lake; name another one"
+            f"{topic}[{partition}] ends with a message at offset {offset} that has no "
+            f"{header} header of this lake: only Watersmeet may write to this topic, for one "
+            "lake",
+            fix="name another one",
         )
         self.topic = topic
         self.partition = partition
@@ -401,8 +426,8 @@ class TransactionTimeoutError(WatersmeetError):
 
     def __init__(self, topic: str, seconds: int) -> None:
         super().__init__(
-            f"publishing to {topic} failed: its transaction was not done after {seconds} s; a "
-            "smaller one is tried next"
+            f"publishing to {topic} failed: its transaction was not done after {seconds} s",
+            fix="a smaller one is tried next",
         )
         self.topic = topic
         self.seconds = seconds
@@ -415,8 +440,8 @@ class SinkReplacedError(WatersmeetError):
 
     def __init__(self, topic: str) -> None:
         super().__init__(
-            f"publishing to {topic} failed: it was deleted, or deleted and made again, meanwhile; "
-            "it begins anew"
+            f"publishing to {topic} failed: it was deleted, or deleted and made again, meanwhile",
+            fix="it begins anew",
         )
         self.topic = topic
 

@@ -121,7 +121,7 @@ def repartition(
     Kafka is waited out. Raises WatersmeetError.
     """
     if problems := check_options(settings.kafka):
-        raise ConfigurationError(problems[0])
+        raise ConfigurationError(*problems[0])
     used = [settings.sources[name].registry for name in settings.repartitioned]
     registries = [registry for registry in used if registry is not None]
     for registry in registries:
@@ -129,8 +129,9 @@ def repartition(
     notify = all_of(observers)
     if not settings.repartitioned:
         raise ConfigurationError(
-            "sources: none of them is repartitioned; add `repartition: {from: ..., partitions: "
-            "...}` to one"
+            "none of them is repartitioned",
+            where="sources",
+            fix="add `repartition: {from: ..., partitions: ...}` to one",
         )
     longest_ms = max((registry.unknown_after_ms or 0 for registry in registries), default=0)
     runner = Runner(reporter, stopping, patience_s + longest_ms / 1000, notify=notify)
@@ -231,9 +232,9 @@ class Repartition:
         self._counts = self._cluster.partition_counts(self.origins)
         if missing := [topic for topic in self.origins if topic not in self._counts]:
             raise ConfigurationError(
-                f"sources.{self.source}.repartition.from: there is no topic {missing[0]} at "
-                f"{self.settings.kafka.bootstrap_servers}; create it, or name the one that has the "
-                "records"
+                f"there is no topic {missing[0]} at {self.settings.kafka.bootstrap_servers}",
+                where=f"sources.{self.source}.repartition.from",
+                fix="create it, or name the one that has the records",
             )
         identities = {topic: self._cluster.identified(topic) for topic in self.origins}
         for topic, before in self._identities.items():
@@ -430,9 +431,9 @@ class Repartition:
             self._cluster.create_topic(self.topic, self.partitions, topic_settings)
         elif counts[self.topic] != self.partitions:
             raise ConfigurationError(
-                f"sources.{self.source}.repartition.partitions: {self.topic} has "
-                f"{counts[self.topic]} partitions; "
-                "name that number, or another topic and another lake for another number"
+                f"{self.topic} has {counts[self.topic]} partitions",
+                where=f"sources.{self.source}.repartition.partitions",
+                fix="name that number, or another topic and another lake for another number",
             )
         self._written_to = self._cluster.identified(self.topic)
         self._publisher.begin()
@@ -470,11 +471,10 @@ class Repartition:
         for p, (first, end) in bounds.items():
             if p not in tails and first > 0:
                 raise TopicChangedError(
-                    f"{self.topic}[{p}] ends at offset {end} and holds no message any more, so "
-                    "that nobody knows how much of "
-                    f"{' and '.join(self.origins)} was written: its retention must keep the last "
-                    "messages; name another topic "
-                    "and another lake"
+                    f"{self.topic}[{p}] ends at offset {end} and holds no message any more, "
+                    f"so that nobody knows how much of {' and '.join(self.origins)} was "
+                    "written: its retention must keep the last messages",
+                    fix="name another topic and another lake",
                 )
         states = [_progress_of(message) for message in tails.values()]
         identities = {item for progress in states for item in progress.topics.items()}
@@ -484,10 +484,10 @@ class Repartition:
                 identity and self._has_the_records(topic, tails.values())
             ):
                 raise ConfigurationError(
-                    f"sources.{self.source}.repartition.from: {self.topic} was written from "
-                    f"{identified}, and `from` names "
-                    f"{identity or ' and '.join(self.origins)}; name that topic, too, or write to "
-                    "another one with another lake"
+                    f"{self.topic} was written from {identified}, and `from` names "
+                    f"{identity or ' and '.join(self.origins)}",
+                    where=f"sources.{self.source}.repartition.from",
+                    fix="name that topic, too, or write to another one with another lake",
                 )
         return max(
             states,

@@ -100,7 +100,7 @@ class Run:
         Raises WatersmeetError.
         """
         if unusable := check_options(self.settings.kafka):
-            raise ConfigurationError(unusable[0])
+            raise ConfigurationError(*unusable[0])
         for source in self.settings.sources.values():
             if source.registry is not None:
                 Registry(source.registry).check_options()
@@ -129,8 +129,7 @@ class Run:
         problems = check_expressions(self.engine, self.settings) if has_sql else []
         problems += check_tables(self.engine.lake, reader)
         if problems:
-            what, where, fix = problems[0]
-            raise ConfigurationError(f"{where}: {what}; {fix}")
+            raise ConfigurationError(*problems[0])
         if "bronze" in self.layers:
             check_beginning(reader, self.settings, self.partitions)
         create_missing(self.engine)

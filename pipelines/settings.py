@@ -615,4 +615,4 @@ def load_settings(path: Path, environ: Mapping[str, str] | None = None) -> Setti
             "deeply; write them out"
         )
     # Raised outside the handlers, so that the error has no cause that contains values.
-    raise ConfigurationError(f"{path}: {sentence}")
+    raise ConfigurationError(sentence, where=path)

@@ -21,7 +21,6 @@ import pyarrow.compute as pc
 
 from pipelines.audit.partitioning import FIX as FIX_PARTITIONS
 from pipelines.audit.partitioning import read_sample
-from pipelines.audit.problems import Problem
 from pipelines.audit.show import duration, utc
 from pipelines.core.columns import Int64s, int64s, times_ms
 from pipelines.core.doubts import (
@@ -41,7 +40,7 @@ from pipelines.core.plan import TopicPartition
 from pipelines.core.reading import KAFKA, ReadingRules, read_records
 from pipelines.core.times import LAST_EVENT_TIME_MS
 from pipelines.core.types import TENANT
-from pipelines.errors import KafkaAccessError
+from pipelines.errors import KafkaAccessError, Problem
 from pipelines.kafka.cluster import AFTER_MAX, Cluster, after_max
 from pipelines.kafka.registry import rules_of
 from pipelines.lake import tables

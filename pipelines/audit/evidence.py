@@ -278,7 +278,7 @@ def find_generation(generations: Generations, number: int | None) -> Generation:
             return generation
     newest = generations.newest.number
     raise ConfigurationError(
-        f"--generation: this lake has no generation {number}; the newest is {newest}"
+        f"this lake has no generation {number}", where="--generation", fix=f"the newest is {newest}"
     )
 
 

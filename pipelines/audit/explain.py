@@ -103,7 +103,7 @@ def explain(
     lake has none.
     """
     if tenant is not None and not settings.merge.has_tenants:
-        raise ConfigurationError("--tenant: this lake has no tenants; leave it out")
+        raise ConfigurationError("this lake has no tenants", where="--tenant", fix="leave it out")
     reader = Snapshot(reader, settings)
     if not reader.exists(tables.SILVER) or not reader.exists(tables.PROGRESS):
         return {
@@ -140,7 +140,7 @@ def _moment(reader: TableReader, as_of: int | datetime | None, last: int) -> Mom
     newest = reader.version(tables.SILVER)
     if isinstance(as_of, int) and as_of > newest:
         raise ConfigurationError(
-            f"--as-of: silver has no version {as_of} yet; the newest is {newest}"
+            f"silver has no version {as_of} yet", where="--as-of", fix=f"the newest is {newest}"
         )
     condition = (
         ("committed_at", "<=", _ms(as_of))

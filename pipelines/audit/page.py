@@ -74,8 +74,9 @@ def check_writable(option: str, out: Path) -> None:
         or not os.access(out if out.exists() else folder, os.W_OK)
     ):
         raise ConfigurationError(
-            f"{option}: {out} cannot be written; name a file in an existing folder that you may "
-            "write to"
+            f"{out} cannot be written",
+            where=option,
+            fix="name a file in an existing folder that you may write to",
         )
 
 
@@ -88,5 +89,5 @@ def write_page(option: str, out: Path, text: str) -> None:
         out.write_text(text, encoding="utf-8")
     except OSError as error:
         raise ConfigurationError(
-            f"{option}: {out} cannot be written ({error.strerror}); name another file"
+            f"{out} cannot be written ({error.strerror})", where=option, fix="name another file"
         ) from error

@@ -16,13 +16,14 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from pipelines.audit.problems import Findings, Problem
+from pipelines.audit.problems import Findings
 from pipelines.core.columns import Int64s
 from pipelines.core.inputs import source_of
 from pipelines.core.plan import TopicPartition
 from pipelines.core.reading import read_records
 from pipelines.core.repartition import murmur2
 from pipelines.core.types import NO_TENANT, TENANT
+from pipelines.errors import Problem
 from pipelines.kafka.cluster import Cluster
 from pipelines.kafka.reading import Range, read_range
 from pipelines.kafka.registry import rules_of

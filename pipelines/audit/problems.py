@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
+
+from pipelines.errors import Problem, WatersmeetError
 
 SHOWN = 10
 """Maximum number of problems of a check that are shown: enough to see what they have in common."""
@@ -15,27 +16,10 @@ REBUILD = "derive silver again from bronze: `watersmeet rebuild --into DIR`"
 _Row = TypeVar("_Row", bound=tuple[Any, ...])
 
 
-class Problem(NamedTuple):
-    """A problem: what is wrong, where, and how to fix it."""
-
-    what: str
-    where: str
-    fix: str
-
-
-def as_problem(error: Exception, where: str) -> Problem:
-    """Return an error as a problem.
-
-    Its sentence says where, after a colon what is wrong, and after the last semicolon how to fix
-    it. `where`: the field of the configuration to blame where the sentence names none.
-    """
-    what, _, fix = str(error).rpartition("; ")
-    place = re.match(r"([a-z_]+(?:\.[a-z0-9_]+)*): ", what)
-    return Problem(
-        what.removeprefix(place[0]) if place else what or str(error),
-        place[1] if place else where,
-        fix,
-    )
+def as_problem(error: WatersmeetError, where: str) -> Problem:
+    """Return what an error says; `where`: the place to blame where the error names none."""
+    problem = error.problem
+    return problem if problem.where else problem._replace(where=where)
 
 
 class Findings:

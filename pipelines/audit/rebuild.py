@@ -93,9 +93,13 @@ def rebuild(
     settings = read_epochs(reader, settings).current.settings
     evidence = read_evidence(reader, settings, _partitions(reader, settings), generation, full=True)
     if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
-        raise ConfigurationError(f"--into: {directory} is not an empty folder; name a new one")
+        raise ConfigurationError(
+            f"{directory} is not an empty folder", where="--into", fix="name a new one"
+        )
     if lag_ms is not None and not settings.merge.has_tenants:
-        raise ConfigurationError("--tenant-max-lag: this lake has no tenants; leave it out")
+        raise ConfigurationError(
+            "this lake has no tenants", where="--tenant-max-lag", fix="leave it out"
+        )
 
     def rebuilt(epoch_settings: Settings) -> Settings:
         """Return an epoch's settings as the rebuild has them: with its directory, and what was
@@ -408,8 +412,9 @@ def _partitions(reader: TableReader, settings: Settings) -> int:
     if last is None:
         place = Lake(settings).location
         raise ConfigurationError(
-            f"{place}: silver has merged nothing yet, so there is nothing to derive again; run it "
-            "first"
+            "silver has merged nothing yet, so there is nothing to derive again",
+            where=place,
+            fix="run it first",
         )
     return int(last) + 1
 
@@ -453,14 +458,16 @@ def verify_against(
     own = find_generation(read_generations(here, settings), int(facts.get(GENERATION_FIELD, "0")))
     if generation is not None and generation != own.number:
         raise ConfigurationError(
-            f"--against: {directory} was derived from generation {own.number}, and not from "
-            f"{generation}; leave `--generation` out, or rebuild with `--generation {generation}`"
+            f"{directory} was derived from generation {own.number}, and not from {generation}",
+            where="--against",
+            fix=f"leave `--generation` out, or rebuild with `--generation {generation}`",
         )
     batch = int(facts[BATCH_FIELD])
     if batch > (-1 if (last := last_batch(here)) is None else last[0].batch):
         raise WatersmeetError(
-            f"--against: {directory} goes up to batch {batch}, which this lake does not have; "
-            "rebuild again"
+            f"{directory} goes up to batch {batch}, which this lake does not have",
+            where="--against",
+            fix="rebuild again",
         )
     comparison = _Comparison(
         here,
@@ -493,19 +500,24 @@ def _check_rebuild(there: TableReader, settings: Settings, directory: Path) -> d
         facts = dict(zip(rows["field"].to_pylist(), rows["value"].to_pylist(), strict=True))
     if BATCH_FIELD not in facts:
         raise ConfigurationError(
-            f"--against: {directory} holds no complete rebuild; `watersmeet rebuild --into DIR` "
-            "makes one"
+            f"{directory} holds no complete rebuild",
+            where="--against",
+            fix="`watersmeet rebuild --into DIR` makes one",
         )
     if facts.get(LAG_FIELD, "") != _rules_of(settings).get(LAG_FIELD, ""):
         raise ConfigurationError(
-            f"--against: {directory} was derived with a tenant_max_lag of {facts.get(LAG_FIELD)} "
-            "ms, which makes other merge records; rebuild without another one"
+            f"{directory} was derived with a tenant_max_lag of {facts.get(LAG_FIELD)} ms, "
+            "which makes other merge records",
+            where="--against",
+            fix="rebuild without another one",
         )
     if facts[WINDOW_FIELD] != str(settings.merge.window):
         kind = "gap" if "," in facts[WINDOW_FIELD] else "timeout"
         raise ConfigurationError(
-            f"--against: {directory} was derived with a {kind} of {facts[WINDOW_FIELD]}, which "
-            "makes other merge records; rebuild without another one"
+            f"{directory} was derived with a {kind} of {facts[WINDOW_FIELD]}, which makes "
+            "other merge records",
+            where="--against",
+            fix="rebuild without another one",
         )
     return facts
 
@@ -593,7 +605,7 @@ def _version_after(reader: TableReader, batch: int) -> int:
     )["version"].to_pylist()
     if version is None:
         raise WatersmeetError(
-            f"it is not known which version of silver batch {batch} made; rebuild again"
+            f"it is not known which version of silver batch {batch} made", fix="rebuild again"
         )
     return int(version)
 

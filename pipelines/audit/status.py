@@ -12,12 +12,11 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 from pipelines.audit.doubts import heads_in_future, odd_times_in_lake, unmet_in_lake
-from pipelines.audit.problems import Problem
 from pipelines.audit.show import utc
 from pipelines.audit.unnoted import read_unnoted
 from pipelines.core.idle import IdleDecision
 from pipelines.core.plan import Cursor, OpenTransaction, TopicPartition
-from pipelines.errors import KafkaTransientError, UnreadableRecordsError
+from pipelines.errors import KafkaTransientError, Problem, UnreadableRecordsError
 from pipelines.kafka.cluster import Cluster, co_partitioned, topics_of
 from pipelines.kafka.reading import Range, read_range
 from pipelines.kafka.transactions import open_transactions

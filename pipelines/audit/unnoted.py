@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from pipelines.audit.problems import Problem
 from pipelines.core.plan import TopicPartition
+from pipelines.errors import Problem
 from pipelines.lake import tables
 from pipelines.lake.commits import ranges_of, unnoted_commit
 from pipelines.lake.generations import Generation

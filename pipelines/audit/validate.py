@@ -13,10 +13,10 @@ import pyarrow as pa
 
 from pipelines.audit.doubts import doubts_in_kafka, unbounded_times, unmet_in_lake
 from pipelines.audit.partitioning import check_sample
-from pipelines.audit.problems import Problem, as_problem
+from pipelines.audit.problems import as_problem
 from pipelines.core.types import DUE, TENANT, ddl, widened
 from pipelines.engine import Engine
-from pipelines.errors import ConfigurationError, WatersmeetError
+from pipelines.errors import ConfigurationError, Problem, WatersmeetError
 from pipelines.kafka.cluster import (
     Cluster,
     co_partitioned,
@@ -52,7 +52,7 @@ def check_kafka(settings: Settings) -> list[Problem]:
     fit where it exists.
     """
     if wrong := check_options(settings.kafka):
-        return [as_problem(ConfigurationError(sentence), "kafka.options") for sentence in wrong]
+        return wrong
     cluster = Cluster(settings.kafka)
     problems: list[Problem] = []
     try:
@@ -238,10 +238,7 @@ def check_lake(
         facts = identity(settings, partitions, cluster.topic_ids(topics))
         for field in moved_topics(reader, settings, partitions, facts):
             del facts[field]
-        problems = [
-            as_problem(ConfigurationError(text), "configuration")
-            for text in differences(reader, facts)
-        ]
+        problems = differences(reader, facts)
         if not may_begin_anew(reader, epochs := read_epochs(reader, settings), settings):
             check_rules(epochs, settings)
         return problems, [] if problems else preview(reader, settings, partitions)

@@ -49,13 +49,15 @@ def parse_window(timeout: str | None, gap: str | None, longest: str | None) -> W
     none is asked for.
     """
     if (gap is None) != (longest is None) or (timeout is not None and gap is not None):
-        raise ConfigurationError("--gap, --max: give both, or --timeout alone")
+        raise ConfigurationError(
+            "one of a pair is missing", where="--gap, --max", fix="give both, or --timeout alone"
+        )
     if gap is not None and longest is not None:
         window = Window(parse_duration(gap), parse_duration(longest))
         if not 0 < window.gap_ms <= window.longest_ms:
             raise ConfigurationError(
-                f"--gap, --max: from `{gap}` to `{longest}` is no window; give a gap that is no "
-                "longer than the max"
+                f"--gap, --max: from `{gap}` to `{longest}` is no window",
+                fix="give a gap that is no longer than the max",
             )
         return window
     return None if timeout is None else Window(parse_duration(timeout))
@@ -68,6 +70,8 @@ def parse_time_ms(option: str, text: str, others: str = "") -> int:
     time_ms = parse_iso_8601(text)
     if time_ms is None:
         raise ConfigurationError(
-            f"{option}: `{text}` is not a time; use {others}a time such as 2026-01-01T00:00:00Z"
+            f"`{text}` is not a time",
+            where=option,
+            fix=f"use {others}a time such as 2026-01-01T00:00:00Z",
         )
     return time_ms

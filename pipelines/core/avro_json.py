@@ -43,10 +43,12 @@ _BITS: Final = {"int": 31, "long": 63}
 
 
 class UnencodableError(ValueError):
-    """Error for a value that does not fit the schema.
+    """Error for a value that does not fit the schema: what does not fit, and how to fix it."""
 
-    The message says where, and what would be right.
-    """
+    def __init__(self, what: str, fix: str) -> None:
+        super().__init__(f"{what}; {fix}")
+        self.what = what
+        self.fix = fix
 
 
 def encoder(text: str) -> Callable[[Any], bytes]:
@@ -90,7 +92,9 @@ class _Parts:
         except UnencodableError:
             raise
         except (ValueError, TypeError, ArithmeticError, AttributeError):
-            raise UnencodableError(f"`{where}` does not fit {kind}; write {_RIGHT[kind]}") from None
+            raise UnencodableError(
+                f"`{where}` does not fit {kind}", f"write {_RIGHT[kind]}"
+            ) from None
 
     def _converted(self, kind: str, schema: Mapping[str, Any], value: Any, where: str) -> Any:
         """Convert the value of a part.
@@ -117,11 +121,11 @@ class _Parts:
         for name in _of_type(dict, record):
             if name not in fields:
                 raise UnencodableError(
-                    f"`{where}.{name}` is no field of the schema; it has {', '.join(fields)}"
+                    f"`{where}.{name}` is no field of the schema", f"it has {', '.join(fields)}"
                 )
         for name, field in fields.items():
             if name not in record and "default" not in field and not _may_be_null(field["type"]):
-                raise UnencodableError(f"`{where}.{name}` is missing, and has no default; add it")
+                raise UnencodableError(f"`{where}.{name}` is missing, and has no default", "add it")
         return {
             name: self._default(field["type"], field["default"])
             if name not in record and "default" in field

@@ -184,7 +184,7 @@ def avro_schema(text: bytes, path: Path, writers: Mapping[int, str] | None = Non
         fault = f"is no JSON document ({error}); write an Avro schema"
     except (UnfitError, UnsafeError) as error:
         fault = str(error)
-    raise ConfigurationError(f"{path}: {fault}")
+    raise ConfigurationError(fault, where=path)
 
 
 def self_contained(text: str, references: Sequence[str]) -> str:

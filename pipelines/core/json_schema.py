@@ -120,7 +120,7 @@ def value_schema(text: bytes, path: Path) -> ValueSchema:
         fault = f"is no JSON document ({error}); write a JSON Schema"
     except _UnfitError as error:
         fault = str(error)
-    raise ConfigurationError(f"{path}: {fault}")
+    raise ConfigurationError(fault, where=path)
 
 
 def _value_schema(document: Any) -> ValueSchema:

@@ -50,8 +50,8 @@ def run_demo(directory: Path, engine: str) -> None:
         servers = broker.start(directory / "broker").bootstrap_servers
         if servers is None:
             raise BrokerError(
-                f"the broker in {directory / 'broker'} ended at once; see "
-                f"{directory / 'broker' / 'broker.log'}"
+                f"the broker in {directory / 'broker'} ended at once",
+                fix=f"see {directory / 'broker' / 'broker.log'}",
             )
         configuration = _write_configuration(directory, servers, engine)
         settings = load_settings(configuration)
@@ -72,8 +72,8 @@ def _make_room(directory: Path) -> None:
         shutil.rmtree(directory)
     elif directory.exists() and any(directory.iterdir()):
         raise ConfigurationError(
-            f"{directory} is not empty and not the work of an earlier demo; name another folder "
-            "with --dir"
+            f"{directory} is not empty and not the work of an earlier demo",
+            fix="name another folder with --dir",
         )
 
 

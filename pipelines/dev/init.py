@@ -71,7 +71,7 @@ def write_example(directory: Path, engine: str = "spark") -> list[Path]:
     if existing:
         names = ", ".join(str(path) for path in existing)
         raise ConfigurationError(
-            f"{names}: already exists; it was kept; name another folder, or move it away"
+            "already exists; it was kept", where=names, fix="name another folder, or move it away"
         )
     try:
         for path, text in texts.items():
@@ -79,7 +79,9 @@ def write_example(directory: Path, engine: str = "spark") -> list[Path]:
             path.write_text(text, encoding="utf-8")
     except OSError as error:
         raise ConfigurationError(
-            f"{directory}: cannot be written to ({error.strerror}); name a folder that can"
+            f"cannot be written to ({error.strerror})",
+            where=directory,
+            fix="name a folder that can",
         ) from error
     return list(texts)
 

@@ -32,9 +32,12 @@ def check_catalog(spark: SparkSession, lake: Lake) -> None:
         and spark.conf.get("spark.sql.catalogImplementation") == "in-memory"
     ):
         raise ConfigurationError(
-            "lake.catalog: Spark's own catalog forgets its tables with the session; set "
-            "spark.sql.catalogImplementation to hive, "
-            "with a metastore that stays, or name another catalog"
+            "Spark's own catalog forgets its tables with the session",
+            where="lake.catalog",
+            fix=(
+                "set spark.sql.catalogImplementation to hive, with a metastore that stays, or "
+                "name another catalog"
+            ),
         )
     engine = SparkEngine(spark, lake)
     like_silver = replace(lake.layout[tables.SILVER], name=name)
@@ -65,6 +68,7 @@ def _tried(lake: Lake, doing: str, step: Callable[[], object]) -> object:
         return step()
     except PySparkException as error:
         raise ConfigurationError(
-            f"lake: the catalog refuses {doing} in {lake.location} ({root_cause(error)}); allow "
-            "it, or name another catalog"
+            f"the catalog refuses {doing} in {lake.location} ({root_cause(error)})",
+            where="lake",
+            fix="allow it, or name another catalog",
         ) from None

@@ -53,9 +53,12 @@ def check_session(spark: SparkSession) -> None:
         has_delta = True
     if not has_delta:
         raise ConfigurationError(
-            "this Spark session has no Delta Lake; start it with Delta's jar, "
-            "spark.sql.extensions=io.delta.sql.DeltaSparkSessionExtension and "
-            "spark.sql.catalog.spark_catalog=org.apache.spark.sql.delta.catalog.DeltaCatalog"
+            "this Spark session has no Delta Lake",
+            fix=(
+                "start it with Delta's jar, "
+                "spark.sql.extensions=io.delta.sql.DeltaSparkSessionExtension and "
+                "spark.sql.catalog.spark_catalog=org.apache.spark.sql.delta.catalog.DeltaCatalog"
+            ),
         )
     _check_delta_package()
 
@@ -67,11 +70,13 @@ def check_versions(spark: str, driver: str) -> None:
     oldest = ".".join(map(str, OLDEST))
     if _release(spark) < OLDEST:
         raise ConfigurationError(
-            f"this is Spark {spark}, and Watersmeet needs Spark {oldest} or newer; use a newer one"
+            f"this is Spark {spark}, and Watersmeet needs Spark {oldest} or newer",
+            fix="use a newer one",
         )
     if _release(spark) != _release(driver):
         raise ConfigurationError(
-            f"this is Spark {spark}, and the driver's pyspark is {driver}; install pyspark {spark}"
+            f"this is Spark {spark}, and the driver's pyspark is {driver}",
+            fix=f"install pyspark {spark}",
         )
 
 
@@ -153,18 +158,23 @@ def check_executors(spark: SparkSession, lake: Lake) -> None:
         raise _unfit(f"they have Watersmeet {', '.join(sorted(other))}")
     if not all(row.sees for row in answers):
         raise ConfigurationError(
-            f"lake: {lake.location} is a folder of this machine, and Spark's executors do not see "
-            "it; name a folder that every "
-            "worker mounts at this path, an object-store URI, or a schema of a catalog"
+            f"{lake.location} is a folder of this machine, and Spark's executors do not see it",
+            where="lake",
+            fix=(
+                "name a folder that every worker mounts at this path, an object-store URI, or a "
+                "schema of a catalog"
+            ),
         )
 
 
 def _unfit(why: str) -> ConfigurationError:
     python = f"{sys.version_info.major}.{sys.version_info.minor}"
     return ConfigurationError(
-        f"Spark's executors cannot run Watersmeet's tasks: {why}; give every worker Python "
-        f"{python} with Watersmeet "
-        f"{pipelines.__version__} and its packages (docs/spark-clusters.md)"
+        f"Spark's executors cannot run Watersmeet's tasks: {why}",
+        fix=(
+            f"give every worker Python {python} with Watersmeet {pipelines.__version__} and its "
+            "packages (docs/spark-clusters.md)"
+        ),
     )
 
 

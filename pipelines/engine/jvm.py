@@ -58,15 +58,20 @@ def start_jvm(settings: Mapping[str, str]) -> None:
                     raise
                 raise ConfigurationError(
                     f"SPARK_HOME is {spark_home}, and there is no Spark that can be started "
-                    f"({error.strerror}); "
-                    "unset it, and Watersmeet takes the one of its own Python, or name the folder "
-                    "of a Spark"
+                    f"({error.strerror})",
+                    fix=(
+                        "unset it, and Watersmeet takes the one of its own Python, or name the "
+                        "folder of a Spark"
+                    ),
                 ) from None
             except PySparkRuntimeError as error:
                 raise ConfigurationError(
-                    f"Spark's JVM does not start ({error.getCondition()}): what it said stands "
-                    "above; it needs Java 17 or 21, "
-                    "which JAVA_HOME or the PATH names, and options under `spark:` that Java takes"
+                    f"Spark's JVM does not start ({error.getCondition()}): what it said "
+                    "stands above",
+                    fix=(
+                        "it needs Java 17 or 21, which JAVA_HOME or the PATH names, and options "
+                        "under `spark:` that Java takes"
+                    ),
                 ) from None
 
 

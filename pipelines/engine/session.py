@@ -272,8 +272,8 @@ def _check_reachable(remote: str) -> None:
             return
     except OSError as error:
         raise ConfigurationError(
-            f"no server of Spark Connect answers at {host}:{port} ({error}); start it, or correct "
-            "SPARK_REMOTE"
+            f"no server of Spark Connect answers at {host}:{port} ({error})",
+            fix="start it, or correct SPARK_REMOTE",
         ) from None
 
 

@@ -95,8 +95,8 @@ def fetch(group: str, place: Path) -> list[Path]:
         except OSError as error:
             raise ArtifactsError(
                 f"the JVM artifacts of {GROUPS[group]} cannot be written to {folder} "
-                f"({error.strerror}); name another folder by "
-                "XDG_CACHE_HOME"
+                f"({error.strerror})",
+                fix="name another folder by XDG_CACHE_HOME",
             ) from None
         if missing := _missing(group, folder):
             for name in missing:
@@ -187,8 +187,8 @@ def _check(group: str, folder: Path, names: Sequence[str], culprit: str) -> None
     for name in names:
         if hash_of(folder / name) != recorded[name]:
             raise ArtifactsError(
-                f"{folder / name} is not the file that is recorded in {HASHES}; delete {culprit}, "
-                "and it is fetched again"
+                f"{folder / name} is not the file that is recorded in {HASHES}",
+                fix=f"delete {culprit}, and it is fetched again",
             )
 
 

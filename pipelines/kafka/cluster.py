@@ -147,10 +147,13 @@ class Cluster:
             if replicas > len(brokers):
                 has = "1 broker" if len(brokers) == 1 else f"{len(brokers)} brokers"
                 raise KafkaRequestError(
-                    f"Kafka at {self.kafka.bootstrap_servers} can begin no transaction: its log of "
-                    f"them is to have {_REPLICAS}={replicas}, and the cluster has {has}; set that, "
-                    f"and transaction.state.log.min.isr, to {len(brokers)} or less on the brokers, "
-                    "or start more of them"
+                    f"Kafka at {self.kafka.bootstrap_servers} can begin no transaction: its "
+                    f"log of them is to have {_REPLICAS}={replicas}, and the cluster has "
+                    f"{has}",
+                    fix=(
+                        f"set that, and transaction.state.log.min.isr, to {len(brokers)} or less "
+                        "on the brokers, or start more of them"
+                    ),
                 )
 
     def create_topic(
@@ -172,7 +175,7 @@ class Cluster:
                     f"create it yourself, with {partitions} partitions and as far as they are "
                     f"allowed {listed}"
                 )
-                raise KafkaRequestError(f"{error}; {by_hand}{way_out}") from None
+                raise KafkaRequestError(str(error), fix=f"{by_hand}{way_out}") from None
         deadline = time.monotonic() + self.timeout_s
         while topic not in self._described([topic]) and time.monotonic() < deadline:
             time.sleep(_LOOK_S)
@@ -331,29 +334,36 @@ def co_partitioned(settings: Settings, counts: Mapping[str, int]) -> int:
             if repartition is not None:
                 how = "`watersmeet repartition` creates it: start that first"
             raise ConfigurationError(
-                f"sources.{source}.topic: there is no topic {topic} at "
-                f"{settings.kafka.bootstrap_servers}; {how}"
+                f"there is no topic {topic} at {settings.kafka.bootstrap_servers}",
+                where=f"sources.{source}.topic",
+                fix=how,
             )
         if repartition is not None and counts[topic] != repartition.partitions:
             raise ConfigurationError(
-                f"sources.{source}.repartition.partitions: {topic} has {counts[topic]} partitions; "
-                "name that number, or another topic and another lake for another number"
+                f"{topic} has {counts[topic]} partitions",
+                where=f"sources.{source}.repartition.partitions",
+                fix="name that number, or another topic and another lake for another number",
             )
     source_counts = {name: counts[topic] for name, topic in settings.inputs.items()}
     if len(set(source_counts.values())) > 1:
         listed = ", ".join(f"{name} has {count}" for name, count in source_counts.items())
         raise ConfigurationError(
-            f"sources: the topics are not co-partitioned ({listed} partitions); "
-            "give all of them the same number, since a key must be in the same partition of every "
-            "source"
+            f"the topics are not co-partitioned ({listed} partitions)",
+            where="sources",
+            fix=(
+                "give all of them the same number, since a key must be in the same partition of "
+                "every source"
+            ),
         )
     partitions = next(iter(source_counts.values()))
     for field, topic in written_topics(settings).items():
         if counts.get(topic, partitions) != partitions:
             raise ConfigurationError(
-                f"publish.{field}: {topic} has {counts[topic]} partitions and the sources have "
-                f"{partitions}; "
-                "give it the same number, since a message goes to the partition of its records"
+                f"{topic} has {counts[topic]} partitions and the sources have {partitions}",
+                where=f"publish.{field}",
+                fix=(
+                    "give it the same number, since a message goes to the partition of its records"
+                ),
             )
     return partitions
 

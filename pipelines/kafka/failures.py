@@ -141,36 +141,42 @@ def failure(
         mechanisms = [kafka.options.get(name) for name in ("sasl.mechanism", "sasl.mechanisms")]
         if "OAUTHBEARER" in mechanisms:
             return KafkaAccessError(
-                f"the login to Kafka at {servers} by a token fails ({detail}); "
-                "check the sasl.oauthbearer. options in kafka.options, and that the brokers take "
-                "tokens of that issuer"
+                f"the login to Kafka at {servers} by a token fails ({detail})",
+                fix=(
+                    "check the sasl.oauthbearer. options in kafka.options, and that the brokers "
+                    "take tokens of that issuer"
+                ),
             )
         return KafkaAccessError(
-            f"Kafka at {servers} refuses the login ({detail}); "
-            "check sasl.username, sasl.password, sasl.mechanism and security.protocol in "
-            "kafka.options"
+            f"Kafka at {servers} refuses the login ({detail})",
+            fix=(
+                "check sasl.username, sasl.password, sasl.mechanism and security.protocol in "
+                "kafka.options"
+            ),
         )
     if code in _PERMISSION:
         remedy = "READ, which includes it," if permission == "DESCRIBE" else "that permission"
         return KafkaAccessError(
-            f"Kafka at {servers} does not allow {permission} on {resource} ({error.name()}); "
-            f"grant {remedy} to the user that kafka.options logs in as"
+            f"Kafka at {servers} does not allow {permission} on {resource} ({error.name()})",
+            fix=f"grant {remedy} to the user that kafka.options logs in as",
         )
     if code == KafkaError._SSL:
         if problem := _certificate_problem(kafka):
             return KafkaAccessError(
-                f"the certificate of Kafka at {servers} is not accepted ({problem}); "
-                "ssl.ca.location in kafka.options must name "
-                "the authority that signed it, and it must be valid today and for that host"
+                f"the certificate of Kafka at {servers} is not accepted ({problem})",
+                fix=(
+                    "ssl.ca.location in kafka.options must name the authority that signed it, "
+                    "and it must be valid today and for that host"
+                ),
             )
         return KafkaAccessError(
-            f"the TLS connection to Kafka at {servers} fails ({detail}); "
-            "check security.protocol and the ssl. options in kafka.options"
+            f"the TLS connection to Kafka at {servers} fails ({detail})",
+            fix="check security.protocol and the ssl. options in kafka.options",
         )
     if code in _MISSING_TOPIC:
         return TopicChangedError(
-            f"{resource} does not exist at {servers}, or was deleted; create it, or correct its "
-            "name"
+            f"{resource} does not exist at {servers}, or was deleted",
+            fix="create it, or correct its name",
         )
     if code == KafkaError._RESOLVE and (advertised := _ADVERTISED.match(detail)):
         return KafkaUnreachableError(

@@ -15,7 +15,7 @@ from typing import Any
 from confluent_kafka import Consumer, KafkaException, Producer
 from confluent_kafka.admin import AdminClient
 
-from pipelines.errors import ConfigurationError
+from pipelines.errors import ConfigurationError, Problem
 from pipelines.kafka.failures import ErrorLog
 from pipelines.settings import KafkaSettings
 
@@ -117,7 +117,7 @@ class _Listening:
         except KafkaException as error:
             why = _without_values(error, kafka.options)
             raise ConfigurationError(
-                f"kafka.options: librdkafka does not take them ({why}); correct them"
+                f"librdkafka does not take them ({why})", where="kafka.options", fix="correct them"
             ) from None
 
 
@@ -139,25 +139,24 @@ class ListeningAdmin(_Listening, AdminClient):
     _options = staticmethod(admin_options)
 
 
-def check_options(kafka: KafkaSettings) -> list[str]:
-    """Return one sentence for every option that librdkafka does not know, or whose value it does
+def check_options(kafka: KafkaSettings) -> list[Problem]:
+    """Return a problem for every option that librdkafka does not know, or whose value it does
     not take; nothing is connected to.
 
-    Where each option is right by itself and they do not fit together, there is one sentence about
+    Where each option is right by itself and they do not fit together, there is one problem about
     all of them. No value is shown.
     """
     together = _refusal(kafka.options)
     if together is None:
         return []
     alone = {name: _refusal({**_ANY_LOGIN, name: value}) for name, value in kafka.options.items()}
-    sentences = [
-        f"kafka.options.{name}: librdkafka does not take it ({why}); correct it"
+    problems = [
+        Problem(f"librdkafka does not take it ({why})", f"kafka.options.{name}", "correct it")
         for name, why in alone.items()
         if why
     ]
-    return sentences or [
-        f"kafka.options: librdkafka does not take them together ({together}); correct them"
-    ]
+    of_all = f"librdkafka does not take them together ({together})"
+    return problems or [Problem(of_all, "kafka.options", "correct them")]
 
 
 def _refusal(options: Mapping[str, str]) -> str | None:

@@ -194,8 +194,9 @@ def _lost(kafka: KafkaSettings, offset_range: Range, position: int) -> Watersmee
         missing = {partition: (position, min(first, offset_range.until_offset))}
         return DataLossError(topic, topic, missing)
     return TopicChangedError(
-        f"{topic}[{partition}] ends at offset {end}, and {position} is to be read next: it was "
-        "deleted and created again, or has lost its end; use another lake for another topic"
+        f"{topic}[{partition}] ends at offset {end}, and {position} is to be read next: it "
+        "was deleted and created again, or has lost its end",
+        fix="use another lake for another topic",
     )
 
 

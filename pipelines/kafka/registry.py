@@ -166,11 +166,11 @@ def _failure(url: str, answer: Mapping[str, Any] | None) -> Exception | None:
 def _refused_options(reason: str | None) -> ConfigurationError:
     if reason is None:
         return ConfigurationError(
-            "a file that registry.options name cannot be read; correct its path"
+            "a file that registry.options name cannot be read", fix="correct its path"
         )
     return ConfigurationError(
-        f"the client of schema registries does not take its options ({reason}); correct "
-        "registry.options"
+        f"the client of schema registries does not take its options ({reason})",
+        fix="correct registry.options",
     )
 
 

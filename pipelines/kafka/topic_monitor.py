@@ -60,7 +60,7 @@ class TopicMonitor:
                 raise TopicChangedError(f"{topic} was deleted{suffix} while it was being read")
             if counts[topic] != self._partitions:
                 raise TopicChangedError(
-                    f"{topic} has {counts[topic]} partitions now, and {self._partitions} are read: "
-                    "its keys are in other partitions than those of the other sources; begin a new "
-                    "lake once all sources have the same number"
+                    f"{topic} has {counts[topic]} partitions now, and {self._partitions} are "
+                    "read: its keys are in other partitions than those of the other sources",
+                    fix="begin a new lake once all sources have the same number",
                 )

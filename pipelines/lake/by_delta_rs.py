@@ -292,8 +292,8 @@ class DeltaRsReader(TableReader):
     def _damaged(self, table: str, version: int) -> WatersmeetError:
         return WatersmeetError(
             f"the log of table {table} is damaged: "
-            f"{self.path(table)}/_delta_log/{version:020}.json is empty or torn; put that "
-            "file back from a copy of the lake"
+            f"{self.path(table)}/_delta_log/{version:020}.json is empty or torn",
+            fix="put that file back from a copy of the lake",
         )
 
     def _lacks_files(self, table: str, delta_table: DeltaTable) -> bool:

@@ -136,9 +136,10 @@ def check_rules(epochs: Epochs, settings: Settings) -> None:
 
 def _other_rules(fields: Iterable[str]) -> ConfigurationError:
     return ConfigurationError(
-        f"{', '.join(fields)}: the lake has other rules than this configuration; `watersmeet "
-        "evolve` says what would change, "
-        "and `watersmeet evolve --apply` records it; or set it back"
+        "the lake has other rules than this configuration; `watersmeet evolve` says what "
+        "would change, and `watersmeet evolve --apply` records it",
+        where=", ".join(fields),
+        fix="or set it back",
     )
 
 

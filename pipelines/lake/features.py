@@ -47,7 +47,7 @@ def check_features_of(reader: TableReader, lake: Lake, table: str) -> None:
         else ["restore the table to before", "read it in a catalog"]
     )
     raise ConfigurationError(
-        f"lake: {table} has the table feature {feature}, which somebody has turned on and delta-rs "
-        "cannot "
-        f"{'write' if is_embedded else 'read'}: {', or '.join(ways)}"
+        f"{table} has the table feature {feature}, which somebody has turned on and delta-rs "
+        f"cannot {('write' if is_embedded else 'read')}: {', or '.join(ways)}",
+        where="lake",
     )

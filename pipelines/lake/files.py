@@ -187,8 +187,8 @@ class Files:
     def _open(self, address: str) -> tuple[ObjectStore, str]:
         if not has_store(address):
             raise ConfigurationError(
-                f"`{address}`: files of `{scheme_of(address)}:` cannot be opened without Spark; "
-                "give `checkpoints` as a folder, or as a URI with s3:, abfss: or gs:"
+                f"`{address}`: files of `{scheme_of(address)}:` cannot be opened without Spark",
+                fix="give `checkpoints` as a folder, or as a URI with s3:, abfss: or gs:",
             )
         scheme = scheme_of(address)
         parts = urlsplit(address, allow_fragments=False)
@@ -200,8 +200,8 @@ class Files:
 def _no_bucket(address: str) -> ConfigurationError:
     return ConfigurationError(
         f"there is no bucket or container `{urlsplit(address).netloc}` at "
-        f"{address.partition('/_')[0]}, or it may not be listed; "
-        "create it, or correct the address"
+        f"{address.partition('/_')[0]}, or it may not be listed",
+        fix="create it, or correct the address",
     )
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping, Sequence
 
-from pipelines.errors import ConfigurationError
+from pipelines.errors import ConfigurationError, Problem
 from pipelines.lake import tables
 from pipelines.lake.commits import Append, Commit
 from pipelines.lake.conflicts import suppress_conflict
@@ -38,22 +38,25 @@ def check_layout(reader: TableReader, lake: Lake) -> None:
         *_other_topics(reader, lake.settings),
         *differences(reader, _tenants(lake.settings)),
     ]:
-        raise ConfigurationError(changed[0])
+        raise ConfigurationError(*changed[0])
 
 
 def _check_layout_version(reader: TableReader, lake: Lake) -> None:
     layout = int(reader.properties(tables.SILVER).get(tables.LAYOUT, 0))
     if layout > tables.LAYOUT_VERSION:
         raise ConfigurationError(
-            f"lake: {lake.location} has layout {layout}, and this version of Watersmeet knows "
-            f"layout {tables.LAYOUT_VERSION}; use the version that wrote it, or a later one"
+            f"{lake.location} has layout {layout}, and this version of Watersmeet knows "
+            f"layout {tables.LAYOUT_VERSION}",
+            where="lake",
+            fix="use the version that wrote it, or a later one",
         )
     if layout < tables.LAYOUT_VERSION:
         raise ConfigurationError(
-            f"lake: {lake.location} was made by an earlier version of Watersmeet, whose tables "
-            "this one does not continue: name an empty place, where `kafka.start: sink` goes on "
-            "after the sink's last messages (if they say too little, it says so: then publish to "
-            "another topic), and keep this lake to look at"
+            f"{lake.location} was made by an earlier version of Watersmeet, whose tables "
+            "this one does not continue: name an empty place, where `kafka.start: sink` goes "
+            "on after the sink's last messages (if they say too little, it says so: then "
+            "publish to another topic), and keep this lake to look at",
+            where="lake",
         )
 
 
@@ -83,7 +86,7 @@ def identity(settings: Settings, partitions: int, topic_ids: Mapping[str, str]) 
     return {**facts, **_tenants(settings)}
 
 
-def _other_topics(reader: TableReader, settings: Settings) -> Iterator[str]:
+def _other_topics(reader: TableReader, settings: Settings) -> Iterator[Problem]:
     kept = _kept(reader) if reader.exists(tables.CONFIGURATION) else {}
     for name, source in settings.sources.items():
         before = kept.get(field := f"sources.{name}.topic")
@@ -99,8 +102,8 @@ def _tenants(settings: Settings) -> dict[str, str]:
     }
 
 
-def differences(reader: TableReader, facts: Mapping[str, str]) -> list[str]:
-    """Return a sentence for everything that is not as it was when the lake was begun.
+def differences(reader: TableReader, facts: Mapping[str, str]) -> list[Problem]:
+    """Return a problem for everything that is not as it was when the lake was begun.
 
     Nothing for a lake that was not begun yet.
     """
@@ -189,10 +192,10 @@ def kept_facts(reader: TableReader) -> dict[str, str]:
     return _kept(reader) if reader.exists(tables.CONFIGURATION) else {}
 
 
-def _refusal(changed: Sequence[str]) -> ConfigurationError:
-    return ConfigurationError(
-        changed[0] + (f" (and {len(changed) - 1} more changes)" if len(changed) > 1 else "")
-    )
+def _refusal(changed: Sequence[Problem]) -> ConfigurationError:
+    what, where, fix = changed[0]
+    more = f" (and {len(changed) - 1} more changes)" if len(changed) > 1 else ""
+    return ConfigurationError(what, where, fix + more)
 
 
 def _kept(reader: TableReader) -> dict[str, str]:
@@ -209,7 +212,7 @@ def _kept(reader: TableReader) -> dict[str, str]:
     return {**without, **kept}
 
 
-def _differences(kept: Mapping[str, str], facts: Mapping[str, str]) -> list[str]:
+def _differences(kept: Mapping[str, str], facts: Mapping[str, str]) -> list[Problem]:
     return [
         _difference(field, kept[field], now)
         for field, now in facts.items()
@@ -217,38 +220,43 @@ def _differences(kept: Mapping[str, str], facts: Mapping[str, str]) -> list[str]
     ]
 
 
-def _difference(field: str, before: str, now: str) -> str:
+def _difference(field: str, before: str, now: str) -> Problem:
     if field == "name":
-        return (
-            f"name: the lake was begun as `{before}`, and as `{now}` Kafka would no longer keep a "
-            "second publisher out; "
-            "set it back"
+        return Problem(
+            f"the lake was begun as `{before}`, and as `{now}` Kafka would no longer keep a second "
+            "publisher out",
+            field,
+            "set it back",
         )
     if field == "partitions":
-        return (
-            f"sources: the topics have {now} partitions, and had {before} when the lake was begun: "
-            "keys have moved to other "
-            "partitions since, so nothing would meet; begin a new lake, or restore the topics"
+        return Problem(
+            f"the topics have {now} partitions, and had {before} when the lake was begun: keys "
+            "have moved to other partitions since, so nothing would meet",
+            "sources",
+            "begin a new lake, or restore the topics",
         )
     if field.endswith(".topic") and _topics(before) == _topics(now):
-        return (
-            f"{field}: {' and '.join(_remade(before, now))} was deleted and made again since the "
-            "lake was begun, and does not "
-            "have the last records of bronze: its offsets mean other records now; begin a new "
-            "lake, or restore the topic"
+        return Problem(
+            f"{' and '.join(_remade(before, now))} was deleted and made again since the lake was "
+            "begun, and does not have the last records of bronze: its offsets mean other records "
+            "now",
+            field,
+            "begin a new lake, or restore the topic",
         )
     if field.endswith(".tenant"):
         was, would_be = (
             f"with tenants at `{path}`" if path else "without tenants" for path in (before, now)
         )
-        return (
-            f"{field}: the lake was begun {was}, and {would_be} it would be another merge; set it "
-            "back, or begin a new lake"
+        return Problem(
+            f"the lake was begun {was}, and {would_be} it would be another merge",
+            field,
+            "set it back, or begin a new lake",
         )
-    return (
-        f"{field}: the lake was begun with `{before}`, and `{now}` would make another result of "
-        "the same records; "
-        "set it back, or begin a new lake"
+    return Problem(
+        f"the lake was begun with `{before}`, and `{now}` would make another result of the same "
+        "records",
+        field,
+        "set it back, or begin a new lake",
     )
 
 

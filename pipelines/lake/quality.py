@@ -103,8 +103,8 @@ def append_results(
         if check_id in _checks_since(reader, table.name, number):
             return
     raise WatersmeetError(
-        f"results cannot be added to the table {table.name}: other checks were quicker each time; "
-        "try again"
+        f"results cannot be added to the table {table.name}: other checks were quicker each time",
+        fix="try again",
     )
 
 

@@ -40,12 +40,14 @@ def check_table(reader: TableReader, lake: Lake, table: str) -> None:
         address = lake.address(table)
         name = address if lake.owning_lake(table).is_catalog else f"delta.`{address}`"
         raise ConfigurationError(
-            f"lake: {table} was taken back by somebody's RESTORE (its version {restore}), and what "
-            "was written to it until its "
-            f"version {version} is gone: take it forward again with RESTORE TABLE {name} TO "
-            f"VERSION AS OF {version}; to go back "
-            "on purpose, use `watersmeet reset`, or begin a new lake elsewhere (with `kafka.start: "
-            "sink` it takes up the sink)"
+            f"{table} was taken back by somebody's RESTORE (its version {restore}), and what "
+            f"was written to it until its version {version} is gone: take it forward again "
+            f"with RESTORE TABLE {name} TO VERSION AS OF {version}",
+            where="lake",
+            fix=(
+                "to go back on purpose, use `watersmeet reset`, or begin a new lake elsewhere "
+                "(with `kafka.start: sink` it takes up the sink)"
+            ),
         )
 
 

@@ -20,8 +20,8 @@ class _Kept(dict[int, str]):
     def __missing__(self, schema_id: int) -> str:
         raise WatersmeetError(
             f"{tables.WRITER_SCHEMAS} lacks schema {schema_id}, which records of bronze were "
-            "written with: the table is damaged; "
-            "restore an earlier version of it"
+            "written with: the table is damaged",
+            fix="restore an earlier version of it",
         )
 
 

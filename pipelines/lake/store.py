@@ -38,10 +38,13 @@ def check_openable(lake: Lake) -> None:
     """Raise ConfigurationError where the embedded engine is to open a lake that only Spark can."""
     if lake.settings.engine == "embedded" and lake.needs_spark:
         raise ConfigurationError(
-            f"engine: embedded cannot open {lake.location}; name an object-store URI (s3:, abfss:, "
-            "gs:) or a folder (its path "
-            "without # ? [ ] | ^ \\, control characters or a % with two hexadecimal digits) as the "
-            "lake, or engine: spark"
+            f"embedded cannot open {lake.location}",
+            where="engine",
+            fix=(
+                "name an object-store URI (s3:, abfss:, gs:) or a folder (its path without # ? [ "
+                "] | ^ \\, control characters or a % with two hexadecimal digits) as the lake, "
+                "or engine: spark"
+            ),
         )
 
 
@@ -68,9 +71,10 @@ def check_writable(lake: Lake) -> None:
         files.delete(probe)  # lists, too
         if not first or second:
             raise ConfigurationError(
-                f"lake: the object store of {place} lets two writers make the same file, so that "
-                "one commit could replace "
-                "another; use one with conditional puts (If-None-Match), such as Amazon S3 itself"
+                f"the object store of {place} lets two writers make the same file, so that "
+                "one commit could replace another",
+                where="lake",
+                fix="use one with conditional puts (If-None-Match), such as Amazon S3 itself",
             )
 
 
@@ -88,7 +92,10 @@ def _check_folder(folder: Path) -> None:
             os.link(probe, Path(name, "linked"))
     except OSError as error:
         raise ConfigurationError(
-            f"lake: the folder {folder} takes no commits ({error.strerror}); make it writable, or "
-            "name one on a file system with "
-            "hard links, an object store by its URI, or a schema of a catalog"
+            f"the folder {folder} takes no commits ({error.strerror})",
+            where="lake",
+            fix=(
+                "make it writable, or name one on a file system with hard links, an object store "
+                "by its URI, or a schema of a catalog"
+            ),
         ) from None

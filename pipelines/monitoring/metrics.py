@@ -354,8 +354,9 @@ def serving(settings: Settings) -> Iterator[list[Observer]]:
         server = MetricsServer(address, port, make_wsgi_app(metrics.registry))
     except OSError as error:
         raise ConfigurationError(
-            f"metrics: port {port} of {address} cannot be used ({error.strerror}); name a free "
-            "port, and an address of this host"
+            f"port {port} of {address} cannot be used ({error.strerror})",
+            where="metrics",
+            fix="name a free port, and an address of this host",
         ) from None
     try:
         yield [metrics]

@@ -19,13 +19,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from pipelines.audit.problems import Problem
 from pipelines.audit.show import utc
 from pipelines.audit.validate import check_expressions, check_schemas, has_expressions
 from pipelines.core.schema_changes import refused_changes
 from pipelines.cycle import Cycle
 from pipelines.engine.choice import open_engine
-from pipelines.errors import ConfigurationError
+from pipelines.errors import ConfigurationError, Problem
 from pipelines.faults import IN_EVOLVE, fault_point
 from pipelines.kafka.cluster import Cluster
 from pipelines.kafka.publisher import REDRIVE, REPARTITION, fence_records
@@ -108,7 +107,7 @@ def _applicable(reader: TableReader, settings: Settings) -> dict[str, Any]:
     """Return what `preview` does. Raises ConfigurationError if the change cannot be made."""
     answer = preview(reader, settings)
     if answer["problems"]:
-        raise ConfigurationError("{where}: {what}; {fix}".format(**answer["problems"][0]))
+        raise ConfigurationError(**answer["problems"][0])
     return answer
 
 

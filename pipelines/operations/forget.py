@@ -75,8 +75,9 @@ def forgotten(
     """
     if has_tombstone and tenant is not None:
         raise ConfigurationError(
-            "--tombstone: it tells consumers that the key of every tenant is gone; leave it out, "
-            "or --tenant"
+            "it tells consumers that the key of every tenant is gone",
+            where="--tombstone",
+            fix="leave it out, or --tenant",
         )
     run = Run(settings, LAYERS, reporter)
     forgetting = Forgetting(run.engine.reader, settings, key, tenant)
@@ -114,7 +115,9 @@ class Forgetting:
 
     def __post_init__(self) -> None:
         if self.tenant is not None and not self.settings.merge.has_tenants:
-            raise ConfigurationError("--tenant: this lake has no tenants; leave it out")
+            raise ConfigurationError(
+                "this lake has no tenants", where="--tenant", fix="leave it out"
+            )
 
     def preview(self) -> dict[str, Any]:
         """Return where the key is, without erasing anything.

@@ -67,13 +67,16 @@ class Redrive:
         """
         if self.reason not in (reasons := [reason.value for reason in Reason]):
             raise ConfigurationError(
-                f"--reason: no record is refused as `{self.reason}`; use {', '.join(reasons)}"
+                f"no record is refused as `{self.reason}`",
+                where="--reason",
+                fix=f"use {', '.join(reasons)}",
             )
         if self.reason == Reason.TOO_LARGE.value:
             raise ConfigurationError(
-                "--reason: the values of records that are `too_large` are not kept, so that they "
-                "cannot be sent again; raise "
-                "kafka.max_record_bytes, and have their producers send them"
+                "the values of records that are `too_large` are not kept, so that they "
+                "cannot be sent again",
+                where="--reason",
+                fix="raise kafka.max_record_bytes, and have their producers send them",
             )
         for name in self.settings.repartitioned:
             if (
@@ -82,9 +85,10 @@ class Redrive:
             ):
                 origins = " or ".join(self.settings.repartitioned[name].from_topics)
                 raise ConfigurationError(
-                    f"--reason: {name} is repartitioned, and no key says where its records belong "
-                    "that are refused as "
-                    f"`{self.reason}`; send them to {origins}, with the key that they lack"
+                    f"{name} is repartitioned, and no key says where its records belong that "
+                    f"are refused as `{self.reason}`",
+                    where="--reason",
+                    fix=f"send them to {origins}, with the key that they lack",
                 )
         topics = topics_of(self.settings)
         self.partitions = co_partitioned(self.settings, self._cluster.partition_counts(topics))
@@ -95,7 +99,7 @@ class Redrive:
             if name.endswith(".topic") or name in ("name", "partitions")
         }
         if changed := differences(self.reader, topics_of_lake):
-            raise ConfigurationError(changed[0])
+            raise ConfigurationError(*changed[0])
 
     def run(self, *, apply: bool) -> dict[str, Any]:
         """Send what is left, or (without `apply`) only say what it is.
@@ -190,10 +194,11 @@ class Redrive:
             for (p, offset), key in zip(places, merge_keys(rows, rules).to_pylist(), strict=True):
                 if key is not None and murmur2(key.encode()) % self.partitions != p:
                     raise ConfigurationError(
-                        f"--reason: {self.settings.inputs[source]}[{p}]@{offset} was refused "
-                        f"before the rules of {source} "
-                        "changed, and its key belongs to another partition now; send such records "
-                        f"to {' or '.join(origins)}"
+                        f"{self.settings.inputs[source]}[{p}]@{offset} was refused before "
+                        f"the rules of {source} changed, and its key belongs to another "
+                        "partition now",
+                        where="--reason",
+                        fix=f"send such records to {' or '.join(origins)}",
                     )
 
     def _begin(self, publisher: Publisher) -> None:

@@ -132,7 +132,7 @@ def check(
     table = engine.lake.layout[tables.QUALITY]
     if since is not None and (newest := reader.version(tables.SILVER)) < since:
         raise ConfigurationError(
-            f"--since: silver has no version {since}; name one from 0 to {newest}"
+            f"silver has no version {since}", where="--since", fix=f"name one from 0 to {newest}"
         )
     groups = _grouped(reader, suites, since)
     batches = read_batches(reader, min(after for _, after in groups))

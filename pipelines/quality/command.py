@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from pipelines.audit.page import check_writable, write_page
-from pipelines.audit.problems import Problem, as_problem
+from pipelines.audit.problems import as_problem
 from pipelines.engine.choice import open_engine
-from pipelines.errors import ConfigurationError
+from pipelines.errors import ConfigurationError, Problem
 from pipelines.lake.identity import check_layout
 from pipelines.lake.quality import last_results
 from pipelines.quality.check import Check, check

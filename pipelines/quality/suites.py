@@ -72,7 +72,7 @@ class Suite:
             f"expectations[{number}], {document.get('type')}: {reason}; correct it as Great "
             "Expectations' gallery has it"
         )
-        raise ConfigurationError(f"{self.file}: {fault}")
+        raise ConfigurationError(fault, where=self.file)
 
 
 PLACE: Final = "watersmeet_place"
@@ -125,7 +125,7 @@ def read_suites(settings: Settings) -> list[Suite]:
             fault = (
                 f"name: there are two suites called `{repeated.pop()}`; give each a name of its own"
             )
-            raise ConfigurationError(f"{user_file.path}: {fault}")
+            raise ConfigurationError(fault, where=user_file.path)
         suites += user_suites
     return suites
 
@@ -136,9 +136,9 @@ def _suites(text: bytes, file: str, settings: Settings) -> list[Suite]:
         document = json.loads(text)
     except ValueError as error:
         sentence = f"is not JSON ({error}); write a suite of Great Expectations"
-        raise ConfigurationError(f"{file}: {sentence}") from None
+        raise ConfigurationError(sentence, where=file) from None
     if fault := _fault(document, settings):
-        raise ConfigurationError(f"{file}: {fault}")
+        raise ConfigurationError(fault, where=file)
     table = (document.get("meta") or {}).get("table", tables.SILVER)
     names = [tables.bronze(source) for source in settings.sources] if table == BRONZE else [table]
     return [Suite(document["name"], name, tuple(document["expectations"]), file) for name in names]

@@ -140,14 +140,16 @@ def _chosen(settings: Settings, source: str, partitions: int, sink: Sink) -> dic
         named = start.offsets.get(source, {})
         if beyond := sorted(named.keys() - bounds.keys()):
             raise ConfigurationError(
-                f"kafka.start: {topic} has no partition {beyond[0]}; name partitions from 0 to "
-                f"{partitions - 1}"
+                f"{topic} has no partition {beyond[0]}",
+                where="kafka.start",
+                fix=f"name partitions from 0 to {partitions - 1}",
             )
         for p, offset in named.items():
             if offset > bounds[p][1]:
                 raise ConfigurationError(
-                    f"kafka.start: {topic}[{p}] ends at offset {bounds[p][1]}, and {offset} is "
-                    "beyond; name one up to there"
+                    f"{topic}[{p}] ends at offset {bounds[p][1]}, and {offset} is beyond",
+                    where="kafka.start",
+                    fix="name one up to there",
                 )
         return {**firsts, **named}
     if start == "sink":  # what Kafka has deleted since is published, or lost for good
@@ -334,11 +336,14 @@ class Jump:
             if tail is not None and tail.place.closed_at == PLAIN and jump.to_offset < known_from:
                 topic = self.settings.inputs[jump.source]
                 raise ConfigurationError(
-                    "--to: silver does not have all that was published, with a timeout, of what "
-                    f"lies before offset {known_from} "
-                    f"of {topic}[{p}], so it would be published again with the window; run this "
-                    "lake until a message that its "
-                    f"window has closed is out in partition {p}, or jump to a later time"
+                    "silver does not have all that was published, with a timeout, of what "
+                    f"lies before offset {known_from} of {topic}[{p}], so it would be "
+                    "published again with the window",
+                    where="--to",
+                    fix=(
+                        "run this lake until a message that its window has closed is out in "
+                        f"partition {p}, or jump to a later time"
+                    ),
                 )
 
     def preview(self) -> dict[str, Any]:

@@ -105,10 +105,10 @@ class NextOffsets:
             first, end = bounds[p]
             if offset > end:
                 raise ConfigurationError(
-                    f"sources.{source_of(source)}.topic: {topic}[{p}] ends at offset {end}, and "
-                    f"{offset} is to be read next: "
-                    "it is not the topic that this lake has read, or has lost its end; use another "
-                    "lake for another topic"
+                    f"{topic}[{p}] ends at offset {end}, and {offset} is to be read next: it "
+                    "is not the topic that this lake has read, or has lost its end",
+                    where=f"sources.{source_of(source)}.topic",
+                    fix="use another lake for another topic",
                 )
             if offset < first:
                 lost[p] = offset, first

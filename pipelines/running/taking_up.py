@@ -86,9 +86,10 @@ def check_start(settings: Settings, sink: Sink) -> None:
         return
     if start != "sink" and any(state.is_lived for state in states):
         raise ConfigurationError(
-            f"kafka.start: {topic} has messages of a lake that has had idle decisions, other rules "
-            "or a jump, which Kafka's "
-            "records alone do not tell; start at `sink`, or publish to another topic"
+            f"{topic} has messages of a lake that has had idle decisions, other rules or a "
+            "jump, which Kafka's records alone do not tell",
+            where="kafka.start",
+            fix="start at `sink`, or publish to another topic",
         )
     if start not in ("sink", "earliest"):
         return
@@ -97,30 +98,33 @@ def check_start(settings: Settings, sink: Sink) -> None:
             continue  # nothing says where to begin, so all is read from the first record on
         if not state.rules:
             raise ConfigurationError(
-                f"kafka.start: the messages of {topic}[{p}] were made by an earlier version, which "
-                "did not say by which rules; "
-                f"publish to another topic"
+                f"the messages of {topic}[{p}] were made by an earlier version, which did "
+                "not say by which rules",
+                where="kafka.start",
+                fix="publish to another topic",
             )
         if state.rules != {settings.fingerprint}:
-            raise ConfigurationError(_other_rules(settings, f"{topic}[{p}]", state.rules))
+            raise _other_rules(settings, f"{topic}[{p}]", state.rules)
 
 
-def _other_rules(settings: Settings, place: str, rules: Collection[str]) -> str:
+def _other_rules(settings: Settings, place: str, rules: Collection[str]) -> ConfigurationError:
     which = f"The rules that count are {COUNTED_RULES}"
     if settings.fingerprint in rules or len(rules) > 1:
-        return (
-            f"kafka.start: what a lake that goes on after the last messages of {place} would read "
-            "again was read and merged by "
-            f"rules that changed meanwhile ({', '.join(sorted(rules))}; those of this "
-            f"configuration are {settings.fingerprint}), "
-            f"so it cannot be taken up exactly; publish to another topic. {which}"
+        return ConfigurationError(
+            f"what a lake that goes on after the last messages of {place} would read again was "
+            f"read and merged by rules that changed meanwhile ({', '.join(sorted(rules))}; those "
+            f"of this configuration are {settings.fingerprint}), so it cannot be taken up exactly",
+            where="kafka.start",
+            fix=f"publish to another topic. {which}",
         )
-    return (
-        f"kafka.start: the last messages of {place} were made by other rules ({', '.join(rules)}) "
-        "than those of this "
-        f"configuration ({settings.fingerprint}); begin with the former rules, and change them "
-        "with `watersmeet evolve` "
-        f"then; or publish to another topic. {which}"
+    return ConfigurationError(
+        f"the last messages of {place} were made by other rules ({', '.join(rules)}) than those "
+        f"of this configuration ({settings.fingerprint})",
+        where="kafka.start",
+        fix=(
+            "begin with the former rules, and change them with `watersmeet evolve` then; or "
+            f"publish to another topic. {which}"
+        ),
     )
 
 
@@ -143,11 +147,11 @@ def _read_state(settings: Settings, partition: int, bounds: tuple[int, int]) -> 
         raise ForeignMessageError(topic, partition, offset, MIN_OFFSETS) from None
     except NotToldError:
         raise ConfigurationError(
-            f"kafka.start: {topic}[{partition}]@{offset} does not say where a lost lake goes on, "
-            "since the idle decisions that "
-            "it needs, with what each tells its tenants, are more than fit into a message; start "
-            "at `earliest`, and publish to "
-            "another topic"
+            f"{topic}[{partition}]@{offset} does not say where a lost lake goes on, since "
+            "the idle decisions that it needs, with what each tells its tenants, are more "
+            "than fit into a message",
+            where="kafka.start",
+            fix="start at `earliest`, and publish to another topic",
         ) from None
 
 
@@ -162,27 +166,30 @@ def _check_form(settings: Settings, state: SinkState) -> None:
         return
     if merge.has_tenants and not state.last.tenant:
         raise ConfigurationError(
-            f"merge.tenant: the messages of {topic} were made without tenants; leave `tenant` and "
-            "`tenant_max_lag` out, or "
-            "publish to another topic"
+            f"the messages of {topic} were made without tenants",
+            where="merge.tenant",
+            fix="leave `tenant` and `tenant_max_lag` out, or publish to another topic",
         )
     if state.last.tenant and not merge.has_tenants:
         raise ConfigurationError(
-            f"merge.tenant: the messages of {topic} were made with tenants; give the `tenant` and "
-            "`tenant_max_lag` of the "
-            "lake, or publish to another topic"
+            f"the messages of {topic} were made with tenants",
+            where="merge.tenant",
+            fix="give the `tenant` and `tenant_max_lag` of the lake, or publish to another topic",
         )
     if state.last.closed_at != PLAIN and not merge.says_closing:
         raise ConfigurationError(
-            f"merge.timeout: the messages of {topic} were made with a window by gap; give the "
-            "`window` of the lake, or one whose "
-            f"gap and max are both `{merge.window.gap_ms}ms`, which is this timeout"
+            f"the messages of {topic} were made with a window by gap",
+            where="merge.timeout",
+            fix=(
+                "give the `window` of the lake, or one whose gap and max are both "
+                f"`{merge.window.gap_ms}ms`, which is this timeout"
+            ),
         )
     if state.last.closed_at == PLAIN and merge.says_closing:
         raise ConfigurationError(
-            f"merge.window: the messages of {topic} were made with a timeout; begin with that one "
-            "as `merge.timeout`, and "
-            "change it with `watersmeet evolve`"
+            f"the messages of {topic} were made with a timeout",
+            where="merge.window",
+            fix="begin with that one as `merge.timeout`, and change it with `watersmeet evolve`",
         )
 
 

@@ -9,12 +9,13 @@ import numpy as np
 import pytest
 
 from pipelines.audit.evidence import End
-from pipelines.audit.problems import SHOWN, Findings, Problem, answer
+from pipelines.audit.problems import SHOWN, Findings, answer
 from pipelines.audit.verify import gaps
 from pipelines.audit.verify_evidence import Outcome
 from pipelines.audit.verify_model import PUBLISHED, Inherited, Message, outcomes
 from pipelines.core.model import Record
 from pipelines.core.plan import TopicPartition
+from pipelines.errors import Problem
 from pipelines.lake.epochs import Epoch
 from tests.support.cases import SOURCES
 from tests.support.configurations import settings_for

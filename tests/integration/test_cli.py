@@ -24,10 +24,9 @@ import yaml
 from confluent_kafka.admin import AdminClient
 from pyspark.sql import SparkSession
 
-from pipelines.audit.problems import Problem
 from pipelines.audit.validate import check_expressions, check_kafka
 from pipelines.engine.spark import SparkEngine
-from pipelines.errors import ConfigurationError, ForeignMessageError
+from pipelines.errors import ConfigurationError, ForeignMessageError, Problem
 from pipelines.kafka.cluster import Cluster, dead_letter_settings, sink_settings
 from pipelines.monitoring.observability import Reporter
 from pipelines.run import Run

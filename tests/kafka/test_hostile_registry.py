@@ -72,7 +72,7 @@ def watched_memory() -> Iterator[None]:
 def test_an_answer_that_never_ends_is_given_up_after_the_deadline(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(asking, "DEADLINE_S", 1.0)
+    monkeypatch.setattr(asking, "DEADLINE_S", 3.0)
 
     def trickle(to: BaseHTTPRequestHandler) -> None:
         to.send_response(200)
@@ -82,11 +82,11 @@ def test_an_answer_that_never_ends_is_given_up_after_the_deadline(
 
     answers = Answers(trickle)
     with serving(answers) as registry:
-        with pytest.raises(RegistryUnreachableError, match="no whole answer within 1 s"):
+        with pytest.raises(RegistryUnreachableError, match="no whole answer within 3 s"):
             registry.check()
         since = time.monotonic()
         for _ in range(5):
-            with pytest.raises(RegistryUnreachableError, match="no whole answer within 1 s"):
+            with pytest.raises(RegistryUnreachableError, match="no whole answer within 3 s"):
                 _ = registry[1]
         assert time.monotonic() - since < 1, (
             "it is not asked again for a while, so that a stop waits for one answer alone"
@@ -94,7 +94,7 @@ def test_an_answer_that_never_ends_is_given_up_after_the_deadline(
         assert answers.asked == 1
         later = time.monotonic() + asking.QUIET_S
         monkeypatch.setattr(time, "monotonic", lambda: later)
-        with pytest.raises(RegistryUnreachableError, match="no whole answer within 1 s"):
+        with pytest.raises(RegistryUnreachableError, match="no whole answer within 3 s"):
             _ = registry[1]
         assert answers.asked == 2, "another process is started, and given up as well"
 

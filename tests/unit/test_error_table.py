@@ -8,7 +8,7 @@ import inspect
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -84,11 +84,23 @@ def sentences(tree: ast.AST) -> Iterator[tuple[str, str]]:
         else:
             made = []
         for kind, call in made:
-            said = call.args[0]
+            parts = facts_of(call)
+            what = parts.get("what")
             worded = (
-                returned.get(ast.unparse(said.func), []) if isinstance(said, ast.Call) else [said]
+                returned.get(ast.unparse(what.func), []) if isinstance(what, ast.Call) else [what]
             )
-            yield from ((kind, text) for text in map(sentence, worded) if text is not None)
+            where = f"{sentence(parts['where']) or '…'}: " if "where" in parts else ""
+            fix = f"; {sentence(parts['fix']) or '…'}" if "fix" in parts else ""
+            said = [None if part is None else sentence(part) for part in worded]
+            yield from ((kind, f"{where}{text or '…'}{fix}") for text in said if text or where)
+
+
+def facts_of(call: ast.Call) -> dict[str, ast.expr]:
+    """The arguments of an error by name; none where they are another error's."""
+    if any(isinstance(arg, ast.Starred) for arg in call.args):
+        return {}
+    named = {keyword.arg: keyword.value for keyword in call.keywords if keyword.arg is not None}
+    return {**dict(zip(("what", "where", "fix"), call.args, strict=False)), **named}
 
 
 def returns(function: ast.FunctionDef) -> Iterator[ast.expr]:
@@ -101,7 +113,9 @@ def returns(function: ast.FunctionDef) -> Iterator[ast.expr]:
 
 
 OWN_WORDS: Mapping[str, type[WatersmeetError]] = {
-    name: kind for name, kind in KINDS.items() if "__init__" in vars(kind)
+    name: kind
+    for name, kind in KINDS.items()
+    if "__init__" in vars(kind) and kind is not WatersmeetError
 }
 """The classes that make their sentence from facts."""
 
@@ -155,7 +169,8 @@ def example(kind: type[WatersmeetError]) -> WatersmeetError:
         else []
     )
     required = [p for p in parameters if p.default is inspect.Parameter.empty]
-    return kind(*[facts[p.annotation] for p in required]) if required else kind("x")
+    values: list[Any] = [facts[p.annotation] for p in required] or ["x"]
+    return kind(*values)
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.begins)
