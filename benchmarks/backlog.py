@@ -152,10 +152,7 @@ def river(
 def measure(numbers: Set[int], sizes: Sizes, folder: Path) -> Iterator[Result]:
     """The chosen ones of these points; the engines in turns."""
     if 10 in numbers:
-        for tenants, point in points.TENANTS.items():
-            with river(folder / "tenants", sizes.records, sizes.partitions, tenants) as of_tenants:
-                for engine in sizes.engines:
-                    yield _tenants(of_tenants, engine, point)
+        yield from _tenants(sizes, folder)
     if not numbers & NUMBERS - {10}:
         return
     with river(folder / "backlog", sizes.records, sizes.partitions) as small:
@@ -166,35 +163,24 @@ def measure(numbers: Set[int], sizes: Sizes, folder: Path) -> Iterator[Result]:
             yield from _against_others(small, runs)
         elif 7 in numbers:
             _run_again(small, runs)
+        if 7 in numbers and "spark" in runs:
+            yield _cores(small, _quicker(runs["spark"]))
         for engine, run in plain.items():
-            if 7 in numbers and engine == "spark":
-                yield _cores(small, _quicker(runs[engine]))
-            if 8 in numbers:
-                yield from _disk(small, engine, run)
-            if 9 in numbers:
-                yield from _starts(engine, run)
+            yield from _of_lake(numbers, small, engine, run)
     if 6 in numbers:
-        with river(folder / "large", sizes.records * sizes.large_factor, sizes.partitions) as large:
-            floor, _ = large.peer(FLOOR_B)
-            for engine, run in plain.items():
-                yield from _large(large, engine, floor, run)
+        yield from _large_backlog(sizes, folder, plain)
     if 7 in numbers:
-        with river(folder / "wide", sizes.records, sizes.many_partitions) as wide:
-            of_wide = {engine: [wide.run(engine, "plain")] for engine in plain}
-            _run_again(wide, of_wide)
-            for engine, both in of_wide.items():
-                many, few = _quicker(both).seconds, _quicker(runs[engine]).seconds
-                details = {wide.partitions: round(many, 1), small.partitions: round(few, 1)}
-                yield Result(
-                    points.MANY_PARTITIONS, engine, many / few, {"seconds_by_partitions": details}
-                )
+        quickest = {engine: _quicker(both).seconds for engine, both in runs.items()}
+        yield from _many_partitions(sizes, folder, quickest)
 
 
 def _run_again(river: River, runs: Mapping[str, list[Run]]) -> None:
-    """What the marks are about is run twice, in turns, and the better of both counts: the machine
-    is slower at times."""
-    for engine, mine in runs.items():
-        mine.append(river.run(engine, "again"))
+    """Run the engines a second time, in turns.
+
+    The better of both runs counts, since the machine is slower at times.
+    """
+    for engine, engine_runs in runs.items():
+        engine_runs.append(river.run(engine, "again"))
 
 
 def _quicker(runs: Sequence[Run]) -> Run:
@@ -236,8 +222,16 @@ def _try_peer(river: River, name: str, taken: dict[str, list[tuple[float, int]]]
         notify(f"{name} is left out: {error}")
 
 
+def _large_backlog(sizes: Sizes, folder: Path, plain: Mapping[str, Run]) -> Iterator[Result]:
+    """Point 6."""
+    with river(folder / "large", sizes.records * sizes.large_factor, sizes.partitions) as large:
+        floor, _ = large.peer(FLOOR_B)
+        for engine, run in plain.items():
+            yield from _large(large, engine, floor, run)
+
+
 def _large(large: River, engine: str, floor: float, plain: Run) -> Iterator[Result]:
-    """Point 6; the broker is not counted."""
+    """Point 6 on one engine; the broker is not counted."""
     run = large.run(engine, "plain")
     seconds = {"seconds": round(run.seconds, 1), "seconds_of_floor_b": round(floor, 1)}
     yield Result(
@@ -264,8 +258,29 @@ def _cores(small: River, plain: Run) -> Result:
     return Result(points.CORES, "spark", one.seconds / two.seconds, seconds)
 
 
-def _tenants(of_tenants: River, engine: str, point: points.Point) -> Result:
-    """Point 10: the same records without a tenant and with it, in turns, the better of two each."""
+def _many_partitions(sizes: Sizes, folder: Path, quickest: Mapping[str, float]) -> Iterator[Result]:
+    """Point 7: the same records in many partitions; `quickest`: seconds in few, by engine."""
+    with river(folder / "wide", sizes.records, sizes.many_partitions) as wide:
+        runs = {engine: [wide.run(engine, "plain")] for engine in quickest}
+        _run_again(wide, runs)
+        for engine, both in runs.items():
+            many, few = _quicker(both).seconds, quickest[engine]
+            details = {wide.partitions: round(many, 1), sizes.partitions: round(few, 1)}
+            yield Result(
+                points.MANY_PARTITIONS, engine, many / few, {"seconds_by_partitions": details}
+            )
+
+
+def _tenants(sizes: Sizes, folder: Path) -> Iterator[Result]:
+    """Point 10."""
+    for tenants, point in points.TENANTS.items():
+        with river(folder / "tenants", sizes.records, sizes.partitions, tenants) as of_tenants:
+            for engine in sizes.engines:
+                yield _by_tenant(of_tenants, engine, point)
+
+
+def _by_tenant(of_tenants: River, engine: str, point: points.Point) -> Result:
+    """The same records without a tenant and with it, in turns, the better of two each."""
     plain, by_tenant = [], []
     for turn in ("first", "second"):
         plain.append(of_tenants.run(engine, f"plain_{turn}").seconds)
@@ -275,6 +290,14 @@ def _tenants(of_tenants: River, engine: str, point: points.Point) -> Result:
         "with": [round(each, 1) for each in by_tenant],
     }
     return Result(point, engine, min(by_tenant) / min(plain), {"seconds": seconds})
+
+
+def _of_lake(numbers: Set[int], small: River, engine: str, plain: Run) -> Iterator[Result]:
+    """Points 8 and 9: about the lake that a run has left."""
+    if 8 in numbers:
+        yield from _disk(small, engine, plain)
+    if 9 in numbers:
+        yield from _starts(engine, plain)
 
 
 def _disk(small: River, engine: str, plain: Run) -> Iterator[Result]:

@@ -94,24 +94,25 @@ def anywhere(key: str) -> int:
 
 
 @pytest.mark.parametrize(
-    ("of_orders", "of_tracking", "keys", "is_repartitioned", "is_found"),
+    ("partitioners", "keys", "is_repartitioned", "is_found"),
     [
-        (murmur2, murmur2, ENOUGH, False, False),
-        (anywhere, anywhere, ENOUGH, False, False),
-        (another, murmur2, 3 * ENOUGH, False, True),
-        (another, murmur2, ENOUGH - 1, False, False),
-        (murmur2, murmur2, 3 * ENOUGH, True, False),
-        (another, murmur2, 3 * ENOUGH, True, True),
-        (anywhere, anywhere, 3 * ENOUGH, True, True),
+        ((murmur2, murmur2), ENOUGH, False, False),
+        ((anywhere, anywhere), ENOUGH, False, False),
+        ((another, murmur2), 3 * ENOUGH, False, True),
+        ((another, murmur2), ENOUGH - 1, False, False),
+        ((murmur2, murmur2), 3 * ENOUGH, True, False),
+        ((another, murmur2), 3 * ENOUGH, True, True),
+        ((anywhere, anywhere), 3 * ENOUGH, True, True),
     ],
-    ids=lambda part: part.__name__ if callable(part) else str(part),
+    ids=lambda part: (
+        "-".join(one.__name__ for one in part) if isinstance(part, tuple) else str(part)
+    ),
 )
 def test_other_partitioners_are_seen_in_the_last_records(
     kafka: str,
     tmp_path: Path,
     request: pytest.FixtureRequest,
-    of_orders: Callable[[str], int],
-    of_tracking: Callable[[str], int],
+    partitioners: tuple[Callable[[str], int], Callable[[str], int]],
     keys: int,
     is_repartitioned: bool,
     is_found: bool,
@@ -119,7 +120,7 @@ def test_other_partitioners_are_seen_in_the_last_records(
     name = re.sub(r"[^a-z0-9]+", "-", request.node.name)[-60:].strip("-")
     topics = {source: f"{name}-{source}" for source in SOURCES}
     create_topics(kafka, *topics.values(), partitions=PARTITIONS)
-    for source, partitioner in (("orders", of_orders), ("tracking", of_tracking)):
+    for source, partitioner in zip(("orders", "tracking"), partitioners, strict=True):
         names = [f"key {'x' * (n % 7)}{n}" for n in range(keys)]
         produce(
             kafka,

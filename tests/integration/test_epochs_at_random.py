@@ -179,6 +179,146 @@ def some_values(rng: random.Random, begin: int, count: int) -> list[bytes]:
     ]
 
 
+Place = tuple[int, str, int]
+"""Partition, key and event time of a merge record."""
+
+
+class Expected:
+    """The merge models of all partitions, told the same records and rules as a lake."""
+
+    def __init__(self, river: River, rng: random.Random, window: Window) -> None:
+        self.river = river
+        self.rng = rng
+        self.models = {
+            p: PartitionMerge(MergeRules(SOURCES, *window)) for p in range(river.partitions)
+        }
+        self.offsets = {(source, p): 0 for source in SOURCES for p in self.models}
+        self.read = dict(self.offsets)
+        self.values: dict[tuple[str, int, int], bytes] = {}
+        self.refused: set[tuple[object, ...]] = set()
+        self.validated: dict[Place, Rules] = {}
+        """The rules of the epoch that timed a merge record out."""
+
+    def send(self, step: int) -> None:
+        """Random records to every topic-partition."""
+        producer = Producer(client_options(self.river.kafka))
+        for (source, p), since in self.offsets.items():
+            mine = some_values(self.rng, step * STEP_MS, self.rng.choice([0, 5, 15]))
+            topic = self.river.config["sources"][source]["topic"]
+            for offset, value in enumerate(mine, since):
+                producer.produce(topic, value, partition=p, timestamp=KAFKA_MS)
+                self.values[source, p, offset] = value
+            self.offsets[source, p] = since + len(mine)
+        assert producer.flush(30) == 0
+
+    def merge(self, rules: Rules) -> None:
+        """What was sent since the last time, by these rules."""
+        for p, model in self.models.items():
+            model.begin_epoch(*rules.window)
+            for (source, q, offset), value in self.values.items():
+                if q == p and offset >= self.read[source, q]:
+                    self._arrive(p, rules.read(source, offset, value), source, offset)
+            model.advance()
+            for row in model.timed_out:
+                self.validated.setdefault((p, row.key, row.event_time), rules)
+        self.read = dict(self.offsets)
+
+    def _arrive(self, p: int, record: Record | str, source: str, offset: int) -> None:
+        if isinstance(record, str):
+            self.refused.add((source, p, offset, record))
+        else:
+            self.models[p].arrive(record)
+
+    def check_refused_and_late(self) -> None:
+        reader = self.river.reader
+        rows = reader.select(tables.QUARANTINE, ["source", "partition", "offset", "reason"])
+        assert Counter(tuple(row.values()) for row in rows.to_pylist()) == Counter(self.refused)
+        columns = ["source", "partition", "offset", "merge_key", "event_time", "position"]
+        rows = reader.select(tables.LATE, columns)
+        assert Counter(tuple(row.values()) for row in rows.to_pylist()) == Counter(
+            (
+                late.record.source,
+                p,
+                late.record.offset,
+                late.record.key,
+                late.record.event_time,
+                late.position,
+            )
+            for p, model in self.models.items()
+            for late in model.late
+        )
+
+    def check_silver(self) -> None:
+        told = {
+            (
+                p,
+                row.key,
+                row.event_time,
+                status,
+                row.due if status == "timed_out" else None,
+                row.closed_at if status == "timed_out" else None,
+                *(tuple(part.offset for part in sorted(mine)) for mine in row.parts.values()),
+            )
+            for p, model in self.models.items()
+            for status, mine_of in (("open", model.open.values()), ("timed_out", model.timed_out))
+            for row in mine_of
+        }
+        columns = ["partition", "merge_key", "event_time", "status", "due", "closed_at", *SOURCES]
+        rows = self.river.reader.select(tables.SILVER, columns).to_pylist()
+        assert len(rows) == len(told)
+        assert {
+            (
+                row["partition"],
+                row["merge_key"],
+                row["event_time"],
+                row["status"],
+                row["due"] if row["status"] == "timed_out" else None,
+                row["closed_at"],
+                *(tuple(part["offset"] for part in row[source]) for source in SOURCES),
+            )
+            for row in rows
+        } == told
+
+    def check_published(self) -> None:
+        """The messages are of valid rows alone, in order; nothing else is missing than what is too
+        large."""
+        finished: dict[Place, MergeRecord] = {
+            (p, row.key, row.event_time): row
+            for p, model in self.models.items()
+            for row in model.timed_out
+        }
+        out = published(self.river.kafka, self.river.sink, self.river.partitions)
+        places = [(m.partition, m.key.decode(), int(m.id.split("/")[1])) for m in out]
+        for message, place in zip(out, places, strict=True):
+            rules = self.validated[place]
+            size = message_bytes(len(message.value or b""), len(message.key), 0)
+            assert size <= rules.max_bytes, "judged by the epoch that timed it out"
+            if rules.value is not None:
+                assert message.value == VALUES[rules.value](finished[place])
+        rows = self.river.reader.select(tables.SILVER, ["valid"]).to_pylist()
+        assert len(set(places)) == len(out) == sum(bool(row["valid"]) for row in rows)
+        assert places == sorted(places, key=lambda place: (place[0], finished[place].place()))
+        valid = {
+            place for place, row in finished.items() if VALID[self.validated[place].valid](row)
+        }
+        assert valid.issuperset(places)
+        assert all(
+            self.validated[place].max_bytes < 8_388_608 for place in valid.difference(places)
+        ), "nothing else is too large"
+
+
+def evolved(river: River, rules: Rules, before: Rules, *, has_gaps: bool) -> Rules:
+    """The rules that the lake has then: the former ones where the change must wait."""
+    rules.written(river)
+    if problems := preview(river.reader, river.settings)["problems"]:
+        assert all("stands since the last change" in problem["what"] for problem in problems)
+        assert has_gaps
+        rules = before
+        rules.written(river)
+    evolve(river.reader, river.settings, Reporter())
+    return rules
+
+
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(
     ("seed", "windows", "has_expressions"),
@@ -196,118 +336,21 @@ def test_every_batch_follows_the_rules_of_its_own_epoch(
     rng = random.Random(seed)
     river = River.make(kafka, tmp_path, f"random-{seed}", lake=EMBEDDED)
     rules = before = Rules(windows[0])
-    models = {
-        p: PartitionMerge(MergeRules(SOURCES, *rules.window)) for p in range(river.partitions)
-    }
-    offsets = {(source, p): 0 for source in SOURCES for p in models}
-    read = dict(offsets)
-    refused: set[tuple[object, ...]] = set()
-    validated: dict[tuple[int, str, int], Rules] = {}
-    values: dict[tuple[str, int, int], bytes] = {}
+    expected = Expected(river, rng, rules.window)
     for step in range(6):
-        rules.written(river)
         if step:
-            if problems := preview(river.reader, river.settings)["problems"]:
-                assert all(
-                    "stands since the last change" in problem["what"] for problem in problems
-                )
-                assert windows is not TIMEOUTS
-                rules = before
-                rules.written(river)
-            evolve(river.reader, river.settings, Reporter())
-        producer = Producer(client_options(kafka))
-        for (source, p), since in offsets.items():
-            mine = some_values(rng, step * STEP_MS, rng.choice([0, 5, 15]))
-            for offset, value in enumerate(mine, since):
-                producer.produce(
-                    river.config["sources"][source]["topic"], value, partition=p, timestamp=KAFKA_MS
-                )
-                values[source, p, offset] = value
-            offsets[source, p] = since + len(mine)
-        assert producer.flush(30) == 0
+            rules = evolved(river, rules, before, has_gaps=windows is not TIMEOUTS)
+        else:
+            rules.written(river)
+        expected.send(step)
         Run(river.settings, LAYERS, Reporter()).once()
-        for p, model in models.items():
-            model.begin_epoch(*rules.window)
-            for source, offset in ((s, o) for s, q, o in values if q == p and o >= read[s, q]):
-                found = rules.read(source, offset, values[source, p, offset])
-                if isinstance(found, str):
-                    refused.add((source, p, offset, found))
-                else:
-                    model.arrive(found)
-            model.advance()
-            for row in model.timed_out:
-                validated.setdefault((p, row.key, row.event_time), rules)
-        before, read = rules, dict(offsets)
+        expected.merge(rules)
+        before = rules
         rules = rules.changed(rng, windows, has_expressions=has_expressions)
+    expected.check_refused_and_late()
+    expected.check_silver()
+    expected.check_published()
     settings, reader = river.settings, river.reader
-    rows = reader.select(tables.QUARANTINE, ["source", "partition", "offset", "reason"]).to_pylist()
-    assert Counter(tuple(row.values()) for row in rows) == Counter(refused)
-    rows = reader.select(
-        tables.LATE, ["source", "partition", "offset", "merge_key", "event_time", "position"]
-    ).to_pylist()
-    late = [(late.record, late.position, p) for p, model in models.items() for late in model.late]
-    assert Counter(tuple(row.values()) for row in rows) == Counter(
-        (r.source, p, r.offset, r.key, r.event_time, position) for r, position, p in late
-    )
-    told = {
-        (
-            p,
-            row.key,
-            row.event_time,
-            status,
-            row.due if status == "timed_out" else None,
-            row.closed_at if status == "timed_out" else None,
-            *(tuple(part.offset for part in sorted(mine)) for mine in row.parts.values()),
-        )
-        for p, model in models.items()
-        for status, mine_of in (("open", model.open.values()), ("timed_out", model.timed_out))
-        for row in mine_of
-    }
-    columns = [
-        "partition",
-        "merge_key",
-        "event_time",
-        "status",
-        *SOURCES,
-        "valid",
-        "due",
-        "closed_at",
-    ]
-    rows = reader.select(tables.SILVER, columns).to_pylist()
-    assert len(rows) == len(told)
-    assert {
-        (
-            row["partition"],
-            row["merge_key"],
-            row["event_time"],
-            row["status"],
-            row["due"] if row["status"] == "timed_out" else None,
-            row["closed_at"],
-            *(tuple(part["offset"] for part in row[source]) for source in SOURCES),
-        )
-        for row in rows
-    } == told
-    out = published(river.kafka, river.sink, river.partitions)
-    finished = {
-        (p, row.key, row.event_time): row for p, model in models.items() for row in model.timed_out
-    }
-    may_be_out = {place for place, row in finished.items() if VALID[validated[place].valid](row)}
-    is_out = set()
-    for message in out:
-        place = message.partition, message.key.decode(), int(message.id.split("/")[1])
-        row, by = finished[place], validated[place]
-        size = message_bytes(len(message.value or b""), len(message.key), 0)
-        assert size <= by.max_bytes, "judged by the epoch that timed it out"
-        if by.value is not None:
-            assert message.value == VALUES[by.value](row)
-        is_out.add(place)
-    assert len(is_out) == len(out) == sum(bool(row["valid"]) for row in rows)
-    assert is_out <= may_be_out
-    in_order = sorted(is_out, key=lambda place: (place[0], finished[place].place()))
-    assert [(m.partition, m.key.decode(), int(m.id.split("/")[1])) for m in out] == in_order
-    assert all(validated[place].max_bytes < 8_388_608 for place in may_be_out - is_out), (
-        "nothing else is too large"
-    )
     assert verify(reader, settings, full=True)["problems"] == []
     into = tmp_path / "again"
     rebuild(reader, settings, into)

@@ -394,14 +394,7 @@ class Life:
         rng, source = self.rng, self.rng.choice(self.sources)
         action = rng.random()
         if action < 0.2:
-            if self.is_idling and rng.random() < 0.3:
-                self.quiet = {each for each in self.sources if rng.random() < 0.4}
-            if source not in self.quiet:
-                self.woken += bool(
-                    self.decisions[source]
-                    and self.decisions[source][-1].after_offset == self._end(source)
-                )
-                self.kafka.write(source, rng.randint(1, 5))
+            self._write(source)
         elif action < 0.45:
             self.lake.read(source, rng.choice([1, 3, 100]))
         elif action < 0.65:
@@ -415,6 +408,16 @@ class Life:
             self.lose()
         elif self.is_changing:
             self.evolve()
+
+    def _write(self, source: str) -> None:
+        """Some more records of a source, unless it is silent now."""
+        if self.is_idling and self.rng.random() < 0.3:
+            self.quiet = {each for each in self.sources if self.rng.random() < 0.4}
+        if source in self.quiet:
+            return
+        decisions = self.decisions[source]
+        self.woken += bool(decisions and decisions[-1].after_offset == self._end(source))
+        self.kafka.write(source, self.rng.randint(1, 5))
 
     @property
     def is_repeating(self) -> bool:

@@ -268,16 +268,10 @@ class Bundle:
                         f"{name} writes pause_status out, so that development mode would not pause "
                         "it"
                     )
-            if "continuous" not in job and job.get("max_concurrent_runs") != 1:
+            if "continuous" in job:
+                yield from _of_continuous(name, job)
+            elif job.get("max_concurrent_runs") != 1:
                 yield f"{name} may run beside itself"
-            if "continuous" in job and any("max_retries" in task for task in job["tasks"]):
-                yield f"{name} has a retry policy of its own, which a continuous job must not have"
-            if "continuous" in job and any(
-                "depends_on" in task or "environment_key" in task for task in job["tasks"]
-            ):
-                yield (
-                    f"{name} has dependencies or is serverless, which a continuous job must not be"
-                )
         for target in self.top["targets"]:
             found = {name: self.variables(target).get(name) for name in ("continuous", "scheduled")}
             if not set(found.values()) <= {"PAUSED", "UNPAUSED"}:
@@ -307,7 +301,13 @@ class Bundle:
         defaults = [name for name, target in targets.items() if target.get("default")]
         if defaults != ["dev"]:
             yield f"the default target is {defaults}"
-        prod = targets.get("prod", {})
+        yield from self._of_production(targets.get("prod", {}))
+        for target in targets:
+            missing = self.top["variables"].keys() - self.variables(target).keys()
+            if missing != ({"service_principal", "operators"} if target == "prod" else set()):
+                yield f"{target} is deployed without values for {sorted(missing)}"
+
+    def _of_production(self, prod: Document) -> Iterator[str]:
         if prod.get("run_as") != {"service_principal_name": "${var.service_principal}"}:
             yield "prod does not run as the service principal"
         if not prod.get("permissions"):
@@ -323,10 +323,6 @@ class Bundle:
                 )
                 if kept is not True:
                     yield f"prod would let {kind} {name} be destroyed"
-        for target in targets:
-            missing = self.top["variables"].keys() - self.variables(target).keys()
-            if missing != ({"service_principal", "operators"} if target == "prod" else set()):
-                yield f"{target} is deployed without values for {sorted(missing)}"
 
     def _of_files(self) -> Iterator[str]:
         for pattern in self.top["include"]:
@@ -349,6 +345,14 @@ class Bundle:
                     and (self.root / "resources" / library["whl"]).parent.resolve() not in made
                 ):
                     yield f"{what}: {library['whl']} is not where the wheel is built"
+
+
+def _of_continuous(name: str, job: Document) -> Iterator[str]:
+    """Fields that a continuous job must not have."""
+    if any("max_retries" in task for task in job["tasks"]):
+        yield f"{name} has a retry policy of its own, which a continuous job must not have"
+    if any("depends_on" in task or "environment_key" in task for task in job["tasks"]):
+        yield f"{name} has dependencies or is serverless, which a continuous job must not be"
 
 
 def parsed(parameters: list[str]) -> Document | str:

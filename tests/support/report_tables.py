@@ -27,6 +27,9 @@ from pipelines.settings import Settings
 Row = dict[str, Any]
 Tables = Mapping[str, Sequence[Row]]
 
+REASONS = ["undecodable", "undecodable", "no_key", "no_event_time", "event_time_in_future"]
+"""Reasons of refusal; one is twice as frequent."""
+
 
 def settings_for(
     folder: Path, sources: Sequence[str] = ("tracking", "orders"), timeout: str = "100ms"
@@ -72,99 +75,124 @@ def river_of(
     """A day of a river: the first source runs ahead for an hour, another falls silent, one
     partition is slow; with late and refused records of every kind.
     """
-    rng, sources = random.Random(seed), list(settings.sources)
-    began, timeout_ms = 1_768_780_800_000 + 7 * 3_600_000, settings.merge.window.gap_ms
-    names = [*map(bronze, sources), SILVER, LATE, QUARANTINE, IDLE_HEARTBEATS, PROGRESS, PUBLISHED]
-    rows: dict[str, list[Row]] = {name: [] for name in names}
-    offsets = {(source, p): 0 for source in sources for p in range(partitions)}
-    heads = dict.fromkeys(offsets, began - 600_000)
-    sequence, clocks = (
-        dict.fromkeys(range(partitions), 0),
-        dict.fromkeys(range(partitions), began - 600_000),
-    )
-    now = began
+    day = _Day(settings, range(partitions), random.Random(seed))
     for batch in range(batches):
-        now += rng.choice([20_000, 60_000, 90_000, 200_000])
-        hour = (now - began) // 3_600_000
+        day.now += day.rng.choice([20_000, 60_000, 90_000, 200_000])
         for p in range(partitions):
-            for i, source in enumerate(sources):
-                is_silent = i == 1 and p == 1 and 4 <= hour < 6
-                delay = (
-                    3_000
-                    + p * 5_000
-                    + (45 * 60_000 if i == 1 and 9 <= hour < 11 else rng.randint(0, 9_000))
-                )
-                if not is_silent:
-                    heads[source, p] = max(heads[source, p], now - delay)
-                elif batch % 10 == 0:
-                    decided = min(heads[s, p] for s in sources if s != source)
-                    heads[source, p] = max(heads[source, p], decided)
-                    place = {
-                        "source": source,
-                        "topic": source,
-                        "partition": p,
-                        "after_offset": offsets[source, p] - 1,
-                    }
-                    rows[IDLE_HEARTBEATS].append(
-                        place | {"event_time": decided, "decided_at": now - 500}
-                    )
-            clock = min(heads[source, p] for source in sources)
-            for i, source in enumerate(sources):
-                since = offsets[source, p]
-                until = since + rng.randint(0, 60) // (1 + 2 * i)
-                place = {"source": source, "topic": source, "partition": p}
-                times = {
-                    "head": heads[source, p],
-                    "clock": clock,
-                    "committed_at": now,
-                    "silver_version": batch,
-                }
-                rows[PROGRESS].append(
-                    {"batch": batch, **place, "from_offset": since, "until_offset": until, **times}
-                )
-                for offset in range(since, until):
-                    sent = min(now - 500, clock + rng.randint(0, 4_000))
-                    rows[bronze(source)].append(
-                        {**place, "offset": offset, "kafka_timestamp": sent}
-                    )
-                    fate = rng.random()
-                    if fate < 0.004:
-                        rows[LATE].append({**place, "offset": offset})
-                    elif fate < 0.007:
-                        reason = rng.choice(
-                            [
-                                "undecodable",
-                                "undecodable",
-                                "no_key",
-                                "no_event_time",
-                                "event_time_in_future",
-                            ]
-                        )
-                        rows[QUARANTINE].append({**place, "offset": offset, "reason": reason})
-                offsets[source, p] = until
-            # What times out begins between what did with the clock before and what does with this
-            # one.
-            beyond = range(max(clocks[p] - timeout_ms, 0), clock - timeout_ms)
-            begins = rng.sample(beyond, min(len(beyond), rng.randint(0, 25)))
-            done = [_merge_record(rng, sources, p, time, batch, timeout_ms) for time in begins]
-            clocks[p] = clock
-            rows[SILVER] += done
-            if done:
-                first, last = sequence[p], max(done, key=lambda row: int(row["event_time"]))
-                sequence[p] += len(done)
-                named = {"last_event_time": last["event_time"], "last_key": last["merge_key"]}
-                seqs = {"partition": p, "first_seq": first, "last_seq": sequence[p] - 1}
-                rows[PUBLISHED].append(
-                    {**seqs, **named, "committed_at": now + rng.randint(700, 9_000)}
-                )
+            day.arrive(batch, p)
+            clock = day.clock(p)
+            for i, source in enumerate(day.sources):
+                day.read(batch, i, source, p, clock)
+            day.publish(p, day.time_out(batch, p, clock))
     for p in range(partitions):
-        clock = min(heads[source, p] for source in sources)
+        day.leave_open(batches - 1, p)
+    return day.rows
+
+
+class _Day:
+    """The tables as they grow, batch by batch; `now` is the time of the batch."""
+
+    def __init__(self, settings: Settings, partitions: Sequence[int], rng: random.Random) -> None:
+        self.rng = rng
+        self.sources = list(settings.sources)
+        self.timeout_ms = settings.merge.window.gap_ms
+        self.began = self.now = 1_768_780_800_000 + 7 * 3_600_000
+        names = [*map(bronze, self.sources), SILVER, LATE, QUARANTINE, IDLE_HEARTBEATS, PROGRESS]
+        self.rows: dict[str, list[Row]] = {name: [] for name in [*names, PUBLISHED]}
+        self.offsets = {(source, p): 0 for source in self.sources for p in partitions}
+        self.heads = dict.fromkeys(self.offsets, self.began - 600_000)
+        self.clocks = dict.fromkeys(partitions, self.began - 600_000)
+        self.sequence = dict.fromkeys(partitions, 0)
+
+    def clock(self, p: int) -> int:
+        return min(self.heads[source, p] for source in self.sources)
+
+    def arrive(self, batch: int, p: int) -> None:
+        """Move the heads of a partition, or decide that a source is idle."""
+        hour = (self.now - self.began) // 3_600_000
+        for i, source in enumerate(self.sources):
+            is_behind = i == 1 and 9 <= hour < 11
+            delay = 3_000 + p * 5_000
+            delay += 45 * 60_000 if is_behind else self.rng.randint(0, 9_000)
+            if not (i == 1 and p == 1 and 4 <= hour < 6):
+                self.heads[source, p] = max(self.heads[source, p], self.now - delay)
+            elif batch % 10 == 0:
+                self._decide_idle(source, p)
+
+    def _decide_idle(self, source: str, p: int) -> None:
+        decided = min(self.heads[s, p] for s in self.sources if s != source)
+        self.heads[source, p] = max(self.heads[source, p], decided)
+        row = {
+            "source": source,
+            "topic": source,
+            "partition": p,
+            "after_offset": self.offsets[source, p] - 1,
+            "event_time": decided,
+            "decided_at": self.now - 500,
+        }
+        self.rows[IDLE_HEARTBEATS].append(row)
+
+    def read(self, batch: int, i: int, source: str, p: int, clock: int) -> None:
+        """The next records of a topic-partition; the sources have fewer, one after the other."""
+        since = self.offsets[source, p]
+        until = since + self.rng.randint(0, 60) // (1 + 2 * i)
+        place = {"source": source, "topic": source, "partition": p}
+        times = {
+            "head": self.heads[source, p],
+            "clock": clock,
+            "committed_at": self.now,
+            "silver_version": batch,
+        }
+        self.rows[PROGRESS].append(
+            {"batch": batch, **place, "from_offset": since, "until_offset": until, **times}
+        )
+        for offset in range(since, until):
+            sent = min(self.now - 500, clock + self.rng.randint(0, 4_000))
+            self.rows[bronze(source)].append({**place, "offset": offset, "kafka_timestamp": sent})
+            fate = self.rng.random()
+            if fate < 0.004:
+                self.rows[LATE].append({**place, "offset": offset})
+            elif fate < 0.007:
+                reason = self.rng.choice(REASONS)
+                self.rows[QUARANTINE].append({**place, "offset": offset, "reason": reason})
+        self.offsets[source, p] = until
+
+    def time_out(self, batch: int, p: int, clock: int) -> list[Row]:
+        """What times out begins between what did with the clock before and what does with this
+        one."""
+        beyond = range(max(self.clocks[p] - self.timeout_ms, 0), clock - self.timeout_ms)
+        begins = self.rng.sample(beyond, min(len(beyond), self.rng.randint(0, 25)))
+        done = [
+            _merge_record(self.rng, self.sources, p, time, batch, self.timeout_ms)
+            for time in begins
+        ]
+        self.clocks[p] = clock
+        self.rows[SILVER] += done
+        return done
+
+    def publish(self, p: int, done: Sequence[Row]) -> None:
+        if not done:
+            return
+        first, last = self.sequence[p], max(done, key=lambda row: int(row["event_time"]))
+        self.sequence[p] += len(done)
+        row = {
+            "partition": p,
+            "first_seq": first,
+            "last_seq": self.sequence[p] - 1,
+            "last_event_time": last["event_time"],
+            "last_key": last["merge_key"],
+            "committed_at": self.now + self.rng.randint(700, 9_000),
+        }
+        self.rows[PUBLISHED].append(row)
+
+    def leave_open(self, batch: int, p: int) -> None:
+        clock = self.clock(p)
         for n in range(120):
-            row = _merge_record(
-                rng, sources, p, clock - rng.randint(0, timeout_ms), batches - 1, timeout_ms
+            begins = clock - self.rng.randint(0, self.timeout_ms)
+            row = _merge_record(self.rng, self.sources, p, begins, batch, self.timeout_ms)
+            self.rows[SILVER].append(
+                row | {"status": "open", "valid": None, "merge_key": f"open-{n}"}
             )
-            rows[SILVER].append(row | {"status": "open", "valid": None, "merge_key": f"open-{n}"})
-    return rows
 
 
 def _merge_record(

@@ -318,6 +318,18 @@ def with_registry(folder: Path) -> dict[str, Any]:
     )
 
 
+COMPLETE = {
+    "lake": {"catalog": "main", "schema": "shop"},
+    "metrics": {"port": 9464},
+    "merge.window": {"gap": "30m", "max": "12h"},
+    "sources.tracking.where": {"field": "type", "equals": 1},
+    "sources.tracking.heartbeat": {"field": "type", "equals": 1},
+    "sources.tracking.event_time": {"field": "ts", "unit": "s"},
+    "sources.tracking.repartition": {"from": "raw", "partitions": 2},
+}
+"""Values of the parts that the smallest configuration has not, with what they require."""
+
+
 def test_every_field_has_a_row() -> None:
     assert [path for path, _ in FIELDS] == list(fields(Settings))
     assert {"lake.catalog", "sources.tracking.heartbeat.equals", "merge.timeout"} <= set(
@@ -329,30 +341,13 @@ def test_every_field_has_a_row() -> None:
 @pytest.mark.parametrize(("path", "default"), FIELDS, ids=[path for path, _ in FIELDS])
 def test_the_default_is_the_one_that_is_named(tmp_path: Path, path: str, default: str) -> None:
     if default == "required":
-        without = (
-            with_value(SMALLEST, "lake", {"catalog": "main", "schema": "shop"})
-            if path.startswith("lake.")
-            else SMALLEST
-        )
-        if path == "metrics.port":
-            without = with_value(SMALLEST, "metrics", {"port": 9464})
-        if ".window." in path:
-            without = with_value(SMALLEST, "merge", {"window": {"gap": "30m", "max": "12h"}})
-        for part in ("where", "heartbeat"):
-            if f".{part}." in path:
-                without = with_value(
-                    without, f"sources.tracking.{part}", {"field": "type", "equals": 1}
-                )
-        if ".event_time." in path:
-            without = with_value(
-                without, "sources.tracking.event_time", {"field": "ts", "unit": "s"}
-            )
-        if ".repartition." in path:
-            without = with_value(
-                without, "sources.tracking.repartition", {"from": "raw", "partitions": 2}
-            )
-        if ".registry." in path:
+        parent = path.rpartition(".")[0]
+        if parent.endswith(".registry"):
             without = with_registry(tmp_path)
+        elif parent in COMPLETE:
+            without = with_value(SMALLEST, parent, COMPLETE[parent])
+        else:
+            without = SMALLEST
         *parents, last = path.split(".")
         part = without = yaml.safe_load(yaml.safe_dump(without))
         for name in parents:
