@@ -249,7 +249,7 @@ def repartition(
     """Write the topics of sources that have `repartition`, by their merge keys, until stopped
     (SIGINT, SIGTERM), or once."""
     from pipelines.monitoring.metrics import serving
-    from pipelines.repartition import repartition as write
+    from pipelines.repartition.command import repartition as write
     from pipelines.running.lineage import sending
 
     stopping = threading.Event()

@@ -262,13 +262,10 @@ def written(headers: Headers) -> RepartitionProgress:
 def origin_of(headers: Headers) -> Origin:
     """Return the place of the record that a message with these headers is a copy of.
 
-    Raise ValueError where the header `ORIGIN` is no such place.
+    Raise ValueError where there is no header `ORIGIN`, or it is no such place.
     """
-    topic, partition, offset = (
-        next(value or b"" for name, value in reversed(headers) if name == ORIGIN)
-        .decode()
-        .rsplit("/", 2)
-    )
+    last = next((value for name, value in reversed(headers) if name == ORIGIN), None)
+    topic, partition, offset = (last or b"").decode().rsplit("/", 2)
     return Origin(topic, int(partition), int(offset))
 
 

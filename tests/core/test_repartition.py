@@ -14,10 +14,12 @@ from pipelines.core.reading import KAFKA, ReadingRules
 from pipelines.core.repartition import (
     ORIGIN,
     InputPartition,
+    Origin,
     RepartitionProgress,
     assign_partitions,
     is_redriven,
     murmur2,
+    origin_of,
     repartition_messages,
     written,
 )
@@ -194,6 +196,19 @@ def test_what_says_nothing_of_it_is_refused(missing: str, instead: bytes | None)
     ]
     with pytest.raises(ValueError, match=missing):
         written(headers)
+
+
+def test_the_last_origin_is_a_records_own() -> None:
+    headers = [(ORIGIN, b"older/0/0"), (ORIGIN, b"a/b/3/14"), *AFTER.headers()]
+    assert origin_of(headers) == Origin("a/b", 3, 14)
+
+
+@pytest.mark.parametrize("value", [None, b"", b"clicks", b"clicks/0", b"clicks/x/1", b"\xff/0/1"])
+def test_what_names_no_origin_is_refused(value: bytes | None) -> None:
+    with pytest.raises(ValueError):  # noqa: PT011
+        origin_of([(ORIGIN, value), *AFTER.headers()])
+    with pytest.raises(ValueError):  # noqa: PT011
+        origin_of(AFTER.headers())
 
 
 def test_only_a_message_that_a_redrive_sent_itself_is_passed_over() -> None:

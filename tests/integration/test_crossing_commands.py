@@ -23,7 +23,7 @@ from pipelines.monitoring.observability import Reporter
 from pipelines.operations.evolve import evolve
 from pipelines.operations.forget import forgotten
 from pipelines.operations.redrive import Redrive
-from pipelines.repartition import repartition
+from pipelines.repartition.command import repartition
 from pipelines.run import LAYERS, Run
 from tests.support.cases import heartbeat, keyed
 from tests.support.commands import in_process

@@ -17,7 +17,7 @@ from pipelines.audit.status import status
 from pipelines.lake import tables
 from pipelines.lake.table_reader import row_count
 from pipelines.monitoring.observability import Reporter
-from pipelines.repartition import repartition
+from pipelines.repartition.command import repartition
 from tests.support.cases import SOURCES, heartbeat, keyed
 from tests.support.repartitioning import expected_partition
 from tests.support.rivers import TIMEOUT_MS, River

@@ -20,7 +20,7 @@ from confluent_kafka import Producer
 
 from pipelines.audit.validate import check_kafka, check_keys
 from pipelines.audit.verify import verify
-from pipelines.core.repartition import murmur2
+from pipelines.core.repartition import InputPartition, RepartitionProgress, murmur2
 from pipelines.errors import (
     ConfigurationError,
     DataLossError,
@@ -33,7 +33,7 @@ from pipelines.monitoring.events import Event, LagObserved
 from pipelines.monitoring.metrics import Metrics
 from pipelines.monitoring.observability import Reporter
 from pipelines.operations.redrive import Redrive
-from pipelines.repartition import repartition
+from pipelines.repartition.command import repartition
 from pipelines.running.lineage import sending
 from pipelines.settings import LineageSettings
 from tests.support.cases import SOURCES, expected_late, expected_messages, heartbeat, keyed
@@ -325,6 +325,17 @@ def test_a_message_that_a_redrive_sent_says_nothing_of_what_was_written(river: R
     assert producer.flush(30) == 0
     assert once(river)["tracking"]["records"] == 0
     assert all(copies[:-1] == before[p] for p, copies in found_in(river, "tracking").items())
+
+
+def test_a_message_that_names_no_record_is_refused(river: River) -> None:
+    place = InputPartition(origin(river), 0)
+    progress = RepartitionProgress({origin(river): origin(river) + " (1.2)"}, {place: 1}, {})
+    producer = Producer({"bootstrap.servers": str(river.kafka)})
+    headers: list[tuple[str, str | bytes | None]] = [*progress.headers()]
+    producer.produce(target(river), b"{}", partition=1, headers=headers)
+    assert producer.flush(30) == 0
+    with pytest.raises(ForeignMessageError, match=r"offset \d+ that has no watersmeet.origin"):
+        once(river)
 
 
 def test_a_topic_that_others_write_to_is_refused(river: River) -> None:

@@ -14,7 +14,7 @@ import pytest
 from pipelines.errors import WatersmeetError
 from pipelines.lake import tables
 from pipelines.monitoring.observability import Reporter
-from pipelines.repartition import repartition
+from pipelines.repartition.command import repartition
 from tests.support.avro import (
     BAD_BYTES,
     CASE_SCHEMA,

@@ -34,7 +34,7 @@ from pipelines.lake.commits import Commit
 from pipelines.lake.location import Lake
 from pipelines.monitoring.metrics import serving
 from pipelines.monitoring.observability import Reporter
-from pipelines.repartition import repartition
+from pipelines.repartition.command import repartition
 from pipelines.run import LAYERS, Run
 from pipelines.running.lineage import sending
 from pipelines.settings import Settings, load_settings
