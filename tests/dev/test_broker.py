@@ -20,7 +20,8 @@ from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
 from pipelines.dev import broker
-from pipelines.dev.broker import INHERITED, BrokerStatus
+from pipelines.dev.broker import BrokerStatus
+from pipelines.dev.broker_launch import INHERITED
 from pipelines.errors import ArtifactsError, BrokerError, WatersmeetError
 
 pytestmark = [pytest.mark.long, pytest.mark.promise("A10")]

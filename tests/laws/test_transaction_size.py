@@ -14,6 +14,7 @@ import pyarrow as pa
 import pytest
 
 from pipelines.dev import broker
+from pipelines.dev.broker_launch import java_of_broker
 from pipelines.errors import TransactionTimeoutError, is_retriable
 from pipelines.gold import Gold
 from pipelines.kafka import publisher
@@ -161,7 +162,13 @@ def slow_kafka(tmp_path: Path) -> Iterator[str]:
         "clients",
         "--entity-default",
     ]
-    command = [*broker._java(), "kafka.admin.ConfigCommand", "--bootstrap-server", servers, *quota]
+    command = [
+        *java_of_broker(),
+        "kafka.admin.ConfigCommand",
+        "--bootstrap-server",
+        servers,
+        *quota,
+    ]
     subprocess.run(command, check=True, env=os.environ, timeout=60)
     yield servers
     broker.stop(folder)
