@@ -23,8 +23,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipelines.audit.validate import check_expressions, has_expressions
+from pipelines.avro_json import UnencodableError, encoder
 from pipelines.configuration.file import known_instead
-from pipelines.core.avro_json import UnencodableError, encoder
 from pipelines.core.avro_schema import AvroSchema
 from pipelines.core.columns import MAX_TIME
 from pipelines.core.idle import IdleDecision

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import json
-from contextlib import suppress
-from datetime import date
 from decimal import Decimal
 from typing import Any
 
 import orjson
 import pyarrow as pa
-
-from pipelines.core.json_exact import exact, is_exact
 
 
 def as_kept(value: Any, read: pa.DataType, kept: pa.DataType) -> bytes:
@@ -48,10 +44,6 @@ def _field(value: Any, kind: pa.DataType) -> Any:
             return None
         pairs = value.items() if isinstance(value, dict) else value
         return tuple((name, _field(item, kind.item_type)) for name, item in pairs)
-    if is_exact(kind):
-        with suppress(ValueError):
-            return value if isinstance(value, date) else exact(value, kind)
-        return None
     if pa.types.is_integer(kind):
         return (
             int(value)

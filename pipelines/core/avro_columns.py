@@ -6,9 +6,10 @@ int and long have one column type here, and so have float and double: a schema m
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import date, datetime, time, timedelta, timezone
-from decimal import Decimal
+from decimal import Context, Decimal, Inexact, InvalidOperation
 from functools import partial
 from typing import Any, Final, NamedTuple, TypeAlias
 from uuid import UUID
@@ -18,9 +19,9 @@ from fastavro import parse_schema
 from fastavro.read import LOGICAL_READERS
 from fastavro.schema import SchemaParseException, UnknownType
 
-from pipelines.core.json_exact import EPOCH, MAX_DIGITS, exact_decimal
 from pipelines.core.json_schema import FORBIDDEN_IN_NAMES
 from pipelines.core.json_text import UndecodableError
+from pipelines.core.times import EPOCH
 from pipelines.core.types import TIME
 
 _Convert: TypeAlias = Callable[[Any], Any]
@@ -47,6 +48,11 @@ _PLAIN: Final = {
     "fixed": (pa.binary(), bytes),
 }
 """By Avro type, the type of the column and the Python type of its values."""
+
+MAX_DIGITS: Final = 38
+"""Maximum number of digits of a decimal: as many as a table's column holds."""
+
+_EXACT: Final = Context(prec=2 * MAX_DIGITS, traps=[Inexact, InvalidOperation])
 
 _OWN: Final = "watersmeet-"
 UNITS_US: Final = {"millis": 1000, "micros": 1}
@@ -343,6 +349,18 @@ def _decimal(precision: int, scale: int, value: Decimal | bytes | str) -> Decima
         data = _default_bytes(value) if isinstance(value, str) else value
         value = _read_decimal(data, {"scale": scale})
     return exact_decimal(precision, scale, value)
+
+
+def exact_decimal(precision: int, scale: int, number: Decimal) -> Decimal:
+    """Return a number with `scale` digits of a fraction.
+
+    Raises UndecodableError where it has more of them, or more than `precision` digits in all.
+    """
+    with suppress(Inexact, InvalidOperation):
+        exactly = number.quantize(Decimal((0, (1,), -scale)), context=_EXACT)
+        if exactly.is_finite() and len(exactly.as_tuple().digits) <= precision:
+            return exactly or abs(exactly)  # a column has no -0
+    raise UndecodableError(f"a decimal does not fit {precision} digits, {scale} of them a fraction")
 
 
 # A number in the functions below was written without the logical type, or is a default.

@@ -6,7 +6,6 @@ counts 1.0 and 1e3 as integers: a reader of an int64 field must accept those spe
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import unquote
@@ -15,7 +14,6 @@ import jsonschema_rs
 import orjson
 import pyarrow as pa
 
-from pipelines.core.json_exact import KEYWORD, has_exact, mismatch, named_type
 from pipelines.core.texts import printable
 from pipelines.core.types import is_identifier
 from pipelines.errors import ConfigurationError
@@ -41,11 +39,6 @@ LONGEST_VIOLATION: Final = 300
 _REFERENCES: Final = frozenset(["$ref", "$dynamicRef", "$recursiveRef"])
 _LITERAL_KEYWORDS: Final = frozenset(["const", "enum", "default", "examples"])
 _OR_KEEP_TEXT: Final = ", or leave out `schema` to keep values as JSON text"
-
-_RIGHT: Final = (
-    "write `decimal(12, 2)` beside the type number or string, or `timestamp` or `date` beside "
-    "string"
-)
 
 _LITERAL_TYPES: Final[dict[type, str]] = {
     str: "string",
@@ -91,16 +84,6 @@ class ValueSchema:
             )
 
         return first_violation
-
-    @property
-    def mismatch(self) -> Callable[[bytes], str | None] | None:
-        """A function that tests whether a value which fits the schema also fits its columns.
-
-        It takes the value's bytes, and returns one sentence about the first place that does not
-        fit, or None. The property is None where all columns have JSON's own types: then everything
-        fits.
-        """
-        return partial(mismatch, kind=self.type) if has_exact(self.type) else None
 
 
 class _UnfitError(Exception):
@@ -217,26 +200,15 @@ class _Columns:
             fields.append((name, self._column_type(child, where, followed)))
         return fields
 
-    def _column_type(
-        self, schema: Any, where: str, followed: tuple[str, ...], named: Any = None
-    ) -> pa.DataType:
-        """Return the column type of a field.
-
-        `named`: the type that `x-watersmeet-type` gives the field in the schema around this one.
-        """
-        named = schema.get(KEYWORD, named) if isinstance(schema, dict) else named
+    def _column_type(self, schema: Any, where: str, followed: tuple[str, ...]) -> pa.DataType:
+        """Return the column type of a field."""
         schema, followed = self._dereferenced(schema, f"field `{where}`", followed)
         if not isinstance(schema, dict):
             raise _refused(where)
-        named = schema.get(KEYWORD, named)
         types = _types(schema)
         if not types and (choice := _only_choice_but_null(schema)) is not None:
-            return self._column_type(choice, where, followed, named)
+            return self._column_type(choice, where, followed)
         types = types or _types_of_literals(schema)
-        if named is not None:
-            if len(types) == 1 and (column := named_type(named, types[0])) is not None:
-                return column
-            raise _refused(where, f"has `{KEYWORD}: {named}`; {_RIGHT}")
         if types == ["object"] and schema.get("properties"):
             return pa.struct(self._fields(schema, where, followed))
         if (

@@ -42,16 +42,11 @@ class UndecodableError(ValueError):
     """Error for bytes that are not one acceptable value of the source. The message says why."""
 
 
-def parse_object(
-    value: bytes | None,
-    violation: Violation | None,
-    mismatch: Callable[[bytes], str | None] | None = None,
-) -> dict[str, Any]:
+def parse_object(value: bytes | None, violation: Violation | None) -> dict[str, Any]:
     """Return the JSON object that a record's value spells. Of a repeated name the last one counts.
 
     With `violation` (a schema's test), the value must also fit the schema, repeat no name, and keep
-    the limits on numbers and names; and `mismatch`, a test of its bytes, must return None. Raises
-    UndecodableError otherwise.
+    the limits on numbers and names. Raises UndecodableError otherwise.
     """
     if value is None:
         raise UndecodableError("no value (tombstone)")
@@ -66,7 +61,7 @@ def parse_object(
         raise UndecodableError(f"nested deeper than {max_depth} levels")
     if violation is not None:
         _refuse_ambiguous(value, document)
-        if (sentence := violation(document) or (mismatch(value) if mismatch else None)) is not None:
+        if (sentence := violation(document)) is not None:
             raise UndecodableError(f"does not fit the schema: {sentence}")
     return document
 

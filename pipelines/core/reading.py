@@ -21,7 +21,6 @@ import pyarrow.compute as pc
 
 from pipelines.core.avro_schema import AvroSchema, as_text, schema_id_of
 from pipelines.core.columns import Int64s, int64s, lengths
-from pipelines.core.json_exact import EPOCH
 from pipelines.core.json_schema import ValueSchema
 from pipelines.core.json_text import (
     UndecodableError,
@@ -34,7 +33,7 @@ from pipelines.core.json_text import (
 )
 from pipelines.core.paths import Path, paths_text
 from pipelines.core.redriven import REDRIVEN, redriven_offsets
-from pipelines.core.times import LAST_EVENT_TIME_MS, parse_iso_8601
+from pipelines.core.times import EPOCH, LAST_EVENT_TIME_MS, parse_iso_8601
 from pipelines.core.types import HEADERS, NO_TENANT, TENANT, schema_of
 
 KAFKA: Final = schema_of(
@@ -550,8 +549,7 @@ def _decoder(rules: ReadingRules, *, is_checked: bool = True) -> Callable[..., A
         return rules.schema.decoder()
     if rules.schema is None or not is_checked:
         return partial(parse_object, violation=None)
-    violation = rules.schema.validator()
-    return partial(parse_object, violation=violation, mismatch=rules.schema.mismatch)
+    return partial(parse_object, violation=rules.schema.validator())
 
 
 def _then(find: _Find, make: Callable[[Any], Any]) -> _Find:

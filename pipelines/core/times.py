@@ -9,6 +9,8 @@ from typing import Final
 LAST_EVENT_TIME_MS: Final = 253_402_300_799_999
 """9999-12-31T23:59:59.999Z: the last millisecond that every reader of the tables can show."""
 
+EPOCH: Final = datetime(1970, 1, 1, tzinfo=timezone.utc)
+
 _FRACTION = r"(?P<fraction>[.,]\d+)?"
 _ZONE = r"(?P<zone>[Zz]|(?P<sign>[+-])(?P<hours>\d\d)(?::?(?P<minutes>[0-5]\d))?)?"
 _EXTENDED = re.compile(
@@ -17,7 +19,6 @@ _EXTENDED = re.compile(
 _BASIC = re.compile(
     rf"(\d{{4}})(\d\d)(\d\d)[Tt](\d\d)(\d\d)(?:(\d\d){_FRACTION})?{_ZONE}", re.ASCII
 )
-_EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 
 
 def parse_iso_8601(text: str) -> int | None:
@@ -53,4 +54,4 @@ def _parsed(text: str) -> tuple[int, str] | None:
         time = datetime(year, month, day, hour, minute, second, tzinfo=zone)
     except ValueError:
         return None
-    return (time - _EPOCH) // timedelta(seconds=1), (match["fraction"] or "")[1:]
+    return (time - EPOCH) // timedelta(seconds=1), (match["fraction"] or "")[1:]

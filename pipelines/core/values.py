@@ -12,7 +12,6 @@ import json
 import re
 from base64 import b64encode
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from decimal import ROUND_HALF_UP, Decimal
 from itertools import repeat
 from math import isfinite, isnan
@@ -24,7 +23,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipelines.core.columns import Int64s, int64s
-from pipelines.core.json_exact import exact, has_exact, is_exact
 from pipelines.core.types import TIME
 
 _LARGEST_NUMBER: Final = len("-2.2250738585072014E-308")
@@ -84,14 +82,13 @@ def _decoded(
     return pa.array(values, kind)
 
 
-_Outline: TypeAlias = "dict[str, Any] | list[Any] | tuple[Any] | type | pa.DataType | None"
+_Outline: TypeAlias = "dict[str, Any] | list[Any] | tuple[Any] | type | None"
 """The places where a type has numbers; None where it has none.
 
 - A struct is a dict by field.
 - A list is a list with the outline of its items.
 - A map is a tuple with the outline of its values.
 - A number is its Python type.
-- A type that `is_exact` is the type itself.
 """
 
 _FRACTION_OR_EXPONENT = re.compile(rb"[0-9][.eE]")
@@ -104,16 +101,15 @@ def _outline(kind: pa.DataType) -> _Outline:
         return [inner] if (inner := _outline(kind.value_type)) else None
     if pa.types.is_map(kind):
         return (inner,) if (inner := _outline(kind.item_type)) else None
-    return kind if is_exact(kind) else {pa.int64(): int, pa.float64(): float}.get(kind)
+    return {pa.int64(): int, pa.float64(): float}.get(kind)
 
 
 def _structs(texts: list[bytes | None], kind: pa.DataType, outline: _Outline) -> pa.Array:
     documents = [None if text is None else orjson.loads(text) for text in texts]
-    any_text = has_exact(kind)
     for row, text in enumerate(texts):
         if (
             text
-            and (any_text or _FRACTION_OR_EXPONENT.search(text))
+            and _FRACTION_OR_EXPONENT.search(text)
             and _has_fractional_integer(documents[row], outline)
         ):
             documents[row] = _exact(text, outline)
@@ -151,16 +147,11 @@ def coerce(value: Any, kind: pa.DataType) -> Any:
 
 
 def _has_fractional_integer(value: Any, where: _Outline) -> bool:
-    """Return True where an integer is spelled with a fraction or an exponent.
-
-    Return True also where there is something that JSON has no type for.
-    """
+    """Return True where an integer is spelled with a fraction or an exponent."""
     if isinstance(where, type):
         return where is int and type(value) is float
     if value is None or where is None:
         return False
-    if isinstance(where, pa.DataType):
-        return True
     if isinstance(where, dict):
         return isinstance(value, dict) and any(
             _has_fractional_integer(value.get(name), inner) for name, inner in where.items()
@@ -181,10 +172,6 @@ def _exact(text: bytes, outline: _Outline) -> Any:
 def _converted(value: Any, where: _Outline) -> Any:
     if value is None or where is None:
         return value
-    if isinstance(where, pa.DataType):
-        with suppress(ValueError):
-            return exact(value, where)
-        return None
     if isinstance(where, dict):
         fields = value if isinstance(value, dict) else {}
         return fields | {name: _converted(fields.get(name), inner) for name, inner in where.items()}

@@ -204,51 +204,6 @@ def test_a_schema_gains_and_drops_fields(
     is_sound(river, "fields")
 
 
-@pytest.mark.promise("C9")
-def test_decimals_and_times_of_json_are_columns_and_come_to_a_living_lake(
-    kafka: str, tmp_path: Path
-) -> None:
-    def priced(value: bytes | None) -> bytes | None:
-        more = b',"price":12.5,"at":"2026-01-31T12:00:00+01:00","tax":"0.190"}'
-        return (
-            value[:-1] + more
-            if value and value.startswith(b'{"ts":') and value.endswith(b"}")
-            else value
-        )
-
-    river = River.make(kafka, tmp_path, "exact", lake=EMBEDDED)
-    fields = {
-        **FIRST,
-        "price": {"type": "number", "x-watersmeet-type": "decimal(12, 2)"},
-        "at": {"type": "string", "format": "date-time", "x-watersmeet-type": "timestamp"},
-    }
-    with_schema(river, fields)
-    river.encode = priced
-    river.flow()
-    river.finish()
-    river.flow("orders")  # waits in bronze with a text there that no schema has looked at yet
-    river.finish()
-    with_schema(river, {**fields, "tax": {"type": "string", "x-watersmeet-type": "decimal(4, 2)"}})
-    evolve(river)
-    river.chunks -= 1
-    river.flow("tracking")
-    river.flow()
-    river.finish()
-    is_sound(river, "exact")
-    rows = river.reader.select(tables.SILVER, ["orders"])["orders"].to_pylist()
-    values = {
-        (str(v["price"]), str(v["at"]), str(v["tax"]))
-        for parts in rows
-        for v in (part["value"] for part in parts)
-    }
-    at = "2026-01-31 11:00:00+00:00"
-    assert values >= {("12.50", at, "None"), ("12.50", at, "0.19")}
-    sent = b"".join(
-        message.value or b"" for message in published(river.kafka, river.sink, river.partitions)
-    )
-    assert b'"price":12.50,"at":"2026-01-31T11:00:00.000000Z","tax":0.19}' in sent
-
-
 @pytest.mark.parametrize(
     ("fields", "said"),
     [

@@ -33,7 +33,7 @@ ROOMS: Mapping[str, tuple[str, ...]] = {
     "layers": ("bronze", "cycle", "gold", "operations", "repartition", "run", "running", "silver"),
     "audit": ("audit",),
     "views": ("live", "quality"),
-    "dev": ("dev", "dry_run"),
+    "dev": ("avro_json", "dev", "dry_run"),
     "cli": ("__main__", "cli", "commands"),
 }
 """Each room's modules, and packages with all that is in them."""

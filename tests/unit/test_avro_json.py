@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 
-from pipelines.core.avro_json import UnencodableError, encoder
+from pipelines.avro_json import UnencodableError, encoder
 from pipelines.core.avro_schema import avro_schema
 from pipelines.core.values import json_texts, typed_values
 from tests.support.avro import as_text, encoded, logical, schema_of, schemas_with_values

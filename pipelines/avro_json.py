@@ -14,9 +14,8 @@ from uuid import UUID
 
 from fastavro import parse_schema, schemaless_writer
 
-from pipelines.core.avro_columns import UNITS_US, is_logical
-from pipelines.core.json_exact import EPOCH, exact_decimal
-from pipelines.core.times import parse_microseconds
+from pipelines.core.avro_columns import UNITS_US, exact_decimal, is_logical
+from pipelines.core.times import EPOCH, parse_microseconds
 
 _RIGHT: Final = {
     "boolean": "true or false",
