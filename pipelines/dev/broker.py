@@ -80,7 +80,9 @@ def start(
     directory = directory.expanduser().absolute()
     deadline = time.monotonic() + timeout_s
     if port is not None and not 0 < port < 65536:
-        raise BrokerError(f"{port} is not a port a broker can listen on: name one from 1 to 65535")
+        raise BrokerError(
+            f"{port} is not a port a broker can listen on", fix="name one from 1 to 65535"
+        )
     with locked(directory, deadline):
         record = read_record(directory)
         process = find_process(record)
@@ -100,13 +102,13 @@ def start(
             )
         elif port not in (None, record.port):
             raise BrokerError(
-                f"the broker in {directory} already runs on port {record.port}: stop it first to "
-                f"start it on port {port}"
+                f"the broker in {directory} already runs on port {record.port}",
+                fix=f"stop it first to start it on port {port}",
             )
         elif secure and record.admin_port is None:
             raise BrokerError(
-                f"the broker in {directory} already runs without security: stop it first to secure "
-                "it"
+                f"the broker in {directory} already runs without security",
+                fix="stop it first to secure it",
             )
         else:
             await_answer(directory, record, process, deadline)

@@ -95,12 +95,12 @@ def locked(directory: Path, deadline: float) -> Iterator[None]:
         with (directory / ".lock").open("ab") as file:
             if not until(taken, deadline):
                 raise BrokerError(
-                    f"another start or stop of the broker in {directory} is still under way: try "
-                    "again later"
+                    f"another start or stop of the broker in {directory} is still under way",
+                    fix="try again later",
                 )
             yield
     except OSError as error:
         raise BrokerError(
-            f"the broker cannot use its directory {directory} ({error.strerror or error}): name "
-            "one that can be written"
+            f"the broker cannot use its directory {directory} ({error.strerror or error})",
+            fix="name one that can be written",
         ) from error

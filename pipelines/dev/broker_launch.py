@@ -48,8 +48,8 @@ def choose_ports(
     problem = port_problem(port)
     if problem is not None:
         raise BrokerError(
-            f"the broker in {directory} cannot listen on {HOST}:{port} ({problem}): "
-            "stop what holds that port, or name another one"
+            f"the broker in {directory} cannot listen on {HOST}:{port} ({problem})",
+            fix="stop what holds that port, or name another one",
         )
     controller_port = previous.controller_port if previous is not None else port
     if controller_port == port or port_problem(controller_port) is not None:
@@ -135,8 +135,8 @@ def _format(directory: Path, java: list[str], cluster_id: str, deadline: float) 
     except psutil.TimeoutExpired:
         end(process, time.monotonic())
         raise BrokerError(
-            f"the storage of the broker in {directory} was not ready in time: see "
-            f"{directory / 'broker.log'}"
+            f"the storage of the broker in {directory} was not ready in time",
+            fix=f"see {directory / 'broker.log'}",
         ) from None
     if not read_cluster_id(directory):
         raise _early_death(directory)
@@ -167,7 +167,9 @@ def java_of_broker() -> list[str]:
     """
     java = java_command()
     if java is None:
-        raise BrokerError(f"the broker needs Java 17 or 21, and {missing_java()}: install one")
+        raise BrokerError(
+            f"the broker needs Java 17 or 21, and {missing_java()}", fix="install one"
+        )
     class_path = os.pathsep.join(map(str, [_TEMPLATES, *jars(BROKER)]))
     heap = shlex.split(os.environ.get("KAFKA_HEAP_OPTS") or _DEFAULT_HEAP)
     return [java, *heap, *_JVM_OPTIONS, "-cp", class_path]
@@ -191,8 +193,8 @@ def await_answer(
 
     if not until(ready, deadline):
         raise BrokerError(
-            f"the broker in {directory} did not answer on {HOST}:{port} in time: see "
-            f"{directory / 'broker.log'}"
+            f"the broker in {directory} did not answer on {HOST}:{port} in time",
+            fix=f"see {directory / 'broker.log'}",
         )
 
 
@@ -230,5 +232,5 @@ def _early_death(directory: Path) -> BrokerError:
     reason = (binds[-1:] or causes[-1:] or messages[:1] or lines[-1:] or ["it said nothing"])[0]
     reason = re.sub(rf"^(Caused by: )?{thrown}", "", reason).rstrip(".")
     return BrokerError(
-        f"the broker in {directory} ended while it was starting ({reason}): see {log}"
+        f"the broker in {directory} ended while it was starting ({reason})", fix=f"see {log}"
     )

@@ -51,13 +51,13 @@ def end(process: psutil.Process, deadline: float) -> None:
             process.kill()
         except psutil.AccessDenied:
             raise BrokerError(
-                f"the broker (process {process.pid}) belongs to another user: have that user stop "
-                "it"
+                f"the broker (process {process.pid}) belongs to another user",
+                fix="have that user stop it",
             ) from None
         if not until(lambda: not alive(process), time.monotonic() + KILL_AFTER_S):
             raise BrokerError(
-                f"the broker (process {process.pid}) does not end even when killed: see what holds "
-                "it"
+                f"the broker (process {process.pid}) does not end even when killed",
+                fix="see what holds it",
             )
 
 
@@ -89,5 +89,6 @@ def free_port(*others: int | None) -> int:
         if candidate not in others and port_problem(candidate) is None:
             return candidate
     raise BrokerError(
-        f"no free port was found between {_FREE_PORTS.start} and {_FREE_PORTS.stop - 1}: name one"
+        f"no free port was found between {_FREE_PORTS.start} and {_FREE_PORTS.stop - 1}",
+        fix="name one",
     )

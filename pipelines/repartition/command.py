@@ -66,7 +66,7 @@ def _check(settings: Settings) -> int:
     Raises ConfigurationError where the configuration cannot be repartitioned by.
     """
     if problems := check_options(settings.kafka):
-        raise ConfigurationError(problems[0])
+        raise ConfigurationError(*problems[0])
     used = [settings.sources[name].registry for name in settings.repartitioned]
     registries = [registry for registry in used if registry is not None]
     for registry in registries:

@@ -156,7 +156,7 @@ def test_a_broker_that_runs_openly_is_not_secured_under_way(
 ) -> None:
     monkeypatch.setenv("KAFKA_HEAP_OPTS", QUICKLY)
     open_to_all = broker.start(folder / "broker")
-    with pytest.raises(BrokerError, match="already runs without security: stop it first"):
+    with pytest.raises(BrokerError, match="already runs without security; stop it first"):
         broker.start(folder / "broker", secure=True)
     assert broker.status(folder / "broker") == open_to_all
     assert not open_to_all.is_secured
