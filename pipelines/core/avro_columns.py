@@ -67,7 +67,12 @@ fastavro would round them, does not know them, or would parse them for nothing.
 
 
 class UnfitError(Exception):
-    """Error for a schema that fits no table. The message says why, and what would help."""
+    """Error for a schema that fits no table: why, and how to fix it."""
+
+    def __init__(self, what: str, fix: str) -> None:
+        super().__init__(what)
+        self.what = what
+        self.fix = fix
 
 
 class Parsed(NamedTuple):
@@ -84,11 +89,11 @@ def parsed(document: Any) -> Parsed:
         return Parsed(parse_schema(_renamed(document), named), named)
     except UnknownType as error:
         raise UnfitError(
-            f"names the type `{error.name}`, which it does not define; define it in the file"
+            f"names the type `{error.name}`, which it does not define", "define it in the file"
         ) from None
     except NO_SCHEMA as error:
         raise UnfitError(
-            f"is no valid Avro schema ({type(error).__name__}: {error}); correct it"
+            f"is no valid Avro schema ({type(error).__name__}: {error})", "correct it"
         ) from None
 
 
@@ -124,8 +129,8 @@ def _check_decimal(node: Mapping[str, Any]) -> None:
         or not precision
     ):
         raise UnfitError(
-            "has a decimal without a `precision` of 1 or more and a `scale` of at most that; give "
-            "it both"
+            "has a decimal without a `precision` of 1 or more and a `scale` of at most that",
+            "give it both",
         )
 
 
@@ -143,7 +148,7 @@ def column_of(parsed: Parsed, *, is_resolved: bool = False) -> Column:
     """
     schema = parsed.schema
     if not isinstance(schema, dict) or schema.get("type") != "record":
-        raise UnfitError("the top level must be a record; name its fields there")
+        raise UnfitError("the top level must be a record", "name its fields there")
     return _Columns(parsed.named, is_resolved).of(schema, "", ())
 
 
@@ -186,7 +191,7 @@ class _Columns:
         if kind in self.named:
             return self.of(self.named[kind], where, inside)
         raise _refused(
-            where, f"is {kind} and nothing else; give it a type that a table column can have"
+            where, f"is {kind} and nothing else", "give it a type that a table column can have"
         )
 
     def _of_union(self, choices: list[Any], where: str, inside: tuple[str, ...]) -> Column:
@@ -194,7 +199,7 @@ class _Columns:
         if len(rest) != 1:
             raise _refused(
                 where,
-                "is a union of several types, or of none but null, and a table column has one; "
+                "is a union of several types, or of none but null, and a table column has one",
                 "give it one",
             )
         column = self.of(rest[0], where, inside)
@@ -206,23 +211,23 @@ class _Columns:
         if schema["name"] in inside:
             raise _refused(
                 where,
-                f"is a `{schema['name']}` inside of itself, and a column has an end; write its "
-                "levels out",
+                f"is a `{schema['name']}` inside of itself, and a column has an end",
+                "write its levels out",
             )
         if not schema["fields"]:
-            raise _refused(where, "is a record without fields; give it one")
+            raise _refused(where, "is a record without fields", "give it one")
         spellings: dict[str, str] = {}
         columns: dict[str, Column] = {}
         for field in schema["fields"]:
             name = field["name"]
             path = f"{where}.{name}" if where else name
             if not name or not FORBIDDEN_IN_NAMES.isdisjoint(name):
-                raise _refused(path, "has a name that no table column can have; give it another")
+                raise _refused(path, "has a name that no table column can have", "give it another")
             if name in columns:
-                raise _refused(path, "is there twice; rename one")
+                raise _refused(path, "is there twice", "rename one")
             if (other := spellings.setdefault(name.lower(), name)) != name:
                 raise _refused(
-                    path, f"differs from `{other}` only in case, which columns do not; rename one"
+                    path, f"differs from `{other}` only in case, which columns do not", "rename one"
                 )
             columns[name] = self.of(field["type"], path, (*inside, schema["name"]))
         kind = pa.struct([(name, column.type) for name, column in columns.items()])
@@ -236,8 +241,8 @@ class _Columns:
         return Column(kind, partial(_record, converts) if converts else None)
 
 
-def _refused(where: str, what: str) -> UnfitError:
-    return UnfitError(f"field `{where}` {what}" if where else f"the top level {what}")
+def _refused(where: str, what: str, fix: str) -> UnfitError:
+    return UnfitError(f"field `{where}` {what}" if where else f"the top level {what}", fix)
 
 
 def is_logical(schema: Mapping[str, Any]) -> bool:
@@ -258,8 +263,11 @@ def _of_logical_type(schema: Mapping[str, Any], where: str) -> Column | None:
             if precision > MAX_DIGITS:
                 raise _refused(
                     where,
-                    f"is a decimal of {precision} digits, and a table column has up to "
-                    f"{MAX_DIGITS}; use fewer",
+                    (
+                        f"is a decimal of {precision} digits, and a table column has up to "
+                        f"{MAX_DIGITS}"
+                    ),
+                    "use fewer",
                 )
             return Column(pa.decimal128(precision, scale), partial(_decimal, precision, scale))
         case ("int", "date"):

@@ -181,10 +181,12 @@ def avro_schema(text: bytes, path: Path, writers: Mapping[int, str] | None = Non
             orjson.dumps(document, option=orjson.OPT_SORT_KEYS).decode(), column.type, writers
         )
     except orjson.JSONDecodeError as error:
-        fault = f"is no JSON document ({error}); write an Avro schema"
-    except (UnfitError, UnsafeError) as error:
-        fault = str(error)
-    raise ConfigurationError(fault, where=path)
+        unfit = UnfitError(f"is no JSON document ({error})", "write an Avro schema")
+    except UnfitError as error:
+        unfit = error
+    except UnsafeError as error:
+        unfit = UnfitError(str(error), "")
+    raise ConfigurationError(f"{path}: {unfit.what}", fix=unfit.fix)
 
 
 def self_contained(text: str, references: Sequence[str]) -> str:

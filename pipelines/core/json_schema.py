@@ -87,7 +87,12 @@ class ValueSchema:
 
 
 class _UnfitError(Exception):
-    """Error for a schema that fits no table. The message says why, and what would help."""
+    """Error for a schema that fits no table: why, and how to fix it."""
+
+    def __init__(self, what: str, fix: str) -> None:
+        super().__init__(what)
+        self.what = what
+        self.fix = fix
 
 
 def value_schema(text: bytes, path: Path) -> ValueSchema:
@@ -100,25 +105,25 @@ def value_schema(text: bytes, path: Path) -> ValueSchema:
     try:
         return _value_schema(orjson.loads(text))
     except orjson.JSONDecodeError as error:
-        fault = f"is no JSON document ({error}); write a JSON Schema"
+        unfit = _UnfitError(f"is no JSON document ({error})", "write a JSON Schema")
     except _UnfitError as error:
-        fault = str(error)
-    raise ConfigurationError(fault, where=path)
+        unfit = error
+    raise ConfigurationError(f"{path}: {unfit.what}", fix=unfit.fix)
 
 
 def _value_schema(document: Any) -> ValueSchema:
     for reference in _references(document):
         if not reference.startswith("#"):
             raise _UnfitError(
-                f"`$ref` to `{reference}` leads out of the file, and nothing is fetched; "
-                "put that schema under `$defs` and refer to it as `#/$defs/...`"
+                f"`$ref` to `{reference}` leads out of the file, and nothing is fetched",
+                "put that schema under `$defs` and refer to it as `#/$defs/...`",
             )
     try:
         _compiled(document)
     except (jsonschema_rs.ValidationError, jsonschema_rs.ReferencingError) as error:
         at = _json_path(getattr(error, "instance_path", []))
         what = getattr(error, "message", "a reference leads nowhere")
-        raise _UnfitError(f"is no valid JSON Schema; at {at}: {what}") from None
+        raise _UnfitError("is no valid JSON Schema", f"at {at}: {what}") from None
     columns = _Columns(document)
     value_type = columns.value_type()
     for schema in columns.integers:
@@ -178,8 +183,8 @@ class _Columns:
             or _types(top) not in ([], ["object"])
         ):
             raise _UnfitError(
-                "the top level must be an object with `properties`; name its fields "
-                f"there{_OR_KEEP_TEXT}"
+                "the top level must be an object with `properties`",
+                f"name its fields there{_OR_KEEP_TEXT}",
             )
         return pa.struct(self._fields(top, "", followed))
 
@@ -191,11 +196,13 @@ class _Columns:
         for name, child in schema["properties"].items():
             where = f"{parent}.{name}" if parent else name
             if not name or not FORBIDDEN_IN_NAMES.isdisjoint(name):
-                raise _refused(where, "has a name that no table column can have; give it another")
+                raise _refused(where, "has a name that no table column can have", "give it another")
             other = spellings.setdefault(name.lower(), name)
             if other != name:
                 raise _refused(
-                    where, f"differs from `{other}` only in case, which columns do not; rename one"
+                    where,
+                    f"differs from `{other}` only in case, which columns do not",
+                    "rename one",
                 )
             fields.append((name, self._column_type(child, where, followed)))
         return fields
@@ -240,8 +247,8 @@ class _Columns:
             reference = schema["$ref"]
             if reference in followed:
                 raise _UnfitError(
-                    f"{where} refers to itself by `{reference}`, and a column has an end; write "
-                    f"its levels out{_OR_KEEP_TEXT}"
+                    f"{where} refers to itself by `{reference}`, and a column has an end",
+                    f"write its levels out{_OR_KEEP_TEXT}",
                 )
             followed = (*followed, reference)
             schema = self.document
@@ -253,16 +260,18 @@ class _Columns:
                     schema = schema[int(name) if isinstance(schema, list) else name]
             except (LookupError, TypeError, ValueError):
                 raise _UnfitError(
-                    f"{where} refers to `{reference}`, which is no place in the file; refer to one "
-                    "as `#/$defs/...`"
+                    f"{where} refers to `{reference}`, which is no place in the file",
+                    "refer to one as `#/$defs/...`",
                 ) from None
         return schema, followed
 
 
 def _refused(
-    where: str, what: str = "has no single type that a table column can have; give it one"
+    where: str,
+    what: str = "has no single type that a table column can have",
+    fix: str = "give it one",
 ) -> _UnfitError:
-    return _UnfitError(f"field `{where}` {what}{_OR_KEEP_TEXT}")
+    return _UnfitError(f"field `{where}` {what}", f"{fix}{_OR_KEEP_TEXT}")
 
 
 def _types(schema: dict[str, Any]) -> list[str]:

@@ -18,7 +18,7 @@ from typing import Any, Final
 
 from pipelines.configuration.file import known_instead
 from pipelines.dev.init import schemas_directory
-from pipelines.errors import ConfigurationError, lines_of, missing_package
+from pipelines.errors import ConfigurationError, Problem, lines_of, missing_package
 from pipelines.lake import tables
 from pipelines.settings import Settings
 
@@ -122,10 +122,9 @@ def read_suites(settings: Settings) -> list[Suite]:
         names = {suite.name for suite in suites}
         repeated = names.intersection(suite.name for suite in user_suites)
         if repeated:
-            fault = (
-                f"name: there are two suites called `{repeated.pop()}`; give each a name of its own"
-            )
-            raise ConfigurationError(fault, where=user_file.path)
+            what = f"there are two suites called `{repeated.pop()}`"
+            fault = Problem(what, "name", "give each a name of its own")
+            raise _refusal(str(user_file.path), fault)
         suites += user_suites
     return suites
 
@@ -135,45 +134,50 @@ def _suites(text: bytes, file: str, settings: Settings) -> list[Suite]:
     try:
         document = json.loads(text)
     except ValueError as error:
-        sentence = f"is not JSON ({error}); write a suite of Great Expectations"
-        raise ConfigurationError(sentence, where=file) from None
-    if fault := _fault(document, settings):
-        raise ConfigurationError(fault, where=file)
+        fault = Problem(f"is not JSON ({error})", fix="write a suite of Great Expectations")
+        raise _refusal(file, fault) from None
+    if (wrong := _fault(document, settings)) is not None:
+        raise _refusal(file, wrong)
     table = (document.get("meta") or {}).get("table", tables.SILVER)
     names = [tables.bronze(source) for source in settings.sources] if table == BRONZE else [table]
     return [Suite(document["name"], name, tuple(document["expectations"]), file) for name in names]
 
 
-def _fault(document: Any, settings: Settings) -> str | None:
-    """Return what is wrong with the form of a suite, and what would be right; None where nothing
-    is.
-    """
+def _refusal(file: str, fault: Problem) -> ConfigurationError:
+    """Return the error that says of a file what is wrong with it, and at which place."""
+    return ConfigurationError(f"{file}: {fault._replace(fix='')}", fix=fault.fix)
+
+
+def _fault(document: Any, settings: Settings) -> Problem | None:
+    """Return what is wrong with the form of a suite, and at which place; None where nothing is."""
     if not isinstance(document, dict):
-        return "is not a JSON object; write a suite of Great Expectations"
+        return Problem("is not a JSON object", fix="write a suite of Great Expectations")
     if not isinstance(document.get("name"), str) or not document["name"].strip():
-        return "name: is missing or no text; give the suite a name"
+        return Problem("is missing or no text", "name", "give the suite a name")
     expectations = document.get("expectations")
     if not isinstance(expectations, list) or not expectations:
-        return "expectations: is missing or empty; list one or more expectations"
+        return Problem("is missing or empty", "expectations", "list one or more expectations")
     for number, expectation in enumerate(expectations):
         if (
             not isinstance(expectation, dict)
             or not isinstance(expectation.get("type"), str)
             or not isinstance(expectation.get("kwargs"), dict)
         ):
-            return (
-                f"expectations[{number}]: is no expectation; write an object with `type` and "
-                "`kwargs`"
+            return Problem(
+                "is no expectation",
+                f"expectations[{number}]",
+                "write an object with `type` and `kwargs`",
             )
     meta = document.get("meta") or {}
     if not isinstance(meta, dict):
-        return 'meta: is no object; name the table in it, such as {"table": "silver"}'
+        fix = 'name the table in it, such as {"table": "silver"}'
+        return Problem("is no object", "meta", fix)
     bronze_tables = map(tables.bronze, settings.sources)
     names = [BRONZE, *bronze_tables, tables.SILVER, tables.LATE, tables.PROGRESS, SINK]
     table = meta.get("table", tables.SILVER)
     if table not in names:
         instead = known_instead(str(table), names)
-        return f"meta.table: `{table}` is no table that is checked; {instead}"
+        return Problem(f"`{table}` is no table that is checked", "meta.table", instead)
     return None
 
 
