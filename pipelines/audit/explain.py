@@ -510,7 +510,8 @@ class _KeyHistory:
         if version is None and self.moment.at is not None:
             return []  # the table did not exist yet
         rows = self.reader.select(table, names, [list(conditions)], version=version)
-        return rows.sort_by([("partition", "ascending"), ("offset", "ascending")]).to_pylist()  # type: ignore[no-any-return]
+        by_coordinates = [("partition", "ascending"), ("offset", "ascending")]
+        return rows.sort_by(by_coordinates).to_pylist()  # type: ignore[no-any-return]
 
     @cached_property
     def _progress(self) -> list[JsonObject]:

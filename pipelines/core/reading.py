@@ -57,14 +57,12 @@ RECORD_BYTES: Final = pa.field("record_bytes", pa.int64())
 """The last column of bronze: how many bytes a record's key, value and headers have, as kept.
 
 Reads into memory are planned by it, since file sizes do not tell: values are compressed in files.
-Null in rows of earlier versions.
 """
 
 REDRIVEN_FROM: Final = pa.field("redriven_from", pa.int64())
 """A column of bronze: the offset of the refused record that a redriven one says it was.
 
-The offset is in the record's own topic-partition. Null for all other records, and in rows of
-earlier versions.
+The offset is in the record's own topic-partition. Null for all other records.
 """
 
 MAX_RECORD_BYTES: Final = 64 * 1024 * 1024

@@ -37,7 +37,7 @@ each piece together with the changes in it.
 
 
 @dataclass(frozen=True)
-class Held:
+class SilverRows:
     """The rows of silver that have one of these statuses; their records have `size` bytes.
 
     `keys`: where they are given, no row of another key changes.
@@ -232,7 +232,7 @@ class Engine(Protocol):
 
     def merge_in_chunks(
         self,
-        unfinished: Held,
+        unfinished: SilverRows,
         function: InChunks,
         inputs: Sequence[Rows],
         schema: pa.Schema,

@@ -28,7 +28,7 @@ from deltalake.exceptions import CommitFailedError, DeltaError
 
 from pipelines.core.merge import applied
 from pipelines.core.reading import RECORD_BYTES, read_records
-from pipelines.engine import Function, Held, InChunks, KafkaInput, replaced_row
+from pipelines.engine import Function, InChunks, KafkaInput, SilverRows, replaced_row
 from pipelines.engine.polling import followed
 from pipelines.engine.threads import RunningThread
 from pipelines.kafka.cluster import Cluster
@@ -266,7 +266,7 @@ class EmbeddedEngine:
 
     def merge_in_chunks(
         self,
-        unfinished: Held,
+        unfinished: SilverRows,
         function: InChunks,
         inputs: Sequence[pa.Table],
         _: pa.Schema,

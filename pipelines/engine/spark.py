@@ -33,7 +33,7 @@ from pyspark.sql.types import StringType
 from pipelines.core.message import message_bytes
 from pipelines.core.reading import read_records
 from pipelines.core.types import TIME, columns_ddl
-from pipelines.engine import Function, Held, InChunks, KafkaInput, Running, replaced_row
+from pipelines.engine import Function, InChunks, KafkaInput, Running, SilverRows, replaced_row
 from pipelines.engine.checks import number_of_tasks
 from pipelines.engine.embedded import EmbeddedEngine
 from pipelines.engine.expressions import expression_problem, pure
@@ -335,7 +335,7 @@ class SparkEngine:
 
     def merge_in_chunks(
         self,
-        unfinished: Held,
+        unfinished: SilverRows,
         function: InChunks,
         inputs: Sequence[DataFrame],
         schema: pa.Schema,

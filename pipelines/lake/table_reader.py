@@ -55,12 +55,6 @@ PARTITIONS_PER_QUESTION: Final = 64
 ROW_BYTES: Final = 100
 """Approximate size in memory of a row without keys, values and headers."""
 
-PACKED: Final = 4
-"""Approximate ratio of the size of rows in memory to that in the files.
-
-For rows of earlier versions, whose size no column tells.
-"""
-
 
 class NoTableError(WatersmeetError):
     """The table of a query does not exist."""

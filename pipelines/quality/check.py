@@ -154,7 +154,6 @@ def check(
             log.warning("%s; %s is not checked", error, name)
     done.nothing_new = sorted(set(done.nothing_new))
     if done.results:
-        engine.create(table)  # a lake may have been made before there was one
         append_results(reader, engine.append, table, done.checked())
     return done
 

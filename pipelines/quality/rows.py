@@ -443,19 +443,22 @@ def _ends(reader: TableReader, span: Span, closing_from: int | None) -> dict[int
 
     `closing_from`: the first batch whose messages say when their merge records were closed.
     """
-    plain, closing = span.split(closing_from)
-    found: dict[int, list[_MessageOrder]] = {}
-    for part, says_closing, column in ((plain, False, "event_time"), (closing, True, "closed_at")):
+    by_event_time, by_closing = span.split(closing_from)
+    ends: dict[int, list[_MessageOrder]] = {}
+    for part, says_closing, column in (
+        (by_event_time, False, "event_time"),
+        (by_closing, True, "closed_at"),
+    ):
         if part.until <= part.after:
             continue
         values = {"first": ("min", column), "last": ("max", column)}
         finished: Where = [[*_FINISHED, *part.where]]
         for row in reader.summary(tables.SILVER, ["partition"], values, finished).to_pylist():
             times = (row["first"], row["last"])
-            found.setdefault(row["partition"], []).extend(
+            ends.setdefault(row["partition"], []).extend(
                 _MessageOrder(says_closing, time) for time in times
             )
-    return {p: (min(places), max(places)) for p, places in found.items()}
+    return {p: (min(places), max(places)) for p, places in ends.items()}
 
 
 _SAYS_NO_CLOSING: Final[Condition] = ("last_closed_at", "is null", None)

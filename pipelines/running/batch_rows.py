@@ -13,7 +13,7 @@ from pipelines.core.merge import MESSAGE_SCHEMA, RECORD_SCHEMA, Batch, may_chang
 from pipelines.core.plan import BatchPlan, Rules
 from pipelines.core.reading import RECORD_BYTES
 from pipelines.core.types import TENANT
-from pipelines.engine import Engine, Held, Rows
+from pipelines.engine import Engine, Rows, SilverRows
 from pipelines.lake import tables
 from pipelines.lake.generations import Generation
 from pipelines.lake.recovered import MESSAGES, has_messages
@@ -83,24 +83,24 @@ class BatchRows:
             planner.records(batch.plan),
         )
 
-    def open_rows(self, unfinished: Held) -> Rows:
+    def open_rows(self, unfinished: SilverRows) -> Rows:
         """Return the columns of open and waiting rows that the merge takes."""
         columns = [*_OPEN_TIMES, *self.settings.sources, RECORD_BYTES.name]
         return self.engine.read(tables.SILVER, columns, unfinished.where)
 
-    def select_unfinished(self, batch: Batch, clocks: Clocks) -> Held:
+    def select_unfinished(self, batch: Batch, clocks: Clocks) -> SilverRows:
         """Return which open and waiting rows a batch may change, and their size.
 
         If they are large and few of them may change, only those with the keys that may.
         """
-        unfinished = Held(["open", "waiting"], 0)
+        unfinished = SilverRows(["open", "waiting"], 0)
         unfinished = replace(unfinished, size=self._measure(unfinished))
         if unfinished.size <= self.engine.merge_bytes:
             return unfinished
         keys = self._changing_keys(batch, clocks, unfinished)
         return unfinished if len(keys) > MAX_KEYS else replace(unfinished, keys=keys)
 
-    def _measure(self, unfinished: Held) -> int:
+    def _measure(self, unfinished: SilverRows) -> int:
         """Return the size (bytes) of the records of these rows.
 
         It is measured when it may have grown beyond what a batch may have.
@@ -116,7 +116,7 @@ class BatchRows:
             self._unfinished_bytes += limit
         return size_bytes
 
-    def _changing_keys(self, batch: Batch, clocks: Clocks, unfinished: Held) -> list[str]:
+    def _changing_keys(self, batch: Batch, clocks: Clocks, unfinished: SilverRows) -> list[str]:
         """Return the keys of the rows that a batch may change."""
         rows = self.engine.reader.rows(tables.SILVER, _OPEN_TIMES, unfinished.where)
         is_changing = may_change(rows, self._keys(batch.plan), batch, clocks)

@@ -72,10 +72,10 @@ def out_offsets(
     )
     published = engine.collect(engine.per_partition(function, [valid], PARTS))
     if generations[0].kind == "sink":
-        known = [engine.collect(_known_from_sink(engine, settings, generations))]
+        recovered = [engine.collect(_known_from_sink(engine, settings, generations))]
         if generations.after(generations[0]) is None:
-            known.append(engine.collect(_waiting_from_sink(engine, settings, generations[0])))
-        published = pa.concat_tables([published, *known])
+            recovered.append(engine.collect(_waiting_from_sink(engine, settings, generations[0])))
+        published = pa.concat_tables([published, *recovered])
     offsets = int64s(published["offset"])
     parts = {
         tp: offsets[rows]

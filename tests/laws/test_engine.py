@@ -21,7 +21,7 @@ from pyspark.sql import SparkSession
 from pipelines.core.merge import REPLACING
 from pipelines.core.message import message_bytes
 from pipelines.core.types import TIME
-from pipelines.engine import Engine, Held, embedded
+from pipelines.engine import Engine, SilverRows, embedded
 from pipelines.engine.spark import by_sorted_key
 from pipelines.lake import tables
 from pipelines.lake.by_delta_rs import DeltaRsReader
@@ -276,7 +276,7 @@ def test_rows_that_come_in_pieces_are_merged_once_in_one_commit(
     version = engine.reader.version(tables.SILVER)
     for _ in range(2):
         assert engine.merge_in_chunks(
-            Held(["open"], engine.merge_bytes),
+            SilverRows(["open"], engine.merge_bytes),
             _closing,
             [news],
             schema,
