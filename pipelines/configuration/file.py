@@ -239,7 +239,6 @@ _SENTENCES = {
     "list_type": "{path} must be a list, not {kind}; write one entry a line, each after a dash",
     "literal_error": "{path}: {value} is not one of the values it may have; use {expected}",
     "model_type": "{path} must be a mapping, not {kind}",
-    "path_type": "{path} must be text, not {kind}; put text in quotes",
     "string_pattern_mismatch": "{path} must not be empty",
     "string_type": "{path} must be text, not {kind}; put text in quotes",
     "too_short": "{path} must have {min_length} or more entries, not {actual_length}",

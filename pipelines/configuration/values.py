@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import date, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
@@ -17,7 +18,10 @@ from pydantic import (
     Field,
     StringConstraints,
     Tag,
+    ValidationError,
     ValidationInfo,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
 )
 
 from pipelines.configuration.file import FromEnvironment, RefusedError
@@ -38,6 +42,7 @@ SIZE_UNITS: Final = {
 # Row limits of Spark and partition numbers of Kafka are 32-bit; its offsets are 64-bit.
 LARGEST_COUNT: Final = 2**31 - 1
 LARGEST_OFFSET: Final = 2**63 - 1
+LARGEST_PORT: Final = 65_535
 # librdkafka sends at most 1 000 000 000 bytes in one message, key and headers included.
 LARGEST_MESSAGE: Final = 999_000_000
 # A reader (a run, a query, a notebook) needs a version of a table for as long as the reading takes.
@@ -84,6 +89,19 @@ OWN_OPTIONS: Final = re.compile(
 _NOT_A_DURATION = "is not a duration; write a whole number and ms, s, m, h or d, such as `30m`"
 
 
+def _else(sentence: str) -> WrapValidator:
+    """Return the validator that has one sentence for whatever pydantic finds wrong with a value."""
+
+    def validate(value: object, handler: ValidatorFunctionWrapHandler) -> object:
+        """Return the valid value. Raises RefusedError with the sentence for any other one."""
+        try:
+            return handler(value)
+        except ValidationError:
+            raise RefusedError(sentence) from None
+
+    return WrapValidator(validate)
+
+
 # -- numbers
 
 
@@ -120,43 +138,14 @@ def _duration(shortest_ms: int = 0, right: str = "") -> BeforeValidator:
     return BeforeValidator(duration)
 
 
-def _share(value: object, info: ValidationInfo) -> float:
-    """Return a percentage such as `50%` as a share of 1."""
-    share = 0.0
-    # Built in Python, as the share itself.
-    if info.context is None and isinstance(value, (int, float)):
-        share = float(value)
-    elif isinstance(value, str) and (match := re.fullmatch(r"([0-9]{1,3}(\.[0-9]{1,9})?)%", value)):
-        share = float(match[1]) / 100
-    if not 0 < share <= 1:
-        raise RefusedError(
-            "{path}: {value} is not a percentage above 0% and up to 100%; write one such as `50%`"
-        )
-    return share
-
-
-def _number(
-    smallest: int,
-    largest: int,
-    what: str = "a whole number",
-    *,
-    units: Mapping[str, int] | None = None,
-    digits: type[str] = FromEnvironment,
-) -> BeforeValidator:
-    def number(given: object) -> int:
-        """Return a whole number within the limits, from a number or from text with a unit.
-
-        Raises RefusedError for anything else.
-        """
-        value = _whole(given, digits)
-        match = re.fullmatch(r"([0-9]{1,18})([A-Za-z]+)", given) if isinstance(given, str) else None
-        if match and units and match[2] in units:
-            value = int(match[1]) * units[match[2]]
-        if type(value) is not int or not smallest <= value <= largest:
-            raise RefusedError(f"{{path}}: {{value}} is not {what} from {smallest} to {largest}")
+def _share(value: object, info: ValidationInfo) -> object:
+    """Return a percentage such as `50%` as a share of 1. Raises ValueError for anything else."""
+    if info.context is None and not isinstance(value, str):  # built in Python, as the share itself
         return value
-
-    return BeforeValidator(number)
+    match = re.fullmatch(r"([0-9]{1,3}(\.[0-9]{1,9})?)%", value if isinstance(value, str) else "")
+    if match is None:
+        raise ValueError("not a percentage")
+    return float(match[1]) / 100
 
 
 def _whole(value: object, digits: type[str] = FromEnvironment) -> object:
@@ -166,6 +155,16 @@ def _whole(value: object, digits: type[str] = FromEnvironment) -> object:
     nor has a key of JSON.
     """
     return int(value) if isinstance(value, digits) and re.fullmatch("[0-9]{1,19}", value) else value
+
+
+def _size(value: object) -> object:
+    """Return the number of bytes for text with a unit, such as `8MiB`, and any other value as
+    `_whole` does.
+    """
+    match = re.fullmatch(r"([0-9]{1,18})([A-Za-z]+)", value) if isinstance(value, str) else None
+    if match and match[2] in SIZE_UNITS:
+        return int(match[1]) * SIZE_UNITS[match[2]]
+    return _whole(value)
 
 
 def _timestamp(given: object) -> int:
@@ -189,20 +188,51 @@ def _timestamp(given: object) -> int:
     return timestamp_ms
 
 
-Count = Annotated[int, _number(1, LARGEST_COUNT)]
+_FROM_1_TO: Final = "{path}: {value} is not a whole number from 1 to "
+_FROM_0_TO: Final = "{path}: {value} is not a whole number from 0 to "
+
+Count = Annotated[
+    int,
+    Field(strict=True, ge=1, le=LARGEST_COUNT),
+    BeforeValidator(_whole),
+    _else(f"{_FROM_1_TO}{LARGEST_COUNT}"),
+]
 Size = Annotated[
     int,
-    _number(
-        1, LARGEST_MESSAGE, "a size in bytes (such as `8MiB`, or a whole number)", units=SIZE_UNITS
+    Field(strict=True, ge=1, le=LARGEST_MESSAGE),
+    BeforeValidator(_size),
+    _else(
+        "{path}: {value} is not a size in bytes (such as `8MiB`, or a whole number) from 1 to "
+        f"{LARGEST_MESSAGE}"
     ),
 ]
-Port = Annotated[int, _number(1, 65_535)]
-Partition = Annotated[int, _number(0, LARGEST_COUNT, digits=str)]
-Offset = Annotated[int, _number(0, LARGEST_OFFSET)]
+Port = Annotated[
+    int,
+    Field(strict=True, ge=1, le=LARGEST_PORT),
+    BeforeValidator(_whole),
+    _else(f"{_FROM_1_TO}{LARGEST_PORT}"),
+]
+Partition = Annotated[
+    int,
+    Field(strict=True, ge=0, le=LARGEST_COUNT),
+    BeforeValidator(partial(_whole, digits=str)),
+    _else(f"{_FROM_0_TO}{LARGEST_COUNT}"),
+]
+Offset = Annotated[
+    int,
+    Field(strict=True, ge=0, le=LARGEST_OFFSET),
+    BeforeValidator(_whole),
+    _else(f"{_FROM_0_TO}{LARGEST_OFFSET}"),
+]
 Duration = Annotated[int, _duration()]
 PositiveDuration = Annotated[int, _duration(1, "longer than nothing, such as `30m`")]
 Retention = Annotated[int, _duration(SHORTEST_RETENTION_MS, "`1h` or longer, such as `7d`")]
-Share = Annotated[float, BeforeValidator(_share)]
+Share = Annotated[
+    float,
+    Field(strict=True, gt=0, le=1),
+    BeforeValidator(_share),
+    _else("{path}: {value} is not a percentage above 0% and up to 100%; write one such as `50%`"),
+]
 
 
 # -- text
@@ -364,11 +394,9 @@ Servers = Annotated[
 # -- scalars and options
 
 
-def _flag(value: object) -> bool:
+def _flag(value: object) -> object:
     if isinstance(value, FromEnvironment) and value in ("true", "false"):
         return value == "true"
-    if type(value) is not bool:
-        raise RefusedError("{path}: {value} is neither true nor false")
     return value
 
 
@@ -417,7 +445,12 @@ def _not_own_of_registry(options: dict[str, str]) -> dict[str, str]:
     return options
 
 
-Flag = Annotated[bool, BeforeValidator(_flag)]
+Flag = Annotated[
+    bool,
+    Field(strict=True),
+    BeforeValidator(_flag),
+    _else("{path}: {value} is neither true nor false"),
+]
 Scalar = Annotated[str | int | float | bool, BeforeValidator(_scalar)]
 Options = Annotated[dict[str, Annotated[str, BeforeValidator(_as_text)]], BeforeValidator(_named)]
 KafkaOptions = Annotated[Options, AfterValidator(_not_own)]
