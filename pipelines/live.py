@@ -2,8 +2,8 @@
 
 Nothing is written. A row with the status `waiting` is a key of a partition with records that the
 clock has not reached. Its parts will be merged, into one merge record or several, when their time
-comes. `waits_for` names the inputs that it waits for: those whose head is the clock, or that have
-no head. So a source that is stuck is seen here first.
+comes. For which inputs it waits is the word of `audit.status`, which SQL alone cannot say: `live`
+has it in a column, and the view of a catalog has not.
 
 With tenants, such a row is a key of a tenant. Silver then has waiting rows of its own, which wait
 for the clock of their tenant: one for each record, with its `position`.
@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from pipelines.audit.status import waits_for
 from pipelines.core.avro_schema import AvroSchema
 from pipelines.core.inputs import SEPARATOR, source_of, topic_of
 from pipelines.core.types import DUE, TIME, ddl, quoted
@@ -47,9 +48,10 @@ def live(engine: SparkEngine, settings: Settings) -> DataFrame:
     """Return merge records, open and timed out, and records that wait (status `waiting`).
 
     Records wait in bronze for the clock, and in silver for their tenant's. The columns are silver's
-    and `waits_for` (an array of source names; null for rows of silver). Of silver's, `due` and
-    `closed_at` are there where messages say them, `tenant` and `position` with tenants. Avro values
-    are decoded by a function of the session, `watersmeet_<source>`.
+    and `waits_for` (an array of the inputs that the clock waited for at the time of the call; null
+    for rows of silver). Of silver's, `due` and `closed_at` are there where messages say them,
+    `tenant` and `position` with tenants. Avro values are decoded by a function of the session,
+    `watersmeet_<source>`.
     """
     # The settings of the current epoch know every field that silver has had.
     settings = read_epochs(engine.reader, settings).current.settings
@@ -63,7 +65,8 @@ def live(engine: SparkEngine, settings: Settings) -> DataFrame:
         batch = 0 if last is None else last[0].batch + 1
         for tp, offset in reached(reader, generations.newest, batch).items():
             next_offsets.setdefault(tp.source, {})[tp.partition] = offset
-    return engine.spark.sql(live_sql(engine.lake, settings, next_offsets, decodes=True))
+    waits = waits_for(reader, settings)
+    return engine.spark.sql(live_sql(engine.lake, settings, next_offsets, waits, decodes=True))
 
 
 def _decoded(schema: AvroSchema, value: bytes, partition: int, offset: int) -> Any:
@@ -78,13 +81,15 @@ def live_sql(
     lake: Lake,
     settings: Settings,
     skipping: Skipping | None = None,
+    waits: Mapping[int, Sequence[str]] | None = None,
     *,
     decodes: bool = False,
 ) -> str:
     """Return the view as a query in Spark SQL, with the columns of `live`.
 
-    `settings`: those of the current epoch. SQL cannot read Avro: the Avro value of a waiting record
-    is null, unless the session `decodes` it.
+    `settings`: those of the current epoch. `waits`: the inputs that are waited for, by partition;
+    without them, there is no column `waits_for`. SQL cannot read Avro: the Avro value of a waiting
+    record is null, unless the session `decodes` it.
     """
     sources = list(settings.sources)
     next_offsets = skipping or {}
@@ -93,58 +98,38 @@ def live_sql(
     columns = ", ".join(f"`{source}`" for source in sources)
     inputs = list(settings.inputs)
     more_columns = _shown_columns(settings)
+    if waits is not None:
+        more_columns |= {"CAST(NULL AS ARRAY<STRING>) AS waits_for": _waits_for(waits)}
     of_silver = "".join(f", {name}" for name in more_columns)
     of_waiting = "".join(f", {value}" for value in more_columns.values())
     unmerged = {
         name: _beyond(name, lake, settings, next_offsets.get(name, {}), decodes) for name in inputs
     }
     beyond = ", ".join(f"{_unmerged(name)} AS ({query})" for name, query in unmerged.items())
-    heads = " ".join(
-        f"UNION ALL SELECT '{name}' AS source, `partition`, event_time AS head FROM "
-        f"{_unmerged(name)}"
-        for name in inputs
-    )
-    by_source = ", ".join(
-        f"MAX(CASE WHEN source = '{name}' THEN head END) AS `{name}`" for name in inputs
-    )
     parts = ", ".join(
         _sorted_parts(source, has_topics=source in settings.with_topics) for source in sources
     )
     return f"""
-        WITH begun AS (
-            SELECT {_input("", settings)}, `partition`, start_offset, from_batch FROM {generations}
+        WITH starts AS (
+            SELECT {_input(settings)}, `partition`, start_offset, from_batch FROM {generations}
             WHERE source IS NOT NULL AND generation = (SELECT MAX(generation) FROM {generations})
         ), merged AS (
-            SELECT {_input("", settings)}, `partition`, until_offset, position FROM {progress}
+            SELECT {_input(settings)}, `partition`, until_offset FROM {progress}
             WHERE batch = (SELECT MAX(batch) FROM {progress})
-                AND batch >= COALESCE((SELECT MAX(from_batch) FROM begun), 0)
-        ), passed AS (
-            SELECT source, `partition`, COALESCE(until_offset, start_offset) AS until_offset,
-                position
-            FROM begun FULL JOIN merged USING (source, `partition`)
-        ), {beyond}, heads AS (
-            SELECT `partition`, {by_source} FROM (
-                SELECT source, `partition`, position AS head FROM passed {heads}
-                UNION ALL
-                SELECT i.source, i.`partition`, i.event_time AS head
-                FROM {_decided(lake, settings)} AS i
-                LEFT JOIN passed AS p USING (source, `partition`)
-                WHERE i.after_offset + 1 >= COALESCE(p.until_offset, 0)
-            ) GROUP BY `partition`
-        ), stuck AS (
-            SELECT `partition`, {_waits_for(inputs)} AS waits_for FROM heads
-        ), waiting AS (
+                AND batch >= COALESCE((SELECT MAX(from_batch) FROM starts), 0)
+        ), consumed AS (
+            SELECT source, `partition`, COALESCE(until_offset, start_offset) AS until_offset
+            FROM starts FULL JOIN merged USING (source, `partition`)
+        ), {beyond}, waiting AS (
             {" UNION ALL ".join(_waiting(name, settings) for name in inputs)}
         )
         SELECT `partition`, merge_key, status, event_time, last_event_time, {columns}, valid,
-            invalid_reason, batch{of_silver},
-            CAST(NULL AS ARRAY<STRING>) AS waits_for
+            invalid_reason, batch{of_silver}
         FROM {sql_name(lake, tables.SILVER)}
         UNION ALL
         SELECT `partition`, merge_key, 'waiting', MIN(event_time), MAX(event_time), {parts},
-            CAST(NULL AS BOOLEAN), CAST(NULL AS STRING), CAST(NULL AS BIGINT){of_waiting},
-            FIRST(waits_for)
-        FROM waiting LEFT JOIN stuck USING (`partition`)
+            CAST(NULL AS BOOLEAN), CAST(NULL AS STRING), CAST(NULL AS BIGINT){of_waiting}
+        FROM waiting
         GROUP BY `partition`, merge_key, tenant"""
 
 
@@ -164,28 +149,14 @@ def _unmerged(name: str) -> str:
     return f"`beyond_{name}`" if topic_of(name) else f"beyond_{name}"
 
 
-def _input(prefix: str, settings: Settings) -> str:
-    """Return SQL for the input of a table's row, as `source`; `prefix`: that of its columns."""
+def _input(settings: Settings) -> str:
+    """Return SQL for the input of a table's row, as `source`."""
     if not settings.with_topics:
-        return f"{prefix}source"
+        return "source"
     several = ", ".join(f"'{source}'" for source in settings.with_topics)
     return (
-        f"CASE WHEN {prefix}source IN ({several}) THEN "
-        f"CONCAT({prefix}source, '{SEPARATOR}', {prefix}topic) ELSE {prefix}source END AS source"
-    )
-
-
-def _decided(lake: Lake, settings: Settings) -> str:
-    """Return a query of the idle policy's decisions in the newest generation.
-
-    The column `source` has their input.
-    """
-    table = sql_name(lake, tables.IDLE_HEARTBEATS)
-    generations = sql_name(lake, tables.GENERATIONS)
-    newest = f"generation = (SELECT MAX(generation) FROM {generations})"
-    return (
-        f"(SELECT {_input('', settings)}, `partition`, event_time, after_offset FROM {table} WHERE "
-        f"{newest})"
+        f"CASE WHEN source IN ({several}) THEN CONCAT(source, '{SEPARATOR}', topic) "
+        "ELSE source END AS source"
     )
 
 
@@ -214,7 +185,7 @@ def _beyond(
         SELECT b.`partition`, b.`offset`, b.event_time, b.merge_key, b.heartbeat, b.tenant,
             {topic_column}{value} AS value
         FROM {read} AS b
-        LEFT JOIN passed AS p ON p.source = '{name}' AND p.`partition` = b.`partition`
+        LEFT JOIN consumed AS p ON p.source = '{name}' AND p.`partition` = b.`partition`
         WHERE b.`offset` >= COALESCE(p.until_offset, 0)
             AND b.event_time IS NOT NULL{topic_condition}"""
 
@@ -248,15 +219,14 @@ def _json_ddl(kind: pa.DataType) -> str:
     return "DECIMAL(19, 0)" if kind == pa.int64() else ddl(kind)
 
 
-def _waits_for(sources: Sequence[str]) -> str:
-    """Return SQL for the inputs without a head; if all have one, those with the smallest."""
-    names = ", ".join(f"`{source}`" for source in sources)
-    missing = ", ".join(f"CASE WHEN `{source}` IS NULL THEN '{source}' END" for source in sources)
-    slowest = ", ".join(
-        f"CASE WHEN `{source}` = LEAST({names}) THEN '{source}' END" for source in sources
-    )
-    all_known = " AND ".join(f"`{source}` IS NOT NULL" for source in sources)
-    return f"ARRAY_COMPACT(CASE WHEN {all_known} THEN ARRAY({slowest}) ELSE ARRAY({missing}) END)"
+def _waits_for(waits: Mapping[int, Sequence[str]]) -> str:
+    """Return SQL for the inputs that a row's partition waits for."""
+    arrays = {
+        partition: ", ".join(f"'{name}'" for name in names) for partition, names in waits.items()
+    }
+    entries = (f"{partition}, ARRAY({names})" for partition, names in arrays.items())
+    by_partition = f"CAST(MAP({', '.join(entries)}) AS MAP<INT, ARRAY<STRING>>)"
+    return f"ELEMENT_AT({by_partition}, `partition`)"
 
 
 def _waiting(name: str, settings: Settings) -> str:

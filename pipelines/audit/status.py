@@ -23,7 +23,7 @@ from pipelines.kafka.transactions import open_transactions
 from pipelines.lake import tables
 from pipelines.lake.decisions import read_decisions
 from pipelines.lake.epochs import read_epochs
-from pipelines.lake.generations import Generation, read_generations
+from pipelines.lake.generations import Generation, Generations, read_generations
 from pipelines.lake.progress import LastBatch, last_batch
 from pipelines.lake.published import last_published
 from pipelines.lake.quality import last_results
@@ -93,7 +93,7 @@ def status(
         kafka_ends = pool.submit(_bounds, settings, patience_s)
         quality = pool.submit(last_results, reader)
         generations = read_generations(reader, settings)
-        newest = generations.newest if generations else Generation(0, 0, {}, {})
+        newest = _newest(generations)
         unmet = pool.submit(unmet_in_lake, reader, settings)
         unnoted = pool.submit(read_unnoted, reader, settings, newest)
         epochs = read_epochs(reader, settings)
@@ -134,6 +134,31 @@ def status(
         "quality": quality.result(),
         **({"warnings": warnings} if warnings else {}),
     }
+
+
+def waits_for(reader: TableReader, settings: Settings) -> dict[int, list[str]]:
+    """Return, by partition, the inputs that the clock waits for.
+
+    These are the inputs without a head; where all have one, those whose head is the clock. Kafka is
+    not asked.
+    """
+    reader = Snapshot(reader, settings)
+    with ThreadPoolExecutor(_THREADS) as pool:
+        progress = _read_progress(
+            pool, reader, settings, _newest(read_generations(reader, settings))
+        )
+    waits: dict[int, list[str]] = {}
+    for p in range(progress.partitions(None)):
+        sources = {
+            name: progress.source_row(TopicPartition(name, p), 0) for name in settings.inputs
+        }
+        clock = _add_leads(sources.values())
+        waits[p] = [name for name, source in sources.items() if source["head"] == clock]
+    return waits
+
+
+def _newest(generations: Generations) -> Generation:
+    return generations.newest if generations else Generation(0, 0, {}, {})
 
 
 class _Progress(NamedTuple):
