@@ -57,7 +57,7 @@ def parse_object(value: bytes | None, violation: Violation | None) -> dict[str, 
     if not isinstance(document, dict):
         raise UndecodableError(f"not a JSON object but {kind(document)}")
     max_depth = MAX_DEPTH if violation is None else MAX_DEPTH_WITH_SCHEMA
-    if len(value) > 2 * max_depth and _is_deeper(value, max_depth):
+    if len(value) > 2 * max_depth and is_deeper(value, max_depth):
         raise UndecodableError(f"nested deeper than {max_depth} levels")
     if violation is not None:
         _refuse_ambiguous(value, document)
@@ -189,7 +189,7 @@ def _no_constant(name: str) -> None:
 _NO_BRACKETS = bytes(set(range(256)) - set(b"{}[]"))
 
 
-def _is_deeper(value: bytes, levels: int) -> bool:
+def is_deeper(value: bytes, levels: int) -> bool:
     """Return True where a JSON text nests objects and arrays deeper than `levels`.
 
     What a repeated name hides counts, too.

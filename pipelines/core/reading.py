@@ -20,6 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipelines.core.avro_schema import AvroSchema, as_text, schema_id_of
+from pipelines.core.column_reading import ColumnReader, column_reader
 from pipelines.core.columns import Int64s, int64s, lengths
 from pipelines.core.json_schema import ValueSchema
 from pipelines.core.json_text import (
@@ -155,6 +156,11 @@ class ReadingRules:
         """Paths where a value may have its event time, in order."""
         return self.event_time, *self.other_event_times
 
+    @property
+    def unit_exponent(self) -> int:
+        """Milliseconds of the `unit`, as a power of ten."""
+        return MILLISECONDS_PER_UNIT[self.unit]
+
 
 _Read: TypeAlias = "tuple[str | None, int | None, bool, str | None, str | None, str | None]"
 """Merge key, event time in ms, whether the record is a heartbeat, the reason and detail of a
@@ -200,14 +206,16 @@ def read_records(kafka: pa.Table | pa.RecordBatch, rules: ReadingRules) -> pa.Ta
     No record raises an error, whatever its bytes. What `AvroSchema.writers` raises for an id passes
     through.
     """
+    read = column_reader(rules)
     look = _look(rules)
     placed = ("partition", "offset") if isinstance(rules.schema, AvroSchema) else ()
     table = pa.Table.from_batches([kafka]) if isinstance(kafka, pa.RecordBatch) else kafka
     table, too_large = _without_large(table, rules.max_record_bytes)
-    read = [
-        _read_batch(batch, look, placed) for batch in table.to_batches(max_chunksize=_BATCH_ROWS)
+    batches = [
+        _read_one_by_one(batch, look, placed) if read is None else _read_batch(batch, read, look)
+        for batch in table.to_batches(max_chunksize=_BATCH_ROWS)
     ]
-    bronze = pa.Table.from_batches(read, _READ)
+    bronze = pa.Table.from_batches(batches, _READ)
     if too_large:
         bronze = _refused(bronze, {} if rules.leaves_undecodable else too_large, too_large.keys())
     bronze = bronze.append_column(REDRIVEN_FROM, _redriven_from(table))
@@ -344,17 +352,36 @@ def value_key(rules: ReadingRules) -> Callable[[bytes | None], str | None]:
 
 
 def _read_batch(
-    kafka: pa.RecordBatch, look: Callable[..., _Read], placed: Sequence[str]
+    kafka: pa.RecordBatch, read: ColumnReader, look: Callable[..., _Read]
+) -> pa.RecordBatch:
+    """Read the columns of records, and one by one those that are left."""
+    found = read(kafka, _kafka_times_ms(kafka))
+    nothing = pa.nulls(kafka.num_rows, pa.string())
+    columns = [found.merge_key, found.event_time, found.heartbeat, nothing, nothing, found.tenant]
+    if found.is_left.any():
+        is_left = pa.array(found.is_left)
+        others = _read_one_by_one(kafka.filter(is_left), look)
+        columns = [
+            pc.replace_with_mask(column, is_left, other)
+            for column, other in zip(columns, others.columns[len(KAFKA) :], strict=True)
+        ]
+    return pa.RecordBatch.from_arrays([*kafka.select(KAFKA.names).columns, *columns], schema=_READ)
+
+
+def _kafka_times_ms(kafka: pa.RecordBatch) -> Int64s:
+    """Return Kafka's own timestamps of records (ms), -1 where there is none."""
+    times_us = kafka.column("kafka_timestamp").cast(pa.int64())
+    return int64s(pc.divide(pc.fill_null(times_us, -1000), 1000))
+
+
+def _read_one_by_one(
+    kafka: pa.RecordBatch, look: Callable[..., _Read], placed: Sequence[str] = ()
 ) -> pa.RecordBatch:
     # Numpy is five times as fast here as to_pylist().
     keys, values = (
         kafka.column(name).to_numpy(zero_copy_only=False).tolist() for name in ("key", "value")
     )
-    times_ms = (
-        pc.divide(pc.fill_null(kafka.column("kafka_timestamp").cast(pa.int64()), -1000), 1000)
-        .to_numpy()
-        .tolist()
-    )
+    times_ms = _kafka_times_ms(kafka).tolist()
     places = [kafka.column(name).to_pylist() for name in placed]
     read = list(zip(*map(look, keys, values, times_ms, *places), strict=True)) or [()] * len(
         _READ_TYPES
@@ -419,7 +446,7 @@ def _event_time_reader(rules: ReadingRules) -> Callable[[dict[str, Any], bytes |
     Its arguments are the decoded value, its bytes, and Kafka's timestamp in ms.
     """
     time_of = _finders(rules).event_time
-    exponent = MILLISECONDS_PER_UNIT[rules.unit]
+    exponent = rules.unit_exponent
     paths = rules.event_times
     reads_text = rules.reads_text
 
@@ -533,7 +560,7 @@ def _finders(rules: ReadingRules) -> _Finders:
     )
     if not isinstance(rules.schema, AvroSchema):
         return finders
-    avro_time = partial(_avro_time, exponent=MILLISECONDS_PER_UNIT[rules.unit])
+    avro_time = partial(_avro_time, exponent=rules.unit_exponent)
     return _Finders(
         _then(finders.event_time, avro_time),
         _then(finders.key, as_text),
