@@ -7,14 +7,18 @@ is read, one for each core, and end with the process that started them, however 
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 import signal
+import sys
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from functools import cache
+from importlib.abc import MetaPathFinder
+from typing import Final
 
 import pyarrow as pa
 
@@ -49,8 +53,9 @@ def read_decoded(
     tables = [schema.empty_table()]
     ends = {whole.partition: whole.from_offset for whole in ranges}
     futures: list[Future[tuple[bytes, int]]] = []
+    workers = _workers()
     try:
-        futures += [_workers().submit(_read, kafka, part, decode, schema, room) for part in parts]
+        futures += [workers.submit(_read, kafka, part, decode, schema, room) for part in parts]
         for part, future in zip(parts, futures, strict=True):
             packed, end = future.result()
             # Else there is a gap before it, and it is read another time.
@@ -58,7 +63,7 @@ def read_decoded(
                 tables.append(pa.ipc.open_stream(packed).read_all())
                 ends[part.partition] = end
     except BrokenProcessPool:
-        _workers.cache_clear()  # whoever tries again gets new ones
+        _discard(workers)  # whoever tries again gets new ones
         raise
     finally:
         # After a failure, whoever tries again, or stops, waits for none of the others.
@@ -84,11 +89,39 @@ def _read(
     return packed.getvalue().to_pybytes(), end
 
 
-@cache
+_lock: Final = threading.Lock()
+"""Held to start or discard workers: all inputs share them, and are read side by side."""
+
+
 def _workers() -> ProcessPoolExecutor:
+    with _lock:
+        return _pool()
+
+
+def _discard(workers: ProcessPoolExecutor) -> None:
+    with _lock:
+        if _pool() is workers:
+            _pool.cache_clear()
+
+
+@cache
+def _pool() -> ProcessPoolExecutor:
     os.environ.setdefault(*SAFE_PATH)
     # Not forked: a copy of a process that has threads, such as librdkafka's, cannot be relied on.
     return ProcessPoolExecutor(os.cpu_count() or 1, multiprocessing.get_context("spawn"), _prepare)
+
+
+class _WithoutPandas(MetaPathFinder):
+    """Finder of modules by which pandas is not installed.
+
+    Pyarrow imports it for the first array that it makes, if only to see that it was given none of
+    its objects, and a worker has none: a quarter of a second.
+    """
+
+    def find_spec(self, name: str, *_: object) -> None:
+        """Raise ModuleNotFoundError for pandas, and find nothing else."""
+        if name == "pandas":
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 
 
 def _prepare() -> None:
@@ -97,6 +130,10 @@ def _prepare() -> None:
     Signals may go to all processes of a run, whose batch is not done.
     """
     pa.set_memory_pool(pa.system_memory_pool())  # see `engine.embedded`
+    sys.meta_path.insert(0, _WithoutPandas())
+    # Thousands of new messages make Python look for garbage again and again, each time among all
+    # that was imported, too: half of the time that reading took.
+    gc.freeze()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, daemon=True).start()

@@ -42,6 +42,29 @@ print(active_children()[0].pid, flush=True)
 time.sleep(600)
 """
 
+AT_ONCE = """
+import sys, time
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+import pyarrow as pa
+from pipelines.core.reading import KAFKA
+from pipelines.kafka import workers
+from pipelines.kafka.reading import Range
+from pipelines.settings import KafkaSettings
+class Slow(ProcessPoolExecutor):
+    made = 0
+    def __init__(self, *arguments):
+        Slow.made += 1
+        time.sleep(0.5)
+        super().__init__(*arguments)
+workers.ProcessPoolExecutor = Slow
+kafka = KafkaSettings(bootstrap_servers=sys.argv[1])
+def read(_):
+    return workers.read_decoded(kafka, [Range(sys.argv[2], 0, 0, 1)], pa.table, KAFKA)[1]
+with ThreadPoolExecutor(3) as inputs:
+    assert list(inputs.map(read, range(3))) == [{0: 1}] * 3
+print(Slow.made, flush=True)
+"""
+
 
 def test_workers_read_what_this_process_reads_in_the_order_of_the_ranges(
     kafka: str, settings: KafkaSettings, topic: str, monkeypatch: pytest.MonkeyPatch
@@ -111,6 +134,14 @@ def test_every_error_is_the_same_in_another_process(kind: type[WatersmeetError])
     assert (away.bootstrap_servers, away.retriable) == ("there:1", True)
 
 
+def test_inputs_that_are_read_at_once_share_their_workers(kafka: str, topic: str) -> None:
+    create_topics(kafka, topic, partitions=1)
+    send(kafka, topic, 1)
+    command = [sys.executable, "-c", AT_ONCE, kafka, topic]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=DEADLINE_S)
+    assert done.stdout == "1\n"
+
+
 def test_a_worker_ends_with_a_process_that_is_killed(kafka: str, topic: str) -> None:
     create_topics(kafka, topic, partitions=1)
     send(kafka, topic, 1)
@@ -120,6 +151,7 @@ def test_a_worker_ends_with_a_process_that_is_killed(kafka: str, topic: str) -> 
         assert starter.stdout is not None
         worker = psutil.Process(int(starter.stdout.readline()))
         assert worker.is_running()
+        assert not [m.path for m in worker.memory_maps() if "pandas" in m.path]
         starter.kill()
     deadline = time.monotonic() + DEADLINE_S
     while worker.is_running() and worker.status() != psutil.STATUS_ZOMBIE:
