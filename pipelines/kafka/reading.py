@@ -11,11 +11,13 @@ from __future__ import annotations
 import contextlib
 import os
 import time
+from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import accumulate
 from operator import methodcaller
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
@@ -83,53 +85,43 @@ def read_range(
     - KafkaAccessError at once where the client is refused;
     - KafkaTransientError where nothing comes for `timeout_s` before the range has ended.
     """
-    records: list[_Record] = []
-    for messages in _messages(kafka, offset_range, max_records, timeout_s):
-        records += map(_record, messages)
-        while count := _filling(records, max_records):
-            yield _batch(offset_range, records[:count])
-            records = records[count:]
-    if records:
-        yield _batch(offset_range, records)
-
-
-class _Record(NamedTuple):
-    message: Message
-    headers: list[tuple[str, Any]]
-    size: int
-
-
-def _record(message: Message) -> _Record:
-    headers = headers_of(message)
-    return _Record(
-        message,
-        headers,
-        _size(message) + sum(len(name) + len(value or b"") for name, value in headers),
-    )
+    messages: list[Message] = []
+    sizes: list[int] = []
+    for chunk, chunk_sizes in _messages(kafka, offset_range, max_records, timeout_s):
+        messages += chunk
+        sizes += chunk_sizes
+        while count := _filling(sizes, max_records):
+            yield _batch(offset_range, messages[:count])
+            del messages[:count], sizes[:count]
+    if messages:
+        yield _batch(offset_range, messages)
 
 
 def _size(message: Message) -> int:
-    """Return how many bytes key and value have."""
-    return len(message) + len(message.key() or b"")
+    """Return how many bytes key, value and headers have."""
+    size = len(message) + len(message.key() or b"")
+    headers = headers_of(message)
+    if headers:
+        size += sum(len(name) + len(value or b"") for name, value in headers)
+    return size
 
 
-def _filling(records: Sequence[_Record], max_records: int) -> int:
-    """Return how many of these records, counted from the first, fill a batch; 0 where
+def _filling(sizes: Sequence[int], max_records: int) -> int:
+    """Return how many records of these sizes, counted from the first, fill a batch; 0 where
     they do not.
     """
-    total = 0
-    for count, record in enumerate(records[:max_records]):
-        total += record.size
-        if total > BATCH_BYTES:
-            return max(1, count)
-    return max_records if len(records) >= max_records else 0
+    totals = list(accumulate(sizes[:max_records]))
+    count = bisect_right(totals, BATCH_BYTES)
+    if count < len(totals):
+        return max(1, count)
+    return max_records if count == max_records else 0
 
 
 def _messages(
     kafka: KafkaSettings, offset_range: Range, max_records: int, timeout_s: float
-) -> Iterator[list[Message]]:
-    """Yield the committed messages of a range as they come, at most `max_records` at once, and
-    fewer where they are large.
+) -> Iterator[tuple[list[Message], list[int]]]:
+    """Yield the committed messages of a range as they come, and how many bytes each has: at most
+    `max_records` at once, and fewer where they are large.
     """
     if offset_range.size == 0:
         return
@@ -145,9 +137,9 @@ def _messages(
             if messages:
                 since = time.monotonic()
                 position = (messages[-1].offset() or 0) + 1
-                size = sum(map(_size, messages))
+                sizes = list(map(_size, messages))
                 count = min(
-                    max_records, 4 * count, max(1, len(messages) * BATCH_BYTES // max(1, size))
+                    max_records, 4 * count, max(1, len(sizes) * BATCH_BYTES // max(1, sum(sizes)))
                 )
                 if position > offset_range.until_offset:
                     messages = [
@@ -155,7 +147,7 @@ def _messages(
                         for message in messages
                         if (message.offset() or 0) < offset_range.until_offset
                     ]
-                yield messages
+                yield messages, sizes[: len(messages)]
             if len(messages) < len(events) and position < offset_range.until_offset:
                 is_ended = any(
                     _is_end(kafka, error, event, offset_range, position)
@@ -240,9 +232,8 @@ def _end_of_unreadable(
     return end
 
 
-def _batch(offset_range: Range, records: Sequence[_Record]) -> pa.RecordBatch:
-    count = len(records)
-    messages = [record.message for record in records]
+def _batch(offset_range: Range, messages: Sequence[Message]) -> pa.RecordBatch:
+    count = len(messages)
     kinds, times = zip(*[message.timestamp() for message in messages], strict=True)
     # A producer may send any number as a timestamp. One that microseconds cannot hold becomes the
     # nearest that they can.
@@ -258,11 +249,17 @@ def _batch(offset_range: Range, records: Sequence[_Record]) -> pa.RecordBatch:
         pa.array(np.array(kinds, np.int32) - 1),
         pa.array([message.key() for message in messages], pa.binary()),
         pa.array([message.value() for message in messages], pa.binary()),
-        pa.array(
-            [record.headers or None for record in records], pa.map_(pa.string(), pa.binary())
-        ).cast(HEADERS),
+        _header_column(messages),
     ]
     return pa.RecordBatch.from_arrays(columns, schema=KAFKA)
+
+
+def _header_column(messages: Sequence[Message]) -> pa.Array:
+    """Return the headers of messages, null where there are none."""
+    headers = [headers_of(message) or None for message in messages]
+    if not any(headers):
+        return pa.nulls(len(headers), HEADERS)
+    return pa.array(headers, pa.map_(pa.string(), pa.binary())).cast(HEADERS)
 
 
 _headers: Final = methodcaller("headers")
@@ -388,6 +385,6 @@ def _backwards(
     while first < end:
         start = max(first, end - span)
         chunks = list(_messages(kafka, Range(topic, partition, start, end), span, TIMEOUT_S))
-        yield from (message for chunk in reversed(chunks) for message in reversed(chunk))
+        yield from (message for chunk, _ in reversed(chunks) for message in reversed(chunk))
         end = start
         span = min(8 * span, _LARGEST_SPAN)

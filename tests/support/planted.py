@@ -31,9 +31,10 @@ PLANTED = [
     Planted(
         "a range of Kafka ends one record early",
         "pipelines/kafka/reading.py",
-        "                yield messages\n",
+        "                yield messages, sizes[: len(messages)]\n",
         "                is_done = position >= offset_range.until_offset\n"
-        "                yield messages[:-1] if is_done else messages\n",
+        "                taken = messages[:-1] if is_done else messages\n"
+        "                yield taken, sizes[: len(taken)]\n",
         "tests/kafka/test_reading.py::test_a_range_holds_its_offsets_and_no_others",
     ),
     Planted(
