@@ -221,10 +221,8 @@ def _json_ddl(kind: pa.DataType) -> str:
 
 def _waits_for(waits: Mapping[int, Sequence[str]]) -> str:
     """Return SQL for the inputs that a row's partition waits for."""
-    arrays = {
-        partition: ", ".join(f"'{name}'" for name in names) for partition, names in waits.items()
-    }
-    entries = (f"{partition}, ARRAY({names})" for partition, names in arrays.items())
+    quoted_names = {partition: "', '".join(names) for partition, names in waits.items()}
+    entries = (f"{partition}, ARRAY('{names}')" for partition, names in quoted_names.items())
     by_partition = f"CAST(MAP({', '.join(entries)}) AS MAP<INT, ARRAY<STRING>>)"
     return f"ELEMENT_AT({by_partition}, `partition`)"
 
