@@ -21,11 +21,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from pipelines.core.columns import Int64s
+from pipelines.core.inputs import InputId
 from pipelines.core.plan import TopicPartition
 from pipelines.engine import Engine, KafkaInput, Rows
 from pipelines.errors import QuarantineLimitError, is_data_loss
 from pipelines.faults import fault_point
 from pipelines.kafka.ranges import share
+from pipelines.lake import tables
 from pipelines.lake.erased import read_erased
 from pipelines.lake.maintenance import Maintenance
 from pipelines.monitoring.events import BronzeProgress, RecordsProcessed
@@ -54,11 +56,11 @@ class _Reading:
 
 @dataclass
 class Bronze:
-    """Reader of one input into its table; one owner at a time. `source` is the input's name."""
+    """Reader of one input into its table; one owner at a time."""
 
     owner: Owner
     settings: Settings
-    source: str
+    input: InputId
     next_offsets: NextOffsets
     reporter: Reporter = field(default_factory=Reporter)
     maintenance: Maintenance | None = None
@@ -69,7 +71,7 @@ class Bronze:
 
     def __post_init__(self) -> None:
         """Prepare the table."""
-        self.table = BronzeTable(self.owner, self.settings, self.source)
+        self.table = BronzeTable(self.owner, self.settings, self.input)
 
     def take(self, ends: Mapping[int, int]) -> bool:
         """Read and commit the next batch before these offsets, by partition.
@@ -93,12 +95,12 @@ class Bronze:
         """Return how and where the table is to be continued, once its last note is complete."""
         self.table.complete()
         self.table.schemas.recover()
-        offsets = self.next_offsets.checked(self.source)
+        offsets = self.next_offsets.checked(self.input)
         self._notify_progress(offsets)
         return _Reading(
-            kafka_input(self.settings, self.source, self.table.schemas.given_up),
+            kafka_input(self.settings, self.input, self.table.schemas.given_up),
             offsets,
-            read_erased(self._engine.reader, self.source, offsets),
+            read_erased(self._engine.reader, self.input, offsets),
             self.settings.kafka.max_offsets_per_batch,
         )
 
@@ -155,23 +157,23 @@ class Bronze:
             return records, refused
         if counts.refused and refused > self.settings.kafka.quarantine_limit * records:
             reason, partition, offset = counts.worst
-            place = f"{self.settings.inputs[self.source]}[{partition}]@{offset}"
-            raise QuarantineLimitError(self.source, counts.refused, counts.records, reason, place)
+            place = f"{self.input.topic}[{partition}]@{offset}"
+            name = self.settings.input_names[self.input]
+            raise QuarantineLimitError(name, counts.refused, counts.records, reason, place)
         return 0, 0
 
     def _notify(self, counts: BatchCounts) -> None:
         self._notify_progress({p: until for p, (_, until) in counts.ranges.items()})
-        topic = self.settings.inputs[self.source]
-        self.owner.notify(RecordsProcessed("bronze", {topic: counts.outcomes}))
+        self.owner.notify(RecordsProcessed("bronze", {self.input.topic: counts.outcomes}))
         self.reporter.notify(
-            self.table.name,
+            tables.bronze(self.settings.input_names[self.input]),
             f"{counts.records} records, {counts.refused} refused",
             records=counts.records,
             refused=counts.refused,
         )
 
     def _notify_progress(self, offsets: Mapping[int, int]) -> None:
-        ends = {TopicPartition(self.source, p): offset for p, offset in offsets.items()}
+        ends = {TopicPartition(self.input, p): offset for p, offset in offsets.items()}
         self.owner.notify(BronzeProgress(ends))
 
     @property

@@ -6,13 +6,14 @@ While bronze catches up, it reads one batch ahead of that.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import datetime, timezone
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 from pipelines.bronze import Bronze
+from pipelines.core.inputs import InputId
 from pipelines.engine import Running
 from pipelines.gold import Gold
 from pipelines.kafka.cluster import Cluster
@@ -50,7 +51,7 @@ class Cycle:
         self.expire = partial(expire, owner, self._settings)
         self._expire_some = partial(self.expire, only_if_worthwhile=True)
         self._cluster = Cluster(self._settings.kafka)
-        self.bronze = {name: self._bronze(name) for name in self._settings.inputs}
+        self.bronze = {input_id: self._bronze(input_id) for input_id in self._settings.inputs}
         self.silver = Silver(owner, self._settings, run.partitions, self._idle_detector)
         self.gold = Gold(owner, self._settings, run.partitions, lease.check)
         self.dead_letters = [
@@ -61,13 +62,13 @@ class Cycle:
             layer: self._kept_small(kept_by(layer, self._settings)) for layer in ("silver", "gold")
         }
 
-    def _bronze(self, name: str) -> Bronze:
+    def _bronze(self, input_id: InputId) -> Bronze:
         run = self._run
         next_offsets = NextOffsets(
             self.owner.engine.reader, self._settings, run.partitions, self.owner
         )
-        maintenance = self._kept_small(kept_by("bronze", self._settings, name))
-        return Bronze(self.owner, self._settings, name, next_offsets, run.reporter, maintenance)
+        maintenance = self._kept_small(kept_by("bronze", self._settings, input_id))
+        return Bronze(self.owner, self._settings, input_id, next_offsets, run.reporter, maintenance)
 
     def _kept_small(self, names: Sequence[str]) -> Maintenance:
         return Maintenance(self.owner.engine, names, expire=self._expire_some)
@@ -78,8 +79,8 @@ class Cycle:
         This comes before anything is planned, deleted, read elsewhere or changed.
         """
         if "bronze" in self._run.layers:
-            for source in self._settings.inputs:
-                BronzeTable(self.owner, self._settings, source).complete()
+            for input_id in self._settings.inputs:
+                BronzeTable(self.owner, self._settings, input_id).complete()
         if "silver" in self._run.layers:
             self.silver.complete()
         if "gold" in self._run.layers:
@@ -122,33 +123,33 @@ class Cycle:
     def run(self) -> None:
         """Pass on everything that is available now, batch by batch, until a stop is asked for."""
         has_bronze = "bronze" in self._run.layers
-        if not (has_bronze and self.read([*self._settings.inputs], self._pass_on)):
+        if not (has_bronze and self.read(self._settings.inputs, self._pass_on)):
             self._pass_on()
 
-    def read(self, inputs: Sequence[str], pass_on: Callable[[], None] = lambda: None) -> bool:
+    def read(self, inputs: Sequence[InputId], pass_on: Callable[[], None] = lambda: None) -> bool:
         """Read inputs up to where Kafka ends now, and pass on each batch while the next is read.
 
         Return False where there was nothing.
         """
-        topics = {name: self._settings.inputs[name] for name in inputs}
         retry = self._run.runner.retry
-        ends = retry(partial(ends_of, self._cluster, self._topics(topics)))
+        ends = retry(partial(ends_of, self._cluster, self._topics(inputs)))
         if ends is None:
             return False
-        with ThreadPoolExecutor(len(topics)) as readers:
+        with ThreadPoolExecutor(len(inputs)) as readers:
 
             def take() -> bool:
                 """Take a batch of every input, side by side; return False where there is none."""
                 taking = [
-                    readers.submit(retry, partial(self.bronze[name].take, ends[topic]))
-                    for name, topic in topics.items()
+                    readers.submit(retry, partial(self.bronze[i].take, ends[i.topic]))
+                    for i in inputs
                 ]
                 return any([batch.result() for batch in taking])  # noqa: C419 - all of them end
 
             return pass_on_beside(take, pass_on, self._run.stopping.is_set)
 
-    def _topics(self, inputs: Mapping[str, str]) -> Topics:
-        return Topics(self._settings.kafka, sorted(set(inputs.values())), self._run.partitions)
+    def _topics(self, inputs: Sequence[InputId]) -> Topics:
+        topics = sorted({input_id.topic for input_id in inputs})
+        return Topics(self._settings.kafka, topics, self._run.partitions)
 
     def _pass_on(self) -> None:
         if "silver" in self._run.layers:

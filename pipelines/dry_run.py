@@ -28,7 +28,7 @@ from pipelines.configuration.file import known_instead
 from pipelines.core.avro_schema import AvroSchema
 from pipelines.core.columns import MAX_TIME
 from pipelines.core.idle import IdleDecision
-from pipelines.core.inputs import input_of, of_source, source_of
+from pipelines.core.inputs import InputId, input_of_part, of_source, several_topics
 from pipelines.core.merge import LATE_SCHEMA, RECORD_SCHEMA, applied, silver_schema
 from pipelines.core.message import in_message_order, messages
 from pipelines.core.plan import (
@@ -61,7 +61,7 @@ _FIELDS: Final = ["source", "partition", "key", "value", "timestamp", "headers"]
 _AT_END: Final = 1
 """Number of the batch in which time goes on after the last record."""
 
-RecordPlace: TypeAlias = tuple[str, int, int]
+RecordPlace: TypeAlias = tuple[InputId, int, int]
 """Input, partition and offset of a record."""
 
 
@@ -154,20 +154,19 @@ def _tried(
     if has_expressions(settings.publish):
         for what, where, fix in check_expressions(engine, settings):
             raise ConfigurationError(what, where=where, fix=fix)
-    rows: dict[str, list[tuple[Any, ...]]] = {name: [] for name in settings.inputs}
+    rows: dict[InputId, list[tuple[Any, ...]]] = {i: [] for i in settings.inputs}
     lines: dict[RecordPlace, int] = {}
     offsets: Counter[tuple[str, int]] = Counter()
     for place, number, record in sent:
         try:
-            source, partition, *fields = _checked(
+            topic, partition, *fields = _checked(
                 _parsed(record) if isinstance(record, bytes) else record, settings, encoders
             )
         except _WrongError as wrong:
             raise ConfigurationError(wrong.what, place, wrong.fix) from None
-        topic = settings.inputs[source]
         offset = offsets[topic, partition]
         offsets[topic, partition] += 1
-        for reader in (name for name, other in settings.inputs.items() if other == topic):
+        for reader in (i for i in settings.inputs if i.topic == topic):
             lines[reader, partition, offset] = number
             rows[reader].append((topic, partition, offset, *fields))
     return DryRun(engine, settings, _bronze(settings, rows, avro), lines, avro).run(close=close)
@@ -211,20 +210,23 @@ def _no_constant(name: str) -> None:
 def _checked(
     record: Mapping[str, Any], settings: Settings, encoders: Mapping[str, Callable[[Any], bytes]]
 ) -> tuple[Any, ...]:
-    """Return source, partition, Kafka timestamp (us), its type, key, value and headers."""
-    for name in record:
-        if name not in _FIELDS:
-            raise _WrongError(f"unknown field `{name}`", known_instead(str(name), _FIELDS))
-    source = record.get("source")
+    """Return topic, partition, Kafka timestamp (us), its type, key, value and headers."""
+    for field in record:
+        if field not in _FIELDS:
+            raise _WrongError(f"unknown field `{field}`", known_instead(str(field), _FIELDS))
+    name = record.get("source")
+    inputs = settings.inputs_by_name
     partition = record.get("partition", 0)
     time_ms = record.get("timestamp")
-    if not isinstance(source, str) or source not in settings.inputs:
+    if not isinstance(name, str) or name not in inputs:
         what = "is no source"
-        instead = known_instead(str(source), list(settings.inputs))
-        if str(source) in settings.sources:
+        instead = known_instead(str(name), list(inputs))
+        if str(name) in settings.sources:
             what = "has several topics"
-            instead = f"name one, such as `{of_source(settings.inputs, str(source))[0]}`"
-        raise _WrongError(f"`source` is `{source}`, which {what}", instead)
+            example = settings.input_names[of_source(settings.inputs, str(name))[0]]
+            instead = f"name one, such as `{example}`"
+        raise _WrongError(f"`source` is `{name}`, which {what}", instead)
+    source, topic = inputs[name]
     if "value" not in record:
         raise _WrongError("`value` is missing", "add it, null for a tombstone")
     if type(partition) is not int or not 0 <= partition <= LARGEST_PARTITION:
@@ -243,11 +245,11 @@ def _checked(
     # The largest time is after every event time.
     kafka_time = (LARGEST_TIME_MS if time_ms is None else time_ms) * 1000
     value = (
-        _avro(encoders[source_of(source)], record["value"])
-        if source_of(source) in encoders
+        _avro(encoders[source], record["value"])
+        if source in encoders
         else _bytes("value", record["value"])
     )
-    return source, partition, kafka_time, 0, _bytes("key", record.get("key")), value, sent
+    return topic, partition, kafka_time, 0, _bytes("key", record.get("key")), value, sent
 
 
 def _avro(encode: Callable[[Any], bytes], value: object) -> bytes | None:
@@ -278,18 +280,20 @@ def _bytes(name: str, value: object) -> bytes | None:
 
 
 def _bronze(
-    settings: Settings, rows: Mapping[str, list[tuple[Any, ...]]], avro: Mapping[str, AvroSchema]
+    settings: Settings,
+    rows: Mapping[InputId, list[tuple[Any, ...]]],
+    avro: Mapping[str, AvroSchema],
 ) -> pa.Table:
     """Return the records of all sources as they are read: bronze's columns and `source`."""
     tables = []
-    for source, source_rows in rows.items():
-        columns = list(zip(*source_rows, strict=True)) or [()] * len(KAFKA)
+    for (source, _), input_rows in rows.items():
+        columns = list(zip(*input_rows, strict=True)) or [()] * len(KAFKA)
         kafka = pa.table(
             [pa.array(column, kind) for column, kind in zip(columns, KAFKA.types, strict=True)],
             schema=KAFKA,
         )
-        rules = settings.reading_rules(source_of(source))
-        read = read_records(kafka, replace(rules, schema=avro.get(source_of(source), rules.schema)))
+        rules = settings.reading_rules(source)
+        read = read_records(kafka, replace(rules, schema=avro.get(source, rules.schema)))
         tables.append(read.append_column("source", pa.repeat(pa.scalar(source), len(read))))
     return pa.concat_tables(tables)
 
@@ -315,12 +319,12 @@ class DryRun:
         """Return what `try_records` does."""
         partitions = sorted({partition for _, partition, _ in self.lines})
         cursors = {
-            TopicPartition(source, p): Cursor()
-            for source in self.settings.inputs
+            TopicPartition(input_id, p): Cursor()
+            for input_id in self.settings.inputs
             for p in partitions
         }
         types = {name: source.value_type for name, source in self.settings.sources.items()}
-        silver = silver_schema(types, self.settings.with_topics).empty_table()
+        silver = silver_schema(types, several_topics(self.settings.inputs)).empty_table()
         late = LATE_SCHEMA.empty_table()
         merge_settings = self.settings.merge
         rules = Rules(merge_settings.window, lag_ms=merge_settings.tenant_max_lag_ms)
@@ -358,7 +362,7 @@ class DryRun:
                 self.bronze.filter(pc.is_valid(self.bronze["reason"])), "reason", "detail"
             ),
             "waiting": self._waiting(state.cursors, silver),
-            "read": {source: self._counts(source) for source in self.settings.inputs},
+            "read": {name: self._counts(i) for i, name in self.settings.input_names.items()},
         }
 
     @property
@@ -380,16 +384,14 @@ class DryRun:
     ) -> dict[TopicPartition, Available]:
         """Return the records that the merge has not consumed yet, with these heartbeats."""
         available: dict[TopicPartition, Available] = {}
-        for source in self.settings.inputs:
-            source_rows = self.bronze.filter(pc.equal(self.bronze["source"], source)).select(
-                ["partition", "offset", "event_time"]
-            )
+        for input_id in self.settings.inputs:
+            input_rows = self._of_input(input_id).select(["partition", "offset", "event_time"])
             ahead = {
                 tp.partition: (cursor.next_offset, MAX_TIME)
                 for tp, cursor in cursors.items()
-                if tp.source == source
+                if tp.input == input_id
             }
-            available |= by_partition(source, normalise(source_rows), ahead)
+            available |= by_partition(input_id, normalise(input_rows), ahead)
         return available | {
             tp: available.get(tp, NOTHING_AVAILABLE).with_idle(beats) for tp, beats in idle.items()
         }
@@ -407,7 +409,7 @@ class DryRun:
             + 1
         )
         last += rules.tenant_max_lag_ms or 0
-        records = Counter((source, partition) for source, partition, _ in self.lines)
+        records = Counter(TopicPartition(input_id, p) for input_id, p, _ in self.lines)
         return {tp: [IdleDecision(records[tp] - 1, last)] for tp in cursors}
 
     # -- the answer's parts
@@ -433,10 +435,10 @@ class DryRun:
             at_end = batch == _AT_END and row["status"] == "timed_out"
             part_rows = [
                 {
-                    **self._place(source, row["partition"], part["offset"]),
+                    **self._place(input_id, row["partition"], part["offset"]),
                     "event_time": round(part["event_time"].timestamp() * 1000),
                 }
-                for source, part in parts
+                for input_id, part in parts
             ]
             records.append(
                 {"key": row.pop("merge_key"), **row, "at_end": at_end, "parts": part_rows}
@@ -473,24 +475,25 @@ class DryRun:
         positions = dict[RecordPlace, int]()
         for row in normalise(silver.filter(pc.equal(silver["status"], "waiting"))).to_pylist():
             positions |= {
-                (name, row["partition"], part["offset"]): row["position"]
-                for name, part in self._parts_of(row)
+                (input_id, row["partition"], part["offset"]): row["position"]
+                for input_id, part in self._parts_of(row)
             }
         waiting = []
         for row in self._described(rows, "merge_key", *self._tenant_columns, "event_time"):
-            place = (
-                self.settings.input(row["source"], row["topic"]),
-                row["partition"],
-                row["offset"],
-            )
+            place = (InputId(row["source"], row["topic"]), row["partition"], row["offset"])
             is_unread = row["offset"] >= cursors[TopicPartition(*place[:2])].next_offset
             if place in positions or is_unread:
                 position = {"position": positions.get(place)} if self._tenant_columns else {}
                 waiting.append(row | position)
         return waiting
 
-    def _counts(self, source: str) -> dict[str, int]:
-        rows = self.bronze.filter(pc.equal(self.bronze["source"], source))
+    def _of_input(self, input_id: InputId) -> pa.Table:
+        """Return the records of an input."""
+        is_its = (pc.equal(self.bronze[name], text) for name, text in input_id._asdict().items())
+        return self.bronze.filter(pc.and_(*is_its))
+
+    def _counts(self, input_id: InputId) -> dict[str, int]:
+        rows = self._of_input(input_id)
         is_skipped = pc.and_(pc.is_null(rows["event_time"]), pc.is_null(rows["reason"]))
         beats, skipped = (pc.sum(column).as_py() or 0 for column in (rows["heartbeat"], is_skipped))
         return {"records": len(rows), "heartbeats": beats, "skipped": skipped}
@@ -501,27 +504,25 @@ class DryRun:
         for row in normalise(
             rows.select(["source", "topic", "partition", "offset", *columns])
         ).to_pylist():
-            name = self.settings.input(source_of(row["source"]), row["topic"])
-            place = self._place(name, row["partition"], row["offset"])
+            input_id = InputId(row["source"], row["topic"])
+            place = self._place(input_id, row["partition"], row["offset"])
             described.append(
                 {**place, **{"key" if name == "merge_key" else name: row[name] for name in columns}}
             )
         return sorted(described, key=itemgetter("line"))
 
-    def _parts_of(self, row: Mapping[str, Any]) -> list[tuple[str, dict[str, Any]]]:
+    def _parts_of(self, row: Mapping[str, Any]) -> list[tuple[InputId, dict[str, Any]]]:
         """Return the parts of a row of silver, each with its input."""
         return [
-            (input_of(source, part.get("topic", "")), part)
+            (input_of_part(self.settings.inputs, source, part), part)
             for source in self.settings.sources
             for part in row[source]
         ]
 
-    def _place(self, name: str, partition: int, offset: int) -> dict[str, Any]:
-        source, topic = self.settings.place(name)
+    def _place(self, input_id: InputId, partition: int, offset: int) -> dict[str, Any]:
         return {
-            "source": source,
-            "topic": topic,
+            **input_id._asdict(),
             "partition": partition,
             "offset": offset,
-            "line": self.lines[name, partition, offset],
+            "line": self.lines[input_id, partition, offset],
         }

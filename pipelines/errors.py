@@ -337,17 +337,14 @@ class MissingRecordsError(WatersmeetError):
     """A batch of silver read fewer records of bronze than its plan had counted."""
 
     def __init__(
-        self, source: str, partition: int, since: int, until: int, count: int, expected: int
+        self, name: str, table: str, partition: int, offsets: str, count: int, expected: int
     ) -> None:
         super().__init__(
-            f"bronze of {source} has lost records: {count} of {expected} were read of "
-            f"partition {partition}, offsets {since} to {until - 1}, and nothing was merged",
-            fix=(
-                f"bring the files of bronze_{source.partition('/')[0]} back, or look for what "
-                "deletes them"
-            ),
+            f"bronze of {name} has lost records: {count} of {expected} were read of partition "
+            f"{partition}, offsets {offsets}, and nothing was merged",
+            fix=f"bring the files of {table} back, or look for what deletes them",
         )
-        self.source = source
+        self.name = name
         self.partition = partition
         self.count = count
         self.expected = expected

@@ -199,7 +199,7 @@ class Gold:
         """
         if len(self._epochs) == 1:
             return None
-        last = last_batch(self._engine.reader)
+        last = last_batch(self._engine.reader, self.settings)
         return {} if last is None else last[0].clocks
 
     def _publish(self, backlog: Pending, tails: Tails) -> list[Publication]:

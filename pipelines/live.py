@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from pipelines.audit.status import waits_for
 from pipelines.core.avro_schema import AvroSchema
-from pipelines.core.inputs import SEPARATOR, source_of, topic_of
+from pipelines.core.inputs import InputId, several_topics
 from pipelines.core.types import DUE, TIME, ddl, quoted
 from pipelines.lake import tables
 from pipelines.lake.by_spark import sql_name
@@ -40,8 +40,8 @@ if TYPE_CHECKING:
 VIEW = "live"
 """The name of the view in a catalog."""
 
-Skipping = Mapping[str, Mapping[int, int]]
-"""The next offset of the merge, by source and partition; bronze before it need not be opened."""
+Skipping = Mapping[InputId, Mapping[int, int]]
+"""The next offset of the merge, by input and partition; bronze before it need not be opened."""
 
 
 def live(engine: SparkEngine, settings: Settings) -> DataFrame:
@@ -59,12 +59,12 @@ def live(engine: SparkEngine, settings: Settings) -> DataFrame:
         kind = settings.sources[source].value_type
         engine.spark.udf.register(_decoder(source), partial(_decoded, schema), ddl(kind))
     reader = engine.reader
-    next_offsets = dict[str, dict[int, int]]()
+    next_offsets = dict[InputId, dict[int, int]]()
     if generations := read_generations(reader, settings):
-        last = last_batch(reader)
+        last = last_batch(reader, settings)
         batch = 0 if last is None else last[0].batch + 1
         for tp, offset in reached(reader, generations.newest, batch).items():
-            next_offsets.setdefault(tp.source, {})[tp.partition] = offset
+            next_offsets.setdefault(tp.input, {})[tp.partition] = offset
     waits = waits_for(reader, settings)
     return engine.spark.sql(live_sql(engine.lake, settings, next_offsets, waits, decodes=True))
 
@@ -96,19 +96,19 @@ def live_sql(
     progress = sql_name(lake, tables.PROGRESS)
     generations = sql_name(lake, tables.GENERATIONS)
     columns = ", ".join(f"`{source}`" for source in sources)
-    inputs = list(settings.inputs)
+    names = settings.input_names
     more_columns = _shown_columns(settings)
     if waits is not None:
         more_columns |= {"CAST(NULL AS ARRAY<STRING>) AS waits_for": _waits_for(waits)}
     of_silver = "".join(f", {name}" for name in more_columns)
     of_waiting = "".join(f", {value}" for value in more_columns.values())
     unmerged = {
-        name: _beyond(name, lake, settings, next_offsets.get(name, {}), decodes) for name in inputs
+        name: _beyond(input_id, lake, settings, next_offsets.get(input_id, {}), decodes)
+        for input_id, name in names.items()
     }
     beyond = ", ".join(f"{_unmerged(name)} AS ({query})" for name, query in unmerged.items())
-    parts = ", ".join(
-        _sorted_parts(source, has_topics=source in settings.with_topics) for source in sources
-    )
+    several = several_topics(settings.inputs)
+    parts = ", ".join(_sorted_parts(source, has_topics=source in several) for source in sources)
     return f"""
         WITH starts AS (
             SELECT {_input(settings)}, `partition`, start_offset, from_batch FROM {generations}
@@ -121,7 +121,7 @@ def live_sql(
             SELECT source, `partition`, COALESCE(until_offset, start_offset) AS until_offset
             FROM starts FULL JOIN merged USING (source, `partition`)
         ), {beyond}, waiting AS (
-            {" UNION ALL ".join(_waiting(name, settings) for name in inputs)}
+            {" UNION ALL ".join(_waiting(input_id, settings) for input_id in names)}
         )
         SELECT `partition`, merge_key, status, event_time, last_event_time, {columns}, valid,
             invalid_reason, batch{of_silver}
@@ -146,26 +146,28 @@ def _shown_columns(settings: Settings) -> dict[str, str]:
 
 def _unmerged(name: str) -> str:
     """Return the query's name for the records of an input that the merge has not consumed."""
-    return f"`beyond_{name}`" if topic_of(name) else f"beyond_{name}"
+    return f"`beyond_{name}`"
 
 
 def _input(settings: Settings) -> str:
-    """Return SQL for the input of a table's row, as `source`."""
-    if not settings.with_topics:
-        return "source"
-    several = ", ".join(f"'{source}'" for source in settings.with_topics)
-    return (
-        f"CASE WHEN source IN ({several}) THEN CONCAT(source, '{SEPARATOR}', topic) "
-        "ELSE source END AS source"
+    """Return SQL for the name of a row's input, as `source`."""
+    cases = " ".join(
+        f"WHEN source = '{source}' AND topic = '{topic}' THEN '{name}'"
+        for (source, topic), name in settings.input_names.items()
     )
+    return f"CASE {cases} END AS source"
 
 
 def _beyond(
-    name: str, lake: Lake, settings: Settings, next_offsets: Mapping[int, int], decodes: bool
+    input_id: InputId,
+    lake: Lake,
+    settings: Settings,
+    next_offsets: Mapping[int, int],
+    decodes: bool,
 ) -> str:
     """Return a query of the records of bronze that the merge has not consumed."""
-    read = sql_name(lake, tables.bronze(name))
-    source = source_of(name)
+    source, topic = input_id
+    read = sql_name(lake, tables.bronze(source))
     if next_offsets:
         near = within({partition: (until, None) for partition, until in next_offsets.items()})
         terms = [_sql_term(term) for term in near]
@@ -179,15 +181,14 @@ def _beyond(
             if decodes
             else f"CAST(NULL AS {ddl(kind)})"
         )
-    topic_column = "b.topic, " if topic_of(name) else ""
-    topic_condition = f" AND b.topic = '{topic_of(name)}'" if topic_of(name) else ""
     return f"""
         SELECT b.`partition`, b.`offset`, b.event_time, b.merge_key, b.heartbeat, b.tenant,
-            {topic_column}{value} AS value
+            b.topic, {value} AS value
         FROM {read} AS b
-        LEFT JOIN consumed AS p ON p.source = '{name}' AND p.`partition` = b.`partition`
+        LEFT JOIN consumed AS p
+            ON p.source = '{settings.input_names[input_id]}' AND p.`partition` = b.`partition`
         WHERE b.`offset` >= COALESCE(p.until_offset, 0)
-            AND b.event_time IS NOT NULL{topic_condition}"""
+            AND b.event_time IS NOT NULL AND b.topic = '{topic}'"""
 
 
 def _sql_term(term: Sequence[Condition]) -> str:
@@ -227,23 +228,23 @@ def _waits_for(waits: Mapping[int, Sequence[str]]) -> str:
     return f"ELEMENT_AT({by_partition}, `partition`)"
 
 
-def _waiting(name: str, settings: Settings) -> str:
+def _waiting(input_id: InputId, settings: Settings) -> str:
     """Return a query of an input's waiting records, each as a part in the column of its source."""
     place = "event_time: TIMESTAMP, `offset`: BIGINT"
+    several = several_topics(settings.inputs)
     places = dict.fromkeys(settings.sources, place) | dict.fromkeys(
-        settings.with_topics, f"topic: STRING, {place}"
+        several, f"topic: STRING, {place}"
     )
     parts = {
         other: f"CAST(NULL AS STRUCT<{places[other]}, value: {ddl(other_settings.value_type)}>)"
         for other, other_settings in settings.sources.items()
     }
-    parts[source_of(name)] = (
-        f"STRUCT({'topic, ' if topic_of(name) else ''}event_time, `offset`, value)"
-    )
+    topic = "topic, " if input_id.source in several else ""
+    parts[input_id.source] = f"STRUCT({topic}event_time, `offset`, value)"
     columns = ", ".join(f"{part} AS `{other}`" for other, part in parts.items())
     return (
         f"SELECT `partition`, merge_key, tenant, event_time, {columns} "
-        f"FROM {_unmerged(name)} WHERE NOT heartbeat"
+        f"FROM {_unmerged(settings.input_names[input_id])} WHERE NOT heartbeat"
     )
 
 

@@ -327,7 +327,7 @@ class Run:
         begin_first(owner, self.settings, self.partitions, publisher)
         if not is_noted(reader, self.settings, epochs.current.number):
             next_offsets = NextOffsets(reader, self.settings, self.partitions)
-            offsets = {source: next_offsets.of(source) for source in self.settings.inputs}
+            offsets = {i: next_offsets.of(i) for i in self.settings.inputs}
             keep_read_since(reader, self.engine.append, self.settings, epochs, offsets)
 
 

@@ -40,7 +40,7 @@ from pipelines.configuration.values import (
     StartTimestamp,
     parse_duration,
 )
-from pipelines.core.inputs import InputPlace, input_of, of_source, source_of
+from pipelines.core.inputs import InputId, names_of, of_source
 from pipelines.core.window import Window
 from pipelines.errors import ConfigurationError
 
@@ -306,28 +306,26 @@ class Settings(Part):
         return self.sources[source].tenant or self.merge.tenant
 
     @property
-    def inputs(self) -> dict[str, str]:
-        """The topic of each input (`core.inputs`), by the input's name, in the order of the
-        sources.
-        """
-        return {
-            input_of(name, topic if len(source.topics) > 1 else ""): topic
-            for name, source in self.sources.items()
-            for topic in source.topics
-        }
-
-    def place(self, name: str) -> InputPlace:
-        """Return the source and the topic of an input, as tables have them."""
-        return InputPlace(source_of(name), self.inputs[name])
-
-    def input(self, source: str, topic: str) -> str:
-        """Return the input of a source and a topic, as tables have them."""
-        return input_of(source, topic if source in self.with_topics else "")
+    def inputs(self) -> tuple[InputId, ...]:
+        """The inputs: each topic of each source, in the order of the sources."""
+        return tuple(
+            InputId(name, topic) for name, source in self.sources.items() for topic in source.topics
+        )
 
     @property
-    def with_topics(self) -> list[str]:
-        """The sources with several topics: the parts of a merge record name theirs."""
-        return [name for name, source in self.sources.items() if len(source.topics) > 1]
+    def topics(self) -> list[str]:
+        """The topic of each input."""
+        return [input_id.topic for input_id in self.inputs]
+
+    @property
+    def input_names(self) -> dict[InputId, str]:
+        """The name of each input (`names_of`), as users, commits and headers know it."""
+        return names_of(self.inputs)
+
+    @property
+    def inputs_by_name(self) -> dict[str, InputId]:
+        """The inputs by their names (`input_names`), in the order of the sources."""
+        return {name: input_id for input_id, name in self.input_names.items()}
 
     def rules(self) -> dict[str, Any]:
         """Return everything that decides the output and may change in an existing lake.
@@ -556,11 +554,12 @@ class Settings(Part):
     def _begins_with_its_own_sources(self) -> "Settings":
         named = self.kafka.start.offsets if isinstance(self.kafka.start, StartOffsets) else {}
         for name in named:
-            if name not in self.inputs:
+            if name not in self.inputs_by_name:
                 at = ("kafka", "start", "offsets", name)
-                instead = known_instead(name, list(self.inputs))
+                instead = known_instead(name, list(self.inputs_by_name))
                 if name in self.sources:
-                    instead = f"name each by its topic, such as `{of_source(self.inputs, name)[0]}`"
+                    example = self.input_names[of_source(self.inputs, name)[0]]
+                    instead = f"name each by its topic, such as `{example}`"
                     raise RefusedError(f"{{path}} has several topics; {instead}", *at)
                 raise RefusedError(f"{{path}} is not a source; {instead}", *at)
         return self

@@ -35,7 +35,7 @@ from pipelines.core.doubts import (
     odd_times,
     why_unmet,
 )
-from pipelines.core.inputs import source_of
+from pipelines.core.inputs import InputId
 from pipelines.core.plan import TopicPartition
 from pipelines.core.reading import KAFKA, ReadingRules, read_records
 from pipelines.core.times import LAST_EVENT_TIME_MS
@@ -45,6 +45,7 @@ from pipelines.kafka.cluster import AFTER_MAX, Cluster, after_max
 from pipelines.kafka.registry import rules_of
 from pipelines.lake import tables
 from pipelines.lake.epochs import read_epochs
+from pipelines.lake.inputs import of_topic
 from pipelines.lake.schemas import avro_schemas
 from pipelines.lake.table_reader import Condition, TableReader, Where, within
 from pipelines.settings import Settings
@@ -191,21 +192,21 @@ def odd_times_in_lake(
     `ends`: by topic-partition, the exclusive end offset of bronze.
     """
     problems: list[Problem] = []
-    for name in settings.inputs:
+    for input_id in settings.inputs:
         partition_ends = {
-            tp.partition: end for tp, end in ends.items() if tp.source == name and end > 0
+            tp.partition: end for tp, end in ends.items() if tp.input == input_id and end > 0
         }
         last = {
             p: (max(0, partition_ends[p] - LAST), partition_ends[p])
             for p in sorted(partition_ends)[:PARTITIONS]
         }
-        table = tables.bronze(name)
-        if last and reader.exists(table) and are_odd(reader.rows(table, _TIMES, within(last))):
+        table, where = tables.bronze(input_id.source), of_topic(input_id, within(last))
+        if last and reader.exists(table) and are_odd(reader.rows(table, _TIMES, where)):
             problems += _odd(
                 settings,
-                name,
-                reader.rows(table, KAFKA.names, within(last)),
-                _lake_rules(reader, settings, name),
+                input_id.source,
+                reader.rows(table, KAFKA.names, where),
+                _lake_rules(reader, settings, input_id.source),
             )
     return problems
 
@@ -213,13 +214,12 @@ def odd_times_in_lake(
 _TIMES = ["kafka_timestamp", "event_time", "reason"]
 
 
-def _lake_rules(reader: TableReader, settings: Settings, name: str) -> ReadingRules:
-    """Return the rules by which the lake reads the records of an input now.
+def _lake_rules(reader: TableReader, settings: Settings, source: str) -> ReadingRules:
+    """Return the rules by which the lake reads the records of a source now.
 
     The schemas of writers are those that the lake knows: no registry is asked.
     """
     current = read_epochs(reader, settings).current.settings
-    source = source_of(name)
     rules = current.reading_rules(source)
     schemas = avro_schemas(reader, current)
     return replace(rules, schema=schemas[source]) if source in schemas else rules
@@ -231,7 +231,7 @@ def _lake_rules(reader: TableReader, settings: Settings, name: str) -> ReadingRu
 def doubts_in_kafka(
     settings: Settings,
     partitions: int,
-    since: Callable[[str], Mapping[int, int]],
+    since: Callable[[InputId], Mapping[int, int]],
     *,
     with_keys: bool,
 ) -> Iterator[Problem]:
@@ -243,11 +243,11 @@ def doubts_in_kafka(
     Raises what Kafka raises.
     """
     appearances: dict[tuple[int, str, str], dict[str, Appearance]] = {}
-    for name in settings.inputs:
-        source = source_of(name)
-        rules = rules_of(settings, source_of(name))
+    for input_id in settings.inputs:
+        source = input_id.source
+        rules = rules_of(settings, source)
         sample: list[pa.RecordBatch] = []
-        for batch in read_sample(settings, partitions, name, since(name)):
+        for batch in read_sample(settings, partitions, input_id.topic, since(input_id)):
             if sum(kept.nbytes for kept in sample) < SAMPLE_BYTES:
                 sample.append(batch)
             read = read_records(batch, rules)
@@ -263,7 +263,7 @@ def doubts_in_kafka(
                     first=min(before.first, time), last=max(before.last, time)
                 )
         if sample:
-            yield from _odd(settings, name, pa.Table.from_batches(sample), rules)
+            yield from _odd(settings, source, pa.Table.from_batches(sample), rules)
     every = [appearance for at in appearances.values() for appearance in at.values()]
     counts = Counter(appearance.source for appearance in every)
     lonely_sources = lonely(appearances.values())
@@ -337,15 +337,14 @@ def heads_in_future(
                 f"bound {AFTER_MAX} on the topic, then jump over that record with `watersmeet "
                 "reset --to latest`"
             )
-            yield Problem(what, f"{settings.inputs[tp.source]}[{tp.partition}]", fix)
+            yield Problem(what, f"{tp.input.topic}[{tp.partition}]", fix)
 
 
 def _odd(
-    settings: Settings, name: str, records: pa.Table, rules: ReadingRules
+    settings: Settings, source: str, records: pa.Table, rules: ReadingRules
 ) -> Iterator[Problem]:
     if (odd := odd_times(records, rules)) is None:
         return
-    source = source_of(name)
     time_text = (
         "no event time" if odd.event_time is None else f"the event time {utc(odd.event_time)}"
     )

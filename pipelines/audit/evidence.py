@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 
 from pipelines.audit.unnoted import Unnoted, read_unnoted
 from pipelines.core.avro_schema import AvroSchema
-from pipelines.core.inputs import source_of
+from pipelines.core.inputs import InputId
 from pipelines.core.plan import TopicPartition
 from pipelines.core.sequence import SortKey
 from pipelines.core.types import DUE, TENANT
@@ -27,7 +27,6 @@ from pipelines.errors import ConfigurationError
 from pipelines.lake import tables
 from pipelines.lake.epochs import Epoch, Epochs, read_epochs
 from pipelines.lake.generations import Generation, Generations, read_generations
-from pipelines.lake.inputs import with_input_names
 from pipelines.lake.progress import last_batch, progress_rows
 from pipelines.lake.recovered import MESSAGES, read_out, read_since
 from pipelines.lake.retention_bounds import (
@@ -45,6 +44,7 @@ from pipelines.settings import Settings
 PROGRESS_COLUMNS: Final = (
     "partition",
     "source",
+    "topic",
     "batch",
     "from_offset",
     "until_offset",
@@ -158,7 +158,7 @@ class Evidence:
 
     def at(self, tp: TopicPartition, offset: int) -> str:
         """Return a record's coordinates in Kafka, for a sentence."""
-        return f"{self.settings.inputs[tp.source]}[{tp.partition}]@{offset}"
+        return f"{tp.input.topic}[{tp.partition}]@{offset}"
 
     @property
     def batches(self) -> Sequence[Condition]:
@@ -222,7 +222,7 @@ def read_evidence(
     epochs = read_epochs(reader, settings)
     generations = read_generations(reader, settings)
     if not generations:
-        every = [TopicPartition(source, p) for source in settings.inputs for p in range(partitions)]
+        every = [TopicPartition(i, p) for i in settings.inputs for p in range(partitions)]
         generations = Generations([Generation(0, 0, dict.fromkeys(every, 0), {})])
     selected = find_generation(generations, generation)
     epoch_ends = [end for _, end in epochs.ends()]
@@ -293,7 +293,7 @@ def read_table(
     """Return what `TableReader.select` returns; no rows where the table does not exist."""
     if reader.exists(table):
         return reader.select(table, columns, where, version=version)
-    schema = tables.layout(settings)[source_of(table)].schema
+    schema = tables.layout(settings)[table].schema
     return in_milliseconds(schema.empty_table().select(list(columns)))
 
 
@@ -326,7 +326,7 @@ def _silver_now(
     last = None
     while reader.exists(tables.SILVER) and reader.exists(tables.PROGRESS):
         version = reader.version(tables.SILVER)
-        last = last_batch(reader)
+        last = last_batch(reader, settings)
         # Else another batch came between the questions.
         if reader.version(tables.SILVER) == version:
             break
@@ -344,13 +344,14 @@ def _silver_now(
         and not pc.any(pc.equal(noted["batch"], batch)).as_py()
     ):
         now = in_milliseconds(progress_rows(last[0], settings, last[1], 0))
-        noted = pa.concat_tables(
-            [noted, with_input_names(now, noted.column_names, settings.with_topics)]
-        )
+        noted = pa.concat_tables([noted, now.select(noted.column_names)])
     return version, batch, noted
 
 
 def _by_topic_partition(
     rows: Sequence[Mapping[str, Any]], column: str
 ) -> dict[TopicPartition, int]:
-    return {TopicPartition(row["source"], row["partition"]): row[column] for row in rows}
+    return {
+        TopicPartition(InputId(row["source"], row["topic"]), row["partition"]): row[column]
+        for row in rows
+    }

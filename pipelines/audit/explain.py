@@ -24,7 +24,7 @@ from pipelines.audit.explain_tenants import TenantFacts
 from pipelines.audit.show import utc
 from pipelines.audit.unnoted import read_unnoted
 from pipelines.core.columns import NULL_TIME
-from pipelines.core.inputs import input_of, source_of
+from pipelines.core.inputs import InputId, input_of_part
 from pipelines.core.plan import Available, BatchPlan, Cursor, TopicPartition, positions_of
 from pipelines.core.sequence import ID, SequenceTail, message_id
 from pipelines.core.types import DUE, NO_TENANT, TENANT
@@ -35,7 +35,7 @@ from pipelines.lake import tables
 from pipelines.lake.decisions import Decided, read_decisions
 from pipelines.lake.epochs import Epochs, read_epochs
 from pipelines.lake.generations import Generation, Generations, read_generations
-from pipelines.lake.inputs import with_input_names
+from pipelines.lake.inputs import of_topic
 from pipelines.lake.order import beyond
 from pipelines.lake.progress import last_batch, progress_rows
 from pipelines.lake.published import last_sink
@@ -115,7 +115,7 @@ def explain(
             "waiting": [],
             "near": [],
         }
-    last = last_batch(reader)
+    last = last_batch(reader, settings)
     moment = _moment(reader, as_of, -1 if last is None else last[0].batch)
     newest_batch = None if last is None else last[:2]
     history = _KeyHistory(reader, settings, key, tenant, moment, newest_batch)
@@ -230,8 +230,8 @@ class _KeyHistory:
         p = row["partition"]
         generation = self._generations.of(row["batch"])
         parts = [
-            part_index[generation.number, TopicPartition(name, p), part["offset"]]
-            for name, part in self._parts_of(row)
+            part_index[generation.number, TopicPartition(input_id, p), part["offset"]]
+            for input_id, part in self._parts_of(row)
         ]
         # Bronze may have deleted parts by now. Their positions are unknown, and were the smallest.
         first = min(
@@ -242,7 +242,8 @@ class _KeyHistory:
         batch = self.moment.batch if is_open else row["batch"]
         batch_rows = [r for r in self._progress if (r["batch"], r["partition"]) == (batch, p)]
         clock = batch_rows[0]["clock"] if batch_rows else None
-        heads = {r["source"]: r["head"] for r in batch_rows}
+        names_of_inputs = self.settings.input_names
+        heads = {names_of_inputs[InputId(r["source"], r["topic"])]: r["head"] for r in batch_rows}
         closed = {
             "batch": batch,
             "version": self._versions.get(batch),
@@ -329,8 +330,8 @@ class _KeyHistory:
         times: dict[tuple[int, TopicPartition], dict[int, int]] = defaultdict(dict)
         for row in self._rows:
             number = self._generations.of(row["batch"]).number
-            for name, part in self._parts_of(row):
-                times[number, TopicPartition(name, row["partition"])][part["offset"]] = _ms(
+            for input_id, part in self._parts_of(row):
+                times[number, TopicPartition(input_id, row["partition"])][part["offset"]] = _ms(
                     part["event_time"]
                 )
         parts = {}
@@ -352,16 +353,16 @@ class _KeyHistory:
                 }
         return parts
 
-    def _parts_of(self, row: JsonObject) -> list[tuple[str, JsonObject]]:
+    def _parts_of(self, row: JsonObject) -> list[tuple[InputId, JsonObject]]:
         """Return the parts in a row of silver, each with its input."""
         return [
-            (input_of(source, part.get("topic", "")), part)
+            (input_of_part(self.settings.inputs, source, part), part)
             for source in self.settings.sources
             for part in row[source]
         ]
 
     def _place(self, tp: TopicPartition) -> JsonObject:
-        return {**self.settings.place(tp.source)._asdict(), "partition": tp.partition}
+        return {**tp.input._asdict(), "partition": tp.partition}
 
     def _merged(
         self, tp: TopicPartition, offsets: Sequence[int], number: int
@@ -377,7 +378,7 @@ class _KeyHistory:
         batch_rows = {
             r["batch"]: r
             for r in self._progress
-            if (r["source"], r["partition"]) == tp
+            if TopicPartition(InputId(r["source"], r["topic"]), r["partition"]) == tp
             and self._generations.of(r["batch"]).number == number
         }
         here: dict[int, list[int]] = defaultdict(list)
@@ -395,7 +396,9 @@ class _KeyHistory:
             for a, b in ranges.values()
         ]
         read = self.reader.select(
-            tables.bronze(tp.source), ["offset", "event_time", *TENANT.names], where
+            tables.bronze(tp.input.source),
+            ["offset", "event_time", *TENANT.names],
+            of_topic(tp.input, where),
         ).sort_by("offset")
         offset = read["offset"].to_numpy()
         time = read["event_time"].fill_null(NULL_TIME).to_numpy()
@@ -447,7 +450,7 @@ class _KeyHistory:
         """Return why a tenant's record is late."""
         if row["tenant"] == NO_TENANT:
             return {}
-        tp = TopicPartition(self.settings.input(row["source"], row["topic"]), row["partition"])
+        tp = TopicPartition(InputId(row["source"], row["topic"]), row["partition"])
         number = self._generations.of(row["batch"]).number
         global_position = self._merged(tp, [row["offset"]], number)[row["offset"]][1]
         return {"reason": self._tenants.why_late(row["tenant"], row, global_position)}
@@ -466,24 +469,26 @@ class _KeyHistory:
         With tenants, those in silver that their tenant's clock has not reached come before them.
         """
         records = [self._waiting(row) for row in self._rows if row["status"] == "waiting"]
-        for source in self.settings.inputs:
+        for input_id in self.settings.inputs:
             now = [
                 row
                 for row in self._progress
-                if (row["batch"], row["source"]) == (self.moment.batch, source)
+                if row["batch"] == self.moment.batch
+                and InputId(row["source"], row["topic"]) == input_id
             ]
             end_offsets = {row["partition"]: row["until_offset"] for row in now}
             conditions = (
                 *self._key_conditions,
+                ("topic", "=", input_id.topic),
                 ("offset", ">=", min(end_offsets.values(), default=0)),
             )
             rows = self._rows_at_moment(
-                tables.bronze(source),
+                tables.bronze(input_id.source),
                 ("topic", "partition", "offset", "event_time", *TENANT.names),
                 *conditions,
             )
             records += [
-                {"source": source_of(source), **_shown(row), **_why_unread(row)}
+                {"source": input_id.source, **_shown(row), **_why_unread(row)}
                 for row in rows
                 if row["offset"] >= end_offsets.get(row["partition"], 0)
             ]
@@ -492,8 +497,8 @@ class _KeyHistory:
     def _waiting(self, row: JsonObject) -> JsonObject:
         """Return a waiting row of silver as the answer has it."""
         p, tenant, position = (row[name] for name in ("partition", "tenant", "position"))
-        [(name, part)] = self._parts_of(row)
-        place = {**self._place(TopicPartition(name, p)), "offset": part["offset"]}
+        [(input_id, part)] = self._parts_of(row)
+        place = {**self._place(TopicPartition(input_id, p)), "offset": part["offset"]}
         merge_state = {
             "position": position,
             "reason": self._tenants.why_waiting(p, tenant, position),
@@ -520,7 +525,7 @@ class _KeyHistory:
         Every batch of the partitions that have records of the key, and of the other partitions the
         moment's batch alone.
         """
-        columns = ["batch", "source", "partition", "from_offset", "until_offset"]
+        columns = ["batch", "source", "topic", "partition", "from_offset", "until_offset"]
         columns += ["head", "clock", "position"]
         batch = self.moment.batch
         partitions = {row["partition"] for row in (*self._rows, *self._late)}
@@ -537,8 +542,7 @@ class _KeyHistory:
             and all(row["batch"] < batch for row in rows)
         ):
             now = in_milliseconds(progress_rows(self.last[0], self.settings, self.last[1], 0))
-            column_names = [name for name in now.column_names if name != "topic"]
-            rows += with_input_names(now, column_names, self.settings.with_topics).to_pylist()
+            rows += now.to_pylist()
         return rows
 
     @cached_property

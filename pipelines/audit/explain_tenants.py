@@ -15,6 +15,7 @@ from pipelines.audit.show import utc
 from pipelines.core.clocks import Clocks
 from pipelines.core.columns import NULL_TIME
 from pipelines.core.idle import IdleDecision
+from pipelines.core.inputs import InputId
 from pipelines.core.plan import BatchPlan, Cursor, OffsetRange, TopicPartition
 from pipelines.core.tenants import TenantClocks
 from pipelines.lake.epochs import Epochs
@@ -37,39 +38,43 @@ class TenantFacts:
         self._reader = reader
         self._epochs = epochs
         self._batch = batch
-        self._ends = {TopicPartition(row["source"], row["partition"]): row for row in ends}
+        self._ends = {
+            TopicPartition(InputId(row["source"], row["topic"]), row["partition"]): row
+            for row in ends
+        }
+        self._names = epochs.current.settings.input_names
 
     def clock(self, partition: int, tenant: str) -> tuple[int | None, list[str]]:
-        """Return a tenant's clock (ms), and the sources that hold it there.
+        """Return a tenant's clock (ms), and the names of the inputs that hold it there.
 
         The clock is None while the partition has none.
         """
-        source_clocks: dict[str, int] = {}
-        for source, clocks in self._by_source.items():
+        input_clocks: dict[str, int] = {}
+        for input_id, clocks in self._by_input.items():
             tenants = pa.chunked_array([[tenant]], pa.string())
             time = int(clocks.at(np.array([partition]), tenants)[0])
-            source_clocks |= {} if time == NULL_TIME else {source: time}
-        clock = min(source_clocks.values(), default=None)
-        return clock, [source for source, time in source_clocks.items() if time == clock]
+            input_clocks |= {} if time == NULL_TIME else {self._names[input_id]: time}
+        clock = min(input_clocks.values(), default=None)
+        return clock, [name for name, time in input_clocks.items() if time == clock]
 
     @cached_property
-    def _by_source(self) -> dict[str, Clocks]:
-        """The clocks of tenants by source, as if there were no other source."""
-        clocks_by_source: dict[str, Clocks] = {}
-        for source in sorted({tp.source for tp in self._ends}):
-            source_rows = {tp: row for tp, row in self._ends.items() if tp.source == source}
+    def _by_input(self) -> dict[InputId, Clocks]:
+        """The clocks of tenants by input, as if there were no other input."""
+        clocks_by_input: dict[InputId, Clocks] = {}
+        for input_id in sorted({tp.input for tp in self._ends}):
+            input_rows = {tp: row for tp, row in self._ends.items() if tp.input == input_id}
             cursors = {
-                tp: Cursor(row["until_offset"], row["position"]) for tp, row in source_rows.items()
+                tp: Cursor(row["until_offset"], row["position"]) for tp, row in input_rows.items()
             }
             clocks = {
                 tp.partition: row["clock"]
-                for tp, row in source_rows.items()
+                for tp, row in input_rows.items()
                 if row["clock"] is not None
             }
-            clocks_by_source[source] = clocks_at(
+            clocks_by_input[input_id] = clocks_at(
                 self._reader, self._epochs, self._batch, BatchEnd(cursors, clocks)
             )
-        return clocks_by_source
+        return clocks_by_input
 
     def positions(
         self,
@@ -97,7 +102,9 @@ class TenantFacts:
             {tp.partition: last},
             False,
         )
-        records = rows.append_column("source", pa.repeat(pa.scalar(tp.source), len(rows)))
+        records = rows
+        for name, text in tp.input._asdict().items():
+            records = records.append_column(name, pa.repeat(pa.scalar(text), len(rows)))
         records = records.append_column(
             "partition", pa.repeat(pa.scalar(tp.partition, pa.int32()), len(rows))
         )

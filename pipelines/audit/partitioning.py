@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from pipelines.audit.problems import Findings
 from pipelines.core.columns import Int64s
-from pipelines.core.inputs import source_of
+from pipelines.core.inputs import InputId
 from pipelines.core.plan import TopicPartition
 from pipelines.core.reading import read_records
 from pipelines.core.repartition import murmur2
@@ -54,10 +54,10 @@ _FIX_HOME = (
 
 
 class Place(NamedTuple):
-    """A record with a key, in Kafka."""
+    """A record with a key, in Kafka. `name`: that of its input."""
 
     key: str
-    source: str
+    name: str
     topic: str
     partition: int
     offset: int
@@ -97,7 +97,7 @@ class KeyPartitions:
         self._topic_partitions.append(tp)
         self._key_offsets.append((hashes, np.fromiter(keys, np.int64)[firsts]))
 
-    def note(self, settings: Settings) -> str | None:
+    def note(self) -> str | None:
         """Return a note on how many keys are in more than one partition, with two records of one of
         them.
 
@@ -121,7 +121,7 @@ class KeyPartitions:
         places = []
         for row in order[split_keys[0] : split_keys[0] + 2]:
             tp = self._topic_partitions[numbers[row]]
-            places.append(f"{settings.inputs[tp.source]}[{tp.partition}]@{offsets[row]}")
+            places.append(f"{tp.input.topic}[{tp.partition}]@{offsets[row]}")
         count = len(np.unique(hashes[split_keys]))
         what = "keys are in more than one partition, where their records never meet"
         return (
@@ -130,7 +130,9 @@ class KeyPartitions:
 
 
 def check_sample(
-    settings: Settings, partitions: int, since: Callable[[str], Mapping[int, int]] = lambda _: {}
+    settings: Settings,
+    partitions: int,
+    since: Callable[[InputId], Mapping[int, int]] = lambda _: {},
 ) -> list[Problem]:
     """Return problems with how the sources are partitioned, judged by the last records of some
     partitions.
@@ -144,12 +146,12 @@ def check_sample(
         for place in places:
             check_key_partition(place, partitions, findings)
         return list(findings.described())
-    by_source: dict[str, dict[tuple[str, str], list[Place]]] = {
-        name: {} for name in settings.inputs
+    by_input: dict[str, dict[tuple[str, str], list[Place]]] = {
+        name: {} for name in settings.inputs_by_name
     }
     for place in places:
-        by_source[place.source].setdefault((place.key, place.tenant), []).append(place)
-    first, *others = by_source.items()
+        by_input[place.name].setdefault((place.key, place.tenant), []).append(place)
+    first, *others = by_input.items()
     for name, keys in others:
         shared = sorted(keys.keys() & first[1].keys())
         split_keys = [
@@ -171,30 +173,29 @@ def _partitions(places: Iterable[Place]) -> set[int]:
 
 
 def read_sample(
-    settings: Settings, partitions: int, name: str, since: Mapping[int, int]
+    settings: Settings, partitions: int, topic: str, since: Mapping[int, int]
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the last records of some partitions of an input; the partitions are the same for each
-    input.
+    """Yield the last records of some partitions of a topic; the partitions are the same for each
+    topic.
 
     `since`: as `check_sample` gets it for the input.
     """
     sampled = range(0, partitions, -(-partitions // PARTITIONS))
-    topic = settings.inputs[name]
     for p, (first, end) in Cluster(settings.kafka).bounds_of(topic, sampled).items():
         begin = max(first, end - SAMPLED, min(since.get(p, 0), end))
         yield from read_range(settings.kafka, Range(topic, p, begin, end))
 
 
 def _sampled(
-    settings: Settings, partitions: int, since: Callable[[str], Mapping[int, int]]
+    settings: Settings, partitions: int, since: Callable[[InputId], Mapping[int, int]]
 ) -> Iterator[Place]:
     """Yield the records with a key in a sample of each input."""
     names = ["merge_key", "partition", "offset", *TENANT.names]
-    for name, topic in settings.inputs.items():
-        rules = rules_of(settings, source_of(name))
-        for batch in read_sample(settings, partitions, name, since(name)):
+    for input_id, name in settings.input_names.items():
+        rules = rules_of(settings, input_id.source)
+        for batch in read_sample(settings, partitions, input_id.topic, since(input_id)):
             read = read_records(batch, rules)
             columns = (read[column].to_pylist() for column in names)
             for key, p, offset, tenant in zip(*columns, strict=True):
                 if key is not None:
-                    yield Place(key, name, topic, p, offset, tenant)
+                    yield Place(key, name, input_id.topic, p, offset, tenant)

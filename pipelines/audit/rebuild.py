@@ -30,7 +30,7 @@ from pipelines.audit.problems import Findings, answer, different
 from pipelines.audit.unnoted import before_unnoted
 from pipelines.audit.verify_evidence import groups, place
 from pipelines.core.columns import int64s, looked_up, time_column, times_ms
-from pipelines.core.inputs import source_of
+from pipelines.core.inputs import InputId
 from pipelines.core.merge import REPLACING
 from pipelines.core.open_before import open_before
 from pipelines.core.plan import BatchPlan, End, OffsetRange, Rules, TopicPartition
@@ -89,7 +89,7 @@ def rebuild(
     taken out of bronze meanwhile.
     """
     snapshot = Snapshot(reader, settings)
-    reader = before_unnoted(snapshot)
+    reader = before_unnoted(snapshot, settings)
     settings = read_epochs(reader, settings).current.settings
     evidence = read_evidence(reader, settings, _partitions(reader, settings), generation, full=True)
     if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
@@ -221,9 +221,7 @@ def content_of(
     for row in reader.summary(
         tables.LATE, ["source", "partition", "batch"], {"n": ("count", "*")}, where
     ).to_pylist():
-        late_counts[source_of(row["source"])] += row["n"] * (
-            row["batch"] > since.get(row["partition"], -1)
-        )
+        late_counts[row["source"]] += row["n"] * (row["batch"] > since.get(row["partition"], -1))
     source_counts = {
         source: {
             "merged": sums[f"merged_{source}"] or 0,
@@ -266,11 +264,11 @@ def _open_at(
     rows: pa.Table,
     ends: Mapping[TopicPartition, int],
     since: Mapping[int, int],
-    sources: Sequence[str],
+    inputs: Sequence[InputId],
     rules: Rules,
 ) -> pa.Table:
     """Return the merge records of a partition that were open where its history begins."""
-    opened = open_before(_alive(rows, since), ends, sources)
+    opened = open_before(_alive(rows, since), ends, inputs)
     due = rules.due(times_ms(opened["event_time"]), times_ms(opened["last_event_time"]))
     return opened.set_column(opened.column_names.index("due"), "due", time_column(due))
 
@@ -289,7 +287,7 @@ def _begin(
     the rebuild whose rules closed none of these records.
     """
     into = owner.engine
-    last = last_batch(into.reader)
+    last = last_batch(into.reader, settings)
     number = 0
     clocks = dict[int, int]()
     ends = dict[TopicPartition, int]()
@@ -305,9 +303,9 @@ def _begin(
                 done.until_offset, done.until_offset, done.position, done.position, done.head
             )
     for p, history in begins.items():
-        for source, offset in history.offsets.items():
-            tp = TopicPartition(source, p)
-            position = history.positions[source]
+        for input_id, offset in history.offsets.items():
+            tp = TopicPartition(input_id, p)
+            position = history.positions[input_id]
             ends[tp] = offset
             ranges[tp] = OffsetRange(offset, offset, position, position, position)
         if history.clock is not None:
@@ -324,7 +322,7 @@ def _begin(
         _open_at,
         ends=ends,
         since=since,
-        sources=list(settings.sources),
+        inputs=settings.inputs,
         rules=Rules(settings.merge.window),
     )
     opened = here.collect(here.per_partition(open_rows, [rows], schema))
@@ -347,9 +345,9 @@ def _end(
     if tp.partition in later:
         return End(evidence.generation.begin.get(tp, 0), None)
     history = evidence.history.get(tp.partition)
-    if history is None or until > history.offsets[tp.source]:
+    if history is None or until > history.offsets[tp.input]:
         return End(until, head)
-    return End(history.offsets[tp.source], history.clock)
+    return End(history.offsets[tp.input], history.clock)
 
 
 def _batches(
@@ -363,7 +361,7 @@ def _batches(
     number = evidence.generation.number
     rows: list[dict[str, Any]] = evidence.recovered.to_pylist()
     rows += [{"partition": p, "since": since} for p, since in evidence.since.items()]
-    rows += rows_of_parts(evidence.settings, evidence.out if number else {})
+    rows += rows_of_parts(evidence.out if number else {})
     if rows:
         recovered = into.lake.layout[tables.RECOVERED]
         recovered_rows = ({**row, "recovered_at": now_ms(), "generation": number} for row in rows)
@@ -386,7 +384,7 @@ def _batches(
             tp: _end(tp, offset, end.heads.get(tp), evidence, later)
             for tp, offset in end.until.items()
         }
-        last = last_batch(into.reader)
+        last = last_batch(into.reader, settings)
         begin_epoch(
             into.reader,
             into.append,
@@ -426,6 +424,7 @@ Row = tuple[Any, ...]
 _LATE_COLUMNS: Final = [
     "partition",
     "source",
+    "topic",
     "offset",
     "merge_key",
     "event_time",
@@ -452,7 +451,7 @@ def verify_against(
     Raises ConfigurationError where there is no rebuild, or where the rebuild has another generation
     than the one that is named, another timeout, or another lag of tenants.
     """
-    here = before_unnoted(Snapshot(here, settings))
+    here = before_unnoted(Snapshot(here, settings), settings)
     settings = read_epochs(here, settings).current.settings
     facts = _check_rebuild(there, settings, directory)
     own = find_generation(read_generations(here, settings), int(facts.get(GENERATION_FIELD, "0")))
@@ -463,7 +462,7 @@ def verify_against(
             fix=f"leave `--generation` out, or rebuild with `--generation {generation}`",
         )
     batch = int(facts[BATCH_FIELD])
-    if batch > (-1 if (last := last_batch(here)) is None else last[0].batch):
+    if batch > (-1 if (last := last_batch(here, settings)) is None else last[0].batch):
         raise WatersmeetError(
             f"{directory} goes up to batch {batch}, which this lake does not have",
             where="--against",
@@ -475,7 +474,7 @@ def verify_against(
         settings,
         own.from_batch,
         batch,
-        version=_version_after(here, batch),
+        version=_version_after(here, settings, batch),
         since=read_retention_bounds(there).batches,
         kept=read_retention_bounds(here).times,
         silver=_silver_columns(settings),
@@ -582,8 +581,9 @@ class _Comparison:
             where_there.append(conditions)
         here = _rows(self.here, tables.LATE, self.late, where_here)
         there = _rows(self.there, tables.LATE, self.late, where_there)
-        for (partition, source, offset), one, other in different(here, there, itemgetter(slice(3))):
-            topic = self.settings.inputs[source]
+        for (partition, _, topic, offset), one, other in different(
+            here, there, itemgetter(slice(4))
+        ):
             findings.add(_difference(one, other, self.late), f"late: {topic}[{partition}]@{offset}")
 
 
@@ -593,10 +593,10 @@ def _silver_columns(settings: Settings) -> list[str]:
     return [*columns, *DUE.names, *TENANT.names, "position"]
 
 
-def _version_after(reader: TableReader, batch: int) -> int:
+def _version_after(reader: TableReader, settings: Settings, batch: int) -> int:
     """Return the version of silver right after a batch."""
     version = reader.version(tables.SILVER)
-    last = last_batch(reader)
+    last = last_batch(reader, settings)
     if last is not None and last[0].batch == batch:
         return max(version, last[1])  # a key may have been forgotten since
     batch_condition: Where = [[("batch", "=", batch)]]

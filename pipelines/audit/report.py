@@ -32,6 +32,7 @@ from pipelines.audit.report_charts import (
     number,
 )
 from pipelines.audit.show import duration, utc
+from pipelines.core.inputs import InputId
 from pipelines.core.times import LAST_EVENT_TIME_MS
 from pipelines.core.window import Window
 from pipelines.lake.epochs import read_epochs
@@ -69,9 +70,10 @@ NULL = -1  # null in arrays of times, offsets and numbers, none of which is nega
 COUNTS = ("in bronze", "open", "timed out", "not valid", "late", "quarantined", "published")
 COUNTS_OF_TENANTS = ("in bronze", "open", "waiting", *COUNTS[2:])
 SLOWEST_TENANTS = 10  # maximum number of tenants furthest behind that are named
+_INPUT = ("source", "topic")
 _PROGRESS = (
     "batch",
-    "source",
+    *_INPUT,
     "partition",
     "from_offset",
     "until_offset",
@@ -150,7 +152,7 @@ class _LakeFigures:
         self.settings = settings
         self.layout = Lake(settings).layout
         self.sources = tuple(settings.sources)
-        self.inputs = tuple(settings.inputs)
+        self.inputs = tuple(settings.inputs_by_name)
         self.window = settings.merge.window
         [(count, first, last)] = self.summary(
             PROGRESS, [], "count *", "min batch", "max batch"
@@ -209,7 +211,7 @@ class _LakeFigures:
         if not self.settings.merge.has_tenants:
             return
         title = "Slowest tenants"
-        last = last_batch(self.reader) if self.reader.exists(PROGRESS) else None
+        last = last_batch(self.reader, self.settings) if self.reader.exists(PROGRESS) else None
         if last is None or not (tenant_rows := unfinished(self.reader)).num_rows:
             yield Figure(title, "No tenant has anything open or waiting.", [])
             return
@@ -240,13 +242,17 @@ class _LakeFigures:
 
     def refused(self) -> Figure:
         """Return how many records are in no merge record, and why."""
-        late = [("late", *row) for row in self.summary(LATE, ["source"], "count *")]
-        quarantined = self.summary(QUARANTINE, ["reason", "source"], "count *")
+        counts = [("late", *row) for row in self.summary(LATE, _INPUT, "count *")]
+        names = self.settings.input_names
+        late, quarantined = (
+            sorted((reason, names[InputId(*place)], count) for reason, *place, count in rows)
+            for rows in (counts, self.summary(QUARANTINE, ["reason", *_INPUT], "count *"))
+        )
         caption = (
             "Records that are in no merge record: they came too late, or are in quarantine for "
             "this reason."
         )
-        rows = _rows(("reason", "source", "records"), [*sorted(late), *sorted(quarantined)])
+        rows = _rows(("reason", "source", "records"), [*late, *quarantined])
         return Figure(
             "Late and refused records",
             caption if rows else "No record came late, and none was quarantined.",
@@ -261,7 +267,7 @@ class _LakeFigures:
         published = self.read(PUBLISHED, _PUBLISHED, [[("committed_at", ">=", self.since)]])
         decisions = self.read(
             IDLE_HEARTBEATS,
-            ("source", "partition", "decided_at"),
+            (*_INPUT, "partition", "decided_at"),
             [[("decided_at", ">=", self.since)]],
         )
         committed = self.progress["committed_at"]
@@ -280,7 +286,7 @@ class _LakeFigures:
         yield self.clock_figure(steps, x)
         yield from self.lead_figures(steps, decisions, x)
         offsets_by_source = {
-            source: np.where(self.progress["source"] == source, self.progress["passed"], 0)
+            source: np.where(self.progress["input"] == source, self.progress["passed"], 0)
             for source in self.inputs
         }
         totals = {
@@ -331,7 +337,7 @@ class _LakeFigures:
             & (progress["head"] != NULL)
         )
         leads = {
-            "source": progress["source"],
+            "source": progress["input"],
             "partition": progress["partition"],
             "at": steps.floor(progress["committed_at"]),
         }
@@ -351,7 +357,7 @@ class _LakeFigures:
         marked = sorted(
             set(
                 _zipped(
-                    decisions["source"],
+                    decisions["input"],
                     decisions["partition"],
                     steps.floor(decisions["decided_at"]),
                 )
@@ -387,7 +393,7 @@ class _LakeFigures:
         with_head = _chosen(self.progress, self.progress["head"] != NULL)
         noted = published["committed_at"]
         delays = {
-            "of": np.concatenate([with_head["source"], np.full(len(noted), _GOLD, object)]),
+            "of": np.concatenate([with_head["input"], np.full(len(noted), _GOLD, object)]),
             "at": steps.floor(np.concatenate([with_head["committed_at"], noted])),
             "ms": np.concatenate(
                 [
@@ -582,14 +588,22 @@ class _LakeFigures:
         return list(zip(*(column.to_pylist() for column in rows.columns), strict=True))
 
     def read(self, table: str, columns: Sequence[str], where: Where) -> Columns:
-        """Return the columns as arrays: of texts, of the lengths of lists, or else of integers."""
+        """Return the columns as arrays: of texts, of the lengths of lists, or else of integers.
+
+        With the columns of an input, `input` has its name.
+        """
         is_there = self.reader.exists(table)
         rows = (
             self.reader.select(table, columns, where)
             if is_there
             else self.layout[table].schema.empty_table()
         )
-        return {name: _array(rows[name]) for name in columns}
+        arrays = {name: _array(rows[name]) for name in columns}
+        if not {*_INPUT} <= {*columns}:
+            return arrays
+        names = self.settings.input_names
+        inputs = zip(*(rows[name].to_pylist() for name in _INPUT), strict=True)
+        return arrays | {"input": np.array([names[InputId(*i)] for i in inputs], object)}
 
     def times(self, table: str, column: str, where: Where = ((),)) -> Iterator[Numbers]:
         """Yield a column of times in chunks of at most CHUNK_ROWS."""

@@ -15,6 +15,7 @@ from pipelines.audit.doubts import heads_in_future, odd_times_in_lake, unmet_in_
 from pipelines.audit.show import utc
 from pipelines.audit.unnoted import read_unnoted
 from pipelines.core.idle import IdleDecision
+from pipelines.core.inputs import InputId
 from pipelines.core.plan import Cursor, OpenTransaction, TopicPartition
 from pipelines.errors import KafkaTransientError, Problem, UnreadableRecordsError
 from pipelines.kafka.cluster import Cluster, co_partitioned, topics_of
@@ -24,6 +25,7 @@ from pipelines.lake import tables
 from pipelines.lake.decisions import read_decisions
 from pipelines.lake.epochs import read_epochs
 from pipelines.lake.generations import Generation, Generations, read_generations
+from pipelines.lake.inputs import of_topic
 from pipelines.lake.progress import LastBatch, last_batch
 from pipelines.lake.published import last_published
 from pipelines.lake.quality import last_results
@@ -103,7 +105,7 @@ def status(
         counts = _read_counts(pool, reader)
         bounds, transactions = _answer_of(kafka_ends)
         partitions = range(progress.partitions(bounds))
-        every = [TopicPartition(source, p) for source in settings.inputs for p in partitions]
+        every = [TopicPartition(i, p) for i in settings.inputs for p in partitions]
         ends = {tp: progress.end(tp) for tp in every}
         odd = pool.submit(odd_times_in_lake, reader, settings, ends)
         missing = pool.map(lambda tp: _behind(settings, tp, ends[tp], bounds), every)
@@ -111,22 +113,23 @@ def status(
     rows: list[Row] = []
     for p in partitions:
         sources: dict[str, Row] = {}
-        for tp in [TopicPartition(source, p) for source in settings.inputs]:
-            sources[tp.source] = progress.source_row(tp, behind[tp])
+        for input_id, name in settings.input_names.items():
+            tp = TopicPartition(input_id, p)
+            sources[name] = progress.source_row(tp, behind[tp])
             if tp in transactions:
-                sources[tp.source]["transaction"] = transactions[tp].as_row()
+                sources[name]["transaction"] = transactions[tp].as_row()
         clock = _add_leads(sources.values())
         numbers = {**counts.of(p), "behind_sink": behind_sink.result().get(p, 0)}
         if has_tenants:
             numbers["waiting"] = counts.silver.get((p, "waiting"), 0)
         rows.append({"partition": p, "clock": clock, **numbers, "sources": sources})
     if slowest_tenants is not None:
-        rows = _with_tenants(reader, rows, slowest_tenants.result())
+        rows = _with_tenants(reader, settings, rows, slowest_tenants.result())
     problems = [
         *_unknown_schemas(reader, settings),
         *(unmet.result() or []),
         *odd.result(),
-        *heads_in_future(settings, _heads(rows), time.time_ns() // 1_000_000),
+        *heads_in_future(settings, _heads(settings, rows), time.time_ns() // 1_000_000),
     ]
     warnings = [*(problem._asdict() for problem in problems), *unnoted.result().warnings]
     return {
@@ -150,7 +153,8 @@ def waits_for(reader: TableReader, settings: Settings) -> dict[int, list[str]]:
     waits: dict[int, list[str]] = {}
     for p in range(progress.partitions(None)):
         sources = {
-            name: progress.source_row(TopicPartition(name, p), 0) for name in settings.inputs
+            name: progress.source_row(TopicPartition(input_id, p), 0)
+            for input_id, name in settings.input_names.items()
         }
         clock = _add_leads(sources.values())
         waits[p] = [name for name, source in sources.items() if source["head"] == clock]
@@ -202,12 +206,12 @@ class _Progress(NamedTuple):
 def _read_progress(
     pool: ThreadPoolExecutor, reader: TableReader, settings: Settings, generation: Generation
 ) -> _Progress:
-    cursors = pool.submit(_cursors, reader, generation)
+    cursors = pool.submit(_cursors, reader, settings, generation)
     decisions = pool.submit(_decisions, reader, generation)
     next_offsets = {tp: cursor.next_offset for tp, cursor in cursors.result().items()}
     since = {**generation.begin, **next_offsets}
-    rows_by_source = pool.map(lambda source: _beyond(reader, source, since), settings.inputs)
-    new = {tp: row for rows in rows_by_source for tp, row in rows.items()}
+    rows_by_input = pool.map(lambda input_id: _beyond(reader, input_id, since), settings.inputs)
+    new = {tp: row for rows in rows_by_input for tp, row in rows.items()}
     return _Progress(cursors.result(), decisions.result(), since, new)
 
 
@@ -262,10 +266,10 @@ def _add_leads(sources: Collection[Row]) -> int | None:
     return int(clock)
 
 
-def _heads(rows: Sequence[Row]) -> dict[TopicPartition, int]:
+def _heads(settings: Settings, rows: Sequence[Row]) -> dict[TopicPartition, int]:
     """Return the head of each topic-partition that has one."""
     return {
-        TopicPartition(name, row["partition"]): source["head"]
+        TopicPartition(settings.inputs_by_name[name], row["partition"]): source["head"]
         for row in rows
         for name, source in row["sources"].items()
         if source["head"] is not None
@@ -301,7 +305,7 @@ def _unknown_schemas(reader: TableReader, settings: Settings) -> list[Problem]:
 
 
 def _with_tenants(
-    reader: TableReader, rows: list[Row], slowest: Mapping[int, SlowestTenant]
+    reader: TableReader, settings: Settings, rows: list[Row], slowest: Mapping[int, SlowestTenant]
 ) -> list[Row]:
     """Return the partitions' rows with `tenants`, `slowest` and `leading`.
 
@@ -317,10 +321,14 @@ def _with_tenants(
         ]
         if heads:
             head, name = max(heads)
-            ahead[TopicPartition(name, row["partition"])] = head
+            ahead[TopicPartition(settings.inputs_by_name[name], row["partition"])] = head
     tenants = tenants_of(reader, ahead)
     leading = {
-        tp.partition: {"tenant": tenants.get(tp), "source": tp.source, "head": head}
+        tp.partition: {
+            "tenant": tenants.get(tp),
+            "source": settings.input_names[tp.input],
+            "head": head,
+        }
         for tp, head in ahead.items()
     }
     with_tenants = []
@@ -347,16 +355,18 @@ def _rows(
     return reader.summary(table, by, values, where).to_pylist() if reader.exists(table) else []
 
 
-def _cursors(reader: TableReader, generation: Generation) -> dict[TopicPartition, Cursor]:
+def _cursors(
+    reader: TableReader, settings: Settings, generation: Generation
+) -> dict[TopicPartition, Cursor]:
     """Return how far the merge has passed each topic-partition in a generation."""
-    last = _last_batch(reader)
+    last = _last_batch(reader, settings)
     return {} if last is None or last[0].batch < generation.from_batch else last[0].cursors()
 
 
-def _last_batch(reader: TableReader) -> LastBatch | None:
+def _last_batch(reader: TableReader, settings: Settings) -> LastBatch | None:
     """Return silver's last batch; None where the tables do not exist yet."""
     is_there = reader.exists(tables.SILVER) and reader.exists(tables.PROGRESS)
-    return last_batch(reader) if is_there else None
+    return last_batch(reader, settings) if is_there else None
 
 
 def _behind_sink(
@@ -369,7 +379,7 @@ def _behind_sink(
 
 def _slowest(reader: TableReader, settings: Settings) -> dict[int, SlowestTenant]:
     """Return the slowest tenant of each partition, as silver's last batch left them."""
-    last = _last_batch(reader)
+    last = _last_batch(reader, settings)
     if last is None or not (rows := unfinished(reader)).num_rows:
         return {}
     end = BatchEnd(last[0].cursors(), last[0].clocks)
@@ -382,13 +392,13 @@ def _decisions(reader: TableReader, generation: Generation) -> dict[TopicPartiti
 
 
 def _beyond(
-    reader: TableReader, source: str, since: Mapping[TopicPartition, int]
+    reader: TableReader, input_id: InputId, since: Mapping[TopicPartition, int]
 ) -> dict[TopicPartition, Row]:
-    """Return what bronze holds of a source from some offsets on, by topic-partition.
+    """Return what bronze holds of an input from some offsets on, by topic-partition.
 
     That is: the number of `records`, their `head` (ms), and the `last` offset.
     """
-    ranges = {tp.partition: (offset, None) for tp, offset in since.items() if tp.source == source}
+    ranges = {tp.partition: (offset, None) for tp, offset in since.items() if tp.input == input_id}
     partitions = sorted(ranges)
     end = max(ranges, default=-1) + 1
     parts: list[Where] = [
@@ -402,9 +412,15 @@ def _beyond(
     rows = [
         row
         for where in parts
-        for row in _rows(reader, tables.bronze(source), ["partition"], where, **values)
+        for row in _rows(
+            reader,
+            tables.bronze(input_id.source),
+            ["partition"],
+            of_topic(input_id, where),
+            **values,
+        )
     ]
-    return {TopicPartition(source, row["partition"]): row for row in rows}
+    return {TopicPartition(input_id, row["partition"]): row for row in rows}
 
 
 def _within(ranges: Mapping[int, tuple[int, None]], partitions: Sequence[int]) -> Where:
@@ -429,12 +445,12 @@ def _bounds(settings: Settings, patience_s: float) -> tuple[Bounds, Transactions
     partitions = co_partitioned(settings, cluster.partition_counts(topics_of(settings)))
     bounds: dict[TopicPartition, tuple[int, int]] = {}
     transactions: dict[TopicPartition, OpenTransaction] = {}
-    for source, topic in settings.inputs.items():
-        limits, still_open = open_transactions(cluster, topic, range(partitions))
+    for input_id in settings.inputs:
+        limits, still_open = open_transactions(cluster, input_id.topic, range(partitions))
         for p, first_and_end in limits.items():
-            bounds[TopicPartition(source, p)] = first_and_end
+            bounds[TopicPartition(input_id, p)] = first_and_end
         for p, transaction in still_open.items():
-            transactions[TopicPartition(source, p)] = transaction
+            transactions[TopicPartition(input_id, p)] = transaction
     return bounds, transactions
 
 
@@ -450,7 +466,7 @@ def _behind(settings: Settings, tp: TopicPartition, next_offset: int, bounds: Bo
     since = max(first, next_offset)
     if not 0 < end - since <= EXACT_LAG:
         return max(0, end - since)
-    missing = Range(settings.inputs[tp.source], tp.partition, since, end)
+    missing = Range(tp.input.topic, tp.partition, since, end)
     try:
         return sum(batch.num_rows for batch in read_range(settings.kafka, missing))
     except UnreadableRecordsError as error:

@@ -7,7 +7,7 @@ out.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from pipelines.core.plan import TopicPartition
@@ -30,11 +30,13 @@ class Unnoted(NamedTuple):
     - `batch`: the batch of silver whose notes are missing; None where none are.
     - `consumed`: the offsets of the records of which `late` may lack some.
     - `refused`: the offsets of bronze's last commit, whose refused records `quarantine` lacks.
+    - `refused_inputs`: the names of their inputs, in order.
     """
 
     batch: int | None
     consumed: Ranges
     refused: Ranges
+    refused_inputs: Sequence[str] = ()
 
     @property
     def warnings(self) -> list[dict[str, str]]:
@@ -42,7 +44,7 @@ class Unnoted(NamedTuple):
         fix = "wait a moment, or start the run, which writes them first"
         missing = [] if self.batch is None else [("late records", f"batch {self.batch} of silver")]
         missing += [
-            ("refused records", f"the last batch of {name}") for name in self._refused_inputs
+            ("refused records", f"the last batch of {name}") for name in self.refused_inputs
         ]
         return [
             Problem(f"{records} of {origin} may be missing here", origin, fix)._asdict()
@@ -60,12 +62,8 @@ class Unnoted(NamedTuple):
         return sentences + [
             f"refused records of {name} are not in quarantine yet; the next start writes them, and "
             "they are judged as if it had"
-            for name in self._refused_inputs
+            for name in self.refused_inputs
         ]
-
-    @property
-    def _refused_inputs(self) -> list[str]:
-        return sorted({tp.source for tp in self.refused})
 
 
 def read_unnoted(reader: TableReader, settings: Settings, generation: Generation) -> Unnoted:
@@ -74,14 +72,16 @@ def read_unnoted(reader: TableReader, settings: Settings, generation: Generation
     Those of silver count only as far as they are of this generation.
     """
     refused: dict[TopicPartition, tuple[int, int]] = {}
-    for source in settings.inputs:
-        is_there = reader.exists(tables.bronze(source)) and reader.exists(tables.QUARANTINE)
-        if is_there and (commit := unnoted_commit(reader, source)) is not None:
+    for input_id in settings.inputs:
+        bronze = tables.bronze(input_id.source)
+        is_there = reader.exists(bronze) and reader.exists(tables.QUARANTINE)
+        if is_there and (commit := unnoted_commit(reader, settings, input_id)) is not None:
             ranges = ranges_of(commit.facts["ranges"])
-            refused |= {TopicPartition(source, p): ends for p, ends in ranges.items()}
-    last = last_batch(reader) if unnoted_batch(reader) is not None else None
+            refused |= {TopicPartition(input_id, p): ends for p, ends in ranges.items()}
+    names = sorted({settings.input_names[tp.input] for tp in refused})
+    last = last_batch(reader, settings) if unnoted_batch(reader, settings) is not None else None
     if last is None or last[0].generation != generation.number:
-        return Unnoted(None, {}, refused)
+        return Unnoted(None, {}, refused, names)
     plan, _, _ = last
     # The first batch of an epoch judges again what waits for its tenant, which may have come long
     # before, and may be late now.
@@ -90,21 +90,22 @@ def read_unnoted(reader: TableReader, settings: Settings, generation: Generation
         tp: (0 if begins else done.from_offset, done.until_offset)
         for tp, done in plan.ranges.items()
     }
-    return Unnoted(plan.batch, consumed if plan.has_late else {}, refused)
+    return Unnoted(plan.batch, consumed if plan.has_late else {}, refused, names)
 
 
-def unnoted_batch(reader: TableReader) -> int | None:
+def unnoted_batch(reader: TableReader, settings: Settings) -> int | None:
     """Return silver's last batch where its notes are not written yet; else None."""
     if not reader.exists(tables.SILVER) or not reader.exists(tables.PROGRESS):
         return None
-    last = last_batch(reader)
+    last = last_batch(reader, settings)
     noted = reader.summary(tables.PROGRESS, [], {"last": ("max", "batch")})["last"][0].as_py()
     return None if last is None or noted == last[0].batch else last[0].batch
 
 
-def before_unnoted(snapshot: Snapshot) -> Snapshot:
+def before_unnoted(snapshot: Snapshot, settings: Settings) -> Snapshot:
     """Return the moment before silver's last batch where its notes are not written yet; else the
     same moment.
     """
-    last = last_batch(snapshot) if unnoted_batch(snapshot) is not None else None
+    is_noted = unnoted_batch(snapshot, settings) is None
+    last = None if is_noted else last_batch(snapshot, settings)
     return snapshot if last is None else snapshot.before(last[2])

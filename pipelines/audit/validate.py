@@ -14,6 +14,7 @@ import pyarrow as pa
 from pipelines.audit.doubts import doubts_in_kafka, unbounded_times, unmet_in_lake
 from pipelines.audit.partitioning import check_sample
 from pipelines.audit.problems import as_problem
+from pipelines.core.inputs import InputId
 from pipelines.core.types import DUE, TENANT, ddl, widened
 from pipelines.engine import Engine
 from pipelines.errors import ConfigurationError, Problem, WatersmeetError
@@ -69,7 +70,7 @@ def check_kafka(settings: Settings) -> list[Problem]:
         co_partitioned(settings, counts)
         cluster.check_transactions()
         for name, kept in settings.repartitioned.items():
-            topic = settings.inputs[name]
+            [topic] = settings.sources[name].topics
             required = copy_settings(cluster, kept.from_topics)
             problems += _unfit_settings(
                 f"sources.{name}.topic", topic, required, cluster.topic_settings(topic)
@@ -106,11 +107,11 @@ def check_keys(settings: Settings, reader: TableReader) -> tuple[list[Problem], 
         has_changed = len(read_epochs(reader, settings)) > 1
         reading = NextOffsets(reader, settings, partitions)
 
-        def since(source: str) -> Mapping[int, int]:
+        def since(input_id: InputId) -> Mapping[int, int]:
             """Return, by partition, the first offset from which on the current rules alone judge
             records.
             """
-            return reading.of(source) if has_changed else {}
+            return reading.of(input_id) if has_changed else {}
 
         if problems := check_sample(settings, partitions, since):
             return problems, []

@@ -47,7 +47,6 @@ from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow.compute as pc
 
 from pipelines.audit.evidence import KNOWN_BATCHES, MAX_TIME, Evidence, Ints, numbers, read_evidence
 from pipelines.audit.partitioning import KeyPartitions, Place, check_key_partition
@@ -64,6 +63,7 @@ from pipelines.audit.verify_evidence import (
     ReadLog,
     place,
     read_partitions,
+    rows_of_input,
 )
 from pipelines.audit.verify_model import PUBLISHED, check_model, expected
 from pipelines.audit.verify_sink import (
@@ -74,7 +74,7 @@ from pipelines.audit.verify_sink import (
     read_limits,
     read_sink,
 )
-from pipelines.core.inputs import source_of
+from pipelines.core.inputs import InputId
 from pipelines.core.model import NO_TENANT
 from pipelines.core.plan import TopicPartition
 from pipelines.kafka.cluster import TIMEOUT_S, Cluster, co_partitioned, topics_of
@@ -96,7 +96,7 @@ is removed meanwhile.
 WAIT_S: Final = 0.25
 """Seconds between two looks at a command that has begun to change the lake."""
 
-Bounds: TypeAlias = Mapping[str, Mapping[int, tuple[int, int]]]
+Bounds: TypeAlias = Mapping[InputId, Mapping[int, tuple[int, int]]]
 """The first offset that Kafka has, and the exclusive end offset, by input and partition."""
 
 NEAR = 10_000
@@ -174,7 +174,7 @@ def _check_once(
     partitions = co_partitioned(settings, counts)
     sink = read_sink(reader, settings, partitions) if settings.publish.topic in counts else None
     dead_letter_topics = read_dead_letter_topics(reader, settings, partitions, counts)
-    bounds = {name: cluster.bounds(topic, partitions) for name, topic in settings.inputs.items()}
+    bounds = {i: cluster.bounds(i.topic, partitions) for i in settings.inputs}
     snapshot = Snapshot(reader, settings)
     every = [entry.number for entry in read_generations(snapshot, settings)]
     is_every = is_full and generation is None and bool(every)
@@ -231,7 +231,7 @@ def _check_generation(
             check_dead_letters(partition, topic, findings[f"dead letters of {topic.table}"])
     reason = "was not evaluated, because that needs Spark and `--full`"
     notes = [f"{name} {reason}" for name in validator.unevaluated]
-    if not settings.repartitioned and (split_keys := key_partitions.note(settings)) is not None:
+    if not settings.repartitioned and (split_keys := key_partitions.note()) is not None:
         notes.append(split_keys)
     if evidence.is_closing:
         number = evidence.generation.number
@@ -266,12 +266,12 @@ def _with_unnoted(partition: Partition, model: Iterable[Outcome]) -> Partition:
     late_records = {part[:2] for outcome in partition.late for part in outcome.parts}
     unnoted_late = []
     for outcome in model:
-        source, offset = outcome.parts[0][:2]
-        since, until = consumed.get(TopicPartition(source, partition.number), (0, 0))
+        input_id, offset = outcome.parts[0][:2]
+        since, until = consumed.get(TopicPartition(input_id, partition.number), (0, 0))
         if (
             outcome.status == "late"
             and since <= offset < until
-            and (source, offset) not in late_records
+            and (input_id, offset) not in late_records
         ):
             unnoted_late.append(outcome)
     return replace(partition, late=[*partition.late, *unnoted_late]) if unnoted_late else partition
@@ -280,11 +280,11 @@ def _with_unnoted(partition: Partition, model: Iterable[Outcome]) -> Partition:
 class Erasing(NamedTuple):
     """Keys that `forget` has begun to erase, by tenant.
 
-    `parts`: what silver and late still have of them and bronze has, too, by source and offset.
+    `parts`: what silver and late still have of them and bronze has, too, by input and offset.
     """
 
     keys: Set[tuple[str, str]]
-    parts: Sequence[tuple[str, int]]
+    parts: Sequence[tuple[InputId, int]]
 
 
 def _without_erased(partition: Partition, findings: Findings) -> tuple[Partition, Erasing]:
@@ -293,9 +293,9 @@ def _without_erased(partition: Partition, findings: Findings) -> tuple[Partition
 
     `forget` erases records in bronze first.
     """
-    erased = {(tp.source, offset) for tp, log in partition.logs.items() for offset in log.erased}
+    erased = {(tp.input, offset) for tp, log in partition.logs.items() for offset in log.erased}
     keys = set[tuple[str, str]]()
-    parts = list[tuple[str, int]]()
+    parts = list[tuple[InputId, int]]()
 
     def stays(outcome: Outcome) -> bool:
         """Return True where none of its records is erased; else take note of the key and its other
@@ -334,10 +334,10 @@ def check_places(evidence: Evidence, findings: Findings) -> None:
         by = [column for column in ("source", "topic", "partition") if column in table.schema.names]
         if "partition" not in by or not reader.exists(name):
             continue
-        own_inputs = [i for i in settings.inputs if name == tables.bronze(source_of(i))]
+        own_inputs = [i for i in settings.inputs if name == tables.bronze(i.source)]
         places = set()
-        for input_name in own_inputs or settings.inputs:
-            coordinates = settings.place(input_name)._asdict()
+        for input_id in own_inputs or settings.inputs:
+            coordinates = input_id._asdict()
             places.add(tuple(coordinates[column] for column in by[:-1]))
         for row in reader.summary(name, by, {"rows": ("count", "*")}).to_pylist():
             *of, partition, rows = row.values()
@@ -368,8 +368,8 @@ def check_key_partitions(
         key_partitions.add(tp, keys)
         if evidence.settings.repartitioned:
             for offset, (key, _) in keys.items():
-                topic = evidence.settings.inputs[tp.source]
-                place = Place(key, tp.source, topic, tp.partition, offset)
+                name = evidence.settings.input_names[tp.input]
+                place = Place(key, name, tp.input.topic, tp.partition, offset)
                 check_key_partition(place, evidence.partitions, findings)
 
 
@@ -381,8 +381,8 @@ def check_offsets(partition: Partition, bounds: Bounds, findings: Findings) -> N
     """
     evidence = partition.evidence
     for tp, log in partition.logs.items():
-        where = f"{tables.bronze(source_of(tp.source))}: "
-        first, end = bounds[tp.source].get(tp.partition, (0, 0))
+        where = f"{tables.bronze(tp.input.source)}: "
+        first, end = bounds[tp.input].get(tp.partition, (0, 0))
         for offset, rows in log.repeated.items():
             fix = "delete all but one of the rows with this offset"
             findings.add(
@@ -394,11 +394,10 @@ def check_offsets(partition: Partition, bounds: Bounds, findings: Findings) -> N
             last = max([last, *(log.offset[-1:] + 1).tolist()])
         begin = max(first, evidence.generation.begin.get(tp, 0))
         if history is not None:
-            begin = max(begin, history.offsets[tp.source])
+            begin = max(begin, history.offsets[tp.input])
         kafka = evidence.settings.kafka
-        topic = evidence.settings.inputs[tp.source]
         for gap in gaps(log.offset, [(0, begin)], min(last, end)):
-            for batch in read_range(kafka, Range(topic, tp.partition, *gap)):
+            for batch in read_range(kafka, Range(tp.input.topic, tp.partition, *gap)):
                 for offset in np.setdiff1d(batch["offset"].to_numpy(), log.offset).tolist():
                     if offset >= begin:
                         fix = "start a new lake while Kafka still has it"
@@ -448,17 +447,17 @@ def check_outcomes(
     late.
     """
     evidence = partition.evidence
-    offsets_by_source = defaultdict(list)
+    offsets_by_input = defaultdict(list)
     published = [outcome for outcome in model if outcome.status == PUBLISHED]
     for outcome in chain((row.outcome for row in partition.rows), partition.late, published):
-        for source, offset, *_ in outcome.parts:
-            if partition.is_judged(source, offset):
-                offsets_by_source[source].append(offset)
-    for source, offset in erasing.parts:
-        if partition.is_judged(source, offset):
-            offsets_by_source[source].append(offset)
+        for input_id, offset, *_ in outcome.parts:
+            if partition.is_judged(input_id, offset):
+                offsets_by_input[input_id].append(offset)
+    for input_id, offset in erasing.parts:
+        if partition.is_judged(input_id, offset):
+            offsets_by_input[input_id].append(offset)
     for tp, log in partition.logs.items():
-        table = tables.bronze(source_of(tp.source))
+        table = tables.bronze(tp.input.source)
         refused = np.setdiff1d(log.refused[log.refused < evidence.end.until.get(tp, 0)], log.old)
         comparisons = {
             "quarantine": (log.quarantined, refused, log.refused),
@@ -470,7 +469,7 @@ def check_outcomes(
             & ~np.isin(log.consumed, list(log.sampled))
         )
         comparisons[_OUTCOMES[evidence.settings.merge.has_tenants]] = (
-            np.array(offsets_by_source[tp.source], np.int64),
+            np.array(offsets_by_input[tp.input], np.int64),
             log.consumed[~not_known],
             log.consumed,
         )
@@ -577,7 +576,6 @@ def check_clock(partition: Partition, findings: Findings) -> None:
     The times are its positions, heads and clock. The clock is the smallest head. Every record whose
     position it has reached is passed, and no other.
     """
-    evidence = partition.evidence
     progress = partition.progress
     by_batch = progress.group_by("batch").aggregate(
         [("head", "min"), ("clock", "min"), ("clock", "max"), ("source", "count")]
@@ -591,10 +589,10 @@ def check_clock(partition: Partition, findings: Findings) -> None:
                 f"there are {row['source_count']} rows for {len(partition.logs)} sources", where
             )
     for tp, log in partition.logs.items():
-        source_rows = progress.filter(pc.equal(progress["source"], tp.source))
-        columns = {name: numbers(source_rows[name]) for name in source_rows.column_names[2:]}
+        input_rows = rows_of_input(progress, tp.input)
+        columns = {name: numbers(input_rows[name]) for name in input_rows.column_names[3:]}
         for batch, what, offset in _unlike(log.read, **columns):
-            topic = f"{evidence.settings.inputs[tp.source]}[{tp.partition}]"
+            topic = f"{tp.input.topic}[{tp.partition}]"
             findings.add(
                 what, f"progress: batch {batch}, {topic}" if offset is None else f"{topic}@{offset}"
             )

@@ -26,11 +26,13 @@ from pipelines.core.dead_letters import (
     VALUE_BYTES,
     next_offsets,
 )
+from pipelines.core.inputs import InputId
 from pipelines.core.plan import TopicPartition
 from pipelines.core.reading import FORGOTTEN
 from pipelines.kafka.cluster import Cluster
 from pipelines.kafka.reading import Range, read_range
 from pipelines.lake import tables
+from pipelines.lake.inputs import of_topic
 from pipelines.lake.published import last_letters
 from pipelines.lake.table_reader import TableReader
 from pipelines.settings import Settings
@@ -50,13 +52,13 @@ class DeadLetterTopic(NamedTuple):
 
     - `bounds`: by partition, the first offset that it has and the exclusive end, when it was looked
       at.
-    - `noted`: by partition and source, up to which offset records were noted as sent.
+    - `noted`: by partition and input, up to which offset records were noted as sent.
     """
 
     table: str
     name: str
     bounds: Mapping[int, tuple[int, int]]
-    noted: Mapping[int, Mapping[str, int]]
+    noted: Mapping[int, Mapping[InputId, int]]
 
     @property
     def repair_hint(self) -> str:
@@ -67,12 +69,12 @@ class DeadLetterTopic(NamedTuple):
 class DeadLetter(NamedTuple):
     """A dead letter.
 
-    `where`: its place, for a sentence. `source` and `offset`: those of the record that it was.
+    `where`: its place, for a sentence. `input` and `offset`: those of the record that it was.
     `content`: what it has of that record.
     """
 
     where: str
-    source: str
+    input: InputId
     offset: int
     content: Mapping[str, Any]
 
@@ -107,7 +109,7 @@ def check_dead_letters(partition: Partition, topic: DeadLetterTopic, findings: F
     p = partition.number
     first, end = topic.bounds.get(p, (0, 0))
     table_offsets = _table_offsets(partition, topic)
-    sent: dict[str, list[Ints]] = {source: [_NOTHING] for source in table_offsets}
+    sent: dict[InputId, list[Ints]] = {input_id: [_NOTHING] for input_id in table_offsets}
     last = dict.fromkeys(sent, -1)
     sent_until = dict(topic.noted.get(p, {}))
     last_headers: Mapping[str, Any] = {}
@@ -118,37 +120,41 @@ def check_dead_letters(partition: Partition, topic: DeadLetterTopic, findings: F
         headers = batch["headers"][-1].as_py() or []
         last_headers = {header["key"]: header["value"] for header in headers}
         where = f"{topic.name}[{p}]@{batch['offset'][-1]}"
-        by_source = defaultdict(list)
+        by_input = defaultdict(list)
         for letter in _read(batch, partition, topic, findings):
-            if letter.offset <= last[letter.source]:
+            if letter.offset <= last[letter.input]:
                 what = (
-                    f"it comes after the record at offset {last[letter.source]}: a repeat, or out "
+                    f"it comes after the record at offset {last[letter.input]}: a repeat, or out "
                     "of order"
                 )
                 findings.add(what, letter.where, topic.repair_hint)
                 continue
-            last[letter.source] = letter.offset
-            by_source[letter.source].append(letter)
-        for source, dead_letters in by_source.items():
-            sent[source].append(np.array([letter.offset for letter in dead_letters], np.int64))
+            last[letter.input] = letter.offset
+            by_input[letter.input].append(letter)
+        for input_id, dead_letters in by_input.items():
+            sent[input_id].append(np.array([letter.offset for letter in dead_letters], np.int64))
             _compare(
                 partition,
                 topic,
-                TopicPartition(source, p),
+                TopicPartition(input_id, p),
                 dead_letters,
-                table_offsets[source],
+                table_offsets[input_id],
                 findings,
             )
     if where:
-        for source, offset in _read_sent_until(last_headers, last, where, topic, findings).items():
-            sent_until[source] = max(min(offset, MAX_TIME), sent_until.get(source, 0))
-    for source, chunks in sent.items():
+        names = partition.evidence.settings.input_names
+        by_name = {names[input_id]: offset for input_id, offset in last.items()}
+        said = _read_sent_until(last_headers, by_name, where, topic, findings)
+        for input_id in last:
+            offset = min(said.get(names[input_id], 0), MAX_TIME)
+            sent_until[input_id] = max(offset, sent_until.get(input_id, 0))
+    for input_id, chunks in sent.items():
         offsets = np.concatenate(chunks)
         # Else retention has deleted letters.
         begin = 0 if first == 0 else int(offsets.min(initial=MAX_TIME))
-        missing = np.setdiff1d(table_offsets[source], offsets)
-        missing = missing[(missing >= begin) & (missing < sent_until.get(source, 0))]
-        _check_missing(partition, topic, TopicPartition(source, p), missing, findings)
+        missing = np.setdiff1d(table_offsets[input_id], offsets)
+        missing = missing[(missing >= begin) & (missing < sent_until.get(input_id, 0))]
+        _check_missing(partition, topic, TopicPartition(input_id, p), missing, findings)
 
 
 def _read(
@@ -160,7 +166,7 @@ def _read(
     """
     evidence = partition.evidence
     p = partition.number
-    sources = {input_topic: source for source, input_topic in evidence.settings.inputs.items()}
+    inputs = {input_id.topic: input_id for input_id in evidence.settings.inputs}
     columns = (batch[name].to_pylist() for name in ("offset", "key", "value", "headers"))
     for at, key, value, headers in zip(*columns, strict=True):
         own = [(header["key"], header["value"]) for header in headers or []]
@@ -169,13 +175,13 @@ def _read(
         ours = {
             name: (text or b"").decode(errors="replace") for name, text in own[-len(_COORDINATES) :]
         }
-        source = sources.get(ours.get(TOPIC, ""))
+        input_id = inputs.get(ours.get(TOPIC, ""))
         offset = ours.get(OFFSET, "")
         where = f"{topic.name}[{p}]@{at}"
         is_offset = len(offset) < 20 and offset.isdecimal() and int(offset) < MAX_TIME
         if (
             tuple(ours) != _COORDINATES
-            or source is None
+            or input_id is None
             or not is_offset
             or ours[PARTITION] != str(p)
         ):
@@ -195,8 +201,8 @@ def _read(
                 **({} if is_bare else {"key": key, "headers": rest}),
                 "reason": ours[REASON],
             }
-        place = evidence.at(TopicPartition(source, p), int(offset))
-        yield DeadLetter(f"{where}: {place}", source, int(offset), content)
+        place = evidence.at(TopicPartition(input_id, p), int(offset))
+        yield DeadLetter(f"{where}: {place}", input_id, int(offset), content)
 
 
 def _read_sent_until(
@@ -206,8 +212,9 @@ def _read_sent_until(
     topic: DeadLetterTopic,
     findings: Findings,
 ) -> Mapping[str, int]:
-    """Return, by source, the offset up to which records are there, as a partition's last message
-    says.
+    """Return, by name of the input, the offset up to which records are there.
+
+    A partition's last message says it. `last`: the last offset that was sent of each.
     """
     try:
         sent_until = next_offsets(headers)
@@ -293,19 +300,19 @@ def _check_missing(
                 )
 
 
-def _table_offsets(partition: Partition, topic: DeadLetterTopic) -> dict[str, Ints]:
-    """Return, by source, the offsets of the records that the table has, in order.
+def _table_offsets(partition: Partition, topic: DeadLetterTopic) -> dict[InputId, Ints]:
+    """Return, by input, the offsets of the records that the table has, in order.
 
     Only as far as the partition's history goes.
     """
     if topic.table == tables.QUARANTINE:
-        return {tp.source: np.unique(log.quarantined) for tp, log in partition.logs.items()}
-    late: dict[str, list[int]] = {tp.source: [] for tp in partition.logs}
+        return {tp.input: np.unique(log.quarantined) for tp, log in partition.logs.items()}
+    late: dict[InputId, list[int]] = {tp.input: [] for tp in partition.logs}
     late_parts = [part[:2] for outcome in partition.late for part in outcome.parts]
-    for source, offset in (*late_parts, *partition.late_before):
-        if source in late:  # else check 1 says so
-            late[source].append(offset)
-    return {source: np.unique(np.array(offsets, np.int64)) for source, offsets in late.items()}
+    for input_id, offset in (*late_parts, *partition.late_before):
+        if input_id in late:  # else check 1 says so
+            late[input_id].append(offset)
+    return {i: np.unique(np.array(offsets, np.int64)) for i, offsets in late.items()}
 
 
 def _is_judged(
@@ -316,7 +323,7 @@ def _is_judged(
     log = partition.logs[tp]
     is_judged = ~np.isin(offsets, log.old) & ~_is_readded(partition, topic, tp, offsets)
     is_judged &= np.array(
-        [partition.is_judged(tp.source, offset) for offset in offsets.tolist()], bool
+        [partition.is_judged(tp.input, offset) for offset in offsets.tolist()], bool
     )
     first = evidence.generations[0]
     is_judged &= offsets >= first.begin.get(tp, 0)
@@ -343,7 +350,7 @@ def _is_readded(
     is_readded = np.zeros(len(offsets), bool)
     if topic.table == tables.LATE:
         is_readded |= np.isin(
-            offsets, [offset for source, offset in partition.late_anew if source == tp.source]
+            offsets, [offset for input_id, offset in partition.late_anew if input_id == tp.input]
         )
     for since, until in evidence.reread_ranges.get(tp, ()):
         is_readded |= (offsets >= since) & (offsets < until)
@@ -360,9 +367,8 @@ def _records(evidence: Evidence, tp: TopicPartition, offsets: Ints) -> dict[int,
         ("offset", "<=", int(offsets.max())),
     ]
     columns = ["offset", "key", "value", "headers", "reason", "detail", "heartbeat"]
-    rows = evidence.reader.select(
-        tables.bronze(tp.source), columns, [[*span, ("offset", "in", offsets.tolist())]]
-    )
+    where = of_topic(tp.input, [[*span, ("offset", "in", offsets.tolist())]])
+    rows = evidence.reader.select(tables.bronze(tp.input.source), columns, where)
     return {row["offset"]: row for row in rows.to_pylist()}
 
 

@@ -25,14 +25,15 @@ from pipelines.audit.evidence import (
     read_table,
 )
 from pipelines.audit.verify_values import as_kept, packed
-from pipelines.core.columns import input_names
-from pipelines.core.inputs import source_of
+from pipelines.core.input_columns import part_topics
+from pipelines.core.inputs import InputId
 from pipelines.core.model import NO_TENANT
 from pipelines.core.plan import TopicPartition
 from pipelines.core.sequence import SortKey, place_of
 from pipelines.core.types import DUE, TENANT
 from pipelines.lake import tables
 from pipelines.lake.epochs import Epoch
+from pipelines.lake.inputs import of_topic
 from pipelines.lake.retention_bounds import History
 
 GROUPS = 16
@@ -67,12 +68,15 @@ class Outcome(NamedTuple):
     position: int | None = None
     says_closing: bool = False
 
-    def described(self, *, with_closing: bool) -> str:
-        """Return the outcome for a sentence, with or without `due` and `closed_at`."""
+    def described(self, names: Mapping[InputId, str], *, with_closing: bool) -> str:
+        """Return the outcome for a sentence, with or without `due` and `closed_at`.
+
+        `names`: those of the inputs.
+        """
         parts = []
-        for source, offset, *values in self.parts[:5]:
+        for input_id, offset, *values in self.parts[:5]:
             texts = ", ".join(str(value)[:40] for value in values)
-            parts.append(f"{source}@{offset} ({texts})")
+            parts.append(f"{names[input_id]}@{offset} ({texts})")
         closing = {"due": self.due, "closed at": self.closed_at} if with_closing else {}
         optional_times = {**closing, "position": self.position}
         times = "".join(
@@ -182,11 +186,11 @@ class Partition:
 
     - `rows` and `late`: those of the generation.
     - `published`: finished, valid rows of other generations.
-    - `late_before`: the late records of earlier generations, by source and offset.
+    - `late_before`: the late records of earlier generations, by input and offset.
     - `recovered`: of each message of a lost lake its key, event time, due and closed_at (ms; None
       where it does not say them), and tenant.
     - `progress`: its columns in order of batch, with NULL for a time that is null.
-    - `late_anew`: by source and offset, tenants' late records in the first batch of an epoch, some
+    - `late_anew`: by input and offset, tenants' late records in the first batch of an epoch, some
       of which had waited before it.
     """
 
@@ -196,10 +200,10 @@ class Partition:
     rows: Sequence[Row]
     published: Sequence[Row]
     late: Sequence[Outcome]
-    late_before: Sequence[tuple[str, int]]
+    late_before: Sequence[tuple[InputId, int]]
     recovered: Sequence[tuple[str, int, int | None, int | None, str]]
     progress: pa.Table
-    late_anew: Set[tuple[str, int]]
+    late_anew: Set[tuple[InputId, int]]
 
     @property
     def validated(self) -> Partition:
@@ -227,10 +231,10 @@ class Partition:
             zip(*(self.progress[name].to_pylist() for name in ("batch", "clock")), strict=True)
         )
 
-    def is_judged(self, source: str, offset: int) -> bool:
+    def is_judged(self, input_id: InputId, offset: int) -> bool:
         """Return True where a record came since the partition's history begins."""
         since = self.evidence.history.get(self.number)
-        return since is None or offset >= since.offsets[source]
+        return since is None or offset >= since.offsets[input_id]
 
 
 def place(partition: int, key: str, event_time: int | None = None, tenant: str = NO_TENANT) -> str:
@@ -263,6 +267,7 @@ _COLUMNS = {
     tables.LATE: [
         "merge_key",
         "source",
+        "topic",
         "offset",
         "event_time",
         "position",
@@ -270,8 +275,15 @@ _COLUMNS = {
         "batch",
         *TENANT.names,
     ],
-    tables.QUARANTINE: ["source", "offset"],
-    tables.IDLE_HEARTBEATS: ["source", "after_offset", "event_time", "decided_at", *TENANT.names],
+    tables.QUARANTINE: ["source", "topic", "offset"],
+    tables.IDLE_HEARTBEATS: [
+        "source",
+        "topic",
+        "after_offset",
+        "event_time",
+        "decided_at",
+        *TENANT.names,
+    ],
     tables.RECOVERED: ["merge_key", "event_time", *DUE.names, *TENANT.names],
 }
 _OF_BRONZE = [
@@ -317,7 +329,7 @@ def read_partitions(
             )
         rows_by_table[tables.SILVER] = evaluated(rows_by_table[tables.SILVER])
         rows_by_table[tables.PROGRESS] = _read_progress(evidence, here)
-        bronze = {name: _read_bronze(evidence, name, here) for name in evidence.settings.inputs}
+        bronze = {i: _read_bronze(evidence, i, here) for i in evidence.settings.inputs}
         for p in range(first, until):
             partition_rows = {
                 table: _of(rows, "partition", p) for table, rows in rows_by_table.items()
@@ -330,25 +342,27 @@ def read_partitions(
                     table: _since(partition_rows[table], history)
                     for table in (tables.LATE, tables.QUARANTINE)
                 }
-            tps = [TopicPartition(name, p) for name in evidence.settings.inputs]
+            tps = [TopicPartition(input_id, p) for input_id in evidence.settings.inputs]
             logs = {
-                tp: _log(evidence, tp, _of(bronze[tp.source], "partition", p), partition_rows)
+                tp: _log(evidence, tp, _of(bronze[tp.input], "partition", p), partition_rows)
                 for tp in tps
             }
             late = list[Outcome]()
-            late_before = list[tuple[str, int]]()
-            late_anew = set[tuple[str, int]]()
-            for k, s, o, t, w, v, batch, tenant in _tuples(
+            late_before = list[tuple[InputId, int]]()
+            late_anew = set[tuple[InputId, int]]()
+            for k, source, topic, o, t, w, v, batch, tenant in _tuples(
                 partition_rows[tables.LATE], tables.LATE
             ):
+                input_id = InputId(source, topic)
                 if not evidence.is_own(batch):
-                    late_before.append((s, o))
+                    late_before.append((input_id, o))
                     continue
-                late.append(Outcome(k, "late", t, w, ((s, o, t, v),), tenant=tenant))
+                late.append(Outcome(k, "late", t, w, ((input_id, o, t, v),), tenant=tenant))
                 if tenant != NO_TENANT and batch in first_batches:
-                    late_anew.add((s, o))
+                    late_anew.add((input_id, o))
             recovered = list(_tuples(partition_rows[tables.RECOVERED], tables.RECOVERED))
-            every = list(_rows(partition_rows[tables.SILVER], sources, closing_from))
+            silver = partition_rows[tables.SILVER]
+            every = list(_rows(silver, evidence.settings.inputs, closing_from))
             rows = [_closed(evidence, p, row) for row in every if evidence.is_own(row.batch)]
             others = [
                 row
@@ -380,16 +394,18 @@ def _of(rows: pa.Table, column: str, value: Any) -> pa.Table:
     return rows.filter(pc.equal(rows[column], value))
 
 
+def rows_of_input(rows: pa.Table, input_id: InputId) -> pa.Table:
+    """Return the rows that are of an input."""
+    return _of(_of(rows, "source", input_id.source), "topic", input_id.topic)
+
+
 def _since(rows: pa.Table, history: History) -> pa.Table:
     """Return the rows of records that came since a history begins."""
-    sources = rows["source"].to_pylist()
-    offsets = rows["offset"].to_pylist()
-    return rows.filter(
-        pa.array(
-            [o >= history.offsets.get(s, 0) for s, o in zip(sources, offsets, strict=True)],
-            pa.bool_(),
-        )
-    )
+    places = zip(*(rows[name].to_pylist() for name in ("source", "topic", "offset")), strict=True)
+    is_since = [
+        offset >= history.offsets.get(InputId(source, topic), 0) for source, topic, offset in places
+    ]
+    return rows.filter(pa.array(is_since, pa.bool_()))
 
 
 def _tuples(rows: pa.Table, table: str, *more: str) -> Iterator[tuple[Any, ...]]:
@@ -416,13 +432,16 @@ def _read_progress(evidence: Evidence, here: Sequence[tuple[str, str, Any]]) -> 
     )
 
 
-def _read_bronze(evidence: Evidence, source: str, here: Sequence[tuple[str, str, Any]]) -> pa.Table:
+def _read_bronze(
+    evidence: Evidence, input_id: InputId, here: Sequence[tuple[str, str, Any]]
+) -> pa.Table:
     """Return rows of bronze, with values only where these are compared.
 
     That is: of records with keys that are sampled or were read back, and of records that may have
     been passed over. The model says what became of those.
     """
-    rows = read_table(evidence.reader, evidence.settings, tables.bronze(source), _OF_BRONZE, [here])
+    table, where = tables.bronze(input_id.source), of_topic(input_id, [here])
+    rows = read_table(evidence.reader, evidence.settings, table, _OF_BRONZE, where)
     recovered = set(evidence.recovered["merge_key"].to_pylist())
     is_sampled = pa.array(
         [evidence.is_sampled(key) or key in recovered for key in rows["merge_key"].to_pylist()],
@@ -444,11 +463,11 @@ def _log(
     evidence: Evidence, tp: TopicPartition, rows: pa.Table, partition_rows: Mapping[str, pa.Table]
 ) -> Log:
     history = evidence.history.get(tp.partition)
-    since = 0 if history is None else history.offsets[tp.source]
+    since = 0 if history is None else history.offsets[tp.input]
     before = (
         NULL
-        if history is None or history.positions[tp.source] is None
-        else int(history.positions[tp.source] or 0)
+        if history is None or history.positions[tp.input] is None
+        else int(history.positions[tp.input] or 0)
     )
     rows = rows.filter(pc.greater_equal(rows["offset"], since))
     offset, firsts, counts = np.unique(
@@ -464,7 +483,7 @@ def _log(
     # A record that is neither timed nor refused is a tombstone that was skipped.
     is_timed = numbers(pc.is_valid(rows["event_time"]))
     kind = np.where(numbers(rows["heartbeat"].fill_null(False)), HEARTBEAT, KEYED)
-    idle_rows = _of(partition_rows[tables.IDLE_HEARTBEATS], "source", tp.source)
+    idle_rows = rows_of_input(partition_rows[tables.IDLE_HEARTBEATS], tp.input)
     decisions, tenant_times = _decisions(idle_rows)
     after, decision_time, decided = (
         numbers(decisions[name]) for name in ("after_offset", "event_time", "decided_at")
@@ -493,7 +512,7 @@ def _log(
     )
     out = evidence.out.get(tp, np.array([], np.int64))
     consumed = np.setdiff1d(read.keyed(end)[0], out)
-    source = source_of(tp.source)
+    source = tp.input.source
     old = offset[
         numbers(rows["kafka_timestamp"], 0)
         < evidence.retention_bounds.times.get((tables.QUARANTINE, tp.partition), 0)
@@ -526,7 +545,7 @@ def _log(
             as_kept(content, epoch.settings.sources[source].read_type, kept),
             tenant,
         )
-    quarantined = numbers(_of(partition_rows[tables.QUARANTINE], "source", tp.source)["offset"])
+    quarantined = numbers(rows_of_input(partition_rows[tables.QUARANTINE], tp.input)["offset"])
     refused = offset[is_refused]
     if tp in evidence.unnoted.refused:
         first, last = evidence.unnoted.refused[tp]
@@ -549,13 +568,13 @@ def _decisions(rows: pa.Table) -> tuple[pa.Table, Mapping[tuple[int, int], dict[
     return rows.filter(pc.is_null(rows["tenant"])), tenant_times
 
 
-def _rows(silver: pa.Table, sources: Sequence[str], closing_from: int | None) -> Iterator[Row]:
+def _rows(silver: pa.Table, inputs: Sequence[InputId], closing_from: int | None) -> Iterator[Row]:
     """Yield rows of silver.
 
     `closing_from`: the first batch whose messages say when their merge records were closed.
     """
     parts_by_source = []
-    for source in sources:
+    for source in dict.fromkeys(input_id.source for input_id in inputs):
         lists = silver[source].combine_chunks()
         flat = pc.list_flatten(lists)
         offsets, times, values = (
@@ -566,8 +585,8 @@ def _rows(silver: pa.Table, sources: Sequence[str], closing_from: int | None) ->
         texts = (
             map(packed, values.to_pylist()) if is_typed else values.cast(pa.binary()).to_pylist()
         )
-        names = input_names(source, flat).to_pylist()
-        flat_parts = list(zip(names, offsets.to_pylist(), times_ms, texts, strict=False))
+        own = [InputId(source, topic) for topic in part_topics(flat, inputs, source).to_pylist()]
+        flat_parts = list(zip(own, offsets.to_pylist(), times_ms, texts, strict=False))
         ends = np.cumsum(numbers(pc.list_value_length(lists), 0)).tolist()
         parts_by_source.append([flat_parts[a:b] for a, b in zip([0, *ends], ends, strict=False)])
     rows = _tuples(silver, tables.SILVER, "holds", "told")

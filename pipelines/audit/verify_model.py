@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from pipelines.audit.evidence import End
 from pipelines.audit.problems import Findings, different
 from pipelines.audit.verify_evidence import DECISION, Log, Outcome, Partition, ReadLog, place
-from pipelines.core.inputs import input_of, source_of, topic_of
+from pipelines.core.inputs import InputId
 from pipelines.core.model import (
     NO_TENANT,
     MergeRecord,
@@ -30,7 +30,7 @@ from pipelines.lake.epochs import Epoch
 PUBLISHED = "published before"
 """The outcome of a record that a message read back from the sink holds already."""
 
-Arrived = Mapping[str, list[tuple[int, Record]]]
+Arrived = Mapping[InputId, list[tuple[int, Record]]]
 """Positions (ms) and records, by input."""
 
 Message = tuple[str, int, "int | None", "int | None", str]
@@ -70,9 +70,12 @@ def check_model(
     for (key, tenant), *sides in different(
         actual, right, lambda outcome: (outcome.key, outcome.tenant)
     ):
-        tables_have, model_has = (_described(side, with_closing=has_closing) for side in sides)
+        names = partition.evidence.settings.input_names
+        tables_have, model_has = (
+            _described(side, names, with_closing=has_closing) for side in sides
+        )
         if tables_have == model_has:
-            tables_have, model_has = (_described(side, with_closing=True) for side in sides)
+            tables_have, model_has = (_described(side, names, with_closing=True) for side in sides)
         time = min(outcome.event_time for side in sides for outcome in side)
         findings.add(
             f"the tables have {tables_have}, and the merge model {model_has}",
@@ -80,13 +83,13 @@ def check_model(
         )
 
 
-def _described(side: Sequence[Outcome], *, with_closing: bool) -> str:
-    """Return the first outcomes of a side for a sentence.
+def _described(side: Sequence[Outcome], names: Mapping[InputId, str], *, with_closing: bool) -> str:
+    """Return the first outcomes of a side for a sentence; `names`: those of the inputs.
 
     Where no message says when its merge record was closed, `with_closing` is False unless nothing
     else differs.
     """
-    texts = (outcome.described(with_closing=with_closing) for outcome in sorted(side)[:3])
+    texts = (outcome.described(names, with_closing=with_closing) for outcome in sorted(side)[:3])
     return "; ".join(texts) or "nothing"
 
 
@@ -127,10 +130,10 @@ def expected(partition: Partition) -> Expected:
     settings = partition.evidence.settings
     end = partition.evidence.end
     has_tenants = settings.merge.has_tenants
-    logs = {tp.source: log for tp, log in partition.logs.items()}
+    logs = {tp.input: log for tp, log in partition.logs.items()}
     arrived = {
-        tp.source: list(
-            _all_records(tp.source, log.read, log)
+        tp.input: list(
+            _all_records(tp.input, log.read, log)
             if has_tenants
             else _sampled_records(tp, log, end.until.get(tp, 0))
         )
@@ -150,7 +153,7 @@ def expected(partition: Partition) -> Expected:
     inherited = Inherited(
         partition.recovered, before, partition.evidence.since.get(partition.number)
     )
-    inputs = tuple(settings.inputs)
+    inputs = settings.inputs
     through = partition.evidence.through
     for row in outcomes(inputs, through, partition.number, arrived, inherited, on_epoch_end):
         value = 2 if row.status == "late" else 3
@@ -167,15 +170,15 @@ def _sampled_records(tp: TopicPartition, log: Log, until: int) -> Iterator[tuple
     for offset, position in zip(offsets.tolist(), positions.tolist(), strict=True):
         if offset in log.sampled:
             key, time, *_, tenant = log.sampled[offset]
-            yield position, Record(tp.source, offset, time, key, tenant)
+            yield position, Record(tp.input, offset, time, key, tenant)
 
 
-def _all_records(source: str, read: ReadLog, log: Log) -> Iterator[tuple[int, Record]]:
+def _all_records(input_id: InputId, read: ReadLog, log: Log) -> Iterator[tuple[int, Record]]:
     numbers = (read.offset, read.position, read.kind, read.event_time)
     columns = (*(column.tolist() for column in numbers), read.tenant.to_pylist())
     for i, (offset, position, kind, time, tenant) in enumerate(zip(*columns, strict=True)):
         key = log.sampled[offset][0] if kind != DECISION and offset in log.sampled else None
-        yield position, Record(source, offset, time, key, tenant, read.tenant_times.get(i))
+        yield position, Record(input_id, offset, time, key, tenant, read.tenant_times.get(i))
 
 
 def _clock_requests(partition: Partition) -> Mapping[int, list[tuple[int, str, int]]]:
@@ -226,7 +229,7 @@ NOTHING_INHERITED = Inherited()
 
 
 def outcomes(
-    inputs: tuple[str, ...],
+    inputs: tuple[InputId, ...],
     through: Sequence[tuple[Epoch, End]],
     partition: int,
     arrived: Arrived,
@@ -241,33 +244,29 @@ def outcomes(
     for key, event_time, due, closed_at, tenant in inherited.recovered:
         messages[key].append(PublishedRecord(event_time, due, closed_at, tenant))
     first = through[0][0].settings.merge
-    sources = tuple(dict.fromkeys(map(source_of, inputs)))
-    topics = inputs if inputs != sources else ()
-    rules = MergeRules(
-        sources, first.window.gap_ms, first.window.max_ms, first.tenant_max_lag_ms, topics
-    )
+    rules = MergeRules(inputs, first.window.gap_ms, first.window.max_ms, first.tenant_max_lag_ms)
     model = PartitionMerge(rules, recovered=messages)
     remaining = dict(arrived)
     if inherited.passed_over_before is not None:
         model.since = inherited.passed_over_before
-    for (tenant, key), source_parts in inherited.before.items():
-        times = [time for _, _, time, *_ in source_parts]
-        opened = {source: list[Part]() for source in sources}
-        for source, offset, time, *_ in source_parts:
-            opened[source_of(source)].append(Part(time, offset, topic_of(source)))
+    for (tenant, key), open_parts in inherited.before.items():
+        times = [time for _, _, time, *_ in open_parts]
+        opened = {source: list[Part]() for source in rules.sources}
+        for (source, topic), offset, time, *_ in open_parts:
+            opened[source].append(Part(time, offset, topic))
         model.open[tenant, key] = MergeRecord(key, min(times), max(times), opened, tenant)
     for step in _steps(through, partition, inputs):
         model.is_plain &= not step.says_closing
         model.begin_epoch(step.window.gap_ms, step.window.max_ms, step.lag_ms)
         if step.lag_ms is None:
-            reached: dict[str, list[tuple[int, Record]]] = {}
-            for source, records in remaining.items():
-                until = step.untils[source]
-                reached[source] = [r for r in records if r[1].offset < until]
-                remaining[source] = [r for r in records if r[1].offset >= until]
+            reached: dict[InputId, list[tuple[int, Record]]] = {}
+            for input_id, records in remaining.items():
+                until = step.untils[input_id]
+                reached[input_id] = [r for r in records if r[1].offset < until]
+                remaining[input_id] = [r for r in records if r[1].offset >= until]
             model.advance_to(dict.fromkeys(inputs, step.clock), reached)
         else:
-            remaining = {s: _arrive(model, records, step, s) for s, records in remaining.items()}
+            remaining = {i: _arrive(model, records, step, i) for i, records in remaining.items()}
             model.advance()
         on_epoch_end(step.epoch, model)
     alone: list[tuple[str, Record, int, int | None]] = [
@@ -278,7 +277,7 @@ def outcomes(
         ("waiting", record, record.event_time, position) for position, record in model.waiting
     ]
     for status, r, last, position in alone:
-        part = r.source, r.offset, r.event_time
+        part = r.input, r.offset, r.event_time
         yield Outcome(
             r.key or "",
             status,
@@ -293,8 +292,8 @@ def outcomes(
         *(("open", row) for row in model.open.values()),
     ]:
         parts = tuple(
-            (input_of(s, part.topic), part.offset, part.event_time)
-            for s, source_parts in row.parts.items()
+            (InputId(source, part.topic), part.offset, part.event_time)
+            for source, source_parts in row.parts.items()
             for part in sorted(source_parts)
         )
         is_open = status == "open"
@@ -324,29 +323,29 @@ class Step(NamedTuple):
     window: Window
     lag_ms: int | None
     clock: int
-    untils: Mapping[str, int]
-    heads: Mapping[str, int]
+    untils: Mapping[InputId, int]
+    heads: Mapping[InputId, int]
     says_closing: bool
 
 
 def _arrive(
-    model: PartitionMerge, records: list[tuple[int, Record]], step: Step, source: str
+    model: PartitionMerge, records: list[tuple[int, Record]], step: Step, input_id: InputId
 ) -> list[tuple[int, Record]]:
-    """Give the model a source's records up to the end of a step, and return those that come later.
+    """Give the model an input's records up to the end of a step, and return those that come later.
 
     The model gets what was passed. Where more was known then, it also gets the record that waited.
     That one is returned, too; it is there already if the model's head is its position.
     """
-    consumed = bisect_left(records, step.untils[source], key=lambda entry: entry[1].offset)
+    consumed = bisect_left(records, step.untils[input_id], key=lambda entry: entry[1].offset)
     consumed = min(consumed, bisect_right(records, step.clock, key=itemgetter(0)))
-    delivered = consumed + (step.heads.get(source, step.clock) > step.clock)
-    already_there = len(model.unread().get(source, ()))
+    delivered = consumed + (step.heads.get(input_id, step.clock) > step.clock)
+    already_there = len(model.unread().get(input_id, ()))
     model.arrive(*(record for _, record in records[already_there:delivered]))
     return records[consumed:]
 
 
 def _steps(
-    through: Sequence[tuple[Epoch, End]], partition: int, inputs: Sequence[str]
+    through: Sequence[tuple[Epoch, End]], partition: int, inputs: Sequence[InputId]
 ) -> Iterator[Step]:
     """Yield the steps that a partition went through, as far as it had a clock."""
     tps = {s: TopicPartition(s, partition) for s in inputs}

@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 from pipelines.audit.evidence import Evidence, read_table
 from pipelines.audit.problems import Findings
 from pipelines.audit.verify_evidence import Partition, Row
+from pipelines.core.inputs import InputId
 from pipelines.core.message import as_read, message_bytes, message_values
 from pipelines.core.sequence import (
     FORGOTTEN,
@@ -294,7 +295,7 @@ class _SinkCheck:
         self._last = _NOWHERE
         self._where = ""
         self._places = set[SortKey]()
-        self._parts = set[tuple[str, int]]()
+        self._parts = set[tuple[InputId, int]]()
         self._seen = set[int]()
 
     def check_message(self, message: Message) -> None:
@@ -343,8 +344,9 @@ class _SinkCheck:
         # Where the place does not rise, that is reported already.
         repeated = sorted(self._parts & parts) if place > self._last else []
         if repeated:
-            source, offset = repeated[0]
-            self._add(f"the record {source}@{offset} is in an earlier message, too")
+            input_id, offset = repeated[0]
+            name = self._validator.settings.input_names[input_id]
+            self._add(f"the record {name}@{offset} is in an earlier message, too")
         self._parts |= parts
 
     def check_missing(self) -> None:

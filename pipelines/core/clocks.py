@@ -110,9 +110,9 @@ def clocks_of(
 ) -> Clocks:
     """Return the clocks of a batch.
 
-    `records` has source, partition, offset, event_time and tenant of at least every record in the
-    batch's ranges, and of as many after each as `lookahead` says. `heads` is what the batch before
-    has left. `partitions` limits both to some partitions; without it, all are considered.
+    `records` has source, topic, partition, offset, event_time and tenant of at least every record
+    in the batch's ranges, and of as many after each as `lookahead` says. `heads` is what the batch
+    before has left. `partitions` limits both to some partitions; without it, all are considered.
     """
     if rules.lag_ms is None:
         return SharedClock(plan, idle)
@@ -133,10 +133,10 @@ class SharedClock:
         """
         offsets = int64s(records["offset"])
         times = times_ms(records["event_time"])
-        sources = list(dict.fromkeys(tp.source for tp in self.plan.ranges))
+        inputs = list(dict.fromkeys(tp.input for tp in self.plan.ranges))
         taken = [np.array([], np.int64)]
         positions = [np.array([], np.int64)]
-        for tp, rows in by_topic_partition(records, sources, offsets).items():
+        for tp, rows in by_topic_partition(records, inputs, offsets).items():
             if (done := self.plan.ranges.get(tp)) is not None:
                 is_in = (offsets[rows] >= done.from_offset) & (offsets[rows] < done.until_offset)
                 rows = rows[is_in & (times[rows] != NULL_TIME)]

@@ -9,7 +9,6 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipelines.core.inputs import SEPARATOR
 from pipelines.core.types import TIME
 
 Int64s = npt.NDArray[np.int64]
@@ -67,13 +66,6 @@ def in_lists(rows: Int64s, items: pa.Array, count: int) -> pa.ListArray:
     return pa.ListArray.from_arrays(
         pa.array(np.searchsorted(rows, np.arange(count + 1)), pa.int32()), items
     )
-
-
-def input_names(source: str, parts: pa.StructArray) -> pa.StringArray:
-    """Return the input's name (`core.inputs`) for each part of a source."""
-    if "topic" not in parts.type.names:
-        return pa.repeat(pa.scalar(source, pa.string()), len(parts))
-    return pc.binary_join_element_wise(pa.scalar(source), parts.field("topic"), SEPARATOR)
 
 
 def looked_up(keys: Int64s, values: Mapping[int, int], otherwise: int) -> Int64s:

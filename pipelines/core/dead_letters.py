@@ -64,7 +64,7 @@ class Room(NamedTuple):
 
 
 SentOffsets: TypeAlias = Mapping[int, Mapping[str, int]]
-"""Progress of a topic of dead letters, by partition and source.
+"""Progress of a topic of dead letters, by partition and name of the input.
 
 It is the offset from which on records are not there yet.
 """
@@ -150,7 +150,7 @@ def _within_room(rows: pa.Table, room: Room) -> tuple[pa.Table, dict[int, int]]:
 
 
 def next_offsets(headers: Mapping[str, Any]) -> dict[str, int]:
-    """Return the next offset by source, as a partition's last dead letter says it.
+    """Return the next offset by name of the input, as a partition's last dead letter says it.
 
     `headers`: those of the message; of several with one name, the last. Raises ValueError where
     they do not say it.

@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
+from pipelines.core.inputs import InputId
+
 
 class IdleDecision(NamedTuple):
     """A synthetic heartbeat of a topic-partition, with its `event_time` (ms).
@@ -29,11 +31,11 @@ class Idle(NamedTuple):
     """The inputs of a partition whose heads the idle policy moves, and the position (ms) to which
     it moves them."""
 
-    sources: list[str]
+    inputs: list[InputId]
     event_time: int
 
 
-def decide(heads: Mapping[str, int | None], silent: Collection[str]) -> Idle | None:
+def decide(heads: Mapping[InputId, int | None], silent: Collection[InputId]) -> Idle | None:
     """Return where the heads of the laggards move, if all laggards are silent; None otherwise.
 
     They move to the smallest head ahead of them. `heads` has every input of the partition; None: it
@@ -44,7 +46,7 @@ def decide(heads: Mapping[str, int | None], silent: Collection[str]) -> Idle | N
     present = [head for head in heads.values() if head is not None]
     smallest = min(present, default=None) if len(present) == len(heads) else None
     ahead = [head for head in present if smallest is None or head > smallest]
-    laggards = [source for source, head in heads.items() if head == smallest]
-    if not ahead or not all(source in silent for source in laggards):
+    laggards = [input_id for input_id, head in heads.items() if head == smallest]
+    if not ahead or not all(input_id in silent for input_id in laggards):
         return None
     return Idle(laggards, min(ahead))

@@ -1,40 +1,46 @@
-"""Inputs of the merge, each with offsets, positions and a head of its own.
-
-An input is one topic of one source. Where a source has one topic, the input has the source's name.
-Where it has several, the input's name is `source/topic`. Names of sources and topics contain no
-slash. So an input's name also names a part of a table: the rows of one topic in a source's table.
-"""
+"""Inputs of the merge, each with offsets, positions and a head of its own."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Final, NamedTuple
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
 
-SEPARATOR: Final = "/"
 
+class InputId(NamedTuple):
+    """An input: one topic of one source, as tables name it in their columns `source` and `topic`.
 
-class InputPlace(NamedTuple):
-    """An input as tables name it, in their columns `source` and `topic`."""
+    Users, commits and headers know it by its name (`Settings.input_names`). The names of inputs
+    have the order of the inputs.
+    """
 
     source: str
     topic: str
 
 
-def input_of(source: str, topic: str) -> str:
-    """Return the name of an input. `topic` is empty where the source has only one."""
-    return f"{source}{SEPARATOR}{topic}" if topic else source
+def names_of(inputs: Iterable[InputId]) -> dict[InputId, str]:
+    """Return the name of each of all inputs: its source's where that has one topic.
+
+    Where the source has several, it is `source/topic`. No name is taken apart again.
+    """
+    several = several_topics(inputs := list(inputs))
+    return {i: "/".join(i) if i.source in several else i.source for i in inputs}
 
 
-def source_of(name: str) -> str:
-    """Return the source of an input, or the table of which the name is a part."""
-    return name.partition(SEPARATOR)[0]
-
-
-def topic_of(name: str) -> str:
-    """Return the topic of an input whose source has several, or an empty text where it has one."""
-    return name.partition(SEPARATOR)[2]
-
-
-def of_source(inputs: Iterable[str], source: str) -> Sequence[str]:
+def of_source(inputs: Iterable[InputId], source: str) -> list[InputId]:
     """Return the inputs of a source."""
-    return [name for name in inputs if source_of(name) == source]
+    return [input_id for input_id in inputs if input_id.source == source]
+
+
+def several_topics(inputs: Iterable[InputId]) -> frozenset[str]:
+    """Return the sources with several topics. Their parts of merge records say their topic."""
+    counts = Counter(input_id.source for input_id in dict.fromkeys(inputs))
+    return frozenset(source for source, count in counts.items() if count > 1)
+
+
+def input_of_part(inputs: Iterable[InputId], source: str, part: Mapping[str, Any]) -> InputId:
+    """Return the input of a part of a source. Parts do not say it where there is only one."""
+    if "topic" in part:
+        return InputId(source, part["topic"])
+    [only] = of_source(inputs, source)
+    return only

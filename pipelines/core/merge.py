@@ -31,7 +31,7 @@ from pipelines.core.columns import (
     times_ms,
 )
 from pipelines.core.idle import IdleDecision
-from pipelines.core.inputs import of_source, source_of, topic_of
+from pipelines.core.inputs import InputId, of_source, several_topics
 from pipelines.core.joining import OpenRecordTimes, session_index
 from pipelines.core.message import as_read, exceeds
 from pipelines.core.plan import BatchPlan, Rules, TopicPartition
@@ -46,7 +46,7 @@ RECORD_SCHEMA = schema_of(
     "source string, topic string, partition int, offset bigint, merge_key string, event_time "
     "timestamp, heartbeat boolean, value binary, tenant string"
 )
-"""The columns of bronze that are read. `source` is the name of the input (`core.inputs`)."""
+"""The columns of bronze that are read, and the source."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,6 @@ class Batch:
     - `avro`: by source whose values are Avro, their schema.
     - `begins_epoch`: True for the first batch of an epoch. By its rules, what waits for its tenant
       is judged again.
-    - `topics`: the inputs, where a source has several topics.
     - `out`: by topic-partition, the offsets of records that are passed over.
     """
 
@@ -74,7 +73,6 @@ class Batch:
     read_types: Mapping[str, pa.DataType] = field(default_factory=dict)
     avro: Mapping[str, AvroSchema] = field(default_factory=dict)
     begins_epoch: bool = False
-    topics: Sequence[str] = ()
     out: Mapping[TopicPartition, Int64s] = field(default_factory=dict)
 
     @property
@@ -83,18 +81,13 @@ class Batch:
         return list(self.value_types)
 
     @property
-    def inputs(self) -> Sequence[str]:
-        """The inputs, in the order of their sources."""
-        return self.topics or self.sources
-
-    @property
-    def with_topics(self) -> frozenset[str]:
-        """The sources that have several topics. Their parts say which topic they are from."""
-        return frozenset(source_of(name) for name in self.inputs if topic_of(name))
+    def inputs(self) -> list[InputId]:
+        """The inputs, each of which has ranges in the plan."""
+        return list(dict.fromkeys(tp.input for tp in self.plan.ranges))
 
     def changed_schema(self) -> pa.Schema:
         """Return the columns of `merge`: silver's, and those that say which rows are replaced."""
-        silver = silver_schema(self.value_types, self.with_topics)
+        silver = silver_schema(self.value_types, several_topics(self.inputs))
         return pa.schema([*silver, *(pa.field(name, TIME) for name in REPLACING)])
 
 
@@ -262,17 +255,12 @@ def late_again(records: pa.Table, waiting: pa.Table, batch: Batch) -> pa.Table:
     which is `batch`. `records`: at least those that waited, as for `merge`.
     """
     waited = Positioned.of_waiting(waiting)
-    places = placed(waited.where(waited.is_late(batch.rules)).rows, batch.sources)
+    places = placed(waited.where(waited.is_late(batch.rules)).rows, batch.inputs)
     return _late_rows(records_at(records, places), batch)
 
 
 def _late_rows(rows: pa.Table, batch: Batch) -> pa.Table:
     schema = LATE_SCHEMA
-    if batch.with_topics:
-        sources = pa.array([source_of(name) for name in batch.inputs]).take(
-            pc.index_in(rows["source"], pa.array(batch.inputs))
-        )
-        rows = rows.set_column(rows.column_names.index("source"), "source", sources)
     rows = rows.append_column("batch", pa.array(np.full(rows.num_rows, batch.plan.batch)))
     generation = pa.array(np.full(rows.num_rows, batch.plan.generation))
     rows = rows.append_column("generation", generation)
@@ -537,13 +525,12 @@ def _parts(
     source: str, records: Positioned, before: pa.Table, merged: _Merged, batch: Batch
 ) -> pa.ListArray:
     """Return a source's parts of each merge record by (event time, topic, offset), old and new."""
-    inputs = of_source(batch.inputs, source)
-    has_topics = source in batch.with_topics
-    source_rows = np.flatnonzero(pc.is_in(records.rows["source"], pa.array(inputs)).to_numpy())
-    names = [*(["topic"] if has_topics else []), "partition", "offset", "value"]
-    new = records.rows.select(names).take(pa.array(source_rows))
+    source_rows = np.flatnonzero(pc.equal(records.rows["source"], source).to_numpy())
     old_lists = before[source].combine_chunks()
     old = old_lists.flatten()
+    has_topics = "topic" in old.type.names
+    names = [*(["topic"] if has_topics else []), "partition", "offset", "value"]
+    new = records.rows.select(names).take(pa.array(source_rows))
     labels = np.concatenate(
         [
             merged.record_numbers[source_rows],
@@ -555,7 +542,7 @@ def _parts(
     topics = both(new["topic"], old.field("topic"), pa.string()) if has_topics else None
     keys = [offsets, times, labels]
     if topics is not None:
-        topic_names = pa.array(sorted(map(topic_of, inputs)))
+        topic_names = pa.array(sorted(i.topic for i in of_source(batch.inputs, source)))
         keys.insert(1, int64s(pc.index_in(topics, topic_names)))
     order = np.lexsort(keys)
     kind = _large(batch.value_types[source])

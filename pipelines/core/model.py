@@ -16,7 +16,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from pipelines.core.inputs import source_of, topic_of
+from pipelines.core.inputs import InputId
 
 NO_TENANT = ""
 """The tenant of every record where the merge has no tenants."""
@@ -27,23 +27,24 @@ MIN_TIME = -(2**62)
 
 @dataclass(frozen=True)
 class MergeRules:
-    """The rules of a merge: its sources, and its window in ms of event time."""
+    """The rules of a merge: its inputs, and its window in ms of event time."""
 
-    sources: tuple[str, ...]
-    """The sources in the order of their columns, which never changes."""
+    inputs: tuple[InputId, ...]
+    """The inputs that are read, each with positions and a head of its own.
+
+    They come in the order of their sources' columns, which never changes.
+    """
     gap_ms: int
     """Time for which a merge record stays open after its last part."""
     max_ms: int | None = None
     """Time for which it stays open after its first part; None: `gap_ms` too, which is a timeout."""
     lag_ms: int | None = None
     """Maximum by which a tenant's clock may be behind the global clock; None without tenants."""
-    topics: tuple[str, ...] = ()
-    """The inputs (`core.inputs`), where a source has several topics."""
 
     @property
-    def inputs(self) -> tuple[str, ...]:
-        """The inputs that are read, each with positions and a head of its own."""
-        return self.topics or self.sources
+    def sources(self) -> tuple[str, ...]:
+        """The sources in the order of their columns."""
+        return tuple(dict.fromkeys(input_id.source for input_id in self.inputs))
 
     @property
     def is_plain(self) -> bool:
@@ -63,14 +64,14 @@ class MergeRules:
 
 @dataclass(frozen=True)
 class Record:
-    """A record of a topic-partition as the merge sees it; `source` is its input.
+    """A record of a topic-partition as the merge sees it.
 
     A heartbeat is a record without a key. One of the tenant None counts in full for every tenant of
     the topic-partition. A decision of the idle policy is a heartbeat with `tenant_times`: it counts
     in full only for these tenants, with the time that it gives to each.
     """
 
-    source: str
+    input: InputId
     offset: int
     event_time: int
     key: str | None = None
@@ -85,19 +86,16 @@ class Record:
     @property
     def part(self) -> Part:
         """The record as a part of a merge record."""
-        return Part(self.event_time, self.offset, topic_of(self.source))
+        return Part(self.event_time, self.offset, self.input.topic)
 
 
 @dataclass(frozen=True)
 class Part:
-    """A record inside a merge record; parts of a source sort by (event time, topic, offset).
-
-    `topic` is empty where the source has one topic.
-    """
+    """A record inside a merge record; parts of a source sort by (event time, topic, offset)."""
 
     event_time: int
     offset: int
-    topic: str = ""
+    topic: str
 
     def __lt__(self, other: Part) -> bool:
         return (self.event_time, self.topic, self.offset) < (
@@ -149,7 +147,7 @@ class MergeRecord:
         """Add a record, which can only lower `event_time` and raise `last_event_time`."""
         self.event_time = min(self.event_time, record.event_time)
         self.last_event_time = max(self.last_event_time, record.event_time)
-        self.parts[source_of(record.source)].append(record.part)
+        self.parts[record.input.source].append(record.part)
 
     def content(self) -> tuple[str, int, int, tuple[tuple[Part, ...], ...]]:
         """Return a tuple that is equal for equal content.
@@ -288,7 +286,7 @@ class PartitionMerge:
 
     rules: MergeRules
     clock: int | None = None
-    sources: dict[str, SourceState] = field(default_factory=dict)
+    states: dict[InputId, SourceState] = field(default_factory=dict)
     """State of each topic-partition, by input."""
     waiting: list[tuple[int, Record]] = field(default_factory=list)
     """Records that were read, but not reached by their tenant's clock; none without tenants.
@@ -315,7 +313,7 @@ class PartitionMerge:
     """True once this epoch has processed anything; otherwise it leaves no trace in the horizon."""
     recovered: Mapping[str, Sequence[PublishedRecord]] = field(default_factory=dict)
     """Messages read back from the sink by key, after a lost lake (`core.recovery`)."""
-    out: Collection[tuple[str, int]] = ()
+    out: Collection[tuple[InputId, int]] = ()
     """Input and offset of the parts of messages of earlier generations.
 
     These records are passed over, and still move positions.
@@ -329,14 +327,14 @@ class PartitionMerge:
     """Records that the sink holds, and records that were passed over."""
 
     @property
-    def heads(self) -> dict[str, int]:
+    def heads(self) -> dict[InputId, int]:
         """Position of the last record of each input; only inputs that have records."""
-        return {source: state.head for source, state in self.sources.items()}
+        return {input_id: state.head for input_id, state in self.states.items()}
 
     def arrive(self, *records: Record) -> None:
         """Add records, each of which waits unread until the clock has come to its position."""
         for record in records:
-            self.sources.setdefault(record.source, SourceState()).arrive(record)
+            self.states.setdefault(record.input, SourceState()).arrive(record)
 
     def __post_init__(self) -> None:
         self.is_plain = self.rules.is_plain
@@ -349,12 +347,12 @@ class PartitionMerge:
         What was late stays late, so that what is published stays first in order.
         """
         if self.has_advanced and self.clock is not None:
-            seen = {tenant for state in self.sources.values() for tenant in state.own}
+            seen = {tenant for state in self.states.values() for tenant in state.own}
             self.horizons = {tenant: self._horizon_after(tenant) for tenant in seen}
             self.horizon = self._horizon_after(None)
             self.epoch_start_clock = self.clock
             if lag_ms != self.rules.lag_ms:
-                for state in self.sources.values():
+                for state in self.states.values():
                     state.keep_behind(self._lag)
         self.rules = replace(self.rules, gap_ms=gap_ms, max_ms=max_ms, lag_ms=lag_ms)
         self.is_plain &= self.rules.is_plain
@@ -367,14 +365,14 @@ class PartitionMerge:
         """
         is_first = not self.has_advanced
         self.has_advanced = True
-        if len(self.sources) < len(self.rules.inputs):
+        if len(self.states) < len(self.rules.inputs):
             return  # the clock is undefined while an input has no record
-        self.clock = min(state.head for state in self.sources.values())
+        self.clock = min(state.head for state in self.states.values())
         if is_first:
             was_waiting = self.waiting
             self.waiting = []
             self._judge(was_waiting)
-        for state in self.sources.values():
+        for state in self.states.values():
             self._judge(state.read(self.clock, self._lag))
         clocks = {tenant: self.tenant_clock(tenant) for tenant in self.tenants()}
         reached = [each for each in self.waiting if each[0] <= clocks[_tenant(each[1])]]
@@ -385,17 +383,21 @@ class PartitionMerge:
             self._time_out(row)
 
     def advance_to(
-        self, heads: Mapping[str, int], records: Mapping[str, Sequence[tuple[int, Record]]]
+        self,
+        heads: Mapping[InputId, int],
+        records: Mapping[InputId, Sequence[tuple[int, Record]]],
     ) -> None:
         """Advance to what a lake without tenants has seen.
 
-        `heads` is by source. `records` are some of the records up to there, with their positions.
+        `heads` is by input. `records` are some of the records up to there, with their positions.
         """
-        for source, head in heads.items():
-            state = self.sources.setdefault(source, SourceState())
-            tenant_times = Record(source, 0, head, tenant=None)  # in place of the records left out
+        for input_id, head in heads.items():
+            state = self.states.setdefault(input_id, SourceState())
+            tenant_times = Record(
+                input_id, 0, head, tenant=None
+            )  # in place of the records left out
             state.head = head
-            state.unread = deque([*records.get(source, ()), (head, tenant_times)])
+            state.unread = deque([*records.get(input_id, ()), (head, tenant_times)])
         self.advance()
 
     def tenants(self) -> set[str]:
@@ -412,20 +414,20 @@ class PartitionMerge:
         if now is None:
             raise ValueError("the clock is undefined")
         return min(
-            now, *(state.position_at_cut(tenant, now, self._lag) for state in self.sources.values())
+            now, *(state.position_at_cut(tenant, now, self._lag) for state in self.states.values())
         )
 
     def published_order(self) -> list[MergeRecord]:
         """Return the finished merge records in the order of publication."""
         return sorted(self.timed_out, key=MergeRecord.place)
 
-    def unread(self) -> dict[str, list[tuple[int, Record]]]:
+    def unread(self) -> dict[InputId, list[tuple[int, Record]]]:
         """Return by input the records that the clock has not reached, with their positions.
 
         Only inputs that have some are included.
         """
         return {
-            source: list(state.unread) for source, state in self.sources.items() if state.unread
+            input_id: list(state.unread) for input_id, state in self.states.items() if state.unread
         }
 
     def _judge(self, records: Iterator[tuple[int, Record]] | list[tuple[int, Record]]) -> None:
@@ -436,7 +438,7 @@ class PartitionMerge:
         for position, record in records:
             if record.is_heartbeat:
                 continue
-            if position < self.since or (record.source, record.offset) in self.out:
+            if position < self.since or (record.input, record.offset) in self.out:
                 self.already_published.append(record)
                 continue
             horizon = self.horizons.get(_tenant(record), self.horizon)
@@ -461,7 +463,7 @@ class PartitionMerge:
         if row is not None:
             self._time_out(row)
         parts: dict[str, list[Part]] = {source: [] for source in self.rules.sources}
-        parts[source_of(record.source)].append(record.part)
+        parts[record.input.source].append(record.part)
         self.open[tenant, key] = MergeRecord(
             key, record.event_time, record.event_time, parts, tenant
         )
@@ -481,7 +483,7 @@ class PartitionMerge:
     def _time_out(self, row: MergeRecord) -> None:
         row.due = self._due(row)
         last_open = [
-            state.before_passing(row.tenant, row.due, self._lag) for state in self.sources.values()
+            state.before_passing(row.tenant, row.due, self._lag) for state in self.states.values()
         ]
         row.closed_at = 1 + int(max(row.due, self.epoch_start_clock, *last_open))
         row.says_closing = not self.is_plain

@@ -18,18 +18,19 @@ from pipelines.core.columns import (
     Booleans,
     Int64s,
     in_lists,
-    input_names,
     int64s,
     looked_up,
     time_column,
     times_ms,
 )
+from pipelines.core.input_columns import part_topics
+from pipelines.core.inputs import InputId
 from pipelines.core.plan import TopicPartition
 from pipelines.core.types import DUE, TIME
 
 
 def open_before(
-    rows: pa.Table, ends: Mapping[TopicPartition, int], sources: Sequence[str]
+    rows: pa.Table, ends: Mapping[TopicPartition, int], inputs: Sequence[InputId]
 ) -> pa.Table:
     """Return merge records as they were open before these ends, with silver's columns.
 
@@ -38,7 +39,7 @@ def open_before(
     where it has none.
     """
     count = rows.num_rows
-    columns, has_parts = _parts_before(rows, ends, sources)
+    columns, has_parts = _parts_before(rows, ends, inputs)
     columns |= {
         "status": pa.repeat(pa.scalar("open"), count),
         "valid": pa.nulls(count, pa.bool_()),
@@ -50,7 +51,7 @@ def open_before(
 
 
 def _parts_before(
-    rows: pa.Table, ends: Mapping[TopicPartition, int], sources: Sequence[str]
+    rows: pa.Table, ends: Mapping[TopicPartition, int], inputs: Sequence[InputId]
 ) -> tuple[dict[str, Any], Booleans]:
     """Return rows of silver with only their parts before some offsets.
 
@@ -60,9 +61,9 @@ def _parts_before(
     first = np.full(count, MAX_TIME)
     last = np.full(count, NULL_TIME)
     columns = {name: rows[name] for name in rows.column_names}
-    for source in sources:
+    for source in dict.fromkeys(input_id.source for input_id in inputs):
         parts = rows[source].combine_chunks()
-        kept, parents = _is_before(source, parts, rows["partition"], ends)
+        kept, parents = _is_before(source, parts, rows["partition"], ends, inputs)
         parents = parents[kept]
         kept_parts = parts.flatten().filter(pa.array(kept))
         times = times_ms(kept_parts.field("event_time"))
@@ -81,15 +82,17 @@ def _is_before(
     parts: pa.ListArray,
     partitions: pa.ChunkedArray,
     ends: Mapping[TopicPartition, int],
+    inputs: Sequence[InputId],
 ) -> tuple[Booleans, Int64s]:
     """Return True for each part before the end of its topic-partition, and each part's row."""
     parents = int64s(parts.value_parent_indices())
     flat = parts.flatten()
-    inputs = input_names(source, flat)
+    topics = part_topics(flat, inputs, source)
     since = np.full(len(parents), MAX_TIME)
-    for name in pc.unique(inputs).to_pylist():
-        ends_of_input = {tp.partition: at for tp, at in ends.items() if tp.source == name}
+    for topic in pc.unique(topics).to_pylist():
+        input_id = InputId(source, topic)
+        ends_of_input = {tp.partition: at for tp, at in ends.items() if tp.input == input_id}
         row_ends = looked_up(int64s(partitions), ends_of_input, MAX_TIME)
-        is_from_input = pc.equal(inputs, name).to_numpy(zero_copy_only=False)
+        is_from_input = pc.equal(topics, topic).to_numpy(zero_copy_only=False)
         since[is_from_input] = row_ends[parents[is_from_input]]
     return np.asarray(int64s(flat.field("offset")) < since, np.bool_), parents

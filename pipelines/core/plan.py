@@ -13,20 +13,18 @@ from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from pipelines.core.columns import NULL_TIME, Booleans, Int64s, groups, int64s, looked_up
 from pipelines.core.idle import IdleDecision
+from pipelines.core.input_columns import input_numbers
+from pipelines.core.inputs import InputId
 from pipelines.core.window import Window
 
 
 class TopicPartition(NamedTuple):
-    """A partition of an input.
+    """A partition of an input."""
 
-    `source` is the input's name (`core.inputs`), which is mostly that of its source.
-    """
-
-    source: str
+    input: InputId
     partition: int
 
 
@@ -207,19 +205,19 @@ class OffsetRange:
 
 
 def by_topic_partition(
-    rows: pa.Table, sources: Sequence[str], order_by: Int64s
+    rows: pa.Table, inputs: Sequence[InputId], order_by: Int64s
 ) -> dict[TopicPartition, Int64s]:
     """Return the row numbers of each topic-partition of these inputs, in order of `order_by`.
 
-    Rows of other inputs are left out. The column `source` has the input's name.
+    `rows`: the columns source, topic and partition. Rows of other inputs are left out.
     """
-    count = len(sources)
-    input_numbers = pc.index_in(rows["source"], value_set=pa.array(sources, pa.string()))
-    numbers = np.flatnonzero(input_numbers.is_valid())
-    by = int64s(rows["partition"])[numbers] * count + int64s(input_numbers.drop_null())
+    count = len(inputs)
+    input_of_row = input_numbers(rows, inputs)
+    numbers = np.flatnonzero(input_of_row.is_valid())
+    by = int64s(rows["partition"])[numbers] * count + int64s(input_of_row.drop_null())
     row_groups = groups(by, order_by[numbers])
     return {
-        TopicPartition(sources[number % count], number // count): numbers[rows_of_group]
+        TopicPartition(inputs[number % count], number // count): numbers[rows_of_group]
         for number, rows_of_group in row_groups.items()
     }
 

@@ -65,7 +65,7 @@ class Positioned(NamedTuple):
             )
         if out:
             offsets = int64s(self.rows["offset"])
-            inputs = list(dict.fromkeys(tp.source for tp in out))
+            inputs = list(dict.fromkeys(tp.input for tp in out))
             for tp, numbers in by_topic_partition(self.rows, inputs, offsets).items():
                 if tp in out:
                     is_passed_over[numbers] |= np.isin(offsets[numbers], out[tp])

@@ -48,6 +48,7 @@ from pipelines.core.positions import Positioned
 HEADS = pa.schema(
     {
         "source": pa.string(),
+        "topic": pa.string(),
         "partition": pa.int32(),
         "tenant": pa.string(),
         "own": pa.int64(),
@@ -91,10 +92,10 @@ class TenantClocks:
     ) -> TenantClocks:
         """Compute the clocks of tenants over a batch.
 
-        `records` has source, partition, offset, event_time and tenant of at least every record in
-        the batch's ranges, and of the first one after each range, in any order; others are passed
-        over. `heads` is what the batch before has left (`HEADS`). `partitions` limits these records
-        to some partitions; without it, all are considered.
+        `records` has source, topic, partition, offset, event_time and tenant of at least every
+        record in the batch's ranges, and of the first one after each range, in any order; others
+        are passed over. `heads` is what the batch before has left (`HEADS`). `partitions` limits
+        these records to some partitions; without it, all are considered.
         """
         decided = {tp: done.idle_decisions_in(idle.get(tp, ())) for tp, done in plan.ranges.items()}
         tenant_times = [
@@ -109,9 +110,9 @@ class TenantClocks:
         numbers = (
             {name: number for number, name in enumerate(names.to_pylist())} if tenant_times else {}
         )
-        sources = sorted({tp.source for tp in plan.ranges})
-        rows_of = by_topic_partition(records, sources, int64s(records["offset"]))
-        heads_of = by_topic_partition(heads, sources, np.zeros(heads.num_rows, np.int64))
+        inputs = sorted({tp.input for tp in plan.ranges})
+        rows_of = by_topic_partition(records, inputs, int64s(records["offset"]))
+        heads_of = by_topic_partition(heads, inputs, np.zeros(heads.num_rows, np.int64))
         offsets = int64s(records["offset"])
         times = _times(records["event_time"])
         own = int64s(heads["own"])
@@ -132,7 +133,7 @@ class TenantClocks:
             before = _Before(head_tenants[kept], own[kept], at_cut[kept])
             read = _Records(offsets[rows], times[rows], record_tenants[rows])
             timeline = _PartitionTimeline.of(
-                tp.source, done, clock, lag_ms, read, before, _Decided.of(decided[tp], numbers)
+                tp, done, clock, lag_ms, read, before, _Decided.of(decided[tp], numbers)
             )
             own_positions = timeline.own_positions()
             positions[rows[: len(own_positions)]] = own_positions
@@ -240,10 +241,8 @@ class TenantClocks:
         The first record that waits counts, too.
         """
         return {
-            TopicPartition(timeline.source, p): int(
-                timeline.positions[max(timeline.last_reached, timeline.cut or 0)]
-            )
-            for p, timelines in self._timelines.items()
+            timeline.tp: int(timeline.positions[max(timeline.last_reached, timeline.cut or 0)])
+            for timelines in self._timelines.values()
             for timeline in timelines
         }
 
@@ -256,7 +255,7 @@ class TenantClocks:
                 tenants = self.names.take(pa.array(numbers, pa.int64(), mask=numbers == _ALL))
                 count = len(numbers)
                 columns = [
-                    pa.repeat(pa.scalar(timeline.source), count),
+                    *(pa.repeat(pa.scalar(text), count) for text in timeline.tp.input),
                     pa.array(np.full(count, p), pa.int32()),
                     tenants,
                 ]
@@ -333,7 +332,7 @@ class _PartitionTimeline:
     row at which a tenant had an event time of its own. Events are sorted by tenant, then by row.
     """
 
-    source: str
+    tp: TopicPartition
     done: OffsetRange
     lag_ms: int
     positions: Int64s
@@ -355,7 +354,7 @@ class _PartitionTimeline:
     @classmethod
     def of(
         cls,
-        source: str,
+        tp: TopicPartition,
         done: OffsetRange,
         clock: int,
         lag_ms: int,
@@ -393,11 +392,11 @@ class _PartitionTimeline:
         cut = None if at >= clock else int(np.searchsorted(positions, clock))
         if cut is not None and cut >= len(positions):
             raise ValueError(
-                f"the first record of {source} at the clock, at or behind offset "
+                f"the first record of {tp.input.topic} at the clock, at or behind offset "
                 f"{done.until_offset}, is missing"
             )
         return cls(
-            source,
+            tp,
             done,
             lag_ms,
             positions,

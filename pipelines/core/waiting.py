@@ -10,10 +10,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipelines.core.columns import Booleans, input_names
+from pipelines.core.columns import Booleans
+from pipelines.core.input_columns import part_topics
+from pipelines.core.inputs import InputId
 from pipelines.core.types import TIME
 
 _KEY = ["partition", "tenant", "merge_key"]
+_PLACE = ["source", "topic", "partition", "offset"]
 
 
 class Released(NamedTuple):
@@ -64,29 +67,29 @@ def deletion_markers(deleted: pa.Table, schema: pa.Schema) -> pa.Table:
     return pa.table(nothing | columns).select(schema.names).cast(schema)
 
 
-def placed(rows: pa.Table, sources: Sequence[str]) -> pa.Table:
+def placed(rows: pa.Table, inputs: Sequence[InputId]) -> pa.Table:
     """Return the places that rows which wait come from.
 
-    The columns are source (the input), partition, offset, and position, which is that of the record
-    in its tenant.
+    The columns are source, topic, partition, offset, and position, which is that of the record in
+    its tenant.
     """
     places = []
-    for source in sources:
+    for source in dict.fromkeys(input_id.source for input_id in inputs):
         source_rows = rows.filter(pc.greater(pc.list_value_length(rows[source]), 0))
         parts = source_rows[source].combine_chunks().flatten()
         columns = [
-            input_names(source, parts),
+            pa.repeat(pa.scalar(source), len(parts)),
+            part_topics(parts, inputs, source),
             source_rows["partition"],
             parts.field("offset"),
             source_rows["position"].cast(TIME),
         ]
-        places.append(pa.table(columns, ["source", "partition", "offset", "position"]))
+        places.append(pa.table(columns, [*_PLACE, "position"]))
     return pa.concat_tables(places)
 
 
 def records_at(records: pa.Table, places: pa.Table) -> pa.Table:
     """Return the records at these places (`placed`), with their positions."""
-    at = ["source", "partition", "offset"]
-    short = records.select(at).append_column("row", pa.array(np.arange(records.num_rows)))
-    both = short.join(places, at, join_type="inner").sort_by("row")
+    short = records.select(_PLACE).append_column("row", pa.array(np.arange(records.num_rows)))
+    both = short.join(places, _PLACE, join_type="inner").sort_by("row")
     return records.take(both["row"]).append_column("position", both["position"])

@@ -16,6 +16,7 @@ from typing import Any, Protocol, TypeAlias
 
 import pyarrow as pa
 
+from pipelines.core.inputs import InputId
 from pipelines.core.reading import ReadingRules
 from pipelines.kafka.ends import Topics
 from pipelines.lake.commits import Commit
@@ -66,15 +67,15 @@ class KafkaInput:
     `rules` turn into bronze's columns.
     """
 
-    source: str
+    input: InputId
     kafka: KafkaSettings
-    topic: str
     rules: ReadingRules
 
     @property
     def identifier(self) -> str:
-        """The input's name, spelled with letters, digits and underscores alone."""
-        return re.sub("[^A-Za-z0-9_]", lambda character: f"_{ord(character[0]):x}_", self.source)
+        """The input, spelled with letters, digits and underscores alone."""
+        text = "/".join(self.input)
+        return re.sub("[^A-Za-z0-9_]", lambda character: f"_{ord(character[0]):x}_", text)
 
 
 class Running(Protocol):

@@ -41,7 +41,6 @@ from pipelines.lake.commits import Commit
 from pipelines.lake.conditions import literal
 from pipelines.lake.conflicts import suppress_conflict
 from pipelines.lake.features import check_features_of
-from pipelines.lake.inputs import resolve_condition
 from pipelines.lake.location import Lake
 from pipelines.lake.maintenance import FILE_BYTES
 from pipelines.lake.partitioned import PartitionedFiles, by_key
@@ -136,9 +135,10 @@ class EmbeddedEngine:
     ) -> tuple[pa.Table, dict[int, int]]:
         """See `Engine.read_kafka`."""
         offset_ranges = [
-            Range(source.topic, p, since, until) for p, (since, until) in sorted(ranges.items())
+            Range(source.input.topic, p, since, until)
+            for p, (since, until) in sorted(ranges.items())
         ]
-        schema = self.lake.schema(tables.bronze(source.source))
+        schema = self.lake.schema(tables.bronze(source.input.source))
         decode = partial(read_records, rules=source.rules)
         return read_decoded(source.kafka, offset_ranges, decode, schema, BATCH_BYTES)
 
@@ -330,7 +330,7 @@ class EmbeddedEngine:
 
     def delete(self, table: str, where: Where, commit: Commit) -> None:
         """See `Engine.delete`."""
-        condition = sql_where(resolve_condition(table, where), self.lake.schema(table))
+        condition = sql_where(where, self.lake.schema(table))
         writer = self._writer_of(table)
         self._commit(
             table,
@@ -342,7 +342,7 @@ class EmbeddedEngine:
         self, table: str, where: Where, values: Mapping[str, str | bool | None], commit: Commit
     ) -> None:
         """See `Engine.update`."""
-        condition = sql_where(resolve_condition(table, where), self.lake.schema(table))
+        condition = sql_where(where, self.lake.schema(table))
         updates = {sql_name(name): literal(value) for name, value in values.items()}
         writer = self._writer_of(table)
         self._commit(

@@ -49,7 +49,6 @@ from pipelines.lake.commits import Commit
 from pipelines.lake.conditions import literal
 from pipelines.lake.conflicts import suppress_conflict
 from pipelines.lake.files import Files
-from pipelines.lake.inputs import resolve_condition
 from pipelines.lake.location import Lake
 from pipelines.lake.maintenance import FILE_BYTES
 from pipelines.lake.table_reader import Where, normalise, row_count
@@ -107,9 +106,7 @@ class SparkEngine:
         version: int | None = None,
     ) -> DataFrame:
         """See `Engine.read`."""
-        rows = matching(
-            table_rows(self.spark, self.lake, table, version), resolve_condition(table, where)
-        )
+        rows = matching(table_rows(self.spark, self.lake, table, version), where)
         return rows.select(
             *columns, *[F.lit(value).alias(name) for name, value in (constants or {}).items()]
         )
@@ -119,9 +116,10 @@ class SparkEngine:
     ) -> tuple[DataFrame, dict[int, int]]:
         """See `Engine.read_kafka`. The workers hand on what they read, and hold a part of it."""
         offset_ranges = [
-            Range(source.topic, p, since, until) for p, (since, until) in sorted(ranges.items())
+            Range(source.input.topic, p, since, until)
+            for p, (since, until) in sorted(ranges.items())
         ]
-        schema = columns_ddl(self.lake.schema(tables.bronze(source.source)))
+        schema = columns_ddl(self.lake.schema(tables.bronze(source.input.source)))
         decode = partial(read_records, rules=source.rules)
         topic = DecodedTopic(source.kafka, decode, schema, self._tasks)
         kafka = kafka_source(f"watersmeet_{source.identifier}", topic, offset_ranges)
@@ -382,7 +380,7 @@ class SparkEngine:
     def delete(self, table: str, where: Where, commit: Commit) -> None:
         """See `Engine.delete`."""
         times = [f.name for f in self.lake.schema(table) if f.type == TIME]
-        condition = sql_where(resolve_condition(table, where), times)
+        condition = sql_where(where, times)
         with self._committing(commit) as session:
             session.sql(f"DELETE FROM {sql_name(self.lake, table)} WHERE {condition}")
 
@@ -391,7 +389,7 @@ class SparkEngine:
     ) -> None:
         """See `Engine.update`."""
         times = [f.name for f in self.lake.schema(table) if f.type == TIME]
-        condition = sql_where(resolve_condition(table, where), times)
+        condition = sql_where(where, times)
         changes = ", ".join(f"`{name}` = {literal(value)}" for name, value in values.items())
         with self._committing(commit) as session:
             session.sql(f"UPDATE {sql_name(self.lake, table)} SET {changes} WHERE {condition}")

@@ -20,7 +20,6 @@ from confluent_kafka import (
 )
 from confluent_kafka.admin import ConfigResource, NewTopic, OffsetSpec  # type: ignore[attr-defined]
 
-from pipelines.core.inputs import source_of
 from pipelines.errors import (
     ConfigurationError,
     KafkaAccessError,
@@ -326,9 +325,8 @@ def co_partitioned(settings: Settings, counts: Mapping[str, int]) -> int:
     `counts`: by topic, as `Cluster.partition_counts` returns them. Raises ConfigurationError where
     a source is missing or a number differs.
     """
-    for name, topic in settings.inputs.items():
-        source = source_of(name)
-        repartition = settings.sources[source_of(name)].repartition
+    for source, topic in settings.inputs:
+        repartition = settings.sources[source].repartition
         if topic not in counts:
             how = "create it, with as many partitions as the other sources have"
             if repartition is not None:
@@ -344,7 +342,7 @@ def co_partitioned(settings: Settings, counts: Mapping[str, int]) -> int:
                 where=f"sources.{source}.repartition.partitions",
                 fix="name that number, or another topic and another lake for another number",
             )
-    source_counts = {name: counts[topic] for name, topic in settings.inputs.items()}
+    source_counts = {name: counts[i.topic] for i, name in settings.input_names.items()}
     if len(set(source_counts.values())) > 1:
         listed = ", ".join(f"{name} has {count}" for name, count in source_counts.items())
         raise ConfigurationError(
@@ -372,7 +370,7 @@ def topics_of(settings: Settings) -> list[str]:
     """Return the topics of all sources and those that are written to: `co_partitioned` needs their
     numbers of partitions.
     """
-    return [*settings.inputs.values(), *written_topics(settings).values()]
+    return [*settings.topics, *written_topics(settings).values()]
 
 
 def written_topics(settings: Settings) -> dict[str, str]:
@@ -412,7 +410,7 @@ def sink_settings(settings: Settings) -> dict[str, str]:
 
 def dead_letter_settings(cluster: Cluster, settings: Settings) -> dict[str, str]:
     """Return the topic settings that a topic of dead letters needs."""
-    return copy_settings(cluster, settings.inputs.values())
+    return copy_settings(cluster, settings.topics)
 
 
 def copy_settings(cluster: Cluster, topics: Iterable[str]) -> dict[str, str]:

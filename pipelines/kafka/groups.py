@@ -123,14 +123,13 @@ class Groups:
                 self._new.add(layer)
 
     def _commit(self, layer: str, offsets: Mapping[TopicPartition, int]) -> None:
-        topics = self._settings.inputs
         try:
             if layer not in self._groups:
                 self._groups[layer] = Group(self._settings.kafka, self.name(layer))
             least: dict[tuple[str, int], int] = {}
             # Of two sources of one topic, the one that is behind counts.
             for tp, offset in offsets.items():
-                place = topics[tp.source], tp.partition
+                place = tp.input.topic, tp.partition
                 least[place] = min(offset, least.get(place, offset))
             self._groups[layer].commit(least)
         except KafkaTransientError:  # which the run itself reports

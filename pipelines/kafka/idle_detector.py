@@ -62,7 +62,7 @@ class IdleDetector:
         cluster = Cluster(kafka)
         try:
             for tp, offset in after.items():
-                topic = self.settings.inputs[tp.source]
+                topic = tp.input.topic
                 bounds, unsettled = cluster.bounds_and_unsettled(topic, [tp.partition])
                 first, end = bounds[tp.partition]
                 if unsettled or any(

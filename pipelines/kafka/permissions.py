@@ -42,10 +42,7 @@ def permissions(settings: Settings) -> list[Permission]:
     name = settings.name
     dead_letter_topics = settings.publish.dead_letter_topics.values()
     needed = [
-        *(
-            Permission("READ", "topic", topic, "bronze reads it")
-            for topic in settings.inputs.values()
-        ),
+        *(Permission("READ", "topic", topic, "bronze reads it") for topic in settings.topics),
         Permission(
             "READ",
             "topic",
@@ -84,7 +81,7 @@ def permissions(settings: Settings) -> list[Permission]:
             Permission(
                 "DESCRIBE_CONFIGS", "topic", topic, "a topic of dead letters takes what it takes"
             )
-            for topic in settings.inputs.values()
+            for topic in settings.topics
             if dead_letter_topics
         ),
     ]

@@ -30,7 +30,7 @@ class TopicMonitor:
         self._limit_s = limit_s
         self._partitions = partitions
         self._cluster = Cluster(settings.kafka)
-        self._ids = self._cluster.topic_ids(settings.inputs.values())
+        self._ids = self._cluster.topic_ids(settings.topics)
         self._looked = self._answered = time.monotonic()
 
     def poll(self) -> None:

@@ -18,12 +18,10 @@ import pyarrow.compute as pc
 from deltalake import DeltaTable, QueryBuilder
 from deltalake.exceptions import DeltaError, TableNotFoundError
 
-from pipelines.core.inputs import source_of
 from pipelines.core.types import TIME
 from pipelines.errors import WatersmeetError
 from pipelines.lake.conditions import Dialect, sql_of
 from pipelines.lake.files import Files
-from pipelines.lake.inputs import resolve_columns, resolve_condition, with_input_names
 from pipelines.lake.location import Lake, local_path, scheme_of
 from pipelines.lake.table_reader import (
     Aggregates,
@@ -49,7 +47,6 @@ class DeltaRsReader(TableReader):
     def __init__(self, lake: Lake) -> None:
         self._lake = lake
         self._files: dict[str, Files] = {}
-        self._with_topics = lake.settings.with_topics
         self._thread_tables = threading.local()
         self._kept: dict[str, DeltaTable] = {}
         """The version of each table that was last opened by its number.
@@ -65,9 +62,7 @@ class DeltaRsReader(TableReader):
         self, table: str, columns: Sequence[str], where: Where = (), *, version: int | None = None
     ) -> pa.Table:
         """See `TableReader`."""
-        resolved = resolve_columns(columns, table, self._lake.layout, self._with_topics)
-        rows = normalise(self.rows(table, resolved, where, version))
-        return with_input_names(rows, columns, self._with_topics)
+        return normalise(self.rows(table, columns, where, version))
 
     def rows(
         self, table: str, columns: Sequence[str], where: Where = (), version: int | None = None
@@ -86,10 +81,8 @@ class DeltaRsReader(TableReader):
         version: int | None = None,
     ) -> pa.Table:
         """See `TableReader`."""
-        resolved = resolve_columns(by, table, self._lake.layout, self._with_topics)
-        grouped = f" GROUP BY {', '.join(map(sql_name, resolved))}" if by else ""
-        rows = normalise(self._ask(table, resolved, values, where, version, grouped))
-        return with_input_names(rows, [*by, *values], self._with_topics)
+        grouped = f" GROUP BY {', '.join(map(sql_name, by))}" if by else ""
+        return normalise(self._ask(table, by, values, where, version, grouped))
 
     def _ask(
         self,
@@ -102,7 +95,6 @@ class DeltaRsReader(TableReader):
     ) -> pa.Table:
         delta_table = self._at(table, version)
         schema = columns_of(delta_table)
-        where = resolve_condition(table, where)
         check_question(table, schema.names, columns, where, values)
         selected = [sql_name(column) for column in columns]
         for name, (kind, column) in values.items():
@@ -194,7 +186,6 @@ class DeltaRsReader(TableReader):
 
     def opened(self, table: str) -> DeltaTable:
         """Return the table at its last commit. Each thread has an instance of its own."""
-        table = source_of(table)
         thread_tables: dict[str, DeltaTable] = vars(self._thread_tables)
         try:
             if self._has_news(table, thread_tables[table].version()):
@@ -253,7 +244,6 @@ class DeltaRsReader(TableReader):
 
         Raises VersionGoneError where the log does not have it.
         """
-        table = source_of(table)
         if (kept := self._kept.get(table)) is not None and kept.version() == version:
             return kept
         thread_tables: dict[str, DeltaTable] = vars(self._thread_tables)

@@ -19,7 +19,6 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import TimestampType
 
 from pipelines.lake.conditions import Dialect, sql_of
-from pipelines.lake.inputs import resolve_columns, resolve_condition, with_input_names
 from pipelines.lake.location import Lake
 from pipelines.lake.table_reader import (
     Aggregates,
@@ -57,7 +56,6 @@ class SparkReader(TableReader):
     def __init__(self, lake: Lake, spark: Callable[[], SparkSession]) -> None:
         self._lake = lake
         self._factory = spark
-        self._with_topics = lake.settings.with_topics
 
     @cached_property
     def _spark(self) -> SparkSession:
@@ -79,9 +77,7 @@ class SparkReader(TableReader):
         self, table: str, columns: Sequence[str], where: Where = (), *, version: int | None = None
     ) -> pa.Table:
         """See `TableReader`."""
-        resolved = resolve_columns(columns, table, self._lake.layout, self._with_topics)
-        rows = normalise(self.rows(table, resolved, where, version))
-        return with_input_names(rows, columns, self._with_topics)
+        return normalise(self.rows(table, columns, where, version))
 
     def rows(
         self, table: str, columns: Sequence[str], where: Where = (), version: int | None = None
@@ -101,10 +97,8 @@ class SparkReader(TableReader):
         version: int | None = None,
     ) -> pa.Table:
         """See `TableReader`."""
-        resolved = resolve_columns(by, table, self._lake.layout, self._with_topics)
-        rows = self._rows(table, version, resolved, where, values)
-        grouped = self._collect(table, version, summarised(rows, resolved, values))
-        return with_input_names(normalise(grouped), [*by, *values], self._with_topics)
+        rows = self._rows(table, version, by, where, values)
+        return normalise(self._collect(table, version, summarised(rows, by, values)))
 
     def history(self, table: str, limit: int | None = None) -> list[Version]:
         """See `TableReader`."""
@@ -170,7 +164,6 @@ class SparkReader(TableReader):
             raise VersionGoneError(table, version)
         with self._translated_errors(table, version):
             rows = table_rows(self._spark, self._lake, table, version)
-            where = resolve_condition(table, where)
             check_question(table, rows.columns, columns, where, values or {})
             return matching(rows, where)
 

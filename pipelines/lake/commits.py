@@ -16,9 +16,10 @@ from typing import Any, Final
 import pyarrow as pa
 
 import pipelines
-from pipelines.core.inputs import topic_of
+from pipelines.core.inputs import InputId, of_source
 from pipelines.lake import tables
 from pipelines.lake.table_reader import TableReader, Version, walk
+from pipelines.settings import Settings
 
 APPLICATION: Final = "watersmeet"
 
@@ -53,20 +54,23 @@ _NUMBERS: Final = 1 << 32
 _OWN: Final = frozenset(["application", "token", "number", "code_version"])
 
 
-def bronze_application(source: str | None = None) -> str:
-    """Return the application of bronze, or of one input's bronze.
-
-    For tables that have other writers, too.
-    """
-    return f"{APPLICATION}-{source or 'bronze'}"
+def bronze_application() -> str:
+    """Return the application of bronze in tables that have other writers, too."""
+    return f"{APPLICATION}-bronze"
 
 
-def application_of(name: str) -> str:
+def note_application(settings: Settings, input_id: InputId) -> str:
+    """Return the application of an input's bronze in tables that have other writers, too."""
+    return f"{APPLICATION}-{settings.input_names[input_id]}"
+
+
+def application_of(settings: Settings, input_id: InputId) -> str:
     """Return the application of bronze in the table of an input's source.
 
     Each input of a source with several topics has its own.
     """
-    return bronze_application(name) if topic_of(name) else APPLICATION
+    is_alone = len(of_source(settings.inputs, input_id.source)) == 1
+    return APPLICATION if is_alone else note_application(settings, input_id)
 
 
 @dataclass(frozen=True)
@@ -151,15 +155,15 @@ def last_decision(
     return repeated
 
 
-def unnoted_commit(reader: TableReader, source: str) -> Commit | None:
+def unnoted_commit(reader: TableReader, settings: Settings, input_id: InputId) -> Commit | None:
     """Return the last commit of an input to bronze if `quarantine` lacks its refused records.
 
     None where it lacks nothing.
     """
-    last = last_decision(reader, tables.bronze(source), application_of(source))
+    last = last_decision(reader, tables.bronze(input_id.source), application_of(settings, input_id))
     if last is None or not last[1].facts["refused"]:
         return None  # nothing to note, so quarantine's history need not be searched
-    noted = last_commit(reader, tables.QUARANTINE, bronze_application(source))
+    noted = last_commit(reader, tables.QUARANTINE, note_application(settings, input_id))
     is_noted = noted is not None and noted[1].transaction_version >= last[1].transaction_version
     return None if is_noted else last[1]
 

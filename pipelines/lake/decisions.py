@@ -8,6 +8,7 @@ from typing import TypeAlias
 import pyarrow as pa
 
 from pipelines.core.idle import IdleDecision
+from pipelines.core.inputs import InputId
 from pipelines.core.plan import TopicPartition
 from pipelines.lake import tables
 from pipelines.lake.generations import Generation
@@ -19,12 +20,13 @@ Decided: TypeAlias = tuple[TopicPartition, IdleDecision]
 
 def read_decisions(reader: TableReader, generation: Generation) -> list[Decided]:
     """Return every decision of a generation. Those of one topic-partition come in their order."""
-    columns = ["source", "partition", "after_offset", "event_time", "decided_at", "tenant"]
+    columns = ["source", "topic", "partition", "after_offset", "event_time", "decided_at", "tenant"]
     of_generation: Where = [[("generation", "=", generation.number)]]
     tenant_times: dict[tuple[object, ...], list[tuple[str, int]]] = {}
     decided = []
     for row in reader.select(tables.IDLE_HEARTBEATS, columns, of_generation).to_pylist():
-        key = row["source"], row["partition"], row["after_offset"], row["decided_at"]
+        input_id = InputId(row["source"], row["topic"])
+        key = input_id, row["partition"], row["after_offset"], row["decided_at"]
         if (tenant := row["tenant"]) is None:
             decided.append((row["after_offset"], row["event_time"], key))
         else:
@@ -46,7 +48,7 @@ def decision_rows(
     A decision is one row without a tenant, and one row for each tenant with a time of its own.
     """
     rows = [
-        {**settings.place(tp.source)._asdict(), "partition": tp.partition, "tenant": tenant}
+        {**tp.input._asdict(), "partition": tp.partition, "tenant": tenant}
         | {
             "after_offset": decision.after_offset,
             "event_time": time,

@@ -12,12 +12,16 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipelines.core.columns import Int64s, groups, int64s
+from pipelines.core.inputs import InputId
 from pipelines.core.reading import FORGOTTEN
 from pipelines.lake import tables
-from pipelines.lake.table_reader import TableReader, Where
+from pipelines.lake.inputs import of_input
+from pipelines.lake.table_reader import TableReader
 
 
-def read_erased(reader: TableReader, source: str, since: Mapping[int, int]) -> dict[int, Int64s]:
+def read_erased(
+    reader: TableReader, input_id: InputId, since: Mapping[int, int]
+) -> dict[int, Int64s]:
     """Return, by partition, the offsets from `since` on at which records of an input were erased.
 
     Only partitions with such offsets are included.
@@ -25,7 +29,7 @@ def read_erased(reader: TableReader, source: str, since: Mapping[int, int]) -> d
     if not reader.exists(tables.ERASED):
         return {}
     first = min(since.values(), default=0)
-    where: Where = [[("source", "=", source), ("offset", ">=", first)]]
+    where = of_input(input_id, [[("offset", ">=", first)]])
     places = reader.select(tables.ERASED, ["partition", "offset"], where)
     offsets = int64s(places["offset"])
     erased: dict[int, Int64s] = {}

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import orjson
 
+from pipelines.core.inputs import InputId
 from pipelines.core.plan import TopicPartition
 from pipelines.lake.commits import Append
 from pipelines.lake.epochs import EpochEnd, Epochs, epoch_ends
@@ -53,7 +54,7 @@ class Fingerprints(NamedTuple):
     ended: Mapping[int, Sequence[Ended]]
     read: Sequence[Span]
 
-    def of(self, partition: int, offsets: Mapping[str, int], position: int) -> set[str]:
+    def of(self, partition: int, offsets: Mapping[InputId, int], position: int) -> set[str]:
         """Return the fingerprints of the rules by which a partition was read and merged.
 
         `offsets`: by input, the first offset that was read. `position`: the first position (ms)
@@ -71,8 +72,8 @@ class Fingerprints(NamedTuple):
             if end.clock >= position or is_late or is_ahead:
                 fingerprints.add(fingerprint)
         for fingerprint, since, until in self.read:
-            for source, offset in offsets.items():
-                tp = TopicPartition(source, partition)
+            for input_id, offset in offsets.items():
+                tp = TopicPartition(input_id, partition)
                 if until is None or max(offset, since.get(tp, 0)) < until.get(tp, 0):
                     fingerprints.add(fingerprint)
         return fingerprints
@@ -130,11 +131,11 @@ def read_since(
     kept = kept_facts(reader)
     begins = dict[int, dict[TopicPartition, int]]()
     for number in range(1, epochs):
-        for source in settings.inputs:
-            if (text := kept.get(_fact(number, source))) is not None:
+        for input_id, name in settings.input_names.items():
+            if (text := kept.get(_fact(number, name))) is not None:
                 offsets = orjson.loads(text)
                 begins.setdefault(number, {}).update(
-                    {TopicPartition(source, int(p)): at for p, at in offsets.items()}
+                    {TopicPartition(input_id, int(p)): at for p, at in offsets.items()}
                 )
     return begins
 
@@ -144,16 +145,16 @@ def keep_read_since(
     append: Append,
     settings: Settings,
     epochs: Epochs,
-    next_offsets: Mapping[str, Mapping[int, int]],
+    next_offsets: Mapping[InputId, Mapping[int, int]],
 ) -> None:
     """Note bronze's next offsets, by input and partition, as the first by the current rules.
 
     Only the first note of an epoch counts.
     """
     facts: dict[str, str] = {}
-    for source, offsets in next_offsets.items():
+    for input_id, offsets in next_offsets.items():
         text = orjson.dumps({str(p): offset for p, offset in offsets.items()}).decode()
-        facts[_fact(epochs.current.number, source)] = text
+        facts[_fact(epochs.current.number, settings.input_names[input_id])] = text
     keep_facts(reader, append, settings, facts)
 
 
@@ -165,5 +166,5 @@ def is_noted(reader: TableReader, settings: Settings, number: int) -> bool:
     return number == 0 or number in read_since(reader, settings, number + 1)
 
 
-def _fact(number: int, source: str) -> str:
-    return f"epochs.{number}.{source}.read_since"
+def _fact(number: int, name: str) -> str:
+    return f"epochs.{number}.{name}.read_since"

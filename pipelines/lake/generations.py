@@ -12,6 +12,7 @@ from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
 
+from pipelines.core.inputs import InputId
 from pipelines.core.plan import TopicPartition
 from pipelines.core.sequence import SequenceTail
 from pipelines.lake import tables
@@ -44,9 +45,9 @@ class Generation(NamedTuple):
     epoch: int = 0
     is_lived: bool = False
 
-    def offsets_of(self, source: str) -> dict[int, int]:
+    def offsets_of(self, input_id: InputId) -> dict[int, int]:
         """Return, by partition, the offset of an input that is read first."""
-        return {tp.partition: offset for tp, offset in self.begin.items() if tp.source == source}
+        return {tp.partition: offset for tp, offset in self.begin.items() if tp.input == input_id}
 
 
 class Generations(tuple[Generation, ...]):
@@ -81,16 +82,14 @@ def read_generations(reader: TableReader, settings: Settings) -> Generations:
         return Generations()
     names = tables.layout(settings)[tables.GENERATIONS].schema.names
     by_number: dict[int, list[dict[str, Any]]] = {}
-    for row in reader.select(
-        tables.GENERATIONS, [name for name in names if name != "topic"]
-    ).to_pylist():
+    for row in reader.select(tables.GENERATIONS, names).to_pylist():
         by_number.setdefault(row["generation"], []).append(row)
     return Generations(_generation(number, rows) for number, rows in sorted(by_number.items()))
 
 
 def _generation(number: int, rows: Sequence[Mapping[str, Any]]) -> Generation:
     begin = {
-        TopicPartition(row["source"], row["partition"]): row["start_offset"]
+        TopicPartition(InputId(row["source"], row["topic"]), row["partition"]): row["start_offset"]
         for row in rows
         if row["source"] is not None
     }
@@ -122,7 +121,7 @@ def generation_rows(settings: Settings, generation: Generation) -> pa.Table:
     rows: list[dict[str, Any]] = [
         {
             **facts,
-            **settings.place(tp.source)._asdict(),
+            **tp.input._asdict(),
             "partition": tp.partition,
             "start_offset": offset,
         }

@@ -29,12 +29,12 @@ def check_layout(reader: TableReader, lake: Lake) -> None:
     """Raise ConfigurationError where this version, as configured, cannot continue the tables.
 
     - Their layout is another one.
-    - The lake was begun with other tenants than the configuration has, or with another number of
-      topics of a source.
+    - The lake was begun with other sources, topics or tenants than the configuration has.
     """
     if reader.exists(tables.SILVER):
         _check_layout_version(reader, lake)
     if changed := [
+        *differences(reader, {"sources": ", ".join(lake.settings.sources)}),
         *_other_topics(reader, lake.settings),
         *differences(reader, _tenants(lake.settings)),
     ]:
@@ -90,7 +90,7 @@ def _other_topics(reader: TableReader, settings: Settings) -> Iterator[Problem]:
     kept = _kept(reader) if reader.exists(tables.CONFIGURATION) else {}
     for name, source in settings.sources.items():
         before = kept.get(field := f"sources.{name}.topic")
-        if before is not None and len(_topics(before)) != len(source.topics):
+        if before is not None and _topics(before) != list(source.topics):
             yield _difference(field, ", ".join(_topics(before)), ", ".join(source.topics))
 
 

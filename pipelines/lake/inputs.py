@@ -1,73 +1,52 @@
-"""Translation between inputs (`core.inputs`) and tables, which have a source and a topic instead.
-
-The layers name inputs, and parts of tables by them. They are translated in the conditions and the
-columns of a query, and in the conditions of a write.
-"""
+"""Conditions and queries for the rows of one input (`core.inputs`)."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from itertools import chain
+from collections.abc import Mapping
+from types import MappingProxyType
 
-import pyarrow as pa
-import pyarrow.compute as pc
-
-from pipelines.core.inputs import SEPARATOR, source_of, topic_of
-from pipelines.lake.table_reader import Condition, Where
-from pipelines.lake.tables import SILVER, Table
+from pipelines.core.inputs import InputId
+from pipelines.lake import tables
+from pipelines.lake.table_reader import TableReader, Where, in_portions
 
 
-def resolve_condition(table: str, where: Where) -> Where:
-    """Return conditions on the table's own columns.
+def of_input(input_id: InputId, where: Where = ()) -> Where:
+    """Return the conditions for those rows that are of an input, in a table with all sources."""
+    return [
+        [("source", "=", input_id.source), ("topic", "=", input_id.topic), *term]
+        for term in where or [[]]
+    ]
 
-    `table` may be a part of a table, and `source` may be an input in the conditions.
+
+def of_topic(input_id: InputId, where: Where = ()) -> Where:
+    """Return the conditions for those rows that are of an input, in its source's bronze table."""
+    return [[("topic", "=", input_id.topic), *term] for term in where or [[]]]
+
+
+def first_offsets(
+    reader: TableReader,
+    input_id: InputId,
+    column: str,
+    bounds: Mapping[int, int],
+    since: Mapping[int, int] = MappingProxyType({}),
+) -> dict[int, int]:
+    """Return, by partition, the first offset in bronze whose `column` is at least the bound.
+
+    Only offsets from `since` on count. Partitions without such a row are absent.
     """
-    terms = [list(chain.from_iterable(map(_resolved, term))) for term in where]
-    if topic := topic_of(table):
-        return [[("topic", "=", topic), *term] for term in terms or [[]]]
-    return terms
-
-
-def _resolved(condition: Condition) -> Iterator[Condition]:
-    column, operator, value = condition
-    if column == "source" and operator == "=" and (topic := topic_of(value)):
-        yield from [("source", "=", source_of(value)), ("topic", "=", topic)]
-    else:
-        yield condition
-
-
-def resolve_columns(
-    columns: Sequence[str], table: str, layout: Mapping[str, Table], with_topics: Collection[str]
-) -> Sequence[str]:
-    """Return the columns to read for `columns`.
-
-    Where a source has several topics, `source` without `topic` stands for the input.
-    """
-    # Silver's columns are named by sources, and its topics are in the parts.
-    is_input = (
-        bool(with_topics) and "source" in columns and "topic" not in columns and table != SILVER
-    )
-    return (
-        [*columns, "topic"]
-        if is_input and table in layout and "topic" in layout[table].schema.names
-        else columns
-    )
-
-
-def with_input_names(
-    rows: pa.Table, columns: Sequence[str], with_topics: Collection[str]
-) -> pa.Table:
-    """Return what was read with the columns of `resolve_columns`, with inputs as `source`.
-
-    `columns`: those that were requested.
-    """
-    if rows.column_names == list(columns):
-        return rows
-    source = rows["source"]
-    topic = rows["topic"]
-    inputs = pc.binary_join_element_wise(source, topic, SEPARATOR)
-    has_topics = pc.is_in(source, pa.array(sorted(with_topics), pa.string()))
-    inputs = pc.if_else(has_topics, inputs, source)
-    return rows.set_column(rows.column_names.index("source"), "source", inputs).select(
-        list(columns)
-    )
+    first: dict[int, int] = {}
+    for portion in in_portions(sorted(bounds.items())):
+        beyond: Where = [
+            [("partition", "=", p), ("offset", ">=", since.get(p, 0)), (column, ">=", bound)]
+            for p, bound in portion
+        ]
+        firsts = reader.summary(
+            tables.bronze(input_id.source),
+            ["partition"],
+            {"first": ("min", "offset")},
+            of_topic(input_id, beyond),
+        )
+        first |= dict(
+            zip(firsts["partition"].to_pylist(), firsts["first"].to_pylist(), strict=True)
+        )
+    return first

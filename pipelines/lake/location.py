@@ -12,7 +12,6 @@ from functools import cached_property
 
 import pyarrow as pa
 
-from pipelines.core.inputs import source_of
 from pipelines.lake.tables import Table, layout
 from pipelines.settings import CatalogLake, Settings
 
@@ -62,8 +61,8 @@ class Lake:
         return layout(self.settings)
 
     def schema(self, table: str) -> pa.Schema:
-        """Return the columns of a table, or of the part of it that an input has (`core.inputs`)."""
-        return self.layout[source_of(table)].schema
+        """Return the columns of a table."""
+        return self.layout[table].schema
 
     @property
     def is_catalog(self) -> bool:
@@ -89,19 +88,13 @@ class Lake:
         return self.settings.storage
 
     def owning_lake(self, table: str) -> Lake:
-        """Return the lake that holds a table, or a part of one.
-
-        That is this one, or the one it is borrowed from.
-        """
-        name = source_of(table)
-        return (
-            self.external_tables[name].owning_lake(name) if name in self.external_tables else self
-        )
+        """Return the lake that holds a table: this one, or the one it is borrowed from."""
+        external = self.external_tables.get(table)
+        return self if external is None else external.owning_lake(table)
 
     def address(self, table: str) -> str:
         """Return the path or URI `<lake>/<table>`, or the quoted name in the catalog."""
         location = self.owning_lake(table).settings.lake
-        table = source_of(table)
         if isinstance(location, CatalogLake):
             return f"`{location.catalog}`.`{location.schema_name}`.`{table}`"
         return f"{location}/{table}"

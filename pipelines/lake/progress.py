@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 
 import pyarrow as pa
 
+from pipelines.core.inputs import InputId
 from pipelines.core.plan import BatchPlan, OffsetRange, TopicPartition
 from pipelines.lake import tables
 from pipelines.lake.commits import APPLICATION, Commit, last_decision
@@ -21,8 +22,8 @@ def facts_of(plan: BatchPlan, settings: Settings) -> dict[str, Any]:
     """Return a batch as facts of its commit to silver.
 
     - `batch`, `epoch` and `generation`: numbers.
-    - `offsets`: by input, `[partition, from, until, position_before, position, head]` for each of
-      its partitions.
+    - `offsets`: by the input's name, `[partition, from, until, position_before, position, head]`
+      for each of its partitions.
     - `clocks`: `[partition, clock]`.
     - `since`: epoch ms. All other times are ms after it, or null.
     - `has_late`: as in the plan.
@@ -42,7 +43,7 @@ def facts_of(plan: BatchPlan, settings: Settings) -> dict[str, Any]:
     offsets: dict[str, list[list[int | None]]] = {}
     for tp, done in plan.ranges.items():
         row_times = map(after, (done.position_before, done.position, done.head))
-        offsets.setdefault(tp.source, []).append(
+        offsets.setdefault(settings.input_names[tp.input], []).append(
             [tp.partition, done.from_offset, done.until_offset, *row_times]
         )
     clocks = [[partition, clock - since] for partition, clock in plan.clocks.items()]
@@ -55,7 +56,7 @@ def facts_of(plan: BatchPlan, settings: Settings) -> dict[str, Any]:
     return {**facts, "configuration": settings.digest}
 
 
-def plan_of(facts: Mapping[str, Any]) -> BatchPlan:
+def plan_of(facts: Mapping[str, Any], settings: Settings) -> BatchPlan:
     """Return the batch from which `facts_of` made the facts."""
     since = facts["since"]
 
@@ -63,11 +64,12 @@ def plan_of(facts: Mapping[str, Any]) -> BatchPlan:
         """Return a time (epoch ms) from its distance to the plan's smallest; None stays None."""
         return None if after is None else since + after
 
+    inputs = settings.inputs_by_name
     ranges = {
-        TopicPartition(source, partition): OffsetRange(
+        TopicPartition(inputs[name], partition): OffsetRange(
             begin, until, time(before), time(position), time(head)
         )
-        for source, rows in facts["offsets"].items()
+        for name, rows in facts["offsets"].items()
         for partition, begin, until, before, position, head in rows
     }
     clocks = {partition: since + after for partition, after in facts["clocks"]}
@@ -104,9 +106,7 @@ def progress_rows(
             done.head,
             plan.clocks.get(tp.partition),
         )
-        rows.append(
-            (plan.batch, *settings.place(tp.source), tp.partition, *range_values, *batch_values)
-        )
+        rows.append((plan.batch, *tp.input, tp.partition, *range_values, *batch_values))
     return tables.layout(settings)[tables.PROGRESS].rows(rows)
 
 
@@ -121,7 +121,7 @@ LastBatch: TypeAlias = tuple[BatchPlan, int, Commit]
 """A batch, the version of silver that holds it, and the commit that decided it."""
 
 
-def last_batch(reader: TableReader) -> LastBatch | None:
+def last_batch(reader: TableReader, settings: Settings) -> LastBatch | None:
     """Return silver's last batch, the version of silver that holds it, and the deciding commit.
 
     None before the first. Where the log has forgotten that commit, `progress` has the batch. Then
@@ -132,25 +132,25 @@ def last_batch(reader: TableReader) -> LastBatch | None:
     if decision is None:
         return _last_noted(reader)
     version, commit = decision
-    return plan_of(commit.facts), version, commit
+    return plan_of(commit.facts, settings), version, commit
 
 
 def _last_noted(reader: TableReader) -> tuple[BatchPlan, int, Commit] | None:
     last = reader.summary(tables.PROGRESS, [], {"batch": ("max", "batch")})["batch"][0].as_py()
     if last is None:
         return None
-    columns = ["source", "partition", "position", "generation"]
+    columns = ["source", "topic", "partition", "position", "generation"]
     before = reader.select(tables.PROGRESS, columns, [[("batch", "=", last - 1)]]).to_pylist()
     columns += ["from_offset", "until_offset", "head", "clock", "silver_version"]
     rows = reader.select(tables.PROGRESS, columns, [[("batch", "=", last)]]).to_pylist()
     positions = {
-        TopicPartition(row["source"], row["partition"]): row["position"]
+        TopicPartition(InputId(row["source"], row["topic"]), row["partition"]): row["position"]
         for row in before
         if row["generation"] == rows[0]["generation"]
     }
     ranges = {}
     for row in rows:
-        tp = TopicPartition(row["source"], row["partition"])
+        tp = TopicPartition(InputId(row["source"], row["topic"]), row["partition"])
         ranges[tp] = OffsetRange(
             row["from_offset"], row["until_offset"], positions.get(tp), row["position"], row["head"]
         )

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from operator import itemgetter
 from typing import Final
 
+from pipelines.core.inputs import InputId
 from pipelines.core.sequence import SequenceTail
 from pipelines.lake import tables
 from pipelines.lake.table_reader import Condition, TableReader
@@ -73,22 +74,23 @@ def last_published(
     return {p: SequenceTail(seq, *rest) for p, seq, *rest in rows if last[p] == seq}
 
 
-def last_letters(reader: TableReader, sink: str) -> dict[int, dict[str, int]]:
+def last_letters(reader: TableReader, sink: str) -> dict[int, dict[InputId, int]]:
     """Return the offsets up to which records were noted as sent to a dead-letter topic.
 
-    They are exclusive, by partition and source. `sink`: the topic and Kafka's identity of it, as
+    They are exclusive, by partition and input. `sink`: the topic and Kafka's identity of it, as
     `dead_letters` names it. Empty where the table does not exist.
     """
-    noted: dict[int, dict[str, int]] = {}
+    noted: dict[int, dict[InputId, int]] = {}
     if not reader.exists(tables.DEAD_LETTERS):
         return noted
     topic_conditions = [[("sink", "=", sink)]]
     rows = reader.summary(
         tables.DEAD_LETTERS,
-        ["partition", "source"],
+        ["partition", "source", "topic"],
         {"next": ("max", "next_offset")},
         topic_conditions,
     )
     for row in rows.to_pylist():
-        noted.setdefault(row["partition"], {})[row["source"]] = row["next"]
+        input_id = InputId(row["source"], row["topic"])
+        noted.setdefault(row["partition"], {})[input_id] = row["next"]
     return noted

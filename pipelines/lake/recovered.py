@@ -15,10 +15,12 @@ from typing import Any, Final
 import numpy as np
 
 from pipelines.core.columns import Int64s, as_ranges
+from pipelines.core.inputs import InputId
 from pipelines.core.plan import TopicPartition
 from pipelines.core.reading import REDRIVEN_FROM
 from pipelines.lake import tables
 from pipelines.lake.generations import Generation
+from pipelines.lake.inputs import of_topic
 from pipelines.lake.table_reader import (
     Condition,
     TableReader,
@@ -27,7 +29,6 @@ from pipelines.lake.table_reader import (
     row_count,
     within,
 )
-from pipelines.settings import Settings
 
 MESSAGES: Final[Where] = [[("merge_key", "is not null", None)]]
 """Condition for the rows that are messages of a lost lake."""
@@ -81,9 +82,7 @@ def joined(parts: Iterable[tuple[TopicPartition, Int64s]]) -> dict[TopicPartitio
     return {tp: np.unique(np.concatenate(part_offsets)) for tp, part_offsets in offsets.items()}
 
 
-def rows_of_parts(
-    settings: Settings, part_offsets: Mapping[TopicPartition, Int64s]
-) -> list[dict[str, Any]]:
+def rows_of_parts(part_offsets: Mapping[TopicPartition, Int64s]) -> list[dict[str, Any]]:
     """Return the offsets of parts of messages as rows of the table.
 
     There is one for each range `[offset, until_offset)`. `part_offsets`: by topic-partition, in
@@ -91,7 +90,7 @@ def rows_of_parts(
     """
     return [
         {
-            **settings.place(tp.source)._asdict(),
+            **tp.input._asdict(),
             "partition": tp.partition,
             "offset": since,
             "until_offset": until,
@@ -118,9 +117,9 @@ def parts_of_messages(
     ]
     terms.append(("until_offset", ">", min(since for since, _ in ranges.values())))
     for row in reader.select(
-        tables.RECOVERED, ["source", "partition", "offset", "until_offset"], [terms]
+        tables.RECOVERED, ["source", "topic", "partition", "offset", "until_offset"], [terms]
     ).to_pylist():
-        tp = TopicPartition(row["source"], row["partition"])
+        tp = TopicPartition(InputId(row["source"], row["topic"]), row["partition"])
         since, until = ranges.get(tp, (0, 0))
         since = max(since, row["offset"])
         until = row["until_offset"] if until is None else min(until, row["until_offset"])
@@ -138,33 +137,35 @@ def _offsets_of_copies(
     Since the redrive, its rules of reading have changed, or the lake was lost. A record that only
     says that it was redriven is another record, and no copy.
     """
-    for source in sorted({tp.source for tp in ranges}):
-        table = tables.bronze(source)
-        source_ranges = {tp.partition: span for tp, span in ranges.items() if tp.source == source}
+    for input_id in sorted({tp.input for tp in ranges}):
+        input_ranges = {tp.partition: span for tp, span in ranges.items() if tp.input == input_id}
         redriven: Where = [
-            [*terms, (REDRIVEN_FROM.name, "is not null", None)] for terms in within(source_ranges)
+            [*terms, (REDRIVEN_FROM.name, "is not null", None)] for terms in within(input_ranges)
         ]
         rows = reader.select(
-            table, ["partition", "offset", REDRIVEN_FROM.name, "key", "value"], redriven
+            tables.bronze(input_id.source),
+            ["partition", "offset", REDRIVEN_FROM.name, "key", "value"],
+            of_topic(input_id, redriven),
         ).to_pylist()
         originals = _records_at(
-            reader, table, {(row["partition"], row[REDRIVEN_FROM.name]) for row in rows}
+            reader, input_id, {(row["partition"], row[REDRIVEN_FROM.name]) for row in rows}
         )
         copied = defaultdict(list)
         for row in rows:
             p = row["partition"]
             original = originals.get((row["partition"], row[REDRIVEN_FROM.name]))
-            since, until = source_ranges.get(p, (0, 0))
+            since, until = input_ranges.get(p, (0, 0))
             is_here = since <= row["offset"] and (until is None or row["offset"] < until)
-            is_known = row[REDRIVEN_FROM.name] >= generation.begin.get(TopicPartition(source, p), 0)
+            begin = generation.begin.get(TopicPartition(input_id, p), 0)
+            is_known = row[REDRIVEN_FROM.name] >= begin
             if is_here and is_known and original == (row["key"], row["value"]):
                 copied[p].append(row["offset"])
         for p, offsets in copied.items():
-            yield TopicPartition(source, p), np.array(offsets, np.int64)
+            yield TopicPartition(input_id, p), np.array(offsets, np.int64)
 
 
 def _records_at(
-    reader: TableReader, table: str, places: Collection[tuple[int, int]]
+    reader: TableReader, input_id: InputId, places: Collection[tuple[int, int]]
 ) -> dict[tuple[int, int], tuple[bytes | None, bytes | None]]:
     """Return, by partition and offset, the key and value of records that were not refused."""
     records = {}
@@ -173,6 +174,8 @@ def _records_at(
             [("partition", "=", p), ("offset", "=", offset), ("reason", "is null", None)]
             for p, offset in portion
         ]
-        for row in reader.select(table, ["partition", "offset", "key", "value"], where).to_pylist():
+        columns = ["partition", "offset", "key", "value"]
+        rows = reader.select(tables.bronze(input_id.source), columns, of_topic(input_id, where))
+        for row in rows.to_pylist():
             records[row["partition"], row["offset"]] = row["key"], row["value"]
     return records

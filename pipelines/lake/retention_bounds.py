@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from pipelines.core.inputs import InputId
 from pipelines.core.plan import TopicPartition
 from pipelines.lake import tables
 from pipelines.lake.epochs import read_epochs
@@ -45,8 +46,8 @@ class History(NamedTuple):
     """
 
     batch: int
-    offsets: Mapping[str, int]
-    positions: Mapping[str, int | None]
+    offsets: Mapping[InputId, int]
+    positions: Mapping[InputId, int | None]
     clock: int | None
 
 
@@ -116,7 +117,7 @@ def read_history(
 
 def _history_at_start(generation: Generation, partition: int) -> History:
     begin = {
-        tp.source: offset for tp, offset in generation.begin.items() if tp.partition == partition
+        tp.input: offset for tp, offset in generation.begin.items() if tp.partition == partition
     }
     return History(generation.from_batch - 1, begin, dict.fromkeys(begin), None)
 
@@ -130,24 +131,21 @@ def _first_batch(
     """
     beyond: list[Condition] = [("partition", "=", partition), ("position", ">=", time_ms)]
     beyond += [("batch", ">=", since), ("batch", "<=", last)]
-    rows = reader.summary(tables.PROGRESS, ["source"], {"first": ("min", "batch")}, [beyond])
-    first_batches = dict(zip(rows["source"].to_pylist(), rows["first"].to_pylist(), strict=True))
-    return max(first_batches.values()) if first_batches.keys() == settings.inputs.keys() else last
+    by = ["source", "topic"]
+    rows = reader.summary(tables.PROGRESS, by, {"first": ("min", "batch")}, [beyond]).to_pylist()
+    first_batches = {InputId(row["source"], row["topic"]): row["first"] for row in rows}
+    return max(first_batches.values()) if first_batches.keys() == {*settings.inputs} else last
 
 
 def _at_end_of(reader: TableReader, settings: Settings, partition: int, batch: int) -> History:
     batch_condition: Where = [[("batch", "=", batch), ("partition", "=", partition)]]
-    columns = ["source", "until_offset", "position", "clock"]
+    columns = ["source", "topic", "until_offset", "position", "clock"]
     rows = {
-        row["source"]: row
+        InputId(row["source"], row["topic"]): row
         for row in reader.select(tables.PROGRESS, columns, batch_condition).to_pylist()
     }
-    offsets = {
-        source: rows[source]["until_offset"] if source in rows else 0 for source in settings.inputs
-    }
-    positions = {
-        source: rows[source]["position"] if source in rows else None for source in settings.inputs
-    }
+    offsets = {i: rows[i]["until_offset"] if i in rows else 0 for i in settings.inputs}
+    positions = {i: rows[i]["position"] if i in rows else None for i in settings.inputs}
     return History(batch, offsets, positions, next((row["clock"] for row in rows.values()), None))
 
 
@@ -160,10 +158,10 @@ def batch_ends(reader: TableReader, partitions: Mapping[int, int]) -> dict[Topic
         [("batch", "in", sorted(set(partitions.values()))), ("partition", "in", sorted(partitions))]
     ]
     rows = reader.select(
-        tables.PROGRESS, ["source", "partition", "batch", "until_offset"], where
+        tables.PROGRESS, ["source", "topic", "partition", "batch", "until_offset"], where
     ).to_pylist()
     return {
-        TopicPartition(row["source"], row["partition"]): row["until_offset"]
+        TopicPartition(InputId(row["source"], row["topic"]), row["partition"]): row["until_offset"]
         for row in rows
         if partitions[row["partition"]] == row["batch"]
     }

@@ -15,7 +15,6 @@ from typing import Final
 
 import pyarrow as pa
 
-from pipelines.core.inputs import source_of
 from pipelines.errors import WatersmeetError
 from pipelines.lake import tables
 from pipelines.lake.commits import Commit, last_commit
@@ -81,7 +80,7 @@ class Snapshot(TableReader):
 
         Rows that were added do not count.
         """
-        if (version := self._versions.get(source_of(table))) is None:
+        if (version := self._versions.get(table)) is None:
             return False
         since = (commit for commit in walk(self._reader, table) if commit.number > version)
         return any(commit.operation in _CHANGING for commit in since)
@@ -102,8 +101,7 @@ class Snapshot(TableReader):
 
     def exists(self, table: str) -> bool:
         """See `TableReader`."""
-        name = source_of(table)
-        return name in self._versions if name in self._names else self._reader.exists(table)
+        return table in self._versions if table in self._names else self._reader.exists(table)
 
     def select(
         self, table: str, columns: Sequence[str], where: Where = (), *, version: int | None = None
@@ -137,7 +135,7 @@ class Snapshot(TableReader):
 
     def history(self, table: str, limit: int | None = None) -> list[Version]:
         """See `TableReader`. Commits since that moment are left out."""
-        last = self._versions.get(source_of(table))
+        last = self._versions.get(table)
         if last is None:
             return self._reader.history(table, limit)
         versions = (version for version in walk(self._reader, table) if version.number <= last)
@@ -145,7 +143,7 @@ class Snapshot(TableReader):
 
     def version(self, table: str) -> int:
         """See `TableReader`."""
-        last = self._versions.get(source_of(table))
+        last = self._versions.get(table)
         return self._reader.version(table) if last is None else last
 
     def columns(self, table: str, version: int | None = None) -> pa.Schema:
@@ -169,7 +167,7 @@ class Snapshot(TableReader):
         return self._reader.row_bytes(table)
 
     def _version(self, table: str, version: int | None) -> int | None:
-        return self._versions.get(source_of(table)) if version is None else version
+        return self._versions.get(table) if version is None else version
 
     def _at_moment(
         self, table: str, version: int | None, ask: Callable[[int | None], pa.Table]
@@ -183,9 +181,9 @@ class Snapshot(TableReader):
         try:
             return ask(at)
         except VersionGoneError as error:
-            if version is None and source_of(table) in self._before:
+            if version is None and table in self._before:
                 raise IncompleteBatchError(error.table, error.version) from None
-            if version is not None or at is None or self._reader.has_moved(source_of(table), at):
+            if version is not None or at is None or self._reader.has_moved(table, at):
                 raise
             return ask(None)
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
-from types import MappingProxyType
 from typing import Any, Final, NamedTuple, Protocol, TypeAlias, TypeVar
 
 import pyarrow as pa
@@ -105,9 +104,6 @@ class TableReader(Protocol):
 
     Timestamp columns are answered as int64 epoch ms; nested values as they are, with timestamps as
     timestamp[us, UTC].
-
-    Where a source has several topics, a table may be a part of one (`core.inputs`), and `source`
-    may be an input in a condition. Among columns without `topic`, `source` is the input.
     """
 
     def exists(self, table: str) -> bool:
@@ -236,30 +232,6 @@ def in_portions(items: Sequence[_T]) -> Iterator[Sequence[_T]]:
         items[i : i + PARTITIONS_PER_QUESTION]
         for i in range(0, len(items), PARTITIONS_PER_QUESTION)
     )
-
-
-def first_offsets(
-    reader: TableReader,
-    table: str,
-    column: str,
-    bounds: Mapping[int, int],
-    since: Mapping[int, int] = MappingProxyType({}),
-) -> dict[int, int]:
-    """Return, by partition, the first offset whose row has a `column` of at least the bound.
-
-    Only offsets from `since` on count. Partitions without such a row are absent.
-    """
-    first: dict[int, int] = {}
-    for portion in in_portions(sorted(bounds.items())):
-        beyond: Where = [
-            [("partition", "=", p), ("offset", ">=", since.get(p, 0)), (column, ">=", bound)]
-            for p, bound in portion
-        ]
-        firsts = reader.summary(table, ["partition"], {"first": ("min", "offset")}, beyond)
-        first |= dict(
-            zip(firsts["partition"].to_pylist(), firsts["first"].to_pylist(), strict=True)
-        )
-    return first
 
 
 def row_count(reader: TableReader, table: str, where: Where = ()) -> int:

@@ -12,6 +12,7 @@ from typing import Any
 import pyarrow as pa
 
 from pipelines.configuration.sources import SourceSettings
+from pipelines.core.inputs import several_topics
 from pipelines.core.merge import LATE_SCHEMA, silver_schema
 from pipelines.core.reading import BRONZE, RECORD_BYTES, REDRIVEN_FROM, bronze_schema
 from pipelines.core.types import TIME, schema_of
@@ -80,15 +81,12 @@ class Table:
 
 
 def bronze(source: str) -> str:
-    """Return the name of a source's bronze table.
-
-    For an input (`core.inputs`), that is the name of its part of the table.
-    """
+    """Return the name of a source's bronze table."""
     return f"bronze_{source}"
 
 
 def has_records(table: str) -> bool:
-    """Return True where a table (or a part of one) has records: raw, merged, late or refused.
+    """Return True where a table has records: raw, merged, late or refused.
 
     The others have what a run itself says, a few rows a batch.
     """
@@ -157,7 +155,7 @@ def _silver(settings: Settings) -> Table:
     It is partitioned by status, so that no batch ever opens a file of finished records again.
     """
     types = {name: source.value_type for name, source in settings.sources.items()}
-    schema = silver_schema(types, settings.with_topics)
+    schema = silver_schema(types, several_topics(settings.inputs))
     # No statistics of keys: they would be in the log, which `forget` cannot change.
     without = {"status", "valid", "invalid_reason", "merge_key", *types}
     properties = {

@@ -17,16 +17,19 @@ import pyarrow as pa
 from pipelines.core.clocks import Clocks, SharedClock
 from pipelines.core.columns import NULL_TIME
 from pipelines.core.idle import IdleDecision
+from pipelines.core.inputs import InputId
 from pipelines.core.plan import BatchPlan, Cursor, OffsetRange, TopicPartition
 from pipelines.core.tenants import HEADS, TenantClocks
 from pipelines.lake import tables
 from pipelines.lake.decisions import read_decisions
 from pipelines.lake.generations import Generation
+from pipelines.lake.inputs import of_topic
 from pipelines.lake.table_reader import Condition, TableReader, Where, in_portions, within
 
 _RECORDS = pa.schema(
     {
         "source": pa.string(),
+        "topic": pa.string(),
         "partition": pa.int32(),
         "offset": pa.int64(),
         "event_time": pa.int64(),
@@ -47,10 +50,10 @@ class BatchEnd(NamedTuple):
 
 def read_batch_end(reader: TableReader, batch: int) -> BatchEnd:
     """Return the end of a batch that `progress` has."""
-    columns = ["source", "partition", "until_offset", "position", "clock"]
+    columns = ["source", "topic", "partition", "until_offset", "position", "clock"]
     rows = reader.select(tables.PROGRESS, columns, [[("batch", "=", batch)]]).to_pylist()
     cursors = {
-        TopicPartition(row["source"], row["partition"]): Cursor(
+        TopicPartition(InputId(row["source"], row["topic"]), row["partition"]): Cursor(
             row["until_offset"], row["position"]
         )
         for row in rows
@@ -92,7 +95,7 @@ class TenantStateReader:
             idle.setdefault(tp, []).append(decision)
         heads = [HEADS.empty_table()]
         waiting = [_RECORDS.empty_table()]
-        for source in sorted({tp.source for tp in cursors}):
+        for input_id in sorted({tp.input for tp in cursors}):
             states = [
                 PartitionState(
                     tp,
@@ -103,42 +106,43 @@ class TenantStateReader:
                     global_floor.get(tp),
                 )
                 for tp, cursor in cursors.items()
-                if tp.source == source
+                if tp.input == input_id
             ]
-            heads.append(self._heads(source, states, lag_ms))
+            heads.append(self._heads(input_id, states, lag_ms))
             waiting.append(
-                self._waiting(source, [state for state in states if not state.is_cut_consumed])
+                self._waiting(input_id, [state for state in states if not state.is_cut_consumed])
             )
         return TenantClocks.of(
             pa.concat_tables(waiting), pa.concat_tables(heads), plan, idle, lag_ms
         )
 
-    def _waiting(self, source: str, states: Sequence[PartitionState]) -> pa.Table:
+    def _waiting(self, input_id: InputId, states: Sequence[PartitionState]) -> pa.Table:
         """Return the first waiting record of each topic-partition."""
         offsets = {state.tp.partition: state.cursor.next_offset for state in states}
         ranges = {p: (offset, offset + 1) for p, offset in offsets.items()}
         columns = _RECORDS.names[1:]
-        rows = self.reader.select(tables.bronze(source), columns, within(ranges)).to_pylist()
+        where = of_topic(input_id, within(ranges))
+        rows = self.reader.select(tables.bronze(input_id.source), columns, where).to_pylist()
         waiting = [
-            {"source": source, **row}
+            {"source": input_id.source, **row}
             for row in rows
             if offsets.get(row["partition"]) == row["offset"]
         ]
         return pa.Table.from_pylist(waiting, _RECORDS)
 
-    def _heads(self, source: str, states: Sequence[PartitionState], lag_ms: int) -> pa.Table:
-        """Return the heads of a source's tenants, as `core.tenants.HEADS`."""
+    def _heads(self, input_id: InputId, states: Sequence[PartitionState], lag_ms: int) -> pa.Table:
+        """Return the heads of an input's tenants, as `core.tenants.HEADS`."""
         consumed = [
             (state, state.cursor.next_offset)
             for state in states
             if state.cursor.position is not None
         ]
-        own = self._largest(source, consumed, lag_ms)
+        own = self._largest(input_id, consumed, lag_ms)
         with_cut = [state for state in states if state.is_cut_consumed]
-        first = self._first_at_clock(source, with_cut)
+        first = self._first_at_clock(input_id, with_cut)
         cuts = {state: state.cut(first.get(state.tp.partition)) for state in with_cut}
         prefixes = [(state, cut.records_until) for state, cut in cuts.items()]
-        at_cut = self._largest(source, prefixes, lag_ms)
+        at_cut = self._largest(input_id, prefixes, lag_ms)
         for state in states:
             p = state.tp.partition
             for decision in state.consumed_decisions():
@@ -149,14 +153,16 @@ class TenantStateReader:
                 for by_tenant in (own, at_cut):
                     _raise(by_tenant, p, [(None, state.global_floor)])
         rows = [
-            (source, p, tenant, time, at_cut.get((p, tenant), NULL_TIME))
+            (*input_id, p, tenant, time, at_cut.get((p, tenant), NULL_TIME))
             for (p, tenant), time in own.items()
         ]
         return pa.Table.from_pylist(
             [dict(zip(HEADS.names, row, strict=True)) for row in rows], HEADS
         )
 
-    def _first_at_clock(self, source: str, states: Sequence[PartitionState]) -> dict[int, int]:
+    def _first_at_clock(
+        self, input_id: InputId, states: Sequence[PartitionState]
+    ) -> dict[int, int]:
         """Return, by partition, the offset of the first record that had reached the clock."""
         first_offsets: dict[int, int] = {}
         for portion in in_portions(states):
@@ -165,13 +171,16 @@ class TenantStateReader:
                 for state in portion
             ]
             rows = self.reader.summary(
-                tables.bronze(source), ["partition"], {"first": ("min", "offset")}, where
+                tables.bronze(input_id.source),
+                ["partition"],
+                {"first": ("min", "offset")},
+                of_topic(input_id, where),
             ).to_pylist()
             first_offsets |= {row["partition"]: row["first"] for row in rows}
         return first_offsets
 
     def _largest(
-        self, source: str, until: Sequence[tuple[PartitionState, int]], lag_ms: int
+        self, input_id: InputId, until: Sequence[tuple[PartitionState, int]], lag_ms: int
     ) -> _TenantTimes:
         """Return the largest event time of each tenant before these offsets.
 
@@ -188,7 +197,10 @@ class TenantStateReader:
             ]
             values = {"time": ("max", "event_time")}
             rows = self.reader.summary(
-                tables.bronze(source), ["partition", "tenant"], values, where
+                tables.bronze(input_id.source),
+                ["partition", "tenant"],
+                values,
+                of_topic(input_id, where),
             ).to_pylist()
             largest |= {(row["partition"], row["tenant"]): row["time"] for row in rows}
         return largest

@@ -14,6 +14,7 @@ from pipelines.core.plan import TopicPartition
 from pipelines.lake import tables
 from pipelines.lake.epochs import Epochs, inherited_lateness
 from pipelines.lake.generations import read_generations
+from pipelines.lake.inputs import of_topic
 from pipelines.lake.table_reader import TableReader, Where, in_portions
 from pipelines.lake.tenant_state import BatchEnd, TenantStateReader
 
@@ -89,14 +90,16 @@ def tenants_of(
     first_tenants: dict[TopicPartition, tuple[int, str | None]] = {}
     by = ["partition", "tenant"]
     first_of = {"first": ("min", "offset")}
-    for source in sorted({tp.source for tp in heads}):
-        source_heads = [(tp.partition, head) for tp, head in heads.items() if tp.source == source]
-        at_head: Where = [
-            [("partition", "=", p), ("event_time", "=", head)] for p, head in source_heads
-        ]
+    for input_id in sorted({tp.input for tp in heads}):
+        input_heads = [(tp.partition, head) for tp, head in heads.items() if tp.input == input_id]
+        at_head = of_topic(
+            input_id,
+            [[("partition", "=", p), ("event_time", "=", head)] for p, head in input_heads],
+        )
+        table = tables.bronze(input_id.source)
         for where in in_portions(at_head):
-            for row in reader.summary(tables.bronze(source), by, first_of, where).to_pylist():
-                tp = TopicPartition(source, row["partition"])
+            for row in reader.summary(table, by, first_of, where).to_pylist():
+                tp = TopicPartition(input_id, row["partition"])
                 first = (row["first"], row["tenant"])
                 first_tenants[tp] = min(first, first_tenants.get(tp, first), key=itemgetter(0))
     return {tp: tenant for tp, (_, tenant) in first_tenants.items()}

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Final
 
+from pipelines.core.inputs import InputId
 from pipelines.core.plan import TopicPartition
 from pipelines.lake import tables
 from pipelines.lake.generations import Generation
@@ -23,13 +24,13 @@ def reached(
 ) -> dict[TopicPartition, int]:
     """Return, by topic-partition, the next offset of a generation before batch `until_batch`."""
     where: Where = [[("batch", "=", until_batch - 1), ("batch", ">=", generation.from_batch)]]
-    rows = reader.select(
-        tables.PROGRESS, ["source", "partition", "until_offset"], where
-    ).to_pylist()
-    return {
-        **generation.begin,
-        **{TopicPartition(row["source"], row["partition"]): row["until_offset"] for row in rows},
+    columns = ["source", "topic", "partition", "until_offset"]
+    rows = reader.select(tables.PROGRESS, columns, where).to_pylist()
+    ends = {
+        TopicPartition(InputId(row["source"], row["topic"]), row["partition"]): row["until_offset"]
+        for row in rows
     }
+    return {**generation.begin, **ends}
 
 
 def unpublished(

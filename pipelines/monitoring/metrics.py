@@ -231,7 +231,7 @@ class Metrics:
             if layer == "gold":
                 self._metric("records_total", layer, self._settings.publish.topic, "published", "")
             if layer == "bronze":
-                for topic in self._settings.inputs.values():
+                for topic in self._settings.topics:
                     for reason in Reason:
                         self._metric("records_total", layer, topic, "quarantined", reason.value)
 
@@ -256,7 +256,7 @@ class Metrics:
         for tp, source in event.sources.items():
             self._next_offsets["silver", tp] = source.next_offset
             self._positions[tp] = source.position
-            place = (self._settings.inputs[tp.source], tp.partition)
+            place = (tp.input.topic, tp.partition)
             clock = event.clocks.get(tp.partition)
             for state in STATES:
                 self._metric("source_state", *place, state).set(state == source.state)
@@ -305,7 +305,7 @@ class Metrics:
                 continue
             first, end = self._bounds[tp]
             lag = max(0, end - max(first, offset))
-            place = self._settings.inputs[tp.source], tp.partition
+            place = tp.input.topic, tp.partition
             self._metric("lag_records", layer, *place).set(lag)
             position = self._positions.get(tp)
             if layer == "silver" and position is not None:
@@ -319,7 +319,7 @@ class Metrics:
     ) -> None:
         """Set what is open in the partitions that were asked for."""
         for tp in bounds:
-            place = (self._settings.inputs[tp.source], tp.partition)
+            place = (tp.input.topic, tp.partition)
             transaction = transactions.get(tp)
             offsets = 0
             age_s = 0.0

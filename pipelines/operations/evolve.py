@@ -21,6 +21,7 @@ from typing import Any
 
 from pipelines.audit.show import utc
 from pipelines.audit.validate import check_expressions, check_schemas, has_expressions
+from pipelines.core.inputs import of_source
 from pipelines.core.schema_changes import refused_changes
 from pipelines.cycle import Cycle
 from pipelines.engine.choice import open_engine
@@ -55,7 +56,7 @@ def preview(reader: TableReader, settings: Settings) -> dict[str, Any]:
     Raises ConfigurationError if there is no lake.
     """
     epochs = read_epochs(reader, settings)
-    last = last_batch(reader)
+    last = last_batch(reader, settings)
     changed = changes(epochs, settings)
     problems = [
         *_problems(epochs, settings, changed),
@@ -117,11 +118,12 @@ def _read_to_the_end(this_run: Run, cycle: Cycle, sources: Sequence[str]) -> Non
     Producers of `repartition` and `redrive` are fenced first.
     """
     settings = this_run.settings
-    for name in sources:
-        fence_records(settings, settings.inputs[name], REPARTITION, REDRIVE)
-        Cluster(settings.kafka).settled_bounds(settings.inputs[name], this_run.partitions)
-    if sources:
-        this_run.run_to_end(partial(cycle.read, sources))
+    inputs = [input_id for input_id in settings.inputs if input_id.source in sources]
+    for input_id in inputs:
+        fence_records(settings, input_id.topic, REPARTITION, REDRIVE)
+        Cluster(settings.kafka).settled_bounds(input_id.topic, this_run.partitions)
+    if inputs:
+        this_run.run_to_end(partial(cycle.read, inputs))
 
 
 def _first_values(
@@ -139,8 +141,9 @@ def _first_values(
             and source.registry is None
             and f"sources.{name}.schema" in changed
         ):
+            [input_id] = of_source(settings.inputs, name)
             rules[f"sources.{name}.schema_since"] = {
-                str(p): offset for p, offset in next_offsets.of(name).items()
+                str(p): offset for p, offset in next_offsets.of(input_id).items()
             }
     return rules
 

@@ -26,7 +26,7 @@ from typing import Any, Final
 import pyarrow as pa
 
 from pipelines.core.columns import int64s
-from pipelines.core.inputs import of_source, source_of
+from pipelines.core.inputs import InputId, of_source
 from pipelines.core.merge import REPLACING
 from pipelines.core.reading import FORGOTTEN, ReadingRules, value_key
 from pipelines.core.sequence import place_of
@@ -39,6 +39,7 @@ from pipelines.lake import tables
 from pipelines.lake.commits import DELETING, Commit
 from pipelines.lake.conflicts import is_conflict
 from pipelines.lake.epochs import read_epochs
+from pipelines.lake.inputs import of_input, of_topic
 from pipelines.lake.lease import FORGET
 from pipelines.lake.published import last_published
 from pipelines.lake.schemas import avro_schemas
@@ -84,7 +85,7 @@ def forgotten(
     if not has_tombstone and not forgetting.is_there:
         return {**forgetting.preview(), "applied": True}
     with run.take_layers(change=FORGET) as layer_set:
-        for topic in settings.inputs.values():
+        for topic in settings.topics:
             fence_records(settings, topic, REDRIVE)
         forgetting = Forgetting(layer_set.owner.engine.reader, settings, key, tenant)
         answer = forgetting.preview()
@@ -132,7 +133,7 @@ class Forgetting:
         }
         for source in self.settings.sources:
             inputs = of_source(self.settings.inputs, source)
-            counts[tables.bronze(source)] = sum(len(self._in_bronze(name)) for name in inputs)
+            counts[tables.bronze(source)] = sum(len(self._in_bronze(i)) for i in inputs)
         counts[tables.PUBLISHED] = self._count(tables.PUBLISHED, "last_key", "last_tenant")
         counts[tables.RECOVERED] = self._count(tables.RECOVERED, "merge_key", "tenant")
         table_rows = [
@@ -153,14 +154,12 @@ class Forgetting:
         That may also be a record of bronze whose note in quarantine a crash prevented.
         """
         refused: list[Condition] = [("reason", "is not null", None), NOT_FORGOTTEN]
-        sources = self.settings.inputs
+        inputs = self.settings.inputs
         return bool(
             self._silver
-            or any(self._late[source] or self._in_bronze(source) for source in sources)
+            or any(self._late[i] or self._in_bronze(i) for i in inputs)
             or any(
-                True
-                for source in sources
-                for _ in self._with_key(source, tables.bronze(source), refused)
+                True for i in inputs for _ in self._with_key(i, tables.bronze(i.source), refused)
             )
         )
 
@@ -169,8 +168,8 @@ class Forgetting:
         """The partitions in which the tables have the key."""
         places = [
             place
-            for source in self.settings.inputs
-            for place in (*self._in_bronze(source), *self._late[source])
+            for input_id in self.settings.inputs
+            for place in (*self._in_bronze(input_id), *self._late[input_id])
         ]
         return {row["partition"] for row in self._silver} | {p for p, _ in places}
 
@@ -195,69 +194,70 @@ class Forgetting:
         return list(rows.to_pylist())
 
     @cached_property
-    def _late(self) -> dict[str, Places]:
+    def _late(self) -> dict[InputId, Places]:
         places = {}
-        for source in self.settings.inputs:
-            where = [[("source", "=", source), *self._key_conditions]]
-            places[source] = _places(self.reader.select(tables.LATE, _PLACE, where))
+        for input_id in self.settings.inputs:
+            where = of_input(input_id, [self._key_conditions])
+            places[input_id] = _places(self.reader.select(tables.LATE, _PLACE, where))
         return places
 
     @cached_property
-    def _read(self) -> dict[str, Places]:
+    def _read(self) -> dict[InputId, Places]:
         """The records that were read, late or not, by input."""
-        return {
-            i: _places(self.reader.select(tables.bronze(i), _PLACE, [self._key_conditions]))
-            for i in self.settings.inputs
-        }
+        places = {}
+        for input_id in self.settings.inputs:
+            table, where = tables.bronze(input_id.source), [self._key_conditions]
+            rows = self.reader.select(table, _PLACE, of_topic(input_id, where))
+            places[input_id] = _places(rows)
+        return places
 
     @cached_property
-    def _unmerged(self) -> dict[str, Places]:
+    def _unmerged(self) -> dict[InputId, Places]:
         """Heartbeats and skipped tombstones that have the key, by input.
 
         Heartbeats may be records of another source. The key is Kafka's key, or the value has it by
         the rules of any epoch of a source of the topic.
         """
         return {
-            source: list(self._with_key(source, tables.bronze(source), _UNMERGED))
-            for source in self.settings.inputs
+            input_id: list(self._with_key(input_id, tables.bronze(input_id.source), _UNMERGED))
+            for input_id in self.settings.inputs
         }
 
-    def _in_bronze(self, source: str) -> Places:
-        return [*self._read[source], *self._unmerged[source], *self._refused[source]]
+    def _in_bronze(self, input_id: InputId) -> Places:
+        return [*self._read[input_id], *self._unmerged[input_id], *self._refused[input_id]]
 
     @cached_property
-    def _refused(self) -> dict[str, Places]:
+    def _refused(self) -> dict[InputId, Places]:
         """Refused records that have the key all the same, by input.
 
         The key is Kafka's key, or the value has it by the rules of any epoch.
         """
-        places: dict[str, Places] = {}
-        for source in self.settings.inputs:
-            conditions: list[Condition] = [("source", "=", source), NOT_FORGOTTEN]
-            places[source] = list(self._with_key(source, tables.QUARANTINE, conditions))
+        places: dict[InputId, Places] = {}
+        for input_id in self.settings.inputs:
+            conditions: list[Condition] = [("source", "=", input_id.source), NOT_FORGOTTEN]
+            places[input_id] = list(self._with_key(input_id, tables.QUARANTINE, conditions))
         return places
 
     def _with_key(
-        self, source: str, table: str, conditions: Sequence[Condition]
+        self, input_id: InputId, table: str, conditions: Sequence[Condition]
     ) -> Iterator[tuple[int, int]]:
         """Yield the records of a table that meet the conditions and have the key, but not as merge
         key.
 
         For one tenant, these are the records whose value does not name another.
         """
-        topic = self.settings.inputs[source]
         as_bytes = self.key.encode()
-        readers = [name for name, other in self.settings.sources.items() if topic in other.topics]
-        rules = [rules for name in readers for rules in self._rules(name)]
+        readers = [other for other in self.settings.inputs if other.topic == input_id.topic]
+        rules = [rules for reader in readers for rules in self._rules(reader.source)]
         key_readers = [value_key(epoch_rules) for epoch_rules in rules]
         tenant_readers = (
             []
             if self.tenant is None
             else [value_key(replace(epoch_rules, key=epoch_rules.tenant)) for epoch_rules in rules]
         )
-        candidates = self.reader.select(table, _PLACE, [conditions])
+        candidates = self.reader.select(table, _PLACE, of_topic(input_id, [conditions]))
         partitions, offsets = (int64s(candidates[name]) for name in _PLACE)
-        for chunk in chunks_of(self.reader, source, table, partitions, offsets):
+        for chunk in chunks_of(self.reader, input_id, table, partitions, offsets):
             rows = read_chunk(self.reader, chunk, [*_PLACE, "key", "value"], conditions)
             for row in rows.to_pylist():
                 value = row["value"]
@@ -287,16 +287,17 @@ class Forgetting:
 
         Each row has the number of records and their end (epoch ms; None: unknown).
         """
-        if self._silver or any(self._in_bronze(source) for source in self.settings.inputs):
+        if self._silver or any(map(self._in_bronze, self.settings.inputs)):
             yield {
                 "where": "time travel and change files",
                 "records": None,
                 "until": now_ms() + self.settings.retention_ms,
             }
         cluster = Cluster(self.settings.kafka)
-        for source, topic in self.settings.inputs.items():
-            places = self._in_bronze(source)
-            kept = self.settings.sources[source_of(source)]
+        for input_id in self.settings.inputs:
+            topic = input_id.topic
+            places = self._in_bronze(input_id)
+            kept = self.settings.sources[input_id.source]
             first = cluster.bounds_of(topic, sorted({p for p, _ in places})) if places else {}
             yield self._topic_row(
                 cluster, topic, [(p, offset) for p, offset in places if offset >= first[p][0]]
@@ -306,8 +307,8 @@ class Forgetting:
                     yield self._topic_row(cluster, topic, places)
         yield self._topic_row(cluster, self.settings.publish.topic, self._published())
         for table, topic in self.settings.publish.dead_letter_topics.items():
-            places_by_source = self._late if table == tables.LATE else self._refused
-            records = list(chain.from_iterable(places_by_source.values()))
+            places_by_input = self._late if table == tables.LATE else self._refused
+            records = list(chain.from_iterable(places_by_input.values()))
             yield self._topic_row(cluster, topic, records)
 
     def _published(self) -> list[dict[str, Any]]:
@@ -365,38 +366,33 @@ class Forgetting:
         Reading Kafka again must not bring them back, even if `keep` has deleted their rows.
         """
         now = now_ms()
-        for source in self.settings.inputs:
+        for input_id in self.settings.inputs:
             if rows := [
-                (*self.settings.place(source), p, at, now)
-                for p, at in sorted(set(self._in_bronze(source)))
+                (*input_id, p, at, now) for p, at in sorted(set(self._in_bronze(input_id)))
             ]:
                 owner.append(
                     tables.ERASED, owner.engine.lake.layout[tables.ERASED].rows(rows), DELETING
                 )
 
     def _forget_in_bronze(self, owner: Owner) -> None:
-        for source in self.settings.inputs:
-            as_heartbeat = {**_ERASED, "merge_key": None, "heartbeat": True}
-            _change_records(owner, tables.bronze(source), self._read[source], [], as_heartbeat)
-            _change_records(owner, tables.bronze(source), self._unmerged[source], [], _ERASED)
+        as_heartbeat = {**_ERASED, "merge_key": None, "heartbeat": True}
+        for input_id in self.settings.inputs:
+            table, here = tables.bronze(input_id.source), of_topic(input_id)[0]
+            _change_records(owner, table, self._read[input_id], here, as_heartbeat)
+            _change_records(owner, table, self._unmerged[input_id], here, _ERASED)
 
     def _forget_refused(self, owner: Owner) -> None:
-        for source in self.settings.inputs:
-            for table, conditions in (
-                (tables.bronze(source), []),
-                (tables.QUARANTINE, [("source", "=", source)]),
-            ):
-                _change_records(
-                    owner,
-                    table,
-                    self._refused[source],
-                    conditions,
-                    {**_ERASED, "detail": FORGOTTEN},
-                )
+        erased = {**_ERASED, "detail": FORGOTTEN}
+        for input_id in self.settings.inputs:
+            places = self._refused[input_id]
+            bronze = tables.bronze(input_id.source)
+            _change_records(owner, bronze, places, of_topic(input_id)[0], erased)
+            _change_records(owner, tables.QUARANTINE, places, of_input(input_id)[0], erased)
 
     def _forget_late(self, owner: Owner) -> None:
-        for source in self.settings.inputs:
-            _change_records(owner, tables.LATE, self._late[source], [("source", "=", source)], None)
+        for input_id in self.settings.inputs:
+            places = self._late[input_id]
+            _change_records(owner, tables.LATE, places, of_input(input_id)[0], None)
 
     def _forget_records(self, owner: Owner) -> None:
         """Erase merge records. Their places are noted first, since the sink may have their

@@ -24,6 +24,7 @@ import pyarrow as pa
 
 from pipelines.core.columns import Int64s, int64s
 from pipelines.core.dead_letters import redrive_messages
+from pipelines.core.inputs import InputId
 from pipelines.core.reading import Reason, merge_keys
 from pipelines.core.redriven import fingerprint, redriven_offsets
 from pipelines.core.repartition import murmur2
@@ -35,9 +36,10 @@ from pipelines.kafka.registry import rules_of
 from pipelines.lake import tables
 from pipelines.lake.epochs import read_epochs
 from pipelines.lake.identity import differences, identity
+from pipelines.lake.inputs import first_offsets, of_input, of_topic
 from pipelines.lake.lease import FORGET, check_not_changing
 from pipelines.lake.location import Lake
-from pipelines.lake.table_reader import Condition, TableReader, first_offsets, within
+from pipelines.lake.table_reader import Condition, TableReader, within
 from pipelines.running.chunks import CHUNKS, NOT_FORGOTTEN, RECORD, Chunk, chunks_of, read_chunk
 from pipelines.running.next_offsets import NextOffsets
 from pipelines.running.transaction_size import TransactionSize
@@ -107,7 +109,7 @@ class Redrive:
         Returns `records`, among others. By source, it says how many `quarantine` has (`found`), how
         many were redriven `before`, and how many are `after`.
         """
-        records = [self._redrive(source, apply=apply) for source in self.settings.inputs]
+        records = [self._redrive(input_id, apply=apply) for input_id in self.settings.inputs]
         sent = sum(row["after"] - row["before"] for row in records)
         return {
             "reason": self.reason,
@@ -117,17 +119,15 @@ class Redrive:
             "records": records,
         }
 
-    def _redrive(self, source: str, *, apply: bool) -> dict[str, Any]:
-        source_name, topic = self.settings.place(source)
-        publisher = record_publisher(self.settings, topic, REDRIVE)
-        partitions, offsets = self._refused(source)
+    def _redrive(self, input_id: InputId, *, apply: bool) -> dict[str, Any]:
+        publisher = record_publisher(self.settings, input_id.topic, REDRIVE)
+        partitions, offsets = self._refused(input_id)
         if apply and len(offsets):
             self._begin(publisher)
-            partitions, offsets = self._refused(source)  # one may have been forgotten meanwhile
+            partitions, offsets = self._refused(input_id)  # one may have been forgotten meanwhile
         answer: dict[str, Any] = {
             "table": tables.QUARANTINE,
-            "source": source_name,
-            "topic": topic,
+            **input_id._asdict(),
             "found": len(offsets),
             "before": 0,
             "after": 0,
@@ -135,16 +135,18 @@ class Redrive:
         if not len(offsets):
             return answer
         first = {int(p): int(offsets[partitions == p].min()) for p in np.unique(partitions)}
-        refused = Refused(self.reader, source)
-        redriven = set(self._redriven(source, refused, first, is_settled=apply))
+        refused = Refused(self.reader, input_id)
+        redriven = set(self._redriven(input_id, refused, first, is_settled=apply))
         places = zip(partitions.tolist(), offsets.tolist(), strict=True)
         is_left = np.array([place not in redriven for place in places], np.bool_)
         answer["before"] = answer["after"] = len(offsets) - int(is_left.sum())
         chunks = list(
-            chunks_of(self.reader, source, tables.QUARANTINE, partitions[is_left], offsets[is_left])
+            chunks_of(
+                self.reader, input_id, tables.QUARANTINE, partitions[is_left], offsets[is_left]
+            )
         )
-        conditions: list[Condition] = [("source", "=", source), NOT_FORGOTTEN]
-        self._check_partitions(source_name, chunks, conditions)
+        conditions: list[Condition] = [("source", "=", input_id.source), NOT_FORGOTTEN]
+        self._check_partitions(input_id, chunks, conditions)
         if apply:
             answer["after"] += self._send(publisher, chunks, conditions)
         return answer
@@ -173,12 +175,13 @@ class Redrive:
         return sent
 
     def _check_partitions(
-        self, source: str, chunks: Iterable[Chunk], conditions: Sequence[Condition]
+        self, input_id: InputId, chunks: Iterable[Chunk], conditions: Sequence[Condition]
     ) -> None:
         """Raise ConfigurationError if a record of a repartitioned source has another key by now.
 
         Where it was written by its old key, it would never meet the others of its key.
         """
+        source = input_id.source
         if (
             source not in self.settings.repartitioned
             or len(read_epochs(self.reader, self.settings)) == 1
@@ -194,7 +197,7 @@ class Redrive:
             for (p, offset), key in zip(places, merge_keys(rows, rules).to_pylist(), strict=True):
                 if key is not None and murmur2(key.encode()) % self.partitions != p:
                     raise ConfigurationError(
-                        f"{self.settings.inputs[source]}[{p}]@{offset} was refused before "
+                        f"{input_id.topic}[{p}]@{offset} was refused before "
                         f"the rules of {source} changed, and its key belongs to another "
                         "partition now",
                         where="--reason",
@@ -205,40 +208,37 @@ class Redrive:
         publisher.begin()
         check_not_changing(self.reader, Lake(self.settings), FORGET)
 
-    def _refused(self, source: str) -> tuple[Int64s, Int64s]:
+    def _refused(self, input_id: InputId) -> tuple[Int64s, Int64s]:
         """Return partitions and offsets of the refused records to redrive."""
-        conditions: list[Condition] = [
-            ("source", "=", source),
-            ("reason", "=", self.reason),
-            NOT_FORGOTTEN,
-        ]
+        conditions: list[Condition] = [("reason", "=", self.reason), NOT_FORGOTTEN]
         if self.since_ms is not None:
             conditions.append(("kafka_timestamp", ">=", self.since_ms))
-        rows = self.reader.select(tables.QUARANTINE, ["partition", "offset"], [conditions])
+        where = of_input(input_id, [conditions])
+        rows = self.reader.select(tables.QUARANTINE, ["partition", "offset"], where)
         return int64s(rows["partition"]), int64s(rows["offset"])
 
     # -- what was redriven
 
     def _redriven(
-        self, source: str, refused: Refused, first: Mapping[int, int], *, is_settled: bool
+        self, input_id: InputId, refused: Refused, first: Mapping[int, int], *, is_settled: bool
     ) -> Iterator[tuple[int, int]]:
         """Yield the (partition, offset) of each record that was redriven.
 
         `first`: by partition, the first record to redrive. Later records tell it: those in bronze,
         those not in bronze yet, and those that a reset skipped and that are still in Kafka.
         """
-        topic = self.settings.inputs[source]
+        topic = input_id.topic
         until = 2**63 - 1
         bounds = (self._cluster.settled_bounds if is_settled else self._cluster.bounds)(
             topic, self.partitions
         )
-        unread = NextOffsets(self.reader, self.settings, self.partitions).of(source)
+        unread = NextOffsets(self.reader, self.settings, self.partitions).of(input_id)
         bronze_ranges = {p: (at + 1, until) for p, at in first.items()}
-        for p, _, offset in redriven_in_bronze(self.reader, self.settings, refused, bronze_ranges):
+        for p, _, offset in redriven_in_bronze(self.reader, refused, bronze_ranges):
             yield p, offset
         ranges = [(p, unread[p], bounds[p][1]) for p in first]
         skipped = self.reader.select(
-            tables.RESETS, ["partition", "from_offset", "to_offset"], [[("source", "=", source)]]
+            tables.RESETS, ["partition", "from_offset", "to_offset"], of_input(input_id)
         )
         ranges += [tuple(row.values()) for row in skipped.to_pylist()]
         for p, since, until in ranges:
@@ -247,7 +247,7 @@ class Redrive:
                 for batch in read_range(
                     self.settings.kafka, Range(topic, p, begin, min(until, bounds[p][1]))
                 ):
-                    for _, _, offset in refused.confirmed(topic, pa.Table.from_batches([batch])):
+                    for _, _, offset in refused.confirmed(pa.Table.from_batches([batch])):
                         yield p, offset
 
     @cached_property
@@ -256,25 +256,25 @@ class Redrive:
 
 
 class Refused:
-    """The records of a source that `quarantine` has, as fingerprints.
+    """The records of an input that `quarantine` has, as fingerprints.
 
     Each is read once, when it is first needed.
     """
 
-    def __init__(self, reader: TableReader, source: str) -> None:
-        self.source = source
+    def __init__(self, reader: TableReader, input_id: InputId) -> None:
+        self.input = input_id
         self._reader = reader
         self._fingerprints: dict[tuple[int, int], bytes | None] = {}
         """Fingerprints by partition and offset; None where quarantine does not have the record, or
         it was forgotten.
         """
 
-    def confirmed(self, topic: str, rows: pa.Table) -> Iterator[tuple[int, int, int]]:
+    def confirmed(self, rows: pa.Table) -> Iterator[tuple[int, int, int]]:
         """Yield those of these whole records of the topic that were redriven.
 
         Each is given as partition, offset, and the offset of the record that it was.
         """
-        claims = list(_claims(topic, rows))
+        claims = list(_claims(self.input.topic, rows))
         self._read({(p, offset) for p, _, offset, _ in claims})
         records = (
             {(row["partition"], row["offset"]): row for row in rows.to_pylist()} if claims else {}
@@ -286,8 +286,8 @@ class Refused:
     def _read(self, places: Iterable[tuple[int, int]]) -> None:
         new = {place for place in places if place not in self._fingerprints}
         self._fingerprints |= dict.fromkeys(new)
-        conditions: list[Condition] = [("source", "=", self.source), NOT_FORGOTTEN]
-        for rows in _records(self._reader, self.source, tables.QUARANTINE, new, conditions):
+        conditions: list[Condition] = [("source", "=", self.input.source), NOT_FORGOTTEN]
+        for rows in _records(self._reader, self.input, tables.QUARANTINE, new, conditions):
             self._fingerprints |= {
                 (row["partition"], row["offset"]): _fingerprint(row) for row in rows.to_pylist()
             }
@@ -295,7 +295,7 @@ class Refused:
 
 def _records(
     reader: TableReader,
-    source: str,
+    input_id: InputId,
     table: str,
     places: Iterable[tuple[int, int]],
     conditions: Sequence[Condition] = (),
@@ -303,7 +303,7 @@ def _records(
     """Yield records of a table at these partitions and offsets, as many as fit into memory."""
     in_order = sorted(place for place in places if place[1] < 2**63)
     partitions, offsets = np.array(in_order, np.int64).reshape(-1, 2).T
-    for chunk in chunks_of(reader, source, table, partitions, offsets):
+    for chunk in chunks_of(reader, input_id, table, partitions, offsets):
         yield read_chunk(
             reader, chunk, ["partition", "offset", "key", "value", "headers"], conditions
         )
@@ -315,10 +315,7 @@ def _fingerprint(row: Mapping[str, Any], count: int | None = None) -> bytes:
 
 
 def redriven_in_bronze(
-    reader: TableReader,
-    settings: Settings,
-    refused: Refused,
-    ranges: Mapping[int, tuple[int, int]],
+    reader: TableReader, refused: Refused, ranges: Mapping[int, tuple[int, int]]
 ) -> Iterator[tuple[int, int, int]]:
     """Yield the redriven records that bronze has in ranges `[from, until)`, by partition.
 
@@ -326,22 +323,22 @@ def redriven_in_bronze(
     record that it was. The headers of a span of offsets are read at a time, and whole records only
     where these say that they were redriven.
     """
-    source = refused.source
-    table = tables.bronze(source)
-    topic = settings.inputs[source]
+    input_id = refused.input
+    table = tables.bronze(input_id.source)
     begins = {p: at for p, (at, _) in ranges.items()}
     step = max(1, SPAN // max(1, len(ranges)))
     while begins := {
         p: at
-        for p, at in first_offsets(reader, table, "offset", begins).items()
+        for p, at in first_offsets(reader, input_id, "offset", begins).items()
         if at < ranges[p][1]
     }:
         spans = {p: (at, min(at + step, ranges[p][1])) for p, at in begins.items()}
         with_headers = [[*terms, ("headers", "is not null", None)] for terms in within(spans)]
-        read = reader.select(table, ["partition", "offset", "headers"], with_headers)
-        claims = _claims(topic, read)
-        for rows in _records(reader, source, table, {(p, at) for p, at, *_ in claims}):
-            yield from refused.confirmed(topic, rows)
+        where = of_topic(input_id, with_headers)
+        read = reader.select(table, ["partition", "offset", "headers"], where)
+        claims = _claims(input_id.topic, read)
+        for rows in _records(reader, input_id, table, {(p, at) for p, at, *_ in claims}):
+            yield from refused.confirmed(rows)
         begins = {p: until for p, (_, until) in spans.items()}
 
 

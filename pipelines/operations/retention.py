@@ -23,14 +23,14 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 
-from pipelines.core.inputs import of_source
+from pipelines.core.inputs import InputId, of_source
 from pipelines.core.recovery import read_again_from
 from pipelines.lake import tables
 from pipelines.lake.commits import DELETING
 from pipelines.lake.conflicts import suppress_conflict
 from pipelines.lake.epochs import Epochs, longest_ms, read_epochs
 from pipelines.lake.generations import Generation, read_generations
-from pipelines.lake.inputs import resolve_condition
+from pipelines.lake.inputs import of_input, of_topic
 from pipelines.lake.maintenance import FILE_BYTES
 from pipelines.lake.order import may_be_beyond
 from pipelines.lake.progress import last_batch
@@ -70,7 +70,7 @@ def expire(
     """
     reader = owner.engine.reader
     keep_ms = kept_ms(settings.keep, table)
-    last = None if keep_ms is None else last_batch(reader)
+    last = None if keep_ms is None else last_batch(reader, settings)
     if keep_ms is None or last is None:
         return
     generation = read_generations(reader, settings).newest
@@ -221,19 +221,15 @@ def _forget_batches(
     # the floor.
     ends = batch_ends(reader, {**retention_bounds, **batches})
     terms = list[Sequence[Condition]]()
-    for name in of_source(settings.inputs, table.removeprefix(tables.bronze(""))):
-        source_ends = {
+    for input_id in of_source(settings.inputs, table.removeprefix(tables.bronze(""))):
+        input_ends = {
             tp.partition: end
             for tp, end in ends.items()
-            if tp.source == name and tp.partition in limits
+            if tp.input == input_id and tp.partition in limits
         }
-        redriven = _redriven(reader, settings, name, source_ends)
-        below = [
-            term
-            for p, end in sorted(source_ends.items())
-            for term in _below(p, end, limits[p], redriven.get(p, ()))
-        ]
-        terms += resolve_condition(tables.bronze(name), below) if below else []
+        redriven = _redriven(reader, input_id, input_ends)
+        for p, end in sorted(input_ends.items()):
+            terms += of_topic(input_id, _below(p, end, limits[p], redriven.get(p, ())))
     rows = _count(reader, table, terms)
     if only_if_worthwhile and not _is_worth_it(reader, table, rows):
         return
@@ -255,15 +251,14 @@ def _below(partition: int, end: int, limit_ms: int, redriven: Collection[int]) -
 
 
 def _redriven(
-    reader: TableReader, settings: Settings, source: str, ends: Mapping[int, int]
+    reader: TableReader, input_id: InputId, ends: Mapping[int, int]
 ) -> dict[int, list[int]]:
     """Return, by partition, the offsets before these ends of redriven records that must stay.
 
     Without one of them, its refused record could be redriven again.
     """
-    places = reader.select(
-        tables.QUARANTINE, ["partition", "offset"], [[("source", "=", source), NOT_FORGOTTEN]]
-    )
+    where = of_input(input_id, [[NOT_FORGOTTEN]])
+    places = reader.select(tables.QUARANTINE, ["partition", "offset"], where)
     refused: dict[int, set[int]] = {}
     for p, offset in zip(
         places["partition"].to_pylist(), places["offset"].to_pylist(), strict=True
@@ -271,7 +266,7 @@ def _redriven(
         refused.setdefault(p, set()).add(offset)
     ranges = {p: (min(offsets) + 1, ends[p]) for p, offsets in refused.items() if p in ends}
     needed: dict[int, list[int]] = {}
-    for p, at, offset in redriven_in_bronze(reader, settings, Refused(reader, source), ranges):
+    for p, at, offset in redriven_in_bronze(reader, Refused(reader, input_id), ranges):
         if offset in refused.get(p, ()):
             needed.setdefault(p, []).append(at)
     return needed
@@ -291,7 +286,7 @@ def _batches_before(
             for p in portion
         ]
         rows = reader.summary(
-            tables.PROGRESS, ["partition", "source"], {"last": ("max", "batch")}, where
+            tables.PROGRESS, ["partition", "source", "topic"], {"last": ("max", "batch")}, where
         ).to_pylist()
         for p in portion:
             batches = [row["last"] for row in rows if row["partition"] == p]

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from pipelines.core.inputs import several_topics
 from pipelines.engine import Engine
 from pipelines.errors import ConfigurationError, KafkaRequestError, KafkaTransientError
 from pipelines.lake import tables
@@ -198,7 +199,7 @@ def _results(
     if table not in _EVERY_TIME:
         chunks = batches.chunks(span, chunk_limit(engine.reader, settings))
     has_tenants = settings.merge.has_tenants
-    has_topics = bool(settings.with_topics)
+    has_topics = bool(several_topics(settings.inputs))
     names = coordinates(table, has_tenants=has_tenants, has_topics=has_topics)
     for chunk in chunks:
         with engine.cached(rows_of(engine, settings, table, chunk, now_ms)) as rows:

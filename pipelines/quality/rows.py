@@ -21,7 +21,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipelines.core.columns import NULL_TIME, int64s, looked_up, times_ms
-from pipelines.core.inputs import of_source, topic_of
+from pipelines.core.inputs import InputId, of_source
 from pipelines.core.merge import LATE_SCHEMA
 from pipelines.core.reading import bronze_schema
 from pipelines.core.sequence import CLOSED_AT, FORGOTTEN, ID, SEQ, parse_message_id
@@ -32,7 +32,7 @@ from pipelines.kafka.reading import Range, read_range
 from pipelines.lake import tables
 from pipelines.lake.epochs import read_epochs
 from pipelines.lake.generations import read_generations
-from pipelines.lake.inputs import resolve_condition
+from pipelines.lake.inputs import of_input, of_topic
 from pipelines.lake.order import beyond
 from pipelines.lake.published import last_published
 from pipelines.lake.table_reader import Condition, TableReader, Where, in_portions, within
@@ -178,11 +178,11 @@ def rows_of(engine: Engine, settings: Settings, table: str, span: Span, now_ms: 
         return engine.rows(_messages(reader, settings, span))
     source = next(name for name in settings.sources if tables.bronze(name) == table)
     inputs = of_source(settings.inputs, source)
-    ranges_by_input = {name: _merged_offsets(reader, name, span) for name in inputs}
+    ranges_by_input = {i: _merged_offsets(reader, i, span) for i in inputs}
     where = [
         term
-        for name, ranges in ranges_by_input.items()
-        for term in resolve_condition(tables.bronze(name), within(ranges))
+        for input_id, ranges in ranges_by_input.items()
+        for term in of_topic(input_id, within(ranges))
     ]
     schema = _text_schema(
         pa.schema([field for field in bronze_schema() if field.name != "headers"])
@@ -249,7 +249,7 @@ def _decoded(value: bytes | None) -> str | None:
 
 
 def _within(
-    rows: pa.Table, ranges_by_input: Mapping[str, Mapping[int, tuple[int, int]]]
+    rows: pa.Table, ranges_by_input: Mapping[InputId, Mapping[int, tuple[int, int]]]
 ) -> pa.Table:
     """Return the rows at offsets `[from, until)` of their partition, by input, with text for bytes
     and `days_from_kafka`.
@@ -257,13 +257,11 @@ def _within(
     partitions = int64s(rows["partition"])
     offsets = int64s(rows["offset"])
     is_merged = np.zeros(rows.num_rows, np.bool_)
-    for name, ranges in ranges_by_input.items():
+    for input_id, ranges in ranges_by_input.items():
         since = looked_up(partitions, {p: begin for p, (begin, _) in ranges.items()}, 0)
         until = looked_up(partitions, {p: end for p, (_, end) in ranges.items()}, 0)
-        is_in = (offsets >= since) & (offsets < until)
-        if topic_of(name):
-            is_in &= pc.equal(rows["topic"], topic_of(name)).to_numpy()
-        is_merged |= is_in
+        is_its = pc.equal(rows["topic"], input_id.topic).to_numpy()
+        is_merged |= is_its & (offsets >= since) & (offsets < until)
     rows = _as_text(rows.filter(pa.array(is_merged)))
     event_times = times_ms(rows["event_time"])
     kafka_times = times_ms(rows["kafka_timestamp"])
@@ -285,11 +283,13 @@ def _with_counts(rows: pa.Table, counts: Mapping[str, str], sources: Sequence[st
     return rows
 
 
-def _merged_offsets(reader: TableReader, name: str, span: Span) -> dict[int, tuple[int, int]]:
+def _merged_offsets(
+    reader: TableReader, input_id: InputId, span: Span
+) -> dict[int, tuple[int, int]]:
     """Return, by partition, the offsets `[from, until)` of an input's bronze that the batches have
     merged.
     """
-    merged: Where = [[*span.where, ("source", "=", name)]]
+    merged = of_input(input_id, [span.where])
     bounds = {"begin": ("min", "from_offset"), "end": ("max", "until_offset")}
     rows = reader.summary(tables.PROGRESS, ["partition"], bounds, merged).to_pylist()
     return {

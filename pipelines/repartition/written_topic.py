@@ -39,7 +39,7 @@ class WrittenTopic:
     """The topic of one source, which its records are written to."""
 
     def __init__(self, settings: Settings, source: str) -> None:
-        self.name = settings.inputs[source]
+        [self.name] = settings.sources[source].topics
         self.partitions = settings.repartitioned[source].partitions
         self._settings = settings
         self._source = source

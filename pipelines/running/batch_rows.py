@@ -9,6 +9,7 @@ from functools import cached_property
 import pyarrow as pa
 
 from pipelines.core.clocks import Clocks, lookahead
+from pipelines.core.inputs import InputId
 from pipelines.core.merge import MESSAGE_SCHEMA, RECORD_SCHEMA, Batch, may_change
 from pipelines.core.plan import BatchPlan, Rules
 from pipelines.core.reading import RECORD_BYTES
@@ -16,6 +17,7 @@ from pipelines.core.types import TENANT
 from pipelines.engine import Engine, Rows, SilverRows
 from pipelines.lake import tables
 from pipelines.lake.generations import Generation
+from pipelines.lake.inputs import of_topic
 from pipelines.lake.recovered import MESSAGES, has_messages
 from pipelines.lake.table_reader import Where, within
 from pipelines.running.merge_functions import MergeInputs
@@ -48,21 +50,22 @@ class BatchRows:
         """
         beyond = lookahead(rules).records
         records = []
-        for source in self.settings.inputs:
+        for input_id in self.settings.inputs:
             ranges = {
                 tp.partition: (done.from_offset, done.until_offset + beyond)
                 for tp, done in plan.ranges.items()
-                if tp.source == source and done.size + beyond
+                if tp.input == input_id and done.size + beyond
             }
             if ranges:
-                records.append(self.between(source, ranges))
+                records.append(self.between(input_id, ranges))
         return records
 
-    def between(self, source: str, ranges: Mapping[int, tuple[int, int]]) -> Rows:
+    def between(self, input_id: InputId, ranges: Mapping[int, tuple[int, int]]) -> Rows:
         """Return the records of bronze at these offsets that have a time."""
         timed: Where = [[*terms, ("event_time", "is not null", None)] for terms in within(ranges)]
-        constants = {"source": source}
-        return self.engine.read(tables.bronze(source), _BRONZE_COLUMNS, timed, constants=constants)
+        table, source = tables.bronze(input_id.source), {"source": input_id.source}
+        where = of_topic(input_id, timed)
+        return self.engine.read(table, _BRONZE_COLUMNS, where, constants=source)
 
     @cached_property
     def has_messages(self) -> bool:
@@ -125,12 +128,13 @@ class BatchRows:
     def _keys(self, plan: BatchPlan) -> pa.Table:
         """Return the partitions, tenants and keys of a batch's records."""
         keys = []
-        for source in self.settings.inputs:
+        for input_id in self.settings.inputs:
             ranges = {
                 tp.partition: (done.from_offset, done.until_offset)
                 for tp, done in plan.ranges.items()
-                if tp.source == source
+                if tp.input == input_id
             }
             keyed: Where = [[*term, ("merge_key", "is not null", None)] for term in within(ranges)]
-            keys.append(self.engine.reader.rows(tables.bronze(source), _KEY, keyed))
+            table = tables.bronze(input_id.source)
+            keys.append(self.engine.reader.rows(table, _KEY, of_topic(input_id, keyed)))
         return pa.concat_tables(keys)

@@ -55,5 +55,4 @@ def batch_of(
         settings.publish.max_bytes if settings.publish.value is None else None,
         {name: source.read_type for name, source in settings.sources.items()},
         avro,
-        topics=tuple(settings.inputs) if settings.with_topics else (),
     )

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipelines.core.columns import Int64s, int64s
-from pipelines.core.inputs import source_of
+from pipelines.core.inputs import InputId
 from pipelines.core.reading import WRITER_SCHEMA
 from pipelines.engine import Engine, KafkaInput, Rows
 from pipelines.faults import fault_point
@@ -21,12 +21,13 @@ from pipelines.lake import tables
 from pipelines.lake.commits import (
     Commit,
     application_of,
-    bronze_application,
+    note_application,
     ranges_fact,
     ranges_of,
     unnoted_commit,
 )
 from pipelines.lake.erased import without_erased
+from pipelines.lake.inputs import of_input, of_topic
 from pipelines.lake.table_reader import Where, within
 from pipelines.monitoring.events import Counts
 from pipelines.running.owner import Owner
@@ -34,13 +35,15 @@ from pipelines.running.writer_schemas import WriterSchemas
 from pipelines.settings import Settings
 
 
-def kafka_input(settings: Settings, source: str, given_up: Collection[int] = ()) -> KafkaInput:
+def kafka_input(
+    settings: Settings, input_id: InputId, given_up: Collection[int] = ()
+) -> KafkaInput:
     """Return how an input is read from Kafka.
 
     `given_up`: ids of schemas that are no longer waited for.
     """
-    rules = rules_of(settings, source_of(source), given_up)
-    return KafkaInput(source, settings.kafka, settings.inputs[source], rules)
+    rules = rules_of(settings, input_id.source, given_up)
+    return KafkaInput(input_id, settings.kafka, rules)
 
 
 @dataclass(frozen=True)
@@ -115,24 +118,21 @@ class BatchCounts:
 
 @dataclass
 class BronzeTable:
-    """The bronze table of one source, or the part of it for one of its topics; one owner at a time.
-
-    `source` is the name of the input.
-    """
+    """The rows of one input in the bronze table of its source; one owner at a time."""
 
     owner: Owner
     settings: Settings
-    source: str
+    input: InputId
     schemas: WriterSchemas = field(init=False)
 
     def __post_init__(self) -> None:
         """Prepare the schemas of the input's records."""
-        self.schemas = WriterSchemas(self.owner, self.settings, self.source)
+        self.schemas = WriterSchemas(self.owner, self.settings, self.input.source)
 
     @property
     def name(self) -> str:
-        """The name of the table, or of the part of it for one topic."""
-        return tables.bronze(self.source)
+        """The name of the table."""
+        return tables.bronze(self.input.source)
 
     def without_erased(self, rows: Rows, erased: Mapping[int, Int64s]) -> Rows:
         """Return rows read from Kafka as `forget` leaves them; `erased`: offsets by partition."""
@@ -161,7 +161,7 @@ class BronzeTable:
         """
         self.schemas.keep(counts.schema_ids)
         facts = {"ranges": ranges_fact(counts.ranges), "refused": counts.refused, "fills": fills}
-        return self.owner.append(self.name, rows, application_of(self.source), facts)
+        return self.owner.append(self.name, rows, application_of(self.settings, self.input), facts)
 
     def note(self, commit: Commit) -> None:
         """Write the refused rows of a commit to `quarantine`.
@@ -175,18 +175,18 @@ class BronzeTable:
         refused: Where = [[*terms, ("reason", "is not null", None)] for terms in within(ranges)]
         schema = self._engine.lake.layout[tables.QUARANTINE].schema
         columns = [name for name in schema.names if name != "source"]
-        constants = {"source": source_of(self.source)}
-        inputs = [self._engine.read(self.name, columns, refused, constants=constants)]
+        where, source = of_topic(self.input, refused), {"source": self.input.source}
+        inputs = [self._engine.read(self.name, columns, where, constants=source)]
         if commit.facts["fills"]:
-            noted: Where = [[("source", "=", self.source), *terms] for terms in within(ranges)]
+            noted = of_input(self.input, within(ranges))
             inputs.append(self._engine.read(tables.QUARANTINE, ["partition", "offset"], noted))
         rows = self._engine.per_partition(partial(_to_note, ranges=ranges), inputs, schema)
-        note = replace(commit, application=bronze_application(self.source))
+        note = replace(commit, application=note_application(self.settings, self.input))
         self._engine.append(tables.QUARANTINE, rows, note)
 
     def complete(self) -> None:
         """Write the note of the last commit, if a crash prevented it."""
-        if (commit := unnoted_commit(self._engine.reader, self.source)) is not None:
+        if (commit := unnoted_commit(self._engine.reader, self.settings, self.input)) is not None:
             self.note(commit)
 
     @property

@@ -10,11 +10,12 @@ import numpy as np
 import pyarrow as pa
 
 from pipelines.core.columns import Int64s, in_groups
+from pipelines.core.inputs import InputId
 from pipelines.core.reading import FORGOTTEN, RECORD_BYTES
+from pipelines.lake.inputs import of_topic
 from pipelines.lake.table_reader import (
     Condition,
     TableReader,
-    Where,
     neighbours,
     sizes_of,
 )
@@ -36,31 +37,31 @@ NOT_FORGOTTEN: Condition = ("detail", "!=", FORGOTTEN)
 
 
 class Chunk(NamedTuple):
-    """Records of one source in a table: their offsets in order, by partition."""
+    """Records of one input in a table: their offsets in order, by partition."""
 
-    source: str
+    input: InputId
     table: str
     offsets: dict[int, Int64s]
 
 
 def chunks_of(
-    reader: TableReader, source: str, table: str, partitions: Int64s, offsets: Int64s
+    reader: TableReader, input_id: InputId, table: str, partitions: Int64s, offsets: Int64s
 ) -> Iterator[Chunk]:
-    """Yield some records of a source, which a table has, in chunks by (partition, offset)."""
+    """Yield some records of an input, which a table has, in chunks by (partition, offset)."""
     order = np.lexsort((offsets, partitions))
     for begin in range(0, len(order), CHUNK_ROWS):
         rows = order[begin : begin + CHUNK_ROWS]
         for part in np.split(
-            rows, _cuts(reader, _chunk(source, table, partitions[rows], offsets[rows]))
+            rows, _cuts(reader, _chunk(input_id, table, partitions[rows], offsets[rows]))
         ):
-            yield _chunk(source, table, partitions[part], offsets[part])
+            yield _chunk(input_id, table, partitions[part], offsets[part])
 
 
-def _chunk(source: str, table: str, partitions: Int64s, offsets: Int64s) -> Chunk:
+def _chunk(input_id: InputId, table: str, partitions: Int64s, offsets: Int64s) -> Chunk:
     by_partition, firsts = in_groups(partitions, offsets)
     partition_rows = np.split(by_partition, firsts[1:])
     return Chunk(
-        source, table, {int(partitions[rows[0]]): offsets[rows] for rows in partition_rows}
+        input_id, table, {int(partitions[rows[0]]): offsets[rows] for rows in partition_rows}
     )
 
 
@@ -92,7 +93,7 @@ def read_chunk(
 
     All of them meet the conditions.
     """
-    where: Where = [[*conditions, *terms] for terms in _near(chunk)]
+    where = of_topic(chunk.input, [[*conditions, *terms] for terms in _near(chunk)])
     rows = reader.select(chunk.table, columns, where)
     requested = {(p, offset) for p, offsets in chunk.offsets.items() for offset in offsets.tolist()}
     places = zip(rows["partition"].to_pylist(), rows["offset"].to_pylist(), strict=True)

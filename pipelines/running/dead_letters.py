@@ -20,9 +20,10 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -37,6 +38,8 @@ from pipelines.core.dead_letters import (
     dead_letter_messages,
     next_offsets,
 )
+from pipelines.core.inputs import InputId
+from pipelines.core.plan import TopicPartition
 from pipelines.engine import Engine
 from pipelines.errors import (
     ForeignMessageError,
@@ -51,6 +54,7 @@ from pipelines.kafka.cluster import Cluster, dead_letter_settings
 from pipelines.kafka.publisher import Publisher, record_publisher
 from pipelines.kafka.reading import headers_of
 from pipelines.lake import tables
+from pipelines.lake.inputs import of_input
 from pipelines.lake.progress import last_batch
 from pipelines.lake.published import last_letters
 from pipelines.lake.table_reader import Condition, TableReader, Where, within
@@ -73,6 +77,9 @@ DEFAULT_MESSAGE_BYTES = 1_048_588
 
 log = logging.getLogger("watersmeet.gold")
 
+Sent: TypeAlias = Mapping[int, Mapping[InputId, int]]
+"""The offset from which on a topic has no records yet, by partition and input."""
+
 
 def unsent(
     reader: TableReader, settings: Settings, table: str, partitions: Iterable[int]
@@ -84,17 +91,17 @@ def unsent(
     topic = settings.publish.dead_letter_topics.get(table)
     if topic is None:
         return None
-    by = ["sink", "partition", "source"]
+    by = ["sink", "partition", "source", "topic"]
     rows = reader.summary(tables.DEAD_LETTERS, by, {"next": ("max", "next_offset")}).to_pylist()
     sent_until = {
-        (row["source"], row["partition"]): row["next"]
+        TopicPartition(InputId(row["source"], row["topic"]), row["partition"]): row["next"]
         for row in rows
         if row["sink"].split(" ")[0] == topic
     }
     where: list[Sequence[Condition]] = []
-    for source in settings.inputs:
-        beyond = {p: (sent_until.get((source, p), 0), None) for p in partitions}
-        where += [[("source", "=", source), *terms] for terms in within(beyond)]
+    for input_id in settings.inputs:
+        beyond = {p: (sent_until.get(TopicPartition(input_id, p), 0), None) for p in partitions}
+        where += of_input(input_id, within(beyond))
     return where
 
 
@@ -112,7 +119,7 @@ class DeadLetters:
     check_owner: Callable[[], None] = lambda: None
     """Called before an earlier publisher is fenced."""
     now_s: Callable[[], float] = time.monotonic
-    _sent_offsets: dict[int, dict[str, int]] | None = None
+    _sent_offsets: dict[int, dict[InputId, int]] | None = None
     _sink: str = ""
     """The topic, as `dead_letters` names it."""
     _size: TransactionSize = field(default_factory=lambda: TransactionSize(CHUNKS, CHUNKS))
@@ -170,7 +177,7 @@ class DeadLetters:
         if self._sent_offsets is None:
             self._sent_offsets = self.recover()
 
-    def recover(self) -> dict[int, dict[str, int]]:
+    def recover(self) -> dict[int, dict[InputId, int]]:
         """Return how far every partition of the topic is, by its last message.
 
         For an empty partition, `dead_letters` says it. Afterwards no
@@ -193,36 +200,36 @@ class DeadLetters:
         self._note(progress, noted)
         return noted | progress
 
-    def _pending(self, sent_offsets: SentOffsets) -> list[Chunk]:
-        """Return what the table has beyond what is sent, source by source (step 1)."""
+    def _pending(self, sent_offsets: Sent) -> list[Chunk]:
+        """Return what the table has beyond what is sent, input by input (step 1)."""
         chunks: list[Chunk] = []
-        for source in self.settings.inputs:
-            since = {p: sent_offsets.get(p, {}).get(source, 0) for p in range(self.partitions)}
-            conditions: list[Condition] = [("source", "=", source)]
+        for input_id in self.settings.inputs:
+            since = {p: sent_offsets.get(p, {}).get(input_id, 0) for p in range(self.partitions)}
+            conditions = list[Condition]()
             if self.table == tables.LATE:  # a batch that is not committed may never be
-                last = last_batch(self._engine.reader)
+                last = last_batch(self._engine.reader, self.settings)
                 conditions.append(("batch", "<=", -1 if last is None else last[0].batch))
             ranges = {p: (first, None) for p, first in since.items()}
-            beyond: Where = [[*conditions, *terms] for terms in within(ranges)]
+            beyond = of_input(input_id, [[*conditions, *terms] for terms in within(ranges)])
             rows = self._engine.reader.select(self.table, ["partition", "offset"], beyond)
             partitions = int64s(rows["partition"])
             offsets = int64s(rows["offset"])
             firsts = [since.get(p, 0) for p in range(int(partitions.max(initial=0)) + 1)]
             is_new = offsets >= np.array(firsts)[partitions]
-            owner_table = self._table_of(source)
+            table = self._table_of(input_id)
             chunks += chunks_of(
-                self._engine.reader, source, owner_table, partitions[is_new], offsets[is_new]
+                self._engine.reader, input_id, table, partitions[is_new], offsets[is_new]
             )
         return chunks
 
-    def _send(self, chunks: Sequence[Chunk], after: dict[int, dict[str, int]]) -> int:
+    def _send(self, chunks: Sequence[Chunk], after: dict[int, dict[InputId, int]]) -> int:
         """Read, send and note chunks (steps 2 to 4); return the number of records sent.
 
         `after`, how far the topic is, moves on.
         """
         if not chunks:
             return 0
-        before = {p: dict(by_source) for p, by_source in after.items()}
+        before = {p: dict(by_input) for p, by_input in after.items()}
         sent = 0
 
         def made() -> Iterator[pa.Table]:
@@ -231,9 +238,9 @@ class DeadLetters:
             for chunk in chunks:
                 rows = self._records(chunk)
                 for p, offsets in chunk.offsets.items():
-                    after[p][chunk.source] = int(offsets[-1]) + 1
+                    after[p][chunk.input] = int(offsets[-1]) + 1
                 sent += rows.num_rows
-                yield dead_letter_messages(rows, after, self._room)
+                yield dead_letter_messages(rows, self._named(after), self._room)
 
         fault_point("letters.publish")
         with self.owner.step("gold", "publish"):
@@ -243,11 +250,12 @@ class DeadLetters:
             self._note(after, before)
         return sent
 
-    def _table_of(self, source: str) -> str:
-        """Return the table with the records of a source as they came; for late ones, that is
+    def _table_of(self, input_id: InputId) -> str:
+        """Return the table with the records of an input as they came; for late ones, that is
         bronze.
         """
-        return tables.QUARANTINE if self.table == tables.QUARANTINE else tables.bronze(source)
+        is_quarantine = self.table == tables.QUARANTINE
+        return tables.QUARANTINE if is_quarantine else tables.bronze(input_id.source)
 
     def _records(self, chunk: Chunk) -> pa.Table:
         """Return the records of a chunk (step 2); those that bronze no longer has are left out."""
@@ -256,17 +264,19 @@ class DeadLetters:
                 self._engine.reader,
                 chunk,
                 [*RECORD, "reason"],
-                [("source", "=", chunk.source), NOT_FORGOTTEN],
+                [("source", "=", chunk.input.source), NOT_FORGOTTEN],
             )
         else:
             # A late record is no heartbeat, unless `forget` has begun to erase it.
             records = read_chunk(self._engine.reader, chunk, RECORD, [("heartbeat", "=", False)])
             records = records.append_column("reason", pa.repeat(pa.scalar(LATE), records.num_rows))
-        return records.append_column("source", pa.repeat(pa.scalar(chunk.source), records.num_rows))
+        return records.append_column(
+            "source", pa.repeat(pa.scalar(chunk.input.source), records.num_rows)
+        )
 
     # -- the progress of the topic
 
-    def _parse_progress(self, message: Message, noted: SentOffsets) -> dict[str, int]:
+    def _parse_progress(self, message: Message, noted: Sent) -> dict[InputId, int]:
         """Return, by input, how far a partition is, as its last message says.
 
         An offset is never before the one that this lake has noted of the topic. Raises
@@ -278,42 +288,56 @@ class DeadLetters:
         place = message.topic() or "", message.partition() or 0, message.offset() or 0
         noted_offsets = noted.get(place[1], {})
         try:
-            sent_offsets = next_offsets(dict(headers_of(message)))
+            by_name = next_offsets(dict(headers_of(message)))
         except ValueError:
-            sent_offsets = {}
-        if not sent_offsets or not sent_offsets.keys() <= self.settings.inputs.keys():
+            by_name = {}
+        inputs = self.settings.inputs_by_name
+        if not by_name or not by_name.keys() <= inputs.keys():
             raise ForeignMessageError(*place, NEXT_OFFSETS)
+        sent_offsets = {inputs[name]: offset for name, offset in by_name.items()}
         beyond = {
-            source: offset
-            for source, offset in sent_offsets.items()
-            if offset > noted_offsets.get(source, 0)
+            input_id: offset
+            for input_id, offset in sent_offsets.items()
+            if offset > noted_offsets.get(input_id, 0)
         }
         if beyond and noted:
             ends = self._engine.reader.summary(
-                self.table, ["source", "partition"], {"last": ("max", "offset")}
+                self.table, ["source", "topic", "partition"], {"last": ("max", "offset")}
             ).to_pylist()
-            lasts = {row["source"]: row["last"] for row in ends if row["partition"] == place[1]}
-            if any(offset > lasts.get(source, -1) + 1 for source, offset in beyond.items()):
+            lasts = {
+                InputId(row["source"], row["topic"]): row["last"]
+                for row in ends
+                if row["partition"] == place[1]
+            }
+            if any(offset > lasts.get(input_id, -1) + 1 for input_id, offset in beyond.items()):
                 raise ForeignMessageError(*place, NEXT_OFFSETS)
         largest = {
-            source: max(offset, noted_offsets.get(source, 0))
-            for source, offset in sent_offsets.items()
+            input_id: max(offset, noted_offsets.get(input_id, 0))
+            for input_id, offset in sent_offsets.items()
         }
         return {**noted_offsets, **largest}
 
-    def _note(self, now: SentOffsets, before: SentOffsets) -> None:
+    def _note(self, now: Sent, before: Sent) -> None:
         """Write to `dead_letters` what has changed (step 4)."""
         at = now_ms()
         rows = [
-            (self._sink, *self.settings.place(source), p, offset, at)
-            for p, by_source in sorted(now.items())
-            for source, offset in by_source.items()
-            if offset > before.get(p, {}).get(source, 0)
+            (self._sink, *input_id, p, offset, at)
+            for p, by_input in sorted(now.items())
+            for input_id, offset in by_input.items()
+            if offset > before.get(p, {}).get(input_id, 0)
         ]
         if rows:
             self.owner.append(
                 tables.DEAD_LETTERS, self._engine.lake.layout[tables.DEAD_LETTERS].rows(rows)
             )
+
+    def _named(self, offsets: Sent) -> SentOffsets:
+        """Return the progress of the topic as its messages say it: by name of the input."""
+        names = self.settings.input_names
+        return {
+            p: {names[input_id]: offset for input_id, offset in by_input.items()}
+            for p, by_input in offsets.items()
+        }
 
     @cached_property
     def _publisher(self) -> Publisher:

@@ -47,7 +47,7 @@ def end_earlier(owner: Owner, settings: Settings) -> None:
     fault_point("reset.told")
     jumps = [
         (
-            *settings.place(tp.source),
+            *tp.input,
             tp.partition,
             since,
             newest.begin[tp],

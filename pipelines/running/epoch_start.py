@@ -10,7 +10,8 @@ from pipelines.core.types import TENANT
 from pipelines.lake import tables
 from pipelines.lake.commits import DELETING
 from pipelines.lake.generations import Generation
-from pipelines.lake.table_reader import Where, first_offsets, row_count
+from pipelines.lake.inputs import first_offsets
+from pipelines.lake.table_reader import Where, row_count
 from pipelines.running.batch_rows import BatchRows
 from pipelines.running.merge_functions import LateAgain
 from pipelines.running.owner import Owner
@@ -32,14 +33,14 @@ def note_late_waiting(owner: Owner, rows: BatchRows, generation: Generation, bat
     if not positions:
         return
     records = []
-    for source in rows.settings.inputs:
-        since = generation.offsets_of(source)
-        begins = first_offsets(reader, tables.bronze(source), "event_time", positions, since)
+    for input_id in rows.settings.inputs:
+        since = generation.offsets_of(input_id)
+        begins = first_offsets(reader, input_id, "event_time", positions, since)
         ranges = {
-            p: (offset, batch.plan.ranges[TopicPartition(source, p)].from_offset)
+            p: (offset, batch.plan.ranges[TopicPartition(input_id, p)].from_offset)
             for p, offset in begins.items()
         }
-        records.append(rows.between(source, ranges))
+        records.append(rows.between(input_id, ranges))
     columns = ["partition", "event_time", "position", *TENANT.names, *rows.settings.sources]
     inputs = [*records, owner.engine.read(tables.SILVER, columns, _WAITS)]
     late = owner.engine.per_partition(LateAgain(batch), inputs, LATE_SCHEMA)

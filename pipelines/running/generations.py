@@ -26,6 +26,7 @@ import numpy as np
 import pyarrow as pa
 
 from pipelines.core.columns import groups, int64s
+from pipelines.core.inputs import InputId
 from pipelines.core.plan import TopicPartition
 from pipelines.core.recovery import SinkState
 from pipelines.core.sequence import PLAIN, SequenceTail
@@ -46,6 +47,7 @@ from pipelines.lake.generations import (
     is_begun,
     read_generations,
 )
+from pipelines.lake.inputs import of_topic
 from pipelines.lake.progress import last_batch
 from pipelines.lake.recovered import rows_of_parts
 from pipelines.lake.retention_bounds import read_retention_bounds
@@ -81,12 +83,12 @@ def begin_first(
     rows = list[dict[str, Any]]()
     decided = list[Decided]()
     if generation.kind == "sink":
-        rows += _recovered_rows(settings, generation, sink.states)
+        rows += _recovered_rows(generation, sink.states)
         decided += [
-            (TopicPartition(source, p), decision)
+            (TopicPartition(input_id, p), decision)
             for p, state in sink.states.items()
-            for source in settings.inputs
-            for decision in state.decisions.get(source, ())
+            for input_id, name in settings.input_names.items()
+            for decision in state.decisions.get(name, ())
         ]
     _write_published(owner, settings, 0, rows, decided)
     _decide(owner, settings, generation._replace(decided_at=now))
@@ -114,9 +116,9 @@ def first_generation(
     start = settings.kafka.start
     check_start(settings, sink)
     begin = {
-        TopicPartition(source, p): offset
-        for source in settings.inputs
-        for p, offset in _chosen(settings, source, partitions, sink).items()
+        TopicPartition(input_id, p): offset
+        for input_id in settings.inputs
+        for p, offset in _chosen(settings, input_id, partitions, sink).items()
     }
     kind = "sink" if start == "sink" and sink.states else "start"
     is_lived = any(state.is_lived for state in sink.states.values())
@@ -125,10 +127,11 @@ def first_generation(
     ), sink
 
 
-def _chosen(settings: Settings, source: str, partitions: int, sink: Sink) -> dict[int, int]:
+def _chosen(settings: Settings, input_id: InputId, partitions: int, sink: Sink) -> dict[int, int]:
     """Return, by partition, the offset at which `start` wants an input to begin."""
     start = settings.kafka.start
-    topic = settings.inputs[source]
+    topic = input_id.topic
+    name = settings.input_names[input_id]
     cluster = Cluster(settings.kafka)
     bounds = cluster.bounds(topic, partitions)
     firsts = {p: first for p, (first, _) in bounds.items()}
@@ -137,7 +140,7 @@ def _chosen(settings: Settings, source: str, partitions: int, sink: Sink) -> dic
     if isinstance(start, StartTimestamp):
         return cluster.offsets_at(topic, partitions, start.timestamp_ms)
     if isinstance(start, StartOffsets):
-        named = start.offsets.get(source, {})
+        named = start.offsets.get(name, {})
         if beyond := sorted(named.keys() - bounds.keys()):
             raise ConfigurationError(
                 f"{topic} has no partition {beyond[0]}",
@@ -154,14 +157,14 @@ def _chosen(settings: Settings, source: str, partitions: int, sink: Sink) -> dic
         return {**firsts, **named}
     if start == "sink":  # what Kafka has deleted since is published, or lost for good
         return {
-            p: max(first, sink.states[p].begin.get(source, first)) if p in sink.states else first
+            p: max(first, sink.states[p].begin.get(name, first)) if p in sink.states else first
             for p, first in firsts.items()
         }
     return firsts
 
 
 def _recovered_rows(
-    settings: Settings, generation: Generation, states: Mapping[int, SinkState]
+    generation: Generation, states: Mapping[int, SinkState]
 ) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = [
         {"partition": p, "merge_key": m.key, "event_time": m.event_time}
@@ -175,7 +178,7 @@ def _recovered_rows(
         if state.since is not None
     ]
     rows += [
-        {**settings.place(tp.source)._asdict(), "partition": tp.partition, "offset": offset}
+        {**tp.input._asdict(), "partition": tp.partition, "offset": offset}
         for tp, offset in generation.begin.items()
     ]
     return rows
@@ -193,14 +196,15 @@ def preview(reader: TableReader, settings: Settings, partitions: int) -> list[di
     next_offsets = NextOffsets(reader, settings, partitions)
     newest = generations.newest if generations else first_generation(settings, partitions)[0]
     reason = "the lake" if generations else newest.reason
-    for source, topic in settings.inputs.items():
-        bounds, transactions = open_transactions(Cluster(settings.kafka), topic, range(partitions))
-        begin = newest.offsets_of(source)
-        offsets = next_offsets.of(source, newest) if generations else begin
-        lost = next_offsets.lost(source, offsets, bounds)
+    for input_id, name in settings.input_names.items():
+        cluster = Cluster(settings.kafka)
+        bounds, transactions = open_transactions(cluster, input_id.topic, range(partitions))
+        begin = newest.offsets_of(input_id)
+        offsets = next_offsets.of(input_id, newest) if generations else begin
+        lost = next_offsets.lost(input_id, offsets, bounds)
         for p, (first, end) in bounds.items():
             place = {
-                "source": source,
+                "source": name,
                 "partition": p,
                 "from_offset": max(first, offsets[p]),
                 "until_offset": end,
@@ -221,8 +225,7 @@ class TopicJump(NamedTuple):
     has.
     """
 
-    source: str
-    partition: int
+    tp: TopicPartition
     from_offset: int
     to_offset: int
     end: int
@@ -249,14 +252,14 @@ def targets_of(settings: Settings, partitions: int, to: str | int) -> dict[Topic
     """Return the targets of a reset to `earliest`, `latest` or a Kafka timestamp (ms)."""
     cluster = Cluster(settings.kafka)
     reset_targets = dict[TopicPartition, Target]()
-    for source, topic in settings.inputs.items():
-        bounds = cluster.bounds(topic, partitions)
+    for input_id in settings.inputs:
+        bounds = cluster.bounds(input_id.topic, partitions)
         if isinstance(to, int):
-            targets = cluster.offsets_at(topic, partitions, to)
+            targets = cluster.offsets_at(input_id.topic, partitions, to)
         else:
             targets = {p: end if to == "latest" else first for p, (first, end) in bounds.items()}
         reset_targets |= {
-            TopicPartition(source, p): Target(at, bounds[p][1]) for p, at in targets.items()
+            TopicPartition(input_id, p): Target(at, bounds[p][1]) for p, at in targets.items()
         }
     return reset_targets
 
@@ -287,14 +290,11 @@ class Jump:
     def jumps(self) -> list[TopicJump]:
         """The reset of each topic-partition."""
         next_offsets = reached(self._reader, self._before.newest, self._next_batch)
-        return [
-            TopicJump(tp.source, tp.partition, next_offsets[tp], *target)
-            for tp, target in self.targets.items()
-        ]
+        return [TopicJump(tp, next_offsets[tp], *target) for tp, target in self.targets.items()]
 
     @cached_property
     def _generation(self) -> Generation:
-        begin = {TopicPartition(jump.source, jump.partition): jump.to_offset for jump in self.jumps}
+        begin = {jump.tp: jump.to_offset for jump in self.jumps}
         epoch = read_epochs(self._reader, self.settings).current.number
         reason = f"reset --to {self.to}"
         number = self._before.newest.number + 1
@@ -312,7 +312,7 @@ class Jump:
 
     @property
     def _next_batch(self) -> int:
-        last = last_batch(self._reader)
+        last = last_batch(self._reader, self.settings)
         return max(self._before.newest.from_batch, 0 if last is None else last[0].batch + 1)
 
     def _check_order(self) -> None:
@@ -329,12 +329,12 @@ class Jump:
         first = self._before[0]
         deleted = read_retention_bounds(self._reader).times
         for jump in self.jumps:
-            p = jump.partition
-            tail = self.tails.get(jump.partition)
-            known_from = first.begin[TopicPartition(jump.source, p)] if first.kind == "sink" else 0
+            p = jump.tp.partition
+            tail = self.tails.get(p)
+            known_from = first.begin[jump.tp] if first.kind == "sink" else 0
             known_from = jump.from_offset if (tables.SILVER, p) in deleted else known_from
             if tail is not None and tail.place.closed_at == PLAIN and jump.to_offset < known_from:
-                topic = self.settings.inputs[jump.source]
+                topic = jump.tp.input.topic
                 raise ConfigurationError(
                     "silver does not have all that was published, with a timeout, of what "
                     f"lies before offset {known_from} of {topic}[{p}], so it would be "
@@ -364,7 +364,15 @@ class Jump:
                 for portion in in_portions(not_published)
             ),
             "jumps": [
-                {**jump._asdict(), "skipped": jump.skipped, "read_again": jump.read_again}
+                {
+                    "source": self.settings.input_names[jump.tp.input],
+                    "partition": jump.tp.partition,
+                    "from_offset": jump.from_offset,
+                    "to_offset": jump.to_offset,
+                    "end": jump.end,
+                    "skipped": jump.skipped,
+                    "read_again": jump.read_again,
+                }
                 for jump in self.jumps
             ],
         }
@@ -373,44 +381,44 @@ class Jump:
         """Make the reset. Raises ConfigurationError if it is not possible."""
         self._check_order()
         generation = self._generation
-        for source in self.settings.inputs:
-            self._read_missing(source)
+        for input_id in self.settings.inputs:
+            self._read_missing(input_id)
         if any(jump.read_again for jump in self.jumps):
             published = out_offsets(self.owner.engine, self.settings, self._before, self.tails)
         else:
             published = passed_over(self._reader, self._before.newest)
-        _write_published(
-            self.owner, self.settings, generation.number, rows_of_parts(self.settings, published)
-        )
+        _write_published(self.owner, self.settings, generation.number, rows_of_parts(published))
         _decide(self.owner, self.settings, generation)
         end_earlier(self.owner, self.settings)
 
-    def _read_missing(self, source: str) -> None:
+    def _read_missing(self, input_id: InputId) -> None:
         """Read what bronze lacks between the target of a reset to earlier offsets and bronze's next
         one.
 
         Each record is read once.
         """
         next_offsets = NextOffsets(self._reader, self.settings, self.partitions).of(
-            source, self._before.newest
+            input_id, self._before.newest
         )
         ranges = {
-            j.partition: (j.to_offset, next_offsets[j.partition])
-            for j in self.jumps
-            if j.source == source
+            jump.tp.partition: (jump.to_offset, next_offsets[jump.tp.partition])
+            for jump in self.jumps
+            if jump.tp.input == input_id
         }
         engine = self.owner.engine
-        table = tables.bronze(source)
+        table = tables.bronze(input_id.source)
         ranges = self._lacking(
-            table, {p: (since, until) for p, (since, until) in ranges.items() if since < until}
+            input_id, {p: (since, until) for p, (since, until) in ranges.items() if since < until}
         )
         if not ranges:
             return
-        bronze = BronzeTable(self.owner, self.settings, source)
-        erased = read_erased(self._reader, source, {p: since for p, (since, _) in ranges.items()})
+        bronze = BronzeTable(self.owner, self.settings, input_id)
+        erased = read_erased(self._reader, input_id, {p: since for p, (since, _) in ranges.items()})
         while ranges:
-            kafka, reached = engine.read_kafka(kafka_input(self.settings, source), ranges)
-            existing = engine.read(table, ["partition", "offset"], within(ranges))
+            kafka, reached = engine.read_kafka(kafka_input(self.settings, input_id), ranges)
+            existing = engine.read(
+                table, ["partition", "offset"], of_topic(input_id, within(ranges))
+            )
             missing = engine.per_partition(
                 without_existing, [kafka, existing], engine.lake.schema(table)
             )
@@ -422,13 +430,15 @@ class Jump:
             ranges = {p: (reached[p], end) for p, (_, end) in ranges.items() if reached[p] < end}
 
     def _lacking(
-        self, table: str, ranges: Mapping[int, tuple[int, int]]
+        self, input_id: InputId, ranges: Mapping[int, tuple[int, int]]
     ) -> dict[int, tuple[int, int]]:
         """Return, by partition, the range from the first to the last offset that bronze lacks.
 
         Only offsets within `ranges` count. A partition that lacks none is absent.
         """
-        rows = self._reader.select(table, ["partition", "offset"], within(ranges))
+        table = tables.bronze(input_id.source)
+        where = of_topic(input_id, within(ranges))
+        rows = self._reader.select(table, ["partition", "offset"], where)
         offsets = int64s(rows["offset"])
         row_numbers = groups(int64s(rows["partition"]))
         lacking = {}

@@ -24,23 +24,23 @@ def decide_idle(planner: Planner, detector: IdleDetector, partitions: int) -> li
     heads = planner.heads()
     idle = dict[int, Idle]()
     for p in range(partitions):
-        partition_heads = {tp.source: head for tp, head in heads.items() if tp.partition == p}
-        sources = {tp.source for tp in silent if tp.partition == p and not planner.waits(tp)}
-        decision = decide(partition_heads, sources)
+        partition_heads = {tp.input: head for tp, head in heads.items() if tp.partition == p}
+        inputs = {tp.input for tp in silent if tp.partition == p and not planner.waits(tp)}
+        decision = decide(partition_heads, inputs)
         if decision is not None and _has_nothing_beyond(planner, detector, p, decision):
             idle[p] = decision
     tenant_times = planner.tenant_times(idle)
     return [
         (
-            TopicPartition(source, p),
+            TopicPartition(input_id, p),
             IdleDecision(
-                _last_offset(planner, TopicPartition(source, p)),
+                _last_offset(planner, TopicPartition(input_id, p)),
                 decision.event_time,
                 tenant_times.get(p, ()),
             ),
         )
         for p, decision in idle.items()
-        for source in decision.sources
+        for input_id in decision.inputs
     ]
 
 
@@ -55,7 +55,7 @@ def write_decisions(
 
 
 def _has_nothing_beyond(planner: Planner, detector: IdleDetector, p: int, decision: Idle) -> bool:
-    after = [TopicPartition(source, p) for source in decision.sources]
+    after = [TopicPartition(input_id, p) for input_id in decision.inputs]
     return detector.has_nothing_beyond({tp: _last_offset(planner, tp) for tp in after})
 
 

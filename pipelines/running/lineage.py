@@ -125,7 +125,7 @@ class Lineage:
         topics = [self._topic(topic) for topic in batch.topics]
         if batch.layer == "repartition":
             kept = {
-                self._settings.inputs[name]: repartition.from_topics
+                self._settings.sources[name].topics[0]: repartition.from_topics
                 for name, repartition in self._settings.repartitioned.items()
             }
             copied = {topic: sum(outcomes.values()) for topic, outcomes in batch.topics.items()}

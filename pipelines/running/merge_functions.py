@@ -11,8 +11,11 @@ from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from pipelines.core.columns import int64s
+from pipelines.core.input_columns import input_numbers
+from pipelines.core.inputs import names_of
 from pipelines.core.merge import (
     NO_MESSAGES,
     RECORD_SCHEMA,
@@ -26,6 +29,7 @@ from pipelines.core.plan import TopicPartition
 from pipelines.core.tenants import HEADS
 from pipelines.engine import Rows
 from pipelines.errors import MissingRecordsError
+from pipelines.lake import tables
 
 _NO_HEADS = HEADS.empty_table()
 
@@ -113,17 +117,20 @@ def _check_complete(
 ) -> None:
     partitions = int64s(records["partition"])
     offsets = int64s(records["offset"])
-    sources = records["source"].combine_chunks().dictionary_encode()
-    names = sources.dictionary.to_pylist()
-    numbers = int64s(sources.indices)
+    inputs = batch.inputs
+    numbers = int64s(pc.fill_null(input_numbers(records, inputs), -1))
     here = {*np.unique(partitions).tolist()}
     for tp, count in expected.items():
         if tp.partition in here:
             done = batch.plan.ranges[tp]
             is_its = (partitions == tp.partition) & (offsets < done.until_offset)
-            number = names.index(tp.source) if tp.source in names else -1
-            existing = np.count_nonzero(is_its & (numbers == number))
+            existing = np.count_nonzero(is_its & (numbers == inputs.index(tp.input)))
             if existing < count:
                 raise MissingRecordsError(
-                    tp.source, tp.partition, done.from_offset, done.until_offset, existing, count
+                    names_of(inputs)[tp.input],
+                    tables.bronze(tp.input.source),
+                    tp.partition,
+                    f"{done.from_offset} to {done.until_offset - 1}",
+                    existing,
+                    count,
                 )

@@ -12,12 +12,13 @@ from typing import Any
 
 import pyarrow as pa
 
-from pipelines.core.inputs import of_source
+from pipelines.core.inputs import InputId, of_source
 from pipelines.core.reading import Reason
 from pipelines.kafka.cluster import Cluster
 from pipelines.kafka.reading import Range, read_range
 from pipelines.lake import tables
 from pipelines.lake.identity import remade_topics
+from pipelines.lake.inputs import of_topic
 from pipelines.lake.table_reader import TableReader
 from pipelines.settings import Settings
 
@@ -39,38 +40,36 @@ def moved_topics(
     moved = set[str]()
     for field, topics in remade_topics(reader, facts).items():
         inputs = [
-            name
-            for name in of_source(settings.inputs, field.split(".")[1])
-            if settings.inputs[name] in topics
+            input_id
+            for input_id in of_source(settings.inputs, field.split(".")[1])
+            if input_id.topic in topics
         ]
-        if all(_has_the_records(reader, settings, cluster, name, partitions) for name in inputs):
+        if all(_has_the_records(reader, settings, cluster, i, partitions) for i in inputs):
             moved.add(field)
     return moved
 
 
 def _has_the_records(
-    reader: TableReader, settings: Settings, cluster: Cluster, name: str, partitions: int
+    reader: TableReader, settings: Settings, cluster: Cluster, input_id: InputId, partitions: int
 ) -> bool:
     """Return True if an input's topic has the records of bronze.
 
     In each partition it must have at least one record that bronze has, and none that differs.
     """
-    table = tables.bronze(name)
-    topic = settings.inputs[name]
+    table = tables.bronze(input_id.source)
+    topic = input_id.topic
     if not reader.exists(table):
         return False
-    last = reader.summary(table, ["partition"], {"offset": ("max", "offset")}).to_pylist()
+    values = {"offset": ("max", "offset")}
+    last = reader.summary(table, ["partition"], values, of_topic(input_id)).to_pylist()
     bounds = cluster.bounds(topic, partitions)
     for p, offset in ((row["partition"], row["offset"]) for row in last):
         first, end = bounds.get(p, (0, 0))
         since = max(first, offset - LAST + 1)
         if not since <= offset < end:
             return False
-        rows = reader.rows(
-            table,
-            _KEPT,
-            [[("partition", "=", p), ("offset", ">=", since), ("offset", "<=", offset)]],
-        )
+        where = [[("partition", "=", p), ("offset", ">=", since), ("offset", "<=", offset)]]
+        rows = reader.rows(table, _KEPT, of_topic(input_id, where))
         read = read_range(settings.kafka, Range(topic, p, since, offset + 1))
         in_kafka = {
             row["offset"]: row

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from pipelines.core.inputs import source_of
+from pipelines.core.inputs import InputId
 from pipelines.errors import ConfigurationError, DataLossError
 from pipelines.kafka.cluster import Cluster
 from pipelines.lake import tables
 from pipelines.lake.commits import bronze_application
 from pipelines.lake.generations import Generation, read_generations
+from pipelines.lake.inputs import of_input, of_topic
 from pipelines.lake.progress import last_batch
 from pipelines.lake.table_reader import TableReader, within
 from pipelines.running.owner import Owner, now_ms
@@ -32,30 +33,31 @@ class NextOffsets:
     partitions: int
     owner: Owner | None = None
 
-    def of(self, source: str, generation: Generation | None = None) -> dict[int, int]:
+    def of(self, input_id: InputId, generation: Generation | None = None) -> dict[int, int]:
         """Return, by partition, the offset that is read next.
 
         It is the largest of: the offset after bronze's last row, the first of the newest
         generation, and the end of an accepted gap. `generation`: the newest one, if it is known.
         """
         newest = generation or read_generations(self.reader, self.settings).newest
-        offsets = newest.offsets_of(source)
-        last = last_batch(self.reader)
+        offsets = newest.offsets_of(input_id)
+        last = last_batch(self.reader, self.settings)
         ranges = {} if last is None else last[0].ranges
         consumed = {
             tp.partition: done.until_offset
             for tp, done in ranges.items()
-            if tp.source == source and done.until_offset
+            if tp.input == input_id and done.until_offset
         }
         # Rows that silver has consumed need not be read.
         beyond = within({p: (consumed.get(p, 0), None) for p in range(self.partitions)})
         lasts = self.reader.summary(
-            tables.bronze(source), ["partition"], {"last": ("max", "offset")}, beyond
+            tables.bronze(input_id.source),
+            ["partition"],
+            {"last": ("max", "offset")},
+            of_topic(input_id, beyond),
         )
         read = [(row["partition"], row["last"] + 1) for row in lasts.to_pylist()]
-        gaps = self.reader.select(
-            tables.RESETS, ["partition", "to_offset"], [[("source", "=", source)]]
-        )
+        gaps = self.reader.select(tables.RESETS, ["partition", "to_offset"], of_input(input_id))
         for p, offset in [
             *consumed.items(),
             *read,
@@ -64,22 +66,21 @@ class NextOffsets:
             offsets[p] = max(offset, offsets.get(p, 0))
         return {p: offsets.get(p, 0) for p in range(self.partitions)}
 
-    def checked(self, source: str) -> dict[int, int]:
+    def checked(self, input_id: InputId) -> dict[int, int]:
         """Return, by partition, the offset that is read next and that Kafka has.
 
         A gap that is accepted is recorded in `resets`. Raises DataLossError if Kafka has deleted
         offsets that were not read and `on_data_loss` is `stop`.
         """
-        bounds = self.bounds(source)
-        offsets = self.of(source)
-        lost = self.lost(source, offsets, bounds)
+        bounds = self.bounds(input_id)
+        offsets = self.of(input_id)
+        lost = self.lost(input_id, offsets, bounds)
         if lost:
             if self.owner is None:
                 raise ValueError("a gap can only be accepted by the owner of bronze")
-            place = self.settings.place(source)
             now = now_ms()
             reason = "on_data_loss: continue"
-            rows = [(*place, p, *gap, now, reason) for p, gap in lost.items()]
+            rows = [(*input_id, p, *gap, now, reason) for p, gap in lost.items()]
             self.owner.append(
                 tables.RESETS,
                 tables.layout(self.settings)[tables.RESETS].rows(rows),
@@ -87,19 +88,19 @@ class NextOffsets:
             )
         return {p: max(offset, bounds[p][0]) for p, offset in offsets.items()}
 
-    def bounds(self, source: str) -> Bounds:
-        """Return the first offset that Kafka has of a source and the end, by partition."""
-        return Cluster(self.settings.kafka).bounds(self.settings.inputs[source], self.partitions)
+    def bounds(self, input_id: InputId) -> Bounds:
+        """Return the first offset that Kafka has of an input and the end, by partition."""
+        return Cluster(self.settings.kafka).bounds(input_id.topic, self.partitions)
 
     def lost(
-        self, source: str, offsets: Mapping[int, int], bounds: Bounds
+        self, input_id: InputId, offsets: Mapping[int, int], bounds: Bounds
     ) -> dict[int, tuple[int, int]]:
         """Return, by partition, the offsets to be read that Kafka has deleted, if that is accepted.
 
         Raises DataLossError if it is not, and ConfigurationError if an offset is beyond Kafka's
         end.
         """
-        topic = self.settings.inputs[source]
+        topic = input_id.topic
         lost = dict[int, tuple[int, int]]()
         for p, offset in offsets.items():
             first, end = bounds[p]
@@ -107,11 +108,11 @@ class NextOffsets:
                 raise ConfigurationError(
                     f"{topic}[{p}] ends at offset {end}, and {offset} is to be read next: it "
                     "is not the topic that this lake has read, or has lost its end",
-                    where=f"sources.{source_of(source)}.topic",
+                    where=f"sources.{input_id.source}.topic",
                     fix="use another lake for another topic",
                 )
             if offset < first:
                 lost[p] = offset, first
         if lost and self.settings.kafka.on_data_loss == "stop":
-            raise DataLossError(source, topic, lost)
+            raise DataLossError(self.settings.input_names[input_id], topic, lost)
         return lost

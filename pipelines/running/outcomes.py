@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 import pyarrow.compute as pc
 
-from pipelines.core.plan import BatchPlan
+from pipelines.core.input_columns import part_topics
+from pipelines.core.inputs import InputId
+from pipelines.core.plan import BatchPlan, TopicPartition
 from pipelines.lake import tables
+from pipelines.lake.inputs import of_topic
 from pipelines.lake.table_reader import TableReader, Where, in_portions
 from pipelines.monitoring.events import Counts, RecordsProcessed
 from pipelines.running.batch_rows import BatchRows
@@ -36,30 +39,31 @@ def outcomes(
     merged. `was_recovered`: there are messages of a lost lake, or of earlier generations, so some
     records may be `recovered`: they are in no merge record of this generation.
     """
-    late: Counter[str] = Counter()
+    late: Counter[InputId] = Counter()
     late_rows = reader.summary(
         tables.LATE, ["source", "topic"], {"rows": ("count", "*")}, [[("batch", "=", plan.batch)]]
     )
     for source, topic, rows in zip(
         *(late_rows[name].to_pylist() for name in ("source", "topic", "rows")), strict=True
     ):
-        late[settings.input(source, topic)] += rows
+        late[InputId(source, topic)] += rows
     merged = dict(_parts(reader, settings, plan)) if was_recovered else {}
     counts: dict[str, Counter[tuple[str, str]]] = {
-        topic: Counter() for topic in settings.inputs.values()
+        input_id.topic: Counter() for input_id in settings.inputs
     }
-    for name, topic in settings.inputs.items():
-        records, beats = _consumed(reader, name, plan)
-        on_time = records - late[name]
+    for input_id in settings.inputs:
+        topic = input_id.topic
+        records, beats = _consumed(reader, input_id, plan)
+        on_time = records - late[input_id]
         counts[topic]["heartbeat", ""] += beats
-        counts[topic]["late", ""] += late[name]
-        counts[topic]["merged", ""] += merged.get(name, 0) if was_recovered else on_time
+        counts[topic]["late", ""] += late[input_id]
+        counts[topic]["merged", ""] += merged.get(input_id, 0) if was_recovered else on_time
         if was_recovered:
-            counts[topic]["recovered", ""] += on_time - merged.get(name, 0)
+            counts[topic]["recovered", ""] += on_time - merged.get(input_id, 0)
     return {topic: dict(topic_counts) for topic, topic_counts in counts.items()}
 
 
-def _consumed(reader: TableReader, name: str, plan: BatchPlan) -> tuple[int, int]:
+def _consumed(reader: TableReader, input_id: InputId, plan: BatchPlan) -> tuple[int, int]:
     """Return how many records with a time a batch has consumed of an input.
 
     The two numbers are those of records with a key and of heartbeats.
@@ -67,7 +71,7 @@ def _consumed(reader: TableReader, name: str, plan: BatchPlan) -> tuple[int, int
     ranges = {
         tp.partition: done
         for tp, done in plan.ranges.items()
-        if tp.source == name and not done.is_empty
+        if tp.input == input_id and not done.is_empty
     }
     counts: Counter[bool] = Counter()
     for portion in in_portions(sorted(ranges)):
@@ -80,29 +84,34 @@ def _consumed(reader: TableReader, name: str, plan: BatchPlan) -> tuple[int, int
             ]
             for p in portion
         ]
-        rows = reader.summary(tables.bronze(name), ["heartbeat"], {"rows": ("count", "*")}, where)
+        rows = reader.summary(
+            tables.bronze(input_id.source),
+            ["heartbeat"],
+            {"rows": ("count", "*")},
+            of_topic(input_id, where),
+        )
         counts.update(
             dict(zip(rows["heartbeat"].to_pylist(), rows["rows"].to_pylist(), strict=True))
         )
     return counts[False], counts[True]
 
 
-def _parts(reader: TableReader, settings: Settings, plan: BatchPlan) -> Iterator[tuple[str, int]]:
+def _parts(
+    reader: TableReader, settings: Settings, plan: BatchPlan
+) -> Iterator[tuple[InputId, int]]:
     """Yield, by input, how many of a batch's records are parts of merge records that it changed."""
     rows = reader.select(
         tables.SILVER, ["partition", *settings.sources], [[("batch", "=", plan.batch)]]
     )
-    counts: Counter[str] = Counter()
-    consumed: Mapping[tuple[str, int], tuple[int, int]] = {
-        (tp.source, tp.partition): (done.from_offset, done.until_offset)
-        for tp, done in plan.ranges.items()
-    }
+    counts: Counter[InputId] = Counter()
+    consumed = {tp: (done.from_offset, done.until_offset) for tp, done in plan.ranges.items()}
     for source in settings.sources:
         partitions = rows["partition"].take(pc.list_parent_indices(rows[source])).to_pylist()
-        for partition, part in zip(
-            partitions, pc.list_flatten(rows[source]).to_pylist(), strict=True
-        ):
-            name = settings.input(source, part.get("topic", ""))
-            since, until = consumed.get((name, partition), (0, 0))
-            counts[name] += since <= part["offset"] < until
+        parts = pc.list_flatten(rows[source]).combine_chunks()
+        topics = part_topics(parts, settings.inputs, source).to_pylist()
+        offsets = parts.field("offset").to_pylist()
+        for partition, topic, offset in zip(partitions, topics, offsets, strict=True):
+            tp = TopicPartition(InputId(source, topic), partition)
+            since, until = consumed.get(tp, (0, 0))
+            counts[tp.input] += since <= offset < until
     yield from counts.items()

@@ -17,7 +17,6 @@ from typing import Any
 
 import pyarrow as pa
 
-from pipelines.core.inputs import source_of
 from pipelines.engine import Engine, Rows
 from pipelines.errors import CommitRepeatedError, LeaseLostError
 from pipelines.lake.commits import APPLICATION, UNREAD, Commit, last_commit, last_decision
@@ -54,7 +53,7 @@ class Owner:
         Raises LeaseLostError if a later owner has written to it.
         """
         # The number is known again once the commit is confirmed: after a failure, read the table.
-        number = self._last.pop((source_of(table), application), None)
+        number = self._last.pop((table, application), None)
         number = self.last_number(table, application) if number is None else number
         return Commit(application, self.token, number + 1, facts or {})
 
@@ -80,8 +79,8 @@ class Owner:
             raise LeaseLostError(self.engine.lake.location)
         if last[1] != Commit.parse(commit.metadata):
             raise CommitRepeatedError(table, self.engine.lake.location)
-        self._last[source_of(table), commit.application] = commit.number
-        self.notify(Committed(source_of(table)))
+        self._last[table, commit.application] = commit.number
+        self.notify(Committed(table))
         return last[0].number
 
     def append(
@@ -95,7 +94,7 @@ class Owner:
 
         Raises LeaseLostError, and writes nothing, if a later owner has written to the table.
         """
-        with self._appending.setdefault((source_of(table), application), threading.Lock()):
+        with self._appending.setdefault((table, application), threading.Lock()):
             commit = self.next_commit(table, application, facts)
             self.engine.append(table, rows, commit)
             self.confirm(table, commit)
@@ -122,8 +121,8 @@ class Owner:
                     raise
                 continue
             if self.last_number(table, application) == commit.number:
-                self._last[source_of(table), application] = commit.number
-                self.notify(Committed(source_of(table)))
+                self._last[table, application] = commit.number
+                self.notify(Committed(table))
             return
 
     @contextmanager
@@ -159,7 +158,7 @@ class Owner:
                 if last[1].token > self.token and not is_shared:
                     break
                 if last[1].token == self.token:
-                    self._last[source_of(table), application] = last[1].number
+                    self._last[table, application] = last[1].number
                 return
         raise LeaseLostError(self.engine.lake.location)
 

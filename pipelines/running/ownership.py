@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from pipelines.core.inputs import of_source, source_of
+from pipelines.core.inputs import InputId, of_source
 from pipelines.lake import tables
 from pipelines.lake.commits import (
     APPLICATION,
@@ -44,7 +44,7 @@ def written_by(layer: str, settings: Settings) -> list[tuple[str, str]]:
     """
     epochs = (tables.EPOCHS, EVOLVING)
     if layer == "bronze":
-        read = [(tables.bronze(source_of(name)), application_of(name)) for name in settings.inputs]
+        read = [(tables.bronze(i.source), application_of(settings, i)) for i in settings.inputs]
         deleted = [
             (name, DELETING)
             for name in (*map(tables.bronze, settings.sources), tables.QUARANTINE, tables.ERASED)
@@ -60,8 +60,8 @@ def written_by(layer: str, settings: Settings) -> list[tuple[str, str]]:
     return [(tables.PUBLISHED, APPLICATION), (tables.DEAD_LETTERS, APPLICATION), epochs]
 
 
-def kept_by(layer: str, settings: Settings, source: str | None = None) -> list[str]:
-    """Return the tables that the owner of a layer keeps small; with `source` (an input), its share.
+def kept_by(layer: str, settings: Settings, input_id: InputId | None = None) -> list[str]:
+    """Return the tables that the owner of a layer keeps small; with an input, its share.
 
     Each table has one keeper.
     """
@@ -76,7 +76,7 @@ def kept_by(layer: str, settings: Settings, source: str | None = None) -> list[s
         ]
     if layer == "gold":
         return [tables.PUBLISHED, tables.DEAD_LETTERS]
-    first = next(iter(settings.inputs))
+    first = settings.inputs[0]
     shared = [
         tables.QUARANTINE,
         tables.RECOVERED,
@@ -86,10 +86,10 @@ def kept_by(layer: str, settings: Settings, source: str | None = None) -> list[s
     ]
     shared += [tables.GENERATIONS, tables.ERASED]
     shared += [tables.WRITER_SCHEMAS] if tables.has_registry(settings) else []
-    if source is None:
+    if input_id is None:
         return [*map(tables.bronze, settings.sources), *shared]
-    is_keeper = of_source(settings.inputs, source_of(source))[0] == source
+    is_keeper = of_source(settings.inputs, input_id.source)[0] == input_id
     return [
-        *([tables.bronze(source_of(source))] if is_keeper else []),
-        *(shared if source == first else []),
+        *([tables.bronze(input_id.source)] if is_keeper else []),
+        *(shared if input_id == first else []),
     ]

@@ -15,6 +15,7 @@ import pyarrow as pa
 from pipelines.core.clocks import Clocks, SharedClock, clocks_of, lookahead
 from pipelines.core.columns import NULL_TIME, Int64s, groups, int64s
 from pipelines.core.idle import Idle, IdleDecision
+from pipelines.core.inputs import InputId
 from pipelines.core.plan import (
     NOTHING_AVAILABLE,
     Available,
@@ -30,12 +31,13 @@ from pipelines.core.reading import RECORD_BYTES, REDRIVEN_FROM
 from pipelines.core.step import State
 from pipelines.core.types import TENANT
 from pipelines.lake import tables
-from pipelines.lake.table_reader import TableReader, first_offsets, sizes_of, within
+from pipelines.lake.inputs import first_offsets, of_topic
+from pipelines.lake.table_reader import TableReader, sizes_of, within
 from pipelines.monitoring.events import MergeProgress, SourceStanding
 from pipelines.settings import Settings
 
 _NARROW = pa.schema([("partition", pa.int32()), ("offset", pa.int64()), ("event_time", pa.int64())])
-_RECORDS = pa.schema([("source", pa.string()), *_NARROW, *TENANT])
+_RECORDS = pa.schema([("source", pa.string()), ("topic", pa.string()), *_NARROW, *TENANT])
 
 
 class Sizes(NamedTuple):
@@ -85,7 +87,7 @@ class Planner:
     _sizes: dict[TopicPartition, Sizes] = field(default_factory=dict, repr=False)
     """Sizes of the records that the last plan looked at."""
     _rows: list[pa.Table] = field(default_factory=list, repr=False)
-    """The rows that the last plan looked at, by source, and those after them."""
+    """The rows that the last plan looked at, by input, and those after them."""
     _clocks: Clocks | None = field(default=None, repr=False)
 
     @property
@@ -217,7 +219,7 @@ class Planner:
         ranges = {
             tp: OffsetRange(cursor.next_offset, ends[tp], cursor.position, heads[tp], heads[tp])
             for tp, cursor in self.state.cursors.items()
-            if tp.partition in silent and tp.source not in silent[tp.partition].sources
+            if tp.partition in silent and tp.input not in silent[tp.partition].inputs
         }
         clocks = {p: idle.event_time for p, idle in silent.items()}
         plan = BatchPlan(self.state.next_batch, ranges, clocks, has_late=False)
@@ -264,15 +266,15 @@ class Planner:
                 if last.head is not None:
                     self._heads_beyond[tp] = last.head
         rows: dict[TopicPartition, Available] = {}
-        for source, source_starts in _by_source(starts).items():
+        for input_id, input_starts in _by_input(starts).items():
             ranges = {
-                p: (start, untils[TopicPartition(source, p)]) for p, start in source_starts.items()
+                p: (start, untils[TopicPartition(input_id, p)]) for p, start in input_starts.items()
             }
-            bronze_rows = self._select(source, ranges)
-            rows |= by_partition(source, bronze_rows, ranges)
+            bronze_rows = self._select(input_id, ranges)
+            rows |= by_partition(input_id, bronze_rows, ranges)
             sizes = sizes_by_partition(bronze_rows, sizes_of(bronze_rows), ranges)
             for p, partition_sizes in sizes.items():
-                tp = TopicPartition(source, p)
+                tp = TopicPartition(input_id, p)
                 self._sizes[tp] = partition_sizes
                 count = len(rows[tp].offsets)
                 kept = count if share_bytes is None else partition_sizes.within(share_bytes)
@@ -288,17 +290,19 @@ class Planner:
                 rows[tp] = rows.get(tp, NOTHING_AVAILABLE).with_idle(decisions)
         return rows
 
-    def _select(self, source: str, ranges: Mapping[int, tuple[int, int]]) -> pa.Table:
-        table = tables.bronze(source)
+    def _select(self, input_id: InputId, ranges: Mapping[int, tuple[int, int]]) -> pa.Table:
+        table = tables.bronze(input_id.source)
         ahead = lookahead(self.rules)
         until_next = {p: (start, until + ahead.records) for p, (start, until) in ranges.items()}
         columns = [*_NARROW.names, REDRIVEN_FROM.name, RECORD_BYTES.name, *ahead.columns]
-        rows = self.reader.select(table, columns, within(until_next))
+        rows = self.reader.select(table, columns, of_topic(input_id, within(until_next)))
         redriven_from = rows[REDRIVEN_FROM.name]
         self.has_redriven |= redriven_from.null_count < len(redriven_from)
         if ahead.records:
-            names = pa.repeat(pa.scalar(source), rows.num_rows)
-            self._rows.append(rows.append_column("source", names).select(_RECORDS.names))
+            records = rows
+            for name, text in input_id._asdict().items():
+                records = records.append_column(name, pa.repeat(pa.scalar(text), rows.num_rows))
+            self._rows.append(records.select(_RECORDS.names))
         return rows
 
     def _is_next(self, decision: IdleDecision, tp: TopicPartition, until: int) -> bool:
@@ -313,17 +317,17 @@ class Planner:
     def _first_offsets(self, starts: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
         """Return bronze's first offset at or after each of these; absent if it has none."""
         offsets: dict[TopicPartition, int] = {}
-        for source, source_starts in _by_source(starts).items():
-            firsts = first_offsets(self.reader, tables.bronze(source), "offset", source_starts)
-            offsets |= {TopicPartition(source, p): offset for p, offset in firsts.items()}
+        for input_id, input_starts in _by_input(starts).items():
+            firsts = first_offsets(self.reader, input_id, "offset", input_starts)
+            offsets |= {TopicPartition(input_id, p): offset for p, offset in firsts.items()}
         return offsets
 
 
-def _by_source(offsets: Mapping[TopicPartition, int]) -> dict[str, dict[int, int]]:
-    by_source: dict[str, dict[int, int]] = {}
+def _by_input(offsets: Mapping[TopicPartition, int]) -> dict[InputId, dict[int, int]]:
+    by_input: dict[InputId, dict[int, int]] = {}
     for tp, offset in offsets.items():
-        by_source.setdefault(tp.source, {})[tp.partition] = offset
-    return by_source
+        by_input.setdefault(tp.input, {})[tp.partition] = offset
+    return by_input
 
 
 def sizes_by_partition(
@@ -341,7 +345,7 @@ def sizes_by_partition(
 
 
 def by_partition(
-    source: str, bronze_rows: pa.Table, ranges: Mapping[int, tuple[int, int]]
+    input_id: InputId, bronze_rows: pa.Table, ranges: Mapping[int, tuple[int, int]]
 ) -> dict[TopicPartition, Available]:
     """Return rows of bronze by topic-partition, in order of offset, only those in its range."""
     offsets = int64s(bronze_rows["offset"])
@@ -352,5 +356,5 @@ def by_partition(
         since, until = ranges.get(partition, (0, 0))
         rows = rows[(offsets[rows] >= since) & (offsets[rows] < until)]
         if len(rows):
-            available[TopicPartition(source, partition)] = Available(offsets[rows], times[rows])
+            available[TopicPartition(input_id, partition)] = Available(offsets[rows], times[rows])
     return available

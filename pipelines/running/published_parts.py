@@ -13,8 +13,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipelines.core.clocks import clocks_of
-from pipelines.core.columns import Int64s, input_names, int64s, times_ms
+from pipelines.core.columns import Int64s, int64s, times_ms
 from pipelines.core.idle import IdleDecision
+from pipelines.core.input_columns import part_topics
+from pipelines.core.inputs import InputId
 from pipelines.core.merge import MESSAGE_SCHEMA, is_published
 from pipelines.core.plan import (
     Available,
@@ -32,6 +34,7 @@ from pipelines.lake import tables
 from pipelines.lake.decisions import read_decisions
 from pipelines.lake.epochs import inherited_lateness, read_epochs
 from pipelines.lake.generations import Generation, Generations
+from pipelines.lake.inputs import of_topic
 from pipelines.lake.order import PLACE_COLUMNS
 from pipelines.lake.progress import last_batch
 from pipelines.lake.recovered import MESSAGES, joined, parts_of_messages, read_since
@@ -41,10 +44,17 @@ from pipelines.lake.unpublished import reached
 from pipelines.running.recover_planner import merge_rules
 from pipelines.settings import Settings
 
-_WAITING = ["partition", "offset", "event_time", "heartbeat", "merge_key", "tenant"]
+_WAITING = ["topic", "partition", "offset", "event_time", "heartbeat", "merge_key", "tenant"]
 
-PARTS = pa.schema({"source": pa.string(), "partition": pa.int32(), "offset": pa.int64()})
-"""The schema of records by their coordinates; `source` is the input."""
+PARTS = pa.schema(
+    {
+        "source": pa.string(),
+        "topic": pa.string(),
+        "partition": pa.int32(),
+        "offset": pa.int64(),
+    }
+)
+"""The schema of records by their coordinates."""
 
 
 def out_offsets(
@@ -68,7 +78,7 @@ def out_offsets(
         newest=newest,
         tails=tails,
         closing_from=read_epochs(engine.reader, settings).closing_from,
-        sources=list(settings.sources),
+        inputs=settings.inputs,
     )
     published = engine.collect(engine.per_partition(function, [valid], PARTS))
     if generations[0].kind == "sink":
@@ -79,7 +89,7 @@ def out_offsets(
     offsets = int64s(published["offset"])
     parts = {
         tp: offsets[rows]
-        for tp, rows in by_topic_partition(published, list(settings.inputs), offsets).items()
+        for tp, rows in by_topic_partition(published, settings.inputs, offsets).items()
     }
     return joined([*parts.items(), *passed_over(engine.reader, newest).items()])
 
@@ -98,7 +108,7 @@ def _parts_of_messages(
     newest: Generation,
     tails: Mapping[int, SequenceTail],
     closing_from: int | None,
-    sources: Sequence[str],
+    inputs: Sequence[InputId],
 ) -> pa.Table:
     """Return the parts of those finished, valid rows that are published.
 
@@ -114,7 +124,7 @@ def _parts_of_messages(
             batch < newest.from_batch or (p in tails and place <= tails[p].place and not is_behind)
         )
     published = rows.filter(pa.array(is_out, pa.bool_()))
-    return _places_of_parts(published, sources)
+    return _places_of_parts(published, inputs)
 
 
 def _places(rows: pa.Table, closing_from: int | None) -> Iterator[SortKey]:
@@ -132,14 +142,15 @@ def _places(rows: pa.Table, closing_from: int | None) -> Iterator[SortKey]:
         yield place_of(event_time, key, *(closing if says_closing else ()))
 
 
-def _places_of_parts(rows: pa.Table, sources: Sequence[str]) -> pa.Table:
+def _places_of_parts(rows: pa.Table, inputs: Sequence[InputId]) -> pa.Table:
     part_tables = [PARTS.empty_table()]
-    for source in sources:
+    for source in dict.fromkeys(input_id.source for input_id in inputs):
         parts = rows[source].combine_chunks()
         flat = parts.flatten()
         partitions = rows["partition"].take(parts.value_parent_indices())
         columns = [
-            pc.cast(input_names(source, flat), pa.string()),
+            pa.repeat(pa.scalar(source), len(flat)),
+            pc.cast(part_topics(flat, inputs, source), pa.string()),
             partitions,
             flat.field("offset"),
         ]
@@ -160,37 +171,34 @@ def _known_from_sink(engine: Engine, settings: Settings, generations: Generation
     first = generations[0]
     inputs = list[Rows]()
     after = generations.after(first)
-    until_batch = _next_batch(engine.reader, first) if after is None else after.from_batch
+    until_batch = _next_batch(engine.reader, settings, first) if after is None else after.from_batch
     ends = reached(engine.reader, first, until_batch)
     batches = [generations.batches(first)]
     spans = {tp: (since, ends.get(tp)) for tp, since in first.begin.items()}
-    for source in settings.inputs:
-        ranges = {tp.partition: span for tp, span in spans.items() if tp.source == source}
+    for input_id in settings.inputs:
+        ranges = {tp.partition: span for tp, span in spans.items() if tp.input == input_id}
         keyed: Where = [
             [*terms, ("merge_key", "is not null", None), ("event_time", "is not null", None)]
             for terms in within(ranges)
         ]
-        columns = ["partition", "offset", "merge_key"]
-        inputs.append(
-            engine.read(tables.bronze(source), columns, keyed, constants={"source": source})
-        )
+        columns = ["topic", "partition", "offset", "merge_key"]
+        table, source = tables.bronze(input_id.source), {"source": input_id.source}
+        inputs.append(engine.read(table, columns, of_topic(input_id, keyed), constants=source))
     inputs.append(engine.read(tables.SILVER, ["partition", *settings.sources], batches))
     inputs.append(engine.read(tables.LATE, ["partition", "source", "topic", "offset"], batches))
     inputs.append(engine.read(tables.RECOVERED, ["partition", "merge_key"], MESSAGES))
-    topics = {tuple(settings.place(name)): name for name in settings.inputs}
     function = partial(
         _merged_into_nothing,
-        sources=list(settings.sources),
-        topics=topics,
+        inputs_of_lake=settings.inputs,
         spans=spans,
         partitions_passed_over=frozenset(read_since(engine.reader, first)),
     )
     return engine.per_partition(function, inputs, PARTS)
 
 
-def _next_batch(reader: TableReader, generation: Generation) -> int:
+def _next_batch(reader: TableReader, settings: Settings, generation: Generation) -> int:
     """Return the number of the generation's next batch."""
-    last = last_batch(reader)
+    last = last_batch(reader, settings)
     return max(generation.from_batch, 0 if last is None else last[0].batch + 1)
 
 
@@ -201,7 +209,7 @@ def _waiting_from_sink(engine: Engine, settings: Settings, generation: Generatio
     be merged.
     """
     reader = engine.reader
-    last = last_batch(reader)
+    last = last_batch(reader, settings)
     cursors = {tp: Cursor(offset) for tp, offset in generation.begin.items()}
     clocks: Mapping[int, int] = {}
     if last is not None and last[0].batch >= generation.from_batch:
@@ -215,13 +223,13 @@ def _waiting_from_sink(engine: Engine, settings: Settings, generation: Generatio
     for tp, decision in read_decisions(reader, generation):
         idle.setdefault(tp, []).append(decision)
     inputs = list[Rows]()
-    for source in settings.inputs:
+    for input_id in settings.inputs:
         begins = {
-            tp.partition: (c.next_offset, None) for tp, c in cursors.items() if tp.source == source
+            tp.partition: (c.next_offset, None) for tp, c in cursors.items() if tp.input == input_id
         }
         timed: Where = [[*terms, ("event_time", "is not null", None)] for terms in within(begins)]
-        constants = {"source": source}
-        inputs.append(engine.read(tables.bronze(source), _WAITING, timed, constants=constants))
+        table, source = tables.bronze(input_id.source), {"source": input_id.source}
+        inputs.append(engine.read(table, _WAITING, of_topic(input_id, timed), constants=source))
     inputs.append(engine.read(tables.RECOVERED, MESSAGE_SCHEMA.names, MESSAGES))
     function = partial(
         _waiting_and_published,
@@ -249,8 +257,8 @@ def _waiting_and_published(
     for records in bronze:
         offsets = int64s(records["offset"])
         times = times_ms(records["event_time"])
-        names = pc.unique(records["source"]).to_pylist()
-        for tp, rows in by_topic_partition(records, names, offsets).items():
+        here = list(dict.fromkeys(tp.input for tp in cursors))
+        for tp, rows in by_topic_partition(records, here, offsets).items():
             cursor = cursors[tp]
             decisions = [
                 each for each in idle.get(tp, ()) if each.after_offset + 1 >= cursor.next_offset
@@ -275,8 +283,7 @@ def _is_within(offset: int, span: tuple[int, int | None] | None) -> bool:
 
 def _merged_into_nothing(
     *inputs: pa.Table,
-    sources: Sequence[str],
-    topics: Mapping[tuple[str, ...], str],
+    inputs_of_lake: Sequence[InputId],
     spans: Mapping[TopicPartition, tuple[int, int | None]],
     partitions_passed_over: Collection[int],
 ) -> pa.Table:
@@ -286,25 +293,22 @@ def _merged_into_nothing(
     passed over, whatever their key.
     """
     *bronze, silver, late, messages = inputs
-    records = pa.concat_tables(
-        rows.select(["source", "partition", "offset", "merge_key"]) for rows in bronze
-    )
+    records = pa.concat_tables(rows.select([*PARTS.names, "merge_key"]) for rows in bronze)
     places = zip(*(records[name].to_pylist() for name in PARTS.names), strict=True)
     records = records.filter(
         pa.array(
-            [_is_within(offset, spans.get(TopicPartition(s, p))) for s, p, offset in places],
+            [
+                _is_within(offset, spans.get(TopicPartition(InputId(source, topic), p)))
+                for source, topic, p, offset in places
+            ],
             pa.bool_(),
         )
     )
     has_known_key = pc.is_in(records["merge_key"], value_set=pc.unique(messages["merge_key"]))
     is_passed_over = np.isin(int64s(records["partition"]), list(partitions_passed_over))
     records = records.filter(pc.or_(has_known_key, pa.array(is_passed_over)))
-    late_topics = zip(late["source"].to_pylist(), late["topic"].to_pylist(), strict=True)
-    names = [topics[source_and_topic] for source_and_topic in late_topics]
-    late_parts = pa.table(
-        [pa.array(names, pa.string()), late["partition"], late["offset"]], schema=PARTS
-    )
-    merged = pa.concat_tables([_places_of_parts(silver, sources), late_parts])
+    late_parts = late.select(PARTS.names).cast(PARTS)
+    merged = pa.concat_tables([_places_of_parts(silver, inputs_of_lake), late_parts])
     return (
         records.select(PARTS.names)
         .cast(PARTS)

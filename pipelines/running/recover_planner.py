@@ -39,7 +39,7 @@ def recover_planner(
     """
     reader = owner.engine.reader
     epochs = read_epochs(reader, settings)
-    last = last_batch(reader)
+    last = last_batch(reader, settings)
     if lateness is None:
         lateness = inherited_lateness(reader, epochs, generation)
     drop_undecided(owner, -1 if last is None else last[0].batch)

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from pipelines.core.idle import IdleDecision
+from pipelines.core.inputs import InputId
 from pipelines.core.recovery import (
     CloseTimeRange,
     idle_header,
@@ -15,12 +16,12 @@ from pipelines.core.recovery import (
     recovery_headers,
 )
 from pipelines.core.sequence import NO_RECOVERY, MessageTime
-from pipelines.lake import tables
 from pipelines.lake.decisions import read_decisions
 from pipelines.lake.epochs import Epochs
 from pipelines.lake.fingerprints import read_fingerprints
 from pipelines.lake.generations import Generation, Generations
-from pipelines.lake.table_reader import TableReader, first_offsets
+from pipelines.lake.inputs import first_offsets
+from pipelines.lake.table_reader import TableReader
 from pipelines.running.message_rows import Headers
 from pipelines.running.publication_plan import Ends
 from pipelines.settings import Settings
@@ -57,9 +58,11 @@ class RecoveryHeaders:
             positions = {p: self._read_again_from(at) for p, at in times.items()}
             for p, offsets in self._min_offsets(generation, positions, decisions).items():
                 close_times = self._close_times(times[p], ends[p].last.time)
-                idle = idle_header(decisions[p], offsets, close_times)
+                named = {self.settings.input_names[i]: offset for i, offset in offsets.items()}
+                decided = {self.settings.input_names[i]: d for i, d in decisions[p].items()}
+                idle = idle_header(decided, named, close_times)
                 fingerprints = rules.of(p, offsets, positions[p])
-                recovery = recovery_headers(offsets, idle, fingerprints, is_lived=is_lived)
+                recovery = recovery_headers(named, idle, fingerprints, is_lived=is_lived)
                 if recovery[0][0] == NO_RECOVERY:
                     log.warning(
                         "partition %d: what a lost lake needs of idle decisions does not fit into "
@@ -85,34 +88,34 @@ class RecoveryHeaders:
         fingerprints = {epoch.settings.fingerprint for epoch in self.epochs}
         return generation.number > 0 or generation.is_lived or len(fingerprints) > 1
 
-    def _decisions(self, generation: Generation) -> dict[int, dict[str, list[IdleDecision]]]:
+    def _decisions(self, generation: Generation) -> dict[int, dict[InputId, list[IdleDecision]]]:
         """Return the idle policy's decisions in a generation, by partition and input."""
-        decisions: dict[int, dict[str, list[IdleDecision]]] = {
+        decisions: dict[int, dict[InputId, list[IdleDecision]]] = {
             partition: {} for partition in range(self.partitions)
         }
         for tp, decision in read_decisions(self.reader, generation):
-            decisions[tp.partition].setdefault(tp.source, []).append(decision)
+            decisions[tp.partition].setdefault(tp.input, []).append(decision)
         return decisions
 
     def _min_offsets(
         self,
         generation: Generation,
         times: Mapping[int, int],
-        decisions: Mapping[int, Mapping[str, Sequence[IdleDecision]]],
-    ) -> dict[int, dict[str, int]]:
+        decisions: Mapping[int, Mapping[InputId, Sequence[IdleDecision]]],
+    ) -> dict[int, dict[InputId, int]]:
         """Return, by partition and input, a generation's first offset at a position (ms) >= a time.
 
         A position first reaches a time at the first record, or after the first decision, that has
         it. Every source has one, since the clock has passed that time in all of them.
         """
-        offsets: dict[int, dict[str, int]] = {partition: {} for partition in times}
-        for source in self.settings.inputs:
-            since = generation.offsets_of(source)
-            first = first_offsets(self.reader, tables.bronze(source), "event_time", times, since)
+        offsets: dict[int, dict[InputId, int]] = {partition: {} for partition in times}
+        for input_id in self.settings.inputs:
+            since = generation.offsets_of(input_id)
+            first = first_offsets(self.reader, input_id, "event_time", times, since)
             for p, time in times.items():
                 records = [(first[p], time)] if p in first else []
-                input_decisions = decisions[p].get(source, ())
-                offsets[p][source] = min_offset(
+                input_decisions = decisions[p].get(input_id, ())
+                offsets[p][input_id] = min_offset(
                     records, input_decisions, time, next_offset=since.get(p, 0)
                 )
         return offsets

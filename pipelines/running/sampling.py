@@ -85,13 +85,16 @@ class Sampler:
         bounds: dict[TopicPartition, tuple[int, int]] = {}
         transactions: dict[TopicPartition, OpenTransaction] = {}
         if {"bronze", "silver"} & set(self._layers):
-            for name, topic in self._settings.inputs.items():
+            for input_id in self._settings.inputs:
                 topic_bounds, still_open = open_transactions(
-                    self._cluster, topic, range(self._partitions)
+                    self._cluster, input_id.topic, range(self._partitions)
                 )
-                bounds |= {TopicPartition(name, p): limits for p, limits in topic_bounds.items()}
+                bounds |= {
+                    TopicPartition(input_id, p): limits for p, limits in topic_bounds.items()
+                }
                 transactions |= {
-                    TopicPartition(name, p): transaction for p, transaction in still_open.items()
+                    TopicPartition(input_id, p): transaction
+                    for p, transaction in still_open.items()
                 }
         open_rows = None
         tenants = None

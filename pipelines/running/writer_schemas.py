@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 
 from pipelines.configuration.sources import RegistrySettings
 from pipelines.core.avro_schema import UNKNOWN
-from pipelines.core.inputs import source_of
 from pipelines.errors import unknown_schema_of
 from pipelines.kafka.registry import Registry
 from pipelines.lake import tables
@@ -19,7 +18,7 @@ from pipelines.settings import Settings
 
 @dataclass
 class WriterSchemas:
-    """The rows of `writer_schemas` for the source of an input; there are none without a registry.
+    """The rows of `writer_schemas` for a source; there are none without a registry.
 
     A schema that the registry does not have stops the input until it is there. After
     `registry.unknown_after` it is given up, for good: its records are then refused.
@@ -39,19 +38,19 @@ class WriterSchemas:
     @property
     def registry(self) -> RegistrySettings | None:
         """The registry of the source, if it has one."""
-        return self.settings.sources[source_of(self.source)].registry
+        return self.settings.sources[self.source].registry
 
     def recover(self) -> None:
         """Read which schemas the lake has given up."""
         if self.registry is not None and self.registry.unknown_after_ms is not None:
-            self.given_up |= given_up_schemas(self._reader, source_of(self.source))
+            self.given_up |= given_up_schemas(self._reader, self.source)
 
     def keep(self, schema_ids: Collection[int]) -> None:
         """Add the schemas with these ids to `writer_schemas`, if it lacks them."""
         new = set(schema_ids) - self._kept
         if self.registry is None or not new:
             return
-        existing = known_schemas(self._reader, source_of(self.source))
+        existing = known_schemas(self._reader, self.source)
         new -= {schema_id for schema_id, text in existing.items() if text != UNKNOWN}
         schemas = Registry(self.registry, self.given_up)
         texts = {
@@ -73,7 +72,7 @@ class WriterSchemas:
         if schema_id in self.given_up:
             return True
         now = now_ms()
-        since = unknown_schemas(self._reader, source_of(self.source)).get(schema_id)
+        since = unknown_schemas(self._reader, self.source).get(schema_id)
         if since is None:
             since = now
             self._note({schema_id: None})
@@ -94,9 +93,7 @@ class WriterSchemas:
 
         None: the source waits for the schema. `UNKNOWN`: it no longer does.
         """
-        rows = [
-            (source_of(self.source), schema_id, text, now_ms()) for schema_id, text in texts.items()
-        ]
+        rows = [(self.source, schema_id, text, now_ms()) for schema_id, text in texts.items()]
         engine = self.owner.engine
         engine.append(tables.WRITER_SCHEMAS, engine.lake.layout[tables.WRITER_SCHEMAS].rows(rows))
 

@@ -84,12 +84,12 @@ def positions(case: Case) -> dict[tuple[str, int], int]:
     found: dict[tuple[str, int], int] = {}
     largest: dict[str, int] = {}
     for record in case.records():
-        largest[record.source] = max(
-            record.event_time, largest.get(record.source, record.event_time)
+        largest[record.input.source] = max(
+            record.event_time, largest.get(record.input.source, record.event_time)
         )
-        found.setdefault((record.source, record.offset), largest[record.source])
+        found.setdefault((record.input.source, record.offset), largest[record.input.source])
         if not record.is_heartbeat:
-            found[record.source, record.offset] = largest[record.source]
+            found[record.input.source, record.offset] = largest[record.input.source]
     return found
 
 
@@ -143,7 +143,7 @@ def test_what_is_told_of_a_key_is_the_merge_models(river: River, key: str) -> No
     )
     assert right
     late = [
-        (p, each.record.source, each.record.offset, each.record.event_time, each.position)
+        (p, each.record.input.source, each.record.offset, each.record.event_time, each.position)
         for p, model in models.items()
         for each in model.late
         if each.record.key == key
@@ -154,9 +154,9 @@ def test_what_is_told_of_a_key_is_the_merge_models(river: River, key: str) -> No
     ]
     assert sorted(told) == sorted(late)
     waiting = [
-        (p, source, record.offset, record.event_time)
+        (p, record.input.source, record.offset, record.event_time)
         for p, model in models.items()
-        for source, queue in model.unread().items()
+        for queue in model.unread().values()
         for _, record in queue
         if record.key == key
     ]

@@ -11,11 +11,11 @@ from rich.console import Console
 
 from pipelines.audit.explain import explain
 from pipelines.audit.show import explain_view
-from pipelines.core.model import Record
 from pipelines.errors import ConfigurationError
 from tests.audit.test_verify_tenants import KNOWN, settings_of
 from tests.support.cases import SOURCES, Case, as_record
 from tests.support.configurations import settings_for
+from tests.support.inputs import record_of
 from tests.support.merges import heads_by_tenant
 from tests.support.model_lakes import ModelLake
 from tests.support.tenants import TenantModels, case_of_records, tenant_case
@@ -75,12 +75,12 @@ def test_what_is_told_of_a_key_is_the_merge_models(tmp_path: Path) -> None:
                 ]
                 records.append((r.key, p, r.event_time, r.tenant, status, due, closed_at, parts))
         late += [
-            (e.record.key, p, e.record.source, e.record.offset, e.record.tenant, e.position)
+            (e.record.key, p, e.record.input.source, e.record.offset, e.record.tenant, e.position)
             for e in model.late
         ]
-        waiting += [(r.key, p, r.source, r.offset, r.tenant, v) for v, r in model.waiting]
+        waiting += [(r.key, p, r.input.source, r.offset, r.tenant, v) for v, r in model.waiting]
         waiting += [
-            (r.key, p, s, r.offset, r.tenant, None)
+            (r.key, p, s.source, r.offset, r.tenant, None)
             for s, mine in model.unread().items()
             for _, r in mine
             if r.key
@@ -139,7 +139,9 @@ def time(ms: int) -> str:
 
 def test_it_says_why_a_record_waits_is_open_closed_or_late(tmp_path: Path) -> None:
     more = [("tracking", 4150, "F", "q"), ("orders", 6000, "G", "x"), ("orders", 4700, "C", "y")]
-    arrivals = [Record(source, 0, at, key, tenant) for source, at, key, tenant in [*KNOWN, *more]]
+    arrivals = [
+        record_of(source, 0, at, key, tenant) for source, at, key, tenant in [*KNOWN, *more]
+    ]
     lake = merged_lake(tmp_path, {0: case_of_records(arrivals)})
 
     def told(key: str, name: str) -> list[str]:
@@ -185,8 +187,8 @@ def test_it_says_why_a_record_waits_is_open_closed_or_late(tmp_path: Path) -> No
 
 
 def test_as_of_a_version_it_is_as_it_was_then(tmp_path: Path) -> None:
-    arrivals = [Record(source, 0, at, key, tenant) for source, at, key, tenant in KNOWN]
-    ends = [Record(source, 0, 9000, None, None) for source in SOURCES]
+    arrivals = [record_of(source, 0, at, key, tenant) for source, at, key, tenant in KNOWN]
+    ends = [record_of(source, 0, 9000, None, None) for source in SOURCES]
     lake = merged_lake(tmp_path, {0: case_of_records([*arrivals, *ends])}, 10 / 12, 1.0)
     now = explain(lake.reader, lake.settings, "C")
     then = explain(lake.reader, lake.settings, "C", lake.reader.version("silver") - 1)
@@ -199,16 +201,16 @@ def test_as_of_a_version_it_is_as_it_was_then(tmp_path: Path) -> None:
 
 def test_positions_are_those_after_an_idle_decision(tmp_path: Path) -> None:
     """What a decision told a tenant is its own; any other is as far behind as may be."""
-    decision = Record("orders", -1, 5300, None, None, {"x": 5300, "y": 5000})
+    decision = record_of("orders", -1, 5300, None, None, {"x": 5300, "y": 5000})
     arrivals = [
-        Record("orders", 0, 3000, "k", "y"),
-        Record("tracking", 0, 5000, "k", "y"),
-        Record("tracking", 0, 5300, "k", "x"),
+        record_of("orders", 0, 3000, "k", "y"),
+        record_of("tracking", 0, 5000, "k", "y"),
+        record_of("tracking", 0, 5300, "k", "x"),
     ]
     later = [
-        Record("orders", 0, 4960, "k", "y"),
-        Record("orders", 0, 4960, "k", "z"),
-        Record("tracking", 0, 5400, None, "x"),
+        record_of("orders", 0, 4960, "k", "y"),
+        record_of("orders", 0, 4960, "k", "z"),
+        record_of("tracking", 0, 5400, None, "x"),
     ]
     lake = merged_lake(tmp_path, {0: case_of_records([*arrivals, decision, *later])}, 0.5, 1.0)
     found = explain(lake.reader, lake.settings, "k")

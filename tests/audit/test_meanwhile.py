@@ -36,6 +36,7 @@ from pipelines.silver import Silver
 from tests.support.cases import keyed
 from tests.support.crashes import CrashError, dying_at
 from tests.support.effort import first_then_nightly
+from tests.support.inputs import input_of
 from tests.support.lakes import fill_bronze
 from tests.support.meanwhile import Meanwhile
 from tests.support.rivers import River
@@ -311,10 +312,12 @@ def test_refused_records_that_are_not_in_quarantine_yet_break_no_promise(
     }
 
     def write(owner: Owner) -> None:
-        fill_bronze(BronzeTable(owner, settings, "tracking"), values)
+        fill_bronze(BronzeTable(owner, settings, input_of("tracking")), values)
 
     cut_short(settings, write, "append", tables.QUARANTINE)
-    fill_bronze(BronzeTable(owner(settings), settings, "orders"), {(0, beyond): keyed("k", 10**7)})
+    fill_bronze(
+        BronzeTable(owner(settings), settings, input_of("orders")), {(0, beyond): keyed("k", 10**7)}
+    )
     batch(settings)
     found = verify(reader_of(settings), settings, full=True)
     assert found["problems"] == []

@@ -18,26 +18,22 @@ from pipelines.audit.partitioning import (
     check_sample,
 )
 from pipelines.audit.problems import Findings
-from pipelines.core.plan import TopicPartition
 from tests.support.cases import SOURCES, keyed
 from tests.support.configurations import settings_for
+from tests.support.inputs import tp_of
 from tests.support.repartitioning import expected_partition
 from tests.support.topics import create_topics, produce
 
 PARTITIONS = 3
 
 
-def test_keys_in_two_partitions_are_counted_and_an_example_has_its_first_records(
-    tmp_path: Path,
-) -> None:
-    key_partitions, settings = KeyPartitions(), settings_for(tmp_path)
-    key_partitions.add(
-        TopicPartition("tracking", 0), dict.fromkeys([4, 9], ("a", "")) | {7: ("b", "")}
-    )
-    key_partitions.add(TopicPartition("orders", 0), {1: ("a", ""), 2: ("c", "")})
-    assert key_partitions.note(settings) is None
-    key_partitions.add(TopicPartition("orders", 1), dict.fromkeys([5, 8], ("b", "")))
-    note = key_partitions.note(settings)
+def test_keys_in_two_partitions_are_counted_and_an_example_has_its_first_records() -> None:
+    key_partitions = KeyPartitions()
+    key_partitions.add(tp_of("tracking", 0), dict.fromkeys([4, 9], ("a", "")) | {7: ("b", "")})
+    key_partitions.add(tp_of("orders", 0), {1: ("a", ""), 2: ("c", "")})
+    assert key_partitions.note() is None
+    key_partitions.add(tp_of("orders", 1), dict.fromkeys([5, 8], ("b", "")))
+    note = key_partitions.note()
     assert note is not None
     assert note.startswith(
         "keys are in more than one partition, where their records never meet: 1 of those looked at"
@@ -45,23 +41,20 @@ def test_keys_in_two_partitions_are_counted_and_an_example_has_its_first_records
     assert ", such as that of tracking[0]@7 and orders[1]@5; " in note
 
 
-def test_a_key_of_two_tenants_is_two_keys(tmp_path: Path) -> None:
-    key_partitions, settings = (
-        KeyPartitions(),
-        settings_for(tmp_path, merge__tenant="g", merge__tenant_max_lag="1h"),
-    )
-    key_partitions.add(TopicPartition("tracking", 0), {4: ("a", "x")})
-    key_partitions.add(TopicPartition("orders", 1), {1: ("a", "y")})
-    assert key_partitions.note(settings) is None
-    key_partitions.add(TopicPartition("orders", 2), {1: ("a", "x")})
-    assert "never meet: 1 of those" in (key_partitions.note(settings) or "")
-
-
-def test_without_keys_there_is_nothing_to_tell(tmp_path: Path) -> None:
+def test_a_key_of_two_tenants_is_two_keys() -> None:
     key_partitions = KeyPartitions()
-    assert key_partitions.note(settings_for(tmp_path)) is None
-    key_partitions.add(TopicPartition("tracking", 0), {})
-    assert key_partitions.note(settings_for(tmp_path)) is None
+    key_partitions.add(tp_of("tracking", 0), {4: ("a", "x")})
+    key_partitions.add(tp_of("orders", 1), {1: ("a", "y")})
+    assert key_partitions.note() is None
+    key_partitions.add(tp_of("orders", 2), {1: ("a", "x")})
+    assert "never meet: 1 of those" in (key_partitions.note() or "")
+
+
+def test_without_keys_there_is_nothing_to_tell() -> None:
+    key_partitions = KeyPartitions()
+    assert key_partitions.note() is None
+    key_partitions.add(tp_of("tracking", 0), {})
+    assert key_partitions.note() is None
 
 
 def test_a_record_away_from_its_keys_partition_is_named() -> None:

@@ -86,7 +86,9 @@ def progress(
     """A batch's rows, from (source, partition, from, until, head, clock)."""
     names = ("source", "partition", "from_offset", "until_offset", "head", "clock")
     known = {"batch": batch, "committed_at": NOW + after_ms, **more}
-    return [{**known, **dict(zip(names, place, strict=True))} for place in places]
+    return [
+        {**known, "topic": place[0], **dict(zip(names, place, strict=True))} for place in places
+    ]
 
 
 def merge_record(
@@ -196,7 +198,14 @@ def test_a_lead_is_the_largest_of_its_step_and_holds_to_the_end(tmp_path: Path) 
 def test_idle_is_where_the_policy_spoke(tmp_path: Path) -> None:
     decisions = [("order", 0, 10), ("order", 0, 900), ("order", 1, 239_000)]
     idle = [
-        {"source": s, "partition": p, "after_offset": 1, "event_time": 5, "decided_at": NOW + at}
+        {
+            "source": s,
+            "topic": s,
+            "partition": p,
+            "after_offset": 1,
+            "event_time": 5,
+            "decided_at": NOW + at,
+        }
         for s, p, at in decisions
     ]
     progressed = [row for p in range(2) for row in progress(0, 0, ("order", p, 0, 1, 9, 5))]
@@ -401,10 +410,10 @@ def test_durations_are_from_the_first_to_the_last_event_time(tmp_path: Path) -> 
 
 
 def test_refused_are_told_by_reason_and_source(tmp_path: Path) -> None:
-    late = [{"source": "order", "partition": p, "offset": p} for p in range(3)]
+    late = [{"source": "order", "topic": "order", "partition": p, "offset": p} for p in range(3)]
     reasons = ["no_key", "undecodable", "no_key"]
     quarantine = [
-        {"source": "tracking", "partition": n, "offset": n, "reason": reason}
+        {"source": "tracking", "topic": "tracking", "partition": n, "offset": n, "reason": reason}
         for n, reason in enumerate(reasons)
     ]
     found = rows(report_of(tmp_path, late=late, quarantine=quarantine), REFUSED)
@@ -430,8 +439,8 @@ def test_every_partition_is_counted(tmp_path: Path) -> None:
             merge_record(6, valid=False),
             merge_record(7, status="open", valid=None),
         ],
-        late=[{"source": "order", "partition": 0}],
-        quarantine=[{"source": "order", "partition": 3, "reason": "no_key"}],
+        late=[{"source": "order", "topic": "order", "partition": 0}],
+        quarantine=[{"source": "order", "topic": "order", "partition": 3, "reason": "no_key"}],
         published=[publication(0, 0, 1)],
     )
     clock = "1970-01-01 00:00:00.300Z"

@@ -15,12 +15,12 @@ from rich.console import Console
 from pipelines.audit.show import status_view
 from pipelines.audit.status import status
 from pipelines.core.idle import IdleDecision
-from pipelines.core.model import Record
 from pipelines.lake import tables
 from pipelines.lake.by_delta_rs import DeltaRsReader
 from pipelines.lake.location import Lake
 from tests.support.cases import SOURCES, Case, heartbeat, keyed, random_case
 from tests.support.configurations import settings_for
+from tests.support.inputs import record_of
 from tests.support.model_lakes import ModelLake
 from tests.support.tenants import TenantModels, case_of_records, tenant_case
 from tests.support.topics import create_topics, produce
@@ -67,14 +67,16 @@ def test_what_it_says_is_the_models(tmp_path: Path, seeds: range) -> None:
             if row == partition
         )
         assert shown["quarantined"] == refused
+        heads = {input_id.source: head for input_id, head in model.heads.items()}
+        unread = {input_id.source: records for input_id, records in model.unread().items()}
         for source in SOURCES:
             at = shown["sources"][source]
-            assert at["head"] == model.heads.get(source)
+            assert at["head"] == heads.get(source)
             assert at["lead"] == (
                 None if model.clock is None or at["head"] is None else at["head"] - model.clock
             )
-            is_held = bool(model.unread().get(source)) and (
-                model.clock is None or model.heads[source] > model.clock
+            is_held = bool(unread.get(source)) and (
+                model.clock is None or heads[source] > model.clock
             )
             assert at["state"] == (
                 "waiting" if at["head"] is None else "held" if is_held else "active"
@@ -82,7 +84,7 @@ def test_what_it_says_is_the_models(tmp_path: Path, seeds: range) -> None:
             passed = [
                 offset
                 for offset in range(len(case.values[source]))
-                if offset >= lake.until[source, partition]  # type: ignore[index]
+                if offset >= lake.until[lake.tp_of(source, partition)]
             ]
             assert at["lag"] == len(passed)
 
@@ -179,19 +181,19 @@ def test_of_tenants_it_says_who_is_behind_and_who_is_ahead(tmp_path: Path) -> No
     yet."""
     arrivals = [
         *[
-            Record("tracking", 0, 5000, "A", "x"),
-            Record("orders", 0, 4400, "B", "y"),
-            Record("orders", 0, 5010, "A", "x"),
+            record_of("tracking", 0, 5000, "A", "x"),
+            record_of("orders", 0, 4400, "B", "y"),
+            record_of("orders", 0, 5010, "A", "x"),
         ],
         *[
-            Record("tracking", 0, 4420, "B", "y"),
-            Record("tracking", 0, 5300, None, "x"),
-            Record("orders", 0, 4600, None, "y"),
+            record_of("tracking", 0, 4420, "B", "y"),
+            record_of("tracking", 0, 5300, None, "x"),
+            record_of("orders", 0, 4600, None, "y"),
         ],
         *[
-            Record("orders", 0, 5350, None, "x"),
-            Record("tracking", 0, 4525, "C", "y"),
-            Record("tracking", 0, 4250, "D", "z"),
+            record_of("orders", 0, 5350, None, "x"),
+            record_of("tracking", 0, 4525, "C", "y"),
+            record_of("tracking", 0, 4250, "D", "z"),
         ],
     ]
     cases = {0: case_of_records(arrivals), 1: case_of_records([])}
@@ -241,11 +243,14 @@ def test_who_leads_is_nobody_where_the_idle_policy_or_a_heartbeat_of_all_does(
     tmp_path: Path,
 ) -> None:
     of_all = [
-        Record("tracking", 0, 50, "k", "x"),
-        Record("tracking", 0, 90, None, None),
-        Record("orders", 0, 60, None, "x"),
+        record_of("tracking", 0, 50, "k", "x"),
+        record_of("tracking", 0, 90, None, None),
+        record_of("orders", 0, 60, None, "x"),
     ]
-    decided = [Record("tracking", 0, 50, "k", "x"), Record("orders", -1, 50, None, None, {"x": 50})]
+    decided = [
+        record_of("tracking", 0, 50, "k", "x"),
+        record_of("orders", -1, 50, None, None, {"x": 50}),
+    ]
     lake = merged_lake(
         tmp_path,
         {0: case_of_records(of_all), 1: case_of_records(decided)},

@@ -13,36 +13,35 @@ from pipelines.audit.problems import SHOWN, Findings, answer
 from pipelines.audit.verify import gaps
 from pipelines.audit.verify_evidence import Outcome
 from pipelines.audit.verify_model import PUBLISHED, Inherited, Message, outcomes
-from pipelines.core.model import Record
-from pipelines.core.plan import TopicPartition
 from pipelines.errors import Problem
 from pipelines.lake.epochs import Epoch
-from tests.support.cases import SOURCES
 from tests.support.configurations import settings_for
+from tests.support.inputs import input_of, record_of, tp_of
 
 FIRST = Epoch(0, 0, settings_for(Path(), merge__timeout="100ms"))
 
 
 def through(clock: int | None) -> list[tuple[Epoch, End]]:
     """One epoch that ended at a clock, having merged all records."""
-    until = {TopicPartition("tracking", 0): 3, TopicPartition("orders", 0): 1}
+    until = {tp_of("tracking", 0): 3, tp_of("orders", 0): 1}
     return [(FIRST, End(until, {}, {} if clock is None else {0: clock}))]
 
 
 TRACKING = [
-    (10, Record("tracking", 0, 10, "k")),
-    (200, Record("tracking", 1, 200, "k")),
-    (200, Record("tracking", 2, 90, "k")),
+    (10, record_of("tracking", 0, 10, "k")),
+    (200, record_of("tracking", 1, 200, "k")),
+    (200, record_of("tracking", 2, 90, "k")),
 ]
-ORDERS = [(50, Record("orders", 0, 50, "k"))]
-NO_TENANT = {"tracking": TRACKING, "orders": ORDERS}
-TIMED_OUT = Outcome("k", "timed_out", 10, 50, (("tracking", 0, 10), ("orders", 0, 50)), 110, 111)
-OPEN = Outcome("k", "open", 200, 200, (("tracking", 1, 200),), 300)
-LATE = Outcome("k", "late", 90, 200, (("tracking", 2, 90),))
+ORDERS = [(50, record_of("orders", 0, 50, "k"))]
+INPUTS = (input_of("tracking"), input_of("orders"))
+NO_TENANT = dict(zip(INPUTS, (TRACKING, ORDERS), strict=True))
+TIMED_OUT = Outcome("k", "timed_out", 10, 50, ((INPUTS[0], 0, 10), (INPUTS[1], 0, 50)), 110, 111)
+OPEN = Outcome("k", "open", 200, 200, ((INPUTS[0], 1, 200),), 300)
+LATE = Outcome("k", "late", 90, 200, ((INPUTS[0], 2, 90),))
 
 
 def out_before(source: str, offset: int, time: int) -> Outcome:
-    return Outcome("k", PUBLISHED, time, time, ((source, offset, time),))
+    return Outcome("k", PUBLISHED, time, time, ((input_of(source), offset, time),))
 
 
 def read_back(key: str, event_time: int) -> Message:
@@ -50,18 +49,18 @@ def read_back(key: str, event_time: int) -> Message:
 
 
 def test_a_keys_outcomes_are_those_of_the_model() -> None:
-    assert sorted(outcomes(SOURCES, through(200), 0, NO_TENANT)) == sorted([TIMED_OUT, OPEN, LATE])
-    assert list(outcomes(SOURCES, through(None), 0, NO_TENANT)) == []
+    assert sorted(outcomes(INPUTS, through(200), 0, NO_TENANT)) == sorted([TIMED_OUT, OPEN, LATE])
+    assert list(outcomes(INPUTS, through(None), 0, NO_TENANT)) == []
 
 
 def test_what_was_published_before_a_recovery_is_not_merged_but_late_is_late() -> None:
     out = [out_before("tracking", 0, 10), out_before("orders", 0, 50)]
     assert sorted(
-        outcomes(SOURCES, through(200), 0, NO_TENANT, Inherited([read_back("k", 10)]))
+        outcomes(INPUTS, through(200), 0, NO_TENANT, Inherited([read_back("k", 10)]))
     ) == sorted([OPEN, LATE, *out])
     out.append(out_before("tracking", 1, 200))
     messages = [read_back("k", 10), read_back("k", 150)]
-    assert sorted(outcomes(SOURCES, through(200), 0, NO_TENANT, Inherited(messages))) == sorted(
+    assert sorted(outcomes(INPUTS, through(200), 0, NO_TENANT, Inherited(messages))) == sorted(
         [LATE, *out]
     )
 

@@ -24,7 +24,7 @@ from pipelines.audit.problems import Findings
 from pipelines.audit.verify_evidence import Outcome, read_partitions
 from pipelines.audit.verify_model import outcomes
 from pipelines.audit.verify_sink import Validator, check_sink, read_limits, read_sink
-from pipelines.core.model import MergeRecord, MergeRules, PartitionMerge, Record
+from pipelines.core.model import MergeRecord, PartitionMerge, Record
 from pipelines.core.plan import TopicPartition
 from pipelines.engine.choice import open_engine
 from pipelines.lake import tables
@@ -33,9 +33,10 @@ from pipelines.settings import Settings
 from tests.audit.inputs import problems_in, with_topics
 from tests.audit.inputs import settings_of as settings_with_topics
 from tests.audit.test_verify import Change, altered, gone, twice
-from tests.support.cases import SOURCES, Case, as_record
+from tests.support.cases import SOURCES, Case, as_record, rules_of
 from tests.support.configurations import settings_for
 from tests.support.effort import draws, first_then_nightly
+from tests.support.inputs import input_of, record_of, tp_of
 from tests.support.lakes import CaseLake
 from tests.support.merges import TENANTS, Life, idle_decision, lives
 from tests.support.model_lakes import ModelLake, Row, rewrite
@@ -75,7 +76,7 @@ def arrivals_of(seed: int, lag_ms: int = 1000, count: int = 80) -> list[Record]:
             continue
         time = max(0, times[source] - delays[tenant] - rng.choice([0, 0, 1, 30, 300]))
         whose = None if roll > 0.95 else tenant
-        records.append(Record(source, 0, time, rng.choice("ab") if roll < 0.85 else None, whose))
+        records.append(record_of(source, 0, time, rng.choice("ab") if roll < 0.85 else None, whose))
     return records
 
 
@@ -188,7 +189,7 @@ open, C waits, E is late."""
 
 def known_case() -> Case:
     return case_of_records(
-        Record(source, 0, time, key, tenant) for source, time, key, tenant in KNOWN
+        record_of(source, 0, time, key, tenant) for source, time, key, tenant in KNOWN
     )
 
 
@@ -362,10 +363,10 @@ def test_each_promise_that_is_broken_is_found(
 
 def test_a_decision_that_told_a_tenant_another_time_is_found(tmp_path: Path) -> None:
     """Without it, y would be 1000 behind where it is silent."""
-    decision = Record("orders", -1, 5300, None, None, {"x": 5300, "y": 5000})
+    decision = record_of("orders", -1, 5300, None, None, {"x": 5300, "y": 5000})
     arrivals = [
-        Record("tracking", 0, 5000, "k", "y"),
-        Record("tracking", 1, 5300, "k", "x"),
+        record_of("tracking", 0, 5000, "k", "y"),
+        record_of("tracking", 1, 5300, "k", "x"),
         decision,
     ]
     lake = ModelLake(settings_of(tmp_path), {0: case_of_records(arrivals)})
@@ -395,7 +396,8 @@ def finished_case() -> Case:
     ]
     ends = [(source, 9000, None, None) for source in SOURCES]
     return case_of_records(
-        Record(source, 0, time, key, tenant) for source, time, key, tenant in [*KNOWN, *more, *ends]
+        record_of(source, 0, time, key, tenant)
+        for source, time, key, tenant in [*KNOWN, *more, *ends]
     )
 
 
@@ -528,7 +530,7 @@ def taken_up(folder: Path) -> ModelLake:
     since: dict[int, int] = {}
     begin: dict[TopicPartition, int] = {}
     for p, case in cases.items():
-        model, heads = PartitionMerge(MergeRules(SOURCES, 100, None, 1000)), dict[str, list[int]]()
+        model, heads = PartitionMerge(rules_of(SOURCES, 100, None, 1000)), dict[str, list[int]]()
         for source, values in case.values.items():
             records = [as_record(source, offset, value) for offset, value in enumerate(values)]
             model.arrive(*(record for record in records if record is not None))
@@ -541,7 +543,7 @@ def taken_up(folder: Path) -> ModelLake:
         since[p] = last - 1 - 1000 - 100
         lost[p] = [row for row in order[: len(order) // 2 + 1] if row.closed_at > since[p]]
         begin |= {
-            TopicPartition(source, p): bisect_left(positions, since[p])
+            tp_of(source, p): bisect_left(positions, since[p])
             for source, positions in heads.items()
         }
     lake = ModelLake(settings, cases)
@@ -595,22 +597,22 @@ def test_through_every_epoch_the_model_is_asked_for_what_it_said_then(life: Life
     model, ends, said = PartitionMerge(life[0][0]), [], []
     offsets, logs = (
         dict.fromkeys(SOURCES, 0),
-        {source: list[tuple[int, Record]]() for source in SOURCES},
+        {input_of(source): list[tuple[int, Record]]() for source in SOURCES},
     )
     for number, (rules, records) in enumerate(life):
         model.begin_epoch(rules.gap_ms, rules.max_ms, rules.lag_ms)
         for record in records:
-            offset, offsets[record.source] = (
-                offsets[record.source],
-                offsets[record.source] + (record.tenant_times is None),
+            offset, offsets[record.input.source] = (
+                offsets[record.input.source],
+                offsets[record.input.source] + (record.tenant_times is None),
             )
             numbered = replace(record, offset=offset - (record.tenant_times is not None))
             model.arrive(numbered)
-            logs[record.source].append((model.heads[record.source], numbered))
+            logs[record.input].append((model.heads[record.input], numbered))
         model.advance()
         waits = {source: min(r.offset for _, r in rows) for source, rows in model.unread().items()}
-        until = {TopicPartition(s, 0): waits.get(s, offsets[s]) for s in SOURCES}
-        heads = {TopicPartition(source, 0): head for source, head in model.heads.items()}
+        until = {tp_of(s, 0): waits.get(input_of(s), offsets[s]) for s in SOURCES}
+        heads = {tp_of(source, 0): head for source, head in model.heads.items()}
         ends.append(End(until, heads, {} if model.clock is None else {0: model.clock}))
         if model.clock is not None:
             said.append((number, {tenant: model.tenant_clock(tenant) for tenant in TENANTS}))
@@ -623,7 +625,9 @@ def test_through_every_epoch_the_model_is_asked_for_what_it_said_then(life: Life
     def hear(epoch: int, model: PartitionMerge) -> None:
         heard.append((epoch, {tenant: model.tenant_clock(tenant) for tenant in TENANTS}))
 
-    found = list(outcomes(SOURCES, [*zip(epochs, ends, strict=True)], 0, logs, on_epoch_end=hear))
+    found = list(
+        outcomes(tuple(logs), [*zip(epochs, ends, strict=True)], 0, logs, on_epoch_end=hear)
+    )
     assert heard == said
     expected: list[tuple[object, ...]] = [
         ("late", r.tenant, r.offset, position)

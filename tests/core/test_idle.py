@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 import pytest
 
 from pipelines.core.idle import decide
+from tests.support.inputs import input_of, name_of
 
 pytestmark = pytest.mark.promise("C2")
+
+
+def decided(
+    heads: Mapping[str, int | None], silent: Collection[str]
+) -> tuple[list[str], int] | None:
+    """The decision, by the names of inputs."""
+    idle = decide({input_of(name): head for name, head in heads.items()}, {*map(input_of, silent)})
+    return None if idle is None else ([name_of(input_id) for input_id in idle.inputs], idle[1])
 
 
 @pytest.mark.parametrize(
@@ -26,7 +35,7 @@ pytestmark = pytest.mark.promise("C2")
 def test_silent_laggards_come_to_the_smallest_head_of_the_others(
     heads: Mapping[str, int | None], silent: set[str], idle: tuple[list[str], int]
 ) -> None:
-    assert decide(heads, silent) == idle
+    assert decided(heads, silent) == idle
 
 
 @pytest.mark.parametrize(
@@ -40,7 +49,7 @@ def test_silent_laggards_come_to_the_smallest_head_of_the_others(
 def test_one_laggard_that_is_not_silent_stops_the_clock(
     heads: Mapping[str, int | None], silent: set[str]
 ) -> None:
-    assert decide(heads, silent) is None
+    assert decided(heads, silent) is None
 
 
 @pytest.mark.parametrize(
@@ -52,7 +61,7 @@ def test_one_laggard_that_is_not_silent_stops_the_clock(
     ],
 )
 def test_a_source_that_is_ahead_or_held_back_is_never_idle(heads: Mapping[str, int | None]) -> None:
-    assert decide(heads, {"tracking", "a"}) is None
+    assert decided(heads, {"tracking", "a"}) is None
 
 
 @pytest.mark.parametrize(
@@ -67,13 +76,13 @@ def test_a_source_that_is_ahead_or_held_back_is_never_idle(heads: Mapping[str, i
     ],
 )
 def test_where_no_source_is_ahead_nobody_is_idle(heads: Mapping[str, int | None]) -> None:
-    assert decide(heads, set(heads)) is None
+    assert decided(heads, set(heads)) is None
 
 
 def test_a_decision_is_not_taken_twice() -> None:
     heads: dict[str, int | None] = {"a": 50, "b": None, "c": 10}
-    idle = decide(heads, set(heads))
+    idle = decided(heads, set(heads))
     assert idle is not None
-    heads.update(dict.fromkeys(idle.sources, idle.event_time))
-    assert decide(heads, set(heads)) == (["b", "c"], 50)
-    assert decide({**heads, "b": 50, "c": 50}, set(heads)) is None
+    heads.update(dict.fromkeys(*idle))
+    assert decided(heads, set(heads)) == (["b", "c"], 50)
+    assert decided({**heads, "b": 50, "c": 50}, set(heads)) is None

@@ -16,7 +16,7 @@ import pytest
 from pipelines.configuration.values import NAMES_OF_STEPS, RESERVED_NAMES
 from pipelines.core.columns import NULL_TIME
 from pipelines.core.idle import IdleDecision
-from pipelines.core.inputs import source_of, topic_of
+from pipelines.core.inputs import InputId, several_topics
 from pipelines.core.merge import (
     LATE_SCHEMA,
     MESSAGE_SCHEMA,
@@ -43,6 +43,7 @@ from pipelines.core.types import DUE
 from pipelines.core.window import Window
 from tests.support.cases import INPUTS, KEYS, SOURCES, Case, as_record, random_case, rules_of
 from tests.support.effort import seeds
+from tests.support.inputs import input_of, tp_of
 
 TIMEOUT_MS = 100
 PARTITIONS = 50
@@ -74,32 +75,27 @@ class PureLake:
     clocks: dict[int, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.rows = {
-            TopicPartition(s, p): self._bronze(s, p) for p in self.cases for s in self.inputs
-        }
+        self.rows = {tp_of(s, p): self._bronze(s, p) for p in self.cases for s in self.inputs}
         self.cursors = {tp: Cursor() for tp in self.rows}
         self.arrived = dict.fromkeys(self.rows, 0)
         self.rules, self.epoch_from = Rules(self.window), -1
-        self.topics = [] if self.inputs == SOURCES else self.inputs
-        with_topics = {source_of(name) for name in self.topics if topic_of(name)}
-        self.schema = silver_schema(VALUE_TYPES, with_topics)
+        self.schema = silver_schema(VALUE_TYPES, several_topics(map(input_of, self.inputs)))
         self.ended: list[tuple[Mapping[TopicPartition, Cursor], Mapping[int, int]]] = []
         self.idle = {
-            TopicPartition(s, p): case.decisions.get(s, [])
+            tp_of(s, p): case.decisions.get(s, [])
             for p, case in self.cases.items()
             for s in self.inputs
         }
 
     def _bronze(self, source: str, partition: int) -> list[dict[str, object]]:
-        rows, topic = [], topic_of(source) or f"t-{source}"
+        rows = []
         for offset, value in enumerate(self.cases[partition].values[source]):
             record = as_record(source, offset, value)
             time = None if record is None else record.event_time * 1000
             key, beat = (None, False) if record is None else (record.key, record.is_heartbeat)
             rows.append(
                 {
-                    "source": source,
-                    "topic": topic,
+                    **input_of(source)._asdict(),
                     "partition": partition,
                     "offset": offset,
                     "merge_key": key,
@@ -170,7 +166,6 @@ class PureLake:
             self.rules,
             self.idle,
             max_bytes=10**6,
-            topics=self.topics,
         )
         batch = replace(batch, out={tp: np.array(mine, np.int64) for tp, mine in self.out.items()})
         # More than asked for does no harm.
@@ -255,7 +250,7 @@ def _ms(time: object) -> int | None:
 def _models(lake: PureLake) -> Iterator[tuple[int, PartitionMerge]]:
     for p, case in lake.cases.items():
         out = {
-            (tp.source, offset)
+            (tp.input, offset)
             for tp, mine in lake.out.items()
             if tp.partition == p
             for offset in mine
@@ -263,25 +258,20 @@ def _models(lake: PureLake) -> Iterator[tuple[int, PartitionMerge]]:
         model = PartitionMerge(
             rules_of(lake.inputs, *lake.window), recovered=lake.recovered.get(p, {}), out=out
         )
-        heads: dict[str, int] = {}
-        left: dict[str, list[tuple[int, Record]]] = {source: [] for source in lake.inputs}
+        heads: dict[InputId, int] = {}
+        inputs = [input_of(name) for name in lake.inputs]
+        left: dict[InputId, list[tuple[int, Record]]] = {i: [] for i in inputs}
         for record in case.records():
-            heads[record.source] = max(heads.get(record.source, 0), record.event_time)
-            left[record.source].append((heads[record.source], record))
+            heads[record.input] = max(heads.get(record.input, 0), record.event_time)
+            left[record.input].append((heads[record.input], record))
         for window, (cursors, clocks) in zip(lake.epochs, lake.ended, strict=False):
             # What an epoch has merged depends on the cut into batches; so the model is told, and
             # where the clock stood.
             if p in clocks:
-                ends = {
-                    source: cursors[TopicPartition(source, p)].next_offset for source in lake.inputs
-                }
-                reached = {
-                    s: [each for each in left[s] if each[1].offset < ends[s]] for s in lake.inputs
-                }
-                left = {
-                    s: [each for each in left[s] if each[1].offset >= ends[s]] for s in lake.inputs
-                }
-                model.advance_to(dict.fromkeys(lake.inputs, clocks[p]), reached)
+                ends = {i: cursors[tp_of(i, p)].next_offset for i in inputs}
+                reached = {i: [r for r in left[i] if r[1].offset < ends[i]] for i in inputs}
+                left = {i: [r for r in left[i] if r[1].offset >= ends[i]] for i in inputs}
+                model.advance_to(dict.fromkeys(inputs, clocks[p]), reached)
             model.begin_epoch(*window)
         model.advance_to(heads, left)
         yield p, model
@@ -297,7 +287,7 @@ def _expected(lake: PureLake) -> tuple[list[tuple[object, ...]], list[tuple[obje
                 of_sources = [
                     tuple(
                         (
-                            part.topic,
+                            part.topic if lake.inputs == INPUTS and s == "tracking" else "",
                             part.offset,
                             part.event_time,
                             (case.value(s, part) or b"").decode(),
@@ -311,20 +301,9 @@ def _expected(lake: PureLake) -> tuple[list[tuple[object, ...]], list[tuple[obje
                 closed_at = None if is_open else record.closed_at
                 silver.append((p, key, status, first, last, due, closed_at, *of_sources))
         for behind in model.late:
-            name, offset, key, time = (
-                getattr(behind.record, each) for each in ("source", "offset", "key", "event_time")
-            )
-            late_rows.append(
-                (
-                    p,
-                    source_of(name),
-                    topic_of(name) or f"t-{name}",
-                    offset,
-                    key,
-                    time,
-                    behind.position,
-                )
-            )
+            one = behind.record
+            facts = (one.offset, one.key, one.event_time, behind.position)
+            late_rows.append((p, *one.input, *facts))
     return sorted(silver, key=repr), sorted(late_rows, key=repr)
 
 
@@ -447,7 +426,7 @@ def test_the_random_cases_replace_open_records_split_keys_and_have_late_records(
 
 
 def _batch(clock: int, until: int, max_bytes: int | None = None) -> Batch:
-    ranges = {TopicPartition(s, 0): OffsetRange(0, until, None, clock, clock) for s in SOURCES}
+    ranges = {tp_of(s, 0): OffsetRange(0, until, None, clock, clock) for s in SOURCES}
     return Batch(
         BatchPlan(7, ranges, {0: clock}, has_late=False),
         VALUE_TYPES,

@@ -20,6 +20,7 @@ from pipelines.core.step import State, step
 from pipelines.core.window import Window
 from tests.support.cases import SOURCES
 from tests.support.effort import draws
+from tests.support.inputs import tp_of
 from tests.support.merges import MergeInput, tenant_inputs
 from tests.support.strategies import cuts
 
@@ -35,16 +36,14 @@ class PureLake:
     def __init__(self, rules: Rules) -> None:
         self.rules = rules
         self.rows: dict[str, list[dict[str, object]]] = defaultdict(list)
-        self.idle: dict[TopicPartition, list[IdleDecision]] = {
-            TopicPartition(s, 0): [] for s in SOURCES
-        }
+        self.idle: dict[TopicPartition, list[IdleDecision]] = {tp_of(s, 0): [] for s in SOURCES}
         self.state = State(0, dict.fromkeys(self.idle, Cursor()), {})
         self.silver = SILVER.empty_table()
         self.late: list[dict[str, object]] = []
         self.begins_epoch = False
 
     def arrive(self, record: Record) -> None:
-        mine, tp = self.rows[record.source], TopicPartition(record.source, 0)
+        mine, tp = self.rows[record.input.source], tp_of(record.input.source, 0)
         if record.tenant_times is not None:
             self.idle[tp].append(
                 IdleDecision(
@@ -53,8 +52,7 @@ class PureLake:
             )
             return
         row = {
-            "source": record.source,
-            "topic": "t",
+            **record.input._asdict(),
             "partition": 0,
             "offset": len(mine),
             "merge_key": record.key,
@@ -78,7 +76,7 @@ class PureLake:
     def plan(self, share: int) -> BatchPlan | None:
         available = {}
         for tp, cursor in self.state.cursors.items():
-            mine = self.rows[tp.source][cursor.next_offset : cursor.next_offset + share]
+            mine = self.rows[tp.input.source][cursor.next_offset : cursor.next_offset + share]
             times = np.array([row["event_time"] // 1000 for row in mine], np.int64)  # type: ignore[operator]
             rows = Available(np.array([row["offset"] for row in mine], np.int64), times)
             until = cursor.next_offset + share
@@ -103,7 +101,9 @@ class PureLake:
         rows = [
             row
             for tp, done in plan.ranges.items()
-            for row in self.rows[tp.source][max(0, done.from_offset - 1) : done.until_offset + 3]
+            for row in self.rows[tp.input.source][
+                max(0, done.from_offset - 1) : done.until_offset + 3
+            ]
         ]
         records = pa.Table.from_pylist(rows[::-1], RECORD_SCHEMA)
         batch = Batch(plan, VALUE_TYPES, self.rules, self.idle, begins_epoch=self.begins_epoch)
@@ -199,9 +199,11 @@ def expected(model: PartitionMerge) -> tuple[object, ...]:
             (model.rules.due(row.event_time, row.last_event_time), content(row))
             for row in model.open.values()
         ),
-        sorted((position, record.source, record.offset) for position, record in model.waiting),
         sorted(
-            ((each.position, each.record.source, each.record.offset) for each in model.late),
+            (position, record.input.source, record.offset) for position, record in model.waiting
+        ),
+        sorted(
+            ((each.position, each.record.input.source, each.record.offset) for each in model.late),
             key=repr,
         ),
     )

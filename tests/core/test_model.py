@@ -2,23 +2,35 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
 
-from pipelines.core.model import NO_TENANT, LateRecord, MergeRules, Part, PartitionMerge, Record
+from pipelines.core.model import (
+    NO_TENANT,
+    LateRecord,
+    MergeRecord,
+    MergeRules,
+    PartitionMerge,
+    Record,
+)
+from tests.support.cases import rules_of
+from tests.support.inputs import input_of, record_of
 
 pytestmark = pytest.mark.promise("R1")
 
 
 T = 100
-RULES = MergeRules(("tracking", "orders"), T)
+RULES = rules_of(("tracking", "orders"), T)
 
 
 def tracking(offset: int, event_time: int, key: str | None) -> Record:
-    return Record("tracking", offset, event_time, key)
+    return record_of("tracking", offset, event_time, key)
 
 
 def orders(offset: int, event_time: int, key: str | None) -> Record:
-    return Record("orders", offset, event_time, key)
+    return record_of("orders", offset, event_time, key)
 
 
 def merged(*records: Record, rules: MergeRules = RULES) -> PartitionMerge:
@@ -39,6 +51,13 @@ def published(model: PartitionMerge) -> list[tuple[str, int]]:
 
 def waiting(model: PartitionMerge) -> list[Record]:
     return [record for queue in model.unread().values() for _, record in queue]
+
+
+def content(row: MergeRecord) -> tuple[Any, ...]:
+    """What a merge record holds, each part as (event time, offset)."""
+    key, first, last, parts = row.content()
+    places = tuple(tuple((part.event_time, part.offset) for part in mine) for mine in parts)
+    return key, first, last, places
 
 
 def beats(time: int) -> list[Record]:
@@ -74,7 +93,7 @@ def test_the_worked_example_row_by_row(rows: int, is_stepwise: bool) -> None:
             model.advance()
     model.advance()
     record, position, clock, waits, still_open, timed_out, late = EXAMPLE[rows - 1]
-    assert model.heads[record.source] == position
+    assert model.heads[record.input] == position
     assert model.clock == clock
     assert [NUMBERS[r] for r in waiting(model)] == waits
     assert open_now(model) == still_open
@@ -84,11 +103,11 @@ def test_the_worked_example_row_by_row(rows: int, is_stepwise: bool) -> None:
 
 def test_the_worked_examples_content() -> None:
     model = merged(*[row[0] for row in EXAMPLE])
-    assert [row.content() for row in model.published_order()] == [
-        ("A", 0, 40, ((Part(0, 0),), (Part(40, 0),))),
-        ("B", 90, 95, ((Part(90, 1), Part(95, 3)), ())),
-        ("A", 101, 101, ((Part(101, 2),), ())),
-        ("C", 180, 180, ((), (Part(180, 2),))),
+    assert [content(row) for row in model.published_order()] == [
+        ("A", 0, 40, (((0, 0),), ((40, 0),))),
+        ("B", 90, 95, (((90, 1), (95, 3)), ())),
+        ("A", 101, 101, (((101, 2),), ())),
+        ("C", 180, 180, ((), ((180, 2),))),
     ]
     assert model.late == [LateRecord(orders(3, 60, "D"), 180)]
 
@@ -105,24 +124,24 @@ def test_a_position_is_the_largest_event_time_so_far_of_its_own_source() -> None
         tracking(2, 70, None),
         tracking(3, 60, "c"),
     )
-    assert model.unread()["tracking"] == [
+    assert model.unread()[input_of("tracking")] == [
         (50, tracking(0, 50, "a")),
         (50, tracking(1, 20, "b")),
         (70, tracking(2, 70, None)),
         (70, tracking(3, 60, "c")),
     ]
-    assert model.heads == {"tracking": 70, "orders": 900}
+    assert model.heads == {input_of("tracking"): 70, input_of("orders"): 900}
 
 
 def test_the_clock_is_undefined_until_every_source_has_a_record() -> None:
-    three = MergeRules(("one", "two", "three"), T)
+    three = rules_of(("one", "two", "three"), T)
     model = PartitionMerge(three)
     for source in ("one", "two"):
-        model.arrive(Record(source, 0, 1_000, "a"))
+        model.arrive(record_of(source, 0, 1_000, "a"))
         model.advance()
         assert model.clock is None
         assert model.open == {}
-    model.arrive(Record("three", 0, 1_000, "a"))
+    model.arrive(record_of("three", 0, 1_000, "a"))
     model.advance()
     assert model.clock == 1_000
     assert open_now(model) == {"a": 1_000}
@@ -157,9 +176,7 @@ def test_records_are_merged_by_position_not_by_arrival() -> None:
         orders(0, 0, "a"), orders(1, 150, "a"), tracking(0, 60, "a"), tracking(1, 150, None)
     )
     assert open_now(model) == {"a": 150}
-    assert [row.content() for row in model.timed_out] == [
-        ("a", 0, 60, ((Part(60, 0),), (Part(0, 0),)))
-    ]
+    assert [content(row) for row in model.timed_out] == [("a", 0, 60, (((60, 0),), ((0, 0),)))]
 
 
 # -- rule 2: the clock at a record
@@ -167,9 +184,7 @@ def test_records_are_merged_by_position_not_by_arrival() -> None:
 
 def test_the_time_at_a_record_is_its_position_however_far_the_clock_is() -> None:
     model = merged(tracking(0, 0, "a"), tracking(1, 100, "a"), *beats(10_000))
-    assert [row.content() for row in model.timed_out] == [
-        ("a", 0, 100, ((Part(0, 0), Part(100, 1)), ()))
-    ]
+    assert [content(row) for row in model.timed_out] == [("a", 0, 100, (((0, 0), (100, 1)), ()))]
     assert model.late == []
 
 
@@ -209,8 +224,8 @@ def test_a_heartbeat_is_never_late() -> None:
 @pytest.mark.parametrize(("second", "joins"), [(199, True), (200, True), (201, False)])
 def test_a_record_joins_while_the_open_one_is_within_the_timeout(second: int, joins: bool) -> None:
     model = merged(tracking(0, 100, "a"), orders(0, second, "a"), *beats(1_000))
-    first = ((Part(100, 0),), (Part(second, 0),)) if joins else ((Part(100, 0),), ())
-    assert model.published_order()[0].content()[3] == first
+    first = (((100, 0),), ((second, 0),)) if joins else (((100, 0),), ())
+    assert content(model.published_order()[0])[3] == first
     assert len(model.timed_out) == (1 if joins else 2)
 
 
@@ -241,7 +256,7 @@ def test_at_one_position_the_order_of_records_does_not_matter() -> None:
         orders(0, 150, "a"), tracking(0, 0, "a"), tracking(1, 150, "a"), tracking(2, 60, "a")
     )
     assert open_now(one) == open_now(other) == {"a": 60}
-    assert one.open[NO_TENANT, "a"].content() == other.open[NO_TENANT, "a"].content()
+    assert content(one.open[NO_TENANT, "a"]) == content(other.open[NO_TENANT, "a"])
     assert published(one) == published(other) == [("a", 0)]
 
 
@@ -264,17 +279,17 @@ def test_a_record_is_merged_before_anything_times_out() -> None:
     model.advance()
     model.arrive(tracking(1, 200, "a"), tracking(2, 201, None), orders(1, 201, None))
     model.advance()
-    assert [row.content() for row in model.timed_out] == [
-        ("a", 100, 200, ((Part(100, 0), Part(200, 1)), ()))
+    assert [content(row) for row in model.timed_out] == [
+        ("a", 100, 200, (((100, 0), (200, 1)), ()))
     ]
 
 
 def test_what_has_timed_out_never_changes() -> None:
     model = merged(tracking(0, 100, "a"), *beats(201))
-    before = [row.content() for row in model.timed_out]
+    before = [content(row) for row in model.timed_out]
     model.arrive(tracking(100, 120, "a"), tracking(101, 201, "a"), *beats(210))
     model.advance()
-    assert [row.content() for row in model.timed_out] == before
+    assert [content(row) for row in model.timed_out] == before
     assert open_now(model) == {"a": 120}
 
 
@@ -284,7 +299,7 @@ def test_with_no_timeout_at_all_only_one_position_meets() -> None:
         orders(0, 10, "a"),
         tracking(1, 11, "a"),
         *beats(12),
-        rules=MergeRules(RULES.sources, 0),
+        rules=replace(RULES, gap_ms=0),
     )
     assert published(model) == [("a", 10), ("a", 11)]
 
@@ -319,19 +334,19 @@ def test_parts_are_ordered_by_event_time_and_offset() -> None:
         tracking(3, 30, "a"),
         orders(7, 100, "a"),
     )
-    assert model.open[NO_TENANT, "a"].content() == (
+    assert content(model.open[NO_TENANT, "a"]) == (
         "a",
         30,
         100,
-        ((Part(30, 3), Part(90, 0), Part(90, 2), Part(100, 1)), (Part(100, 7),)),
+        (((30, 3), (90, 0), (90, 2), (100, 1)), ((100, 7),)),
     )
 
 
 def test_the_sources_of_the_content_are_in_the_order_of_the_rules() -> None:
     model = merged(
-        orders(1, 5, "a"), tracking(0, 5, "a"), rules=MergeRules(("orders", "tracking"), T)
+        orders(1, 5, "a"), tracking(0, 5, "a"), rules=rules_of(("orders", "tracking"), T)
     )
-    assert model.open[NO_TENANT, "a"].content()[3] == ((Part(5, 1),), (Part(5, 0),))
+    assert content(model.open[NO_TENANT, "a"])[3] == (((5, 1),), ((5, 0),))
 
 
 # -- rule 8: the order of publication

@@ -16,11 +16,12 @@ from pipelines.core.plan import (
     plan_batch,
 )
 from pipelines.core.window import Window
+from tests.support.inputs import tp_of
 
 pytestmark = pytest.mark.promise("R5")
 
-A, B = TopicPartition("a", 0), TopicPartition("b", 0)
-A1, B1 = TopicPartition("a", 1), TopicPartition("b", 1)
+A, B = tp_of("a", 0), tp_of("b", 0)
+A1, B1 = tp_of("a", 1), tp_of("b", 1)
 NEW = {A: Cursor(), B: Cursor()}
 NO = NULL_TIME
 T = 100

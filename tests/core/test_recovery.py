@@ -8,7 +8,7 @@ from hashlib import sha256
 import pytest
 
 from pipelines.core.idle import IdleDecision
-from pipelines.core.model import LateRecord, MergeRules, PartitionMerge, Record
+from pipelines.core.model import LateRecord, PartitionMerge, Record
 from pipelines.core.recovery import (
     CloseTimeRange,
     NotToldError,
@@ -36,6 +36,8 @@ from pipelines.core.sequence import (
     SortKey,
 )
 from pipelines.core.window import Window
+from tests.support.cases import SOURCES, rules_of
+from tests.support.inputs import record_of
 from tests.support.sequences import by_key, published
 
 T = 100
@@ -47,8 +49,8 @@ TIMEOUT = Window(T)
 
 def recovering(*records: Record, recovered: Mapping[str, list[int]]) -> PartitionMerge:
     """One partition with a head of 1000 in both sources, after these records."""
-    model = PartitionMerge(MergeRules(("tracking", "orders"), T), recovered=published(recovered))
-    model.arrive(*records, Record("tracking", 98, 1000), Record("orders", 99, 1000))
+    model = PartitionMerge(rules_of(SOURCES, T), recovered=published(recovered))
+    model.arrive(*records, record_of("tracking", 98, 1000), record_of("orders", 99, 1000))
     model.advance()
     return model
 
@@ -57,7 +59,7 @@ def recovering(*records: Record, recovered: Mapping[str, list[int]]) -> Partitio
 def test_a_record_is_already_published_up_to_the_timeout_after_a_message_of_its_key(
     position: int, is_published: bool
 ) -> None:
-    record = Record("tracking", 1, position, "a")
+    record = record_of("tracking", 1, position, "a")
     model = recovering(record, recovered={"a": [300]})
     assert model.already_published == [record] * is_published
     assert [row.event_time for row in model.timed_out] == [position] * (not is_published)
@@ -65,29 +67,31 @@ def test_a_record_is_already_published_up_to_the_timeout_after_a_message_of_its_
 
 def test_its_position_says_whether_a_record_is_already_published_not_its_event_time() -> None:
     model = recovering(
-        Record("orders", 1, 401), Record("orders", 2, 380, "a"), recovered={"a": [300]}
+        record_of("orders", 1, 401), record_of("orders", 2, 380, "a"), recovered={"a": [300]}
     )
     assert model.already_published == []
     assert [row.event_time for row in model.timed_out] == [380]
 
 
 def test_any_message_of_the_key_counts_and_no_other_key() -> None:
-    one, other = Record("tracking", 1, 400, "a"), Record("tracking", 2, 400, "b")
+    one, other = record_of("tracking", 1, 400, "a"), record_of("tracking", 2, 400, "b")
     model = recovering(one, other, recovered={"a": [100, 350, 120], "c": [400]})
     assert model.already_published == [one]
     assert [row.key for row in model.timed_out] == ["b"]
 
 
 def test_a_late_record_stays_late_after_a_recovery() -> None:
-    late = Record("tracking", 2, 299, "a")
-    model = recovering(Record("tracking", 1, 400), late, recovered={"a": [350]})
+    late = record_of("tracking", 2, 299, "a")
+    model = recovering(record_of("tracking", 1, 400), late, recovered={"a": [350]})
     assert model.late == [LateRecord(late, 400)]
     assert model.already_published == []
 
 
 def test_heartbeats_are_never_already_published() -> None:
     assert (
-        recovering(Record("tracking", 1, 300), recovered={"": [300], "a": [300]}).already_published
+        recovering(
+            record_of("tracking", 1, 300), recovered={"": [300], "a": [300]}
+        ).already_published
         == []
     )
 

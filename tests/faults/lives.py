@@ -56,11 +56,13 @@ import pipelines.operations.evolve
 import pipelines.operations.forget
 import pipelines.running.runner
 import tests.conftest  # noqa: F401  # quick starts
+from pipelines.core.inputs import InputId
 from pipelines.errors import WatersmeetError
 from pipelines.faults import IN_EVOLVE, IN_FORGET, IN_RESET
 from pipelines.faults import POINTS as OF_RUNS
 from pipelines.lake import tables
 from pipelines.lake.generations import read_generations
+from pipelines.lake.inputs import of_topic
 from pipelines.lake.lease import Lease
 from pipelines.lake.table_reader import row_count
 from pipelines.monitoring.observability import Reporter
@@ -440,9 +442,11 @@ class Fate(Life):
             ["partition", "offset", "merge_key", "reason", "heartbeat", "value"],
             "keep" in self.river.config,
         )
-        for (source, p), begin in newest.begin.items():
+        for ((source, topic), p), begin in newest.begin.items():
             mine = [[("partition", "=", p), ("offset", ">=", begin)]]
-            for row in reader.select(tables.bronze(source), columns, mine).to_pylist():
+            for row in reader.select(
+                tables.bronze(source), columns, of_topic(InputId(source, topic), mine)
+            ).to_pylist():
                 count, is_keyed = (
                     places[source, p, row["offset"]],
                     row["merge_key"] is not None and not row["heartbeat"],

@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
-from pipelines.core.plan import TopicPartition
 from pipelines.dev.init import write_example
 from pipelines.lake import tables
 from pipelines.lake.by_spark import SparkReader, table_rows
@@ -25,6 +24,7 @@ from pipelines.running.bronze_table import BronzeTable
 from pipelines.running.owner import Owner
 from pipelines.settings import Settings, load_settings
 from pipelines.silver import Silver
+from tests.support.inputs import tp_of
 from tests.support.lakes import engine_for, fill_bronze, first_columns, quickly
 from tests.unit.test_docs import REGISTRY, ROOT, prose, slug
 
@@ -53,7 +53,7 @@ class Example:
         )
         self.spark, self.engine = spark, engine_for(lambda: spark, self.settings)
         create_missing(self.engine)
-        begin = {TopicPartition(source, 0): 0 for source in self.settings.sources}
+        begin = {tp_of(source, 0): 0 for source in self.settings.sources}
         first = Generation(0, 0, begin, {}, decided_at=1_767_261_600_000, reason="start: earliest")
         self.engine.append(tables.GENERATIONS, generation_rows(self.settings, first))
         rows = [
@@ -80,7 +80,12 @@ class Example:
                 for row in rows
                 if row[1] == f"`{source}`"
             }
-            fill_bronze(BronzeTable(Owner(self.engine), self.settings, source), dict(mine))
+            fill_bronze(
+                BronzeTable(
+                    Owner(self.engine), self.settings, self.settings.inputs_by_name[source]
+                ),
+                dict(mine),
+            )
 
     def names(self) -> dict[str, Any]:
         """What the page's Python defines."""

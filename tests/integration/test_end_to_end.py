@@ -18,7 +18,6 @@ from pyspark.sql import SparkSession
 
 from pipelines.audit.status import status
 from pipelines.core.message import message_bytes
-from pipelines.core.plan import TopicPartition
 from pipelines.engine.session import spark_session
 from pipelines.errors import ConfigurationError, WatersmeetError
 from pipelines.lake import tables
@@ -30,6 +29,7 @@ from pipelines.run import LAYERS, Run
 from pipelines.settings import Settings
 from tests.support.cases import SOURCES, Case, expected_messages, heartbeat, keyed, random_case
 from tests.support.configurations import settings_for
+from tests.support.inputs import tp_of
 from tests.support.lakes import KINDS, engine_for, folder_of, place_of
 from tests.support.topics import consume, create_topics, produce, produce_transaction, published
 
@@ -205,7 +205,7 @@ def test_the_last_message_of_every_transaction_carries_min_offsets(
     noted = reader.select(tables.PUBLISHED, ["partition", "sink_offset"]).to_pylist()
     ends = {tuple(row.values()) for row in noted}
     times = {
-        TopicPartition(source, p): [
+        tp_of(source, p): [
             (row["offset"], row["event_time"])
             for row in reader.select(
                 tables.bronze(source),
@@ -228,9 +228,7 @@ def test_the_last_message_of_every_transaction_carries_min_offsets(
         seen += 1
         event_time = int(headers["watersmeet.id"].decode().split("/")[1])
         for source, offset in orjson.loads(headers["watersmeet.min_offsets"]).items():
-            reached = [
-                o for o, t in times[TopicPartition(source, message.partition())] if t >= event_time
-            ]
+            reached = [o for o, t in times[tp_of(source, message.partition())] if t >= event_time]
             assert offset == min(reached)
     assert seen >= 3
 
@@ -303,9 +301,10 @@ def test_status_accounts_for_everything(spark: SparkSession, runs: Runs) -> None
             len(model.late),
         )
         assert shown["published"] == len(model.timed_out)
+        heads = {input_id.source: head for input_id, head in model.heads.items()}
         for source in SOURCES:
             at = shown["sources"][source]
-            assert at["head"] == model.heads.get(source)
+            assert at["head"] == heads.get(source)
             assert at["lead"] == (
                 None if None in (model.clock, at["head"]) else at["head"] - model.clock
             )

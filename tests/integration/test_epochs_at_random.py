@@ -21,7 +21,7 @@ from confluent_kafka import Producer
 from pipelines.audit.rebuild import rebuild, verify_against
 from pipelines.audit.verify import verify
 from pipelines.core.message import message_bytes
-from pipelines.core.model import MergeRecord, MergeRules, PartitionMerge, Record
+from pipelines.core.model import MergeRecord, PartitionMerge, Record
 from pipelines.core.window import Window
 from pipelines.lake import tables
 from pipelines.lake.by_delta_rs import DeltaRsReader
@@ -29,7 +29,8 @@ from pipelines.lake.location import Lake
 from pipelines.monitoring.observability import Reporter
 from pipelines.operations.evolve import evolve, preview
 from pipelines.run import LAYERS, Run
-from tests.support.cases import SOURCES
+from tests.support.cases import SOURCES, rules_of
+from tests.support.inputs import record_of
 from tests.support.rivers import EMBEDDED, River
 from tests.support.topics import client_options, published
 
@@ -142,7 +143,7 @@ class Rules:
             return "no_event_time"
         if found[self.event_time] > KAFKA_MS + self.max_future_ms:
             return "event_time_in_future"
-        return Record(
+        return record_of(
             source, offset, found[self.event_time], None if is_heartbeat else found[self.key]
         )
 
@@ -190,7 +191,7 @@ class Expected:
         self.river = river
         self.rng = rng
         self.models = {
-            p: PartitionMerge(MergeRules(SOURCES, *window)) for p in range(river.partitions)
+            p: PartitionMerge(rules_of(SOURCES, *window)) for p in range(river.partitions)
         }
         self.offsets = {(source, p): 0 for source in SOURCES for p in self.models}
         self.read = dict(self.offsets)
@@ -237,7 +238,7 @@ class Expected:
         rows = reader.select(tables.LATE, columns)
         assert Counter(tuple(row.values()) for row in rows.to_pylist()) == Counter(
             (
-                late.record.source,
+                late.record.input.source,
                 p,
                 late.record.offset,
                 late.record.key,
@@ -370,7 +371,7 @@ def test_a_lake_that_is_lost_again_and_again_publishes_through_all_windows(
     river = River.make(kafka, tmp_path, f"lost-windows-{len(windows)}", lake=EMBEDDED)
     window, models = (
         windows[0],
-        {p: PartitionMerge(MergeRules(SOURCES, *windows[0])) for p in range(river.partitions)},
+        {p: PartitionMerge(rules_of(SOURCES, *windows[0])) for p in range(river.partitions)},
     )
     offsets = {(source, p): 0 for source in SOURCES for p in models}
     is_lost = has_window = False
@@ -403,7 +404,7 @@ def test_a_lake_that_is_lost_again_and_again_publishes_through_all_windows(
                     partition=p,
                     timestamp=KAFKA_MS,
                 )
-                models[p].arrive(Record(source, offset, found["ts"], found.get("k")))  # type: ignore[arg-type]
+                models[p].arrive(record_of(source, offset, found["ts"], found.get("k")))  # type: ignore[arg-type]
             offsets[source, p] = since + len(mine)
         assert producer.flush(30) == 0
         Run(river.settings, LAYERS, Reporter()).once()

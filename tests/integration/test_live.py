@@ -10,8 +10,6 @@ import pytest
 from pyspark.sql import DataFrame, Row, SparkSession
 
 from pipelines.core.idle import IdleDecision
-from pipelines.core.inputs import source_of, topic_of
-from pipelines.core.plan import TopicPartition
 from pipelines.engine.spark import SparkEngine
 from pipelines.lake import tables
 from pipelines.lake.by_spark import table_rows
@@ -22,6 +20,7 @@ from pipelines.running.owner import now_ms
 from pipelines.settings import Settings
 from tests.support.cases import INPUTS, SOURCES, Case, heartbeat, keyed, random_case
 from tests.support.configurations import settings_for
+from tests.support.inputs import tp_of
 from tests.support.lakes import CaseLake, engine_for, place_of
 from tests.support.tenants import TenantModels, tenant_cases
 
@@ -54,7 +53,7 @@ def test_it_is_silver_and_the_models_waiting_records(
     inputs: Sequence[str], spark: SparkSession, tmp_path: Path
 ) -> None:
     cases = {p: random_case(7200 + p, sources=inputs) for p in range(RANDOM)}
-    topics = [topic_of(name) for name in inputs if topic_of(name)] or "tracking"
+    topics = [name.partition("/")[2] for name in inputs if "/" in name] or "tracking"
     lake = case_lake(spark, settings_for(tmp_path, sources__tracking__topic=topics), cases)
     lake.arrive()
     lake.merge()
@@ -68,20 +67,20 @@ def test_it_is_silver_and_the_models_waiting_records(
     ] = {}
     for p, case in cases.items():
         model = case.merged(inputs)
-        every = lake.settings.inputs
-        slowest = [s for s in every if s not in model.heads] or [
-            s for s in every if model.heads[s] == model.clock
+        every = lake.settings.input_names
+        slowest = [name for i, name in every.items() if i not in model.heads] or [
+            name for i, name in every.items() if model.heads[i] == model.clock
         ]
-        for source, queue in model.unread().items():
+        for input_id, queue in model.unread().items():
+            source, topic = input_id
             for _, record in queue:
                 if record.key is not None:
                     parts = expected.setdefault(
                         (p, record.key), ({s: [] for s in SOURCES}, slowest)
                     )[0]
-                    value = (case.values[source][record.offset] or b"").decode()
-                    parts[source_of(source)].append(
-                        (record.event_time, topic_of(source), record.offset, value)
-                    )
+                    value = (case.values[every[input_id]][record.offset] or b"").decode()
+                    said = topic if every[input_id] != source else ""
+                    parts[source].append((record.event_time, said, record.offset, value))
     found = {
         (row.partition, row.merge_key): (
             {
@@ -114,7 +113,7 @@ def test_after_a_jump_all_waits_from_its_beginning_on(spark: SparkSession, tmp_p
     lake = case_lake(spark, settings_for(tmp_path), cases)
     lake.arrive()
     lake.merge()
-    decided = [(TopicPartition(source, 1), IdleDecision(50, 10**7)) for source in SOURCES]
+    decided = [(tp_of(source, 1), IdleDecision(50, 10**7)) for source in SOURCES]
     lake.owner().append(tables.IDLE_HEARTBEATS, decision_rows(lake.settings, decided, now_ms(), 0))
     lake.jump(dict.fromkeys(lake.every, 3))
     waiting = live_rows(spark, lake.settings).where("status = 'waiting'").collect()
@@ -125,13 +124,13 @@ def test_after_a_jump_all_waits_from_its_beginning_on(spark: SparkSession, tmp_p
         for part in row[source]
     }
     assert found == {
-        (p, r.source, r.offset)
+        (p, r.input.source, r.offset)
         for p, case in cases.items()
         for r in case.records()
         if r.key and r.offset >= 3
     }
     heads = {
-        s: max(r.event_time for r in cases[1].records() if r.source == s and r.offset >= 3)
+        s: max(r.event_time for r in cases[1].records() if r.input.source == s and r.offset >= 3)
         for s in SOURCES
     }
     assert {tuple(row.waits_for) for row in waiting if row.partition == 1} == {
@@ -152,7 +151,7 @@ def test_a_stuck_source_is_seen_and_an_idle_one_is_not(spark: SparkSession, tmp_
     lake = case_lake(spark, settings_for(tmp_path), cases)
     lake.arrive()
     lake.merge()
-    decided = [(TopicPartition("orders", 1), IdleDecision(0, 500))]
+    decided = [(tp_of("orders", 1), IdleDecision(0, 500))]
     lake.owner().append(tables.IDLE_HEARTBEATS, decision_rows(lake.settings, decided, now_ms(), 0))
     waiting = (
         live_rows(spark, lake.settings)
@@ -191,7 +190,7 @@ def test_with_tenants_each_waits_for_itself(spark: SparkSession, tmp_path: Path)
             for _, record in queue:
                 if record.key is not None:
                     expected.setdefault((p, record.tenant, record.key), set()).add(
-                        (source, record.offset)
+                        (source.source, record.offset)
                     )
     found = {
         (row.partition, row.tenant, row.merge_key): {

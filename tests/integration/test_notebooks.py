@@ -18,12 +18,12 @@ from nbclient import NotebookClient
 from pyspark.sql import SparkSession
 
 from pipelines.core.idle import IdleDecision
-from pipelines.core.plan import TopicPartition
 from pipelines.lake import tables
 from pipelines.lake.decisions import decision_rows
 from pipelines.running.owner import now_ms
 from tests.support.cases import random_case
 from tests.support.configurations import settings_for
+from tests.support.inputs import input_of, tp_of
 from tests.support.lakes import CaseLake, engine_for, first_columns, write_configuration
 from tests.support.tenants import tenant_cases
 
@@ -100,10 +100,10 @@ def configuration(root_session: SparkSession, tmp_path_factory: pytest.TempPathF
         lake.arrive(share)
         lake.merge(lake.quick)
     publish_silver(lake)
-    head = cases[0].merged(SOURCES).heads["orders"]
+    head = cases[0].merged(SOURCES).heads[input_of("orders")]
     last_offset = len(cases[0].values["orders"]) - 1
     # Which moves nothing.
-    decided = [(TopicPartition("orders", 0), IdleDecision(last_offset, head))]
+    decided = [(tp_of("orders", 0), IdleDecision(last_offset, head))]
     lake.owner().append(tables.IDLE_HEARTBEATS, decision_rows(settings, decided, now_ms(), 0))
     silver = lake.silver()
     assert {row[2] for row in silver} == {"open", "timed_out"}

@@ -76,9 +76,9 @@ def inputs_of(river: River, schemas: Mapping[int, dict[str, Any]]) -> dict[str, 
 
 def assert_written(river: River, inputs: Mapping[str, Raws]) -> None:
     for source, raw in inputs.items():
-        assert copied(river.kafka, river.settings.inputs[source], PARTITIONS) == raw.expected(
-            PARTITIONS
-        )
+        assert copied(
+            river.kafka, river.settings.inputs_by_name[source].topic, PARTITIONS
+        ) == raw.expected(PARTITIONS)
 
 
 @pytest.mark.nightly
@@ -107,7 +107,10 @@ def test_values_of_many_writers_are_written_as_they_came_and_merged_by_their_own
     without_java(river, "validate")
     river.finish()
     cases = as_cases(
-        kafka, {source: river.settings.inputs[source] for source in SOURCES}, inputs, PARTITIONS
+        kafka,
+        {source: river.settings.inputs_by_name[source].topic for source in SOURCES},
+        inputs,
+        PARTITIONS,
     )
     expected = content(expected_messages(cases))
     assert len(expected) > 20

@@ -81,13 +81,14 @@ def test_a_takeover_that_ends_before_it_has_fenced_leaves_no_two_owners(
     with replaced(run) as owned:
         engine, topic = owned.owner.engine, river.topic("tracking")
         rows, _ = engine.read_kafka(
-            kafka_input(run.settings, "tracking"), Cluster(run.settings.kafka).bounds(topic, 1)
+            kafka_input(run.settings, run.settings.inputs_by_name["tracking"]),
+            Cluster(run.settings.kafka).bounds(topic, 1),
         )
         # And it is gone.
         Lease(engine.lake, engine.reader, engine.append, LAYERS, change=FORGET, renews=False).take()
         river.finish()
         before = offsets_of(river, "tracking")
-        bronze = BronzeTable(owned.owner, run.settings, "tracking")
+        bronze = BronzeTable(owned.owner, run.settings, run.settings.inputs_by_name["tracking"])
         with pytest.raises(LeaseLostError):
             bronze.append(rows, bronze.counted(rows))
     assert set(before.values()) == {1}
@@ -249,10 +250,12 @@ def test_what_a_crash_left_is_completed_before_anything_is_deleted(
         engine = owned.owner.engine
         for source in SOURCES:
             bronze, bounds = (
-                BronzeTable(owned.owner, run.settings, source),
+                BronzeTable(owned.owner, run.settings, run.settings.inputs_by_name[source]),
                 Cluster(run.settings.kafka).bounds(river.topic(source), 2),
             )
-            rows, _ = engine.read_kafka(kafka_input(run.settings, source), bounds)
+            rows, _ = engine.read_kafka(
+                kafka_input(run.settings, run.settings.inputs_by_name[source]), bounds
+            )
             bronze.append(rows, bronze.counted(rows))  # and here it ends
     assert quarantined_of(river.reader) == []
     Run(river.settings, ["silver", "gold"], Reporter()).once()

@@ -13,16 +13,15 @@ from typing import Any
 
 import pytest
 
-from pipelines.core.inputs import topic_of
 from pipelines.engine.choice import open_engine
 from pipelines.lake import tables
 from pipelines.lake.commits import Commit
 from pipelines.lake.generations import read_generations
-from pipelines.lake.table_reader import Where
+from pipelines.lake.inputs import of_topic
+from pipelines.lake.table_reader import row_count
 from tests.support.avro import CASE_SCHEMA, as_avro, as_text
 from tests.support.cases import SOURCES, expected_messages, keyed
 from tests.support.commands import every_command_does_its_work, without_java
-from tests.support.lakes import decisions_of
 from tests.support.rivers import FOLDER, Losses, River, until
 from tests.support.topics import add_partitions, consume, published
 
@@ -64,7 +63,10 @@ def test_two_topics_of_a_source_are_merged_through_kills_silence_and_the_loss_of
 
     run = river.run()  # the other falls silent, and is spoken for
     until(
-        lambda: any(source == app for source, _ in decisions_of(river.reader)),
+        lambda: (
+            river.topic(app)
+            in river.reader.select(tables.IDLE_HEARTBEATS, ["topic"])["topic"].to_pylist()
+        ),
         "a decision for the silent topic",
     )
     assert run.stop() == 0, run.said()
@@ -121,12 +123,12 @@ def test_status_and_explain_name_each_topic(river: River) -> None:
         (part["source"], part["topic"], part["offset"], part["rule"]) for part in record["parts"]
     ]
     assert places == [
-        ("tracking", topic_of(app), 0, "opened"),
-        ("tracking", topic_of(web), 0, "joined"),
+        ("tracking", river.topic(app), 0, "opened"),
+        ("tracking", river.topic(web), 0, "joined"),
         ("orders", river.topic("orders"), 0, "joined"),
     ]
     assert [(row["source"], row["topic"], row["offset"]) for row in found["waiting"]] == [
-        ("tracking", topic_of(app), 1),
+        ("tracking", river.topic(app), 1),
         ("orders", river.topic("orders"), 1),
     ]
 
@@ -221,11 +223,10 @@ def test_rows_that_are_old_enough_end_in_every_topic(river: River) -> None:
 
 def rows_by_input(river: River) -> dict[str, int]:
     """How many rows bronze has of each input."""
-    found = {
-        name: river.reader.summary(tables.bronze(name), [], {"n": ("count", "*")})
-        for name in river.inputs
+    return {
+        name: row_count(river.reader, tables.bronze(input_id.source), of_topic(input_id))
+        for name, input_id in river.settings.inputs_by_name.items()
     }
-    return {name: rows["n"][0].as_py() for name, rows in found.items()}
 
 
 def test_reading_begins_where_each_topic_is_told_to(river: River) -> None:
@@ -236,20 +237,18 @@ def test_reading_begins_where_each_topic_is_told_to(river: River) -> None:
     river.write()
     river.finish()
     begin = read_generations(river.reader, river.settings).newest.begin
-    assert {tuple(tp): offset for tp, offset in begin.items() if offset} == {
-        (web, 0): 5,
-        (app, 1): 3,
+    assert {(tp.input.topic, tp.partition): at for tp, at in begin.items() if at} == {
+        (river.topic(web), 0): 5,
+        (river.topic(app), 1): 3,
     }
-    lowest = {
-        name: river.reader.summary(tables.bronze(name), ["partition"], {"n": ("min", "offset")})
-        for name in (web, app)
-    }
-    assert {
-        name: dict(zip(*(rows[c].to_pylist() for c in ("partition", "n")), strict=True))
-        for name, rows in lowest.items()
-    } == {
-        web: {0: 5, 1: 0},
-        app: {0: 0, 1: 3},
+    lowest = river.reader.summary(
+        tables.bronze("tracking"), ["topic", "partition"], {"n": ("min", "offset")}
+    )
+    assert {tuple(row.values()) for row in lowest.to_pylist()} == {
+        (river.topic(web), 0, 5),
+        (river.topic(web), 1, 0),
+        (river.topic(app), 0, 0),
+        (river.topic(app), 1, 3),
     }
     assert river.broken_promises() == []
 
@@ -266,12 +265,12 @@ def test_what_cannot_be_is_refused_in_one_sentence(river: River) -> None:
     del river.config["kafka"]["start"]
     river.write()
     river.finish()
-    river.config["sources"]["tracking"]["topic"] = [topic_of(web)]
+    river.config["sources"]["tracking"]["topic"] = [river.topic(web)]
     river.write()
     said = without_java(river, "run", "--once", exit_code=2)
     assert "sources.tracking.topic: the lake was begun with" in said
-    add_partitions(river.kafka, topic_of(app), 3)
-    river.config["sources"]["tracking"]["topic"] = [topic_of(web), topic_of(app)]
+    add_partitions(river.kafka, river.topic(app), 3)
+    river.config["sources"]["tracking"]["topic"] = [river.topic(web), river.topic(app)]
     river.write()
     assert "the topics are not co-partitioned" in without_java(river, "run", "--once", exit_code=2)
 
@@ -362,14 +361,17 @@ def test_verify_finds_a_record_under_another_topic(river: River) -> None:
     river.finish()
     assert river.broken_promises() == []
     engine = open_engine(river.settings)
-    moved: Where = [[("partition", "=", 0), ("offset", "=", 3)]]
-    engine.update(tables.bronze(web), moved, {"topic": topic_of(app)}, Commit("test", 0, 1))
-    said = "\n".join(river.broken_promises())
-    assert f"bronze_tracking: {topic_of(web)}[0]@3" in said, "bronze lacks it"
-    assert f"bronze_tracking: {topic_of(app)}[0]@3" in said, "and has it twice"
+    inputs = river.settings.inputs_by_name
+    moved = of_topic(inputs[web], [[("partition", "=", 0), ("offset", "=", 3)]])
     engine.update(
-        tables.bronze(web),
-        [[("partition", "=", 1), ("offset", "=", 1)]],
+        tables.bronze("tracking"), moved, {"topic": river.topic(app)}, Commit("test", 0, 1)
+    )
+    said = "\n".join(river.broken_promises())
+    assert f"bronze_tracking: {river.topic(web)}[0]@3" in said, "bronze lacks it"
+    assert f"bronze_tracking: {river.topic(app)}[0]@3" in said, "and has it twice"
+    engine.update(
+        tables.bronze("tracking"),
+        of_topic(inputs[web], [[("partition", "=", 1), ("offset", "=", 1)]]),
         {"topic": "another"},
         Commit("test", 0, 2),
     )
@@ -401,7 +403,7 @@ def test_avro_is_read_from_every_topic_and_its_schema_stays_where_values_do_not_
     assert river.broken_promises() == []
     silver = river.reader.select(tables.SILVER, ["tracking"])["tracking"].to_pylist()
     assert {part["topic"] for parts in silver for part in parts} == {
-        topic_of(name) for name in inputs[:2]
+        name.partition("/")[2] for name in inputs[:2]
     }
     river.config["sources"]["tracking"]["schema"] = "more.avsc"
     river.write()

@@ -43,7 +43,9 @@ class SortKey(NamedTuple):
     def assert_written(self) -> None:
         """Each record once, in its place."""
         for source, raw in self.inputs.items():
-            found = copied(self.river.kafka, self.river.settings.inputs[source], PARTITIONS)
+            found = copied(
+                self.river.kafka, self.river.settings.inputs_by_name[source].topic, PARTITIONS
+            )
             expected = raw.expected(PARTITIONS)
             assert {p: Counter(copies) for p, copies in found.items()} == {
                 p: Counter(copies) for p, copies in expected.items()
@@ -52,7 +54,7 @@ class SortKey(NamedTuple):
 
 def of_stage(settings: Settings) -> list[Permission]:
     """What who only calls `watersmeet repartition` needs, as docs/kafka.md says."""
-    written = sorted({settings.inputs[name] for name in settings.repartitioned})
+    written = sorted({settings.inputs_by_name[name].topic for name in settings.repartitioned})
     group = f"watersmeet-{settings.name}-repartition"
     mine = [one for one in permissions(settings) if "repartition" in one.why or one.name == group]
     return [*(Permission("READ", "topic", topic, "where it stands") for topic in written), *mine]

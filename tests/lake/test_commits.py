@@ -19,7 +19,6 @@ from pipelines.lake.by_spark import SparkReader
 from pipelines.lake.commits import (
     APPLICATION,
     Commit,
-    bronze_application,
     last_commit,
     last_decision,
     ranges_fact,
@@ -104,7 +103,7 @@ def test_the_last_commit_of_an_application_is_found_behind_others(
     folder_store.create("late")
     assert last_commit(folder_store.reader, "late") is None
     folder_store.add("late", LATE, commit=Commit(APPLICATION, 1, 4, FACTS))
-    folder_store.add("late", LATE, commit=Commit(bronze_application("orders"), 9, 1))
+    folder_store.add("late", LATE, commit=Commit(f"{APPLICATION}-orders", 9, 1))
     for _ in range(2):
         folder_store.add("late", LATE)
     by_spark = Commit("spark", 2, 5, FACTS)

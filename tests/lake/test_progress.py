@@ -8,20 +8,21 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.core.plan import BatchPlan, OffsetRange, TopicPartition
+from pipelines.core.plan import BatchPlan, OffsetRange
 from pipelines.lake.commits import APPLICATION, Commit
 from pipelines.lake.progress import facts_of, last_batch, plan_of, progress_rows
 from pipelines.running.owner import Owner
 from tests.lake.conftest import Store, settings_for
+from tests.support.inputs import tp_of
 
 T = 1_700_000_000_000
 SMALL = BatchPlan(
     7,
     {
-        TopicPartition("tracking", 0): OffsetRange(0, 5, None, T + 9, T + 12),
-        TopicPartition("orders", 0): OffsetRange(3, 3, T, T, T),
-        TopicPartition("tracking", 11): OffsetRange(2, 4, None, None, None),
-        TopicPartition("orders", 11): OffsetRange(0, 0, None, None, None),
+        tp_of("tracking", 0): OffsetRange(0, 5, None, T + 9, T + 12),
+        tp_of("orders", 0): OffsetRange(3, 3, T, T, T),
+        tp_of("tracking", 11): OffsetRange(2, 4, None, None, None),
+        tp_of("orders", 11): OffsetRange(0, 0, None, None, None),
     },
     {0: T},
     has_late=True,
@@ -36,7 +37,7 @@ def test_a_batch_is_its_facts(tmp_path: Path) -> None:
         BatchPlan(0, {}, {}, has_late=False),
     ):
         facts = facts_of(plan, settings)
-        assert plan_of(json.loads(json.dumps(facts))) == plan
+        assert plan_of(json.loads(json.dumps(facts)), settings) == plan
         assert (facts["batch"], facts["configuration"], facts["generation"]) == (
             plan.batch,
             settings.digest,
@@ -47,7 +48,7 @@ def test_a_batch_is_its_facts(tmp_path: Path) -> None:
 def test_a_wide_batch_stays_small(tmp_path: Path) -> None:
     settings = settings_for(tmp_path)
     of_all = {
-        TopicPartition(source, p): OffsetRange(
+        tp_of(source, p): OffsetRange(
             10**10 + p, 10**10 + p + 999, T + p, T + p + 3_600_000, T + p + 7_200_000
         )
         for p in range(900)
@@ -88,21 +89,23 @@ def test_progress_has_a_row_for_each_topic_partition(folder_store: Store) -> Non
 @pytest.mark.promise("N2")
 def test_the_last_batch_is_what_silvers_last_commit_says(folder_store: Store) -> None:
     folder_store.create("silver", "progress")
-    assert last_batch(folder_store.reader) is None
+    assert last_batch(folder_store.reader, folder_store.settings) is None
     earlier, commit = (
         Commit(APPLICATION, 1, p.batch + 1, facts_of(p, folder_store.settings))
         for p in (replace(SMALL, batch=6), SMALL)
     )
     folder_store.add("silver", commit=earlier)
     folder_store.add("silver", commit=commit)
-    assert last_batch(folder_store.reader) == (SMALL, 2, commit)
+    assert last_batch(folder_store.reader, folder_store.settings) == (SMALL, 2, commit)
     folder_store.add("silver", commit=Commit("maintenance", 1, 1))
     folder_store.add("silver")
-    assert last_batch(folder_store.reader) == (SMALL, 2, commit), (
+    assert last_batch(folder_store.reader, folder_store.settings) == (SMALL, 2, commit), (
         "what others have committed since changes nothing"
     )
     Owner(folder_store, 2).fence("silver")  # type: ignore[arg-type]
-    assert last_batch(folder_store.reader) == (SMALL, 2, commit), "under the token that decided it"
+    assert last_batch(folder_store.reader, folder_store.settings) == (SMALL, 2, commit), (
+        "under the token that decided it"
+    )
 
 
 @pytest.mark.promise("N11")
@@ -119,7 +122,9 @@ def test_progress_tells_where_the_log_has_forgotten(folder_store: Store) -> None
     )
     for version, plan in ((4, before), (5, SMALL)):
         folder_store.append("progress", progress_rows(plan, folder_store.settings, version, T))
-    found = last_batch(folder_store.reader)
+    found = last_batch(folder_store.reader, folder_store.settings)
     assert found == (SMALL, 5, Commit(APPLICATION, 0, 8))
     Owner(folder_store, 2).fence("silver")  # type: ignore[arg-type]
-    assert last_batch(folder_store.reader) == found, "a fence of nothing says nothing"
+    assert last_batch(folder_store.reader, folder_store.settings) == found, (
+        "a fence of nothing says nothing"
+    )

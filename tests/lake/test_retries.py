@@ -11,7 +11,6 @@ import pyarrow as pa
 import pytest
 
 from pipelines.bronze import Bronze
-from pipelines.core.plan import TopicPartition
 from pipelines.engine.choice import open_engine
 from pipelines.errors import CommitRepeatedError
 from pipelines.kafka.idle_detector import IdleDetector
@@ -27,6 +26,7 @@ from tests.lake.conftest import Store
 from tests.support.cases import Case, heartbeat, keyed
 from tests.support.configurations import settings_for
 from tests.support.crashes import CrashError, dying_at
+from tests.support.inputs import tp_of
 from tests.support.lakes import CaseLake, begin_at, records_of
 
 TABLE = tables.bronze("tracking")
@@ -53,7 +53,9 @@ class Reading:
         """What Kafka has in these ranges."""
         first, end = ranges[0]
         there = {place: v for place, v in self.records.items() if first <= place[1] < end}
-        rows = records_of(self.settings, "tracking", there or values(0))
+        rows = records_of(
+            self.settings, self.settings.inputs_by_name["tracking"], there or values(0)
+        )
         return rows if there else rows.slice(0, 0), {0: end}
 
     def take(self, records: Mapping[tuple[int, int], bytes | None], end: int) -> None:
@@ -79,9 +81,9 @@ def reading_of(
     create_missing(engine)
     owner = Owner(dying_at(engine, "append", TABLE, after=after, times=1), token=1)
     next_offsets = NextOffsets(engine.reader, settings, 1, owner)
-    begin_at(Owner(engine, token=1), settings, {TopicPartition(s, 0): 0 for s in settings.inputs})
+    begin_at(Owner(engine, token=1), settings, {tp_of(s, 0): 0 for s in settings.inputs})
     monkeypatch.setattr(next_offsets, "bounds", lambda _: {0: (0, 100)})
-    bronze = Bronze(owner, settings, "tracking", next_offsets)
+    bronze = Bronze(owner, settings, settings.inputs_by_name["tracking"], next_offsets)
     reading = Reading(bronze, settings, engine.reader, {})
     monkeypatch.setattr(engine, "read_kafka", reading.read_kafka)
     return reading

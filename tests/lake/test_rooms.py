@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from pipelines.core.idle import IdleDecision
-from pipelines.core.plan import TopicPartition
 from pipelines.core.types import columns_ddl
 from pipelines.errors import ConfigurationError
 from pipelines.lake import tables
@@ -28,6 +27,7 @@ from pipelines.lake.location import Lake
 from pipelines.lake.maintenance import FEW_FILES, FILE_BYTES, VACUUM_EVERY_S, Maintenance, maintain
 from pipelines.lake.table_reader import TableReader
 from tests.lake.conftest import SPARK_CATALOG, Store, settings_for
+from tests.support.inputs import tp_of
 
 # -- layout and place
 
@@ -223,6 +223,36 @@ def test_a_lakes_tenants_never_change(
     assert differences(asked, identity(before, 4, {})) == []
 
 
+@pytest.mark.parametrize(
+    ("sources", "said"),
+    [
+        (
+            {"tracking": ["tracking"], "orders": ["other"]},
+            "sources.orders.topic: the lake was begun with `orders`, and `other`",
+        ),
+        (
+            {"tracking": ["tracking", "web"], "orders": ["orders"]},
+            "sources.tracking.topic: the lake was begun with `tracking`, and `tracking, web`",
+        ),
+        (
+            {"tracking": ["tracking"], "carts": ["orders"]},
+            "sources: the lake was begun with `tracking, orders`, and `tracking, carts`",
+        ),
+    ],
+)
+def test_a_lake_is_looked_at_with_the_sources_and_topics_that_it_was_begun_with(
+    folder_store: Store, tmp_path: Path, sources: Mapping[str, list[str]], said: str
+) -> None:
+    asked, before = folder_store.reader, folder_store.settings
+    folder_store.create("configuration")
+    keep_identity(asked, folder_store.append, before, identity(before, 4, {}))
+    check_layout(asked, Lake(before))
+    others = {name: {"topic": topic, "event_time": "ts"} for name, topic in sources.items()}
+    with pytest.raises(ConfigurationError) as refused:
+        check_layout(asked, Lake(settings_for(tmp_path, sources=others)))
+    assert str(refused.value).startswith(f"{said} would make another result")
+
+
 def test_a_lake_without_tenants_keeps_nothing_of_them(folder_store: Store) -> None:
     asked, settings = folder_store.reader, folder_store.settings
     folder_store.create("configuration")
@@ -334,7 +364,7 @@ def test_a_lake_of_a_later_layout_is_refused(either_store: Store) -> None:
 
 def test_decisions_come_back_in_their_order(either_store: Store) -> None:
     either_store.create("idle_heartbeats")
-    tracking, orders = TopicPartition("tracking", 3), TopicPartition("orders", 0)
+    tracking, orders = tp_of("tracking", 3), tp_of("orders", 0)
     first, second = (tracking, IdleDecision(-1, 50)), (tracking, IdleDecision(7, 60))
     either_store.append(
         "idle_heartbeats", decision_rows(either_store.settings, [second, first], 1000, 0)

@@ -151,9 +151,9 @@ def test_a_beginning_is_decided_once_and_shown_before(begun: Begun) -> None:
         for p, at in mine.items()
     )
     assert begun.resets() == []
-    assert {source: begun.reading().of(source) for source in SOURCES} == dict(
-        zip(SOURCES, offsets, strict=True)
-    )
+    assert {
+        source: begun.reading().of(begun.settings.inputs_by_name[source]) for source in SOURCES
+    } == dict(zip(SOURCES, offsets, strict=True))
 
 
 @pytest.mark.promise("B1")
@@ -164,14 +164,18 @@ def test_reading_begins_where_it_is_told_and_goes_on_after_what_was_read(
 ) -> None:
     told, *offsets = STARTS[start]
     begun.begin(told)
-    found = {source: begun.reading().of(source) for source in SOURCES}
+    found = {
+        source: begun.reading().of(begun.settings.inputs_by_name[source]) for source in SOURCES
+    }
     assert found == dict(zip(SOURCES, offsets, strict=True))
     first = offsets[0][0]
     bronze = BronzeTable(
-        Owner(open_engine(quickly(begun.settings)), token=1), begun.settings, "tracking"
+        Owner(open_engine(quickly(begun.settings)), token=1),
+        begun.settings,
+        begun.settings.inputs_by_name["tracking"],
     )
     fill_bronze(bronze, {(0, first): keyed("a", 1), (0, first + 1): keyed("a", 2)})
-    assert begun.reading().of("tracking") == {0: first + 2, 1: first}
+    assert begun.reading().of(begun.settings.inputs_by_name["tracking"]) == {0: first + 2, 1: first}
 
 
 @in_folders
@@ -192,9 +196,11 @@ def test_offsets_that_kafka_has_deleted_stop_a_run_or_are_kept_as_a_gap(
     begun: Begun, kafka: str
 ) -> None:
     begun.begin()
-    topic = begun.settings.inputs["tracking"]
+    topic = begun.settings.inputs_by_name["tracking"].topic
     bronze = BronzeTable(
-        Owner(open_engine(quickly(begun.settings)), token=1), begun.settings, "tracking"
+        Owner(open_engine(quickly(begun.settings)), token=1),
+        begun.settings,
+        begun.settings.inputs_by_name["tracking"],
     )
     fill_bronze(bronze, {(0, offset): keyed("a", offset) for offset in range(4)})
     delete_records(kafka, topic, 0, 6)
@@ -204,14 +210,14 @@ def test_offsets_that_kafka_has_deleted_stop_a_run_or_are_kept_as_a_gap(
         match=rf"offsets of tracking that were not read yet: {topic}\[0\] from 4 to 5, "
         rf"{topic}\[1\] from 0 to 1;",
     ) as raised:
-        begun.reading().checked("tracking")
+        begun.reading().checked(begun.settings.inputs_by_name["tracking"])
     assert raised.value.missing == {0: (4, 6), 1: (0, 2)}
     assert begun.resets() == []
     begun.settings = begun.settings.model_copy(
         update={"kafka": begun.settings.kafka.model_copy(update={"on_data_loss": "continue"})}
     )
     for _ in range(2):
-        assert begun.reading().checked("tracking") == {0: 6, 1: 2}
+        assert begun.reading().checked(begun.settings.inputs_by_name["tracking"]) == {0: 6, 1: 2}
     gaps = [(0, 4, 6), (1, 0, 2)]
     assert begun.resets() == [("tracking", *gap, "on_data_loss: continue") for gap in gaps]
 
@@ -220,13 +226,15 @@ def test_offsets_that_kafka_has_deleted_stop_a_run_or_are_kept_as_a_gap(
 def test_a_topic_that_ends_before_what_was_read_is_another_one(begun: Begun) -> None:
     begun.begin()
     bronze = BronzeTable(
-        Owner(open_engine(quickly(begun.settings)), token=1), begun.settings, "tracking"
+        Owner(open_engine(quickly(begun.settings)), token=1),
+        begun.settings,
+        begun.settings.inputs_by_name["tracking"],
     )
     fill_bronze(bronze, {(0, 17): keyed("a", 1)})
     with pytest.raises(
         ConfigurationError, match=r"-tracking\[0\] ends at offset 10, and 18 is to be read next"
     ):
-        begun.reading().checked("tracking")
+        begun.reading().checked(begun.settings.inputs_by_name["tracking"])
 
 
 @pytest.mark.promise("C4", "C5")
@@ -234,7 +242,7 @@ def test_a_run_refuses_what_the_lake_was_not_begun_with(begun: Begun, kafka: str
     """Through a whole run, which also never lets the idle policy speak where it ends by itself."""
     silent = begun.settings.merge.model_copy(update={"idle_after_ms": 1})
     settings = begun.settings.model_copy(update={"merge": silent})
-    topic = settings.inputs["tracking"]
+    topic = settings.inputs_by_name["tracking"].topic
     create_missing(begun.engine)
     Run(quickly(settings), ["bronze", "silver"], Reporter()).once()
     assert begun.engine.reader.select(tables.IDLE_HEARTBEATS, ["source"]).num_rows == 0
@@ -252,7 +260,7 @@ def test_a_run_refuses_what_the_lake_was_not_begun_with(begun: Begun, kafka: str
         ConfigurationError, match=rf"{topic} was deleted and made again since the lake was begun"
     ):
         Run(settings, ["bronze"], Reporter()).once()
-    for each in settings.inputs.values():
+    for each in settings.topics:
         add_partitions(kafka, each, PARTITIONS + 1)
     with pytest.raises(
         ConfigurationError, match="the topics have 3 partitions, and had 2 when the lake was begun"
@@ -312,7 +320,9 @@ def test_a_lost_lake_is_taken_up_from_the_sink(new_lake: MakeLake, kafka: str, k
         values = [(p, value) for p, case in cases.items() for value in case.values[source][-2:]]
         produce(kafka, topics[f"sources__{source}__topic"], values)
     again = taken_up(new_lake, lake)
-    begins = {s: NextOffsets(again.reader, again.settings, 4).of(s) for s in SOURCES}
+    begins = {
+        s: NextOffsets(again.reader, again.settings, 4).of(again.input_of(s)) for s in SOURCES
+    }
     assert begins["tracking"][0] > 40, "nothing is read that is not needed"
     assert again.reader.select(
         tables.IDLE_HEARTBEATS, ["source", "partition", "after_offset", "event_time"]
@@ -327,7 +337,7 @@ def test_a_lost_lake_is_taken_up_from_the_sink(new_lake: MakeLake, kafka: str, k
             for offset, value in enumerate(case.values[source])
             if offset >= begins[source][p]
         }
-        fill_bronze(BronzeTable(again.owner(), again.settings, source), unread)
+        fill_bronze(BronzeTable(again.owner(), again.settings, again.input_of(source)), unread)
     again.merge()
     again.publish()
     assert again.messages() == expected_messages(cases)
@@ -335,7 +345,7 @@ def test_a_lost_lake_is_taken_up_from_the_sink(new_lake: MakeLake, kafka: str, k
 
 @in_folders
 def test_a_sink_with_messages_of_others_is_refused(begun: Begun, kafka: str) -> None:
-    sink = f"{begun.settings.inputs['tracking']}-foreign"
+    sink = f"{begun.settings.inputs_by_name['tracking'].topic}-foreign"
     create_topics(kafka, sink, partitions=PARTITIONS)
     produce(kafka, sink, [(1, b"not ours")])
     begun.settings = begun.settings.model_copy(

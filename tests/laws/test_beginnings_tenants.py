@@ -11,7 +11,6 @@ import pytest
 from confluent_kafka import Producer
 
 from pipelines.core.idle import IdleDecision
-from pipelines.core.plan import TopicPartition
 from pipelines.core.recovery import encode_idle, encode_min_offsets
 from pipelines.core.sequence import (
     CLOSED_AT,
@@ -124,13 +123,14 @@ def test_what_the_sink_says_of_tenants_is_kept_as_it_was_said(
         source: tuple(
             d
             for tp, d in read_decisions(lake.reader, generation)
-            if tp == TopicPartition(source, 0)
+            if tp == (lake.input_of(source), 0)
         )
         for source in SOURCES
     }
     assert of_source == decisions
     assert {
-        s: NextOffsets(lake.reader, lake.settings, PARTITIONS).of(s)[0] for s in SOURCES
+        s: NextOffsets(lake.reader, lake.settings, PARTITIONS).of(lake.input_of(s))[0]
+        for s in SOURCES
     } == begins
     version = lake.reader.version(tables.RECOVERED)
     begin(lake)

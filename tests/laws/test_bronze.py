@@ -55,8 +55,8 @@ def begin(
 def read(owner: Owner, lake: CaseLake, source: str) -> None:
     """A run reads one source up to what is there; raises what ended it."""
     next_offsets = NextOffsets(owner.engine.reader, lake.settings, lake.partitions, owner)
-    bronze = Bronze(owner, lake.settings, source, next_offsets)
-    topic = lake.settings.inputs[source]
+    bronze = Bronze(owner, lake.settings, lake.input_of(source), next_offsets)
+    topic = lake.settings.inputs_by_name[source].topic
     ends = Cluster(lake.settings.kafka).ends(topic, lake.partitions)
     while bronze.take(ends):
         pass
@@ -125,13 +125,14 @@ def test_every_record_is_read_once_and_a_reset_reads_what_was_passed_over(
         targets = targets_of(lake.settings, PARTITIONS, "earliest")
         return Jump(owner, lake.settings, PARTITIONS, "earliest", targets, {})
 
-    assert {(jump.source, jump.partition, jump.to_offset) for jump in back(lake.owner()).jumps} == {
-        (source, p, 0) for source in SOURCES for p in cases
-    }
+    assert {
+        (jump.tp.input.source, jump.tp.partition, jump.to_offset)
+        for jump in back(lake.owner()).jumps
+    } == {(source, p, 0) for source in SOURCES for p in cases}
     with pytest.raises(CrashError):
         back(lake.owner(dying_at(lake.engine, "append", tables.QUARANTINE))).commit()
     for source in SOURCES:
-        BronzeTable(lake.owner(), lake.settings, source).complete()
+        BronzeTable(lake.owner(), lake.settings, lake.input_of(source)).complete()
     back(lake.owner()).commit()
     for source in SOURCES:
         assert records(lake, source) == expected(cases, source)
@@ -223,7 +224,7 @@ def test_where_kafka_has_nothing_new_a_run_over_what_is_there_starts_no_query(
         read(lake.owner(), lake, source)
     assert not queries.exists()
     for source in SOURCES:
-        produce(kafka, lake.settings.inputs[source], [(0, keyed("b", 6))])
+        produce(kafka, lake.settings.inputs_by_name[source].topic, [(0, keyed("b", 6))])
         read(lake.owner(), lake, source)
         assert [row[1] for row in records(lake, source)] == [0, 1]
 

@@ -39,7 +39,7 @@ TABLES = (tables.LATE, tables.QUARANTINE)
 def letter(lake: CaseLake, reason: str, partition: int, source: str, offset: int) -> Letter:
     headers = tuple((one["key"], one["value"]) for one in headers_of(source, offset))
     value = lake.cases[partition].values[source][offset]
-    topic = lake.settings.inputs[source]
+    topic = lake.settings.inputs_by_name[source].topic
     return Letter(
         partition,
         topic,
@@ -182,7 +182,7 @@ def test_each_late_and_refused_record_is_sent_once_as_it_came_in_order_of_offset
     assert each_source_in_order(seen["second"]) == seen["second expected"]
     late, refused = (seen["second"][table] for table in TABLES)
     assert [one[:3] for one in in_order(seen["third"][tables.LATE])] == sorted(
-        (p, river.lake.settings.inputs[str(source)], offset)
+        (p, river.lake.settings.inputs_by_name[str(source)].topic, offset)
         for p, source, offset, *_ in expected_late(river.lake.cases)
     )
     assert len(late) > len(seen["first"][tables.LATE]) > 5

@@ -132,7 +132,7 @@ def test_a_heartbeat_and_a_skipped_tombstone_lose_a_key_that_is_kafkas(
     lake = new_lake({0: Case(dict.fromkeys(SOURCES, values), 100)}, **skipped)
     for source in SOURCES:
         fill_bronze(
-            BronzeTable(lake.owner(lake.quick), lake.settings, source),
+            BronzeTable(lake.owner(lake.quick), lake.settings, lake.input_of(source)),
             {(0, n): value for n, value in enumerate(values)},
         )
     lake.merge()

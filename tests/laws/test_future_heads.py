@@ -12,13 +12,13 @@ from confluent_kafka import Producer
 
 from pipelines.audit.status import status
 from pipelines.audit.validate import check_keys
-from pipelines.core.plan import TopicPartition
 from pipelines.core.times import LAST_EVENT_TIME_MS
 from pipelines.monitoring.events import MergeProgress, SourceStanding
 from pipelines.monitoring.metrics import Metrics
 from tests.support.cases import SOURCES, heartbeat, keyed
 from tests.support.commands import here
 from tests.support.configurations import settings_for
+from tests.support.inputs import tp_of
 from tests.support.rivers import River
 from tests.support.topics import create_topics, produce, published
 from tests.unit.test_monitoring import exposed
@@ -82,11 +82,7 @@ def test_the_metric_says_how_far_a_head_is_ahead_beyond_what_is_allowed(
     now_s = 1_800_000_000
     monkeypatch.setattr(time, "time", lambda: now_s)
     metrics, head = Metrics(settings_for(tmp_path)), now_s * 1000 + ahead_ms
-    metrics(
-        MergeProgress(
-            {0: 1_000}, {TopicPartition("orders", 0): SourceStanding(4, head, head, "held")}
-        )
-    )
+    metrics(MergeProgress({0: 1_000}, {tp_of("orders", 0): SourceStanding(4, head, head, "held")}))
     assert (
         exposed(metrics).value("watersmeet_head_in_future_seconds", topic="orders", partition="0")
         == expected_s

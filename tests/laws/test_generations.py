@@ -5,15 +5,16 @@ from __future__ import annotations
 
 import pytest
 
-from pipelines.core.model import MergeRules, PartitionMerge
+from pipelines.core.model import PartitionMerge
 from pipelines.core.plan import TopicPartition
 from pipelines.core.sequence import SequenceTail
 from pipelines.lake import tables
 from pipelines.lake.generations import read_generations
 from pipelines.running.owner import Owner
 from tests.laws.conftest import MakeLake, in_folders
-from tests.support.cases import SOURCES, Case, rich_cases
+from tests.support.cases import SOURCES, Case, rich_cases, rules_of
 from tests.support.crashes import CrashError, dying_at
+from tests.support.inputs import input_of
 from tests.support.lakes import CaseLake, as_tuples
 
 BACK, BACK_PUBLISHED, FORWARD, HERE = range(4)
@@ -44,9 +45,13 @@ Places = set[tuple[str, int]]
 def model_of(case: Case, begin: dict[str, int], arrived: int, out: Places) -> PartitionMerge:
     """The merge of so many of a case's records in their order of arrival, from these offsets on,
     that passes over what is out."""
-    model = PartitionMerge(MergeRules(SOURCES, case.timeout_ms), out=out)
+    model = PartitionMerge(
+        rules_of(SOURCES, case.timeout_ms), out={(input_of(source), at) for source, at in out}
+    )
     seen = {source: case.arrivals[:arrived].count(source) for source in SOURCES}
-    model.arrive(*(r for r in case.records() if begin[r.source] <= r.offset < seen[r.source]))
+    model.arrive(
+        *(r for r in case.records() if begin[r.input.source] <= r.offset < seen[r.input.source])
+    )
     model.advance()
     return model
 
@@ -87,7 +92,7 @@ def rows_of(
 def late_rows(p: int, model: PartitionMerge) -> list[tuple[object, ...]]:
     found = ((late.record, late.position) for late in model.late)
     return [
-        (p, record.source, record.offset, record.key, record.event_time, position)
+        (p, record.input.source, record.offset, record.key, record.event_time, position)
         for record, position in found
     ]
 
@@ -130,7 +135,7 @@ def targets(lake: CaseLake, offsets: dict[int, int]) -> dict[TopicPartition, int
 
 
 def begin_of(begin: dict[TopicPartition, int], partition: int) -> dict[str, int]:
-    return {tp.source: offset for tp, offset in begin.items() if tp.partition == partition}
+    return {tp.input.source: offset for tp, offset in begin.items() if tp.partition == partition}
 
 
 @pytest.mark.promise("B120")
@@ -186,7 +191,8 @@ def test_each_generation_is_the_merge_from_its_beginning_on_and_a_crash_in_a_jum
         tables.RESETS, ["source", "partition", "from_offset", "to_offset", "reason"]
     ).to_pylist()
     assert sorted(tuple(row.values()) for row in jumps) == sorted(
-        (tp.source, tp.partition, stood[tp], at, "reset --to a test") for tp, at in begin.items()
+        (tp.input.source, tp.partition, stood[tp], at, "reset --to a test")
+        for tp, at in begin.items()
     )
 
     lake.arrive()

@@ -15,7 +15,6 @@ from pyspark.sql import SparkSession
 
 from pipelines.audit.rebuild import rebuild, rebuilt_settings, verify_against
 from pipelines.core.idle import IdleDecision
-from pipelines.core.plan import TopicPartition
 from pipelines.core.window import Window
 from pipelines.errors import ConfigurationError
 from pipelines.lake import tables
@@ -26,6 +25,7 @@ from pipelines.lake.table_reader import TableReader
 from tests.laws.conftest import MakeLake
 from tests.support.cases import SOURCES, Case, expected_silver, keyed, rich_cases
 from tests.support.configurations import settings_for
+from tests.support.inputs import tp_of
 from tests.support.lakes import CaseLake, OpenSpark, engine_for, late_of, silver_of
 
 RANDOM = 5
@@ -57,10 +57,9 @@ def test_a_rebuild_is_what_silver_was_then_however_it_is_cut(
     lake.arrive(0.6)
     lake.merge(lake.quick)
     jump(lake)
-    at = lake.start().recover().state.cursors[TopicPartition("orders", IDLE)]
+    at = lake.start().recover().state.cursors[tp_of("orders", IDLE)]
     decided = [
-        (TopicPartition("orders", IDLE), IdleDecision(at.next_offset - 1, time))
-        for time in (200, 400)
+        (tp_of("orders", IDLE), IdleDecision(at.next_offset - 1, time)) for time in (200, 400)
     ]
     lake.owner().append(tables.IDLE_HEARTBEATS, decision_rows(lake.settings, decided, 10**13, 1))
     lake.arrive(0.9)
@@ -150,7 +149,7 @@ def test_under_another_timeout_it_is_what_the_model_makes_of_it(
     for i, source in enumerate(SOURCES):
         merged, in_complete = (sum(len(row[5 + i]) for row in these) for these in (rows, complete))  # type: ignore[arg-type,misc]
         late = sum(
-            each.record.source == source
+            each.record.input.source == source
             for case in expected.values()
             for each in case.merged().late
         )

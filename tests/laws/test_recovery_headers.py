@@ -9,7 +9,6 @@ import pytest
 
 from pipelines.core import recovery
 from pipelines.core.idle import IdleDecision
-from pipelines.core.plan import TopicPartition
 from pipelines.engine.choice import open_engine
 from pipelines.errors import ConfigurationError
 from pipelines.lake import tables
@@ -22,6 +21,7 @@ from pipelines.running.generations import begin_first
 from pipelines.running.owner import Owner
 from tests.support.cases import SOURCES, Case, expected_messages, heartbeat, keyed
 from tests.support.configurations import settings_for
+from tests.support.inputs import tp_of
 from tests.support.lakes import CaseLake
 from tests.support.topics import consume, create_topics
 
@@ -78,7 +78,7 @@ def test_what_thousands_of_tenants_were_told_fits_into_a_message_or_the_message_
         lake.arrive()
         lake.merge()
         decision = IdleDecision(0, 1000, tuple(sorted(tenants.items())))
-        decided = [(TopicPartition("orders", 0), decision)]
+        decided = [(tp_of("orders", 0), decision)]
         lake.owner().append(tables.IDLE_HEARTBEATS, decision_rows(settings, decided, 1, 0))
         lake.merge()
         assert lake.publish(), "it goes on"

@@ -33,7 +33,7 @@ def dying_once_written(files: PartitionedFiles, chunks: Iterable[pa.Table]) -> l
 
 def last_batches(lake: CaseLake) -> tuple[int, int]:
     """Of which batch silver's last commit, and `progress`, tell."""
-    last = last_batch(lake.reader)
+    last = last_batch(lake.reader, lake.settings)
     noted = lake.reader.summary(tables.PROGRESS, [], {"batch": ("max", "batch")})
     return -1 if last is None else last[0].batch, noted["batch"][0].as_py()
 

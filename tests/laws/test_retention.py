@@ -18,7 +18,6 @@ from pipelines.audit.rebuild import rebuild, rebuilt_settings, verify_against
 from pipelines.audit.verify import check_partition, check_places, check_versions
 from pipelines.audit.verify_evidence import read_partitions
 from pipelines.audit.verify_sink import Validator
-from pipelines.core.plan import TopicPartition
 from pipelines.lake import tables
 from pipelines.lake.by_delta_rs import DeltaRsReader
 from pipelines.lake.epochs import begin_epoch
@@ -31,6 +30,7 @@ from tests.laws.conftest import QUICK, MakeLake, in_folders
 from tests.support.cases import BAD_VALUES, SOURCES, Case, expected_silver, heartbeat, keyed
 from tests.support.crashes import CrashError, dying_at
 from tests.support.effort import first_then_nightly
+from tests.support.inputs import tp_of
 from tests.support.lakes import CaseLake, first_columns
 
 pytestmark = pytest.mark.promise("C10")
@@ -158,10 +158,10 @@ def test_what_is_left_is_what_the_model_makes_and_can_be_derived_again(
     for tp, end in ends.items():
         mine = [("partition", "=", tp.partition)]
         rows = lake.reader.select(
-            tables.bronze(tp.source), ["offset", "event_time"], [mine]
+            tables.bronze(tp.input.source), ["offset", "event_time"], [mine]
         ).to_pylist()
         here = [row["offset"] for row in rows if row["event_time"] is not None]
-        values = lake.cases[tp.partition].values[tp.source]
+        values = lake.cases[tp.partition].values[tp.input.source]
         assert sorted(here) == [
             offset
             for offset, value in enumerate(values)
@@ -341,8 +341,7 @@ def test_dead_letters_that_are_not_sent_stay(lake: CaseLake, kind: str) -> None:
     }
     late = lake.reader.select(tables.LATE, ["source", "partition", "offset"]).to_pylist()
     assert all(
-        row["offset"] >= after.get(TopicPartition(row["source"], row["partition"]), 0)
-        for row in late
+        row["offset"] >= after.get(tp_of(row["source"], row["partition"]), 0) for row in late
     ), "bronze has what is to be sent"
     layout = lake.engine.lake.layout[tables.DEAD_LETTERS]
     sent = [("letters (id)", source, source, p, 10**6, 0) for source in SOURCES for p in lake.cases]
@@ -381,7 +380,7 @@ def changing(lake: CaseLake, kind: str, count: int) -> None:
     for number, (step, timeout_ms) in enumerate(
         zip(steps(lake, kind, count), cycle([100, 30, 250]), strict=False)
     ):
-        last = last_batch(lake.reader)
+        last = last_batch(lake.reader, lake.settings)
         merge = lake.settings.merge.model_copy(update={"timeout_ms": timeout_ms})
         if step > 1:
             lake.settings = lake.settings.model_copy(update={"merge": merge})

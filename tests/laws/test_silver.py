@@ -12,7 +12,6 @@ import pytest
 from pyspark.sql import SparkSession
 
 from pipelines.core.message import message_bytes
-from pipelines.core.plan import TopicPartition
 from pipelines.lake import tables
 from pipelines.lake.commits import APPLICATION, Commit
 from pipelines.lake.progress import facts_of, plan_of
@@ -25,6 +24,7 @@ from tests.support.cases import (
     expected_silver,
     rich_cases,
 )
+from tests.support.inputs import tp_of
 from tests.support.lakes import CaseLake, delta_table
 
 PARTITIONS = 60
@@ -106,7 +106,7 @@ def test_every_bronze_record_ends_in_exactly_one_outcome_or_waits(lake: CaseLake
         passed += [
             (source, row["partition"], row["offset"])
             for row in bronze
-            if row["offset"] < until[TopicPartition(source, row["partition"])]
+            if row["offset"] < until[tp_of(source, row["partition"])]
             or row["reason"]
             or row["heartbeat"]
         ]
@@ -180,7 +180,9 @@ def test_a_batch_is_one_merge_whose_metadata_holds_the_plan_and_whose_notes_foll
     lake: CaseLake, spark: SparkSession
 ) -> None:
     history = sorted(lake.reader.history(tables.SILVER))
-    assert [plan_of(json.loads(version.metadata or "")) for version in history[1:]] == lake.plans
+    assert [
+        plan_of(json.loads(version.metadata or ""), lake.settings) for version in history[1:]
+    ] == lake.plans
     operations = [
         row.operation
         for row in delta_table(spark, lake.engine.lake, tables.SILVER).history().collect()
@@ -197,13 +199,13 @@ def test_a_batch_is_one_merge_whose_metadata_holds_the_plan_and_whose_notes_foll
         notes = [
             Commit.parse(version.metadata) for version in sorted(lake.reader.history(table))[1:]
         ]
-        assert [(note.application, plan_of(note.facts)) for note in notes if note] == [
-            (APPLICATION, p) for p in followed
-        ]
+        assert [
+            (note.application, plan_of(note.facts, lake.settings)) for note in notes if note
+        ] == [(APPLICATION, p) for p in followed]
         assert [note.transaction_version for note in notes if note] == [
             commit.transaction_version
             for commit in commits
-            if commit and plan_of(commit.facts) in followed
+            if commit and plan_of(commit.facts, lake.settings) in followed
         ]
 
 
@@ -227,7 +229,7 @@ def test_progress_says_of_every_batch_how_far_it_came_and_which_version_of_silve
         for v in lake.reader.history(tables.SILVER)
         if v.metadata
     }
-    told = {(row["batch"], TopicPartition(row["source"], row["partition"])): row for row in rows}
+    told = {(row["batch"], tp_of(row["source"], row["partition"])): row for row in rows}
     assert len(told) == len(rows) == len(lake.plans) * PARTITIONS * len(SOURCES)
     for plan in lake.plans:
         for tp, done in plan.ranges.items():

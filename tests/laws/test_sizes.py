@@ -49,7 +49,9 @@ def bytes_of(lake: CaseLake, plan: BatchPlan) -> tuple[int, int]:
     topic-partition."""
     sizes = []
     for tp, done in plan.ranges.items():
-        values = lake.cases[tp.partition].values[tp.source][done.from_offset : done.until_offset]
+        values = lake.cases[tp.partition].values[tp.input.source][
+            done.from_offset : done.until_offset
+        ]
         sizes.append([len(value or b"") + ROW_BYTES for value in values])
     return sum(map(sum, sizes)), max(map(len, sizes))
 

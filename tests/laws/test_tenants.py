@@ -7,7 +7,6 @@ import pytest
 from deltalake import DeltaTable
 
 from pipelines.core.idle import IdleDecision
-from pipelines.core.model import Record
 from pipelines.lake import tables
 from pipelines.lake.epochs import begin_epoch
 from pipelines.settings import Settings
@@ -15,6 +14,7 @@ from tests.laws.conftest import QUICK, MakeLake
 from tests.laws.test_idle import Clock, Quiet
 from tests.support.cases import Case, heartbeat, keyed
 from tests.support.crashes import CrashError, dying_at
+from tests.support.inputs import record_of
 from tests.support.lakes import CaseLake, decisions_of
 from tests.support.tenants import TenantModels, Window, late_of, merge_of, silver_of, tenant_cases
 
@@ -127,7 +127,7 @@ def test_a_jump_closes_what_is_open_and_what_waits_and_begins_with_fresh_clocks(
 
     merged(lake, before, 1.0)
     anew = TenantModels(
-        CASES, rules, {(tp.source, tp.partition): offset for tp, offset in to.items()}
+        CASES, rules, {(tp.input.source, tp.partition): offset for tp, offset in to.items()}
     )
     anew.arrive(1.0)
     assert silver_of(lake.reader) == sorted(closed + kept + anew.silver(), key=repr)
@@ -169,7 +169,7 @@ def test_a_decision_about_a_silent_source_tells_each_tenant_its_own_time(
     assert decision == IdleDecision(0, 6000, (("x", 6000), ("y", 5100)))
     models.arrive(5 / 7)
     models.models[0].arrive(
-        Record("orders", -1, 6000, tenant=None, tenant_times=dict(decision.tenant_times))
+        record_of("orders", -1, 6000, tenant=None, tenant_times=dict(decision.tenant_times))
     )
     models.models[0].advance()
     assert silver_of(lake.reader) == models.silver()

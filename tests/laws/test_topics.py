@@ -7,8 +7,6 @@ from functools import cache
 
 import pytest
 
-from pipelines.core.inputs import source_of, topic_of
-from pipelines.core.plan import TopicPartition
 from pipelines.lake import tables
 from pipelines.running.bronze_table import BronzeTable
 from tests.laws.conftest import QUICK, MakeLake
@@ -21,10 +19,11 @@ from tests.support.cases import (
     rich_cases,
 )
 from tests.support.crashes import CrashError, dying_at
+from tests.support.inputs import input_of, tp_of
 from tests.support.lakes import CaseLake, fill_bronze
 
 PARTITIONS = 20
-TOPICS = {"sources__tracking__topic": [topic_of(name) for name in INPUTS if topic_of(name)]}
+TOPICS = {"sources__tracking__topic": [name.partition("/")[2] for name in INPUTS if "/" in name]}
 
 
 @cache
@@ -59,15 +58,11 @@ def test_late_and_quarantine_equal_the_merge_model(lake: CaseLake) -> None:
         places = lake.reader.summary(
             table, ["source", "topic"], {"rows": ("count", "*")}
         ).to_pylist()
-        assert {(row["source"], row["topic"]) for row in places} == {
-            (source_of(n), topic_of(n) or n) for n in INPUTS
-        }, table
+        assert {(row["source"], row["topic"]) for row in places} == {*map(input_of, INPUTS)}, table
 
 
 def test_every_topic_has_offsets_heads_and_progress_of_its_own(lake: CaseLake) -> None:
-    assert set(lake.plans[-1].ranges) == {
-        TopicPartition(name, p) for name in INPUTS for p in cases()
-    }
+    assert set(lake.plans[-1].ranges) == {tp_of(name, p) for name in INPUTS for p in cases()}
     columns = ["source", "topic", "partition", "until_offset", "head"]
     noted = lake.reader.select(
         tables.PROGRESS, columns, [[("batch", "=", lake.plans[-1].batch)]]
@@ -77,7 +72,7 @@ def test_every_topic_has_offsets_heads_and_progress_of_its_own(lake: CaseLake) -
         for row in noted
     }
     assert found == {
-        (source_of(tp.source), topic_of(tp.source) or tp.source, tp.partition): (
+        (*tp.input, tp.partition): (
             done.until_offset,
             done.head,
         )
@@ -92,11 +87,13 @@ def test_a_start_completes_what_a_crash_has_left_of_each_topic(new_lake: MakeLak
     for name in INPUTS:
         dying = dying_at(lake.quick, "append", tables.QUARANTINE)
         with pytest.raises(CrashError):
-            fill_bronze(BronzeTable(lake.owner(dying), lake.settings, name), {(1, 7): b"{"})
+            fill_bronze(
+                BronzeTable(lake.owner(dying), lake.settings, input_of(name)), {(1, 7): b"{"}
+            )
     assert lake.quarantined() == []
     for _ in range(2):
         for name in INPUTS:
-            BronzeTable(lake.owner(lake.quick), lake.settings, name).complete()
+            BronzeTable(lake.owner(lake.quick), lake.settings, input_of(name)).complete()
         assert lake.quarantined() == sorted((1, name, 7, b"{") for name in INPUTS), (
             "each once, for its own topic"
         )

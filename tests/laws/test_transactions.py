@@ -19,7 +19,6 @@ from typer.testing import CliRunner
 from pipelines.audit.show import status_view
 from pipelines.audit.status import status
 from pipelines.cli import app
-from pipelines.core.plan import TopicPartition
 from pipelines.kafka.idle_detector import IdleDetector
 from pipelines.monitoring.events import Event, Sampled
 from pipelines.monitoring.metrics import Metrics
@@ -27,6 +26,7 @@ from pipelines.monitoring.observability import Reporter
 from pipelines.run import LAYERS, Run
 from pipelines.running.sampling import Sampler
 from tests.support.cases import heartbeat, keyed
+from tests.support.inputs import tp_of
 from tests.support.metrics import Exposed
 from tests.support.rivers import River, until
 from tests.support.topics import produce, published
@@ -60,7 +60,7 @@ def open_transaction(
 def test_a_source_with_an_open_transaction_is_not_silent(kafka: str, tmp_path: Path) -> None:
     river = River.make(kafka, tmp_path, "open-silence", partitions=1)
     produce(kafka, river.topic("orders"), [(0, heartbeat(5))])
-    after = {TopicPartition("orders", 0): 0}
+    after = {tp_of(river.settings.inputs_by_name["orders"], 0): 0}
     silence = IdleDetector(river.settings, 1)
     assert silence.has_nothing_beyond(after)
     with open_transaction(river, "orders", keyed("a", 10)) as producer:

@@ -6,10 +6,10 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-from pipelines.core.model import MergeRules, PartitionMerge
+from pipelines.core.model import PartitionMerge
 from pipelines.lake import tables
 from tests.laws.conftest import MakeLake
-from tests.support.cases import SOURCES, Case, rich_cases
+from tests.support.cases import SOURCES, Case, rich_cases, rules_of
 
 WINDOW = {"gap": "100ms", "max": "250ms"}
 COLUMNS = ["partition", "merge_key", "event_time", "last_event_time", "status", "due", "closed_at"]
@@ -23,7 +23,7 @@ def cases() -> dict[int, Case]:
 def merged() -> dict[int, PartitionMerge]:
     found = {}
     for p, case in cases().items():
-        found[p] = PartitionMerge(MergeRules(SOURCES, 100, 250))
+        found[p] = PartitionMerge(rules_of(SOURCES, 100, 250))
         found[p].arrive(*case.records())
         found[p].advance()
     return found

@@ -14,6 +14,7 @@ from pipelines.core.model import PartitionMerge, Record
 from pipelines.core.window import Window
 from tests.support.cases import KEYS, SOURCES, rules_of
 from tests.support.effort import seeds
+from tests.support.inputs import input_of, record_of
 
 pytestmark = pytest.mark.promise("B120")
 
@@ -50,7 +51,7 @@ class Life:
                 time += rng.choice([0, rng.randint(0, 30), rng.randint(0, 60)])
                 key = rng.choice([*KEYS[:3], None])
                 mine.append(
-                    Record(
+                    record_of(
                         source, offset, max(0, time - rng.choice([0, 0, rng.randint(0, 250)])), key
                     )
                 )
@@ -59,7 +60,10 @@ class Life:
 
     def generation(self) -> PartitionMerge:
         """The merge of what has arrived from the newest beginning on."""
-        model = PartitionMerge(rules_of(SOURCES, *self.window), out=frozenset(self.out))
+        model = PartitionMerge(
+            rules_of(SOURCES, *self.window),
+            out=frozenset((input_of(source), offset) for source, offset in self.out),
+        )
         for source in SOURCES:
             model.arrive(*self.records[source][self.begin[source] : self.arrived[source]])
         model.advance()
@@ -105,10 +109,10 @@ class Life:
             for source, mine in row.parts.items()
             for part in mine
         )
-        fates.update((each.record.source, each.record.offset) for each in model.late)
-        fates.update((record.source, record.offset) for record in model.already_published)
+        fates.update((each.record.input.source, each.record.offset) for each in model.late)
+        fates.update((record.input.source, record.offset) for record in model.already_published)
         fates.update(
-            (record.source, record.offset)
+            (record.input.source, record.offset)
             for mine in model.unread().values()
             for _, record in mine
             if record.key

@@ -13,10 +13,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipelines.core.inputs import source_of, topic_of
+from pipelines.core.inputs import InputId
 from pipelines.core.model import MIN_TIME, MergeRules, PartitionMerge, Record
 from tests.support.cases import INPUTS, SOURCES, rules_of
 from tests.support.effort import draws
+from tests.support.inputs import input_of, record_of
 from tests.support.merges import (
     KINDS,
     TIMEOUTS,
@@ -66,10 +67,10 @@ def test_only_the_order_within_an_input_matters(kind: str, data: st.DataObject) 
     given_input = data.draw(KINDS[kind])
     records = given_input.records
     queues = {
-        name: [record for record in records if record.source == name]
+        name: [record for record in records if record.input == name]
         for name in given_input.rules.inputs
     }
-    order = data.draw(st.permutations([record.source for record in records]))
+    order = data.draw(st.permutations([record.input for record in records]))
     interleaved = [queues[name].pop(0) for name in order]
     assert outcome(given_input.merged(data.draw(cuts(interleaved)))) == outcome(
         given_input.merged()
@@ -86,11 +87,11 @@ def test_every_record_with_a_key_is_in_exactly_one_place(kind: str, data: st.Dat
     given_input = data.draw(KINDS[kind])
     model = given_input.merged()
 
-    def names(records: Iterable[Record]) -> list[tuple[str, int]]:
-        return [(record.source, record.offset) for record in records if record.key is not None]
+    def names(records: Iterable[Record]) -> list[tuple[InputId, int]]:
+        return [(record.input, record.offset) for record in records if record.key is not None]
 
     places = [
-        (f"{source}/{part.topic}" if part.topic else source, part.offset)
+        (InputId(source, part.topic), part.offset)
         for row in every_row(model)
         for source, parts in row.parts.items()
         for part in parts
@@ -109,10 +110,10 @@ def test_records_are_merged_under_their_own_tenant_key_and_time(
     kind: str, data: st.DataObject
 ) -> None:
     given_input = data.draw(KINDS[kind])
-    known = {(record.source, record.offset): record for record in given_input.records}
+    known = {(record.input, record.offset): record for record in given_input.records}
     for row in every_row(given_input.merged()):
         parts = [
-            (known[f"{source}/{part.topic}" if part.topic else source, part.offset], part)
+            (known[InputId(source, part.topic), part.offset], part)
             for source, of_source in row.parts.items()
             for part in of_source
         ]
@@ -213,9 +214,9 @@ def test_timeouts_publish_in_order_of_event_time_and_key_through_every_epoch(
 
 
 def test_timeouts_publish_in_that_order_where_the_clock_stands_through_several_epochs() -> None:
-    model = PartitionMerge(MergeRules(SOURCES, 300))
-    model.arrive(Record("tracking", 0, 850, "a"), Record("tracking", 1, 910, "b"))
-    model.arrive(*[Record(source, 2, 1000) for source in SOURCES])
+    model = PartitionMerge(rules_of(SOURCES, 300))
+    model.arrive(record_of("tracking", 0, 850, "a"), record_of("tracking", 1, 910, "b"))
+    model.arrive(*[record_of(source, 2, 1000) for source in SOURCES])
     for timeout_ms in (300, 100, 30):
         model.begin_epoch(timeout_ms)
         model.advance()
@@ -260,12 +261,14 @@ def test_lateness_follows_from_a_records_own_topic_partition_alone(given_input: 
     heads: dict[str, int] = {}
     late = []
     for record in given_input.records:
-        position = heads[record.source] = max(record.event_time, heads.get(record.source, 0))
+        position = heads[record.input.source] = max(
+            record.event_time, heads.get(record.input.source, 0)
+        )
         is_reached = model.clock is not None and position <= model.clock
         if is_reached and record.key is not None and record.event_time < position - TIMEOUT_MS:
-            late.append((record.source, record.offset, position))
+            late.append((record.input.source, record.offset, position))
     assert sorted(
-        (each.record.source, each.record.offset, each.position) for each in model.late
+        (each.record.input.source, each.record.offset, each.position) for each in model.late
     ) == sorted(late)
 
 
@@ -298,10 +301,12 @@ def test_heartbeats_at_the_head_change_nothing(
     heads: dict[str, int] = {}
     doubled = []
     for record in given_input.records:
-        heads[record.source] = max(record.event_time, heads.get(record.source, 0))
+        heads[record.input.source] = max(record.event_time, heads.get(record.input.source, 0))
         doubled.append(record)
         if data.draw(st.booleans()):
-            doubled.append(Record(record.source, 10_000 + record.offset, heads[record.source]))
+            doubled.append(
+                record_of(record.input.source, 10_000 + record.offset, heads[record.input.source])
+            )
     one, other = given_input.merged(), replace(given_input, records=doubled).merged()
     *merged, unread = outcome(one)
     *merged_with_heartbeats, unread_with_heartbeats = outcome(other)
@@ -325,7 +330,7 @@ def with_keys(unread: Any) -> list[tuple[int, Record]]:
 @given(records=arrivals(), gap=TIMEOUTS)
 def test_a_window_whose_gap_is_its_max_is_a_timeout(records: list[Record], gap: int) -> None:
     timeout, window = (
-        MergeInput(MergeRules(SOURCES, gap, longest), records).merged() for longest in (None, gap)
+        MergeInput(rules_of(SOURCES, gap, longest), records).merged() for longest in (None, gap)
     )
     assert outcome(window) == outcome(timeout)
     assert all(row.due == row.event_time + gap == row.closed_at - 1 for row in window.timed_out)
@@ -333,8 +338,8 @@ def test_a_window_whose_gap_is_its_max_is_a_timeout(records: list[Record], gap: 
     assert not any(row.says_closing for row in timeout.timed_out)
 
 
-SEPARATE = {name: name.replace("/", "_") for name in INPUTS}
-"""By input the source that it would be if it were one of its own."""
+SEPARATE = {input_of(name): input_of(name.replace("/", "_")) for name in INPUTS}
+"""By input the one that it would be if it were of a source of its own."""
 
 
 @law
@@ -343,7 +348,7 @@ def test_topics_are_merged_as_sources_are_whose_parts_stand_together_by_time_top
     records: list[Record],
 ) -> None:
     one = MergeInput(rules_of(INPUTS, TIMEOUT_MS), records).merged()
-    separate = [replace(record, source=SEPARATE[record.source]) for record in records]
+    separate = [replace(record, input=SEPARATE[record.input]) for record in records]
     other = MergeInput(MergeRules(tuple(SEPARATE.values()), TIMEOUT_MS), separate).merged()
     assert (one.clock, [late.position for late in one.late]) == (
         other.clock,
@@ -358,9 +363,9 @@ def test_topics_are_merged_as_sources_are_whose_parts_stand_together_by_time_top
         ]
         for row, apart in zip(mine, theirs, strict=True):
             expected: dict[str, list[tuple[int, str, int]]] = {source: [] for source in SOURCES}
-            for name, source in SEPARATE.items():
-                expected[source_of(name)] += [
-                    (part.event_time, topic_of(name), part.offset) for part in apart.parts[source]
+            for (source, topic), alone in SEPARATE.items():
+                expected[source] += [
+                    (part.event_time, topic, part.offset) for part in apart.parts[alone.source]
                 ]
             parts = zip(row.parts, row.content()[3], strict=True)
             found = {

@@ -12,11 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipelines.core.columns import NULL_TIME
-from pipelines.core.model import MergeRules, PartitionMerge, Record
+from pipelines.core.model import PartitionMerge
 from pipelines.core.plan import Available, BatchPlan, Cursor, Rules, TopicPartition, plan_batch
 from pipelines.core.window import Window
-from tests.support.cases import SOURCES
+from tests.support.cases import SOURCES, rules_of
 from tests.support.effort import draws
+from tests.support.inputs import record_of, tp_of
 from tests.support.merges import outcome
 from tests.support.strategies import TIMEOUT_MS, BronzeRow, topic_partitions
 
@@ -25,7 +26,7 @@ pytestmark = pytest.mark.promise("C17")
 Bronze = Mapping[TopicPartition, list[BronzeRow]]
 Cursors = Mapping[TopicPartition, Cursor]
 
-EVERY = [TopicPartition(source, partition) for source in SOURCES for partition in (0, 1)]
+EVERY = [tp_of(source, partition) for source in SOURCES for partition in (0, 1)]
 RULES = Rules(Window(TIMEOUT_MS))
 NEW: Cursors = dict.fromkeys(EVERY, Cursor())
 law = draws(50)
@@ -286,7 +287,7 @@ def test_merging_batch_by_batch_is_merging_at_once(data: st.DataObject, bronze: 
     at the plan's clock, which changes no position: what a source has beyond its range lies beyond
     the clock.
     """
-    rules = MergeRules(SOURCES, TIMEOUT_MS)
+    rules = rules_of(SOURCES, TIMEOUT_MS)
     in_batches, at_once = (
         {p: PartitionMerge(rules) for p in (0, 1)},
         {p: PartitionMerge(rules) for p in (0, 1)},
@@ -296,15 +297,15 @@ def test_merging_batch_by_batch_is_merging_at_once(data: st.DataObject, bronze: 
         for tp, row, _ in in_ranges(bronze, plan):
             if row.event_time is not None:
                 in_batches[tp.partition].arrive(
-                    Record(tp.source, row.offset, row.event_time, row.key)
+                    record_of(tp.input.source, row.offset, row.event_time, row.key)
                 )
         for partition, clock in plan.clocks.items():
-            in_batches[partition].arrive(*[Record(source, -1, clock) for source in SOURCES])
+            in_batches[partition].arrive(*[record_of(source, -1, clock) for source in SOURCES])
             in_batches[partition].advance()
             assert in_batches[partition].clock == clock
     for tp, rows in bronze.items():
         read = [
-            Record(tp.source, row.offset, row.event_time, row.key)
+            record_of(tp.input.source, row.offset, row.event_time, row.key)
             for row in rows
             if row.event_time is not None
         ]
@@ -314,7 +315,7 @@ def test_merging_batch_by_batch_is_merging_at_once(data: st.DataObject, bronze: 
         assert outcome(in_batches[partition])[:4] == outcome(at_once[partition])[:4]
         merged_up_to = (
             {
-                tp.source: done.until_offset
+                tp.input: done.until_offset
                 for tp, done in plans[-1].ranges.items()
                 if tp.partition == partition
             }

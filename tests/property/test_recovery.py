@@ -40,6 +40,7 @@ from pipelines.lake.epochs import EpochEnd
 from pipelines.lake.fingerprints import Ended, Fingerprints, read_spans
 from tests.support.cases import KEYS, rules_of
 from tests.support.effort import first_then_nightly, seeds
+from tests.support.inputs import input_of, name_of, record_of, tp_of
 from tests.support.sequences import by_key, in_sequence
 
 pytestmark = pytest.mark.promise("B3")
@@ -168,7 +169,7 @@ class Lake:
         number = len(self.epochs) - 1
         if number and number not in self.read_since:
             self.read_since[number] = {
-                TopicPartition(s, 0): offset for s, offset in self.next_offsets.items()
+                tp_of(s, 0): offset for s, offset in self.next_offsets.items()
             }
         for record in [
             r for r in self.kafka.written[source] if r.offset >= self.next_offsets[source]
@@ -204,14 +205,14 @@ class Lake:
             for s in quiet
             if not any(record.offset >= self.next_offsets[s] for record in self.kafka.written[s])
         }
-        rows = {TopicPartition(s, 0): self.available(s, 10_000) for s in self.sources}
-        heads = heads_of({TopicPartition(s, 0): cursor for s, cursor in self.cursors.items()}, rows)
-        idle = decide({tp.source: head for tp, head in heads.items()}, silent)
+        rows = {tp_of(s, 0): self.available(s, 10_000) for s in self.sources}
+        heads = heads_of({tp_of(s, 0): cursor for s, cursor in self.cursors.items()}, rows)
+        idle = decide({tp.input: head for tp, head in heads.items()}, {*map(input_of, silent)})
         if idle is None:
             return {}
         taken = {
             source: IdleDecision(self.next_offsets[source] - 1, idle.event_time)
-            for source in idle.sources
+            for source in map(name_of, idle.inputs)
         }
         for source, decision in taken.items():
             self.decisions[source].append(decision)
@@ -234,8 +235,8 @@ class Lake:
 
     def merge(self, count: int) -> bool:
         """One batch; whether there was something to do."""
-        available = {TopicPartition(s, 0): self.available(s, count) for s in self.sources}
-        cursors = {TopicPartition(s, 0): cursor for s, cursor in self.cursors.items()}
+        available = {tp_of(s, 0): self.available(s, count) for s in self.sources}
+        cursors = {tp_of(s, 0): cursor for s, cursor in self.cursors.items()}
         clocks = {} if self.clock is None else {0: self.clock}
         plan = plan_batch(
             0, cursors, available, clocks, Rules(self.epoch.window), begins_epoch=not self.is_begun
@@ -245,8 +246,8 @@ class Lake:
         self.is_begun, self.clock = True, plan.clocks.get(0)
         reached = {}
         for source in self.sources:
-            done = plan.ranges[TopicPartition(source, 0)]
-            rows = available[TopicPartition(source, 0)]
+            done = plan.ranges[tp_of(source, 0)]
+            rows = available[tp_of(source, 0)]
             positions = dict(
                 zip(
                     rows.offsets.tolist(),
@@ -262,7 +263,9 @@ class Lake:
             reached[source] = known
             self.cursors[source] = Cursor(done.until_offset, done.position)
         if self.clock is not None:
-            self.silver.advance_to(dict.fromkeys(self.sources, self.clock), reached)
+            inputs = map(input_of, self.sources)
+            reached_inputs = {input_of(source): records for source, records in reached.items()}
+            self.silver.advance_to(dict.fromkeys(inputs, self.clock), reached_inputs)
         return True
 
     def pending(self) -> list[Pending]:
@@ -306,7 +309,12 @@ class Lake:
         idle = idle_header(self.decisions, offsets)
         return dict(
             recovery_headers(
-                offsets, idle, self.fingerprints().of(0, offsets, position), is_lived=False
+                offsets,
+                idle,
+                self.fingerprints().of(
+                    0, {input_of(source): offset for source, offset in offsets.items()}, position
+                ),
+                is_lived=False,
             )
         )
 
@@ -367,7 +375,7 @@ class Life:
             time += rng.choice([0, 0, rng.randint(0, step), rng.randint(0, step), TIMEOUT_MS])
             offset += rng.choice([1, 1, 1, 2])
             event_time = max(0, time - rng.choice([0, 0, rng.randint(0, self.disorder)]))
-            records.append(Record(source, offset, event_time, rng.choice(keys)))
+            records.append(record_of(source, offset, event_time, rng.choice(keys)))
         return records
 
     def live(self) -> Life:
@@ -526,24 +534,24 @@ class Life:
         lake = PartitionMerge(rules_of(self.sources, *first.window))
         for source in self.sources:
             records = (*self.lake.read_before.get(source, ()), *self.lake.bronze[source])
-            beats = [Record(source, *decision[:2]) for decision in self.decisions[source]]
+            beats = [record_of(source, *decision[:2]) for decision in self.decisions[source]]
             # A decision comes after the record of its offset.
             lake.arrive(*sorted([*records, *beats], key=lambda record: record.offset))
-        if not all(source in lake.heads for source in self.sources):
+        if not all(input_of(source) in lake.heads for source in self.sources):
             return []
         arrived, heads = lake.unread(), lake.heads
-        lake.sources.clear()
+        lake.states.clear()
         for epoch, clock, offsets in through:
             lake.begin_epoch(*epoch.window)
             reached = {
-                s: [one for one in mine if one[1].offset < offsets[s]]
+                s: [one for one in mine if one[1].offset < offsets[s.source]]
                 for s, mine in arrived.items()
             }
             arrived = {
-                s: [one for one in mine if one[1].offset >= offsets[s]]
+                s: [one for one in mine if one[1].offset >= offsets[s.source]]
                 for s, mine in arrived.items()
             }
-            lake.advance_to(dict.fromkeys(self.sources, clock), reached)
+            lake.advance_to(dict.fromkeys(map(input_of, self.sources), clock), reached)
         lake.begin_epoch(*self.lake.epoch.window)
         lake.advance_to(heads, arrived)
         clock = lake.clock or 0

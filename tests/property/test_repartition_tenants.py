@@ -15,8 +15,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipelines.core.model import MergeRules, PartitionMerge, Record, SourceState
+from pipelines.core.model import PartitionMerge, Record, SourceState
+from tests.support.cases import rules_of
 from tests.support.effort import draws
+from tests.support.inputs import record_of
 
 GAP, LAG = 100, 2000
 SOURCE = "tracking"
@@ -50,7 +52,7 @@ topics = st.dictionaries(
 
 
 def as_record(sent: Sent, offset: int) -> Record:
-    return Record(
+    return record_of(
         SOURCE, offset, sent.time, key=None if sent.tenant is None else "a", tenant=sent.tenant
     )
 
@@ -58,7 +60,7 @@ def as_record(sent: Sent, offset: int) -> Record:
 def late(topic: Topic, order: Iterable[SortKey]) -> set[SortKey]:
     """What is late in a partition that has the records in this order."""
     places = list(order)
-    merge = PartitionMerge(MergeRules((SOURCE,), GAP, None, LAG))
+    merge = PartitionMerge(rules_of((SOURCE,), GAP, None, LAG))
     merge.arrive(*(as_record(topic[p][offset], i) for i, (p, offset) in enumerate(places)))
     merge.advance()
     return {places[each.record.offset] for each in merge.late}

@@ -21,6 +21,7 @@ from pipelines.core.model import (
 )
 from tests.support.cases import SOURCES
 from tests.support.effort import draws
+from tests.support.inputs import record_of
 from tests.support.merges import (
     TENANTS,
     MergeInput,
@@ -111,7 +112,7 @@ def _tenant_clock_at(river: MergeInput, tenant: str, clock: int) -> int:
     found = clock
     for source in river.rules.sources:
         cut, head = [], MIN_TIME
-        for record in (record for record in river.records if record.source == source):
+        for record in (record for record in river.records if record.input.source == source):
             cut.append(record)
             head = max(head, record.event_time)
             if head >= clock:
@@ -131,16 +132,20 @@ def test_nobody_is_late_because_of_others_unless_more_than_the_lag_behind(
     own: dict[tuple[str, str | None], int] = {}
     positions = {}
     for record in river.records:
-        heads[record.source] = max(heads.get(record.source, MIN_TIME), record.event_time)
+        heads[record.input.source] = max(
+            heads.get(record.input.source, MIN_TIME), record.event_time
+        )
         for tenant, time in (
             record.tenant_times or {record.tenant or NO_TENANT: record.event_time}
         ).items():
-            own[record.source, tenant] = max(own.get((record.source, tenant), MIN_TIME), time)
-        of_all = own.get((record.source, NO_TENANT), MIN_TIME)
-        mine = max(own.get((record.source, record.tenant), MIN_TIME), of_all)
-        positions[record.source, record.offset] = heads[record.source], mine
+            own[record.input.source, tenant] = max(
+                own.get((record.input.source, tenant), MIN_TIME), time
+            )
+        of_all = own.get((record.input.source, NO_TENANT), MIN_TIME)
+        mine = max(own.get((record.input.source, record.tenant), MIN_TIME), of_all)
+        positions[record.input.source, record.offset] = heads[record.input.source], mine
     for late in river.merged().late:
-        head, mine = positions[late.record.source, late.record.offset]
+        head, mine = positions[late.record.input.source, late.record.offset]
         is_far_behind = late.record.event_time < head - river.lag - river.rules.gap_ms
         assert is_far_behind or late.record.event_time < mine - river.rules.gap_ms
 
@@ -154,7 +159,7 @@ def test_a_tenant_that_is_never_more_than_the_lag_behind_is_merged_as_if_alone(
     """Before its first record a tenant is as far behind as may be, so each begins with a heartbeat
     of its own."""
     lag, first = river.lag, min((r.event_time for r in river.records), default=0)
-    begin = [Record(s, -5, first, tenant=tenant) for s in SOURCES for tenant in TENANTS]
+    begin = [record_of(s, -5, first, tenant=tenant) for s in SOURCES for tenant in TENANTS]
     river = replace(river, records=_kept_close([*begin, *river.records], lag)).with_end()
     model = river.merged()
     for tenant in TENANTS:
@@ -163,11 +168,11 @@ def test_a_tenant_that_is_never_more_than_the_lag_behind_is_merged_as_if_alone(
         mine = [row for row in model.published_order() if row.tenant == tenant]
         assert sorted(r.content() for r in mine) == sorted(r.content() for r in of_alone.timed_out)
         lates = {
-            (each.record.source, each.record.offset)
+            (each.record.input.source, each.record.offset)
             for each in model.late
             if each.record.tenant == tenant
         }
-        assert lates == {(each.record.source, each.record.offset) for each in of_alone.late}
+        assert lates == {(each.record.input.source, each.record.offset) for each in of_alone.late}
 
 
 def _kept_close(records: list[Record], lag: int) -> list[Record]:
@@ -178,13 +183,21 @@ def _kept_close(records: list[Record], lag: int) -> list[Record]:
     own = {(source, tenant): records[0].event_time for source in SOURCES for tenant in TENANTS}
     kept = []
     for record in records:
-        heads[record.source] = max(heads.get(record.source, MIN_TIME), record.event_time)
+        heads[record.input.source] = max(
+            heads.get(record.input.source, MIN_TIME), record.event_time
+        )
         for tenant in TENANTS:
             if record.tenant in (tenant, None):
-                own[record.source, tenant] = max(own[record.source, tenant], record.event_time)
-            elif own[record.source, tenant] < heads[record.source] - lag:
-                own[record.source, tenant] = heads[record.source] - lag
-                kept.append(Record(record.source, -6, heads[record.source] - lag, tenant=tenant))
+                own[record.input.source, tenant] = max(
+                    own[record.input.source, tenant], record.event_time
+                )
+            elif own[record.input.source, tenant] < heads[record.input.source] - lag:
+                own[record.input.source, tenant] = heads[record.input.source] - lag
+                kept.append(
+                    record_of(
+                        record.input.source, -6, heads[record.input.source] - lag, tenant=tenant
+                    )
+                )
         kept.append(record)
     return kept
 
@@ -198,7 +211,9 @@ def test_who_lags_where_time_goes_on_is_not_late_because_a_source_was_silent(
     decision."""
     silent, other = SOURCES
     records = [
-        record for record in river.records if record.source == other and record.tenant_times is None
+        record
+        for record in river.records
+        if record.input.source == other and record.tenant_times is None
     ]
     decision = idle_decision(records, silent, river.lag)
     if decision is None:
@@ -207,11 +222,11 @@ def test_who_lags_where_time_goes_on_is_not_late_because_a_source_was_silent(
     for tenant in TENANTS:
         time = max(0, at.get(tenant, at[None]))
         model = (
-            replace(river, records=[*records, decision, Record(silent, 1, time, "a", tenant)])
+            replace(river, records=[*records, decision, record_of(silent, 1, time, "a", tenant)])
             .with_end()
             .merged()
         )
-        assert not [late for late in model.late if late.record.source == silent]
+        assert not [late for late in model.late if late.record.input.source == silent]
 
 
 # -- special cases
@@ -285,7 +300,7 @@ def test_a_lost_lake_is_taken_up_exactly_from_the_sink() -> None:
         model = PartitionMerge(rules, since=since, recovered=recovered)
         for source in SOURCES:
             head = MIN_TIME
-            for record in (record for record in river.records if record.source == source):
+            for record in (record for record in river.records if record.input.source == source):
                 head = max(head, record.event_time)
                 if head >= since:
                     model.arrive(record)

@@ -33,8 +33,9 @@ from pipelines.core.sequence import IDLE, MIN_OFFSETS, RULES
 from pipelines.core.window import Window
 from pipelines.lake.epochs import EpochEnd
 from pipelines.lake.fingerprints import Ended, Fingerprints
-from tests.support.cases import SOURCES
+from tests.support.cases import SOURCES, rules_of
 from tests.support.effort import seeds
+from tests.support.inputs import input_of, record_of
 from tests.support.merges import KEYS, TENANTS, MergeInput, closed, idle_decision
 
 Decisions = Mapping[str, Sequence[IdleDecision]]
@@ -62,7 +63,9 @@ class Lost:
         since = read_again_from(closings.first, self.window.longest_ms + closings.lag_ms)
         offsets = {}
         for source in SOURCES:
-            mine = [(r.offset, r.event_time) for r in self.river.records if r.source == source]
+            mine = [
+                (r.offset, r.event_time) for r in self.river.records if r.input.source == source
+            ]
             offsets[source] = min_offset(mine, self.decisions[source], since, next_offset=0)
         idle = idle_header(self.decisions, offsets, closings)
         return {
@@ -77,9 +80,11 @@ class Lost:
         """All records of Kafka from these offsets on, with decisions among them."""
         records: list[Record] = []
         for source in SOURCES:
-            mine = [record for record in (*self.river.records, *later) if record.source == source]
+            mine = [
+                record for record in (*self.river.records, *later) if record.input.source == source
+            ]
             beats = [
-                Record(
+                record_of(
                     source,
                     each.after_offset,
                     each.event_time,
@@ -115,7 +120,7 @@ def loss(seed: int) -> Lost:
         offsets[source] += rng.choice([1, 1, 1, 3])
         tenant = rng.choice(TENANTS)
         at = max(0, time - rng.choice([0, 0, 0, 1, 30, 100, 300]) - delays[tenant])
-        record = Record(source, offsets[source], at, rng.choice(KEYS), tenant)
+        record = record_of(source, offsets[source], at, rng.choice(KEYS), tenant)
         if rng.random() < ticking:
             record = replace(record, key=None, tenant=rng.choice([None, tenant]))
         (known if step < until else later).append(record)
@@ -131,7 +136,7 @@ def loss(seed: int) -> Lost:
                 decisions[idle_source].append(
                     IdleDecision(offsets[idle_source], decision.event_time, tenant_times)
                 )
-    rules = MergeRules(SOURCES, gap, gap + rng.choice([0, 0, 1, 50, 400]), lag)
+    rules = rules_of(SOURCES, gap, gap + rng.choice([0, 0, 1, 50, 400]), lag)
     return Lost(
         MergeInput(rules, [record for record in known if record.tenant_times is None]),
         decisions,
@@ -196,7 +201,7 @@ def test_a_lost_lake_is_taken_up_exactly_with_the_decisions_that_published_somet
         headers = lost.headers(CloseTimeRange(times[first], times[until], lost.river.lag))
         sink = [(said(row), headers if row is order[first] else {}) for row in out]
         state = sink_state(reversed(sink), lost.window, lost.river.lag)
-        later = [*lost.later, *(Record(s, 10_000, 1_000_000, tenant=None) for s in SOURCES)]
+        later = [*lost.later, *(record_of(s, 10_000, 1_000_000, tenant=None) for s in SOURCES)]
         expected = (
             lost.among(as_one_after(lost.decisions, times[until]), later, since={})
             .merged()
@@ -254,7 +259,7 @@ class Changed:
 def change(seed: int) -> Changed:
     lost, rng = loss(seed), random.Random(-seed)
     gap = rng.choice([0, 1, 30, 100])
-    before = MergeRules(
+    before = rules_of(
         SOURCES, gap, gap + rng.choice([0, 0, 1, 50, 400]), rng.choice([0, 1, 30, 100, 300, 1000])
     )
     small = replace(lost.river.rules, lag_ms=rng.choice([0, 1, 30, 100, 300, 1000]))
@@ -278,7 +283,9 @@ def test_a_lost_lake_whose_rules_changed_resumes_where_its_last_message_names_th
         closings = CloseTimeRange(out[-1].closed_at, out[-1].closed_at, lost.river.lag)
         position = read_again_from(closings.first, lost.window.longest_ms + closings.lag_ms)
         headers = lost.headers(closings)
-        if len(fingerprints.of(0, parse_min_offsets(headers[MIN_OFFSETS]), position)) > 1:
+        named = parse_min_offsets(headers[MIN_OFFSETS])
+        begins = {input_of(name): offset for name, offset in named.items()}
+        if len(fingerprints.of(0, begins, position)) > 1:
             found["refused"] += 1
             continue
         state = sink_state(
@@ -286,7 +293,7 @@ def test_a_lost_lake_whose_rules_changed_resumes_where_its_last_message_names_th
             lost.window,
             lost.river.lag,
         )
-        later = [*changed.later, *(Record(s, 10_000, 1_000_000, tenant=None) for s in SOURCES)]
+        later = [*changed.later, *(record_of(s, 10_000, 1_000_000, tenant=None) for s in SOURCES)]
         expected, _ = changed.merged(later)
         again = [
             row

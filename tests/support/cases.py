@@ -11,8 +11,9 @@ from dataclasses import dataclass, field
 import orjson
 
 from pipelines.core.idle import IdleDecision
-from pipelines.core.inputs import input_of, source_of
+from pipelines.core.inputs import InputId, several_topics
 from pipelines.core.model import NO_TENANT, MergeRules, Part, PartitionMerge, Record
+from tests.support.inputs import input_of, name_of, record_of
 from tests.support.topics import Published
 
 SOURCES = ("tracking", "orders")
@@ -58,7 +59,7 @@ class Case:
 
     def value(self, source: str, part: Part) -> bytes | None:
         """The value of a source's part."""
-        return self.values[input_of(source, part.topic)][part.offset]
+        return self.values[name_of(InputId(source, part.topic))][part.offset]
 
     def records(self) -> Iterator[Record]:
         """What the merge model is told, in the order of arrival."""
@@ -67,7 +68,7 @@ class Case:
 
         def idle(source: str, before: float) -> Iterator[Record]:
             while told[source] and told[source][0].after_offset < before:
-                yield Record(source, *told[source].pop(0)[:2])
+                yield record_of(source, *told[source].pop(0)[:2])
 
         for source in self.arrivals:
             offset, offsets[source] = offsets[source], offsets[source] + 1
@@ -90,10 +91,7 @@ def rules_of(
     inputs: Sequence[str], gap_ms: int, max_ms: int | None = None, lag_ms: int | None = None
 ) -> MergeRules:
     """The rules of a merge of these inputs."""
-    sources = tuple(dict.fromkeys(map(source_of, inputs)))
-    return MergeRules(
-        sources, gap_ms, max_ms, lag_ms, () if sources == tuple(inputs) else tuple(inputs)
-    )
+    return MergeRules(tuple(map(input_of, inputs)), gap_ms, max_ms, lag_ms)
 
 
 def as_record(source: str, offset: int, value: bytes | None) -> Record | None:
@@ -104,7 +102,7 @@ def as_record(source: str, offset: int, value: bytes | None) -> Record | None:
     assert value is not None
     document = orjson.loads(value)
     key = document.get("k")
-    return Record(
+    return record_of(
         source, offset, document["ts"], key, document.get("g", None if key is None else NO_TENANT)
     )
 
@@ -192,13 +190,14 @@ def expected_silver(
     rows: list[tuple[object, ...]] = []
     for partition, case in cases.items():
         model = case.merged(inputs)
+        several = several_topics(model.rules.inputs)
         for status, records in (("open", model.open.values()), ("timed_out", model.timed_out)):
             for record in records:
                 key, first, last, parts = record.content()
                 of_sources = tuple(
                     tuple(
                         (
-                            *filter(None, [p.topic]),
+                            *([p.topic] if source in several else []),
                             p.offset,
                             p.event_time,
                             _text(case.value(source, p)),
@@ -248,7 +247,7 @@ def expected_late(
     return sorted(
         (
             p,
-            late.record.source,
+            name_of(late.record.input),
             late.record.offset,
             late.record.key,
             late.record.event_time,
@@ -257,7 +256,7 @@ def expected_late(
         )
         for p, case in cases.items()
         for late in case.merged(inputs).late
-        for value in [case.values[late.record.source][late.record.offset]]
+        for value in [case.values[name_of(late.record.input)][late.record.offset]]
     )
 
 

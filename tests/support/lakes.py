@@ -4,7 +4,7 @@ and read back as tuples."""
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -20,7 +20,7 @@ from delta.tables import DeltaTable
 from pyspark.sql import SparkSession
 
 from pipelines.core.idle import IdleDecision
-from pipelines.core.inputs import source_of
+from pipelines.core.inputs import InputId
 from pipelines.core.plan import BatchPlan, TopicPartition
 from pipelines.core.reading import KAFKA, RECORD_BYTES, read_records
 from pipelines.core.sequence import SequenceTail
@@ -44,6 +44,7 @@ from pipelines.running.publications import Publication
 from pipelines.settings import Settings, load_settings
 from pipelines.silver import Silver
 from tests.support.cases import SOURCES, Case
+from tests.support.inputs import tp_of
 from tests.support.topics import Published, published
 
 OpenSpark = Callable[[], SparkSession]
@@ -142,11 +143,11 @@ def rows_of_silver(layout: Mapping[str, Table], rows: Iterable[Sequence[Any]]) -
 
 
 def records_of(
-    settings: Settings, source: str, values: Mapping[tuple[int, int], bytes | None]
+    settings: Settings, input_id: InputId, values: Mapping[tuple[int, int], bytes | None]
 ) -> pa.Table:
     """Records, given by (partition, offset), as bronze's rows: as if Kafka had just delivered
     them."""
-    topic = settings.inputs[source]
+    source, topic = settings.input_names[input_id], input_id.topic
     places = sorted(values)
     rows: list[tuple[Any, ...]] = [
         (
@@ -165,7 +166,7 @@ def records_of(
         pa.array(column, kind)
         for column, kind in zip(zip(*rows, strict=True), KAFKA.types, strict=True)
     ]
-    return read_records(pa.table(columns, schema=KAFKA), settings.reading_rules(source_of(source)))
+    return read_records(pa.table(columns, schema=KAFKA), settings.reading_rules(input_id.source))
 
 
 def key_of(source: str, offset: int) -> bytes | None:
@@ -191,7 +192,7 @@ def fill_bronze(bronze: BronzeTable, values: Mapping[tuple[int, int], bytes | No
     """Appends records, given by (partition, offset), to a source's bronze, and the refused ones to
     quarantine."""
     if values:
-        rows = records_of(bronze.settings, bronze.source, values)
+        rows = records_of(bronze.settings, bronze.input, values)
         bronze.note(bronze.append(rows, counted(rows)))
 
 
@@ -232,11 +233,11 @@ class CaseLake:
     @property
     def every(self) -> list[TopicPartition]:
         """Every topic-partition."""
-        return [
-            TopicPartition(source, p)
-            for source in self.settings.inputs
-            for p in range(self.partitions)
-        ]
+        return [tp_of(source, p) for source in self.settings.inputs for p in range(self.partitions)]
+
+    def input_of(self, name: str) -> InputId:
+        """The input with this name."""
+        return self.settings.inputs_by_name[name]
 
     def begin(self, begin: Mapping[TopicPartition, int]) -> None:
         """The lake begins to read at these offsets, with a new sink."""
@@ -263,7 +264,7 @@ class CaseLake:
         """The next records of every case, up to this share of all of them: by source, and by
         (partition, offset)."""
         new: dict[str, dict[tuple[int, int], bytes | None]] = {
-            source: {} for source in self.settings.inputs
+            name: {} for name in self.settings.inputs_by_name
         }
         for partition, case in self.cases.items():
             until = max(self._arrived[partition], round(share * len(case.arrivals)))
@@ -282,7 +283,8 @@ class CaseLake:
             list(
                 pool.map(
                     lambda source: fill_bronze(
-                        BronzeTable(self.owner(by), self.settings, source), new[source]
+                        BronzeTable(self.owner(by), self.settings, self.input_of(source)),
+                        new[source],
                     ),
                     new,
                 )
@@ -327,11 +329,11 @@ class CaseLake:
 
     def late(self, generation: int = 0) -> list[tuple[object, ...]]:
         """Late records of a generation, in the form of `expected_late`."""
-        return late_of(self.reader, generation)
+        return late_of(self.reader, generation, self.settings.inputs_by_name)
 
     def quarantined(self) -> list[tuple[object, ...]]:
         """Refused records, in the form of `expected_quarantine`."""
-        return quarantined_of(self.reader)
+        return quarantined_of(self.reader, self.settings.inputs_by_name)
 
 
 def silver_of(
@@ -366,26 +368,38 @@ def _parts(parts: Sequence[Mapping[str, Any]]) -> tuple[object, ...]:
     )
 
 
-def late_of(reader: TableReader, generation: int | None = None) -> list[tuple[object, ...]]:
+def late_of(
+    reader: TableReader, generation: int | None = None, inputs: Collection[str] = SOURCES
+) -> list[tuple[object, ...]]:
     """Late records, or those of a generation, in the form of `expected_late`."""
-    columns = ["partition", "source", "offset", "merge_key", "event_time", "position", "value"]
-    return sorted(
-        tuple(row.values())
-        for row in reader.select(tables.LATE, columns, of_generation(generation)).to_pylist()
-    )
+    columns = ["partition", *_INPUT, "offset", "merge_key", "event_time", "position", "value"]
+    rows = reader.select(tables.LATE, columns, of_generation(generation)).to_pylist()
+    return sorted(_named(row, inputs) for row in rows)
 
 
-def quarantined_of(reader: TableReader) -> list[tuple[object, ...]]:
+def quarantined_of(
+    reader: TableReader, inputs: Collection[str] = SOURCES
+) -> list[tuple[object, ...]]:
     """Refused records, in the form of `expected_quarantine`."""
-    found = reader.select(tables.QUARANTINE, ["partition", "source", "offset", "value"]).to_pylist()
-    return sorted((tuple(row.values()) for row in found), key=repr)
+    rows = reader.select(tables.QUARANTINE, ["partition", *_INPUT, "offset", "value"]).to_pylist()
+    return sorted((_named(row, inputs) for row in rows), key=repr)
+
+
+_INPUT = ("source", "topic")
+
+
+def _named(row: Mapping[str, Any], inputs: Collection[str]) -> tuple[Any, ...]:
+    """The values of a row, with the name of its input for source and topic."""
+    partition, source, topic, *values = row.values()
+    name = f"{source}/{topic}"
+    return (partition, name if name in inputs else source, *values)
 
 
 def decisions_of(reader: TableReader) -> dict[tuple[str, int], list[IdleDecision]]:
     """What the idle policy has decided, by source and partition."""
     found: dict[tuple[str, int], list[IdleDecision]] = {}
     for tp, decision in read_decisions(reader, Generation(0, 0, {}, {})):
-        found.setdefault((tp.source, tp.partition), []).append(decision)
+        found.setdefault((tp.input.source, tp.partition), []).append(decision)
     return found
 
 

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from pipelines.core.model import MIN_TIME, MergeRecord, MergeRules, PartitionMerge, Record
 from tests.support.cases import INPUTS, SOURCES, rules_of
+from tests.support.inputs import record_of
 from tests.support.strategies import TIMEOUT_MS, arrivals, cuts
 
 TENANTS = ("x", "y", "é", "\U0001f600")
@@ -48,7 +49,7 @@ class MergeInput:
             self,
             records=[
                 *self.records,
-                *(Record(s, 10_000, END, tenant=None) for s in self.rules.sources),
+                *(record_of(s, 10_000, END, tenant=None) for s in self.rules.inputs),
             ],
         )
 
@@ -68,7 +69,7 @@ def tenant_inputs(
     `is_calm`: no tenant is more than the lag behind anywhere.
     """
     gap, lag = draw(GAPS), draw(LAGS)
-    rules = MergeRules(SOURCES, gap, gap + draw(EXTRAS), lag)
+    rules = rules_of(SOURCES, gap, gap + draw(EXTRAS), lag)
     delays = {tenant: draw(st.sampled_from([0, 0, 10, 100, 500, 2000])) for tenant in tenants}
     kinds = st.sampled_from([*["record"] * 6, "heartbeat", "of all", "idle"])
     row = st.tuples(
@@ -92,7 +93,7 @@ def tenant_inputs(
         if is_calm:
             event_time = max(event_time, times[source] - lag // 2)
         offsets[source] += 1
-        record = Record(source, offsets[source], event_time, key, tenant)
+        record = record_of(source, offsets[source], event_time, key, tenant)
         if kind != "record":
             record = replace(record, key=None, tenant=tenant if kind == "heartbeat" else None)
         records.append(record)
@@ -104,7 +105,7 @@ def heads_by_tenant(records: Iterable[Record], lag: int) -> dict[str, dict[str |
     without any."""
     own: dict[str, dict[str | None, int]] = defaultdict(dict)
     for record in records:
-        mine = own[record.source]
+        mine = own[record.input.source]
         mine["head"] = max(mine.get("head", MIN_TIME), record.event_time)
         if record.tenant_times is not None:
             for tenant, time in record.tenant_times.items():
@@ -130,14 +131,14 @@ def idle_decision(records: list[Record], source: str, lag: int) -> Record | None
     one."""
     heads: dict[str, int] = {}
     for record in records:
-        heads[record.source] = max(heads.get(record.source, 0), record.event_time)
+        heads[record.input.source] = max(heads.get(record.input.source, 0), record.event_time)
     others = {s: head for s, head in heads.items() if s != source}
     if not others or heads.get(source, -1) >= min(others.values()):
         return None
     at = heads_by_tenant(records, lag)
     known = {tenant for s in others for tenant in at[s] if tenant is not None}
     tenant_times = {tenant: min(at[s].get(tenant, at[s][None]) for s in others) for tenant in known}
-    return Record(source, -1, min(others.values()), tenant=None, tenant_times=tenant_times)
+    return record_of(source, -1, min(others.values()), tenant=None, tenant_times=tenant_times)
 
 
 def every_row(model: PartitionMerge) -> list[MergeRecord]:
@@ -152,7 +153,9 @@ def outcome(model: PartitionMerge) -> tuple[object, ...]:
     """All that a merge says, and nothing of the way there."""
 
     def by_place(records: Iterable[tuple[int, Record]]) -> list[Any]:
-        return sorted((record.source, record.offset, position) for position, record in records)
+        return sorted(
+            (record.input.source, record.offset, position) for position, record in records
+        )
 
     return (
         model.clock,

@@ -20,7 +20,6 @@ from pipelines.core.model import (
     NO_TENANT,
     MergeRecord,
     MergeRules,
-    Part,
     PartitionMerge,
     PublishedRecord,
     Record,
@@ -35,6 +34,7 @@ from pipelines.lake.location import Lake
 from pipelines.lake.progress import facts_of, progress_rows
 from pipelines.settings import Settings
 from tests.support.cases import BAD_VALUES, HOLE, Case
+from tests.support.inputs import record_of
 from tests.support.topics import Published
 
 KAFKA_TIME_MS = 1_767_225_600_000
@@ -72,7 +72,7 @@ class ModelLake:
         """By partition and id of a message, the row that it is of, where that says when it was
         closed."""
         self.tps = [
-            TopicPartition(source, p) for p in range(max(self.cases) + 1) for source in self.sources
+            self.tp_of(source, p) for p in range(max(self.cases) + 1) for source in self.sources
         ]
         self.begin = dict.fromkeys(self.tps, 0)
         self.until = dict.fromkeys(self.tps, 0)
@@ -130,7 +130,7 @@ class ModelLake:
         wanted = dict(self.arrived)
         for tp in self.tps:
             if case := self.cases.get(tp.partition):
-                here = case.arrivals[: round(share * len(case.arrivals))].count(tp.source)
+                here = case.arrivals[: round(share * len(case.arrivals))].count(tp.input.source)
                 wanted[tp] = max(here, self.arrived[tp])
         self._read({tp: (self.arrived[tp], until) for tp, until in wanted.items()})
         self.arrived = wanted
@@ -142,7 +142,7 @@ class ModelLake:
             tables.IDLE_HEARTBEATS,
             [
                 {
-                    **self._place(TopicPartition(s, p)),
+                    **self._place(self.tp_of(s, p)),
                     "after_offset": after,
                     "event_time": at,
                     "tenant": tenant,
@@ -166,15 +166,15 @@ class ModelLake:
             rows += [self._waiting_row(p, record, position) for position, record in model.waiting]
             late += [self._late_row(p, each.record, each.position) for each in model.late]
             self.of_sink |= {
-                (TopicPartition(each.source, p), each.offset) for each in model.already_published
+                (TopicPartition(each.input, p), each.offset) for each in model.already_published
             }
             if model.clock is not None:
                 clocks[p] = model.clock
             for source in self.sources:
-                tp = TopicPartition(source, p)
+                tp = self.tp_of(source, p)
                 until, position = ends[source]
                 ranges[tp] = OffsetRange(
-                    self.until[tp], until, self.positions[tp], position, model.heads.get(source)
+                    self.until[tp], until, self.positions[tp], position, model.heads.get(tp.input)
                 )
                 self.until[tp], self.positions[tp] = until, position
         known = {_content(row): row for row in self.rows[len(self.before) :]}
@@ -196,7 +196,7 @@ class ModelLake:
         further, or further back, as far as Kafka has them. What is out is passed over.
         """
         target = {
-            tp: max(0, at + by) if tp.source in (sources or self.sources) else at
+            tp: max(0, at + by) if tp.input.source in (sources or self.sources) else at
             for tp, at in self.until.items()
         }
         self.time = max(self.time + 1, wall_clock_ms())
@@ -205,7 +205,7 @@ class ModelLake:
         for row in self.rows:
             if row["valid"] and (row["partition"], self._id(row)) in sent:
                 for source in self.sources:
-                    tp = TopicPartition(source, row["partition"])
+                    tp = self.tp_of(source, row["partition"])
                     self.passed_over |= {(tp, part["offset"]) for part in row[source]}
             elif row["status"] != "timed_out":
                 row |= {"status": "timed_out", "valid": False, "invalid_reason": "reset"}
@@ -431,7 +431,7 @@ class ModelLake:
             mine = {
                 tp: offsets
                 for tp, offsets in ranges.items()
-                if tp.source == source and tp.partition in self.cases
+                if tp.input.source == source and tp.partition in self.cases
             }
             found = [
                 self._bronze_row(tp, offset, self.cases[tp.partition].values[source][offset])
@@ -477,11 +477,11 @@ class ModelLake:
         return plan
 
     def _place(self, tp: TopicPartition) -> Row:
-        return {
-            "source": tp.source,
-            "topic": self.settings.sources[tp.source].topic,
-            "partition": tp.partition,
-        }
+        return {**tp.input._asdict(), "partition": tp.partition}
+
+    def tp_of(self, source: str, partition: int) -> TopicPartition:
+        """A partition of a source's topic."""
+        return TopicPartition(self.settings.inputs_by_name[source], partition)
 
     def _bronze_row(self, tp: TopicPartition, offset: int, value: bytes | None) -> Row | None:
         if value == HOLE:
@@ -494,7 +494,7 @@ class ModelLake:
             "reason": "undecodable",
             "detail": "made to be refused",
         }
-        if value is None and self.settings.sources[tp.source].tombstone == "skip":
+        if value is None and self.settings.sources[tp.input.source].tombstone == "skip":
             read |= {"reason": None, "detail": None}
         if record is not None:
             read = {
@@ -520,45 +520,45 @@ class ModelLake:
         case = self.cases.get(p, Case({source: [] for source in self.sources}, 100))
         merge = self.settings.merge
         rules = MergeRules(
-            tuple(self.sources), merge.window.gap_ms, merge.window.max_ms, merge.tenant_max_lag_ms
+            self.settings.inputs, merge.window.gap_ms, merge.window.max_ms, merge.tenant_max_lag_ms
         )
         known = {
             key: messages
             for (partition, key), messages in self.known.items()
             if partition == p and not self.number
         }
-        out = {(tp.source, offset) for tp, offset in self.passed_over if tp.partition == p}
+        out = {(tp.input, offset) for tp, offset in self.passed_over if tp.partition == p}
         since = MIN_TIME if self.number else self.since.get(p, MIN_TIME)
         model = PartitionMerge(rules, recovered=known, out=out, since=since)
         arrived: dict[str, list[tuple[int, int]]] = {source: [] for source in self.sources}
         for source in self.sources:
-            tp = TopicPartition(source, p)
+            tp = self.tp_of(source, p)
             decisions = (
                 case.decisions.get(source, ()) if self.decided_in in (None, self.number) else ()
             )
             decided = [
-                Record(source, *d[:2], tenant=None, tenant_times=dict(d.tenant_times))
+                record_of(tp.input, *d[:2], tenant=None, tenant_times=dict(d.tenant_times))
                 for d in decisions
             ]
             told = [(record.offset, 1, record) for record in decided]
             for offset in range(self.begin[tp], self.arrived[tp]):
                 row = self._bronze_row(tp, offset, case.values[source][offset])
                 if row is not None and row["event_time"] is not None:
-                    record = Record(
-                        source, offset, row["event_time"], row["merge_key"], row["tenant"]
+                    record = record_of(
+                        tp.input, offset, row["event_time"], row["merge_key"], row["tenant"]
                     )
                     told.append((offset, 0, record))
             for offset, is_idle, record in sorted(told, key=lambda each: each[:2]):
                 if self.begin[tp] - 1 <= offset < self.arrived[tp]:
                     model.arrive(record)
-                    arrived[source].append((offset + is_idle, model.heads[source]))
+                    arrived[source].append((offset + is_idle, model.heads[tp.input]))
         model.advance()
         ends = {}
         for source, told in arrived.items():  # type: ignore[assignment]
-            passed = len(told) - len(model.unread().get(source, ()))
-            end = told[passed][0] if passed < len(told) else self.arrived[TopicPartition(source, p)]
+            passed = len(told) - len(model.unread().get(self.tp_of(source, p).input, ()))
+            end = told[passed][0] if passed < len(told) else self.arrived[self.tp_of(source, p)]
             ends[source] = (
-                max(end, self.begin[TopicPartition(source, p)]),
+                max(end, self.begin[self.tp_of(source, p)]),
                 told[passed - 1][1] if passed else None,
             )
         return model, ends
@@ -601,7 +601,7 @@ class ModelLake:
             {s: [] for s in self.sources},
             record.tenant or "",
         )
-        alone.parts[record.source].append(Part(record.event_time, record.offset))
+        alone.parts[record.input.source].append(record.part)
         return {
             **self._silver_row(p, "open", alone),
             "status": "waiting",
@@ -610,8 +610,8 @@ class ModelLake:
         }
 
     def _late_row(self, p: int, record: Record, position: int) -> Row:
-        tp = TopicPartition(record.source, p)
-        value = self.cases[p].values[record.source][record.offset]
+        tp = TopicPartition(record.input, p)
+        value = self.cases[p].values[record.input.source][record.offset]
         row = {
             **self._place(tp),
             "offset": record.offset,

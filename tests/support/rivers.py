@@ -26,7 +26,6 @@ from confluent_kafka import Producer
 from pyspark.sql import SparkSession
 
 from pipelines.audit.verify import verify
-from pipelines.core.inputs import of_source, topic_of
 from pipelines.faults import ARMED_BY
 from pipelines.lake import tables
 from pipelines.lake.by_delta_rs import DeltaRsReader
@@ -278,7 +277,9 @@ class River:
             target[last] = value
         folder.mkdir(parents=True, exist_ok=True)
         create_topics(
-            kafka, *[topic_of(each) or f"{name}-{each}" for each in inputs], partitions=partitions
+            kafka,
+            *[each.partition("/")[2] or f"{name}-{each}" for each in inputs],
+            partitions=partitions,
         )
         cases = {p: Case({each: [] for each in inputs}, TIMEOUT_MS) for p in range(partitions)}
         river = cls(kafka, folder, partitions, seed, config, cases)
@@ -327,7 +328,7 @@ class River:
 
     def topic(self, name: str) -> str:
         """The topic of an input."""
-        return topic_of(name) or str(self.config["sources"][name]["topic"])
+        return name.partition("/")[2] or str(self.config["sources"][name]["topic"])
 
     @property
     def sink(self) -> str:
@@ -483,8 +484,8 @@ class River:
             )
         for name, here, there in (
             ("silver", silver_of(reader), expected_silver(self.cases, self.inputs)),
-            ("late", late_of(reader), expected_late(self.cases, self.inputs)),
-            ("quarantine", quarantined_of(reader), expected_quarantine(self.cases)),
+            ("late", late_of(reader, inputs=self.inputs), expected_late(self.cases, self.inputs)),
+            ("quarantine", quarantined_of(reader, self.inputs), expected_quarantine(self.cases)),
             ("progress", noted_batches(reader), committed_batches(reader)),
         ):
             missing, more = (
@@ -528,7 +529,7 @@ class River:
 
 
 def _topics(name: str, source: str, inputs: Sequence[str]) -> str | list[str]:
-    found = [topic_of(each) for each in of_source(inputs, source)]
+    found = [each.partition("/")[2] for each in inputs if each.partition("/")[0] == source]
     return found if any(found) else f"{name}-{source}"
 
 

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from pipelines.core.model import Record
 from tests.support.cases import KEYS, SOURCES
+from tests.support.inputs import record_of
 
 TIMEOUT_MS = 100
 
@@ -91,7 +92,7 @@ def arrivals(draw: st.DrawFn, max_size: int = 40, inputs: Sequence[str] = SOURCE
     for source, key, step, delay, hop in draw(st.lists(row, max_size=max_size)):
         times[source] += step
         offsets[source] += hop
-        records.append(Record(source, offsets[source], max(0, times[source] - delay), key))
+        records.append(record_of(source, offsets[source], max(0, times[source] - delay), key))
     return records
 
 

@@ -7,10 +7,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from pipelines.core.idle import IdleDecision
-from pipelines.core.model import MergeRules, PartitionMerge, Record
+from pipelines.core.model import PartitionMerge, Record
 from pipelines.lake import tables
 from pipelines.lake.table_reader import TableReader, Where
-from tests.support.cases import SOURCES, Case, as_record, heartbeat, keyed
+from tests.support.cases import SOURCES, Case, as_record, heartbeat, keyed, rules_of
 
 TENANTS = ("x", "y/1 %", "\u00e9", "\U0001f600")
 """In the order of their UTF-8 bytes, which is not that of UTF-16."""
@@ -69,16 +69,16 @@ def case_of_records(records: Iterable[Record]) -> Case:
     case = Case({source: [] for source in SOURCES}, 100)
     for record in records:
         mine, tenant = (
-            case.values[record.source],
+            case.values[record.input.source],
             {} if record.tenant is None else {"g": record.tenant},
         )
         if record.tenant_times is not None:
             tenant_times = tuple(sorted(record.tenant_times.items()))
-            case.decisions.setdefault(record.source, []).append(
+            case.decisions.setdefault(record.input.source, []).append(
                 IdleDecision(len(mine) - 1, record.event_time, tenant_times)
             )
             continue
-        case.arrivals.append(record.source)
+        case.arrivals.append(record.input.source)
         beat = heartbeat(record.event_time, **tenant)
         mine.append(beat if record.key is None else keyed(record.key, record.event_time, **tenant))
     return case
@@ -98,7 +98,7 @@ class TenantModels:
         begins: Mapping[tuple[str, int], int] | None = None,
     ) -> None:
         self.cases, self.begins = cases, begins or {}
-        self.models = {p: PartitionMerge(MergeRules(SOURCES, *rules)) for p in cases}
+        self.models = {p: PartitionMerge(rules_of(SOURCES, *rules)) for p in cases}
         self._arrived = dict.fromkeys(cases, 0)
 
     def arrive(self, share: float) -> None:
@@ -140,7 +140,7 @@ class TenantModels:
                     None,
                     None,
                     position,
-                    [(record.source, record.offset)],
+                    [(record.input.source, record.offset)],
                 )
                 rows.append((p, record.tenant, record.key, "waiting", *waits))
         return sorted(rows, key=repr)
@@ -151,7 +151,7 @@ class TenantModels:
         return sorted(
             (
                 p,
-                e.record.source,
+                e.record.input.source,
                 e.record.offset,
                 e.record.tenant,
                 e.record.key,

@@ -21,7 +21,7 @@ from pydantic import BaseModel
 from pipelines.audit.show import duration, utc
 from pipelines.cli import app
 from pipelines.core.dead_letters import NEXT_OFFSETS, OFFSET, PARTITION, REASON, TOPIC, VALUE_BYTES
-from pipelines.core.model import MergeRules, PartitionMerge, Record
+from pipelines.core.model import MergeRules, PartitionMerge
 from pipelines.core.reading import KAFKA, ReadingRules, Reason, read_records
 from pipelines.core.repartition import FROM, ORIGIN, POSITIONS
 from pipelines.core.sequence import (
@@ -46,6 +46,7 @@ from pipelines.lake import tables
 from pipelines.monitoring.metrics import STATES
 from pipelines.settings import RESERVED_NAMES, CatalogLake, Settings, load_settings
 from tests.support.configurations import SMALLEST
+from tests.support.inputs import record_of
 from tests.support.walkthrough import LINK, linked
 
 pytestmark = pytest.mark.promise("A11")
@@ -523,7 +524,7 @@ def read(folder: Path) -> tuple[MergeRules, list[tuple[str, dict[str, Any]]]]:
     settings = load_settings(folder / "watersmeet.yml", {})
     rules = {name: settings.reading_rules(name) for name in settings.sources}
     found = [(topic, read_record(value, rules[topic])) for topic, value in example_records()]
-    return MergeRules(tuple(settings.sources), *settings.merge.window), found
+    return MergeRules(settings.inputs, *settings.merge.window), found
 
 
 def read_record(value: str, rules: ReadingRules) -> dict[str, Any]:
@@ -544,7 +545,7 @@ def merged(rules: MergeRules, readings: list[tuple[str, dict[str, Any]]]) -> Par
     for source, reading in readings:
         if reading["event_time"] is not None:
             merge.arrive(
-                Record(source, offsets[source], reading["event_time"], reading["merge_key"])
+                record_of(source, offsets[source], reading["event_time"], reading["merge_key"])
             )
         offsets[source] += 1
     merge.advance()
@@ -558,9 +559,10 @@ def test_the_examples_first_records_stand_as_status_says(tmp_path: Path) -> None
     assert merge.clock is not None
     assert f"clock {utc(merge.clock)}" in shown
     assert f"open {len(merge.open)} · timed out {len(merge.timed_out)} " in shown
-    for source, head in merge.heads.items():
+    for input_id, head in merge.heads.items():
+        source = input_id.source
         [line] = [line.split() for line in shown.splitlines() if line.split()[0] == source]
-        waiting = len(merge.unread().get(source, ()))
+        waiting = len(merge.unread().get(input_id, ()))
         assert line == [
             source,
             "held" if waiting else "active",

@@ -21,9 +21,7 @@ from typer.testing import CliRunner
 
 from pipelines.audit.show import try_view
 from pipelines.cli import app
-from pipelines.core.inputs import input_of, topic_of
 from pipelines.core.message import message_bytes
-from pipelines.core.model import Record
 from pipelines.dev.init import write_example
 from pipelines.dry_run import try_file, try_records
 from pipelines.errors import ConfigurationError
@@ -42,6 +40,7 @@ from tests.support.cases import (
 )
 from tests.support.configurations import SMALLEST, settings_for
 from tests.support.effort import draws
+from tests.support.inputs import record_of
 from tests.support.tenants import TenantModels, tenant_case
 from tests.support.topics import Published
 
@@ -76,7 +75,7 @@ def silver_of(found: Found, cases: Mapping[int, Case]) -> list[tuple[object, ...
         for part in row["parts"]:
             name = name_of(part, inputs)
             text = (values[name][part["offset"]] or b"").decode()
-            topic = [topic_of(name)] if topic_of(name) else []
+            topic = [part["topic"]] if name != part["source"] else []
             of_source.setdefault(part["source"], []).append(
                 (*topic, part["offset"], part["event_time"], text)
             )
@@ -113,7 +112,7 @@ def inputs_of(cases: Mapping[int, Case]) -> tuple[str, ...]:
 
 def name_of(row: Found, inputs: Sequence[str]) -> str:
     """The input that a record came from."""
-    name = input_of(row["source"], row["topic"])
+    name = f"{row['source']}/{row['topic']}"
     return name if name in inputs else str(row["source"])
 
 
@@ -137,7 +136,7 @@ def check(found: Found, cases: Mapping[int, Case]) -> None:
 
 
 def settings_of(inputs: Sequence[str] = SOURCES) -> Settings:
-    topics = [topic_of(name) for name in inputs if topic_of(name)]
+    topics = [name.partition("/")[2] for name in inputs if "/" in name]
     return settings_for(Path("/nowhere"), sources__tracking__topic=topics or "tracking")
 
 
@@ -151,9 +150,9 @@ def test_it_shows_what_the_merge_model_makes_of_the_records(
     as_is = try_records(settings_of(inputs), records_of(cases), close=False)
     check(as_is, cases)
     waiting = [
-        (p, source, record.offset)
+        (p, name_of(record.input._asdict(), inputs), record.offset)
         for p, case in cases.items()
-        for source, queue in case.merged(inputs).unread().items()
+        for queue in case.merged(inputs).unread().values()
         for _, record in queue
         if record.key is not None
     ]
@@ -439,9 +438,9 @@ def check_tenants(found: Found, models: TenantModels) -> None:
                 )
                 times = (r.last_event_time, due, closed_at)
                 records.append((p, r.event_time, r.tenant, r.key, status, *times, parts))
-        waiting += [(p, r.source, r.offset, r.tenant, v) for v, r in model.waiting]
+        waiting += [(p, r.input.source, r.offset, r.tenant, v) for v, r in model.waiting]
         waiting += [
-            (p, s, r.offset, r.tenant, None)
+            (p, s.source, r.offset, r.tenant, None)
             for s, queue in model.unread().items()
             for _, r in queue
             if r.key
@@ -502,7 +501,7 @@ def test_it_shows_what_the_merge_model_makes_of_tenants(
     models.arrive(1.0)
     check_tenants(try_records(settings, records_of(cases), close=False), models)
     for model in models.models.values():
-        model.arrive(*(Record(source, FAR_MS, FAR_MS, tenant=None) for source in SOURCES))
+        model.arrive(*(record_of(source, FAR_MS, FAR_MS, tenant=None) for source in SOURCES))
         model.advance()
     closed = try_records(settings, records_of(cases))
     check_tenants(closed, models)

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.core.plan import TopicPartition
 from pipelines.kafka.idle_detector import IdleDetector
 from tests.support.configurations import settings_for
+from tests.support.inputs import tp_of
 
-A, B = TopicPartition("tracking", 0), TopicPartition("orders", 0)
+A, B = tp_of("tracking", 0), tp_of("orders", 0)
 
 
 class Clock:

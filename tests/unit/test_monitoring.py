@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.core.plan import TopicPartition
 from pipelines.core.reading import Reason
 from pipelines.errors import kinds
 from pipelines.monitoring.events import (
@@ -24,6 +23,7 @@ from pipelines.monitoring.events import (
 )
 from pipelines.monitoring.metrics import METRICS, STATES, Metrics
 from tests.support.configurations import settings_for
+from tests.support.inputs import tp_of
 from tests.support.metrics import (
     OF_PROMETHEUS,
     RESOURCES,
@@ -167,7 +167,7 @@ def _cells(place: dict[str, int]) -> list[tuple[int, int]]:
 
 
 def test_lag_is_what_kafka_has_and_a_layer_has_not_passed(tmp_path: Path) -> None:
-    metrics, tp = Metrics(settings_for(tmp_path)), TopicPartition("tracking", 1)
+    metrics, tp = Metrics(settings_for(tmp_path)), tp_of("tracking", 1)
     metrics(BronzeProgress({tp: 7}))
     assert exposed(metrics).value("watersmeet_lag_records") is None, (
         "nobody has said yet where Kafka ends"
@@ -193,7 +193,7 @@ def test_lag_is_what_kafka_has_and_a_layer_has_not_passed(tmp_path: Path) -> Non
 def test_lag_in_seconds_is_the_age_of_the_last_record_merged_while_others_wait(
     tmp_path: Path,
 ) -> None:
-    metrics, tp = Metrics(settings_for(tmp_path)), TopicPartition("orders", 0)
+    metrics, tp = Metrics(settings_for(tmp_path)), tp_of("orders", 0)
     metrics(Sampled({tp: (0, 5)}, 2))
     metrics(MergeProgress({0: 1_000}, {tp: SourceStanding(4, 1_000, 3_500, "held")}))
     seen = exposed(metrics)

@@ -29,6 +29,7 @@ from pipelines.running.publication_plan import (
 )
 from pipelines.settings import Settings
 from tests.support.configurations import settings_for
+from tests.support.inputs import input_of, tp_of
 
 MERGE_BYTES = 1_000_000
 
@@ -48,9 +49,10 @@ class Asked:
         self.tables = tables
 
     def select(self, table: str, columns: Sequence[str], where: Where = ()) -> pa.Table:
+        topic = table.partition("_")[2] or "tracking"
         rows = [
             row
-            for row in self.tables[table]
+            for row in ({"topic": topic, **row} for row in self.tables[table])
             if any(all(_holds(row, *each) for each in term) for term in where or [[]])
         ]
         kinds = {"merge_key": pa.string(), "tenant": pa.string()}
@@ -98,7 +100,7 @@ def read(partition: int, offset: int, time: int, size: int = 10) -> dict[str, An
 
 def planner(asked: TableReader, settings: Settings, partitions: int = 1) -> Planner:
     """One that begins where its sources do."""
-    places = [TopicPartition(source, p) for source in settings.sources for p in range(partitions)]
+    places = [tp_of(source, p) for source in settings.sources for p in range(partitions)]
     begin = State(0, dict.fromkeys(places, Cursor()), {})
     return Planner(asked, settings, Rules(settings.merge.window), begin, MERGE_BYTES)
 
@@ -112,8 +114,8 @@ def test_a_plan_goes_on_behind_long_holes_in_some_of_many_partitions(tmp_path: P
     ]
     silver = planner(answering(bronze_tracking=rows, bronze_orders=[]), settings, 40)
     assert silver.next() is None, "no clock without the other source"
-    assert silver.heads()[TopicPartition("tracking", 0)] == 50
-    assert silver.heads()[TopicPartition("tracking", 1)] == 550
+    assert silver.heads()[tp_of("tracking", 0)] == 50
+    assert silver.heads()[tp_of("tracking", 1)] == 550
 
 
 class Arriving(Asked):
@@ -137,7 +139,7 @@ def test_records_that_arrive_while_a_batch_is_planned_are_no_hole(tmp_path: Path
     plan = planner(asked, settings).next()
     assert plan is not None
     assert plan.clocks == {0: 1_000}, "the first record has the largest event time"
-    assert plan_ends(plan)[TopicPartition("tracking", 0)] == 4
+    assert plan_ends(plan)[tp_of("tracking", 0)] == 4
 
 
 SHAPES: dict[str, list[int]] = {
@@ -167,7 +169,7 @@ def test_a_batch_has_no_more_than_fits_into_memory_and_no_record_is_left_out(
         assert all(done.from_offset == merged.get(tp, 0) for tp, done in plan.ranges.items())
         merged = plan_ends(plan)
         silver.done(plan)
-    assert merged == {TopicPartition(source, 0): len(rows) for source in settings.sources}
+    assert merged == {tp_of(source, 0): len(rows) for source in settings.sources}
 
 
 def plan_ends(plan: BatchPlan) -> dict[TopicPartition, int]:
@@ -394,7 +396,9 @@ def test_records_that_are_read_again_come_in_pieces_that_fit_into_memory() -> No
         np.array([row[name] for row in rows], np.int64) for name in ("partition", "offset")
     )
     found = list(
-        chunks_of(answering(quarantine=rows), "tracking", "quarantine", partitions, offsets)
+        chunks_of(
+            answering(quarantine=rows), input_of("tracking"), "quarantine", partitions, offsets
+        )
     )
     taken = [
         [offset for mine in chunk.offsets.values() for offset in mine.tolist()] for chunk in found

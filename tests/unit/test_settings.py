@@ -980,14 +980,10 @@ def test_a_topic_has_several_sources_only_where_each_says_which_records_are_its_
 def test_a_source_may_have_several_topics_whose_order_says_nothing(tmp_path: Path) -> None:
     one = load(tmp_path, changed(("sources/tracking/topic", ["eu", "us"])))
     other = load(tmp_path, changed(("sources/tracking/topic", ["us", "eu"])))
-    assert one.inputs == {"tracking/eu": "eu", "tracking/us": "us", "orders": "orders"}
-    assert (one.inputs, one.digest, one.with_topics) == (other.inputs, other.digest, ["tracking"])
-    assert [one.place(name) for name in one.inputs] == [
-        ("tracking", "eu"),
-        ("tracking", "us"),
-        ("orders", "orders"),
-    ]
-    assert [one.input(*one.place(name)) for name in one.inputs] == list(one.inputs)
+    assert one.inputs == (("tracking", "eu"), ("tracking", "us"), ("orders", "orders"))
+    assert (one.inputs, one.digest) == (other.inputs, other.digest)
+    assert list(one.input_names.values()) == ["tracking/eu", "tracking/us", "orders"]
+    assert [one.inputs_by_name[name] for name in one.input_names.values()] == list(one.inputs)
 
 
 def test_a_list_of_one_topic_is_that_topic(tmp_path: Path) -> None:
@@ -995,8 +991,8 @@ def test_a_list_of_one_topic_is_that_topic(tmp_path: Path) -> None:
         load(tmp_path, changed()),
         load(tmp_path, changed(("sources/tracking/topic", ["tracking"]))),
     )
-    assert (listed, listed.digest, listed.with_topics) == (plain, plain.digest, [])
-    assert listed.inputs == {"tracking": "tracking", "orders": "orders"}
+    assert (listed, listed.digest) == (plain, plain.digest)
+    assert list(listed.input_names.values()) == ["tracking", "orders"]
 
 
 def test_several_topics_are_neither_shared_nor_repartitioned(tmp_path: Path) -> None:
