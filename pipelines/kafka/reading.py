@@ -17,7 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import accumulate
 from operator import methodcaller
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -50,6 +50,9 @@ from the client at a time.
 
 _FIRST_COUNT: Final = 100
 """Number of messages that are taken first, while nobody knows how large they are."""
+
+
+_Headers: TypeAlias = "list[tuple[str, Any]]"
 
 
 @dataclass(frozen=True)
@@ -86,24 +89,28 @@ def read_range(
     - KafkaTransientError where nothing comes for `timeout_s` before the range has ended.
     """
     messages: list[Message] = []
+    headers: list[_Headers] = []
     sizes: list[int] = []
     for chunk, chunk_sizes in _messages(kafka, offset_range, max_records, timeout_s):
+        chunk_headers = [headers_of(message) for message in chunk]
         messages += chunk
-        sizes += chunk_sizes
+        headers += chunk_headers
+        sizes += map(_with_headers, chunk_sizes, chunk_headers)
         while count := _filling(sizes, max_records):
-            yield _batch(offset_range, messages[:count])
-            del messages[:count], sizes[:count]
+            yield _batch(offset_range, messages[:count], headers[:count])
+            del messages[:count], headers[:count], sizes[:count]
     if messages:
-        yield _batch(offset_range, messages)
+        yield _batch(offset_range, messages, headers)
 
 
 def _size(message: Message) -> int:
-    """Return how many bytes key, value and headers have."""
-    size = len(message) + len(message.key() or b"")
-    headers = headers_of(message)
-    if headers:
-        size += sum(len(name) + len(value or b"") for name, value in headers)
-    return size
+    """Return how many bytes key and value have."""
+    return len(message) + len(message.key() or b"")
+
+
+def _with_headers(size: int, headers: _Headers) -> int:
+    """Return how many bytes a record has whose key and value have `size`."""
+    return size + sum(len(name) + len(value or b"") for name, value in headers) if headers else size
 
 
 def _filling(sizes: Sequence[int], max_records: int) -> int:
@@ -120,8 +127,8 @@ def _filling(sizes: Sequence[int], max_records: int) -> int:
 def _messages(
     kafka: KafkaSettings, offset_range: Range, max_records: int, timeout_s: float
 ) -> Iterator[tuple[list[Message], list[int]]]:
-    """Yield the committed messages of a range as they come, and how many bytes each has: at most
-    `max_records` at once, and fewer where they are large.
+    """Yield the committed messages of a range as they come, and how many bytes key and value of
+    each have: at most `max_records` at once, and fewer where they are large.
     """
     if offset_range.size == 0:
         return
@@ -232,7 +239,9 @@ def _end_of_unreadable(
     return end
 
 
-def _batch(offset_range: Range, messages: Sequence[Message]) -> pa.RecordBatch:
+def _batch(
+    offset_range: Range, messages: Sequence[Message], headers: Sequence[_Headers]
+) -> pa.RecordBatch:
     count = len(messages)
     kinds, times = zip(*[message.timestamp() for message in messages], strict=True)
     # A producer may send any number as a timestamp. One that microseconds cannot hold becomes the
@@ -249,17 +258,17 @@ def _batch(offset_range: Range, messages: Sequence[Message]) -> pa.RecordBatch:
         pa.array(np.array(kinds, np.int32) - 1),
         pa.array([message.key() for message in messages], pa.binary()),
         pa.array([message.value() for message in messages], pa.binary()),
-        _header_column(messages),
+        _header_column(headers),
     ]
     return pa.RecordBatch.from_arrays(columns, schema=KAFKA)
 
 
-def _header_column(messages: Sequence[Message]) -> pa.Array:
-    """Return the headers of messages, null where there are none."""
-    headers = [headers_of(message) or None for message in messages]
+def _header_column(headers: Sequence[_Headers]) -> pa.Array:
+    """Return the headers of records as a column, null where a record has none."""
     if not any(headers):
         return pa.nulls(len(headers), HEADERS)
-    return pa.array(headers, pa.map_(pa.string(), pa.binary())).cast(HEADERS)
+    pairs = [each or None for each in headers]
+    return pa.array(pairs, pa.map_(pa.string(), pa.binary())).cast(HEADERS)
 
 
 _headers: Final = methodcaller("headers")
@@ -268,11 +277,12 @@ one it does so only until it has optimised the call.
 """
 
 
-def headers_of(message: Message) -> list[tuple[str, Any]]:
+def headers_of(message: Message) -> _Headers:
     """Return a message's headers in their order; none where a header's name is not UTF-8.
 
     Any producer may send such a name. The client then gives none of the message's headers: it
-    returns something while the UnicodeDecodeError is set, of which Python makes a SystemError.
+    returns something while the UnicodeDecodeError is set, of which Python makes a SystemError. Ask
+    for them once: of a second call it returns a list with holes, which ends the process.
     """
     try:
         headers: Any = _headers(message)
