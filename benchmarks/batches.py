@@ -32,12 +32,15 @@ from benchmarks.inputs import (
 )
 from benchmarks.points import Result, Sizes
 from benchmarks.programs import bytes_in, notify
+from pipelines.core.plan import TopicPartition
+from pipelines.core.reading import RECORD_BYTES
 from pipelines.core.types import ddl
 from pipelines.engine import Engine
 from pipelines.engine.embedded import EmbeddedEngine
 from pipelines.engine.session import spark_session
 from pipelines.engine.spark import SparkEngine
 from pipelines.lake import tables
+from pipelines.lake.generations import Generation, generation_rows
 from pipelines.lake.location import Lake
 from pipelines.run import create_missing
 from pipelines.running.owner import Owner
@@ -129,7 +132,8 @@ class SmallBatches:
             value.encode(),
             [],
         )
-        return *of_kafka, key, event_time, key is None, None, None
+        read: tuple[object, ...] = (key, event_time, key is None, None, None)
+        return *of_kafka, *read, "", None, len(value)
 
 
 def measure(numbers: Set[int], sizes: Sizes, folder: Path) -> Iterator[Result]:
@@ -270,6 +274,9 @@ def _lake(
         by_spark if chosen == "spark" else EmbeddedEngine(Lake(settings), lambda: by_spark)
     )
     create_missing(engine)
+    owner = Owner(engine)
+    begin = {TopicPartition(s, p): 0 for s in settings.sources for p in range(PARTITIONS)}
+    owner.append(tables.GENERATIONS, generation_rows(settings, Generation(0, 0, begin, {})))
     notify(
         f"a lake of {timed_out:,} timed-out and {open_rows:,} open rows of {parts} + 1 parts ..."
     )
@@ -290,7 +297,7 @@ def _lake(
         first_ms=START_MS - TIMEOUT_MS + 1000,
         span_ms=TIMEOUT_MS - 2000,
     )
-    return SmallBatches(engine, settings, open_rows, Silver(Owner(engine), settings, PARTITIONS))
+    return SmallBatches(engine, settings, open_rows, Silver(owner, settings, PARTITIONS))
 
 
 def _add_rows(
@@ -312,7 +319,15 @@ def _add_rows(
             value.alias("value"),
         )
 
+    def size(source: str) -> Column:
+        return F.aggregate(
+            F.transform(source, lambda part: F.octet_length(part["value"])),
+            F.lit(0),
+            lambda one, other: one + other,
+        )
+
     is_over = status == "timed_out"
+    due = F.timestamp_millis(F.unix_millis(event_time) + TIMEOUT_MS)
     columns = {
         "partition": F.col("id") % PARTITIONS,
         "merge_key": F.format_string("open%08d" if not is_over else "done%08d", "id"),
@@ -324,13 +339,24 @@ def _add_rows(
         "valid": F.lit(True if is_over else None),
         "invalid_reason": F.lit(None),
         "batch": F.lit(-1),
+        "generation": F.lit(0),
+        "due": due,
+        "closed_at": due if is_over else F.lit(None),
+        "tenant": F.lit(""),
+        "position": F.lit(None),
     }
     for begin in range(0, rows, CHUNK):
         chunk = engine.spark.range(begin, min(begin + CHUNK, rows), 1, 4)
         schema = engine.lake.layout[tables.SILVER].schema
         engine.append(
             tables.SILVER,
-            chunk.select(*[columns[f.name].cast(ddl(f.type)).alias(f.name) for f in schema]),
+            chunk.select(
+                *[
+                    columns[f.name].cast(ddl(f.type)).alias(f.name)
+                    for f in schema
+                    if f.name in columns
+                ]
+            ).withColumn(RECORD_BYTES.name, (size("tracking") + size("orders")).cast("long")),
         )
 
 
