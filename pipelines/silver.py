@@ -157,9 +157,9 @@ class Silver:
             ):
                 return
         rows = [*inputs.rows, self._rows.open_rows(unfinished)]
-        changed = validate(self._engine.per_partition(functions.merge, rows, schema))
+        merged = self._engine.from_tables(functions.merge, rows, planner.partitions, schema)
         write = self._engine.append if is_new else self._engine.merge
-        write(tables.SILVER, changed, commit)
+        write(tables.SILVER, validate(merged), commit)
 
     def _note(self, plan: BatchPlan, commit: Commit, version: int, planner: Planner) -> None:
         """Write the notes of a batch (step 5); those that are already written are skipped."""
@@ -168,7 +168,7 @@ class Silver:
             batch = make_batch(self._engine, self.settings, plan, planner, self._generation)
             inputs = replace(self._rows.inputs(batch, planner), messages=[], expected={})
             find_late = inputs.functions(batch).late
-            late = self._engine.per_partition(find_late, inputs.rows, LATE_SCHEMA)
+            late = self._engine.from_tables(find_late, inputs.rows, planner.partitions, LATE_SCHEMA)
             self._engine.append(tables.LATE, late, commit)
         fault_point("silver.progress")
         rows = progress_rows(plan, self.settings, version, now_ms())

@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, TypeAlias
 
 import pyarrow as pa
@@ -35,6 +35,30 @@ InChunks: TypeAlias = Callable[..., Iterator[tuple[pa.Table, pa.Table]]]
 """A pure function of rows that come in pieces, and of one Arrow table for each input. It yields
 each piece together with the changes in it.
 """
+
+
+@dataclass(frozen=True)
+class Selection:
+    """The rows of a table that meet the conditions, with these columns, as `Engine.read` has them.
+
+    Whoever computes with the rows reads them: with Spark, that is a Python worker.
+    """
+
+    table: str
+    columns: Sequence[str]
+    where: Where = ()
+    constants: Mapping[str, str] = field(default_factory=dict)
+
+    def of_partitions(self, partitions: Sequence[int]) -> Selection:
+        """Return the selection of those of the rows that are in some Kafka partitions."""
+        return replace(
+            self,
+            where=[[*term, ("partition", "in", partitions)] for term in self.where or [[]]],
+        )
+
+
+Input: TypeAlias = "Selection | pa.Table"
+"""Rows of a table, or a few rows that this process has in memory."""
 
 
 @dataclass(frozen=True)
@@ -158,6 +182,22 @@ class Engine(Protocol):
         """
         ...
 
+    def from_tables(
+        self,
+        function: Function,
+        inputs: Sequence[Input],
+        partitions: Sequence[int],
+        schema: pa.Schema,
+    ) -> Rows:
+        """Return the result of a pure function of rows of the lake's tables: it is called with all
+        rows of some of these Kafka partitions at a time, where they are read.
+
+        Every input has the integer column `partition`, and rows of no other than these
+        `partitions`. The function gets an Arrow table for each input, and returns one with the
+        columns of `schema`.
+        """
+        ...
+
     def cached(self, rows: Rows) -> AbstractContextManager[Rows]:
         """Compute the rows at most once inside the `with` block."""
         ...
@@ -235,7 +275,7 @@ class Engine(Protocol):
         self,
         unfinished: SilverRows,
         function: InChunks,
-        inputs: Sequence[Rows],
+        inputs: Sequence[Input],
         schema: pa.Schema,
         validate: Callable[[Rows], Rows],
         commit: Commit,

@@ -8,19 +8,21 @@ import importlib
 import re
 import sys
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
 import pyarrow as pa
 import pyspark
 from pyspark.errors import AnalysisException
-from pyspark.sql import SparkSession, is_remote
+from pyspark.sql import Row, SparkSession, is_remote
 from pyspark.sql import functions as F
 
 import pipelines
-from pipelines.errors import ConfigurationError, root_cause
+from pipelines.core.types import columns_ddl
+from pipelines.errors import ConfigurationError, WatersmeetError, root_cause
 from pipelines.lake.location import Lake, local_path, scheme_of
+from pipelines.lake.store import check_readable
 
 OLDEST: Final = (4, 2)
 """The first release of Spark whose Python data sources have what bronze needs: limits of a batch,
@@ -111,8 +113,8 @@ def number_of_tasks(spark: SparkSession) -> int:
 
 
 def check_executors(spark: SparkSession, lake: Lake) -> None:
-    """Raise ConfigurationError where Spark's executors cannot run the layers' tasks, or do not see
-    a lake that is a folder: what they write would be lost.
+    """Raise ConfigurationError where Spark's executors cannot run the layers' tasks, cannot open a
+    lake in an object store, or do not see one that is a folder: what they write would be lost.
     """
     if (spark.conf.get("spark.master", None) or "").startswith("local") and not is_remote():
         return
@@ -126,9 +128,11 @@ def check_executors(spark: SparkSession, lake: Lake) -> None:
         marker.parent.mkdir(parents=True, exist_ok=True)
         marker.touch()
 
+    schema = pa.schema([("version", pa.string()), ("sees", pa.bool_()), ("problem", pa.string())])
+
     def look(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Run on an executor: yield for each batch the version of Watersmeet there, and whether the
-        marker file is seen.
+        """Run on an executor: yield for each batch the version of Watersmeet there, whether the
+        marker file is seen, and why the lake's store cannot be read.
         """
         # With all that they import.
         for name in (
@@ -137,23 +141,33 @@ def check_executors(spark: SparkSession, lake: Lake) -> None:
         ):
             importlib.import_module(name)
         version = importlib.import_module("pipelines").__version__
+        sees = marker is None or marker.exists()
+        answer = {"version": version, "sees": sees, "problem": _problem_of_store(lake)}
         for _ in batches:
-            yield pa.RecordBatch.from_pydict(
-                {"version": [version], "sees": [marker is None or marker.exists()]}
-            )
+            yield pa.RecordBatch.from_pylist([answer], schema)
 
     try:
         tasks = number_of_tasks(spark)
-        answers = (
-            spark.range(0, tasks, 1, tasks)
-            .mapInArrow(look, "version STRING, sees BOOLEAN")
-            .collect()
-        )
+        answers = spark.range(0, tasks, 1, tasks).mapInArrow(look, columns_ddl(schema)).collect()
     except Exception as error:  # whatever keeps a Python worker from running
         raise _unfit(_cause(error)) from None
     finally:
         if marker is not None:
             marker.unlink(missing_ok=True)
+    _check_answers(lake, answers)
+
+
+def _problem_of_store(lake: Lake) -> str | None:
+    """Return why the lake's objects cannot be listed here; None where they can, or are none."""
+    try:
+        check_readable(lake)
+    except WatersmeetError as error:
+        return str(error)
+    return None
+
+
+def _check_answers(lake: Lake, answers: Sequence[Row]) -> None:
+    """Raise ConfigurationError where one of the executors' answers shows that it is unfit."""
     if other := {row.version for row in answers} - {pipelines.__version__}:
         raise _unfit(f"they have Watersmeet {', '.join(sorted(other))}")
     if not all(row.sees for row in answers):
@@ -164,6 +178,12 @@ def check_executors(spark: SparkSession, lake: Lake) -> None:
                 "name a folder that every worker mounts at this path, an object-store URI, or a "
                 "schema of a catalog"
             ),
+        )
+    if problems := {row.problem for row in answers} - {None}:
+        raise ConfigurationError(
+            f"Spark's executors cannot open {lake.location} ({min(problems)})",
+            where="lake",
+            fix="name what opens it under `storage:`, or in the environment of every executor",
         )
 
 

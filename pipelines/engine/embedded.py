@@ -28,7 +28,7 @@ from deltalake.exceptions import CommitFailedError, DeltaError
 
 from pipelines.core.merge import applied
 from pipelines.core.reading import RECORD_BYTES, read_records
-from pipelines.engine import Function, InChunks, KafkaInput, SilverRows, replaced_row
+from pipelines.engine import Function, InChunks, Input, KafkaInput, SilverRows, replaced_row
 from pipelines.engine.polling import followed
 from pipelines.engine.threads import RunningThread
 from pipelines.kafka.cluster import Cluster
@@ -154,6 +154,21 @@ class EmbeddedEngine:
         """See `Engine.per_partition`."""
         return function(*inputs).select(schema.names).cast(schema)
 
+    def from_tables(
+        self,
+        function: Function,
+        inputs: Sequence[Input],
+        partitions: Sequence[int],  # noqa: ARG002 - all at once
+        schema: pa.Schema,
+    ) -> pa.Table:
+        """See `Engine.from_tables`."""
+        return self.per_partition(function, [*map(self._read, inputs)], schema)
+
+    def _read(self, rows: Input) -> pa.Table:
+        if isinstance(rows, pa.Table):
+            return rows
+        return self.read(rows.table, rows.columns, rows.where, constants=rows.constants)
+
     @contextmanager
     def cached(self, rows: pa.Table) -> Iterator[pa.Table]:
         """See `Engine.cached`."""
@@ -268,7 +283,7 @@ class EmbeddedEngine:
         self,
         unfinished: SilverRows,
         function: InChunks,
-        inputs: Sequence[pa.Table],
+        inputs: Sequence[Input],
         _: pa.Schema,
         validate: Callable[[pa.Table], pa.Table],
         commit: Commit,
@@ -312,9 +327,8 @@ class EmbeddedEngine:
                     self.reader.files_of(table),
                     Path(folder),
                 )
-                added = files.write(
-                    applied(chunk, validate(changed)) for chunk, changed in function(rows, *inputs)
-                )
+                changes = function(rows, *map(self._read, inputs))
+                added = files.write(applied(chunk, validate(changed)) for chunk, changed in changes)
             delta_table.create_write_transaction(
                 [*added],
                 "overwrite",

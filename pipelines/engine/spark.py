@@ -16,14 +16,12 @@ from __future__ import annotations
 
 import threading
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial, reduce
-from itertools import chain
 from types import MappingProxyType
 
 import pyarrow as pa
-import pyarrow.compute as pc
 from pyspark.errors import AnalysisException
 from pyspark.sql import Column, DataFrame, DataFrameWriter, SparkSession
 from pyspark.sql import functions as F
@@ -33,11 +31,20 @@ from pyspark.sql.types import StringType
 from pipelines.core.message import message_bytes
 from pipelines.core.reading import read_records
 from pipelines.core.types import TIME, columns_ddl
-from pipelines.engine import Function, InChunks, KafkaInput, Running, SilverRows, replaced_row
+from pipelines.engine import (
+    Function,
+    InChunks,
+    Input,
+    KafkaInput,
+    Running,
+    SilverRows,
+    replaced_row,
+)
 from pipelines.engine.checks import number_of_tasks
 from pipelines.engine.embedded import EmbeddedEngine
 from pipelines.engine.expressions import expression_problem, pure
 from pipelines.engine.session import create_rows, session_with
+from pipelines.engine.tasks import CHUNK_BYTES, INPUT, FromTables, called, called_in_chunks
 from pipelines.kafka.ends import Topics
 from pipelines.kafka.reading import Range
 from pipelines.kafka.source import DecodedTopic, ends_source, kafka_source, register
@@ -56,9 +63,6 @@ from pipelines.lake.tables import Table, has_records
 
 LOOK_EVERY = "200 milliseconds"
 """Interval between two looks of a query for news: each look asks Kafka, or lists a folder."""
-
-CHUNK_BYTES = 32 * 1024 * 1024
-"""Approximate number of bytes that go from a Python worker to Spark at a time."""
 
 _TRANSACTION = ("spark.databricks.delta.write.txnAppId", "spark.databricks.delta.write.txnVersion")
 _METADATA = "spark.databricks.delta.commitInfo.userMetadata"
@@ -90,6 +94,7 @@ class SparkEngine:
         self.spark = spark
         self.lake = lake
         self.reader = reader(lake, lambda: spark)
+        self._id = uuid.uuid4().hex
         self._tasks = number_of_tasks(spark)
         self._files = Files(lake.storage)
         self._creates_schema = threading.Lock()
@@ -143,8 +148,30 @@ class SparkEngine:
         """
         names = _numbered(inputs)
         return self._together(inputs, names).mapInArrow(
-            _called(function, names, schema), columns_ddl(schema)
+            called(function, names, schema), columns_ddl(schema)
         )
+
+    def from_tables(
+        self,
+        function: Function,
+        inputs: Sequence[Input],
+        partitions: Sequence[int],
+        schema: pa.Schema,
+    ) -> DataFrame:
+        """See `Engine.from_tables`. Where delta-rs can open the lake, each task reads its rows by
+        it, which needs no plan of Spark over Delta's log and no exchange.
+        """
+        if not isinstance(self.reader, DeltaRsReader):
+            return self.per_partition(function, [*map(self._read, inputs)], schema)
+        count = min(self._tasks, len(partitions))
+        groups = [partitions[number::count] for number in range(count)]
+        tasks = FromTables(self.lake, self._id, function, inputs, groups, schema)
+        return self.spark.range(0, count, 1, count).mapInArrow(tasks, columns_ddl(schema))
+
+    def _read(self, rows: Input) -> DataFrame:
+        if isinstance(rows, pa.Table):
+            return self.rows(rows)
+        return self.read(rows.table, rows.columns, rows.where, constants=rows.constants)
 
     def _together(
         self, inputs: Sequence[DataFrame], names: Sequence[Mapping[str, str]]
@@ -153,7 +180,7 @@ class SparkEngine:
         partition in one task.
         """
         tagged = [
-            rows.select(F.lit(i).alias(_INPUT), *_as_numbered(names[i]))
+            rows.select(F.lit(i).alias(INPUT), *_as_numbered(names[i]))
             for i, rows in enumerate(inputs)
         ]
         rows = reduce(lambda one, other: one.unionByName(other, allowMissingColumns=True), tagged)
@@ -335,7 +362,7 @@ class SparkEngine:
         self,
         unfinished: SilverRows,
         function: InChunks,
-        inputs: Sequence[DataFrame],
+        inputs: Sequence[Input],
         schema: pa.Schema,
         validate: Callable[[DataFrame], DataFrame],
         commit: Commit,
@@ -347,14 +374,14 @@ class SparkEngine:
         at a time.
         """
         rows = [
-            *inputs,
+            *map(self._read, inputs),
             self.read(tables.SILVER, self.lake.schema(tables.SILVER).names, unfinished.where),
         ]
         names = _numbered(rows)
         together = self._together(rows, names)
         key = [F.col(names[-1][name]) for name in ("partition", "merge_key")]
-        changed = together.sortWithinPartitions(F.col(_INPUT), *key).mapInArrow(
-            _called_in_chunks(function, names, schema, CHUNK_BYTES), columns_ddl(schema)
+        changed = together.sortWithinPartitions(F.col(INPUT), *key).mapInArrow(
+            called_in_chunks(function, names, schema, CHUNK_BYTES), columns_ddl(schema)
         )
         count = row_count(self.reader, tables.SILVER, unfinished.every)
         settings = {
@@ -504,12 +531,6 @@ class _Query:
         self._query.stop()
 
 
-_INPUT = "input"
-"""The column with the number of the input to which a row belongs, beside the columns of
-`_numbered`.
-"""
-
-
 def _numbered(inputs: Sequence[DataFrame]) -> list[dict[str, str]]:
     """Return, by input, a numbered name for each of its columns: the same one in every input where
     name and type are the same.
@@ -529,96 +550,6 @@ def _numbered(inputs: Sequence[DataFrame]) -> list[dict[str, str]]:
 
 def _as_numbered(names: Mapping[str, str]) -> list[Column]:
     return [F.col(f"`{name}`").alias(number) for name, number in names.items()]
-
-
-def _called(
-    function: Function, names: Sequence[Mapping[str, str]], schema: pa.Schema
-) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """Return a pure function of several tables as one for mapInArrow, whose columns are named as by
-    `_numbered`.
-    """
-
-    def call(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Run in a Python worker of Spark: give the function its inputs, which came as one group,
-        and yield its rows.
-        """
-        rows = list(batches)
-        if not sum(batch.num_rows for batch in rows):
-            return
-        table = pa.Table.from_batches(rows)
-        yield from _chunks(
-            function(*(_input_rows(table, i, columns) for i, columns in enumerate(names))), schema
-        )
-
-    return call
-
-
-def _called_in_chunks(
-    function: InChunks, names: Sequence[Mapping[str, str]], schema: pa.Schema, size: int
-) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """Return a function for mapInArrow, as `_called` does, from one that takes rows in pieces of
-    about `size` bytes.
-
-    These rows are the last input, and come after the others, sorted by key.
-    """
-    *other_names, row_names = names
-
-    def call(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Run in a Python worker of Spark; hold the inputs, and a piece at a time."""
-        last = len(other_names)  # the number of the input with the rows
-        first = list[pa.RecordBatch]()
-        batches = (batch for batch in batches if batch.num_rows)
-        for batch in batches:
-            first.append(batch)
-            if batch[_INPUT][-1].as_py() == last:
-                break
-        if not first:
-            return
-        table = pa.Table.from_batches(first)
-        inputs = [_input_rows(table, i, columns) for i, columns in enumerate(other_names)]
-        rest = (pa.Table.from_batches([batch]) for batch in batches)
-        rows = (_input_rows(group, last, row_names) for group in chain([table], rest))
-        for _, changed in function(by_sorted_key(rows, size), *inputs):
-            yield from _chunks(changed, schema)
-
-    return call
-
-
-def _input_rows(table: pa.Table, number: int, names: Mapping[str, str]) -> pa.Table:
-    """Return the rows of one input, with its own names of columns."""
-    return (
-        table.filter(pc.equal(table[_INPUT], number))
-        .select([*names.values()])
-        .rename_columns([*names])
-    )
-
-
-def by_sorted_key(rows: Iterable[pa.Table], size: int) -> Iterator[pa.Table]:
-    """Yield rows that are sorted by partition and key in pieces of about `size` bytes, all rows of
-    a key in one piece.
-    """
-    chunk: list[pa.Table] = []
-    for group in rows:
-        chunk.append(group)
-        if sum(part.nbytes for part in chunk) < size:
-            continue
-        table = pa.concat_tables(chunk)
-        last = [pc.equal(table[name], table[name][-1]) for name in ("partition", "merge_key")]
-        until = pc.index(pc.and_(*last), True).as_py()
-        if until:
-            yield table.slice(0, until)
-        chunk = [table.slice(until)]
-    if chunk:
-        yield pa.concat_tables(chunk)
-
-
-def _chunks(rows: pa.Table, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    """Yield rows in batches of bounded size, with the types of a schema."""
-    size = max(1, rows.num_rows * CHUNK_BYTES // max(1, rows.nbytes))
-    for begin in range(0, rows.num_rows, size):
-        yield from (
-            rows.slice(begin, size).select(schema.names).cast(schema).combine_chunks().to_batches()
-        )
 
 
 def _as_properties(properties: Mapping[str, str]) -> str:

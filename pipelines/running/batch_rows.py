@@ -14,7 +14,7 @@ from pipelines.core.merge import MESSAGE_SCHEMA, RECORD_SCHEMA, Batch, may_chang
 from pipelines.core.plan import BatchPlan, Rules
 from pipelines.core.reading import RECORD_BYTES
 from pipelines.core.types import TENANT
-from pipelines.engine import Engine, Rows, SilverRows
+from pipelines.engine import Engine, Selection, SilverRows
 from pipelines.lake import tables
 from pipelines.lake.generations import Generation
 from pipelines.lake.inputs import of_topic
@@ -42,7 +42,7 @@ class BatchRows:
     _unfinished_bytes: int | None = None
     """Maximum size (bytes) of the records of open rows; None: not measured yet."""
 
-    def records(self, plan: BatchPlan, rules: Rules) -> list[Rows]:
+    def records(self, plan: BatchPlan, rules: Rules) -> list[Selection]:
         """Return, by input, every record of the batch's ranges that has a time.
 
         Those after each range that the clocks need are there, too. An input of which nothing is
@@ -60,12 +60,12 @@ class BatchRows:
                 records.append(self.between(input_id, ranges))
         return records
 
-    def between(self, input_id: InputId, ranges: Mapping[int, tuple[int, int]]) -> Rows:
+    def between(self, input_id: InputId, ranges: Mapping[int, tuple[int, int]]) -> Selection:
         """Return the records of bronze at these offsets that have a time."""
         timed: Where = [[*terms, ("event_time", "is not null", None)] for terms in within(ranges)]
-        table, source = tables.bronze(input_id.source), {"source": input_id.source}
+        constants = {"source": input_id.source}
         where = of_topic(input_id, timed)
-        return self.engine.read(table, _BRONZE_COLUMNS, where, constants=source)
+        return Selection(tables.bronze(input_id.source), _BRONZE_COLUMNS, where, constants)
 
     @cached_property
     def has_messages(self) -> bool:
@@ -77,19 +77,18 @@ class BatchRows:
         heads = planner.state.heads
         messages = []
         if self.has_messages:
-            columns = MESSAGE_SCHEMA.names
-            messages.append(self.engine.read(tables.RECOVERED, columns, MESSAGES))
+            messages.append(Selection(tables.RECOVERED, MESSAGE_SCHEMA.names, MESSAGES))
         return MergeInputs(
             self.records(batch.plan, batch.rules),
-            [self.engine.rows(heads)] if heads.num_rows else [],
+            [heads] if heads.num_rows else [],
             messages,
             planner.records(batch.plan),
         )
 
-    def open_rows(self, unfinished: SilverRows) -> Rows:
+    def open_rows(self, unfinished: SilverRows) -> Selection:
         """Return the columns of open and waiting rows that the merge takes."""
         columns = [*_OPEN_TIMES, *self.settings.sources, RECORD_BYTES.name]
-        return self.engine.read(tables.SILVER, columns, unfinished.where)
+        return Selection(tables.SILVER, columns, unfinished.where)
 
     def select_unfinished(self, batch: Batch, clocks: Clocks) -> SilverRows:
         """Return which open and waiting rows a batch may change, and their size.

@@ -7,6 +7,7 @@ from functools import partial
 from pipelines.core.merge import LATE_SCHEMA, Batch
 from pipelines.core.plan import TopicPartition
 from pipelines.core.types import TENANT
+from pipelines.engine import Selection
 from pipelines.lake import tables
 from pipelines.lake.commits import DELETING
 from pipelines.lake.generations import Generation
@@ -42,8 +43,8 @@ def note_late_waiting(owner: Owner, rows: BatchRows, generation: Generation, bat
         }
         records.append(rows.between(input_id, ranges))
     columns = ["partition", "event_time", "position", *TENANT.names, *rows.settings.sources]
-    inputs = [*records, owner.engine.read(tables.SILVER, columns, _WAITS)]
-    late = owner.engine.per_partition(LateAgain(batch), inputs, LATE_SCHEMA)
+    inputs = [*records, Selection(tables.SILVER, columns, _WAITS)]
+    late = owner.engine.from_tables(LateAgain(batch), inputs, sorted(positions), LATE_SCHEMA)
     owner.append(tables.LATE, late, DELETING)
 
 

@@ -27,7 +27,7 @@ from pipelines.core.merge import (
 )
 from pipelines.core.plan import TopicPartition
 from pipelines.core.tenants import HEADS
-from pipelines.engine import Rows
+from pipelines.engine import Input
 from pipelines.errors import MissingRecordsError
 from pipelines.lake import tables
 
@@ -41,13 +41,13 @@ class MergeInputs:
     `expected`: by topic-partition, the number of records with a time that the plan has seen.
     """
 
-    records: Sequence[Rows]
-    heads: Sequence[Rows]
-    messages: Sequence[Rows]
+    records: Sequence[Input]
+    heads: Sequence[Input]
+    messages: Sequence[Input]
     expected: Mapping[TopicPartition, int]
 
     @property
-    def rows(self) -> list[Rows]:
+    def rows(self) -> list[Input]:
         """All of them, in the order in which the functions take them."""
         return [*self.records, *self.heads, *self.messages]
 

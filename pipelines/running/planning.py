@@ -97,6 +97,11 @@ class Planner:
             return SharedClock(BatchPlan(-1, {}, self.state.clocks, has_late=False), {})
         return self._clocks
 
+    @property
+    def partitions(self) -> list[int]:
+        """The Kafka partitions that the merge reads."""
+        return sorted({tp.partition for tp in self.state.cursors})
+
     def resume(self, state: State, clocks: Clocks) -> None:
         """Continue after a batch that has left this state and these clocks."""
         self.state = state._replace(heads=clocks.heads())

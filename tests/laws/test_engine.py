@@ -7,6 +7,7 @@ import os
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
@@ -21,8 +22,9 @@ from pyspark.sql import SparkSession
 from pipelines.core.merge import REPLACING
 from pipelines.core.message import message_bytes
 from pipelines.core.types import TIME
-from pipelines.engine import Engine, SilverRows, embedded
-from pipelines.engine.spark import by_sorted_key
+from pipelines.engine import Engine, Selection, SilverRows, embedded
+from pipelines.engine.spark import SparkEngine
+from pipelines.engine.tasks import by_sorted_key
 from pipelines.lake import tables
 from pipelines.lake.by_delta_rs import DeltaRsReader
 from pipelines.lake.commits import Commit
@@ -278,7 +280,7 @@ def test_rows_that_come_in_pieces_are_merged_once_in_one_commit(
         assert engine.merge_in_chunks(
             SilverRows(["open"], engine.merge_bytes),
             _closing,
-            [news],
+            [engine.collect(news)],
             schema,
             judge,
             Commit("pieces", 1, 2),
@@ -458,6 +460,47 @@ def test_a_function_sees_every_row_of_a_partition_at_once(engine: Engine) -> Non
         _counted, [engine.rows(many.slice(0, 0)), engine.rows(few.slice(0, 0))], schema
     )
     assert read(engine, nothing, schema.names) == []
+
+
+def test_a_function_of_tables_sees_every_row_of_a_partition_where_it_is_read(
+    engine: Engine,
+) -> None:
+    many = pa.concat_tables([published(engine, p, *range(p - 19)) for p in range(20, 60)])
+    engine.append(tables.PUBLISHED, many)
+    few = published(engine, 27, 1, 2).select(["partition", "sink"])
+    schema = pa.schema([(name, pa.int64()) for name in ("partition", "ones", "others", "sum")])
+    where: Where = [
+        [("partition", "<", 40), ("partition", ">=", 20), ("last_seq", ">", 0)],
+        [("partition", "=", 50), ("last_seq", "=", 3)],
+    ]
+    selection = Selection(tables.PUBLISHED, ["partition", "last_seq"], where)
+    found = engine.from_tables(_counted, [selection, few], range(20, 60), schema)
+    expected = [(p, p - 20, 2 if p == 27 else 0, sum(range(p - 19))) for p in range(21, 40)]
+    assert sorted(read(engine, found, schema.names)) == [*expected, (50, 1, 0, 3)]
+    names = Selection(tables.PUBLISHED, ["partition"], where[1:], {"source": "it's"})
+    schema = pa.schema([("partition", pa.int32()), ("source", pa.string())])
+    found = engine.from_tables(_as_it_is, [names], [50], schema)
+    assert read(engine, found, schema.names) == [(50, "it's")]
+
+
+def _as_it_is(rows: pa.Table) -> pa.Table:
+    return rows
+
+
+@pytest.mark.promise("C20")
+@pytest.mark.parametrize("kind", ["spark-folder"], indirect=True, scope="module")
+def test_what_opens_the_lake_is_in_no_plan(
+    engine: Engine, capsys: pytest.CaptureFixture[str], kind: str
+) -> None:
+    settings = engine.lake.settings.model_copy(update={"storage": {"AWS_SECRET_KEY": "hunter2"}})
+    of_secret = replace(engine.lake, settings=settings)
+    selection = Selection(tables.PUBLISHED, ["partition"])
+    schema = pa.schema([("partition", pa.int32())])
+    rows = SparkEngine(engine.spark, of_secret).from_tables(_as_it_is, [selection], [0], schema)  # type: ignore[attr-defined]
+    rows.explain("extended")
+    plan = capsys.readouterr().out
+    assert "MapInArrow" in plan
+    assert "hunter2" not in plan
 
 
 def test_what_streams_append_at_once_to_one_table_is_all_there(engine: Engine) -> None:

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 
-from pipelines.engine import Engine
+from pipelines.engine import Engine, Input
 from pipelines.engine.session import LAYER_SETTINGS
 from pipelines.errors import ConfigurationError, MissingRecordsError
 from pipelines.lake import tables
@@ -132,9 +132,14 @@ class Forgetful:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.engine, name)
 
-    def read(self, table: str, columns: Sequence[str], where: Any = (), **more: Any) -> pa.Table:
-        rows: pa.Table = self.engine.read(table, columns, where, **more)
-        return rows.slice(1) if table == tables.bronze("orders") else rows
+    def from_tables(self, function: Any, inputs: Sequence[Input], *more: Any) -> pa.Table:
+        return self.engine.from_tables(function, [*map(self._read, inputs)], *more)
+
+    def _read(self, rows: Input) -> Input:
+        if isinstance(rows, pa.Table) or rows.table != tables.bronze("orders"):
+            return rows
+        read = self.engine.read(rows.table, rows.columns, rows.where, constants=rows.constants)
+        return read.slice(1)
 
 
 @pytest.mark.parametrize("kind", [QUICK], indirect=True, scope="module")
