@@ -275,7 +275,7 @@ def _lake(
     )
     create_missing(engine)
     owner = Owner(engine)
-    begin = {TopicPartition(s, p): 0 for s in settings.sources for p in range(PARTITIONS)}
+    begin = {TopicPartition(s, p): 0 for s in settings.inputs for p in range(PARTITIONS)}
     owner.append(tables.GENERATIONS, generation_rows(settings, Generation(0, 0, begin, {})))
     notify(
         f"a lake of {timed_out:,} timed-out and {open_rows:,} open rows of {parts} + 1 parts ..."

@@ -104,6 +104,7 @@ class Silver:
         fault_point("silver.merge")
         with self.owner.step("silver", "merge"):
             self._merge(batch, planner, commit)
+            self._rows.merged(planner.size(plan))
             self._version = version = self.owner.confirm(tables.SILVER, commit)
         with self.owner.step("silver", "note"):
             self._note(plan, commit, version, planner)
@@ -141,25 +142,31 @@ class Silver:
     def _merge(self, batch: Batch, planner: Planner, commit: Commit) -> None:
         """Read, merge and commit a batch (steps 2 to 4).
 
-        Large open rows are merged a chunk at a time, if the engine can. A batch that changes no
-        open row is appended.
+        Changing rows that are large are merged a chunk at a time, if the engine can. A batch that
+        changes no open row is appended.
         """
         inputs = self._rows.inputs(batch, planner)
         functions = inputs.functions(batch)
         schema = batch.changed_schema()
         validate = partial(validated, self._engine, publish=self.settings.publish)
-        unfinished = self._rows.select_unfinished(batch, planner.clocks)
-        is_new = unfinished.keys == []
-        if unfinished.size > HELD_BATCHES * self._engine.merge_bytes and not is_new:
+        records = sum(inputs.expected.values())
+        unfinished = self._rows.select_unfinished(batch, planner.clocks, records)
+        held_bytes = HELD_BATCHES * self._engine.merge_bytes
+        if unfinished.where_bytes > held_bytes and unfinished.has_changing:
             merging = functions.merge_in_chunks
             if self._engine.merge_in_chunks(
                 unfinished, merging, inputs.rows, schema, validate, commit
             ):
                 return
         rows = [*inputs.rows, self._rows.open_rows(unfinished)]
-        merged = self._engine.from_tables(functions.merge, rows, planner.partitions, schema)
-        write = self._engine.append if is_new else self._engine.merge
-        write(tables.SILVER, validate(merged), commit)
+        changed = validate(
+            self._engine.from_tables(functions.merge, rows, planner.partitions, schema)
+        )
+        if not unfinished.has_changing:
+            self._engine.append(tables.SILVER, changed, commit)
+            return
+        large = unfinished if unfinished.size > held_bytes else None
+        self._engine.merge(tables.SILVER, changed, commit, large=large)
 
     def _note(self, plan: BatchPlan, commit: Commit, version: int, planner: Planner) -> None:
         """Write the notes of a batch (step 5); those that are already written are skipped."""

@@ -207,31 +207,43 @@ def merge_in_chunks(
 
 def applied(chunk: pa.Table, changed: pa.Table) -> pa.Table:
     """Return a chunk of silver with a batch's changes to it (`merge_in_chunks`) applied."""
+    new = new_rows(changed)
+    return pa.concat_tables([kept(chunk, changed).select(new.column_names), new])
+
+
+def new_rows(changed: pa.Table) -> pa.Table:
+    """Return the rows of silver that a batch's changes (`merge`) add, in silver's columns."""
     columns = [name for name in changed.column_names if name not in REPLACING]
-    new = changed.filter(changed["status"].is_valid()).select(columns)
-    return pa.concat_tables([_kept(chunk, changed).select(columns), new])
+    return changed.filter(changed["status"].is_valid()).select(columns)
 
 
-def may_change(unfinished: pa.Table, keys: pa.Table, batch: Batch, clocks: Clocks) -> Booleans:
-    """Return True for each row that is open or waits and that a batch may change.
+def kept(unfinished: pa.Table, changed: pa.Table) -> pa.Table:
+    """Return the rows that are open or wait and are not replaced.
 
-    `merge` needs these rows, and all others of their keys. A row may change in four cases:
-    - its key is among the batch's;
-    - it is open, and times out;
-    - it is open, and due at another time by the present rules;
-    - it waits, and its clock has reached it, or another epoch's rules judge it anew.
-
-    `unfinished`: partition, tenant, merge_key, status, event_time, last_event_time, due and
-    position. `keys`: partition, tenant and merge_key of the batch's records.
+    A MERGE of a batch's changes (`merge`) would leave these of them.
     """
-    batch_keys, row_keys, _ = _keys(keys, unfinished)
-    due = OpenRecordTimes.of(unfinished, batch.rules).due
-    is_changed = _is_timed_out(unfinished, due, clocks) | (times_ms(unfinished["due"]) != due)
-    is_released = ~clocks.waits(Positioned.of_waiting(unfinished)) | batch.begins_epoch
-    is_open = pc.equal(unfinished["status"], "open").to_numpy()
-    return np.asarray(
-        np.isin(row_keys, batch_keys) | np.where(is_open, is_changed, is_released), np.bool_
-    )
+    keys = changed["merge_key"].cast(pa.large_string())
+    has_key = pc.is_in(unfinished["merge_key"].cast(pa.large_string()), keys)
+    some = unfinished.filter(has_key)
+    if not some.num_rows:
+        return unfinished
+    changed_keys, row_keys, count = _keys(changed, some)
+    is_replaced = np.isin(row_keys, changed_keys[changed["replaces"].is_valid().to_numpy()])
+    delete_up_to = np.full(count, NULL_TIME)
+    np.maximum.at(delete_up_to, changed_keys, times_ms(changed["delete_up_to"]))
+    is_waiting = pc.equal(some["status"], "waiting").to_numpy()
+    is_deleted = times_ms(some["position"]) <= delete_up_to[row_keys]
+    is_kept = pa.array(~np.where(is_waiting, is_deleted, is_replaced))
+    return pa.concat_tables([unfinished.filter(pc.invert(has_key)), some.filter(is_kept)])
+
+
+def released_keys(waiting: pa.Table, clocks: Clocks) -> list[str]:
+    """Return the keys of the waiting rows of silver that their clocks have reached.
+
+    `waiting`: at least partition, tenant, merge_key, event_time and position.
+    """
+    rows = Positioned.of_waiting(waiting)
+    return list(waiting["merge_key"].filter(pa.array(~clocks.waits(rows))).to_pylist())
 
 
 def late(records: pa.Table, batch: Batch, heads: pa.Table = _NO_HEADS) -> pa.Table:
@@ -331,20 +343,6 @@ def _keys(one: pa.Table, other: pa.Table) -> tuple[Int64s, Int64s, int]:
 _TWO_OPEN_RECORDS: Final = (
     "a key has two open records: silver is damaged; derive it again with `watersmeet rebuild`"
 )
-
-
-def _kept(unfinished: pa.Table, changed: pa.Table) -> pa.Table:
-    """Return the rows that are open or wait and are not replaced.
-
-    A MERGE of a batch's changes (`merge`) would leave these of them.
-    """
-    changed_keys, row_keys, count = _keys(changed, unfinished)
-    is_replaced = np.isin(row_keys, changed_keys[changed["replaces"].is_valid().to_numpy()])
-    delete_up_to = np.full(count, NULL_TIME)
-    np.maximum.at(delete_up_to, changed_keys, times_ms(changed["delete_up_to"]))
-    is_waiting = pc.equal(unfinished["status"], "waiting").to_numpy()
-    is_deleted = times_ms(unfinished["position"]) <= delete_up_to[row_keys]
-    return unfinished.filter(pa.array(~np.where(is_waiting, is_deleted, is_replaced)))
 
 
 class _Entering(NamedTuple):

@@ -65,12 +65,15 @@ Input: TypeAlias = "Selection | pa.Table"
 class SilverRows:
     """The rows of silver that have one of these statuses; their records have `size` bytes.
 
-    `keys`: where they are given, no row of another key changes.
+    `changing`: where it is given, a condition for the rows that may change. Their records have
+    `changing_bytes`; `has_changing` is False where there is no such row.
     """
 
     statuses: Sequence[str]
     size: int
-    keys: Sequence[str] | None = None
+    changing: Where | None = None
+    changing_bytes: int = 0
+    has_changing: bool = True
 
     @property
     def every(self) -> Where:
@@ -80,9 +83,12 @@ class SilverRows:
     @property
     def where(self) -> Where:
         """The condition for those of the rows that may change."""
-        if self.keys is None:
-            return self.every
-        return [[*term, ("merge_key", "in", self.keys)] for term in self.every]
+        return self.every if self.changing is None else self.changing
+
+    @property
+    def where_bytes(self) -> int:
+        """The size (bytes) of the records of the rows that may change."""
+        return self.size if self.changing is None else self.changing_bytes
 
 
 @dataclass(frozen=True)
@@ -137,6 +143,10 @@ class Engine(Protocol):
     merge_bytes: int
     """Number of bytes of records, as they are in memory, in a batch of silver. The merge holds them
     several times.
+    """
+    few_bytes: int
+    """Number of bytes of records up to which reading all open rows takes no longer than finding out
+    which of them a batch may change.
     """
 
     @property
@@ -260,14 +270,23 @@ class Engine(Protocol):
         """Append rows in one commit; where there are no rows, make the commit all the same."""
         ...
 
-    def merge(self, table: str, rows: Rows, commit: Commit, *, only_open: bool = True) -> None:
+    def merge(
+        self,
+        table: str,
+        rows: Rows | pa.Table,
+        commit: Commit,
+        *,
+        only_open: bool = True,
+        large: SilverRows | None = None,
+    ) -> None:
         """Replace or insert each of `rows` in one commit; once per commit.
 
         `rows` have silver's columns, and `replaces`: the event time of the row with the same
         partition, tenant and merge_key whose place a row takes, null for a new one. A row with a
         null status deletes all rows that it matches: those at `replaces`, and those of its key that
         wait, up to the position `delete_up_to`. `only_open`: of the rows that do not wait, only
-        open ones are replaced or deleted.
+        open ones are replaced or deleted. `large`: given where the rows among which those are do
+        not fit into memory.
         """
         ...
 

@@ -26,7 +26,7 @@ from deltalake import (
 )
 from deltalake.exceptions import CommitFailedError, DeltaError
 
-from pipelines.core.merge import applied
+from pipelines.core.merge import applied, kept, new_rows
 from pipelines.core.reading import RECORD_BYTES, read_records
 from pipelines.engine import Function, InChunks, Input, KafkaInput, SilverRows, replaced_row
 from pipelines.engine.polling import followed
@@ -70,6 +70,9 @@ CLEAN_UP_EVERY: Final = 50
 are deleted.
 """
 
+FEW_BYTES: Final = 8 * 1024 * 1024
+"""`Engine.few_bytes` where delta-rs reads."""
+
 CHUNKS: Final = 4
 """Number of pieces for as many bytes of open rows as a batch may have: memory holds several copies
 of a piece.
@@ -98,6 +101,7 @@ class EmbeddedEngine:
 
     compact_every = 20
     merge_bytes = 64 * 1024 * 1024  # a merge costs little by itself
+    few_bytes = FEW_BYTES
 
     def __init__(
         self,
@@ -258,8 +262,25 @@ class EmbeddedEngine:
             ),
         )
 
-    def merge(self, table: str, rows: pa.Table, commit: Commit, *, only_open: bool = True) -> None:
+    def merge(
+        self,
+        table: str,
+        rows: pa.Table,
+        commit: Commit,
+        *,
+        only_open: bool = True,
+        large: SilverRows | None = None,
+    ) -> None:
         """See `Engine.merge`."""
+        if large is not None and self._can_rewrite(table):
+
+            def merged(chunks: Iterator[pa.Table]) -> Iterator[pa.Table]:
+                """Yield each chunk without the rows that are replaced, then the new ones."""
+                yield from (kept(chunk, rows) for chunk in chunks)
+                yield new_rows(rows)
+
+            self._rewrite(table, large, merged, commit)
+            return
         schema = self.lake.layout[table].schema
         columns = {sql_name(name): f"changed.{sql_name(name)}" for name in schema.names}
         condition = replaced_row(only_open=only_open)
@@ -288,59 +309,81 @@ class EmbeddedEngine:
         validate: Callable[[pa.Table], pa.Table],
         commit: Commit,
     ) -> bool:
-        """See `Engine.merge_in_chunks`. All rows with these statuses are written anew, since
-        delta-rs's own writers, among them its MERGE, hold all rows in memory.
+        """See `Engine.merge_in_chunks`."""
+        table = tables.SILVER
+        if not self._can_rewrite(table):
+            return False
+        schema = self.lake.schema(table)
+        # Not later: a table that is brought up to date does not report a commit made meanwhile.
+        has_waiting = row_count(self.reader, table, _WAITING) > 0
 
-        Return False in three cases:
+        def merged(chunks: Iterator[pa.Table]) -> Iterator[pa.Table]:
+            """Yield each chunk with the changes in it, in pieces that hold all rows of a key."""
+            with tempfile.TemporaryDirectory(prefix="watersmeet-") as folder:
+                if has_waiting:  # else a key has one row
+                    chunks = by_key(chunks, schema, self._chunks(unfinished), Path(folder))
+                for chunk, changed in function(chunks, *map(self._read, inputs)):
+                    yield applied(chunk, validate(changed))
 
-        - Somebody follows the changes, and would meet rows that did not change.
+        self._rewrite(table, unfinished, merged, commit)
+        return True
+
+    def _can_rewrite(self, table: str) -> bool:
+        """Return True where rows of a table may be written anew that did not change, except for:
+
+        - Somebody follows the changes, and would meet those rows.
         - Others have added columns.
         - Spark has left deletion vectors, which delta-rs does not name where it removes a file.
         """
-        table = tables.SILVER
-        schema = self.lake.schema(tables.SILVER)
         opened = self.reader.opened(table)
-        has_feed = self.reader.properties(table).get(CHANGE_DATA_FEED, "false") == "true"
-        if (
-            has_feed
-            or set(columns_of(opened).names) != set(schema.names)
-            or _has_deletion_vectors(opened)
-        ):
-            return False
+        return (
+            self.reader.properties(table).get(CHANGE_DATA_FEED, "false") != "true"
+            and set(columns_of(opened).names) == set(self.lake.schema(table).names)
+            and not _has_deletion_vectors(opened)
+        )
+
+    def _chunks(self, rows: SilverRows) -> int:
+        return 1 + CHUNKS * rows.size // self.merge_bytes
+
+    def _rewrite(
+        self,
+        table: str,
+        rows: SilverRows,
+        merged: Callable[[Iterator[pa.Table]], Iterator[pa.Table]],
+        commit: Commit,
+    ) -> None:
+        """Write all these rows of a table anew in one commit, as `merged` returns them.
+
+        Memory holds a chunk of them at a time; delta-rs's own writers, among them its MERGE, hold
+        them all.
+        """
+        schema = self.lake.schema(table)
         [by] = self.lake.layout[table].partitioned_by
-        chunks = 1 + CHUNKS * unfinished.size // self.merge_bytes
-        count = row_count(self.reader, table, unfinished.every)
-        batch_rows = max(1, min(_ROWS_AT_ONCE, count // chunks))
+        count = row_count(self.reader, table, rows.every)
+        chunk_rows = max(1, min(_ROWS_AT_ONCE, count // self._chunks(rows)))
 
         def write(delta_table: DeltaTable, arguments: _CommitArguments) -> None:
             """Write new files, and commit them in place of those that are there, with these
             properties.
             """
+            chunks = streamed(delta_table, schema, rows.every, chunk_rows)
             with tempfile.TemporaryDirectory(prefix="watersmeet-") as folder:
-                rows = streamed(delta_table, schema, unfinished.every, batch_rows)
-                if row_count(self.reader, table, _WAITING):  # else a key has one row
-                    rows = by_key(rows, schema, chunks, Path(folder))
+                path = self.reader.path(table)
                 files = PartitionedFiles(
-                    schema,
-                    by,
-                    self.reader.path(table),
-                    self.reader.files_of(table),
-                    Path(folder),
+                    schema, by, path, self.reader.files_of(table), Path(folder)
                 )
-                changes = function(rows, *map(self._read, inputs))
-                added = files.write(applied(chunk, validate(changed)) for chunk, changed in changes)
+                added = files.write(merged(chunks))
             delta_table.create_write_transaction(
                 [*added],
                 "overwrite",
                 schema,
                 [by],
-                [(by, "in", list(unfinished.statuses))],
+                [(by, "in", list(rows.statuses))],
                 **arguments,
             )
             delta_table.update_incremental()
 
         self._commit(table, commit, write)
-        return True
 
     def delete(self, table: str, where: Where, commit: Commit) -> None:
         """See `Engine.delete`."""

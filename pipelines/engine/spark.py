@@ -41,7 +41,7 @@ from pipelines.engine import (
     replaced_row,
 )
 from pipelines.engine.checks import number_of_tasks
-from pipelines.engine.embedded import EmbeddedEngine
+from pipelines.engine.embedded import FEW_BYTES, EmbeddedEngine
 from pipelines.engine.expressions import expression_problem, pure
 from pipelines.engine.session import create_rows, session_with
 from pipelines.engine.tasks import CHUNK_BYTES, INPUT, FromTables, called, called_in_chunks
@@ -95,6 +95,8 @@ class SparkEngine:
         self.lake = lake
         self.reader = reader(lake, lambda: spark)
         self._id = uuid.uuid4().hex
+        by_delta_rs = isinstance(self.reader, DeltaRsReader)
+        self.few_bytes = FEW_BYTES if by_delta_rs else self.merge_bytes
         self._tasks = number_of_tasks(spark)
         self._files = Files(lake.storage)
         self._creates_schema = threading.Lock()
@@ -324,9 +326,18 @@ class SparkEngine:
         else:
             writer.save(self.lake.address(table))
 
-    def merge(self, table: str, rows: DataFrame, commit: Commit, *, only_open: bool = True) -> None:
+    def merge(
+        self,
+        table: str,
+        rows: DataFrame | pa.Table,
+        commit: Commit,
+        *,
+        only_open: bool = True,
+        large: SilverRows | None = None,  # noqa: ARG002 - Spark uses the disk
+    ) -> None:
         """See `Engine.merge`."""
-        self._merge(table, rows, commit, only_open=only_open)
+        frame = self.rows(rows) if isinstance(rows, pa.Table) else rows
+        self._merge(table, frame, commit, only_open=only_open)
 
     def _merge(
         self,

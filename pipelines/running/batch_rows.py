@@ -6,11 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-import pyarrow as pa
-
 from pipelines.core.clocks import Clocks, lookahead
 from pipelines.core.inputs import InputId
-from pipelines.core.merge import MESSAGE_SCHEMA, RECORD_SCHEMA, Batch, may_change
+from pipelines.core.merge import MESSAGE_SCHEMA, RECORD_SCHEMA, Batch, released_keys
 from pipelines.core.plan import BatchPlan, Rules
 from pipelines.core.reading import RECORD_BYTES
 from pipelines.core.types import TENANT
@@ -19,13 +17,15 @@ from pipelines.lake import tables
 from pipelines.lake.generations import Generation
 from pipelines.lake.inputs import of_topic
 from pipelines.lake.recovered import MESSAGES, has_messages
-from pipelines.lake.table_reader import Where, within
+from pipelines.lake.table_reader import Where, neighbours, within
 from pipelines.running.merge_functions import MergeInputs
 from pipelines.running.planning import Planner
 from pipelines.settings import Settings
 
 MAX_KEYS = 5_000
 """Maximum number of keys of open rows in a query; with more of them, all open rows are read."""
+
+_WAITING: Where = [[("status", "=", "waiting")]]
 
 _BRONZE_COLUMNS = [name for name in RECORD_SCHEMA.names if name != "source"]
 _KEY = ["partition", *TENANT.names, "merge_key"]
@@ -90,43 +90,68 @@ class BatchRows:
         columns = [*_OPEN_TIMES, *self.settings.sources, RECORD_BYTES.name]
         return Selection(tables.SILVER, columns, unfinished.where)
 
-    def select_unfinished(self, batch: Batch, clocks: Clocks) -> SilverRows:
-        """Return which open and waiting rows a batch may change, and their size.
+    def select_unfinished(self, batch: Batch, clocks: Clocks, records: int) -> SilverRows:
+        """Return which open and waiting rows a batch of so many records may change, and their size.
 
-        If they are large and few of them may change, only those with the keys that may.
+        In two cases those are all that there are: it takes no longer to read them, or the batch has
+        many keys. The first batch of an epoch judges each of them anew.
         """
-        unfinished = SilverRows(["open", "waiting"], 0)
-        unfinished = replace(unfinished, size=self._measure(unfinished))
-        if unfinished.size <= self.engine.merge_bytes:
-            return unfinished
-        keys = self._changing_keys(batch, clocks, unfinished)
-        return unfinished if len(keys) > MAX_KEYS else replace(unfinished, keys=keys)
+        every = SilverRows(["open", "waiting"], 0)
+        every = replace(every, size=self._measure(every))
+        if every.size <= self.engine.few_bytes or records > MAX_KEYS or batch.begins_epoch:
+            return every
+        changing = self._changing(batch, clocks, every)
+        if changing is None:
+            return every
+        values = {"rows": ("count", "*"), "bytes": ("sum", RECORD_BYTES.name)}
+        [some] = self.engine.reader.summary(tables.SILVER, [], values, changing).to_pylist()
+        return replace(
+            every,
+            changing=changing,
+            changing_bytes=some["bytes"] or 0,
+            has_changing=some["rows"] > 0,
+        )
+
+    def merged(self, size: int) -> None:
+        """Note that a batch was merged whose records have so many bytes."""
+        if self._unfinished_bytes is not None:
+            self._unfinished_bytes += size
 
     def _measure(self, unfinished: SilverRows) -> int:
-        """Return the size (bytes) of the records of these rows.
+        """Return the maximum size (bytes) of the records of these rows.
 
-        It is measured when it may have grown beyond what a batch may have.
+        It is measured when it may have grown beyond `few_bytes`.
         """
-        limit = self.engine.merge_bytes
-        if self._unfinished_bytes is None or self._unfinished_bytes > limit:
+        if self._unfinished_bytes is None or self._unfinished_bytes > self.engine.few_bytes:
             values = {"bytes": ("sum", RECORD_BYTES.name)}
-            size = self.engine.reader.summary(tables.SILVER, [], values, unfinished.where)
+            size = self.engine.reader.summary(tables.SILVER, [], values, unfinished.every)
             self._unfinished_bytes = size["bytes"][0].as_py() or 0
-        size_bytes = self._unfinished_bytes
-        if size_bytes <= limit:
-            # A batch adds no more than this, except for single records that are larger.
-            self._unfinished_bytes += limit
-        return size_bytes
+        return self._unfinished_bytes
 
-    def _changing_keys(self, batch: Batch, clocks: Clocks, unfinished: SilverRows) -> list[str]:
-        """Return the keys of the rows that a batch may change."""
-        rows = self.engine.reader.rows(tables.SILVER, _OPEN_TIMES, unfinished.where)
-        is_changing = may_change(rows, self._keys(batch.plan), batch, clocks)
-        return sorted(set(rows.filter(pa.array(is_changing))["merge_key"].to_pylist()))
+    def _changing(self, batch: Batch, clocks: Clocks, unfinished: SilverRows) -> Where | None:
+        """Return the condition for the rows that a batch may change; None where it has many keys.
 
-    def _keys(self, plan: BatchPlan) -> pa.Table:
-        """Return the partitions, tenants and keys of a batch's records."""
-        keys = []
+        A row may change in three cases, and is then needed with all others of its key that wait:
+        its key is among the batch's; it waits, and its clock has reached it; or it times out.
+        """
+        columns = [*_KEY, "event_time", "position"]
+        waiting = self.engine.reader.rows(tables.SILVER, columns, _WAITING)
+        keys = {*self._keys(batch.plan), *released_keys(waiting, clocks)}
+        if len(keys) > MAX_KEYS:
+            return None
+        latest = clocks.unknown_tenant_clocks()
+        for (partition, _), clock in clocks.tenant_clocks().items():
+            latest[partition] = max(clock, latest.get(partition, clock))
+        changing = [[*term, ("merge_key", "in", sorted(keys))] for term in unfinished.every]
+        for near in neighbours(sorted(latest)):
+            is_in = [("partition", ">=", near[0]), ("partition", "<=", near[-1])]
+            is_over = ("due", "<", max(latest[partition] for partition in near))
+            changing.append([("status", "=", "open"), *is_in, is_over])
+        return changing
+
+    def _keys(self, plan: BatchPlan) -> set[str]:
+        """Return the keys of a batch's records."""
+        keys = set[str]()
         for input_id in self.settings.inputs:
             ranges = {
                 tp.partition: (done.from_offset, done.until_offset)
@@ -135,5 +160,6 @@ class BatchRows:
             }
             keyed: Where = [[*term, ("merge_key", "is not null", None)] for term in within(ranges)]
             table = tables.bronze(input_id.source)
-            keys.append(self.engine.reader.rows(table, _KEY, of_topic(input_id, keyed)))
-        return pa.concat_tables(keys)
+            rows = self.engine.reader.rows(table, ["merge_key"], of_topic(input_id, keyed))
+            keys.update(rows["merge_key"].to_pylist())
+        return keys

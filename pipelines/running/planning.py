@@ -116,7 +116,7 @@ class Planner:
         count = len(self.state.cursors)
         share = max(1, self.settings.merge.max_records_per_batch // count)
         plan = self._within(share)
-        if plan is not None and self._bytes(plan) > self.max_bytes:
+        if plan is not None and self.size(plan) > self.max_bytes:
             plan = self._within(share, self.max_bytes // count)
         if plan is None:
             return None
@@ -148,8 +148,8 @@ class Planner:
                 plan = self._plan()
         return plan
 
-    def _bytes(self, plan: BatchPlan) -> int:
-        """Return the size (bytes) of a batch's records in memory."""
+    def size(self, plan: BatchPlan) -> int:
+        """Return the size (bytes) of a plan's records in memory; the plan must be the last one."""
         return sum(
             self._sizes[tp].before(done.until_offset)
             for tp, done in plan.ranges.items()

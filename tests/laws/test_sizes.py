@@ -4,7 +4,7 @@ cut."""
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ import pytest
 from deltalake import DeltaTable
 
 from pipelines.core.plan import BatchPlan
+from pipelines.engine import Input, Selection
 from pipelines.engine.choice import open_engine
 from pipelines.engine.embedded import ROW_GROUP_BYTES
 from pipelines.lake import tables
@@ -23,7 +24,7 @@ from pipelines.lake.maintenance import FILE_BYTES
 from pipelines.lake.table_reader import ROW_BYTES, Where
 from pipelines.running import publication_plan
 from pipelines.running.message_rows import MessageRows
-from tests.laws.conftest import FOLDER_AT_NIGHT, QUICK, MakeLake, one_of
+from tests.laws.conftest import FOLDER_AT_NIGHT, QUICK, SPARK_FOLDER, MakeLake, one_of
 from tests.support.cases import (
     SOURCES,
     Case,
@@ -66,15 +67,9 @@ def test_a_batch_fits_into_memory_and_the_result_is_the_models(
     lake = new_lake(rich_cases(2, 1656, wealth="late"))
     limit = 700 if kind == QUICK else 6_000
     asked: list[Where] = []
-    read = lake.engine.read
-
-    def noting(table: str, columns: list[str], where: Where = (), **more: object) -> object:
-        if table == tables.SILVER:
-            asked.append(where)
-        return read(table, columns, where, **more)  # type: ignore[arg-type]
-
     monkeypatch.setattr(lake.engine, "merge_bytes", limit)
-    monkeypatch.setattr(lake.engine, "read", noting)
+    monkeypatch.setattr(lake.engine, "few_bytes", limit)
+    monkeypatch.setattr(lake.engine, "from_tables", noting_silver(lake.engine.from_tables, asked))
     for share, held_batches in ((0.5, 0), (1.0, 2)):
         monkeypatch.setattr("pipelines.silver.HELD_BATCHES", held_batches)
         lake.arrive(share)
@@ -110,6 +105,42 @@ def test_what_tenants_have_open_is_merged_in_pieces_and_the_result_is_the_models
     assert silver_of(lake.reader) == models.silver()
     assert late_of(lake.reader) == models.late()
     assert rewrites_of(lake.settings) > 2
+
+
+@pytest.mark.promise("C24")
+@pytest.mark.long
+@pytest.mark.parametrize("kind", [QUICK, SPARK_FOLDER], indirect=True, scope="module")
+def test_a_batch_that_reads_the_rows_alone_that_it_may_change_changes_the_same(
+    new_lake: MakeLake, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also the records that wait for their tenants, and those that time out in silence."""
+    rules = (100, 250, 300)
+    cases = tenant_cases(6)
+    lake, models = new_lake(cases, merge=merge_of(rules)), TenantModels(cases, rules)
+    monkeypatch.setattr(lake.engine, "few_bytes", 0)
+    asked: list[Where] = []
+    monkeypatch.setattr(lake.engine, "from_tables", noting_silver(lake.engine.from_tables, asked))
+    for share in (0.2, 0.5, 0.7, 1.0) if kind == QUICK else (0.5, 1.0):
+        lake.arrive(share)
+        lake.merge()
+        models.arrive(share)
+    assert silver_of(lake.reader) == models.silver()
+    assert late_of(lake.reader) == models.late()
+    assert any("merge_key" in [column for column, *_ in term] for where in asked for term in where)
+
+
+def noting_silver(from_tables: Callable[..., Any], asked: list[Where]) -> Callable[..., Any]:
+    """The operation, which notes the conditions for rows of silver."""
+
+    def noting(function: Any, inputs: Sequence[Input], *more: Any) -> Any:
+        asked.extend(
+            rows.where
+            for rows in inputs
+            if isinstance(rows, Selection) and rows.table == tables.SILVER
+        )
+        return from_tables(function, inputs, *more)
+
+    return noting
 
 
 @pytest.mark.promise("C24")

@@ -23,7 +23,8 @@ PROGRAM: Final = (
     "-c",
     "from pipelines import silver; from pipelines.cli import main; from pipelines.engine.embedded "
     "import EmbeddedEngine; "
-    f"silver.HELD_BATCHES, EmbeddedEngine.merge_bytes = 0, {BYTES}; main()",
+    f"silver.HELD_BATCHES, EmbeddedEngine.merge_bytes = 0, {BYTES}; "
+    f"EmbeddedEngine.few_bytes = {BYTES}; main()",
 )
 """The command line, for a process that does so."""
 
@@ -32,6 +33,7 @@ def rewrite_open_records(patch: pytest.MonkeyPatch) -> None:
     """From now on this process does so."""
     patch.setattr(silver, "HELD_BATCHES", 0)
     patch.setattr(EmbeddedEngine, "merge_bytes", BYTES)
+    patch.setattr(EmbeddedEngine, "few_bytes", BYTES)
 
 
 def rewrites_of(settings: Settings) -> int:
