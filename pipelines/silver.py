@@ -51,6 +51,11 @@ from pipelines.running.recover_planner import recover_planner
 from pipelines.running.validation import validated
 from pipelines.settings import Settings
 
+GATHERED_BYTES = 16 * 1024 * 1024
+"""Number of bytes of records up to which changed rows are gathered in this process before they are
+committed: a MERGE is quicker with a few rows that are there, and slower with many.
+"""
+
 HELD_BATCHES = 2
 """Number of batches whose byte limit open rows may reach; larger ones are merged in chunks."""
 
@@ -165,6 +170,8 @@ class Silver:
         if not unfinished.has_changing:
             self._engine.append(tables.SILVER, changed, commit)
             return
+        if planner.size(batch.plan) + unfinished.where_bytes <= GATHERED_BYTES:
+            changed = self._engine.collect(changed)
         large = unfinished if unfinished.size > held_bytes else None
         self._engine.merge(tables.SILVER, changed, commit, large=large)
 
