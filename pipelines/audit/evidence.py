@@ -165,6 +165,10 @@ class Evidence:
         """Conditions that select the batches of the generation."""
         return [("batch", ">=", self.generation.from_batch), ("batch", "<=", self.last_batch)]
 
+    def history_of(self, partition: int) -> History:
+        """Return where a partition's history begins: before everything, if nothing was deleted."""
+        return self.history.get(partition) or History(-1, {}, {}, None)
+
     def is_own(self, batch: int) -> bool:
         """Return True where a batch of silver belongs to this generation."""
         return self.generation.from_batch <= batch <= self.last_batch
@@ -242,6 +246,7 @@ def read_evidence(
     bronze = [name for name in map(tables.bronze, settings.sources) if reader.exists(name)]
     counts = [row_count(reader, name) for name in bronze]
     one_in = 1 if full else max(1, sum(counts) // SAMPLED_RECORDS)
+    bounds = read_retention_bounds(reader)
     has_recovered = reader.exists(tables.RECOVERED)
     has_bronze = len(bronze) == len(settings.sources)
     return Evidence(
@@ -260,8 +265,8 @@ def read_evidence(
         is_full=full,
         one_in=one_in,
         epochs=epochs,
-        retention_bounds=read_retention_bounds(reader),
-        history=read_history(reader, settings, partitions, selected, batch),
+        retention_bounds=bounds,
+        history=read_history(reader, settings, partitions, selected, batch, bounds),
         unnoted=read_unnoted(reader, settings, selected),
     )
 
@@ -288,11 +293,10 @@ def read_table(
     table: str,
     columns: Sequence[str],
     where: Where = (),
-    version: int | None = None,
 ) -> pa.Table:
     """Return what `TableReader.select` returns; no rows where the table does not exist."""
     if reader.exists(table):
-        return reader.select(table, columns, where, version=version)
+        return reader.select(table, columns, where)
     schema = tables.layout(settings)[table].schema
     return in_milliseconds(schema.empty_table().select(list(columns)))
 
@@ -322,14 +326,9 @@ def _silver_now(
     A generation without a batch has the batch before its first one as its last. The rows are those
     of the batches in `ends` and of the last batch, which may not be noted in the table yet.
     """
-    version = None
-    last = None
-    while reader.exists(tables.SILVER) and reader.exists(tables.PROGRESS):
-        version = reader.version(tables.SILVER)
-        last = last_batch(reader, settings)
-        # Else another batch came between the questions.
-        if reader.version(tables.SILVER) == version:
-            break
+    is_merged = reader.exists(tables.SILVER) and reader.exists(tables.PROGRESS)
+    version = reader.version(tables.SILVER) if is_merged else None
+    last = last_batch(reader, settings) if is_merged else None
     following = generations.after(generation)
     first = generation.from_batch
     newest_batch = -1 if last is None else last[0].batch

@@ -12,10 +12,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from pipelines.audit.evidence import MAX_TIME, Evidence, Ints
+from pipelines.audit.evidence import MAX_TIME, Evidence, Ints, numbers
 from pipelines.audit.problems import Findings
-from pipelines.audit.verify_evidence import Partition
+from pipelines.audit.verify_evidence import Partition, rows_of_input
 from pipelines.core.dead_letters import (
     LATE,
     NEXT_OFFSETS,
@@ -307,12 +308,11 @@ def _table_offsets(partition: Partition, topic: DeadLetterTopic) -> dict[InputId
     """
     if topic.table == tables.QUARANTINE:
         return {tp.input: np.unique(log.quarantined) for tp, log in partition.logs.items()}
-    late: dict[InputId, list[int]] = {tp.input: [] for tp in partition.logs}
-    late_parts = [part[:2] for outcome in partition.late for part in outcome.parts]
-    for input_id, offset in (*late_parts, *partition.late_before):
-        if input_id in late:  # else check 1 says so
-            late[input_id].append(offset)
-    return {i: np.unique(np.array(offsets, np.int64)) for i, offsets in late.items()}
+    return {tp.input: np.unique(numbers(_late(partition, tp)["offset"])) for tp in partition.logs}
+
+
+def _late(partition: Partition, tp: TopicPartition) -> pa.Table:
+    return rows_of_input(partition.late_rows, tp.input)
 
 
 def _is_judged(
@@ -348,10 +348,11 @@ def _is_readded(
     """
     evidence = partition.evidence
     is_readded = np.zeros(len(offsets), bool)
-    if topic.table == tables.LATE:
-        is_readded |= np.isin(
-            offsets, [offset for input_id, offset in partition.late_anew if input_id == tp.input]
-        )
+    if topic.table == tables.LATE and evidence.settings.merge.has_tenants:
+        firsts = [e.from_batch for e in evidence.epochs[1:] if evidence.is_own(e.from_batch)]
+        late = _late(partition, tp)
+        anew = late.filter(pc.is_in(late["batch"], pa.array(firsts, late["batch"].type)))
+        is_readded |= np.isin(offsets, numbers(anew["offset"]))
     for since, until in evidence.reread_ranges.get(tp, ()):
         is_readded |= (offsets >= since) & (offsets < until)
     return is_readded

@@ -35,6 +35,7 @@ from pipelines.lake import tables
 from pipelines.lake.epochs import Epoch
 from pipelines.lake.inputs import of_topic
 from pipelines.lake.retention_bounds import History
+from pipelines.lake.table_reader import Condition
 
 GROUPS = 16
 """About how many groups of partitions tables are read in.
@@ -87,12 +88,6 @@ class Outcome(NamedTuple):
             f"{', '.join(parts)}{', ...' * (len(self.parts) > 5)}"
         )
 
-    def closed_by_reset(self) -> Outcome:
-        """Return what is open or waits as a jump closes it."""
-        return self._replace(
-            status="reset", due=None, closed_at=None, position=None, says_closing=False
-        )
-
     @property
     def place(self) -> SortKey:
         """The place in the order of publication, as the merge record's message says it."""
@@ -135,7 +130,7 @@ class ReadLog(NamedTuple):
     - `before`: the position that the topic-partition begins with.
     - `event_time`: event times (ms).
     - `tenant`: the tenant of each record; null for a heartbeat of none, and for a decision.
-    - `tenant_times`: by index of a decision, the times (ms) that it has by tenant.
+    - `tenant_times`: of each decision, the times (ms) that it has by tenant.
     """
 
     offset: Ints
@@ -144,12 +139,16 @@ class ReadLog(NamedTuple):
     before: int
     event_time: Ints
     tenant: pa.ChunkedArray
-    tenant_times: Mapping[int, Mapping[str, int]]
+    tenant_times: Sequence[Mapping[str, int]]
 
-    def keyed(self, until: int) -> tuple[Ints, Ints]:
-        """Return offsets and positions of the records with a key, up to an exclusive end offset."""
-        is_selected = (self.kind == KEYED) & (self.offset < until)
-        return self.offset[is_selected], self.position[is_selected]
+
+class Sampled(NamedTuple):
+    """A record with a sampled key: its value, and `kept`, what silver should keep of that."""
+
+    key: str
+    value: bytes
+    kept: bytes
+    tenant: str
 
 
 class Log(NamedTuple):
@@ -163,8 +162,7 @@ class Log(NamedTuple):
     - `quarantined`: of records in quarantine.
     - `consumed`: of records with a key that the generation has made something of.
     - `read`: what the generation has read.
-    - `sampled`: of records with sampled keys, by offset, the key, the event time (ms), the value,
-      what silver should keep of it, and the tenant.
+    - `sampled`: the records with sampled keys, by offset.
     - `erased`: of records that `forget` has taken key and value from.
     """
 
@@ -172,12 +170,12 @@ class Log(NamedTuple):
     repeated: Mapping[int, int]
     refused: Ints
     old: Ints
-    unread: Ints
+    unread: Sequence[int]
     quarantined: Ints
     consumed: Ints
     read: ReadLog
-    sampled: Mapping[int, tuple[str, int, bytes, bytes, str]]
-    erased: Set[int] = frozenset()
+    sampled: Mapping[int, Sampled]
+    erased: Set[int]
 
 
 @dataclass(frozen=True)
@@ -186,12 +184,10 @@ class Partition:
 
     - `rows` and `late`: those of the generation.
     - `published`: finished, valid rows of other generations.
-    - `late_before`: the late records of earlier generations, by input and offset.
+    - `late_rows`: the rows of `late` up to the generation's last batch, also of earlier ones.
     - `recovered`: of each message of a lost lake its key, event time, due and closed_at (ms; None
       where it does not say them), and tenant.
     - `progress`: its columns in order of batch, with NULL for a time that is null.
-    - `late_anew`: by input and offset, tenants' late records in the first batch of an epoch, some
-      of which had waited before it.
     """
 
     evidence: Evidence
@@ -200,20 +196,15 @@ class Partition:
     rows: Sequence[Row]
     published: Sequence[Row]
     late: Sequence[Outcome]
-    late_before: Sequence[tuple[InputId, int]]
+    late_rows: pa.Table
     recovered: Sequence[tuple[str, int, int | None, int | None, str]]
     progress: pa.Table
-    late_anew: Set[tuple[InputId, int]]
 
     @property
     def validated(self) -> Partition:
         """The partition without the merge records that were finished before its history begins."""
-        since = self.evidence.history.get(self.number)
-        if since is None:
-            return self
-        return replace(
-            self, rows=[r for r in self.rows if not r.is_finished or r.batch > since.batch]
-        )
+        since = self.evidence.history_of(self.number).batch
+        return replace(self, rows=[r for r in self.rows if not r.is_finished or r.batch > since])
 
     def deciding_epoch(self, row: Row) -> tuple[Epoch, int | None]:
         """Return the epoch by whose rules a row is what it is, and the clock (ms) that decided."""
@@ -231,10 +222,14 @@ class Partition:
             zip(*(self.progress[name].to_pylist() for name in ("batch", "clock")), strict=True)
         )
 
+    @cached_property
+    def begins(self) -> Mapping[InputId, int]:
+        """The offsets at which the partition's history begins, by input; 0 where none is given."""
+        return self.evidence.history_of(self.number).offsets
+
     def is_judged(self, input_id: InputId, offset: int) -> bool:
         """Return True where a record came since the partition's history begins."""
-        since = self.evidence.history.get(self.number)
-        return since is None or offset >= since.offsets[input_id]
+        return offset >= self.begins.get(input_id, 0)
 
 
 def place(partition: int, key: str, event_time: int | None = None, tenant: str = NO_TENANT) -> str:
@@ -251,54 +246,19 @@ def groups(partitions: int) -> list[tuple[int, int]]:
     return [(first, min(first + size, partitions)) for first in range(0, partitions, max(1, size))]
 
 
-_COLUMNS = {
-    tables.SILVER: [
-        "merge_key",
-        "status",
-        "event_time",
-        "last_event_time",
-        "batch",
-        "valid",
-        "invalid_reason",
-        *DUE.names,
-        *TENANT.names,
-        "position",
-    ],
-    tables.LATE: [
-        "merge_key",
-        "source",
-        "topic",
-        "offset",
-        "event_time",
-        "position",
-        "value",
-        "batch",
-        *TENANT.names,
-    ],
-    tables.QUARANTINE: ["source", "topic", "offset"],
-    tables.IDLE_HEARTBEATS: [
-        "source",
-        "topic",
-        "after_offset",
-        "event_time",
-        "decided_at",
-        *TENANT.names,
-    ],
-    tables.RECOVERED: ["merge_key", "event_time", *DUE.names, *TENANT.names],
+_RECORD = ("merge_key", "event_time", *TENANT.names)
+_INPUT = ("source", "topic")
+_JUDGED = ("batch", "valid", "invalid_reason")
+_COLUMNS: Mapping[str, Sequence[str]] = {
+    tables.SILVER: (*_RECORD, "last_event_time", "position", "status", *DUE.names, *_JUDGED),
+    tables.LATE: (*_RECORD, *_INPUT, "offset", "position", "value", "batch"),
+    tables.QUARANTINE: (*_INPUT, "offset"),
+    tables.IDLE_HEARTBEATS: (*_INPUT, "after_offset", "event_time", "decided_at", *TENANT.names),
 }
-_OF_BRONZE = [
-    "partition",
-    "offset",
-    "event_time",
-    "heartbeat",
-    "reason",
-    "merge_key",
-    "value",
-    "kafka_timestamp",
-    *TENANT.names,
-]
+_OF_BRONZE = (*_RECORD, "offset", "heartbeat", "reason", "value", "kafka_timestamp")
 """Columns that are read of bronze; `has_value` is added."""
-_TIMES = ["head", "clock", "position"]
+_OF_MESSAGES = ("merge_key", "event_time", *DUE.names, *TENANT.names)
+_TIMES = ("head", "clock", "position")
 
 
 def read_partitions(
@@ -306,88 +266,87 @@ def read_partitions(
 ) -> Iterator[Partition]:
     """Yield every partition of the topics.
 
-    Outcomes are read before bronze, so that bronze has what they name. `evaluated`: adds the
-    columns `holds` and `told` (`Row.value`) to rows of silver.
+    `evaluated`: adds the columns `holds` and `told` (`Row.value`) to rows of silver.
     """
-    sources = list(evidence.settings.sources)
-    closing_from = evidence.epochs.closing_from
-    first_batches = {epoch.from_batch for epoch in evidence.epochs[1:]}
-    more_conditions = {
+    more_columns = {tables.SILVER: tuple(evidence.settings.sources)}
+    more_conditions: Mapping[str, Sequence[Condition]] = {
         tables.LATE: [("batch", "<=", evidence.last_batch)],
         tables.IDLE_HEARTBEATS: [("generation", "=", evidence.generation.number)],
     }
     for first, until in groups(evidence.partitions):
-        here = [("partition", ">=", first), ("partition", "<", until)]
-        rows_by_table = {tables.RECOVERED: evidence.recovered}
-        for table in _COLUMNS.keys() - rows_by_table.keys():
-            columns = ["partition", *_COLUMNS[table]]
-            columns += sources if table == tables.SILVER else []
-            where = [*here, *more_conditions.get(table, ())]
-            version = evidence.version if table == tables.SILVER else None
-            rows_by_table[table] = read_table(
-                evidence.reader, evidence.settings, table, columns, [where], version
-            )
-        rows_by_table[tables.SILVER] = evaluated(rows_by_table[tables.SILVER])
-        rows_by_table[tables.PROGRESS] = _read_progress(evidence, here)
-        bronze = {i: _read_bronze(evidence, i, here) for i in evidence.settings.inputs}
+        here: list[Condition] = [("partition", ">=", first), ("partition", "<", until)]
+        rows: dict[str | InputId, pa.Table] = {tables.RECOVERED: evidence.recovered}
+        for table, columns in _COLUMNS.items():
+            names = ["partition", *columns, *more_columns.get(table, ())]
+            where = [[*here, *more_conditions.get(table, ())]]
+            rows[table] = read_table(evidence.reader, evidence.settings, table, names, where)
+        rows[tables.SILVER] = evaluated(rows[tables.SILVER])
+        rows[tables.PROGRESS] = _read_progress(evidence, here)
+        for input_id in evidence.settings.inputs:
+            rows[input_id] = _read_bronze(evidence, input_id, here)
         for p in range(first, until):
-            partition_rows = {
-                table: _of(rows, "partition", p) for table, rows in rows_by_table.items()
-            }
-            if (history := evidence.history.get(p)) is not None:
-                partition_rows[tables.PROGRESS] = partition_rows[tables.PROGRESS].filter(
-                    pc.greater(partition_rows[tables.PROGRESS]["batch"], history.batch)
-                )
-                partition_rows |= {
-                    table: _since(partition_rows[table], history)
-                    for table in (tables.LATE, tables.QUARANTINE)
-                }
-            tps = [TopicPartition(input_id, p) for input_id in evidence.settings.inputs]
-            logs = {
-                tp: _log(evidence, tp, _of(bronze[tp.input], "partition", p), partition_rows)
-                for tp in tps
-            }
-            late = list[Outcome]()
-            late_before = list[tuple[InputId, int]]()
-            late_anew = set[tuple[InputId, int]]()
-            for k, source, topic, o, t, w, v, batch, tenant in _tuples(
-                partition_rows[tables.LATE], tables.LATE
-            ):
-                input_id = InputId(source, topic)
-                if not evidence.is_own(batch):
-                    late_before.append((input_id, o))
-                    continue
-                late.append(Outcome(k, "late", t, w, ((input_id, o, t, v),), tenant=tenant))
-                if tenant != NO_TENANT and batch in first_batches:
-                    late_anew.add((input_id, o))
-            recovered = list(_tuples(partition_rows[tables.RECOVERED], tables.RECOVERED))
-            silver = partition_rows[tables.SILVER]
-            every = list(_rows(silver, evidence.settings.inputs, closing_from))
-            rows = [_closed(evidence, p, row) for row in every if evidence.is_own(row.batch)]
-            others = [
-                row
-                for row in every
-                if row.valid and row.is_finished and not evidence.is_own(row.batch)
-            ]
-            progress = partition_rows[tables.PROGRESS]
-            yield Partition(
-                evidence, p, logs, rows, others, late, late_before, recovered, progress, late_anew
+            yield _partition(
+                evidence, p, {name: _of(table, "partition", p) for name, table in rows.items()}
             )
+
+
+def _partition(evidence: Evidence, number: int, rows: dict[str | InputId, pa.Table]) -> Partition:
+    """Return a partition; `rows`: by table, those of bronze by input."""
+    history = evidence.history_of(number)
+    progress = rows[tables.PROGRESS]
+    for table in (tables.LATE, tables.QUARANTINE):
+        rows[table] = _since(rows[table], history)
+    late = [
+        Outcome(
+            key,
+            "late",
+            time,
+            position,
+            ((InputId(source, topic), offset, time, value),),
+            tenant=tenant,
+        )
+        for key, time, tenant, source, topic, offset, position, value, batch in _tuples(
+            rows[tables.LATE], _COLUMNS[tables.LATE]
+        )
+        if evidence.is_own(batch)
+    ]
+    every = list(_rows(rows[tables.SILVER], evidence))
+    tps = [TopicPartition(input_id, number) for input_id in evidence.settings.inputs]
+    return Partition(
+        evidence,
+        number,
+        logs={tp: _log(evidence, tp, rows) for tp in tps},
+        rows=[_closed(evidence, number, row) for row in every if evidence.is_own(row.batch)],
+        published=[r for r in every if r.valid and r.is_finished and not evidence.is_own(r.batch)],
+        late=late,
+        late_rows=rows[tables.LATE],
+        recovered=list(_tuples(rows[tables.RECOVERED], _OF_MESSAGES)),
+        progress=progress.filter(pc.greater(progress["batch"], history.batch)),
+    )
+
+
+def as_ended(evidence: Evidence, partition: int, outcome: Outcome) -> Outcome:
+    """Return an outcome as the jump that ended its generation leaves it.
+
+    What was open, what waited, and what was finished and not out is closed.
+    """
+    if evidence.following is None:
+        return outcome
+    if outcome.status in ("open", "waiting"):
+        last = outcome.event_time if outcome.status == "waiting" else outcome.last
+        return outcome._replace(
+            status="reset", last=last, due=None, closed_at=None, position=None, says_closing=False
+        )
+    is_closed = outcome.status == "timed_out" and evidence.is_unpublished(partition, outcome.place)
+    return outcome._replace(status="reset") if is_closed else outcome
 
 
 def _closed(evidence: Evidence, partition: int, row: Row) -> Row:
     """Return a row of silver as it will be once what follows from a jump is complete."""
-    outcome = row.outcome
-    if not evidence.is_closing:
+    outcome = as_ended(evidence, partition, row.outcome)
+    if not evidence.is_closing or outcome == row.outcome or (row.is_finished and not row.valid):
         return row
-    if not row.is_finished:
-        outcome = outcome.closed_by_reset()
-        return row._replace(outcome=outcome, valid=False, invalid_reason="reset")
-    if row.valid and evidence.is_unpublished(partition, outcome.place):
-        return row._replace(
-            outcome=outcome._replace(status="reset"), valid=False, invalid_reason="reset"
-        )
-    return row
+    return row._replace(outcome=outcome, valid=False, invalid_reason="reset")
 
 
 def _of(rows: pa.Table, column: str, value: Any) -> pa.Table:
@@ -401,18 +360,17 @@ def rows_of_input(rows: pa.Table, input_id: InputId) -> pa.Table:
 
 def _since(rows: pa.Table, history: History) -> pa.Table:
     """Return the rows of records that came since a history begins."""
-    places = zip(*(rows[name].to_pylist() for name in ("source", "topic", "offset")), strict=True)
-    is_since = [
-        offset >= history.offsets.get(InputId(source, topic), 0) for source, topic, offset in places
-    ]
-    return rows.filter(pa.array(is_since, pa.bool_()))
+    for (source, topic), since in history.offsets.items():
+        is_of = pc.and_(pc.equal(rows["source"], source), pc.equal(rows["topic"], topic))
+        rows = rows.filter(pc.invert(pc.and_(is_of, pc.less(rows["offset"], since))))
+    return rows
 
 
-def _tuples(rows: pa.Table, table: str, *more: str) -> Iterator[tuple[Any, ...]]:
-    return zip(*(rows[name].to_pylist() for name in (*_COLUMNS[table], *more)), strict=True)
+def _tuples(rows: pa.Table, columns: Sequence[str]) -> Iterator[tuple[Any, ...]]:
+    return zip(*(rows[name].to_pylist() for name in columns), strict=True)
 
 
-def _read_progress(evidence: Evidence, here: Sequence[tuple[str, str, Any]]) -> pa.Table:
+def _read_progress(evidence: Evidence, here: Sequence[Condition]) -> pa.Table:
     """Return rows of `progress` of the generation: all, or the last ones and those of the ends of
     its epochs.
     """
@@ -432,16 +390,16 @@ def _read_progress(evidence: Evidence, here: Sequence[tuple[str, str, Any]]) -> 
     )
 
 
-def _read_bronze(
-    evidence: Evidence, input_id: InputId, here: Sequence[tuple[str, str, Any]]
-) -> pa.Table:
+def _read_bronze(evidence: Evidence, input_id: InputId, here: Sequence[Condition]) -> pa.Table:
     """Return rows of bronze, with values only where these are compared.
 
     That is: of records with keys that are sampled or were read back, and of records that may have
     been passed over. The model says what became of those.
     """
-    table, where = tables.bronze(input_id.source), of_topic(input_id, [here])
-    rows = read_table(evidence.reader, evidence.settings, table, _OF_BRONZE, where)
+    columns = ["partition", *_OF_BRONZE]
+    table = tables.bronze(input_id.source)
+    where = of_topic(input_id, [here])
+    rows = read_table(evidence.reader, evidence.settings, table, columns, where)
     recovered = set(evidence.recovered["merge_key"].to_pylist())
     is_sampled = pa.array(
         [evidence.is_sampled(key) or key in recovered for key in rows["merge_key"].to_pylist()],
@@ -460,121 +418,127 @@ def _read_bronze(
 
 
 def _log(
-    evidence: Evidence, tp: TopicPartition, rows: pa.Table, partition_rows: Mapping[str, pa.Table]
+    evidence: Evidence, tp: TopicPartition, partition_rows: Mapping[str | InputId, pa.Table]
 ) -> Log:
-    history = evidence.history.get(tp.partition)
-    since = 0 if history is None else history.offsets[tp.input]
-    before = (
-        NULL
-        if history is None or history.positions[tp.input] is None
-        else int(history.positions[tp.input] or 0)
-    )
+    since = evidence.history_of(tp.partition).offsets.get(tp.input, 0)
+    rows = partition_rows[tp.input]
     rows = rows.filter(pc.greater_equal(rows["offset"], since))
     offset, firsts, counts = np.unique(
         numbers(rows["offset"]), return_index=True, return_counts=True
     )
-    repeated = dict(zip(offset[counts > 1].tolist(), counts[counts > 1].tolist(), strict=True))
     rows = rows.take(pa.array(firsts))
-    time = numbers(rows["event_time"], 0)
+    is_heartbeat = numbers(rows["heartbeat"].fill_null(False))
     is_refused = numbers(pc.is_valid(rows["reason"]))
-    erased = frozenset(
-        offset[numbers(rows["heartbeat"].fill_null(False)) & ~numbers(rows["has_value"])].tolist()
-    )
     # A record that is neither timed nor refused is a tombstone that was skipped.
     is_timed = numbers(pc.is_valid(rows["event_time"]))
-    kind = np.where(numbers(rows["heartbeat"].fill_null(False)), HEARTBEAT, KEYED)
-    idle_rows = rows_of_input(partition_rows[tables.IDLE_HEARTBEATS], tp.input)
-    decisions, tenant_times = _decisions(idle_rows)
-    after, decision_time, decided = (
-        numbers(decisions[name]) for name in ("after_offset", "event_time", "decided_at")
-    )
+    has_value = numbers(rows["has_value"])
     begin = max(since, evidence.generation.begin.get(tp, 0))
-    end = evidence.end.until.get(tp, 0)
-    is_read = is_timed & ~is_refused & (offset >= begin)
-    is_in_range = after >= begin - 1
-    at = np.append(offset[is_read], after[is_in_range])
-    kinds = np.append(kind[is_read], np.full(is_in_range.sum(), DECISION))
-    # A decision follows the record whose offset it bears.
-    order = np.lexsort((kinds == DECISION, at))
-    times = np.append(time[is_read], decision_time[is_in_range])[order]
-    positions = np.maximum.accumulate(np.append(before, times))[1:]
-    of_none = pa.nulls(int(is_in_range.sum()), pa.string())
-    tenants = pa.chunked_array([*rows["tenant"].filter(pa.array(is_read)).chunks, of_none])
-    kinds = kinds[order]
-    # Among themselves, decisions are in the order of their rows.
-    decision_keys = zip(after[is_in_range].tolist(), decided[is_in_range].tolist(), strict=True)
-    decision_indices = np.flatnonzero(kinds == DECISION).tolist()
-    times_by_index = {
-        i: tenant_times.get(key, {}) for i, key in zip(decision_indices, decision_keys, strict=True)
-    }
-    read = ReadLog(
-        at[order], positions, kinds, before, times, tenants.take(pa.array(order)), times_by_index
-    )
+    is_own = offset >= begin
+    is_read = is_timed & ~is_refused & is_own
+    decisions = rows_of_input(partition_rows[tables.IDLE_HEARTBEATS], tp.input)
+    own_decisions = decisions.filter(pc.greater_equal(decisions["after_offset"], begin - 1))
+    read = _read_log(evidence, tp, rows.filter(pa.array(is_read)), own_decisions)
     out = evidence.out.get(tp, np.array([], np.int64))
-    consumed = np.setdiff1d(read.keyed(end)[0], out)
-    source = tp.input.source
-    old = offset[
-        numbers(rows["kafka_timestamp"], 0)
-        < evidence.retention_bounds.times.get((tables.QUARANTINE, tp.partition), 0)
-    ]
-    kept = partition_rows[tables.SILVER].schema.field(source).type.value_type.field("value").type
-    unread = offset[~is_timed & ~is_refused & numbers(rows["has_value"]) & (offset >= begin)]
+    keyed = np.setdiff1d(offset[is_read & ~is_heartbeat], out)
+    values = partition_rows[tables.SILVER].schema.field(tp.input.source).type.value_type
+    is_sampled = pc.and_(pa.array(np.isin(offset, keyed)), pc.is_valid(rows["value"]))
+    sampled = _sampled(evidence, tp, rows.filter(is_sampled), values.field("value").type)
+    is_old = numbers(rows["kafka_timestamp"], 0) < evidence.retention_bounds.times.get(
+        (tables.QUARANTINE, tp.partition), 0
+    )
+    refused = offset[is_refused]
+    quarantined = numbers(rows_of_input(partition_rows[tables.QUARANTINE], tp.input)["offset"])
+    first, last = evidence.unnoted.refused.get(tp, (0, 0))
+    unnoted = np.setdiff1d(refused[(refused >= first) & (refused < last)], quarantined)
     # Where several sources share a topic (`where`), each passes over the records of the others:
     # they have no time that it can read.
-    unread = np.array(
-        [o for o in unread if evidence.epoch_of(tp, o).settings.sources[source].where is None],
-        np.int64,
+    source = tp.input.source
+    unread = [
+        o
+        for o in offset[~is_timed & ~is_refused & has_value & is_own].tolist()
+        if evidence.epoch_of(tp, o).settings.sources[source].where is None
+    ]
+    return Log(
+        offset=offset,
+        repeated=dict(zip(offset[counts > 1].tolist(), counts[counts > 1].tolist(), strict=True)),
+        refused=refused,
+        old=offset[is_old],
+        unread=unread,
+        quarantined=np.append(quarantined, unnoted),
+        consumed=keyed[keyed < evidence.end.until.get(tp, 0)],
+        read=read,
+        sampled=sampled,
+        erased=frozenset(offset[is_heartbeat & ~has_value].tolist()),
     )
-    is_merged = is_timed & ~is_refused & (kind == KEYED) & (offset >= begin) & ~np.isin(offset, out)
-    rows = rows.filter(pc.and_(pa.array(is_merged), pc.is_valid(rows["value"])))
-    names = ("offset", "merge_key", "event_time", "value", "tenant")
-    columns = [rows[name].to_pylist() for name in names]
+
+
+def _read_log(
+    evidence: Evidence, tp: TopicPartition, rows: pa.Table, decisions: pa.Table
+) -> ReadLog:
+    """Return what a generation reads of a topic-partition: its own records, in order of offset, and
+    decisions.
+
+    A decision follows the record whose offset it bears. Among themselves, decisions are in the
+    order of their rows.
+    """
+    position = evidence.history_of(tp.partition).positions.get(tp.input)
+    before = NULL if position is None else position
+    decisions, tenant_times = _decisions(decisions)
+    offsets = np.append(numbers(rows["offset"]), numbers(decisions["after_offset"]))
+    of_rows = np.where(numbers(rows["heartbeat"].fill_null(False)), HEARTBEAT, KEYED)
+    kinds = np.append(of_rows, np.full(len(decisions), DECISION))
+    order = np.lexsort((kinds == DECISION, offsets))
+    times = np.append(numbers(rows["event_time"]), numbers(decisions["event_time"]))[order]
+    tenants = pa.chunked_array([*rows["tenant"].chunks, pa.nulls(len(decisions), pa.string())])
+    return ReadLog(
+        offsets[order],
+        np.maximum.accumulate(np.append(before, times))[1:],
+        kinds[order],
+        before,
+        times,
+        tenants.take(pa.array(order)),
+        tenant_times,
+    )
+
+
+def _sampled(
+    evidence: Evidence, tp: TopicPartition, rows: pa.Table, kept: pa.DataType
+) -> dict[int, Sampled]:
+    """Return records with sampled keys; `kept`: the type of silver's values."""
+    source = tp.input.source
     decoders = [
         schemas[source].decoder_of_accepted() if source in schemas else None
         for schemas in evidence.avro
     ]
     sampled = {}
-    for o, key, t, value, tenant in zip(*columns, strict=True):
+    names = ("offset", "merge_key", "value", "tenant")
+    for o, key, value, tenant in zip(*(rows[name].to_pylist() for name in names), strict=True):
         epoch = evidence.epoch_of(tp, o)
         decode = decoders[epoch.number]
         content = value if decode is None else decode(value, tp.partition, o)
-        sampled[o] = (
-            key,
-            t,
-            value,
-            as_kept(content, epoch.settings.sources[source].read_type, kept),
-            tenant,
-        )
-    quarantined = numbers(rows_of_input(partition_rows[tables.QUARANTINE], tp.input)["offset"])
-    refused = offset[is_refused]
-    if tp in evidence.unnoted.refused:
-        first, last = evidence.unnoted.refused[tp]
-        quarantined = np.append(
-            quarantined, np.setdiff1d(refused[(refused >= first) & (refused < last)], quarantined)
-        )
-    return Log(offset, repeated, refused, old, unread, quarantined, consumed, read, sampled, erased)
+        read_type = epoch.settings.sources[source].read_type
+        sampled[o] = Sampled(key, value, as_kept(content, read_type, kept), tenant)
+    return sampled
 
 
-def _decisions(rows: pa.Table) -> tuple[pa.Table, Mapping[tuple[int, int], dict[str, int]]]:
-    """Return the idle policy's decisions in their order, and the times (ms) that each has by
-    tenant.
-
-    The latter are by `after_offset` and `decided_at`.
-    """
+def _decisions(rows: pa.Table) -> tuple[pa.Table, list[dict[str, int]]]:
+    """Return the idle policy's decisions in their order, and of each the times (ms) by tenant."""
     rows = rows.sort_by([("after_offset", "ascending"), ("event_time", "ascending")])
     tenant_times: dict[tuple[int, int], dict[str, int]] = defaultdict(dict)
     for row in rows.filter(pc.is_valid(rows["tenant"])).to_pylist():
         tenant_times[row["after_offset"], row["decided_at"]][row["tenant"]] = row["event_time"]
-    return rows.filter(pc.is_null(rows["tenant"])), tenant_times
+    decisions = rows.filter(pc.is_null(rows["tenant"]))
+    places = zip(
+        *(decisions[name].to_pylist() for name in ("after_offset", "decided_at")), strict=True
+    )
+    return decisions, [tenant_times.get(place, {}) for place in places]
 
 
-def _rows(silver: pa.Table, inputs: Sequence[InputId], closing_from: int | None) -> Iterator[Row]:
-    """Yield rows of silver.
-
-    `closing_from`: the first batch whose messages say when their merge records were closed.
-    """
+def _rows(silver: pa.Table, evidence: Evidence) -> Iterator[Row]:
+    """Yield rows of silver."""
+    closing_from = evidence.epochs.closing_from  # the first batch whose messages say `closed_at`
     parts_by_source = []
-    for source in dict.fromkeys(input_id.source for input_id in inputs):
+    for source in evidence.settings.sources:
         lists = silver[source].combine_chunks()
         flat = pc.list_flatten(lists)
         offsets, times, values = (
@@ -585,20 +549,18 @@ def _rows(silver: pa.Table, inputs: Sequence[InputId], closing_from: int | None)
         texts = (
             map(packed, values.to_pylist()) if is_typed else values.cast(pa.binary()).to_pylist()
         )
-        own = [InputId(source, topic) for topic in part_topics(flat, inputs, source).to_pylist()]
+        topics = part_topics(flat, evidence.settings.inputs, source).to_pylist()
+        own = [InputId(source, topic) for topic in topics]
         flat_parts = list(zip(own, offsets.to_pylist(), times_ms, texts, strict=False))
         ends = np.cumsum(numbers(pc.list_value_length(lists), 0)).tolist()
         parts_by_source.append([flat_parts[a:b] for a, b in zip([0, *ends], ends, strict=False)])
-    rows = _tuples(silver, tables.SILVER, "holds", "told")
-    for (key, status, first, last, batch, valid, reason, *closing, holds, value), *parts in zip(
-        rows, *parts_by_source, strict=True
-    ):
-        due, closed_at, tenant, position = closing
-        status = "reset" if status == "timed_out" and reason == "reset" else status
+    rows = _tuples(silver, (*_COLUMNS[tables.SILVER], "holds", "told"))
+    for row, *parts in zip(rows, *parts_by_source, strict=True):
+        key, first, tenant, last, position, status, due, closed_at, batch, valid, reason = row[:-2]
         says_closing = closed_at is not None and closing_from is not None and batch >= closing_from
         outcome = Outcome(
             key,
-            status,
+            "reset" if status == "timed_out" and reason == "reset" else status,
             first,
             last,
             tuple(chain(*parts)),
@@ -608,4 +570,4 @@ def _rows(silver: pa.Table, inputs: Sequence[InputId], closing_from: int | None)
             position,
             says_closing,
         )
-        yield Row(outcome, batch, valid, reason, holds, value)
+        yield Row(outcome, batch, valid, reason, *row[-2:])

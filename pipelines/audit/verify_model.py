@@ -5,16 +5,19 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from operator import itemgetter
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from pipelines.audit.evidence import End
-from pipelines.audit.problems import Findings, different
-from pipelines.audit.verify_evidence import DECISION, Log, Outcome, Partition, ReadLog, place
+import numpy as np
+import pyarrow as pa
+
+from pipelines.audit.evidence import End, Evidence
+from pipelines.audit.verify_evidence import DECISION, KEYED, Log, Outcome, Partition
 from pipelines.core.inputs import InputId
 from pipelines.core.model import (
+    MIN_TIME,
     NO_TENANT,
     MergeRecord,
     MergeRules,
@@ -22,9 +25,9 @@ from pipelines.core.model import (
     PartitionMerge,
     PublishedRecord,
     Record,
+    SourceState,
 )
 from pipelines.core.plan import TopicPartition
-from pipelines.core.window import Window
 from pipelines.lake.epochs import Epoch
 
 PUBLISHED = "published before"
@@ -40,73 +43,6 @@ them), and tenant.
 
 OpenParts = Mapping[tuple[str, str], Sequence[tuple[Any, ...]]]
 """Parts of open merge records (as in `Outcome`), by tenant and key."""
-
-
-def check_model(
-    partition: Partition,
-    model: Iterable[Outcome],
-    erasing: Set[tuple[str, str]],
-    findings: Findings,
-) -> None:
-    """Check that the tables have the model's outcomes for sampled keys, and no others.
-
-    Outcomes are merge records, waiting records and late ones. Keys, by tenant, that `forget` has
-    begun to erase (`erasing`) do not count.
-    """
-    is_sampled = partition.evidence.is_sampled
-    has_closing = partition.evidence.epochs.closing_from is not None
-    here = [*(row.outcome for row in partition.rows), *partition.late]
-    sampled = (
-        outcome
-        for outcome in here
-        if is_sampled(outcome.key) and (outcome.tenant, outcome.key) not in erasing
-    )
-    actual = (_as_ended(partition, outcome) for outcome in sampled)
-    right = (
-        _as_ended(partition, outcome)
-        for outcome in model
-        if is_sampled(outcome.key) and outcome.status != PUBLISHED
-    )
-    for (key, tenant), *sides in different(
-        actual, right, lambda outcome: (outcome.key, outcome.tenant)
-    ):
-        names = partition.evidence.settings.input_names
-        tables_have, model_has = (
-            _described(side, names, with_closing=has_closing) for side in sides
-        )
-        if tables_have == model_has:
-            tables_have, model_has = (_described(side, names, with_closing=True) for side in sides)
-        time = min(outcome.event_time for side in sides for outcome in side)
-        findings.add(
-            f"the tables have {tables_have}, and the merge model {model_has}",
-            place(partition.number, key, time, tenant),
-        )
-
-
-def _described(side: Sequence[Outcome], names: Mapping[InputId, str], *, with_closing: bool) -> str:
-    """Return the first outcomes of a side for a sentence; `names`: those of the inputs.
-
-    Where no message says when its merge record was closed, `with_closing` is False unless nothing
-    else differs.
-    """
-    texts = (outcome.described(names, with_closing=with_closing) for outcome in sorted(side)[:3])
-    return "; ".join(texts) or "nothing"
-
-
-def _as_ended(partition: Partition, outcome: Outcome) -> Outcome:
-    """Return an outcome as the jump that ended its generation left it.
-
-    What was open, what waited, and what was finished and not out is closed.
-    """
-    if partition.evidence.following is None:
-        return outcome
-    if outcome.status in ("open", "waiting"):
-        last = outcome.event_time if outcome.status == "waiting" else outcome.last
-        return outcome._replace(last=last).closed_by_reset()
-    is_closed = outcome.status == "timed_out" and partition.evidence.is_unpublished(
-        partition.number, outcome.place
-    )
-    return outcome._replace(status="reset") if is_closed else outcome
 
 
 class Expected(NamedTuple):
@@ -127,58 +63,55 @@ def expected(partition: Partition) -> Expected:
     clock, so only these are given to it. With tenants it depends on their clocks, too: then the
     model is given all records, those with other keys as heartbeats.
     """
-    settings = partition.evidence.settings
-    end = partition.evidence.end
-    has_tenants = settings.merge.has_tenants
+    evidence = partition.evidence
     logs = {tp.input: log for tp, log in partition.logs.items()}
-    arrived = {
-        tp.input: list(
-            _all_records(tp.input, log.read, log)
-            if has_tenants
-            else _sampled_records(tp, log, end.until.get(tp, 0))
-        )
-        for tp, log in partition.logs.items()
-    }
-    model_outcomes = []
     before = _open_before(partition)
-    clocks = dict[int, int]()
     parts_before = {part[:2]: part for parts in before.values() for part in parts}
-    clock_requests = _clock_requests(partition) if has_tenants else {}
-
-    def on_epoch_end(epoch: int, model: PartitionMerge) -> None:
-        """Take note of tenants' clocks at the end of an epoch, and before."""
+    clock_requests = _clock_requests(partition) if evidence.settings.merge.has_tenants else {}
+    clocks = dict[int, int]()
+    model: PartitionMerge | None = None
+    for epoch, model in merged_through(
+        evidence.through,
+        partition.number,
+        {tp.input: _arrivals(evidence, tp, log) for tp, log in partition.logs.items()},
+        recovered=partition.recovered,
+        open_before=before,
+        passed_over_before=evidence.since.get(partition.number),
+    ):
         for number, tenant, clock in clock_requests.get(epoch, ()):
             clocks[number] = model.tenant_clock(tenant, clock)
-
-    inherited = Inherited(
-        partition.recovered, before, partition.evidence.since.get(partition.number)
-    )
-    inputs = settings.inputs
-    through = partition.evidence.through
-    for row in outcomes(inputs, through, partition.number, arrived, inherited, on_epoch_end):
-        value = 2 if row.status == "late" else 3
-        parts = (
-            parts_before.get(part[:2]) or (*part, logs[part[0]].sampled[part[1]][value])
-            for part in row.parts
-        )
-        model_outcomes.append(row._replace(parts=tuple(parts)))
+    model_outcomes = []
+    for outcome in outcomes(model) if model is not None else ():
+        is_late = outcome.status == "late"
+        parts = list[tuple[Any, ...]]()
+        for part in outcome.parts:
+            if (part_before := parts_before.get(part[:2])) is not None:
+                parts.append(part_before)
+            else:
+                record = logs[part[0]].sampled[part[1]]
+                parts.append((*part, record.value if is_late else record.kept))
+        model_outcomes.append(outcome._replace(parts=tuple(parts)))
     return Expected(model_outcomes, clocks)
 
 
-def _sampled_records(tp: TopicPartition, log: Log, until: int) -> Iterator[tuple[int, Record]]:
-    offsets, positions = log.read.keyed(until)
-    for offset, position in zip(offsets.tolist(), positions.tolist(), strict=True):
-        if offset in log.sampled:
-            key, time, *_, tenant = log.sampled[offset]
-            yield position, Record(tp.input, offset, time, key, tenant)
+def _arrivals(evidence: Evidence, tp: TopicPartition, log: Log) -> list[tuple[int, Record]]:
+    """Return the records of a topic-partition that the model is given, each with its position (ms).
 
-
-def _all_records(input_id: InputId, read: ReadLog, log: Log) -> Iterator[tuple[int, Record]]:
-    numbers = (read.offset, read.position, read.kind, read.event_time)
-    columns = (*(column.tolist() for column in numbers), read.tenant.to_pylist())
-    for i, (offset, position, kind, time, tenant) in enumerate(zip(*columns, strict=True)):
-        key = log.sampled[offset][0] if kind != DECISION and offset in log.sampled else None
-        yield position, Record(input_id, offset, time, key, tenant, read.tenant_times.get(i))
+    Without tenants, these are the records with sampled keys; with them, all records.
+    """
+    read = log.read
+    has_key = (read.kind == KEYED) & np.isin(read.offset, np.fromiter(log.sampled, np.int64))
+    is_given = has_key | evidence.settings.merge.has_tenants
+    numbers = (read.offset, read.position, read.event_time, read.kind, has_key)
+    columns = (column[is_given].tolist() for column in numbers)
+    tenants = read.tenant.filter(pa.array(is_given)).to_pylist()
+    decided = iter(read.tenant_times)
+    records = []
+    for offset, position, time, kind, is_keyed, tenant in zip(*columns, tenants, strict=True):
+        key = log.sampled[offset].key if is_keyed else None
+        tenant_times = next(decided) if kind == DECISION else None
+        records.append((position, Record(tp.input, offset, time, key, tenant, tenant_times)))
+    return records
 
 
 def _clock_requests(partition: Partition) -> Mapping[int, list[tuple[int, str, int]]]:
@@ -207,68 +140,62 @@ def _open_before(partition: Partition) -> OpenParts:
     return open_parts
 
 
-def _nothing(*_: Any) -> None:
-    pass
-
-
-class Inherited(NamedTuple):
-    """State that a generation has of the time before its first record.
-
-    - `recovered`: messages that were read back from the sink.
-    - `before`: the parts of what was open when the partition's history begins.
-    - `passed_over_before`: the position (ms) in their tenant before which a lost lake's records are
-      passed over.
-    """
-
-    recovered: Iterable[Message] = ()
-    before: OpenParts = MappingProxyType({})
-    passed_over_before: int | None = None
-
-
-NOTHING_INHERITED = Inherited()
-
-
-def outcomes(
-    inputs: tuple[InputId, ...],
+def merged_through(
     through: Sequence[tuple[Epoch, End]],
     partition: int,
     arrived: Arrived,
-    inherited: Inherited = NOTHING_INHERITED,
-    on_epoch_end: Callable[[int, PartitionMerge], None] = _nothing,
-) -> Iterator[Outcome]:
-    """Yield the model's outcomes for a generation that went `through` these epochs.
+    *,
+    recovered: Iterable[Message] = (),
+    open_before: OpenParts = MappingProxyType({}),
+    passed_over_before: int | None = None,
+) -> Iterator[tuple[int, PartitionMerge]]:
+    """Yield the number of each epoch in which a partition had a clock, and the model at its end.
 
-    `on_epoch_end`: is called with the model at the end of each epoch.
+    It is the same model each time.
+
+    - `recovered`: messages that were read back from the sink.
+    - `open_before`: what was open when the partition's history begins.
+    - `passed_over_before`: the position (ms) in their tenant before which a lost lake's records are
+      passed over.
     """
     messages: dict[str, list[PublishedRecord]] = defaultdict(list)
-    for key, event_time, due, closed_at, tenant in inherited.recovered:
+    for key, event_time, due, closed_at, tenant in recovered:
         messages[key].append(PublishedRecord(event_time, due, closed_at, tenant))
     first = through[0][0].settings.merge
+    inputs = tuple(arrived)
     rules = MergeRules(inputs, first.window.gap_ms, first.window.max_ms, first.tenant_max_lag_ms)
     model = PartitionMerge(rules, recovered=messages)
-    remaining = dict(arrived)
-    if inherited.passed_over_before is not None:
-        model.since = inherited.passed_over_before
-    for (tenant, key), open_parts in inherited.before.items():
+    if passed_over_before is not None:
+        model.since = passed_over_before
+    for (tenant, key), open_parts in open_before.items():
         times = [time for _, _, time, *_ in open_parts]
         opened = {source: list[Part]() for source in rules.sources}
         for (source, topic), offset, time, *_ in open_parts:
             opened[source].append(Part(time, offset, topic))
         model.open[tenant, key] = MergeRecord(key, min(times), max(times), opened, tenant)
-    for step in _steps(through, partition, inputs):
-        model.is_plain &= not step.says_closing
-        model.begin_epoch(step.window.gap_ms, step.window.max_ms, step.lag_ms)
-        if step.lag_ms is None:
-            reached: dict[InputId, list[tuple[int, Record]]] = {}
-            for input_id, records in remaining.items():
-                until = step.untils[input_id]
-                reached[input_id] = [r for r in records if r[1].offset < until]
-                remaining[input_id] = [r for r in records if r[1].offset >= until]
-            model.advance_to(dict.fromkeys(inputs, step.clock), reached)
-        else:
-            remaining = {i: _arrive(model, records, step, i) for i, records in remaining.items()}
-            model.advance()
-        on_epoch_end(step.epoch, model)
+    delivered = dict.fromkeys(inputs, 0)
+    for epoch, end in through:
+        if (clock := end.clocks.get(partition)) is None:
+            continue
+        merge = epoch.settings.merge
+        model.is_plain &= not merge.says_closing
+        model.begin_epoch(merge.window.gap_ms, merge.window.max_ms, merge.tenant_max_lag_ms)
+        for input_id, records in arrived.items():
+            tp = TopicPartition(input_id, partition)
+            until = _count_until(records, end.until.get(tp, 0), clock)
+            if merge.has_tenants:
+                until += end.heads.get(tp, clock) > clock  # the first one that waits
+            _deliver(model, input_id, records[delivered[input_id] : until])
+            delivered[input_id] = max(until, delivered[input_id])
+            if not merge.has_tenants and model.heads.get(input_id, MIN_TIME) < clock:
+                # In place of the records that were left out, or came before a history.
+                _deliver(model, input_id, [(clock, Record(input_id, -1, clock, tenant=None))])
+        model.advance()
+        yield epoch.number, model
+
+
+def outcomes(model: PartitionMerge) -> Iterator[Outcome]:
+    """Yield what became of the records that the model was given and has read."""
     alone: list[tuple[str, Record, int, int | None]] = [
         ("late", late.record, late.position, None) for late in model.late
     ]
@@ -310,57 +237,17 @@ def outcomes(
         )
 
 
-class Step(NamedTuple):
-    """One set of rules under which a partition was merged, and how far.
-
-    `epoch`, `window` and `lag_ms` are the rules. `clock` (ms) and `untils`, the exclusive end
-    offsets, are those at the end. `heads` (ms) are those that the last batch considered.
-    `says_closing` does not follow from `window`: an epoch before may have had a window by gap and
-    no batch.
-    """
-
-    epoch: int
-    window: Window
-    lag_ms: int | None
-    clock: int
-    untils: Mapping[InputId, int]
-    heads: Mapping[InputId, int]
-    says_closing: bool
+def _count_until(records: Sequence[tuple[int, Record]], until: int, clock: int) -> int:
+    """Return how many records lie before an offset and have positions (ms) up to the clock."""
+    consumed = bisect_left(records, until, key=lambda entry: entry[1].offset)
+    return min(consumed, bisect_right(records, clock, key=itemgetter(0)))
 
 
-def _arrive(
-    model: PartitionMerge, records: list[tuple[int, Record]], step: Step, input_id: InputId
-) -> list[tuple[int, Record]]:
-    """Give the model an input's records up to the end of a step, and return those that come later.
-
-    The model gets what was passed. Where more was known then, it also gets the record that waited.
-    That one is returned, too; it is there already if the model's head is its position.
-    """
-    consumed = bisect_left(records, step.untils[input_id], key=lambda entry: entry[1].offset)
-    consumed = min(consumed, bisect_right(records, step.clock, key=itemgetter(0)))
-    delivered = consumed + (step.heads.get(input_id, step.clock) > step.clock)
-    already_there = len(model.unread().get(input_id, ()))
-    model.arrive(*(record for _, record in records[already_there:delivered]))
-    return records[consumed:]
-
-
-def _steps(
-    through: Sequence[tuple[Epoch, End]], partition: int, inputs: Sequence[InputId]
-) -> Iterator[Step]:
-    """Yield the steps that a partition went through, as far as it had a clock."""
-    tps = {s: TopicPartition(s, partition) for s in inputs}
-    for epoch, end in through:
-        clock = end.clocks.get(partition)
-        merge = epoch.settings.merge
-        if clock is not None:
-            untils = {s: end.until.get(tp, 0) for s, tp in tps.items()}
-            heads = {s: end.heads[tp] for s, tp in tps.items() if tp in end.heads}
-            yield Step(
-                epoch.number,
-                merge.window,
-                merge.tenant_max_lag_ms,
-                clock,
-                untils,
-                heads,
-                merge.says_closing,
-            )
+def _deliver(
+    model: PartitionMerge, input_id: InputId, records: Sequence[tuple[int, Record]]
+) -> None:
+    """Give the model records of an input, with the positions that they have among all records."""
+    if records:
+        state = model.states.setdefault(input_id, SourceState())
+        state.head = records[-1][0]
+        state.unread.extend(records)

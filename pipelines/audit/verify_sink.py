@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -253,120 +254,121 @@ def check_sink(
     """
     p = partition.number
     first, end = sink.bounds.get(p, (0, 0))
-    check = _SinkCheck(partition, sink, limits, validator, findings)
+    due = [r for r in partition.rows if r.outcome.status == "timed_out" and r.valid]
+    rows = defaultdict[SortKey, list[Row]](list)
+    for row in (*due, *partition.published):
+        rows[row.outcome.place].append(row)
+    check = _SinkCheck(partition, limits, validator, findings, rows, seq=None if first else -1)
     for message in _messages(validator.settings, p, first, end):
         check.check_message(message)
-    check.check_missing()
+    check.check_missing({row.outcome.place: row for row in due}, sink)
 
 
+@dataclass
 class _SinkCheck:
-    """Check of one partition of the sink, whose messages are given to it in order of offset."""
+    """Check of one partition of the sink, whose messages are given to it in order of offset.
 
-    def __init__(
-        self,
-        partition: Partition,
-        sink: Sink,
-        limits: Limits,
-        validator: Validator,
-        findings: Findings,
-    ) -> None:
-        p = partition.number
-        publish = validator.settings.publish
-        self._partition = p
-        self._limits = limits
-        self._validator = validator
-        self._findings = findings
-        self._delivery = publish.delivery
-        self._topic = f"{publish.topic}[{p}]"
-        self._first, _ = sink.bounds.get(p, (0, 0))
-        self._noted_seq = sink.noted.get(p, -1)
-        # In ms; by last event time, which is no earlier.
-        self._deleted_before = partition.evidence.retention_bounds.times.get((SILVER, p), 0)
-        self._due = {
-            row.outcome.place: row
-            for row in partition.rows
-            if row.outcome.status == "timed_out" and row.valid
-        }
-        self._rows: dict[SortKey, list[Row]] = defaultdict(list)
-        for row in (*self._due.values(), *partition.published):
-            self._rows[row.outcome.place].append(row)
-        # A partition from which nothing was deleted begins with 0.
-        self._seq = -1 if self._first == 0 else None
-        self._last = _NOWHERE
-        self._where = ""
-        self._places = set[SortKey]()
-        self._parts = set[tuple[InputId, int]]()
-        self._seen = set[int]()
+    - `rows`: silver's finished, valid records by their place.
+    - `seq`: the last number; a partition from which nothing was deleted begins with 0.
+    - `last`: the largest place so far, and `where` the last message, for a sentence.
+    """
+
+    partition: Partition
+    limits: Limits
+    validator: Validator
+    findings: Findings
+    rows: Mapping[SortKey, Sequence[Row]]
+    seq: int | None
+    last: SortKey = _NOWHERE
+    where: str = ""
+    places: set[SortKey] = field(default_factory=set)
+    parts: set[tuple[InputId, int]] = field(default_factory=set)
+    seen: set[int] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        publish = self.validator.settings.publish
+        self.delivery = publish.delivery
+        self.topic = f"{publish.topic}[{self.partition.number}]"
 
     def check_message(self, message: Message) -> None:
         """Check the next message: its number, its place, and its content."""
         offset, number, tail, *_ = message
         if tail is None:
             what = f"not a message of Watersmeet: {SEQ} or {ID} is missing"
-            self._findings.add(what, f"{self._topic}@{offset}", REPAIR_HINT)
+            self.findings.add(what, f"{self.topic}@{offset}", REPAIR_HINT)
             return
-        if self._delivery == "at_least_once":
-            if hash(message[1:]) in self._seen:
+        if self.delivery == "at_least_once":
+            if hash(message[1:]) in self.seen:
                 return
-            self._seen.add(hash(message[1:]))
+            self.seen.add(hash(message[1:]))
         place = tail.place
-        self._where = f"{self._topic}@{offset}: seq {number}, {_record(tail.key, place)}"
+        self.where = f"{self.topic}@{offset}: seq {number}, {_record(tail.key, place)}"
         self._check_order(message, place)
         if self._is_compared(number, tail.event_time, place):
             self._check_content(message, place)
-        self._seq = number if self._seq is None else max(number, self._seq)
-        self._last = max(place, self._last)
-        self._places.add(place)
+        self.seq = number if self.seq is None else max(number, self.seq)
+        self.last = max(place, self.last)
+        self.places.add(place)
 
     def _check_order(self, message: Message, place: SortKey) -> None:
         _, number, _, record_id, *_ = message
-        if self._seq is not None and number <= self._seq:
-            self._add(f"seq {number} after {self._seq}: a repeat, or out of order")
-        elif self._seq is not None and number > self._seq + 1 and self._delivery != "at_most_once":
-            self._add(f"seq {number} after {self._seq}: a gap")
-        elif place <= self._last:
+        if self.seq is not None and number <= self.seq:
+            self._add(f"seq {number} after {self.seq}: a repeat, or out of order")
+        elif self.seq is not None and number > self.seq + 1 and self.delivery != "at_most_once":
+            self._add(f"seq {number} after {self.seq}: a gap")
+        elif place <= self.last:
             self._add(f"{record_id} is not in the order of publication")
 
     def _is_compared(self, number: int, event_time: int, place: SortKey) -> bool:
         """Return True where silver must have a row for a message."""
-        compared_place, compared_seq = self._limits.compared.get(self._partition, (_NOWHERE, -1))
+        p = self.partition.number
+        compared_place, compared_seq = self.limits.compared.get(p, (_NOWHERE, -1))
         if place <= compared_place and number <= compared_seq:
             return False
-        is_forgotten = (self._partition, event_time) in self._limits.forgotten
-        return place in self._rows or (event_time >= self._deleted_before and not is_forgotten)
+        # By last event time, which is no earlier.
+        deleted_before = self.partition.evidence.retention_bounds.times.get((SILVER, p), 0)
+        is_forgotten = (p, event_time) in self.limits.forgotten
+        return place in self.rows or (event_time >= deleted_before and not is_forgotten)
 
     def _check_content(self, message: Message, place: SortKey) -> None:
-        rows = self._rows.get(place, ())
-        own_parts, problem = _its_row(message, self._partition, rows, self._validator)
+        problems: list[tuple[str | None, Sequence[tuple[Any, ...]]]] = [
+            (_unlike(message, self.partition.number, row, self.validator), row.outcome.parts)
+            for row in self.rows.get(place, ())
+        ] or [("silver has no finished, valid record for it", ())]
+        problem, own_parts = min(problems, key=lambda each: each[0] is not None)
         parts = {part[:2] for part in own_parts}
         if problem:
             self._add(problem)
         # Where the place does not rise, that is reported already.
-        repeated = sorted(self._parts & parts) if place > self._last else []
+        repeated = sorted(self.parts & parts) if place > self.last else []
         if repeated:
             input_id, offset = repeated[0]
-            name = self._validator.settings.input_names[input_id]
+            name = self.validator.settings.input_names[input_id]
             self._add(f"the record {name}@{offset} is in an earlier message, too")
-        self._parts |= parts
+        self.parts |= parts
 
-    def check_missing(self) -> None:
-        """Check, after the last message, that no record is missing up to it."""
-        if self._seq is None or not self._places or self._delivery == "at_most_once":
+    def check_missing(self, due: Mapping[SortKey, Row], sink: Sink) -> None:
+        """Check, after the last message, that none of the newest generation's records is missing up
+        to it. `due`: these records by place.
+        """
+        p = self.partition.number
+        if self.seq is None or not self.places or self.delivery == "at_most_once":
             return
-        if self._noted_seq > self._seq:
-            self._add(f"the last message has seq {self._seq}, and {self._noted_seq} was published")
+        noted_seq = sink.noted.get(p, -1)
+        if noted_seq > self.seq:
+            self._add(f"the last message has seq {self.seq}, and {noted_seq} was published")
         # Else retention has deleted messages.
-        begin = _NOWHERE if self._first == 0 else min(self._places)
-        since = max(begin, self._limits.due.get(self._partition, _NOWHERE))
-        for place in sorted(self._due.keys() - self._places):
-            if since < place < self._last:
+        begin = _NOWHERE if sink.bounds[p][0] == 0 else min(self.places)
+        since = max(begin, self.limits.due.get(p, _NOWHERE))
+        for place in sorted(due.keys() - self.places):
+            if since < place < self.last:
                 what = "silver's record is missing in the sink, which has later ones"
-                where = f"{self._topic}: {_record(self._due[place].outcome.key, place)}"
-                self._findings.add(what, where, REPAIR_HINT)
+                where = f"{self.topic}: {_record(due[place].outcome.key, place)}"
+                self.findings.add(what, where, REPAIR_HINT)
 
     def _add(self, what: str) -> None:
         """Report a problem of the last message."""
-        self._findings.add(what, self._where, REPAIR_HINT)
+        self.findings.add(what, self.where, REPAIR_HINT)
 
 
 def _messages(settings: Settings, partition: int, first: int, end: int) -> Iterator[Message]:
@@ -387,24 +389,6 @@ def _messages(settings: Settings, partition: int, first: int, end: int) -> Itera
             number = -1 if tail is None else tail.seq
             record_id = own_headers.get(ID, b"").decode(errors="replace")
             yield offset, number, tail, record_id, key, time // 1000, value
-
-
-def _its_row(
-    message: Message, partition: int, rows: Sequence[Row], validator: Validator
-) -> tuple[Sequence[tuple[Any, ...]], str | None]:
-    """Return the parts of the row of silver that a message is of, and what is not as the row has
-    it.
-
-    `rows`: those with the message's place.
-    """
-    if not rows:
-        return (), "silver has no finished, valid record for it"
-    unlike = [(_unlike(message, partition, row, validator), row.outcome.parts) for row in rows]
-    for problem, parts in unlike:
-        if problem is None:
-            return parts, None
-    problem, parts = unlike[0]
-    return parts, problem
 
 
 def _unlike(message: Message, partition: int, row: Row, validator: Validator) -> str | None:

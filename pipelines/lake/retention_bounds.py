@@ -73,13 +73,13 @@ def read_history(
     partitions: int,
     generation: Generation,
     last_batch: int,
+    retention_bounds: RetentionBounds,
 ) -> dict[int, History]:
     """Return, by partition, where the history of a generation begins.
 
     What is left from there up to `last_batch` can be derived again. Empty where nothing was
     deleted.
     """
-    retention_bounds = read_retention_bounds(reader)
     deleted_until = {
         place: time
         for place, time in retention_bounds.times.items()

@@ -17,18 +17,20 @@ from pipelines.audit import evidence as audit_evidence
 from pipelines.audit import problems, verify_evidence
 from pipelines.audit.evidence import read_evidence
 from pipelines.audit.problems import Findings
-from pipelines.audit.verify import check_clock, verify
+from pipelines.audit.verify import LOOKS, MOVING, verify
 from pipelines.audit.verify_evidence import read_partitions
 from pipelines.audit.verify_sink import Validator, check_sink, read_limits, read_sink
+from pipelines.audit.verify_tables import check_clock
 from pipelines.core.idle import IdleDecision
 from pipelines.core.plan import BatchPlan, Cursor, Rules
 from pipelines.core.step import State
-from pipelines.errors import ConfigurationError, KafkaUnreachableError
+from pipelines.errors import ConfigurationError, KafkaUnreachableError, WatersmeetError
 from pipelines.lake import tables
 from pipelines.lake.by_delta_rs import DeltaRsReader
 from pipelines.lake.decisions import read_decisions
 from pipelines.lake.location import Lake
 from pipelines.lake.progress import progress_rows
+from pipelines.lake.table_reader import VersionGoneError
 from pipelines.running.planning import Planner
 from pipelines.settings import Settings
 from tests.audit.inputs import case_of, problems_in, richest_cases, settings_of, with_topics
@@ -455,7 +457,7 @@ def test_a_version_that_silver_never_had_is_found(
         lambda found: {**found, "silver_version": 0} if found["batch"] == 1 else found,
     )
     monkeypatch.setattr(verify_evidence, "KNOWN_BATCHES", 1)
-    monkeypatch.setattr("pipelines.audit.verify.KNOWN_BATCHES", 1)
+    monkeypatch.setattr("pipelines.audit.verify_tables.KNOWN_BATCHES", 1)
     assert problems_of(settings, full=False) == []
     assert problems_of(settings) == [
         ("progress: batch 1", "version 0 of silver is not the commit of this batch")
@@ -611,6 +613,29 @@ def test_without_kafka_nothing_is_claimed(tmp_path: Path, monkeypatch: pytest.Mo
     settings = settings_for(tmp_path)
     with pytest.raises(KafkaUnreachableError, match=r"127\.0\.0\.1:1"):
         verify(reader_of(settings), settings, timeout_s=0.5)
+
+
+@pytest.mark.parametrize("is_gone", [False, True], ids=["it moves", "its versions go"])
+def test_a_lake_that_never_stands_still_is_looked_at_so_often_and_no_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_gone: bool
+) -> None:
+    looks = []
+
+    def look(reader: DeltaRsReader, settings: Settings, *_: Any, **__: Any) -> Any:
+        looks.append(settings)
+        if is_gone:
+            raise VersionGoneError(tables.SILVER, 3)
+        return {"ok": False, "problems": [], "notes": ["one"]}, None
+
+    monkeypatch.setattr("pipelines.audit.verify._check_once", look)
+    monkeypatch.setattr("pipelines.audit.verify._is_changing", lambda _: True)
+    settings = settings_for(tmp_path)
+    if is_gone:
+        with pytest.raises(WatersmeetError, match="removed during each of 10 looks"):
+            verify(reader_of(settings), settings)
+    else:
+        assert verify(reader_of(settings), settings)["notes"] == ["one", MOVING]
+    assert len(looks) == LOOKS
 
 
 def test_a_lake_that_is_not_there_yet_breaks_nothing_and_is_not_made(

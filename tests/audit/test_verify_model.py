@@ -10,9 +10,9 @@ import pytest
 
 from pipelines.audit.evidence import End
 from pipelines.audit.problems import SHOWN, Findings, answer
-from pipelines.audit.verify import gaps
 from pipelines.audit.verify_evidence import Outcome
-from pipelines.audit.verify_model import PUBLISHED, Inherited, Message, outcomes
+from pipelines.audit.verify_model import PUBLISHED, Arrived, Message, merged_through, outcomes
+from pipelines.audit.verify_tables import gaps
 from pipelines.errors import Problem
 from pipelines.lake.epochs import Epoch
 from tests.support.configurations import settings_for
@@ -34,7 +34,7 @@ TRACKING = [
 ]
 ORDERS = [(50, record_of("orders", 0, 50, "k"))]
 INPUTS = (input_of("tracking"), input_of("orders"))
-NO_TENANT = dict(zip(INPUTS, (TRACKING, ORDERS), strict=True))
+ARRIVED: Arrived = dict(zip(INPUTS, (TRACKING, ORDERS), strict=True))
 TIMED_OUT = Outcome("k", "timed_out", 10, 50, ((INPUTS[0], 0, 10), (INPUTS[1], 0, 50)), 110, 111)
 OPEN = Outcome("k", "open", 200, 200, ((INPUTS[0], 1, 200),), 300)
 LATE = Outcome("k", "late", 90, 200, ((INPUTS[0], 2, 90),))
@@ -48,21 +48,22 @@ def read_back(key: str, event_time: int) -> Message:
     return key, event_time, None, None, ""
 
 
+def outcomes_at(clock: int | None, *recovered: Message) -> list[Outcome]:
+    """What the model has made of all records when the one epoch ended."""
+    ends = [model for _, model in merged_through(through(clock), 0, ARRIVED, recovered=recovered)]
+    return sorted(outcome for model in ends for outcome in outcomes(model))
+
+
 def test_a_keys_outcomes_are_those_of_the_model() -> None:
-    assert sorted(outcomes(INPUTS, through(200), 0, NO_TENANT)) == sorted([TIMED_OUT, OPEN, LATE])
-    assert list(outcomes(INPUTS, through(None), 0, NO_TENANT)) == []
+    assert outcomes_at(200) == sorted([TIMED_OUT, OPEN, LATE])
+    assert outcomes_at(None) == []
 
 
 def test_what_was_published_before_a_recovery_is_not_merged_but_late_is_late() -> None:
     out = [out_before("tracking", 0, 10), out_before("orders", 0, 50)]
-    assert sorted(
-        outcomes(INPUTS, through(200), 0, NO_TENANT, Inherited([read_back("k", 10)]))
-    ) == sorted([OPEN, LATE, *out])
+    assert outcomes_at(200, read_back("k", 10)) == sorted([OPEN, LATE, *out])
     out.append(out_before("tracking", 1, 200))
-    messages = [read_back("k", 10), read_back("k", 150)]
-    assert sorted(outcomes(INPUTS, through(200), 0, NO_TENANT, Inherited(messages))) == sorted(
-        [LATE, *out]
-    )
+    assert outcomes_at(200, read_back("k", 10), read_back("k", 150)) == sorted([LATE, *out])
 
 
 def test_gaps_are_what_lies_between_offsets_and_skipped_ranges(
@@ -70,7 +71,7 @@ def test_gaps_are_what_lies_between_offsets_and_skipped_ranges(
 ) -> None:
     some = np.array([3, 4, 9])
     assert gaps(some, [], 10) == [(0, 9)], "near ones are read as one"
-    monkeypatch.setattr("pipelines.audit.verify.NEAR", 0)
+    monkeypatch.setattr("pipelines.audit.verify_tables.NEAR", 0)
     assert gaps(some, [], 10) == [(0, 3), (5, 9)]
     assert gaps(some, [(0, 3), (6, 7)], 12) == [(5, 6), (7, 9), (10, 12)]
     assert gaps(some, [(0, 20)], 10) == gaps(some[:0], [], 0) == []

@@ -22,7 +22,7 @@ from pipelines.audit import problems
 from pipelines.audit.evidence import End, read_evidence
 from pipelines.audit.problems import Findings
 from pipelines.audit.verify_evidence import Outcome, read_partitions
-from pipelines.audit.verify_model import outcomes
+from pipelines.audit.verify_model import merged_through, outcomes
 from pipelines.audit.verify_sink import Validator, check_sink, read_limits, read_sink
 from pipelines.core.model import MergeRecord, PartitionMerge, Record
 from pipelines.core.plan import TopicPartition
@@ -620,14 +620,10 @@ def test_through_every_epoch_the_model_is_asked_for_what_it_said_then(life: Life
         Epoch(i, i, settings_of(Path(), r.gap_ms, r.max_ms, r.lag_ms or 0))
         for i, (r, _) in enumerate(life)
     ]
-    heard = []
-
-    def hear(epoch: int, model: PartitionMerge) -> None:
-        heard.append((epoch, {tenant: model.tenant_clock(tenant) for tenant in TENANTS}))
-
-    found = list(
-        outcomes(tuple(logs), [*zip(epochs, ends, strict=True)], 0, logs, on_epoch_end=hear)
-    )
+    heard, found = [], list[Outcome]()
+    for epoch, again in merged_through([*zip(epochs, ends, strict=True)], 0, logs):
+        heard.append((epoch, {tenant: again.tenant_clock(tenant) for tenant in TENANTS}))
+        found = list(outcomes(again))
     assert heard == said
     expected: list[tuple[object, ...]] = [
         ("late", r.tenant, r.offset, position)
