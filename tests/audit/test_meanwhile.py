@@ -36,7 +36,6 @@ from pipelines.silver import Silver
 from tests.support.cases import keyed
 from tests.support.crashes import CrashError, dying_at
 from tests.support.effort import first_then_nightly
-from tests.support.inputs import input_of
 from tests.support.lakes import fill_bronze
 from tests.support.meanwhile import Meanwhile
 from tests.support.rivers import River
@@ -306,17 +305,18 @@ def test_refused_records_that_are_not_in_quarantine_yet_break_no_promise(
 ) -> None:
     """Another process has merged what came after them."""
     settings, beyond = scene.copy(tmp_path), 10**6
+    inputs = settings.inputs_by_name
     values: dict[tuple[int, int], bytes | None] = {
         (0, beyond): b"{",
         (0, beyond + 1): keyed("k", 10**7),
     }
 
     def write(owner: Owner) -> None:
-        fill_bronze(BronzeTable(owner, settings, input_of("tracking")), values)
+        fill_bronze(BronzeTable(owner, settings, inputs["tracking"]), values)
 
     cut_short(settings, write, "append", tables.QUARANTINE)
     fill_bronze(
-        BronzeTable(owner(settings), settings, input_of("orders")), {(0, beyond): keyed("k", 10**7)}
+        BronzeTable(owner(settings), settings, inputs["orders"]), {(0, beyond): keyed("k", 10**7)}
     )
     batch(settings)
     found = verify(reader_of(settings), settings, full=True)

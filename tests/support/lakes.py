@@ -320,7 +320,9 @@ class CaseLake:
 
     def take_decisions(self) -> None:
         """The idle policy's decisions in the lake are input of the cases, like the records."""
-        for (source, partition), decisions in decisions_of(self.reader).items():
+        for (source, partition), decisions in decisions_of(
+            self.reader, self.settings.inputs_by_name
+        ).items():
             self.cases[partition].decisions[source] = decisions
 
     def silver(self, generation: int = 0) -> list[tuple[object, ...]]:
@@ -391,15 +393,24 @@ _INPUT = ("source", "topic")
 def _named(row: Mapping[str, Any], inputs: Collection[str]) -> tuple[Any, ...]:
     """The values of a row, with the name of its input for source and topic."""
     partition, source, topic, *values = row.values()
+    return (partition, _name(source, topic, inputs), *values)
+
+
+def _name(source: str, topic: str, inputs: Collection[str]) -> str:
+    """The name of an input: with its topic where the source has several."""
     name = f"{source}/{topic}"
-    return (partition, name if name in inputs else source, *values)
+    return name if name in inputs else source
 
 
-def decisions_of(reader: TableReader) -> dict[tuple[str, int], list[IdleDecision]]:
-    """What the idle policy has decided, by source and partition."""
+def decisions_of(
+    reader: TableReader, inputs: Collection[str] = SOURCES
+) -> dict[tuple[str, int], list[IdleDecision]]:
+    """What the idle policy has decided, by the name of the input and the partition."""
     found: dict[tuple[str, int], list[IdleDecision]] = {}
     for tp, decision in read_decisions(reader, Generation(0, 0, {}, {})):
-        found.setdefault((tp.input.source, tp.partition), []).append(decision)
+        source, topic = tp.input
+        name = _name(source, topic, inputs)
+        found.setdefault((name, tp.partition), []).append(decision)
     return found
 
 

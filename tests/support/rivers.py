@@ -454,7 +454,7 @@ class River:
 
     def _take_decisions(self) -> None:
         """The idle policy's decisions are input, like the records."""
-        decided = decisions_of(self.reader)
+        decided = decisions_of(self.reader, self.inputs)
         for partition, case in self.cases.items():
             case.decisions = {
                 source: decided[source, partition]
