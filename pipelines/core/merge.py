@@ -37,6 +37,7 @@ from pipelines.core.message import as_read, exceeds
 from pipelines.core.plan import BatchPlan, Rules, TopicPartition
 from pipelines.core.positions import NAMES, Positioned
 from pipelines.core.reading import RECORD_BYTES
+from pipelines.core.repeated import ID, RECORD_IDS, Joined, Numbers, joined
 from pipelines.core.tenants import HEADS
 from pipelines.core.types import DUE, TENANT, TIME, schema_of
 from pipelines.core.values import typed_values
@@ -46,7 +47,10 @@ RECORD_SCHEMA = schema_of(
     "source string, topic string, partition int, offset bigint, merge_key string, event_time "
     "timestamp, heartbeat boolean, value binary, tenant string"
 )
-"""The columns of bronze that are read, and the source."""
+"""The columns of bronze that are read, and the source.
+
+Where records may have ids, `core.repeated.ID` is read, too.
+"""
 
 
 @dataclass(frozen=True)
@@ -63,6 +67,7 @@ class Batch:
     - `begins_epoch`: True for the first batch of an epoch. By its rules, what waits for its tenant
       is judged again.
     - `out`: by topic-partition, the offsets of records that are passed over.
+    - `has_ids`: True where records of the lake may have ids: a repeated record is no part.
     """
 
     plan: BatchPlan
@@ -74,6 +79,7 @@ class Batch:
     avro: Mapping[str, AvroSchema] = field(default_factory=dict)
     begins_epoch: bool = False
     out: Mapping[TopicPartition, Int64s] = field(default_factory=dict)
+    has_ids: bool = False
 
     @property
     def sources(self) -> list[str]:
@@ -85,9 +91,13 @@ class Batch:
         """The inputs, each of which has ranges in the plan."""
         return list(dict.fromkeys(tp.input for tp in self.plan.ranges))
 
+    def record_schema(self) -> pa.Schema:
+        """Return the columns of the records: `RECORD_SCHEMA`, and `ID` where they may have ids."""
+        return RECORD_SCHEMA.append(ID) if self.has_ids else RECORD_SCHEMA
+
     def changed_schema(self) -> pa.Schema:
         """Return the columns of `merge`: silver's, and those that say which rows are replaced."""
-        silver = silver_schema(self.value_types, several_topics(self.inputs))
+        silver = silver_schema(self.value_types, several_topics(self.inputs), has_ids=self.has_ids)
         return pa.schema([*silver, *(pa.field(name, TIME) for name in REPLACING)])
 
 
@@ -103,12 +113,16 @@ position up to which the waiting rows of its key are deleted.
 
 
 def silver_schema(
-    value_types: Mapping[str, pa.DataType], with_topics: Collection[str] = ()
+    value_types: Mapping[str, pa.DataType],
+    with_topics: Collection[str] = (),
+    *,
+    has_ids: bool = False,
 ) -> pa.Schema:
     """Return the columns of silver.
 
     - `value_types`: by source, in the order of their columns, the type of a value.
     - `with_topics`: the sources that have several topics.
+    - `has_ids`: True where records may have ids.
 
     `position` is that of a record which waits for its tenant's clock, null for a merge record.
     `record_bytes` is how many bytes the values of a row's records have in bronze.
@@ -123,7 +137,10 @@ def silver_schema(
         "timestamp"
     )
     after = schema_of("valid boolean, invalid_reason string, batch bigint, generation int")
-    return pa.schema([*before, *parts, *after, *DUE, *TENANT, ("position", TIME), RECORD_BYTES])
+    ids = [RECORD_IDS] if has_ids else []
+    return pa.schema(
+        [*before, *parts, *after, *DUE, *TENANT, ("position", TIME), RECORD_BYTES, *ids]
+    )
 
 
 LATE_SCHEMA = schema_of(
@@ -150,9 +167,9 @@ def merge(
 ) -> pa.Table:
     """Return the merge records that a batch changes, each once, by the merge rules.
 
-    - `records`: the columns of `RECORD_SCHEMA` of at least every record in the batch's ranges that
-      has a time, and of those after each range that the clocks need (`core.clocks.lookahead`), in
-      any order. Others are passed over.
+    - `records`: the columns of `Batch.record_schema` of at least every record in the batch's ranges
+      that has a time, and of those after each range that the clocks need
+      (`core.clocks.lookahead`), in any order. Others are passed over.
     - `open_rows`: silver's columns of at least the open records that the batch may change, and of
       all rows that wait.
     - `recovered`: the columns of `MESSAGE_SCHEMA` of messages that were read back.
@@ -385,6 +402,7 @@ def _changed(records: Positioned, unfinished: pa.Table, batch: Batch, clocks: Cl
     none_waits = np.zeros(len(opened.first), np.bool_)
     before = pa.concat_tables([entering.waited.rows, open_rows])
     merged = _Merged.of(labels, records.rows.num_rows)
+    repeated = _repeated(records, before, len(entering.waited.times), merged, batch)
 
     columns = {
         name: merged.first(both(records.rows[name], before[name], kind))
@@ -402,7 +420,7 @@ def _changed(records: Positioned, unfinished: pa.Table, batch: Batch, clocks: Cl
         ),
         "event_time": time_column(first),
         "last_event_time": time_column(last),
-        **{source: _parts(source, records, before, merged, batch) for source in batch.sources},
+        **_parts_by_source(records, before, merged, repeated, batch),
     }
     too_large = _too_large(pa.table(columns), timed_out, batch)
     closed_at = np.full(merged.size, NULL_TIME)
@@ -415,6 +433,12 @@ def _changed(records: Positioned, unfinished: pa.Table, batch: Batch, clocks: Cl
     none_at = np.full(len(opened.first), NULL_TIME)
     positions = merged.reduce(np.maximum, np.concatenate([every.positions, none_at]))
     sizes = [lengths(records.rows["value"]), int64s(before[RECORD_BYTES.name])]
+    if repeated is not None:
+        sizes = [
+            np.where(is_duplicate, 0, size)
+            for is_duplicate, size in zip(repeated[:2], sizes, strict=True)
+        ]
+        columns[RECORD_IDS.name] = repeated.record_ids
     replaces = np.full(merged.size, MAX_TIME)
     replaces[merged.row_numbers[len(entering.waited.times) :]] = opened.first
     columns |= {
@@ -517,6 +541,37 @@ class _Merged(NamedTuple):
         return values.take(
             pa.array(self.order[self.begins] if self.size else np.array([], np.int64))
         )
+
+
+def _repeated(
+    records: Positioned, before: pa.Table, waited: int, merged: _Merged, batch: Batch
+) -> Joined | None:
+    """Return the repeated records of the merge records; None where no record has an id.
+
+    The first `waited` rows of `before` hold records that waited.
+    """
+    if not batch.has_ids:
+        return None
+    numbers = Numbers(merged.record_numbers, merged.row_numbers, merged.size)
+    return joined(records.rows, before, waited, numbers, batch.plan.batch)
+
+
+def _parts_by_source(
+    records: Positioned,
+    before: pa.Table,
+    merged: _Merged,
+    repeated: Joined | None,
+    batch: Batch,
+) -> dict[str, pa.ListArray]:
+    """Return, by source, the parts of each merge record: repeated records are none."""
+    if repeated is not None:
+        merged = merged._replace(
+            record_numbers=merged.record_numbers[~repeated.is_record],
+            row_numbers=merged.row_numbers[~repeated.is_row],
+        )
+        records = records.where(~repeated.is_record)
+        before = before.filter(pa.array(~repeated.is_row))
+    return {source: _parts(source, records, before, merged, batch) for source in batch.sources}
 
 
 def _parts(

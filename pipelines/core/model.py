@@ -77,6 +77,8 @@ class Record:
     key: str | None = None
     tenant: str | None = NO_TENANT
     tenant_times: Mapping[str, int] | None = None
+    id: str | None = None
+    """By which a repeated record of its input is recognised; None: it is none."""
 
     @property
     def is_heartbeat(self) -> bool:
@@ -113,6 +115,16 @@ class LateRecord:
     position: int
 
 
+class DuplicateRecord(NamedTuple):
+    """A record whose merge record has a part with its id, from its input: it joins, but is no part.
+
+    `of_offset` is the offset of that part.
+    """
+
+    record: Record
+    of_offset: int
+
+
 class PublishedRecord(NamedTuple):
     """A message of the sink that the merge must know again.
 
@@ -142,12 +154,23 @@ class MergeRecord:
     due: int = MIN_TIME
     closed_at: int = MIN_TIME
     says_closing: bool = False
+    ids: dict[tuple[InputId, str], int] = field(default_factory=dict)
+    """The offset of the part with an id, by input and id."""
 
-    def join(self, record: Record) -> None:
-        """Add a record, which can only lower `event_time` and raise `last_event_time`."""
+    def join(self, record: Record) -> int | None:
+        """Add a record, which can only lower `event_time` and raise `last_event_time`.
+
+        Return the offset of the part with its id, of the same input, where there is one: then the
+        record is a duplicate, and no part. Records of an input are added in order of offset.
+        """
         self.event_time = min(self.event_time, record.event_time)
         self.last_event_time = max(self.last_event_time, record.event_time)
+        if record.id is not None:
+            of_offset = self.ids.setdefault((record.input, record.id), record.offset)
+            if of_offset != record.offset:
+                return of_offset
         self.parts[record.input.source].append(record.part)
+        return None
 
     def content(self) -> tuple[str, int, int, tuple[tuple[Part, ...], ...]]:
         """Return a tuple that is equal for equal content.
@@ -297,6 +320,7 @@ class PartitionMerge:
     """Open merge records by tenant and key."""
     timed_out: list[MergeRecord] = field(default_factory=list)
     late: list[LateRecord] = field(default_factory=list)
+    duplicates: list[DuplicateRecord] = field(default_factory=list)
     horizon: int | None = None
     """The largest tenant clock - gap at the ends of the earlier epochs.
 
@@ -457,16 +481,16 @@ class PartitionMerge:
             self.already_published.append(record)
             return
         row = self.open.get((tenant, key))
-        if row is not None and self._due(row) >= position:
-            row.join(record)
-            return
-        if row is not None:
+        if row is not None and self._due(row) < position:
             self._time_out(row)
-        parts: dict[str, list[Part]] = {source: [] for source in self.rules.sources}
-        parts[record.input.source].append(record.part)
-        self.open[tenant, key] = MergeRecord(
-            key, record.event_time, record.event_time, parts, tenant
-        )
+            row = None
+        if row is None:
+            parts: dict[str, list[Part]] = {source: [] for source in self.rules.sources}
+            row = MergeRecord(key, record.event_time, record.event_time, parts, tenant)
+            self.open[tenant, key] = row
+        of_offset = row.join(record)
+        if of_offset is not None:
+            self.duplicates.append(DuplicateRecord(record, of_offset))
 
     def _is_held(self, position: int, message: PublishedRecord) -> bool:
         """Return True where a message that was read back holds its key's record at a position.

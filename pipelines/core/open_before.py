@@ -26,6 +26,7 @@ from pipelines.core.columns import (
 from pipelines.core.input_columns import part_topics
 from pipelines.core.inputs import InputId
 from pipelines.core.plan import TopicPartition
+from pipelines.core.repeated import RECORD_IDS
 from pipelines.core.types import DUE, TIME
 
 
@@ -35,8 +36,8 @@ def open_before(
     """Return merge records as they were open before these ends, with silver's columns.
 
     `rows`: columns of silver, of merge records that were open then or opened later. `ends`: the
-    exclusive end offset by topic-partition. A row keeps its parts before these, and is left out
-    where it has none.
+    exclusive end offset by topic-partition. A row keeps its parts before these, and the repeated
+    records, and is left out where it has none.
     """
     count = rows.num_rows
     columns, has_parts = _parts_before(rows, ends, inputs)
@@ -70,11 +71,48 @@ def _parts_before(
         np.minimum.at(first, parents, times)
         np.maximum.at(last, parents, times)
         columns[source] = in_lists(parents, kept_parts, count)
+    if RECORD_IDS.name in columns:
+        columns[RECORD_IDS.name], parents, times = _ids_before(rows, ends)
+        np.minimum.at(first, parents, times)
+        np.maximum.at(last, parents, times)
     columns |= {
         "event_time": time_column(first, missing=MAX_TIME),
         "last_event_time": time_column(last),
     }
     return columns, first < MAX_TIME
+
+
+def _ids_before(
+    rows: pa.Table, ends: Mapping[TopicPartition, int]
+) -> tuple[pa.ListArray, Int64s, Int64s]:
+    """Return the ids of the records before some offsets, as a column of silver.
+
+    Beside it, the row and the event time (ms) of each of these records. No batch has merged them
+    where a rebuild begins.
+    """
+    count = rows.num_rows
+    lists = rows[RECORD_IDS.name].combine_chunks()
+    parents = int64s(lists.value_parent_indices())
+    flat = lists.flatten()
+    partitions = int64s(rows["partition"])[parents].tolist()
+    places = zip(
+        *(flat.field(name).to_pylist() for name in ("source", "topic")), partitions, strict=True
+    )
+    until = [
+        ends.get(TopicPartition(InputId(source, topic), p), MAX_TIME) for source, topic, p in places
+    ]
+    kept = int64s(flat.field("offset")) < np.array(until, np.int64)
+    entries = flat.filter(pa.array(kept))
+    columns = [entries.field(kind.name) for kind in entries.type]
+    at = entries.type.get_field_index("batch")
+    columns[at] = pa.nulls(len(entries), entries.type.field(at).type)
+    parents = parents[kept]
+    trimmed = in_lists(
+        parents, pa.StructArray.from_arrays(columns, fields=list(entries.type)), count
+    )
+    is_empty = np.isin(np.arange(count), parents, invert=True)
+    trimmed = trimmed.take(pa.array(np.arange(count), mask=is_empty))
+    return trimmed, parents, times_ms(entries.field("event_time"))
 
 
 def _is_before(

@@ -34,6 +34,7 @@ from pipelines.core.json_text import (
 )
 from pipelines.core.paths import Path, paths_text
 from pipelines.core.redriven import REDRIVEN, redriven_offsets
+from pipelines.core.repeated import ID
 from pipelines.core.times import EPOCH, LAST_EVENT_TIME_MS, parse_iso_8601
 from pipelines.core.types import HEADERS, NO_TENANT, TENANT, schema_of
 
@@ -81,13 +82,15 @@ _BATCH_ROWS = 65_536
 _EXACTLY: Final = Context(MAX_PREC, Emin=MIN_EMIN, Emax=MAX_EMAX, traps=[Overflow])
 
 
-def bronze_schema(*, has_registry: bool = False) -> pa.Schema:
+def bronze_schema(*, has_registry: bool = False, has_ids: bool = False) -> pa.Schema:
     """Return the columns of a source's bronze.
 
-    `tenant` is null for a refused record, and for a heartbeat of no tenant.
+    `tenant` is null for a refused record, and for a heartbeat of no tenant. `has_ids`: True where
+    records of some source may have ids.
     """
     writer_schema = [WRITER_SCHEMA] if has_registry else []
-    return pa.schema([*BRONZE, *writer_schema, *TENANT, REDRIVEN_FROM, RECORD_BYTES])
+    ids = [ID] if has_ids else []
+    return pa.schema([*BRONZE, *writer_schema, *TENANT, *ids, REDRIVEN_FROM, RECORD_BYTES])
 
 
 class Reason(str, Enum):
@@ -145,6 +148,11 @@ class ReadingRules:
 
     The value of a larger record is not kept.
     """
+    id: Path | None = None
+    """Path of a record's id; empty where the records have none.
+
+    None where those of no source have one: then there is no column `ID`.
+    """
 
     @property
     def keys(self) -> tuple[Path, ...]:
@@ -201,7 +209,8 @@ def read_records(kafka: pa.Table | pa.RecordBatch, rules: ReadingRules) -> pa.Ta
 
     `tenant` is null only for a record that was refused or skipped, and for a heartbeat of no
     tenant; it is empty for every other record where there are no tenants. Where values name the
-    schema that they were written with, the rows also have the column `WRITER_SCHEMA`.
+    schema that they were written with, the rows also have the column `WRITER_SCHEMA`; where records
+    may have ids, `ID`.
 
     No record raises an error, whatever its bytes. What `AvroSchema.writers` raises for an id passes
     through.
@@ -218,12 +227,34 @@ def read_records(kafka: pa.Table | pa.RecordBatch, rules: ReadingRules) -> pa.Ta
     bronze = pa.Table.from_batches(batches, _READ)
     if too_large:
         bronze = _refused(bronze, {} if rules.leaves_undecodable else too_large, too_large.keys())
+    if rules.id is not None:
+        bronze = bronze.append_column(ID, _ids(bronze, rules))
     bronze = bronze.append_column(REDRIVEN_FROM, _redriven_from(table))
     bronze = bronze.append_column(RECORD_BYTES, pa.array(record_bytes(table), RECORD_BYTES.type))
     if not isinstance(rules.schema, AvroSchema) or rules.schema.writers is None:
         return bronze
     ids = [schema_id_of(value) for value in table["value"].to_pylist()]
     return bronze.add_column(len(BRONZE), WRITER_SCHEMA, pa.array(ids, WRITER_SCHEMA.type))
+
+
+def _ids(bronze: pa.Table, rules: ReadingRules) -> pa.Array:
+    """Return the column `ID`: text like a key, of each record that has a key and an id."""
+    ids = pa.nulls(bronze.num_rows, ID.type)
+    if not rules.id:
+        return ids
+    decode = _decoder(rules, is_checked=False)
+    find = finder(rules.id)
+    paths = (rules.id,)
+    columns = ["value"]
+    if isinstance(rules.schema, AvroSchema):
+        find = _then(find, as_text)
+        columns += ["partition", "offset"]
+    is_keyed = bronze["merge_key"].is_valid()
+    texts = []
+    for batch in bronze.filter(is_keyed).to_batches(max_chunksize=_BATCH_ROWS):
+        for value, *place in zip(*(batch[name].to_pylist() for name in columns), strict=True):
+            texts.append(_text(find(decode(value, *place)), paths, value, None))
+    return pc.replace_with_mask(ids, is_keyed.combine_chunks(), pa.array(texts, ID.type))
 
 
 def _redriven_from(kafka: pa.Table) -> pa.Array:

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
@@ -107,7 +107,7 @@ def assign_partitions(kafka: pa.Table | pa.RecordBatch, rules: ReadingRules) -> 
     goes where its key says, if it has one: it may be sent there once more. Raise what
     `read_records` raises.
     """
-    read = _named(read_records(kafka, rules)).select(
+    read = _named(read_records(kafka, replace(rules, id=None))).select(
         [*KAFKA.names, "merge_key", "event_time", "heartbeat"]
     )
     keys = read["merge_key"].combine_chunks()

@@ -39,9 +39,19 @@ from pipelines.core.plan import (
     TopicPartition,
     plan_batch,
 )
+from pipelines.core.repeated import DUPLICATE_SCHEMA, ID, RECORD_IDS, duplicates_of
 from pipelines.core.types import DUE
 from pipelines.core.window import Window
-from tests.support.cases import INPUTS, KEYS, SOURCES, Case, as_record, random_case, rules_of
+from tests.support.cases import (
+    INPUTS,
+    KEYS,
+    SOURCES,
+    Case,
+    as_record,
+    random_case,
+    rules_of,
+    with_ids,
+)
 from tests.support.effort import seeds
 from tests.support.inputs import input_of, tp_of
 
@@ -68,9 +78,11 @@ class PureLake:
     inputs: Sequence[str] = SOURCES
     in_chunks: bool = False
     """Whether open records are merged a few at a time."""
+    has_ids: bool = False
     open_rows: pa.Table | None = None
     finished: list[dict[str, object]] = field(default_factory=list)
     late: list[tuple[object, ...]] = field(default_factory=list)
+    duplicates: list[dict[str, object]] = field(default_factory=list)
     replaced: int = 0
     clocks: dict[int, int] = field(default_factory=dict)
 
@@ -79,7 +91,8 @@ class PureLake:
         self.cursors = {tp: Cursor() for tp in self.rows}
         self.arrived = dict.fromkeys(self.rows, 0)
         self.rules, self.epoch_from = Rules(self.window), -1
-        self.schema = silver_schema(VALUE_TYPES, several_topics(map(input_of, self.inputs)))
+        with_topics = several_topics(map(input_of, self.inputs))
+        self.schema = silver_schema(VALUE_TYPES, with_topics, has_ids=self.has_ids)
         self.ended: list[tuple[Mapping[TopicPartition, Cursor], Mapping[int, int]]] = []
         self.idle = {
             tp_of(s, p): case.decisions.get(s, [])
@@ -101,7 +114,7 @@ class PureLake:
                     "merge_key": key,
                 }
                 | {"event_time": time, "heartbeat": beat, "value": value}
-                | {"tenant": None if beat else ""}
+                | {"tenant": None if beat else "", "id": None if record is None else record.id}
             )
         return rows
 
@@ -166,6 +179,7 @@ class PureLake:
             self.rules,
             self.idle,
             max_bytes=10**6,
+            has_ids=self.has_ids,
         )
         batch = replace(batch, out={tp: np.array(mine, np.int64) for tp, mine in self.out.items()})
         # More than asked for does no harm.
@@ -175,7 +189,8 @@ class PureLake:
             for row in self.rows[tp][max(0, done.from_offset - 1) : done.until_offset + 1]
         ]
         self.rng.shuffle(rows)
-        records = pa.Table.from_pylist(rows, RECORD_SCHEMA)
+        schema = RECORD_SCHEMA.append(ID) if self.has_ids else RECORD_SCHEMA
+        records = pa.Table.from_pylist(rows, schema)
         open_rows = self.open_rows if self.open_rows is not None else self.schema.empty_table()
         self.late += [tuple(row.values()) for row in late(records, batch).to_pylist()]
         self.cursors |= plan.cursors()
@@ -185,11 +200,13 @@ class PureLake:
             chunks = (open_rows.slice(begin, size) for begin in range(0, len(open_rows), size))
             found = merge_in_chunks(records, chunks, batch, self._recovered())
             rows = pa.concat_tables(applied(chunk, changed) for chunk, changed in found)
+            self._note(rows.filter(pc.equal(rows["batch"], plan.batch)), plan.batch)
             is_open = pc.equal(rows["status"], "open")
             self.finished += rows.filter(pc.invert(is_open)).to_pylist()
             self.open_rows = rows.filter(is_open)
             return
         changed = merge(records, open_rows, batch, self._recovered()).cast(batch.changed_schema())
+        self._note(changed, plan.batch)
         replaced = {
             (r["partition"], r["merge_key"], r["replaces"])
             for r in changed.to_pylist()
@@ -207,6 +224,10 @@ class PureLake:
             kept + [r for r in new if r["status"] == "open"], self.schema
         )
         self.replaced += len(replaced)
+
+    def _note(self, changed: pa.Table, batch: int) -> None:
+        if self.has_ids:
+            self.duplicates += duplicates_of(changed, batch).to_pylist()
 
     def _recovered(self) -> pa.Table:
         rows = [
@@ -315,6 +336,52 @@ def _late(lake: PureLake) -> list[tuple[object, ...]]:
     return sorted(found, key=repr)
 
 
+def _check(lake: PureLake) -> None:
+    """The lake has what the model makes of the same records."""
+    lake.drain()
+    silver, late_rows = _expected(lake)
+    assert lake.content() == silver
+    assert _late(lake) == late_rows
+    assert _duplicates(lake) == _expected_duplicates(lake)
+    assert {entry[:5] for entry in _ids(lake) if entry[6] is not None} == {
+        (p, key, source, topic, offset) for p, source, topic, offset, key, *_ in _duplicates(lake)
+    }
+
+
+def _duplicates(lake: PureLake) -> list[tuple[object, ...]]:
+    for row in lake.duplicates:
+        assert list(row) == DUPLICATE_SCHEMA.names
+        assert not row["is_late"]
+    place = "partition", "source", "topic", "offset", "merge_key", "id", "of_offset"
+    return sorted(
+        (*(row[name] for name in place), _ms(row["event_time"])) for row in lake.duplicates
+    )
+
+
+def _expected_duplicates(lake: PureLake) -> list[tuple[object, ...]]:
+    return sorted(
+        (
+            p,
+            *r.input,
+            *(r.offset, r.key, r.id, of_offset, r.event_time),
+        )
+        for p, model in _models(lake)
+        for r, of_offset in model.duplicates
+        if lake.has_ids
+    )
+
+
+def _ids(lake: PureLake) -> list[tuple[object, ...]]:
+    rows = lake.finished + (lake.open_rows.to_pylist() if lake.open_rows is not None else [])
+    found = [(row["partition"], row["merge_key"], row.get(RECORD_IDS.name)) for row in rows]
+    assert all(entries is None or entries for _, _, entries in found)
+    return sorted(
+        (p, key, entry["source"], entry["topic"], entry["offset"], entry["id"], entry["of_offset"])
+        for p, key, entries in found
+        for entry in entries or ()
+    )
+
+
 def _random_lake(seed: int, inputs: Sequence[str] = SOURCES) -> PureLake:
     rng = random.Random(seed)
     window = _random_window(rng)
@@ -339,7 +406,11 @@ def _random_lake(seed: int, inputs: Sequence[str] = SOURCES) -> PureLake:
                 if rng.random() < 0.5
             }
     epochs = [_random_window(rng) for _ in range(rng.choice([0, 0, 1, 3]))]
-    return PureLake(cases, rng, window, epochs, {} if epochs else recovered, inputs=inputs)
+    has_ids = seed % 2 == 1
+    if has_ids:
+        cases = {p: with_ids(case, seed * PARTITIONS + p) for p, case in cases.items()}
+    recovered = {} if epochs else recovered
+    return PureLake(cases, rng, window, epochs, recovered, inputs=inputs, has_ids=has_ids)
 
 
 def _random_window(rng: random.Random) -> Window:
@@ -359,10 +430,7 @@ def _random_message(rng: random.Random, window: Window) -> PublishedRecord:
 @pytest.mark.parametrize("seed", seeds(LAKES))
 def test_merge_is_what_the_model_makes_of_the_same_records(seed: int) -> None:
     lake = _random_lake(seed)
-    lake.drain()
-    silver, late_rows = _expected(lake)
-    assert lake.content() == silver
-    assert _late(lake) == late_rows
+    _check(lake)
 
 
 @pytest.mark.promise("C24")
@@ -370,19 +438,13 @@ def test_merge_is_what_the_model_makes_of_the_same_records(seed: int) -> None:
 def test_open_records_that_come_in_pieces_are_merged_as_the_model_does(seed: int) -> None:
     lake = _random_lake(seed)
     lake.in_chunks = True
-    lake.drain()
-    silver, late_rows = _expected(lake)
-    assert lake.content() == silver
-    assert _late(lake) == late_rows
+    _check(lake)
 
 
 @pytest.mark.parametrize("seed", seeds(LAKES // 2))
 def test_several_topics_of_a_source_are_merged_as_the_model_does(seed: int) -> None:
     lake = _random_lake(seed, INPUTS)
-    lake.drain()
-    silver, late_rows = _expected(lake)
-    assert lake.content() == silver
-    assert _late(lake) == late_rows
+    _check(lake)
 
 
 @pytest.mark.parametrize("seed", seeds(LAKES // 2))
@@ -392,10 +454,7 @@ def test_what_is_out_is_passed_over_and_still_moves_positions(seed: int) -> None
     lake.out = {
         tp: sorted(rng.sample(range(len(rows)), len(rows) // 4)) for tp, rows in lake.rows.items()
     }
-    lake.drain()
-    silver, late_rows = _expected(lake)
-    assert lake.content() == silver
-    assert _late(lake) == late_rows
+    _check(lake)
 
 
 def test_the_random_cases_with_several_topics_mix_them_and_have_ties() -> None:

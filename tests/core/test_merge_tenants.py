@@ -16,18 +16,20 @@ from pipelines.core.idle import IdleDecision
 from pipelines.core.merge import RECORD_SCHEMA, Batch, late_again, silver_schema
 from pipelines.core.model import PartitionMerge, Record
 from pipelines.core.plan import Available, BatchPlan, Cursor, Rules, TopicPartition, plan_batch
+from pipelines.core.repeated import ID, duplicates_of
 from pipelines.core.step import State, step
 from pipelines.core.window import Window
 from tests.support.cases import SOURCES
 from tests.support.effort import draws
 from tests.support.inputs import tp_of
-from tests.support.merges import MergeInput, tenant_inputs
+from tests.support.merges import MergeInput, tenant_inputs, with_ids
 from tests.support.strategies import cuts
 
 law = draws(150)
 
 VALUE_TYPES = dict.fromkeys(SOURCES, pa.string())
-SILVER = silver_schema(VALUE_TYPES)
+SILVER = silver_schema(VALUE_TYPES, has_ids=True)
+RECORDS = RECORD_SCHEMA.append(ID)
 
 
 class PureLake:
@@ -40,7 +42,10 @@ class PureLake:
         self.state = State(0, dict.fromkeys(self.idle, Cursor()), {})
         self.silver = SILVER.empty_table()
         self.late: list[dict[str, object]] = []
+        self.duplicates: list[dict[str, object]] = []
         self.begins_epoch = False
+        self.offsets: dict[tuple[str, int], int] = {}
+        """Offsets in this lake, by source and offset of what arrived."""
 
     def arrive(self, record: Record) -> None:
         mine, tp = self.rows[record.input.source], tp_of(record.input.source, 0)
@@ -62,7 +67,9 @@ class PureLake:
             "heartbeat": record.is_heartbeat,
             "value": b"%d" % record.offset,
         }
-        mine.append(row | {"tenant": record.tenant})
+        row |= {"tenant": record.tenant, "id": record.id}
+        self.offsets[record.input.source, record.offset] = len(mine)
+        mine.append(row)
 
     def drain(self, share: Callable[[], int]) -> None:
         """Merges everything that has arrived, a share of each source at a time."""
@@ -105,8 +112,15 @@ class PureLake:
                 max(0, done.from_offset - 1) : done.until_offset + 3
             ]
         ]
-        records = pa.Table.from_pylist(rows[::-1], RECORD_SCHEMA)
-        batch = Batch(plan, VALUE_TYPES, self.rules, self.idle, begins_epoch=self.begins_epoch)
+        records = pa.Table.from_pylist(rows[::-1], RECORDS)
+        batch = Batch(
+            plan,
+            VALUE_TYPES,
+            self.rules,
+            self.idle,
+            begins_epoch=self.begins_epoch,
+            has_ids=True,
+        )
         held = self.silver.filter(
             pa.array([s != "timed_out" for s in self.silver["status"].to_pylist()], pa.bool_())
         )
@@ -114,12 +128,13 @@ class PureLake:
         changed, found = done.changed.to_pylist(), done.late
         if batch.begins_epoch:
             everything = pa.Table.from_pylist(
-                [row for mine in self.rows.values() for row in mine], RECORD_SCHEMA
+                [row for mine in self.rows.values() for row in mine], RECORDS
             )
             found = pa.concat_tables(
                 [found, late_again(everything, held.filter(_waits(held)), batch)]
             )
         self.late += found.to_pylist()
+        self.duplicates += duplicates_of(done.changed, plan.batch).to_pylist()
         kept = [
             row
             for row in self.silver.to_pylist()
@@ -146,6 +161,7 @@ class PureLake:
             sorted((_ms(r["due"]), _content(r)) for r in rows if r["status"] == "open"),
             sorted((_ms(position), *part) for position, part in waiting),
             sorted(late_rows, key=repr),
+            sorted((str(r["source"]), r["offset"], r["of_offset"]) for r in self.duplicates),
         )
 
 
@@ -188,7 +204,9 @@ def _content(row: Mapping[str, object]) -> tuple[object, ...]:
     return str(row["tenant"]), str(row["merge_key"]), *times, _parts(row)
 
 
-def expected(model: PartitionMerge) -> tuple[object, ...]:
+def expected(model: PartitionMerge, offsets: Mapping[tuple[str, int], int]) -> tuple[object, ...]:
+    """The model's outcome; `offsets`: those of the lake, by source and the model's offset."""
+
     def content(row: object) -> tuple[object, ...]:
         parts = sorted((source, part.offset) for source, mine in row.parts.items() for part in mine)  # type: ignore[attr-defined]
         return row.tenant, row.key, row.event_time, row.last_event_time, parts  # type: ignore[attr-defined]
@@ -206,6 +224,10 @@ def expected(model: PartitionMerge) -> tuple[object, ...]:
             ((each.position, each.record.input.source, each.record.offset) for each in model.late),
             key=repr,
         ),
+        sorted(
+            (r.input.source, offsets[r.input.source, r.offset], offsets[r.input.source, of_offset])
+            for r, of_offset in model.duplicates
+        ),
     )
 
 
@@ -216,7 +238,7 @@ def rules_of(river: MergeInput) -> Rules:
 
 @pytest.mark.promise("T2")
 @law
-@given(data=st.data(), river=tenant_inputs())
+@given(data=st.data(), river=with_ids(tenant_inputs()) | tenant_inputs())
 def test_merge_is_what_the_model_makes_of_the_same_records_of_tenants(
     data: st.DataObject, river: MergeInput
 ) -> None:
@@ -226,4 +248,4 @@ def test_merge_is_what_the_model_makes_of_the_same_records_of_tenants(
             lake.arrive(record)
         lake.drain(lambda: data.draw(st.integers(1, 6), label="share"))
     lake.drain(lambda: 10**9)
-    assert lake.outcome() == expected(river.merged())
+    assert lake.outcome() == expected(river.merged(), lake.offsets)

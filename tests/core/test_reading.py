@@ -1074,3 +1074,54 @@ def test_no_value_of_a_megabyte_takes_long(hostile: bytes) -> None:
     for schema in (None, SCHEMA):
         read(hostile, schema=schema)
     assert time.process_time() - started < 5
+
+
+# -- ids
+
+
+def ids(*values: bytes | None, **changed: Any) -> list[str | None]:
+    how = rules(**({"id": ("e", "id")} | changed))
+    return list(read_records(kafka_table([(b"k", v, FAR) for v in values]), how)["id"].to_pylist())
+
+
+@pytest.mark.parametrize(
+    ("spelled", "expected"),
+    [
+        ('"a"', "a"),
+        ('"7"', "7"),
+        ("7", "7"),
+        ("7.0", "7.0"),
+        ("7e0", "7e0"),
+        ("true", "true"),
+        ('""', None),
+        ("null", None),
+        ("[1]", None),
+        ('{"a":1}', None),
+    ],
+)
+def test_an_id_is_text_and_a_number_or_boolean_its_json_text(
+    spelled: str, expected: str | None
+) -> None:
+    value = f'{{"k":"a","ts":1,"e":{{"id":{spelled}}}}}'.encode()
+    assert ids(value) == [expected]
+
+
+def test_a_record_without_a_key_has_no_id() -> None:
+    assert ids(
+        b'{"k":"a","ts":1,"e":{"id":1}}',
+        b'{"k":"a","ts":1}',
+        b'{"ts":1,"type":"heartbeat","e":{"id":1}}',
+        b'{"ts":1,"e":{"id":1}}',
+        b"{",
+        None,
+        b'{"k":"b","ts":1,"e":{"id":2}}',
+    ) == ["1", None, None, None, None, None, "2"]
+
+
+def test_a_source_without_ids_has_the_column_only_where_another_has_some() -> None:
+    value = b'{"k":"a","ts":1,"e":{"id":1}}'
+    assert ids(value, id=()) == [None]
+    assert ids(value, value, key=None) == ["1", "1"]
+    kafka = kafka_table([(None, value, FAR)])
+    assert "id" not in read_records(kafka, rules()).column_names
+    assert read_records(kafka, rules(id=())).schema == bronze_schema(has_ids=True)

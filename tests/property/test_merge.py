@@ -3,7 +3,7 @@ source, tenants."""
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable
 from dataclasses import replace
 from itertools import pairwise
@@ -97,6 +97,7 @@ def test_every_record_with_a_key_is_in_exactly_one_place(kind: str, data: st.Dat
         for part in parts
     ]
     places += names(late.record for late in model.late)
+    places += names(each.record for each in model.duplicates)
     places += names(record for _, record in model.waiting)
     for queue in model.unread().values():
         places += names(record for _, record in queue)
@@ -111,7 +112,11 @@ def test_records_are_merged_under_their_own_tenant_key_and_time(
 ) -> None:
     given_input = data.draw(KINDS[kind])
     known = {(record.input, record.offset): record for record in given_input.records}
-    for row in every_row(given_input.merged()):
+    model = given_input.merged()
+    duplicates: dict[tuple[InputId, int], list[Record]] = defaultdict(list)
+    for each in model.duplicates:
+        duplicates[each.record.input, each.of_offset].append(each.record)
+    for row in every_row(model):
         parts = [
             (known[InputId(source, part.topic), part.offset], part)
             for source, of_source in row.parts.items()
@@ -119,8 +124,72 @@ def test_records_are_merged_under_their_own_tenant_key_and_time(
         ]
         assert {(record.tenant, record.key) for record, _ in parts} == {(row.tenant, row.key)}
         assert all(record.event_time == part.event_time for record, part in parts)
-        assert row.event_time == min(part.event_time for _, part in parts)
-        assert row.last_event_time == max(part.event_time for _, part in parts)
+        joined = [record for record, _ in parts]
+        joined += [
+            repeated
+            for record, _ in parts
+            for repeated in duplicates.get((record.input, record.offset), ())
+        ]
+        assert row.event_time == min(record.event_time for record in joined)
+        assert row.last_event_time == max(record.event_time for record in joined)
+
+
+# -- repeated records
+
+
+def without_ids(records: Iterable[Record]) -> list[Record]:
+    return [replace(record, id=None) for record in records]
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind.endswith("with ids")])
+@law
+@given(data=st.data())
+def test_an_id_changes_nothing_but_which_records_of_a_merge_record_are_parts(
+    kind: str, data: st.DataObject
+) -> None:
+    given_input = data.draw(KINDS[kind])
+    one = given_input.merged()
+    other = replace(given_input, records=without_ids(given_input.records)).merged()
+    assert one.clock == other.clock
+    assert [(r.record.offset, r.position) for r in one.late] == [
+        (r.record.offset, r.position) for r in other.late
+    ]
+    for mine, theirs in (
+        (one.timed_out, other.timed_out),
+        ([*one.open.values()], [*other.open.values()]),
+    ):
+        for row, whole in zip(mine, theirs, strict=True):
+            assert replace(row, parts={}, ids={}) == replace(whole, parts={}, ids={})
+            for source, parts in row.parts.items():
+                assert set(parts) <= set(whole.parts[source])
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind.endswith("with ids")])
+@law
+@given(data=st.data())
+def test_of_the_records_of_an_input_with_one_id_the_first_by_offset_is_a_part(
+    kind: str, data: st.DataObject
+) -> None:
+    given_input = data.draw(KINDS[kind])
+    model = given_input.merged()
+    whole = replace(given_input, records=without_ids(given_input.records)).merged()
+    known = {(record.input, record.offset): record for record in given_input.records}
+    expected: dict[tuple[InputId, int], int] = {}
+    for row in every_row(whole):
+        first: dict[tuple[InputId, str], int] = {}
+        records = [
+            known[InputId(source, part.topic), part.offset]
+            for source, of_source in row.parts.items()
+            for part in of_source
+        ]
+        for record in sorted(records, key=lambda each: (each.input, each.offset)):
+            if record.id is not None:
+                of = first.setdefault((record.input, record.id), record.offset)
+                if of != record.offset:
+                    expected[record.input, record.offset] = of
+    assert {
+        (each.record.input, each.record.offset): each.of_offset for each in model.duplicates
+    } == expected
 
 
 @of_every_kind
@@ -196,7 +265,7 @@ def test_what_is_out_stays_first_in_order_through_every_epoch(
         for tenant in {row.tenant for row in every_row(model)} if model.clock is not None else ():
             assert model.tenant_clock(tenant) >= clocks.get(tenant, MIN_TIME)
             clocks[tenant] = model.tenant_clock(tenant)
-        if kind != "tenants" and model.horizon is not None:
+        if not kind.startswith("tenants") and model.horizon is not None:
             assert all(row.event_time >= model.horizon for row in model.open.values())
 
 

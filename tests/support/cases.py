@@ -6,7 +6,7 @@ from __future__ import annotations
 import random
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import orjson
 
@@ -102,8 +102,11 @@ def as_record(source: str, offset: int, value: bytes | None) -> Record | None:
     assert value is not None
     document = orjson.loads(value)
     key = document.get("k")
-    return record_of(
-        source, offset, document["ts"], key, document.get("g", None if key is None else NO_TENANT)
+    tenant = document.get("g", None if key is None else NO_TENANT)
+    record_id = document.get("i")
+    return replace(
+        record_of(source, offset, document["ts"], key, tenant),
+        id=None if record_id is None else str(record_id),
     )
 
 
@@ -151,6 +154,21 @@ def random_case(seed: int, timeout_ms: int = 100, sources: Sequence[str] = SOURC
     arrivals = [source for source, mine in values.items() for _ in mine]
     rng.shuffle(arrivals)
     return Case(values, timeout_ms, arrivals)
+
+
+def with_ids(case: Case, seed: int) -> Case:
+    """The case with ids, at `i`: many records with a key repeat one, and some have none."""
+    rng = random.Random(seed)
+    values = {
+        source: [
+            value
+            if value in BAD_VALUES or value == HOLE or b'"k":' not in value or rng.random() < 0.2
+            else value[:-1] + b',"i":"%d"}' % rng.randint(1, 3)
+            for value in mine
+        ]
+        for source, mine in case.values.items()
+    }
+    return replace(case, values=values)
 
 
 def rich_cases(
@@ -258,6 +276,22 @@ def expected_late(
         for late in case.merged(inputs).late
         for value in [case.values[name_of(late.record.input)][late.record.offset]]
     )
+
+
+def expected_duplicates(
+    cases: Mapping[int, Case], inputs: Sequence[str] = SOURCES
+) -> list[tuple[object, ...]]:
+    """Every duplicate: (partition, input, offset, key, event_time, id, offset of the part)."""
+    return sorted(
+        (p, name_of(r.input), r.offset, r.key, r.event_time, r.id, of_offset)
+        for p, case in cases.items()
+        for r, of_offset in case.merged(inputs).duplicates
+    )
+
+
+def cases_with_ids(cases: Mapping[int, Case]) -> dict[int, Case]:
+    """The cases with ids (`with_ids`)."""
+    return {p: with_ids(case, p) for p, case in cases.items()}
 
 
 def expected_quarantine(cases: Mapping[int, Case]) -> list[tuple[object, ...]]:

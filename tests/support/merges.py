@@ -162,6 +162,9 @@ def outcome(model: PartitionMerge) -> tuple[object, ...]:
         closed(model.published_order()),
         sorted((row.tenant, row.content()) for row in model.open.values()),
         by_place((late.position, late.record) for late in model.late),
+        sorted(
+            (each.record.input, each.record.offset, each.of_offset) for each in model.duplicates
+        ),
         by_place(model.waiting),
         model.unread(),
     )
@@ -177,7 +180,25 @@ def timeout_inputs(inputs: Sequence[str] = SOURCES) -> st.SearchStrategy[MergeIn
     )
 
 
-KINDS = {"timeout": timeout_inputs(), "topics": timeout_inputs(INPUTS), "tenants": tenant_inputs()}
+@st.composite
+def with_ids(draw: st.DrawFn, inputs: st.SearchStrategy[MergeInput]) -> MergeInput:
+    """Some records have an id, and few ids are there, so that most repeat one."""
+    drawn = draw(inputs)
+    ids = st.sampled_from([None, "1", "2"])
+    records = [
+        record if record.is_heartbeat else replace(record, id=draw(ids)) for record in drawn.records
+    ]
+    return replace(drawn, records=records)
+
+
+KINDS = {
+    "timeout": timeout_inputs(),
+    "topics": timeout_inputs(INPUTS),
+    "tenants": tenant_inputs(),
+    "timeout with ids": with_ids(timeout_inputs()),
+    "topics with ids": with_ids(timeout_inputs(INPUTS)),
+    "tenants with ids": with_ids(tenant_inputs()),
+}
 
 TIMEOUTS = st.sampled_from(
     [1, 30, TIMEOUT_MS - 1, TIMEOUT_MS, TIMEOUT_MS + 1, 3 * TIMEOUT_MS, 1000]
@@ -193,8 +214,9 @@ def lives(draw: st.DrawFn, kind: str = "tenants") -> Life:
     drawn = draw(KINDS[kind])
     found = []
     for chunk in draw(cuts(drawn.records)):
-        gap = draw(GAPS if kind == "tenants" else TIMEOUTS)
-        window = (gap, gap + draw(EXTRAS), draw(LAGS)) if kind == "tenants" else (gap, None, None)
+        has_tenants = drawn.rules.lag_ms is not None
+        gap = draw(GAPS if has_tenants else TIMEOUTS)
+        window = (gap, gap + draw(EXTRAS), draw(LAGS)) if has_tenants else (gap, None, None)
         found.append(
             (replace(drawn.rules, gap_ms=window[0], max_ms=window[1], lag_ms=window[2]), chunk)
         )
