@@ -40,6 +40,8 @@ from pipelines.core.plan import (
     plan_batch,
 )
 from pipelines.core.reading import KAFKA, read_records
+from pipelines.core.repeated import DUPLICATE_SCHEMA, duplicates_of
+from pipelines.core.repeated import ID as RECORD_ID
 from pipelines.core.sequence import ID, SEQ
 from pipelines.core.step import State, step
 from pipelines.core.types import DUE, TENANT
@@ -113,8 +115,9 @@ def try_records(
       only the end has timed them out.
     - `messages`: the messages as they would be sent, in order, without the headers for recovery.
       Bytes of a value that are not UTF-8 are shown as `\\xff`.
-    - `late`, `quarantined` and `waiting`: records in the order in which they came. With tenants,
-      those that wait for their tenant's clock have a `position`.
+    - `late`, `duplicates`, `quarantined` and `waiting`: records in the order in which they came.
+      With tenants, those that wait for their tenant's clock have a `position`. A duplicate has its
+      `id`, and in `of_offset` the offset of the part that counts.
     - `read`: by source, how many records there were, and how many of them were heartbeats or
       skipped tombstones.
 
@@ -324,8 +327,11 @@ class DryRun:
             for p in partitions
         }
         types = {name: source.value_type for name, source in self.settings.sources.items()}
-        silver = silver_schema(types, several_topics(self.settings.inputs)).empty_table()
+        topics = several_topics(self.settings.inputs)
+        has_ids = self.settings.has_ids
+        silver = silver_schema(types, topics, has_ids=has_ids).empty_table()
         late = LATE_SCHEMA.empty_table()
+        duplicates = DUPLICATE_SCHEMA.empty_table()
         merge_settings = self.settings.merge
         rules = Rules(merge_settings.window, lag_ms=merge_settings.tenant_max_lag_ms)
         state = State(0, cursors, {})
@@ -346,6 +352,8 @@ class DryRun:
                     [silver.filter(is_finished), applied(unfinished, changed)]
                 )
                 late = pa.concat_tables([late, done.late])
+                if has_ids:
+                    duplicates = pa.concat_tables([duplicates, duplicates_of(changed, number)])
                 state = done.state
             clocks[number] = state.clocks
         silver = silver.sort_by(
@@ -358,6 +366,9 @@ class DryRun:
             "late": self._described(
                 late, "merge_key", *self._tenant_columns, "event_time", "position"
             ),
+            "duplicates": self._described(
+                duplicates, "merge_key", *self._tenant_columns, "event_time", "id", "of_offset"
+            ),
             "quarantined": self._described(
                 self.bronze.filter(pc.is_valid(self.bronze["reason"])), "reason", "detail"
             ),
@@ -368,9 +379,8 @@ class DryRun:
     @property
     def _timed(self) -> pa.Table:
         """The records that have a time."""
-        return self.bronze.filter(pc.is_valid(self.bronze["event_time"])).select(
-            RECORD_SCHEMA.names
-        )
+        columns = [*RECORD_SCHEMA.names, *([RECORD_ID.name] if self.settings.has_ids else [])]
+        return self.bronze.filter(pc.is_valid(self.bronze["event_time"])).select(columns)
 
     @property
     def _tenant_columns(self) -> list[str]:

@@ -23,7 +23,8 @@ POINTS: Final = (
     "idle.decide",  # a source is found idle, and its decision is not written
     "silver.merge",  # a batch is planned, nothing is written
     "silver.notes",  # silver has the batch, none of its notes is written
-    "silver.progress",  # its late records are written, progress is not
+    "silver.duplicates",  # its late records are written, the repeated ones are not
+    "silver.progress",  # those are written, too, progress is not
     "silver.done",  # all of it is written, and gold does not know
     # An earlier publisher is fenced, its transaction aborted, the sink's tails are not read.
     "publisher.begin",

@@ -295,7 +295,7 @@ class Run:
                 tables.QUARANTINE,
                 tables.RECOVERED,
             ],
-            "silver": [tables.SILVER, tables.LATE, tables.PROGRESS],
+            "silver": [tables.SILVER, tables.LATE, tables.DUPLICATES, tables.PROGRESS],
             "gold": [tables.PUBLISHED],
         }
         for layer in self.layers:

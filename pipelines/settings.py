@@ -41,6 +41,7 @@ from pipelines.configuration.values import (
     parse_duration,
 )
 from pipelines.core.inputs import InputId, names_of, of_source
+from pipelines.core.paths import parse_path
 from pipelines.core.window import Window
 from pipelines.errors import ConfigurationError
 
@@ -64,6 +65,7 @@ _TENANT_RULES = {"tenant_max_lag": "tenant_max_lag_ms"}
 _PUBLISH_RULES = {name: name for name in ("valid", "value", "max_bytes")}
 _SOURCE_RULES = {
     "schema": "schema_file",
+    "id": "id_path",
     **{name: name for name in ("key", "event_time", "where", "heartbeat", "tombstone")},
 }
 """Rules that may change in an existing lake (in all of these mappings): names in YAML, with the
@@ -299,7 +301,13 @@ class Settings(Part):
         rules = source_settings.reading_rules(
             self.merge.max_future_ms, self.tenant_path(source), leaves_undecodable=source != first
         )
-        return replace(rules, max_record_bytes=self.kafka.max_record_bytes)
+        record_id = parse_path(source_settings.id_path or "") if self.has_ids else None
+        return replace(rules, max_record_bytes=self.kafka.max_record_bytes, id=record_id)
+
+    @property
+    def has_ids(self) -> bool:
+        """True where records of some source have ids, or have had them in a living lake."""
+        return any(source.has_id for source in self.sources.values())
 
     def tenant_path(self, source: str) -> str | None:
         """Return the dotted path of the tenant in a source's values; None without tenants."""
@@ -393,7 +401,10 @@ class Settings(Part):
                 values["schema_file"] = _next_schema(part.schema_file, values["schema_file"], since)
             changed[tuple(path)] = part.changed(**values)
         merge = cast(MergeSettings, changed["merge",]).after(self.merge)
-        sources = {name: changed["sources", name] for name in self.sources}
+        sources = {
+            name: cast(SourceSettings, changed["sources", name]).after(source)
+            for name, source in self.sources.items()
+        }
         parts = {"kafka": changed["kafka",], "publish": changed["publish",]}
         return self.model_copy(update={"merge": merge, "sources": sources, **parts})
 
@@ -407,8 +418,11 @@ class Settings(Part):
         }
 
     def before_epochs(self) -> "Settings":
-        """Return these settings as those of a lake that has had no schema or window by gap yet."""
-        sources = {name: source.changed(schema_file=None) for name, source in self.sources.items()}
+        """Return these settings as those of a lake that has had no schema, id or window yet."""
+        sources = {
+            name: source.changed(schema_file=None, id_path=None)
+            for name, source in self.sources.items()
+        }
         merge = self.merge.with_window(Window(self.merge.window.gap_ms))
         return self.model_copy(update={"sources": sources, "merge": merge})
 
@@ -436,6 +450,8 @@ class Settings(Part):
             True,
         )
         source_fields = {"schema_file", "registry", "repartition"}
+        if not self.has_ids:
+            source_fields.add("id_path")
         if not self.merge.has_tenants:
             source_fields.add("tenant")
             places["merge"] = {"tenant", "tenant_max_lag_ms"}

@@ -8,7 +8,8 @@ It is kept by one Delta commit per batch. A batch is made in these steps:
 3. *merge* them (`core.merge`), by Kafka partition;
 4. *commit* the merge records that change. This one commit decides: its metadata holds the whole
    plan;
-5. *notes*: write the late records, then `progress` with the version of silver that holds the batch.
+5. *notes*: write the late records, the repeated ones that silver's rows of the batch name, then
+   `progress` with the version of silver that holds the batch.
    (Waiting records that are late by the rules of another epoch are noted before step 4, since the
    batch removes them from silver: `running.epoch_start`.)
 
@@ -184,6 +185,10 @@ class Silver:
             find_late = inputs.functions(batch).late
             late = self._engine.from_tables(find_late, inputs.rows, planner.partitions, LATE_SCHEMA)
             self._engine.append(tables.LATE, late, commit)
+        fault_point("silver.duplicates")
+        duplicates = self._rows.duplicates(plan.batch)
+        if duplicates.num_rows:
+            self._engine.append(tables.DUPLICATES, duplicates, commit)
         fault_point("silver.progress")
         rows = progress_rows(plan, self.settings, version, now_ms())
         self._engine.append(tables.PROGRESS, rows, commit)

@@ -93,7 +93,8 @@ def explain(
 
     - of a part: `batch`, `version` and `rule` (opened, joined);
     - of a record: `closed` (batch, version, clock, heads by source; null while it is open);
-    - `late`, `quarantined` (where Kafka's key is this one) and `waiting` records of the key;
+    - `late`, `duplicates`, `quarantined` (where Kafka's key is this one) and `waiting` records of
+      the key; a duplicate has its `id`, and in `of_offset` the offset of the part that counts;
     - `near`: keys that look like this one, where nothing is known of it;
     - with tenants: the tenant of each record (all tenants, unless one is named) and why it waits or
       is late; `waiting` then also has the records that wait in silver;
@@ -111,6 +112,7 @@ def explain(
             "as_of": None,
             "records": [],
             "late": [],
+            "duplicates": [],
             "quarantined": [],
             "waiting": [],
             "near": [],
@@ -122,6 +124,7 @@ def explain(
     outcomes = {
         "records": history.records(),
         "late": history.late(),
+        "duplicates": history.duplicates(),
         "quarantined": history.quarantined(),
         "waiting": history.waiting(),
     }
@@ -446,6 +449,23 @@ class _KeyHistory:
         conditions = *self._key_conditions, ("batch", "<=", self.moment.batch)
         return self._rows_at_moment(tables.LATE, names, *conditions)
 
+    def duplicates(self) -> list[JsonObject]:
+        """Return the repeated records, by coordinates, and what each repeats."""
+        if not self._epochs.current.settings.has_ids:
+            return []
+        names = ["source", "topic", "partition", "offset", "event_time", "id", "of_offset", "batch"]
+        names += TENANT.names
+        conditions = *self._key_conditions, ("batch", "<=", self.moment.batch)
+        rows = self._rows_at_moment(tables.DUPLICATES, names, *conditions)
+        return [
+            {
+                **_shown(row),
+                "version": self._versions.get(row["batch"]),
+                "reason": _why_repeated(row),
+            }
+            for row in rows
+        ]
+
     def _why_late(self, row: JsonObject) -> JsonObject:
         """Return why a tenant's record is late."""
         if row["tenant"] == NO_TENANT:
@@ -557,6 +577,12 @@ class _KeyHistory:
             generation.number: read_decisions(self.reader, generation) if is_there else []
             for generation in self._generations
         }
+
+
+def _why_repeated(row: JsonObject) -> str:
+    """Return why a record is no part of its merge record."""
+    place = f"{row['topic']}[{row['partition']}]@{row['of_offset']}"
+    return f"duplicate: it has the id {row['id']!r} of {place}, which is the part that counts"
 
 
 class _Sink:

@@ -34,6 +34,7 @@ from pipelines.core.inputs import InputId
 from pipelines.core.merge import REPLACING
 from pipelines.core.open_before import open_before
 from pipelines.core.plan import BatchPlan, End, OffsetRange, Rules, TopicPartition
+from pipelines.core.repeated import RECORD_IDS
 from pipelines.core.types import DUE, TENANT, TIME
 from pipelines.core.window import Window
 from pipelines.engine import Engine
@@ -195,8 +196,8 @@ def content_of(
 
     - Merge records: all, open, timed out, valid, and *complete* (with parts of every source).
     - With tenants, records that wait for their tenants' clocks.
-    - By source: how many records were merged, how many of them into a complete merge record, and
-      how many were late.
+    - By source: how many records were merged, how many of them into a complete merge record, how
+      many were late and, where records have ids, how many were duplicates.
 
     Silver is read as `reader` has it. Only these `batches` count. What was finished, or late, up
     to the batch `since` of its partition does not count.
@@ -217,21 +218,27 @@ def content_of(
     )
     [sums] = engine.summary(counted, [], {name: ("sum", name) for name in names}).to_pylist()
     where: Where = [list(batches)] if batches else ()
-    late_counts: Counter[str] = Counter()
-    for row in reader.summary(
-        tables.LATE, ["source", "partition", "batch"], {"n": ("count", "*")}, where
-    ).to_pylist():
-        late_counts[row["source"]] += row["n"] * (row["batch"] > since.get(row["partition"], -1))
+    noted = {"late": tables.LATE, **({"duplicates": tables.DUPLICATES} if settings.has_ids else {})}
+    noted_counts = {name: _noted(reader, table, where, since) for name, table in noted.items()}
     source_counts = {
         source: {
             "merged": sums[f"merged_{source}"] or 0,
             "in_complete_records": sums[f"matched_{source}"] or 0,
-            "late": late_counts[source],
+            **{name: counts[source] for name, counts in noted_counts.items()},
         }
         for source in sources
     }
     counts = [name for name in _COUNTS if name != "waiting" or settings.merge.has_tenants]
     return {**{name: sums[name] or 0 for name in counts}, "sources": source_counts}
+
+
+def _noted(reader: TableReader, table: str, where: Where, since: Mapping[int, int]) -> Counter[str]:
+    """Return, by source, how many records of these batches a table of notes has."""
+    counts: Counter[str] = Counter()
+    by = ["source", "partition", "batch"]
+    for row in reader.summary(table, by, {"n": ("count", "*")}, where).to_pylist():
+        counts[row["source"]] += row["n"] * (row["batch"] > since.get(row["partition"], -1))
+    return counts
 
 
 def _counted(
@@ -434,6 +441,19 @@ _LATE_COLUMNS: Final = [
 ]
 """Columns of late records that are compared."""
 
+_DUPLICATE_COLUMNS: Final = [
+    "partition",
+    "source",
+    "topic",
+    "offset",
+    "merge_key",
+    "event_time",
+    "id",
+    "of_offset",
+    *TENANT.names,
+]
+"""Columns of duplicates that are compared."""
+
 
 def verify_against(
     here: TableReader,
@@ -442,7 +462,7 @@ def verify_against(
     directory: Path,
     generation: int | None = None,
 ) -> dict[str, Any]:
-    """Compare silver and late with the rebuild `there`, and return the answer of
+    """Compare silver, late and duplicates with the rebuild `there`, and return the answer of
     `verify --against --json`.
 
     Both are compared as they were when the rebuild was made, in the generation that the rebuild is
@@ -478,14 +498,20 @@ def verify_against(
         since=read_retention_bounds(there).batches,
         kept=read_retention_bounds(here).times,
         silver=_silver_columns(settings),
-        late=_LATE_COLUMNS,
     )
     in_silver = Findings("silver")
     in_late = Findings("late")
+    in_duplicates = Findings("duplicates")
     for first, until in groups(_partitions(here, settings)):
-        comparison.check_silver(range(first, until), in_silver)
-        comparison.check_late(range(first, until), in_late)
-    return answer([in_silver, in_late])
+        partitions = range(first, until)
+        comparison.check_silver(partitions, in_silver)
+        comparison.check_noted(tables.LATE, _LATE_COLUMNS, "position", partitions, in_late)
+        if settings.has_ids:
+            names = _DUPLICATE_COLUMNS
+            comparison.check_noted(
+                tables.DUPLICATES, names, "event_time", partitions, in_duplicates
+            )
+    return answer([in_silver, in_late, in_duplicates])
 
 
 def _check_rebuild(there: TableReader, settings: Settings, directory: Path) -> dict[str, str]:
@@ -523,13 +549,13 @@ def _check_rebuild(there: TableReader, settings: Settings, directory: Path) -> d
 
 @dataclass(frozen=True)
 class _Comparison:
-    """Silver and late of a lake and of its rebuild, as they were after `batch`.
+    """Silver and its notes of a lake and of its rebuild, as they were after `batch`.
 
     - `from_batch`: the first batch of the generation that the rebuild is of.
     - `version`: the version of the lake's silver after `batch`.
     - `since`: by partition, the batch with which the rebuild's history begins.
     - `kept`: by table and partition, the time (ms) before which the lake may have deleted rows.
-    - `silver` and `late`: the columns that are compared.
+    - `silver`: the columns that are compared.
     """
 
     here: TableReader
@@ -541,7 +567,6 @@ class _Comparison:
     since: Mapping[int, int]
     kept: Mapping[tuple[str, int], int]
     silver: list[str]
-    late: list[str]
 
     def check_silver(self, partitions: range, findings: Findings) -> None:
         """Compare the merge records of some partitions.
@@ -567,30 +592,37 @@ class _Comparison:
         for key, one, other in different(kept_here, kept_there, itemgetter(slice(3))):
             findings.add(_difference(one, other, self.silver), place(*key))
 
-    def check_late(self, partitions: range, findings: Findings) -> None:
-        """Compare the late records of some partitions."""
+    def check_noted(
+        self, table: str, columns: list[str], age: str, partitions: range, findings: Findings
+    ) -> None:
+        """Compare the late, or repeated, records of some partitions.
+
+        `age`: the column by which the lake may have deleted rows of the table.
+        """
         where_here = list[list[Condition]]()
         where_there = list[list[Condition]]()
         for p in partitions:
             after = max(self.since.get(p, -1), self.from_batch - 1)
             conditions: list[Condition] = [
                 ("partition", "=", p),
-                ("position", ">=", self.kept.get((tables.LATE, p), 0)),
+                (age, ">=", self.kept.get((table, p), 0)),
             ]
             where_here.append([*conditions, ("batch", ">", after), ("batch", "<=", self.batch)])
             where_there.append(conditions)
-        here = _rows(self.here, tables.LATE, self.late, where_here)
-        there = _rows(self.there, tables.LATE, self.late, where_there)
+        here = _rows(self.here, table, columns, where_here)
+        there = _rows(self.there, table, columns, where_there)
         for (partition, _, topic, offset), one, other in different(
             here, there, itemgetter(slice(4))
         ):
-            findings.add(_difference(one, other, self.late), f"late: {topic}[{partition}]@{offset}")
+            where = f"{table}: {topic}[{partition}]@{offset}"
+            findings.add(_difference(one, other, columns), where)
 
 
 def _silver_columns(settings: Settings) -> list[str]:
     columns = ["partition", "merge_key", "event_time", "last_event_time", "status"]
     columns += [*settings.sources, "valid", "invalid_reason"]
-    return [*columns, *DUE.names, *TENANT.names, "position"]
+    ids = [RECORD_IDS.name] if settings.has_ids else []
+    return [*columns, *DUE.names, *TENANT.names, "position", *ids]
 
 
 def _version_after(reader: TableReader, settings: Settings, batch: int) -> int:
@@ -634,12 +666,23 @@ def _rows(
     """Return rows whose first three columns identify them, with nested values as text."""
     if not reader.exists(table):
         return iter(())
-    rows = reader.select(table, columns, where, version=version)
-    values = (
-        map(repr, column.to_pylist()) if pa.types.is_nested(column.type) else column.to_pylist()
-        for column in rows.columns
-    )
+    existing = reader.columns(table, version).names  # a lake may have had no ids yet
+    rows = reader.select(table, [n for n in columns if n in existing], where, version=version)
+    for name in columns:
+        if name not in existing:
+            rows = rows.append_column(name, pa.nulls(rows.num_rows, RECORD_IDS.type))
+    values = (_comparable(column, name) for name, column in zip(columns, rows.columns, strict=True))
     return zip(*values, strict=True)
+
+
+def _comparable(column: pa.ChunkedArray, name: str) -> list[Any]:
+    """Return a column's values; nested ones as text, without the batch that found a duplicate."""
+    values: list[Any] = column.to_pylist()
+    if not pa.types.is_nested(column.type):
+        return values
+    if name == RECORD_IDS.name:
+        values = [[{**entry, "batch": None} for entry in entries or ()] for entries in values]
+    return [*map(repr, values)]
 
 
 def _difference(here: list[Row], there: list[Row], names: list[str]) -> str:

@@ -41,6 +41,7 @@ from pipelines.lake.progress import last_batch
 from pipelines.lake.snapshot import Snapshot
 from pipelines.lake.table_reader import Condition, TableReader, Where
 from pipelines.lake.tables import (
+    DUPLICATES,
     IDLE_HEARTBEATS,
     LATE,
     PROGRESS,
@@ -154,6 +155,7 @@ class _LakeFigures:
         self.sources = tuple(settings.sources)
         self.inputs = tuple(settings.inputs_by_name)
         self.window = settings.merge.window
+        self.has_ids = read_epochs(reader, settings).current.settings.has_ids
         [(count, first, last)] = self.summary(
             PROGRESS, [], "count *", "min batch", "max batch"
         ) or [(0, 0, 0)]
@@ -174,7 +176,8 @@ class _LakeFigures:
         for p in set(self.progress["partition"].tolist()):
             counts[p] = Counter()
         in_bronze = [("in bronze", bronze(source)) for source in self.sources]
-        for name, table in (*in_bronze, ("late", LATE), ("quarantined", QUARANTINE)):
+        noted = [("late", LATE), *([("duplicates", DUPLICATES)] if self.has_ids else [])]
+        for name, table in (*in_bronze, *noted, ("quarantined", QUARANTINE)):
             for p, count in self.summary(table, ["partition"], "count *"):
                 counts[p][name] += count
         for p, status, valid, count in self.summary(
@@ -186,7 +189,10 @@ class _LakeFigures:
             counts[p]["published"] = last_seq + 1  # the sequence has no gap
         places = [("all", [*counts], min(self.clocks.values(), default=None))] if counts else []
         places += [(str(p), [p], self.clocks.get(p)) for p in sorted(counts)]
-        names = COUNTS_OF_TENANTS if self.settings.merge.has_tenants else COUNTS
+        has_tenants = self.settings.merge.has_tenants
+        names = [*(COUNTS_OF_TENANTS if has_tenants else COUNTS)]
+        if self.has_ids:
+            names.insert(names.index("late") + 1, "duplicates")
         rows: list[Row] = []
         for title, partitions, clock in places:
             total = sum((counts[p] for p in partitions), Counter[str]())
@@ -198,7 +204,7 @@ class _LakeFigures:
         )
         caption += (
             " Waiting: records that were read and wait for their tenants' clocks."
-            if names != COUNTS
+            if has_tenants
             else ""
         )
         return Figure("Clocks and counts", caption if rows else "The lake has no record yet.", rows)
@@ -243,14 +249,17 @@ class _LakeFigures:
     def refused(self) -> Figure:
         """Return how many records are in no merge record, and why."""
         counts = [("late", *row) for row in self.summary(LATE, _INPUT, "count *")]
+        if self.has_ids:
+            counts += [("duplicate", *row) for row in self.summary(DUPLICATES, _INPUT, "count *")]
         names = self.settings.input_names
         late, quarantined = (
             sorted((reason, names[InputId(*place)], count) for reason, *place, count in rows)
             for rows in (counts, self.summary(QUARANTINE, ["reason", *_INPUT], "count *"))
         )
+        repeat = "repeat a part, " if self.has_ids else ""
         caption = (
-            "Records that are in no merge record: they came too late, or are in quarantine for "
-            "this reason."
+            f"Records that are in no merge record: they came too late, {repeat}or are in "
+            "quarantine for this reason."
         )
         rows = _rows(("reason", "source", "records"), [*late, *quarantined])
         return Figure(

@@ -59,9 +59,12 @@ def _quality(results: list[dict[str, Any]]) -> list[RenderableType]:
 
 
 def _partition(partition: dict[str, Any]) -> tuple[RenderableType, ...]:
-    counts = ("open", "waiting", "timed_out", "late", "quarantined", "published", "behind_sink")
+    counts = ("open", "waiting", "timed_out", "late", "duplicates", "quarantined", "published")
+    seldom = ("duplicates", "behind_sink")
     shown = [
-        name for name in counts if name in partition and (partition[name] or name != "behind_sink")
+        name
+        for name in (*counts, "behind_sink")
+        if name in partition and (partition[name] or name not in seldom)
     ]
     facts = " · ".join(f"{name.replace('_', ' ')} [bold]{partition[name]:,}[/]" for name in shown)
     sources = Table("", "state", "head", "lead", "lag", "", box=None, header_style="dim")
@@ -410,8 +413,10 @@ def _compared(one: int, other: int) -> tuple[str, str, str]:
     return f"{one:,}", f"{other:,}", f"{other - one:+,}" if other != one else "-"
 
 
+_REPEATED = "duplicates: merged, and no parts"
 _SECTIONS = (
     ("late", "late: never merged", ("event_time", "position", "batch", "version")),
+    ("duplicates", _REPEATED, ("event_time", "id", "of_offset", "batch", "version")),
     ("waiting", "in bronze, waiting for the clock", ("event_time",)),
     ("quarantined", "refused, with this Kafka key", ("reason", "detail")),
 )
@@ -578,6 +583,7 @@ def try_view(answer: dict[str, Any]) -> Group:
         ]
     for name, title, columns in (
         ("late", "late: never merged", ("key", "event_time", "position")),
+        ("duplicates", _REPEATED, ("key", "event_time", "id", "of_offset")),
         ("quarantined", "refused", ("reason", "detail")),
         ("waiting", "waiting for the clock", ("key", "event_time")),
     ):

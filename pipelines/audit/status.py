@@ -102,7 +102,7 @@ def status(
         behind_sink = pool.submit(_behind_sink, reader, newest, epochs.closing_from)
         progress = _read_progress(pool, reader, settings, newest)
         slowest_tenants = pool.submit(_slowest, reader, settings) if has_tenants else None
-        counts = _read_counts(pool, reader)
+        counts = _read_counts(pool, reader, has_ids=epochs.current.settings.has_ids)
         bounds, transactions = _answer_of(kafka_ends)
         partitions = range(progress.partitions(bounds))
         every = [TopicPartition(i, p) for i in settings.inputs for p in partitions]
@@ -220,6 +220,7 @@ class _Counts(NamedTuple):
 
     silver: Mapping[tuple[Any, ...], int]
     late: Mapping[tuple[Any, ...], int]
+    duplicates: Mapping[tuple[Any, ...], int]
     quarantined: Mapping[tuple[Any, ...], int]
     published: Mapping[int, int]
 
@@ -229,17 +230,20 @@ class _Counts(NamedTuple):
             "open": self.silver.get((partition, "open"), 0),
             "timed_out": self.silver.get((partition, "timed_out"), 0),
             "late": self.late.get((partition,), 0),
+            "duplicates": self.duplicates.get((partition,), 0),
             "quarantined": self.quarantined.get((partition,), 0),
             "published": self.published.get(partition, 0),
         }
 
 
-def _read_counts(pool: ThreadPoolExecutor, reader: TableReader) -> _Counts:
+def _read_counts(pool: ThreadPoolExecutor, reader: TableReader, *, has_ids: bool) -> _Counts:
     silver = pool.submit(_counts, reader, tables.SILVER, "partition", "status")
     late = pool.submit(_counts, reader, tables.LATE, "partition")
+    duplicates = _counts(reader, tables.DUPLICATES, "partition") if has_ids else {}
     quarantined = pool.submit(_counts, reader, tables.QUARANTINE, "partition")
     published = {p: tail.seq + 1 for p, tail in last_published(reader).items()}
-    return _Counts(silver.result(), late.result(), quarantined.result(), published)
+    noted = late.result(), duplicates, quarantined.result()
+    return _Counts(silver.result(), *noted, published)
 
 
 def _answer_of(

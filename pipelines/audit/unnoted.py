@@ -28,21 +28,24 @@ class Unnoted(NamedTuple):
     """Missing notes.
 
     - `batch`: the batch of silver whose notes are missing; None where none are.
-    - `consumed`: the offsets of the records of which `late` may lack some.
+    - `consumed`: the offsets of the records of which `late` or `duplicates` may lack some.
     - `refused`: the offsets of bronze's last commit, whose refused records `quarantine` lacks.
     - `refused_inputs`: the names of their inputs, in order.
+    - `has_ids`: True where there may be duplicates.
     """
 
     batch: int | None
     consumed: Ranges
     refused: Ranges
     refused_inputs: Sequence[str] = ()
+    has_ids: bool = False
 
     @property
     def warnings(self) -> list[dict[str, str]]:
         """Problems that say what is missing from an answer that relies on the tables."""
         fix = "wait a moment, or start the run, which writes them first"
-        missing = [] if self.batch is None else [("late records", f"batch {self.batch} of silver")]
+        noted = "late records and duplicates" if self.has_ids else "late records"
+        missing = [] if self.batch is None else [(noted, f"batch {self.batch} of silver")]
         missing += [
             ("refused records", f"the last batch of {name}") for name in self.refused_inputs
         ]
@@ -85,12 +88,14 @@ def read_unnoted(reader: TableReader, settings: Settings, generation: Generation
     plan, _, _ = last
     # The first batch of an epoch judges again what waits for its tenant, which may have come long
     # before, and may be late now.
-    begins = settings.merge.has_tenants and plan.epoch > 0
+    # A record may also have waited long before it turns out to be a duplicate.
+    begins = settings.merge.has_tenants and (plan.epoch > 0 or settings.has_ids)
     consumed = {
         tp: (0 if begins else done.from_offset, done.until_offset)
         for tp, done in plan.ranges.items()
     }
-    return Unnoted(plan.batch, consumed if plan.has_late else {}, refused, names)
+    may_lack = plan.has_late or settings.has_ids
+    return Unnoted(plan.batch, consumed if may_lack else {}, refused, names, settings.has_ids)
 
 
 def unnoted_batch(reader: TableReader, settings: Settings) -> int | None:

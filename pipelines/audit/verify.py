@@ -17,8 +17,8 @@ is checked against bronze. The checks are numbered as in the contract:
    time;
 4. what should have timed out has, nothing else has, nothing waits for long, and each batch's clock
    is what bronze says;
-5. silver and late are what the merge model makes of bronze, for a sample of keys or for all; rows
-   are valid where they should be;
+5. silver, late and duplicates are what the merge model makes of bronze, for a sample of keys or for
+   all; rows are valid where they should be;
 6. the *sink* holds silver's finished records in order, and nothing else;
 7. topics of *dead letters* have each late or refused record once, as it came, in order of offset.
 

@@ -29,6 +29,7 @@ from pipelines.core.input_columns import part_topics
 from pipelines.core.inputs import InputId
 from pipelines.core.model import NO_TENANT
 from pipelines.core.plan import TopicPartition
+from pipelines.core.repeated import ID, RECORD_IDS
 from pipelines.core.sequence import SortKey, place_of
 from pipelines.core.types import DUE, TENANT
 from pipelines.lake import tables
@@ -44,14 +45,24 @@ One partition is in memory at a time, or that fraction of the lake.
 """
 
 
+DUPLICATE = "duplicate"
+"""The outcome of a repeated record."""
+
+
+def repeated(record_id: str, of_offset: int) -> str:
+    """Return what a duplicate has in place of a value: its id, and the offset of the part."""
+    return f"the id {record_id!r} of offset {of_offset}"
+
+
 class Outcome(NamedTuple):
     """The outcome of records with a key.
 
     - `status`: of a merge record `open`, `timed_out`, or `reset` (closed by a jump); `late`;
+      DUPLICATE, of a repeated record;
       `waiting` for its tenant's clock; or PUBLISHED, for a part of a message that was out before.
     - `event_time` and `last` (ms): `last` is the last event time, or the position of a late record.
     - `parts`: of each its source, offset, event time and value, as its text, or as JSON of the
-      fields of a schema.
+      fields of a schema. Of a duplicate, `repeated` stands for the value.
     - `due` and `closed_at` (ms): of a merge record; `closed_at` where it has timed out.
     - `position` (ms): of a waiting record.
     - `says_closing`: of a merge record that has timed out, True where its message says `due` and
@@ -99,7 +110,7 @@ class Row(NamedTuple):
     """A row of silver.
 
     `holds`: True where the user's predicate holds, None where that is not known. `value`: that of
-    its message.
+    its message. `ids`: of each record with an id its input, offset, event time (ms) and id.
     """
 
     outcome: Outcome
@@ -108,6 +119,7 @@ class Row(NamedTuple):
     invalid_reason: str | None
     holds: bool | None
     value: bytes | None
+    ids: tuple[tuple[InputId, int, int, str], ...] = ()
 
     @property
     def is_finished(self) -> bool:
@@ -149,6 +161,7 @@ class Sampled(NamedTuple):
     value: bytes
     kept: bytes
     tenant: str
+    id: str | None
 
 
 class Log(NamedTuple):
@@ -182,7 +195,7 @@ class Log(NamedTuple):
 class Partition:
     """All rows of one partition.
 
-    - `rows` and `late`: those of the generation.
+    - `rows`, `late` and `duplicates`: those of the generation.
     - `published`: finished, valid rows of other generations.
     - `late_rows`: the rows of `late` up to the generation's last batch, also of earlier ones.
     - `recovered`: of each message of a lost lake its key, event time, due and closed_at (ms; None
@@ -196,6 +209,7 @@ class Partition:
     rows: Sequence[Row]
     published: Sequence[Row]
     late: Sequence[Outcome]
+    duplicates: Sequence[Outcome]
     late_rows: pa.Table
     recovered: Sequence[tuple[str, int, int | None, int | None, str]]
     progress: pa.Table
@@ -252,6 +266,7 @@ _JUDGED = ("batch", "valid", "invalid_reason")
 _COLUMNS: Mapping[str, Sequence[str]] = {
     tables.SILVER: (*_RECORD, "last_event_time", "position", "status", *DUE.names, *_JUDGED),
     tables.LATE: (*_RECORD, *_INPUT, "offset", "position", "value", "batch"),
+    tables.DUPLICATES: (*_RECORD, *_INPUT, "offset", ID.name, "of_offset", "batch"),
     tables.QUARANTINE: (*_INPUT, "offset"),
     tables.IDLE_HEARTBEATS: (*_INPUT, "after_offset", "event_time", "decided_at", *TENANT.names),
 }
@@ -268,9 +283,11 @@ def read_partitions(
 
     `evaluated`: adds the columns `holds` and `told` (`Row.value`) to rows of silver.
     """
-    more_columns = {tables.SILVER: tuple(evidence.settings.sources)}
+    ids = [RECORD_IDS.name] if evidence.settings.has_ids else []
+    more_columns = {tables.SILVER: (*evidence.settings.sources, *ids)}
     more_conditions: Mapping[str, Sequence[Condition]] = {
         tables.LATE: [("batch", "<=", evidence.last_batch)],
+        tables.DUPLICATES: [("batch", "<=", evidence.last_batch)],
         tables.IDLE_HEARTBEATS: [("generation", "=", evidence.generation.number)],
     }
     for first, until in groups(evidence.partitions):
@@ -294,7 +311,7 @@ def _partition(evidence: Evidence, number: int, rows: dict[str | InputId, pa.Tab
     """Return a partition; `rows`: by table, those of bronze by input."""
     history = evidence.history_of(number)
     progress = rows[tables.PROGRESS]
-    for table in (tables.LATE, tables.QUARANTINE):
+    for table in (tables.LATE, tables.DUPLICATES, tables.QUARANTINE):
         rows[table] = _since(rows[table], history)
     late = [
         Outcome(
@@ -310,6 +327,20 @@ def _partition(evidence: Evidence, number: int, rows: dict[str | InputId, pa.Tab
         )
         if evidence.is_own(batch)
     ]
+    duplicates = [
+        Outcome(
+            key,
+            DUPLICATE,
+            time,
+            time,
+            ((InputId(source, topic), offset, time, repeated(record_id, of_offset)),),
+            tenant=tenant,
+        )
+        for key, time, tenant, source, topic, offset, record_id, of_offset, batch in _tuples(
+            rows[tables.DUPLICATES], _COLUMNS[tables.DUPLICATES]
+        )
+        if evidence.is_own(batch)
+    ]
     every = list(_rows(rows[tables.SILVER], evidence))
     tps = [TopicPartition(input_id, number) for input_id in evidence.settings.inputs]
     return Partition(
@@ -319,6 +350,7 @@ def _partition(evidence: Evidence, number: int, rows: dict[str | InputId, pa.Tab
         rows=[_closed(evidence, number, row) for row in every if evidence.is_own(row.batch)],
         published=[r for r in every if r.valid and r.is_finished and not evidence.is_own(r.batch)],
         late=late,
+        duplicates=duplicates,
         late_rows=rows[tables.LATE],
         recovered=list(_tuples(rows[tables.RECOVERED], _OF_MESSAGES)),
         progress=progress.filter(pc.greater(progress["batch"], history.batch)),
@@ -396,10 +428,13 @@ def _read_bronze(evidence: Evidence, input_id: InputId, here: Sequence[Condition
     That is: of records with keys that are sampled or were read back, and of records that may have
     been passed over. The model says what became of those.
     """
-    columns = ["partition", *_OF_BRONZE]
+    has_ids = evidence.settings.has_ids
+    columns = ["partition", *_OF_BRONZE, *([ID.name] if has_ids else [])]
     table = tables.bronze(input_id.source)
     where = of_topic(input_id, [here])
     rows = read_table(evidence.reader, evidence.settings, table, columns, where)
+    if not has_ids:
+        rows = rows.append_column(ID, pa.nulls(rows.num_rows, ID.type))
     recovered = set(evidence.recovered["merge_key"].to_pylist())
     is_sampled = pa.array(
         [evidence.is_sampled(key) or key in recovered for key in rows["merge_key"].to_pylist()],
@@ -511,13 +546,14 @@ def _sampled(
         for schemas in evidence.avro
     ]
     sampled = {}
-    names = ("offset", "merge_key", "value", "tenant")
-    for o, key, value, tenant in zip(*(rows[name].to_pylist() for name in names), strict=True):
+    names = ("offset", "merge_key", "value", "tenant", ID.name)
+    columns = (rows[name].to_pylist() for name in names)
+    for o, key, value, tenant, record_id in zip(*columns, strict=True):
         epoch = evidence.epoch_of(tp, o)
         decode = decoders[epoch.number]
         content = value if decode is None else decode(value, tp.partition, o)
         read_type = epoch.settings.sources[source].read_type
-        sampled[o] = Sampled(key, value, as_kept(content, read_type, kept), tenant)
+        sampled[o] = Sampled(key, value, as_kept(content, read_type, kept), tenant, record_id)
     return sampled
 
 
@@ -532,6 +568,23 @@ def _decisions(rows: pa.Table) -> tuple[pa.Table, list[dict[str, int]]]:
         *(decisions[name].to_pylist() for name in ("after_offset", "decided_at")), strict=True
     )
     return decisions, [tenant_times.get(place, {}) for place in places]
+
+
+def _ids(silver: pa.Table) -> Iterator[tuple[tuple[InputId, int, int, str], ...]]:
+    """Yield the ids of each row of silver, as `Row` has them."""
+    if RECORD_IDS.name not in silver.column_names:
+        yield from [()] * silver.num_rows
+        return
+    for entries in silver[RECORD_IDS.name].to_pylist():
+        yield tuple(
+            (
+                InputId(entry["source"], entry["topic"]),
+                entry["offset"],
+                round(entry["event_time"].timestamp() * 1000),
+                entry["id"],
+            )
+            for entry in entries or ()
+        )
 
 
 def _rows(silver: pa.Table, evidence: Evidence) -> Iterator[Row]:
@@ -555,7 +608,7 @@ def _rows(silver: pa.Table, evidence: Evidence) -> Iterator[Row]:
         ends = np.cumsum(numbers(pc.list_value_length(lists), 0)).tolist()
         parts_by_source.append([flat_parts[a:b] for a, b in zip([0, *ends], ends, strict=False)])
     rows = _tuples(silver, (*_COLUMNS[tables.SILVER], "holds", "told"))
-    for row, *parts in zip(rows, *parts_by_source, strict=True):
+    for row, ids, *parts in zip(rows, _ids(silver), *parts_by_source, strict=True):
         key, first, tenant, last, position, status, due, closed_at, batch, valid, reason = row[:-2]
         says_closing = closed_at is not None and closing_from is not None and batch >= closing_from
         outcome = Outcome(
@@ -570,4 +623,5 @@ def _rows(silver: pa.Table, evidence: Evidence) -> Iterator[Row]:
             position,
             says_closing,
         )
-        yield Row(outcome, batch, valid, reason, *row[-2:])
+        holds, value = row[-2:]
+        yield Row(outcome, batch, valid, reason, holds, value, ids)

@@ -14,11 +14,20 @@ import numpy as np
 import pyarrow as pa
 
 from pipelines.audit.evidence import End, Evidence
-from pipelines.audit.verify_evidence import DECISION, KEYED, Log, Outcome, Partition
+from pipelines.audit.verify_evidence import (
+    DECISION,
+    DUPLICATE,
+    KEYED,
+    Log,
+    Outcome,
+    Partition,
+    repeated,
+)
 from pipelines.core.inputs import InputId
 from pipelines.core.model import (
     MIN_TIME,
     NO_TENANT,
+    DuplicateRecord,
     MergeRecord,
     MergeRules,
     Part,
@@ -43,6 +52,9 @@ them), and tenant.
 
 OpenParts = Mapping[tuple[str, str], Sequence[tuple[Any, ...]]]
 """Parts of open merge records (as in `Outcome`), by tenant and key."""
+
+RecordIds = Mapping[tuple[str, str], Sequence[tuple[InputId, int, int, str]]]
+"""Ids of the records of open merge records (as in `Row`), by tenant and key."""
 
 
 class Expected(NamedTuple):
@@ -76,12 +88,16 @@ def expected(partition: Partition) -> Expected:
         {tp.input: _arrivals(evidence, tp, log) for tp, log in partition.logs.items()},
         recovered=partition.recovered,
         open_before=before,
+        ids_before=_ids_before(partition),
         passed_over_before=evidence.since.get(partition.number),
     ):
         for number, tenant, clock in clock_requests.get(epoch, ()):
             clocks[number] = model.tenant_clock(tenant, clock)
     model_outcomes = []
     for outcome in outcomes(model) if model is not None else ():
+        if outcome.status == DUPLICATE:
+            model_outcomes.append(outcome)
+            continue
         is_late = outcome.status == "late"
         parts = list[tuple[Any, ...]]()
         for part in outcome.parts:
@@ -108,9 +124,11 @@ def _arrivals(evidence: Evidence, tp: TopicPartition, log: Log) -> list[tuple[in
     decided = iter(read.tenant_times)
     records = []
     for offset, position, time, kind, is_keyed, tenant in zip(*columns, tenants, strict=True):
-        key = log.sampled[offset].key if is_keyed else None
+        sampled = log.sampled[offset] if is_keyed else None
+        key, record_id = (None, None) if sampled is None else (sampled.key, sampled.id)
         tenant_times = next(decided) if kind == DECISION else None
-        records.append((position, Record(tp.input, offset, time, key, tenant, tenant_times)))
+        record = Record(tp.input, offset, time, key, tenant, tenant_times, record_id)
+        records.append((position, record))
     return records
 
 
@@ -140,6 +158,35 @@ def _open_before(partition: Partition) -> OpenParts:
     return open_parts
 
 
+def _ids_before(partition: Partition) -> RecordIds:
+    """Return, by tenant and sampled key, the ids of the records of what was open then."""
+    found = {}
+    for row in partition.rows:
+        outcome = row.outcome
+        before = [entry for entry in row.ids if not partition.is_judged(*entry[:2])]
+        if before and partition.evidence.is_sampled(outcome.key):
+            found[outcome.tenant, outcome.key] = before
+    return found
+
+
+def _opened(
+    open_before: OpenParts, ids_before: RecordIds, sources: Sequence[str]
+) -> dict[tuple[str, str], MergeRecord]:
+    """Return what was open when the partition's history begins, by tenant and key."""
+    records = {}
+    for (tenant, key), open_parts in open_before.items():
+        ids = ids_before.get((tenant, key), ())
+        times = [time for _, _, time, *_ in [*open_parts, *ids]]
+        parts = {source: list[Part]() for source in sources}
+        for (source, topic), offset, time, *_ in open_parts:
+            parts[source].append(Part(time, offset, topic))
+        record = MergeRecord(key, min(times), max(times), parts, tenant)
+        for input_id, offset, _, record_id in sorted(ids, reverse=True):
+            record.ids[input_id, record_id] = offset
+        records[tenant, key] = record
+    return records
+
+
 def merged_through(
     through: Sequence[tuple[Epoch, End]],
     partition: int,
@@ -147,6 +194,7 @@ def merged_through(
     *,
     recovered: Iterable[Message] = (),
     open_before: OpenParts = MappingProxyType({}),
+    ids_before: RecordIds = MappingProxyType({}),
     passed_over_before: int | None = None,
 ) -> Iterator[tuple[int, PartitionMerge]]:
     """Yield the number of each epoch in which a partition had a clock, and the model at its end.
@@ -154,7 +202,7 @@ def merged_through(
     It is the same model each time.
 
     - `recovered`: messages that were read back from the sink.
-    - `open_before`: what was open when the partition's history begins.
+    - `open_before` and `ids_before`: what was open when the partition's history begins.
     - `passed_over_before`: the position (ms) in their tenant before which a lost lake's records are
       passed over.
     """
@@ -167,12 +215,7 @@ def merged_through(
     model = PartitionMerge(rules, recovered=messages)
     if passed_over_before is not None:
         model.since = passed_over_before
-    for (tenant, key), open_parts in open_before.items():
-        times = [time for _, _, time, *_ in open_parts]
-        opened = {source: list[Part]() for source in rules.sources}
-        for (source, topic), offset, time, *_ in open_parts:
-            opened[source].append(Part(time, offset, topic))
-        model.open[tenant, key] = MergeRecord(key, min(times), max(times), opened, tenant)
+    model.open |= _opened(open_before, ids_before, rules.sources)
     delivered = dict.fromkeys(inputs, 0)
     for epoch, end in through:
         if (clock := end.clocks.get(partition)) is None:
@@ -214,6 +257,7 @@ def outcomes(model: PartitionMerge) -> Iterator[Outcome]:
             tenant=r.tenant or NO_TENANT,
             position=position,
         )
+    yield from map(_duplicate, model.duplicates)
     for status, row in [
         *(("timed_out", row) for row in model.timed_out),
         *(("open", row) for row in model.open.values()),
@@ -235,6 +279,15 @@ def outcomes(model: PartitionMerge) -> Iterator[Outcome]:
             row.tenant,
             says_closing=row.says_closing,
         )
+
+
+def _duplicate(duplicate: DuplicateRecord) -> Outcome:
+    """Return the outcome of a repeated record."""
+    record, of_offset = duplicate
+    time = record.event_time
+    part = record.input, record.offset, time, repeated(record.id or "", of_offset)
+    tenant = record.tenant or NO_TENANT
+    return Outcome(record.key or "", DUPLICATE, time, time, (part,), tenant=tenant)
 
 
 def _count_until(records: Sequence[tuple[int, Record]], until: int, clock: int) -> int:

@@ -8,7 +8,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import replace
 from itertools import chain
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +18,7 @@ from pipelines.audit.partitioning import KeyPartitions, Place, check_key_partiti
 from pipelines.audit.problems import Findings, different
 from pipelines.audit.verify_evidence import (
     DECISION,
+    DUPLICATE,
     Outcome,
     Partition,
     ReadLog,
@@ -149,10 +150,14 @@ def gaps(offsets: Ints, skipped: Sequence[tuple[int, int]], end: int) -> list[tu
 # -- check 2: each record has one outcome
 
 
+_NOTED_IN: Final = {"late": "late", DUPLICATE: "duplicates"}
+"""The tables of outcomes that are noted after their batch."""
+
+
 class Erasing(NamedTuple):
     """Keys that `forget` has begun to erase, by tenant.
 
-    `parts`: what silver and late still have of them and bronze has, too, by input and offset.
+    `parts`: what silver and its notes still have of them and bronze has, too, by input and offset.
     """
 
     keys: Set[tuple[str, str]]
@@ -177,11 +182,12 @@ def without_erased(partition: Partition, findings: Findings) -> tuple[Partition,
     if erased:
         rows = [row for row in partition.rows if stays(row.outcome)]
         late = [outcome for outcome in partition.late if stays(outcome)]
-        partition = replace(partition, rows=rows, late=late)
+        duplicates = [outcome for outcome in partition.duplicates if stays(outcome)]
+        partition = replace(partition, rows=rows, late=late, duplicates=duplicates)
     for outcome in halves:
         findings.add(
-            f"`forget` was cut short: {'late' if outcome.status == 'late' else 'silver'} still has "
-            "a record of the key",
+            f"`forget` was cut short: {_NOTED_IN.get(outcome.status, 'silver')} still has a record "
+            "of the key",
             place(partition.number, outcome.key, outcome.event_time, outcome.tenant),
             "call `watersmeet forget` for the key again",
         )
@@ -190,21 +196,21 @@ def without_erased(partition: Partition, findings: Findings) -> tuple[Partition,
 
 
 def with_unnoted(partition: Partition, model: Iterable[Outcome]) -> Partition:
-    """Return the partition with the late records of a batch whose notes are missing, as the model
-    has them.
+    """Return the partition with the late and repeated records of a batch whose notes are missing,
+    as the model has them.
     """
     consumed = partition.evidence.unnoted.consumed
     if not consumed:
         return partition
-    noted = {part[:2] for outcome in partition.late for part in outcome.parts}
-    late = list(partition.late)
+    noted = {"late": [*partition.late], DUPLICATE: [*partition.duplicates]}
+    known = {(one.status, *part[:2]) for one in chain(*noted.values()) for part in one.parts}
     for outcome in model:
         input_id, offset, *_ = outcome.parts[0]
         since, until = consumed.get(TopicPartition(input_id, partition.number), (0, 0))
-        is_here = since <= offset < until and (input_id, offset) not in noted
-        if outcome.status == "late" and is_here:
-            late.append(outcome)
-    return replace(partition, late=late)
+        is_here = since <= offset < until and (outcome.status, input_id, offset) not in known
+        if outcome.status in noted and is_here:
+            noted[outcome.status].append(outcome)
+    return replace(partition, late=noted["late"], duplicates=noted[DUPLICATE])
 
 
 def check_outcomes(
@@ -212,20 +218,22 @@ def check_outcomes(
 ) -> None:
     """Check that every record that the merge has passed has exactly one outcome.
 
-    - It is in one merge record, waiting, late, or published before a recovery.
+    - It is in one merge record, waiting, late, a duplicate, or published before a recovery.
     - A refused record is in quarantine once. It may be there before the merge has passed it.
     - A skipped tombstone is nowhere else, and only a tombstone is skipped.
     - Nothing else is there.
 
     Of a batch whose notes are missing, only records with sampled keys are judged: the others may be
-    late.
+    late, or duplicates.
     """
     evidence = partition.evidence
     kinds = "merge records, waiting" if evidence.settings.merge.has_tenants else "merge records"
+    kinds += ", late, duplicates" if evidence.settings.has_ids else ", late"
     offsets_by_input = defaultdict[InputId, list[int]](list)
     begins = partition.begins
     published = (outcome for outcome in model if outcome.status == PUBLISHED)
-    every = chain((row.outcome for row in partition.rows), partition.late, published)
+    noted = chain(partition.late, partition.duplicates)
+    every = chain((row.outcome for row in partition.rows), noted, published)
     for input_id, offset, *_ in chain(*(outcome.parts for outcome in every), erasing.parts):
         if offset >= begins.get(input_id, 0):
             offsets_by_input[input_id].append(offset)
@@ -240,7 +248,7 @@ def check_outcomes(
         for offset, what in _unequal(log.quarantined, refused, log.refused):
             findings.add(f"quarantine: the record {what}", where + evidence.at(tp, offset), fix)
         for offset, what in _unequal(here, log.consumed[~is_unknown], log.consumed):
-            what = f"{kinds}, late and recovered: the record {what}"
+            what = f"{kinds} and recovered: the record {what}"
             findings.add(what, where + evidence.at(tp, offset))
         for offset in log.unread:
             fix = (
@@ -458,8 +466,8 @@ def check_model(
 ) -> None:
     """Check that the tables have the model's outcomes for sampled keys, and no others.
 
-    Outcomes are merge records, waiting records and late ones. Keys, by tenant, that `forget` has
-    begun to erase (`erasing`) do not count.
+    Outcomes are merge records, waiting records, late and repeated ones. Keys, by tenant, that
+    `forget` has begun to erase (`erasing`) do not count.
     """
     evidence = partition.evidence
     names = evidence.settings.input_names
@@ -471,7 +479,8 @@ def check_model(
             if evidence.is_sampled(outcome.key) and not is_erasing and outcome.status != PUBLISHED:
                 yield as_ended(evidence, partition.number, outcome)
 
-    actual = judged(chain((row.outcome for row in partition.rows), partition.late))
+    noted = chain(partition.late, partition.duplicates)
+    actual = judged(chain((row.outcome for row in partition.rows), noted))
     right = judged(model)
     for (key, tenant), *sides in different(
         actual, right, lambda outcome: (outcome.key, outcome.tenant)

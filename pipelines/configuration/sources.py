@@ -10,6 +10,7 @@ from pydantic import (
     ConfigDict,
     Discriminator,
     Field,
+    PrivateAttr,
     SerializerFunctionWrapHandler,
     Tag,
     ValidationInfo,
@@ -149,6 +150,7 @@ class SourceSettings(Part):
     """
 
     topic: kinds.Topics = Field(examples=["tracking"])
+    id_path: kinds.DottedPath | None = Field(default=None, validation_alias="id")
     repartition: RepartitionSettings | None = None
     format: Literal["json", "avro"] = "json"
     schema_file: kinds.Schema | None = Field(default=None, validation_alias="schema")
@@ -162,6 +164,18 @@ class SourceSettings(Part):
     tombstone: Literal["quarantine", "skip"] = "quarantine"
     where: Equality | None = None
     heartbeat: Equality | None = None
+    _had_id: bool = PrivateAttr(default=False)
+
+    @property
+    def has_id(self) -> bool:
+        """True where records have an id, or have had one in a living lake."""
+        return self._had_id or self.id_path is not None
+
+    def after(self, before: "SourceSettings") -> "SourceSettings":
+        """Return these settings as the next ones of a lake, after `before`."""
+        settings = self.model_copy()
+        settings._had_id = before.has_id
+        return settings
 
     @field_validator("topic")
     @classmethod

@@ -66,6 +66,7 @@ RESERVED_NAMES: Final = frozenset(
         "tenant",
         "position",
         "record_bytes",
+        "record_ids",
         "key",
         "waits_for",
     ]

@@ -14,6 +14,7 @@ import pyarrow.compute as pc
 from pipelines.core.columns import Int64s, groups, int64s
 from pipelines.core.inputs import InputId
 from pipelines.core.reading import FORGOTTEN
+from pipelines.core.repeated import ID
 from pipelines.lake import tables
 from pipelines.lake.inputs import of_input
 from pipelines.lake.table_reader import TableReader
@@ -44,7 +45,7 @@ def read_erased(
 def without_erased(rows: pa.Table, *, erased: Mapping[int, Int64s]) -> pa.Table:
     """Return rows of bronze as `forget` leaves them; `erased`: offsets by partition.
 
-    At erased offsets, key, value and headers are null; places, times and tenants stay. A record
+    At erased offsets, key, value, headers and id are null; places, times and tenants stay. A record
     that had a key becomes a heartbeat, since its time still moves the position. The detail of a
     refused record is `FORGOTTEN`.
     """
@@ -63,6 +64,7 @@ def without_erased(rows: pa.Table, *, erased: Mapping[int, Int64s]) -> pa.Table:
         "value": None,
         "headers": None,
         "merge_key": None,
+        **({ID.name: None} if ID.name in rows.column_names else {}),
         "heartbeat": pc.or_(rows["heartbeat"], pc.and_(erased_mask, was_keyed)),
         "detail": pc.if_else(pc.and_(erased_mask, is_refused), FORGOTTEN, rows["detail"]),
     }

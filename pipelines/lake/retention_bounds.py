@@ -4,8 +4,8 @@ rows.
 A floor is written before the rows below it are deleted, so a reader that knows it misses nothing
 above it. Bronze's floor is the end of a batch of silver: everything before its offsets is deleted,
 except refused records that are not old enough. The floor of another table is a time. Rows before it
-are deleted: of silver by last event time, of `late` by position, of `quarantine` by Kafka's
-timestamp.
+are deleted: of silver by last event time, of `late` by position, of `duplicates` by event time, of
+`quarantine` by Kafka's timestamp.
 
 What is left can be derived again from the end of a batch on, if no row that it touches has been
 deleted: there its *history* begins. The merge records that were open then are those rows of silver
@@ -15,7 +15,7 @@ that changed later or are still open, with the parts that came before.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from pipelines.core.inputs import InputId
 from pipelines.core.plan import TopicPartition
@@ -24,6 +24,9 @@ from pipelines.lake.epochs import read_epochs
 from pipelines.lake.generations import Generation
 from pipelines.lake.table_reader import Condition, TableReader, Where
 from pipelines.settings import Settings
+
+_JOINED: Final = (tables.SILVER, tables.DUPLICATES)
+"""The tables of records that have joined a merge record."""
 
 
 class RetentionBounds(NamedTuple):
@@ -83,7 +86,7 @@ def read_history(
     deleted_until = {
         place: time
         for place, time in retention_bounds.times.items()
-        if place[0] in (tables.LATE, tables.SILVER)
+        if place[0] in (tables.LATE, *_JOINED)
     }
     # Quarantine's floor does not count: refused records need no history.
     if not retention_bounds.batches and not deleted_until:
@@ -98,9 +101,9 @@ def read_history(
     for p in range(partitions):
         batch = max(min(retention_bounds.batches.get(p, -1), last_batch), generation.from_batch - 1)
         # No merge record is open for longer than `longest_ms`. So one that was open at a clock has
-        # its last event time at most that long before it.
+        # its event times at most that long before it, those of duplicates among them.
         times = [
-            time + (longest_ms if table == tables.SILVER else 0)
+            time + (longest_ms if table in _JOINED else 0)
             for (table, q), time in deleted_until.items()
             if q == p
         ]

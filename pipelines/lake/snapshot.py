@@ -36,7 +36,7 @@ A check takes far less time than a commit.
 
 _THREADS: Final = 8
 
-_OF_BATCHES: Final = (tables.SILVER, tables.LATE, tables.PROGRESS)
+_OF_BATCHES: Final = (tables.SILVER, tables.LATE, tables.DUPLICATES, tables.PROGRESS)
 """The tables that a batch of silver and its notes are written to."""
 
 _CHANGING: Final = frozenset(["DELETE", "UPDATE", "MERGE", "RESTORE"])

@@ -15,11 +15,13 @@ from pipelines.configuration.sources import SourceSettings
 from pipelines.core.inputs import several_topics
 from pipelines.core.merge import LATE_SCHEMA, silver_schema
 from pipelines.core.reading import BRONZE, RECORD_BYTES, REDRIVEN_FROM, bronze_schema
+from pipelines.core.repeated import DUPLICATE_SCHEMA, RECORD_IDS
 from pipelines.core.types import TIME, schema_of
 from pipelines.settings import Settings
 
 SILVER = "silver"
 LATE = "late"
+DUPLICATES = "duplicates"
 QUARANTINE = "quarantine"
 IDLE_HEARTBEATS = "idle_heartbeats"
 GENERATIONS = "generations"
@@ -86,11 +88,11 @@ def bronze(source: str) -> str:
 
 
 def has_records(table: str) -> bool:
-    """Return True where a table has records: raw, merged, late or refused.
+    """Return True where a table has records: raw, merged, late, repeated or refused ones.
 
     The others have what a run itself says, a few rows a batch.
     """
-    return table.startswith(bronze("")) or table in (SILVER, LATE, QUARANTINE)
+    return table.startswith(bronze("")) or table in (SILVER, LATE, DUPLICATES, QUARANTINE)
 
 
 def inputs_of(settings: Settings) -> frozenset[str]:
@@ -117,13 +119,15 @@ def layout(settings: Settings) -> dict[str, Table]:
         "delta.deletedFileRetentionDuration": interval,
         "delta.logRetentionDuration": interval,
     }
-    bronze_tables = [_bronze(name, source) for name, source in settings.sources.items()]
+    bronze_tables = [
+        _bronze(name, source, has_ids=settings.has_ids) for name, source in settings.sources.items()
+    ]
     # Late records, which are kept and never merged.
     statistics = _statistics(
         "source", "topic", "partition", "offset", "event_time", "position", "batch"
     )
     late = Table(LATE, LATE_SCHEMA, properties=statistics)
-    tables = [*bronze_tables, _silver(settings), late, *_OTHERS]
+    tables = [*bronze_tables, _silver(settings), late, _DUPLICATES, *_OTHERS]
     if has_registry(settings):
         tables.append(_WRITER_SCHEMAS)
     return {
@@ -135,14 +139,14 @@ def _statistics(*columns: str) -> dict[str, str]:
     return {"delta.dataSkippingStatsColumns": ",".join(columns)}
 
 
-def _bronze(name: str, source: SourceSettings) -> Table:
+def _bronze(name: str, source: SourceSettings, *, has_ids: bool) -> Table:
     """Return the bronze table of a source: every Kafka record once.
 
     A refused one has `reason` and `detail`, and is in `quarantine`, too.
     """
     # Statistics of these columns skip files exactly: a file holds one contiguous range of offsets
     # of one topic-partition.
-    schema = bronze_schema(has_registry=source.registry is not None)
+    schema = bronze_schema(has_registry=source.registry is not None, has_ids=has_ids)
     statistics = _statistics(
         "partition", "offset", "event_time", "kafka_timestamp", "reason", REDRIVEN_FROM.name
     )
@@ -155,9 +159,10 @@ def _silver(settings: Settings) -> Table:
     It is partitioned by status, so that no batch ever opens a file of finished records again.
     """
     types = {name: source.value_type for name, source in settings.sources.items()}
-    schema = silver_schema(types, several_topics(settings.inputs))
+    topics = several_topics(settings.inputs)
+    schema = silver_schema(types, topics, has_ids=settings.has_ids)
     # No statistics of keys: they would be in the log, which `forget` cannot change.
-    without = {"status", "valid", "invalid_reason", "merge_key", *types}
+    without = {"status", "valid", "invalid_reason", "merge_key", RECORD_IDS.name, *types}
     properties = {
         **_statistics(*(name for name in schema.names if name not in without)),
         # A checkpoint of the log doubles the cost of a small batch; reading the log between two
@@ -170,6 +175,14 @@ def _silver(settings: Settings) -> Table:
     }
     return Table(SILVER, schema, partitioned_by=("status",), properties=properties)
 
+
+# Repeated records: they have joined a merge record that has a part with their id. Of late ones
+# (`is_late`) there are none yet.
+_DUPLICATES = Table(
+    DUPLICATES,
+    DUPLICATE_SCHEMA,
+    properties=_statistics("source", "topic", "partition", "offset", "event_time", "batch"),
+)
 
 _TOPIC_PARTITION = "source string, topic string, partition int"
 _NOT_QUARANTINED = ("timestamp_type", "merge_key", "event_time", "heartbeat")

@@ -34,11 +34,12 @@ from pipelines.lake.commits import EVOLVING
 from pipelines.lake.epochs import Epochs, changes, epoch_row, read_epochs, rerouted
 from pipelines.lake.generations import read_generations
 from pipelines.lake.lease import EVOLVE, change_under_way
+from pipelines.lake.location import Lake
 from pipelines.lake.progress import LastBatch, last_batch
 from pipelines.lake.recovered import MESSAGES, has_messages
 from pipelines.lake.table_reader import TableReader
 from pipelines.monitoring.observability import Reporter
-from pipelines.run import LAYERS, Run
+from pipelines.run import LAYERS, Run, evolve_schema
 from pipelines.running.next_offsets import NextOffsets
 from pipelines.running.owner import now_ms
 from pipelines.settings import Settings
@@ -98,6 +99,9 @@ def evolve(reader: TableReader, settings: Settings, reporter: Reporter) -> dict[
         after = this_run.settings.under(
             {**settings.rules(), **_first_values(next_offsets, settings, answer)}
         )
+        if after.has_ids:  # whoever knows the epoch may ask for the columns
+            this_run.engine.lake = Lake(after)
+            evolve_schema(this_run.engine, [*map(tables.bronze, settings.sources), tables.SILVER])
         number = read_epochs(reader, settings).current.number + 1
         cycle.owner.append(tables.EPOCHS, epoch_row(after, number, from_batch, now_ms()), EVOLVING)
         fault_point(IN_EVOLVE[1])

@@ -29,6 +29,7 @@ from pipelines.core.columns import int64s
 from pipelines.core.inputs import InputId, of_source
 from pipelines.core.merge import REPLACING
 from pipelines.core.reading import FORGOTTEN, ReadingRules, value_key
+from pipelines.core.repeated import ID
 from pipelines.core.sequence import place_of
 from pipelines.core.types import DUE, TENANT, TIME
 from pipelines.errors import ConfigurationError, KafkaAccessError
@@ -129,6 +130,7 @@ class Forgetting:
         counts = {
             tables.SILVER: len(self._silver),
             tables.LATE: sum(map(len, self._late.values())),
+            **self._repeated,
             tables.QUARANTINE: sum(map(len, self._refused.values())),
         }
         for source in self.settings.sources:
@@ -157,6 +159,7 @@ class Forgetting:
         inputs = self.settings.inputs
         return bool(
             self._silver
+            or any(self._repeated.values())
             or any(self._late[i] or self._in_bronze(i) for i in inputs)
             or any(
                 True for i in inputs for _ in self._with_key(i, tables.bronze(i.source), refused)
@@ -200,6 +203,13 @@ class Forgetting:
             where = of_input(input_id, [self._key_conditions])
             places[input_id] = _places(self.reader.select(tables.LATE, _PLACE, where))
         return places
+
+    @cached_property
+    def _repeated(self) -> dict[str, int]:
+        """How many duplicates have the key; nothing where the lake has no table of them."""
+        if not self.reader.exists(tables.DUPLICATES):
+            return {}
+        return {tables.DUPLICATES: self._count(tables.DUPLICATES, "merge_key", "tenant")}
 
     @cached_property
     def _read(self) -> dict[InputId, Places]:
@@ -355,6 +365,7 @@ class Forgetting:
             self._forget_refused,
             self._forget_records,
             self._forget_late,
+            self._forget_repeated,
         ):
             step(owner)
         for table in filter(tables.has_records, owner.engine.lake.layout):
@@ -376,6 +387,7 @@ class Forgetting:
 
     def _forget_in_bronze(self, owner: Owner) -> None:
         as_heartbeat = {**_ERASED, "merge_key": None, "heartbeat": True}
+        as_heartbeat |= {ID.name: None} if owner.engine.lake.settings.has_ids else {}
         for input_id in self.settings.inputs:
             table, here = tables.bronze(input_id.source), of_topic(input_id)[0]
             _change_records(owner, table, self._read[input_id], here, as_heartbeat)
@@ -393,6 +405,15 @@ class Forgetting:
         for input_id in self.settings.inputs:
             places = self._late[input_id]
             _change_records(owner, tables.LATE, places, of_input(input_id)[0], None)
+
+    def _forget_repeated(self, owner: Owner) -> None:
+        if self._repeated.get(tables.DUPLICATES):
+            where = [self._key_conditions]
+            _commit(
+                owner,
+                tables.DUPLICATES,
+                partial(owner.engine.delete, tables.DUPLICATES, where),
+            )
 
     def _forget_records(self, owner: Owner) -> None:
         """Erase merge records. Their places are noted first, since the sink may have their

@@ -46,6 +46,7 @@ from pipelines.settings import KeepSettings, Settings
 _COLUMNS = {
     tables.SILVER: "last_event_time",
     tables.LATE: "position",
+    tables.DUPLICATES: "event_time",
     tables.QUARANTINE: "kafka_timestamp",
 }
 """Column by which the age of a row is counted. In bronze that is the event time, or Kafka's
@@ -107,6 +108,7 @@ def kept_ms(keep: KeepSettings, table: str) -> int | None:
     by_table = {
         tables.SILVER: keep.silver_ms,
         tables.LATE: keep.late_ms,
+        tables.DUPLICATES: keep.silver_ms,
         tables.QUARANTINE: keep.quarantine_ms,
     }
     return keep.bronze_ms if table.startswith(tables.bronze("")) else by_table.get(table)

@@ -6,11 +6,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+import pyarrow as pa
+
 from pipelines.core.clocks import Clocks, lookahead
 from pipelines.core.inputs import InputId
 from pipelines.core.merge import MESSAGE_SCHEMA, RECORD_SCHEMA, Batch, released_keys
 from pipelines.core.plan import BatchPlan, Rules
 from pipelines.core.reading import RECORD_BYTES
+from pipelines.core.repeated import DUPLICATE_SCHEMA, ID, RECORD_IDS, duplicates_of
 from pipelines.core.types import TENANT
 from pipelines.engine import Engine, Selection, SilverRows
 from pipelines.lake import tables
@@ -63,9 +66,24 @@ class BatchRows:
     def between(self, input_id: InputId, ranges: Mapping[int, tuple[int, int]]) -> Selection:
         """Return the records of bronze at these offsets that have a time."""
         timed: Where = [[*terms, ("event_time", "is not null", None)] for terms in within(ranges)]
+        columns = [*_BRONZE_COLUMNS, ID.name] if self._has_ids else _BRONZE_COLUMNS
         constants = {"source": input_id.source}
         where = of_topic(input_id, timed)
-        return Selection(tables.bronze(input_id.source), _BRONZE_COLUMNS, where, constants)
+        return Selection(tables.bronze(input_id.source), columns, where, constants)
+
+    def duplicates(self, batch: int) -> pa.Table:
+        """Return the duplicates that a committed batch has merged (`core.repeated`)."""
+        if not self._has_ids:
+            return DUPLICATE_SCHEMA.empty_table()
+        columns = ["partition", "merge_key", *TENANT.names, "generation", RECORD_IDS.name]
+        return duplicates_of(
+            self.engine.reader.rows(tables.SILVER, columns, [[("batch", "=", batch)]]), batch
+        )
+
+    @property
+    def _has_ids(self) -> bool:
+        """True where the tables of the lake have ids of records."""
+        return self.engine.lake.settings.has_ids
 
     @cached_property
     def has_messages(self) -> bool:
@@ -88,6 +106,7 @@ class BatchRows:
     def open_rows(self, unfinished: SilverRows) -> Selection:
         """Return the columns of open and waiting rows that the merge takes."""
         columns = [*_OPEN_TIMES, *self.settings.sources, RECORD_BYTES.name]
+        columns += [RECORD_IDS.name] if self._has_ids else []
         return Selection(tables.SILVER, columns, unfinished.where)
 
     def select_unfinished(self, batch: Batch, clocks: Clocks, records: int) -> SilverRows:

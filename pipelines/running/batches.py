@@ -55,4 +55,5 @@ def batch_of(
         settings.publish.max_bytes if settings.publish.value is None else None,
         {name: source.read_type for name, source in settings.sources.items()},
         avro,
+        has_ids=lake_settings.has_ids,
     )

@@ -145,8 +145,9 @@ class Lineage:
             )
             return topics, [*((table, sum(counts.values())) for table in bronze), *refused]
         if batch.layer == "silver":
-            late = [(self._table(tables.LATE), None)] if counts["late"] else []
-            return bronze, [(self._table(tables.SILVER), None), *late]
+            notes = {"late": tables.LATE, "duplicate": tables.DUPLICATES}
+            noted = [(self._table(table), None) for name, table in notes.items() if counts[name]]
+            return bronze, [(self._table(tables.SILVER), None), *noted]
         return [self._table(tables.SILVER)], [(topic, counts["published"]) for topic in topics]
 
     def _topic(self, topic: str) -> Dataset:

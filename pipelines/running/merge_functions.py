@@ -18,7 +18,6 @@ from pipelines.core.input_columns import input_numbers
 from pipelines.core.inputs import names_of
 from pipelines.core.merge import (
     NO_MESSAGES,
-    RECORD_SCHEMA,
     Batch,
     late,
     late_again,
@@ -89,7 +88,7 @@ class MergeFunctions:
 
         Raises MissingRecordsError if a topic-partition has fewer records than the plan has seen.
         """
-        records = together(inputs[: self.records])
+        records = together(inputs[: self.records], self.batch)
         _check_complete(records, self.batch, self.expected)
         heads = [*inputs[self.records : self.records + self.heads], _NO_HEADS]
         messages = [*inputs[self.records + self.heads :], NO_MESSAGES]
@@ -104,12 +103,12 @@ class LateAgain:
 
     def __call__(self, *inputs: pa.Table) -> pa.Table:
         """Return their records; `inputs`: records by input, and the waiting rows."""
-        return late_again(together(inputs[:-1]), inputs[-1], self.batch)
+        return late_again(together(inputs[:-1], self.batch), inputs[-1], self.batch)
 
 
-def together(records: Sequence[pa.Table]) -> pa.Table:
-    """Return records of several inputs as one table."""
-    return pa.concat_tables(records) if records else RECORD_SCHEMA.empty_table()
+def together(records: Sequence[pa.Table], batch: Batch) -> pa.Table:
+    """Return a batch's records of several inputs as one table."""
+    return pa.concat_tables(records) if records else batch.record_schema().empty_table()
 
 
 def _check_complete(

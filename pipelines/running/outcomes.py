@@ -33,11 +33,12 @@ def notify_merge(owner: Owner, rows: BatchRows, plan: BatchPlan | None, planner:
 def outcomes(
     reader: TableReader, settings: Settings, plan: BatchPlan, *, was_recovered: bool
 ) -> dict[str, Counts]:
-    """Return, by topic, how many records a batch has merged or found late, and its heartbeats.
+    """Return, by topic, how many records a batch has merged, or found late or repeated.
 
-    The notes of the batch must be written. A record that waits for its tenant's clock counts as
-    merged. `was_recovered`: there are messages of a lost lake, or of earlier generations, so some
-    records may be `recovered`: they are in no merge record of this generation.
+    Its heartbeats are counted, too. The notes of the batch must be written. A record that waits for
+    its tenant's clock counts as merged, also if it turns out to be a duplicate later.
+    `was_recovered`: there are messages of a lost lake, or of earlier generations, so some records
+    may be `recovered`: they are in no merge record of this generation.
     """
     late: Counter[InputId] = Counter()
     late_rows = reader.summary(
@@ -47,6 +48,7 @@ def outcomes(
         *(late_rows[name].to_pylist() for name in ("source", "topic", "rows")), strict=True
     ):
         late[InputId(source, topic)] += rows
+    duplicates, waited_duplicates = _duplicates(reader, settings, plan)
     merged = dict(_parts(reader, settings, plan)) if was_recovered else {}
     counts: dict[str, Counter[tuple[str, str]]] = {
         input_id.topic: Counter() for input_id in settings.inputs
@@ -54,13 +56,34 @@ def outcomes(
     for input_id in settings.inputs:
         topic = input_id.topic
         records, beats = _consumed(reader, input_id, plan)
-        on_time = records - late[input_id]
+        on_time = records - late[input_id] - duplicates[input_id]
         counts[topic]["heartbeat", ""] += beats
         counts[topic]["late", ""] += late[input_id]
+        if settings.has_ids:
+            repeated = duplicates[input_id] + waited_duplicates[input_id]
+            counts[topic]["duplicate", ""] += repeated
         counts[topic]["merged", ""] += merged.get(input_id, 0) if was_recovered else on_time
         if was_recovered:
             counts[topic]["recovered", ""] += on_time - merged.get(input_id, 0)
     return {topic: dict(topic_counts) for topic, topic_counts in counts.items()}
+
+
+def _duplicates(
+    reader: TableReader, settings: Settings, plan: BatchPlan
+) -> tuple[Counter[InputId], Counter[InputId]]:
+    """Return, by input, how many duplicates a batch has found.
+
+    First those of records that it has consumed, then those of records that had waited.
+    """
+    counts = Counter[InputId](), Counter[InputId]()
+    if not settings.has_ids:
+        return counts
+    columns = ["source", "topic", "partition", "offset"]
+    rows = reader.select(tables.DUPLICATES, columns, [[("batch", "=", plan.batch)]])
+    for row in rows.to_pylist():
+        tp = TopicPartition(InputId(row["source"], row["topic"]), row["partition"])
+        counts[row["offset"] < plan.ranges[tp].from_offset][tp.input] += 1
+    return counts
 
 
 def _consumed(reader: TableReader, input_id: InputId, plan: BatchPlan) -> tuple[int, int]:

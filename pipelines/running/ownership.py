@@ -53,7 +53,8 @@ def written_by(layer: str, settings: Settings) -> list[tuple[str, str]]:
         decided = [(table, bronze_application()) for table in beginnings]
         return [*read, *decided, *deleted, epochs]
     if layer == "silver":
-        deleted = [(name, DELETING) for name in (tables.SILVER, tables.LATE, tables.FORGOTTEN)]
+        records = (tables.SILVER, tables.LATE, tables.DUPLICATES, tables.FORGOTTEN)
+        deleted = [(name, DELETING) for name in records]
         decided = [(tables.SILVER, APPLICATION), (tables.IDLE_HEARTBEATS, APPLICATION)]
         decided += [(tables.SILVER, RESETTING), (tables.RESETS, RESETTING)]
         return [*decided, *deleted, epochs]
@@ -69,6 +70,7 @@ def kept_by(layer: str, settings: Settings, input_id: InputId | None = None) -> 
         return [
             tables.SILVER,
             tables.LATE,
+            tables.DUPLICATES,
             tables.PROGRESS,
             tables.IDLE_HEARTBEATS,
             tables.RESETS,

@@ -28,6 +28,7 @@ from pipelines.core.plan import (
     by_topic_partition,
     positions_of,
 )
+from pipelines.core.repeated import RECORD_IDS
 from pipelines.core.sequence import SequenceTail, SortKey, place_of
 from pipelines.engine import Engine, Rows
 from pipelines.lake import tables
@@ -69,7 +70,7 @@ def out_offsets(
     included.
     """
     newest = generations.newest
-    names = ["partition", "batch", *PLACE_COLUMNS, *settings.sources]
+    names = ["partition", "batch", *PLACE_COLUMNS, *_part_columns(settings)]
     valid = engine.read(
         tables.SILVER, names, [[("status", "=", "timed_out"), ("valid", "=", True)]]
     )
@@ -110,7 +111,7 @@ def _parts_of_messages(
     closing_from: int | None,
     inputs: Sequence[InputId],
 ) -> pa.Table:
-    """Return the parts of those finished, valid rows that are published.
+    """Return the parts of those finished, valid rows that are published, and their duplicates.
 
     All rows of the generations before the newest are. `closing_from`: `Epochs.closing_from`.
     """
@@ -142,7 +143,13 @@ def _places(rows: pa.Table, closing_from: int | None) -> Iterator[SortKey]:
         yield place_of(event_time, key, *(closing if says_closing else ()))
 
 
+def _part_columns(settings: Settings) -> list[str]:
+    """Return the columns of silver that name the records which are in a merge record."""
+    return [*settings.sources, *([RECORD_IDS.name] if settings.has_ids else [])]
+
+
 def _places_of_parts(rows: pa.Table, inputs: Sequence[InputId]) -> pa.Table:
+    """Return the places of the parts of merge records, and of their duplicates."""
     part_tables = [PARTS.empty_table()]
     for source in dict.fromkeys(input_id.source for input_id in inputs):
         parts = rows[source].combine_chunks()
@@ -160,7 +167,19 @@ def _places_of_parts(rows: pa.Table, inputs: Sequence[InputId]) -> pa.Table:
                 schema=PARTS,
             )
         )
+    if RECORD_IDS.name in rows.column_names:
+        part_tables.append(_places_of_duplicates(rows))
     return pa.concat_tables(part_tables)
+
+
+def _places_of_duplicates(rows: pa.Table) -> pa.Table:
+    lists = rows[RECORD_IDS.name].combine_chunks()
+    entries = lists.flatten()
+    is_duplicate = entries.field("of_offset").is_valid()
+    partitions = rows["partition"].take(lists.value_parent_indices().filter(is_duplicate))
+    entries = entries.filter(is_duplicate)
+    columns = {name: entries.field(name) for name in ("source", "topic", "offset")}
+    return pa.table({**columns, "partition": partitions}).select(PARTS.names).cast(PARTS)
 
 
 def _known_from_sink(engine: Engine, settings: Settings, generations: Generations) -> Rows:
@@ -184,7 +203,7 @@ def _known_from_sink(engine: Engine, settings: Settings, generations: Generation
         columns = ["topic", "partition", "offset", "merge_key"]
         table, source = tables.bronze(input_id.source), {"source": input_id.source}
         inputs.append(engine.read(table, columns, of_topic(input_id, keyed), constants=source))
-    inputs.append(engine.read(tables.SILVER, ["partition", *settings.sources], batches))
+    inputs.append(engine.read(tables.SILVER, ["partition", *_part_columns(settings)], batches))
     inputs.append(engine.read(tables.LATE, ["partition", "source", "topic", "offset"], batches))
     inputs.append(engine.read(tables.RECOVERED, ["partition", "merge_key"], MESSAGES))
     function = partial(

@@ -23,8 +23,9 @@ from pipelines.operations.retention import expire
 from pipelines.settings import Settings
 from tests.audit.inputs import problems_in
 from tests.audit.test_verify_tenants import settings_of
-from tests.support.configurations import settings_for
-from tests.support.lakes import CaseLake
+from tests.support.cases import cases_with_ids
+from tests.support.configurations import IDS, settings_for
+from tests.support.lakes import CaseLake, duplicates_of
 from tests.support.tenants import TenantModels, late_of, silver_of, tenant_cases
 
 pytestmark = pytest.mark.promise("T6")
@@ -49,12 +50,12 @@ def jump(lake: CaseLake) -> None:
 )
 def test_a_rebuild_is_what_silver_was_then(tmp_path: Path, has_reset: bool) -> None:
     rules = [(100, None, 300), (30, 90, 1000), (150, 400, 50)]
-    settings = settings_of(tmp_path, *rules[0])
-    lake = CaseLake(open_engine(settings), settings, tenant_cases(12))
+    settings = settings_of(tmp_path, *rules[0], **IDS)
+    lake = CaseLake(open_engine(settings), settings, cases_with_ids(tenant_cases(12)))
     begin_epoch(lake.reader, lake.engine.append, settings, 0, 0)
     for number, of_epoch in enumerate(rules):
         if number:
-            lake.settings = settings_of(tmp_path, *of_epoch)
+            lake.settings = settings_of(tmp_path, *of_epoch, **IDS)
             begin_epoch(
                 lake.reader,
                 lake.engine.append,
@@ -67,13 +68,15 @@ def test_a_rebuild_is_what_silver_was_then(tmp_path: Path, has_reset: bool) -> N
             lake.merge()
         if number == 1 and has_reset:
             jump(lake)
-    silver, late = (read(lake.reader, generation=int(has_reset)) for read in (silver_of, late_of))
+    readers = silver_of, late_of, duplicates_of
+    silver, late, duplicates = (read(lake.reader, generation=int(has_reset)) for read in readers)
     assert problems_in(lake) == []
     again = tmp_path / "again"
     found = rebuild(lake.reader, lake.settings, again)
     there = reader_of(lake.settings, again)
     assert silver_of(there, generation=int(has_reset)) == silver
     assert late_of(there, generation=int(has_reset)) == late
+    assert duplicates_of(there, generation=int(has_reset)) == duplicates != []
     assert found["lake"] == found["rebuilt"]
     assert min(found["lake"][name] for name in ("open", "waiting", "timed_out")) > 0
     assert found["lake"]["records"] == found["lake"]["open"] + found["lake"]["timed_out"]

@@ -110,6 +110,7 @@ def life(records: int = 0, parts: int = 1, late: int = 0) -> dict[str, Any]:
         "as_of": None,
         "records": merged,
         "late": lates,
+        "duplicates": [],
         "waiting": [],
         "quarantined": [],
         "near": [],

@@ -33,8 +33,8 @@ from pipelines.settings import Settings
 from tests.audit.inputs import problems_in, with_topics
 from tests.audit.inputs import settings_of as settings_with_topics
 from tests.audit.test_verify import Change, altered, gone, twice
-from tests.support.cases import SOURCES, Case, as_record, rules_of
-from tests.support.configurations import settings_for
+from tests.support.cases import SOURCES, Case, as_record, cases_with_ids, rules_of
+from tests.support.configurations import IDS, settings_for
 from tests.support.effort import draws, first_then_nightly
 from tests.support.inputs import input_of, record_of, tp_of
 from tests.support.lakes import CaseLake
@@ -123,13 +123,13 @@ def test_what_silver_makes_of_tenants_breaks_no_promise_through_changes_of_the_r
     tmp_path: Path,
 ) -> None:
     rules = [(100, None, 300), (30, 90, 1000), (150, 400, 50), (80, None, 500)]
-    settings, cases = settings_of(tmp_path, *rules[0]), tenant_cases(16)
+    settings, cases = settings_of(tmp_path, *rules[0], **IDS), cases_with_ids(tenant_cases(16))
     lake = CaseLake(open_engine(settings), settings, cases)
     begin_epoch(lake.reader, lake.engine.append, lake.settings, 0, 0)
     found: Counter[str] = Counter()
     for number, of_epoch in enumerate(rules):
         if number:
-            lake.settings = settings_of(tmp_path, *of_epoch)
+            lake.settings = settings_of(tmp_path, *of_epoch, **IDS)
             begin_epoch(
                 lake.reader, lake.engine.append, lake.settings, lake.plans[-1].batch + 1, number
             )

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from pipelines.faults import IN_RESET, POINTS
+from tests.support.configurations import IDS
 from tests.support.rivers import CATALOG, EMBEDDED, FOLDER, Losses, River
 
 PACKAGE = Path(__file__).parents[2] / "pipelines"
@@ -18,7 +19,7 @@ PACKAGE = Path(__file__).parents[2] / "pipelines"
 KILLS = [
     pytest.param(
         EMBEDDED,
-        ["bronze.quarantine", "silver.notes", "publisher.commit"],
+        ["bronze.quarantine", "silver.notes", "silver.duplicates", "publisher.commit"],
         id="a commit of each layer",
     ),
     pytest.param(EMBEDDED, POINTS, id="every point", marks=pytest.mark.nightly),
@@ -59,7 +60,7 @@ def test_a_process_killed_between_two_steps_loses_and_repeats_nothing(
     name = f"crashes-{lake}-{len(points)}"
     topics = ("late", "quarantine") if lake == EMBEDDED else ()
     letters: dict[str, Any] = {f"publish__{table}_topic": f"{name}-{table}" for table in topics}
-    river = River.make(kafka, tmp_path, name, lake=lake, merge__idle_after="3s", **letters)
+    river = River.make(kafka, tmp_path, name, lake=lake, merge__idle_after="3s", **letters, **IDS)
     river.flow()
     for point in points:
         if point == "idle.decide":

@@ -418,3 +418,32 @@ def test_refused_records_that_are_sent_again_meet_the_rules_of_the_epoch_then(
         "they have a key by the new rules"
     )
     is_sound(river, "redriven")
+
+
+@pytest.mark.parametrize(
+    "lake", [pytest.param(EMBEDDED, id="embedded"), pytest.param(FOLDER, id="spark-folder")]
+)
+def test_ids_come_with_an_epoch_and_are_known_before_the_next_run(
+    kafka: str, tmp_path: Path, lake: str, on_spark: Callable[[River], River]
+) -> None:
+    river = on_spark(River.make(kafka, tmp_path, f"with-ids-{lake}", lake=lake))
+    river.flow()
+    river.finish()
+    for source in SOURCES:
+        river.config["sources"][source]["id"] = "i"
+    river.write()
+    river.flow()
+    assert {change["field"] for change in evolve(river)["changes"]} == {
+        f"sources.{source}.id" for source in SOURCES
+    }
+    assert river.broken_promises() == []
+    assert json.loads(here(river, "explain", "a", "--json"))["duplicates"] == []
+    river.finish()
+    river.flow()
+    river.kill_at("silver.duplicates", "--once")
+    assert river.broken_promises() == []
+    river.flow()
+    river.finish()
+    repeated = river.reader.select(tables.DUPLICATES, ["source"])["source"].to_pylist()
+    assert set(repeated) == {*SOURCES}
+    is_sound(river, "with-ids")

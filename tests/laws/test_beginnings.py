@@ -24,7 +24,15 @@ from pipelines.running.owner import Owner
 from pipelines.settings import KafkaSettings, Settings
 from tests.laws.conftest import MakeLake, MakeSettings, in_folders
 from tests.laws.test_gold import extended
-from tests.support.cases import SOURCES, Case, expected_messages, keyed, rich_cases
+from tests.support.cases import (
+    SOURCES,
+    Case,
+    cases_with_ids,
+    expected_messages,
+    keyed,
+    rich_cases,
+)
+from tests.support.configurations import IDS
 from tests.support.lakes import (
     CaseLake,
     OpenSpark,
@@ -281,6 +289,7 @@ def taken_up(new_lake: MakeLake, lake: CaseLake) -> CaseLake:
         name=settings.name,
         publish__topic=settings.publish.topic,
         kafka__start="sink",
+        **(IDS if settings.has_ids else {}),
         **{f"sources__{name}__topic": source.topic for name, source in settings.sources.items()},
     )
     begin_first(begun.owner(), begun.settings, begun.partitions)
@@ -289,7 +298,7 @@ def taken_up(new_lake: MakeLake, lake: CaseLake) -> CaseLake:
 
 @pytest.mark.promise("B3")
 def test_a_lost_lake_is_taken_up_from_the_sink(new_lake: MakeLake, kafka: str, kind: str) -> None:
-    name, cases = f"lost-{kind}", rich_cases(4, 5200)
+    name, cases = f"lost-{kind}", cases_with_ids(rich_cases(4, 5200))
     cases[0] = Case(
         {"tracking": [keyed(f"t{n}", 50 * n) for n in range(60)], "orders": [keyed("o", 700)]}, 100
     )
@@ -297,7 +306,8 @@ def test_a_lost_lake_is_taken_up_from_the_sink(new_lake: MakeLake, kafka: str, k
     cases[0].decisions["orders"] = [IdleDecision(0, 2900)]
     topics = {f"sources__{source}__topic": f"{name}-{source}" for source in SOURCES}
     create_topics(kafka, *topics.values(), partitions=4)
-    lake = new_lake(cases, bootstrap=kafka, name=name, publish__topic=f"{name}-merged", **topics)
+    sink = f"{name}-merged"
+    lake = new_lake(cases, bootstrap=kafka, name=name, publish__topic=sink, **topics, **IDS)
     for source in SOURCES:
         produce(
             kafka,
@@ -313,6 +323,7 @@ def test_a_lost_lake_is_taken_up_from_the_sink(new_lake: MakeLake, kafka: str, k
     lake.merge(lake.quick)
     lake.publish(lake.quick)
     assert lake.messages() == expected_messages(cases)
+    assert lake.duplicates()
 
     for p, case in cases.items():
         extended(case, 10**6 + p)

@@ -20,12 +20,15 @@ from tests.support.cases import (
     BAD_VALUES,
     SOURCES,
     Case,
+    cases_with_ids,
+    expected_duplicates,
     expected_late,
     expected_silver,
     heartbeat,
     keyed,
     rich_cases,
 )
+from tests.support.configurations import IDS
 from tests.support.crashes import CrashError, dying_at
 from tests.support.lakes import CaseLake, fill_bronze
 from tests.support.tenants import TENANTS, TenantModels, late_of, silver_of, tenant_cases
@@ -37,6 +40,7 @@ CRASHES = [
     for table in (tables.bronze("tracking"), tables.bronze("orders"), tables.QUARANTINE)
 ]
 CRASHES += [("append", tables.FORGOTTEN), ("merge", tables.SILVER), ("delete", tables.LATE)]
+CRASHES += [("delete", tables.DUPLICATES)]
 
 
 def without_key(case: Case) -> Case:
@@ -61,15 +65,11 @@ def erase(lake: CaseLake, crash: tuple[str, str] | None = None) -> None:
 def test_all_else_is_as_if_the_keys_records_had_been_heartbeats(
     new_lake: MakeLake, kind: str
 ) -> None:
-    lake = new_lake(rich_cases(8, 1656, wealth="late"))
+    lake = new_lake(cases_with_ids(rich_cases(8, 1656, wealth="late")), **IDS)
     lake.arrive(SHARE)
     lake.merge(lake.quick)
-    names = [
-        name
-        for name in (tables.SILVER, tables.LATE)
-        if KEY in lake.reader.select(name, ["merge_key"])["merge_key"].to_pylist()
-    ]
-    assert names == [tables.SILVER, tables.LATE]
+    for name in (tables.SILVER, tables.LATE, tables.DUPLICATES):
+        assert KEY in lake.reader.select(name, ["merge_key"])["merge_key"].to_pylist()
     quarantined = len(lake.quarantined())
     for crash in CRASHES if kind == QUICK else CRASHES[3:4]:
         with pytest.raises(CrashError):
@@ -81,8 +81,12 @@ def test_all_else_is_as_if_the_keys_records_had_been_heartbeats(
         "there is nothing left to erase"
     )
 
-    for name in (tables.SILVER, tables.LATE, *map(tables.bronze, lake.settings.sources)):
+    with_keys = (tables.SILVER, tables.LATE, tables.DUPLICATES)
+    for name in (*with_keys, *map(tables.bronze, lake.settings.sources)):
         assert KEY not in lake.reader.select(name, ["merge_key"])["merge_key"].to_pylist()
+    for name in map(tables.bronze, lake.settings.sources):
+        rows = lake.reader.select(name, ["merge_key", "id"]).to_pylist()
+        assert not any(row["id"] for row in rows if row["merge_key"] is None)
     for name in (tables.QUARANTINE, *map(tables.bronze, lake.settings.sources)):
         found = lake.reader.select(name, ["key", "value", "headers", "detail"]).to_pylist()
         assert not any(b'"k":"a"' in (row["value"] or b"") for row in found)
@@ -98,6 +102,7 @@ def test_all_else_is_as_if_the_keys_records_had_been_heartbeats(
     lake.merge(lake.quick)
     assert lake.silver() == expected_silver(cases)
     assert lake.late() == expected_late(cases)
+    assert lake.duplicates() == expected_duplicates(cases)
     assert any(row[1] == KEY for row in lake.silver()), "a key that comes again begins anew"
 
 

@@ -12,7 +12,8 @@ from pipelines.lake import tables
 from pipelines.lake.generations import read_generations
 from pipelines.running.owner import Owner
 from tests.laws.conftest import MakeLake, in_folders
-from tests.support.cases import SOURCES, Case, rich_cases, rules_of
+from tests.support.cases import SOURCES, Case, cases_with_ids, rich_cases, rules_of
+from tests.support.configurations import IDS
 from tests.support.crashes import CrashError, dying_at
 from tests.support.inputs import input_of
 from tests.support.lakes import CaseLake, as_tuples
@@ -97,6 +98,14 @@ def late_rows(p: int, model: PartitionMerge) -> list[tuple[object, ...]]:
     ]
 
 
+def duplicates(models: dict[int, PartitionMerge]) -> list[tuple[object, ...]]:
+    return sorted(
+        (p, r.input.source, r.offset, r.key, r.event_time, r.id, of_offset)
+        for p, model in models.items()
+        for r, of_offset in model.duplicates
+    )
+
+
 def flat(rows: dict[int, list[tuple[object, ...]]]) -> list[tuple[object, ...]]:
     return sorted((row for mine in rows.values() for row in mine), key=repr)
 
@@ -110,18 +119,24 @@ def silver(lake: CaseLake, generation: int) -> list[tuple[object, ...]]:
 
 def half_out(p: int, model: PartitionMerge) -> tuple[SequenceTail, Places] | None:
     """The last message of a partition of which half is out, and the records that are parts of its
-    messages."""
+    messages, or repeat one."""
     order = model.published_order()
     if p % 4 != BACK_PUBLISHED or not order:
         return None
     seq = len(order) // 2
     tail = SequenceTail(seq, order[seq].event_time, order[seq].key, seq)
-    return tail, {
+    parts = {
         (source, part.offset)
         for row in order[: seq + 1]
         for source, mine in row.parts.items()
         for part in mine
     }
+    repeated = {
+        (each.record.input.source, each.record.offset)
+        for each in model.duplicates
+        if (each.record.input.source, each.of_offset) in parts
+    }
+    return tail, parts | repeated
 
 
 def targets(lake: CaseLake, offsets: dict[int, int]) -> dict[TopicPartition, int]:
@@ -143,7 +158,9 @@ def begin_of(begin: dict[TopicPartition, int], partition: int) -> dict[str, int]
 def test_each_generation_is_the_merge_from_its_beginning_on_and_a_crash_in_a_jump_is_completed(
     new_lake: MakeLake,
 ) -> None:
-    lake = new_lake(rich_cases(PARTITIONS, 2500, refused=False, wealth="late timed_out open"))
+    wealth = "late timed_out open"
+    cases = cases_with_ids(rich_cases(PARTITIONS, 2500, refused=False, wealth=wealth))
+    lake = new_lake(cases, **IDS)
     lake.arrive(0.6)
     lake.merge(lake.quick)
     nowhere = dict.fromkeys(SOURCES, 0)
@@ -207,7 +224,9 @@ def test_each_generation_is_the_merge_from_its_beginning_on_and_a_crash_in_a_jum
     assert sorted((row[:6] for row in lake.late(1)), key=repr) == flat(
         {p: late_rows(p, model) for p, model in anew.items()}
     )
+    assert lake.duplicates(1) == duplicates(anew)
     assert silver(lake, 0) == closed, "what belongs to the one before stays as it is"
+    assert lake.duplicates(0) == duplicates(before)
 
     # Back to the beginning once more: what was out before stays out.
     again = dict.fromkeys(begin, 0)

@@ -23,10 +23,24 @@ from pipelines.lake.decisions import decision_rows
 from pipelines.lake.location import Lake
 from pipelines.lake.table_reader import TableReader
 from tests.laws.conftest import MakeLake
-from tests.support.cases import SOURCES, Case, expected_silver, keyed, rich_cases
-from tests.support.configurations import settings_for
+from tests.support.cases import (
+    SOURCES,
+    Case,
+    cases_with_ids,
+    expected_silver,
+    keyed,
+    rich_cases,
+)
+from tests.support.configurations import IDS, settings_for
 from tests.support.inputs import tp_of
-from tests.support.lakes import CaseLake, OpenSpark, engine_for, late_of, silver_of
+from tests.support.lakes import (
+    CaseLake,
+    OpenSpark,
+    duplicates_of,
+    engine_for,
+    late_of,
+    silver_of,
+)
 
 RANDOM = 5
 IDLE = RANDOM
@@ -53,7 +67,8 @@ def test_a_rebuild_is_what_silver_was_then_however_it_is_cut(
         "orders": [keyed("i", 20)],
     }
     cases[IDLE] = Case(silent, 100, ["tracking"] * 4 + ["orders", "tracking"])
-    lake = new_lake(cases, merge__max_records_per_batch=30 * 2 * len(cases))
+    cases = cases_with_ids(cases)
+    lake = new_lake(cases, merge__max_records_per_batch=30 * 2 * len(cases), **IDS)
     lake.arrive(0.6)
     lake.merge(lake.quick)
     jump(lake)
@@ -64,7 +79,7 @@ def test_a_rebuild_is_what_silver_was_then_however_it_is_cut(
     lake.owner().append(tables.IDLE_HEARTBEATS, decision_rows(lake.settings, decided, 10**13, 1))
     lake.arrive(0.9)
     lake.merge(lake.quick)
-    silver, late = lake.silver(1), lake.late(1)
+    silver, late, duplicates = lake.silver(1), lake.late(1), lake.duplicates(1)
 
     told: list[int] = []
     merge = lake.settings.merge.model_copy(update={"max_records_per_batch": 10**6})
@@ -73,6 +88,7 @@ def test_a_rebuild_is_what_silver_was_then_however_it_is_cut(
     there = reader_of(lake, again)
     assert silver_of(there) == silver
     assert late_of(there) == late
+    assert duplicates_of(there) == duplicates != []
     assert found["lake"] == found["rebuilt"]
     assert found["lake"]["open"] > 0 < found["lake"]["timed_out"]
     assert len(told) < lake.reader.version(tables.SILVER), "in other batches"

@@ -15,14 +15,21 @@ from pipelines.lake import tables
 from pipelines.lake.partitioned import PartitionedFiles
 from pipelines.lake.progress import last_batch
 from tests.laws.conftest import QUICK, MakeLake, in_folders
-from tests.support.cases import expected_late, expected_silver, rich_cases
+from tests.support.cases import (
+    cases_with_ids,
+    expected_duplicates,
+    expected_late,
+    expected_silver,
+    rich_cases,
+)
+from tests.support.configurations import IDS
 from tests.support.crashes import CrashError, dying_at
 from tests.support.lakes import CaseLake
 from tests.support.rewrites import rewrite_open_records, rewrites_of
 
 SOURCES = ("tracking", "orders", "returns")
 WRITE = PartitionedFiles.write
-WRITTEN = (tables.SILVER, tables.LATE, tables.PROGRESS, tables.IDLE_HEARTBEATS)
+WRITTEN = (tables.SILVER, tables.LATE, tables.DUPLICATES, tables.PROGRESS, tables.IDLE_HEARTBEATS)
 
 
 def dying_once_written(files: PartitionedFiles, chunks: Iterable[pa.Table]) -> list[AddAction]:
@@ -49,7 +56,9 @@ def batches(lake: CaseLake) -> tuple[int, int]:
 def test_whatever_step_is_cut_off_the_next_start_completes_it_and_a_fenced_owner_changes_nothing(
     new_lake: MakeLake,
 ) -> None:
-    lake = new_lake(rich_cases(16, 500, SOURCES, refused=False), sources=SOURCES)
+    cases = cases_with_ids(rich_cases(16, 500, SOURCES, refused=False))
+    ids = {f"sources__{name}__id": "i" for name in SOURCES}
+    lake = new_lake(cases, sources=SOURCES, **ids)
 
     def crash(operation: str, table: str, *, after: bool = False) -> tuple[int, int]:
         with pytest.raises(CrashError):
@@ -70,14 +79,18 @@ def test_whatever_step_is_cut_off_the_next_start_completes_it_and_a_fenced_owner
 
     lake.arrive(0.75)
     assert crash("append", tables.LATE) == (3, 2)
+    repeated = lake.reader.version(tables.DUPLICATES)
+    assert crash("append", tables.DUPLICATES) == (3, 2)
+    assert lake.reader.version(tables.DUPLICATES) == repeated
     assert crash("append", tables.PROGRESS) == (3, 2), (
         "a start that completes it may be cut off too"
     )
-    late = lake.reader.version(tables.LATE)
+    late, repeated = (lake.reader.version(name) for name in (tables.LATE, tables.DUPLICATES))
     paused = lake.start()
     assert list(paused.drain()) == []
     assert batches(lake) == (3, 3)
     assert lake.reader.version(tables.LATE) == late, "what was written is not written again"
+    assert lake.reader.version(tables.DUPLICATES) == repeated
 
     # An owner that is paused between its plan and its commit.
     lake.arrive()
@@ -100,6 +113,7 @@ def test_whatever_step_is_cut_off_the_next_start_completes_it_and_a_fenced_owner
 
     assert lake.silver() == expected_silver(lake.cases, SOURCES)
     assert lake.late() == expected_late(lake.cases, SOURCES)
+    assert lake.duplicates() == expected_duplicates(lake.cases, SOURCES)
     rows = lake.reader.summary(tables.PROGRESS, ["batch"], {"rows": ("count", "*")}).to_pylist()
     expected = len(lake.cases) * len(SOURCES)
     assert sorted(tuple(row.values()) for row in rows) == [
@@ -113,7 +127,7 @@ def test_whatever_step_is_cut_off_the_next_start_completes_it_and_a_fenced_owner
 def test_the_same_holds_of_a_batch_that_writes_the_open_records_anew(
     new_lake: MakeLake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    lake = new_lake(rich_cases(4, 1656, wealth="late"))
+    lake = new_lake(cases_with_ids(rich_cases(4, 1656, wealth="late")), **IDS)
     rewrite_open_records(monkeypatch)
 
     def crash(died_at: str, table: str, *, after: bool = False) -> int:
@@ -162,5 +176,6 @@ def test_the_same_holds_of_a_batch_that_writes_the_open_records_anew(
     assert rewrites_of(lake.settings) > rewrites + 4
     assert lake.silver() == expected_silver(lake.cases)
     assert lake.late() == expected_late(lake.cases)
+    assert lake.duplicates() == expected_duplicates(lake.cases)
     noted = lake.reader.select(tables.PROGRESS, ["batch", "partition", "source"]).to_pylist()
     assert len(noted) == len({tuple(row.values()) for row in noted}), "each is noted once"

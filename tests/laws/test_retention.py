@@ -28,7 +28,17 @@ from pipelines.lake.published import last_published
 from pipelines.lake.retention_bounds import batch_ends, read_retention_bounds
 from pipelines.operations.retention import expire
 from tests.laws.conftest import QUICK, MakeLake, in_folders
-from tests.support.cases import BAD_VALUES, SOURCES, Case, expected_silver, heartbeat, keyed
+from tests.support.cases import (
+    BAD_VALUES,
+    SOURCES,
+    Case,
+    expected_duplicates,
+    expected_silver,
+    heartbeat,
+    keyed,
+    with_ids,
+)
+from tests.support.configurations import IDS
 from tests.support.crashes import CrashError, dying_at
 from tests.support.effort import first_then_nightly
 from tests.support.inputs import tp_of
@@ -56,7 +66,7 @@ def long_case(seed: int, step_ms: int = 20) -> Case:
             if now % 200 == 0:
                 values[source].append(heartbeat(now))
                 arrivals.append(source)
-    return Case(values, TIMEOUT_MS, arrivals)
+    return with_ids(Case(values, TIMEOUT_MS, arrivals), seed)
 
 
 def note_published(lake: CaseLake) -> None:
@@ -79,6 +89,7 @@ def every_table(lake: CaseLake) -> list[str]:
         *map(tables.bronze, lake.settings.sources),
         tables.SILVER,
         tables.LATE,
+        tables.DUPLICATES,
         tables.QUARANTINE,
     ]
 
@@ -130,7 +141,7 @@ def left_of(lake: CaseLake, keep_ms: int) -> list[tuple[Any, ...]]:
 @pytest.fixture
 def lake(new_lake: MakeLake) -> CaseLake:
     cases = {p: long_case(100 + p) for p in range(PARTITIONS)}
-    return new_lake(cases, keep=KEEP, merge__timeout=f"{TIMEOUT_MS}ms")
+    return new_lake(cases, keep=KEEP, merge__timeout=f"{TIMEOUT_MS}ms", **IDS)
 
 
 def steps(lake: CaseLake, kind: str, count: int = STEPS) -> Iterator[int]:
@@ -175,6 +186,9 @@ def test_what_is_left_is_what_the_model_makes_and_can_be_derived_again(
     clocks = {p: case.merged().clock or 0 for p, case in lake.cases.items()}
     late: list[Any] = lake.late()
     assert [row for row in late if row[5] < clocks[row[0]] - 700] == []
+    kept = [row for row in expected_duplicates(lake.cases) if row[4] >= clocks[row[0]] - 900]  # type: ignore[index, operator]
+    assert lake.duplicates() == kept
+    assert len(kept) > 5
     settings = lake.settings
     found = rebuild(lake.reader, settings, tmp_path / "again")
     assert found["lake"] == found["rebuilt"]
@@ -195,7 +209,8 @@ def test_a_run_deletes_rows_once_they_are_an_eighth_of_their_table(
     new_lake: MakeLake, kind: str
 ) -> None:
     cases = {p: long_case(100 + p) for p in range(PARTITIONS)}
-    lake = new_lake(cases, keep=dict.fromkeys(KEEP, "1600ms"), merge__timeout=f"{TIMEOUT_MS}ms")
+    keep = dict.fromkeys(KEEP, "1600ms")
+    lake = new_lake(cases, keep=keep, merge__timeout=f"{TIMEOUT_MS}ms", **IDS)
     deletions, steps = 0, 30
     for step in range(1, steps + 1):
         lake.arrive(step / steps)
@@ -232,7 +247,9 @@ def test_nothing_open_or_unpublished_goes_nor_what_silver_has_not_merged(
     before = counts(lake)
     let_go(lake)
     after = counts(lake)
-    assert {name for name in before if after[name] < before[name]} <= {tables.LATE}, (
+    # Silver's own rows tell what has joined them.
+    noted = {tables.LATE, tables.DUPLICATES}
+    assert {name for name in before if after[name] < before[name]} <= noted, (
         "gold has published nothing"
     )
     lake.arrive()
@@ -370,7 +387,7 @@ def test_history_may_begin_in_another_epoch_in_each_partition(
     """A slow partition keeps more batches, and epochs before those that the quick one keeps close
     nothing in that one."""
     cases = {0: long_case(100), 1: long_case(101, 5)}
-    lake = new_lake(cases, keep=KEEP, merge__timeout=f"{TIMEOUT_MS}ms")
+    lake = new_lake(cases, keep=KEEP, merge__timeout=f"{TIMEOUT_MS}ms", **IDS)
     changing(lake, kind, 8)
     assert len(set(read_retention_bounds(lake.reader).batches.values())) > 1
     assert is_derived_again(lake, tmp_path)

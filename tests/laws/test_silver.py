@@ -19,11 +19,14 @@ from tests.laws.conftest import IN_FOLDERS_OF_BOTH, QUICK, MakeLake, in_folders,
 from tests.support.cases import (
     SOURCES,
     Case,
+    cases_with_ids,
+    expected_duplicates,
     expected_late,
     expected_quarantine,
     expected_silver,
     rich_cases,
 )
+from tests.support.configurations import IDS
 from tests.support.inputs import tp_of
 from tests.support.lakes import CaseLake, delta_table
 
@@ -34,7 +37,7 @@ SHARE = 20
 
 @cache
 def cases() -> dict[int, Case]:
-    return rich_cases(PARTITIONS)
+    return cases_with_ids(rich_cases(PARTITIONS))
 
 
 kind = one_of(IN_FOLDERS_OF_BOTH)
@@ -53,6 +56,7 @@ def lake(new_lake: MakeLake, kind: str) -> CaseLake:
         silver={"change_data_feed": True},
         publish__valid="orders[0].offset >= 0",
         publish__max_bytes=MAX_BYTES,
+        **IDS,
     )
     for share in (0.6, 1.0):
         lake.arrive(share)
@@ -83,6 +87,13 @@ def test_late_equals_the_merge_model(lake: CaseLake) -> None:
 
 
 @pytest.mark.promise("R3")
+def test_duplicates_equal_the_merge_model(lake: CaseLake) -> None:
+    expected = expected_duplicates(cases())
+    assert len(expected) > 100
+    assert lake.duplicates() == expected
+
+
+@pytest.mark.promise("R3")
 def test_quarantine_holds_every_refused_record_once(lake: CaseLake) -> None:
     assert lake.quarantined() == expected_quarantine(cases())
 
@@ -96,7 +107,8 @@ def test_every_bronze_record_ends_in_exactly_one_outcome_or_waits(lake: CaseLake
         for i, source in enumerate(SOURCES)
         for part in row[5 + i]  # type: ignore[attr-defined]
     ]
-    ended += [(str(row[1]), row[0], row[2]) for row in [*lake.late(), *lake.quarantined()]]
+    noted = [*lake.late(), *lake.duplicates(), *lake.quarantined()]
+    ended += [(str(row[1]), row[0], row[2]) for row in noted]
     passed = []
     for source in SOURCES:
         bronze = lake.reader.select(

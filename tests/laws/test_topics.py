@@ -13,11 +13,14 @@ from tests.laws.conftest import QUICK, MakeLake
 from tests.support.cases import (
     INPUTS,
     Case,
+    cases_with_ids,
+    expected_duplicates,
     expected_late,
     expected_quarantine,
     expected_silver,
     rich_cases,
 )
+from tests.support.configurations import IDS
 from tests.support.crashes import CrashError, dying_at
 from tests.support.inputs import input_of, tp_of
 from tests.support.lakes import CaseLake, fill_bronze
@@ -28,14 +31,14 @@ TOPICS = {"sources__tracking__topic": [name.partition("/")[2] for name in INPUTS
 
 @cache
 def cases() -> dict[int, Case]:
-    return rich_cases(PARTITIONS, 31_000, INPUTS)
+    return cases_with_ids(rich_cases(PARTITIONS, 31_000, INPUTS))
 
 
 @pytest.fixture(scope="module")
 def lake(new_lake: MakeLake, kind: str) -> CaseLake:
     """Cut by arrivals, by starts and, where a batch costs little, by its size."""
     size = (10 if kind == QUICK else 1000) * PARTITIONS * len(INPUTS)
-    lake = new_lake(cases(), merge__max_records_per_batch=size, **TOPICS)
+    lake = new_lake(cases(), merge__max_records_per_batch=size, **TOPICS, **IDS)
     for share in (0.6, 1.0):
         lake.arrive(share)
         lake.merge()
@@ -53,6 +56,7 @@ def test_silver_equals_the_merge_model_however_the_input_is_cut(lake: CaseLake, 
 def test_late_and_quarantine_equal_the_merge_model(lake: CaseLake) -> None:
     late, refused = expected_late(cases(), INPUTS), expected_quarantine(cases())
     assert (lake.late(), lake.quarantined()) == (late, refused)
+    assert lake.duplicates() == expected_duplicates(cases(), INPUTS)
     assert {row[1] for row in late} == {row[1] for row in refused} == set(INPUTS)
     for table in (tables.LATE, tables.QUARANTINE):
         places = lake.reader.summary(

@@ -23,6 +23,10 @@ SMALLEST: dict[str, Any] = {
 """Every required field and nothing else."""
 
 
+IDS: dict[str, Any] = {f"sources__{name}__id": "i" for name in SOURCES}
+"""Overrides of `settings_for`: records have ids (`tests.support.cases.with_ids`)."""
+
+
 def settings_for(
     folder: Path,
     *,

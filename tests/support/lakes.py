@@ -333,6 +333,10 @@ class CaseLake:
         """Late records of a generation, in the form of `expected_late`."""
         return late_of(self.reader, generation, self.settings.inputs_by_name)
 
+    def duplicates(self, generation: int = 0) -> list[tuple[object, ...]]:
+        """Duplicates of a generation, in the form of `expected_duplicates`."""
+        return duplicates_of(self.reader, generation, self.settings.inputs_by_name)
+
     def quarantined(self) -> list[tuple[object, ...]]:
         """Refused records, in the form of `expected_quarantine`."""
         return quarantined_of(self.reader, self.settings.inputs_by_name)
@@ -376,6 +380,15 @@ def late_of(
     """Late records, or those of a generation, in the form of `expected_late`."""
     columns = ["partition", *_INPUT, "offset", "merge_key", "event_time", "position", "value"]
     rows = reader.select(tables.LATE, columns, of_generation(generation)).to_pylist()
+    return sorted(_named(row, inputs) for row in rows)
+
+
+def duplicates_of(
+    reader: TableReader, generation: int | None = None, inputs: Collection[str] = SOURCES
+) -> list[tuple[object, ...]]:
+    """Duplicates, or those of a generation, in the form of `expected_duplicates`."""
+    columns = ["partition", *_INPUT, "offset", "merge_key", "event_time", "id", "of_offset"]
+    rows = reader.select(tables.DUPLICATES, columns, of_generation(generation)).to_pylist()
     return sorted(_named(row, inputs) for row in rows)
 
 

@@ -42,6 +42,7 @@ from tests.support.cases import (
     HOLE,
     SOURCES,
     Case,
+    expected_duplicates,
     expected_late,
     expected_messages,
     expected_quarantine,
@@ -49,7 +50,14 @@ from tests.support.cases import (
     heartbeat,
     keyed,
 )
-from tests.support.lakes import decisions_of, late_of, quarantined_of, silver_of
+from tests.support.inputs import input_of
+from tests.support.lakes import (
+    decisions_of,
+    duplicates_of,
+    late_of,
+    quarantined_of,
+    silver_of,
+)
 from tests.support.topics import (
     Access,
     client_options,
@@ -377,12 +385,13 @@ class River:
         """Sends the next stretch of event time to every topic-partition: keys that come again,
         disorder, late and bad records, and a heartbeat at its end, so that a part of it is finished
         in the stretch after. With `sources`, only of those; compressed by this codec.
-        `is_idempotent`: as for `produce`.
+        `is_idempotent`: as for `produce`. Where a source has ids, many records repeat one.
         """
         rng = random.Random(f"{self.seed}/{self.chunks}")
         begin, self.chunks = self.chunks * 1000, self.chunks + 1
         for source in sources or self.inputs:
             sent: list[tuple[int, bytes | None]] = []
+            has_id = "id" in self.config["sources"][input_of(source).source]
             for partition, case in self.cases.items():
                 for _ in range(records):
                     time_ms = begin + rng.randrange(1000)
@@ -391,6 +400,7 @@ class River:
                         rng.choice(["a", "b", "é", "\U0001f600", "z"]),
                         max(0, time_ms - late_by),
                         n=rng.randrange(10**6),
+                        **({"i": rng.randint(1, 3)} if has_id else {}),
                     )
                     sent.append(
                         (partition, rng.choice(BAD_VALUES) if rng.random() < 0.08 else value)
@@ -485,6 +495,11 @@ class River:
         for name, here, there in (
             ("silver", silver_of(reader), expected_silver(self.cases, self.inputs)),
             ("late", late_of(reader, inputs=self.inputs), expected_late(self.cases, self.inputs)),
+            (
+                "duplicates",
+                duplicates_of(reader, inputs=self.inputs),
+                expected_duplicates(self.cases, self.inputs),
+            ),
             ("quarantine", quarantined_of(reader, self.inputs), expected_quarantine(self.cases)),
             ("progress", noted_batches(reader), committed_batches(reader)),
         ):

@@ -454,9 +454,10 @@ MERGES = [SMALLEST["merge"], {"window": {"gap": "30m", "max": "12h"}}, TENANTS]
 
 @pytest.mark.parametrize("merge", MERGES, ids=["timeout", "window", "tenants"])
 def test_every_table_has_a_row_with_its_columns(tmp_path: Path, merge: dict[str, Any]) -> None:
-    """The same ones whatever the merge is; with a registry, for which there is one table more, and
-    several topics, which parts then name."""
+    """The same ones whatever the merge is; with a registry, for which there is one table more,
+    several topics, which parts then name, and ids."""
     config = with_value(with_registry(tmp_path), "sources.tracking.topic", ["eu", "us"])
+    config = with_value(config, "sources.tracking.id", "id")
     settings = load(tmp_path, with_value(config, "merge", merge))
     described = {row[0].strip("`"): set(spans(row[1])) for row in rows(page("tables.md", "Tables"))}
     sources = list(settings.sources)
@@ -474,7 +475,8 @@ def test_silvers_columns_are_those_that_no_source_may_be_named_after(
     tmp_path: Path, merge: dict[str, Any]
 ) -> None:
     reserved = (RESERVED_NAMES - {"key", "waits_for"}) | set(SMALLEST["sources"])
-    silver = tables.layout(load(tmp_path, with_value(SMALLEST, "merge", merge)))[tables.SILVER]
+    config = with_value(with_value(SMALLEST, "merge", merge), "sources.tracking.id", "id")
+    silver = tables.layout(load(tmp_path, config))[tables.SILVER]
     assert set(silver.schema.names) == reserved
 
 

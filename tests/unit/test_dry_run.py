@@ -30,6 +30,7 @@ from tests.support.cases import (
     INPUTS,
     SOURCES,
     Case,
+    expected_duplicates,
     expected_late,
     expected_messages,
     expected_quarantine,
@@ -37,8 +38,9 @@ from tests.support.cases import (
     heartbeat,
     keyed,
     random_case,
+    with_ids,
 )
-from tests.support.configurations import SMALLEST, settings_for
+from tests.support.configurations import IDS, SMALLEST, settings_for
 from tests.support.effort import draws
 from tests.support.inputs import record_of
 from tests.support.tenants import TenantModels, tenant_case
@@ -133,11 +135,17 @@ def check(found: Found, cases: Mapping[int, Case]) -> None:
         for place in places([r], inputs)
     ]
     assert sorted(late) == [row[:6] for row in expected_late(cases, inputs)]
+    duplicates = [
+        (*place[:3], r["key"], r["event_time"], r["id"], r["of_offset"])
+        for r in found["duplicates"]
+        for place in places([r], inputs)
+    ]
+    assert sorted(duplicates) == expected_duplicates(cases, inputs)
 
 
 def settings_of(inputs: Sequence[str] = SOURCES) -> Settings:
     topics = [name.partition("/")[2] for name in inputs if "/" in name]
-    return settings_for(Path("/nowhere"), sources__tracking__topic=topics or "tracking")
+    return settings_for(Path("/nowhere"), sources__tracking__topic=topics or "tracking", **IDS)
 
 
 @pytest.mark.parametrize("inputs", [SOURCES, INPUTS], ids=["", "topics"])
@@ -146,7 +154,10 @@ def settings_of(inputs: Sequence[str] = SOURCES) -> Settings:
 def test_it_shows_what_the_merge_model_makes_of_the_records(
     inputs: Sequence[str], seeds: list[int]
 ) -> None:
-    cases = {partition: random_case(seed, sources=inputs) for partition, seed in enumerate(seeds)}
+    cases = {
+        partition: with_ids(random_case(seed, sources=inputs), seed)
+        for partition, seed in enumerate(seeds)
+    }
     as_is = try_records(settings_of(inputs), records_of(cases), close=False)
     check(as_is, cases)
     waiting = [

@@ -52,6 +52,7 @@ KNOWN_VALUES = {
             "merged",
             "late",
             "recovered",
+            "duplicate",
             "published",
             "copied",
         ),

@@ -1364,3 +1364,34 @@ def test_rows_that_tenants_need_are_kept(tmp_path: Path, table: str) -> None:
         match=rf"keep.{table} is not possible where there are tenants; leave it out",
     ):
         load(tmp_path, changed(*TENANTS, (f"keep/{table}", "90d")))
+
+
+# -- ids
+
+
+def test_a_lake_that_had_ids_keeps_their_columns_and_no_other_lake_has_them(
+    tmp_path: Path,
+) -> None:
+    plain = load(tmp_path, SMALLEST)
+    with_id = load(tmp_path, changed(("sources/orders/id", "event.id")))
+    assert (plain.has_ids, with_id.has_ids) == (False, True)
+    assert [with_id.reading_rules(name).id for name in with_id.sources] == [(), ("event", "id")]
+    assert [plain.reading_rules(name).id for name in plain.sources] == [None, None]
+    assert with_id.digest != plain.digest
+    assert with_id.fingerprint != plain.fingerprint
+    assert with_id.rules()["sources.orders.id"] == "event.id"
+
+    begun = with_id.before_epochs()
+    assert not begun.has_ids
+    epochs = [begun.under(plain.rules())]
+    for rules in (with_id.rules(), plain.rules(), plain.rules()):
+        epochs.append(epochs[-1].under(rules))
+    assert [epoch.has_ids for epoch in epochs] == [False, True, True, True]
+    assert [epoch.reading_rules("orders").id for epoch in epochs] == [
+        None,
+        ("event", "id"),
+        (),
+        (),
+    ]
+    without = {name: rule for name, rule in plain.rules().items() if not name.endswith(".id")}
+    assert not begun.under(without).has_ids, "of a version that knew no ids"
