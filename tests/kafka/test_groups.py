@@ -29,7 +29,7 @@ def test_each_layer_commits_its_offsets_to_its_group(
 ) -> None:
     create_topics(settings.bootstrap_servers, topic, partitions=2)
     groups = Groups(settings_of(tmp_path, topic, settings))
-    first, second = tp_of("tracking", 0), tp_of("tracking", 1)
+    first, second = tp_of(f"tracking/{topic}", 0), tp_of(f"tracking/{topic}", 1)
     groups(BronzeProgress({first: 5}))
     groups(BronzeProgress({second: 3}))
     groups(
@@ -63,7 +63,7 @@ def test_a_group_that_may_not_be_committed_to_is_one_warning(
     secured.grant("reader", Permission("READ", "topic", topic, ""))
     groups, tp = (
         Groups(settings_of(tmp_path, topic, secured.settings())),
-        tp_of("tracking", 0),
+        tp_of(f"tracking/{topic}", 0),
     )
 
     def warnings(offset: int) -> list[str]:
@@ -97,7 +97,7 @@ def test_a_group_that_somebody_has_joined_is_one_warning(
     until(lambda: member.poll(0.1) is not None or bool(member.assignment()), "the member")
     try:
         for offset in (1, 2):
-            groups(BronzeProgress({tp_of("tracking", 0): offset}))
+            groups(BronzeProgress({tp_of(f"tracking/{topic}", 0): offset}))
             groups.commit()
     finally:
         member.close()
@@ -114,6 +114,6 @@ def test_a_broker_that_is_away_is_no_warning(
 ) -> None:
     monkeypatch.setattr("pipelines.kafka.groups.TIMEOUT_S", 1.5)
     groups = Groups(settings_of(tmp_path, "any", KafkaSettings(bootstrap_servers="127.0.0.1:1")))
-    groups(BronzeProgress({tp_of("tracking", 0): 1}))
+    groups(BronzeProgress({tp_of(f"tracking/{topic}", 0): 1}))
     groups.commit()
     assert [record for record in caplog.records if record.name == "watersmeet.groups"] == []
