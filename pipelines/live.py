@@ -57,7 +57,10 @@ def live(engine: SparkEngine, settings: Settings) -> DataFrame:
     settings = read_epochs(engine.reader, settings).current.settings
     for source, schema in avro_schemas(engine.reader, settings).items():
         kind = settings.sources[source].value_type
-        engine.spark.udf.register(_decoder(source), partial(_decoded, schema), ddl(kind))
+        from pipelines.engine.session import struct_type
+
+        value_type = struct_type(engine.spark, f"value {ddl(kind)}")["value"].dataType
+        engine.spark.udf.register(_decoder(source), partial(_decoded, schema), value_type)
     reader = engine.reader
     next_offsets = dict[InputId, dict[int, int]]()
     if generations := read_generations(reader, settings):

@@ -200,7 +200,8 @@ def odd_times_in_lake(
             p: (max(0, partition_ends[p] - LAST), partition_ends[p])
             for p in sorted(partition_ends)[:PARTITIONS]
         }
-        table, where = tables.bronze(input_id.source), of_topic(input_id, within(last))
+        table = tables.bronze(input_id.source)
+        where = of_topic(input_id, within(last))
         if last and reader.exists(table) and are_odd(reader.rows(table, _TIMES, where)):
             problems += _odd(
                 settings,

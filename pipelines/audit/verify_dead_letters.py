@@ -145,9 +145,9 @@ def check_dead_letters(partition: Partition, topic: DeadLetterTopic, findings: F
     if where:
         names = partition.evidence.settings.input_names
         by_name = {names[input_id]: offset for input_id, offset in last.items()}
-        said = _read_sent_until(last_headers, by_name, where, topic, findings)
+        by_header = _read_sent_until(last_headers, by_name, where, topic, findings)
         for input_id in last:
-            offset = min(said.get(names[input_id], 0), MAX_TIME)
+            offset = min(by_header.get(names[input_id], 0), MAX_TIME)
             sent_until[input_id] = max(offset, sent_until.get(input_id, 0))
     for input_id, chunks in sent.items():
         offsets = np.concatenate(chunks)

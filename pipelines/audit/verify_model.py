@@ -160,13 +160,13 @@ def _open_before(partition: Partition) -> OpenParts:
 
 def _ids_before(partition: Partition) -> RecordIds:
     """Return, by tenant and sampled key, the ids of the records of what was open then."""
-    found = {}
+    ids = {}
     for row in partition.rows:
         outcome = row.outcome
         before = [entry for entry in row.ids if not partition.is_judged(*entry[:2])]
         if before and partition.evidence.is_sampled(outcome.key):
-            found[outcome.tenant, outcome.key] = before
-    return found
+            ids[outcome.tenant, outcome.key] = before
+    return ids
 
 
 def _opened(

@@ -60,7 +60,7 @@ def check_places(evidence: Evidence, findings: Findings) -> None:
             continue
         own_inputs = [i for i in settings.inputs if name == tables.bronze(i.source)]
         coordinates = [i._asdict() for i in own_inputs or settings.inputs]
-        places = [[place[column] for column in by[:-1]] for place in coordinates]
+        places = [list(map(place.__getitem__, by[:-1])) for place in coordinates]
         if name in (tables.RECOVERED, tables.GENERATIONS):  # there are rows of the sink
             places.append([None] * len(by[:-1]))
         counts = evidence.reader.summary(name, by, {"rows": ("count", "*")})
@@ -203,11 +203,11 @@ def with_unnoted(partition: Partition, model: Iterable[Outcome]) -> Partition:
     if not consumed:
         return partition
     noted = {"late": [*partition.late], DUPLICATE: [*partition.duplicates]}
-    known = {(one.status, *part[:2]) for one in chain(*noted.values()) for part in one.parts}
+    are_noted = {(one.status, *part[:2]) for one in chain(*noted.values()) for part in one.parts}
     for outcome in model:
         input_id, offset, *_ = outcome.parts[0]
         since, until = consumed.get(TopicPartition(input_id, partition.number), (0, 0))
-        is_here = since <= offset < until and (outcome.status, input_id, offset) not in known
+        is_here = since <= offset < until and (outcome.status, input_id, offset) not in are_noted
         if outcome.status in noted and is_here:
             noted[outcome.status].append(outcome)
     return replace(partition, late=noted["late"], duplicates=noted[DUPLICATE])
@@ -473,15 +473,16 @@ def check_model(
     names = evidence.settings.input_names
     has_closing = evidence.epochs.closing_from is not None
 
-    def judged(outcomes: Iterable[Outcome]) -> Iterator[Outcome]:
+    def compared(outcomes: Iterable[Outcome]) -> Iterator[Outcome]:
+        """Yield the outcomes that the check is about, as they would be at its end."""
         for outcome in outcomes:
             is_erasing = (outcome.tenant, outcome.key) in erasing
             if evidence.is_sampled(outcome.key) and not is_erasing and outcome.status != PUBLISHED:
                 yield as_ended(evidence, partition.number, outcome)
 
     noted = chain(partition.late, partition.duplicates)
-    actual = judged(chain((row.outcome for row in partition.rows), noted))
-    right = judged(model)
+    actual = compared(chain((row.outcome for row in partition.rows), noted))
+    right = compared(model)
     for (key, tenant), *sides in different(
         actual, right, lambda outcome: (outcome.key, outcome.tenant)
     ):

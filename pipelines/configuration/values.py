@@ -7,7 +7,6 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import date, datetime, timedelta
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
@@ -149,13 +148,17 @@ def _share(value: object, info: ValidationInfo) -> object:
     return float(match[1]) / 100
 
 
-def _whole(value: object, digits: type[str] = FromEnvironment) -> object:
-    """Return the number for digits of the type `digits`, and any other value as it is.
+def _whole(value: object) -> object:
+    """Return the number for digits from the environment, and any other value as it is.
 
-    Digits in quotes are text, but a variable of the environment has no other way to give a number,
-    nor has a key of JSON.
+    Digits in quotes are text, but a variable has no other way to give a number.
     """
-    return int(value) if isinstance(value, digits) and re.fullmatch("[0-9]{1,19}", value) else value
+    return _whole_of_key(value) if isinstance(value, FromEnvironment) else value
+
+
+def _whole_of_key(value: object) -> object:
+    """Return the number for digits, as a key of JSON has them, and any other value as it is."""
+    return int(value) if isinstance(value, str) and re.fullmatch("[0-9]{1,19}", value) else value
 
 
 def _size(value: object) -> object:
@@ -216,7 +219,7 @@ Port = Annotated[
 Partition = Annotated[
     int,
     Field(strict=True, ge=0, le=LARGEST_COUNT),
-    BeforeValidator(partial(_whole, digits=str)),
+    BeforeValidator(_whole_of_key),
     _else(f"{_FROM_0_TO}{LARGEST_COUNT}"),
 ]
 Offset = Annotated[

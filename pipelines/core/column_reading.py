@@ -37,7 +37,7 @@ _NO_TIME: Final = -1
 
 
 class ColumnsRead(NamedTuple):
-    """What was read from records, with one row for each; of one that `is_left` nothing counts."""
+    """The columns of records, with one row for each; of one that `is_left` nothing counts."""
 
     merge_key: pa.Array
     event_time: pa.Array
@@ -220,7 +220,8 @@ def _times_ms(values: _Values, exponent: int) -> Int64s:
 
     A number times 10 ** `exponent` is epoch ms.
     """
-    factor, divisor = 10 ** max(exponent, 0), 10 ** max(-exponent, 0)
+    factor = 10 ** max(exponent, 0)
+    divisor = 10 ** max(-exponent, 0)
     end = min((LAST_EVENT_TIME_MS + 1) * divisor // factor, 2**63)
     numbers = [value if type(value) is int and 0 <= value < end else -1 for value in values]
     times = np.array(numbers, np.int64)

@@ -386,11 +386,11 @@ def _read_batch(
     kafka: pa.RecordBatch, read: ColumnReader, look: Callable[..., _Read]
 ) -> pa.RecordBatch:
     """Read the columns of records, and one by one those that are left."""
-    found = read(kafka, _kafka_times_ms(kafka))
+    fast = read(kafka, _kafka_times_ms(kafka))
     nothing = pa.nulls(kafka.num_rows, pa.string())
-    columns = [found.merge_key, found.event_time, found.heartbeat, nothing, nothing, found.tenant]
-    if found.is_left.any():
-        is_left = pa.array(found.is_left)
+    columns = [fast.merge_key, fast.event_time, fast.heartbeat, nothing, nothing, fast.tenant]
+    if fast.is_left.any():
+        is_left = pa.array(fast.is_left)
         others = _read_one_by_one(kafka.filter(is_left), look)
         columns = [
             pc.replace_with_mask(column, is_left, other)

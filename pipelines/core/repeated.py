@@ -159,7 +159,7 @@ def duplicates_of(rows: pa.Table, batch: int) -> pa.Table:
     names = ("partition", "merge_key", *TENANT.names, "generation")
     columns |= {name: rows[name].take(parents) for name in names}
     columns["is_late"] = pa.repeat(pa.scalar(False), len(entries))
-    found = pa.table(columns).select(DUPLICATE_SCHEMA.names).cast(DUPLICATE_SCHEMA)
-    return found.sort_by(
+    duplicates = pa.table(columns).select(DUPLICATE_SCHEMA.names).cast(DUPLICATE_SCHEMA)
+    return duplicates.sort_by(
         [(name, "ascending") for name in ("source", "topic", "partition", "offset")]
     )

@@ -100,7 +100,8 @@ def _no_rows(spark: SparkSession, schema: StructType | str) -> DataFrame:
     """Return an empty DataFrame that the optimizer does not know to be empty: that of Spark Connect
     would leave nothing of an expression over it.
     """
-    return create_rows(spark, [], schema).mapInArrow(lambda batches: batches, schema)
+    rows = create_rows(spark, [], schema)
+    return rows.mapInArrow(lambda batches: batches, rows.schema)
 
 
 _known_as_pure: set[tuple[str, str]] = set()

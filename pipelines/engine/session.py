@@ -19,6 +19,7 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any, cast
 from urllib.parse import urlsplit
@@ -197,6 +198,16 @@ def create_rows(
     if (given := _given.get(spark)) is not None:
         given.createDataFrame([], "none INT")
     return created
+
+
+@cache
+def struct_type(spark: SparkSession, ddl: str) -> StructType:
+    """Return the type that a session of the layers makes of DDL.
+
+    Spark itself asks the active session, which may be one that was given, with other settings: a
+    TIMESTAMP may be another type there.
+    """
+    return create_rows(spark, [], ddl).schema
 
 
 @contextmanager

@@ -43,7 +43,7 @@ from pipelines.engine import (
 from pipelines.engine.checks import number_of_tasks
 from pipelines.engine.embedded import FEW_BYTES, EmbeddedEngine
 from pipelines.engine.expressions import expression_problem, pure
-from pipelines.engine.session import create_rows, session_with
+from pipelines.engine.session import create_rows, session_with, struct_type
 from pipelines.engine.tasks import CHUNK_BYTES, INPUT, FromTables, called, called_in_chunks
 from pipelines.kafka.ends import Topics
 from pipelines.kafka.reading import Range
@@ -150,7 +150,7 @@ class SparkEngine:
         """
         names = _numbered(inputs)
         return self._together(inputs, names).mapInArrow(
-            called(function, names, schema), columns_ddl(schema)
+            called(function, names, schema), struct_type(self.spark, columns_ddl(schema))
         )
 
     def from_tables(
@@ -168,7 +168,9 @@ class SparkEngine:
         count = min(self._tasks, len(partitions))
         groups = [partitions[number::count] for number in range(count)]
         tasks = FromTables(self.lake, self._id, function, inputs, groups, schema)
-        return self.spark.range(0, count, 1, count).mapInArrow(tasks, columns_ddl(schema))
+        return self.spark.range(0, count, 1, count).mapInArrow(
+            tasks, struct_type(self.spark, columns_ddl(schema))
+        )
 
     def _read(self, rows: Input) -> DataFrame:
         if isinstance(rows, pa.Table):
@@ -392,7 +394,8 @@ class SparkEngine:
         together = self._together(rows, names)
         key = [F.col(names[-1][name]) for name in ("partition", "merge_key")]
         changed = together.sortWithinPartitions(F.col(INPUT), *key).mapInArrow(
-            called_in_chunks(function, names, schema, CHUNK_BYTES), columns_ddl(schema)
+            called_in_chunks(function, names, schema, CHUNK_BYTES),
+            struct_type(self.spark, columns_ddl(schema)),
         )
         count = row_count(self.reader, tables.SILVER, unfinished.every)
         settings = {

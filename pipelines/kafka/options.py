@@ -155,8 +155,8 @@ def check_options(kafka: KafkaSettings) -> list[Problem]:
         for name, why in alone.items()
         if why
     ]
-    of_all = f"librdkafka does not take them together ({together})"
-    return problems or [Problem(of_all, "kafka.options", "correct them")]
+    together_text = f"librdkafka does not take them together ({together})"
+    return problems or [Problem(together_text, "kafka.options", "correct them")]
 
 
 def _refusal(options: Mapping[str, str]) -> str | None:

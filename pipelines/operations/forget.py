@@ -216,8 +216,8 @@ class Forgetting:
         """The records that were read, late or not, by input."""
         places = {}
         for input_id in self.settings.inputs:
-            table, where = tables.bronze(input_id.source), [self._key_conditions]
-            rows = self.reader.select(table, _PLACE, of_topic(input_id, where))
+            where = of_topic(input_id, [self._key_conditions])
+            rows = self.reader.select(tables.bronze(input_id.source), _PLACE, where)
             places[input_id] = _places(rows)
         return places
 
@@ -389,7 +389,8 @@ class Forgetting:
         as_heartbeat = {**_ERASED, "merge_key": None, "heartbeat": True}
         as_heartbeat |= {ID.name: None} if owner.engine.lake.settings.has_ids else {}
         for input_id in self.settings.inputs:
-            table, here = tables.bronze(input_id.source), of_topic(input_id)[0]
+            table = tables.bronze(input_id.source)
+            [here] = of_topic(input_id)
             _change_records(owner, table, self._read[input_id], here, as_heartbeat)
             _change_records(owner, table, self._unmerged[input_id], here, _ERASED)
 

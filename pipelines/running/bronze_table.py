@@ -175,7 +175,8 @@ class BronzeTable:
         refused: Where = [[*terms, ("reason", "is not null", None)] for terms in within(ranges)]
         schema = self._engine.lake.layout[tables.QUARANTINE].schema
         columns = [name for name in schema.names if name != "source"]
-        where, source = of_topic(self.input, refused), {"source": self.input.source}
+        where = of_topic(self.input, refused)
+        source = {"source": self.input.source}
         inputs = [self._engine.read(self.name, columns, where, constants=source)]
         if commit.facts["fills"]:
             noted = of_input(self.input, within(ranges))

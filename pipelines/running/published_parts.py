@@ -201,7 +201,8 @@ def _known_from_sink(engine: Engine, settings: Settings, generations: Generation
             for terms in within(ranges)
         ]
         columns = ["topic", "partition", "offset", "merge_key"]
-        table, source = tables.bronze(input_id.source), {"source": input_id.source}
+        table = tables.bronze(input_id.source)
+        source = {"source": input_id.source}
         inputs.append(engine.read(table, columns, of_topic(input_id, keyed), constants=source))
     inputs.append(engine.read(tables.SILVER, ["partition", *_part_columns(settings)], batches))
     inputs.append(engine.read(tables.LATE, ["partition", "source", "topic", "offset"], batches))
@@ -247,7 +248,8 @@ def _waiting_from_sink(engine: Engine, settings: Settings, generation: Generatio
             tp.partition: (c.next_offset, None) for tp, c in cursors.items() if tp.input == input_id
         }
         timed: Where = [[*terms, ("event_time", "is not null", None)] for terms in within(begins)]
-        table, source = tables.bronze(input_id.source), {"source": input_id.source}
+        table = tables.bronze(input_id.source)
+        source = {"source": input_id.source}
         inputs.append(engine.read(table, _WAITING, of_topic(input_id, timed), constants=source))
     inputs.append(engine.read(tables.RECOVERED, MESSAGE_SCHEMA.names, MESSAGES))
     function = partial(

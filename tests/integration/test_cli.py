@@ -276,6 +276,7 @@ def test_status_says_where_everything_is(merged: Project) -> None:
                 "open": 1,  # "open"
                 "timed_out": 3,  # "a", "b" and the one without orders
                 "late": 2,  # "late" and "c"
+                "duplicates": 0,
                 "quarantined": 1,
                 "published": 2,
                 "behind_sink": 0,
@@ -290,6 +291,7 @@ def test_status_says_where_everything_is(merged: Project) -> None:
                 "open": 0,
                 "timed_out": 1,
                 "late": 0,
+                "duplicates": 0,
                 "quarantined": 0,
                 "published": 1,
                 "behind_sink": 0,
@@ -349,8 +351,8 @@ def test_validate_names_what_is_wrong_with_sink_and_tables(
         f"set max.message.bytes to {max_bytes} or more on cli_unfit; {way_out}",
     )
     [(what, (where, _))] = problems.items()
-    assert "silver.returns is missing" in what
-    assert "silver" in where
+    assert what.startswith("the lake was begun with `tracking, orders`, and `orders, returns`")
+    assert where == "sources"
 
 
 @pytest.mark.promise("N16")

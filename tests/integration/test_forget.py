@@ -75,6 +75,7 @@ def test_a_forgotten_key_leaves_the_lake_and_the_log_and_all_else_stays(
     rows = {
         "silver": 3,
         "late": 1,
+        "duplicates": 0,
         "quarantine": 1,
         "bronze_tracking": 7,
         "bronze_orders": 1,

@@ -544,11 +544,11 @@ class Life:
         for epoch, clock, offsets in through:
             lake.begin_epoch(*epoch.window)
             reached = {
-                s: [one for one in mine if one[1].offset < offsets[s.source]]
+                s: [one for one in mine if one[1].offset < offsets[name_of(s)]]
                 for s, mine in arrived.items()
             }
             arrived = {
-                s: [one for one in mine if one[1].offset >= offsets[s.source]]
+                s: [one for one in mine if one[1].offset >= offsets[name_of(s)]]
                 for s, mine in arrived.items()
             }
             lake.advance_to(dict.fromkeys(map(input_of, self.sources), clock), reached)
