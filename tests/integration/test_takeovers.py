@@ -162,6 +162,7 @@ def test_every_start_fences_whatever_was_ever_written_under_a_token(
             tables.IDLE_HEARTBEATS,
             tables.RECOVERED,
             tables.ERASED,
+            tables.DUPLICATES,
         ),
         *(
             tables.SILVER,

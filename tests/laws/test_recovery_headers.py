@@ -78,7 +78,7 @@ def test_what_thousands_of_tenants_were_told_fits_into_a_message_or_the_message_
         lake.arrive()
         lake.merge()
         decision = IdleDecision(0, 1000, tuple(sorted(tenants.items())))
-        decided = [(tp_of("orders", 0), decision)]
+        decided = [(tp_of(f"orders/{topics['sources__orders__topic']}", 0), decision)]
         lake.owner().append(tables.IDLE_HEARTBEATS, decision_rows(settings, decided, 1, 0))
         lake.merge()
         assert lake.publish(), "it goes on"
