@@ -367,3 +367,10 @@ def replaced_row(*, only_open: bool) -> str:
     is_deleted = "kept.status = 'waiting' AND kept.position <= changed.delete_up_to"
     its_row = f"{its_key} AND (({is_replaced}) OR ({is_deleted}))"
     return f"kept.status IN ('open', 'waiting') AND {its_row}" if only_open else its_row
+
+
+def read_input(engine: Engine, rows: Input) -> Rows:
+    """Return an input as the engine's rows."""
+    if isinstance(rows, pa.Table):
+        return engine.rows(rows)
+    return engine.read(rows.table, rows.columns, rows.where, constants=rows.constants)

@@ -7,16 +7,14 @@ Everything else is as in `SparkEngine`.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Final
 
 from pyspark.sql import DataFrame, SparkSession
 
-from pipelines.engine.polling import followed
+from pipelines.engine.polling import followed_kafka, followed_tables
 from pipelines.engine.spark import SparkEngine
 from pipelines.engine.threads import RunningThread
-from pipelines.kafka.cluster import Cluster
-from pipelines.kafka.ends import Topics, ends_of
+from pipelines.kafka.ends import Topics
 
 FROM_KAFKA_S: Final = 1.0
 """Seconds between two requests of bronze to Kafka for new records."""
@@ -30,17 +28,11 @@ class ConnectEngine(SparkEngine):
 
     def follow_kafka(self, topics: Topics, work: Callable[[], None]) -> RunningThread:
         """See `Engine.follow_kafka`."""
-        look = partial(ends_of, Cluster(topics.kafka), topics)
-        return followed("kafka", look, work, every_s=FROM_KAFKA_S)
+        return followed_kafka(topics, work, every_s=FROM_KAFKA_S)
 
     def follow_tables(self, tables: Sequence[str], work: Callable[[], None]) -> RunningThread:
         """See `Engine.follow_tables`."""
-
-        def look() -> list[int]:
-            """Return the version of each table."""
-            return [self.reader.version(table) for table in tables]
-
-        return followed("tables", look, work, every_s=FROM_TABLES_S)
+        return followed_tables(self.reader, tables, work, every_s=FROM_TABLES_S)
 
     def _run_on_rows(
         self, session: SparkSession, statement: Callable[[str], str], rows: DataFrame

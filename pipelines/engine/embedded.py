@@ -28,11 +28,18 @@ from deltalake.exceptions import CommitFailedError, DeltaError
 
 from pipelines.core.merge import applied, kept, new_rows
 from pipelines.core.reading import RECORD_BYTES, read_records
-from pipelines.engine import Function, InChunks, Input, KafkaInput, SilverRows, replaced_row
-from pipelines.engine.polling import followed
+from pipelines.engine import (
+    Function,
+    InChunks,
+    Input,
+    KafkaInput,
+    SilverRows,
+    read_input,
+    replaced_row,
+)
+from pipelines.engine.polling import followed_kafka, followed_tables
 from pipelines.engine.threads import RunningThread
-from pipelines.kafka.cluster import Cluster
-from pipelines.kafka.ends import Topics, ends_of
+from pipelines.kafka.ends import Topics
 from pipelines.kafka.reading import Range
 from pipelines.kafka.workers import read_decoded
 from pipelines.lake import tables
@@ -166,12 +173,7 @@ class EmbeddedEngine:
         schema: pa.Schema,
     ) -> pa.Table:
         """See `Engine.from_tables`."""
-        return self.per_partition(function, [*map(self._read, inputs)], schema)
-
-    def _read(self, rows: Input) -> pa.Table:
-        if isinstance(rows, pa.Table):
-            return rows
-        return self.read(rows.table, rows.columns, rows.where, constants=rows.constants)
+        return self.per_partition(function, [*map(partial(read_input, self), inputs)], schema)
 
     @contextmanager
     def cached(self, rows: pa.Table) -> Iterator[pa.Table]:
@@ -322,7 +324,7 @@ class EmbeddedEngine:
             with tempfile.TemporaryDirectory(prefix="watersmeet-") as folder:
                 if has_waiting:  # else a key has one row
                     chunks = by_key(chunks, schema, self._chunks(unfinished), Path(folder))
-                for chunk, changed in function(chunks, *map(self._read, inputs)):
+                for chunk, changed in function(chunks, *map(partial(read_input, self), inputs)):
                     yield applied(chunk, validate(changed))
 
         self._rewrite(table, unfinished, merged, commit)
@@ -461,13 +463,11 @@ class EmbeddedEngine:
 
     def follow_kafka(self, topics: Topics, work: Callable[[], None]) -> RunningThread:
         """See `Engine.follow_kafka`."""
-        look = partial(ends_of, Cluster(topics.kafka), topics)
-        return followed("kafka", look, work, every_s=FROM_KAFKA_S)
+        return followed_kafka(topics, work, every_s=FROM_KAFKA_S)
 
     def follow_tables(self, tables: Sequence[str], work: Callable[[], None]) -> RunningThread:
         """See `Engine.follow_tables`."""
-        look = partial(_versions, self.reader, tables)
-        return followed("tables", look, work, every_s=FROM_TABLES_S)
+        return followed_tables(self.reader, tables, work, every_s=FROM_TABLES_S)
 
     # -- keeping
 
@@ -544,10 +544,6 @@ class EmbeddedEngine:
         self.reader.opened(table).alter.set_table_properties(
             dict(properties), raise_if_not_exists=False
         )
-
-
-def _versions(reader: DeltaRsReader, tables: Sequence[str]) -> list[int]:
-    return [reader.version(table) for table in tables]
 
 
 def _has_deletion_vectors(delta_table: DeltaTable) -> bool:

@@ -26,7 +26,7 @@ from pyspark.errors import AnalysisException
 from pyspark.sql import Column, DataFrame, DataFrameWriter, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
-from pyspark.sql.types import StringType
+from pyspark.sql.types import StringType, StructType
 
 from pipelines.core.message import message_bytes
 from pipelines.core.reading import read_records
@@ -38,6 +38,7 @@ from pipelines.engine import (
     KafkaInput,
     Running,
     SilverRows,
+    read_input,
     replaced_row,
 )
 from pipelines.engine.checks import number_of_tasks
@@ -150,7 +151,7 @@ class SparkEngine:
         """
         names = _numbered(inputs)
         return self._together(inputs, names).mapInArrow(
-            called(function, names, schema), struct_type(self.spark, columns_ddl(schema))
+            called(function, names, schema), self._type(schema)
         )
 
     def from_tables(
@@ -164,18 +165,15 @@ class SparkEngine:
         it, which needs no plan of Spark over Delta's log and no exchange.
         """
         if not isinstance(self.reader, DeltaRsReader):
-            return self.per_partition(function, [*map(self._read, inputs)], schema)
+            return self.per_partition(function, [*map(partial(read_input, self), inputs)], schema)
         count = min(self._tasks, len(partitions))
         groups = [partitions[number::count] for number in range(count)]
         tasks = FromTables(self.lake, self._id, function, inputs, groups, schema)
-        return self.spark.range(0, count, 1, count).mapInArrow(
-            tasks, struct_type(self.spark, columns_ddl(schema))
-        )
+        return self.spark.range(0, count, 1, count).mapInArrow(tasks, self._type(schema))
 
-    def _read(self, rows: Input) -> DataFrame:
-        if isinstance(rows, pa.Table):
-            return self.rows(rows)
-        return self.read(rows.table, rows.columns, rows.where, constants=rows.constants)
+    def _type(self, schema: pa.Schema) -> StructType:
+        """Return the type of rows with these columns, as mapInArrow takes it."""
+        return struct_type(self.spark, columns_ddl(schema))
 
     def _together(
         self, inputs: Sequence[DataFrame], names: Sequence[Mapping[str, str]]
@@ -387,7 +385,7 @@ class SparkEngine:
         at a time.
         """
         rows = [
-            *map(self._read, inputs),
+            *map(partial(read_input, self), inputs),
             self.read(tables.SILVER, self.lake.schema(tables.SILVER).names, unfinished.where),
         ]
         names = _numbered(rows)
@@ -395,7 +393,7 @@ class SparkEngine:
         key = [F.col(names[-1][name]) for name in ("partition", "merge_key")]
         changed = together.sortWithinPartitions(F.col(INPUT), *key).mapInArrow(
             called_in_chunks(function, names, schema, CHUNK_BYTES),
-            struct_type(self.spark, columns_ddl(schema)),
+            self._type(schema),
         )
         count = row_count(self.reader, tables.SILVER, unfinished.every)
         settings = {
