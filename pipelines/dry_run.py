@@ -28,7 +28,7 @@ from pipelines.configuration.file import known_instead
 from pipelines.core.avro_schema import AvroSchema
 from pipelines.core.columns import MAX_TIME
 from pipelines.core.idle import IdleDecision
-from pipelines.core.inputs import InputId, input_of_part, of_source, several_topics
+from pipelines.core.inputs import InputId, input_of_part, of_source
 from pipelines.core.merge import LATE_SCHEMA, RECORD_SCHEMA, applied, silver_schema
 from pipelines.core.message import in_message_order, messages
 from pipelines.core.plan import (
@@ -327,9 +327,8 @@ class DryRun:
             for p in partitions
         }
         types = {name: source.value_type for name, source in self.settings.sources.items()}
-        topics = several_topics(self.settings.inputs)
         has_ids = self.settings.has_ids
-        silver = silver_schema(types, topics, has_ids=has_ids).empty_table()
+        silver = silver_schema(types, self.settings.inputs, has_ids=has_ids).empty_table()
         late = LATE_SCHEMA.empty_table()
         duplicates = DUPLICATE_SCHEMA.empty_table()
         merge_settings = self.settings.merge

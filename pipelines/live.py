@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from pipelines.audit.status import waits_for
 from pipelines.core.avro_schema import AvroSchema
-from pipelines.core.inputs import InputId, several_topics
+from pipelines.core.inputs import InputId
 from pipelines.core.types import DUE, TIME, ddl, quoted
 from pipelines.lake import tables
 from pipelines.lake.by_spark import sql_name
@@ -110,8 +110,8 @@ def live_sql(
         for input_id, name in names.items()
     }
     beyond = ", ".join(f"{_unmerged(name)} AS ({query})" for name, query in unmerged.items())
-    several = several_topics(settings.inputs)
-    parts = ", ".join(_sorted_parts(source, has_topics=source in several) for source in sources)
+    silver = lake.layout[tables.SILVER].schema
+    parts = ", ".join(_sorted_parts(silver.field(source)) for source in sources)
     return f"""
         WITH starts AS (
             SELECT {_input(settings)}, `partition`, start_offset, from_batch FROM {generations}
@@ -233,17 +233,12 @@ def _waits_for(waits: Mapping[int, Sequence[str]]) -> str:
 
 def _waiting(input_id: InputId, settings: Settings) -> str:
     """Return a query of an input's waiting records, each as a part in the column of its source."""
-    place = "event_time: TIMESTAMP, `offset`: BIGINT"
-    several = several_topics(settings.inputs)
-    places = dict.fromkeys(settings.sources, place) | dict.fromkeys(
-        several, f"topic: STRING, {place}"
-    )
+    place = "topic: STRING, event_time: TIMESTAMP, `offset`: BIGINT"
     parts = {
-        other: f"CAST(NULL AS STRUCT<{places[other]}, value: {ddl(other_settings.value_type)}>)"
+        other: f"CAST(NULL AS STRUCT<{place}, value: {ddl(other_settings.value_type)}>)"
         for other, other_settings in settings.sources.items()
     }
-    topic = "topic, " if input_id.source in several else ""
-    parts[input_id.source] = f"STRUCT({topic}event_time, `offset`, value)"
+    parts[input_id.source] = "STRUCT(topic, event_time, `offset`, value)"
     columns = ", ".join(f"{part} AS `{other}`" for other, part in parts.items())
     return (
         f"SELECT `partition`, merge_key, tenant, event_time, {columns} "
@@ -251,21 +246,13 @@ def _waiting(input_id: InputId, settings: Settings) -> str:
     )
 
 
-def _sorted_parts(source: str, *, has_topics: bool) -> str:
-    """Return SQL for a source's parts in silver's order: by (event time, topic, offset)."""
-    topic = "'topic', p.topic, " if has_topics else ""
-    by_topic = " WHEN p.topic < q.topic THEN -1 WHEN p.topic > q.topic THEN 1" if has_topics else ""
-    part = (
-        f"p -> NAMED_STRUCT({topic}'offset', p.`offset`, 'event_time', p.event_time, 'value', "
-        "p.value)"
-    )
+def _sorted_parts(column: pa.Field) -> str:
+    """Return SQL for the parts in a column of silver, in its order: (event time, topic, offset)."""
+    fields = ", ".join(f"'{name}', p.`{name}`" for name in column.type.value_type.names)
     # Not ordered by the whole part: its value may have maps, which cannot be compared.
-    times = (
-        "WHEN p.event_time < q.event_time THEN -1 WHEN p.event_time > q.event_time THEN 1"
-        + by_topic
+    cases = " ".join(
+        f"WHEN p.`{name}` < q.`{name}` THEN -1 WHEN p.`{name}` > q.`{name}` THEN 1"
+        for name in ("event_time", "topic", "offset")
     )
-    order = (
-        f"(p, q) -> CASE {times} WHEN p.`offset` < q.`offset` THEN -1 WHEN p.`offset` > q.`offset` "
-        "THEN 1 ELSE 0 END"
-    )
-    return f"TRANSFORM(ARRAY_SORT(COLLECT_LIST(`{source}`), {order}), {part}) AS `{source}`"
+    items = f"ARRAY_SORT(COLLECT_LIST(`{column.name}`), (p, q) -> CASE {cases} ELSE 0 END)"
+    return f"TRANSFORM({items}, p -> NAMED_STRUCT({fields})) AS `{column.name}`"

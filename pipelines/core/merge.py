@@ -31,6 +31,7 @@ from pipelines.core.columns import (
     times_ms,
 )
 from pipelines.core.idle import IdleDecision
+from pipelines.core.input_columns import part_topics
 from pipelines.core.inputs import InputId, of_source, several_topics
 from pipelines.core.joining import OpenRecordTimes, session_index
 from pipelines.core.message import as_read, exceeds
@@ -97,7 +98,7 @@ class Batch:
 
     def changed_schema(self) -> pa.Schema:
         """Return the columns of `merge`: silver's, and those that say which rows are replaced."""
-        silver = silver_schema(self.value_types, several_topics(self.inputs), has_ids=self.has_ids)
+        silver = silver_schema(self.value_types, self.inputs, has_ids=self.has_ids)
         return pa.schema([*silver, *(pa.field(name, TIME) for name in REPLACING)])
 
 
@@ -114,23 +115,23 @@ position up to which the waiting rows of its key are deleted.
 
 def silver_schema(
     value_types: Mapping[str, pa.DataType],
-    with_topics: Collection[str] = (),
+    inputs: Iterable[InputId] = (),
     *,
     has_ids: bool = False,
 ) -> pa.Schema:
     """Return the columns of silver.
 
     - `value_types`: by source, in the order of their columns, the type of a value.
-    - `with_topics`: the sources that have several topics.
+    - `inputs`: those of the merge; parts say their topic where their source has several.
     - `has_ids`: True where records may have ids.
 
     `position` is that of a record which waits for its tenant's clock, null for a merge record.
     `record_bytes` is how many bytes the values of a row's records have in bronze.
     """
+    topics = dict.fromkeys(several_topics(inputs), _TOPIC)
     parts = []
     for source, kind in value_types.items():
-        topic = _TOPIC if source in with_topics else ()
-        part = pa.struct([*topic, *_COORDINATES, ("value", kind)])
+        part = pa.struct([*topics.get(source, ()), *_COORDINATES, ("value", kind)])
         parts.append((source, pa.list_(part)))
     before = schema_of(
         "partition int, merge_key string, status string, event_time timestamp, last_event_time "
@@ -581,9 +582,7 @@ def _parts(
     source_rows = np.flatnonzero(pc.equal(records.rows["source"], source).to_numpy())
     old_lists = before[source].combine_chunks()
     old = old_lists.flatten()
-    has_topics = "topic" in old.type.names
-    names = [*(["topic"] if has_topics else []), "partition", "offset", "value"]
-    new = records.rows.select(names).take(pa.array(source_rows))
+    new = records.rows.select(["topic", "partition", "offset", "value"]).take(pa.array(source_rows))
     labels = np.concatenate(
         [
             merged.record_numbers[source_rows],
@@ -592,12 +591,9 @@ def _parts(
     )
     offsets = np.concatenate([int64s(new["offset"]), int64s(old.field("offset"))])
     times = np.concatenate([records.times[source_rows], times_ms(old.field("event_time"))])
-    topics = both(new["topic"], old.field("topic"), pa.string()) if has_topics else None
-    keys = [offsets, times, labels]
-    if topics is not None:
-        topic_names = pa.array(sorted(i.topic for i in of_source(batch.inputs, source)))
-        keys.insert(1, int64s(pc.index_in(topics, topic_names)))
-    order = np.lexsort(keys)
+    topics = both(new["topic"], part_topics(old, batch.inputs, source), pa.string())
+    topic_names = pa.array(sorted(i.topic for i in of_source(batch.inputs, source)))
+    order = np.lexsort([offsets, int64s(pc.index_in(topics, topic_names)), times, labels])
     kind = _large(batch.value_types[source])
     decode = batch.avro[source].decoder_of_accepted() if source in batch.avro else None
     places = zip(new["partition"].to_pylist(), new["offset"].to_pylist(), strict=True)
@@ -605,10 +601,14 @@ def _parts(
         new["value"], batch.read_types.get(source, batch.value_types[source]), decode, places
     )
     values = both(read, old.field("value"), kind)
-    columns = {} if topics is None else {"topic": topics.take(pa.array(order)).combine_chunks()}
-    columns |= {"offset": pa.array(offsets[order]), "event_time": time_column(times[order])}
-    columns["value"] = values.take(pa.array(order)).combine_chunks()
-    parts = pa.StructArray.from_arrays(list(columns.values()), list(columns))
+    columns = {
+        "topic": topics.take(pa.array(order)).combine_chunks(),
+        "offset": pa.array(offsets[order]),
+        "event_time": time_column(times[order]),
+        "value": values.take(pa.array(order)).combine_chunks(),
+    }
+    names = old.type.names
+    parts = pa.StructArray.from_arrays([columns[name] for name in names], names)
     return in_lists(labels[order], parts, merged.size)
 
 

@@ -12,7 +12,6 @@ from typing import Any
 import pyarrow as pa
 
 from pipelines.configuration.sources import SourceSettings
-from pipelines.core.inputs import several_topics
 from pipelines.core.merge import LATE_SCHEMA, silver_schema
 from pipelines.core.reading import BRONZE, RECORD_BYTES, REDRIVEN_FROM, bronze_schema
 from pipelines.core.repeated import DUPLICATE_SCHEMA, RECORD_IDS
@@ -159,8 +158,7 @@ def _silver(settings: Settings) -> Table:
     It is partitioned by status, so that no batch ever opens a file of finished records again.
     """
     types = {name: source.value_type for name, source in settings.sources.items()}
-    topics = several_topics(settings.inputs)
-    schema = silver_schema(types, topics, has_ids=settings.has_ids)
+    schema = silver_schema(types, settings.inputs, has_ids=settings.has_ids)
     # No statistics of keys: they would be in the log, which `forget` cannot change.
     without = {"status", "valid", "invalid_reason", "merge_key", RECORD_IDS.name, *types}
     properties = {

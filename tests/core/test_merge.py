@@ -16,7 +16,7 @@ import pytest
 from pipelines.configuration.values import NAMES_OF_STEPS, RESERVED_NAMES
 from pipelines.core.columns import NULL_TIME
 from pipelines.core.idle import IdleDecision
-from pipelines.core.inputs import InputId, several_topics
+from pipelines.core.inputs import InputId
 from pipelines.core.merge import (
     LATE_SCHEMA,
     MESSAGE_SCHEMA,
@@ -91,8 +91,8 @@ class PureLake:
         self.cursors = {tp: Cursor() for tp in self.rows}
         self.arrived = dict.fromkeys(self.rows, 0)
         self.rules, self.epoch_from = Rules(self.window), -1
-        with_topics = several_topics(map(input_of, self.inputs))
-        self.schema = silver_schema(VALUE_TYPES, with_topics, has_ids=self.has_ids)
+        inputs = map(input_of, self.inputs)
+        self.schema = silver_schema(VALUE_TYPES, inputs, has_ids=self.has_ids)
         self.ended: list[tuple[Mapping[TopicPartition, Cursor], Mapping[int, int]]] = []
         self.idle = {
             tp_of(s, p): case.decisions.get(s, [])
