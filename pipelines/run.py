@@ -101,9 +101,8 @@ class Run:
         """
         if unusable := check_options(self.settings.kafka):
             raise ConfigurationError(*unusable[0])
-        for source in self.settings.sources.values():
-            if source.registry is not None:
-                Registry(source.registry).check_options()
+        for registry in self.settings.registries.values():
+            Registry(registry).check_options()
         cluster = Cluster(self.settings.kafka)
         self.partitions = co_partitioned(
             self.settings, cluster.partition_counts(topics_of(self.settings))

@@ -33,7 +33,12 @@ from pipelines.configuration.file import (
     read_values,
     sentence_of,
 )
-from pipelines.configuration.sources import Part, RepartitionSettings, SourceSettings
+from pipelines.configuration.sources import (
+    Part,
+    RegistrySettings,
+    RepartitionSettings,
+    SourceSettings,
+)
 from pipelines.configuration.values import (
     RESERVED_NAMES,
     StartOffsets,
@@ -407,6 +412,11 @@ class Settings(Part):
         }
         parts = {"kafka": changed["kafka",], "publish": changed["publish",]}
         return self.model_copy(update={"merge": merge, "sources": sources, **parts})
+
+    @property
+    def registries(self) -> dict[str, RegistrySettings]:
+        """The schema registries, by the source whose values name schemas there."""
+        return {name: source.registry for name, source in self.sources.items() if source.registry}
 
     @property
     def repartitioned(self) -> dict[str, RepartitionSettings]:

@@ -302,8 +302,7 @@ def _unknown_schemas(reader: TableReader, settings: Settings) -> list[Problem]:
             "register it under this id; or set registry.unknown_after; or jump over the record "
             "with `watersmeet reset`",
         )
-        for name, source in settings.sources.items()
-        if source.registry is not None
+        for name in settings.registries
         for schema_id, since in unknown_schemas(reader, name).items()
     ]
 

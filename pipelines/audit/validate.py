@@ -162,12 +162,11 @@ def check_schemas(settings: Settings) -> list[Problem]:
 def check_registries(settings: Settings) -> list[Problem]:
     """Return a problem for each schema registry that does not answer."""
     problems = []
-    for name, source in settings.sources.items():
-        if source.registry is not None:
-            try:
-                Registry(source.registry).check()
-            except WatersmeetError as error:
-                problems.append(as_problem(error, f"sources.{name}.registry"))
+    for name, registry in settings.registries.items():
+        try:
+            Registry(registry).check()
+        except WatersmeetError as error:
+            problems.append(as_problem(error, f"sources.{name}.registry"))
     return problems
 
 

@@ -177,6 +177,16 @@ class SourceSettings(Part):
         settings._had_id = before.has_id
         return settings
 
+    @property
+    def is_bare_avro(self) -> bool:
+        """True where values are Avro that does not name the schema it was written with."""
+        return self.format == "avro" and not self.registry
+
+    @property
+    def unknown_after_ms(self) -> int | None:
+        """Time (ms) for which a schema is waited for that the registry lacks; None: for ever."""
+        return self.registry.unknown_after_ms if self.registry else None
+
     @field_validator("topic")
     @classmethod
     def _is_a_name_where_there_is_one(cls, topic: str | tuple[str, ...]) -> str | tuple[str, ...]:
@@ -243,9 +253,8 @@ class SourceSettings(Part):
 
         if self.format != "avro" or self.schema_file is None:
             return None
-        schema = avro_schema(
-            self.schema_file.text, self.schema_file.path, None if self.registry is None else {}
-        )
+        writers: Mapping[int, str] | None = None if self.is_bare_avro else {}
+        schema = avro_schema(self.schema_file.text, self.schema_file.path, writers)
         earlier = [source.avro_schema for source in self._earlier]
         return replace(schema, earlier=tuple(filter(None, earlier)), since=self.schema_file.since)
 

@@ -55,13 +55,10 @@ def rules_of(settings: Settings, source: str, given_up: Collection[int] = ()) ->
 
     `given_up`: see `Registry`.
     """
-    source_settings = settings.sources[source]
     rules = settings.reading_rules(source)
-    if isinstance(rules.schema, AvroSchema) and source_settings.registry is not None:
-        rules = replace(
-            rules,
-            schema=replace(rules.schema, writers=Registry(source_settings.registry, given_up)),
-        )
+    if isinstance(rules.schema, AvroSchema) and source in settings.registries:
+        writers = Registry(settings.registries[source], given_up)
+        rules = replace(rules, schema=replace(rules.schema, writers=writers))
     return rules
 
 

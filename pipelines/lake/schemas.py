@@ -86,7 +86,7 @@ def avro_schemas(reader: TableReader, settings: Settings) -> dict[str, AvroSchem
     }
     return {
         name: replace(schema, writers=known_schemas(reader, name))
-        if settings.sources[name].registry
+        if name in settings.registries
         else schema
         for name, schema in schemas.items()
     }

@@ -99,13 +99,8 @@ def inputs_of(settings: Settings) -> frozenset[str]:
 
     They say what Kafka had, how to read it, and what the idle policy has decided.
     """
-    registered = [WRITER_SCHEMAS] if has_registry(settings) else []
+    registered = [WRITER_SCHEMAS] if settings.registries else []
     return frozenset([*map(bronze, settings.sources), IDLE_HEARTBEATS, *registered])
-
-
-def has_registry(settings: Settings) -> bool:
-    """Return True where a source's values name schemas in a registry."""
-    return any(source.registry is not None for source in settings.sources.values())
 
 
 def layout(settings: Settings) -> dict[str, Table]:
@@ -127,7 +122,7 @@ def layout(settings: Settings) -> dict[str, Table]:
     )
     late = Table(LATE, LATE_SCHEMA, properties=statistics)
     tables = [*bronze_tables, _silver(settings), late, _DUPLICATES, *_OTHERS]
-    if has_registry(settings):
+    if settings.registries:
         tables.append(_WRITER_SCHEMAS)
     return {
         table.name: replace(table, properties={**retention, **table.properties}) for table in tables
@@ -145,7 +140,7 @@ def _bronze(name: str, source: SourceSettings, *, has_ids: bool) -> Table:
     """
     # Statistics of these columns skip files exactly: a file holds one contiguous range of offsets
     # of one topic-partition.
-    schema = bronze_schema(has_registry=source.registry is not None, has_ids=has_ids)
+    schema = bronze_schema(has_registry=bool(source.registry), has_ids=has_ids)
     statistics = _statistics(
         "partition", "offset", "event_time", "kafka_timestamp", "reason", REDRIVEN_FROM.name
     )

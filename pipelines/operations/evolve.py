@@ -140,11 +140,7 @@ def _first_values(
     changed = {change["field"] for change in answer["changes"]}
     rules: dict[str, Any] = {}
     for name, source in settings.sources.items():
-        if (
-            source.format == "avro"
-            and source.registry is None
-            and f"sources.{name}.schema" in changed
-        ):
+        if source.is_bare_avro and f"sources.{name}.schema" in changed:
             [input_id] = of_source(settings.inputs, name)
             rules[f"sources.{name}.schema_since"] = {
                 str(p): offset for p, offset in next_offsets.of(input_id).items()
@@ -200,8 +196,7 @@ def _problems(
         if field.endswith(".schema"):
             fix = "leave what is there as it is, and add optional fields; or begin a new lake"
             source = settings.sources[field.split(".")[1]]
-            is_avro = source.format == "avro"
-            if is_avro and source.registry is None and len(source.topics) > 1:
+            if source.is_bare_avro and len(source.topics) > 1:
                 what = (
                     "Avro without a registry does not say where in each of several topics another "
                     "schema begins"
@@ -215,7 +210,7 @@ def _problems(
                 )
             problems += [
                 Problem(what, field, fix)
-                for what in refused_changes(before, after, is_avro=is_avro)
+                for what in refused_changes(before, after, is_avro=source.format == "avro")
             ]
     if not problems:
         after = epochs.current.settings.under(settings.rules())

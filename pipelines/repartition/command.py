@@ -67,14 +67,13 @@ def _check(settings: Settings) -> int:
     """
     if problems := check_options(settings.kafka):
         raise ConfigurationError(*problems[0])
-    used = [settings.sources[name].registry for name in settings.repartitioned]
-    registries = [registry for registry in used if registry is not None]
-    for registry in registries:
-        Registry(registry).check_options()
+    for name, registry in settings.registries.items():
+        if name in settings.repartitioned:
+            Registry(registry).check_options()
     if not settings.repartitioned:
         raise ConfigurationError(
             "none of them is repartitioned",
             where="sources",
             fix="add `repartition: {from: ..., partitions: ...}` to one",
         )
-    return max((registry.unknown_after_ms or 0 for registry in registries), default=0)
+    return max(settings.sources[name].unknown_after_ms or 0 for name in settings.repartitioned)

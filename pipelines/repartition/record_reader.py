@@ -72,13 +72,13 @@ class RecordReader:
         return records
 
     def _note_unknown_schema(self, failure: Exception) -> None:
-        registry = self.settings.sources[self.source].registry
+        after_ms = self.settings.sources[self.source].unknown_after_ms
         schema_id = unknown_schema_of(failure)
-        if registry is None or registry.unknown_after_ms is None or schema_id is None:
+        if after_ms is None or schema_id is None:
             return
         now = time.monotonic()
         self._waiting_since = self._waiting_since or now
-        if now - self._waiting_since >= registry.unknown_after_ms / 1000:
+        if now - self._waiting_since >= after_ms / 1000:
             self._given_up.add(schema_id)
 
     def _read(self, ranges: Sequence[Range], inputs: int) -> list[Records]:

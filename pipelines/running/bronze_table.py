@@ -150,9 +150,11 @@ class BronzeTable:
             "first": ("min", "offset"),
             "last": ("max", "offset"),
         }
-        registered = [] if self.schemas.registry is None else [WRITER_SCHEMA.name]
-        by = ["partition", "reason", "heartbeat", *registered]
-        return BatchCounts(self._engine.summary(rows, by, values))
+        columns = self._engine.lake.schema(self.name).names
+        by = ["partition", "reason", "heartbeat", WRITER_SCHEMA.name]
+        return BatchCounts(
+            self._engine.summary(rows, [name for name in by if name in columns], values)
+        )
 
     def append(self, rows: Rows, counts: BatchCounts, *, fills: bool = False) -> Commit:
         """Commit rows and return the commit that holds them.

@@ -87,7 +87,7 @@ def kept_by(layer: str, settings: Settings, input_id: InputId | None = None) -> 
         tables.FLOORS,
     ]
     shared += [tables.GENERATIONS, tables.ERASED]
-    shared += [tables.WRITER_SCHEMAS] if tables.has_registry(settings) else []
+    shared += [tables.WRITER_SCHEMAS] if settings.registries else []
     if input_id is None:
         return [*map(tables.bronze, settings.sources), *shared]
     is_keeper = of_source(settings.inputs, input_id.source)[0] == input_id

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
-from pipelines.configuration.sources import RegistrySettings
 from pipelines.core.avro_schema import UNKNOWN
 from pipelines.errors import unknown_schema_of
 from pipelines.kafka.registry import Registry
@@ -18,7 +17,7 @@ from pipelines.settings import Settings
 
 @dataclass
 class WriterSchemas:
-    """The rows of `writer_schemas` for a source; there are none without a registry.
+    """The rows of `writer_schemas` for a source. Records name no schemas without a registry.
 
     A schema that the registry does not have stops the input until it is there. After
     `registry.unknown_after` it is given up, for good: its records are then refused.
@@ -35,24 +34,19 @@ class WriterSchemas:
     """Time (epoch ms) since which the input has waited for schemas that the registry does not have.
     """
 
-    @property
-    def registry(self) -> RegistrySettings | None:
-        """The registry of the source, if it has one."""
-        return self.settings.sources[self.source].registry
-
     def recover(self) -> None:
         """Read which schemas the lake has given up."""
-        if self.registry is not None and self.registry.unknown_after_ms is not None:
+        if self._unknown_after_ms is not None:
             self.given_up |= given_up_schemas(self._reader, self.source)
 
     def keep(self, schema_ids: Collection[int]) -> None:
         """Add the schemas with these ids to `writer_schemas`, if it lacks them."""
         new = set(schema_ids) - self._kept
-        if self.registry is None or not new:
+        if not new:
             return
         existing = known_schemas(self._reader, self.source)
         new -= {schema_id for schema_id, text in existing.items() if text != UNKNOWN}
-        schemas = Registry(self.registry, self.given_up)
+        schemas = Registry(self.settings.registries[self.source], self.given_up)
         texts = {
             schema_id: text for schema_id in sorted(new) if (text := schemas[schema_id]) != UNKNOWN
         }
@@ -67,7 +61,7 @@ class WriterSchemas:
         if it is: reading that begins again does without it.
         """
         schema_id = unknown_schema_of(failure)
-        if self.registry is None or schema_id is None:
+        if schema_id is None:
             return False
         if schema_id in self.given_up:
             return True
@@ -77,7 +71,7 @@ class WriterSchemas:
             since = now
             self._note({schema_id: None})
         self._waiting_since = min(since, self._waiting_since or since)
-        after_ms = self.registry.unknown_after_ms
+        after_ms = self._unknown_after_ms
         if after_ms is None or now - self._waiting_since < after_ms:
             return False
         self.given_up.add(schema_id)
@@ -96,6 +90,10 @@ class WriterSchemas:
         rows = [(self.source, schema_id, text, now_ms()) for schema_id, text in texts.items()]
         engine = self.owner.engine
         engine.append(tables.WRITER_SCHEMAS, engine.lake.layout[tables.WRITER_SCHEMAS].rows(rows))
+
+    @property
+    def _unknown_after_ms(self) -> int | None:
+        return self.settings.sources[self.source].unknown_after_ms
 
     @property
     def _reader(self) -> TableReader:
