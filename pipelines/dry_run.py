@@ -63,6 +63,9 @@ _FIELDS: Final = ["source", "partition", "key", "value", "timestamp", "headers"]
 _AT_END: Final = 1
 """Number of the batch in which time goes on after the last record."""
 
+_RECORD: Final = ("merge_key", *TENANT.names, "event_time")
+"""Columns of a record that is not published."""
+
 RecordPlace: TypeAlias = tuple[InputId, int, int]
 """Input, partition and offset of a record."""
 
@@ -362,12 +365,8 @@ class DryRun:
             "clocks": [{"partition": p, "clock": clocks[0].get(p)} for p in partitions],
             "records": self._records(silver.filter(pc.not_equal(silver["status"], "waiting"))),
             "messages": [message for p in partitions for message in self._messages(p, silver)],
-            "late": self._described(
-                late, "merge_key", *self._tenant_columns, "event_time", "position"
-            ),
-            "duplicates": self._described(
-                duplicates, "merge_key", *self._tenant_columns, "event_time", "id", "of_offset"
-            ),
+            "late": self._described(late, *_RECORD, "position"),
+            "duplicates": self._described(duplicates, *_RECORD, "id", "of_offset"),
             "quarantined": self._described(
                 self.bronze.filter(pc.is_valid(self.bronze["reason"])), "reason", "detail"
             ),
@@ -380,11 +379,6 @@ class DryRun:
         """The records that have a time."""
         columns = [*RECORD_SCHEMA.names, *([RECORD_ID.name] if self.settings.has_ids else [])]
         return self.bronze.filter(pc.is_valid(self.bronze["event_time"])).select(columns)
-
-    @property
-    def _tenant_columns(self) -> list[str]:
-        """The column with the tenant of a record, shown only if there are tenants."""
-        return TENANT.names if self.settings.merge.has_tenants else []
 
     def _available(
         self,
@@ -434,7 +428,7 @@ class DryRun:
             "invalid_reason",
             "batch",
         ]
-        columns += [*(DUE.names if self.settings.merge.says_closing else []), *self._tenant_columns]
+        columns += self._shown(*DUE.names, *TENANT.names)
         records = []
         for row in normalise(silver.select([*columns, *self.settings.sources])).to_pylist():
             batch = row.pop("batch")
@@ -470,7 +464,7 @@ class DryRun:
             headers = {header["key"]: header["value"].decode() for header in row["headers"]}
             text = None if row["value"] is None else row["value"].decode(errors="backslashreplace")
             place = {"partition": partition, "seq": int(headers[SEQ]), "id": headers[ID]}
-            place |= {name: row[name] for name in self._tenant_columns}
+            place |= {name: row[name] for name in self._shown(*TENANT.names)}
             described.append(
                 {**place, "key": row["key"].decode(), "timestamp": row["timestamp"], "value": text}
             )
@@ -488,12 +482,13 @@ class DryRun:
                 for input_id, part in self._parts_of(row)
             }
         waiting = []
-        for row in self._described(rows, "merge_key", *self._tenant_columns, "event_time"):
+        for row in self._described(rows, *_RECORD):
             place = (InputId(row["source"], row["topic"]), row["partition"], row["offset"])
             is_unread = row["offset"] >= cursors[TopicPartition(*place[:2])].next_offset
             if place in positions or is_unread:
-                position = {"position": positions.get(place)} if self._tenant_columns else {}
-                waiting.append(row | position)
+                if self._shown("waiting"):
+                    row["position"] = positions.get(place)
+                waiting.append(row)
         return waiting
 
     def _of_input(self, input_id: InputId) -> pa.Table:
@@ -510,15 +505,20 @@ class DryRun:
     def _described(self, rows: pa.Table, *columns: str) -> list[dict[str, Any]]:
         """Return records in the order in which they came: their coordinates, and some columns."""
         described = []
+        shown = self._shown(*columns)
         for row in normalise(
-            rows.select(["source", "topic", "partition", "offset", *columns])
+            rows.select(["source", "topic", "partition", "offset", *shown])
         ).to_pylist():
             input_id = InputId(row["source"], row["topic"])
             place = self._place(input_id, row["partition"], row["offset"])
             described.append(
-                {**place, **{"key" if name == "merge_key" else name: row[name] for name in columns}}
+                {**place, **{"key" if name == "merge_key" else name: row[name] for name in shown}}
             )
         return sorted(described, key=itemgetter("line"))
+
+    def _shown(self, *names: str) -> list[str]:
+        """Return the names that are not hidden in this lake."""
+        return [name for name in names if name not in self.settings.hidden_names]
 
     def _parts_of(self, row: Mapping[str, Any]) -> list[tuple[InputId, dict[str, Any]]]:
         """Return the parts of a row of silver, each with its input."""

@@ -304,7 +304,9 @@ class Settings(Part):
             name for name, other in self.sources.items() if other.topics == source_settings.topics
         )
         rules = source_settings.reading_rules(
-            self.merge.max_future_ms, self.tenant_path(source), leaves_undecodable=source != first
+            self.merge.max_future_ms,
+            self.tenant_paths.get(source),
+            leaves_undecodable=source != first,
         )
         record_id = parse_path(source_settings.id_path or "") if self.has_ids else None
         return replace(rules, max_record_bytes=self.kafka.max_record_bytes, id=record_id)
@@ -314,9 +316,26 @@ class Settings(Part):
         """True where records of some source have ids, or have had them in a living lake."""
         return any(source.has_id for source in self.sources.values())
 
-    def tenant_path(self, source: str) -> str | None:
-        """Return the dotted path of the tenant in a source's values; None without tenants."""
-        return self.sources[source].tenant or self.merge.tenant
+    @property
+    def tenant_paths(self) -> dict[str, str]:
+        """The dotted path of the tenant in values, by source; none without tenants."""
+        paths = {name: source.tenant or self.merge.tenant for name, source in self.sources.items()}
+        return {name: path for name, path in paths.items() if path}
+
+    @property
+    def hidden_names(self) -> frozenset[str]:
+        """Names of columns and counts that say nothing in this lake, so that no answer has them.
+
+        They are those of tenants without tenants, of ids without ids, of topics where each source
+        has one, and of closing times where merge records do not say them.
+        """
+        says = {
+            "topic": len(self.inputs) > len(self.sources),
+            "duplicates": self.has_ids,
+            **dict.fromkeys(("due", "closed_at"), self.merge.says_closing),
+            **dict.fromkeys(("tenant", "tenant_max_lag_ms", "waiting"), self.merge.has_tenants),
+        }
+        return frozenset(name for name, is_said in says.items() if not is_said)
 
     @property
     def inputs(self) -> tuple[InputId, ...]:
@@ -380,11 +399,7 @@ class Settings(Part):
                     with suppress(ValueError):
                         value = json.loads(value)
                 facts[".".join([*path, name])] = value
-        facts |= {
-            f"sources.{name}.tenant": self.tenant_path(name)
-            for name in self.sources
-            if self.merge.has_tenants
-        }
+        facts |= {f"sources.{name}.tenant": path for name, path in self.tenant_paths.items()}
         document = json.dumps(facts, sort_keys=True, default=str)
         return hashlib.sha256(document.encode()).hexdigest()[:8]
 
@@ -554,8 +569,8 @@ class Settings(Part):
                     *at,
                 )
             first = first_sources.setdefault(source.topics[0], name)
-            path = self.tenant_path(name)
-            other = self.tenant_path(first)
+            path = self.tenant_paths.get(name)
+            other = self.tenant_paths.get(first)
             if path != other:  # in a topic, the records of one source move the others' time
                 sentence = (
                     f"{{path}}: `{path}` is not `{other}`, where source `{first}` of the same "

@@ -136,16 +136,17 @@ def rebuild(
     )
     since = {p: history.batch for p, history in evidence.history.items()}
     lags = {"lake": settings.merge.tenant_max_lag_ms, "rebuilt": target.merge.tenant_max_lag_ms}
-    return {
+    answer = {
         "into": str(directory),
         "batch": evidence.last_batch,
         "generation": number,
         "timeout_ms": {"lake": settings.merge.timeout_ms, "rebuilt": target.merge.timeout_ms},
         "window": {"lake": _window_of(settings), "rebuilt": _window_of(target)},
-        **({"tenant_max_lag_ms": lags} if settings.merge.has_tenants else {}),
+        "tenant_max_lag_ms": lags,
         "lake": content_of(here, settings, reader, evidence.batches, since),
         "rebuilt": content_of(into, settings, into.reader),
     }
+    return {name: value for name, value in answer.items() if name not in settings.hidden_names}
 
 
 class HistoryMovedError(WatersmeetError):
@@ -218,18 +219,17 @@ def content_of(
     )
     [sums] = engine.summary(counted, [], {name: ("sum", name) for name in names}).to_pylist()
     where: Where = [list(batches)] if batches else ()
-    noted = {"late": tables.LATE, **({"duplicates": tables.DUPLICATES} if settings.has_ids else {})}
-    noted_counts = {name: _noted(reader, table, where, since) for name, table in noted.items()}
-    source_counts = {
-        source: {
+    shown = {name: sums[name] or 0 for name in _COUNTS if name not in settings.hidden_names}
+    noted = [name for name in (tables.LATE, tables.DUPLICATES) if name not in settings.hidden_names]
+    noted_counts = {name: _noted(reader, name, where, since) for name in noted}
+    source_counts = {}
+    for source in sources:
+        source_counts[source] = {
             "merged": sums[f"merged_{source}"] or 0,
             "in_complete_records": sums[f"matched_{source}"] or 0,
             **{name: counts[source] for name, counts in noted_counts.items()},
         }
-        for source in sources
-    }
-    counts = [name for name in _COUNTS if name != "waiting" or settings.merge.has_tenants]
-    return {**{name: sums[name] or 0 for name in counts}, "sources": source_counts}
+    return {**shown, "sources": source_counts}
 
 
 def _noted(reader: TableReader, table: str, where: Where, since: Mapping[int, int]) -> Counter[str]:

@@ -68,8 +68,17 @@ ALL_SOURCES = "all sources"
 _GOLD = "gold, all sources"
 NULL = -1  # null in arrays of times, offsets and numbers, none of which is negative
 
-COUNTS = ("in bronze", "open", "timed out", "not valid", "late", "quarantined", "published")
-COUNTS_OF_TENANTS = ("in bronze", "open", "waiting", *COUNTS[2:])
+COUNTS = (
+    "in bronze",
+    "open",
+    "waiting",
+    "timed out",
+    "not valid",
+    "late",
+    "duplicates",
+    "quarantined",
+    "published",
+)
 SLOWEST_TENANTS = 10  # maximum number of tenants furthest behind that are named
 _INPUT = ("source", "topic")
 _PROGRESS = (
@@ -155,7 +164,7 @@ class _LakeFigures:
         self.sources = tuple(settings.sources)
         self.inputs = tuple(settings.inputs_by_name)
         self.window = settings.merge.window
-        self.has_ids = read_epochs(reader, settings).current.settings.has_ids
+        self.hidden = read_epochs(reader, settings).current.settings.hidden_names
         [(count, first, last)] = self.summary(
             PROGRESS, [], "count *", "min batch", "max batch"
         ) or [(0, 0, 0)]
@@ -176,7 +185,7 @@ class _LakeFigures:
         for p in set(self.progress["partition"].tolist()):
             counts[p] = Counter()
         in_bronze = [("in bronze", bronze(source)) for source in self.sources]
-        noted = [("late", LATE), *([("duplicates", DUPLICATES)] if self.has_ids else [])]
+        noted = [(name, name) for name in (LATE, DUPLICATES) if name not in self.hidden]
         for name, table in (*in_bronze, *noted, ("quarantined", QUARANTINE)):
             for p, count in self.summary(table, ["partition"], "count *"):
                 counts[p][name] += count
@@ -189,10 +198,7 @@ class _LakeFigures:
             counts[p]["published"] = last_seq + 1  # the sequence has no gap
         places = [("all", [*counts], min(self.clocks.values(), default=None))] if counts else []
         places += [(str(p), [p], self.clocks.get(p)) for p in sorted(counts)]
-        has_tenants = self.settings.merge.has_tenants
-        names = [*(COUNTS_OF_TENANTS if has_tenants else COUNTS)]
-        if self.has_ids:
-            names.insert(names.index("late") + 1, "duplicates")
+        names = [name for name in COUNTS if name not in self.hidden]
         rows: list[Row] = []
         for title, partitions, clock in places:
             total = sum((counts[p] for p in partitions), Counter[str]())
@@ -204,7 +210,7 @@ class _LakeFigures:
         )
         caption += (
             " Waiting: records that were read and wait for their tenants' clocks."
-            if has_tenants
+            if "waiting" in names
             else ""
         )
         return Figure("Clocks and counts", caption if rows else "The lake has no record yet.", rows)
@@ -249,19 +255,20 @@ class _LakeFigures:
     def refused(self) -> Figure:
         """Return how many records are in no merge record, and why."""
         counts = [("late", *row) for row in self.summary(LATE, _INPUT, "count *")]
-        if self.has_ids:
+        if DUPLICATES not in self.hidden:
             counts += [("duplicate", *row) for row in self.summary(DUPLICATES, _INPUT, "count *")]
+        quarantined = self.summary(QUARANTINE, ["reason", *_INPUT], "count *")
         names = self.settings.input_names
-        late, quarantined = (
-            sorted((reason, names[InputId(*place)], count) for reason, *place, count in rows)
-            for rows in (counts, self.summary(QUARANTINE, ["reason", *_INPUT], "count *"))
-        )
-        repeat = "repeat a part, " if self.has_ids else ""
+
+        def named(counts: Iterable[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
+            return sorted((reason, names[InputId(*place)], n) for reason, *place, n in counts)
+
+        repeat = "" if DUPLICATES in self.hidden else "repeat a part, "
         caption = (
             f"Records that are in no merge record: they came too late, {repeat}or are in "
             "quarantine for this reason."
         )
-        rows = _rows(("reason", "source", "records"), [*late, *quarantined])
+        rows = _rows(("reason", "source", "records"), [*named(counts), *named(quarantined)])
         return Figure(
             "Late and refused records",
             caption if rows else "No record came late, and none was quarantined.",

@@ -89,7 +89,6 @@ def status(
     `quality` is as `last_results` has it. `warnings`, as problems, is there where something looks
     wrong (`audit.doubts`) or where notes are not written yet (`audit.unnoted`).
     """
-    has_tenants = settings.merge.has_tenants
     reader = Snapshot(reader, settings)
     with ThreadPoolExecutor(_THREADS) as pool:
         kafka_ends = pool.submit(_bounds, settings, patience_s)
@@ -101,7 +100,9 @@ def status(
         epochs = read_epochs(reader, settings)
         behind_sink = pool.submit(_behind_sink, reader, newest, epochs.closing_from)
         progress = _read_progress(pool, reader, settings, newest)
-        slowest_tenants = pool.submit(_slowest, reader, settings) if has_tenants else None
+        slowest_tenants = (
+            pool.submit(_slowest, reader, settings) if settings.merge.has_tenants else None
+        )
         counts = _read_counts(pool, reader, has_ids=epochs.current.settings.has_ids)
         bounds, transactions = _answer_of(kafka_ends)
         partitions = range(progress.partitions(bounds))
@@ -120,11 +121,9 @@ def status(
                 sources[name]["transaction"] = transactions[tp].as_row()
         clock = _add_leads(sources.values())
         numbers = {**counts.of(p), "behind_sink": behind_sink.result().get(p, 0)}
-        if has_tenants:
-            numbers["waiting"] = counts.silver.get((p, "waiting"), 0)
         rows.append({"partition": p, "clock": clock, **numbers, "sources": sources})
     if slowest_tenants is not None:
-        rows = _with_tenants(reader, settings, rows, slowest_tenants.result())
+        rows = _with_tenants(reader, settings, rows, counts, slowest_tenants.result())
     problems = [
         *_unknown_schemas(reader, settings),
         *(unmet.result() or []),
@@ -308,12 +307,17 @@ def _unknown_schemas(reader: TableReader, settings: Settings) -> list[Problem]:
 
 
 def _with_tenants(
-    reader: TableReader, settings: Settings, rows: list[Row], slowest: Mapping[int, SlowestTenant]
+    reader: TableReader,
+    settings: Settings,
+    rows: list[Row],
+    counts: _Counts,
+    slowest: Mapping[int, SlowestTenant],
 ) -> list[Row]:
-    """Return the partitions' rows with `tenants`, `slowest` and `leading`.
+    """Return the partitions' rows with `waiting`, `tenants`, `slowest` and `leading`.
 
-    These say how many tenants have something open or waiting, which of them is behind the others,
-    and for which one others wait: whose record is the head of the source that is furthest ahead.
+    These say how many records wait for their tenant's clock, how many tenants have something open
+    or waiting, which of them is behind the others, and for which one others wait: whose record is
+    the head of the source that is furthest ahead.
     """
     ahead: dict[TopicPartition, int] = {}
     for row in rows:
@@ -336,11 +340,15 @@ def _with_tenants(
     }
     with_tenants = []
     for row in rows:
-        count, tenant, clock = slowest.get(row["partition"], UNKNOWN_TENANT)
-        behind = None if tenant is None else {"tenant": tenant, "clock": clock}
-        with_tenants.append(
-            {**row, "tenants": count, "slowest": behind, "leading": leading.get(row["partition"])}
-        )
+        p = row["partition"]
+        count, tenant, clock = slowest.get(p, UNKNOWN_TENANT)
+        of_tenants = {
+            "waiting": counts.silver.get((p, "waiting"), 0),
+            "tenants": count,
+            "slowest": None if tenant is None else {"tenant": tenant, "clock": clock},
+            "leading": leading.get(p),
+        }
+        with_tenants.append({**row, **of_tenants})
     return with_tenants
 
 

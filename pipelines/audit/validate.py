@@ -181,8 +181,7 @@ def check_expressions(engine: Engine, settings: Settings) -> list[Problem]:
     Both must say the same in every run. Returns the problems.
     """
     silver = engine.lake.layout[tables.SILVER].schema
-    # Without tenants, the column of the tenant says nothing.
-    not_content = _NOT_CONTENT.union(() if settings.merge.has_tenants else TENANT.names)
+    not_content = _NOT_CONTENT | settings.hidden_names.intersection(TENANT.names)
     content = pa.schema([field for field in silver if field.name not in not_content])
     publish = settings.publish
     problems = []

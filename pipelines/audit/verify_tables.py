@@ -213,6 +213,10 @@ def with_unnoted(partition: Partition, model: Iterable[Outcome]) -> Partition:
     return replace(partition, late=noted["late"], duplicates=noted[DUPLICATE])
 
 
+_KINDS = ("merge records", "waiting", "late", "duplicates")
+"""Outcomes of records, as findings name them."""
+
+
 def check_outcomes(
     partition: Partition, model: Iterable[Outcome], erasing: Erasing, findings: Findings
 ) -> None:
@@ -227,8 +231,8 @@ def check_outcomes(
     late, or duplicates.
     """
     evidence = partition.evidence
-    kinds = "merge records, waiting" if evidence.settings.merge.has_tenants else "merge records"
-    kinds += ", late, duplicates" if evidence.settings.has_ids else ", late"
+    hidden = evidence.settings.hidden_names
+    kinds = ", ".join(kind for kind in _KINDS if kind not in hidden)
     offsets_by_input = defaultdict[InputId, list[int]](list)
     begins = partition.begins
     published = (outcome for outcome in model if outcome.status == PUBLISHED)

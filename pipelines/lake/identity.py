@@ -96,10 +96,8 @@ def _other_topics(reader: TableReader, settings: Settings) -> Iterator[Problem]:
 
 def _tenants(settings: Settings) -> dict[str, str]:
     """Return, by dotted path, the path of each source's tenants."""
-    return {
-        f"sources.{name}.tenant": settings.tenant_path(name) or _NO_TENANTS
-        for name in settings.sources
-    }
+    paths = dict.fromkeys(settings.sources, _NO_TENANTS) | settings.tenant_paths
+    return {f"sources.{name}.tenant": path for name, path in paths.items()}
 
 
 def differences(reader: TableReader, facts: Mapping[str, str]) -> list[Problem]:

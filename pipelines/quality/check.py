@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from pipelines.core.inputs import several_topics
 from pipelines.engine import Engine
 from pipelines.errors import ConfigurationError, KafkaRequestError, KafkaTransientError
 from pipelines.lake import tables
@@ -198,9 +197,7 @@ def _results(
     chunks: Iterable[Span] = [span]
     if table not in _EVERY_TIME:
         chunks = batches.chunks(span, chunk_limit(engine.reader, settings))
-    has_tenants = settings.merge.has_tenants
-    has_topics = bool(several_topics(settings.inputs))
-    names = coordinates(table, has_tenants=has_tenants, has_topics=has_topics)
+    names = coordinates(table, settings.hidden_names)
     for chunk in chunks:
         with engine.cached(rows_of(engine, settings, table, chunk, now_ms)) as rows:
             row_count += engine.summary(rows, [], {"rows": ("count", "*")})["rows"][0].as_py()

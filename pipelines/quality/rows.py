@@ -12,7 +12,7 @@ Of `progress` the last batch is looked at: a row for each topic-partition, as it
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import partial, reduce
 from typing import Any, Final, NamedTuple
 
@@ -25,7 +25,7 @@ from pipelines.core.inputs import InputId, of_source
 from pipelines.core.merge import LATE_SCHEMA
 from pipelines.core.reading import bronze_schema
 from pipelines.core.sequence import CLOSED_AT, FORGOTTEN, ID, SEQ, parse_message_id
-from pipelines.core.types import TENANT, TIME
+from pipelines.core.types import TIME
 from pipelines.engine import Engine, Rows
 from pipelines.kafka.cluster import Cluster
 from pipelines.kafka.reading import Range, read_range
@@ -47,6 +47,14 @@ that the rows fit into memory.
 
 MET: Final = "sources_met"
 DISTANCE: Final = "days_from_kafka"
+
+_COORDINATES: Final = {
+    tables.SILVER: ("partition", "tenant", "merge_key", "event_time"),
+    tables.LATE: ("source", "topic", "partition", "offset"),
+    tables.PROGRESS: ("source", "topic", "partition"),
+    SINK: ("partition", "offset"),
+}
+_OF_BRONZE: Final = ("topic", "partition", "offset")
 
 _OFFSETS: Final = pa.list_(pa.struct([("offset", pa.int64())]))
 
@@ -138,21 +146,10 @@ def chunk_limit(reader: TableReader, settings: Settings) -> int:
     return max(1, min(CHUNK_OFFSETS, CHUNK_BYTES // max(1, widest)))
 
 
-def coordinates(
-    table: str, *, has_tenants: bool = False, has_topics: bool = False
-) -> tuple[str, ...]:
-    """Return the columns by which a row of a table is found."""
-    topic = ("topic",) if has_topics else ()
-    tenant = TENANT.names if has_tenants else ()
-    if table == tables.SILVER:
-        return ("partition", *tenant, "merge_key", "event_time")
-    if table == tables.LATE:
-        return ("source", *topic, "partition", "offset")
-    if table == tables.PROGRESS:
-        return ("source", *topic, "partition")
-    if table.startswith(tables.bronze("")):
-        return (*topic, "partition", "offset")
-    return ("partition", "offset")
+def coordinates(table: str, hidden_names: Collection[str]) -> tuple[str, ...]:
+    """Return the columns by which a row of a table is found, without `hidden_names`."""
+    columns = _COORDINATES.get(table, _OF_BRONZE)
+    return tuple(name for name in columns if name not in hidden_names)
 
 
 def rows_of(engine: Engine, settings: Settings, table: str, span: Span, now_ms: int) -> Rows:

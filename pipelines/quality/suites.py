@@ -17,7 +17,6 @@ from functools import cached_property
 from typing import Any, Final
 
 from pipelines.configuration.file import known_instead
-from pipelines.core.inputs import several_topics
 from pipelines.dev.init import schemas_directory
 from pipelines.errors import ConfigurationError, Problem, lines_of, missing_package
 from pipelines.lake import tables
@@ -188,7 +187,8 @@ def _is_meant(document: Mapping[str, Any], settings: Settings) -> bool:
     In its `meta`, `tenants` is true for configurations with tenants, and false for those without.
     So is `topics` for those in which a source has several topics.
     """
-    own = {"tenants": settings.merge.has_tenants, "topics": bool(several_topics(settings.inputs))}
+    hidden = settings.hidden_names
+    own = {"tenants": "tenant" not in hidden, "topics": "topic" not in hidden}
     return all(document.get("meta", {}).get(name, has_it) == has_it for name, has_it in own.items())
 
 

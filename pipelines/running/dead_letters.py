@@ -334,10 +334,10 @@ class DeadLetters:
     def _named(self, offsets: Sent) -> SentOffsets:
         """Return the progress of the topic as its messages say it: by name of the input."""
         names = self.settings.input_names
-        return {
-            p: {names[input_id]: offset for input_id, offset in by_input.items()}
-            for p, by_input in offsets.items()
-        }
+        named = dict[int, dict[str, int]]()
+        for p, by_input in offsets.items():
+            named[p] = {names[input_id]: offset for input_id, offset in by_input.items()}
+        return named
 
     @cached_property
     def _publisher(self) -> Publisher:

@@ -100,9 +100,8 @@ class QualityLake:
 def outcomes(rows: Any, suites: Sequence[Suite], table: str) -> list[Outcome]:
     """What becomes of all suites of a table on these rows."""
     mine = [suite for suite in suites if suite.table == table]
-    return [
-        outcome for of_suite in evaluate(rows, mine, coordinates(table)) for outcome in of_suite
-    ]
+    names = coordinates(table, ("tenant", "topic"))
+    return [outcome for of_suite in evaluate(rows, mine, names) for outcome in of_suite]
 
 
 def failed(found: Sequence[Outcome]) -> dict[str, int | None]:

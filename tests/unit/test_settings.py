@@ -1050,7 +1050,7 @@ def test_without_tenants_nothing_is_said_of_them(tmp_path: Path) -> None:
             settings.merge.says_closing,
             settings.merge.tenant_max_lag_ms,
         ) == (False, False, None)
-        assert (settings.tenant_path("orders"), settings.reading_rules("orders").tenant) == (
+        assert (settings.tenant_paths.get("orders"), settings.reading_rules("orders").tenant) == (
             None,
             None,
         )
@@ -1065,7 +1065,7 @@ def test_a_source_has_its_tenants_where_the_merge_or_it_says(tmp_path: Path) -> 
         settings.merge.tenant_max_lag_ms,
         settings.merge.has_tenants,
     ) == ("org", 86_400_000, True)
-    assert (settings.tenant_path("tracking"), settings.tenant_path("orders")) == (
+    assert tuple(settings.tenant_paths.values()) == (
         "org",
         "customer.org",
     )
@@ -1130,7 +1130,7 @@ def test_the_sources_of_a_topic_have_their_tenants_at_one_path(tmp_path: Path) -
     ]
     shared = [*roles, ("sources/orders/topic", "tracking"), *TENANTS]
     paths = [("sources/tracking/tenant", "a"), ("sources/orders/tenant", "a")]
-    assert load(tmp_path, changed(*shared, *paths)).tenant_path("orders") == "a"
+    assert load(tmp_path, changed(*shared, *paths)).tenant_paths["orders"] == "a"
     sentence = (
         "sources.orders.tenant: `org` is not `a`, where source `tracking` of the same topic has "
         "its tenants"
