@@ -148,6 +148,11 @@ class MergeSettings(Part):
         """True where every tenant has a clock of its own."""
         return self.tenant is not None
 
+    def check_tenants(self, option: str, value: object) -> None:
+        """Raise ConfigurationError where an option has a value and there are no tenants."""
+        if value is not None and not self.has_tenants:
+            raise ConfigurationError("this lake has no tenants", where=option, fix="leave it out")
+
     @property
     def says_closing(self) -> bool:
         """True where merge records say when they were closed.
@@ -331,7 +336,7 @@ class Settings(Part):
         """
         says = {
             "topic": len(self.inputs) > len(self.sources),
-            "duplicates": self.has_ids,
+            **dict.fromkeys(("duplicates", "id_path"), self.has_ids),
             **dict.fromkeys(("due", "closed_at"), self.merge.says_closing),
             **dict.fromkeys(("tenant", "tenant_max_lag_ms", "waiting"), self.merge.has_tenants),
         }
@@ -456,7 +461,11 @@ class Settings(Part):
 
         For each part: its path, the part, and the attributes that are rules by their names in YAML.
         """
-        merge_rules = {**_MERGE_RULES, **(_TENANT_RULES if self.merge.has_tenants else {})}
+        merge_rules = {
+            name: attribute
+            for name, attribute in (_MERGE_RULES | _TENANT_RULES).items()
+            if attribute not in self.hidden_names
+        }
         return [
             ("kafka", self.kafka, _KAFKA_RULES),
             ("merge", self.merge, merge_rules),
@@ -474,13 +483,12 @@ class Settings(Part):
             ["engine", "lake", "storage", "spark", "checkpoints", "quality", "metrics", "lineage"],
             True,
         )
-        source_fields = {"schema_file", "registry", "repartition"}
-        if not self.has_ids:
-            source_fields.add("id_path")
-        if not self.merge.has_tenants:
-            source_fields.add("tenant")
-            places["merge"] = {"tenant", "tenant_max_lag_ms"}
-        places |= {"kafka": {"options", "bootstrap_servers"}, "sources": {"__all__": source_fields}}
+        hidden = self.hidden_names & {"id_path", "tenant", "tenant_max_lag_ms"}
+        places |= {
+            "kafka": {"options", "bootstrap_servers"},
+            "sources": {"__all__": {"schema_file", "registry", "repartition", *hidden}},
+            "merge": set(hidden),
+        }
         document = self.model_dump_json(exclude=places)
         schemas = [str(source.value_type) for source in self.sources.values()]
         return f"sha256 {hashlib.sha256(repr((document, schemas)).encode()).hexdigest()[:16]}"

@@ -35,7 +35,7 @@ from pipelines.lake import tables
 from pipelines.lake.decisions import Decided, read_decisions
 from pipelines.lake.epochs import Epochs, read_epochs
 from pipelines.lake.generations import Generation, Generations, read_generations
-from pipelines.lake.inputs import of_topic
+from pipelines.lake.inputs import of_key, of_topic
 from pipelines.lake.order import beyond
 from pipelines.lake.progress import last_batch, progress_rows
 from pipelines.lake.published import last_sink
@@ -103,8 +103,7 @@ def explain(
     Raises ConfigurationError where that version does not exist, or where a tenant is named and the
     lake has none.
     """
-    if tenant is not None and not settings.merge.has_tenants:
-        raise ConfigurationError("this lake has no tenants", where="--tenant", fix="leave it out")
+    settings.merge.check_tenants("--tenant", tenant)
     reader = Snapshot(reader, settings)
     if not reader.exists(tables.SILVER) or not reader.exists(tables.PROGRESS):
         return {
@@ -195,10 +194,7 @@ class _KeyHistory:
     @property
     def _key_conditions(self) -> list[Condition]:
         """Conditions on the key, and on the tenant where one is named."""
-        return [
-            ("merge_key", "=", self.key),
-            *([] if self.tenant is None else [("tenant", "=", self.tenant)]),
-        ]
+        return of_key(self.key, self.tenant)
 
     @cached_property
     def _rows(self) -> list[JsonObject]:
@@ -419,13 +415,16 @@ class _KeyHistory:
             positions = dict(
                 zip(rows.offsets.tolist(), positions_of(cursor, rows).tolist(), strict=True)
             )
-            has_tenants = self.settings.merge.has_tenants
-            own: Mapping[int, int] = {} if has_tenants else positions
-            if has_tenants and here[batch][-1] in positions:
-                last = positions[here[batch][-1]]
+            last = positions.get(here[batch][-1])
+            own: Mapping[int, int] = positions
+            if self.settings.merge.has_tenants:
                 begin = (cursor, before.get("clock"))
                 batch_records = read.filter(pa.array(is_in_range))
-                own = self._tenants.positions(tp, batch, begin, batch_records, last, decided)
+                own = (
+                    {}
+                    if last is None
+                    else self._tenants.positions(tp, batch, begin, batch_records, last, decided)
+                )
             merged |= {o: (batch, positions.get(o), own.get(o)) for o in here[batch]}
         return merged
 

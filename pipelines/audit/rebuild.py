@@ -97,10 +97,7 @@ def rebuild(
         raise ConfigurationError(
             f"{directory} is not an empty folder", where="--into", fix="name a new one"
         )
-    if lag_ms is not None and not settings.merge.has_tenants:
-        raise ConfigurationError(
-            "this lake has no tenants", where="--tenant-max-lag", fix="leave it out"
-        )
+    settings.merge.check_tenants("--tenant-max-lag", lag_ms)
 
     def rebuilt(epoch_settings: Settings) -> Settings:
         """Return an epoch's settings as the rebuild has them: with its directory, and what was

@@ -385,9 +385,7 @@ class _Entering(NamedTuple):
         is_open = pc.equal(unfinished["status"], "open").to_numpy()
         open_rows = unfinished if is_open.all() else unfinished.filter(pa.array(is_open))
         waiting = Positioned.of_waiting(unfinished.filter(pa.array(~is_open)))
-        is_late: Booleans = np.zeros(len(waiting.times), np.bool_)
-        if batch.begins_epoch:
-            is_late = waiting.is_late(batch.rules)
+        is_late = waiting.is_late(batch.rules)  # only by the rules of a new epoch
         enters, stays, deleted = release(waiting.rows, ~clocks.waits(waiting), is_late)
         waited = waiting.where(enters | stays)
         is_waiting = np.concatenate([clocks.waits(records), clocks.waits(waited)])

@@ -144,10 +144,8 @@ class Rules:
 
     def late_before(self, partitions: Int64s, positions: Int64s) -> Int64s:
         """Return per record the event time (ms) before which it is late, whatever its tenant."""
-        oldest: Int64s = positions - self.window.gap_ms
-        if self.horizons:
-            oldest = np.maximum(oldest, looked_up(partitions, self.horizons, NULL_TIME))
-        return oldest
+        horizons = looked_up(partitions, self.horizons, NULL_TIME)
+        return np.maximum(positions - self.window.gap_ms, horizons)
 
     def tenant_floor(self, partitions: Int64s, tenants: pa.ChunkedArray) -> Int64s:
         """Return per record its tenant's own horizon (ms), `NULL_TIME` where it has none."""
@@ -160,14 +158,11 @@ class Rules:
 
         `first` and `last` are their first and last event times.
         """
-        until: Int64s = first + self.window.longest_ms
-        return until if self.window.is_timeout else np.minimum(until, last + self.window.gap_ms)
+        return np.minimum(first + self.window.longest_ms, last + self.window.gap_ms)
 
     def closed_at(self, partitions: Int64s, over: Int64s) -> Int64s:
         """Return the first clock (ms) to close merge records that were open up to clock `over`."""
-        if self.epoch_start_clock:
-            over = np.maximum(over, looked_up(partitions, self.epoch_start_clock, NULL_TIME))
-        return over + 1
+        return np.maximum(over, looked_up(partitions, self.epoch_start_clock, NULL_TIME)) + 1
 
 
 @dataclass(frozen=True)

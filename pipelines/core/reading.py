@@ -441,7 +441,6 @@ def _look(rules: ReadingRules) -> Callable[..., _Read]:
     read_other = _other_reader(rules)
     is_heartbeat = _test(rules.heartbeat)
     keys = rules.keys
-    has_tenants = rules.tenant is not None
 
     def look(key: bytes | None, value: bytes | None, kafka_time: int, *place: int) -> _Read:
         """Read a record, skip it, or refuse it with a reason."""
@@ -452,15 +451,14 @@ def _look(rules: ReadingRules) -> Callable[..., _Read]:
         try:
             document = decode(value, *place)
             heartbeat = is_heartbeat is not None and is_heartbeat(document)
-            merge_key = None
-            if not heartbeat:
+            if heartbeat:
+                merge_key = None
+                tenant = tenant_of(document, value, is_beat=True)
+            else:
                 merge_key = (
                     _text(key_of(document), keys, value, Reason.NO_KEY) if keys else _kafka_key(key)
                 )
-            if has_tenants:
-                tenant = tenant_of(document, value, is_beat=heartbeat)
-            else:
-                tenant = None if heartbeat else NO_TENANT
+                tenant = tenant_of(document, value, is_beat=False) or NO_TENANT
             event_time = event_time_of(document, value, kafka_time)
         except UndecodableError as error:
             return None, None, False, Reason.UNDECODABLE.value, str(error), None

@@ -348,10 +348,9 @@ def sink_state(
             decisions = _idle_of(headers)
             rules = parse_rules(headers[RULES]) if RULES in headers else frozenset()
             is_lived = LIVED in headers
-            is_plain = message.closed_at is None
-            since = read_again_from(
-                message.place.time if is_plain else message.place.closed_at,
-                None if is_plain else longest_ms,
+            closed_at = message.closed_at
+            since = (
+                message.event_time if closed_at is None else read_again_from(closed_at, longest_ms)
             )
         if since is not None and _last_position(message, longest_ms) < since:
             break

@@ -90,8 +90,8 @@ def _other_topics(reader: TableReader, settings: Settings) -> Iterator[Problem]:
     kept = _kept(reader) if reader.exists(tables.CONFIGURATION) else {}
     for name, source in settings.sources.items():
         before = kept.get(field := f"sources.{name}.topic")
-        if before is not None and _topics(before) != list(source.topics):
-            yield _difference(field, ", ".join(_topics(before)), ", ".join(source.topics))
+        if before is not None and _names(before) != list(source.topics):
+            yield _difference(field, ", ".join(_names(before)), ", ".join(source.topics))
 
 
 def _tenants(settings: Settings) -> dict[str, str]:
@@ -123,7 +123,7 @@ def remade_topics(reader: TableReader, facts: Mapping[str, str]) -> dict[str, li
     return {
         field: _remade(kept[field], facts[field])
         for field in names
-        if _topics(kept[field]) == _topics(facts[field])
+        if _names(kept[field]) == _names(facts[field])
     }
 
 
@@ -233,7 +233,7 @@ def _difference(field: str, before: str, now: str) -> Problem:
             "sources",
             "begin a new lake, or restore the topics",
         )
-    if field.endswith(".topic") and _topics(before) == _topics(now):
+    if field.endswith(".topic") and _names(before) == _names(now):
         return Problem(
             f"{' and '.join(_remade(before, now))} was deleted and made again since the lake was "
             "begun, and does not have the last records of bronze: its offsets mean other records "
@@ -263,6 +263,6 @@ def _remade(before: str, now: str) -> list[str]:
     return [name.partition(" ")[0] for name in now.split(", ") if name not in before.split(", ")]
 
 
-def _topics(fact: str) -> list[str]:
-    """Return the topics of a source, without Kafka's identity of them."""
+def _names(fact: str) -> list[str]:
+    """Return the names of a source's topics, without Kafka's identity of them."""
     return [name.partition(" ")[0] for name in fact.split(", ")]

@@ -7,7 +7,7 @@ from types import MappingProxyType
 
 from pipelines.core.inputs import InputId
 from pipelines.lake import tables
-from pipelines.lake.table_reader import TableReader, Where, in_portions
+from pipelines.lake.table_reader import Condition, TableReader, Where, in_portions
 
 
 def of_input(input_id: InputId, where: Where = ()) -> Where:
@@ -21,6 +21,18 @@ def of_input(input_id: InputId, where: Where = ()) -> Where:
 def of_topic(input_id: InputId, where: Where = ()) -> Where:
     """Return the conditions for those rows that are of an input, in its source's bronze table."""
     return [[("topic", "=", input_id.topic), *term] for term in where or [[]]]
+
+
+KEY_COLUMNS = ("merge_key", "tenant")
+
+
+def of_key(key: str, tenant: str | None, columns: tuple[str, str] = KEY_COLUMNS) -> list[Condition]:
+    """Return the conditions for rows of a key, of one tenant or (None) of all.
+
+    `columns`: the two that have the key and the tenant.
+    """
+    pairs = zip(columns, (key, tenant), strict=True)
+    return [(column, "=", text) for column, text in pairs if text is not None]
 
 
 def first_offsets(

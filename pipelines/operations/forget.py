@@ -40,7 +40,7 @@ from pipelines.lake import tables
 from pipelines.lake.commits import DELETING, Commit
 from pipelines.lake.conflicts import is_conflict
 from pipelines.lake.epochs import read_epochs
-from pipelines.lake.inputs import of_input, of_topic
+from pipelines.lake.inputs import KEY_COLUMNS, of_input, of_key, of_topic
 from pipelines.lake.lease import FORGET
 from pipelines.lake.published import last_published
 from pipelines.lake.schemas import avro_schemas
@@ -116,10 +116,7 @@ class Forgetting:
     tenant: str | None = None
 
     def __post_init__(self) -> None:
-        if self.tenant is not None and not self.settings.merge.has_tenants:
-            raise ConfigurationError(
-                "this lake has no tenants", where="--tenant", fix="leave it out"
-            )
+        self.settings.merge.check_tenants("--tenant", self.tenant)
 
     def preview(self) -> dict[str, Any]:
         """Return where the key is, without erasing anything.
@@ -136,8 +133,8 @@ class Forgetting:
         for source in self.settings.sources:
             inputs = of_source(self.settings.inputs, source)
             counts[tables.bronze(source)] = sum(len(self._in_bronze(i)) for i in inputs)
-        counts[tables.PUBLISHED] = self._count(tables.PUBLISHED, "last_key", "last_tenant")
-        counts[tables.RECOVERED] = self._count(tables.RECOVERED, "merge_key", "tenant")
+        counts[tables.PUBLISHED] = self._count(tables.PUBLISHED, ("last_key", "last_tenant"))
+        counts[tables.RECOVERED] = self._count(tables.RECOVERED)
         table_rows = [
             {"table": table, "before": count, "after": count} for table, count in counts.items()
         ]
@@ -180,14 +177,7 @@ class Forgetting:
 
     @property
     def _key_conditions(self) -> list[Condition]:
-        return self._conditions("merge_key", "tenant")
-
-    def _conditions(self, key: str, tenant: str) -> list[Condition]:
-        """Return the conditions for rows of the key, given the names of their two columns."""
-        return [
-            (key, "=", self.key),
-            *([] if self.tenant is None else [(tenant, "=", self.tenant)]),
-        ]
+        return of_key(self.key, self.tenant)
 
     @cached_property
     def _silver(self) -> list[dict[str, Any]]:
@@ -209,7 +199,7 @@ class Forgetting:
         """How many duplicates have the key; nothing where the lake has no table of them."""
         if not self.reader.exists(tables.DUPLICATES):
             return {}
-        return {tables.DUPLICATES: self._count(tables.DUPLICATES, "merge_key", "tenant")}
+        return {tables.DUPLICATES: self._count(tables.DUPLICATES)}
 
     @cached_property
     def _read(self) -> dict[InputId, Places]:
@@ -287,8 +277,8 @@ class Forgetting:
                 epoch_rules.append(rules)
         return epoch_rules
 
-    def _count(self, table: str, key: str, tenant: str) -> int:
-        return row_count(self.reader, table, [self._conditions(key, tenant)])
+    def _count(self, table: str, columns: tuple[str, str] = KEY_COLUMNS) -> int:
+        return row_count(self.reader, table, [of_key(self.key, self.tenant, columns)])
 
     # -- where it stays for longer
 

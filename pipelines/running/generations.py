@@ -476,9 +476,9 @@ def _write_published(
             owner.change(table, bronze_application(), partial(engine.delete, table, undecided))
     fault_point("beginning.known")
     layout = engine.lake.layout[tables.RECOVERED]
-    recovered = [{**row, "recovered_at": now, "generation": number} for row in rows]
-    if recovered:
-        owner.append(tables.RECOVERED, layout.rows_of(recovered), bronze_application())
+    recovered_rows = [{**row, "recovered_at": now, "generation": number} for row in rows]
+    if recovered_rows:
+        owner.append(tables.RECOVERED, layout.rows_of(recovered_rows), bronze_application())
     if decisions := list(decided):
         decision_table = _rows_of_decisions(settings, decisions, now, number)
         owner.append(tables.IDLE_HEARTBEATS, decision_table, bronze_application())

@@ -297,13 +297,13 @@ class Planner:
 
     def _select(self, input_id: InputId, ranges: Mapping[int, tuple[int, int]]) -> pa.Table:
         table = tables.bronze(input_id.source)
-        ahead = lookahead(self.rules)
-        until_next = {p: (start, until + ahead.records) for p, (start, until) in ranges.items()}
-        columns = [*_NARROW.names, REDRIVEN_FROM.name, RECORD_BYTES.name, *ahead.columns]
+        needs = lookahead(self.rules)
+        until_next = {p: (start, until + needs.records) for p, (start, until) in ranges.items()}
+        columns = [*_NARROW.names, REDRIVEN_FROM.name, RECORD_BYTES.name, *needs.columns]
         rows = self.reader.select(table, columns, of_topic(input_id, within(until_next)))
         redriven_from = rows[REDRIVEN_FROM.name]
         self.has_redriven |= redriven_from.null_count < len(redriven_from)
-        if ahead.records:
+        if needs.records:
             records = rows
             for name, text in input_id._asdict().items():
                 records = records.append_column(name, pa.repeat(pa.scalar(text), rows.num_rows))
