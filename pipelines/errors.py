@@ -489,12 +489,6 @@ def is_retriable(error: BaseException) -> bool:
     return own is not None and own[0].retriable
 
 
-def is_of_registry(error: BaseException) -> bool:
-    """Return True if a schema registry was in trouble."""
-    own = _own(error)
-    return own is not None and issubclass(own[0], RegistryError)
-
-
 def unknown_schema_of(error: BaseException) -> int | None:
     """Return the id of the schema that a registry does not have, if that was the trouble.
 

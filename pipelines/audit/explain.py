@@ -38,7 +38,7 @@ from pipelines.lake.generations import Generation, Generations, read_generations
 from pipelines.lake.inputs import of_key, of_topic
 from pipelines.lake.order import beyond
 from pipelines.lake.progress import last_batch, progress_rows
-from pipelines.lake.published import last_sink
+from pipelines.lake.published import TAIL_COLUMNS, last_sink
 from pipelines.lake.snapshot import Snapshot
 from pipelines.lake.table_reader import (
     Condition,
@@ -640,8 +640,8 @@ class _Sink:
             *self._time_conditions,
         ]
         where = [[*conditions, *term] for term in _at_or_beyond(message)]
-        rows = self._reader.select(tables.PUBLISHED, _LAST_MESSAGE, where)
-        values = zip(*(rows[name].to_pylist() for name in _LAST_MESSAGE), strict=True)
+        rows = self._reader.select(tables.PUBLISHED, TAIL_COLUMNS, where)
+        values = zip(*(rows[name].to_pylist() for name in TAIL_COLUMNS), strict=True)
         return min(map(SequenceTail._make, values), key=attrgetter("seq"), default=None)
 
     def _count_between(
@@ -697,18 +697,6 @@ class _Sink:
             self._is_away = True
             return guess, True
         return None, first > 0
-
-
-_LAST_MESSAGE = (
-    "last_seq",
-    "last_event_time",
-    "last_key",
-    "sink_offset",
-    "last_due",
-    "last_closed_at",
-    "last_tenant",
-)
-"""Columns of `published` with the last message of a transaction, as `SequenceTail` has it."""
 
 
 def _at_or_beyond(message: SequenceTail) -> Where:

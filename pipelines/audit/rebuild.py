@@ -425,30 +425,11 @@ def _partitions(reader: TableReader, settings: Settings) -> int:
 
 Row = tuple[Any, ...]
 
-_LATE_COLUMNS: Final = [
-    "partition",
-    "source",
-    "topic",
-    "offset",
-    "merge_key",
-    "event_time",
-    "position",
-    "value",
-    *TENANT.names,
-]
+_RECORD_COLUMNS: Final = ["partition", "source", "topic", "offset", "merge_key", "event_time"]
+_LATE_COLUMNS: Final = [*_RECORD_COLUMNS, "position", "value", *TENANT.names]
 """Columns of late records that are compared."""
 
-_DUPLICATE_COLUMNS: Final = [
-    "partition",
-    "source",
-    "topic",
-    "offset",
-    "merge_key",
-    "event_time",
-    "id",
-    "of_offset",
-    *TENANT.names,
-]
+_DUPLICATE_COLUMNS: Final = [*_RECORD_COLUMNS, "id", "of_offset", *TENANT.names]
 """Columns of duplicates that are compared."""
 
 

@@ -19,7 +19,7 @@ from fastavro import parse_schema
 from fastavro.read import LOGICAL_READERS
 from fastavro.schema import SchemaParseException, UnknownType
 
-from pipelines.core.json_schema import FORBIDDEN_IN_NAMES
+from pipelines.core.json_schema import FORBIDDEN_IN_NAMES, UnfitError
 from pipelines.core.json_text import UndecodableError
 from pipelines.core.times import EPOCH
 from pipelines.core.types import TIME
@@ -64,15 +64,6 @@ _RENAMED: Final = frozenset(["decimal", "timestamp-nanos", "local-timestamp-nano
 
 fastavro would round them, does not know them, or would parse them for nothing.
 """
-
-
-class UnfitError(Exception):
-    """Error for a schema that fits no table: why, and how to fix it."""
-
-    def __init__(self, what: str, fix: str) -> None:
-        super().__init__(what)
-        self.what = what
-        self.fix = fix
 
 
 class Parsed(NamedTuple):

@@ -20,7 +20,8 @@ import pyarrow as pa
 from fastavro import parse_schema, schemaless_reader
 from fastavro.read import SchemaResolutionError
 
-from pipelines.core.avro_columns import Parsed, UnfitError, column_of, parsed
+from pipelines.core.avro_columns import Parsed, column_of, parsed
+from pipelines.core.json_schema import UnfitError
 from pipelines.core.json_text import UndecodableError
 from pipelines.core.values import coerce, number_text
 from pipelines.errors import ConfigurationError

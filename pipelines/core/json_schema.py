@@ -86,7 +86,7 @@ class ValueSchema:
         return first_violation
 
 
-class _UnfitError(Exception):
+class UnfitError(Exception):
     """Error for a schema that fits no table: why, and how to fix it."""
 
     def __init__(self, what: str, fix: str) -> None:
@@ -105,8 +105,8 @@ def value_schema(text: bytes, path: Path) -> ValueSchema:
     try:
         return _value_schema(orjson.loads(text))
     except orjson.JSONDecodeError as error:
-        unfit = _UnfitError(f"is no JSON document ({error})", "write a JSON Schema")
-    except _UnfitError as error:
+        unfit = UnfitError(f"is no JSON document ({error})", "write a JSON Schema")
+    except UnfitError as error:
         unfit = error
     raise ConfigurationError(f"{path}: {unfit.what}", fix=unfit.fix)
 
@@ -114,7 +114,7 @@ def value_schema(text: bytes, path: Path) -> ValueSchema:
 def _value_schema(document: Any) -> ValueSchema:
     for reference in _references(document):
         if not reference.startswith("#"):
-            raise _UnfitError(
+            raise UnfitError(
                 f"`$ref` to `{reference}` leads out of the file, and nothing is fetched",
                 "put that schema under `$defs` and refer to it as `#/$defs/...`",
             )
@@ -123,7 +123,7 @@ def _value_schema(document: Any) -> ValueSchema:
     except (jsonschema_rs.ValidationError, jsonschema_rs.ReferencingError) as error:
         at = _json_path(getattr(error, "instance_path", []))
         what = getattr(error, "message", "a reference leads nowhere")
-        raise _UnfitError("is no valid JSON Schema", f"at {at}: {what}") from None
+        raise UnfitError("is no valid JSON Schema", f"at {at}: {what}") from None
     columns = _Columns(document)
     value_type = columns.value_type()
     for schema in columns.integers:
@@ -174,7 +174,7 @@ class _Columns:
     def value_type(self) -> pa.DataType:
         """Return the struct of the schema's top level.
 
-        Raises _UnfitError where that is not an object with properties.
+        Raises UnfitError where that is not an object with properties.
         """
         top, followed = self._dereferenced(self.document, "the top level", ("#",))
         if (
@@ -182,7 +182,7 @@ class _Columns:
             or not top.get("properties")
             or _types(top) not in ([], ["object"])
         ):
-            raise _UnfitError(
+            raise UnfitError(
                 "the top level must be an object with `properties`",
                 f"name its fields there{_OR_KEEP_TEXT}",
             )
@@ -246,7 +246,7 @@ class _Columns:
         while isinstance(schema, dict) and "$ref" in schema:
             reference = schema["$ref"]
             if reference in followed:
-                raise _UnfitError(
+                raise UnfitError(
                     f"{where} refers to itself by `{reference}`, and a column has an end",
                     f"write its levels out{_OR_KEEP_TEXT}",
                 )
@@ -259,7 +259,7 @@ class _Columns:
                     name = step.replace("~1", "/").replace("~0", "~")
                     schema = schema[int(name) if isinstance(schema, list) else name]
             except (LookupError, TypeError, ValueError):
-                raise _UnfitError(
+                raise UnfitError(
                     f"{where} refers to `{reference}`, which is no place in the file",
                     "refer to one as `#/$defs/...`",
                 ) from None
@@ -270,8 +270,8 @@ def _refused(
     where: str,
     what: str = "has no single type that a table column can have",
     fix: str = "give it one",
-) -> _UnfitError:
-    return _UnfitError(f"field `{where}` {what}", f"{fix}{_OR_KEEP_TEXT}")
+) -> UnfitError:
+    return UnfitError(f"field `{where}` {what}", f"{fix}{_OR_KEEP_TEXT}")
 
 
 def _types(schema: dict[str, Any]) -> list[str]:

@@ -14,7 +14,7 @@ from pipelines.core.sequence import SequenceTail
 from pipelines.lake import tables
 from pipelines.lake.table_reader import Condition, TableReader
 
-_TAIL: Final = (
+TAIL_COLUMNS: Final = (
     "last_seq",
     "last_event_time",
     "last_key",
@@ -67,10 +67,10 @@ def last_published(
         return {}
     tails = reader.select(
         tables.PUBLISHED,
-        ["partition", *_TAIL],
+        ["partition", *TAIL_COLUMNS],
         [[*sink_conditions, ("last_seq", "in", sorted(set(last.values())))]],
     )
-    rows = zip(*(tails[name].to_pylist() for name in ("partition", *_TAIL)), strict=True)
+    rows = zip(*(tails[name].to_pylist() for name in ("partition", *TAIL_COLUMNS)), strict=True)
     return {p: SequenceTail(seq, *rest) for p, seq, *rest in rows if last[p] == seq}
 
 

@@ -5,7 +5,7 @@ Plans are made from the narrow columns of bronze beyond the last batch.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -340,13 +340,10 @@ def sizes_by_partition(
 ) -> dict[int, Sizes]:
     """Return the sizes of rows of bronze (bytes) by partition, only of those in its range."""
     offsets = int64s(bronze_rows["offset"])
-    by_number = {}
-    for partition, rows in groups(int64s(bronze_rows["partition"]), offsets).items():
-        since, until = ranges.get(partition, (0, 0))
-        rows = rows[(offsets[rows] >= since) & (offsets[rows] < until)]
-        if len(rows):
-            by_number[partition] = Sizes(offsets[rows], np.cumsum(sizes[rows]))
-    return by_number
+    return {
+        partition: Sizes(offsets[rows], np.cumsum(sizes[rows]))
+        for partition, rows in _rows_in(ranges, bronze_rows, offsets)
+    }
 
 
 def by_partition(
@@ -355,11 +352,19 @@ def by_partition(
     """Return rows of bronze by topic-partition, in order of offset, only those in its range."""
     offsets = int64s(bronze_rows["offset"])
     times = int64s(bronze_rows["event_time"].fill_null(NULL_TIME))
-    available = {}
+    return {
+        TopicPartition(input_id, partition): Available(offsets[rows], times[rows])
+        for partition, rows in _rows_in(ranges, bronze_rows, offsets)
+    }
+
+
+def _rows_in(
+    ranges: Mapping[int, tuple[int, int]], bronze_rows: pa.Table, offsets: Int64s
+) -> Iterator[tuple[int, Int64s]]:
+    """Yield, by partition, the numbers of the rows in its range; only partitions that have some."""
     for partition, rows in groups(int64s(bronze_rows["partition"]), offsets).items():
         # A query may also return neighbours of the requested rows.
         since, until = ranges.get(partition, (0, 0))
-        rows = rows[(offsets[rows] >= since) & (offsets[rows] < until)]
-        if len(rows):
-            available[TopicPartition(input_id, partition)] = Available(offsets[rows], times[rows])
-    return available
+        inside = rows[(offsets[rows] >= since) & (offsets[rows] < until)]
+        if len(inside):
+            yield partition, inside
