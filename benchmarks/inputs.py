@@ -39,6 +39,7 @@ publish: {{topic: {sink}}}
 spark: {spark}
 """
 
+_SPREAD = 2_654_435_761
 _SLICE = 20_000
 """So many sessions are sorted together: a few hundred thousand records are in memory, however many
 there are in all."""
@@ -74,7 +75,12 @@ def write_configuration(
 def session_key(session: int) -> str:
     """The key of a session; neighbours have nothing in common, as with real session ids, and no two
     share one."""
-    return f"s{session * 2_654_435_761 % 2**32:08x}"
+    return f"s{session * _SPREAD % 2**32:08x}"
+
+
+def session_of(key: str) -> int:
+    """The session whose key this is."""
+    return int(key[1:], 16) * pow(_SPREAD, -1, 2**32) % 2**32
 
 
 def record_value(key: str, event_time: int, topic: str, tenant: int | None = None) -> str:

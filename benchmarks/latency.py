@@ -5,16 +5,22 @@ All three layers run in one process; records come with the wall clock as their e
 record with event time E can be published from the acknowledgement on by which, in its partition,
 the largest event time acknowledged of every source has passed E + timeout (rule 5 of the merge).
 What was acknowledged and what arrived when is noted on one clock, and compared afterwards.
+
+The MERGE job that people write by hand gets the same records, and its messages are compared in the
+same way.
 """
 
 from __future__ import annotations
 
+import json
 import random
 import shutil
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +29,14 @@ from confluent_kafka import OFFSET_BEGINNING, KafkaError, Message
 from confluent_kafka import TopicPartition as KafkaPartition
 
 from benchmarks import points
-from benchmarks.inputs import TOPICS, record_value, session_key, write_configuration
+from benchmarks.inputs import (
+    TOPICS,
+    record_value,
+    session_key,
+    session_of,
+    write_configuration,
+)
+from benchmarks.peers.common import RUNS_ON
 from benchmarks.points import Result, Sizes
 from benchmarks.programs import Program, ProgramError, embedded_broker, notify, program
 from pipelines.core.sequence import ID, parse_message_id
@@ -37,6 +50,22 @@ SESSIONS_PER_S = 100
 SESSION_S = 2
 PATIENCE_S = 120.0
 """For so long after the measured time the last of its merge records may arrive."""
+MERGE_JOB = "merge_job"
+
+Place = Callable[[Message], tuple[int, int]]
+"""Of a message, the partition and the event time (ms) of its merge record."""
+
+
+def _by_id(message: Message) -> tuple[int, int]:
+    headers: dict[str, Any] = dict(message.headers() or [])
+    partition, event_time, *_ = parse_message_id(headers[ID].decode())
+    return partition, event_time
+
+
+def _by_key(partitions: int, message: Message) -> tuple[int, int]:
+    """The same of a message that has no id: where the Sender puts the session."""
+    key, value = (part.decode() for part in (message.key(), message.value()) if part)
+    return session_of(key) % partitions, json.loads(value)["event_time"]
 
 
 class Sender:
@@ -85,8 +114,9 @@ class Receiver:
     """Notes each committed message of the sink as it arrives: when (s), its partition, and its
     event time (ms)."""
 
-    def __init__(self, settings: Settings, partitions: int) -> None:
+    def __init__(self, settings: Settings, partitions: int, place: Place = _by_id) -> None:
         self.arrivals: list[tuple[float, int, int]] = []
+        self._place = place
         self._latest = dict.fromkeys(range(partitions), 0)
         self._consumer = ListeningConsumer(settings.kafka)
         self._consumer.assign(
@@ -106,7 +136,7 @@ class Receiver:
 
     def has_passed(self, event_time: int) -> bool:
         """Whether every partition has come this far: a partition's messages are in order of event
-        time."""
+        time, those of the MERGE job from batch to batch."""
         return min(self._latest.values()) >= event_time
 
     def _receive(self) -> None:
@@ -115,30 +145,51 @@ class Receiver:
             if message is None or message.error() is not None:
                 continue  # nothing new, or the end of a partition
             now = time.time()
-            headers: dict[str, Any] = dict(message.headers() or [])
-            partition, event_time, *_ = parse_message_id(headers[ID].decode())
+            partition, event_time = self._place(message)
             self.arrivals.append((now, partition, event_time))
-            self._latest[partition] = event_time
+            self._latest[partition] = max(self._latest[partition], event_time)
+
+
+@dataclass(frozen=True)
+class Latency:
+    """How long merge records took at a steady rate, in seconds."""
+
+    median: float
+    tail: float
+    """The 95th percentile."""
+    details: Mapping[str, object]
 
 
 def measure(numbers: Set[int], sizes: Sizes, folder: Path) -> Iterator[Result]:
     """The point, where it is chosen."""
     if not numbers & NUMBERS:
         return
+    own = {}
     for engine in sizes.engines:
-        try:
-            with embedded_broker(folder / "latency" / "broker") as bootstrap_servers:
-                yield from _measure(bootstrap_servers, engine, sizes, folder / "latency")
-        finally:
-            shutil.rmtree(folder / "latency", ignore_errors=True)
+        own[engine] = found = _latency(engine, sizes, folder / "latency")
+        yield Result(points.LATENCY_MEDIAN, engine, found.median, found.details)
+        yield Result(points.LATENCY_95, engine, found.tail)
+    try:
+        job = _latency(MERGE_JOB, sizes, folder / "latency")
+    except ProgramError as error:
+        notify(f"{MERGE_JOB} is left out: {error}")
+        return
+    seconds = {"median": round(job.median, 3), "p95": round(job.tail, 3), **job.details}
+    for engine, found in own.items():
+        yield Result(points.MEDIAN_TO_MERGE_JOB, engine, found.median / job.median, seconds)
+        yield Result(points.TAIL_TO_MERGE_JOB, engine, found.tail / job.tail)
 
 
-def prepare(folder: Path, bootstrap_servers: str, engine: str, partitions: int) -> Settings:
+def prepare(
+    folder: Path, bootstrap_servers: str, engine: str, partitions: int, sink: str = "merged"
+) -> Settings:
     """A configuration in the folder, with the timeout `TIMEOUT_MS`, and all its topics: before the
     run, so that a Receiver finds the sink.
     """
     settings = load_settings(
-        write_configuration(folder, bootstrap_servers, timeout_ms=TIMEOUT_MS, engine=engine)
+        write_configuration(
+            folder, bootstrap_servers, timeout_ms=TIMEOUT_MS, sink=sink, engine=engine
+        )
     )
     cluster = Cluster(settings.kafka)
     for topic in TOPICS:
@@ -147,14 +198,41 @@ def prepare(folder: Path, bootstrap_servers: str, engine: str, partitions: int) 
     return settings
 
 
-def _measure(bootstrap_servers: str, engine: str, sizes: Sizes, folder: Path) -> Iterator[Result]:
-    settings = prepare(folder, bootstrap_servers, engine, sizes.partitions)
+def _latency(name: str, sizes: Sizes, folder: Path) -> Latency:
+    """Of an engine, or of the MERGE job, with a broker of its own."""
+    partitions = sizes.partitions
+    try:
+        with embedded_broker(folder / "broker") as servers:
+            if name != MERGE_JOB:
+                settings = prepare(folder, servers, name, partitions)
+                return _under_load(
+                    settings, sizes, folder, ("pipelines", "run"), "lake: ready", _by_id
+                )
+            settings = prepare(folder, servers, "spark", partitions, f"merged_by_{MERGE_JOB}")
+            arguments = servers, str(folder), str(partitions), str(TIMEOUT_MS)
+            command = f"benchmarks.peers.{MERGE_JOB}", *arguments
+            return _under_load(
+                settings, sizes, folder, command, RUNS_ON, partial(_by_key, partitions)
+            )
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _under_load(
+    settings: Settings,
+    sizes: Sizes,
+    folder: Path,
+    command: tuple[str, ...],
+    is_ready: str,
+    place: Place,
+) -> Latency:
+    """Of a program, from its words `is_ready` on."""
     sender = Sender(settings, sizes.partitions, sizes.rate)
     with (
-        program(folder, "-m", "pipelines", "run") as running,
-        Receiver(settings, sizes.partitions) as receiver,
+        program(folder, "-m", *command) as running,
+        Receiver(settings, sizes.partitions, place) as receiver,
     ):
-        running.await_words("lake: ready")
+        running.await_words(is_ready)
         notify(
             f"{sizes.rate} records/s: {sizes.warm_up_s:.0f} s to warm up, {sizes.measured_s:.0f} s "
             "measured"
@@ -165,7 +243,10 @@ def _measure(bootstrap_servers: str, engine: str, sizes: Sizes, folder: Path) ->
         if not receiver.has_passed(int(until * 1000)):
             raise ProgramError(f"the run fell behind, or ended: {running.said()[-2000:]}")
         running.stop()
-    found = latencies(sender.acknowledged, receiver.arrivals, TIMEOUT_MS)
+    # What is younger than this can be published after the measured time only. By the clock of its
+    # own partition, the last that the MERGE job publishes never can.
+    arrivals = [found for found in receiver.arrivals if found[2] + TIMEOUT_MS < until * 1000]
+    found = latencies(sender.acknowledged, arrivals, TIMEOUT_MS)
     measured = [seconds for publishable, seconds in found if since <= publishable < until]
     if not measured:
         raise ProgramError("no merge record could be published within the measured time")
@@ -175,14 +256,10 @@ def _measure(bootstrap_servers: str, engine: str, sizes: Sizes, folder: Path) ->
         "p99": round(p99, 3),
         "worst": round(max(measured), 3),
         "records_sent": sent,
+        "records_per_second": sizes.rate,
+        "timeout_ms": TIMEOUT_MS,
     }
-    yield Result(
-        points.LATENCY_MEDIAN,
-        engine,
-        p50,
-        {**details, "records_per_second": sizes.rate, "timeout_ms": TIMEOUT_MS},
-    )
-    yield Result(points.LATENCY_95, engine, p95)
+    return Latency(p50, p95, details)
 
 
 def _is_over(until: float, receiver: Receiver, running: Program) -> bool:

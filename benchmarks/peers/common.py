@@ -4,7 +4,10 @@ to."""
 from __future__ import annotations
 
 import os
+import signal
 import sys
+import threading
+from collections.abc import Mapping
 from pathlib import Path
 
 from pyspark.sql import Column, DataFrame, SparkSession
@@ -15,6 +18,9 @@ from pipelines.kafka.cluster import Cluster
 from pipelines.settings import KafkaSettings
 
 TIMEOUT_MS = 600_000
+
+RUNS_ON = "runs on and on"
+"""What a program says when its stream has begun."""
 
 JARS = Path(sys.prefix, "jars")
 """Where `bin/fetch-jars` puts Delta Lake (`spark`), and Spark's own Kafka source (`benchmarks`)."""
@@ -33,9 +39,9 @@ _SETTINGS = {
 }
 
 
-def peer_session() -> SparkSession:
-    """A local session with Delta Lake and Spark's own Kafka source, and none of Watersmeet's
-    settings."""
+def peer_session(settings: Mapping[str, str] | None = None) -> SparkSession:
+    """A local session with Delta Lake and Spark's own Kafka source, these settings, and none of
+    Watersmeet's."""
     jars = [jar for name in ("spark", "benchmarks") for jar in sorted((JARS / name).glob("*.jar"))]
     if not any(jar.name.startswith("spark-sql-kafka") for jar in jars):
         sys.exit(
@@ -44,15 +50,21 @@ def peer_session() -> SparkSession:
         )
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     builder = SparkSession.builder.config("spark.jars", ",".join(map(str, jars)))
-    for name, value in _SETTINGS.items():
+    for name, value in {**_SETTINGS, **(settings or {})}.items():
         builder = builder.config(name, value)
     return builder.getOrCreate()
 
 
-def arguments() -> tuple[str, Path, int]:
-    """Where Kafka is, a folder for tables and checkpoints, and the number of partitions."""
-    bootstrap_servers, folder, partitions = sys.argv[1:]
-    return bootstrap_servers, Path(folder), int(partitions)
+def arguments() -> tuple[str, Path, int, int | None]:
+    """Where Kafka is, a folder for tables and checkpoints, the number of partitions, and the
+    timeout (ms) of a program that runs on and on."""
+    bootstrap_servers, folder, partitions, *timeout_ms = sys.argv[1:]
+    return (
+        bootstrap_servers,
+        Path(folder),
+        int(partitions),
+        int(timeout_ms[0]) if timeout_ms else None,
+    )
 
 
 def kafka_stream(spark: SparkSession, bootstrap_servers: str, offsets_per_batch: int) -> DataFrame:
@@ -67,12 +79,13 @@ def kafka_stream(spark: SparkSession, bootstrap_servers: str, offsets_per_batch:
     )
 
 
-def parsed(kafka: DataFrame) -> DataFrame:
-    """topic, value (its text), ssid (null in a heartbeat) and ts (ms)."""
+def parsed(kafka: DataFrame, *names: str) -> DataFrame:
+    """topic, value (its text), ssid (null in a heartbeat), ts (ms), and the named columns of
+    Kafka's."""
     fields = F.from_json("text", "ssid STRING, ts BIGINT")
-    text = kafka.select("topic", F.col("value").cast("string").alias("text"))
-    return text.select("topic", F.col("text").alias("value"), fields.alias("f")).select(
-        "topic", "value", "f.ssid", "f.ts"
+    text = kafka.select("topic", F.col("value").cast("string").alias("text"), *names)
+    return text.select("topic", F.col("text").alias("value"), fields.alias("f"), *names).select(
+        "topic", "value", "f.ssid", "f.ts", *names
     )
 
 
@@ -90,7 +103,21 @@ def make_topic(bootstrap_servers: str, topic: str, partitions: int) -> None:
 
 def run(writer: DataStreamWriter, folder: Path) -> None:
     """Everything available now goes through the stream; returns at its end."""
-    checkpoint = str(folder / "checkpoint")
-    writer.option("checkpointLocation", checkpoint).trigger(
-        availableNow=True
-    ).start().awaitTermination()
+    _kept(writer, folder).trigger(availableNow=True).start().awaitTermination()
+
+
+def run_on(writer: DataStreamWriter, folder: Path) -> None:
+    """Everything goes through the stream as it comes; returns at a SIGTERM, after what has come by
+    then."""
+    is_over = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: is_over.set())
+    query = _kept(writer, folder).start()
+    print(RUNS_ON, flush=True)
+    while not is_over.is_set():
+        query.awaitTermination(1)
+    query.processAllAvailable()
+    query.stop()
+
+
+def _kept(writer: DataStreamWriter, folder: Path) -> DataStreamWriter:
+    return writer.option("checkpointLocation", str(folder / "checkpoint"))

@@ -7,7 +7,7 @@ from benchmarks.peers.common import arguments, kafka_stream, peer_session, run
 
 def main() -> None:
     """Appends everything available, and ends."""
-    bootstrap_servers, folder, _ = arguments()
+    bootstrap_servers, folder, *_ = arguments()
     spark = peer_session()
     spark.conf.set("spark.databricks.delta.snapshotPartitions", "2")
     raw = kafka_stream(spark, bootstrap_servers, 500_000)

@@ -87,7 +87,7 @@ class Merge(StatefulProcessor):
 
 def main() -> None:
     """Merges everything available, and ends."""
-    bootstrap_servers, folder, partitions = arguments()
+    bootstrap_servers, folder, partitions, _ = arguments()
     make_topic(bootstrap_servers, TOPIC, partitions)
     spark = peer_session()
     spark.conf.set("spark.sql.shuffle.partitions", str(partitions))
