@@ -19,7 +19,7 @@ from pathlib import Path
 from deltalake import DeltaTable
 
 from benchmarks import points
-from benchmarks.inputs import fill_topics, write_configuration
+from benchmarks.inputs import Variant, fill_topics, write_configuration
 from benchmarks.points import Result, Sizes
 from benchmarks.programs import ProgramError, bytes_in, embedded_broker, notify, program
 from pipelines.kafka.cluster import Cluster
@@ -71,7 +71,11 @@ class River:
     input_bytes: int
 
     def run(
-        self, engine: str, name: str, master: str | None = None, *, has_tenants: bool = False
+        self,
+        engine: str,
+        name: str,
+        master: str | None = None,
+        variant: Variant = "plain",
     ) -> Run:
         """`watersmeet run --once` into a lake and a sink of its own. Raises ProgramError where not
         every session came out."""
@@ -84,7 +88,7 @@ class River:
             sink=sink,
             engine=engine,
             spark=spark,
-            has_tenants=has_tenants,
+            variant=variant,
         )
         settings = load_settings(file)
         with program(folder, "-m", "pipelines", "run", "--once") as running:
@@ -129,19 +133,30 @@ class River:
 
 @contextmanager
 def river(
-    folder: Path, records: int, partitions: int, tenants: int | None = None
+    folder: Path,
+    records: int,
+    partitions: int,
+    tenants: int | None = None,
+    *,
+    has_ids: bool = False,
 ) -> Iterator[River]:
     """A broker with so many records, a session's order among eleven of them; nothing of it is left
     afterwards.
 
-    `tenants`: so many of them have records in each partition.
+    `tenants`: so many of them have records in each partition. With ids, each record has one.
     """
     orders = max(1, records // 11)
     try:
         with embedded_broker(folder / "broker") as bootstrap_servers:
             settings = load_settings(write_configuration(folder, bootstrap_servers))
             count, size = fill_topics(
-                Cluster(settings.kafka), settings, records - orders, orders, partitions, tenants
+                Cluster(settings.kafka),
+                settings,
+                records - orders,
+                orders,
+                partitions,
+                tenants,
+                has_ids=has_ids,
             )
             notify(f"{count:,} records in {partitions} partitions, {size:,} bytes")
             yield River(folder, bootstrap_servers, partitions, count, orders, size)
@@ -152,7 +167,7 @@ def river(
 def measure(numbers: Set[int], sizes: Sizes, folder: Path) -> Iterator[Result]:
     """The chosen ones of these points; the engines in turns."""
     if 10 in numbers:
-        yield from _tenants(sizes, folder)
+        yield from _variants(sizes, folder)
     if not numbers & NUMBERS - {10}:
         return
     with river(folder / "backlog", sizes.records, sizes.partitions) as small:
@@ -271,25 +286,29 @@ def _many_partitions(sizes: Sizes, folder: Path, quickest: Mapping[str, float]) 
             )
 
 
-def _tenants(sizes: Sizes, folder: Path) -> Iterator[Result]:
-    """Point 10."""
+def _variants(sizes: Sizes, folder: Path) -> Iterator[Result]:
+    """Point 10; ids on the embedded engine alone."""
     for tenants, point in points.TENANTS.items():
         with river(folder / "tenants", sizes.records, sizes.partitions, tenants) as of_tenants:
             for engine in sizes.engines:
-                yield _by_tenant(of_tenants, engine, point)
+                yield _to_plain(of_tenants, engine, point, "tenants")
+    if "embedded" in sizes.engines:
+        with river(folder / "ids", sizes.records, sizes.partitions, has_ids=True) as of_ids:
+            yield _to_plain(of_ids, "embedded", points.IDS, "ids")
 
 
-def _by_tenant(of_tenants: River, engine: str, point: points.Point) -> Result:
-    """The same records without a tenant and with it, in turns, the better of two each."""
-    plain, by_tenant = [], []
+def _to_plain(river: River, engine: str, point: points.Point, variant: Variant) -> Result:
+    """The same records without what the variant uses and with it, in turns, the better of two
+    each."""
+    plain, more = [], []
     for turn in ("first", "second"):
-        plain.append(of_tenants.run(engine, f"plain_{turn}").seconds)
-        by_tenant.append(of_tenants.run(engine, f"tenants_{turn}", has_tenants=True).seconds)
+        plain.append(river.run(engine, f"plain_{turn}").seconds)
+        more.append(river.run(engine, f"{variant}_{turn}", variant=variant).seconds)
     seconds = {
         "without": [round(each, 1) for each in plain],
-        "with": [round(each, 1) for each in by_tenant],
+        "with": [round(each, 1) for each in more],
     }
-    return Result(point, engine, min(by_tenant) / min(plain), {"seconds": seconds})
+    return Result(point, engine, min(more) / min(plain), {"seconds": seconds})
 
 
 def _of_lake(numbers: Set[int], small: River, engine: str, plain: Run) -> Iterator[Result]:

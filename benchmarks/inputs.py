@@ -13,6 +13,8 @@ import random
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Literal
+from uuid import UUID
 
 from pipelines.kafka.cluster import Cluster
 from pipelines.kafka.options import ListeningProducer
@@ -30,14 +32,16 @@ engine: {engine}
 lake: ./lake
 kafka: {{bootstrap_servers: "{bootstrap_servers}"}}
 sources:
-  tracking: {{topic: tracking, key: ssid, event_time: ts,
+  tracking: {{topic: tracking, key: ssid, event_time: ts, id: {id},
     heartbeat: {{field: type, equals: heartbeat}}}}
-  orders: {{topic: orders, key: ssid, event_time: ts,
+  orders: {{topic: orders, key: ssid, event_time: ts, id: {id},
     heartbeat: {{field: type, equals: heartbeat}}}}
 merge: {merge}
 publish: {{topic: {sink}}}
 spark: {spark}
 """
+
+Variant = Literal["plain", "tenants", "ids"]
 
 _SPREAD = 2_654_435_761
 _SLICE = 20_000
@@ -53,22 +57,28 @@ def write_configuration(
     sink: str = "merged",
     engine: str = "spark",
     spark: Mapping[str, str] | None = None,
-    has_tenants: bool = False,
+    variant: Variant = "plain",
 ) -> Path:
     """The folder's `watersmeet.yml`, for a lake beside it; `spark`: settings of the session that it
     starts.
 
-    With tenants, the clock of each may be an hour behind.
+    A variant uses the tenants or the ids of the records; the clock of each tenant may be an hour
+    behind.
     """
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / "watersmeet.yml"
     merge = {"timeout": f"{timeout_ms}ms"} | (
-        {"tenant": "org", "tenant_max_lag": "1h"} if has_tenants else {}
+        {"tenant": "org", "tenant_max_lag": "1h"} if variant == "tenants" else {}
     )
-    values = {"bootstrap_servers": bootstrap_servers, "sink": sink, "engine": engine}
-    file.write_text(
-        CONFIGURATION.format(**values, merge=json.dumps(merge), spark=json.dumps(dict(spark or {})))
-    )
+    values = {
+        "bootstrap_servers": bootstrap_servers,
+        "sink": sink,
+        "engine": engine,
+        "id": "id" if variant == "ids" else "null",
+        "merge": json.dumps(merge),
+        "spark": json.dumps(dict(spark or {})),
+    }
+    file.write_text(CONFIGURATION.format(**values))
     return file
 
 
@@ -83,12 +93,13 @@ def session_of(key: str) -> int:
     return int(key[1:], 16) * pow(_SPREAD, -1, 2**32) % 2**32
 
 
-def record_value(key: str, event_time: int, topic: str, tenant: int | None = None) -> str:
-    """A record's JSON; `aid` looks random and is the same in each run."""
-    aid, org = event_time * 7_919 % 1_800_000, "" if tenant is None else f',"org":"o{tenant}"'
+def record_value(key: str, event_time: int, topic: str, more: str = "") -> str:
+    """A record's JSON, with more fields at its end (`,"NAME":VALUE`); `aid` looks random and is the
+    same in each run."""
+    aid = event_time * 7_919 % 1_800_000
     return (
         f'{{"ssid":"{key}","ts":{event_time},"type":"{topic}","aid":{aid},'
-        f'"page":"/article/view"{org}}}'
+        f'"page":"/article/view"{more}}}'
     )
 
 
@@ -124,17 +135,21 @@ def fill_topics(
     orders: int,
     partitions: int,
     tenants: int | None = None,
+    *,
+    has_ids: bool = False,
 ) -> tuple[int, int]:
     """Makes and fills both topics; returns how many records they hold, heartbeats included, and the
     bytes of their values.
 
-    `tenants`: so many of them are in each partition, and take turns in its sessions.
+    `tenants`: so many of them are in each partition, and take turns in its sessions. Ids are UUIDs,
+    none of which comes twice.
     """
     for topic in TOPICS:
         cluster.create_topic(topic, partitions, {"retention.ms": "-1"})
     producer = ListeningProducer(settings.kafka, linger_ms=50, queue_buffering_max_messages=500_000)
     count, size = 0, 0
-    for topic, partition, event_time, value in _messages(tracking, orders, partitions, tenants):
+    messages = _messages(tracking, orders, partitions, tenants, has_ids)
+    for topic, partition, event_time, value in messages:
         while True:
             try:
                 producer.produce(topic, value, partition=partition, timestamp=event_time)
@@ -152,16 +167,17 @@ def fill_topics(
 
 
 def _messages(
-    tracking: int, orders: int, partitions: int, tenants: int | None
+    tracking: int, orders: int, partitions: int, tenants: int | None, has_ids: bool
 ) -> Iterator[tuple[str, int, int, str]]:
+    rng = random.Random(2)
     for event_time, session, kind in records(tracking, orders):
-        topic, tenant = TOPICS[kind], None if tenants is None else session // partitions % tenants
-        yield (
-            topic,
-            session % partitions,
-            event_time,
-            record_value(session_key(session), event_time, topic, tenant),
-        )
+        topic, more = TOPICS[kind], ""
+        if tenants is not None:
+            more += f',"org":"o{session // partitions % tenants}"'
+        if has_ids:
+            more += f',"id":"{UUID(int=rng.getrandbits(128), version=4)}"'
+        value = record_value(session_key(session), event_time, topic, more)
+        yield topic, session % partitions, event_time, value
     end = START_MS + 2 * DAY_MS
     for topic in TOPICS:
         for partition in range(partitions):

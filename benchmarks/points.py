@@ -75,6 +75,7 @@ TENANTS = {
     10_000: Point(10, "seconds, ten thousand tenants to none", "x", "lower"),
 }
 """By how many tenants have records in each partition."""
+IDS = Point(10, "seconds, with ids of records to without", "x", "lower")
 
 
 @dataclass(frozen=True)
