@@ -441,6 +441,16 @@ class PartitionMerge:
             now, *(state.position_at_cut(tenant, now, self._lag) for state in self.states.values())
         )
 
+    def first_clock_past(self, tenant: str, time: int) -> float:
+        """Return the first clock of this epoch at which a tenant's clock was past a time.
+
+        It is infinite where the tenant's clock has not come past it.
+        """
+        last_open = [
+            state.before_passing(tenant, time, self._lag) for state in self.states.values()
+        ]
+        return 1 + max(time, self.epoch_start_clock, *last_open)
+
     def published_order(self) -> list[MergeRecord]:
         """Return the finished merge records in the order of publication."""
         return sorted(self.timed_out, key=MergeRecord.place)
@@ -506,10 +516,7 @@ class PartitionMerge:
 
     def _time_out(self, row: MergeRecord) -> None:
         row.due = self._due(row)
-        last_open = [
-            state.before_passing(row.tenant, row.due, self._lag) for state in self.states.values()
-        ]
-        row.closed_at = 1 + int(max(row.due, self.epoch_start_clock, *last_open))
+        row.closed_at = int(self.first_clock_past(row.tenant, row.due))
         row.says_closing = not self.is_plain
         self.timed_out.append(self.open.pop((row.tenant, row.key)))
 
