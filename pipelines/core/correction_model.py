@@ -49,7 +49,7 @@ class CorrectedRecord:
         parts = {source: list(parts) for source, parts in row.parts.items()}
         times = row.event_time, row.due, row.closed_at
         content = row.event_time, row.last_event_time, parts, dict(row.ids)
-        return cls(row.tenant, row.key, *times, False, *content)  # noqa: FBT003
+        return cls(row.tenant, row.key, *times, False, *content)
 
 
 class Correction(NamedTuple):
