@@ -46,10 +46,18 @@ class CorrectedRecord:
     @classmethod
     def closed(cls, row: MergeRecord) -> CorrectedRecord:
         """Return a merge record that has timed out, before any correction."""
-        parts = {source: list(parts) for source, parts in row.parts.items()}
-        times = row.event_time, row.due, row.closed_at
-        content = row.event_time, row.last_event_time, parts, dict(row.ids)
-        return cls(row.tenant, row.key, *times, False, *content)
+        return cls(
+            row.tenant,
+            row.key,
+            row.event_time,
+            row.due,
+            row.closed_at,
+            is_late_born=False,
+            first_event_time=row.event_time,
+            last_event_time=row.last_event_time,
+            parts={source: list(parts) for source, parts in row.parts.items()},
+            ids=dict(row.ids),
+        )
 
 
 class Correction(NamedTuple):

@@ -69,6 +69,7 @@ class Batch:
       is judged again.
     - `out`: by topic-partition, the offsets of records that are passed over.
     - `has_ids`: True where records of the lake may have ids: a repeated record is no part.
+    - `within_ms`: how far behind its position a late record may lie to be corrected; None: none is.
     """
 
     plan: BatchPlan
@@ -81,6 +82,7 @@ class Batch:
     begins_epoch: bool = False
     out: Mapping[TopicPartition, Int64s] = field(default_factory=dict)
     has_ids: bool = False
+    within_ms: int | None = None
 
     @property
     def sources(self) -> list[str]:
@@ -146,9 +148,15 @@ def silver_schema(
 
 LATE_SCHEMA = schema_of(
     "source string, topic string, partition int, offset bigint, merge_key string, event_time "
-    "timestamp, position timestamp, value binary, batch bigint, generation int, tenant string"
+    "timestamp, position timestamp, value binary, batch bigint, generation int, tenant string, "
+    "u timestamp, id string"
 )
-"""The columns of `late`. `position` is that of the record in its tenant."""
+"""The columns of `late`.
+
+`position` is that of the record in its tenant. Once the clock of its tenant has passed `u`, every
+merge record that could hold the record is closed; null for a record that is not to be corrected.
+`id` is null for a record without one.
+"""
 
 MESSAGE_SCHEMA = pa.schema(
     [*schema_of("partition int, merge_key string, event_time timestamp"), *DUE, *TENANT]
@@ -294,7 +302,21 @@ def _late_rows(rows: pa.Table, batch: Batch) -> pa.Table:
     rows = rows.append_column("batch", pa.array(np.full(rows.num_rows, batch.plan.batch)))
     generation = pa.array(np.full(rows.num_rows, batch.plan.generation))
     rows = rows.append_column("generation", generation)
+    rows = rows.append_column("u", time_column(_settled_after(rows, batch)))
+    if ID.name not in rows.column_names:
+        rows = rows.append_column(ID.name, pa.nulls(rows.num_rows, pa.string()))
     return rows.select(schema.names).cast(schema)
+
+
+def _settled_after(late_rows: pa.Table, batch: Batch) -> Int64s:
+    """Return `u` of late records (ms), `NULL_TIME` for one that is not to be corrected."""
+    if batch.within_ms is None:
+        return np.full(late_rows.num_rows, NULL_TIME)
+    times = times_ms(late_rows["event_time"])
+    positions = times_ms(late_rows["position"])
+    window = batch.rules.window
+    closed_after = np.maximum(positions, times + window.gap_ms + window.longest_ms)
+    return np.where(times < positions - batch.within_ms, NULL_TIME, closed_after)
 
 
 # -- records
@@ -400,7 +422,7 @@ def _changed(records: Positioned, unfinished: pa.Table, batch: Batch, clocks: Cl
     opened = OpenRecordTimes.of(open_rows, batch.rules)
     none_waits = np.zeros(len(opened.first), np.bool_)
     before = pa.concat_tables([entering.waited.rows, open_rows])
-    merged = _Merged.of(labels, records.rows.num_rows)
+    merged = Merged.of(labels, records.rows.num_rows)
     repeated = _repeated(records, before, len(entering.waited.times), merged, batch)
 
     columns = {
@@ -419,7 +441,7 @@ def _changed(records: Positioned, unfinished: pa.Table, batch: Batch, clocks: Cl
         ),
         "event_time": time_column(first),
         "last_event_time": time_column(last),
-        **_parts_by_source(records, before, merged, repeated, batch),
+        **parts_by_source(records, before, merged, repeated, batch),
     }
     too_large = _too_large(pa.table(columns), timed_out, batch)
     closed_at = np.full(merged.size, NULL_TIME)
@@ -498,8 +520,8 @@ def _is_timed_out(rows: pa.Table, due: Int64s, clocks: Clocks) -> Booleans:
     return np.asarray((clock != NULL_TIME) & (due < clock), np.bool_)
 
 
-class _Merged(NamedTuple):
-    """The merge records that change, numbered.
+class Merged(NamedTuple):
+    """Merge records that change, numbered.
 
     `record_numbers` and `row_numbers`: the number of the merge record that each record, and each
     row of silver, belongs to. `order`: all of these, sorted by merge record. `begins`: where each
@@ -513,7 +535,7 @@ class _Merged(NamedTuple):
     begins: Int64s
 
     @classmethod
-    def of(cls, labels: Int64s, records: int) -> _Merged:
+    def of(cls, labels: Int64s, records: int) -> Merged:
         """Number the merge records by their labels: equal labels are the same merge record.
 
         The first `records` labels are those of records, the others those of rows of silver.
@@ -543,7 +565,7 @@ class _Merged(NamedTuple):
 
 
 def _repeated(
-    records: Positioned, before: pa.Table, waited: int, merged: _Merged, batch: Batch
+    records: Positioned, before: pa.Table, waited: int, merged: Merged, batch: Batch
 ) -> Joined | None:
     """Return the repeated records of the merge records; None where no record has an id.
 
@@ -555,10 +577,10 @@ def _repeated(
     return joined(records.rows, before, waited, numbers, batch.plan.batch)
 
 
-def _parts_by_source(
+def parts_by_source(
     records: Positioned,
     before: pa.Table,
-    merged: _Merged,
+    merged: Merged,
     repeated: Joined | None,
     batch: Batch,
 ) -> dict[str, pa.ListArray]:
@@ -574,7 +596,7 @@ def _parts_by_source(
 
 
 def _parts(
-    source: str, records: Positioned, before: pa.Table, merged: _Merged, batch: Batch
+    source: str, records: Positioned, before: pa.Table, merged: Merged, batch: Batch
 ) -> pa.ListArray:
     """Return a source's parts of each merge record by (event time, topic, offset), old and new."""
     source_rows = np.flatnonzero(pc.equal(records.rows["source"], source).to_numpy())

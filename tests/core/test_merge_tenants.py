@@ -35,8 +35,9 @@ RECORDS = RECORD_SCHEMA.append(ID)
 class PureLake:
     """A lake of one partition without storage: what the pure functions make of what arrives."""
 
-    def __init__(self, rules: Rules) -> None:
+    def __init__(self, rules: Rules, within_ms: int | None = None) -> None:
         self.rules = rules
+        self.within_ms = within_ms
         self.rows: dict[str, list[dict[str, object]]] = defaultdict(list)
         self.idle: dict[TopicPartition, list[IdleDecision]] = {tp_of(s, 0): [] for s in SOURCES}
         self.state = State(0, dict.fromkeys(self.idle, Cursor()), {})
@@ -120,6 +121,7 @@ class PureLake:
             self.idle,
             begins_epoch=self.begins_epoch,
             has_ids=True,
+            within_ms=self.within_ms,
         )
         held = self.silver.filter(
             pa.array([s != "timed_out" for s in self.silver["status"].to_pylist()], pa.bool_())
@@ -146,7 +148,11 @@ class PureLake:
             if row["status"] is not None
         ]
         self.silver = pa.Table.from_pylist(kept + new, SILVER)
+        self.noted(batch, records)
         self.state, self.begins_epoch = done.state, False
+
+    def noted(self, batch: Batch, records: pa.Table) -> None:
+        """What follows from a batch, whose rows silver has; its state is still the one before."""
 
     def outcome(self) -> tuple[object, ...]:
         rows = self.silver.to_pylist()

@@ -1,0 +1,164 @@
+"""Corrections over Arrow are what their model makes of the same records, however the input is
+cut."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipelines.core.clocks import clocks_of
+from pipelines.core.correction_model import Correction, PartitionCorrections
+from pipelines.core.corrections import correct, correction_schema, judged, late_born_id, settled
+from pipelines.core.merge import LATE_SCHEMA, Batch
+from pipelines.core.model import PartitionMerge
+from pipelines.core.plan import Rules
+from pipelines.core.sequence import message_id
+from pipelines.core.window import Window
+from tests.core.test_merge_tenants import VALUE_TYPES, PureLake
+from tests.support.cases import SOURCES
+from tests.support.effort import draws
+from tests.support.inputs import input_of
+from tests.support.merges import KINDS
+from tests.support.strategies import cuts
+
+law = draws(100)
+
+CORRECTIONS = correction_schema(VALUE_TYPES, has_ids=True)
+ONE_TOPIC_EACH = [kind for kind in KINDS if not kind.startswith("topics")]
+
+
+class CorrectingLake(PureLake):
+    """A lake of one partition without storage, whose late records are corrected."""
+
+    def __init__(self, rules: Rules, within_ms: int | None) -> None:
+        super().__init__(rules, within_ms)
+        self.corrections = CORRECTIONS.empty_table()
+        self.late_duplicates: list[dict[str, Any]] = []
+
+    def noted(self, batch: Batch, records: pa.Table) -> None:
+        done = {
+            (row["source"], row["offset"])
+            for row in [*self.corrections.to_pylist(), *self.late_duplicates]
+        }
+        pending = [
+            row
+            for row in self.late
+            if row["u"] is not None and (row["source"], row["offset"]) not in done
+        ]
+        clocks = clocks_of(self.rules, batch.plan, self.idle, records, self.state.heads)
+        late = settled(
+            pa.Table.from_pylist(pending, LATE_SCHEMA), clocks, batch.plan.clocks, self.rules
+        )
+        is_closed = [status == "timed_out" for status in self.silver["status"].to_pylist()]
+        gaps = np.full(late.rows.num_rows, self.rules.window.gap_ms)
+        closed = self.silver.filter(pa.array(is_closed, pa.bool_()))
+        made, repeated = correct(late, gaps, closed, self.corrections, batch)
+        self.corrections = pa.concat_tables([self.corrections, judged(made, [None] * len(made))])
+        self.late_duplicates += repeated.to_pylist()
+
+
+def made_by(lake: CorrectingLake) -> list[tuple[Any, ...]]:
+    times = ("settled_at", "u", "event_time", "due", "closed_at")
+    times += ("first_event_time", "last_event_time")
+    return sorted(
+        (
+            *(_ms(row[name]) for name in times),
+            *(row[name] for name in ("tenant", "merge_key", "is_late_born", "version", "id")),
+            row["source"],
+            row["offset"],
+            *([(_ms(part["event_time"]), part["offset"]) for part in row[s]] for s in SOURCES),
+        )
+        for row in lake.corrections.to_pylist()
+    )
+
+
+def _ms(time: Any) -> int:
+    return round(time.timestamp() * 1000)
+
+
+def expected(found: PartitionCorrections, lake: CorrectingLake) -> list[tuple[Any, ...]]:
+    return sorted(_row(each, lake) for each in found.corrections)
+
+
+def _row(each: Correction, lake: CorrectingLake) -> tuple[Any, ...]:
+    source = each.late.record.input.source
+    if each.is_late_born:
+        first = next(
+            row
+            for row in lake.corrections.to_pylist()
+            if (row["tenant"], row["merge_key"], _ms(row["event_time"]), row["version"])
+            == (each.tenant, each.key, each.event_time, 1)
+            and row["is_late_born"]
+        )
+        record_id = late_born_id(first["source"], first["topic"], 0, first["offset"])
+    else:
+        record_id = message_id(0, each.event_time, each.key, each.tenant)
+    return (
+        *(each.place.settled_at, each.place.u, each.event_time, each.due, each.closed_at),
+        *(each.first_event_time, each.last_event_time),
+        *(each.tenant, each.key, each.is_late_born, each.version, record_id),
+        *(source, lake.offsets[source, each.late.record.offset]),
+        *(
+            [(part.event_time, lake.offsets[s, part.offset]) for part in each.parts[s]]
+            for s in SOURCES
+        ),
+    )
+
+
+@pytest.mark.promise("R18")
+@pytest.mark.parametrize("kind", ONE_TOPIC_EACH)
+@law
+@given(data=st.data())
+def test_corrections_are_what_the_model_makes_of_the_same_records(
+    kind: str, data: st.DataObject
+) -> None:
+    river = data.draw(KINDS[kind])
+    within_ms = data.draw(st.sampled_from([0, 50, 300, 100_000]))
+    window = Window(river.rules.gap_ms, river.rules.max_ms)
+    lake = CorrectingLake(Rules(window, lag_ms=river.rules.lag_ms), within_ms)
+    for chunk in data.draw(cuts(river.records)):
+        for record in chunk:
+            lake.arrive(record)
+        lake.drain(lambda: data.draw(st.integers(1, 6), label="share"))
+    lake.drain(lambda: 10**9)
+    found = PartitionCorrections(PartitionMerge(river.rules), within_ms)
+    found.merge.arrive(*river.records)
+    found.merge.advance()
+    found.settle()
+    assert made_by(lake) == expected(found, lake)
+    assert sorted(
+        (row["source"], row["offset"], row["of_offset"]) for row in lake.late_duplicates
+    ) == sorted(
+        (
+            each.record.input.source,
+            *(lake.offsets[each.record.input.source, at] for at in (each[0].offset, each[1])),
+        )
+        for each in found.duplicates
+    )
+
+
+def test_an_invalid_correction_has_a_message_only_where_something_before_it_had_one() -> None:
+    def row(key: str, version: int, *, was_valid: bool) -> dict[str, Any]:
+        own = {"partition": 0, "tenant": "", "merge_key": key, "is_late_born": False}
+        return {**own, "version": version, "has_message": was_valid}
+
+    rows = [
+        *(row("a", version, was_valid=False) for version in (1, 2, 3)),
+        row("b", 1, was_valid=True),
+    ]
+    made = judged(
+        pa.Table.from_pylist(rows, CORRECTIONS), ["predicate", None, "too_large", "predicate"]
+    )
+    assert made["valid"].to_pylist() == [False, True, False, False]
+    assert made["has_message"].to_pylist() == [False, True, True, True]
+    assert made["invalid_reason"].to_pylist() == ["predicate", None, "too_large", "predicate"]
+
+
+def test_no_id_of_a_late_born_record_can_be_that_of_another() -> None:
+    source, topic = input_of("orders")
+    assert not late_born_id(source, topic, 0, 7)[0].isdigit()
