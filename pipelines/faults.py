@@ -24,6 +24,7 @@ POINTS: Final = (
     "silver.merge",  # a batch is planned, nothing is written
     "silver.notes",  # silver has the batch, none of its notes is written
     "silver.duplicates",  # its late records are written, the repeated ones are not
+    "silver.corrections",  # those are written, too, the corrections are not
     "silver.progress",  # those are written, too, progress is not
     "silver.done",  # all of it is written, and gold does not know
     # An earlier publisher is fenced, its transaction aborted, the sink's tails are not read.

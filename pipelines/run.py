@@ -294,7 +294,13 @@ class Run:
                 tables.QUARANTINE,
                 tables.RECOVERED,
             ],
-            "silver": [tables.SILVER, tables.LATE, tables.DUPLICATES, tables.PROGRESS],
+            "silver": [
+                tables.SILVER,
+                tables.LATE,
+                tables.DUPLICATES,
+                *([tables.CORRECTIONS] if tables.has_corrections(self.settings) else []),
+                tables.PROGRESS,
+            ],
             "gold": [tables.PUBLISHED],
         }
         for layer in self.layers:

@@ -40,6 +40,7 @@ from pipelines.configuration.sources import (
     SourceSettings,
 )
 from pipelines.configuration.values import (
+    NAMES_OF_CORRECTIONS,
     RESERVED_NAMES,
     StartOffsets,
     StartTimestamp,
@@ -67,7 +68,7 @@ __all__ = [
 _KAFKA_RULES = {"max_record_bytes": "max_record_bytes"}
 _MERGE_RULES = {"timeout": "timeout_ms", "window": "window_by_gap", "max_future": "max_future_ms"}
 _TENANT_RULES = {"tenant_max_lag": "tenant_max_lag_ms"}
-_PUBLISH_RULES = {name: name for name in ("valid", "value", "max_bytes")}
+_PUBLISH_RULES = {name: name for name in ("valid", "value", "max_bytes", "corrections")}
 _SOURCE_RULES = {
     "schema": "schema_file",
     "id": "id_path",
@@ -208,6 +209,13 @@ class SilverSettings(Part):
     change_data_feed: kinds.Flag = False
 
 
+class CorrectionSettings(Part):
+    """The topic of corrections, and how late a record may be that is corrected."""
+
+    topic: kinds.TopicName = Field(examples=["merged-corrections"])
+    within_ms: kinds.Duration = Field(validation_alias="within", examples=["7d"])
+
+
 class PublishSettings(Part):
     """The sink, which merge records go there, and in what form."""
 
@@ -219,6 +227,28 @@ class PublishSettings(Part):
     late_topic: kinds.TopicName | None = None
     quarantine_topic: kinds.TopicName | None = None
     retention_ms: kinds.Retention | None = Field(default=None, validation_alias="retention")
+    corrections: CorrectionSettings | None = None
+    _earlier_corrections_topic: str | None = PrivateAttr(default=None)
+
+    @property
+    def corrections_topic(self) -> str | None:
+        """The topic of corrections; None where a living lake has never had any.
+
+        It stays where late records are no longer corrected: those that are pending still are.
+        """
+        topic = self.corrections and self.corrections.topic
+        return topic or self._earlier_corrections_topic
+
+    @property
+    def within_ms(self) -> int | None:
+        """How far (ms) behind its position a late record may lie to be corrected; None: none is."""
+        return None if self.corrections is None else self.corrections.within_ms
+
+    def after(self, before: "PublishSettings") -> "PublishSettings":
+        """Return these settings as the next ones of a lake, after `before`."""
+        settings = self.model_copy()
+        settings._earlier_corrections_topic = before.corrections_topic
+        return settings
 
     @property
     def dead_letter_topics(self) -> dict[str, str]:
@@ -227,6 +257,12 @@ class PublishSettings(Part):
         """
         topics = {"late": self.late_topic, "quarantine": self.quarantine_topic}
         return {table: topic for table, topic in topics.items() if topic is not None}
+
+    @property
+    def topics_beside_the_sink(self) -> dict[str, str]:
+        """The topics of dead letters and of corrections, by the field that names them."""
+        fields = {f"{table}_topic": topic for table, topic in self.dead_letter_topics.items()}
+        return fields | ({"corrections.topic": self.corrections.topic} if self.corrections else {})
 
 
 class KeepSettings(Part):
@@ -331,14 +367,16 @@ class Settings(Part):
     def hidden_names(self) -> frozenset[str]:
         """Names of columns and counts that say nothing in this lake, so that no answer has them.
 
-        They are those of tenants without tenants, of ids without ids, of topics where each source
-        has one, and of closing times where merge records do not say them.
+        They are those of tenants without tenants, of ids without ids, of corrections without any,
+        of topics where each source has one, and of closing times where merge records do not say
+        them.
         """
         says = {
             "topic": len(self.inputs) > len(self.sources),
             **dict.fromkeys(("duplicates", "id_path"), self.has_ids),
             **dict.fromkeys(("due", "closed_at"), self.merge.says_closing),
             **dict.fromkeys(("tenant", "tenant_max_lag_ms", "waiting"), self.merge.has_tenants),
+            "corrections": self.publish.corrections_topic is not None,
         }
         return frozenset(name for name, is_said in says.items() if not is_said)
 
@@ -430,7 +468,8 @@ class Settings(Part):
             name: cast(SourceSettings, changed["sources", name]).after(source)
             for name, source in self.sources.items()
         }
-        parts = {"kafka": changed["kafka",], "publish": changed["publish",]}
+        publish = cast(PublishSettings, changed["publish",]).after(self.publish)
+        parts = {"kafka": changed["kafka",], "publish": publish}
         return self.model_copy(update={"merge": merge, "sources": sources, **parts})
 
     @property
@@ -448,13 +487,17 @@ class Settings(Part):
         }
 
     def before_epochs(self) -> "Settings":
-        """Return these settings as those of a lake that has had no schema, id or window yet."""
+        """Return these settings as those of a lake that has had no rules yet that leave a trace.
+
+        These are schemas, ids, windows and corrections.
+        """
         sources = {
             name: source.changed(schema_file=None, id_path=None)
             for name, source in self.sources.items()
         }
         merge = self.merge.with_window(Window(self.merge.window.gap_ms))
-        return self.model_copy(update={"sources": sources, "merge": merge})
+        publish = self.publish.changed(corrections=None)
+        return self.model_copy(update={"sources": sources, "merge": merge, "publish": publish})
 
     def _ruled(self) -> list[tuple[Any, ...]]:
         """Return the parts that have rules.
@@ -488,6 +531,7 @@ class Settings(Part):
             "kafka": {"options", "bootstrap_servers"},
             "sources": {"__all__": {"schema_file", "registry", "repartition", *hidden}},
             "merge": set(hidden),
+            "publish": self.hidden_names & {"corrections"},
         }
         document = self.model_dump_json(exclude=places)
         schemas = [str(source.value_type) for source in self.sources.values()]
@@ -547,9 +591,34 @@ class Settings(Part):
                 use(topic, f"`{'.'.join(at)}`", right, *at)
         use(self.publish.topic, "`publish.topic`", "publish to another topic", "publish", "topic")
         right = "send these records to a topic of their own"
-        for table, topic in self.publish.dead_letter_topics.items():
-            field = f"{table}_topic"
-            use(topic, f"`publish.{field}`", right, "publish", field)
+        for field, topic in self.publish.topics_beside_the_sink.items():
+            use(topic, f"`publish.{field}`", right, "publish", *field.split("."))
+        return self
+
+    @model_validator(mode="after")
+    def _can_correct_late_records(self) -> "Settings":
+        if self.publish.corrections is None:
+            return self
+        for name in self.sources:
+            if name in NAMES_OF_CORRECTIONS:
+                raise RefusedError(
+                    "{path} is reserved for the output where there are `publish.corrections`; "
+                    "choose another name, or leave these out",
+                    "sources",
+                    name,
+                )
+        window = self.merge.window
+        needed_ms = self.publish.corrections.within_ms + 2 * (window.gap_ms + window.longest_ms)
+        for name in ("silver", "late"):
+            kept_ms = getattr(self.keep, f"{name}_ms")
+            if kept_ms is not None and kept_ms <= needed_ms:
+                raise RefusedError(
+                    f"{{path}} is too short for what a correction needs; keep more than {needed_ms}"
+                    "ms (`publish.corrections.within`, and twice the gap and the longest time of "
+                    "the window), or correct less",
+                    "keep",
+                    name,
+                )
         return self
 
     @model_validator(mode="after")

@@ -8,7 +8,7 @@ It is kept by one Delta commit per batch. A batch is made in these steps:
 3. *merge* them (`core.merge`), by Kafka partition;
 4. *commit* the merge records that change. This one commit decides: its metadata holds the whole
    plan;
-5. *notes*: write the late records, the repeated ones that silver's rows of the batch name, then
+5. *notes*: write the late records, the repeated ones, the corrections that are due, then
    `progress` with the version of silver that holds the batch.
    (Waiting records that are late by the rules of another epoch are noted before step 4, since the
    batch removes them from silver: `running.epoch_start`.)
@@ -29,6 +29,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 
+import pyarrow as pa
+
 from pipelines.core.merge import LATE_SCHEMA, Batch
 from pipelines.core.plan import BatchPlan, End, TopicPartition
 from pipelines.engine import Engine
@@ -42,6 +44,7 @@ from pipelines.lake.progress import facts_of, progress_rows
 from pipelines.lake.restored import check_table
 from pipelines.running.batch_rows import BatchRows
 from pipelines.running.batches import make_batch
+from pipelines.running.correcting import Correcting
 from pipelines.running.ended import end_earlier
 from pipelines.running.epoch_start import note_late_waiting
 from pipelines.running.idle_policy import decide_idle, write_decisions
@@ -186,12 +189,19 @@ class Silver:
             late = self._engine.from_tables(find_late, inputs.rows, planner.partitions, LATE_SCHEMA)
             self._engine.append(tables.LATE, late, commit)
         fault_point("silver.duplicates")
-        duplicates = self._rows.duplicates(plan.batch)
-        if duplicates.num_rows:
-            self._engine.append(tables.DUPLICATES, duplicates, commit)
+        corrected = self._correcting.of(plan, planner)
+        duplicates = [self._rows.duplicates(plan.batch), corrected.duplicates]
+        self._append(tables.DUPLICATES, pa.concat_tables(duplicates), commit)
+        fault_point("silver.corrections")
+        self._append(tables.CORRECTIONS, corrected.corrections, commit)
         fault_point("silver.progress")
         rows = progress_rows(plan, self.settings, version, now_ms())
         self._engine.append(tables.PROGRESS, rows, commit)
+
+    def _append(self, table: str, rows: pa.Table, commit: Commit) -> None:
+        """Append the rows of a note, if there are any."""
+        if rows.num_rows:
+            self._engine.append(table, rows, commit)
 
     def _decide_idle(self, planner: Planner) -> bool:
         """Write idle decisions for laggards that are silent; return True if there were any."""
@@ -207,6 +217,10 @@ class Silver:
     @cached_property
     def _rows(self) -> BatchRows:
         return BatchRows(self._engine, self.settings, self._generation)
+
+    @cached_property
+    def _correcting(self) -> Correcting:
+        return Correcting(self._engine, self.settings, self._generation, self._rows)
 
     @cached_property
     def _generation(self) -> Generation:

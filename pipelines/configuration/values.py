@@ -72,6 +72,23 @@ RESERVED_NAMES: Final = frozenset(
 )
 # Columns beside the sources while merge records change and messages are made.
 NAMES_OF_STEPS: Final = frozenset(["replaces", "delete_up_to", "value"])
+# Columns of `corrections` beside the sources that are no columns of silver, and a number that its
+# messages have.
+NAMES_OF_CORRECTIONS: Final = frozenset(
+    [
+        "is_late_born",
+        "version",
+        "source",
+        "topic",
+        "offset",
+        "u",
+        "settled_at",
+        "first_event_time",
+        "id",
+        "has_message",
+        "seq",
+    ]
+)
 # Client options that carry a promise of Watersmeet (what is read, that each record is published
 # once and in order, that nothing but an answer is printed); `pipelines.kafka.options` sets them.
 # And those of librdkafka's bindings whose values cannot be text.

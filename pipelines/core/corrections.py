@@ -7,7 +7,7 @@ as it closed.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
@@ -25,6 +25,7 @@ from pipelines.core.columns import (
     time_column,
     times_ms,
 )
+from pipelines.core.inputs import InputId
 from pipelines.core.merge import Batch, Merged, parts_by_source, silver_schema
 from pipelines.core.plan import Rules
 from pipelines.core.positions import Positioned
@@ -52,7 +53,7 @@ ORDER: Final = ("settled_at", "tenant", "u", "source", "topic", "offset")
 
 def correction_schema(
     value_types: Mapping[str, pa.DataType],
-    with_topics: Collection[str] = (),
+    inputs: Iterable[InputId] = (),
     *,
     has_ids: bool = False,
 ) -> pa.Schema:
@@ -64,7 +65,7 @@ def correction_schema(
     record has opened the merge record. `id` is that of its message. `has_message`: False where it
     is not valid, and nothing that it would replace was.
     """
-    silver = silver_schema(value_types, with_topics, has_ids=has_ids)
+    silver = silver_schema(value_types, inputs, has_ids=has_ids)
     parts = [silver.field(source) for source in value_types]
     ids = [RECORD_IDS] if has_ids else []
     return pa.schema([*_NAMED, *parts, *_AFTER_PARTS, RECORD_BYTES, *ids])
@@ -219,14 +220,10 @@ def _together(closed: pa.Table, corrected: pa.Table, batch: Batch) -> pa.Table:
     """
     names = ["partition", "merge_key", "tenant", "event_time", "last_event_time", *batch.sources]
     names += [RECORD_BYTES.name, *([RECORD_IDS.name] if batch.has_ids else [])]
-    silver = silver_schema(batch.value_types, _with_topics(closed, batch), has_ids=batch.has_ids)
+    silver = silver_schema(batch.value_types, batch.inputs, has_ids=batch.has_ids)
     kinds = pa.schema([silver.field(name) for name in names])
     tables = closed.select(names), as_silver(corrected).select(names)
     return pa.concat_tables([rows.cast(kinds) for rows in tables])
-
-
-def _with_topics(rows: pa.Table, batch: Batch) -> list[str]:
-    return [s for s in batch.sources if "topic" in rows.schema.field(s).type.value_type.names]
 
 
 def _known(closed: pa.Table, corrected: pa.Table, before: pa.Table) -> dict[_Key, list[_Known]]:
@@ -359,9 +356,7 @@ def _corrections(late: Settled, before: pa.Table, made: Sequence[_Made], batch: 
         columns[name] = time_column(times)
     for name in ("is_late_born", "id", "has_message"):
         columns[name] = pa.array([getattr(each.known, name) for each in made])
-    schema = correction_schema(
-        batch.value_types, _with_topics(before, batch), has_ids=batch.has_ids
-    )
+    schema = correction_schema(batch.value_types, batch.inputs, has_ids=batch.has_ids)
     return pa.table(columns).select(schema.names).cast(schema)
 
 

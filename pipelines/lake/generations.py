@@ -80,7 +80,8 @@ def read_generations(reader: TableReader, settings: Settings) -> Generations:
     """Return the generations of a lake as they are now; none before its first start."""
     if not reader.exists(tables.GENERATIONS):
         return Generations()
-    names = tables.layout(settings)[tables.GENERATIONS].schema.names
+    existing = reader.columns(tables.GENERATIONS).names
+    names = [n for n in tables.layout(settings)[tables.GENERATIONS].schema.names if n in existing]
     by_number: dict[int, list[dict[str, Any]]] = {}
     for row in reader.select(tables.GENERATIONS, names).to_pylist():
         by_number.setdefault(row["generation"], []).append(row)

@@ -12,6 +12,7 @@ from typing import Any
 import pyarrow as pa
 
 from pipelines.configuration.sources import SourceSettings
+from pipelines.core.corrections import correction_schema
 from pipelines.core.merge import LATE_SCHEMA, silver_schema
 from pipelines.core.reading import BRONZE, RECORD_BYTES, REDRIVEN_FROM, bronze_schema
 from pipelines.core.repeated import DUPLICATE_SCHEMA, RECORD_IDS
@@ -21,6 +22,7 @@ from pipelines.settings import Settings
 SILVER = "silver"
 LATE = "late"
 DUPLICATES = "duplicates"
+CORRECTIONS = "corrections"
 QUARANTINE = "quarantine"
 IDLE_HEARTBEATS = "idle_heartbeats"
 GENERATIONS = "generations"
@@ -91,7 +93,8 @@ def has_records(table: str) -> bool:
 
     The others have what a run itself says, a few rows a batch.
     """
-    return table.startswith(bronze("")) or table in (SILVER, LATE, DUPLICATES, QUARANTINE)
+    others = (SILVER, LATE, DUPLICATES, CORRECTIONS, QUARANTINE)
+    return table.startswith(bronze("")) or table in others
 
 
 def inputs_of(settings: Settings) -> frozenset[str]:
@@ -101,6 +104,11 @@ def inputs_of(settings: Settings) -> frozenset[str]:
     """
     registered = [WRITER_SCHEMAS] if settings.registries else []
     return frozenset([*map(bronze, settings.sources), IDLE_HEARTBEATS, *registered])
+
+
+def has_corrections(settings: Settings) -> bool:
+    """Return True where late records are corrected, or have been in a living lake."""
+    return settings.publish.corrections_topic is not None
 
 
 def layout(settings: Settings) -> dict[str, Table]:
@@ -118,12 +126,14 @@ def layout(settings: Settings) -> dict[str, Table]:
     ]
     # Late records, which are kept and never merged.
     statistics = _statistics(
-        "source", "topic", "partition", "offset", "event_time", "position", "batch"
+        "source", "topic", "partition", "offset", "event_time", "position", "u", "batch"
     )
     late = Table(LATE, LATE_SCHEMA, properties=statistics)
     tables = [*bronze_tables, _silver(settings), late, _DUPLICATES, *_OTHERS]
     if settings.registries:
         tables.append(_WRITER_SCHEMAS)
+    if has_corrections(settings):
+        tables.append(_corrections(settings))
     return {
         table.name: replace(table, properties={**retention, **table.properties}) for table in tables
     }
@@ -169,8 +179,19 @@ def _silver(settings: Settings) -> Table:
     return Table(SILVER, schema, partitioned_by=("status",), properties=properties)
 
 
-# Repeated records: they have joined a merge record that has a part with their id. Of late ones
-# (`is_late`) there are none yet.
+def _corrections(settings: Settings) -> Table:
+    """Return the table of corrections: a merge record with each late record that it has got."""
+    types = {name: source.value_type for name, source in settings.sources.items()}
+    schema = correction_schema(types, settings.inputs, has_ids=settings.has_ids)
+    statistics = _statistics(
+        *("generation", "partition", "event_time", "last_event_time", "offset", "u"),
+        *("settled_at", "batch"),
+    )
+    return Table(CORRECTIONS, schema, properties=statistics)
+
+
+# Repeated records: they have joined a merge record that has a part with their id. Late ones
+# (`is_late`) would have corrected one.
 _DUPLICATES = Table(
     DUPLICATES,
     DUPLICATE_SCHEMA,
@@ -210,7 +231,8 @@ _OTHERS = (
     ),
     # Beginnings of the lake's generations, each decided by one commit: a row for every
     # topic-partition with the offset that is read first, and one for every partition of the sink
-    # that had messages, with the last of them (`seq` to `tenant`; its `source` is null).
+    # that had messages, with the last of them (`seq` to `tenant`; its `source` is null). A row of
+    # the topic of corrections has `settled_at` to `late_offset`, and neither key nor event time.
     # `from_batch`: the generation's first batch of silver. `epoch`: the last epoch then.
     # `is_lived`: true where the lake that was lost, or reset, had more behind it than its records
     # and one set of rules.
@@ -221,7 +243,8 @@ _OTHERS = (
             "string, decided_at timestamp, "
             "reason string, epoch int, is_lived boolean, seq bigint, event_time timestamp, "
             "merge_key string, due timestamp, "
-            "closed_at timestamp, tenant string"
+            "closed_at timestamp, tenant string, settled_at timestamp, u timestamp, late_source "
+            "string, late_topic string, late_offset bigint"
         ),
     ),
     # Offsets of a topic-partition that were skipped on purpose, `[from_offset, to_offset)`, and
@@ -234,15 +257,18 @@ _OTHERS = (
             "reason string"
         ),
     ),
-    # What each publication transaction wrote. `sink_offset` is the offset of its last message (null
-    # under at_most_once, which notes before it sends). `sink` is the topic with Kafka's identity of
-    # it, which a topic that was made again does not share.
+    # What each publication transaction wrote, to the sink or to the topic of corrections (whose
+    # rows have `last_settled_at` to `last_offset`, and neither key nor event time). `sink_offset`
+    # is the offset of its last message (null under at_most_once, which notes before it sends).
+    # `sink` is the topic with Kafka's identity of it, which a topic that was made again does not
+    # share.
     Table(
         PUBLISHED,
         schema_of(
             "partition int, first_seq bigint, last_seq bigint, last_event_time timestamp, last_key "
             "string, sink_offset bigint, committed_at timestamp, sink string, "
-            "last_due timestamp, last_closed_at timestamp, last_tenant string"
+            "last_due timestamp, last_closed_at timestamp, last_tenant string, last_settled_at "
+            "timestamp, last_u timestamp, last_source string, last_topic string, last_offset bigint"
         ),
     ),
     # The exclusive offset up to which each transaction has sent the records of a topic-partition to

@@ -56,4 +56,5 @@ def batch_of(
         {name: source.read_type for name, source in settings.sources.items()},
         avro,
         has_ids=lake_settings.has_ids,
+        within_ms=settings.publish.within_ms,
     )

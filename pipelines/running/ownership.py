@@ -53,7 +53,8 @@ def written_by(layer: str, settings: Settings) -> list[tuple[str, str]]:
         decided = [(table, bronze_application()) for table in beginnings]
         return [*read, *decided, *deleted, epochs]
     if layer == "silver":
-        records = (tables.SILVER, tables.LATE, tables.DUPLICATES, tables.FORGOTTEN)
+        records = [tables.SILVER, tables.LATE, tables.DUPLICATES, tables.FORGOTTEN]
+        records += [tables.CORRECTIONS] if tables.has_corrections(settings) else []
         deleted = [(name, DELETING) for name in records]
         decided = [(tables.SILVER, APPLICATION), (tables.IDLE_HEARTBEATS, APPLICATION)]
         decided += [(tables.SILVER, RESETTING), (tables.RESETS, RESETTING)]
@@ -71,6 +72,7 @@ def kept_by(layer: str, settings: Settings, input_id: InputId | None = None) -> 
             tables.SILVER,
             tables.LATE,
             tables.DUPLICATES,
+            *([tables.CORRECTIONS] if tables.has_corrections(settings) else []),
             tables.PROGRESS,
             tables.IDLE_HEARTBEATS,
             tables.RESETS,

@@ -1,0 +1,189 @@
+"""Corrections on real Delta tables are what their model makes of the same records, however the
+input is cut, whatever crashes, and through changes of the rules."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import pytest
+
+from pipelines.core.correction_model import PartitionCorrections
+from pipelines.lake import tables
+from pipelines.lake.epochs import begin_epoch
+from pipelines.settings import Settings
+from tests.laws.conftest import IN_FOLDERS_OF_BOTH, QUICK, MakeLake, one_of
+from tests.laws.test_tenants import with_rules
+from tests.support.cases import Case, cases_with_ids, heartbeat, keyed, rich_cases
+from tests.support.configurations import IDS
+from tests.support.corrections import CorrectionModels, corrections_of, late_duplicates_of
+from tests.support.crashes import CrashError, dying_at
+from tests.support.lakes import CaseLake
+from tests.support.tenants import Window, merge_of, tenant_cases
+
+pytestmark = pytest.mark.promise("R19")
+
+kind = one_of(IN_FOLDERS_OF_BOTH)
+
+PARTITIONS = 40
+ALL = "1d"
+ALL_MS = 86_400_000
+
+
+def corrections(within: str = ALL) -> dict[str, Any]:
+    return {"publish__corrections": {"topic": "merged-corrections", "within": within}}
+
+
+@cache
+def cases() -> dict[int, Case]:
+    """Each ends with heartbeats, so that most of its late records are settled."""
+    return {p: _ended(case) for p, case in cases_with_ids(rich_cases(PARTITIONS)).items()}
+
+
+def _ended(case: Case) -> Case:
+    for source, values in case.values.items():
+        values.append(heartbeat(100_000))
+        case.arrivals.append(source)
+    return case
+
+
+def merged(lake: CaseLake, models: CorrectionModels, *shares: float) -> None:
+    for share in shares:
+        lake.arrive(share)
+        lake.merge()
+    models.arrive(shares[-1])
+
+
+def compared(lake: CaseLake, models: CorrectionModels) -> None:
+    assert corrections_of(lake.reader) == models.rows()
+    assert late_duplicates_of(lake.reader) == models.late_duplicates()
+
+
+def shares(kind: str) -> tuple[float, ...]:
+    return (0.2, 0.5, 0.6, 0.9, 1.0) if kind == QUICK else (0.6, 1.0)
+
+
+def test_corrections_equal_their_model_however_the_input_is_cut(
+    new_lake: MakeLake, kind: str
+) -> None:
+    lake = new_lake(cases(), **corrections(), **IDS)
+    models = CorrectionModels(cases(), (100, None, None), ALL_MS)
+    for share in shares(kind):
+        merged(lake, models, share)
+        compared(lake, models)
+    assert len(models.rows()) > 40
+    assert models.late_duplicates()
+    assert {row[8] for row in models.rows()} == {True, False}
+    assert max(row[9] for row in models.rows()) > 1
+
+
+def test_with_tenants_and_windows_corrections_equal_their_model(
+    new_lake: MakeLake, kind: str
+) -> None:
+    rules = (100, 250, 300)
+    given = tenant_cases(14)
+    lake = new_lake(given, merge=merge_of(rules), **corrections())
+    models = CorrectionModels(given, rules, ALL_MS)
+    for share in shares(kind):
+        merged(lake, models, share)
+        compared(lake, models)
+    assert len(models.rows()) > 10
+
+
+def _limited(settings: Settings, within: str | None) -> Settings:
+    own = None if within is None else {"topic": "merged-corrections", "within": within}
+    publish = type(settings.publish).model_validate(
+        {"topic": settings.publish.topic, "corrections": own}, context={"folder": None}
+    )
+    return settings.model_copy(update={"publish": publish.after(settings.publish)})
+
+
+@pytest.mark.parametrize("kind", [QUICK], indirect=True, scope="module")
+def test_each_late_record_is_corrected_by_the_rules_of_the_epoch_in_which_it_is_late(
+    new_lake: MakeLake,
+) -> None:
+    given = tenant_cases(14)
+    steps: list[tuple[float, Window, str | None, int | None]] = [
+        (0.25, (100, None, 300), ALL, ALL_MS),
+        (0.5, (30, 90, 1000), "150ms", 150),
+        (0.7, (150, 400, 50), None, None),
+        (1.0, (80, None, 500), ALL, ALL_MS),
+    ]
+    lake = new_lake(given, merge=merge_of(steps[0][1]), **corrections())
+    models = CorrectionModels(given, steps[0][1], ALL_MS)
+    begin_epoch(lake.reader, lake.engine.append, lake.settings, 0, 0)
+    for number, (share, rules, within, within_ms) in enumerate(steps):
+        if number:
+            lake.settings = _limited(with_rules(lake.settings, rules), within)
+            next_batch = lake.plans[-1].batch + 1
+            begin_epoch(lake.reader, lake.engine.append, lake.settings, next_batch, number)
+            models.begin_epoch(rules, within_ms)
+        merged(lake, models, share - 0.1, share)
+        compared(lake, models)
+    assert any(found.uncorrected for found in models.corrections.values())
+    assert len(models.rows()) > 10
+
+
+@pytest.mark.parametrize("kind", [QUICK], indirect=True, scope="module")
+@pytest.mark.parametrize("table", [tables.DUPLICATES, tables.CORRECTIONS, tables.PROGRESS])
+def test_a_crash_between_the_notes_repeats_and_loses_no_correction(
+    new_lake: MakeLake, table: str
+) -> None:
+    lake = new_lake(cases(), **corrections(), **IDS)
+    models = CorrectionModels(cases(), (100, None, None), ALL_MS)
+    crashes = 0
+    for share in (0.3, 0.7, 1.0):
+        lake.arrive(share)
+        for _ in range(2):
+            try:
+                list(lake.start(engine=dying_at(lake.engine, "append", table)).drain())
+            except CrashError:
+                crashes += 1
+        lake.merge()
+    models.arrive(1.0)
+    assert crashes >= 3
+    compared(lake, models)
+
+
+def test_an_epoch_that_ends_corrections_still_makes_those_that_are_pending(
+    new_lake: MakeLake, kind: str
+) -> None:
+    """The second record is late by 850 ms; nothing can hold it once the clock has passed 1000."""
+    given = {
+        0: Case(
+            {
+                "tracking": [keyed("a", 0), heartbeat(1000), keyed("a", 50), heartbeat(2000)],
+                "orders": [heartbeat(1000), heartbeat(2000)],
+            },
+            100,
+            ["tracking", "tracking", "orders", "tracking", "tracking", "orders"],
+        )
+    }
+    lake = new_lake(given, **corrections())
+    begin_epoch(lake.reader, lake.engine.append, lake.settings, 0, 0)
+    lake.arrive(4 / 6)
+    lake.merge()
+    assert corrections_of(lake.reader) == []
+    lake.settings = _limited(lake.settings, None)
+    begin_epoch(lake.reader, lake.engine.append, lake.settings, lake.plans[-1].batch + 1, 1)
+    lake.arrive()
+    lake.merge()
+    [row] = corrections_of(lake.reader)
+    assert row[1:6] == (1001, "", 1000, "tracking", 2)
+
+
+def test_a_lake_without_late_records_has_no_correction_and_reads_nothing_for_them(
+    new_lake: MakeLake,
+) -> None:
+    on_time = {p: case for p, case in cases().items() if not case.merged().late}
+    lake = new_lake(on_time, **corrections())
+    lake.arrive()
+    lake.merge()
+    assert corrections_of(lake.reader) == []
+
+
+def test_the_model_of_a_partition_has_nothing_to_correct_before_there_is_a_clock() -> None:
+    model = CorrectionModels(cases(), (100, None, None), ALL_MS).corrections[0]
+    assert isinstance(model, PartitionCorrections)
+    model.settle()
+    assert model.corrections == []
