@@ -22,6 +22,7 @@ from benchmarks import points
 from benchmarks.inputs import Variant, fill_topics, write_configuration
 from benchmarks.points import Result, Sizes
 from benchmarks.programs import ProgramError, bytes_in, embedded_broker, notify, program
+from pipelines.core.sequence import parse_tail
 from pipelines.kafka.cluster import Cluster
 from pipelines.kafka.publisher import sequence_tail
 from pipelines.kafka.reading import read_tails
@@ -94,7 +95,7 @@ class River:
         with program(folder, "-m", "pipelines", "run", "--once") as running:
             running.wait()
         tails = read_tails(settings.kafka, settings.publish.topic, self.partitions)
-        published = sum(sequence_tail(last).seq + 1 for last in tails.values())
+        published = sum(sequence_tail(last, parse_tail).seq + 1 for last in tails.values())
         if published != self.sessions:
             raise ProgramError(
                 f"{published} messages came out of {self.sessions} sessions: "

@@ -517,14 +517,14 @@ def reset(
         if yes:
             with this_run.take_layers() as layer_set:
                 owner = layer_set.owner
-                tails = layer_set.gold.recover()
-                jump = Jump(owner, lake_settings, partitions, str(target), targets, tails)
+                tails = [each.recover() for each in (layer_set.gold, *layer_set.corrections)]
+                jump = Jump(owner, lake_settings, partitions, str(target), targets, *tails)
                 facts = {**jump.preview(), "done": True}
                 jump.commit()
         else:
             owner = Owner(this_run.engine)  # without a lease: it only reads
-            tails = read_last_messages(lake_settings, partitions)
-            jump = Jump(owner, lake_settings, partitions, str(target), targets, tails)
+            sink_tails = read_last_messages(lake_settings, partitions)
+            jump = Jump(owner, lake_settings, partitions, str(target), targets, sink_tails)
             facts = {**jump.preview(), "done": False}
     answer(facts, as_json, show.reset_view)
 

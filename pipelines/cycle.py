@@ -24,6 +24,7 @@ from pipelines.lake.lease import Lease
 from pipelines.lake.maintenance import Maintenance
 from pipelines.operations.retention import expire
 from pipelines.running.bronze_table import BronzeTable
+from pipelines.running.corrected_sequence import CorrectedSequence
 from pipelines.running.dead_letters import DeadLetters
 from pipelines.running.next_offsets import NextOffsets
 from pipelines.running.owner import Owner
@@ -53,7 +54,11 @@ class Cycle:
         self._cluster = Cluster(self._settings.kafka)
         self.bronze = {input_id: self._bronze(input_id) for input_id in self._settings.inputs}
         self.silver = Silver(owner, self._settings, run.partitions, self._idle_detector)
-        self.gold = Gold(owner, self._settings, run.partitions, lease.check)
+        publisher = partial(Gold, owner, self._settings, run.partitions, lease.check)
+        self.gold = publisher()
+        self.corrections = (
+            [publisher(kind=CorrectedSequence)] if tables.has_corrections(self._settings) else []
+        )
         self.dead_letters = [
             DeadLetters(owner, self._settings, run.partitions, table, topic, lease.check)
             for table, topic in self._settings.publish.dead_letter_topics.items()
@@ -84,7 +89,8 @@ class Cycle:
         if "silver" in self._run.layers:
             self.silver.complete()
         if "gold" in self._run.layers:
-            self.gold.complete()
+            for gold in (self.gold, *self.corrections):
+                gold.complete()
             for dead_letters in self.dead_letters:
                 dead_letters.complete()
 
@@ -113,9 +119,13 @@ class Cycle:
             return engine.follow_kafka(self._topics(self._settings.inputs), work)
         read = {
             "silver": [tables.bronze(source) for source in self._settings.sources],
-            "gold": [tables.SILVER, *self._settings.publish.dead_letter_topics],
+            "gold": [
+                tables.SILVER,
+                *(tables.CORRECTIONS for _ in self.corrections),
+                *self._settings.publish.dead_letter_topics,
+            ],
         }
-        own = {"silver": {tables.SILVER, tables.LATE}, "gold": set[str]()}
+        own = {"silver": {tables.SILVER, tables.LATE, tables.CORRECTIONS}, "gold": set[str]()}
         written = set[str]().union(*(own[layer] for layer in self._run.layers))
         names = [table for layer in self._run.layers for table in read[layer]]
         return engine.follow_tables([name for name in names if name not in written], work)
@@ -173,12 +183,13 @@ class Cycle:
 
     def _publish(self) -> None:
         """Publish everything that is finished, and send the dead letters that there are."""
-        topic = self._settings.publish.topic
-        for publications in self._batches(self.gold.drain):
-            messages = sum(p.tail.seq - p.first_seq + 1 for p in publications)
-            news = f"{messages} messages published to {topic}"
-            self._run.reporter.notify("gold", news, messages=messages, topic=topic)
-            self._run.runner.retry(self._maintenance["gold"].after_commit)
+        for gold in (self.gold, *self.corrections):
+            topic = gold.sequence.topic
+            for publications in self._batches(gold.drain):
+                messages = sum(p.tail.seq - p.first_seq + 1 for p in publications)
+                news = f"{messages} messages published to {topic}"
+                self._run.reporter.notify("gold", news, messages=messages, topic=topic)
+                self._run.runner.retry(self._maintenance["gold"].after_commit)
         for dead_letters in self.dead_letters:
             for sent in self._batches(dead_letters.drain):
                 news = f"{sent} dead letters sent to {dead_letters.topic}"

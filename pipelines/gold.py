@@ -1,73 +1,62 @@
-"""The gold layer: publishes the records that silver has finished to Kafka.
+"""The gold layer: publishes the records that silver has finished to Kafka, and corrections.
 
-Each partition of the sink is one gapless sequence in the order in which merge records were closed:
-(closed at, tenant, due, key). With timeouts alone, that is (event time, key).
+Each partition of a topic is one gapless sequence. Merge records go to the sink
+(`running.merged_sequence`), corrections of late records to a topic of their own
+(`running.corrected_sequence`): each sequence has a publisher and a state of its own.
 
-The sink itself says how far each sequence has come. There is one publisher, the process that owns
+The topic itself says how far each sequence has come. There is one publisher, the process that owns
 gold. A publication is made in these steps:
 
-1. *plan*: find the finished, valid records that silver has beyond the last published one
-   (`pipelines.running.publication_plan`), and the Kafka offsets from which a lost lake would be
-   recovered after them;
-2. *read* them in the order of publication, in chunks;
-3. *messages*: make their keys, values, headers and timestamps (`core.message`);
+1. *plan*: find what the lake has beyond the last published message, and for the sink the Kafka
+   offsets from which a lost lake would be recovered after them;
+2. *read* it in the order of publication, in chunks;
+3. *messages*: make their keys, values, headers and timestamps;
 4. *transaction*: send them in one transaction for all partitions (`kafka.publisher`);
 5. *note*: write a row per partition to `published`.
 
 After a crash before or in step 4, all messages are published or none (under `at_least_once`,
-perhaps some of them), and the next start reads from the sink which. After a crash between steps 4
-and 5, the next start writes the missing rows. Nothing that times out later can sort before what is
-published. Under `at_most_once`, step 5 comes before step 4: what is noted counts as published,
-whether it is or not.
+perhaps some of them), and the next start reads from the topic which. After a crash between steps 4
+and 5, the next start writes the missing rows. Under `at_most_once`, step 5 comes before step 4:
+what is noted counts as published, whether it is or not.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from time import monotonic
+from typing import Any
 
-from pipelines.core.sequence import FORGOTTEN, SequenceTail, tombstones
+from pipelines.core.sequence import FORGOTTEN
 from pipelines.engine import Engine
 from pipelines.errors import SinkReplacedError, TransactionTimeoutError, kind_of
 from pipelines.faults import fault_point
 from pipelines.kafka.cluster import SMALLER_MESSAGES, Cluster, sink_settings
-from pipelines.kafka.publisher import Publisher, sequence_tail, sink_publisher
+from pipelines.kafka.publisher import Publisher, sink_publisher
 from pipelines.kafka.reading import headers_of
 from pipelines.lake import tables
-from pipelines.lake.epochs import Epochs, read_epochs
-from pipelines.lake.generations import Generations, read_generations
-from pipelines.lake.progress import last_batch
-from pipelines.lake.published import last_noted_ms, last_published
+from pipelines.lake.published import last_noted_ms
 from pipelines.monitoring.events import Failed, Published, RecordsProcessed
-from pipelines.running.message_rows import MessageRows
+from pipelines.running.merged_sequence import MAX_PER_CHUNK, MergedSequence
 from pipelines.running.owner import Owner, now_ms
-from pipelines.running.publication_plan import LIMIT_BYTES, Limits, Pending, Unpublished, pending
-from pipelines.running.publications import (
-    Publication,
-    Tails,
-    followed,
-    publications_of,
-    published_row,
-)
-from pipelines.running.recovery_headers import RecoveryHeaders
+from pipelines.running.publications import Publication, Sequence, followed, publications_of
 from pipelines.running.transaction_size import TransactionSize
 from pipelines.settings import Settings
 
 MAX_PER_TRANSACTION = 500_000
 """Approximate maximum number of messages in a transaction: few large transactions are cheap."""
 
-MAX_PER_CHUNK = 50_000
-"""Approximate number of rows that are read into memory at a time, and in the first transaction."""
-
 log = logging.getLogger("watersmeet.gold")
 
 
 @dataclass
 class Gold:
-    """Publishes the silver of one lake to `partitions` sink partitions; one owner at a time."""
+    """Publishes a sequence of one lake to `partitions` partitions of a topic; one owner at a time.
+
+    `kind`: which of the lake's sequences it is; merge records by default.
+    """
 
     owner: Owner
     settings: Settings
@@ -75,16 +64,15 @@ class Gold:
     check_owner: Callable[[], None] = lambda: None
     """Called before others are fenced: a process that was paused must not fence its successor."""
     now_s: Callable[[], float] = monotonic
-    _tails: dict[int, SequenceTail] | None = None
+    kind: Callable[[Engine, Settings, int], Sequence] = MergedSequence
+    _tails: dict[int, Any] | None = None
     _sink: str = ""
-    """The sink topic as `published` names it; a new topic starts again with the first message."""
+    """The topic as `published` names it; a new topic starts again with the first message."""
     _size: TransactionSize = field(
         default_factory=lambda: TransactionSize(
             MAX_PER_TRANSACTION, min(MAX_PER_CHUNK, MAX_PER_TRANSACTION)
         )
     )
-    _generations: Generations = field(default_factory=Generations)
-    """Empty until the lake has begun. No other one begins while this process is the owner."""
     _noted_ms: int = 0
     """Time (epoch ms) of the last row of `published`."""
 
@@ -94,12 +82,9 @@ class Gold:
             tails = self.recover() if self._tails is None else self._tails
             self._tails = None  # after a failure, only the sink knows what is published
             with self.owner.step("gold", "plan"):
-                if not self._generations:
-                    self._generations = read_generations(self._engine.reader, self.settings)
-                if not self._generations:
-                    return  # the lake has not begun
-                unpublished = self._unpublished(tails)._replace(clocks=self._clocks())
-                backlog = pending(self._engine.reader, unpublished, self._limits())
+                backlog = self.sequence.pending(tails, self._size)
+            if backlog is None:
+                return  # the lake has not begun
             if backlog.chunks and self._sink != self._identified():
                 continue  # and recover: the sink was deleted, or created again
             try:
@@ -120,18 +105,7 @@ class Gold:
             if not backlog.has_more:
                 return
 
-    def _unpublished(self, tails: Tails) -> Unpublished:
-        """Return which records count as not published."""
-        from_batch = self._generations.newest.from_batch
-        closing_from = self._epochs.closing_from
-        return Unpublished(tails, self.partitions, from_batch, closing_from)
-
-    def _limits(self) -> Limits:
-        """Return the limits of the next publication."""
-        limit_bytes = max(1, LIMIT_BYTES * self._size.limit // self._size.largest)
-        return Limits(self._size.limit, MAX_PER_CHUNK, limit_bytes)
-
-    def _timed(self, backlog: Pending, tails: Tails) -> list[Publication]:
+    def _timed(self, backlog: Any, tails: Mapping[int, Any]) -> list[Publication]:
         """Publish what is pending; the time it takes decides the size of the next transaction."""
         began = self.now_s()
         publications = self._publish(backlog, tails)
@@ -143,7 +117,7 @@ class Gold:
         if self._tails is None:
             self._tails = self.recover()
 
-    def recover(self) -> dict[int, SequenceTail]:
+    def recover(self) -> dict[int, Any]:
         """Return the tail of every partition's sequence, as the sink says.
 
         Afterwards no transaction is open, and `published` covers every published message.
@@ -152,10 +126,10 @@ class Gold:
         self._ensure_topic()
         self._sink = self._identified()
         self._noted_ms = max(self._noted_ms, last_noted_ms(self._engine.reader))
-        noted = last_published(self._engine.reader, self._sink)
+        noted = self.sequence.noted(self._sink)
         self._publisher.begin()
         sink_tails = {
-            p: sequence_tail(message)
+            p: self.sequence.tail(message)
             for p, message in self._publisher.tails(self.partitions).items()
         }
         counts_as_out = self.settings.publish.delivery == "at_most_once"
@@ -187,36 +161,24 @@ class Gold:
         targets = sorted(
             (tails.keys() & partitions if partitions else tails.keys()) - has_tombstone
         )
-        self._publisher.send([tombstones(key, [(p, tails[p]) for p in targets])])
+        self._publisher.send([self.sequence.tombstones(key, [(p, tails[p]) for p in targets])])
         return len(targets)
 
-    def _clocks(self) -> Mapping[int, int] | None:
-        """Return the clock (ms) of each partition if there were several epochs; else None.
-
-        An epoch may close records in advance: what it closes at the clock where it began has the
-        next millisecond as its `closed_at`. Another epoch may close further records at that same
-        time, so none of them is published before the clock has reached it.
-        """
-        if len(self._epochs) == 1:
-            return None
-        last = last_batch(self._engine.reader, self.settings)
-        return {} if last is None else last[0].clocks
-
-    def _publish(self, backlog: Pending, tails: Tails) -> list[Publication]:
+    def _publish(self, backlog: Any, tails: Mapping[int, Any]) -> list[Publication]:
         """Publish what is pending (steps 1 to 5) and return it by partition."""
-        delivery = self.settings.publish.delivery
-        headers = self._recovery_headers.of(backlog.ends, is_atomic=delivery == "exactly_once")
+        headers = self.sequence.headers(backlog)
         fault_point("gold.publish")
-        if delivery == "at_most_once":
+        if self.settings.publish.delivery == "at_most_once":
             # What is noted is never sent again, so the messages are counted first, in a pass of
             # their own.
             promised = self._promised(backlog, tails)
             self._note(promised)
             with self.owner.step("gold", "publish"):
-                self._publisher.send(self._rows.messages(backlog, tails, headers))
+                self._publisher.send(self.sequence.messages(backlog, tails, headers))
             return promised
-        ends: dict[int, SequenceTail] = {}
-        messages = followed(self._rows.messages(backlog, tails, headers), ends)
+        ends: dict[int, Any] = {}
+        made = self.sequence.messages(backlog, tails, headers)
+        messages = followed(made, ends, self.sequence.end_of)
         with self.owner.step("gold", "publish"):
             offsets = self._publisher.send(messages, self._check_sink)
         ends = {p: end._replace(offset=offsets[p]) for p, end in ends.items()}
@@ -226,16 +188,17 @@ class Gold:
             self._note(publications)
         return publications
 
-    def _promised(self, backlog: Pending, tails: Tails) -> list[Publication]:
+    def _promised(self, backlog: Any, tails: Mapping[int, Any]) -> list[Publication]:
         """Return what `at_most_once` notes before it publishes; no offset can be known yet."""
-        ends: dict[int, SequenceTail] = {}
-        for _ in followed(self._rows.messages(backlog, tails, {p: {} for p in backlog.ends}), ends):
+        ends: dict[int, Any] = {}
+        made = self.sequence.messages(backlog, tails, {})
+        for _ in followed(made, ends, self.sequence.end_of):
             pass
         return publications_of(ends, tails)
 
     # -- the table `published`, and the sink
 
-    def _note(self, publications: Sequence[Publication]) -> None:
+    def _note(self, publications: Collection[Publication]) -> None:
         """Write rows to `published` (step 5).
 
         Later rows get later times, whatever the wall clock was set to: they tell which sink is the
@@ -245,43 +208,36 @@ class Gold:
             return
         self._noted_ms = max(now_ms(), self._noted_ms + 1)
         noted = {"committed_at": self._noted_ms, "sink": self._sink}
-        rows = [published_row(publication) | noted for publication in publications]
+        rows = [self.sequence.row(publication) | noted for publication in publications]
         layout = self._engine.lake.layout[tables.PUBLISHED]
         self.owner.append(tables.PUBLISHED, layout.rows_of(rows))
 
-    def _notify_published(self, publications: Sequence[Publication], tails: Tails) -> None:
-        topic = self.settings.publish.topic
+    def _notify_published(
+        self, publications: Collection[Publication], tails: Mapping[int, Any]
+    ) -> None:
+        topic = self.sequence.topic
         messages = sum(p.tail.seq - p.first_seq + 1 for p in publications)
         if messages:
             self.owner.notify(RecordsProcessed("gold", {topic: {("published", ""): messages}}))
         self.owner.notify(Published(topic, {p: tail.seq for p, tail in tails.items()}))
 
     def _ensure_topic(self) -> None:
-        topic = self.settings.publish.topic
+        topic = self.sequence.topic
         if topic not in self._cluster.partition_counts([topic]):
             topic_settings = sink_settings(self.settings)
             self._cluster.create_topic(topic, self.partitions, topic_settings, SMALLER_MESSAGES)
 
     @cached_property
-    def _rows(self) -> MessageRows:
-        return MessageRows(self._engine, self.settings, self._epochs, self._unpublished({}))
-
-    @cached_property
-    def _recovery_headers(self) -> RecoveryHeaders:
-        return RecoveryHeaders(
-            self._engine.reader, self.settings, self.partitions, self._epochs, self._generations
-        )
-
-    @cached_property
-    def _epochs(self) -> Epochs:
-        return read_epochs(self._engine.reader, self.settings)
+    def sequence(self) -> Sequence:
+        """The sequence that is published."""
+        return self.kind(self._engine, self.settings, self.partitions)
 
     @cached_property
     def _publisher(self) -> Publisher:
-        return sink_publisher(self.settings)
+        return sink_publisher(self.settings, self.sequence.topic)
 
     def _identified(self) -> str:
-        return self._cluster.identified(self.settings.publish.topic)
+        return self._cluster.identified(self.sequence.topic)
 
     def _check_sink(self) -> None:
         """Raise SinkReplacedError if the topic is not the one whose tails were read.
@@ -289,7 +245,7 @@ class Gold:
         A new topic has a sequence of its own.
         """
         if self._identified() != self._sink:
-            raise SinkReplacedError(self.settings.publish.topic)
+            raise SinkReplacedError(self.sequence.topic)
 
     @cached_property
     def _cluster(self) -> Cluster:

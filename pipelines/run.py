@@ -328,8 +328,9 @@ class Run:
     def _begin_reading(self, owner: Owner, epochs: Epochs) -> None:
         """Begin the lake if it has not begun, and note where bronze begins to read by an epoch."""
         reader = self.engine.reader
-        publisher = sink_publisher(self.settings) if "gold" in self.layers else None
-        begin_first(owner, self.settings, self.partitions, publisher)
+        topics = self.settings.publish.sequence_topics if "gold" in self.layers else []
+        publishers = [sink_publisher(self.settings, topic) for topic in topics]
+        begin_first(owner, self.settings, self.partitions, publishers)
         if not is_noted(reader, self.settings, epochs.current.number):
             next_offsets = NextOffsets(reader, self.settings, self.partitions)
             offsets = {i: next_offsets.of(i) for i in self.settings.inputs}

@@ -259,10 +259,17 @@ class PublishSettings(Part):
         return {table: topic for table, topic in topics.items() if topic is not None}
 
     @property
+    def sequence_topics(self) -> list[str]:
+        """The topics with a sequence of merge records: the sink, and that of corrections."""
+        topics = [self.topic, self.corrections_topic]
+        return [topic for topic in topics if topic is not None]
+
+    @property
     def topics_beside_the_sink(self) -> dict[str, str]:
         """The topics of dead letters and of corrections, by the field that names them."""
         fields = {f"{table}_topic": topic for table, topic in self.dead_letter_topics.items()}
-        return fields | ({"corrections.topic": self.corrections.topic} if self.corrections else {})
+        topic = self.corrections_topic
+        return fields if topic is None else {**fields, "corrections.topic": topic}
 
 
 class KeepSettings(Part):

@@ -55,6 +55,7 @@ SPARK_TESTS = (
     "tests/lake/test_table_reader.py",
     "tests/lake/test_settings_of_commits.py",
     "tests/laws/test_engine.py",
+    "tests/laws/test_gold_corrections.py::test_an_invalid_",
     "tests/laws/test_rebuild.py",
     "tests/laws/test_sessions.py",
     "tests/laws/test_silver.py",

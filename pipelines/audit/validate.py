@@ -79,7 +79,7 @@ def check_kafka(settings: Settings) -> list[Problem]:
             if topic in counts:  # gold creates a missing one with these settings
                 required = (
                     sink_settings(settings)
-                    if name == "topic"
+                    if topic in settings.publish.sequence_topics
                     else dead_letter_settings(cluster, settings)
                 )
                 problems += _unfit_settings(

@@ -11,19 +11,9 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from pipelines.core.correction_sequence import CorrectionPlace
 from pipelines.core.inputs import InputId
 from pipelines.core.model import DuplicateRecord, LateRecord, MergeRecord, Part, PartitionMerge
-
-
-class CorrectionPlace(NamedTuple):
-    """The place of a correction in the order of its partition; times in ms, texts as UTF-8."""
-
-    settled_at: int
-    tenant: bytes
-    u: int
-    source: bytes
-    topic: bytes
-    offset: int
 
 
 @dataclass

@@ -25,6 +25,7 @@ from pipelines.core.columns import (
     time_column,
     times_ms,
 )
+from pipelines.core.correction_sequence import ORDER
 from pipelines.core.inputs import InputId
 from pipelines.core.merge import Batch, Merged, parts_by_source, silver_schema
 from pipelines.core.plan import Rules
@@ -46,9 +47,6 @@ _AFTER_PARTS: Final = schema_of(
 
 COLUMN_NAMES: Final = frozenset([*_NAMED.names, *_AFTER_PARTS.names, "seq"])
 """The columns of `corrections` beside the sources, and what its rows have while they are sent."""
-
-ORDER: Final = ("settled_at", "tenant", "u", "source", "topic", "offset")
-"""The columns that order the corrections of a partition; texts count as UTF-8 bytes."""
 
 
 def correction_schema(
@@ -199,10 +197,17 @@ def judged(corrections: pa.Table, reasons: Sequence[str | None]) -> pa.Table:
 
 
 def as_silver(corrections: pa.Table) -> pa.Table:
-    """Return corrections with silver's columns: `event_time` is that of the first of all parts."""
+    """Return corrections with silver's columns, as the rules of `publish` see them.
+
+    `event_time` is that of the first of all parts; there is no `position`.
+    """
     position = corrections.column_names.index("event_time")
     rows = corrections.set_column(position, "event_time", corrections["first_event_time"])
     rows = rows.drop_columns(["first_event_time"])
+    place = rows.schema.get_field_index("position")
+    rows = rows.set_column(
+        place, rows.schema.field(place), pa.nulls(rows.num_rows, rows.schema.field(place).type)
+    )
     return rows.append_column("status", pa.repeat(pa.scalar("timed_out"), rows.num_rows))
 
 

@@ -375,12 +375,9 @@ def topics_of(settings: Settings) -> list[str]:
 
 def written_topics(settings: Settings) -> dict[str, str]:
     """Return the topics that gold writes to, by their field in `publish`: the sink, and those of
-    dead letters.
+    dead letters and of corrections.
     """
-    dead_letters = {
-        f"{table}_topic": topic for table, topic in settings.publish.dead_letter_topics.items()
-    }
-    return {"topic": settings.publish.topic, **dead_letters}
+    return {"topic": settings.publish.topic, **settings.publish.topics_beside_the_sink}
 
 
 def after_max(settings: Settings) -> str:

@@ -38,25 +38,14 @@ def permissions(settings: Settings) -> list[Permission]:
     """Return the permissions for all that the pipeline of a configuration does in Kafka, each once,
     and no others.
     """
-    sink = settings.publish.topic
     name = settings.name
     dead_letter_topics = settings.publish.dead_letter_topics.values()
     needed = [
         *(Permission("READ", "topic", topic, "bronze reads it") for topic in settings.topics),
-        Permission(
-            "READ",
-            "topic",
-            sink,
-            "gold reads where the sequence stands; a lost lake is taken up from it",
-        ),
-        Permission("WRITE", "topic", sink, "gold publishes"),
-        Permission("CREATE", "topic", sink, "gold creates it where it is missing"),
-        Permission("DESCRIBE_CONFIGS", "topic", sink, "`validate` looks at its settings"),
-        Permission(
-            "WRITE",
-            "transactional id",
-            transactional_id(name, sink),
-            "gold publishes in transactions",
+        *(
+            permission
+            for topic in settings.publish.sequence_topics
+            for permission in _sequence_permissions(name, topic)
         ),
         *(
             Permission(
@@ -86,6 +75,26 @@ def permissions(settings: Settings) -> list[Permission]:
         ),
     ]
     return list(dict.fromkeys(needed))
+
+
+def _sequence_permissions(name: str, topic: str) -> list[Permission]:
+    return [
+        Permission(
+            "READ",
+            "topic",
+            topic,
+            "gold reads where the sequence stands; a lost lake is taken up from it",
+        ),
+        Permission("WRITE", "topic", topic, "gold publishes"),
+        Permission("CREATE", "topic", topic, "gold creates it where it is missing"),
+        Permission("DESCRIBE_CONFIGS", "topic", topic, "`validate` looks at its settings"),
+        Permission(
+            "WRITE",
+            "transactional id",
+            transactional_id(name, topic),
+            "gold publishes in transactions",
+        ),
+    ]
 
 
 def _repartition_permissions(name: str, source: SourceSettings) -> list[Permission]:

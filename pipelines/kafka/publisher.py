@@ -21,13 +21,14 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from itertools import pairwise
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import pyarrow as pa
 from confluent_kafka import KafkaError, KafkaException, Message
 
+from pipelines.core.correction_sequence import CorrectionTail
 from pipelines.core.dead_letters import CODEC
-from pipelines.core.sequence import SequenceTail, parse_tail
+from pipelines.core.sequence import SequenceTail
 from pipelines.errors import (
     FencedError,
     ForeignMessageError,
@@ -103,6 +104,9 @@ _RAISED = (KafkaException, SystemError)
 While a fatal error is being raised, confluent-kafka still calls delivery callbacks, and Python
 makes a SystemError of the two, with the fatal error as its cause.
 """
+
+
+_Tail = TypeVar("_Tail", SequenceTail, CorrectionTail)
 
 
 class Publisher:
@@ -394,13 +398,20 @@ class Publisher:
         )
 
 
-def sink_publisher(settings: Settings) -> Publisher:
-    """Return the publisher of merge records, as `publish.delivery` says."""
+def sink_publisher(settings: Settings, topic: str | None = None) -> Publisher:
+    """Return the publisher of merge records, or of corrections, as `publish.delivery` says.
+
+    `topic`: the topic that it publishes to; the sink by default.
+    """
     publish = settings.publish
     is_transactional = publish.delivery == "exactly_once"
     max_bytes = publish.max_bytes + BESIDE_VALUES
     return Publisher(
-        settings.kafka, settings.name, publish.topic, max_bytes, is_transactional=is_transactional
+        settings.kafka,
+        settings.name,
+        topic or publish.topic,
+        max_bytes,
+        is_transactional=is_transactional,
     )
 
 
@@ -440,14 +451,15 @@ def _header_lists(headers: pa.Array) -> list[list[tuple[str, str | bytes | None]
     return [pairs[start:end] for start, end in pairwise([0, *ends])]
 
 
-def sequence_tail(message: Message) -> SequenceTail:
-    """Return where the sequence of a sink partition stands after its last message.
+def sequence_tail(message: Message, parse: Callable[[Mapping[str, Any]], _Tail]) -> _Tail:
+    """Return where the sequence of a partition stands after its last message.
 
-    Raises ForeignMessageError where the message is not ours.
+    `parse`: what the message's headers say of it. Raises ForeignMessageError where the message is
+    not ours.
     """
     headers: dict[str, Any] = dict(headers_of(message))
     place = message.topic() or "", message.partition() or 0, message.offset() or 0
     try:
-        return parse_tail(headers)._replace(offset=place[2])
+        return parse(headers)._replace(offset=place[2])
     except ValueError:
         raise ForeignMessageError(*place) from None

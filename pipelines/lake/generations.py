@@ -8,10 +8,12 @@ between its `from_batch` and that of the next one.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
 
+from pipelines.core.correction_sequence import CorrectionPlace, CorrectionTail
 from pipelines.core.inputs import InputId
 from pipelines.core.plan import TopicPartition
 from pipelines.core.sequence import SequenceTail
@@ -29,6 +31,7 @@ class Generation(NamedTuple):
     - `begin`: by topic-partition, the offset that is read first.
     - `tails`: by partition, the last message of the sink at the beginning. What sorts before it is
       never published.
+    - `correction_tails`: the same for the topic of corrections.
     - `kind`: `start`, `sink` (a lost lake was recovered) or `reset`; `reason` in words.
     - `epoch`: the last epoch at the beginning.
     - `is_lived`: True where the lake that was lost, or reset, had more behind it than its records
@@ -44,6 +47,7 @@ class Generation(NamedTuple):
     reason: str = ""
     epoch: int = 0
     is_lived: bool = False
+    correction_tails: Mapping[int, CorrectionTail] = MappingProxyType({})
 
     def offsets_of(self, input_id: InputId) -> dict[int, int]:
         """Return, by partition, the offset of an input that is read first."""
@@ -94,10 +98,15 @@ def _generation(number: int, rows: Sequence[Mapping[str, Any]]) -> Generation:
         for row in rows
         if row["source"] is not None
     }
-    tails = {row["partition"]: _tail(row) for row in rows if row["source"] is None}
+    of_topics = [row for row in rows if row["source"] is None]
+    corrected = {row["partition"]: row for row in of_topics if row.get("u") is not None}
+    tails = {row["partition"]: _tail(row) for row in of_topics if row.get("u") is None}
     first = rows[0]
     facts = (first[name] for name in ("kind", "decided_at", "reason", "epoch", "is_lived"))
-    return Generation(number, first["from_batch"], begin, tails, *facts)
+    generation = Generation(number, first["from_batch"], begin, tails, *facts)
+    return generation._replace(
+        correction_tails={p: _correction_tail(row) for p, row in corrected.items()}
+    )
 
 
 def _tail(row: Mapping[str, Any]) -> SequenceTail:
@@ -105,10 +114,18 @@ def _tail(row: Mapping[str, Any]) -> SequenceTail:
     return SequenceTail(seq, event_time, key, None, due, closed_at, tenant or "")
 
 
+def _correction_tail(row: Mapping[str, Any]) -> CorrectionTail:
+    names = [(row[name] or "").encode() for name in ("tenant", "late_source", "late_topic")]
+    tenant, source, topic = names
+    place = CorrectionPlace(row["settled_at"], tenant, row["u"], source, topic, row["late_offset"])
+    return CorrectionTail(row["seq"], place)
+
+
 def generation_rows(settings: Settings, generation: Generation) -> pa.Table:
     """Return a generation as rows of the table.
 
-    There is one for every topic-partition, and one for every partition of the sink with messages.
+    There is one for every topic-partition, and one for every partition of the sink, and of the
+    topic of corrections, with messages.
     """
     facts = {
         "generation": generation.number,
@@ -138,6 +155,21 @@ def generation_rows(settings: Settings, generation: Generation) -> pa.Table:
             tail.tenant or None,
         )
         rows.append({**facts, "partition": p, **dict(zip(_TAIL, tail_values, strict=True))})
+    for p, correction in generation.correction_tails.items():
+        place = correction.place
+        rows.append(
+            {
+                **facts,
+                "partition": p,
+                "seq": correction.seq,
+                "tenant": place.tenant.decode() or None,
+                "settled_at": place.settled_at,
+                "u": place.u,
+                "late_source": place.source.decode(),
+                "late_topic": place.topic.decode(),
+                "late_offset": place.offset,
+            }
+        )
     return tables.layout(settings)[tables.GENERATIONS].rows_of(rows)
 
 

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from operator import itemgetter
 from typing import Final
 
+from pipelines.core.correction_sequence import CorrectionPlace, CorrectionTail
 from pipelines.core.inputs import InputId
 from pipelines.core.sequence import SequenceTail
 from pipelines.lake import tables
@@ -25,14 +26,29 @@ TAIL_COLUMNS: Final = (
 )
 """The columns of a last message, in the order of `SequenceTail`."""
 
+OF_MERGE_RECORDS: Final[Condition] = ("last_key", "is not null", None)
+"""The condition for rows of publications to the sink; all others are about corrections."""
+
+_CORRECTION_TAIL: Final = (
+    "last_seq",
+    "sink_offset",
+    "last_settled_at",
+    "last_tenant",
+    "last_u",
+    "last_source",
+    "last_topic",
+    "last_offset",
+)
+
 
 def last_sink(reader: TableReader, conditions: Sequence[Condition] = ()) -> str | None:
     """Return the sink that was noted last, as `published` names it.
 
     Only rows that meet all conditions count; None where there are none.
     """
+    of_merged: list[Condition] = [*conditions, OF_MERGE_RECORDS]
     sinks = reader.summary(
-        tables.PUBLISHED, ["sink"], {"last": ("max", "committed_at")}, [list(conditions)]
+        tables.PUBLISHED, ["sink"], {"last": ("max", "committed_at")}, [of_merged]
     ).to_pylist()
     return max(sinks, key=itemgetter("last"))["sink"] if sinks else None
 
@@ -72,6 +88,30 @@ def last_published(
     )
     rows = zip(*(tails[name].to_pylist() for name in ("partition", *TAIL_COLUMNS)), strict=True)
     return {p: SequenceTail(seq, *rest) for p, seq, *rest in rows if last[p] == seq}
+
+
+def last_corrected(reader: TableReader, sink: str | None = None) -> dict[int, CorrectionTail]:
+    """Return, by partition, the last correction that was noted of a topic.
+
+    `sink`: the topic and Kafka's identity of it; the one that was noted last by default.
+    """
+    of_corrections: list[Condition] = [("last_settled_at", "is not null", None)]
+    names = ["sink", "partition", "committed_at", *_CORRECTION_TAIL]
+    if not reader.exists(tables.PUBLISHED) or "last_u" not in (
+        reader.columns(tables.PUBLISHED).names
+    ):
+        return {}
+    rows = reader.select(tables.PUBLISHED, names, [of_corrections]).to_pylist()
+    if sink is None and rows:
+        sink = max(rows, key=itemgetter("committed_at"))["sink"]
+    tails: dict[int, CorrectionTail] = {}
+    for row in rows:
+        _, partition, _, seq, offset, settled_at, tenant, u, source, topic, of_record = row.values()
+        if row["sink"] == sink and (partition not in tails or tails[partition].seq < seq):
+            names_of = tenant.encode(), u, source.encode(), topic.encode()
+            place = CorrectionPlace(settled_at, *names_of, of_record)
+            tails[partition] = CorrectionTail(seq, place, offset)
+    return tails
 
 
 def last_letters(reader: TableReader, sink: str) -> dict[int, dict[InputId, int]]:

@@ -91,7 +91,12 @@ def forgotten(
         forgetting = Forgetting(layer_set.owner.engine.reader, settings, key, tenant)
         answer = forgetting.preview()
         answer["tombstones"] = (
-            layer_set.gold.send_tombstones(key, forgetting.partitions) if has_tombstone else 0
+            sum(
+                gold.send_tombstones(key, forgetting.partitions)
+                for gold in (layer_set.gold, *layer_set.corrections)
+            )
+            if has_tombstone
+            else 0
         )
         forgetting.erase(layer_set.owner)
     remaining = Forgetting(forgetting.reader, settings, key, tenant).preview()["tables"]

@@ -240,11 +240,6 @@ class Correcting:
                 rows.column_names.index("invalid_reason"), "invalid_reason", reasons
             )
         silver = self.engine.lake.schema(tables.SILVER)
-        rows = rows.set_column(
-            rows.column_names.index("position"),
-            silver.field("position"),
-            pa.nulls(rows.num_rows, silver.field("position").type),
-        )
         rows = rows.select(silver.names).append_column("_row", pa.array(range(rows.num_rows)))
         own = publish.model_copy(update={"max_bytes": max_bytes})
         checked = self.engine.collect(validated(self.engine, self.engine.rows(rows), own))

@@ -16,9 +16,9 @@ follows for the generation before it is completed by `running.ended`.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Any, NamedTuple
 
@@ -26,6 +26,7 @@ import numpy as np
 import pyarrow as pa
 
 from pipelines.core.columns import groups, int64s
+from pipelines.core.correction_sequence import CorrectionTail
 from pipelines.core.inputs import InputId
 from pipelines.core.plan import TopicPartition
 from pipelines.core.recovery import SinkState
@@ -49,7 +50,7 @@ from pipelines.lake.generations import (
 )
 from pipelines.lake.inputs import of_topic
 from pipelines.lake.progress import last_batch
-from pipelines.lake.recovered import rows_of_parts
+from pipelines.lake.recovered import joined, rows_of_parts
 from pipelines.lake.retention_bounds import read_retention_bounds
 from pipelines.lake.table_reader import TableReader, Where, in_portions, row_count, within
 from pipelines.lake.unpublished import reached, unpublished
@@ -57,28 +58,29 @@ from pipelines.running.bronze_table import BronzeTable, kafka_input, without_exi
 from pipelines.running.ended import end_earlier
 from pipelines.running.next_offsets import NextOffsets
 from pipelines.running.owner import Owner, now_ms
-from pipelines.running.published_parts import out_offsets, passed_over
-from pipelines.running.taking_up import Sink, check_start, read_sink
+from pipelines.running.published_parts import corrected_offsets, out_offsets, passed_over
+from pipelines.running.taking_up import Sink, check_start, read_last_corrections, read_sink
 from pipelines.settings import Settings, StartOffsets, StartTimestamp
 
 # -- the first generation
 
 
 def begin_first(
-    owner: Owner, settings: Settings, partitions: int, publisher: Publisher | None = None
+    owner: Owner, settings: Settings, partitions: int, publishers: Sequence[Publisher] = ()
 ) -> None:
     """Begin a lake that has not begun, as `kafka.start` says.
 
-    `publisher`: the publisher of a process that owns gold as well. It fences every other publisher
-    of the sink before the sink is read. Raises ConfigurationError if the lake cannot begin like
-    that.
+    `publishers`: those of a process that owns gold as well, that of the sink first. They fence
+    every other publisher of their topics before these are read. Raises ConfigurationError if the
+    lake cannot begin like that.
     """
     reader = owner.engine.reader
     if is_begun(reader):
         return
-    if publisher is not None:
+    for publisher in publishers:
         publisher.begin()
-    generation, sink = first_generation(settings, partitions, publisher)
+    of_sink = next(iter(publishers), None)
+    generation, sink = first_generation(settings, partitions, of_sink)
     now = now_ms()
     rows = list[dict[str, Any]]()
     decided = list[Decided]()
@@ -122,9 +124,17 @@ def first_generation(
     }
     kind = "sink" if start == "sink" and sink.states else "start"
     is_lived = any(state.is_lived for state in sink.states.values())
-    return Generation(
-        0, 0, begin, sink.tails, kind, reason=f"start: {start}", is_lived=is_lived
-    ), sink
+    generation = Generation(
+        0,
+        0,
+        begin,
+        sink.tails,
+        kind,
+        reason=f"start: {start}",
+        is_lived=is_lived,
+        correction_tails=read_last_corrections(settings, partitions),
+    )
+    return generation, sink
 
 
 def _chosen(settings: Settings, input_id: InputId, partitions: int, sink: Sink) -> dict[int, int]:
@@ -268,7 +278,8 @@ def targets_of(settings: Settings, partitions: int, to: str | int) -> dict[Topic
 class Jump:
     """A reset of every topic-partition of a lake.
 
-    `to`: the target in words. `tails`: the last message of the sink, by partition. To commit the
+    `to`: the target in words. `tails`: the last message of the sink, by partition, and
+    `correction_tails` that of the topic of corrections. To commit the
     reset, the layers must be owned, and what a crash has left must be complete, since the reset
     starts from the current state.
     """
@@ -279,6 +290,7 @@ class Jump:
     to: str
     targets: Mapping[TopicPartition, Target]
     tails: Mapping[int, SequenceTail]
+    correction_tails: Mapping[int, CorrectionTail] = field(default_factory=dict)
 
     @cached_property
     def _before(self) -> Generations:
@@ -308,6 +320,7 @@ class Jump:
             reason,
             epoch,
             is_lived=True,
+            correction_tails=self.correction_tails,
         )
 
     @property
@@ -384,7 +397,15 @@ class Jump:
         for input_id in self.settings.inputs:
             self._read_missing(input_id)
         if any(jump.read_again for jump in self.jumps):
-            published = out_offsets(self.owner.engine, self.settings, self._before, self.tails)
+            engine = self.owner.engine
+            published = joined(
+                [
+                    *out_offsets(engine, self.settings, self._before, self.tails).items(),
+                    *corrected_offsets(
+                        engine.reader, self.settings, self._before, self.correction_tails
+                    ).items(),
+                ]
+            )
         else:
             published = passed_over(self._reader, self._before.newest)
         _write_published(self.owner, self.settings, generation.number, rows_of_parts(published))

@@ -55,7 +55,7 @@ class MessageRows:
             rows = in_message_order(self.rows(chunk))
             for partition, time_range in chunk.items():
                 partition_rows = _of_range(rows, partition, time_range)
-                parts = self._with_headers(partition_rows, headers[partition], time_range)
+                parts = self._with_headers(partition_rows, headers.get(partition, {}), time_range)
                 for part, part_headers in parts:
                     made = messages(part, part["value"], ends.get(partition), part_headers)
                     if made.num_rows:

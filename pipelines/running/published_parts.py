@@ -14,6 +14,7 @@ import pyarrow.compute as pc
 
 from pipelines.core.clocks import clocks_of
 from pipelines.core.columns import Int64s, int64s, times_ms
+from pipelines.core.correction_sequence import ORDER, CorrectionTail, places_of
 from pipelines.core.idle import IdleDecision
 from pipelines.core.input_columns import part_topics
 from pipelines.core.inputs import InputId
@@ -93,6 +94,40 @@ def out_offsets(
         for tp, rows in by_topic_partition(published, settings.inputs, offsets).items()
     }
     return joined([*parts.items(), *passed_over(engine.reader, newest).items()])
+
+
+def corrected_offsets(
+    reader: TableReader,
+    settings: Settings,
+    generations: Generations,
+    tails: Mapping[int, CorrectionTail],
+) -> dict[TopicPartition, Int64s]:
+    """Return, by topic-partition, the sorted offsets of late records in published corrections.
+
+    `tails`: the last messages of their topic now. Of an earlier generation, what is published lies
+    before the tails at which the next one begins.
+    """
+    if not reader.exists(tables.CORRECTIONS):
+        return {}
+    columns = ["generation", *PARTS.names, *ORDER, "valid"]
+    rows = reader.rows(tables.CORRECTIONS, list(dict.fromkeys(columns)), [[("valid", "=", True)]])
+    after = [*(generation.correction_tails for generation in generations[1:]), tails]
+    spans = {
+        generation.number: (generation.correction_tails, until)
+        for generation, until in zip(generations, after, strict=True)
+    }
+    is_out = []
+    numbers = rows["generation"].to_pylist(), rows["partition"].to_pylist()
+    for number, p, place in zip(*numbers, places_of(rows), strict=True):
+        since, until = spans[number]
+        is_behind = p in since and place <= since[p].place
+        is_out.append(p in until and place <= until[p].place and not is_behind)
+    published = rows.filter(pa.array(is_out, pa.bool_()))
+    offsets = int64s(published["offset"])
+    return {
+        tp: offsets[rows_of_tp]
+        for tp, rows_of_tp in by_topic_partition(published, settings.inputs, offsets).items()
+    }
 
 
 def passed_over(reader: TableReader, generation: Generation) -> dict[TopicPartition, Int64s]:

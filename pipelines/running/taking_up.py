@@ -10,6 +10,8 @@ from typing import Any, Final, NamedTuple
 
 from confluent_kafka import Message
 
+from pipelines.core.correction_sequence import CorrectionTail
+from pipelines.core.correction_sequence import parse_tail as parse_correction_tail
 from pipelines.core.recovery import NotToldError, ReadBack, SinkState, sink_state
 from pipelines.core.sequence import FORGOTTEN, MIN_OFFSETS, PLAIN, SequenceTail, parse_tail
 from pipelines.errors import ConfigurationError, ForeignMessageError
@@ -55,7 +57,7 @@ def read_sink(settings: Settings, partitions: int, publisher: Publisher | None =
         else publisher.settled_bounds(partitions)
     )
     tails = {
-        p: sequence_tail(message)
+        p: sequence_tail(message, parse_tail)
         for p, message in read_tails(settings.kafka, topic, partitions, bounds).items()
     }
     states = {p: _read_state(settings, p, bounds[p]) for p in tails}
@@ -70,8 +72,23 @@ def read_last_messages(settings: Settings, partitions: int) -> dict[int, Sequenc
     if topic not in Cluster(settings.kafka).partition_counts([topic]):
         return {}
     return {
-        p: sequence_tail(message)
+        p: sequence_tail(message, parse_tail)
         for p, message in read_tails(settings.kafka, topic, partitions).items()
+    }
+
+
+def read_last_corrections(settings: Settings, partitions: int) -> dict[int, CorrectionTail]:
+    """Return the last correction that each partition of their topic has, once no transaction is
+    open there; none without such a topic.
+    """
+    topic = settings.publish.corrections_topic
+    cluster = Cluster(settings.kafka)
+    if topic is None or topic not in cluster.partition_counts([topic]):
+        return {}
+    bounds = cluster.settled_bounds(topic, partitions)
+    return {
+        p: sequence_tail(message, parse_correction_tail)
+        for p, message in read_tails(settings.kafka, topic, partitions, bounds).items()
     }
 
 

@@ -3,6 +3,7 @@ cut."""
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import Any
 
 import numpy as np
@@ -63,8 +64,8 @@ class CorrectingLake(PureLake):
 
 
 def made_by(lake: CorrectingLake) -> list[tuple[Any, ...]]:
-    times = ("settled_at", "u", "event_time", "due", "closed_at")
-    times += ("first_event_time", "last_event_time")
+    times = ["settled_at", "u", "event_time", "due", "closed_at"]
+    times += ["first_event_time", "last_event_time"]
     return sorted(
         (
             *(_ms(row[name]) for name in times),
@@ -77,7 +78,7 @@ def made_by(lake: CorrectingLake) -> list[tuple[Any, ...]]:
     )
 
 
-def _ms(time: Any) -> int:
+def _ms(time: datetime) -> int:
     return round(time.timestamp() * 1000)
 
 

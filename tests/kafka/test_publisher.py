@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 from confluent_kafka import Producer
 
-from pipelines.core.sequence import SequenceTail
+from pipelines.core.sequence import SequenceTail, parse_tail
 from pipelines.errors import (
     FencedError,
     ForeignMessageError,
@@ -90,7 +90,10 @@ def settled(made: Publisher) -> dict[int, SequenceTail]:
 
 
 def tails(made: Publisher) -> dict[int, SequenceTail]:
-    return {partition: sequence_tail(message) for partition, message in made.tails(2).items()}
+    return {
+        partition: sequence_tail(message, parse_tail)
+        for partition, message in made.tails(2).items()
+    }
 
 
 def failing(*before: pa.Table) -> Iterator[pa.Table]:

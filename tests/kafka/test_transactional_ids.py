@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from confluent_kafka import KafkaException, Producer
 
+from pipelines.core.sequence import parse_tail
 from pipelines.errors import OpenTransactionError, is_retriable
 from pipelines.kafka import cluster
 from pipelines.kafka.permissions import former_transactional_id, permissions, transactional_id
@@ -63,7 +64,7 @@ def publisher(settings: KafkaSettings, name: str, topic: str) -> Publisher:
 
 
 def tail(made: Publisher) -> int:
-    return sequence_tail(made.tails(1)[0]).seq
+    return sequence_tail(made.tails(1)[0], parse_tail).seq
 
 
 def test_no_two_publishers_share_an_id() -> None:

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import orjson
+
 from pipelines.core.correction_model import Correction, PartitionCorrections
+from pipelines.core.correction_sequence import LATE, VERSION
+from pipelines.core.sequence import ID, SEQ
 from pipelines.lake import tables
 from pipelines.lake.table_reader import TableReader
 from tests.support.cases import SOURCES, Case
 from tests.support.lakes import of_generation
 from tests.support.tenants import TenantModels, Window
+from tests.support.topics import consume
 
 Row = tuple[Any, ...]
 
@@ -70,6 +76,65 @@ class CorrectionModels(TenantModels):
             for p, found in self.corrections.items()
             for each in found.duplicates
         )
+
+    def messages(self) -> list[tuple[Any, ...]]:
+        """What the topic has by partition, in the form of `corrections_in`."""
+        found = []
+        for p, corrections in self.corrections.items():
+            for seq, each in enumerate(corrections.corrections):
+                late = each.late.record
+                parts = (late.input.source, late.input.topic, str(p), str(late.offset))
+                content = self._json(p, each)
+                found.append((p, each.key, seq, each.version, "/".join(parts), content))
+        return sorted(found)
+
+    def _json(self, p: int, each: Correction) -> dict[str, Any]:
+        tenant = {"tenant": each.tenant} if each.tenant else {}
+        times = {"event_time": each.first_event_time, "last_event_time": each.last_event_time}
+        parts = {
+            source: [orjson.loads(self.cases[p].value(source, part) or b"") for part in of_source]
+            for source, of_source in each.parts.items()
+        }
+        return {"key": each.key, **tenant, **times, **parts}
+
+    def newest(self) -> Counter[tuple[int, str, int]]:
+        """How often each record on time that is finished, and each corrected one, is in what a
+        consumer of both topics has in the end: by partition, source and offset."""
+        records: Counter[tuple[int, str, int]] = Counter()
+        for p, corrections in self.corrections.items():
+            for row in corrections.merge.timed_out:
+                records.update((p, s, part.offset) for s, of in row.parts.items() for part in of)
+            records.update(
+                (p, each.late.record.input.source, each.late.record.offset)
+                for each in corrections.corrections
+            )
+        return records
+
+
+def corrections_in(kafka: str, topic: str, partitions: int) -> list[tuple[Any, ...]]:
+    """The messages of a topic of corrections: partition, key, number, version, late record, and
+    value."""
+    found = []
+    for message in consume(kafka, topic, partitions):
+        headers = dict(message.headers() or [])
+        numbers = (int(headers[name]) for name in (SEQ, VERSION))
+        value = None if message.value() is None else orjson.loads(message.value() or b"")
+        key = (message.key() or b"").decode()
+        found.append((message.partition(), key, *numbers, headers[LATE].decode(), value))
+    return sorted(found, key=lambda row: row[:3])
+
+
+def consumed(kafka: str, topics: Sequence[str], partitions: int) -> dict[str, Any]:
+    """What a consumer of both topics has in the end: by id, the value of the largest version."""
+    newest: dict[str, tuple[int, Any]] = {}
+    for topic in topics:
+        for message in consume(kafka, topic, partitions):
+            headers = dict(message.headers() or [])
+            version = int(headers.get(VERSION, b"0"))
+            name = headers[ID].decode()
+            if name not in newest or newest[name][0] < version:
+                newest[name] = version, message.value()
+    return {name: orjson.loads(value) for name, (_, value) in newest.items() if value is not None}
 
 
 _COLUMNS = [

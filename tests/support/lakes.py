@@ -19,6 +19,7 @@ import yaml
 from delta.tables import DeltaTable
 from pyspark.sql import SparkSession
 
+from pipelines.core.correction_sequence import CorrectionTail
 from pipelines.core.idle import IdleDecision
 from pipelines.core.inputs import InputId
 from pipelines.core.plan import BatchPlan, TopicPartition
@@ -248,6 +249,7 @@ class CaseLake:
         begin: Mapping[TopicPartition, int],
         tails: Mapping[int, SequenceTail] = MappingProxyType({}),
         owner: Owner | None = None,
+        correction_tails: Mapping[int, CorrectionTail] = MappingProxyType({}),
     ) -> None:
         """Another generation begins at these offsets, behind these messages of the sink."""
         targets = {tp: Target(offset, offset) for tp, offset in begin.items()}
@@ -258,6 +260,7 @@ class CaseLake:
             "a test",
             targets,
             tails,
+            correction_tails,
         ).commit()
 
     def new(self, share: float = 1.0) -> dict[str, dict[tuple[int, int], bytes | None]]:

@@ -1,0 +1,219 @@
+"""The sequence of corrections, which gold publishes to a topic of its own.
+
+Its order is that in which late records were settled (`core.correction_sequence`). What is settled
+later sorts after all that the table has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import pairwise
+from typing import Any, NamedTuple, cast
+
+import numpy as np
+import pyarrow as pa
+from confluent_kafka import Message
+
+from pipelines.core.columns import int64s, times_ms
+from pipelines.core.correction_sequence import (
+    ORDER,
+    CorrectionPlace,
+    CorrectionTail,
+    correction_messages,
+    end_of,
+    in_order,
+    parse_tail,
+    places_of,
+    tombstones,
+)
+from pipelines.core.corrections import as_silver
+from pipelines.core.reading import RECORD_BYTES
+from pipelines.engine import Engine
+from pipelines.kafka.publisher import sequence_tail
+from pipelines.lake import tables
+from pipelines.lake.epochs import Epochs, read_epochs
+from pipelines.lake.generations import Generations, read_generations
+from pipelines.lake.published import last_corrected
+from pipelines.lake.table_reader import Condition, sizes_of
+from pipelines.running.message_rows import with_message_values
+from pipelines.running.publication_plan import CHUNK_BYTES, LIMIT_BYTES
+from pipelines.running.publications import Publication
+from pipelines.running.transaction_size import TransactionSize
+from pipelines.settings import Settings
+
+CHUNK_ROWS = 5_000
+"""Number of corrections that are read into memory at a time."""
+
+
+class CorrectionChunk(NamedTuple):
+    """Corrections of a partition that follow each other: the places of the first and the last, and
+    the offsets of all of their late records."""
+
+    partition: int
+    first: CorrectionPlace
+    last: CorrectionPlace
+    offsets: list[int]
+
+
+class PendingCorrections(NamedTuple):
+    """The corrections that are published next; `has_more`: more are pending."""
+
+    chunks: list[CorrectionChunk]
+    has_more: bool
+    records: int
+
+
+CorrectionTails = Mapping[int, CorrectionTail]
+"""The last correction by partition."""
+
+
+@dataclass
+class CorrectedSequence:
+    """The corrections of one lake's newest generation, as messages of their topic."""
+
+    engine: Engine
+    settings: Settings
+    partitions: int
+    _generations: Generations = field(default_factory=Generations)
+
+    @property
+    def topic(self) -> str:
+        """The topic that the messages go to."""
+        return cast(str, self.settings.publish.corrections_topic)
+
+    def pending(self, tails: CorrectionTails, size: TransactionSize) -> PendingCorrections | None:
+        """Return what follows these last messages, about as much as a transaction takes.
+
+        None while the lake has not begun.
+        """
+        if not self._generations:
+            self._generations = read_generations(self.engine.reader, self.settings)
+        if not self._generations:
+            return None
+        rows = self._after(tails)
+        row_bytes = sizes_of(rows)
+        limit_bytes = max(1, LIMIT_BYTES * size.limit // size.largest)
+        total = max(1, int(row_bytes.sum()))
+        share = min(1.0, size.limit / max(1, rows.num_rows), limit_bytes / total)
+        chunks: list[CorrectionChunk] = []
+        count = 0
+        partitions = int64s(rows["partition"])
+        for p in np.unique(partitions).tolist():
+            mine = in_order(rows.filter(pa.array(partitions == p)))
+            mine = mine.slice(0, max(1, int(mine.num_rows * share)))
+            chunks += _chunks(p, mine)
+            count += mine.num_rows
+        return PendingCorrections(chunks, count < rows.num_rows, count)
+
+    def headers(self, _: PendingCorrections) -> Mapping[int, Any]:
+        """Return no further headers: each message says how far its sequence has come."""
+        return {}
+
+    def messages(
+        self, backlog: PendingCorrections, tails: CorrectionTails, _: Mapping[int, Any]
+    ) -> Iterator[pa.Table]:
+        """Yield the messages of what is pending, each table for one partition."""
+        ends = dict(tails)
+        for chunk in backlog.chunks:
+            for rows in self._by_epoch(self._read(chunk)):
+                made = correction_messages(rows, rows["value"], ends.get(chunk.partition))
+                ends[chunk.partition] = end_of(made)
+                yield made
+
+    def end_of(self, messages: pa.Table) -> CorrectionTail:
+        """Return a partition's tail after these messages; its offset is not known yet."""
+        return end_of(messages)
+
+    def tail(self, message: Message) -> CorrectionTail:
+        """Return how far a sequence has come, as its last message says."""
+        return sequence_tail(message, parse_tail)
+
+    def noted(self, sink: str) -> dict[int, CorrectionTail]:
+        """Return, by partition, how far the sequences of a topic have come, as `published` says."""
+        return last_corrected(self.engine.reader, sink)
+
+    def row(self, publication: Publication) -> dict[str, Any]:
+        """Return a publication as a row of `published`, without its sink and time."""
+        tail = publication.tail
+        place = tail.place
+        return {
+            "partition": publication.partition,
+            "first_seq": publication.first_seq,
+            "last_seq": tail.seq,
+            "sink_offset": tail.offset,
+            "last_settled_at": place.settled_at,
+            "last_tenant": place.tenant.decode(),
+            "last_u": place.u,
+            "last_source": place.source.decode(),
+            "last_topic": place.topic.decode(),
+            "last_offset": place.offset,
+        }
+
+    def tombstones(self, key: str, tails: Iterable[tuple[int, CorrectionTail]]) -> pa.Table:
+        """Return messages that tell consumers in these partitions that a key is deleted."""
+        return tombstones(key, tails)
+
+    def _after(self, tails: CorrectionTails) -> pa.Table:
+        """Return the order and size of the corrections with a message that sort after the tails."""
+        since = [tails[p].place.settled_at if p in tails else 0 for p in range(self.partitions)]
+        where = [[*self._of_generation(), ("settled_at", ">=", min(since))]]
+        columns = ["partition", *ORDER, RECORD_BYTES.name]
+        rows = self.engine.reader.rows(tables.CORRECTIONS, columns, where)
+        partitions = int64s(rows["partition"])
+        rows = rows.filter(pa.array(times_ms(rows["settled_at"]) >= np.array(since)[partitions]))
+        is_after = [
+            p not in tails or place > tails[p].place
+            for p, place in zip(rows["partition"].to_pylist(), places_of(rows), strict=True)
+        ]
+        return rows.filter(pa.array(is_after, pa.bool_()))
+
+    def _of_generation(self) -> list[Condition]:
+        return [("generation", "=", self._generations.newest.number), ("has_message", "=", True)]
+
+    def _read(self, chunk: CorrectionChunk) -> pa.Table:
+        """Return the corrections of a chunk in order."""
+        where: list[Condition] = [
+            *self._of_generation(),
+            ("partition", "=", chunk.partition),
+            ("settled_at", ">=", chunk.first.settled_at),
+            ("settled_at", "<=", chunk.last.settled_at),
+            ("offset", "in", chunk.offsets),
+        ]
+        names = self.engine.lake.schema(tables.CORRECTIONS).names
+        rows = in_order(self.engine.reader.rows(tables.CORRECTIONS, names, [where]))
+        is_its = [chunk.first <= place <= chunk.last for place in places_of(rows)]
+        return rows.filter(pa.array(is_its, pa.bool_()))
+
+    def _by_epoch(self, rows: pa.Table) -> Iterator[pa.Table]:
+        """Yield rows in order with the `value` of their message, by the rules that judged them."""
+        begins = np.array([epoch.from_batch for epoch in self._epochs], np.int64)
+        numbers = np.searchsorted(begins, int64s(rows["batch"]), side="right") - 1
+        cuts = [0, *(np.flatnonzero(np.diff(numbers)) + 1).tolist(), rows.num_rows]
+        for begin, end in pairwise(cuts):
+            some = rows.slice(begin, end - begin)
+            settings = self._epochs[int(numbers[begin])].settings
+            made = with_message_values(self.engine, as_silver(some), settings)
+            yield some.append_column("value", made["value"])
+
+    @cached_property
+    def _epochs(self) -> Epochs:
+        return read_epochs(self.engine.reader, self.settings)
+
+
+def _chunks(partition: int, rows: pa.Table) -> Iterator[CorrectionChunk]:
+    """Yield corrections of a partition, in order, in chunks that fit into memory."""
+    places = places_of(rows)
+    row_bytes = sizes_of(rows).tolist()
+    begin = 0
+    room = CHUNK_BYTES
+    for number, size in enumerate([*row_bytes, 0]):
+        is_end = number == len(places)
+        if begin < number and (is_end or size > room or number - begin == CHUNK_ROWS):
+            some = places[begin:number]
+            offsets = sorted({place.offset for place in some})
+            yield CorrectionChunk(partition, some[0], some[-1], offsets)
+            begin = number
+            room = CHUNK_BYTES
+        room -= size

@@ -1,0 +1,220 @@
+"""Corrections in a real topic: per partition one gapless sequence in order, in every delivery mode,
+whatever is cut, crashed, emptied or made again; and a consumer of both topics has each record once.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from pipelines.gold import Gold
+from pipelines.lake import tables
+from pipelines.running.corrected_sequence import CorrectedSequence
+from tests.laws.conftest import QUICK, SPARK_FOLDER, MakeLake, one_of
+from tests.laws.test_corrections import ALL_MS
+from tests.support.cases import SOURCES, Case, heartbeat, keyed, rich_cases
+from tests.support.corrections import CorrectionModels, consumed, corrections_in
+from tests.support.crashes import CrashError, dying_at
+from tests.support.lakes import CaseLake
+from tests.support.tenants import merge_of, tenant_cases
+from tests.support.topics import consume, delete_records, delete_topic
+
+pytestmark = pytest.mark.promise("R20")
+
+kind = one_of([QUICK, SPARK_FOLDER])
+
+PARTITIONS = 6
+SHARES = (0.3, 0.7, 1.0)
+
+
+def given_cases() -> dict[int, Case]:
+    cases = rich_cases(PARTITIONS, 3300)
+    for case in cases.values():
+        for source, values in case.values.items():
+            values.append(heartbeat(100_000))
+            case.arrivals.append(source)
+    return cases
+
+
+def corrected_lake(
+    new_lake: MakeLake, kafka: str, sink: str, cases: dict[int, Case], **more: Any
+) -> CaseLake:
+    corrections = {"topic": f"{sink}-corrections", "within": "1d"}
+    publish = {"publish__topic": sink, "publish__corrections": corrections}
+    return new_lake(cases, bootstrap=kafka, name=sink, **publish, **more)
+
+
+def publish(lake: CaseLake, engine: Any = None) -> None:
+    """One start of gold, of both sequences."""
+    list(lake.gold(engine).drain())
+    owner = lake.owner(engine)
+    list(Gold(owner, lake.settings, PARTITIONS, kind=CorrectedSequence).drain())
+
+
+def in_topic(lake: CaseLake) -> list[tuple[Any, ...]]:
+    topic = lake.settings.publish.corrections_topic or ""
+    return corrections_in(lake.settings.kafka.bootstrap_servers, topic, PARTITIONS)
+
+
+def both(lake: CaseLake) -> dict[str, Any]:
+    topics = lake.settings.publish.sequence_topics
+    return consumed(lake.settings.kafka.bootstrap_servers, topics, PARTITIONS)
+
+
+@pytest.mark.parametrize("delivery", ["exactly_once", "at_least_once", "at_most_once"])
+def test_corrections_are_published_as_their_model_has_them(
+    new_lake: MakeLake, kafka: str, kind: str, delivery: str
+) -> None:
+    cases = given_cases()
+    sink = f"laws-corrected-{kind}-{delivery}"
+    lake = corrected_lake(new_lake, kafka, sink, cases, publish__delivery=delivery)
+    models = CorrectionModels(cases, (100, None, None), ALL_MS)
+    for share in SHARES:
+        lake.arrive(share)
+        lake.merge(lake.quick)
+        publish(lake)
+        models.arrive(share)
+        assert in_topic(lake) == models.messages()
+    assert len(models.messages()) > 10
+    _each_once(lake, models)
+
+
+def _each_once(lake: CaseLake, models: CorrectionModels) -> None:
+    """Records are told apart by source, offset and key: values have their offset as `n`."""
+    found: Counter[tuple[str, str, int]] = Counter()
+    for name, value in both(lake).items():
+        partition = name.split("/")[3 if name.startswith("late/") else 0]
+        found.update((partition, s, part["n"]) for s in SOURCES for part in value[s])
+    assert found == Counter({(str(p), s, n): count for (p, s, n), count in models.newest().items()})
+    assert set(found.values()) == {1}
+
+
+@pytest.mark.parametrize("kind", [QUICK], indirect=True, scope="module")
+def test_with_tenants_and_windows_a_consumer_has_each_record_once(
+    new_lake: MakeLake, kafka: str
+) -> None:
+    rules = (100, 250, 300)
+    cases = tenant_cases(PARTITIONS)
+    sink = "laws-corrected-tenants"
+    lake = corrected_lake(new_lake, kafka, sink, cases, merge=merge_of(rules))
+    models = CorrectionModels(cases, rules, ALL_MS)
+    for share in SHARES:
+        lake.arrive(share)
+        lake.merge()
+        publish(lake)
+        models.arrive(share)
+        assert in_topic(lake) == models.messages()
+    _each_once(lake, models)
+
+
+@pytest.mark.parametrize("kind", [QUICK], indirect=True, scope="module")
+@pytest.mark.parametrize("delivery", ["exactly_once", "at_most_once"])
+def test_a_crash_before_the_note_repeats_and_loses_nothing(
+    new_lake: MakeLake, kafka: str, delivery: str
+) -> None:
+    cases = given_cases()
+    sink = f"laws-corrected-crashed-{delivery}"
+    lake = corrected_lake(new_lake, kafka, sink, cases, publish__delivery=delivery)
+    models = CorrectionModels(cases, (100, None, None), ALL_MS)
+    for share in SHARES:
+        lake.arrive(share)
+        lake.merge()
+        list(lake.gold().drain())
+        dying = lake.owner(dying_at(lake.engine, "append", tables.PUBLISHED))
+        gold = Gold(dying, lake.settings, PARTITIONS, kind=CorrectedSequence)
+        if lake.reader.rows(tables.CORRECTIONS, ["offset"]).num_rows:
+            with pytest.raises(CrashError):
+                list(gold.drain())
+        publish(lake)
+    models.arrive(1.0)
+    assert in_topic(lake) == models.messages()
+
+
+@pytest.mark.parametrize("kind", [QUICK], indirect=True, scope="module")
+def test_a_partition_that_retention_has_emptied_goes_on_and_a_new_topic_begins_anew(
+    new_lake: MakeLake, kafka: str
+) -> None:
+    cases = given_cases()
+    lake = corrected_lake(new_lake, kafka, "laws-corrected-emptied", cases)
+    models = CorrectionModels(cases, (100, None, None), ALL_MS)
+    topic = lake.settings.publish.corrections_topic or ""
+    lake.arrive(0.7)
+    lake.merge()
+    publish(lake)
+    first = in_topic(lake)
+    for p in {row[0] for row in first}:
+        ends = [m.offset() for m in consume(kafka, topic, PARTITIONS) if m.partition() == p]
+        delete_records(kafka, topic, p, max(ends) + 2)
+    lake.arrive()
+    lake.merge()
+    publish(lake)
+    models.arrive(1.0)
+    assert first
+    assert in_topic(lake) == [row for row in models.messages() if row not in first]
+    delete_topic(kafka, topic)
+    publish(lake)
+    assert in_topic(lake) == models.messages()
+
+
+@pytest.mark.parametrize("kind", [QUICK], indirect=True, scope="module")
+def test_a_jump_back_passes_over_the_late_records_of_published_corrections(
+    new_lake: MakeLake, kafka: str
+) -> None:
+    """The late record is read again from the beginning, where it would not be late."""
+    case = Case(
+        {
+            "tracking": [keyed("a", 0), heartbeat(1000), keyed("a", 50, n=2), heartbeat(2000)],
+            "orders": [heartbeat(1000), heartbeat(2000)],
+        },
+        100,
+        ["tracking", "tracking", "orders", "tracking", "tracking", "orders"],
+    )
+    lake = corrected_lake(new_lake, kafka, "laws-corrected-jump", {0: case})
+    lake.arrive()
+    lake.merge()
+    list(lake.gold().drain())
+    gold = Gold(lake.owner(), lake.settings, 1, kind=CorrectedSequence)
+    list(gold.drain())
+    tails = lake.gold().recover()
+    before = corrections_in(kafka, "laws-corrected-jump-corrections", 1)
+    assert [row[3:5] for row in before] == [(1, "tracking/tracking/0/2")]
+    lake.jump(dict.fromkeys(lake.every, 0), tails, correction_tails=gold.recover())
+    lake.merge()
+    list(lake.gold().drain())
+    list(Gold(lake.owner(), lake.settings, 1, kind=CorrectedSequence).drain())
+    assert corrections_in(kafka, "laws-corrected-jump-corrections", 1) == before
+    assert len(lake.messages()) == 1
+
+
+@pytest.mark.parametrize("kind", [pytest.param(QUICK, marks=pytest.mark.long)], indirect=True)
+def test_an_invalid_correction_takes_back_what_is_out_and_a_valid_one_brings_it(
+    new_lake: MakeLake, kafka: str
+) -> None:
+    """Valid are those with two parts: `a` has two, and a third that is late; `b` has one, and a
+    second and a third that are late."""
+    case = Case(
+        {
+            "tracking": [
+                *(keyed("a", 0), keyed("a", 1), keyed("b", 2), heartbeat(1000)),
+                *(keyed("a", 50), keyed("b", 60), keyed("b", 70), heartbeat(2000)),
+            ],
+            "orders": [heartbeat(1000), heartbeat(2000)],
+        },
+        100,
+        [*["tracking"] * 4, "orders", *["tracking"] * 4, "orders"],
+    )
+    valid = "size(tracking) = 2"
+    lake = corrected_lake(new_lake, kafka, "laws-corrected-valid", {0: case}, publish__valid=valid)
+    lake.arrive()
+    lake.merge()
+    list(lake.gold().drain())
+    list(Gold(lake.owner(), lake.settings, 1, kind=CorrectedSequence).drain())
+    assert [m.key for m in lake.messages()] == [b"a"]
+    found = corrections_in(kafka, "laws-corrected-valid-corrections", 1)
+    assert [(key, version, value is None) for _, key, _, version, _, value in found] == [
+        ("a", 1, True),
+        ("b", 1, False),
+        ("b", 2, True),
+    ]
