@@ -131,7 +131,7 @@ class PartitionCorrections:
     def _correct(self, place: CorrectionPlace, settled: _Pending) -> None:
         late = settled.late
         record = late.record
-        row = self._found(place, settled)
+        row = self._merge_record_of(place, settled)
         if row is None:
             row = CorrectedRecord(
                 record.tenant or "",
@@ -172,7 +172,7 @@ class PartitionCorrections:
             )
         )
 
-    def _found(self, place: CorrectionPlace, settled: _Pending) -> CorrectedRecord | None:
+    def _merge_record_of(self, place: CorrectionPlace, settled: _Pending) -> CorrectedRecord | None:
         """Return the merge record that a late record belongs to; None where it opens one."""
         time = settled.late.record.event_time
         key = settled.late.record.tenant or "", settled.late.record.key or ""

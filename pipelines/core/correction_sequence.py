@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipelines.core.columns import times_ms
-from pipelines.core.sequence import FORGOTTEN, ID, SEQ, TENANT, number, tombstones_of
+from pipelines.core.sequence import FORGOTTEN, ID, SEQ, TENANT, header_number, tombstones_of
 from pipelines.core.types import HEADERS
 
 VERSION: Final = "watersmeet.version"
@@ -148,15 +148,18 @@ def parse_tail(headers: Mapping[str, Any]) -> CorrectionTail:
     try:
         if FORGOTTEN in headers:
             content = orjson.loads(headers[FORGOTTEN])
-            late, tenant = content["late"].encode(), content["tenant"].encode()
-            seq, settled_at, u = (number(content[name]) for name in ("seq", "settled_at", "u"))
+            late = content["late"].encode()
+            tenant = content["tenant"].encode()
+            numbers = [content[name] for name in ("seq", "settled_at", "u")]
         else:
-            late, tenant = headers[LATE], headers.get(TENANT, b"")
-            seq, settled_at, u = (number(headers[name]) for name in (SEQ, SETTLED_AT, U))
+            late = headers[LATE]
+            tenant = headers.get(TENANT, b"")
+            numbers = [headers[name] for name in (SEQ, SETTLED_AT, U)]
+        seq, settled_at, u = map(header_number, numbers)
         source, topic, _, offset = late.split(b"/")
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"no {SEQ}, {LATE}, {SETTLED_AT} and {U}: {error}") from None
-    place = CorrectionPlace(settled_at, tenant, u, source, topic, number(offset))
+    place = CorrectionPlace(settled_at, tenant, u, source, topic, header_number(offset))
     return CorrectionTail(seq, place)
 
 
@@ -165,10 +168,10 @@ def tombstones(key: str, tails: Iterable[tuple[int, CorrectionTail]]) -> pa.Tabl
 
     It repeats how far the sequence of its partition has come.
     """
-    return tombstones_of(key, [(p, _said(p, tail)) for p, tail in tails])
+    return tombstones_of(key, [(p, _sequence_place(p, tail)) for p, tail in tails])
 
 
-def _said(partition: int, tail: CorrectionTail) -> dict[str, Any]:
+def _sequence_place(partition: int, tail: CorrectionTail) -> dict[str, Any]:
     place = tail.place
     late = f"{place.source.decode()}/{place.topic.decode()}/{partition}/{place.offset}"
     times = {"settled_at": place.settled_at, "u": place.u, "tenant": place.tenant.decode()}

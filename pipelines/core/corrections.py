@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -101,7 +102,7 @@ def settled(
 
 
 @dataclass
-class _Known:
+class _Candidate:
     """A merge record that late records may belong to.
 
     - `row`: the number of the row that has its newest content; None: a late record has opened it.
@@ -121,11 +122,11 @@ class _Known:
 
 
 class _Made(NamedTuple):
-    """A correction: its merge record, its version, and how many of the late records it has."""
+    """A correction: its merge record, its version, and the numbers of the late records it has."""
 
-    known: _Known
+    record: _Candidate
     version: int
-    late: int
+    members: Sequence[int]
 
 
 _Key = tuple[int, str, str]
@@ -148,18 +149,19 @@ def correct(
     record has make no correction.
     """
     before = _together(closed, corrected, batch)
-    known = _known(closed, corrected, before)
+    candidates = _candidates(closed, corrected, before)
     made: list[_Made] = []
     repeated: list[dict[str, Any]] = []
     columns = ("partition", "tenant", "merge_key", "source", "topic", "offset", "event_time", "id")
     rows = late.rows.select(columns).set_column(6, "event_time", pa.array(_times(late.rows)))
     for number, row in enumerate(rows.to_pylist()):
         key = row["partition"], row["tenant"], row["merge_key"]
-        settled_at, gap_ms = int(late.settled_at[number]), int(gaps_ms[number])
-        record = _found(known.get(key, ()), row["event_time"], gap_ms, settled_at)
+        settled_at = int(late.settled_at[number])
+        gap_ms = int(gaps_ms[number])
+        record = _chosen(candidates.get(key, ()), row["event_time"], gap_ms, settled_at)
         if record is None:
             record = _opened(row, gap_ms, settled_at)
-            known.setdefault(key, []).append(record)
+            candidates.setdefault(key, []).append(record)
         if row["id"] is not None:
             identity = row["source"], row["topic"], row["id"]
             of_offset = record.ids.setdefault(identity, row["offset"])
@@ -168,12 +170,12 @@ def correct(
                 continue
         record.version += 1
         record.late.append(number)
-        made.append(_Made(record, record.version, len(record.late)))
+        made.append(_Made(record, record.version, tuple(record.late)))
     return _corrections(late, before, made, batch), _duplicates(repeated, batch)
 
 
-def judged(corrections: pa.Table, reasons: Sequence[str | None]) -> pa.Table:
-    """Return judged corrections: a reason for each that is not valid, None for the others.
+def with_validity(corrections: pa.Table, reasons: Sequence[str | None]) -> pa.Table:
+    """Return with_validity corrections: a reason for each that is not valid, None for the others.
 
     An invalid one has a message, without a value, where an earlier version or the merge record
     itself had one. `corrections`: as `correct` returns them.
@@ -231,17 +233,19 @@ def _together(closed: pa.Table, corrected: pa.Table, batch: Batch) -> pa.Table:
     return pa.concat_tables([rows.cast(kinds) for rows in tables])
 
 
-def _known(closed: pa.Table, corrected: pa.Table, before: pa.Table) -> dict[_Key, list[_Known]]:
+def _candidates(
+    closed: pa.Table, corrected: pa.Table, before: pa.Table
+) -> dict[_Key, list[_Candidate]]:
     """Return, by key, the merge records that there are, each with its newest content."""
-    known: dict[_Key, dict[tuple[int, bool], _Known]] = {}
+    candidates: dict[_Key, dict[tuple[int, bool], _Candidate]] = {}
     times = ("event_time", "due", "closed_at")
     for row, (*key, is_valid, event_time, due, closed_at) in enumerate(
         _rows(closed, ("partition", "tenant", "merge_key", "valid"), times)
     ):
         partition, tenant, merge_key = key
         record_id = message_id(partition, event_time, merge_key, tenant)
-        of_key = known.setdefault((partition, tenant, merge_key), {})
-        of_key[event_time, False] = _Known(
+        of_key = candidates.setdefault((partition, tenant, merge_key), {})
+        of_key[event_time, False] = _Candidate(
             event_time,
             due,
             closed_at,
@@ -262,16 +266,16 @@ def _known(closed: pa.Table, corrected: pa.Table, before: pa.Table) -> dict[_Key
         closed_at,
     ) in enumerate(_rows(corrected, names, times), closed.num_rows):
         partition, tenant, merge_key = key
-        of_key = known.setdefault((partition, tenant, merge_key), {})
+        of_key = candidates.setdefault((partition, tenant, merge_key), {})
         newest = of_key.get((event_time, is_born))
         if newest is None or newest.version < version:
-            of_key[event_time, is_born] = _Known(
+            of_key[event_time, is_born] = _Candidate(
                 event_time, due, closed_at, is_born, record_id, row, version, has_message
             )
     if RECORD_IDS.name in before.column_names:
-        for record in (record for of_key in known.values() for record in of_key.values()):
+        for record in chain.from_iterable(of_key.values() for of_key in candidates.values()):
             record.ids = _ids(before, record)
-    return {key: list(records.values()) for key, records in known.items()}
+    return {key: list(records.values()) for key, records in candidates.items()}
 
 
 def _rows(rows: pa.Table, names: Iterable[str], times: Iterable[str]) -> Iterator[tuple[Any, ...]]:
@@ -280,7 +284,7 @@ def _rows(rows: pa.Table, names: Iterable[str], times: Iterable[str]) -> Iterato
     return zip(*columns, strict=True)
 
 
-def _ids(before: pa.Table, record: _Known) -> dict[tuple[str, str, str], int]:
+def _ids(before: pa.Table, record: _Candidate) -> dict[tuple[str, str, str], int]:
     """Return the offsets of the parts of a merge record that have ids, by source, topic and id."""
     entries = before[RECORD_IDS.name][record.row].as_py() or []
     return {
@@ -290,9 +294,11 @@ def _ids(before: pa.Table, record: _Known) -> dict[tuple[str, str, str], int]:
     }
 
 
-def _found(known: Iterable[_Known], time: int, gap_ms: int, settled_at: int) -> _Known | None:
+def _chosen(
+    candidates: Iterable[_Candidate], time: int, gap_ms: int, settled_at: int
+) -> _Candidate | None:
     """Return the merge record that a late record belongs to (rule 2); None where there is none."""
-    closed = [record for record in known if record.closed_at <= settled_at]
+    closed = [record for record in candidates if record.closed_at <= settled_at]
     covering = [record for record in closed if record.event_time <= time <= record.due]
     if covering:
         # A longer window may have merged a record that begins where a late one was opened.
@@ -301,11 +307,11 @@ def _found(known: Iterable[_Known], time: int, gap_ms: int, settled_at: int) -> 
     return min(following, key=lambda record: (record.event_time, record.is_late_born), default=None)
 
 
-def _opened(row: Mapping[str, Any], gap_ms: int, settled_at: int) -> _Known:
+def _opened(row: Mapping[str, Any], gap_ms: int, settled_at: int) -> _Candidate:
     """Return the merge record that a late record opens."""
     time = row["event_time"]
     record_id = late_born_id(row["source"], row["topic"], row["partition"], row["offset"])
-    return _Known(time, time + gap_ms, settled_at, is_late_born=True, id=record_id)
+    return _Candidate(time, time + gap_ms, settled_at, is_late_born=True, id=record_id)
 
 
 def late_born_id(source: str, topic: str, partition: int, offset: int) -> str:
@@ -321,14 +327,14 @@ def late_born_id(source: str, topic: str, partition: int, offset: int) -> str:
 
 def _corrections(late: Settled, before: pa.Table, made: Sequence[_Made], batch: Batch) -> pa.Table:
     """Return corrections with their content: the newest before, and the late records since."""
-    taken = np.array([n for each in made for n in each.known.late[: each.late]], np.int64)
-    counts = np.array([each.late for each in made], np.int64)
-    based = [number for number, each in enumerate(made) if each.known.row is not None]
+    taken = np.array([*chain.from_iterable(each.members for each in made)], np.int64)
+    counts = np.array([len(each.members) for each in made], np.int64)
+    based = [number for number, each in enumerate(made) if each.record.row is not None]
     rows = late.rows.take(pa.array(taken))
     values = rows["value"].cast(pa.large_binary())
     rows = rows.set_column(rows.column_names.index("value"), "value", values)
     records = Positioned(rows, _times(rows), times_ms(rows["position"]))
-    contents = before.take(pa.array([made[number].known.row for number in based], pa.int64()))
+    contents = before.take(pa.array([made[number].record.row for number in based], pa.int64()))
     labels = np.concatenate([np.repeat(np.arange(len(made)), counts), np.array(based, np.int64)])
     merged = Merged.of(labels, len(taken))
     first = [records.times, _times(contents)]
@@ -344,7 +350,7 @@ def _corrections(late: Settled, before: pa.Table, made: Sequence[_Made], batch: 
         numbers = Numbers(merged.record_numbers, merged.row_numbers, merged.size)
         ids = joined(rows, contents, 0, numbers, batch.plan.batch).record_ids
         columns[RECORD_IDS.name] = ids
-    own = np.array([each.known.late[each.late - 1] for each in made], np.int64)
+    own = np.array([each.members[-1] for each in made], np.int64)
     of_late = late.rows.take(pa.array(own))
     for name in ("partition", "tenant", "merge_key", "source", "topic", "offset", "position", "u"):
         columns[name] = of_late[name]
@@ -357,10 +363,10 @@ def _corrections(late: Settled, before: pa.Table, made: Sequence[_Made], batch: 
         "invalid_reason": pa.nulls(len(made), pa.string()),
     }
     for name in ("event_time", "due", "closed_at"):
-        times = np.array([getattr(each.known, name) for each in made], np.int64)
+        times = np.array([getattr(each.record, name) for each in made], np.int64)
         columns[name] = time_column(times)
     for name in ("is_late_born", "id", "has_message"):
-        columns[name] = pa.array([getattr(each.known, name) for each in made])
+        columns[name] = pa.array([getattr(each.record, name) for each in made])
     schema = correction_schema(batch.value_types, batch.inputs, has_ids=batch.has_ids)
     return pa.table(columns).select(schema.names).cast(schema)
 
@@ -373,8 +379,7 @@ def _duplicates(repeated: Sequence[Mapping[str, Any]], batch: Batch) -> pa.Table
         "batch": pa.array(np.full(len(repeated), batch.plan.batch)),
         "generation": pa.array(np.full(len(repeated), batch.plan.generation)),
     }
-    columns = {
-        name: own[name] if name in own else pa.array([row[name] for row in repeated])
-        for name in DUPLICATE_SCHEMA.names
-    }
-    return pa.table(columns).cast(DUPLICATE_SCHEMA)
+    names = [name for name in DUPLICATE_SCHEMA.names if name not in own]
+    rows = pa.Table.from_pylist(repeated, pa.schema([DUPLICATE_SCHEMA.field(n) for n in names]))
+    columns = {**own, **dict(zip(names, rows.columns, strict=True))}
+    return pa.table(columns).select(DUPLICATE_SCHEMA.names).cast(DUPLICATE_SCHEMA)

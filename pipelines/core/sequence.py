@@ -144,7 +144,7 @@ def closing(headers: Mapping[str, Any]) -> tuple[int | None, int | None]:
     if CLOSED_AT not in headers:
         return None, None
     try:
-        return number(headers[DUE], -1), number(headers[CLOSED_AT], -1)
+        return header_number(headers[DUE], -1), header_number(headers[CLOSED_AT], -1)
     except (KeyError, TypeError) as error:
         raise ValueError(f"no {CLOSED_AT} and {DUE}: {error}") from None
 
@@ -157,16 +157,16 @@ def parse_tail(headers: Mapping[str, Any]) -> SequenceTail:
     """
     try:
         if FORGOTTEN not in headers:
-            seq = number(headers[SEQ])
+            seq = header_number(headers[SEQ])
             identity = headers[ID].decode()
             closed = closing(headers)
             tenant = headers.get(TENANT, b"").decode()
         else:
             content = orjson.loads(headers[FORGOTTEN])
-            seq = number(content["seq"])
+            seq = header_number(content["seq"])
             identity = content["id"]
             due, closed_at = (
-                None if content.get(name) is None else number(content[name], -1)
+                None if content.get(name) is None else header_number(content[name], -1)
                 for name in ("due", "closed_at")
             )
             closed = due, closed_at
@@ -181,7 +181,7 @@ def parse_tail(headers: Mapping[str, Any]) -> SequenceTail:
     return SequenceTail(seq, event_time, key, None, *closed, tenant)
 
 
-def number(content: Any, least: int = 0) -> int:
+def header_number(content: Any, least: int = 0) -> int:
     """Return a number that a header says, if it fits into a column.
 
     Raise ValueError otherwise: a topic's writers may say anything.
@@ -200,7 +200,7 @@ def tombstones(key: str, tails: Iterable[tuple[int, SequenceTail]]) -> pa.Table:
     return tombstones_of(key, [(p, _sequence_place(p, tail)) for p, tail in tails])
 
 
-def tombstones_of(key: str, said: Iterable[tuple[int, Mapping[str, Any]]]) -> pa.Table:
+def tombstones_of(key: str, places: Iterable[tuple[int, Mapping[str, Any]]]) -> pa.Table:
     """Return a message without a value for a key by partition, with what `FORGOTTEN` says there."""
     rows = [
         {
@@ -210,7 +210,7 @@ def tombstones_of(key: str, said: Iterable[tuple[int, Mapping[str, Any]]]) -> pa
             "timestamp": 0,
             "headers": [(FORGOTTEN, orjson.dumps(place))],
         }
-        for p, place in said
+        for p, place in places
     ]
     return pa.Table.from_pylist(rows, _TOMBSTONES)
 

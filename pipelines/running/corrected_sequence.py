@@ -101,10 +101,10 @@ class CorrectedSequence:
         count = 0
         partitions = int64s(rows["partition"])
         for p in np.unique(partitions).tolist():
-            mine = in_order(rows.filter(pa.array(partitions == p)))
-            mine = mine.slice(0, max(1, int(mine.num_rows * share)))
-            chunks += _chunks(p, mine)
-            count += mine.num_rows
+            partition_rows = in_order(rows.filter(pa.array(partitions == p)))
+            partition_rows = partition_rows.slice(0, max(1, int(partition_rows.num_rows * share)))
+            chunks += _chunks(p, partition_rows)
+            count += partition_rows.num_rows
         return PendingCorrections(chunks, count < rows.num_rows, count)
 
     def headers(self, _: PendingCorrections) -> Mapping[int, Any]:

@@ -26,7 +26,7 @@ from pipelines.core.columns import (
     looked_up,
     times_ms,
 )
-from pipelines.core.corrections import Settled, as_silver, correct, judged, settled
+from pipelines.core.corrections import Settled, as_silver, correct, settled, with_validity
 from pipelines.core.inputs import InputId
 from pipelines.core.merge import LATE_SCHEMA, Batch
 from pipelines.core.message import as_read, exceeds
@@ -92,10 +92,12 @@ class Correcting:
         if not late.rows.num_rows:
             return NOTHING_CORRECTED
         batch = make_batch(self.engine, self.settings, plan, planner, self.generation)
-        made = [correct(some, gaps, *self._known(some), batch) for some, gaps in self._shares(late)]
+        made = [
+            correct(some, gaps, *self._candidates(some), batch) for some, gaps in self._shares(late)
+        ]
         corrections = pa.concat_tables([corrections for corrections, _ in made])
         duplicates = pa.concat_tables([duplicates for _, duplicates in made])
-        return Corrected(self._judged(corrections, batch), duplicates)
+        return Corrected(self._validated(corrections, batch), duplicates)
 
     # -- late records that are settled
 
@@ -199,7 +201,7 @@ class Correcting:
                 some = late.rows.filter(pa.array(is_its))
                 yield Settled(some, late.settled_at[is_its]), gaps[of_batch][is_its]
 
-    def _known(self, late: Settled) -> tuple[pa.Table, pa.Table]:
+    def _candidates(self, late: Settled) -> tuple[pa.Table, pa.Table]:
         """Return the finished rows and the corrections that late records may belong to."""
         windows = [epoch.settings.merge.window for epoch in self._epochs]
         longest_ms = max(window.longest_ms for window in windows)
@@ -228,8 +230,8 @@ class Correcting:
 
     # -- their judgement
 
-    def _judged(self, corrections: pa.Table, batch: Batch) -> pa.Table:
-        """Return corrections judged by the rules of the batch that makes them."""
+    def _validated(self, corrections: pa.Table, batch: Batch) -> pa.Table:
+        """Return corrections with_validity by the rules of the batch that makes them."""
         publish = self.settings.publish
         max_bytes = publish.max_bytes - header_bytes(self.settings)
         rows = as_silver(corrections)
@@ -243,7 +245,7 @@ class Correcting:
         rows = rows.select(silver.names).append_column("_row", pa.array(range(rows.num_rows)))
         own = publish.model_copy(update={"max_bytes": max_bytes})
         checked = self.engine.collect(validated(self.engine, self.engine.rows(rows), own))
-        return judged(corrections, checked.sort_by("_row")["invalid_reason"].to_pylist())
+        return with_validity(corrections, checked.sort_by("_row")["invalid_reason"].to_pylist())
 
 
 def header_bytes(settings: Settings) -> int:

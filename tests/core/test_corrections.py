@@ -14,7 +14,13 @@ from hypothesis import strategies as st
 
 from pipelines.core.clocks import clocks_of
 from pipelines.core.correction_model import Correction, PartitionCorrections
-from pipelines.core.corrections import correct, correction_schema, judged, late_born_id, settled
+from pipelines.core.corrections import (
+    correct,
+    correction_schema,
+    late_born_id,
+    settled,
+    with_validity,
+)
 from pipelines.core.merge import LATE_SCHEMA, Batch
 from pipelines.core.model import PartitionMerge
 from pipelines.core.plan import Rules
@@ -59,7 +65,9 @@ class CorrectingLake(PureLake):
         gaps = np.full(late.rows.num_rows, self.rules.window.gap_ms)
         closed = self.silver.filter(pa.array(is_closed, pa.bool_()))
         made, repeated = correct(late, gaps, closed, self.corrections, batch)
-        self.corrections = pa.concat_tables([self.corrections, judged(made, [None] * len(made))])
+        self.corrections = pa.concat_tables(
+            [self.corrections, with_validity(made, [None] * len(made))]
+        )
         self.late_duplicates += repeated.to_pylist()
 
 
@@ -152,7 +160,7 @@ def test_an_invalid_correction_has_a_message_only_where_something_before_it_had_
         *(row("a", version, was_valid=False) for version in (1, 2, 3)),
         row("b", 1, was_valid=True),
     ]
-    made = judged(
+    made = with_validity(
         pa.Table.from_pylist(rows, CORRECTIONS), ["predicate", None, "too_large", "predicate"]
     )
     assert made["valid"].to_pylist() == [False, True, False, False]
