@@ -126,6 +126,11 @@ class ListeningConsumer(_Listening, Consumer):
 
     _options = staticmethod(consumer_options)
 
+    def __init__(self, kafka: KafkaSettings, **own: Any) -> None:
+        super().__init__(kafka, **own)
+        self.topics: set[str] = set()
+        """The topics whose leaders it has asked for."""
+
 
 class ListeningProducer(_Listening, Producer):
     """A producer with `producer_options`."""

@@ -21,7 +21,7 @@ from typing import Any, Final, TypeAlias
 
 import numpy as np
 import pyarrow as pa
-from confluent_kafka import KafkaError, Message, TopicPartition
+from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
 
 from pipelines.core.reading import KAFKA
 from pipelines.core.types import HEADERS, TIME
@@ -38,6 +38,7 @@ from pipelines.settings import KafkaSettings
 
 _LARGEST_TIMESTAMP_MS: Final = (2**63 - 1) // 1000
 _POLL_S: Final = 0.02
+_FIRST_LOOK_S: Final = 1.0
 _KEPT_CONSUMERS: Final = 4
 _FIRST_SPAN: Final = 8
 _LARGEST_SPAN: Final = 20_000
@@ -132,7 +133,7 @@ def _messages(
     """
     if offset_range.size == 0:
         return
-    with _borrowed(kafka) as consumer:
+    with _borrowed(kafka, offset_range.topic) as consumer:
         position = offset_range.from_offset
         since = time.monotonic()
         is_ended = False
@@ -227,7 +228,7 @@ def _end_of_unreadable(
                 )
         return False
 
-    with _borrowed(kafka) as consumer:
+    with _borrowed(kafka, topic) as consumer:
         last_inside = position
         _, end = Cluster(kafka).bounds_of(topic, [partition])[partition]
         while end - last_inside > 1:
@@ -305,7 +306,7 @@ def first_times(
     if not offsets:
         return {}
     times: dict[int, int] = {}
-    with _borrowed(kafka, isolation_level="read_uncommitted") as consumer:
+    with _borrowed(kafka, topic, isolation_level="read_uncommitted") as consumer:
         consumer.assign([TopicPartition(topic, p, offset) for p, offset in offsets.items()])
         deadline = time.monotonic() + timeout_s
         while len(times) < len(offsets) and time.monotonic() < deadline:
@@ -323,9 +324,9 @@ _idle: dict[tuple[int, str, str], list[ListeningConsumer]] = {}
 
 
 @contextlib.contextmanager
-def _borrowed(kafka: KafkaSettings, **own: str) -> Iterator[ListeningConsumer]:
-    """Provide a consumer for these options that nobody else in this process uses; one that failed
-    is not kept.
+def _borrowed(kafka: KafkaSettings, topic: str, **own: str) -> Iterator[ListeningConsumer]:
+    """Provide a consumer for these options that nobody else in this process uses, and that knows
+    the leaders of the topic; one that failed is not kept.
     """
     options = kafka.model_dump_json(include={"bootstrap_servers", "options"})
     consumers = _idle.setdefault((os.getpid(), options, repr(own)), [])
@@ -335,6 +336,12 @@ def _borrowed(kafka: KafkaSettings, **own: str) -> Iterator[ListeningConsumer]:
     except IndexError:
         consumer = ListeningConsumer(kafka, **own)
     try:
+        if topic not in consumer.topics:
+            # Librdkafka itself asks for the leaders of a topic that is new to it up to a second
+            # later. Whoever is refused hears why while reading.
+            with contextlib.suppress(KafkaException):
+                consumer.list_topics(topic, timeout=_FIRST_LOOK_S)
+            consumer.topics.add(topic)
         yield consumer
     except GeneratorExit:
         pass

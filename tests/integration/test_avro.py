@@ -36,7 +36,7 @@ from tests.support.avro import (
     other_writers,
 )
 from tests.support.cases import SOURCES, expected_messages
-from tests.support.commands import without_java
+from tests.support.commands import here, without_java
 from tests.support.hostile_registry import HostileGate
 from tests.support.registry import TestRegistry
 from tests.support.rivers import DEADLINE_S, EMBEDDED, FOLDER, River, load, until
@@ -193,7 +193,7 @@ def test_many_writers_are_read_and_nothing_after_bronze_needs_the_registry(
 ) -> None:
     schemas = register(registry)
     river = registered_river(kafka, tmp_path, "avro-registry", registry)
-    without_java(river, "validate")
+    here(river, "validate")
     send(river, schemas)
     river.kill_at("bronze.append")
     river.finish()
@@ -203,7 +203,7 @@ def test_many_writers_are_read_and_nothing_after_bronze_needs_the_registry(
     river.cases[0].values["tracking"][-1] = None  # as good as any other record that is refused
     river.finish("bronze")
     registry.kill()
-    assert "sources.tracking.registry" in without_java(river, "validate", "--json", exit_code=2)
+    assert "sources.tracking.registry" in here(river, "validate", "--json", exit_code=2)
     river.finish("silver")
     river.finish("gold")
     assert_whole(river)
@@ -211,9 +211,9 @@ def test_many_writers_are_read_and_nothing_after_bronze_needs_the_registry(
     assert {(row["source"], row["writer_schema"]) for row in kept} == {
         ("tracking", schema_id) for schema_id in schemas
     }
-    without_java(river, "rebuild", "--into", "again")
-    without_java(river, "verify", "--against", "again")
-    without_java(river, "explain", "a")
+    here(river, "rebuild", "--into", "again")
+    here(river, "verify", "--against", "again")
+    here(river, "explain", "a")
 
 
 @pytest.mark.nightly

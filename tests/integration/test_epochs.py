@@ -19,7 +19,7 @@ from pipelines.engine.choice import open_engine
 from pipelines.faults import IN_EVOLVE
 from pipelines.lake import tables
 from tests.support.cases import SOURCES, keyed
-from tests.support.commands import here, without_java
+from tests.support.commands import here
 from tests.support.effort import first_then_nightly
 from tests.support.rivers import EMBEDDED, FOLDER, Losses, River, until
 from tests.support.topics import consume, published
@@ -120,7 +120,7 @@ def test_a_change_is_shown_before_it_is_made(kafka: str, tmp_path: Path) -> None
     assert changed == {"merge.timeout": 300_000, "publish.max_bytes": 1000}
     assert (found["epoch"], found["applied"], found["problems"]) == (1, False, [])
     assert river.run("--once").wait() == 2
-    assert json.loads(without_java(river, "evolve", "--apply", "--json"))["applied"]
+    assert json.loads(here(river, "evolve", "--apply", "--json"))["applied"]
     assert evolve(river)["changes"] == []
 
 
@@ -145,8 +145,7 @@ def test_whether_a_lake_has_tenants_is_no_change_that_can_be_made(
     ):
         configure(other)
         for command in ("run --once", "evolve", "evolve --apply", "validate --json", "status"):
-            ask = without_java if command.startswith("run") else here
-            said = ask(river, *command.split(), exit_code=2)
+            said = here(river, *command.split(), exit_code=2)
             for part in (
                 "sources.tracking.tenant",
                 "the lake was begun with",
@@ -157,7 +156,7 @@ def test_whether_a_lake_has_tenants_is_no_change_that_can_be_made(
     assert evolve(river, apply=False)["changes"] == []
     if begins_with_tenants:
         configure({**with_tenants, "tenant_max_lag": "0s"})
-        assert "merge.tenant_max_lag: the lake has other rules" in without_java(
+        assert "merge.tenant_max_lag: the lake has other rules" in here(
             river, "run", "bronze", "--once", exit_code=2
         )
         assert "merge.tenant_max_lag 1s 0" in " ".join(here(river, "evolve").split())
@@ -421,7 +420,11 @@ def test_refused_records_that_are_sent_again_meet_the_rules_of_the_epoch_then(
 
 
 @pytest.mark.parametrize(
-    "lake", [pytest.param(EMBEDDED, id="embedded"), pytest.param(FOLDER, id="spark-folder")]
+    "lake",
+    [
+        pytest.param(EMBEDDED, id="embedded"),
+        pytest.param(FOLDER, id="spark-folder", marks=pytest.mark.nightly),
+    ],
 )
 def test_ids_come_with_an_epoch_and_are_known_before_the_next_run(
     kafka: str, tmp_path: Path, lake: str, on_spark: Callable[[River], River]

@@ -16,7 +16,6 @@ import pytest
 from prometheus_client import generate_latest
 
 from pipelines.audit.status import status
-from pipelines.dev import broker
 from pipelines.dev.processes import free_port
 from pipelines.errors import LeaseLostError
 from pipelines.kafka.cluster import Cluster
@@ -222,28 +221,6 @@ def test_a_silent_source_is_seen_and_its_return_too(watched: Watched) -> None:
         before or 0
     )
     assert process.stop() == 0, process.said()
-
-
-def test_a_broker_that_is_away_is_an_error_that_is_tried_again(tmp_path: Path) -> None:
-    folder = tmp_path / "broker"
-    servers = broker.start(folder).bootstrap_servers
-    assert servers is not None
-    river, port = river_with_metrics(servers, tmp_path / "river", "away")
-    river.flow()
-    run = river.run()
-    try:
-        until(
-            lambda: exposed(run, port).value("watersmeet_lag_records", layer="bronze") == 0,
-            "the first records",
-        )
-        broker.stop(folder)
-        kind = {"kind": "KafkaUnreachableError"}
-        for name in ("watersmeet_errors_total", "watersmeet_retries_total"):
-            until(lambda name=name: (exposed(run, port).value(name, **kind) or 0) > 0, name, 60)  # type: ignore[misc]
-        assert exposed(run, port).value("watersmeet_owner") == len(LAYERS)
-    finally:
-        run.kill()
-        broker.stop(folder)
 
 
 def test_an_owner_that_was_replaced_says_so(kafka: str, tmp_path: Path) -> None:

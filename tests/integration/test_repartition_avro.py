@@ -25,7 +25,7 @@ from tests.support.avro import (
     other_writers,
 )
 from tests.support.cases import SOURCES, expected_messages, keyed
-from tests.support.commands import without_java
+from tests.support.commands import here
 from tests.support.registry import TestRegistry
 from tests.support.repartitioning import Raws, as_cases, confluence, copied, raws
 from tests.support.rivers import River, until
@@ -98,13 +98,13 @@ def test_values_of_many_writers_are_written_as_they_came_and_merged_by_their_own
         process = river.run("--once", point=point, count=count, command="repartition")
         process.await_held()
         process.kill()
-    without_java(river, "repartition", "--once")
+    here(river, "repartition", "--once")
     assert_written(river, inputs)
     for raw in inputs.values():
         raw.flow(2, 1000)
         raw.beat(5000)
     river.finish_repartition()
-    without_java(river, "validate")
+    here(river, "validate")
     river.finish()
     cases = as_cases(
         kafka,

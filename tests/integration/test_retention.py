@@ -15,7 +15,7 @@ from pipelines.monitoring.observability import Reporter
 from pipelines.run import LAYERS, Run
 from pipelines.running.ownership import kept_by
 from tests.support.cases import SOURCES, expected_messages
-from tests.support.commands import here, without_java
+from tests.support.commands import here
 from tests.support.rivers import River
 from tests.support.topics import produce, published
 
@@ -39,7 +39,7 @@ def test_a_lake_stays_small_and_keeps_every_promise(kafka: str, tmp_path: Path) 
         river.flow()
         river.finish()
     before, version = counts(river), river.reader.version(tables.SILVER)
-    without_java(river, "maintain")
+    here(river, "maintain")
     after = counts(river)
     assert all(after[name] < before[name] for name in EVERY_TABLE), (before, after)
     assert river.broken_promises() == []
@@ -50,7 +50,7 @@ def test_a_lake_stays_small_and_keeps_every_promise(kafka: str, tmp_path: Path) 
     for _ in range(2):
         river.flow()
         river.finish()
-        without_java(river, "maintain")
+        here(river, "maintain")
     assert sum(counts(river).values()) < 1.5 * sum(after.values()), "it does not grow any more"
     assert river.broken_promises() == []
     messages = published(kafka, river.sink, river.partitions)
@@ -58,11 +58,11 @@ def test_a_lake_stays_small_and_keeps_every_promise(kafka: str, tmp_path: Path) 
     told = json.loads(here(river, "explain", "a", "--json"))
     assert all(record["parts"] for record in told["records"])
     assert here(river, "explain", "a")
-    without_java(river, "rebuild", "--into", "again")
+    here(river, "rebuild", "--into", "again")
     river.flow()
     river.finish()
-    assert without_java(river, "verify", "--against", "again")
-    assert without_java(river, "report", "--out", "page.html")
+    assert here(river, "verify", "--against", "again")
+    assert here(river, "report", "--out", "page.html")
 
 
 @pytest.mark.nightly

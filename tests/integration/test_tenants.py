@@ -16,6 +16,7 @@ from pipelines.monitoring.metrics import Metrics
 from pipelines.monitoring.observability import Reporter
 from pipelines.run import LAYERS, Run
 from pipelines.running.sampling import Sampler
+from tests.support.commands import here
 from tests.support.metrics import Exposed
 from tests.support.tenant_rivers import FIRST, TenantRiver
 from tests.support.tenants import TENANTS, Window, merge_of
@@ -44,8 +45,8 @@ def test_tenants_are_merged_by_their_own_clocks_through_kills_and_changes_of_the
 
     river.config["merge"] = merge_of(SECOND)
     river.write()
-    assert river.run("--once").wait() == 2, "until the change is recorded"
-    assert river.run("--apply", command="evolve").wait() == 0, river.run_log
+    here(river, "run", "--once", exit_code=2)  # until the change is recorded
+    here(river, "evolve", "--apply")
     tenants.models.begin_epoch(SECOND)
     tenants.arrive(0.8)
     river.finish()
@@ -54,9 +55,8 @@ def test_tenants_are_merged_by_their_own_clocks_through_kills_and_changes_of_the
     river.finish()
     tenants.check()
 
-    rebuilt = tmp_path / "rebuilt"
-    assert river.run("--into", str(rebuilt), command="rebuild").wait() == 0, river.run_log
-    assert river.run("--against", str(rebuilt), command="verify").wait() == 0, river.run_log
+    here(river, "rebuild", "--into", "rebuilt")
+    here(river, "verify", "--against", "rebuilt")
 
 
 @pytest.mark.nightly
@@ -68,7 +68,7 @@ def test_rules_change_again_while_a_clock_stands(kafka: str, tmp_path: Path) -> 
             rules = SECOND if number % 2 else FIRST
             river.config["merge"] = merge_of(rules)
             river.write()
-            assert river.run("--apply", command="evolve").wait() == 0, river.run_log
+            here(river, "evolve", "--apply")
             tenants.models.begin_epoch(rules)
         before = {
             p: (model.clock, len(model.waiting)) for p, model in tenants.models.models.items()
@@ -81,9 +81,8 @@ def test_rules_change_again_while_a_clock_stands(kafka: str, tmp_path: Path) -> 
             for p, m in tenants.models.models.items()
         )
     assert stood > 0
-    rebuilt = tmp_path / "rebuilt"
-    assert river.run("--into", str(rebuilt), command="rebuild").wait() == 0, river.run_log
-    assert river.run("--against", str(rebuilt), command="verify").wait() == 0, river.run_log
+    here(river, "rebuild", "--into", "rebuilt")
+    here(river, "verify", "--against", "rebuilt")
 
 
 def test_a_lost_lake_with_tenants_is_taken_up_from_the_sink_alone(

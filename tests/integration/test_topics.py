@@ -21,7 +21,7 @@ from pipelines.lake.inputs import of_topic
 from pipelines.lake.table_reader import row_count
 from tests.support.avro import CASE_SCHEMA, as_avro, as_text
 from tests.support.cases import SOURCES, expected_messages, keyed
-from tests.support.commands import every_command_does_its_work, without_java
+from tests.support.commands import every_command_does_its_work, here
 from tests.support.rivers import FOLDER, Losses, River, until
 from tests.support.topics import add_partitions, consume, published
 
@@ -77,9 +77,8 @@ def test_two_topics_of_a_source_are_merged_through_kills_silence_and_the_loss_of
     assert river.losses() == Losses()
     assert river.broken_promises() == []
 
-    rebuilt = river.folder / "rebuilt"
-    assert river.run("--into", str(rebuilt), command="rebuild").wait() == 0, river.run_log
-    assert river.run("--against", str(rebuilt), command="verify").wait() == 0, river.run_log
+    here(river, "rebuild", "--into", "rebuilt")
+    here(river, "verify", "--against", "rebuilt")
 
     shutil.rmtree(str(river.settings.lake))
     river.config["kafka"]["start"] = "sink"
@@ -95,7 +94,7 @@ def test_two_topics_of_a_source_are_merged_through_kills_silence_and_the_loss_of
 
 
 def answer(river: River, *words: str) -> dict[str, Any]:
-    return dict(json.loads(without_java(river, *words, "--json")))
+    return dict(json.loads(here(river, *words, "--json")))
 
 
 @pytest.mark.nightly
@@ -208,7 +207,7 @@ def test_rows_that_are_old_enough_end_in_every_topic(river: River) -> None:
         river.flow(orders)
         river.finish()
     before = rows_by_input(river)
-    without_java(river, "maintain")
+    here(river, "maintain")
     after = rows_by_input(river)
     assert all(0 < after[name] < before[name] for name in river.inputs), (before, after)
     river.flow()
@@ -217,8 +216,8 @@ def test_rows_that_are_old_enough_end_in_every_topic(river: River) -> None:
         river.cases, river.inputs
     )
     assert river.broken_promises() == []
-    without_java(river, "rebuild", "--into", "again")
-    assert without_java(river, "verify", "--against", "again")
+    here(river, "rebuild", "--into", "again")
+    assert here(river, "verify", "--against", "again")
 
 
 def rows_by_input(river: River) -> dict[str, int]:
@@ -257,7 +256,7 @@ def test_what_cannot_be_is_refused_in_one_sentence(river: River) -> None:
     web, app, _ = river.inputs
     river.config["kafka"]["start"] = {"offsets": {"tracking": {0: 5}}}
     river.write()
-    said = without_java(river, "run", "--once", exit_code=2)
+    said = here(river, "run", "--once", exit_code=2)
     assert (
         f"kafka.start.offsets.tracking has several topics; name each by its topic, such as `{app}`"
         in said
@@ -267,12 +266,12 @@ def test_what_cannot_be_is_refused_in_one_sentence(river: River) -> None:
     river.finish()
     river.config["sources"]["tracking"]["topic"] = [river.topic(web)]
     river.write()
-    said = without_java(river, "run", "--once", exit_code=2)
+    said = here(river, "run", "--once", exit_code=2)
     assert "sources.tracking.topic: the lake was begun with" in said
     add_partitions(river.kafka, river.topic(app), 3)
     river.config["sources"]["tracking"]["topic"] = [river.topic(web), river.topic(app)]
     river.write()
-    assert "the topics are not co-partitioned" in without_java(river, "run", "--once", exit_code=2)
+    assert "the topics are not co-partitioned" in here(river, "run", "--once", exit_code=2)
 
 
 @pytest.mark.nightly
@@ -321,12 +320,12 @@ def test_tenants_have_clocks_over_all_topics_through_changes_of_the_rules_and_th
         "tenant_max_lag": "300ms",
     }
     river.write()
-    without_java(river, "evolve", "--apply")
+    here(river, "evolve", "--apply")
     arrive(60)
     river.finish()
     assert river.broken_promises() == []
-    without_java(river, "rebuild", "--into", "again")
-    assert without_java(river, "verify", "--against", "again")
+    here(river, "rebuild", "--into", "again")
+    assert here(river, "verify", "--against", "again")
 
 
 @pytest.mark.nightly
@@ -407,7 +406,7 @@ def test_avro_is_read_from_every_topic_and_its_schema_stays_where_values_do_not_
     }
     river.config["sources"]["tracking"]["schema"] = "more.avsc"
     river.write()
-    said = without_java(river, "evolve", "--apply", exit_code=2)
+    said = here(river, "evolve", "--apply", exit_code=2)
     assert (
         "sources.tracking.schema: Avro without a registry does not say where in each of several "
         "topics another schema" in said

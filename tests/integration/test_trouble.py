@@ -14,6 +14,7 @@ from confluent_kafka import Producer
 from pyspark.sql import SparkSession
 
 from pipelines.dev import broker
+from pipelines.dev.processes import free_port
 from pipelines.errors import KafkaUnreachableError, TopicChangedError, WatersmeetError
 from pipelines.kafka import topic_monitor
 from pipelines.kafka.topic_monitor import TopicMonitor
@@ -22,6 +23,7 @@ from pipelines.run import LAYERS, Run
 from pipelines.running.runner import Runner
 from tests.support.cases import expected_messages
 from tests.support.configurations import settings_for
+from tests.support.metrics import Exposed, scrape
 from tests.support.rivers import DEADLINE_S, FOLDER, Losses, River, until
 from tests.support.topics import add_partitions, create_topics, delete_topic, published
 
@@ -39,10 +41,10 @@ class Told(Reporter):
         self.news.append(f"{layer}: {news}")
 
 
-@pytest.fixture
-def own_broker(tmp_path: Path) -> Iterator[Path]:
-    """The folder of a broker that a test may break."""
-    folder = tmp_path / "broker"
+@pytest.fixture(scope="module")
+def own_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The folder of a broker that tests may break, as long as it runs in the end."""
+    folder = tmp_path_factory.mktemp("broker")
     broker.start(folder)
     yield folder
     broker.stop(folder)
@@ -111,13 +113,19 @@ def test_a_broker_that_is_down_at_the_start_is_one_sentence(tmp_path: Path) -> N
         Run(settings_for(tmp_path), LAYERS, Told())
 
 
-def outlive(river: River, folder: Path, is_said: Callable[..., bool]) -> None:
-    """The broker is killed while a run goes on, and started again; the run has published all that
-    came before and after."""
+def outlive(
+    river: River,
+    folder: Path,
+    is_said: Callable[..., bool],
+    is_counted: Callable[[], bool] = lambda: True,
+) -> None:
+    """The broker is killed while a run goes on, and started again; the run has said and counted it,
+    and published all that came before and after."""
     until(lambda: is_said("messages published"), "the first messages")
     port = broker.status(folder).port
     process_of(folder).kill()
     until(lambda: is_said("trying again", "waiting for"), "a visible reason")
+    until(is_counted, "an error and a further try, counted")
     broker.start(folder, port)
     river.flow()
     river.flow()
@@ -133,7 +141,10 @@ def outlive(river: River, folder: Path, is_said: Callable[..., bool]) -> None:
 def test_a_run_outlives_a_broker_that_is_killed_and_started_again(
     own_broker: Path, tmp_path: Path
 ) -> None:
-    river = River.make(bootstrap(own_broker), tmp_path / "river", "outage", partitions=1)
+    port = free_port()
+    river = River.make(
+        bootstrap(own_broker), tmp_path / "river", "outage", partitions=1, metrics={"port": port}
+    )
     river.flow()
     river.flow()
     run = river.run()
@@ -142,8 +153,16 @@ def test_a_run_outlives_a_broker_that_is_killed_and_started_again(
         assert run.process.poll() is None, run.said()
         return any(one in run.log.read_text() for one in news)
 
+    def is_counted() -> bool:
+        seen, kind = scrape(port) or Exposed(""), {"kind": "KafkaUnreachableError"}
+        is_owner = seen.value("watersmeet_owner") == len(LAYERS)
+        return is_owner and all(
+            (seen.value(f"watersmeet_{what}_total", **kind) or 0) > 0
+            for what in ("errors", "retries")
+        )
+
     try:
-        outlive(river, own_broker, is_said)
+        outlive(river, own_broker, is_said, is_counted)
         assert run.stop() == 0, run.said()
     finally:
         run.kill()
@@ -158,7 +177,7 @@ def test_with_spark_a_run_outlives_a_killed_broker_too(
     own_broker: Path, tmp_path: Path, root_session: SparkSession
 ) -> None:
     river = River.make(
-        bootstrap(own_broker), tmp_path / "river", "outage", lake=FOLDER, partitions=1
+        bootstrap(own_broker), tmp_path / "river", "outage-spark", lake=FOLDER, partitions=1
     )
     river.flow()
     river.flow()

@@ -73,6 +73,7 @@ def values(kafka: Access, topic: str, partitions: int = 1) -> list[bytes]:
             {**client_options(kafka), **options, "auto.offset.reset": "earliest"}
         )
     consumer, found, left = _consumers[name], list[bytes](), partitions
+    consumer.list_topics(topic, timeout=30)  # else it would look for the leaders a second later
     consumer.assign([KafkaPartition(topic, p, OFFSET_BEGINNING) for p in range(partitions)])
     while left:
         message = consumer.poll(30)

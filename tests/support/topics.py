@@ -159,6 +159,8 @@ def consume(kafka: Access, topic: str, partitions: int) -> list[Any]:
             "auto.offset.reset": "earliest",
         }
     )
+    # Else the client would look for the leaders of a topic that it has not met a second later.
+    consumer.list_topics(topic, timeout=30)
     messages = []
     for partition in range(partitions):
         consumer.assign([KafkaPartition(topic, partition, OFFSET_BEGINNING)])
