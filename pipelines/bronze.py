@@ -5,8 +5,8 @@ by itself. A batch of it is made in these steps:
 
 1. *plan*: offset ranges behind what the table has; after a failure, and at first, the tables say
    where that is (`running.next_offsets`);
-2. *read* the records of the ranges, decoded (`core.reading.read_records`);
-3. *check* how many are refused: a batch with too large a share of them is not written at all;
+2. *read* the records of the ranges, decoded (`core.reading.read_records`) and counted;
+3. *check* how many are refused: no commit has a batch with too large a share of them;
 4. *commit*: the rows go to `bronze_<source>`, in one Delta commit;
 5. *note*: the refused rows, read back from bronze, go to `quarantine`.
 
@@ -18,9 +18,9 @@ carries the transaction version of that commit, so it is written only once.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 
-from pipelines.core.columns import Int64s
 from pipelines.core.inputs import InputId
 from pipelines.core.plan import TopicPartition
 from pipelines.engine import Engine, KafkaInput, Rows
@@ -49,7 +49,6 @@ class _Reading:
 
     source: KafkaInput
     offsets: dict[int, int]
-    erased: Mapping[int, Int64s]
     span: int
     """Maximum number of offsets of the next batch."""
 
@@ -97,12 +96,9 @@ class Bronze:
         self.table.schemas.recover()
         offsets = self.next_offsets.checked(self.input)
         self._notify_progress(offsets)
-        return _Reading(
-            kafka_input(self.settings, self.input, self.table.schemas.given_up),
-            offsets,
-            read_erased(self._engine.reader, self.input, offsets),
-            self.settings.kafka.max_offsets_per_batch,
-        )
+        erased = read_erased(self._engine.reader, self.input, offsets)
+        source = kafka_input(self.settings, self.input, self.table.schemas.given_up, erased)
+        return _Reading(source, offsets, self.settings.kafka.max_offsets_per_batch)
 
     def _take(self, reading: _Reading, ends: Mapping[int, int]) -> Mapping[int, int]:
         """Make a batch (steps 1 to 5), and return where reading has ended, by partition."""
@@ -111,27 +107,28 @@ class Bronze:
         if not counts:
             return {}
         ranges = {p: (reading.offsets[p], reading.offsets[p] + n) for p, n in counts.items()}
-        rows, reached = self._engine.read_kafka(reading.source, ranges)
-        self._write(self.table.without_erased(rows, reading.erased))
-        taken = sum(reached[p] - since for p, (since, _) in ranges.items())
+        with ExitStack() as stack:
+            with self.owner.step("bronze", "read"):
+                batch = stack.enter_context(
+                    self._engine.taken(reading.source, ranges, self.table.summary)
+                )
+            self._write(batch.rows, BatchCounts(batch.groups))
+        taken = sum(batch.reached[p] - since for p, (since, _) in ranges.items())
         # Where records are large, the next batch asks for as many as there was room for. Each
         # batch after it asks for a few more.
         limit = self.settings.kafka.max_offsets_per_batch
         is_short = taken < sum(counts.values())
         reading.span = taken if is_short else min(reading.span + reading.span // 8 + 1, limit)
-        return reached
+        return batch.reached
 
-    def _write(self, rows: Rows) -> None:
+    def _write(self, rows: Rows, counts: BatchCounts) -> None:
         """Check, commit and note the rows of a batch (steps 3 to 5)."""
-        with self._engine.cached(rows) as kept:
-            with self.owner.step("bronze", "read"):
-                counts = self.table.counted(kept)
-            if not counts.records:
-                return
-            unchecked = self._check_share(counts)
-            fault_point("bronze.append")
-            with self.owner.step("bronze", "append"):
-                commit = self.table.append(kept, counts)
+        if not counts.records:
+            return
+        unchecked = self._check_share(counts)
+        fault_point("bronze.append")
+        with self.owner.step("bronze", "append"):
+            commit = self.table.append(rows, counts)
         with self.owner.step("bronze", "note"):
             self.table.note(commit)
         fault_point("bronze.done")

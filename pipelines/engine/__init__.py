@@ -16,10 +16,12 @@ from typing import Any, Protocol, TypeAlias
 
 import pyarrow as pa
 
+from pipelines.core.columns import Int64s
 from pipelines.core.inputs import InputId
-from pipelines.core.reading import ReadingRules
+from pipelines.core.reading import ReadingRules, read_records
 from pipelines.kafka.ends import Topics
 from pipelines.lake.commits import Commit
+from pipelines.lake.erased import without_erased
 from pipelines.lake.location import Lake
 from pipelines.lake.table_reader import TableReader, Where
 from pipelines.lake.tables import Table
@@ -95,17 +97,51 @@ class SilverRows:
 class KafkaInput:
     """One input (`core.inputs`) as it is read from Kafka: the committed records of a topic, which
     `rules` turn into bronze's columns.
+
+    `erased`: offsets by partition whose records are read as `forget` leaves them.
     """
 
     input: InputId
     kafka: KafkaSettings
     rules: ReadingRules
+    erased: Mapping[int, Int64s] = field(default_factory=dict)
+
+    def decode(self, batch: pa.RecordBatch) -> pa.Table:
+        """Return records with the columns of `core.reading.KAFKA` in bronze's columns."""
+        rows = read_records(batch, rules=self.rules)
+        return without_erased(rows, erased=self.erased) if self.erased else rows
 
     @property
     def identifier(self) -> str:
         """The input, spelled with letters, digits and underscores alone."""
         text = "/".join(self.input)
         return re.sub("[^A-Za-z0-9_]", lambda character: f"_{ord(character[0]):x}_", text)
+
+
+@dataclass(frozen=True)
+class Summary:
+    """A question about rows: aggregates of the rows with equal values in the columns `by`.
+
+    `values`: as in `TableReader.summary`.
+    """
+
+    by: Sequence[str]
+    values: Mapping[str, tuple[str, str]]
+
+
+@dataclass(frozen=True)
+class Taken:
+    """Records that were read from Kafka, and that no table has yet.
+
+    - `rows`: the records for `Engine.append`, once, while `Engine.taken` provides them.
+    - `groups`: the answer to a summary of them. A group may have several rows, each of some of its
+      records.
+    - `reached`: by partition, the offset where they end.
+    """
+
+    rows: Rows
+    groups: pa.Table
+    reached: Mapping[int, int]
 
 
 class Running(Protocol):
@@ -176,6 +212,17 @@ class Engine(Protocol):
         and by partition the offset where they end.
 
         That is before the end of a range where the records are too large for memory.
+        """
+        ...
+
+    def taken(
+        self, source: KafkaInput, ranges: Mapping[int, tuple[int, int]], summary: Summary
+    ) -> AbstractContextManager[Taken]:
+        """Read what `read_kafka` reads, once, and provide it to be appended to the bronze table of
+        its source, with a summary of it.
+
+        The aggregates of the summary are whole numbers. Until the append, the table has nothing of
+        the records.
         """
         ...
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import cached_property, partial
 from pathlib import Path
@@ -25,15 +26,18 @@ from deltalake import (
     write_deltalake,
 )
 from deltalake.exceptions import CommitFailedError, DeltaError
+from deltalake.transaction import AddAction
 
 from pipelines.core.merge import applied, kept, new_rows
-from pipelines.core.reading import RECORD_BYTES, read_records
+from pipelines.core.reading import RECORD_BYTES
 from pipelines.engine import (
     Function,
     InChunks,
     Input,
     KafkaInput,
     SilverRows,
+    Summary,
+    Taken,
     read_input,
     replaced_row,
 )
@@ -47,12 +51,13 @@ from pipelines.lake.by_delta_rs import DeltaRsReader, columns_of, sql_name, sql_
 from pipelines.lake.commits import Commit
 from pipelines.lake.conditions import literal
 from pipelines.lake.conflicts import suppress_conflict
+from pipelines.lake.data_file import DataFile
 from pipelines.lake.features import check_features_of
 from pipelines.lake.location import Lake
 from pipelines.lake.maintenance import FILE_BYTES
 from pipelines.lake.partitioned import PartitionedFiles, by_key
 from pipelines.lake.table_reader import VersionGoneError, Where, normalise, row_count
-from pipelines.lake.tables import CHANGE_DATA_FEED, STATISTICS_BYTES, Table
+from pipelines.lake.tables import CHANGE_DATA_FEED, COUNTED_COLUMNS, STATISTICS_BYTES, Table
 
 if TYPE_CHECKING:
     from pipelines.engine.spark import SparkEngine
@@ -91,6 +96,11 @@ _WAITING: Final[Where] = [[("status", "=", "waiting")]]
 
 ROW_GROUP_BYTES: Final = 32 * 1024 * 1024
 """Number of bytes of large rows, as they are in memory, in a row group of a file."""
+
+_DISTINCT: Final = frozenset(["offset", "key", "value", "merge_key"])
+"""Columns of bronze whose values hardly ever repeat: looking for repetitions would cost more than
+it saves.
+"""
 
 _ROWS_AT_ONCE: Final = 8_192
 """Number of rows that readers unpack at a time: DataFusion's default."""
@@ -150,8 +160,15 @@ class EmbeddedEngine:
             for p, (since, until) in sorted(ranges.items())
         ]
         schema = self.lake.schema(tables.bronze(source.input.source))
-        decode = partial(read_records, rules=source.rules)
-        return read_decoded(source.kafka, offset_ranges, decode, schema, BATCH_BYTES)
+        return read_decoded(source.kafka, offset_ranges, source.decode, schema, BATCH_BYTES)
+
+    @contextmanager
+    def taken(
+        self, source: KafkaInput, ranges: Mapping[int, tuple[int, int]], summary: Summary
+    ) -> Iterator[Taken]:
+        """See `Engine.taken`."""
+        rows, reached = self.read_kafka(source, ranges)
+        yield Taken(rows, self.summary(rows, summary.by, summary.values), reached)
 
     def rows(self, table: pa.Table) -> pa.Table:
         """See `Engine.rows`."""
@@ -263,6 +280,46 @@ class EmbeddedEngine:
                 **arguments,
             ),
         )
+
+    def write_file(self, table: str, pieces: Iterable[pa.Table]) -> AddAction | None:
+        """Write rows to a new file of a table that is not partitioned, a row group for each piece;
+        return the file's entry for `append_files`, or None where there is no piece.
+
+        Memory holds a piece at a time. The pieces have the columns of the table.
+        """
+        layout = self.lake.layout[table]
+        counted = layout.properties[COUNTED_COLUMNS].split(",")
+        repeating = [name for name in layout.schema.names if name not in _DISTINCT]
+        with tempfile.TemporaryDirectory(prefix="watersmeet-") as folder:
+            file: DataFile | None = None
+            for rows in pieces:
+                file = file or DataFile(Path(folder, "rows"), layout.schema, counted, repeating)
+                file.write(rows)
+            if file is None:
+                return None
+            name = f"part-{uuid.uuid4()}.snappy.parquet"
+            return file.put(self.reader.files_of(table), self.reader.path(table), name, {})
+
+    def takes_files(self, table: str) -> bool:
+        """Return True where `write_file` can write files of a table: delta-rs checks no constraint
+        that others have added.
+        """
+        properties = self.reader.properties(table)
+        return not any(name.startswith("delta.constraints.") for name in properties)
+
+    def append_files(self, table: str, files: Sequence[AddAction], commit: Commit | None) -> None:
+        """Make files that `write_file` has written part of a table, as `Engine.append` does with
+        rows.
+        """
+
+        def write(delta_table: DeltaTable, arguments: _CommitArguments) -> None:
+            """Add the files in one commit with these properties."""
+            delta_table.create_write_transaction(
+                [*files], "append", delta_table.schema(), **arguments
+            )
+            delta_table.update_incremental()
+
+        self._commit(table, commit, write)
 
     def merge(
         self,

@@ -1,10 +1,11 @@
 """The Spark engine: any Spark that has Delta Lake, and any lake that it can reach. Rows are
 DataFrames.
 
-Spark writes records. Wherever delta-rs can open the lake, it creates the tables, and writes what a
-run itself has to say: its commit takes hundredths of a second, and one of Spark a whole second. No
-table is written by both at once: on S3, two processes cannot both make the same commit with
-delta-rs, while Spark looks whether there is a commit of that number, and then writes its own.
+Wherever delta-rs can open the lake, it creates the tables, writes what a run itself has to say, and
+commits the files of bronze, which Spark's tasks write: its commit takes hundredths of a second, and
+one of Spark a whole second. Spark writes the other records, and rewrites files. No table is
+written by both at once: on S3, two processes cannot both make the same commit with delta-rs, while
+Spark looks whether there is a commit of that number, and then writes its own.
 
 Only documented calls are used. MERGE, DELETE and UPDATE have no options, and take a commit's
 transaction version and metadata from a session's settings. So they run in a session beside the
@@ -14,14 +15,18 @@ options.
 
 from __future__ import annotations
 
+import json
 import threading
 import uuid
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial, reduce
 from types import MappingProxyType
 
 import pyarrow as pa
+from deltalake.transaction import AddAction
 from pyspark.errors import AnalysisException
 from pyspark.sql import Column, DataFrame, DataFrameWriter, SparkSession
 from pyspark.sql import functions as F
@@ -29,7 +34,6 @@ from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.types import StringType, StructType
 
 from pipelines.core.message import message_bytes
-from pipelines.core.reading import read_records
 from pipelines.core.types import TIME, columns_ddl
 from pipelines.engine import (
     Function,
@@ -38,6 +42,8 @@ from pipelines.engine import (
     KafkaInput,
     Running,
     SilverRows,
+    Summary,
+    Taken,
     read_input,
     replaced_row,
 )
@@ -45,8 +51,17 @@ from pipelines.engine.checks import number_of_tasks
 from pipelines.engine.embedded import FEW_BYTES, EmbeddedEngine
 from pipelines.engine.expressions import expression_problem, pure
 from pipelines.engine.session import create_rows, session_with, struct_type
-from pipelines.engine.tasks import CHUNK_BYTES, INPUT, FromTables, called, called_in_chunks
+from pipelines.engine.tasks import (
+    CHUNK_BYTES,
+    FILE,
+    INPUT,
+    FromTables,
+    ToFiles,
+    called,
+    called_in_chunks,
+)
 from pipelines.kafka.ends import Topics
+from pipelines.kafka.ranges import split_ranges
 from pipelines.kafka.reading import Range
 from pipelines.kafka.source import DecodedTopic, ends_source, kafka_source, register
 from pipelines.lake import tables
@@ -101,6 +116,7 @@ class SparkEngine:
         self._tasks = number_of_tasks(spark)
         self._files = Files(lake.storage)
         self._creates_schema = threading.Lock()
+        self._changes = defaultdict[str, threading.Lock](threading.Lock)
 
     # -- reading
 
@@ -123,16 +139,42 @@ class SparkEngine:
         self, source: KafkaInput, ranges: Mapping[int, tuple[int, int]]
     ) -> tuple[DataFrame, dict[int, int]]:
         """See `Engine.read_kafka`. The workers hand on what they read, and hold a part of it."""
-        offset_ranges = [
-            Range(source.input.topic, p, since, until)
-            for p, (since, until) in sorted(ranges.items())
-        ]
+        offset_ranges = _ranges_of(source, ranges)
         schema = columns_ddl(self.lake.schema(tables.bronze(source.input.source)))
-        decode = partial(read_records, rules=source.rules)
-        topic = DecodedTopic(source.kafka, decode, schema, self._tasks)
+        topic = DecodedTopic(source.kafka, source.decode, schema, self._tasks)
         kafka = kafka_source(f"watersmeet_{source.identifier}", topic, offset_ranges)
         rows = self.spark.read.format(register(self.spark, kafka)).load()
         return rows, {p: until for p, (_, until) in ranges.items()}
+
+    @contextmanager
+    def taken(
+        self, source: KafkaInput, ranges: Mapping[int, tuple[int, int]], summary: Summary
+    ) -> Iterator[Taken]:
+        """See `Engine.taken`. Where delta-rs can write the table, the task that reads a range
+        writes its records to a file, and counts them; the append commits the files.
+        """
+        table = tables.bronze(source.input.source)
+        writer = self._by_delta_rs(table)
+        if writer is None or not writer.takes_files(table):
+            rows, reached = self.read_kafka(source, ranges)
+            with self.cached(rows) as kept:
+                yield Taken(kept, self.summary(kept, summary.by, summary.values), reached)
+            return
+        parts = split_ranges(_ranges_of(source, ranges), self._tasks)
+        tasks = ToFiles(self.lake, self._id, source, parts, summary)
+        groups = (
+            self.spark.range(0, len(parts), 1, len(parts))
+            .mapInArrow(tasks, self._type(tasks.schema))
+            .toArrow()
+        )
+        entries = groups[FILE.name].unique().to_pylist()
+        files = TakenFiles(writer, [AddAction(**json.loads(entry)) for entry in entries])
+        try:
+            reached = {p: until for p, (_, until) in ranges.items()}
+            yield Taken(files, groups.drop_columns([FILE.name]), reached)
+        finally:
+            if not files.are_offered:  # else a commit may name them, whatever is known of it
+                writer.reader.delete_files(table, [file.path for file in files.entries])
 
     def rows(self, table: pa.Table) -> DataFrame:
         """See `Engine.rows`."""
@@ -288,8 +330,15 @@ class SparkEngine:
         """See `Engine.create_view`."""
         self.spark.sql(f"CREATE OR REPLACE VIEW {self.lake.address(name)} AS {query}")
 
-    def append(self, table: str, rows: DataFrame | pa.Table, commit: Commit | None = None) -> None:
+    def append(
+        self, table: str, rows: DataFrame | pa.Table | TakenFiles, commit: Commit | None = None
+    ) -> None:
         """See `Engine.append`."""
+        if isinstance(rows, TakenFiles):
+            rows.are_offered = True
+            with self._changes[table]:
+                rows.writer.append_files(table, rows.entries, commit)
+            return
         if isinstance(rows, pa.Table):
             if (by_delta_rs := self._by_delta_rs(table)) is not None:
                 by_delta_rs.append(table, rows, commit)
@@ -420,7 +469,7 @@ class SparkEngine:
         """See `Engine.delete`."""
         times = [f.name for f in self.lake.schema(table) if f.type == TIME]
         condition = sql_where(where, times)
-        with self._committing(commit) as session:
+        with self._changes[table], self._committing(commit) as session:
             session.sql(f"DELETE FROM {sql_name(self.lake, table)} WHERE {condition}")
 
     def update(
@@ -430,7 +479,7 @@ class SparkEngine:
         times = [f.name for f in self.lake.schema(table) if f.type == TIME]
         condition = sql_where(where, times)
         changes = ", ".join(f"`{name}` = {literal(value)}" for name, value in values.items())
-        with self._committing(commit) as session:
+        with self._changes[table], self._committing(commit) as session:
             session.sql(f"UPDATE {sql_name(self.lake, table)} SET {changes} WHERE {condition}")
 
     @contextmanager
@@ -503,7 +552,8 @@ class SparkEngine:
         """Provide a session that rewrites files into files of up to this size."""
         has_keys = "merge_key" in self.lake.schema(table).names
         sizes = {_MIN_FILE_SIZE: str(file_bytes // 2), _MAX_FILE_SIZE: str(file_bytes)}
-        with session_with(self.spark, sizes | (_FINDS_KEYS if has_keys else {})) as session:
+        settings = sizes | (_FINDS_KEYS if has_keys else {})
+        with self._changes[table], session_with(self.spark, settings) as session:
             yield session
 
     def vacuum(self, table: str) -> int:
@@ -520,6 +570,16 @@ class SparkEngine:
             f"ALTER TABLE {sql_name(self.lake, table)} SET TBLPROPERTIES "
             f"({_as_properties(properties)})"
         )
+
+
+@dataclass
+class TakenFiles:
+    """Files of a table that tasks have written, and that no commit names yet, as rows to append."""
+
+    writer: EmbeddedEngine
+    entries: Sequence[AddAction]
+    are_offered: bool = False
+    """True once a commit was to name them."""
 
 
 class _Query:
@@ -541,6 +601,12 @@ class _Query:
     def stop(self) -> None:
         """Stop the query; return once it has ended."""
         self._query.stop()
+
+
+def _ranges_of(source: KafkaInput, ranges: Mapping[int, tuple[int, int]]) -> list[Range]:
+    """Return ranges of offsets by partition as those of the input's topic."""
+    topic = source.input.topic
+    return [Range(topic, p, since, until) for p, (since, until) in sorted(ranges.items())]
 
 
 def _numbered(inputs: Sequence[DataFrame]) -> list[dict[str, str]]:

@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import chain
 from typing import Final, NoReturn
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipelines.engine import Function, InChunks, Input
-from pipelines.engine.embedded import EmbeddedEngine
+from pipelines.engine import Function, InChunks, Input, KafkaInput, Summary
+from pipelines.engine.embedded import ROW_GROUP_BYTES, EmbeddedEngine
+from pipelines.kafka.reading import Range, read_range
+from pipelines.kafka.workers import leave_imports_alone
+from pipelines.lake import tables
 from pipelines.lake.location import Lake
 
 CHUNK_BYTES: Final = 32 * 1024 * 1024
 """Approximate number of bytes that go from a Python worker to Spark at a time."""
+
+FILE: Final = pa.field("file", pa.string())
+"""The column with the entry of a file for a commit, as JSON."""
 
 INPUT = "input"
 """The column with the number of the input to which a row belongs, beside the columns of
@@ -46,6 +53,72 @@ class FromTables:
             inputs = [_of_partitions(rows, partitions) for rows in self.inputs]
             rows = engine.from_tables(self.function, inputs, partitions, self.schema)
             yield from _chunks(rows, self.schema)
+
+
+@dataclass(frozen=True)
+class ToFiles:
+    """`Engine.taken` as a function for mapInArrow, whose rows are the numbers of ranges.
+
+    A task reads a range of Kafka and writes its records to a file of bronze, which no commit names
+    yet. It yields the groups of a summary of its records, each with the file's entry for a commit
+    (`FILE`).
+    """
+
+    lake: Lake
+    engine_id: str
+    source: KafkaInput
+    ranges: Sequence[Range]
+    summary: Summary
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The columns of the groups."""
+        schema = self.lake.schema(self._table)
+        by = [schema.field(name) for name in self.summary.by]
+        values = [pa.field(name, pa.int64()) for name in self.summary.values]
+        return pa.schema([*by, *values, FILE])
+
+    def __call__(self, tasks: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Run in a Python worker of Spark: yield the groups of each range."""
+        leave_imports_alone()
+        engine = _engine(self.lake, self.engine_id)
+        for number in (number for task in tasks for number in task["id"].to_pylist()):
+            groups = list[pa.Table]()
+            added = engine.write_file(
+                self._table, self._pieces(self.ranges[number], engine, groups)
+            )
+            if added is not None:
+                entry = pa.scalar(json.dumps(asdict(added)), FILE.type)
+                rows = pa.concat_tables(groups)
+                rows = rows.append_column(FILE, pa.repeat(entry, len(rows)))
+                yield from _chunks(rows, self.schema)
+
+    def _pieces(
+        self, offset_range: Range, engine: EmbeddedEngine, groups: list[pa.Table]
+    ) -> Iterator[pa.Table]:
+        """Yield the records of a range in pieces that are worth a row group, and add the groups of
+        each to `groups`.
+        """
+        schema = self.lake.schema(self._table)
+        piece = list[pa.Table]()
+        for batch in read_range(self.source.kafka, offset_range):
+            piece.append(self.source.decode(batch).select(schema.names).cast(schema))
+            if sum(rows.nbytes for rows in piece) >= ROW_GROUP_BYTES:
+                yield self._counted(piece, engine, groups)
+                piece = []
+        if piece:
+            yield self._counted(piece, engine, groups)
+
+    def _counted(
+        self, piece: Sequence[pa.Table], engine: EmbeddedEngine, groups: list[pa.Table]
+    ) -> pa.Table:
+        rows = pa.concat_tables(piece)
+        groups.append(engine.summary(rows, self.summary.by, self.summary.values))
+        return rows
+
+    @property
+    def _table(self) -> str:
+        return tables.bronze(self.source.input.source)
 
 
 _engines: dict[str, EmbeddedEngine] = {}

@@ -30,6 +30,7 @@ from pipelines.kafka.cluster import TIMEOUT_S, Cluster
 from pipelines.kafka.ends import Topics, ends_of
 from pipelines.kafka.ranges import split_ranges
 from pipelines.kafka.reading import Range, read_range
+from pipelines.kafka.workers import leave_imports_alone
 from pipelines.settings import KafkaSettings
 
 
@@ -101,6 +102,7 @@ def _data_source(name_: str, schema_: str, reader_: Callable[[], Any]) -> type[D
 
 
 def _read(topic: DecodedTopic, task: InputPartition) -> Iterator[pa.RecordBatch]:
+    leave_imports_alone()
     for batch in read_range(topic.kafka, task.value, timeout_s=topic.timeout_s):
         yield from topic.decode(batch).to_batches()
 

@@ -131,12 +131,19 @@ def _prepare() -> None:
     """
     pa.set_memory_pool(pa.system_memory_pool())  # see `engine.embedded`
     sys.meta_path.insert(0, _WithoutPandas())
-    # Thousands of new messages make Python look for garbage again and again, each time among all
-    # that was imported, too: half of the time that reading took.
-    gc.freeze()
+    leave_imports_alone()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+@cache
+def leave_imports_alone() -> None:
+    """Keep Python from looking for garbage among all that this process has imported.
+
+    Thousands of new messages make it look again and again: half of the time that reading took.
+    """
+    gc.freeze()
 
 
 def _end_with_parent() -> None:

@@ -5,22 +5,19 @@ They are written a piece at a time, for a commit that names them.
 
 from __future__ import annotations
 
-import json
-import time
 import uuid
 import zlib
 from collections.abc import Iterable, Iterator
-from datetime import datetime
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 from deltalake.transaction import AddAction
 
 from pipelines.core.types import TIME
+from pipelines.lake.data_file import DataFile
 from pipelines.lake.files import Files
 from pipelines.lake.maintenance import FILE_BYTES
 
@@ -79,7 +76,7 @@ class PartitionedFiles:
     def write(self, chunks: Iterable[pa.Table]) -> list[AddAction]:
         """Write all rows, a row group for each piece; return the files' entries for a commit."""
         added: list[AddAction] = []
-        writers: dict[str, pq.ParquetWriter] = {}
+        written: dict[str, DataFile] = {}
         for chunk in chunks:
             for value in pc.unique(chunk[self._by]).to_pylist():
                 rows = (
@@ -87,53 +84,12 @@ class PartitionedFiles:
                     .select(self._schema.names)
                     .cast(self._schema)
                 )
-                path = self._folder / value
-                if value not in writers:
-                    writers[value] = pq.ParquetWriter(
-                        path, self._schema, write_statistics=self._counted
-                    )
-                writers[value].write_table(rows)
-                if path.stat().st_size >= FILE_BYTES:
-                    added.append(self._added(value, writers.pop(value)))
-        return added + [self._added(value, writer) for value, writer in writers.items()]
+                if value not in written:
+                    written[value] = DataFile(self._folder / value, self._schema, self._counted)
+                if written[value].write(rows) >= FILE_BYTES:
+                    added.append(self._added(value, written.pop(value)))
+        return added + [self._added(value, file) for value, file in written.items()]
 
-    def _added(self, value: str, writer: pq.ParquetWriter) -> AddAction:
-        writer.close()
-        path = self._folder / value
+    def _added(self, value: str, file: DataFile) -> AddAction:
         name = f"{self._by}={value}/part-{uuid.uuid4()}.snappy.parquet"
-        size = path.stat().st_size
-        statistics = _statistics(pq.read_metadata(path), self._counted)
-        self._files.put(path, f"{self._address}/{name}")
-        return AddAction(
-            name, size, {self._by: value}, time.time_ns() // 1_000_000, True, json.dumps(statistics)
-        )
-
-
-def _statistics(written: pq.FileMetaData, counted: list[str]) -> dict[str, Any]:
-    """Return the statistics of these columns of a file, as Delta's log has them."""
-    least = dict[str, Any]()
-    most = dict[str, Any]()
-    nulls = dict[str, int]()
-    groups = [written.row_group(i) for i in range(written.num_row_groups)]
-    columns = {written.schema.column(i).path: i for i in range(written.num_columns)}
-    for name in counted:
-        statistics = [group.column(columns[name]).statistics for group in groups]
-        nulls[name] = sum(column.null_count for column in statistics)
-        if with_values := [column for column in statistics if column.has_min_max]:
-            least[name] = _json_value(min(column.min for column in with_values))
-            most[name] = _json_value(max(column.max for column in with_values))
-    return {
-        "numRecords": written.num_rows,
-        "minValues": least,
-        "maxValues": most,
-        "nullCount": nulls,
-    }
-
-
-def _json_value(value: Any) -> Any:
-    """Return a number as it is, and a time as text with whole milliseconds."""
-    return (
-        value.isoformat(timespec="milliseconds").replace("+00:00", "Z")
-        if isinstance(value, datetime)
-        else value
-    )
+        return file.put(self._files, self._address, name, {self._by: value})

@@ -41,6 +41,7 @@ LEASES = "leases"
 WRITER_SCHEMAS = "writer_schemas"
 
 CHANGE_DATA_FEED = "delta.enableChangeDataFeed"
+COUNTED_COLUMNS = "delta.dataSkippingStatsColumns"
 DELETION_VECTORS = "delta.enableDeletionVectors"
 
 LAYOUT = "watersmeet.layout"
@@ -140,7 +141,7 @@ def layout(settings: Settings) -> dict[str, Table]:
 
 
 def _statistics(*columns: str) -> dict[str, str]:
-    return {"delta.dataSkippingStatsColumns": ",".join(columns)}
+    return {COUNTED_COLUMNS: ",".join(columns)}
 
 
 def _bronze(name: str, source: SourceSettings, *, has_ids: bool) -> Table:

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
+from types import MappingProxyType
 
 import numpy as np
 import pyarrow as pa
@@ -14,7 +15,7 @@ import pyarrow.compute as pc
 from pipelines.core.columns import Int64s, int64s
 from pipelines.core.inputs import InputId
 from pipelines.core.reading import WRITER_SCHEMA
-from pipelines.engine import Engine, KafkaInput, Rows
+from pipelines.engine import Engine, KafkaInput, Rows, Summary
 from pipelines.faults import fault_point
 from pipelines.kafka.registry import rules_of
 from pipelines.lake import tables
@@ -26,7 +27,6 @@ from pipelines.lake.commits import (
     ranges_of,
     unnoted_commit,
 )
-from pipelines.lake.erased import without_erased
 from pipelines.lake.inputs import of_input, of_topic
 from pipelines.lake.table_reader import Where, within
 from pipelines.monitoring.events import Counts
@@ -36,23 +36,27 @@ from pipelines.settings import Settings
 
 
 def kafka_input(
-    settings: Settings, input_id: InputId, given_up: Collection[int] = ()
+    settings: Settings,
+    input_id: InputId,
+    given_up: Collection[int] = (),
+    erased: Mapping[int, Int64s] = MappingProxyType({}),
 ) -> KafkaInput:
     """Return how an input is read from Kafka.
 
-    `given_up`: ids of schemas that are no longer waited for.
+    `given_up`: ids of schemas that are no longer waited for. `erased`: offsets by partition whose
+    records are read as `forget` leaves them.
     """
     rules = rules_of(settings, input_id.source, given_up)
-    return KafkaInput(input_id, settings.kafka, rules)
+    return KafkaInput(input_id, settings.kafka, rules, dict(erased))
 
 
 @dataclass(frozen=True)
 class BatchCounts:
     """How many records a batch of bronze has, and where.
 
-    `groups` has a row for each partition, reason and `heartbeat` (with a registry, for each
-    `writer_schema`, too), with the columns `records` (their number), `timed` (how many of them
-    have an event time), `first` and `last` (offsets).
+    `groups` has rows for each partition, reason and `heartbeat` (with a registry, for each
+    `writer_schema`, too), each of some of the records, with the columns `records` (their number),
+    `timed` (how many of them have an event time), `first` and `last` (offsets).
     """
 
     groups: pa.Table
@@ -134,16 +138,9 @@ class BronzeTable:
         """The name of the table."""
         return tables.bronze(self.input.source)
 
-    def without_erased(self, rows: Rows, erased: Mapping[int, Int64s]) -> Rows:
-        """Return rows read from Kafka as `forget` leaves them; `erased`: offsets by partition."""
-        if not erased:
-            return rows
-        return self._engine.per_partition(
-            partial(without_erased, erased=erased), [rows], self._engine.lake.schema(self.name)
-        )
-
-    def counted(self, rows: Rows) -> BatchCounts:
-        """Return how many records there are, and where."""
+    @property
+    def summary(self) -> Summary:
+        """The question whose answer is the groups of `BatchCounts`."""
         values = {
             "records": ("count", "*"),
             "timed": ("count", "event_time"),
@@ -152,9 +149,11 @@ class BronzeTable:
         }
         columns = self._engine.lake.schema(self.name).names
         by = ["partition", "reason", "heartbeat", WRITER_SCHEMA.name]
-        return BatchCounts(
-            self._engine.summary(rows, [name for name in by if name in columns], values)
-        )
+        return Summary([name for name in by if name in columns], values)
+
+    def counted(self, rows: Rows) -> BatchCounts:
+        """Return how many records there are, and where."""
+        return BatchCounts(self._engine.summary(rows, self.summary.by, self.summary.values))
 
     def append(self, rows: Rows, counts: BatchCounts, *, fills: bool = False) -> Commit:
         """Commit rows and return the commit that holds them.

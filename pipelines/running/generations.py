@@ -435,15 +435,16 @@ class Jump:
             return
         bronze = BronzeTable(self.owner, self.settings, input_id)
         erased = read_erased(self._reader, input_id, {p: since for p, (since, _) in ranges.items()})
+        source = kafka_input(self.settings, input_id, erased=erased)
         while ranges:
-            kafka, reached = engine.read_kafka(kafka_input(self.settings, input_id), ranges)
+            kafka, reached = engine.read_kafka(source, ranges)
             existing = engine.read(
                 table, ["partition", "offset"], of_topic(input_id, within(ranges))
             )
             missing = engine.per_partition(
                 without_existing, [kafka, existing], engine.lake.schema(table)
             )
-            with engine.cached(bronze.without_erased(missing, erased)) as rows:
+            with engine.cached(missing) as rows:
                 counts = bronze.counted(rows)
                 if counts.records:
                     fault_point("reset.read")

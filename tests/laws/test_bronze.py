@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from itertools import islice
 from pathlib import Path
+from urllib.parse import unquote
 
+import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
+from deltalake import DeltaTable
+from pyarrow import parquet
 
 from pipelines.bronze import Bronze
 from pipelines.errors import QuarantineLimitError
 from pipelines.kafka.cluster import Cluster
 from pipelines.lake import tables
+from pipelines.lake.commits import last_decision
 from pipelines.running.bronze_table import BronzeTable
 from pipelines.running.generations import Jump, begin_first, targets_of
 from pipelines.running.next_offsets import NextOffsets
 from pipelines.running.owner import Owner
-from tests.laws.conftest import MakeLake, in_folders
+from pipelines.settings import Settings
+from tests.laws.conftest import QUICK, MakeLake, in_folders, in_folders_of_both
 from tests.support.cases import (
     BAD_VALUES,
     SOURCES,
@@ -30,7 +37,7 @@ from tests.support.cases import (
     random_case,
 )
 from tests.support.crashes import CrashError, dying_at
-from tests.support.lakes import CaseLake
+from tests.support.lakes import CaseLake, OpenSpark, folder_of
 from tests.support.topics import create_topics, produce
 
 PARTITIONS = 3
@@ -60,6 +67,24 @@ def read(owner: Owner, lake: CaseLake, source: str) -> None:
     ends = Cluster(lake.settings.kafka).ends(topic, lake.partitions)
     while bronze.take(ends):
         pass
+
+
+def in_batches_of(settings: Settings, offsets: int) -> Settings:
+    """The same configuration, with so many offsets in a batch."""
+    kafka = settings.kafka.model_copy(update={"max_offsets_per_batch": offsets})
+    return settings.model_copy(update={"kafka": kafka})
+
+
+@pytest.fixture
+def spark_jobs(kind: str, open_spark: OpenSpark) -> Iterator[Callable[[], int]]:
+    """Tells how many jobs Spark has been given by the test so far."""
+    if not kind.startswith("spark"):
+        yield lambda: 0
+        return
+    context, group = open_spark().sparkContext, "jobs of a law"
+    context.setJobGroup(group, "")
+    yield lambda: len(context.statusTracker().getJobIdsForGroup(group))
+    context.setLocalProperty("spark.jobGroup.id", None)  # type: ignore[arg-type]
 
 
 def is_refused_in_part(case: Case) -> bool:
@@ -229,8 +254,42 @@ def test_where_kafka_has_nothing_new_a_run_over_what_is_there_starts_no_query(
         assert [row[1] for row in records(lake, source)] == [0, 1]
 
 
+@pytest.mark.parametrize("kind", [QUICK, "spark-folder"], indirect=True, scope="module")
+def test_a_batch_is_read_once_and_its_commit_and_its_files_say_what_they_hold(
+    new_lake: MakeLake, kafka: str, kind: str, spark_jobs: Callable[[], int]
+) -> None:
+    """With Spark, its tasks count what they read and write it: one job has done all."""
+    good: list[bytes | None] = [keyed("a", time) for time in range(5, 45)]
+    values = {"tracking": [*good, b"{", *good[:20], b"{"], "orders": [*good]}
+    cases = dict.fromkeys(range(2), Case(values, 100))
+    lake = begin(new_lake, kafka, f"counted-{kind}", cases, kafka__quarantine_limit="100%")
+    lake.settings = in_batches_of(lake.settings, 5000)
+    before = spark_jobs()
+    read(lake.owner(), lake, "orders")
+    assert spark_jobs() - before == (1 if kind == "spark-folder" else 0)
+    read(lake.owner(), lake, "tracking")
+    for source, last, refused in (("tracking", 62, 4), ("orders", 40, 0)):
+        table = tables.bronze(source)
+        found = last_decision(lake.reader, table)
+        assert found is not None
+        facts = {"ranges": [[0, 0, last], [1, 0, last]], "refused": refused, "fills": False}
+        assert found[1].facts == facts
+        assert records(lake, source) == expected(cases, source)
+        folder = Path(folder_of(lake.settings), table)
+        files = pa.table(DeltaTable(str(folder)).get_add_actions(flatten=True)).to_pylist()
+        assert sum(file["num_records"] for file in files) == 2 * last
+        for file in files:
+            rows = parquet.read_table(folder / unquote(file["path"]), partitioning=None)
+            assert file["num_records"] == rows.num_rows
+            assert file["null_count.reason"] == rows["reason"].null_count
+            for name in ("partition", "offset", "event_time", "kafka_timestamp"):
+                least = pc.min_max(rows[name]).as_py()
+                assert (file[f"min.{name}"], file[f"max.{name}"]) == (least["min"], least["max"])
+    assert lake.quarantined() == expected_quarantine(cases)
+
+
 @pytest.mark.promise("C18")
-@in_folders
+@in_folders_of_both
 def test_too_many_refused_records_stop_the_run_before_any_is_written(
     new_lake: MakeLake, kafka: str, kind: str
 ) -> None:
@@ -239,14 +298,14 @@ def test_too_many_refused_records_stop_the_run_before_any_is_written(
     values = {"tracking": good * 400 + bad * 700, "orders": good * 600 + bad * 500}
     cases = {0: Case(values, 100)}
     lake = begin(new_lake, kafka, f"limit-{kind}", cases)
-    whole = lake.settings.kafka.model_copy(update={"max_offsets_per_batch": 5000})
-    lake.settings = lake.settings.model_copy(update={"kafka": whole})
+    lake.settings = in_batches_of(lake.settings, 5000)
     limited = r"tracking: 700 of 1100 records would go to quarantine, most of them as undecodable"
     with pytest.raises(QuarantineLimitError, match=limited):
         read(lake.owner(), lake, "tracking")
     assert records(lake, "tracking") == []
     read(lake.owner(), lake, "orders")
-    accepting = whole.model_copy(update={"quarantine_limit": 0.7})
+    assert not [*Path(folder_of(lake.settings), tables.bronze("tracking")).glob("*.parquet")]
+    accepting = lake.settings.kafka.model_copy(update={"quarantine_limit": 0.7})
     lake.settings = lake.settings.model_copy(update={"kafka": accepting})
     read(lake.owner(), lake, "tracking")
     assert len(records(lake, "tracking")) == len(records(lake, "orders")) == 1100
