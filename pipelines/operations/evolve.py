@@ -192,6 +192,15 @@ def _problems(
 ) -> list[Problem]:
     if problems := check_schemas(settings):
         return problems
+    topic = epochs.current.settings.publish.corrections_topic
+    if topic is not None and settings.publish.corrections_topic not in (None, topic):
+        problems.append(
+            Problem(
+                f"the lake's corrections go to {topic}, where their sequence goes on",
+                "publish.corrections.topic",
+                "set it back; `within` may change",
+            )
+        )
     for field, (before, after) in changed.items():
         if field.endswith(".schema"):
             fix = "leave what is there as it is, and add optional fields; or begin a new lake"

@@ -11,6 +11,7 @@ import pytest
 from pipelines.core.correction_model import PartitionCorrections
 from pipelines.lake import tables
 from pipelines.lake.epochs import begin_epoch
+from pipelines.operations.evolve import preview
 from pipelines.settings import Settings
 from tests.laws.conftest import IN_FOLDERS_OF_BOTH, QUICK, MakeLake, one_of
 from tests.laws.test_tenants import with_rules
@@ -170,6 +171,18 @@ def test_an_epoch_that_ends_corrections_still_makes_those_that_are_pending(
     lake.merge()
     [row] = corrections_of(lake.reader)
     assert row[1:6] == (1001, "", 1000, "tracking", 2)
+
+
+@pytest.mark.parametrize("kind", [QUICK], indirect=True, scope="module")
+def test_the_topic_of_corrections_stays_where_it_is(new_lake: MakeLake) -> None:
+    lake = new_lake({0: cases()[0]}, **corrections())
+    begin_epoch(lake.reader, lake.engine.append, lake.settings, 0, 0)
+    publish = {"topic": "merged", "corrections": {"topic": "others", "within": "1h"}}
+    other = type(lake.settings.publish).model_validate(publish, context={"folder": None})
+    answer = preview(lake.reader, lake.settings.model_copy(update={"publish": other}))
+    assert [problem["where"] for problem in answer["problems"]] == ["publish.corrections.topic"]
+    for allowed in (None, "1h"):
+        assert not preview(lake.reader, _limited(lake.settings, allowed))["problems"]
 
 
 def test_a_lake_without_late_records_has_no_correction_and_reads_nothing_for_them(
