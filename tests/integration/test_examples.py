@@ -34,7 +34,9 @@ def example(kafka: str, tmp_path: Path, request: pytest.FixtureRequest) -> Setti
     file = tmp_path / "example" / "watersmeet.yml"
     config = yaml.safe_load(file.read_text())
     config["kafka"]["bootstrap_servers"] = kafka
-    for part in (*config["sources"].values(), config["publish"]):
+    publish = config["publish"]
+    corrections = [publish["corrections"]] if "corrections" in publish else []
+    for part in (*config["sources"].values(), publish, *corrections):
         part["topic"] = f"example-{request.param}-{part['topic']}"
     file.write_text(yaml.safe_dump(config, sort_keys=False))
     create_topics(kafka, *{source["topic"] for source in config["sources"].values()}, partitions=1)
@@ -70,14 +72,14 @@ def explained(name: str) -> Iterator[dict[str, str]]:
             yield dict(zip(titles, cells, strict=True))
 
 
-FOR_EVERY_CHANGE = "tenants"
-"""The example that has most of what the others have."""
+FOR_EVERY_CHANGE = ["ads", "tenants"]
+"""The examples that have most of what the others have."""
 
 
 @pytest.mark.parametrize(
     "example",
     [
-        name if name == FOR_EVERY_CHANGE else pytest.param(name, marks=pytest.mark.long)
+        name if name in FOR_EVERY_CHANGE else pytest.param(name, marks=pytest.mark.long)
         for name in EXAMPLES
     ],
     indirect=True,
@@ -114,6 +116,7 @@ def test_every_record_of_an_example_is_explained(name: str) -> None:
     for row, record in zip(rows, sent, strict=True):
         value = record["value"]
         assert row["at"] == value["at"][11:16]
+        assert int(row.get("day", "1")) == int(value["at"][8:10])
         assert row["session"] == value.get("session", "–")
         assert row.get("shop", "–") == value.get("shop", "–")
         assert (
