@@ -29,7 +29,7 @@ from pipelines.running.owner import Owner
 from tests.lake.conftest import Store
 from tests.support.lakes import OpenSpark
 
-LATE = ("s", "t", 0, 1, "k", 0, 0, b"", 0, 0, "")
+LATE = ("s", "t", 0, 1, "k", 0, 0, b"", 0, 0, "", None, None)
 FACTS = {
     "batch": 7,
     "reset": None,
@@ -229,7 +229,9 @@ def test_nothing_else_is_a_conflict() -> None:
 
 def test_rows_of_a_layout_have_its_types(folder_store: Store) -> None:
     table = folder_store.lake.layout[tables.PUBLISHED]
-    rows = table.rows([(0, 1, 2, 253_402_300_799_999, "k", None, None, "s", None, None, "")])
+    rows = table.rows(
+        [(0, 1, 2, 253_402_300_799_999, "k", None, None, "s", None, None, "", *[None] * 5)]
+    )
     assert rows.schema == table.schema
     assert rows["last_event_time"].cast(pa.int64()).to_pylist() == [253_402_300_799_999_000]
     assert table.rows([]).num_rows == 0

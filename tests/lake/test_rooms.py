@@ -47,7 +47,8 @@ def test_a_lake_has_the_columns_that_the_contract_promises(tmp_path: Path) -> No
         "record_bytes BIGINT",
         "late": "source STRING, topic STRING, partition INT, offset BIGINT, merge_key STRING, "
         "event_time TIMESTAMP, "
-        "position TIMESTAMP, value BINARY, batch BIGINT, generation INT, tenant STRING",
+        "position TIMESTAMP, value BINARY, batch BIGINT, generation INT, tenant STRING, "
+        "u TIMESTAMP, id STRING",
         "quarantine": f"source STRING, {kafka}, {record}, reason STRING, detail STRING, "
         "record_bytes BIGINT",
         "idle_heartbeats": "source STRING, topic STRING, partition INT, after_offset BIGINT, "
@@ -57,14 +58,16 @@ def test_a_lake_has_the_columns_that_the_contract_promises(tmp_path: Path) -> No
         "INT, start_offset BIGINT, "
         "kind STRING, decided_at TIMESTAMP, reason STRING, epoch INT, is_lived BOOLEAN, seq "
         "BIGINT, event_time TIMESTAMP, "
-        "merge_key STRING, due TIMESTAMP, closed_at TIMESTAMP, tenant STRING",
+        "merge_key STRING, due TIMESTAMP, closed_at TIMESTAMP, tenant STRING, settled_at "
+        "TIMESTAMP, u TIMESTAMP, late_source STRING, late_topic STRING, late_offset BIGINT",
         "resets": "source STRING, topic STRING, partition INT, from_offset BIGINT, to_offset "
         "BIGINT, decided_at TIMESTAMP, "
         "reason STRING",
         "published": "partition INT, first_seq BIGINT, last_seq BIGINT, last_event_time TIMESTAMP, "
         "last_key STRING, "
         "sink_offset BIGINT, committed_at TIMESTAMP, sink STRING, last_due TIMESTAMP, "
-        "last_closed_at TIMESTAMP, last_tenant STRING",
+        "last_closed_at TIMESTAMP, last_tenant STRING, last_settled_at TIMESTAMP, last_u "
+        "TIMESTAMP, last_source STRING, last_topic STRING, last_offset BIGINT",
         "recovered": "partition INT, merge_key STRING, event_time TIMESTAMP, source STRING, offset "
         "BIGINT, "
         "until_offset BIGINT, recovered_at TIMESTAMP, generation INT, due TIMESTAMP, closed_at "
@@ -75,8 +78,16 @@ def test_a_lake_has_the_columns_that_the_contract_promises(tmp_path: Path) -> No
         "STRING, silver_version BIGINT, "
         "epoch INT, generation INT",
         "epochs": "epoch INT, from_batch BIGINT, configuration STRING, decided_at TIMESTAMP",
+        "corrections": "generation INT, partition INT, tenant STRING, merge_key STRING, event_time "
+        "TIMESTAMP, is_late_born BOOLEAN, version BIGINT, source STRING, topic STRING, offset "
+        "BIGINT, position TIMESTAMP, u TIMESTAMP, settled_at TIMESTAMP, valid BOOLEAN, "
+        "invalid_reason STRING, batch BIGINT, first_event_time TIMESTAMP, last_event_time "
+        f"TIMESTAMP, tracking {parts}, orders {parts}, due TIMESTAMP, closed_at TIMESTAMP, id "
+        "STRING, has_message BOOLEAN, record_bytes BIGINT",
     }
-    layout = Lake(settings_for(tmp_path)).layout
+    corrections = {"topic": "merged-corrections", "within": "7d"}
+    publish = {"topic": "merged", "corrections": corrections}
+    layout = Lake(settings_for(tmp_path, publish=publish)).layout
     assert {name: columns_ddl(layout[name].schema) for name in promised} == promised
     assert layout["silver"].partitioned_by == ("status",)
     assert layout["silver"].properties[tables.DELETION_VECTORS] == "true"

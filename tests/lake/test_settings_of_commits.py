@@ -28,7 +28,7 @@ from tests.support.rivers import until
 
 pytestmark = pytest.mark.promise("N26")
 
-LATE = ("s", "t", 0, 1, "k", 0, 0, b"", 0, 0, "")
+LATE = ("s", "t", 0, 1, "k", 0, 0, b"", 0, 0, "", None, None)
 
 
 def test_a_decision_is_what_its_owner_wrote_whatever_took_its_metadata_along(
@@ -113,9 +113,8 @@ def test_while_a_merge_runs_nothing_else_has_its_settings(
     changed = engine.rows(changed_rows(silver))
     rows = engine.per_partition(partial(_held, folder=str(tmp_path)), [changed], schema)
     commit = Commit(APPLICATION, 3, 1, {"batch": 0})
-    published = engine.rows(
-        engine.lake.layout[tables.PUBLISHED].rows([(0, 0, 0, 0, "k", 0, 0, "s", None, None, "")])
-    )
+    row = (0, 0, 0, 0, "k", 0, 0, "s", None, None, "", *[None] * 5)
+    published = engine.rows(engine.lake.layout[tables.PUBLISHED].rows([row]))
     with ThreadPoolExecutor(1) as pool:
         merging = pool.submit(engine.merge, tables.SILVER, rows, commit)
         try:
