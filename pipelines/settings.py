@@ -383,7 +383,9 @@ class Settings(Part):
             **dict.fromkeys(("duplicates", "id_path"), self.has_ids),
             **dict.fromkeys(("due", "closed_at"), self.merge.says_closing),
             **dict.fromkeys(("tenant", "tenant_max_lag_ms", "waiting"), self.merge.has_tenants),
-            "corrections": self.publish.corrections_topic is not None,
+            **dict.fromkeys(
+                ("corrections", "corrections_published"), self.publish.corrections_topic is not None
+            ),
         }
         return frozenset(name for name, is_said in says.items() if not is_said)
 

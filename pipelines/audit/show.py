@@ -59,12 +59,11 @@ def _quality(results: list[dict[str, Any]]) -> list[RenderableType]:
 
 
 def _partition(partition: dict[str, Any]) -> tuple[RenderableType, ...]:
-    counts = ("open", "waiting", "timed_out", "late", "duplicates", "quarantined", "published")
-    seldom = ("duplicates", "behind_sink")
+    counts = ["open", "waiting", "timed_out", "late", "corrections", "duplicates", "quarantined"]
+    counts += ["published", "corrections_published", "behind_sink"]
+    seldom = ("corrections", "duplicates", "corrections_published", "behind_sink")
     shown = [
-        name
-        for name in (*counts, "behind_sink")
-        if name in partition and (partition[name] or name not in seldom)
+        name for name in counts if name in partition and (partition[name] or name not in seldom)
     ]
     facts = " · ".join(f"{name.replace('_', ' ')} [bold]{partition[name]:,}[/]" for name in shown)
     sources = Table("", "state", "head", "lead", "lag", "", box=None, header_style="dim")

@@ -27,7 +27,7 @@ from pipelines.lake.epochs import read_epochs
 from pipelines.lake.generations import Generation, Generations, read_generations
 from pipelines.lake.inputs import of_topic
 from pipelines.lake.progress import LastBatch, last_batch
-from pipelines.lake.published import last_published
+from pipelines.lake.published import last_corrected, last_published
 from pipelines.lake.quality import last_results
 from pipelines.lake.schemas import unknown_schemas
 from pipelines.lake.snapshot import Snapshot
@@ -70,6 +70,8 @@ def status(
 
     By partition:
 
+    - `corrections`: how many late records have corrected a merge record; `corrections_published`:
+      how many messages their topic has had.
     - `behind_sink`: finished, valid records of the newest generation that are never published,
       since they sort at or before the message behind which it began.
     - `waiting`, with tenants: records that wait for their tenant's clock.
@@ -103,7 +105,7 @@ def status(
         slowest_tenants = (
             pool.submit(_slowest, reader, settings) if settings.merge.has_tenants else None
         )
-        counts = _read_counts(pool, reader, has_ids=epochs.current.settings.has_ids)
+        counts = _read_counts(pool, reader, epochs.current.settings)
         bounds, transactions = _answer_of(kafka_ends)
         partitions = range(progress.partitions(bounds))
         every = [TopicPartition(i, p) for i in settings.inputs for p in partitions]
@@ -222,6 +224,8 @@ class _Counts(NamedTuple):
     duplicates: Mapping[tuple[Any, ...], int]
     quarantined: Mapping[tuple[Any, ...], int]
     published: Mapping[int, int]
+    corrections: Mapping[tuple[Any, ...], int]
+    corrections_published: Mapping[int, int]
 
     def of(self, partition: int) -> dict[str, int]:
         """Return the numbers of a partition as the answer has them."""
@@ -229,20 +233,27 @@ class _Counts(NamedTuple):
             "open": self.silver.get((partition, "open"), 0),
             "timed_out": self.silver.get((partition, "timed_out"), 0),
             "late": self.late.get((partition,), 0),
+            "corrections": self.corrections.get((partition,), 0),
+            "corrections_published": self.corrections_published.get(partition, 0),
             "duplicates": self.duplicates.get((partition,), 0),
             "quarantined": self.quarantined.get((partition,), 0),
             "published": self.published.get(partition, 0),
         }
 
 
-def _read_counts(pool: ThreadPoolExecutor, reader: TableReader, *, has_ids: bool) -> _Counts:
+def _read_counts(pool: ThreadPoolExecutor, reader: TableReader, settings: Settings) -> _Counts:
     silver = pool.submit(_counts, reader, tables.SILVER, "partition", "status")
     late = pool.submit(_counts, reader, tables.LATE, "partition")
-    duplicates = _counts(reader, tables.DUPLICATES, "partition") if has_ids else {}
+    duplicates = _counts(reader, tables.DUPLICATES, "partition") if settings.has_ids else {}
     quarantined = pool.submit(_counts, reader, tables.QUARANTINE, "partition")
     published = {p: tail.seq + 1 for p, tail in last_published(reader).items()}
+    corrections: Mapping[tuple[Any, ...], int] = {}
+    corrected: Mapping[int, int] = {}
+    if tables.has_corrections(settings):
+        corrections = _counts(reader, tables.CORRECTIONS, "partition")
+        corrected = {p: tail.seq + 1 for p, tail in last_corrected(reader).items()}
     noted = late.result(), duplicates, quarantined.result()
-    return _Counts(silver.result(), *noted, published)
+    return _Counts(silver.result(), *noted, published, corrections, corrected)
 
 
 def _answer_of(

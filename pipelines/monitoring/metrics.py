@@ -229,7 +229,8 @@ class Metrics:
             self._metric("owner", layer).set(event.is_owner)
             self._metric("owner_token", layer).set(event.token)
             if layer == "gold":
-                self._metric("records_total", layer, self._settings.publish.topic, "published", "")
+                for topic in self._settings.publish.sequence_topics:
+                    self._metric("records_total", layer, topic, "published", "")
             if layer == "bronze":
                 for topic in self._settings.topics:
                     for reason in Reason:

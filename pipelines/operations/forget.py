@@ -131,8 +131,7 @@ class Forgetting:
         """
         counts = {
             tables.SILVER: len(self._silver),
-            tables.LATE: sum(map(len, self._late.values())),
-            **self._repeated,
+            **{table: sum(map(len, noted.values())) for table, noted in self._noted.items()},
             tables.QUARANTINE: sum(map(len, self._refused.values())),
         }
         for source in self.settings.sources:
@@ -161,8 +160,8 @@ class Forgetting:
         inputs = self.settings.inputs
         return bool(
             self._silver
-            or any(self._repeated.values())
-            or any(self._late[i] or self._in_bronze(i) for i in inputs)
+            or any(any(noted.values()) for noted in self._noted.values())
+            or any(self._in_bronze(i) for i in inputs)
             or any(
                 True for i in inputs for _ in self._with_key(i, tables.bronze(i.source), refused)
             )
@@ -192,19 +191,21 @@ class Forgetting:
         return list(rows.to_pylist())
 
     @cached_property
-    def _late(self) -> dict[InputId, Places]:
-        places = {}
-        for input_id in self.settings.inputs:
-            where = of_input(input_id, [self._key_conditions])
-            places[input_id] = _places(self.reader.select(tables.LATE, _PLACE, where))
-        return places
+    def _noted(self) -> dict[str, dict[InputId, Places]]:
+        """The late and repeated records of the key, and those that made corrections of it, by table
+        and input."""
+        return {
+            table: {input_id: self._noted_in(table, input_id) for input_id in self.settings.inputs}
+            for table in filter(self.reader.exists, _NOTED)
+        }
 
-    @cached_property
-    def _repeated(self) -> dict[str, int]:
-        """How many duplicates have the key; nothing where the lake has no table of them."""
-        if not self.reader.exists(tables.DUPLICATES):
-            return {}
-        return {tables.DUPLICATES: self._count(tables.DUPLICATES)}
+    def _noted_in(self, table: str, input_id: InputId) -> Places:
+        where = of_input(input_id, [self._key_conditions])
+        return _places(self.reader.select(table, _PLACE, where))
+
+    @property
+    def _late(self) -> dict[InputId, Places]:
+        return self._noted[tables.LATE]
 
     @cached_property
     def _read(self) -> dict[InputId, Places]:
@@ -311,6 +312,9 @@ class Forgetting:
                 for topic in kept.repartition.from_topics:
                     yield self._topic_row(cluster, topic, places)
         yield self._topic_row(cluster, self.settings.publish.topic, self._published())
+        for topic in self.settings.publish.sequence_topics[1:]:
+            corrections = chain.from_iterable(self._noted.get(tables.CORRECTIONS, {}).values())
+            yield self._topic_row(cluster, topic, list(corrections))
         for table, topic in self.settings.publish.dead_letter_topics.items():
             places_by_input = self._late if table == tables.LATE else self._refused
             records = list(chain.from_iterable(places_by_input.values()))
@@ -359,8 +363,7 @@ class Forgetting:
             self._forget_in_bronze,
             self._forget_refused,
             self._forget_records,
-            self._forget_late,
-            self._forget_repeated,
+            self._forget_noted,
         ):
             step(owner)
         for table in filter(tables.has_records, owner.engine.lake.layout):
@@ -397,19 +400,24 @@ class Forgetting:
             _change_records(owner, bronze, places, of_topic(input_id)[0], erased)
             _change_records(owner, tables.QUARANTINE, places, of_input(input_id)[0], erased)
 
-    def _forget_late(self, owner: Owner) -> None:
-        for input_id in self.settings.inputs:
-            places = self._late[input_id]
-            _change_records(owner, tables.LATE, places, of_input(input_id)[0], None)
+    def _forget_noted(self, owner: Owner) -> None:
+        """Erase late and repeated records, and corrections."""
+        self._note_late_born(owner)
+        for table, noted in self._noted.items():
+            for input_id, places in noted.items():
+                _change_records(owner, table, places, of_input(input_id)[0], None)
 
-    def _forget_repeated(self, owner: Owner) -> None:
-        if self._repeated.get(tables.DUPLICATES):
-            where = [self._key_conditions]
-            _commit(
-                owner,
-                tables.DUPLICATES,
-                partial(owner.engine.delete, tables.DUPLICATES, where),
-            )
+    def _note_late_born(self, owner: Owner) -> None:
+        """Note the places of what late records have opened: their topic may have messages of it."""
+        if not any(self._noted.get(tables.CORRECTIONS, {}).values()):
+            return
+        now = now_ms()
+        where = [[*self._key_conditions, ("is_late_born", "=", True)]]
+        places = self.reader.select(tables.CORRECTIONS, ["partition", "event_time"], where)
+        rows = [(row["partition"], row["event_time"], now) for row in places.to_pylist()]
+        if rows:
+            layout = owner.engine.lake.layout[tables.FORGOTTEN]
+            owner.append(tables.FORGOTTEN, layout.rows(rows), DELETING)
 
     def _forget_records(self, owner: Owner) -> None:
         """Erase merge records. Their places are noted first, since the sink may have their
@@ -471,6 +479,7 @@ def _column(name: str, kind: pa.DataType, markers: Sequence[Mapping[str, Any]]) 
 
 
 _PLACE = ["partition", "offset"]
+_NOTED: Final = (tables.LATE, tables.DUPLICATES, tables.CORRECTIONS)
 _ERASED: Final[Mapping[str, None]] = {"key": None, "value": None, "headers": None}
 _UNMERGED: Sequence[Condition] = [("merge_key", "is null", None), ("reason", "is null", None)]
 

@@ -6,6 +6,7 @@ The owner of a table does it between two batches. Rows that are still needed sta
 - merge records that are open or not published;
 - in bronze, all that begins at or after such a merge record, since its message must say where a
   lost lake would be recovered;
+- corrections that are not published;
 - dead letters that are not sent yet, with bronze's rows of them;
 - in bronze, the rows of redriven records as long as `quarantine` has the refused ones, since they
   alone say that these were redriven.
@@ -34,7 +35,7 @@ from pipelines.lake.inputs import of_input, of_topic
 from pipelines.lake.maintenance import FILE_BYTES
 from pipelines.lake.order import may_be_beyond
 from pipelines.lake.progress import last_batch
-from pipelines.lake.published import last_published
+from pipelines.lake.published import last_corrected, last_published
 from pipelines.lake.retention_bounds import batch_ends, read_retention_bounds
 from pipelines.lake.table_reader import Condition, TableReader, Where, in_portions, row_count
 from pipelines.operations.redrive import Refused, redriven_in_bronze
@@ -47,6 +48,7 @@ _COLUMNS = {
     tables.SILVER: "last_event_time",
     tables.LATE: "position",
     tables.DUPLICATES: "event_time",
+    tables.CORRECTIONS: "last_event_time",
     tables.QUARANTINE: "kafka_timestamp",
 }
 """Column by which the age of a row is counted. In bronze that is the event time, or Kafka's
@@ -79,12 +81,12 @@ def expire(
         return
     limits = {p: clock - keep_ms for p, clock in last[0].clocks.items()}
     if table in _COLUMNS:
-        is_silver = table == tables.SILVER
-        needed = (
-            _needed_of_silver(reader, limits, read_epochs(reader, settings))
-            if is_silver
-            else _first_not_sent(reader, settings, table, limits)
-        )
+        if table == tables.SILVER:
+            needed = _needed_of_silver(reader, limits, read_epochs(reader, settings))
+        elif table == tables.CORRECTIONS:
+            needed = _first_not_published(reader, limits)
+        else:
+            needed = _first_not_sent(reader, settings, table, limits)
         _forget_before(
             owner,
             table,
@@ -109,6 +111,7 @@ def kept_ms(keep: KeepSettings, table: str) -> int | None:
         tables.SILVER: keep.silver_ms,
         tables.LATE: keep.late_ms,
         tables.DUPLICATES: keep.silver_ms,
+        tables.CORRECTIONS: keep.silver_ms,
         tables.QUARANTINE: keep.quarantine_ms,
     }
     return keep.bronze_ms if table.startswith(tables.bronze("")) else by_table.get(table)
@@ -151,6 +154,26 @@ def _needed(reader: TableReader, partitions: Mapping[int, int], epochs: Epochs) 
     }
     times = {row["partition"]: row["event_time"] for row in rows}
     return {p: min(time, recovery_times.get(p, time)) for p, time in times.items()}
+
+
+def _first_not_published(reader: TableReader, partitions: Mapping[int, int]) -> dict[int, int]:
+    """Return, by partition, the smallest last event time (ms) of corrections that may be
+    unpublished.
+    """
+    tails = last_corrected(reader)
+    where = [
+        [
+            ("partition", "=", p),
+            ("settled_at", ">=", tails[p].place.settled_at if p in tails else 0),
+        ]
+        for p in sorted(partitions)
+    ]
+    first: dict[int, int] = {}
+    for portion in in_portions(where):
+        values = {"first": ("min", "last_event_time")}
+        rows = reader.summary(tables.CORRECTIONS, ["partition"], values, portion)
+        first |= dict(zip(rows["partition"].to_pylist(), rows["first"].to_pylist(), strict=True))
+    return first
 
 
 def _first_not_sent(

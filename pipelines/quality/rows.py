@@ -3,7 +3,7 @@ table by table.
 
 Every table is cut by silver's batches, so that each row is seen once, whatever runs meanwhile:
 
-- silver and late by their column `batch`;
+- silver, corrections, late and duplicates by their column `batch`;
 - bronze by the offsets that the batches have passed;
 - the sink by the merge records that the batches have finished.
 
@@ -24,6 +24,7 @@ from pipelines.core.columns import NULL_TIME, int64s, looked_up, times_ms
 from pipelines.core.inputs import InputId, of_source
 from pipelines.core.merge import LATE_SCHEMA
 from pipelines.core.reading import bronze_schema
+from pipelines.core.repeated import DUPLICATE_SCHEMA
 from pipelines.core.sequence import CLOSED_AT, FORGOTTEN, ID, SEQ, parse_message_id
 from pipelines.core.types import TIME
 from pipelines.engine import Engine, Rows
@@ -51,6 +52,8 @@ DISTANCE: Final = "days_from_kafka"
 _COORDINATES: Final = {
     tables.SILVER: ("partition", "tenant", "merge_key", "event_time"),
     tables.LATE: ("source", "topic", "partition", "offset"),
+    tables.DUPLICATES: ("source", "topic", "partition", "offset"),
+    tables.CORRECTIONS: ("source", "topic", "partition", "offset"),
     tables.PROGRESS: ("source", "topic", "partition"),
     SINK: ("partition", "offset"),
 }
@@ -156,16 +159,19 @@ def rows_of(engine: Engine, settings: Settings, table: str, span: Span, now_ms: 
     """Return the rows of a table that a suite looks at, in the engine's form.
 
     - Bytes of records are text, null where they are not UTF-8.
-    - Of the parts in silver only the offsets are left. `<source>_parts` says how many records of a
-      source a merge record holds, and `sources_met` of how many sources it has some.
+    - Of the parts in silver and in corrections only the offsets are left. `<source>_parts` says
+      how many records of a source a merge record holds, and `sources_met` of how many sources it
+      has some.
     - In bronze `days_from_kafka` is how far the event time lies behind Kafka's timestamp (negative:
       before it), null where either is missing.
 
     Raises WatersmeetError where Kafka does not show the sink.
     """
     reader = engine.reader
-    if table == tables.SILVER:
-        return _silver_rows(engine, settings, span)
+    if table in (tables.SILVER, tables.CORRECTIONS):
+        return _merged_rows(engine, settings, table, span)
+    if table == tables.DUPLICATES:
+        return engine.read(table, DUPLICATE_SCHEMA.names, [span.where])
     if table == tables.LATE:
         rows = engine.read(table, LATE_SCHEMA.names, [span.where])
         return engine.per_partition(_as_text, [rows], _text_schema(LATE_SCHEMA))
@@ -192,10 +198,12 @@ def rows_of(engine: Engine, settings: Settings, table: str, span: Span, now_ms: 
     )
 
 
-def _silver_rows(engine: Engine, settings: Settings, span: Span) -> Rows:
-    """Return the rows of silver with the offsets of their parts, and the counts that it lacks."""
-    stored = engine.lake.layout[tables.SILVER].schema
-    rows = engine.read(tables.SILVER, stored.names, [span.where])
+def _merged_rows(engine: Engine, settings: Settings, table: str, span: Span) -> Rows:
+    """Return rows of silver, or of corrections, with the offsets of their parts, and the counts
+    that these lack.
+    """
+    stored = engine.lake.layout[table].schema
+    rows = engine.read(table, stored.names, [span.where])
     counts = {
         f"{source}_parts": source
         for source in settings.sources

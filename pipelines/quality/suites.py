@@ -173,7 +173,9 @@ def _fault(document: Any, settings: Settings) -> Problem | None:
         fix = 'name the table in it, such as {"table": "silver"}'
         return Problem("is no object", "meta", fix)
     bronze_tables = map(tables.bronze, settings.sources)
-    names = [BRONZE, *bronze_tables, tables.SILVER, tables.LATE, tables.PROGRESS, SINK]
+    names = [BRONZE, *bronze_tables, tables.SILVER, tables.LATE, tables.DUPLICATES]
+    names += [tables.CORRECTIONS] if tables.has_corrections(settings) else []
+    names += [tables.PROGRESS, SINK]
     table = meta.get("table", tables.SILVER)
     if table not in names:
         instead = known_instead(str(table), names)

@@ -146,9 +146,12 @@ class Lineage:
             return topics, [*((table, sum(counts.values())) for table in bronze), *refused]
         if batch.layer == "silver":
             notes = {"late": tables.LATE, "duplicate": tables.DUPLICATES}
+            notes["corrected"] = tables.CORRECTIONS
             noted = [(self._table(table), None) for name, table in notes.items() if counts[name]]
             return bronze, [(self._table(tables.SILVER), None), *noted]
-        return [self._table(tables.SILVER)], [(topic, counts["published"]) for topic in topics]
+        is_corrections = self._settings.publish.corrections_topic in batch.topics
+        read_table = tables.CORRECTIONS if is_corrections else tables.SILVER
+        return [self._table(read_table)], [(topic, counts["published"]) for topic in topics]
 
     def _topic(self, topic: str) -> Dataset:
         server = self._settings.kafka.bootstrap_servers.split(",")[0].strip().rpartition("://")[2]

@@ -33,10 +33,13 @@ def notify_merge(owner: Owner, rows: BatchRows, plan: BatchPlan | None, planner:
 def outcomes(
     reader: TableReader, settings: Settings, plan: BatchPlan, *, was_recovered: bool
 ) -> dict[str, Counts]:
-    """Return, by topic, how many records a batch has merged, or found late or repeated.
+    """Return, by topic, how many records a batch has merged, or found late or repeated, and how
+    many late ones have corrected a merge record.
 
     Its heartbeats are counted, too. The notes of the batch must be written. A record that waits for
-    its tenant's clock counts as merged, also if it turns out to be a duplicate later.
+    its tenant's clock counts as merged, also if it turns out to be a duplicate later. A late record
+    counts as late, and once it is settled as `corrected` too, or as a duplicate with the reason
+    `late`.
     `was_recovered`: there are messages of a lost lake, or of earlier generations, so some records
     may be `recovered`: they are in no merge record of this generation.
     """
@@ -48,7 +51,8 @@ def outcomes(
         *(late_rows[name].to_pylist() for name in ("source", "topic", "rows")), strict=True
     ):
         late[InputId(source, topic)] += rows
-    duplicates, waited_duplicates = _duplicates(reader, settings, plan)
+    duplicates, waited_duplicates, late_duplicates = _duplicates(reader, settings, plan)
+    corrected = _corrected(reader, settings, plan)
     merged = dict(_parts(reader, settings, plan)) if was_recovered else {}
     counts: dict[str, Counter[tuple[str, str]]] = {
         input_id.topic: Counter() for input_id in settings.inputs
@@ -62,6 +66,10 @@ def outcomes(
         if settings.has_ids:
             repeated = duplicates[input_id] + waited_duplicates[input_id]
             counts[topic]["duplicate", ""] += repeated
+        if tables.has_corrections(settings):
+            counts[topic]["corrected", ""] += corrected[input_id]
+            if settings.has_ids:
+                counts[topic]["duplicate", "late"] += late_duplicates[input_id]
         counts[topic]["merged", ""] += merged.get(input_id, 0) if was_recovered else on_time
         if was_recovered:
             counts[topic]["recovered", ""] += on_time - merged.get(input_id, 0)
@@ -70,20 +78,32 @@ def outcomes(
 
 def _duplicates(
     reader: TableReader, settings: Settings, plan: BatchPlan
-) -> tuple[Counter[InputId], Counter[InputId]]:
+) -> tuple[Counter[InputId], Counter[InputId], Counter[InputId]]:
     """Return, by input, how many duplicates a batch has found.
 
-    First those of records that it has consumed, then those of records that had waited.
+    First those of records that it has consumed, then those of records that had waited, then those
+    of late records that it has settled.
     """
-    counts = Counter[InputId](), Counter[InputId]()
+    counts = Counter[InputId](), Counter[InputId](), Counter[InputId]()
     if not settings.has_ids:
         return counts
-    columns = ["source", "topic", "partition", "offset"]
+    columns = ["source", "topic", "partition", "offset", "is_late"]
     rows = reader.select(tables.DUPLICATES, columns, [[("batch", "=", plan.batch)]])
     for row in rows.to_pylist():
         tp = TopicPartition(InputId(row["source"], row["topic"]), row["partition"])
-        counts[row["offset"] < plan.ranges[tp].from_offset][tp.input] += 1
+        has_waited = row["offset"] < plan.ranges[tp].from_offset
+        counts[2 if row["is_late"] else int(has_waited)][tp.input] += 1
     return counts
+
+
+def _corrected(reader: TableReader, settings: Settings, plan: BatchPlan) -> Counter[InputId]:
+    """Return, by input, how many late records have corrected a merge record in a batch."""
+    if not tables.has_corrections(settings):
+        return Counter()
+    names = ["source", "topic"]
+    where: Where = [[("batch", "=", plan.batch)]]
+    rows = reader.summary(tables.CORRECTIONS, names, {"rows": ("count", "*")}, where)
+    return Counter({InputId(row["source"], row["topic"]): row["rows"] for row in rows.to_pylist()})
 
 
 def _consumed(reader: TableReader, input_id: InputId, plan: BatchPlan) -> tuple[int, int]:

@@ -119,6 +119,24 @@ def kinds_of(files: set[str]) -> set[str]:
 
 
 @in_folders
+@pytest.mark.parametrize("table", [tables.DUPLICATES, tables.CORRECTIONS])
+def test_no_file_has_the_key_of_a_correction_or_of_a_repeated_record(
+    new_lake: MakeLake, open_spark: OpenSpark, kind: str, table: str
+) -> None:
+    corrections = {"topic": "merged-corrections", "within": "1d"}
+    path = "secret" if table == tables.DUPLICATES else None
+    ids = {f"sources__{name}__id": path for name in ("tracking", "orders")}
+    lake = new_lake({0: a_case()}, publish__corrections=corrections, **ids)
+    for share in (0.5, 1.0):
+        lake.arrive(share)
+        lake.merge()
+    assert table in kinds_of(files_with(lake, KEY, VALUE))
+    forget(lake)
+    after_retention(lake, open_spark)
+    assert files_with(lake, KEY, VALUE) == set()
+
+
+@in_folders
 def test_after_forget_the_retention_and_maintain_no_file_has_the_key_or_its_values(
     lake: CaseLake, open_spark: OpenSpark, kind: str
 ) -> None:

@@ -65,10 +65,14 @@ def erase(lake: CaseLake, crash: tuple[str, str] | None = None) -> None:
 def test_all_else_is_as_if_the_keys_records_had_been_heartbeats(
     new_lake: MakeLake, kind: str
 ) -> None:
-    lake = new_lake(cases_with_ids(rich_cases(8, 1656, wealth="late")), **IDS)
+    corrections = {"topic": "merged-corrections", "within": "1d"}
+    lake = new_lake(
+        cases_with_ids(rich_cases(8, 1656, wealth="late")), publish__corrections=corrections, **IDS
+    )
     lake.arrive(SHARE)
     lake.merge(lake.quick)
-    for name in (tables.SILVER, tables.LATE, tables.DUPLICATES):
+    with_keys = (tables.SILVER, tables.LATE, tables.DUPLICATES, tables.CORRECTIONS)
+    for name in with_keys:
         assert KEY in lake.reader.select(name, ["merge_key"])["merge_key"].to_pylist()
     quarantined = len(lake.quarantined())
     for crash in CRASHES if kind == QUICK else CRASHES[3:4]:
@@ -81,7 +85,6 @@ def test_all_else_is_as_if_the_keys_records_had_been_heartbeats(
         "there is nothing left to erase"
     )
 
-    with_keys = (tables.SILVER, tables.LATE, tables.DUPLICATES)
     for name in (*with_keys, *map(tables.bronze, lake.settings.sources)):
         assert KEY not in lake.reader.select(name, ["merge_key"])["merge_key"].to_pylist()
     for name in map(tables.bronze, lake.settings.sources):

@@ -389,9 +389,10 @@ def late_of(
 def duplicates_of(
     reader: TableReader, generation: int | None = None, inputs: Collection[str] = SOURCES
 ) -> list[tuple[object, ...]]:
-    """Duplicates, or those of a generation, in the form of `expected_duplicates`."""
+    """Duplicates on time, or those of a generation, in the form of `expected_duplicates`."""
     columns = ["partition", *_INPUT, "offset", "merge_key", "event_time", "id", "of_offset"]
-    rows = reader.select(tables.DUPLICATES, columns, of_generation(generation)).to_pylist()
+    where = [[*term, ("is_late", "=", False)] for term in of_generation(generation) or [[]]]
+    rows = reader.select(tables.DUPLICATES, columns, where).to_pylist()
     return sorted(_named(row, inputs) for row in rows)
 
 
