@@ -287,7 +287,8 @@ def read_partitions(
     more_columns = {tables.SILVER: (*evidence.settings.sources, *ids)}
     more_conditions: Mapping[str, Sequence[Condition]] = {
         tables.LATE: [("batch", "<=", evidence.last_batch)],
-        tables.DUPLICATES: [("batch", "<=", evidence.last_batch)],
+        # Late ones are in `late`, too.
+        tables.DUPLICATES: [("batch", "<=", evidence.last_batch), ("is_late", "=", False)],
         tables.IDLE_HEARTBEATS: [("generation", "=", evidence.generation.number)],
     }
     for first, until in groups(evidence.partitions):

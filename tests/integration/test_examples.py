@@ -6,21 +6,29 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import subprocess
+import sys
 from collections.abc import Iterator
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
 import orjson
+import pyarrow as pa
 import pytest
 import yaml
+from deltalake import DeltaTable, QueryBuilder
 
+from pipelines.audit.rebuild import rebuild
 from pipelines.audit.verify import verify
+from pipelines.core.window import Window
 from pipelines.dry_run import try_file
 from pipelines.lake import tables
 from pipelines.lake.by_delta_rs import DeltaRsReader
 from pipelines.lake.location import Lake
 from pipelines.settings import Settings, load_settings
 from tests.support.commands import in_process
+from tests.support.corrections import corrections_in
 from tests.support.topics import create_topics, produce, published
 
 ROOT = Path(__file__).parents[2]
@@ -37,7 +45,7 @@ def example(kafka: str, tmp_path: Path, request: pytest.FixtureRequest) -> Setti
     publish = config["publish"]
     corrections = [publish["corrections"]] if "corrections" in publish else []
     for part in (*config["sources"].values(), publish, *corrections):
-        part["topic"] = f"example-{request.param}-{part['topic']}"
+        part["topic"] = f"{tmp_path.name}-{part['topic']}"
     file.write_text(yaml.safe_dump(config, sort_keys=False))
     create_topics(kafka, *{source["topic"] for source in config["sources"].values()}, partitions=1)
     for record in records(request.param):
@@ -145,3 +153,49 @@ def _late_lines(line: int, cell: str) -> list[int]:
     others = [int(number) for number in re.findall(r"Line (\d+) is late", cell)]
     is_late = ": late" in cell or cell.startswith("late")
     return others + [line] * is_late
+
+
+CORRECTED = [("bo", 1, 1, 1), ("dee", 1, 0, 1), ("cy", 1, 1, 1), ("bo", 2, 1, 2)]
+"""The corrections that the page tells of, in order: key, version, and how many clicks and
+conversions."""
+
+
+@pytest.mark.parametrize("example", ["ads"], indirect=True)
+def test_a_consumer_of_both_topics_has_what_a_timeout_of_a_week_would_merge(
+    example: Settings, tmp_path: Path
+) -> None:
+    servers = example.kafka.bootstrap_servers
+    corrections = example.publish.corrections_topic or ""
+    assert [
+        (key, version, len(value["clicks"]), len(value["conversions"]))
+        for _, key, _, version, _, value in sorted(
+            corrections_in(servers, corrections, 1), key=itemgetter(2)
+        )
+    ] == CORRECTED
+    program = [sys.executable, str(ROOT / "examples/ads/consumer.py"), servers, "versions.db"]
+    program += [example.publish.topic, corrections]
+    for _ in range(2):  # called again, it goes on where it ended
+        done = subprocess.run(
+            program, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False
+        )
+        assert done.returncode == 0, done.stderr
+    kept = [json.loads(line) for line in done.stdout.splitlines()]
+    rebuild(DeltaRsReader(Lake(example)), example, tmp_path / "week", Window(7 * 24 * 3_600_000))
+    columns = ["merge_key", "event_time", "last_event_time", *example.sources]
+    week = QueryBuilder().register("silver", DeltaTable(str(tmp_path / "week" / "silver")))
+    rows = pa.table(week.execute(f"SELECT {', '.join(columns)} FROM silver")).to_pylist()
+    assert sorted(kept, key=itemgetter("key")) == sorted(
+        map(_as_value, rows), key=itemgetter("key")
+    )
+
+
+def _as_value(row: dict[str, Any]) -> dict[str, Any]:
+    """A row of silver as the value of a message."""
+    times = {
+        name: round(row[name].timestamp() * 1000) for name in ("event_time", "last_event_time")
+    }
+    parts = {
+        source: [json.loads(part["value"]) for part in row[source]]
+        for source in ("clicks", "conversions")
+    }
+    return {"key": row["merge_key"], **times, **parts}

@@ -20,6 +20,8 @@ from pydantic import BaseModel
 
 from pipelines.audit.show import duration, utc
 from pipelines.cli import app
+from pipelines.core.correction_sequence import LATE as LATE_RECORD
+from pipelines.core.correction_sequence import SETTLED_AT, VERSION, U
 from pipelines.core.dead_letters import NEXT_OFFSETS, OFFSET, PARTITION, REASON, TOPIC, VALUE_BYTES
 from pipelines.core.model import MergeRules, PartitionMerge
 from pipelines.core.reading import KAFKA, ReadingRules, Reason, read_records
@@ -322,6 +324,7 @@ def with_registry(folder: Path) -> dict[str, Any]:
 COMPLETE = {
     "lake": {"catalog": "main", "schema": "shop"},
     "metrics": {"port": 9464},
+    "publish.corrections": {"topic": "merged-corrections", "within": "7d"},
     "merge.window": {"gap": "30m", "max": "12h"},
     "sources.tracking.where": {"field": "type", "equals": 1},
     "sources.tracking.heartbeat": {"field": "type", "equals": 1},
@@ -455,9 +458,10 @@ MERGES = [SMALLEST["merge"], {"window": {"gap": "30m", "max": "12h"}}, TENANTS]
 @pytest.mark.parametrize("merge", MERGES, ids=["timeout", "window", "tenants"])
 def test_every_table_has_a_row_with_its_columns(tmp_path: Path, merge: dict[str, Any]) -> None:
     """The same ones whatever the merge is; with a registry, for which there is one table more,
-    several topics, which parts then name, and ids."""
+    several topics, which parts then name, ids and corrections."""
     config = with_value(with_registry(tmp_path), "sources.tracking.topic", ["eu", "us"])
     config = with_value(config, "sources.tracking.id", "id")
+    config["publish"]["corrections"] = {"topic": "corrections", "within": "7d"}
     settings = load(tmp_path, with_value(config, "merge", merge))
     described = {row[0].strip("`"): set(spans(row[1])) for row in rows(page("tables.md", "Tables"))}
     sources = list(settings.sources)
@@ -488,11 +492,12 @@ def test_every_reason_has_a_row_in_order() -> None:
 
 def test_every_header_is_described() -> None:
     described = re.findall(r"^- \*\*Header\*\* `([^`]+)`", page("messages.md"), re.MULTILINE)
-    of_sink, of_letters = (
-        [SEQ, ID, TENANT, MIN_OFFSETS, IDLE, RULES, LIVED, NO_RECOVERY, FORGOTTEN],
+    of_sink, of_corrections, of_letters = (
+        [SEQ, ID, TENANT, MIN_OFFSETS, IDLE, RULES, LIVED, NO_RECOVERY],
+        [VERSION, LATE_RECORD, SETTLED_AT, U, FORGOTTEN],
         [REASON, TOPIC, PARTITION, OFFSET, VALUE_BYTES, NEXT_OFFSETS],
     )
-    assert described == [*of_sink, *of_letters, ORIGIN, FROM, POSITIONS]
+    assert described == [*of_sink, *of_corrections, *of_letters, ORIGIN, FROM, POSITIONS]
 
 
 def test_every_state_of_a_source_has_a_row() -> None:
