@@ -18,7 +18,7 @@ is checked against bronze. The checks are numbered as in the contract:
 4. what should have timed out has, nothing else has, nothing waits for long, and each batch's clock
    is what bronze says;
 5. silver, late and duplicates are what the merge model makes of bronze, for a sample of keys or for
-   all; rows are valid where they should be;
+   all, and corrections what their model makes of it; rows are valid where they should be;
 6. the *sink* holds silver's finished records in order, and nothing else;
 7. topics of *dead letters* have each late or refused record once, as it came, in order of offset.
 
@@ -48,6 +48,7 @@ from typing import Any, Final
 from pipelines.audit.evidence import Evidence, read_evidence
 from pipelines.audit.partitioning import KeyPartitions
 from pipelines.audit.problems import Findings, answer
+from pipelines.audit.verify_corrections import check_corrections
 from pipelines.audit.verify_dead_letters import (
     DeadLetterTopic,
     check_dead_letters,
@@ -216,7 +217,7 @@ def _check_generation(
     limits = None if sink is None else read_limits(evidence)
     key_partitions = KeyPartitions()
     names = ["places", "keys", "bronze", "forgotten keys", "outcomes", "rows of silver", "clock"]
-    names += ["the merge model", "versions of silver", "sink"]
+    names += ["the merge model", "corrections", "versions of silver", "sink"]
     names += [f"dead letters of {topic.table}" for topic in dead_letter_topics]
     findings = {name: Findings(name) for name in names}
     if evidence.following is None:
@@ -256,3 +257,4 @@ def check_partition(
     check_rows(partition, model.clocks, validator, findings["rows of silver"])
     check_clock(partition, findings["clock"])
     check_model(partition, model.outcomes, erasing.keys, findings["the merge model"])
+    check_corrections(partition, model.corrections, erasing.keys, findings["corrections"])

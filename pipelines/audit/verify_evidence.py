@@ -588,12 +588,14 @@ def _ids(silver: pa.Table) -> Iterator[tuple[tuple[InputId, int, int, str], ...]
         )
 
 
-def _rows(silver: pa.Table, evidence: Evidence) -> Iterator[Row]:
-    """Yield rows of silver."""
-    closing_from = evidence.epochs.closing_from  # the first batch whose messages say `closed_at`
-    parts_by_source = []
+def parts_by_source(rows: pa.Table, evidence: Evidence) -> list[list[list[tuple[Any, ...]]]]:
+    """Return, by source and row, the parts of rows of silver or of corrections.
+
+    A part is its input, offset, event time (ms) and value.
+    """
+    by_source = []
     for source in evidence.settings.sources:
-        lists = silver[source].combine_chunks()
+        lists = rows[source].combine_chunks()
         flat = pc.list_flatten(lists)
         offsets, times, values = (
             pc.struct_field(flat, name) for name in ("offset", "event_time", "value")
@@ -607,9 +609,16 @@ def _rows(silver: pa.Table, evidence: Evidence) -> Iterator[Row]:
         own = [InputId(source, topic) for topic in topics]
         flat_parts = list(zip(own, offsets.to_pylist(), times_ms, texts, strict=False))
         ends = np.cumsum(numbers(pc.list_value_length(lists), 0)).tolist()
-        parts_by_source.append([flat_parts[a:b] for a, b in zip([0, *ends], ends, strict=False)])
+        by_source.append([flat_parts[a:b] for a, b in zip([0, *ends], ends, strict=False)])
+    return by_source
+
+
+def _rows(silver: pa.Table, evidence: Evidence) -> Iterator[Row]:
+    """Yield rows of silver."""
+    closing_from = evidence.epochs.closing_from  # the first batch whose messages say `closed_at`
+    by_source = parts_by_source(silver, evidence)
     rows = _tuples(silver, (*_COLUMNS[tables.SILVER], "holds", "told"))
-    for row, ids, *parts in zip(rows, _ids(silver), *parts_by_source, strict=True):
+    for row, ids, *parts in zip(rows, _ids(silver), *by_source, strict=True):
         key, first, tenant, last, position, status, due, closed_at, batch, valid, reason = row[:-2]
         says_closing = closed_at is not None and closing_from is not None and batch >= closing_from
         outcome = Outcome(

@@ -23,6 +23,7 @@ from pipelines.audit.verify_evidence import (
     Partition,
     repeated,
 )
+from pipelines.core.correction_model import PartitionCorrections
 from pipelines.core.inputs import InputId
 from pipelines.core.model import (
     MIN_TIME,
@@ -62,10 +63,12 @@ class Expected(NamedTuple):
 
     `outcomes`: what became of records. `clocks`: by the index of a row of silver, the clock (ms) of
     its tenant by which it was open, waiting or closed; absent where that is the partition's.
+    `corrections`: those of late records; None where the partition has no clock.
     """
 
     outcomes: list[Outcome]
     clocks: Mapping[int, int]
+    corrections: PartitionCorrections | None
 
 
 def expected(partition: Partition) -> Expected:
@@ -82,6 +85,7 @@ def expected(partition: Partition) -> Expected:
     clock_requests = _clock_requests(partition) if evidence.settings.merge.has_tenants else {}
     clocks = dict[int, int]()
     model: PartitionMerge | None = None
+    corrections: PartitionCorrections | None = None
     for epoch, model in merged_through(
         evidence.through,
         partition.number,
@@ -93,6 +97,9 @@ def expected(partition: Partition) -> Expected:
     ):
         for number, tenant, clock in clock_requests.get(epoch, ()):
             clocks[number] = model.tenant_clock(tenant, clock)
+        corrections = corrections or PartitionCorrections(model, None)
+        corrections.within_ms = evidence.epochs[epoch].settings.publish.within_ms
+        corrections.settle()
     model_outcomes = []
     for outcome in outcomes(model) if model is not None else ():
         if outcome.status == DUPLICATE:
@@ -107,7 +114,7 @@ def expected(partition: Partition) -> Expected:
                 record = logs[part[0]].sampled[part[1]]
                 parts.append((*part, record.value if is_late else record.kept))
         model_outcomes.append(outcome._replace(parts=tuple(parts)))
-    return Expected(model_outcomes, clocks)
+    return Expected(model_outcomes, clocks, corrections)
 
 
 def _arrivals(evidence: Evidence, tp: TopicPartition, log: Log) -> list[tuple[int, Record]]:

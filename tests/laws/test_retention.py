@@ -110,6 +110,7 @@ def broken(lake: CaseLake) -> list[str]:
         "rows of silver",
         "clock",
         "the merge model",
+        "corrections",
         "versions of silver",
     )
     findings = {name: Findings(name) for name in names}
