@@ -261,6 +261,7 @@ class _LakeFigures:
         names = self.settings.input_names
 
         def named(counts: Iterable[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
+            """Return counts by reason and by name of the input."""
             return sorted((reason, names[InputId(*place)], n) for reason, *place, n in counts)
 
         repeat = "" if DUPLICATES in self.hidden else "repeat a part, "

@@ -281,18 +281,18 @@ class EmbeddedEngine:
             ),
         )
 
-    def write_file(self, table: str, pieces: Iterable[pa.Table]) -> AddAction | None:
-        """Write rows to a new file of a table that is not partitioned, a row group for each piece;
-        return the file's entry for `append_files`, or None where there is no piece.
+    def write_file(self, table: str, chunks: Iterable[pa.Table]) -> AddAction | None:
+        """Write rows to a new file of a table that is not partitioned, a row group for each chunk;
+        return the file's entry for `append_files`, or None where there is no chunk.
 
-        Memory holds a piece at a time. The pieces have the columns of the table.
+        Memory holds a chunk at a time. The chunks have the columns of the table.
         """
         layout = self.lake.layout[table]
         counted = layout.properties[COUNTED_COLUMNS].split(",")
         repeating = [name for name in layout.schema.names if name not in _DISTINCT]
         with tempfile.TemporaryDirectory(prefix="watersmeet-") as folder:
             file: DataFile | None = None
-            for rows in pieces:
+            for rows in chunks:
                 file = file or DataFile(Path(folder, "rows"), layout.schema, counted, repeating)
                 file.write(rows)
             if file is None:

@@ -85,7 +85,7 @@ class ToFiles:
         for number in (number for task in tasks for number in task["id"].to_pylist()):
             groups = list[pa.Table]()
             added = engine.write_file(
-                self._table, self._pieces(self.ranges[number], engine, groups)
+                self._table, self._row_groups(self.ranges[number], engine, groups)
             )
             if added is not None:
                 entry = pa.scalar(json.dumps(asdict(added)), FILE.type)
@@ -93,26 +93,26 @@ class ToFiles:
                 rows = rows.append_column(FILE, pa.repeat(entry, len(rows)))
                 yield from _chunks(rows, self.schema)
 
-    def _pieces(
+    def _row_groups(
         self, offset_range: Range, engine: EmbeddedEngine, groups: list[pa.Table]
     ) -> Iterator[pa.Table]:
-        """Yield the records of a range in pieces that are worth a row group, and add the groups of
+        """Yield the records of a range in chunks that are worth a row group, and add the groups of
         each to `groups`.
         """
         schema = self.lake.schema(self._table)
-        piece = list[pa.Table]()
+        chunk = list[pa.Table]()
         for batch in read_range(self.source.kafka, offset_range):
-            piece.append(self.source.decode(batch).select(schema.names).cast(schema))
-            if sum(rows.nbytes for rows in piece) >= ROW_GROUP_BYTES:
-                yield self._counted(piece, engine, groups)
-                piece = []
-        if piece:
-            yield self._counted(piece, engine, groups)
+            chunk.append(self.source.decode(batch).select(schema.names).cast(schema))
+            if sum(rows.nbytes for rows in chunk) >= ROW_GROUP_BYTES:
+                yield self._counted(chunk, engine, groups)
+                chunk = []
+        if chunk:
+            yield self._counted(chunk, engine, groups)
 
     def _counted(
-        self, piece: Sequence[pa.Table], engine: EmbeddedEngine, groups: list[pa.Table]
+        self, chunk: Sequence[pa.Table], engine: EmbeddedEngine, groups: list[pa.Table]
     ) -> pa.Table:
-        rows = pa.concat_tables(piece)
+        rows = pa.concat_tables(chunk)
         groups.append(engine.summary(rows, self.summary.by, self.summary.values))
         return rows
 

@@ -194,14 +194,14 @@ class Forgetting:
     def _noted(self) -> dict[str, dict[InputId, Places]]:
         """The late and repeated records of the key, and those that made corrections of it, by table
         and input."""
-        return {
-            table: {input_id: self._noted_in(table, input_id) for input_id in self.settings.inputs}
-            for table in filter(self.reader.exists, _NOTED)
-        }
+        return {table: self._noted_in(table) for table in filter(self.reader.exists, _NOTED)}
 
-    def _noted_in(self, table: str, input_id: InputId) -> Places:
-        where = of_input(input_id, [self._key_conditions])
-        return _places(self.reader.select(table, _PLACE, where))
+    def _noted_in(self, table: str) -> dict[InputId, Places]:
+        places = {}
+        for input_id in self.settings.inputs:
+            where = of_input(input_id, [self._key_conditions])
+            places[input_id] = _places(self.reader.select(table, _PLACE, where))
+        return places
 
     @property
     def _late(self) -> dict[InputId, Places]:
