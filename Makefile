@@ -14,7 +14,7 @@ help:
 	@echo "make install   .venv with the pinned packages, and the pinned JVM artifacts"
 	@echo "make demo      the whole pipeline on real clickstream data against a real broker (ENGINE=embedded: quickly, without Spark)"
 	@echo "make test      the tests for every change: the rules, the laws, a whole run on both engines (five minutes)"
-	@echo "make test-long what shows every promise of docs/guarantees.md beside it (half an hour)"
+	@echo "make test-long what shows every promise of docs/guarantees.md beside it (twenty minutes)"
 	@echo "make test-all  everything, with other random cases in each run; SEED=... draws those of one again (hours)"
 	@echo "make planted   plants a fault in each layer, and sees the tests catch it (four minutes)"
 	@echo "make test-core the pure functions' tests alone, a minute, for every change"

@@ -276,6 +276,8 @@ def test_status_says_where_everything_is(merged: Project) -> None:
                 "open": 1,  # "open"
                 "timed_out": 3,  # "a", "b" and the one without orders
                 "late": 2,  # "late" and "c"
+                "corrections": 0,
+                "corrections_published": 0,
                 "duplicates": 0,
                 "quarantined": 1,
                 "published": 2,
@@ -291,6 +293,8 @@ def test_status_says_where_everything_is(merged: Project) -> None:
                 "open": 0,
                 "timed_out": 1,
                 "late": 0,
+                "corrections": 0,
+                "corrections_published": 0,
                 "duplicates": 0,
                 "quarantined": 0,
                 "published": 1,
