@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from typing import Any, NamedTuple, TypeAlias
 
 from confluent_kafka import (
@@ -17,6 +18,7 @@ from confluent_kafka import TopicPartition as KafkaPartition
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewPartitions, NewTopic
 
+from pipelines.errors import WatersmeetError
 from pipelines.kafka.cluster import Cluster
 from pipelines.settings import KafkaSettings
 
@@ -161,6 +163,9 @@ def consume(kafka: Access, topic: str, partitions: int) -> list[Any]:
     )
     # Else the client would look for the leaders of a topic that it has not met a second later.
     consumer.list_topics(topic, timeout=30)
+    # A commit is answered before its markers are everywhere.
+    with suppress(WatersmeetError):
+        Cluster(settings_of(kafka), settling_s=2).settled_bounds(topic, partitions)
     messages = []
     for partition in range(partitions):
         consumer.assign([KafkaPartition(topic, partition, OFFSET_BEGINNING)])
