@@ -50,7 +50,7 @@ def check_corrections(
     actual = _by_record(chain(_in_table(partition), _late_duplicates(partition)))
     of_model = [] if model is None else [*_of_model(partition, model), *_repeated(model)]
     expected = _by_record(of_model)
-    if evidence.unnoted.consumed:
+    if evidence.unnoted.batch is not None:
         expected = {late: content for late, content in expected.items() if late in actual}
     for late in sorted(actual.keys() | expected.keys()):
         input_id, offset, tenant, key = late

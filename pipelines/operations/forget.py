@@ -401,9 +401,9 @@ class Forgetting:
             _change_records(owner, tables.QUARANTINE, places, of_input(input_id)[0], erased)
 
     def _forget_noted(self, owner: Owner) -> None:
-        """Erase late and repeated records, and corrections."""
+        """Erase corrections, then repeated and late records, by which a half is recognised."""
         self._note_late_born(owner)
-        for table, noted in self._noted.items():
+        for table, noted in reversed(self._noted.items()):
             for input_id, places in noted.items():
                 _change_records(owner, table, places, of_input(input_id)[0], None)
 

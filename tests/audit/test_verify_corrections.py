@@ -13,12 +13,14 @@ from pipelines.engine.choice import open_engine
 from pipelines.lake import tables
 from pipelines.lake.by_delta_rs import DeltaRsReader
 from pipelines.lake.location import Lake
+from pipelines.operations.forget import Forgetting
 from tests.audit.inputs import problems_in
 from tests.audit.test_verify import Change, altered, gone, twice
 from tests.laws.test_corrections import cases, corrections
-from tests.support.cases import Case
+from tests.support.cases import Case, heartbeat, keyed
 from tests.support.configurations import IDS, settings_for
 from tests.support.corrections import corrections_of, late_duplicates_of
+from tests.support.crashes import CrashError, dying_at
 from tests.support.lakes import CaseLake
 from tests.support.model_lakes import rewrite
 from tests.support.tenants import merge_of, tenant_cases
@@ -29,6 +31,18 @@ pytestmark = pytest.mark.promise("R21")
 def lake_of(folder: Path, given: dict[int, Case], **overrides: Any) -> CaseLake:
     settings = settings_for(folder, **corrections(), **overrides)
     return CaseLake(open_engine(settings), settings, given)
+
+
+def late_case() -> Case:
+    """One record that is late once four have arrived, and settled at the end."""
+    return Case(
+        {
+            "tracking": [keyed("a", 0), heartbeat(1000), keyed("a", 50), heartbeat(2000)],
+            "orders": [heartbeat(1000), heartbeat(2000)],
+        },
+        100,
+        ["tracking", "tracking", "orders", "tracking", "tracking", "orders"],
+    )
 
 
 @pytest.mark.parametrize("tenants", [False, True])
@@ -46,6 +60,38 @@ def test_a_right_lake_is_right_and_a_rebuild_has_the_same_corrections(
     there = DeltaRsReader(Lake(rebuilt_settings(lake.settings, tmp_path / "again")))
     assert corrections_of(there) == corrections_of(lake.reader)
     assert late_duplicates_of(there) == late_duplicates_of(lake.reader)
+
+
+@pytest.mark.parametrize("table", [tables.CORRECTIONS, tables.PROGRESS])
+def test_what_a_batch_has_not_noted_yet_is_no_broken_promise(tmp_path: Path, table: str) -> None:
+    """The last batch settles a record that was late in an earlier one, and has none itself."""
+    lake = lake_of(tmp_path, {0: late_case()})
+    lake.arrive(4 / 6)
+    lake.merge()
+    lake.arrive()
+    with pytest.raises(CrashError):
+        list(lake.start(engine=dying_at(lake.engine, "append", table)).drain())
+    assert problems_in(lake) == []
+    lake.merge()
+    assert len(corrections_of(lake.reader)) == 1
+    assert problems_in(lake) == []
+
+
+@pytest.mark.parametrize("table", [tables.CORRECTIONS, tables.LATE])
+def test_of_a_key_that_is_half_forgotten_the_half_alone_is_told(tmp_path: Path, table: str) -> None:
+    lake = lake_of(tmp_path, {0: late_case()})
+    lake.arrive()
+    lake.merge()
+    assert len(corrections_of(lake.reader)) == 1
+    dying = dying_at(lake.engine, "delete", table)
+    with pytest.raises(CrashError):
+        Forgetting(lake.reader, lake.settings, "a").erase(lake.owner(dying))
+    found = problems_in(lake)
+    told = [text for text in found if "`forget` was cut short" in text]
+    assert told
+    assert found == told
+    Forgetting(lake.reader, lake.settings, "a").erase(lake.owner())
+    assert problems_in(lake) == []
 
 
 BREAKS: list[tuple[Change, str]] = [
@@ -76,6 +122,6 @@ def test_what_is_wrong_with_a_correction_is_found(
         return change(row) if (row["partition"], row["source"], row["offset"]) == at else row
 
     rewrite(lake.settings, tables.CORRECTIONS, changed)
-    [problem] = problems_in(lake)
-    assert f"offset {at[2]} of {at[1]}" in problem
-    assert words in problem
+    [found] = problems_in(lake)
+    assert f"offset {at[2]} of {at[1]}" in found
+    assert words in found

@@ -39,8 +39,8 @@ CRASHES = [
     ("update", table)
     for table in (tables.bronze("tracking"), tables.bronze("orders"), tables.QUARANTINE)
 ]
-CRASHES += [("append", tables.FORGOTTEN), ("merge", tables.SILVER), ("delete", tables.LATE)]
-CRASHES += [("delete", tables.DUPLICATES)]
+CRASHES += [("append", tables.FORGOTTEN), ("merge", tables.SILVER)]
+CRASHES += [("delete", name) for name in (tables.CORRECTIONS, tables.DUPLICATES, tables.LATE)]
 
 
 def without_key(case: Case) -> Case:
