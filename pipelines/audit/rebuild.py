@@ -34,6 +34,7 @@ from pipelines.core.inputs import InputId
 from pipelines.core.merge import REPLACING
 from pipelines.core.open_before import open_before
 from pipelines.core.plan import BatchPlan, End, OffsetRange, Rules, TopicPartition
+from pipelines.core.reading import RECORD_BYTES
 from pipelines.core.repeated import RECORD_IDS
 from pipelines.core.types import DUE, TENANT, TIME
 from pipelines.core.window import Window
@@ -426,11 +427,15 @@ def _partitions(reader: TableReader, settings: Settings) -> int:
 Row = tuple[Any, ...]
 
 _RECORD_COLUMNS: Final = ["partition", "source", "topic", "offset", "merge_key", "event_time"]
-_LATE_COLUMNS: Final = [*_RECORD_COLUMNS, "position", "value", *TENANT.names]
+_LATE_COLUMNS: Final = [*_RECORD_COLUMNS, "position", "u", "value", *TENANT.names]
 """Columns of late records that are compared."""
 
-_DUPLICATE_COLUMNS: Final = [*_RECORD_COLUMNS, "id", "of_offset", *TENANT.names]
+_DUPLICATE_COLUMNS: Final = [*_RECORD_COLUMNS, "id", "of_offset", "is_late", *TENANT.names]
 """Columns of duplicates that are compared."""
+
+_CORRECTION_PLACE: Final = ["partition", "source", "topic", "offset"]
+_NOT_COMPARED: Final = frozenset({"batch", "generation", RECORD_BYTES.name})
+"""Columns of corrections that are not compared: a rebuild cuts batches in another way."""
 
 
 def verify_against(
@@ -440,8 +445,8 @@ def verify_against(
     directory: Path,
     generation: int | None = None,
 ) -> dict[str, Any]:
-    """Compare silver, late and duplicates with the rebuild `there`, and return the answer of
-    `verify --against --json`.
+    """Compare silver, late, duplicates and corrections with the rebuild `there`, and return the
+    answer of `verify --against --json`.
 
     Both are compared as they were when the rebuild was made, in the generation that the rebuild is
     of. The columns of their content are compared (`batch` is not), a group of partitions at a time.
@@ -480,6 +485,7 @@ def verify_against(
     in_silver = Findings("silver")
     in_late = Findings("late")
     in_duplicates = Findings("duplicates")
+    in_corrections = Findings("corrections")
     for first, until in groups(_partitions(here, settings)):
         partitions = range(first, until)
         comparison.check_silver(partitions, in_silver)
@@ -489,7 +495,9 @@ def verify_against(
             comparison.check_noted(
                 tables.DUPLICATES, names, "event_time", partitions, in_duplicates
             )
-    return answer([in_silver, in_late, in_duplicates])
+        if tables.has_corrections(settings):
+            comparison.check_corrections(partitions, in_corrections)
+    return answer([in_silver, in_late, in_duplicates, in_corrections])
 
 
 def _check_rebuild(there: TableReader, settings: Settings, directory: Path) -> dict[str, str]:
@@ -589,11 +597,35 @@ class _Comparison:
             where_there.append(conditions)
         here = _rows(self.here, table, columns, where_here)
         there = _rows(self.there, table, columns, where_there)
-        for (partition, _, topic, offset), one, other in different(
-            here, there, itemgetter(slice(4))
-        ):
-            where = f"{table}: {topic}[{partition}]@{offset}"
-            findings.add(_difference(one, other, columns), where)
+        _compare(table, here, there, columns, findings)
+
+    def check_corrections(self, partitions: range, findings: Findings) -> None:
+        """Compare the corrections of some partitions.
+
+        Left out are partitions whose history begins within the generation: their corrections build
+        on merge records from before, which the rebuild does not have.
+        """
+        whole = [p for p in partitions if self.since.get(p, -1) < self.from_batch]
+        if not whole:
+            return
+        is_there: list[Condition] = [("partition", "in", whole)]
+        batches: list[Condition] = [("batch", ">=", self.from_batch), ("batch", "<=", self.batch)]
+        columns = tables.layout(self.settings)[tables.CORRECTIONS].schema.names
+        names = _CORRECTION_PLACE + [
+            name for name in columns if name not in _NOT_COMPARED.union(_CORRECTION_PLACE)
+        ]
+        here = _rows(self.here, tables.CORRECTIONS, names, [[*is_there, *batches]])
+        there = _rows(self.there, tables.CORRECTIONS, names, [is_there])
+        _compare(tables.CORRECTIONS, here, there, names, findings)
+
+
+def _compare(
+    table: str, here: Iterator[Row], there: Iterator[Row], names: list[str], findings: Findings
+) -> None:
+    """Compare rows that a late or repeated record names: their first four columns are its place."""
+    for (partition, _, topic, offset), one, other in different(here, there, itemgetter(slice(4))):
+        where = f"{table}: {topic}[{partition}]@{offset}"
+        findings.add(_difference(one, other, names), where)
 
 
 def _silver_columns(settings: Settings) -> list[str]:

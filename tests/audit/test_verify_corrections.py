@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from pipelines.audit.rebuild import rebuild, rebuilt_settings
+from pipelines.audit.rebuild import rebuild, rebuilt_settings, verify_against
 from pipelines.engine.choice import open_engine
 from pipelines.lake import tables
 from pipelines.lake.by_delta_rs import DeltaRsReader
@@ -60,6 +60,7 @@ def test_a_right_lake_is_right_and_a_rebuild_has_the_same_corrections(
     there = DeltaRsReader(Lake(rebuilt_settings(lake.settings, tmp_path / "again")))
     assert corrections_of(there) == corrections_of(lake.reader)
     assert late_duplicates_of(there) == late_duplicates_of(lake.reader)
+    assert verify_against(lake.reader, there, lake.settings, tmp_path / "again")["problems"] == []
 
 
 @pytest.mark.parametrize("table", [tables.CORRECTIONS, tables.PROGRESS])
@@ -112,6 +113,8 @@ def test_what_is_wrong_with_a_correction_is_found(
     lake = lake_of(tmp_path, cases())
     lake.arrive()
     lake.merge()
+    rebuild(lake.reader, lake.settings, tmp_path / "again")
+    there = DeltaRsReader(Lake(rebuilt_settings(lake.settings, tmp_path / "again")))
     rows = lake.reader.select(
         tables.CORRECTIONS, ["partition", "source", "offset", "is_late_born", "tracking"]
     ).to_pylist()
@@ -125,3 +128,6 @@ def test_what_is_wrong_with_a_correction_is_found(
     [found] = problems_in(lake)
     assert f"offset {at[2]} of {at[1]}" in found
     assert words in found
+    [problem] = verify_against(lake.reader, there, lake.settings, tmp_path / "again")["problems"]
+    assert problem["where"].startswith("corrections: ")
+    assert problem["where"].endswith(f"[{at[0]}]@{at[2]}")
