@@ -208,7 +208,7 @@ class Gold:
             return
         self._noted_ms = max(now_ms(), self._noted_ms + 1)
         noted = {"committed_at": self._noted_ms, "sink": self._sink}
-        rows = [self.sequence.row(publication) | noted for publication in publications]
+        rows = [{**p.row(), **self.sequence.columns(p.tail), **noted} for p in publications]
         layout = self._engine.lake.layout[tables.PUBLISHED]
         self.owner.append(tables.PUBLISHED, layout.rows_of(rows))
 

@@ -84,8 +84,7 @@ class Validator:
         """Return rows of silver with `holds` and `told`: what the predicate says of them, and their
         message's value.
         """
-        begins = np.array([epoch.from_batch for epoch in self.epochs[1:]], np.int64)
-        numbers = np.searchsorted(begins, rows["batch"].to_numpy(), side="right")
+        numbers = self.epochs.numbers_of(rows["batch"].to_numpy())
         rows_by_epoch = [np.flatnonzero(numbers == i) for i in range(len(self.epochs))]
         evaluated = [
             self._evaluated_in_epoch(rows.take(pa.array(row_numbers)), e)

@@ -46,9 +46,6 @@ _AFTER_PARTS: Final = schema_of(
     "due timestamp, closed_at timestamp, id string, has_message boolean"
 )
 
-COLUMN_NAMES: Final = frozenset([*_NAMED.names, *_AFTER_PARTS.names, "seq"])
-"""The columns of `corrections` beside the sources, and what its rows have while they are sent."""
-
 
 def correction_schema(
     value_types: Mapping[str, pa.DataType],
@@ -175,7 +172,7 @@ def correct(
 
 
 def with_validity(corrections: pa.Table, reasons: Sequence[str | None]) -> pa.Table:
-    """Return with_validity corrections: a reason for each that is not valid, None for the others.
+    """Return judged corrections: a reason for each that is not valid, None for the others.
 
     An invalid one has a message, without a value, where an earlier version or the merge record
     itself had one. `corrections`: as `correct` returns them.

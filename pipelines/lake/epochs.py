@@ -14,8 +14,10 @@ from operator import itemgetter
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+import numpy as np
 import pyarrow as pa
 
+from pipelines.core.columns import Int64s
 from pipelines.core.model import horizon_after
 from pipelines.core.plan import TopicPartition
 from pipelines.core.window import Window
@@ -59,6 +61,11 @@ class Epochs(tuple[Epoch, ...]):
     def of(self, batch: int) -> Epoch:
         """Return the epoch of a batch."""
         return [epoch for epoch in self if epoch.from_batch <= batch or epoch is self[0]][-1]
+
+    def numbers_of(self, batches: Int64s) -> Int64s:
+        """Return the number of the epoch of each of these batches."""
+        begins = np.array([epoch.from_batch for epoch in self[1:]], np.int64)
+        return np.searchsorted(begins, batches, side="right")
 
     def ends(self) -> list[tuple[Epoch, int]]:
         """Return each epoch before the last that saw a batch, with the number of its last batch."""

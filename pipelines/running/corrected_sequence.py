@@ -7,8 +7,6 @@ later sorts after all that the table has.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
-from functools import cached_property
 from itertools import pairwise
 from typing import Any, NamedTuple, cast
 
@@ -30,18 +28,14 @@ from pipelines.core.correction_sequence import (
 )
 from pipelines.core.corrections import as_silver
 from pipelines.core.reading import RECORD_BYTES
-from pipelines.engine import Engine
 from pipelines.kafka.publisher import sequence_tail
 from pipelines.lake import tables
-from pipelines.lake.epochs import Epochs, read_epochs
-from pipelines.lake.generations import Generations, read_generations
 from pipelines.lake.published import last_corrected
 from pipelines.lake.table_reader import Condition, sizes_of
+from pipelines.running.lake_sequence import LakeSequence, limit_bytes
 from pipelines.running.message_rows import with_message_values
-from pipelines.running.publication_plan import CHUNK_BYTES, LIMIT_BYTES
-from pipelines.running.publications import Publication
+from pipelines.running.publication_plan import CHUNK_BYTES
 from pipelines.running.transaction_size import TransactionSize
-from pipelines.settings import Settings
 
 CHUNK_ROWS = 5_000
 """Number of corrections that are read into memory at a time."""
@@ -69,14 +63,8 @@ CorrectionTails = Mapping[int, CorrectionTail]
 """The last correction by partition."""
 
 
-@dataclass
-class CorrectedSequence:
+class CorrectedSequence(LakeSequence):
     """The corrections of one lake's newest generation, as messages of their topic."""
-
-    engine: Engine
-    settings: Settings
-    partitions: int
-    _generations: Generations = field(default_factory=Generations)
 
     @property
     def topic(self) -> str:
@@ -88,15 +76,11 @@ class CorrectedSequence:
 
         None while the lake has not begun.
         """
-        if not self._generations:
-            self._generations = read_generations(self.engine.reader, self.settings)
-        if not self._generations:
+        if not self.has_begun():
             return None
         rows = self._after(tails)
-        row_bytes = sizes_of(rows)
-        limit_bytes = max(1, LIMIT_BYTES * size.limit // size.largest)
-        total = max(1, int(row_bytes.sum()))
-        share = min(1.0, size.limit / max(1, rows.num_rows), limit_bytes / total)
+        total = max(1, int(sizes_of(rows).sum()))
+        share = min(1.0, size.limit / max(1, rows.num_rows), limit_bytes(size) / total)
         chunks: list[CorrectionChunk] = []
         count = 0
         partitions = int64s(rows["partition"])
@@ -134,15 +118,10 @@ class CorrectedSequence:
         """Return, by partition, how far the sequences of a topic have come, as `published` says."""
         return last_corrected(self.engine.reader, sink)
 
-    def row(self, publication: Publication) -> dict[str, Any]:
-        """Return a publication as a row of `published`, without its sink and time."""
-        tail = publication.tail
+    def columns(self, tail: CorrectionTail) -> dict[str, Any]:
+        """Return the columns of `published` that say what the last message of a publication was."""
         place = tail.place
         return {
-            "partition": publication.partition,
-            "first_seq": publication.first_seq,
-            "last_seq": tail.seq,
-            "sink_offset": tail.offset,
             "last_settled_at": place.settled_at,
             "last_tenant": place.tenant.decode(),
             "last_u": place.u,
@@ -188,18 +167,13 @@ class CorrectedSequence:
 
     def _by_epoch(self, rows: pa.Table) -> Iterator[pa.Table]:
         """Yield rows in order with the `value` of their message, by the rules that judged them."""
-        begins = np.array([epoch.from_batch for epoch in self._epochs], np.int64)
-        numbers = np.searchsorted(begins, int64s(rows["batch"]), side="right") - 1
+        numbers = self.epochs.numbers_of(int64s(rows["batch"]))
         cuts = [0, *(np.flatnonzero(np.diff(numbers)) + 1).tolist(), rows.num_rows]
         for begin, end in pairwise(cuts):
             some = rows.slice(begin, end - begin)
-            settings = self._epochs[int(numbers[begin])].settings
+            settings = self.epochs[int(numbers[begin])].settings
             made = with_message_values(self.engine, as_silver(some), settings)
             yield some.append_column("value", made["value"])
-
-    @cached_property
-    def _epochs(self) -> Epochs:
-        return read_epochs(self.engine.reader, self.settings)
 
 
 def _chunks(partition: int, rows: pa.Table) -> Iterator[CorrectionChunk]:

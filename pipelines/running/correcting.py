@@ -27,7 +27,6 @@ from pipelines.core.columns import (
     times_ms,
 )
 from pipelines.core.corrections import Settled, as_silver, correct, settled, with_validity
-from pipelines.core.inputs import InputId
 from pipelines.core.merge import LATE_SCHEMA, Batch
 from pipelines.core.message import as_read, exceeds
 from pipelines.core.plan import BatchPlan
@@ -190,9 +189,8 @@ class Correcting:
 
     def _shares(self, late: Settled) -> Iterator[tuple[Settled, Int64s]]:
         """Yield the late records in shares of whole keys, each with the gaps of their epochs."""
-        begins = np.array([epoch.from_batch for epoch in self._epochs], np.int64)
         gaps = np.array([epoch.settings.merge.window.gap_ms for epoch in self._epochs], np.int64)
-        of_batch = np.searchsorted(begins, int64s(late.rows["batch"]), side="right") - 1
+        of_batch = self._epochs.numbers_of(int64s(late.rows["batch"]))
         keys = late.rows["merge_key"].combine_chunks().dictionary_encode()
         share_of = int64s(keys.indices) // MAX_KEYS
         for share in range(len(keys.dictionary) // MAX_KEYS + 1):
@@ -231,7 +229,7 @@ class Correcting:
     # -- their judgement
 
     def _validated(self, corrections: pa.Table, batch: Batch) -> pa.Table:
-        """Return corrections with_validity by the rules of the batch that makes them."""
+        """Return corrections judged by the rules of the batch that makes them."""
         publish = self.settings.publish
         max_bytes = publish.max_bytes - header_bytes(self.settings)
         rows = as_silver(corrections)
@@ -253,12 +251,8 @@ def header_bytes(settings: Settings) -> int:
 
     They name the late record, and an id may do so, too.
     """
-    names = max(len(source) + len(topic) for source, topic in map(_names, settings.inputs))
+    names = max(len(source) + len(topic) for source, topic in settings.inputs)
     return HEADER_BYTES + 2 * names
-
-
-def _names(input_id: InputId) -> tuple[str, str]:
-    return input_id.source, input_id.topic
 
 
 def covering(firsts: Int64s, lasts: Int64s, count: int) -> list[tuple[int, int]]:

@@ -7,7 +7,6 @@ alone, that is (event time, key). Nothing that times out later can sort before w
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -15,32 +14,22 @@ import pyarrow as pa
 from confluent_kafka import Message
 
 from pipelines.core.sequence import SequenceTail, parse_tail, tombstones
-from pipelines.engine import Engine
 from pipelines.kafka.publisher import sequence_tail
-from pipelines.lake.epochs import Epochs, read_epochs
-from pipelines.lake.generations import Generations, read_generations
 from pipelines.lake.progress import last_batch
 from pipelines.lake.published import last_published
+from pipelines.running.lake_sequence import LakeSequence, limit_bytes
 from pipelines.running.message_rows import Headers, MessageRows
-from pipelines.running.publication_plan import LIMIT_BYTES, Limits, Pending, Unpublished, pending
-from pipelines.running.publications import Publication, Tails, end_of, published_row
+from pipelines.running.publication_plan import Limits, Pending, Unpublished, pending
+from pipelines.running.publications import Tails, end_of
 from pipelines.running.recovery_headers import RecoveryHeaders
 from pipelines.running.transaction_size import TransactionSize
-from pipelines.settings import Settings
 
 MAX_PER_CHUNK = 50_000
 """Approximate number of rows that are read into memory at a time, and in the first transaction."""
 
 
-@dataclass
-class MergedSequence:
+class MergedSequence(LakeSequence):
     """The merge records of one lake's newest generation, as messages of the sink."""
-
-    engine: Engine
-    settings: Settings
-    partitions: int
-    _generations: Generations = field(default_factory=Generations)
-    """Empty until the lake has begun. No other one begins while this process is the owner."""
 
     @property
     def topic(self) -> str:
@@ -52,13 +41,10 @@ class MergedSequence:
 
         None while the lake has not begun.
         """
-        if not self._generations:
-            self._generations = read_generations(self.engine.reader, self.settings)
-        if not self._generations:
+        if not self.has_begun():
             return None
-        limit_bytes = max(1, LIMIT_BYTES * size.limit // size.largest)
         unpublished = self._unpublished(tails)._replace(clocks=self._clocks())
-        limits = Limits(size.limit, MAX_PER_CHUNK, limit_bytes)
+        limits = Limits(size.limit, MAX_PER_CHUNK, limit_bytes(size))
         return pending(self.engine.reader, unpublished, limits)
 
     def headers(self, backlog: Pending) -> Mapping[int, Headers]:
@@ -84,9 +70,15 @@ class MergedSequence:
         """Return, by partition, how far the sequences of a sink have come, as `published` says."""
         return last_published(self.engine.reader, sink)
 
-    def row(self, publication: Publication) -> dict[str, Any]:
-        """Return a publication as a row of `published`, without its sink and time."""
-        return published_row(publication)
+    def columns(self, tail: SequenceTail) -> dict[str, Any]:
+        """Return the columns of `published` that say what the last message of a publication was."""
+        return {
+            "last_event_time": tail.event_time,
+            "last_key": tail.key,
+            "last_due": tail.due,
+            "last_closed_at": tail.closed_at,
+            "last_tenant": tail.tenant,
+        }
 
     def tombstones(self, key: str, tails: Iterable[tuple[int, SequenceTail]]) -> pa.Table:
         """Return messages that tell consumers in these partitions that a key is deleted."""
@@ -95,7 +87,7 @@ class MergedSequence:
     def _unpublished(self, tails: Tails) -> Unpublished:
         """Return which records count as not published."""
         from_batch = self._generations.newest.from_batch
-        return Unpublished(tails, self.partitions, from_batch, self._epochs.closing_from)
+        return Unpublished(tails, self.partitions, from_batch, self.epochs.closing_from)
 
     def _clocks(self) -> Mapping[int, int] | None:
         """Return the clock (ms) of each partition if there were several epochs; else None.
@@ -104,21 +96,17 @@ class MergedSequence:
         next millisecond as its `closed_at`. Another epoch may close further records at that same
         time, so none of them is published before the clock has reached it.
         """
-        if len(self._epochs) == 1:
+        if len(self.epochs) == 1:
             return None
         last = last_batch(self.engine.reader, self.settings)
         return {} if last is None else last[0].clocks
 
     @cached_property
     def _rows(self) -> MessageRows:
-        return MessageRows(self.engine, self.settings, self._epochs, self._unpublished({}))
+        return MessageRows(self.engine, self.settings, self.epochs, self._unpublished({}))
 
     @cached_property
     def _recovery_headers(self) -> RecoveryHeaders:
         return RecoveryHeaders(
-            self.engine.reader, self.settings, self.partitions, self._epochs, self._generations
+            self.engine.reader, self.settings, self.partitions, self.epochs, self._generations
         )
-
-    @cached_property
-    def _epochs(self) -> Epochs:
-        return read_epochs(self.engine.reader, self.settings)

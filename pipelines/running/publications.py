@@ -25,6 +25,15 @@ class Publication(NamedTuple):
     first_seq: int
     tail: Any
 
+    def row(self) -> dict[str, Any]:
+        """Return a row of `published`, without what else it says of the last message."""
+        return {
+            "partition": self.partition,
+            "first_seq": self.first_seq,
+            "last_seq": self.tail.seq,
+            "sink_offset": self.tail.offset,
+        }
+
 
 class Sequence(Protocol):
     """The messages of one topic, as gold publishes them: what they are, and how far they are.
@@ -71,8 +80,8 @@ class Sequence(Protocol):
         """Return, by partition, how far the sequences of a topic have come, as `published` says."""
         ...
 
-    def row(self, publication: Publication) -> dict[str, Any]:
-        """Return a publication as a row of `published`, without its sink and time."""
+    def columns(self, tail: Any) -> dict[str, Any]:
+        """Return the columns of `published` that say what the last message of a publication was."""
         ...
 
     def tombstones(self, key: str, tails: Iterable[tuple[int, Any]]) -> pa.Table:
@@ -105,19 +114,3 @@ def end_of(messages: pa.Table) -> SequenceTail:
     [last] = messages.slice(messages.num_rows - 1).to_pylist()
     closed = last["due"], last["closed_at"], last["tenant"] or ""
     return SequenceTail(last["seq"], last["event_time"], last["key"].decode(), None, *closed)
-
-
-def published_row(publication: Publication) -> dict[str, Any]:
-    """Return a publication as a row of `published`, without its sink and time."""
-    tail = publication.tail
-    return {
-        "partition": publication.partition,
-        "first_seq": publication.first_seq,
-        "last_seq": tail.seq,
-        "last_event_time": tail.event_time,
-        "last_key": tail.key,
-        "sink_offset": tail.offset,
-        "last_due": tail.due,
-        "last_closed_at": tail.closed_at,
-        "last_tenant": tail.tenant,
-    }
