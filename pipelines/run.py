@@ -296,9 +296,7 @@ class Run:
             ],
             "silver": [
                 tables.SILVER,
-                tables.LATE,
-                tables.DUPLICATES,
-                *([tables.CORRECTIONS] if tables.has_corrections(self.settings) else []),
+                *tables.notes_of_records(self.settings),
                 tables.PROGRESS,
             ],
             "gold": [tables.PUBLISHED],

@@ -15,7 +15,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipelines.core.columns import times_ms
-from pipelines.core.sequence import FORGOTTEN, ID, SEQ, TENANT, header_number, tombstones_of
+from pipelines.core.sequence import (
+    FORGOTTEN,
+    ID,
+    NUMBERED,
+    SEQ,
+    TENANT,
+    header_number,
+    tombstones_of,
+)
 from pipelines.core.types import HEADERS
 
 VERSION: Final = "watersmeet.version"
@@ -57,12 +65,7 @@ class CorrectionTail(NamedTuple):
 
 _MESSAGES: Final = pa.schema(
     [
-        ("partition", pa.int32()),
-        ("key", pa.binary()),
-        ("value", pa.large_binary()),
-        ("timestamp", pa.int64()),
-        ("headers", HEADERS),
-        ("seq", pa.int64()),
+        *NUMBERED,
         ("settled_at", pa.int64()),
         ("tenant", pa.binary()),
         ("u", pa.int64()),

@@ -17,6 +17,7 @@ from pipelines.core.sequence import (
     CLOSED_AT,
     DUE,
     ID,
+    NUMBERED,
     PLAIN,
     SEQ,
     TENANT,
@@ -30,12 +31,7 @@ from pipelines.core.values import concatenated, joined, json_texts, largest_size
 
 MESSAGES: Final = pa.schema(
     [
-        ("partition", pa.int32()),
-        ("key", pa.binary()),
-        ("value", pa.large_binary()),
-        ("timestamp", pa.int64()),
-        ("headers", HEADERS),
-        ("seq", pa.int64()),
+        *NUMBERED,
         ("event_time", pa.int64()),
         ("due", pa.int64()),
         ("closed_at", pa.int64()),
@@ -44,7 +40,7 @@ MESSAGES: Final = pa.schema(
 )
 """Schema of the messages; times are in ms since the epoch.
 
-`value` is null for a message without a value. `due` and `closed_at` are null for a message that
+`due` and `closed_at` are null for a message that
 does not say them; `tenant` is empty without tenants.
 """
 

@@ -8,7 +8,7 @@ a partition that ends with it still says so.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 from urllib.parse import quote, unquote
 
 import orjson
@@ -51,6 +51,20 @@ FORGOTTEN = "watersmeet.forgotten"
 """Header of a tombstone: a JSON object about the last message before it that has `seq` and `id`.
 
 It has these two, `due` and `closed_at` of that message, and its tenant.
+"""
+
+
+NUMBERED: Final = (
+    ("partition", pa.int32()),
+    ("key", pa.binary()),
+    ("value", pa.large_binary()),
+    ("timestamp", pa.int64()),
+    ("headers", HEADERS),
+    ("seq", pa.int64()),
+)
+"""The columns of messages of a sequence: what `Publisher` sends, and their numbers.
+
+`value` is null for a message without a value; `timestamp` is in ms since the epoch.
 """
 
 

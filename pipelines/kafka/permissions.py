@@ -34,6 +34,10 @@ def former_transactional_id(name: str, topic: str, role: str = "") -> str:
     return "-".join(filter(None, ("watersmeet", name, role, topic)))
 
 
+_SEQUENCE = "gold reads where the sequence stands; a lost lake is taken up from it"
+_LETTERS = "gold reads up to where dead letters are out"
+
+
 def permissions(settings: Settings) -> list[Permission]:
     """Return the permissions for all that the pipeline of a configuration does in Kafka, each once,
     and no others.
@@ -45,7 +49,7 @@ def permissions(settings: Settings) -> list[Permission]:
         *(
             permission
             for topic in settings.publish.sequence_topics
-            for permission in _sequence_permissions(name, topic)
+            for permission in _written_topic(name, topic, _SEQUENCE, "gold publishes")
         ),
         *(
             Permission(
@@ -64,7 +68,7 @@ def permissions(settings: Settings) -> list[Permission]:
         *(
             permission
             for topic in dead_letter_topics
-            for permission in _dead_letter_permissions(name, topic)
+            for permission in _written_topic(name, topic, _LETTERS, "gold sends dead letters")
         ),
         *(
             Permission(
@@ -77,23 +81,18 @@ def permissions(settings: Settings) -> list[Permission]:
     return list(dict.fromkeys(needed))
 
 
-def _sequence_permissions(name: str, topic: str) -> list[Permission]:
+def _written_topic(name: str, topic: str, read_because: str, work: str) -> list[Permission]:
+    """Return the permissions for a topic that gold writes in transactions, and reads for a reason.
+
+    `work`: what gold does there.
+    """
+    transactions = transactional_id(name, topic)
     return [
-        Permission(
-            "READ",
-            "topic",
-            topic,
-            "gold reads where the sequence stands; a lost lake is taken up from it",
-        ),
-        Permission("WRITE", "topic", topic, "gold publishes"),
+        Permission("READ", "topic", topic, read_because),
+        Permission("WRITE", "topic", topic, work),
         Permission("CREATE", "topic", topic, "gold creates it where it is missing"),
         Permission("DESCRIBE_CONFIGS", "topic", topic, "`validate` looks at its settings"),
-        Permission(
-            "WRITE",
-            "transactional id",
-            transactional_id(name, topic),
-            "gold publishes in transactions",
-        ),
+        Permission("WRITE", "transactional id", transactions, f"{work} in transactions"),
     ]
 
 
@@ -124,20 +123,5 @@ def _repartition_permissions(name: str, source: SourceSettings) -> list[Permissi
             "group",
             f"watersmeet-{name}-repartition",
             "for Kafka's own tools, shows how far it is",
-        ),
-    ]
-
-
-def _dead_letter_permissions(name: str, topic: str) -> list[Permission]:
-    return [
-        Permission("READ", "topic", topic, "gold reads up to where dead letters are out"),
-        Permission("WRITE", "topic", topic, "gold sends dead letters"),
-        Permission("CREATE", "topic", topic, "gold creates it where it is missing"),
-        Permission("DESCRIBE_CONFIGS", "topic", topic, "`validate` looks at its settings"),
-        Permission(
-            "WRITE",
-            "transactional id",
-            transactional_id(name, topic),
-            "gold sends dead letters in transactions",
         ),
     ]

@@ -112,6 +112,11 @@ def has_corrections(settings: Settings) -> bool:
     return settings.publish.corrections_topic is not None
 
 
+def notes_of_records(settings: Settings) -> list[str]:
+    """Return the tables of records that follow from silver's batches."""
+    return [LATE, DUPLICATES, *([CORRECTIONS] if has_corrections(settings) else [])]
+
+
 def layout(settings: Settings) -> dict[str, Table]:
     """Return every table of a lake by name, as this configuration needs it.
 

@@ -53,8 +53,7 @@ def written_by(layer: str, settings: Settings) -> list[tuple[str, str]]:
         decided = [(table, bronze_application()) for table in beginnings]
         return [*read, *decided, *deleted, epochs]
     if layer == "silver":
-        records = [tables.SILVER, tables.LATE, tables.DUPLICATES, tables.FORGOTTEN]
-        records += [tables.CORRECTIONS] if tables.has_corrections(settings) else []
+        records = [tables.SILVER, *tables.notes_of_records(settings), tables.FORGOTTEN]
         deleted = [(name, DELETING) for name in records]
         decided = [(tables.SILVER, APPLICATION), (tables.IDLE_HEARTBEATS, APPLICATION)]
         decided += [(tables.SILVER, RESETTING), (tables.RESETS, RESETTING)]
@@ -70,9 +69,7 @@ def kept_by(layer: str, settings: Settings, input_id: InputId | None = None) -> 
     if layer == "silver":
         return [
             tables.SILVER,
-            tables.LATE,
-            tables.DUPLICATES,
-            *([tables.CORRECTIONS] if tables.has_corrections(settings) else []),
+            *tables.notes_of_records(settings),
             tables.PROGRESS,
             tables.IDLE_HEARTBEATS,
             tables.RESETS,

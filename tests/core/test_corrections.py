@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pipelines.configuration.values import NAMES_OF_CORRECTIONS, RESERVED_NAMES
 from pipelines.core.clocks import clocks_of
 from pipelines.core.correction_model import Correction, PartitionCorrections
 from pipelines.core.corrections import (
@@ -166,6 +167,12 @@ def test_an_invalid_correction_has_a_message_only_where_something_before_it_had_
     assert made["valid"].to_pylist() == [False, True, False, False]
     assert made["has_message"].to_pylist() == [False, True, True, True]
     assert made["invalid_reason"].to_pylist() == ["predicate", None, "too_large", "predicate"]
+
+
+def test_no_source_can_be_called_like_a_column_of_corrections() -> None:
+    columns = set(CORRECTIONS.names) - set(SOURCES)
+    assert columns <= RESERVED_NAMES | NAMES_OF_CORRECTIONS
+    assert NAMES_OF_CORRECTIONS - {"seq"} <= columns
 
 
 def test_no_id_of_a_late_born_record_can_be_that_of_another() -> None:
