@@ -71,14 +71,18 @@ def test_corrections_are_published_as_their_model_has_them(
     sink = f"laws-corrected-{kind}-{delivery}"
     lake = corrected_lake(new_lake, kafka, sink, cases, publish__delivery=delivery)
     models = CorrectionModels(cases, (100, None, None), ALL_MS)
+    _published_in_steps(lake, models)
+    assert len(models.messages()) > 10
+    _each_once(lake, models)
+
+
+def _published_in_steps(lake: CaseLake, models: CorrectionModels) -> None:
     for share in SHARES:
         lake.arrive(share)
         lake.merge(lake.quick)
         publish(lake)
         models.arrive(share)
         assert in_topic(lake) == models.messages()
-    assert len(models.messages()) > 10
-    _each_once(lake, models)
 
 
 def _each_once(lake: CaseLake, models: CorrectionModels) -> None:
@@ -100,12 +104,7 @@ def test_with_tenants_and_windows_a_consumer_has_each_record_once(
     sink = "laws-corrected-tenants"
     lake = corrected_lake(new_lake, kafka, sink, cases, merge=merge_of(rules))
     models = CorrectionModels(cases, rules, ALL_MS)
-    for share in SHARES:
-        lake.arrive(share)
-        lake.merge()
-        publish(lake)
-        models.arrive(share)
-        assert in_topic(lake) == models.messages()
+    _published_in_steps(lake, models)
     _each_once(lake, models)
 
 
