@@ -38,6 +38,7 @@ from pipelines.core.window import Window
 from pipelines.lake.epochs import read_epochs
 from pipelines.lake.location import Lake
 from pipelines.lake.progress import last_batch
+from pipelines.lake.published import OF_MERGE_RECORDS
 from pipelines.lake.snapshot import Snapshot
 from pipelines.lake.table_reader import Condition, TableReader, Where
 from pipelines.lake.tables import (
@@ -194,7 +195,8 @@ class _LakeFigures:
         ):
             counts[p][status.replace("_", " ")] += count
             counts[p]["not valid"] += count * (valid is False)
-        for p, last_seq in self.summary(PUBLISHED, ["partition"], "max last_seq"):
+        of_sink = [[OF_MERGE_RECORDS]]
+        for p, last_seq in self.summary(PUBLISHED, ["partition"], "max last_seq", where=of_sink):
             counts[p]["published"] = last_seq + 1  # the sequence has no gap
         places = [("all", [*counts], min(self.clocks.values(), default=None))] if counts else []
         places += [(str(p), [p], self.clocks.get(p)) for p in sorted(counts)]
@@ -281,7 +283,8 @@ class _LakeFigures:
 
         Clocks, leads and idle sources are those of the partitions that are shown.
         """
-        published = self.read(PUBLISHED, _PUBLISHED, [[("committed_at", ">=", self.since)]])
+        recent = [("committed_at", ">=", self.since), OF_MERGE_RECORDS]
+        published = self.read(PUBLISHED, _PUBLISHED, [recent])
         decisions = self.read(
             IDLE_HEARTBEATS,
             (*_INPUT, "partition", "decided_at"),

@@ -104,7 +104,14 @@ def publication(
     after_ms: int, first: int = 0, last: int = 0, partition: int = 0, last_event_time: int = 0
 ) -> Row:
     seqs = {"partition": partition, "first_seq": first, "last_seq": last}
-    return {**seqs, "last_event_time": last_event_time, "committed_at": NOW + after_ms}
+    tail = {"last_event_time": last_event_time, "last_key": "k"}
+    return {**seqs, **tail, "committed_at": NOW + after_ms}
+
+
+def publication_of_corrections(after_ms: int, first: int, last: int) -> Row:
+    tail = {"last_settled_at": 9, "last_tenant": "", "last_u": 8, "last_source": "order"}
+    seqs = {"partition": 0, "first_seq": first, "last_seq": last}
+    return {**seqs, **tail, "last_topic": "order", "last_offset": 0, "committed_at": NOW + after_ms}
 
 
 # After a jump.
@@ -236,6 +243,16 @@ def test_what_is_published_is_counted_by_its_sequence(tmp_path: Path) -> None:
     assert rates(report_of(tmp_path, published=published), PUBLISHED) == {
         "gold, all sources": [11, 0, 3]
     }
+
+
+@pytest.mark.usefixtures("few_batches_are_drawn")
+def test_publications_of_corrections_are_no_messages_of_the_sink(tmp_path: Path) -> None:
+    own = [publication(100, 0, 9), publication(2000, 10, 11)]
+    alone = report_of(tmp_path / "alone", progress=BATCHES, published=own)
+    both = [*own, publication_of_corrections(300, 0, 40)]
+    beside = report_of(tmp_path / "beside", progress=BATCHES, published=both)
+    for title in (PUBLISHED, DELAYS, COUNTS):
+        assert rows(beside, title) == rows(alone, title)
 
 
 @pytest.mark.usefixtures("few_batches_are_drawn")
