@@ -1,4 +1,4 @@
-"""What the sequences that gold publishes ask of their lake alike."""
+"""The base of the sequences that gold publishes: what both ask of their lake."""
 
 from __future__ import annotations
 
