@@ -17,11 +17,14 @@ from pipelines.errors import ConfigurationError
 from pipelines.lake import tables
 from pipelines.lake.location import Lake
 from pipelines.lake.quality import Checked, append_results, last_results, last_versions
+from pipelines.lake.table_reader import row_count
 from pipelines.quality import rows
 from pipelines.quality.check import check
 from pipelines.quality.suites import PROMISES
 from pipelines.settings import Settings
-from tests.support.cases import Case, heartbeat, keyed, rich_cases
+from tests.support.cases import Case, cases_with_ids, heartbeat, keyed, rich_cases
+from tests.support.configurations import IDS
+from tests.support.corrections import corrections_of, late_duplicates_of
 from tests.support.lakes import KAFKA_TIME_US, CaseLake
 from tests.support.quality import NOW_MS, QualityLake, expected, suite_file
 
@@ -349,3 +352,34 @@ def test_the_suites_of_init_say_that_nothing_meets_and_that_event_times_are_of_a
         one for result in lake.check().results if result.suite in names for one in result.failed
     ]
     assert {columns[one.expectation] for one in outcomes} - {"tracking_parts"} == {*failed}
+
+
+def test_a_suite_may_be_about_corrections_and_about_duplicates(tmp_path: Path) -> None:
+    cases = cases_with_ids(rich_cases(6))
+    for case in cases.values():
+        for source, values in case.values.items():
+            values.append(heartbeat(100_000))
+            case.arrivals.append(source)
+    corrections = {"topic": "merged-corrections", "within": "1d"}
+    lake = QualityLake(tmp_path, cases=cases, publish__corrections=corrections, **IDS)
+    met = expected("expect_column_values_to_be_between", "parts", column=rows.MET, min_value=1)
+    late = expected("expect_column_values_to_be_in_set", "on time", column="is_late", value_set=[0])
+    with_suites(
+        lake,
+        suite_file(tmp_path, "mine", tables.CORRECTIONS, met),
+        suite_file(tmp_path, "other", tables.DUPLICATES, late),
+    )
+    seen: dict[str, int] = {}
+    not_met = 0
+    for share in (0.5, 1.0):
+        lake.flow(share)
+        done = lake.check()
+        for table, count in lake.looked_at(done).items():
+            seen[table] = seen.get(table, 0) + count
+        failed = [result for result in done.results if result.failed]
+        assert {result.suite for result in failed} <= {"other"}
+        not_met += sum(outcome.unexpected or 0 for result in failed for outcome in result.failed)
+    reader = lake.engine.reader
+    assert seen[tables.CORRECTIONS] == len(corrections_of(reader)) > 0
+    assert seen[tables.DUPLICATES] == row_count(reader, tables.DUPLICATES)
+    assert not_met == len(late_duplicates_of(reader)) > 0

@@ -1,0 +1,136 @@
+"""What the commands tell of corrections is what their model makes of the same records."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from pipelines.audit.show import status_view
+from pipelines.audit.status import status
+from pipelines.engine.choice import open_engine
+from pipelines.lake import tables
+from pipelines.running.outcomes import outcomes
+from tests.audit.test_show import read
+from tests.laws.test_corrections import ALL_MS, corrections
+from tests.support.cases import Case, cases_with_ids, heartbeat, rich_cases
+from tests.support.configurations import IDS, settings_for
+from tests.support.corrections import CorrectionModels, late_duplicates_of
+from tests.support.lakes import CaseLake
+
+PARTITIONS = 24
+AWAY_S = 0.1
+
+
+@dataclass
+class Corrected:
+    """A lake, the models of its partitions, and the outcomes of all of its batches, as a run counts
+    them."""
+
+    lake: CaseLake
+    models: CorrectionModels
+    counted: Counter[tuple[str, str, str]] = field(default_factory=Counter)
+
+    def merge(self, share: float) -> None:
+        self.lake.arrive(share)
+        self.models.arrive(share)
+        before = len(self.lake.plans)
+        self.lake.merge()
+        for plan in self.lake.plans[before:]:
+            found = outcomes(self.lake.reader, self.lake.settings, plan, was_recovered=False)
+            for topic, counts in found.items():
+                self.counted.update(
+                    {(topic, *outcome): records for outcome, records in counts.items()}
+                )
+
+
+def cases() -> dict[int, Case]:
+    found = cases_with_ids(rich_cases(PARTITIONS))
+    for case in found.values():
+        for source, values in case.values.items():
+            values.append(heartbeat(100_000))
+            case.arrivals.append(source)
+    return found
+
+
+@pytest.fixture(scope="module")
+def corrected(tmp_path_factory: pytest.TempPathFactory) -> Corrected:
+    given = cases()
+    folder = tmp_path_factory.mktemp("corrected")
+    settings = settings_for(folder, engine="embedded", **corrections(), **IDS)
+    lake = CaseLake(open_engine(settings), settings, given)
+    made = Corrected(lake, CorrectionModels(given, (100, None, None), ALL_MS))
+    for share in (0.3, 0.7, 1.0):
+        made.merge(share)
+    return made
+
+
+def test_status_counts_corrections_and_late_duplicates(corrected: Corrected) -> None:
+    lake = corrected.lake
+    noted = {
+        "partition": 1,
+        "first_seq": 0,
+        "last_seq": 2,
+        "committed_at": 2,
+        "sink": "merged-corrections (1.2)",
+        "last_settled_at": 5,
+        "last_tenant": "",
+        "last_u": 4,
+        "last_source": "orders",
+        "last_topic": "orders",
+        "last_offset": 3,
+    }
+    published = lake.engine.lake.layout[tables.PUBLISHED]
+    lake.engine.append(tables.PUBLISHED, published.rows_of([noted]))
+    answer = status(lake.reader, lake.settings, AWAY_S)
+    found = {row["partition"]: row for row in answer["partitions"]}
+    repeated = Counter(row[0] for row in lake.duplicates())
+    repeated.update(row[0] for row in late_duplicates_of(lake.reader))
+    for p, model in corrected.models.corrections.items():
+        assert found[p]["corrections"] == len(model.corrections)
+        assert found[p]["duplicates"] == repeated[p]
+        assert found[p]["corrections_published"] == (3 if p == 1 else 0)
+        assert found[p]["published"] == 0
+    assert sum(row["corrections"] for row in found.values()) > 10
+    shown = " ".join(read(status_view(answer)))
+    most = max(row["corrections"] for row in found.values())
+    assert f" corrections {most} " in shown
+    assert " corrections published 3" in shown
+
+
+def test_each_outcome_of_late_records_is_counted_as_the_tables_have_it(
+    corrected: Corrected,
+) -> None:
+    reader = corrected.lake.reader
+
+    def by_topic(table: str, *more: str) -> Counter[tuple[object, ...]]:
+        return Counter(
+            tuple(row.values()) for row in reader.select(table, ["topic", *more]).to_pylist()
+        )
+
+    counted = corrected.counted
+    repeated = by_topic(tables.DUPLICATES, "is_late")
+    for (topic,), late in by_topic(tables.LATE).items():
+        assert counted[str(topic), "late", ""] == late
+        assert counted[str(topic), "corrected", ""] == by_topic(tables.CORRECTIONS)[topic,] > 0
+        assert counted[str(topic), "duplicate", "late"] == repeated[topic, True] > 0
+        assert counted[str(topic), "duplicate", ""] == repeated[topic, False] > 0
+    parts = Counter[str]()
+    for source in corrected.lake.settings.sources:
+        for row in reader.select(tables.SILVER, [source])[source].to_pylist():
+            parts[source] += len(row)
+        assert counted[source, "merged", ""] == parts[source]
+
+
+def test_a_lake_without_corrections_shows_none(tmp_path: Path) -> None:
+    settings = settings_for(tmp_path)
+    lake = CaseLake(open_engine(settings), settings, cases())
+    lake.arrive()
+    lake.merge()
+    answer = status(lake.reader, settings, AWAY_S)
+    assert {row["corrections"] for row in answer["partitions"]} == {0}
+    assert "corrections" not in " ".join(read(status_view(answer)))
+    counts = outcomes(lake.reader, settings, lake.plans[-1], was_recovered=False)
+    assert "corrected" not in {outcome for of in counts.values() for outcome, _ in of}
