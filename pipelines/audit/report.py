@@ -42,6 +42,7 @@ from pipelines.lake.published import OF_MERGE_RECORDS
 from pipelines.lake.snapshot import Snapshot
 from pipelines.lake.table_reader import Condition, TableReader, Where
 from pipelines.lake.tables import (
+    CORRECTIONS,
     DUPLICATES,
     IDLE_HEARTBEATS,
     LATE,
@@ -76,6 +77,7 @@ COUNTS = (
     "timed out",
     "not valid",
     "late",
+    "corrections",
     "duplicates",
     "quarantined",
     "published",
@@ -186,7 +188,9 @@ class _LakeFigures:
         for p in set(self.progress["partition"].tolist()):
             counts[p] = Counter()
         in_bronze = [("in bronze", bronze(source)) for source in self.sources]
-        noted = [(name, name) for name in (LATE, DUPLICATES) if name not in self.hidden]
+        noted = [
+            (name, name) for name in (LATE, CORRECTIONS, DUPLICATES) if name not in self.hidden
+        ]
         for name, table in (*in_bronze, *noted, ("quarantined", QUARANTINE)):
             for p, count in self.summary(table, ["partition"], "count *"):
                 counts[p][name] += count
@@ -213,6 +217,11 @@ class _LakeFigures:
         caption += (
             " Waiting: records that were read and wait for their tenants' clocks."
             if "waiting" in names
+            else ""
+        )
+        caption += (
+            " Corrections: late records that have corrected a merge record."
+            if CORRECTIONS in names
             else ""
         )
         return Figure("Clocks and counts", caption if rows else "The lake has no record yet.", rows)

@@ -8,11 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from pipelines.audit.report import read_report
 from pipelines.audit.show import status_view
 from pipelines.audit.status import status
 from pipelines.engine.choice import open_engine
 from pipelines.lake import tables
 from pipelines.running.outcomes import outcomes
+from tests.audit.test_report import COUNTS, rows
 from tests.audit.test_show import read
 from tests.laws.test_corrections import ALL_MS, corrections
 from tests.support.cases import Case, cases_with_ids, heartbeat, rich_cases
@@ -22,6 +24,20 @@ from tests.support.lakes import CaseLake
 
 PARTITIONS = 24
 AWAY_S = 0.1
+NOTED = {
+    "partition": 1,
+    "first_seq": 0,
+    "last_seq": 2,
+    "committed_at": 2,
+    "sink": "merged-corrections (1.2)",
+    "last_settled_at": 5,
+    "last_tenant": "",
+    "last_u": 4,
+    "last_source": "orders",
+    "last_topic": "orders",
+    "last_offset": 3,
+}
+"""Three corrections that are out, as gold notes them."""
 
 
 @dataclass
@@ -64,26 +80,13 @@ def corrected(tmp_path_factory: pytest.TempPathFactory) -> Corrected:
     made = Corrected(lake, CorrectionModels(given, (100, None, None), ALL_MS))
     for share in (0.3, 0.7, 1.0):
         made.merge(share)
+    published = lake.engine.lake.layout[tables.PUBLISHED]
+    lake.engine.append(tables.PUBLISHED, published.rows_of([NOTED]))
     return made
 
 
 def test_status_counts_corrections_and_late_duplicates(corrected: Corrected) -> None:
     lake = corrected.lake
-    noted = {
-        "partition": 1,
-        "first_seq": 0,
-        "last_seq": 2,
-        "committed_at": 2,
-        "sink": "merged-corrections (1.2)",
-        "last_settled_at": 5,
-        "last_tenant": "",
-        "last_u": 4,
-        "last_source": "orders",
-        "last_topic": "orders",
-        "last_offset": 3,
-    }
-    published = lake.engine.lake.layout[tables.PUBLISHED]
-    lake.engine.append(tables.PUBLISHED, published.rows_of([noted]))
     answer = status(lake.reader, lake.settings, AWAY_S)
     found = {row["partition"]: row for row in answer["partitions"]}
     repeated = Counter(row[0] for row in lake.duplicates())
@@ -124,6 +127,13 @@ def test_each_outcome_of_late_records_is_counted_as_the_tables_have_it(
         assert counted[source, "merged", ""] == parts[source]
 
 
+def test_the_report_counts_corrections_beside_what_is_published(corrected: Corrected) -> None:
+    report = read_report(corrected.lake.reader, corrected.lake.settings, 0)
+    [of_all, *_] = rows(report, COUNTS)
+    assert of_all["corrections"] == len(corrected.models.rows())
+    assert of_all["published"] == 0
+
+
 def test_a_lake_without_corrections_shows_none(tmp_path: Path) -> None:
     settings = settings_for(tmp_path)
     lake = CaseLake(open_engine(settings), settings, cases())
@@ -132,5 +142,6 @@ def test_a_lake_without_corrections_shows_none(tmp_path: Path) -> None:
     answer = status(lake.reader, settings, AWAY_S)
     assert {row["corrections"] for row in answer["partitions"]} == {0}
     assert "corrections" not in " ".join(read(status_view(answer)))
+    assert "corrections" not in rows(read_report(lake.reader, settings, 0), COUNTS)[0]
     counts = outcomes(lake.reader, settings, lake.plans[-1], was_recovered=False)
     assert "corrected" not in {outcome for of in counts.values() for outcome, _ in of}

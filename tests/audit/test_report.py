@@ -108,7 +108,7 @@ def publication(
     return {**seqs, **tail, "committed_at": NOW + after_ms}
 
 
-def publication_of_corrections(after_ms: int, first: int, last: int) -> Row:
+def publication_of_corrections(after_ms: int, first: int = 0, last: int = 0) -> Row:
     tail = {"last_settled_at": 9, "last_tenant": "", "last_u": 8, "last_source": "order"}
     seqs = {"partition": 0, "first_seq": first, "last_seq": last}
     return {**seqs, **tail, "last_topic": "order", "last_offset": 0, "committed_at": NOW + after_ms}
