@@ -603,8 +603,9 @@ def _set_by_signals(*stopping: threading.Event) -> None:
 def _ended_by_signals() -> Iterator[None]:
     """Let SIGINT and SIGTERM end the command at once, inside the `with` block.
 
-    An engine may take long to start, and owns nothing yet. Afterwards the signals do what they did
-    before, although Spark has installed a handler of its own.
+    An engine may take long to start, and owns nothing yet. Spark installs a handler of SIGINT of
+    its own on the way, which raises KeyboardInterrupt; afterwards the signals do what they did
+    before.
     """
     handlers = {
         number: signal.signal(number, lambda *_: sys.exit())
@@ -612,6 +613,8 @@ def _ended_by_signals() -> Iterator[None]:
     }
     try:
         yield
+    except KeyboardInterrupt:
+        sys.exit()
     finally:
         for number, handler in handlers.items():
             signal.signal(number, handler)

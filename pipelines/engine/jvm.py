@@ -8,10 +8,11 @@ import os
 import shlex
 import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
+import psutil
 from pyspark import SparkContext
 from pyspark.errors import PySparkRuntimeError
 
@@ -27,7 +28,9 @@ def start_jvm(settings: Mapping[str, str]) -> None:
 
     The settings reach it in two files that only their owner can read, and that are gone when the
     call returns: one is for `spark-submit`, the other one, with Java's options, for the command
-    `java`.
+    `java`. A JVM whose start is interrupted (Ctrl-C, a signal) is ended.
+
+    Raises ConfigurationError where the JVM cannot be started.
     """
     given = os.environ.get(_SUBMIT_ARGUMENTS)
     # Only its owner can read the folder, as with `mkstemp`.
@@ -50,8 +53,9 @@ def start_jvm(settings: Mapping[str, str]) -> None:
         ]
         with _environment(_SUBMIT_ARGUMENTS, " ".join(arguments)):
             try:
-                # The public call that starts the JVM and no session.
-                SparkContext.setSystemProperty("watersmeet", "started")
+                with _ended_with_its_start(folder):
+                    # The public call that starts the JVM and no session.
+                    SparkContext.setSystemProperty("watersmeet", "started")
             except OSError as error:
                 spark_home = os.environ.get("SPARK_HOME")
                 if spark_home is None:
@@ -73,6 +77,23 @@ def start_jvm(settings: Mapping[str, str]) -> None:
                         "under `spark:` that Java takes"
                     ),
                 ) from None
+
+
+@contextmanager
+def _ended_with_its_start(folder: str) -> Iterator[None]:
+    """End the processes with this folder on their command lines where the block is interrupted.
+
+    PySpark gives no hold on a JVM that it is still waiting for. Left alone, one that cannot leave
+    its port for a Python that is gone fails, and stays for ever: its server's thread is no daemon.
+    """
+    try:
+        yield
+    except BaseException:
+        for process in psutil.Process().children(recursive=True):
+            with suppress(psutil.Error):
+                if any(folder in argument for argument in process.cmdline()):
+                    process.kill()
+        raise
 
 
 def _write(file: Path, text: str) -> None:
