@@ -14,38 +14,34 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from difflib import get_close_matches
 from functools import cached_property
-from operator import attrgetter, itemgetter
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from pipelines.audit.explain_sink import SentCorrections, SentRecords, message_of
 from pipelines.audit.explain_tenants import TenantFacts
+from pipelines.audit.explain_versions import CORRECTION_COLUMNS, CorrectionFacts
 from pipelines.audit.show import utc
 from pipelines.audit.unnoted import read_unnoted
 from pipelines.core.columns import NULL_TIME
 from pipelines.core.inputs import InputId, input_of_part
 from pipelines.core.plan import Available, BatchPlan, Cursor, TopicPartition, positions_of
-from pipelines.core.sequence import ID, SequenceTail, message_id
 from pipelines.core.types import DUE, NO_TENANT, TENANT
 from pipelines.errors import ConfigurationError, WatersmeetError
-from pipelines.kafka.cluster import Cluster
-from pipelines.kafka.reading import Range, read_range
 from pipelines.lake import tables
 from pipelines.lake.decisions import Decided, read_decisions
 from pipelines.lake.epochs import Epochs, read_epochs
 from pipelines.lake.generations import Generation, Generations, read_generations
 from pipelines.lake.inputs import of_key, of_topic
-from pipelines.lake.order import beyond
 from pipelines.lake.progress import last_batch, progress_rows
-from pipelines.lake.published import TAIL_COLUMNS, last_sink
 from pipelines.lake.snapshot import Snapshot
 from pipelines.lake.table_reader import (
     Condition,
     TableReader,
     VersionGoneError,
     Where,
-    lexicographic,
 )
 from pipelines.lake.table_reader import normalise as in_milliseconds
 from pipelines.settings import Settings
@@ -57,13 +53,13 @@ _UNPUBLISHED = {
     "too_large": "; not published: its message would be larger than publish.max_bytes",
 }
 
+_LATE_COLUMNS = ["source", "topic", "partition", "offset", "event_time", "position", "batch"]
+_LATE_COLUMNS += TENANT.names
+_DUPLICATE_COLUMNS = ["source", "topic", "partition", "offset", "event_time", "id", "of_offset"]
+_DUPLICATE_COLUMNS += ["is_late", "batch", *TENANT.names]
+
 NEAR = 5
 """Maximum number of similar keys that are shown for an unknown one."""
-
-_MARKERS = 1000
-PATIENCE_S = 3.0
-"""Seconds after which a broker that does not answer counts as away: the tables know nearly as much.
-"""
 
 JsonObject = dict[str, Any]
 
@@ -93,8 +89,11 @@ def explain(
 
     - of a part: `batch`, `version` and `rule` (opened, joined);
     - of a record: `closed` (batch, version, clock, heads by source; null while it is open);
+    - the records that late ones have opened (status `late_born`), without `closed`;
     - `late`, `duplicates`, `quarantined` (where Kafka's key is this one) and `waiting` records of
       the key; a duplicate has its `id`, and in `of_offset` the offset of the part that counts;
+    - with corrections, of a late record: `u`, `corrected` (event_time, is_late_born and version of
+      what it corrected, or null), and `outcome`, a sentence;
     - `near`: keys that look like this one, where nothing is known of it;
     - with tenants: the tenant of each record (all tenants, unless one is named) and why it waits or
       is late; `waiting` then also has the records that wait in silver;
@@ -187,9 +186,13 @@ class _KeyHistory:
     def records(self) -> list[JsonObject]:
         """Return the merge records, by partition and event time."""
         closing_from = self._epochs.closing_from
-        sink = _Sink(self.reader, self.settings, self.moment.at, closing_from)
+        sink = SentRecords(self.reader, self.settings, self.moment.at, closing_from)
         parts = self._parts()
-        return [self._record(row, parts, sink) for row in self._rows if row["status"] != "waiting"]
+        merged = [
+            self._record(row, parts, sink) for row in self._rows if row["status"] != "waiting"
+        ]
+        late_born = self._corrections.late_born(self._versions)
+        return sorted([*merged, *late_born], key=itemgetter("partition", "event_time"))
 
     @property
     def _key_conditions(self) -> list[Condition]:
@@ -223,7 +226,7 @@ class _KeyHistory:
         self,
         row: JsonObject,
         part_index: Mapping[tuple[int, TopicPartition, int], JsonObject],
-        sink: _Sink,
+        sink: SentRecords,
     ) -> JsonObject:
         is_open = row["status"] == "open"
         p = row["partition"]
@@ -262,6 +265,7 @@ class _KeyHistory:
             **{name: row[name] for name in self._shown_times},
             **_tenant_of(row),
             "published": sink.sent_as(p, row, batches) if is_published else None,
+            "versions": self._corrections.versions(generation.number, row),
         }
 
     def _reason(self, row: JsonObject, clock: int | None) -> str:
@@ -318,7 +322,7 @@ class _KeyHistory:
         publishes.
         """
         tail = generation.tails.get(row["partition"])
-        message = _message_of(row, self._epochs.closing_from)
+        message = message_of(row, self._epochs.closing_from)
         return tail is not None and message.place <= tail.place
 
     def _parts(self) -> dict[tuple[int, TopicPartition, int], JsonObject]:
@@ -437,33 +441,57 @@ class _KeyHistory:
         """Return the late records, by position."""
         rows = sorted(self._late, key=itemgetter("position"))
         return [
-            {**_shown(row), "version": self._versions.get(row["batch"]), **self._why_late(row)}
+            {
+                **_shown({name: row[name] for name in _LATE_COLUMNS}),
+                "version": self._versions.get(row["batch"]),
+                **self._why_late(row),
+                **(self._corrections.became(row) if self._has_corrections else {}),
+            }
             for row in rows
         ]
 
+    @property
+    def _has_corrections(self) -> bool:
+        return tables.has_corrections(self.settings)
+
+    @cached_property
+    def _corrections(self) -> CorrectionFacts:
+        conditions = *self._key_conditions, ("batch", "<=", self.moment.batch)
+        columns = [*CORRECTION_COLUMNS, *self.settings.sources]
+        rows = self._rows_at_moment(tables.CORRECTIONS, columns, *conditions)
+        for row in rows:
+            row["parts"] = [
+                (input_id, part["offset"], _ms(part["event_time"]))
+                for input_id, part in self._parts_of(row)
+            ]
+        repeated = [row for row in self._duplicates if row["is_late"]]
+        sent = SentCorrections(self.reader, self.settings, self.moment.at)
+        return CorrectionFacts(rows, repeated, self._generations, sent)
+
     @cached_property
     def _late(self) -> list[JsonObject]:
-        names = ["source", "topic", "partition", "offset", "event_time", "position", "batch"]
-        names += TENANT.names
+        names = [*_LATE_COLUMNS, *(("generation", "u") if self._has_corrections else ())]
         conditions = *self._key_conditions, ("batch", "<=", self.moment.batch)
         return self._rows_at_moment(tables.LATE, names, *conditions)
 
     def duplicates(self) -> list[JsonObject]:
         """Return the repeated records, by coordinates, and what each repeats."""
-        if not self._epochs.current.settings.has_ids:
-            return []
-        names = ["source", "topic", "partition", "offset", "event_time", "id", "of_offset", "batch"]
-        names += TENANT.names
-        conditions = *self._key_conditions, ("batch", "<=", self.moment.batch)
-        rows = self._rows_at_moment(tables.DUPLICATES, names, *conditions)
         return [
             {
-                **_shown(row),
+                **_shown({name: row[name] for name in _DUPLICATE_COLUMNS}),
                 "version": self._versions.get(row["batch"]),
                 "reason": _why_repeated(row),
             }
-            for row in rows
+            for row in self._duplicates
         ]
+
+    @cached_property
+    def _duplicates(self) -> list[JsonObject]:
+        if not self._epochs.current.settings.has_ids:
+            return []
+        conditions = *self._key_conditions, ("batch", "<=", self.moment.batch)
+        columns = [*_DUPLICATE_COLUMNS, "generation"]
+        return self._rows_at_moment(tables.DUPLICATES, columns, *conditions)
 
     def _why_late(self, row: JsonObject) -> JsonObject:
         """Return why a tenant's record is late."""
@@ -582,147 +610,6 @@ def _why_repeated(row: JsonObject) -> str:
     """Return why a record is no part of its merge record."""
     place = f"{row['topic']}[{row['partition']}]@{row['of_offset']}"
     return f"duplicate: it has the id {row['id']!r} of {place}, which is the part that counts"
-
-
-class _Sink:
-    """Reader of `published`, for the sink that was written to last, as it was at a time.
-
-    `at`: epoch ms; None for now. `closing_from`: the first batch whose messages say when their
-    merge records were closed.
-    """
-
-    def __init__(
-        self, reader: TableReader, settings: Settings, at: int | None, closing_from: int | None
-    ) -> None:
-        self._reader = reader
-        self._closing_from = closing_from
-        self._settings = settings
-        self._time_conditions: list[Condition] = [] if at is None else [("committed_at", "<=", at)]
-        self._name: str | None = None
-        if reader.exists(tables.PUBLISHED):
-            self._name = last_sink(reader, self._time_conditions)
-        self._cluster = Cluster(settings.kafka, PATIENCE_S)
-        self._is_away = False
-
-    def sent_as(
-        self, partition: int, row: JsonObject, batches: Sequence[Condition]
-    ) -> dict[str, int | None] | None:
-        """Return partition, offset and seq of the message of a finished, valid record of these
-        batches.
-
-        None where it is not published. The offset is None where neither `published` nor the sink
-        can tell it.
-        """
-        if self._name is None:
-            return None
-        message = _message_of(row, self._closing_from)
-        last = self._last_of_transaction(partition, message)
-        if last is None:
-            return None
-        behind = self._count_between(batches, partition, message, last)
-        offset = None if last.offset is None else last.offset - behind
-        is_out = True
-        if offset is not None and not self._is_away:
-            id = message_id(partition, row["event_time"], row["merge_key"], row["tenant"])
-            offset, is_out = self._looked_up(partition, id.encode(), offset)
-        return (
-            {"partition": partition, "offset": offset, "seq": last.seq - behind} if is_out else None
-        )
-
-    def _last_of_transaction(self, partition: int, message: SequenceTail) -> SequenceTail | None:
-        """Return the last message of the transaction that has a message; None where none has.
-
-        That is the first transaction whose last message sorts at or after it.
-        """
-        conditions: list[Condition] = [
-            ("partition", "=", partition),
-            ("sink", "=", self._name),
-            *self._time_conditions,
-        ]
-        where = [[*conditions, *term] for term in _at_or_beyond(message)]
-        rows = self._reader.select(tables.PUBLISHED, TAIL_COLUMNS, where)
-        values = zip(*(rows[name].to_pylist() for name in TAIL_COLUMNS), strict=True)
-        return min(map(SequenceTail._make, values), key=attrgetter("seq"), default=None)
-
-    def _count_between(
-        self,
-        batches: Sequence[Condition],
-        partition: int,
-        message: SequenceTail,
-        last: SequenceTail,
-    ) -> int:
-        """Return how many finished, valid records sort after a message, up to the last one of its
-        transaction.
-
-        `batches`: those of the message's generation. A transaction has messages of one alone.
-        """
-        conditions: list[Condition] = [
-            ("partition", "=", partition),
-            ("status", "=", "timed_out"),
-            ("valid", "=", True),
-            *batches,
-        ]
-        where = [
-            [*conditions, *after, *until]
-            for after in beyond(message, self._closing_from, is_after=True)
-            for until in beyond(last, self._closing_from, is_after=False)
-        ]
-        counts = self._reader.summary(tables.SILVER, [], {"rows": ("count", "*")}, where)
-        return int(counts["rows"][0].as_py())
-
-    def _looked_up(self, partition: int, record_id: bytes, guess: int) -> tuple[int | None, bool]:
-        """Return the offset of a message as the sink has it, and True where the message was sent.
-
-        The offset is None where the sink does not have the message, and the guess where Kafka does
-        not answer. A message that is missing may have been removed by retention. Otherwise it was
-        never sent: it sorts before what a lost lake or a jump had left.
-
-        The guess is never too small: between a message and the last of its transaction there may be
-        markers of other transactions.
-        """
-        kafka = self._settings.kafka
-        topic = self._settings.publish.topic
-        try:
-            first, end = self._cluster.bounds_of(topic, [partition])[partition]
-            for start in (max(first, guess - _MARKERS), first):
-                for batch in read_range(
-                    kafka, Range(topic, partition, start, min(guess + 1, end)), timeout_s=PATIENCE_S
-                ):
-                    for offset, headers in zip(
-                        batch["offset"].to_pylist(), batch["headers"].to_pylist(), strict=True
-                    ):
-                        if {"key": ID, "value": record_id} in (headers or []):
-                            return int(offset), True
-        except WatersmeetError:
-            self._is_away = True
-            return guess, True
-        return None, first > 0
-
-
-def _at_or_beyond(message: SequenceTail) -> Where:
-    """Return the condition for rows of `published` whose last message sorts at or after this one.
-
-    What says when it was closed sorts after all that does not.
-    """
-    if message.closed_at is not None:
-        columns = ["last_closed_at", "last_tenant", "last_due", "last_key"]
-        values = [message.closed_at, message.tenant, message.due, message.key]
-        return lexicographic(columns, values, ">")
-    terms = lexicographic(["last_event_time", "last_key"], [message.event_time, message.key], ">")
-    does_not_say: Condition = ("last_closed_at", "is null", None)
-    return [*([does_not_say, *term] for term in terms), [("last_closed_at", "is not null", None)]]
-
-
-def _message_of(row: JsonObject, closing_from: int | None) -> SequenceTail:
-    """Return the message of a finished row of silver, without its number (-1) and offset.
-
-    `closing_from`: the first batch whose messages say when their merge records were closed.
-    """
-    says_closing = closing_from is not None and row["batch"] >= closing_from
-    due, closed_at = (row["due"], row["closed_at"]) if says_closing else (None, None)
-    return SequenceTail(
-        -1, row["event_time"], row["merge_key"], None, due, closed_at, row["tenant"]
-    )
 
 
 def _tenant_of(row: JsonObject) -> JsonObject:

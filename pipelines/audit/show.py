@@ -460,8 +460,9 @@ def explain_view(answer: dict[str, Any]) -> Group:
                 f"[bold]{title.removeprefix('in bronze, ' if tenant_columns else '')}[/]{many}",
                 _records(rows, *columns, *tenant_columns),
             ]
-            if tenant_columns:
-                lines += [f"  {escape(_place(row))}: {escape(row['reason'])}" for row in rows]
+            for row in rows:
+                said = [row[at] for at in ("reason", "outcome") if at in row and at not in columns]
+                lines += [f"  {escape(_place(row))}: {escape('; '.join(said))}"] if said else []
     if not lines:
         near = ", ".join(escape(repr(similar)) for similar in answer["near"])
         nothing = f"nothing is known of the key {key}{when}" + (
@@ -484,11 +485,8 @@ def explain_view(answer: dict[str, Any]) -> Group:
 
 
 def _merge_record(record: dict[str, Any]) -> tuple[RenderableType, ...]:
-    out = record["published"]
     closed = record["closed"]
-    published = (
-        "" if out is None else f" · published as number {out['seq']} at offset {out['offset']}"
-    )
+    published = _published_as(record["published"])
     valid = {None: "", True: " · valid", False: " · not valid"}[record["valid"]]
     span = f"{utc(record['event_time'])} to {utc(record['last_event_time'])}"
     heads = (
@@ -513,8 +511,22 @@ def _merge_record(record: dict[str, Any]) -> tuple[RenderableType, ...]:
         _records(
             record["parts"][-SHOWN_PARTS:], "event_time", "position", "rule", "batch", "version"
         ),
+        *(f"  {escape(_version(version))}" for version in record["versions"]),
         "",
     )
+
+
+def _version(version: dict[str, Any]) -> str:
+    """Return a correction of a merge record in one line."""
+    valid = "valid" if version["valid"] else f"not valid ({version['invalid_reason']})"
+    return (
+        f"version {version['version']}: with {_place(version)}, settled at "
+        f"{utc(version['settled_at'])} · {valid}{_published_as(version['published'])}"
+    )
+
+
+def _published_as(out: dict[str, Any] | None) -> str:
+    return "" if out is None else f" · published as number {out['seq']} at offset {out['offset']}"
 
 
 def _records(rows: list[dict[str, Any]], *more: str) -> Table:

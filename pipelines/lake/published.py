@@ -5,8 +5,9 @@ They have the last messages of the sink, and the progress of dead-letter topics,
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
-from operator import itemgetter
+from operator import attrgetter, itemgetter
 from typing import Final
 
 from pipelines.core.correction_sequence import CorrectionPlace, CorrectionTail
@@ -95,23 +96,35 @@ def last_corrected(reader: TableReader, sink: str | None = None) -> dict[int, Co
 
     `sink`: the topic and Kafka's identity of it; the one that was noted last by default.
     """
-    of_corrections: list[Condition] = [("last_settled_at", "is not null", None)]
-    names = ["sink", "partition", "committed_at", *_CORRECTION_TAIL]
+    tails = correction_tails(reader, sink)
+    return {p: max(of_partition, key=attrgetter("seq")) for p, of_partition in tails.items()}
+
+
+def correction_tails(
+    reader: TableReader, sink: str | None = None, conditions: Sequence[Condition] = ()
+) -> dict[int, list[CorrectionTail]]:
+    """Return, by partition, the last correction of each transaction that was noted of a topic.
+
+    Only rows that meet all conditions count. `sink` is as for `last_corrected`. Empty where the
+    table does not exist.
+    """
     if not reader.exists(tables.PUBLISHED) or "last_u" not in (
         reader.columns(tables.PUBLISHED).names
     ):
         return {}
-    rows = reader.select(tables.PUBLISHED, names, [of_corrections]).to_pylist()
+    names = ["sink", "partition", "committed_at", *_CORRECTION_TAIL]
+    where = [[*conditions, ("last_settled_at", "is not null", None)]]
+    rows = reader.select(tables.PUBLISHED, names, where).to_pylist()
     if sink is None and rows:
         sink = max(rows, key=itemgetter("committed_at"))["sink"]
-    tails: dict[int, CorrectionTail] = {}
+    tails = defaultdict[int, list[CorrectionTail]](list)
     for row in rows:
         _, partition, _, seq, offset, settled_at, tenant, u, source, topic, of_record = row.values()
-        if row["sink"] == sink and (partition not in tails or tails[partition].seq < seq):
+        if row["sink"] == sink:
             names_of = tenant.encode(), u, source.encode(), topic.encode()
             place = CorrectionPlace(settled_at, *names_of, of_record)
-            tails[partition] = CorrectionTail(seq, place, offset)
-    return tails
+            tails[partition].append(CorrectionTail(seq, place, offset))
+    return dict(tails)
 
 
 def last_letters(reader: TableReader, sink: str) -> dict[int, dict[InputId, int]]:

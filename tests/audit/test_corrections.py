@@ -8,9 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from pipelines.audit.explain import explain
 from pipelines.audit.report import read_report
 from pipelines.audit.show import status_view
 from pipelines.audit.status import status
+from pipelines.core.correction_model import Correction
 from pipelines.engine.choice import open_engine
 from pipelines.lake import tables
 from pipelines.running.outcomes import outcomes
@@ -125,6 +127,61 @@ def test_each_outcome_of_late_records_is_counted_as_the_tables_have_it(
         for row in reader.select(tables.SILVER, [source])[source].to_pylist():
             parts[source] += len(row)
         assert counted[source, "merged", ""] == parts[source]
+
+
+def test_of_a_key_every_version_is_told_and_each_late_born_record_as_its_last_one_has_it(
+    corrected: Corrected,
+) -> None:
+    versions = set[tuple[object, ...]]()
+    newest = dict[tuple[object, ...], tuple[object, ...]]()
+    for p, model in corrected.models.corrections.items():
+        for each in model.corrections:
+            record = (p, each.key, each.event_time, each.is_late_born)
+            late = each.late.record
+            versions.add((record, each.version, late.input.source, late.offset))
+            if each.is_late_born:
+                newest[record] = each.last_event_time, _places_of(each)
+    found = list[tuple[object, ...]]()
+    late_born = dict[tuple[object, ...], tuple[object, ...]]()
+    for key in {str(row[6]) for row in corrected.models.rows()}:
+        for told in explain(corrected.lake.reader, corrected.lake.settings, key)["records"]:
+            is_late_born = told["status"] == "late_born"
+            record = (told["partition"], key, told["event_time"], is_late_born)
+            found += [
+                (record, version["version"], version["source"], version["offset"])
+                for version in told["versions"]
+            ]
+            if is_late_born:
+                places = sorted((part["source"], part["offset"]) for part in told["parts"])
+                late_born[record] = told["last_event_time"], places
+    assert len(found) == len(set(found))
+    assert set(found) == versions
+    assert late_born == newest != {}
+
+
+def _places_of(correction: Correction) -> list[tuple[str, int]]:
+    parts = correction.parts.items()
+    return sorted((source, part.offset) for source, of_source in parts for part in of_source)
+
+
+def test_of_each_late_record_what_became_of_it_is_told(corrected: Corrected) -> None:
+    outcomes_of = dict[tuple[int, str, int], str]()
+    for p, model in corrected.models.corrections.items():
+        for each in model.corrections:
+            record = each.late.record
+            outcomes_of[p, record.input.source, record.offset] = f"version {each.version} of "
+        for repeated in model.duplicates:
+            record = repeated.record
+            outcomes_of[p, record.input.source, record.offset] = "its merge record has a part"
+    keys = {str(row[6]) for row in corrected.models.rows()}
+    told = 0
+    for key in keys:
+        for late in explain(corrected.lake.reader, corrected.lake.settings, key)["late"]:
+            place = (late["partition"], late["source"], late["offset"])
+            assert outcomes_of.get(place, "settled once") in late["outcome"]
+            assert (late["corrected"] is None) == ("version" not in outcomes_of.get(place, ""))
+            told += 1
+    assert told > 10
 
 
 def test_the_report_counts_corrections_beside_what_is_published(corrected: Corrected) -> None:

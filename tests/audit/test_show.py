@@ -84,6 +84,7 @@ def life(records: int = 0, parts: int = 1, late: int = 0) -> dict[str, Any]:
         "reason": "timed out",
         "published": None,
         "closed": None,
+        "versions": [],
     }
     merged = [
         {
@@ -115,6 +116,24 @@ def life(records: int = 0, parts: int = 1, late: int = 0) -> dict[str, Any]:
         "quarantined": [],
         "near": [],
     }
+
+
+def test_each_version_of_a_merge_record_is_a_line_and_so_is_what_became_of_a_late_record() -> None:
+    answer = life(records=1, late=1)
+    place = {"source": "orders", "topic": "orders", "partition": 0, "offset": 7}
+    version = {**place, "version": 1, "settled_at": 2000, "valid": True, "invalid_reason": None}
+    out = {"partition": 0, "offset": 5, "seq": 3}
+    unpublished = {**version, "version": 2, "valid": False, "invalid_reason": "predicate"}
+    answer["records"][0]["versions"] = [
+        {**version, "published": out},
+        {**unpublished, "published": None},
+    ]
+    answer["late"][0] |= {"u": None, "corrected": None, "outcome": "not corrected"}
+    lines = read(explain_view(answer))
+    settled = "with orders[0]@7, settled at 1970-01-01 00:00:02.000Z"
+    assert f"version 1: {settled} · valid · published as number 3 at offset 5" in lines
+    assert f"version 2: {settled} · not valid (predicate)" in lines
+    assert "orders[0]@0: not corrected" in lines
 
 
 def test_of_many_merge_records_the_newest_come_first_and_it_is_said_how_many_there_are() -> None:

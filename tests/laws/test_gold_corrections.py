@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from pipelines.audit.explain import explain
 from pipelines.gold import Gold
 from pipelines.lake import tables
 from pipelines.running.corrected_sequence import CorrectedSequence
@@ -93,6 +94,32 @@ def _each_once(lake: CaseLake, models: CorrectionModels) -> None:
         found.update((partition, s, part["n"]) for s in SOURCES for part in value[s])
     assert found == Counter({(str(p), s, n): count for (p, s, n), count in models.newest().items()})
     assert set(found.values()) == {1}
+
+
+@pytest.mark.parametrize("kind", [QUICK], indirect=True, scope="module")
+def test_explain_says_where_in_the_topic_each_version_is(new_lake: MakeLake, kafka: str) -> None:
+    cases = given_cases()
+    lake = corrected_lake(new_lake, kafka, "laws-corrected-explained", cases)
+    models = CorrectionModels(cases, (100, None, None), ALL_MS)
+    for share in SHARES:
+        lake.arrive(share)
+        lake.merge()
+        publish(lake)
+    models.arrive(1.0)
+    topic = lake.settings.publish.corrections_topic or ""
+    offsets = [(m.partition(), m.offset()) for m in consume(kafka, topic, PARTITIONS)]
+    expected = [row[:5] for row in models.messages()]
+    found = []
+    for key in {row[1] for row in expected}:
+        for record in explain(lake.reader, lake.settings, key)["records"]:
+            for version in record["versions"]:
+                late = [str(version[name]) for name in ("source", "topic", "partition", "offset")]
+                out = version["published"]
+                found.append(
+                    (out["partition"], key, out["seq"], version["version"], "/".join(late))
+                )
+                assert (out["partition"], out["offset"]) in offsets
+    assert sorted(found) == expected
 
 
 @pytest.mark.parametrize("kind", [QUICK], indirect=True, scope="module")
