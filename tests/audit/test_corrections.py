@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
+from deltalake import DeltaTable, QueryBuilder
 
 from pipelines.audit.explain import explain
 from pipelines.audit.report import read_report
@@ -19,11 +22,12 @@ from pipelines.running.outcomes import outcomes
 from tests.audit.test_report import COUNTS, rows
 from tests.audit.test_show import read
 from tests.laws.test_corrections import ALL_MS, corrections
-from tests.support.cases import Case, cases_with_ids, heartbeat, rich_cases
+from tests.support.cases import SOURCES, Case, cases_with_ids, heartbeat, rich_cases
 from tests.support.configurations import IDS, settings_for
 from tests.support.corrections import CorrectionModels, late_duplicates_of
-from tests.support.lakes import CaseLake
+from tests.support.lakes import CaseLake, folder_of
 
+PAGE = Path(__file__).parents[2] / "docs" / "corrections.md"
 PARTITIONS = 24
 AWAY_S = 0.1
 NOTED = {
@@ -182,6 +186,30 @@ def test_of_each_late_record_what_became_of_it_is_told(corrected: Corrected) -> 
             assert (late["corrected"] is None) == ("version" not in outcomes_of.get(place, ""))
             told += 1
     assert told > 10
+
+
+def test_the_documented_view_has_each_merge_record_as_its_last_correction_left_it(
+    corrected: Corrected,
+) -> None:
+    [statement] = re.findall("```sql\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+    query = QueryBuilder()
+    for name in (tables.SILVER, tables.CORRECTIONS):
+        query.register(name, DeltaTable(f"{folder_of(corrected.lake.settings)}/{name}"))
+    rows = pa.table(query.execute(statement.removeprefix("CREATE VIEW corrected AS\n"))).to_pylist()
+    found = Counter(
+        (row["partition"], source, part["offset"])
+        for row in rows
+        for source in SOURCES
+        for part in row[source]
+    )
+    repeated = {
+        (p, each.record.input.source, each.record.offset)
+        for p, model in corrected.models.corrections.items()
+        for each in model.duplicates
+    }
+    assert max(row["version"] for row in rows) > 1
+    assert found == corrected.models.newest()
+    assert not found.keys() & repeated
 
 
 def test_the_report_counts_corrections_beside_what_is_published(corrected: Corrected) -> None:
