@@ -24,7 +24,7 @@ help:
 	@echo "make cluster-test  executors in JVMs of their own, killed in the midst of a batch, and clusters that do not fit (ten minutes)"
 	@echo "make s3-test   a lake on a real S3 server, written by both engines in turns (fetches 654 MB for Spark the first time)"
 	@echo "make check     lint, format check, types"
-	@echo "make bench     the benchmarks: ten points with their marks, on both engines (BENCH='1 8 --records 550000' for some of them, smaller)"
+	@echo "make bench     the benchmarks: eleven points with their marks, on both engines (BENCH='1 8 --records 550000' for some of them, smaller)"
 	@echo "make soak      half an hour at a steady rate: does anything grow? (ENGINE=embedded, MINUTES=10)"
 	@echo "make format    rewrite the code in the project's format"
 

@@ -19,7 +19,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from benchmarks import backlog, batches, latency, machine
+from benchmarks import backlog, batches, corrections, latency, machine
 from benchmarks.points import ENGINES, Result, Sizes, print_results
 from benchmarks.programs import ProgramError, notify
 
@@ -43,7 +43,7 @@ def main() -> None:
             prefix="watersmeet-bench-", ignore_cleanup_errors=True
         ) as name:
             # Last come those that start Spark in this process, where it stays.
-            for measured in (backlog, latency, batches):
+            for measured in (backlog, latency, corrections, batches):
                 try:
                     for result in measured.measure(set(options.points), sizes, Path(name)):
                         results.append(result)
@@ -65,13 +65,19 @@ def _parse() -> argparse.Namespace:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
-        "points", metavar="POINT", type=int, nargs="*", help="1 to 10; without any, all of them"
+        "points", metavar="POINT", type=int, nargs="*", help="1 to 11; without any, all of them"
     )
     parser.add_argument(
         "--engine", choices=ENGINES, help="what is measured; without one, both in turns"
     )
     parser.add_argument(
         "--records", type=int, default=defaults.records, help="records of the backlog (%(default)s)"
+    )
+    parser.add_argument(
+        "--closed-rows",
+        type=int,
+        default=defaults.closed_rows,
+        help="closed rows of point 11, 10,000 or more (%(default)s)",
     )
     parser.add_argument(
         "--full",
@@ -94,7 +100,7 @@ def _parse() -> argparse.Namespace:
         "--rounds",
         type=int,
         default=defaults.rounds,
-        help="batches of points 3 and 4 (%(default)s)",
+        help="batches of points 3, 4 and 11 (%(default)s)",
     )
     parser.add_argument(
         "--warm-up",
@@ -112,9 +118,9 @@ def _parse() -> argparse.Namespace:
         "--out", type=Path, default=Path("results.json"), help="where the JSON goes (%(default)s)"
     )
     options = parser.parse_args()
-    if not set(options.points) <= set(range(1, 11)):
-        parser.error("the points are 1 to 10")
-    options.points = options.points or list(range(1, 11))
+    if not set(options.points) <= set(range(1, 12)):
+        parser.error("the points are 1 to 11")
+    options.points = options.points or list(range(1, 12))
     return options
 
 
@@ -124,6 +130,7 @@ def _sizes(options: argparse.Namespace) -> Sizes:
         engines=ENGINES if options.engine is None else (options.engine,),
         records=options.records,
         partitions=options.partitions,
+        closed_rows=options.closed_rows,
         rounds=options.rounds,
         warm_up_s=options.warm_up,
         measured_s=options.seconds,

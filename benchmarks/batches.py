@@ -67,9 +67,18 @@ class SmallBatches:
     _offsets: Counter[tuple[str, int]] = field(default_factory=Counter)
     _random: random.Random = field(default_factory=lambda: random.Random(1))
 
-    def seconds(self, *, touched: int = 0, new: int = 0, step_ms: int = 1) -> float:
+    def seconds(
+        self,
+        *,
+        touched: int = 0,
+        new: int = 0,
+        step_ms: int = 1,
+        late: Sequence[tuple[str, int, int]] = (),
+    ) -> float:
         """How long silver takes for a batch that moves every clock by `step_ms` and holds a record
         for each of so many open rows and new keys.
+
+        `late`: records that come late, by key, partition and event time; the batch settles them.
         """
         since, self.now_ms = self.now_ms, self.now_ms + step_ms
         keys = [
@@ -85,6 +94,8 @@ class SmallBatches:
                 since + i * step_ms // len(keys),
             )
             rows[source].append(self._row(source, partition, event_time, key))
+        for key, partition, event_time in late:
+            rows["tracking"].append(self._row("tracking", partition, event_time, key))
         for source, own in rows.items():
             own += [
                 self._row(source, partition, self.now_ms, None) for partition in range(PARTITIONS)
@@ -100,7 +111,7 @@ class SmallBatches:
         plan = next(self.silver.drain())
         seconds = time.perf_counter() - began
         passed = sum(done.size for done in plan.ranges.values())
-        if passed != len(keys) + 2 * PARTITIONS:
+        if passed != len(keys) + len(late) + 2 * PARTITIONS:
             raise RuntimeError(f"batch {plan.batch} passed {passed} records")
         return seconds
 

@@ -25,6 +25,8 @@ DAY_MS = 86_400_000
 SESSION_MS = 300_000
 START_MS = 1_767_225_600_000
 TIMEOUT_MS = 600_000
+WITHIN_MS = 7 * DAY_MS
+"""How late a record may be that is corrected."""
 
 CONFIGURATION = """\
 name: bench
@@ -37,11 +39,11 @@ sources:
   orders: {{topic: orders, key: ssid, event_time: ts, id: {id},
     heartbeat: {{field: type, equals: heartbeat}}}}
 merge: {merge}
-publish: {{topic: {sink}}}
+publish: {publish}
 spark: {spark}
 """
 
-Variant = Literal["plain", "tenants", "ids"]
+Variant = Literal["plain", "tenants", "ids", "corrections"]
 
 _SPREAD = 2_654_435_761
 _SLICE = 20_000
@@ -62,17 +64,20 @@ def write_configuration(
     """The folder's `watersmeet.yml`, for a lake beside it; `spark`: settings of the session that it
     starts.
 
-    A variant uses the tenants or the ids of the records; the clock of each tenant may be an hour
-    behind.
+    A variant uses the tenants or the ids of the records, or corrects late ones; the clock of each
+    tenant may be an hour behind.
     """
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / "watersmeet.yml"
     merge = {"timeout": f"{timeout_ms}ms"} | (
         {"tenant": "org", "tenant_max_lag": "1h"} if variant == "tenants" else {}
     )
+    publish: dict[str, object] = {"topic": sink}
+    if variant == "corrections":
+        publish["corrections"] = {"topic": f"{sink}-corrections", "within": f"{WITHIN_MS}ms"}
     values = {
         "bootstrap_servers": bootstrap_servers,
-        "sink": sink,
+        "publish": json.dumps(publish),
         "engine": engine,
         "id": "id" if variant == "ids" else "null",
         "merge": json.dumps(merge),

@@ -18,7 +18,7 @@ ENGINES = ("spark", "embedded")
 
 @dataclass(frozen=True)
 class Point:
-    """A figure of one of the ten points, and its first and second mark on each engine; one without
+    """A figure of one of the points, and its first and second mark on each engine; one without
     a mark is only reported."""
 
     number: int
@@ -76,6 +76,12 @@ TENANTS = {
 }
 """By how many tenants have records in each partition."""
 IDS = Point(10, "seconds, with ids of records to without", "x", "lower")
+CORRECTED_BATCH = Point(
+    11, "batch of 1,000 records, 1,000 late ones more to none", "s more", "lower", (), (1.0,)
+)
+NOTHING_LATE = Point(
+    11, "batch without late records, with corrections to without", "x", "lower", (), (1.15,)
+)
 
 
 @dataclass(frozen=True)
@@ -131,6 +137,7 @@ class Sizes:
     short_history: int = 100_000
     open_rows: int = 1_000_000
     few_open_rows: int = 100_000
+    closed_rows: int = 10_000_000
     rounds: int = 20
     warm_up_s: float = 60.0
     measured_s: float = 60.0
@@ -147,7 +154,8 @@ class Sizes:
         changed: dict[str, Any] = {
             name: max(2_000, round(getattr(self, name) * scale)) for name in names
         }
-        return replace(self, **changed)
+        closed_rows = max(10_000, round(self.closed_rows * scale))
+        return replace(self, closed_rows=closed_rows, **changed)
 
 
 def print_results(results: Sequence[Result], document: Mapping[str, Any]) -> None:
