@@ -103,8 +103,10 @@ class DeltaRsReader(TableReader):
             )
         condition = f" WHERE {sql_where(where, schema)}" if where else ""
         sql = f"SELECT {', '.join(selected)} FROM t{condition}{grouped}"
+        query = QueryBuilder().register("t", delta_table)
+        query.execute(_UNPACK_WHAT_MATCHES)
         try:
-            return pa.table(QueryBuilder().register("t", delta_table).execute(sql))
+            return pa.table(query.execute(sql))
         except (DeltaError, pa.ArrowException, OSError):
             if version is not None and self._lacks_files(table, delta_table):
                 raise VersionGoneError(table, version) from None
@@ -292,6 +294,12 @@ class DeltaRsReader(TableReader):
         listed = pa.table(delta_table.get_add_actions(flatten=True))["path"].to_pylist()
         return not all(files.exists(f"{path}/{name}") for name in listed)
 
+
+_UNPACK_WHAT_MATCHES: Final = "SET datafusion.execution.parquet.pushdown_filters = true"
+"""The other columns are unpacked for the rows alone that meet the conditions on some. delta-rs does
+so by itself, except for a table that may have deletion vectors; where a file has one, it never
+does.
+"""
 
 _WRITABLE: Final = frozenset(
     [

@@ -20,14 +20,19 @@ class Dialect(NamedTuple):
 def sql_of(where: Where, times: Collection[str], dialect: Dialect) -> str:
     """Return conditions as SQL; `times`: the columns that hold timestamps.
 
-    Raises ValueError for a value that no column can hold.
+    What all terms have in common is written once: it may be a long list. Raises ValueError for a
+    value that no column can hold.
     """
 
     def conjunction(term: Sequence[Condition]) -> str:
         """Return the conditions of a term, joined by AND."""
         return " AND ".join(_condition(times, dialect, *condition) for condition in term) or "TRUE"
 
-    return " OR ".join(f"({conjunction(term)})" for term in where) or "TRUE"
+    first = where[0] if where else []
+    common = [condition for condition in first if all(condition in term for term in where[1:])]
+    rest = [[condition for condition in term if condition not in common] for term in where]
+    either = " OR ".join(f"({conjunction(term)})" for term in rest) or "TRUE"
+    return f"{conjunction(common)} AND ({either})" if common else either
 
 
 def _condition(

@@ -25,6 +25,7 @@ from pipelines.lake.choice import reader
 from pipelines.lake.location import Lake
 from pipelines.lake.table_reader import (
     MAX_TERMS,
+    Condition,
     NoTableError,
     TableReader,
     VersionGoneError,
@@ -107,6 +108,7 @@ def offsets(store: Store, where: Where) -> list[tuple[int, int]]:
 
 def test_a_selection_has_exactly_the_rows_that_meet_the_conditions(bronze: Store) -> None:
     every = [(p, o) for p in (0, 1) for o in range(20)]
+    offsets_of_k0 = [(0, 0), (0, 10), (1, 0), (1, 10)]
     cases: list[tuple[Where, list[tuple[int, int]]]] = [
         ((), [*every, (2, 0)]),
         ([[("offset", "<", 3), ("partition", "=", 1)]], [(1, 0), (1, 1), (1, 2)]),
@@ -132,6 +134,15 @@ def test_a_selection_has_exactly_the_rows_that_meet_the_conditions(bronze: Store
         ([[("reason", "!=", "x")]], [(2, 0)]),
         ([[("heartbeat", "=", False), ("offset", "=", 4), ("partition", "=", 0)]], [(0, 4)]),
         ([[("merge_key", "in", ["k0"]), ("offset", "<", 10)]], [(0, 0), (1, 0)]),
+        (
+            [
+                [("merge_key", "in", ["k0", "k1"]), ("partition", "=", 0), ("offset", "<", 1)],
+                [("partition", "=", 0), ("offset", ">", 10), ("merge_key", "in", ["k0", "k1"])],
+            ],
+            [(0, 0), (0, 11)],
+        ),
+        ([[("merge_key", "in", ["k0"])], [("merge_key", "in", ["k0"])]], offsets_of_k0),
+        ([[("merge_key", "in", ["k0"])], [("partition", "=", 2)]], [*offsets_of_k0, (2, 0)]),
     ]
     for where, expected in cases:
         assert offsets(bronze, where) == expected, where
@@ -424,6 +435,21 @@ def test_a_log_that_was_cleaned_up_is_read_on(either_store: Store) -> None:
         store.reader.select("late", ["offset"], version=2)
 
 
+def explained(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """From now on, the plans of delta-rs's queries with what was counted while they ran."""
+    asked: list[str] = []
+
+    class Explained(QueryBuilder):
+        def execute(self, sql: str) -> Any:
+            if sql.startswith("SELECT"):
+                plan = pa.table(super().execute(f"EXPLAIN ANALYZE {sql}"))
+                asked.append(str(plan.column(1).to_pylist()))
+            return super().execute(sql)
+
+    monkeypatch.setattr("pipelines.lake.by_delta_rs.QueryBuilder", Explained)
+    return asked
+
+
 def test_files_are_skipped_by_offset_partition_and_time(
     folder_store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -432,16 +458,7 @@ def test_files_are_skipped_by_offset_partition_and_time(
     for n in range(10):
         rows = [bronze_row(n % 2, 100 * n + i, 1000 * (100 * n + i)) for i in range(100)]
         folder_store.add("bronze_tracking", *rows)
-    asked: list[str] = []
-
-    class Explained(QueryBuilder):
-        def execute(self, sql: str) -> Any:
-            asked.append(
-                str(pa.table(super().execute(f"EXPLAIN ANALYZE {sql}")).column(1).to_pylist())
-            )
-            return super().execute(sql)
-
-    monkeypatch.setattr("pipelines.lake.by_delta_rs.QueryBuilder", Explained)
+    asked = explained(monkeypatch)
     cases: list[tuple[Where, int]] = [
         ([[("offset", ">=", 500), ("offset", "<", 520)]], 1),
         ([[("event_time", ">=", 900_000)]], 1),
@@ -454,6 +471,21 @@ def test_files_are_skipped_by_offset_partition_and_time(
         folder_store.reader.select("bronze_tracking", ["value"], where)
         opened = re.findall(r"files_ranges_pruned_statistics=\d+ total → (\d+) matched", asked[-1])
         assert (int(opened[0]) if opened else 0) == files, (where, asked[-1])
+
+
+def test_values_are_unpacked_for_the_rows_alone_that_meet_the_conditions(
+    folder_store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In silver, too, which may have deletion vectors."""
+    folder_store.create("silver")
+    rows = [silver_row(f"k{n * 7_919 % 1_000}", "open", n) for n in range(1_000)]
+    folder_store.add("silver", *rows)
+    asked = explained(monkeypatch)
+    keys: Condition = ("merge_key", "in", ["k1", "k500", "k7"])
+    folder_store.reader.select(
+        "silver", ["tracking"], [[keys, ("event_time", ">=", 10)], [keys, ("event_time", "<", 5)]]
+    )
+    assert "pushdown_rows_pruned=997," in asked[-1]
 
 
 def test_a_range_is_within_where_offsets_say_so_and_neighbours_share_a_term(bronze: Store) -> None:
