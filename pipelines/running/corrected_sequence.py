@@ -66,6 +66,9 @@ CorrectionTails = Mapping[int, CorrectionTail]
 class CorrectedSequence(LakeSequence):
     """The corrections of one lake's newest generation, as messages of their topic."""
 
+    _done: tuple[int, CorrectionTails] | None = None
+    """A version of the table that has nothing behind these tails."""
+
     @property
     def topic(self) -> str:
         """The topic that the messages go to."""
@@ -74,11 +77,19 @@ class CorrectedSequence(LakeSequence):
     def pending(self, tails: CorrectionTails, size: TransactionSize) -> PendingCorrections | None:
         """Return what follows these last messages, about as much as a transaction takes.
 
-        None while the lake has not begun.
+        None while the lake has not begun. Where nothing was pending and the table has no commit
+        since, nothing is read.
         """
         if not self.has_begun():
             return None
+        reader = self.engine.reader
+        if self._done is not None:
+            version, done = self._done
+            if tails == done and not reader.has_moved(tables.CORRECTIONS, version):
+                return PendingCorrections([], has_more=False, records=0)
+        version = reader.version(tables.CORRECTIONS)
         rows = self._after(tails)
+        self._done = None if rows.num_rows else (version, dict(tails))
         total = max(1, int(sizes_of(rows).sum()))
         share = min(1.0, size.limit / max(1, rows.num_rows), limit_bytes(size) / total)
         chunks: list[CorrectionChunk] = []

@@ -77,6 +77,34 @@ def test_corrections_are_published_as_their_model_has_them(
     _each_once(lake, models)
 
 
+def test_a_pass_without_news_reads_no_correction(
+    new_lake: MakeLake, kafka: str, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cases = given_cases()
+    lake = corrected_lake(new_lake, kafka, f"laws-corrected-free-{kind}", cases)
+    models = CorrectionModels(cases, (100, None, None), ALL_MS)
+    gold = Gold(lake.owner(), lake.settings, PARTITIONS, kind=CorrectedSequence)
+    reads: list[str] = []
+    rows = lake.reader.rows
+
+    def counted(table: str, *arguments: Any) -> Any:
+        reads.append(table)
+        return rows(table, *arguments)
+
+    for share in SHARES:
+        lake.arrive(share)
+        lake.merge()
+        list(gold.drain())
+        assert list(gold.drain()) == []
+        models.arrive(share)
+        assert in_topic(lake) == models.messages()
+        with monkeypatch.context() as patched:
+            patched.setattr(gold.owner.engine.reader, "rows", counted)
+            assert list(gold.drain()) == []
+            assert reads == []
+    assert models.messages()
+
+
 def _published_in_steps(lake: CaseLake, models: CorrectionModels) -> None:
     for share in SHARES:
         lake.arrive(share)
