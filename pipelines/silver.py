@@ -189,19 +189,17 @@ class Silver:
             late = self._engine.from_tables(find_late, inputs.rows, planner.partitions, LATE_SCHEMA)
             self._engine.append(tables.LATE, late, commit)
         fault_point("silver.duplicates")
-        corrected = self._correcting.of(plan, planner)
-        duplicates = [self._rows.duplicates(plan.batch), corrected.duplicates]
-        self._append(tables.DUPLICATES, pa.concat_tables(duplicates), commit)
-        fault_point("silver.corrections")
-        self._append(tables.CORRECTIONS, corrected.corrections, commit)
+        with self._correcting.of(plan, planner) as corrected:
+            repeated = [self._rows.duplicates(plan.batch), corrected.duplicates]
+            duplicates = pa.concat_tables(repeated)
+            if duplicates.num_rows:
+                self._engine.append(tables.DUPLICATES, duplicates, commit)
+            fault_point("silver.corrections")
+            if corrected.corrections is not None:
+                self._engine.append(tables.CORRECTIONS, corrected.corrections, commit)
         fault_point("silver.progress")
         rows = progress_rows(plan, self.settings, version, now_ms())
         self._engine.append(tables.PROGRESS, rows, commit)
-
-    def _append(self, table: str, rows: pa.Table, commit: Commit) -> None:
-        """Append the rows of a note, if there are any."""
-        if rows.num_rows:
-            self._engine.append(table, rows, commit)
 
     def _decide_idle(self, planner: Planner) -> bool:
         """Write idle decisions for laggards that are silent; return True if there were any."""

@@ -137,7 +137,7 @@ def correct(
 
     - `gaps_ms`: for each of them, the gap of the epoch in which it was late.
     - `closed`: silver's columns of at least all finished rows of their keys that could hold them.
-    - `corrected`: the columns of `correction_schema` of at least the earlier corrections of these,
+    - `corrected`: the columns of `correction_schema` of at least the newest corrections of these,
       and of what late records have opened where these could hold them.
 
     The first table has the columns of `correction_schema`; `valid` and `invalid_reason` are null,
@@ -169,6 +169,21 @@ def correct(
         record.late.append(number)
         made.append(_Made(record, record.version, tuple(record.late)))
     return _corrections(late, before, made, batch), _duplicates(repeated, batch)
+
+
+def newest(corrections: pa.Table) -> pa.Array:
+    """Return the number of the row with the newest correction of each merge record.
+
+    `corrections`: at least partition, tenant, merge_key, event_time, is_late_born and version.
+    """
+    identity = ["partition", "tenant", "merge_key", "event_time", "is_late_born"]
+    of_record: dict[tuple[Any, ...], int] = {}
+    versions = corrections["version"].to_pylist()
+    columns = [corrections[name].to_pylist() for name in identity]
+    for number, record in enumerate(zip(*columns, strict=True)):
+        if record not in of_record or versions[of_record[record]] < versions[number]:
+            of_record[record] = number
+    return pa.array(of_record.values(), pa.int64())
 
 
 def with_validity(corrections: pa.Table, reasons: Sequence[str | None]) -> pa.Table:

@@ -9,7 +9,7 @@ hands it from one call to the next and never looks inside.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, TypeAlias
@@ -315,6 +315,17 @@ class Engine(Protocol):
 
     def append(self, table: str, rows: Rows | pa.Table, commit: Commit | None = None) -> None:
         """Append rows in one commit; where there are no rows, make the commit all the same."""
+        ...
+
+    def prepared(
+        self, table: str, pieces: Iterable[pa.Table]
+    ) -> AbstractContextManager[Rows | None]:
+        """Provide rows that come in pieces, to be appended once to a table that is not partitioned
+        while the `with` block lasts; None where no piece comes.
+
+        The pieces have the columns of the table. Where delta-rs can write it, memory holds a piece
+        at a time, and each becomes a file.
+        """
         ...
 
     def merge(

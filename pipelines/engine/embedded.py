@@ -12,6 +12,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypedDict
@@ -265,8 +266,14 @@ class EmbeddedEngine:
             f"{self.lake.location} is no catalog, and has no view {name} of {query}"
         )
 
-    def append(self, table: str, rows: pa.Table, commit: Commit | None = None) -> None:
+    def append(
+        self, table: str, rows: pa.Table | WrittenFiles, commit: Commit | None = None
+    ) -> None:
         """See `Engine.append`."""
+        if isinstance(rows, WrittenFiles):
+            rows.are_offered = True
+            self.append_files(table, rows.entries, commit)
+            return
         schema = self.lake.schema(table)
         rows = rows.select(schema.names).cast(schema)
         self._commit(
@@ -281,6 +288,21 @@ class EmbeddedEngine:
             ),
         )
 
+    @contextmanager
+    def prepared(self, table: str, pieces: Iterable[pa.Table]) -> Iterator[Any]:
+        """See `Engine.prepared`."""
+        if not self.takes_files(table):
+            rows = [*pieces]
+            yield pa.concat_tables(rows) if rows else None
+            return
+        files = WrittenFiles(self, [])
+        try:
+            for piece in pieces:
+                files.entries += filter(None, [self.write_file(table, [piece])])
+            yield files if files.entries else None
+        finally:
+            files.delete_unless_offered(table)
+
     def write_file(self, table: str, chunks: Iterable[pa.Table]) -> AddAction | None:
         """Write rows to a new file of a table that is not partitioned, a row group for each chunk;
         return the file's entry for `append_files`, or None where there is no chunk.
@@ -289,7 +311,9 @@ class EmbeddedEngine:
         """
         layout = self.lake.layout[table]
         counted = layout.properties[COUNTED_COLUMNS].split(",")
-        repeating = [name for name in layout.schema.names if name not in _DISTINCT]
+        repeating = None  # a correction repeats what the one before it has
+        if table != tables.CORRECTIONS:
+            repeating = [name for name in layout.schema.names if name not in _DISTINCT]
         with tempfile.TemporaryDirectory(prefix="watersmeet-") as folder:
             file: DataFile | None = None
             for rows in chunks:
@@ -601,6 +625,21 @@ class EmbeddedEngine:
         self.reader.opened(table).alter.set_table_properties(
             dict(properties), raise_if_not_exists=False
         )
+
+
+@dataclass
+class WrittenFiles:
+    """Files of a table that were written, and that no commit names yet, as rows to append."""
+
+    writer: EmbeddedEngine
+    entries: list[AddAction]
+    are_offered: bool = False
+    """True once a commit was to name them."""
+
+    def delete_unless_offered(self, table: str) -> None:
+        """Delete the files, unless a commit may name them, whatever is known of it."""
+        if not self.are_offered:
+            self.writer.reader.delete_files(table, [file.path for file in self.entries])
 
 
 def _has_deletion_vectors(delta_table: DeltaTable) -> bool:

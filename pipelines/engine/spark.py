@@ -19,11 +19,11 @@ import json
 import threading
 import uuid
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial, reduce
 from types import MappingProxyType
+from typing import Any
 
 import pyarrow as pa
 from deltalake.transaction import AddAction
@@ -48,7 +48,7 @@ from pipelines.engine import (
     replaced_row,
 )
 from pipelines.engine.checks import number_of_tasks
-from pipelines.engine.embedded import FEW_BYTES, EmbeddedEngine
+from pipelines.engine.embedded import FEW_BYTES, EmbeddedEngine, WrittenFiles
 from pipelines.engine.expressions import expression_problem, pure
 from pipelines.engine.session import create_rows, session_with, struct_type
 from pipelines.engine.tasks import (
@@ -168,13 +168,12 @@ class SparkEngine:
             .toArrow()
         )
         entries = groups[FILE.name].unique().to_pylist()
-        files = TakenFiles(writer, [AddAction(**json.loads(entry)) for entry in entries])
+        files = WrittenFiles(writer, [AddAction(**json.loads(entry)) for entry in entries])
         try:
             reached = {p: until for p, (_, until) in ranges.items()}
             yield Taken(files, groups.drop_columns([FILE.name]), reached)
         finally:
-            if not files.are_offered:  # else a commit may name them, whatever is known of it
-                writer.reader.delete_files(table, [file.path for file in files.entries])
+            files.delete_unless_offered(table)
 
     def rows(self, table: pa.Table) -> DataFrame:
         """See `Engine.rows`."""
@@ -331,13 +330,12 @@ class SparkEngine:
         self.spark.sql(f"CREATE OR REPLACE VIEW {self.lake.address(name)} AS {query}")
 
     def append(
-        self, table: str, rows: DataFrame | pa.Table | TakenFiles, commit: Commit | None = None
+        self, table: str, rows: DataFrame | pa.Table | WrittenFiles, commit: Commit | None = None
     ) -> None:
         """See `Engine.append`."""
-        if isinstance(rows, TakenFiles):
-            rows.are_offered = True
+        if isinstance(rows, WrittenFiles):
             with self._changes[table]:
-                rows.writer.append_files(table, rows.entries, commit)
+                rows.writer.append(table, rows, commit)
             return
         if isinstance(rows, pa.Table):
             if (by_delta_rs := self._by_delta_rs(table)) is not None:
@@ -353,6 +351,16 @@ class SparkEngine:
                 "userMetadata": commit.metadata,
             }
         self._append(table, rows.select(*self.lake.schema(table).names), options)
+
+    @contextmanager
+    def prepared(self, table: str, pieces: Iterable[pa.Table]) -> Iterator[Any]:
+        """See `Engine.prepared`."""
+        if (by_delta_rs := self._by_delta_rs(table)) is not None:
+            with by_delta_rs.prepared(table, pieces) as rows:
+                yield rows
+        else:
+            rows = [*pieces]
+            yield pa.concat_tables(rows) if rows else None
 
     def _by_delta_rs(self, table: str) -> EmbeddedEngine | None:
         """Return the engine that creates a table, and writes to it what this process has in memory;
@@ -570,16 +578,6 @@ class SparkEngine:
             f"ALTER TABLE {sql_name(self.lake, table)} SET TBLPROPERTIES "
             f"({_as_properties(properties)})"
         )
-
-
-@dataclass
-class TakenFiles:
-    """Files of a table that tasks have written, and that no commit names yet, as rows to append."""
-
-    writer: EmbeddedEngine
-    entries: Sequence[AddAction]
-    are_offered: bool = False
-    """True once a commit was to name them."""
 
 
 class _Query:

@@ -6,11 +6,13 @@ correction, or is a late duplicate; both tables say which late records are behin
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -23,20 +25,22 @@ from pipelines.core.columns import (
     Booleans,
     Int64s,
     int64s,
+    lengths,
     looked_up,
     times_ms,
 )
-from pipelines.core.corrections import Settled, as_silver, correct, settled, with_validity
+from pipelines.core.corrections import Settled, as_silver, correct, newest, settled, with_validity
 from pipelines.core.merge import LATE_SCHEMA, Batch
 from pipelines.core.message import as_read, exceeds
 from pipelines.core.plan import BatchPlan
+from pipelines.core.reading import RECORD_BYTES
 from pipelines.core.repeated import DUPLICATE_SCHEMA
 from pipelines.core.types import TENANT
-from pipelines.engine import Engine
+from pipelines.engine import Engine, Rows
 from pipelines.lake import tables
 from pipelines.lake.epochs import Epochs, read_epochs
 from pipelines.lake.generations import Generation
-from pipelines.lake.table_reader import MAX_TERMS, Condition, Where
+from pipelines.lake.table_reader import MAX_TERMS, ROW_BYTES, Condition, Where, sizes_of
 from pipelines.running.batch_rows import MAX_KEYS, BatchRows
 from pipelines.running.batches import make_batch
 from pipelines.running.planning import Planner
@@ -47,18 +51,32 @@ HEADER_BYTES = 400
 """Maximum bytes of a correction's headers beside those of a message, except for its inputs' names:
 further names, numbers and times."""
 
+PIECE_BYTES = 32 * 1024 * 1024
+"""Approximate maximum size of the corrections that are made at a time, as they are in memory."""
+
 _PLACE = ["source", "topic", "partition", "offset"]
+_KEY = ["partition", "tenant", "merge_key"]
 _NARROW = [*_PLACE, "event_time", *TENANT.names]
+_WITHOUT_VALUE = [name for name in LATE_SCHEMA.names if name != "value"]
 
 
 class Corrected(NamedTuple):
-    """The corrections that a batch makes, and the late records that repeat a part."""
+    """The corrections that a batch makes, and the late records that repeat a part.
 
-    corrections: pa.Table
+    `corrections`: rows for `Engine.append`; None where there are none.
+    """
+
+    corrections: Rows | None
     duplicates: pa.Table
 
 
-NOTHING_CORRECTED = Corrected(DUPLICATE_SCHEMA.empty_table(), DUPLICATE_SCHEMA.empty_table())
+class Near(NamedTuple):
+    """The finished merge records that some late records may belong to, and the newest correction of
+    each that has one: keys, times and sizes.
+    """
+
+    closed: pa.Table
+    corrected: pa.Table
 
 
 @dataclass
@@ -75,28 +93,34 @@ class Correcting:
     _first_u: Mapping[int, int] | None = field(default=None, repr=False)
     """By partition, the smallest `u` (ms) of late records that are not settled; None: unknown."""
 
-    def of(self, plan: BatchPlan, planner: Planner) -> Corrected:
-        """Return what a batch settles, which silver has and whose late records are noted.
+    @contextmanager
+    def of(self, plan: BatchPlan, planner: Planner) -> Iterator[Corrected]:
+        """Provide what a batch settles, which silver has and whose late records are noted.
 
         `planner`: the planner in the state before the batch.
         """
+        late = self._due(plan, planner)
+        duplicates = [DUPLICATE_SCHEMA.empty_table()]
+        if not late.rows.num_rows:
+            yield Corrected(None, *duplicates)
+            return
+        batch = make_batch(self.engine, self.settings, plan, planner, self.generation)
+        made = self._made(late, batch, duplicates)
+        with self.engine.prepared(tables.CORRECTIONS, made) as corrections:
+            yield Corrected(corrections, pa.concat_tables(duplicates))
+
+    def _due(self, plan: BatchPlan, planner: Planner) -> Settled:
+        """Return the late records that a batch settles, without their values."""
+        nothing = Settled(LATE_SCHEMA.empty_table(), np.array([], np.int64))
         if not tables.has_corrections(self.engine.lake.settings):
-            return NOTHING_CORRECTED
+            return nothing
         if plan.has_late or self._first_u is None:
             self._first_u = self._first_pending(planner.state.clocks)
         if all(clock <= self._first_u.get(p, MAX_TIME) for p, clock in plan.clocks.items()):
-            return NOTHING_CORRECTED
+            return nothing
         late = self._settled(plan, planner)
         self._first_u = None
-        if not late.rows.num_rows:
-            return NOTHING_CORRECTED
-        batch = make_batch(self.engine, self.settings, plan, planner, self.generation)
-        made = [
-            correct(some, gaps, *self._candidates(some), batch) for some, gaps in self._shares(late)
-        ]
-        corrections = pa.concat_tables([corrections for corrections, _ in made])
-        duplicates = pa.concat_tables([duplicates for _, duplicates in made])
-        return Corrected(self._validated(corrections, batch), duplicates)
+        return late
 
     # -- late records that are settled
 
@@ -132,8 +156,8 @@ class Correcting:
         return rows.filter(pa.array(is_pending))
 
     def _settled(self, plan: BatchPlan, planner: Planner) -> Settled:
-        """Return the late records that a batch settles."""
-        late = self._pending(LATE_SCHEMA.names, planner.state.clocks, plan.clocks)
+        """Return the late records that a batch settles, without their values."""
+        late = self._pending(_WITHOUT_VALUE, planner.state.clocks, plan.clocks)
         late = self._not_behind(late, plan.batch)
         if not late.num_rows:
             return Settled(late, np.array([], np.int64))
@@ -163,8 +187,8 @@ class Correcting:
                 ),
             )
         ]
-        places = {place for rows in behind for place in zip(*_columns(rows, _PLACE), strict=True)}
-        is_new = [place not in places for place in zip(*_columns(late, _PLACE), strict=True)]
+        places = {place for rows in behind for place in _places(rows)}
+        is_new = [place not in places for place in _places(late)]
         return late.filter(pa.array(is_new, pa.bool_()))
 
     def _clocks_after(self, plan: BatchPlan, planner: Planner) -> Clocks:
@@ -187,44 +211,111 @@ class Correcting:
 
     # -- what they correct
 
-    def _shares(self, late: Settled) -> Iterator[tuple[Settled, Int64s]]:
-        """Yield the late records in shares of whole keys, each with the gaps of their epochs."""
-        gaps = np.array([epoch.settings.merge.window.gap_ms for epoch in self._epochs], np.int64)
-        of_batch = self._epochs.numbers_of(int64s(late.rows["batch"]))
-        keys = late.rows["merge_key"].combine_chunks().dictionary_encode()
-        share_of = int64s(keys.indices) // MAX_KEYS
-        for share in range(len(keys.dictionary) // MAX_KEYS + 1):
-            is_its = share_of == share
-            if is_its.any():
-                some = late.rows.filter(pa.array(is_its))
-                yield Settled(some, late.settled_at[is_its]), gaps[of_batch][is_its]
+    def _made(self, late: Settled, batch: Batch, duplicates: list[pa.Table]) -> Iterator[pa.Table]:
+        """Yield corrections by key, in pieces that fit into memory; collect the late duplicates.
 
-    def _candidates(self, late: Settled) -> tuple[pa.Table, pa.Table]:
-        """Return the finished rows and the corrections that late records may belong to."""
+        Where a key goes on in the next piece, its corrections up to then come from memory: the
+        table does not have them yet.
+        """
+        late = _by_key(late)
+        row_bytes = self.engine.reader.row_bytes(tables.LATE)
+        share_rows = min(MAX_KEYS, max(1, PIECE_BYTES // max(1, row_bytes)))
+        before = self.engine.lake.schema(tables.CORRECTIONS).empty_table()
+        for begin in range(0, late.rows.num_rows, share_rows):
+            share = self._with_values(_slice(late, begin, begin + share_rows))
+            near = self._near(share.rows)
+            for some in _pieces(share, near, before):
+                before = before.filter(_is_of_key(before, some.rows, 0))
+                candidates = self._candidates(some.rows, near, before)
+                made, repeated = correct(some, self._gaps(some.rows), *candidates, batch)
+                made = self._validated(made, batch)
+                duplicates.append(repeated)
+                if made.num_rows:
+                    yield made
+                both = pa.concat_tables([before, made])
+                both = both.filter(_is_of_key(both, some.rows, -1))
+                before = both.take(newest(both))
+
+    def _with_values(self, late: Settled) -> Settled:
+        """Return late records with all columns of `late`."""
+        return Settled(self._at(tables.LATE, LATE_SCHEMA.names, late.rows), late.settled_at)
+
+    def _at(self, table: str, columns: list[str], late: pa.Table) -> pa.Table:
+        """Return the rows of a table that are about these late records, in their order."""
+        if not late.num_rows:
+            return self.engine.lake.schema(table).empty_table().select(columns)
+        offsets = sorted(set(late["offset"].to_pylist()))
+        u = times_ms(late["u"])
+        where: list[Condition] = [
+            *self._of_generation(late),
+            ("offset", ">=", offsets[0]),
+            ("offset", "<=", offsets[-1]),
+            ("offset", "in", offsets),
+            ("u", ">=", int(u.min())),
+            ("u", "<=", int(u.max())),
+        ]
+        rows = self.engine.reader.rows(table, columns, [where])
+        numbers = {place: n for n, place in enumerate(_places(rows))}
+        return rows.take(pa.array([numbers[place] for place in _places(late)], pa.int64()))
+
+    def _of_generation(self, rows: pa.Table) -> list[Condition]:
+        """Return the condition for rows of this generation in the partitions of others."""
+        partitions = sorted(pc.unique(rows["partition"]).to_pylist())
+        return [("generation", "=", self.generation.number), ("partition", "in", partitions)]
+
+    def _gaps(self, late: pa.Table) -> Int64s:
+        """Return, for each late record, the gap (ms) of the epoch in which it was late."""
+        gaps = np.array([epoch.settings.merge.window.gap_ms for epoch in self._epochs], np.int64)
+        return gaps[self._epochs.numbers_of(int64s(late["batch"]))]
+
+    def _near(self, late: pa.Table) -> Near:
+        """Return which merge records late records may belong to, without their content."""
         windows = [epoch.settings.merge.window for epoch in self._epochs]
         longest_ms = max(window.longest_ms for window in windows)
         gap_ms = max(window.gap_ms for window in windows)
-        times = np.unique(times_ms(late.rows["event_time"]))
-        keys = pc.unique(late.rows["merge_key"]).to_pylist()
-        partitions = pc.unique(late.rows["partition"]).to_pylist()
-        of_these: list[Condition] = [
-            ("generation", "=", self.generation.number),
-            ("partition", "in", sorted(partitions)),
-            ("merge_key", "in", sorted(keys)),
+        times = np.unique(times_ms(late["event_time"]))
+        spans = covering(times - longest_ms, times + gap_ms, MAX_TERMS)
+        names = [*_KEY, "event_time", RECORD_BYTES.name]
+        closed = self._rows(tables.SILVER, names, late, spans)
+        names += ["is_late_born", "version", "source", "topic", "offset", "u"]
+        corrected = self._rows(tables.CORRECTIONS, names, late, spans)
+        return Near(closed, corrected.take(newest(corrected)))
+
+    def _rows(
+        self, table: str, columns: list[str], late: pa.Table, spans: Iterable[tuple[int, int]]
+    ) -> pa.Table:
+        """Return columns of the finished merge records, or of the corrections, that have the keys
+        of late records and begin in one of these spans.
+        """
+        of_these = self._of_generation(late)
+        of_these.append(("merge_key", "in", sorted(pc.unique(late["merge_key"]).to_pylist())))
+        if table == tables.SILVER:
+            of_these.append(("status", "=", "timed_out"))
+        where: Where = [
+            [*of_these, ("event_time", ">=", first), ("event_time", "<=", last)]
+            for first, last in spans
         ]
-        spans = [
-            [("event_time", ">=", first), ("event_time", "<=", last)]
-            for first, last in covering(times - longest_ms, times + gap_ms, MAX_TERMS)
-        ]
-        reader = self.engine.reader
-        corrections = self.engine.lake.schema(tables.CORRECTIONS).names
-        content = set(self.engine.lake.schema(tables.SILVER).names) - {"status", "position"}
-        finished: Where = [[("status", "=", "timed_out"), *of_these, *span] for span in spans]
-        corrected: Where = [[*of_these, *span] for span in spans]
-        return (
-            reader.rows(tables.SILVER, sorted(content), finished),
-            reader.rows(tables.CORRECTIONS, corrections, corrected),
+        return self.engine.reader.rows(table, columns, where)
+
+    def _candidates(
+        self, late: pa.Table, near: Near, before: pa.Table
+    ) -> tuple[pa.Table, pa.Table]:
+        """Return the finished rows and the newest corrections that late records may belong to.
+
+        `before`: corrections that the table does not have yet.
+        """
+        keys = pc.unique(late["merge_key"])
+        closed, corrected = (
+            rows.filter(pc.is_in(rows["merge_key"], keys)) for rows in (near.closed, near.corrected)
         )
+        silver = self.engine.lake.schema(tables.SILVER)
+        content = sorted(set(silver.names) - {"status", "position"})
+        rows = silver.empty_table().select(content)
+        if closed.num_rows:
+            times = np.unique(times_ms(closed["event_time"]))
+            rows = self._rows(tables.SILVER, content, closed, covering(times, times, MAX_TERMS))
+        names = self.engine.lake.schema(tables.CORRECTIONS).names
+        return rows, pa.concat_tables([self._at(tables.CORRECTIONS, names, corrected), before])
 
     # -- their judgement
 
@@ -269,5 +360,47 @@ def covering(firsts: Int64s, lasts: Int64s, count: int) -> list[tuple[int, int]]
     ]
 
 
-def _columns(rows: pa.Table, names: list[str]) -> list[list[object]]:
-    return [rows[name].to_pylist() for name in names]
+def _places(rows: pa.Table) -> Iterator[tuple[Any, ...]]:
+    return zip(*(rows[name].to_pylist() for name in _PLACE), strict=True)
+
+
+def _keys(rows: pa.Table) -> Iterator[tuple[Any, ...]]:
+    return zip(*(rows[name].to_pylist() for name in _KEY), strict=True)
+
+
+def _by_key(late: Settled) -> Settled:
+    """Return late records with those of a key one after the other, in their order."""
+    numbered = late.rows.append_column("_row", pa.array(range(late.rows.num_rows)))
+    order = pc.sort_indices(numbered, [(name, "ascending") for name in [*_KEY, "_row"]])
+    return Settled(late.rows.take(order), late.settled_at[int64s(order)])
+
+
+def _slice(late: Settled, begin: int, end: int) -> Settled:
+    return Settled(late.rows.slice(begin, end - begin), late.settled_at[begin:end])
+
+
+def _is_of_key(rows: pa.Table, late: pa.Table, number: int) -> pa.Array:
+    """Return True for each row that has the key of the late record of this number."""
+    [key] = _keys(late.take([number % late.num_rows]))
+    return pa.array([each == key for each in _keys(rows)], pa.bool_())
+
+
+def _pieces(late: Settled, near: Near, before: pa.Table) -> Iterator[Settled]:
+    """Yield late records by key in pieces whose corrections have about `PIECE_BYTES`.
+
+    A correction is counted with all that merge records near it have, and the late records of its
+    key up to it.
+    """
+    content = Counter[tuple[Any, ...]]()
+    for rows in (near.closed, near.corrected, before):
+        for key, size in zip(_keys(rows), sizes_of(rows).tolist(), strict=True):
+            content[key] += size
+    begin, room = 0, PIECE_BYTES
+    sizes = lengths(late.rows["value"]) + ROW_BYTES
+    for number, (key, size) in enumerate(zip(_keys(late.rows), sizes.tolist(), strict=True)):
+        content[key] += size
+        if begin < number and content[key] > room:
+            yield _slice(late, begin, number)
+            begin, room = number, PIECE_BYTES
+        room -= content[key]
+    yield _slice(late, begin, late.rows.num_rows)

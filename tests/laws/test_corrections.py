@@ -12,6 +12,7 @@ from pipelines.core.correction_model import PartitionCorrections
 from pipelines.lake import tables
 from pipelines.lake.epochs import begin_epoch
 from pipelines.operations.evolve import preview
+from pipelines.running import correcting
 from pipelines.settings import Settings
 from tests.laws.conftest import IN_FOLDERS_OF_BOTH, QUICK, MakeLake, one_of
 from tests.laws.test_tenants import with_rules
@@ -76,6 +77,22 @@ def test_corrections_equal_their_model_however_the_input_is_cut(
     assert models.late_duplicates()
     assert {row[8] for row in models.rows()} == {True, False}
     assert max(row[9] for row in models.rows()) > 1
+
+
+@pytest.mark.parametrize("size", [1, 1000], ids=["one late record each", "a few late records"])
+@pytest.mark.parametrize("kind", [QUICK], indirect=True, scope="module")
+def test_corrections_are_the_same_in_pieces(
+    new_lake: MakeLake, monkeypatch: pytest.MonkeyPatch, size: int
+) -> None:
+    """Also where the corrections of one merge record are in several."""
+    monkeypatch.setattr(correcting, "PIECE_BYTES", size)
+    lake = new_lake(cases(), **corrections(), **IDS)
+    models = CorrectionModels(cases(), (100, None, None), ALL_MS)
+    for share in (0.4, 1.0):
+        merged(lake, models, share)
+        compared(lake, models)
+    files = lake.reader.file_count(tables.CORRECTIONS)
+    assert files > (len(models.rows()) / 2 if size == 1 else 10)
 
 
 def test_with_tenants_and_windows_corrections_equal_their_model(
