@@ -18,6 +18,7 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
+import numpy as np
 import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -26,10 +27,13 @@ from pipelines.audit.validate import check_expressions, has_expressions
 from pipelines.avro_json import UnencodableError, encoder
 from pipelines.configuration.file import known_instead
 from pipelines.core.avro_schema import AvroSchema
+from pipelines.core.clocks import clocks_of
 from pipelines.core.columns import MAX_TIME
+from pipelines.core.correction_sequence import correction_messages, in_order
+from pipelines.core.corrections import Settled, as_silver, correct, correction_schema, settled
 from pipelines.core.idle import IdleDecision
 from pipelines.core.inputs import InputId, input_of_part, of_source
-from pipelines.core.merge import LATE_SCHEMA, RECORD_SCHEMA, applied, silver_schema
+from pipelines.core.merge import LATE_SCHEMA, RECORD_SCHEMA, Batch, applied, silver_schema
 from pipelines.core.message import in_message_order, messages
 from pipelines.core.plan import (
     NOTHING_AVAILABLE,
@@ -43,6 +47,7 @@ from pipelines.core.reading import KAFKA, read_records
 from pipelines.core.repeated import DUPLICATE_SCHEMA, duplicates_of
 from pipelines.core.repeated import ID as RECORD_ID
 from pipelines.core.sequence import ID, SEQ
+from pipelines.core.sequence import TENANT as TENANT_HEADER
 from pipelines.core.step import State, step
 from pipelines.core.types import DUE, TENANT
 from pipelines.engine import Engine
@@ -51,6 +56,7 @@ from pipelines.errors import ConfigurationError
 from pipelines.lake.order import PLACE_COLUMNS
 from pipelines.lake.table_reader import normalise
 from pipelines.running.batches import batch_of
+from pipelines.running.correcting import judged, without
 from pipelines.running.message_rows import with_message_values
 from pipelines.running.planning import by_partition
 from pipelines.running.validation import validated
@@ -120,7 +126,9 @@ def try_records(
       Bytes of a value that are not UTF-8 are shown as `\\xff`.
     - `late`, `duplicates`, `quarantined` and `waiting`: records in the order in which they came.
       With tenants, those that wait for their tenant's clock have a `position`. A duplicate has its
-      `id`, and in `of_offset` the offset of the part that counts.
+      `id`, in `of_offset` the offset of the part that counts, and `is_late`.
+    - `corrections`: the messages of corrections, in order, each with `version` and the record that
+      made it (`late`). A null value takes back what was sent.
     - `read`: by source, how many records there were, and how many of them were heartbeats or
       skipped tombstones.
 
@@ -333,6 +341,8 @@ class DryRun:
         has_ids = self.settings.has_ids
         silver = silver_schema(types, self.settings.inputs, has_ids=has_ids).empty_table()
         late = LATE_SCHEMA.empty_table()
+        pending = LATE_SCHEMA.empty_table()
+        corrections = correction_schema(types, self.settings.inputs, has_ids=has_ids).empty_table()
         duplicates = DUPLICATE_SCHEMA.empty_table()
         merge_settings = self.settings.merge
         rules = Rules(merge_settings.window, lag_ms=merge_settings.tenant_max_lag_ms)
@@ -356,6 +366,13 @@ class DryRun:
                 late = pa.concat_tables([late, done.late])
                 if has_ids:
                     duplicates = pa.concat_tables([duplicates, duplicates_of(changed, number)])
+                clocks_then = clocks_of(rules, plan, idle, self._timed, state.heads)
+                pending = pa.concat_tables([pending, done.late.filter(pc.is_valid(done.late["u"]))])
+                now = settled(pending, clocks_then, plan.clocks, rules)
+                made, repeated = self._corrected(now, silver, corrections, batch)
+                pending = without(pending, now.rows)
+                corrections = pa.concat_tables([corrections, made])
+                duplicates = pa.concat_tables([duplicates, repeated])
                 state = done.state
             clocks[number] = state.clocks
         silver = silver.sort_by(
@@ -365,14 +382,29 @@ class DryRun:
             "clocks": [{"partition": p, "clock": clocks[0].get(p)} for p in partitions],
             "records": self._records(silver.filter(pc.not_equal(silver["status"], "waiting"))),
             "messages": [message for p in partitions for message in self._messages(p, silver)],
+            "corrections": [
+                message for p in partitions for message in self._correction_messages(p, corrections)
+            ],
             "late": self._described(late, *_RECORD, "position"),
-            "duplicates": self._described(duplicates, *_RECORD, "id", "of_offset"),
+            "duplicates": self._described(duplicates, *_RECORD, "id", "of_offset", "is_late"),
             "quarantined": self._described(
                 self.bronze.filter(pc.is_valid(self.bronze["reason"])), "reason", "detail"
             ),
             "waiting": self._waiting(state.cursors, silver),
             "read": {name: self._counts(i) for i, name in self.settings.input_names.items()},
         }
+
+    def _corrected(
+        self, late: Settled, silver: pa.Table, before: pa.Table, batch: Batch
+    ) -> tuple[pa.Table, pa.Table]:
+        """Return the corrections that settled late records make, and those that are repeated.
+
+        `before`: the corrections so far.
+        """
+        gaps = np.full(late.rows.num_rows, batch.rules.window.gap_ms)
+        closed = silver.filter(pc.equal(silver["status"], "timed_out"))
+        made, repeated = correct(late, gaps, closed, before, batch)
+        return judged(self.engine, self.settings, made, batch), repeated
 
     @property
     def _timed(self) -> pa.Table:
@@ -412,6 +444,7 @@ class DryRun:
             + 1
         )
         last += rules.tenant_max_lag_ms or 0
+        last += rules.window.gap_ms  # by then, late records are settled
         records = Counter(TopicPartition(input_id, p) for input_id, p, _ in self.lines)
         return {tp: [IdleDecision(records[tp] - 1, last)] for tp in cursors}
 
@@ -459,16 +492,34 @@ class DryRun:
         )
         rows = in_message_order(rows)
         made = messages(rows, rows["value"], None, {})
+        return [self._message(partition, row, {}) for row in made.to_pylist()]
+
+    def _correction_messages(self, partition: int, corrections: pa.Table) -> list[dict[str, Any]]:
+        """Return the messages that gold would send to a partition of the topic of corrections."""
+        is_out = pc.and_(pc.equal(corrections["partition"], partition), corrections["has_message"])
+        rows = in_order(corrections.filter(is_out))
+        if not rows.num_rows:
+            return []
+        values = with_message_values(self.engine, as_silver(rows), self.settings)["value"]
         described = []
-        for row in made.to_pylist():
-            headers = {header["key"]: header["value"].decode() for header in row["headers"]}
-            text = None if row["value"] is None else row["value"].decode(errors="backslashreplace")
-            place = {"partition": partition, "seq": int(headers[SEQ]), "id": headers[ID]}
-            place |= {name: row[name] for name in self._shown(*TENANT.names)}
-            described.append(
-                {**place, "key": row["key"].decode(), "timestamp": row["timestamp"], "value": text}
-            )
+        for row, late in zip(
+            correction_messages(rows, values, None).to_pylist(), rows.to_pylist(), strict=True
+        ):
+            input_id = InputId(late["source"], late["topic"])
+            place = self._place(input_id, partition, late["offset"])
+            about = {"version": late["version"], "late": place}
+            described.append(self._message(partition, row, about))
         return described
+
+    def _message(
+        self, partition: int, row: Mapping[str, Any], about: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        """Return a message as the answer has it; `about` is what a correction has beside it."""
+        headers = {header["key"]: header["value"].decode() for header in row["headers"]}
+        text = None if row["value"] is None else row["value"].decode(errors="backslashreplace")
+        place = {"partition": partition, "seq": int(headers[SEQ]), "id": headers[ID], **about}
+        place |= {name: headers.get(TENANT_HEADER, "") for name in self._shown(*TENANT.names)}
+        return {**place, "key": row["key"].decode(), "timestamp": row["timestamp"], "value": text}
 
     def _waiting(
         self, cursors: Mapping[TopicPartition, Cursor], silver: pa.Table

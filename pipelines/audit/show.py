@@ -592,6 +592,12 @@ def try_view(answer: dict[str, Any]) -> Group:
             escape(str(message["value"])),
             "",
         ]
+    for message in answer["corrections"]:
+        place = (
+            f"version {message['version']} of {message['id']} · seq {message['seq']} · with "
+            f"{_place(message['late'])} (line {message['late']['line']})"
+        )
+        lines += [f"[bold]correction[/] · {escape(place)}", escape(str(message["value"])), ""]
     for name, title, columns in (
         ("late", "late: never merged", ("key", "event_time", "position")),
         ("duplicates", _REPEATED, ("key", "event_time", "id", "of_offset")),

@@ -187,9 +187,7 @@ class Correcting:
                 ),
             )
         ]
-        places = {place for rows in behind for place in _places(rows)}
-        is_new = [place not in places for place in _places(late)]
-        return late.filter(pa.array(is_new, pa.bool_()))
+        return without(late, *behind)
 
     def _clocks_after(self, plan: BatchPlan, planner: Planner) -> Clocks:
         """Return the clocks after a batch, with what they need of bronze."""
@@ -228,7 +226,7 @@ class Correcting:
                 before = before.filter(_is_of_key(before, some.rows, 0))
                 candidates = self._candidates(some.rows, near, before)
                 made, repeated = correct(some, self._gaps(some.rows), *candidates, batch)
-                made = self._validated(made, batch)
+                made = judged(self.engine, self.settings, made, batch)
                 duplicates.append(repeated)
                 if made.num_rows:
                     yield made
@@ -317,24 +315,31 @@ class Correcting:
         names = self.engine.lake.schema(tables.CORRECTIONS).names
         return rows, pa.concat_tables([self._at(tables.CORRECTIONS, names, corrected), before])
 
-    # -- their judgement
 
-    def _validated(self, corrections: pa.Table, batch: Batch) -> pa.Table:
-        """Return corrections judged by the rules of the batch that makes them."""
-        publish = self.settings.publish
-        max_bytes = publish.max_bytes - header_bytes(self.settings)
-        rows = as_silver(corrections)
-        if batch.max_bytes is not None:
-            is_too_large = exceeds(as_read(rows, batch.read_types), batch.sources, max_bytes)
-            reasons = pc.if_else(is_too_large, "too_large", pa.scalar(None, pa.string()))
-            rows = rows.set_column(
-                rows.column_names.index("invalid_reason"), "invalid_reason", reasons
-            )
-        silver = self.engine.lake.schema(tables.SILVER)
-        rows = rows.select(silver.names).append_column("_row", pa.array(range(rows.num_rows)))
-        own = publish.model_copy(update={"max_bytes": max_bytes})
-        checked = self.engine.collect(validated(self.engine, self.engine.rows(rows), own))
-        return with_validity(corrections, checked.sort_by("_row")["invalid_reason"].to_pylist())
+def judged(engine: Engine, settings: Settings, corrections: pa.Table, batch: Batch) -> pa.Table:
+    """Return corrections judged by `publish`, the rules of the batch that makes them.
+
+    `corrections`: as `core.corrections.correct` returns them.
+    """
+    publish = settings.publish
+    max_bytes = publish.max_bytes - header_bytes(settings)
+    rows = as_silver(corrections)
+    if batch.max_bytes is not None:
+        is_too_large = exceeds(as_read(rows, batch.read_types), batch.sources, max_bytes)
+        reasons = pc.if_else(is_too_large, "too_large", pa.scalar(None, pa.string()))
+        rows = rows.set_column(rows.column_names.index("invalid_reason"), "invalid_reason", reasons)
+    silver = engine.lake.schema(tables.SILVER)
+    rows = rows.select(silver.names).append_column("_row", pa.array(range(rows.num_rows)))
+    own = publish.model_copy(update={"max_bytes": max_bytes})
+    checked = engine.collect(validated(engine, engine.rows(rows), own))
+    return with_validity(corrections, checked.sort_by("_row")["invalid_reason"].to_pylist())
+
+
+def without(late: pa.Table, *behind: pa.Table) -> pa.Table:
+    """Return the late records that none of these tables has, by their coordinates."""
+    places = {place for rows in behind for place in _places(rows)}
+    is_new = [place not in places for place in _places(late)]
+    return late.filter(pa.array(is_new, pa.bool_()))
 
 
 def header_bytes(settings: Settings) -> int:

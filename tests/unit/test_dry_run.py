@@ -41,6 +41,7 @@ from tests.support.cases import (
     with_ids,
 )
 from tests.support.configurations import IDS, SMALLEST, settings_for
+from tests.support.corrections import CorrectionModels
 from tests.support.effort import draws
 from tests.support.inputs import record_of
 from tests.support.tenants import TenantModels, tenant_case
@@ -169,7 +170,50 @@ def test_it_shows_what_the_merge_model_makes_of_the_records(
     ]
     assert places(as_is["waiting"], inputs) == sorted(waiting)
 
-    ended = {
+    closed = try_records(settings_of(inputs), records_of(cases))
+    check(closed, ended(cases))
+    assert closed["waiting"] == []
+    assert closed["clocks"] == as_is["clocks"], "the clock at the last record"
+    finished = [row for row in as_is["records"] if row["status"] == "timed_out"]
+    assert [row for row in closed["records"] if not row["at_end"]] == finished
+
+
+@draws(20)
+@given(seeds=st.lists(st.integers(0, 10**6), min_size=1, max_size=3, unique=True))
+def test_it_shows_the_corrections_that_their_model_makes(seeds: list[int]) -> None:
+    """Those of the last late records only where time goes on."""
+    cases = {p: with_ids(random_case(seed), seed) for p, seed in enumerate(seeds)}
+    corrected = {"topic": "merged-corrections", "within": "1d"}
+    settings = settings_for(Path("/nowhere"), publish__corrections=corrected, **IDS)
+    for close in (False, True):
+        found = try_records(settings, records_of(cases), close=close)
+        models = CorrectionModels(ended(cases) if close else cases, (100, None, None), 86_400_000)
+        models.arrive(1.0)
+        corrections = [
+            (
+                *(m["partition"], m["key"], m["seq"], m["version"]),
+                "/".join(str(m["late"][name]) for name in COORDINATES),
+                orjson.loads(m["value"]),
+            )
+            for m in found["corrections"]
+        ]
+        assert sorted(corrections, key=lambda row: row[:3]) == models.messages()
+        repeated = [
+            (p, source, row["of_offset"])
+            for row in found["duplicates"]
+            if row["is_late"]
+            for p, source, _ in places([row])
+        ]
+        expected = [(p, source, of_offset) for p, source, _, of_offset in models.late_duplicates()]
+        assert sorted(repeated) == sorted(expected)
+
+
+COORDINATES = ("source", "topic", "partition", "offset")
+
+
+def ended(cases: Mapping[int, Case]) -> dict[int, Case]:
+    """The cases with a heartbeat from far ahead at the end of each source."""
+    return {
         p: replace(
             case,
             values={source: [*mine, heartbeat(FAR_MS)] for source, mine in case.values.items()},
@@ -178,12 +222,6 @@ def test_it_shows_what_the_merge_model_makes_of_the_records(
         for p, case in cases.items()
         if case.arrivals
     }
-    closed = try_records(settings_of(inputs), records_of(cases))
-    check(closed, ended)
-    assert closed["waiting"] == []
-    assert closed["clocks"] == as_is["clocks"], "the clock at the last record"
-    finished = [row for row in as_is["records"] if row["status"] == "timed_out"]
-    assert [row for row in closed["records"] if not row["at_end"]] == finished
 
 
 def test_every_record_is_told_with_its_line(tmp_path: Path) -> None:
