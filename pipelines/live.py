@@ -1,4 +1,6 @@
-"""The live view: merge records, and beside them the records that wait in bronze for the clock.
+"""The views of a lake: what waits, and what late records have corrected.
+
+The live view has merge records, and beside them the records that wait in bronze for the clock.
 
 Nothing is written. A row with the status `waiting` is a key of a partition with records that the
 clock has not reached. Its parts will be merged, into one merge record or several, when their time
@@ -7,6 +9,8 @@ has it in a column, and the view of a catalog has not.
 
 With tenants, such a row is a key of a tenant. Silver then has waiting rows of its own, which wait
 for the clock of their tenant: one for each record, with its `position`.
+
+The view `corrected` has each finished merge record as its newest correction has left it.
 """
 
 from __future__ import annotations
@@ -37,8 +41,9 @@ if TYPE_CHECKING:
 
     from pipelines.engine.spark import SparkEngine
 
-VIEW = "live"
-"""The name of the view in a catalog."""
+LIVE = "live"
+CORRECTED = "corrected"
+"""The names of the views in a catalog."""
 
 Skipping = Mapping[InputId, Mapping[int, int]]
 """The next offset of the merge, by input and partition; bronze before it need not be opened."""
@@ -134,6 +139,32 @@ def live_sql(
             CAST(NULL AS BOOLEAN), CAST(NULL AS STRING), CAST(NULL AS BIGINT){of_waiting}
         FROM waiting
         GROUP BY `partition`, merge_key, tenant"""
+
+
+def corrected_sql(lake: Lake, settings: Settings) -> str:
+    """Return the view `corrected` as a query in SQL: merge records with what has corrected them.
+
+    Its rows are finished and valid: partition, tenant, merge_key, first_event_time and
+    last_event_time (of all parts), version (0: as it closed), and the parts by source.
+    """
+    record = "generation, `partition`, tenant, merge_key, event_time"
+    sources = ", ".join(f"`{source}`" for source in settings.sources)
+    return f"""
+        WITH versions AS (
+            SELECT {record}, false AS is_late_born, 0 AS version, valid,
+                event_time AS first_event_time, last_event_time, {sources}
+            FROM {sql_name(lake, tables.SILVER)} WHERE status = 'timed_out'
+            UNION ALL
+            SELECT {record}, is_late_born, version, valid,
+                first_event_time, last_event_time, {sources}
+            FROM {sql_name(lake, tables.CORRECTIONS)}
+        ), ranked AS (
+            SELECT *, row_number() OVER (
+                PARTITION BY {record}, is_late_born ORDER BY version DESC) AS place
+            FROM versions
+        )
+        SELECT `partition`, tenant, merge_key, first_event_time, last_event_time, version, {sources}
+        FROM ranked WHERE place = 1 AND valid"""
 
 
 def _shown_columns(settings: Settings) -> dict[str, str]:

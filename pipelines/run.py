@@ -303,7 +303,7 @@ class Run:
         }
         for layer in self.layers:
             if evolve_schema(self.engine, own[layer]) and layer == "silver":
-                create_view(self.engine)
+                create_views(self.engine)
         self._widen_shared(
             *{table for table, _ in written}.difference(*[own[layer] for layer in self.layers])
         )
@@ -371,20 +371,23 @@ def _beside(name: str, work: Callable[[], None]) -> Running:
 
 
 def create_missing(engine: Engine) -> None:
-    """Create every missing table of the lake's layout, and a catalog's live view.
+    """Create every missing table of the lake's layout, and a catalog's views.
 
     Existing tables stay as they are.
     """
     create_tables(engine)
-    create_view(engine)
+    create_views(engine)
 
 
-def create_view(engine: Engine) -> None:
-    """Create the live view of a catalog's lake."""
+def create_views(engine: Engine) -> None:
+    """Create the views of a catalog's lake: `live`, and `corrected` where there are corrections."""
     if engine.lake.is_catalog:
-        from pipelines.live import VIEW, live_sql  # imports Spark
+        from pipelines.live import CORRECTED, LIVE, corrected_sql, live_sql  # imports Spark
 
-        engine.create_view(VIEW, live_sql(engine.lake, engine.lake.settings))
+        lake = engine.lake
+        engine.create_view(LIVE, live_sql(lake, lake.settings))
+        if tables.has_corrections(lake.settings):
+            engine.create_view(CORRECTED, corrected_sql(lake, lake.settings))
 
 
 def evolve_schema(engine: Engine, names: Sequence[str]) -> bool:

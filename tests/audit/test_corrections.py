@@ -18,6 +18,8 @@ from pipelines.audit.status import status
 from pipelines.core.correction_model import Correction
 from pipelines.engine.choice import open_engine
 from pipelines.lake import tables
+from pipelines.lake.location import Lake
+from pipelines.live import corrected_sql
 from pipelines.running.outcomes import outcomes
 from tests.audit.test_report import COUNTS, rows
 from tests.audit.test_show import read
@@ -230,3 +232,15 @@ def test_a_lake_without_corrections_shows_none(tmp_path: Path) -> None:
     assert "corrections" not in rows(read_report(lake.reader, settings, 0), COUNTS)[0]
     counts = outcomes(lake.reader, settings, lake.plans[-1], was_recovered=False)
     assert "corrected" not in {outcome for of in counts.values() for outcome, _ in of}
+
+
+def test_the_documented_view_is_that_of_a_catalog() -> None:
+    """Its query is a catalog's but for the names of the tables."""
+    lake = {"catalog": "spark_catalog", "schema": "shop"}
+    settings = settings_for(Path("/nowhere"), lake=lake, checkpoints="/nowhere", **corrections())
+    query = corrected_sql(Lake(settings), settings)
+    for name in (tables.SILVER, tables.CORRECTIONS):
+        query = query.replace(Lake(settings).address(name), name)
+    [statement] = re.findall("```sql\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+    documented = statement.removeprefix("CREATE VIEW corrected AS\n")
+    assert documented.split() == query.replace("`", "").split()

@@ -237,3 +237,26 @@ def test_a_catalog_has_it_as_a_view_of_its_own(spark: SparkSession, tmp_path: Pa
         )
         assert here.exceptAll(there).isEmpty()
         assert here.count() == there.count()
+
+
+@pytest.mark.nightly
+def test_a_catalog_has_a_view_of_merge_records_as_late_ones_have_corrected_them(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    with place_of("spark-catalog", lambda: spark, tmp_path) as place:
+        corrected = {"topic": "merged-corrections", "within": "1d"}
+        settings = settings_for(tmp_path, **place, publish__corrections=corrected)
+        values: dict[str, list[bytes | None]] = {
+            "tracking": [keyed("a", 0), heartbeat(250), heartbeat(300)],
+            "orders": [heartbeat(250), keyed("a", 60), heartbeat(300)],
+        }
+        arrivals = ["tracking", "tracking", "orders", "orders", "tracking", "orders"]
+        lake = case_lake(spark, settings, {0: Case(values, 100, arrivals)})
+        view = f"spark_catalog.{place['lake']['schema']}.corrected"
+        by_view = f"SELECT merge_key, version, size(tracking), size(orders) FROM {view}"
+        lake.arrive(0.5)
+        lake.merge()
+        assert [tuple(row) for row in spark.sql(by_view).collect()] == [("a", 0, 1, 0)]
+        lake.arrive()
+        lake.merge()
+        assert [tuple(row) for row in spark.sql(by_view).collect()] == [("a", 1, 1, 1)]
