@@ -79,6 +79,7 @@ def test_corrections_equal_their_model_however_the_input_is_cut(
     assert max(row[9] for row in models.rows()) > 1
 
 
+@pytest.mark.promise("C24")
 @pytest.mark.parametrize("size", [1, 1000], ids=["one late record each", "a few late records"])
 @pytest.mark.parametrize("kind", [QUICK], indirect=True, scope="module")
 def test_corrections_are_the_same_in_pieces(

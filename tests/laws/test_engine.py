@@ -7,6 +7,7 @@ import os
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -181,6 +182,45 @@ def test_a_commit_is_appended_once_whoever_repeats_it(engine: Engine) -> None:
     assert seqs(engine, 1) == [1, 2]
     engine.append(tables.PUBLISHED, published(engine, 1, 9), Commit("other", 1, 1))
     assert seqs(engine, 1) == [1, 2, 9]
+
+
+def late(engine: Engine, *offsets: int) -> pa.Table:
+    layout = engine.lake.layout[tables.LATE]
+    return layout.rows([("s", "t", 9, n, "k", 0, 0, b"v", 0, 0, "", n, None) for n in offsets])
+
+
+def late_offsets(engine: Engine) -> list[int]:
+    rows = engine.reader.select(tables.LATE, ["offset"], [[("partition", "=", 9)]])
+    return sorted(rows["offset"].to_pylist())
+
+
+@pytest.mark.promise("C24")
+def test_rows_prepared_in_pieces_are_appended_once_in_one_commit(engine: Engine) -> None:
+    """What is not appended after all leaves no file."""
+    version = engine.reader.version(tables.LATE)
+    with engine.prepared(tables.LATE, iter([])) as rows:
+        assert rows is None
+    for number in (1, 2, 2):
+        pieces = [late(engine, 2 * number), late(engine, 2 * number + 1)]
+        with engine.prepared(tables.LATE, iter(pieces)) as rows:
+            engine.append(tables.LATE, rows, Commit("prepared", 1, number))
+    assert late_offsets(engine) == [2, 3, 4, 5]
+    assert engine.reader.version(tables.LATE) == version + 2
+    some = engine.reader.select(tables.LATE, ["value", "u"], [[("u", "=", 4)]]).to_pylist()
+    assert some == [{"value": b"v", "u": 4}]
+    files = engine.reader.file_count(tables.LATE)
+    written = files_of_late(engine)
+    assert len(written) >= files
+    with suppress(ZeroDivisionError), engine.prepared(tables.LATE, iter([late(engine, 6)])):
+        assert engine.reader.file_count(tables.LATE) == files
+        raise ZeroDivisionError
+    assert files_of_late(engine) == written
+    assert late_offsets(engine) == [2, 3, 4, 5]
+
+
+def files_of_late(engine: Engine) -> set[str]:
+    folder = Path(unquote(folder_of(engine.lake.settings)), tables.LATE)
+    return {file.name for file in folder.glob("*.parquet")}
 
 
 def test_of_many_who_append_the_same_commit_one_does(engine: Engine) -> None:
