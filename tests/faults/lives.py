@@ -3,12 +3,13 @@ pair, with a kill at every point that the second reaches and with another owner 
 lives of up to twenty events.
 
 A life is a text, such as `merged reset_back@reset.close forget`: events in their order, `@POINT`
-where the process is killed that does it, `~POINT` where another owner takes the lake meanwhile.
-Before them stands what kind of lake it is (`KINDS`): with `repartitioned` the orders come from
-another topic, by `repartition`; with `tenants` or `schemas` it has these, with `partitions`
-several. Each life ends with arrivals that close everything, a run, `verify --full`, `rebuild`,
-`verify --against`, and with what must hold of every record (`Fate.outcomes`). What fails is said
-with the shortest life that still fails.
+where the process is killed that does it, `~POINT` where another owner takes the lake meanwhile
+(`POINT:2` where it comes there a second time, as gold does with its second sequence). Before them
+stands what kind of lake it is (`KINDS`): with `repartitioned` the orders come from another topic,
+by `repartition`; with `tenants`, `schemas` or `ids` it has these, with `partitions` several; with
+`corrected` late records are corrected from its beginning on. Each life ends with arrivals that
+close everything, a run, `verify --full`, `rebuild`, `verify --against`, and with what must hold of
+every record (`Fate.outcomes`). What fails is said with the shortest life that still fails.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ from typing import Any, NamedTuple
 from unittest.mock import patch
 
 import orjson
-from confluent_kafka import OFFSET_END, Producer
+from confluent_kafka import OFFSET_END, Message, Producer
 from confluent_kafka import TopicPartition as KafkaPartition
 from confluent_kafka.admin import AdminClient
 
@@ -70,7 +71,17 @@ from pipelines.run import LAYERS, Run
 from tests.faults.command import brokered, say
 from tests.support.cases import SOURCES, heartbeat
 from tests.support.commands import in_process
-from tests.support.lives import KilledError, Life
+from tests.support.correction_topic import (
+    CorrectionSeen,
+    assert_as_the_table_says,
+    assert_each_record_once,
+    assert_in_sequence,
+    corrections_seen,
+    messages_of,
+    numbers_in,
+    versions,
+)
+from tests.support.lives import KilledError, Life, messages_in
 from tests.support.rivers import EMBEDDED, FOLDER
 from tests.support.topics import Access, client_options, create_topics
 
@@ -81,6 +92,9 @@ KAFKA_MS = 10 * DAY_MS
 
 FAR_MS = KAFKA_MS + 2 * DAY_MS
 """An event time that is refused until `max_future` is wider than a day."""
+
+PAD = "x" * 1500
+"""What makes a record too large for one of the limits."""
 
 CUT_SHORT = "`watersmeet evolve` has it for a moment"
 """What `repartition` says where an `evolve` was killed that had taken the layers."""
@@ -109,6 +123,8 @@ class Points:
         if self.is_dead:
             raise KilledError(here)
         with self._lock:
+            if here.startswith(OF_SEQUENCES) and here in self.reached:
+                here = f"{here}:2"
             self.reached.append(here)
             is_it, self.is_done = (
                 here == self.at and not self.is_done,
@@ -136,6 +152,9 @@ class Points:
         finally:
             self.at, self.is_dead, self.is_done = None, False, False
 
+
+OF_SEQUENCES = ("gold.", "publisher.")
+"""How points are named that a run reaches twice, or more often: once for each sequence."""
 
 POINTS = Points()
 
@@ -181,14 +200,26 @@ class Fate(Life):
     must: set[int] = field(default_factory=set)
     """The numbers of records that must be in a message at the end. Each was sent with the largest
     event time of its topic."""
-    deleted: Counter[int] = field(default_factory=Counter)
-    """How often each record is in messages that the sink has had and that are deleted."""
+    deleted: dict[str, list[Message]] = field(default_factory=dict)
+    """By topic, messages that it has had and that are deleted."""
     forgotten: set[str] = field(default_factory=set)
     """Keys that the lake must not have any more."""
+    ever_forgotten: set[str] = field(default_factory=set)
+    """Keys that have been forgotten, perhaps by a lake that was lost then."""
     last_key: str = ""
     """A key that no other arrivals have."""
+    with_id: dict[str, set[int]] = field(default_factory=dict)
+    """By id the numbers of the records that have it."""
     numbers_of: dict[str, set[int]] = field(default_factory=dict)
     """By such a key."""
+    corrections_topic: str | None = None
+    """The topic of the corrections of this lake, once it has some."""
+    last_parts: dict[str, int] = field(default_factory=dict)
+    """By source, the number of a record that the last arrivals had."""
+    last_large: dict[str, str] = field(default_factory=dict)
+    """By source, the key of the large one among them."""
+    late_at: int = BEGIN_MS
+    """When the last late records were."""
     far: int = 0
     """How many records lay far ahead."""
     rules: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -214,6 +245,11 @@ class Fate(Life):
             (folder / "record.json").write_text(json.dumps(SCHEMA), encoding="utf-8")
             for source in SOURCES:
                 life.river.config["sources"][source]["schema"] = "record.json"
+        if IDS in kinds:
+            for source in SOURCES:
+                life.river.config["sources"][source]["id"] = "i"
+        if CORRECTED in kinds:
+            life.correct("1d")
         if REPARTITIONED in kinds:
             orders, life.origin = life.river.config["sources"]["orders"], life.river.topic("orders")
             orders |= {
@@ -233,8 +269,10 @@ class Fate(Life):
         for key, time_ms in records:
             value = heartbeat(time_ms)
             if key is not None:
-                value = orjson.dumps({"k": key, "ts": time_ms, "n": self.sent, "kind": "a", **more})
+                own = {"n": self.sent, "kind": "a", "i": str(self.sent)}
+                value = orjson.dumps({"k": key, "ts": time_ms, **own, **more})
                 numbers.append(self.sent)
+                self.with_id.setdefault(more.get("i", own["i"]), set()).add(self.sent)
                 self.sent += 1
             topic = (
                 self.origin
@@ -254,8 +292,13 @@ class Fate(Life):
         self.last_key, mine = own, self.numbers_of.setdefault(own, set())
         for source in SOURCES:
             closed = self.put(source, ("a", at), ("b", at + 10), (own, at + 20))
+            self.last_parts[source], self.last_large[source] = closed[0], f"large{self.sent}"
             self.put(
-                source, (f"large{self.sent}", at + 30), kind="b", id=f"i{self.sent}", pad="x" * 1500
+                source,
+                (self.last_large[source], at + 30),
+                kind="b",
+                id=f"i{self.sent}",
+                pad=PAD,
             )
             self.put(source, (None, at + 600))
             still_open = self.put(source, ("a", at + 900), ("c", at + 910))
@@ -346,7 +389,10 @@ class Fate(Life):
             return self.river.config
         for config in reversed(self.rules.values()):
             self.river.config = {**copy.deepcopy(config), "kafka": self.river.config["kafka"]}
-            self.river.config["publish"] = {**config["publish"], "topic": self.river.sink}
+            publish = copy.deepcopy(config["publish"])
+            if publish.get("corrections"):
+                publish["corrections"]["topic"] = self.corrections_topic
+            self.river.config["publish"] = {**publish, "topic": self.river.sink}
             status, said = self.do("run", "bronze", "--once")
             if status == 0:
                 return self.river.config
@@ -366,7 +412,35 @@ class Fate(Life):
         create_topics(self.river.kafka, topic, partitions=self.river.partitions)
         self.configure("publish.topic", topic)
         self.deleted.clear()
+        if self.corrections_topic is not None:
+            self.corrections_topic = None
+            within = self.river.config["publish"].get("corrections")
+            self.correct(within and within["within"])
         self.read_again()
+
+    def correct(self, within: str | None) -> None:
+        """Have late records corrected that are late by no more than this, or none."""
+        if within is None:
+            self.configure("publish.corrections", None)
+            return
+        if self.corrections_topic is None:
+            topic = f"{self.river.config['name']}-corrected-{next(NUMBERS)}"
+            create_topics(self.river.kafka, topic, partitions=self.river.partitions)
+            self.corrections_topic = topic
+        corrections = {"topic": self.corrections_topic, "within": within}
+        self.configure("publish.corrections", corrections)
+
+    def history(self, topic: str) -> list[Message]:
+        """All messages that a topic has and has had."""
+        here = messages_in(self.river.kafka, topic, self.river.partitions)
+        return [*self.deleted.get(topic, ()), *here]
+
+    def numbers(self) -> Counter[int]:
+        """How often each record is, and was, in a message of the sink."""
+        counts = Counter[int]()
+        for version in versions(self.history(self.river.sink)):
+            counts.update(numbers_in(version.value, self.river.inputs))
+        return counts
 
     def read_again(self) -> None:
         """What was refused as far ahead may be read this time, so that everything after it is
@@ -409,10 +483,21 @@ class Fate(Life):
 
     def once(self) -> Counter[int]:
         """No record is in two messages; answers in how many each is."""
-        out = self.numbers() + self.deleted
+        out = self.numbers()
         twice = {number: count for number, count in out.items() if count > 1}
         assert twice == {}, f"records in two messages: {twice}"
+        self.corrected()
         return out
+
+    def corrected(self) -> list[CorrectionSeen]:
+        """The topic of corrections is gapless, in order and without a repeat, and a consumer of
+        both topics has each record once; answers what is in the topic."""
+        if self.corrections_topic is None:
+            return []
+        messages = self.history(self.corrections_topic)
+        both = [*versions(self.history(self.river.sink)), *versions(messages)]
+        assert_each_record_once(both, self.river.inputs)
+        return assert_in_sequence(corrections_seen(messages))
 
     def outcomes(self) -> None:
         """No record is in two messages; each that must be out is; each that the newest generation
@@ -420,6 +505,10 @@ class Fate(Life):
         out = self.once()
         missing = self.must - out.keys()
         assert missing == set(), f"on time, and in no message: {self._whereabouts(missing)}"
+        seen = self.corrected()
+        in_messages = set(out).union(
+            *(numbers_in(each.version.value, self.river.inputs) for each in seen)
+        )
         reader, newest = (
             self.river.reader,
             read_generations(self.river.reader, self.river.settings).newest,
@@ -432,7 +521,13 @@ class Fate(Life):
                 for source in SOURCES
                 for part in row[source]
             )
-        for table, where in ((tables.LATE, batches), (tables.QUARANTINE, ())):
+        repeated = [[*batches[0], ("is_late", "=", False)]]
+        of_tables = (
+            (tables.LATE, batches),
+            (tables.DUPLICATES, repeated),
+            (tables.QUARANTINE, ()),
+        )
+        for table, where in of_tables:
             for row in reader.select(table, ["source", "partition", "offset"], where).to_pylist():
                 places[row["source"], row["partition"], row["offset"]] += 1
         for table in (tables.SILVER, tables.LATE, *map(tables.bronze, SOURCES)):
@@ -452,10 +547,20 @@ class Fate(Life):
                     row["merge_key"] is not None and not row["heartbeat"],
                 )
                 assert count <= 1, f"{source} {row} is at {count} places"
-                is_out = is_keyed and out[orjson.loads(row["value"])["n"]] > 0
+                is_out = is_keyed and bool(self._alike(row["value"]) & in_messages)
                 assert not is_keyed or count == 1 or is_out or may_be_gone, (
                     f"{source} {row} is nowhere"
                 )
+        if self.corrections_topic is not None and reader.exists(tables.CORRECTIONS):
+            expected = messages_of(reader, newest, self.river.inputs)
+            gone = None if may_be_gone else self.ever_forgotten
+            assert_as_the_table_says(seen, expected, newest, gone)
+
+    def _alike(self, value: bytes) -> set[int]:
+        """The number of a record, and those of all that have its id, of which one counts."""
+        record = orjson.loads(value)
+        has_ids = "id" in self.river.config["sources"]["tracking"]
+        return self.with_id[record["i"]] if has_ids else {record["n"]}
 
     def _whereabouts(self, numbers: Iterable[int]) -> dict[int, list[str]]:
         """Where records are that should be elsewhere."""
@@ -525,8 +630,30 @@ def merged(life: Fate) -> None:
 
 
 def late(life: Fate) -> None:
+    """Records that no merge record, and that some of the last arrivals' merge records can hold, or
+    that begin before these, or that repeat the id of a part or of each other."""
+    now = life.now - STEP_MS
     for source in SOURCES:
-        life.put(source, ("a", life.now - 8000), ("late", life.now - 7000))
+        life.put(source, ("a", now - 7000), ("late", now - 6000), ("late", life.late_at + 1))
+        life.put(source, ("a", now + 15), ("a", now + 5), ("late", now))
+        if life.last_key not in life.forgotten:
+            life.put(source, (life.last_key, now + 35))
+        life.put(source, ("a", now + 16), i=str(life.last_parts[source]))
+        life.put(source, ("late", now - 5999), ("late", now - 5998), i=f"again{life.sent}")
+        life.put(source, ("a", now + 17), pad=PAD)
+        life.put(source, (life.last_large[source], now + 45), kind="b")
+    life.late_at = now
+    life.run()
+
+
+def repeated(life: Fate) -> None:
+    """Records with the same id, the first of which counts."""
+    for source in SOURCES:
+        own = f"again{life.sent}"
+        life.must |= set(life.put(source, ("a", life.now + 10), i=own))
+        life.put(source, ("a", life.now + 12), ("a", life.now + 11), i=own)
+        life.put(source, (None, life.now + STEP_MS))
+    life.now += STEP_MS
     life.run()
 
 
@@ -639,8 +766,18 @@ def evolve_max_bytes(life: Fate) -> None:
     life.follow("evolve", "--apply")
 
 
+def evolve_within(life: Fate) -> None:
+    """Corrections of all that is late, of what is not very late, of none, and of all again."""
+    corrections = life.river.config["publish"].get("corrections")
+    within = None if corrections is None else corrections["within"]
+    life.correct({None: "1d", "1d": "2s", "2s": None}[within])
+    if "keep" in life.river.config:
+        _set_keep(life)
+    life.follow("evolve", "--apply")
+
+
 def reset_forth(life: Fate) -> None:
-    life.must &= life.numbers().keys() | life.deleted.keys()
+    life.must &= life.numbers().keys()
     life.follow("reset", "--to", "latest", "--yes")
 
 
@@ -671,18 +808,26 @@ def redrive(life: Fate) -> None:
 def forget(life: Fate) -> None:
     life.must -= life.numbers_of.get(life.last_key, set())
     life.forgotten.add(life.last_key)
+    life.ever_forgotten.add(life.last_key)
     life.follow("forget", life.last_key, "--apply")
 
 
 def keep(life: Fate) -> None:
-    has_tenants = "tenant" in life.river.config["merge"]
-    life.configure(
-        "keep",
-        dict.fromkeys(
-            ("quarantine",) if has_tenants else ("bronze", "silver", "late", "quarantine"), "1s"
-        ),
-    )
+    _set_keep(life)
     life.follow("maintain")
+
+
+def _set_keep(life: Fate) -> None:
+    """As little as can be: what may still be corrected must be there."""
+    config = life.river.config
+    has_tenants = "tenant" in config["merge"]
+    spans = dict.fromkeys(
+        ("quarantine",) if has_tenants else ("bronze", "silver", "late", "quarantine"), "1s"
+    )
+    if config["publish"].get("corrections"):
+        span = {"1d": "2d", "2s": "10s"}[config["publish"]["corrections"]["within"]]
+        spans |= dict.fromkeys(spans.keys() & {"silver", "late"}, span)
+    life.configure("keep", spans)
 
 
 def lost_sink(life: Fate) -> None:
@@ -701,8 +846,13 @@ def lost_elsewhere(life: Fate) -> None:
 
 def _lose(life: Fate, start: str) -> None:
     if not life.messages():
+        _empty(life, life.corrections_topic)
         life.deleted.clear()
         life.read_again()
+    elif life.corrections_topic is not None and not messages_in(
+        life.river.kafka, life.corrections_topic, life.river.partitions
+    ):
+        life.deleted.pop(life.corrections_topic, None)
     if start == "earliest":
         life.read_again()
     life.forgotten.clear()
@@ -711,10 +861,17 @@ def _lose(life: Fate, start: str) -> None:
 
 
 def emptied(life: Fate) -> None:
-    """Retention has deleted all that the sink had."""
-    life.deleted.update(life.numbers())
+    """Retention has deleted all that the sink and the topic of corrections had."""
+    for topic in (life.river.sink, life.corrections_topic):
+        _empty(life, topic)
+
+
+def _empty(life: Fate, topic: str | None) -> None:
+    if topic is None:
+        return
+    life.deleted[topic] = life.history(topic)
     admin = AdminClient(client_options(life.river.kafka))
-    ends = [KafkaPartition(life.river.sink, p, OFFSET_END) for p in range(life.river.partitions)]
+    ends = [KafkaPartition(topic, p, OFFSET_END) for p in range(life.river.partitions)]
     for done in admin.delete_records(ends).values():
         done.result(30)
 
@@ -739,7 +896,7 @@ def replaced(life: Fate) -> None:
 EVENTS: dict[str, Callable[[Fate], None]] = {
     event.__name__: event
     for event in (
-        *(on_time, unread, read, merged, late, refused, far, ahead, silence),
+        *(on_time, unread, read, merged, late, repeated, refused, far, ahead, silence),
         *(
             evolve_timeout,
             evolve_window,
@@ -747,6 +904,7 @@ EVENTS: dict[str, Callable[[Fate], None]] = {
             evolve_where,
             evolve_max_future,
             evolve_max_bytes,
+            evolve_within,
         ),
         *(reset_forth, reset_back, redrive, forget, keep),
         *(lost_sink, lost_earliest, lost_elsewhere, emptied, replaced, other_engine),
@@ -774,7 +932,7 @@ class Step(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> Step:
-        event, mark, point = re.fullmatch(r"(\w+)(?:([@~])([\w.]+))?", text).groups()  # type: ignore[union-attr]
+        event, mark, point = re.fullmatch(r"(\w+)(?:([@~])([\w.:]+))?", text).groups()  # type: ignore[union-attr]
         return cls(event, point, mark == "~")
 
     def __str__(self) -> str:
@@ -789,17 +947,27 @@ def text_of(steps: Iterable[Step]) -> str:
     return " ".join(map(str, steps))
 
 
-KINDS = REPARTITIONED, TENANTS, SCHEMAS, PARTITIONS = (
+KINDS = REPARTITIONED, TENANTS, SCHEMAS, PARTITIONS, CORRECTED, IDS = (
     "repartitioned",
     "tenants",
     "schemas",
     "partitions",
+    "corrected",
+    "ids",
+)
+
+KINDS_OF_CHAINS = (
+    "",
+    *KINDS,
+    f"{CORRECTED} {IDS}",
+    f"{CORRECTED} {TENANTS}",
+    f"{CORRECTED} {IDS} {PARTITIONS}",
 )
 
 SCHEMA = {
     "type": "object",
     "properties": {
-        **{name: {"type": "string"} for name in ("k", "kind", "id", "pad")},
+        **{name: {"type": "string"} for name in ("k", "kind", "id", "i", "pad")},
         **{name: {"type": "integer"} for name in ("ts", "n")},
     },
 }
@@ -942,22 +1110,33 @@ def chains(wanted: Iterable[Pair], rng: random.Random) -> list[str]:
             )
         found.append(text_of(steps))
     rng.shuffle(found)
-    return [f"{kind} {text}".lstrip() for kind, text in zip(cycle(["", *KINDS]), found)]
+    return [f"{kind} {text}".lstrip() for kind, text in zip(cycle(KINDS_OF_CHAINS), found)]
+
+
+POINTS_OF_RUNS = [
+    *OF_RUNS,
+    *(f"{point}:2" for point in OF_RUNS if point.startswith(OF_SEQUENCES)),
+]
 
 
 def random_life(rng: random.Random, most: int = 20) -> str:
     """Up to so many events, a third of which are killed at a point, should they reach it. A quarter
-    of the lives is of each of `KINDS`.
+    of the lives is of each of `KINDS`, a half of those with corrections.
     """
     steps = []
     for _ in range(rng.randint(3, most)):
         event, roll = rng.choice([*EVENTS]), rng.random()
         own = {"evolve": IN_EVOLVE, "reset": IN_RESET, "forget": (IN_FORGET,)}.get(
-            event.partition("_")[0], OF_RUNS
+            event.partition("_")[0], POINTS_OF_RUNS
         )
         is_cut = roll < 0.35 and event != "replaced"
         steps.append(Step(event, rng.choice(own)) if is_cut else Step(event))
-    return " ".join([*(kind for kind in KINDS if rng.random() < 0.25), text_of(steps)])
+    return " ".join(
+        [
+            *(kind for kind in KINDS if rng.random() < (0.5 if kind == CORRECTED else 0.25)),
+            text_of(steps),
+        ]
+    )
 
 
 # -- running them

@@ -279,7 +279,8 @@ class KilledLife(Fate):
         command, *others = arguments
         log = self.river.folder / "run.log"
         before = log.stat().st_size if log.exists() else 0
-        run = self.river.run(*others, command=command, point=self.point)
+        point, _, count = (self.point or "").partition(":")
+        run = self.river.run(*others, command=command, point=point or None, count=int(count or 1))
         until(lambda: run.is_held or run.process.poll() is not None, "the end, or the fault point")
         if run.is_held:
             run.kill()

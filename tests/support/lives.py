@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 from unittest.mock import patch
 
-from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError
+from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, Message
 from confluent_kafka import TopicPartition as KafkaPartition
 
 from tests.support.cases import heartbeat
@@ -58,9 +58,9 @@ def killed_at(point: str) -> Iterator[None]:
 _consumers: dict[str, Consumer] = {}
 
 
-def values(kafka: Access, topic: str, partitions: int = 1) -> list[bytes]:
-    """The values in a topic, without tombstones, in order by partition. The consumer stays: closing
-    it takes half a second."""
+def messages_in(kafka: Access, topic: str, partitions: int = 1) -> list[Message]:
+    """The messages of a topic, in order by partition. The consumer stays: closing it takes half a
+    second."""
     if (name := str(kafka)) not in _consumers:
         options = {
             "group.id": "lives",
@@ -72,7 +72,7 @@ def values(kafka: Access, topic: str, partitions: int = 1) -> list[bytes]:
         _consumers[name] = Consumer(
             {**client_options(kafka), **options, "auto.offset.reset": "earliest"}
         )
-    consumer, found, left = _consumers[name], list[bytes](), partitions
+    consumer, found, left = _consumers[name], list[Message](), partitions
     consumer.list_topics(topic, timeout=30)  # else it would look for the leaders a second later
     consumer.assign([KafkaPartition(topic, p, OFFSET_BEGINNING) for p in range(partitions)])
     while left:
@@ -81,10 +81,16 @@ def values(kafka: Access, topic: str, partitions: int = 1) -> list[bytes]:
         if (error := message.error()) is not None:
             assert error.code() == KafkaError._PARTITION_EOF, error
             left -= 1
-        elif (value := message.value()) is not None:
-            found.append(value)
+        else:
+            found.append(message)
     consumer.unassign()
     return found
+
+
+def values(kafka: Access, topic: str, partitions: int = 1) -> list[bytes]:
+    """The values in a topic, without tombstones, in order by partition."""
+    every = [message.value() for message in messages_in(kafka, topic, partitions)]
+    return [value for value in every if value is not None]
 
 
 @dataclass
