@@ -84,6 +84,7 @@ def expected(partition: Partition) -> Expected:
     parts_before = {part[:2]: part for parts in before.values() for part in parts}
     clock_requests = _clock_requests(partition) if evidence.settings.merge.has_tenants else {}
     clocks = dict[int, int]()
+    corrected_before = evidence.generation.corrected_before.get(partition.number)
     model: PartitionMerge | None = None
     corrections: PartitionCorrections | None = None
     for epoch, model in merged_through(
@@ -97,7 +98,7 @@ def expected(partition: Partition) -> Expected:
     ):
         for number, tenant, clock in clock_requests.get(epoch, ()):
             clocks[number] = model.tenant_clock(tenant, clock)
-        corrections = corrections or PartitionCorrections(model, None)
+        corrections = corrections or PartitionCorrections(model, None, corrected_before)
         corrections.within_ms = evidence.epochs[epoch].settings.publish.within_ms
         corrections.settle()
     model_outcomes = []

@@ -80,11 +80,14 @@ class PartitionCorrections:
     """The corrections of a partition's late records. `settle` follows each `merge.advance`.
 
     `within_ms`: how far a late record may lie behind its position and still be corrected; None: no
-    late record is. It may change whenever an epoch begins.
+    late record is. It may change whenever an epoch begins. `corrected_before`: the last correction
+    of a lost lake; a late record that sorts up to there may be in one that is out, so that it opens
+    a merge record which takes no other.
     """
 
     merge: PartitionMerge
     within_ms: int | None
+    corrected_before: CorrectionPlace | None = None
     corrections: list[Correction] = field(default_factory=list)
     """All corrections so far, in their order."""
     duplicates: list[DuplicateRecord] = field(default_factory=list)
@@ -131,7 +134,8 @@ class PartitionCorrections:
     def _correct(self, place: CorrectionPlace, settled: _Pending) -> None:
         late = settled.late
         record = late.record
-        row = self._merge_record_of(place, settled)
+        is_out = self.corrected_before is not None and place <= self.corrected_before
+        row = None if is_out else self._merge_record_of(place, settled)
         if row is None:
             row = CorrectedRecord(
                 record.tenant or "",
@@ -145,7 +149,8 @@ class PartitionCorrections:
                 parts={source: [] for source in self.merge.rules.sources},
                 ids={},
             )
-            self._records[row.tenant, row.key].append(row)
+            if not is_out:
+                self._records[row.tenant, row.key].append(row)
         if record.id is not None:
             of_offset = row.ids.setdefault((record.input, record.id), record.offset)
             if of_offset != record.offset:

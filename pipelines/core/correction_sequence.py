@@ -14,7 +14,7 @@ import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipelines.core.columns import times_ms
+from pipelines.core.columns import Booleans, times_ms
 from pipelines.core.sequence import (
     FORGOTTEN,
     ID,
@@ -86,6 +86,23 @@ def places_of(rows: pa.Table) -> list[CorrectionPlace]:
         rows["offset"].to_pylist(),
     ]
     return [CorrectionPlace(*place) for place in zip(*columns, strict=True)]
+
+
+def is_up_to(rows: pa.Table, places: Mapping[int, CorrectionPlace]) -> Booleans:
+    """Return which corrections sort up to the place that their partition has; none without one.
+
+    `rows` has the columns of `ORDER` and `partition`.
+    """
+    if not places:
+        return np.zeros(rows.num_rows, np.bool_)
+    partitions = rows["partition"].to_pylist()
+    return np.array(
+        [
+            p in places and place <= places[p]
+            for p, place in zip(partitions, places_of(rows), strict=True)
+        ],
+        np.bool_,
+    )
 
 
 def in_order(rows: pa.Table) -> pa.Table:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
+from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -26,7 +27,7 @@ from pipelines.core.columns import (
     time_column,
     times_ms,
 )
-from pipelines.core.correction_sequence import ORDER
+from pipelines.core.correction_sequence import ORDER, CorrectionPlace, is_up_to
 from pipelines.core.inputs import InputId
 from pipelines.core.merge import Batch, Merged, parts_by_source, silver_schema
 from pipelines.core.plan import Rules
@@ -73,6 +74,10 @@ class Settled(NamedTuple):
     rows: pa.Table
     settled_at: Int64s
 
+    def ordered(self) -> pa.Table:
+        """Return the rows with `settled_at`, so that they have the columns of their order."""
+        return self.rows.append_column("settled_at", time_column(self.settled_at))
+
 
 def settled(
     late: pa.Table, clocks: Clocks, partition_clocks: Mapping[int, int], rules: Rules
@@ -93,7 +98,7 @@ def settled(
     is_settled = settled_at <= looked_up(partitions, partition_clocks, NULL_TIME)
     rows = past.filter(pa.array(is_settled))
     settled_at = settled_at[is_settled]
-    ordered = rows.append_column("settled_at", time_column(settled_at))
+    ordered = Settled(rows, settled_at).ordered()
     order = pc.sort_indices(ordered, [(name, "ascending") for name in ORDER])
     return Settled(rows.take(order), settled_at[int64s(order)])
 
@@ -131,7 +136,13 @@ _Key = tuple[int, str, str]
 
 
 def correct(
-    late: Settled, gaps_ms: Int64s, closed: pa.Table, corrected: pa.Table, batch: Batch
+    late: Settled,
+    gaps_ms: Int64s,
+    closed: pa.Table,
+    corrected: pa.Table,
+    batch: Batch,
+    *,
+    corrected_before: Mapping[int, CorrectionPlace] = MappingProxyType({}),
 ) -> tuple[pa.Table, pa.Table]:
     """Return the corrections that settled late records make, and those of them that are repeated.
 
@@ -139,12 +150,17 @@ def correct(
     - `closed`: silver's columns of at least all finished rows of their keys that could hold them.
     - `corrected`: the columns of `correction_schema` of at least the newest corrections of these,
       and of what late records have opened where these could hold them.
+    - `corrected_before`: by partition, the last correction of a lost lake. Late records that sort
+      up to there may be in corrections that are out: each opens a merge record of its own, which
+      takes no other.
 
     The first table has the columns of `correction_schema`; `valid` and `invalid_reason` are null,
     and `has_message` is True where the merge record, or an earlier version, was valid. The second
     one has those of `core.repeated.DUPLICATE_SCHEMA`: late records whose id a part of their merge
     record has make no correction.
     """
+    corrected = corrected.filter(pa.array(~is_up_to(corrected, corrected_before)))
+    is_out = is_up_to(late.ordered(), corrected_before)
     before = _together(closed, corrected, batch)
     candidates = _candidates(closed, corrected, before)
     made: list[_Made] = []
@@ -155,10 +171,10 @@ def correct(
         key = row["partition"], row["tenant"], row["merge_key"]
         settled_at = int(late.settled_at[number])
         gap_ms = int(gaps_ms[number])
-        record = _chosen(candidates.get(key, ()), row["event_time"], gap_ms, settled_at)
-        if record is None:
+        if is_out[number]:
             record = _opened(row, gap_ms, settled_at)
-            candidates.setdefault(key, []).append(record)
+        else:
+            record = _belongs_to(row, gap_ms, settled_at, candidates.setdefault(key, []))
         if row["id"] is not None:
             identity = row["source"], row["topic"], row["id"]
             of_offset = record.ids.setdefault(identity, row["offset"])
@@ -317,6 +333,17 @@ def _chosen(
         return max(covering, key=lambda record: (record.event_time, not record.is_late_born))
     following = [record for record in closed if time < record.event_time <= time + gap_ms]
     return min(following, key=lambda record: (record.event_time, record.is_late_born), default=None)
+
+
+def _belongs_to(
+    row: Mapping[str, Any], gap_ms: int, settled_at: int, candidates: list[_Candidate]
+) -> _Candidate:
+    """Return the merge record that a late record belongs to; where it opens one, add that."""
+    record = _chosen(candidates, row["event_time"], gap_ms, settled_at)
+    if record is None:
+        record = _opened(row, gap_ms, settled_at)
+        candidates.append(record)
+    return record
 
 
 def _opened(row: Mapping[str, Any], gap_ms: int, settled_at: int) -> _Candidate:

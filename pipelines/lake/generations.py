@@ -53,6 +53,16 @@ class Generation(NamedTuple):
         """Return, by partition, the offset of an input that is read first."""
         return {tp.partition: offset for tp, offset in self.begin.items() if tp.input == input_id}
 
+    @property
+    def corrected_before(self) -> dict[int, CorrectionPlace]:
+        """By partition, the last correction of a lost lake whose merge records are not known.
+
+        Up to there late records may be in corrections that are out. Empty unless the lake was
+        recovered from its sink: any other lake has the merge records itself.
+        """
+        tails = self.correction_tails if self.kind == "sink" else {}
+        return {p: tail.place for p, tail in tails.items()}
+
 
 class Generations(tuple[Generation, ...]):
     """The generations of a lake in order; none before its first start."""

@@ -22,6 +22,7 @@ from pipelines.core.correction_sequence import (
     correction_messages,
     end_of,
     in_order,
+    is_up_to,
     parse_tail,
     places_of,
     tombstones,
@@ -153,11 +154,8 @@ class CorrectedSequence(LakeSequence):
         rows = self.engine.reader.rows(tables.CORRECTIONS, columns, where)
         partitions = int64s(rows["partition"])
         rows = rows.filter(pa.array(times_ms(rows["settled_at"]) >= np.array(since)[partitions]))
-        is_after = [
-            p not in tails or place > tails[p].place
-            for p, place in zip(rows["partition"].to_pylist(), places_of(rows), strict=True)
-        ]
-        return rows.filter(pa.array(is_after, pa.bool_()))
+        is_published = is_up_to(rows, {p: tail.place for p, tail in tails.items()})
+        return rows.filter(pa.array(~is_published))
 
     def _of_generation(self) -> list[Condition]:
         return [("generation", "=", self._generations.newest.number), ("has_message", "=", True)]

@@ -225,7 +225,13 @@ class Correcting:
             for some in _pieces(share, near, before):
                 before = before.filter(_is_of_key(before, some.rows, 0))
                 candidates = self._candidates(some.rows, near, before)
-                made, repeated = correct(some, self._gaps(some.rows), *candidates, batch)
+                made, repeated = correct(
+                    some,
+                    self._gaps(some.rows),
+                    *candidates,
+                    batch,
+                    corrected_before=self.generation.corrected_before,
+                )
                 made = judged(self.engine, self.settings, made, batch)
                 duplicates.append(repeated)
                 if made.num_rows:

@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 
 from pipelines.core.clocks import clocks_of
 from pipelines.core.columns import Int64s, int64s, times_ms
-from pipelines.core.correction_sequence import ORDER, CorrectionTail, places_of
+from pipelines.core.correction_sequence import ORDER, CorrectionTail, is_up_to
 from pipelines.core.idle import IdleDecision
 from pipelines.core.input_columns import part_topics
 from pipelines.core.inputs import InputId
@@ -105,28 +105,28 @@ def corrected_offsets(
     """Return, by topic-partition, the sorted offsets of late records in published corrections.
 
     `tails`: the last messages of their topic now. Of an earlier generation, what is published lies
-    before the tails at which the next one begins.
+    before the tails at which the next one begins. Those of a lost lake count as published, too.
     """
     if not reader.exists(tables.CORRECTIONS):
         return {}
-    columns = ["generation", *PARTS.names, *ORDER, "valid"]
-    rows = reader.rows(tables.CORRECTIONS, list(dict.fromkeys(columns)), [[("valid", "=", True)]])
+    columns = list(dict.fromkeys(["generation", *PARTS.names, *ORDER, "valid"]))
+    rows = reader.rows(tables.CORRECTIONS, columns)
     after = [*(generation.correction_tails for generation in generations[1:]), tails]
-    spans = {
-        generation.number: (generation.correction_tails, until)
-        for generation, until in zip(generations, after, strict=True)
-    }
-    is_out = []
-    numbers = rows["generation"].to_pylist(), rows["partition"].to_pylist()
-    for number, p, place in zip(*numbers, places_of(rows), strict=True):
-        since, until = spans[number]
-        is_behind = p in since and place <= since[p].place
-        is_out.append(p in until and place <= until[p].place and not is_behind)
-    published = rows.filter(pa.array(is_out, pa.bool_()))
-    offsets = int64s(published["offset"])
+    published = [rows.slice(0, 0)]
+    for generation, until in zip(generations, after, strict=True):
+        own = rows.filter(pc.equal(rows["generation"], generation.number))
+        is_behind, is_before = (
+            is_up_to(own, {p: tail.place for p, tail in ends.items()})
+            for ends in (generation.correction_tails, until)
+        )
+        is_out = pc.and_(own["valid"], pa.chunked_array([is_before & ~is_behind]))
+        is_recovered = pa.chunked_array([is_up_to(own, generation.corrected_before)])
+        published.append(own.filter(pc.or_(is_out, is_recovered)))
+    corrected = pa.concat_tables(published)
+    offsets = int64s(corrected["offset"])
     return {
         tp: offsets[rows_of_tp]
-        for tp, rows_of_tp in by_topic_partition(published, settings.inputs, offsets).items()
+        for tp, rows_of_tp in by_topic_partition(corrected, settings.inputs, offsets).items()
     }
 
 

@@ -3,6 +3,7 @@ cut."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
 
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 from pipelines.configuration.values import NAMES_OF_CORRECTIONS, RESERVED_NAMES
 from pipelines.core.clocks import clocks_of
 from pipelines.core.correction_model import Correction, PartitionCorrections
+from pipelines.core.correction_sequence import CorrectionPlace
 from pipelines.core.corrections import (
     correct,
     correction_schema,
@@ -23,7 +25,7 @@ from pipelines.core.corrections import (
     with_validity,
 )
 from pipelines.core.merge import LATE_SCHEMA, Batch
-from pipelines.core.model import PartitionMerge
+from pipelines.core.model import MergeRules, PartitionMerge, Record
 from pipelines.core.plan import Rules
 from pipelines.core.sequence import message_id
 from pipelines.core.window import Window
@@ -43,8 +45,11 @@ ONE_TOPIC_EACH = [kind for kind in KINDS if not kind.startswith("topics")]
 class CorrectingLake(PureLake):
     """A lake of one partition without storage, whose late records are corrected."""
 
-    def __init__(self, rules: Rules, within_ms: int | None) -> None:
+    def __init__(
+        self, rules: Rules, within_ms: int | None, corrected_before: CorrectionPlace | None = None
+    ) -> None:
         super().__init__(rules, within_ms)
+        self.corrected_before = {} if corrected_before is None else {0: corrected_before}
         self.corrections = CORRECTIONS.empty_table()
         self.late_duplicates: list[dict[str, Any]] = []
 
@@ -65,7 +70,10 @@ class CorrectingLake(PureLake):
         is_closed = [status == "timed_out" for status in self.silver["status"].to_pylist()]
         gaps = np.full(late.rows.num_rows, self.rules.window.gap_ms)
         closed = self.silver.filter(pa.array(is_closed, pa.bool_()))
-        made, repeated = correct(late, gaps, closed, self.corrections, batch)
+        before = self.corrected_before
+        made, repeated = correct(
+            late, gaps, closed, self.corrections, batch, corrected_before=before
+        )
         self.corrections = pa.concat_tables(
             [self.corrections, with_validity(made, [None] * len(made))]
         )
@@ -98,13 +106,16 @@ def expected(found: PartitionCorrections, lake: CorrectingLake) -> list[tuple[An
 def _row(each: Correction, lake: CorrectingLake) -> tuple[Any, ...]:
     source = each.late.record.input.source
     if each.is_late_born:
-        first = next(
+        opened = [
             row
             for row in lake.corrections.to_pylist()
             if (row["tenant"], row["merge_key"], _ms(row["event_time"]), row["version"])
             == (each.tenant, each.key, each.event_time, 1)
             and row["is_late_born"]
-        )
+        ]
+        # Of those that a lost lake may have, which take no other, any number begin at one time.
+        own = source, lake.offsets[source, each.late.record.offset]
+        [first] = [row for row in opened if (row["source"], row["offset"]) == own] or opened[-1:]
         record_id = late_born_id(first["source"], first["topic"], 0, first["offset"])
     else:
         record_id = message_id(0, each.event_time, each.key, each.tenant)
@@ -130,16 +141,16 @@ def test_corrections_are_what_the_model_makes_of_the_same_records(
     river = data.draw(KINDS[kind])
     within_ms = data.draw(st.sampled_from([0, 50, 300, 100_000]))
     window = Window(river.rules.gap_ms, river.rules.max_ms)
-    lake = CorrectingLake(Rules(window, lag_ms=river.rules.lag_ms), within_ms)
+    places = [each.place for each in _of_model(river.rules, within_ms, river.records).corrections]
+    before = data.draw(st.none() | st.sampled_from(places)) if places else None
+    before = before and before._replace(offset=2**62)  # a lake has other offsets than the model
+    lake = CorrectingLake(Rules(window, lag_ms=river.rules.lag_ms), within_ms, before)
     for chunk in data.draw(cuts(river.records)):
         for record in chunk:
             lake.arrive(record)
         lake.drain(lambda: data.draw(st.integers(1, 6), label="share"))
     lake.drain(lambda: 10**9)
-    found = PartitionCorrections(PartitionMerge(river.rules), within_ms)
-    found.merge.arrive(*river.records)
-    found.merge.advance()
-    found.settle()
+    found = _of_model(river.rules, within_ms, river.records, before)
     assert made_by(lake) == expected(found, lake)
     assert sorted(
         (row["source"], row["offset"], row["of_offset"]) for row in lake.late_duplicates
@@ -150,6 +161,19 @@ def test_corrections_are_what_the_model_makes_of_the_same_records(
         )
         for each in found.duplicates
     )
+
+
+def _of_model(
+    rules: MergeRules,
+    within_ms: int,
+    records: Sequence[Record],
+    corrected_before: CorrectionPlace | None = None,
+) -> PartitionCorrections:
+    found = PartitionCorrections(PartitionMerge(rules), within_ms, corrected_before)
+    found.merge.arrive(*records)
+    found.merge.advance()
+    found.settle()
+    return found
 
 
 def test_an_invalid_correction_has_a_message_only_where_something_before_it_had_one() -> None:

@@ -1,0 +1,106 @@
+"""A lake with corrections is lost, and taken up from its sink: their topic goes on without a gap,
+in order, and nothing of it is repeated; a consumer of both topics has each record once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipelines.lake import tables
+from pipelines.lake.generations import read_generations
+from tests.support.correction_topic import (
+    CorrectionSeen,
+    assert_as_the_table_says,
+    assert_each_record_once,
+    assert_in_sequence,
+    corrections_seen,
+    messages_of,
+    numbers_in,
+    versions,
+)
+from tests.support.lives import Life, messages_in
+from tests.support.topics import create_topics
+
+pytestmark = [pytest.mark.promise("R20"), pytest.mark.long]
+
+
+class CorrectedLife(Life):
+    """A life whose late records are corrected."""
+
+    @property
+    def topic(self) -> str:
+        return f"{self.river.config['name']}-corrected"
+
+    @classmethod
+    def begin(cls, kafka: str, folder: Path, **config: Any) -> CorrectedLife:
+        life = cls.make(kafka, folder, **config)
+        create_topics(kafka, life.topic, partitions=1)
+        life.configure("publish.corrections", {"topic": life.topic, "within": "1d"})
+        return life
+
+    def corrections(self) -> list[CorrectionSeen]:
+        """What the topic has, which is as it must be."""
+        seen = assert_in_sequence(corrections_seen(messages_in(self.river.kafka, self.topic)))
+        reader = self.river.reader
+        newest = read_generations(reader, self.river.settings).newest
+        expected = messages_of(reader, newest, self.river.inputs)
+        assert_as_the_table_says(seen, expected, newest)
+        return seen
+
+    def consumed(self) -> set[int]:
+        """The numbers of the records that a consumer of both topics has, each of them once."""
+        kafka = self.river.kafka
+        messages = [*messages_in(kafka, self.river.sink), *messages_in(kafka, self.topic)]
+        return assert_each_record_once([*versions(messages)], self.river.inputs)
+
+    def correct(self, clock: int, *records: tuple[str, int]) -> list[int]:
+        """Late records, and a clock that settles them."""
+        numbers = self.send("tracking", *records)
+        self.both((None, clock))
+        self.run()
+        return numbers
+
+
+@pytest.mark.parametrize("start", ["sink", "earliest"])
+def test_corrections_go_on_after_the_loss_of_a_lake(kafka: str, tmp_path: Path, start: str) -> None:
+    """Some late records were corrected before, some wait to be, and some come later, for the same
+    merge records and for others."""
+    life = CorrectedLife.begin(kafka, tmp_path)
+    numbers = life.both(("a", 0), ("b", 50), (None, 1000))
+    life.run()
+    numbers += life.correct(1100, ("a", 100), ("c", 20))
+    before = life.corrections()
+    assert [(each.version.key, each.version.version) for each in before] == [("a", 1), ("c", 1)]
+    numbers += life.both(("d", 1150))
+    numbers += life.send("tracking", ("b", 60))
+    life.run()
+    life.lose(start)
+    life.run()
+    assert life.corrections() == before
+    numbers += life.correct(2000, ("a", 150), ("c", 30), ("d", 1160))
+    numbers += life.correct(5000, ("d", 1200), ("e", 1500))
+    after = life.corrections()
+    assert after[: len(before)] == before
+    assert life.consumed() == set(numbers)
+    assert {number for each in after for number in numbers_in(each.version.value, ["tracking"])}
+    life.check()
+
+
+def test_what_is_settled_before_a_lake_is_lost_and_not_published_is_published_then(
+    kafka: str, tmp_path: Path
+) -> None:
+    life = CorrectedLife.begin(kafka, tmp_path)
+    numbers = life.both(("a", 0), (None, 1000))
+    life.run()
+    numbers += life.send("tracking", ("a", 100))
+    life.both((None, 1100))
+    life.run("bronze")
+    life.run("silver")
+    assert life.river.reader.select(tables.CORRECTIONS, ["offset"]).num_rows == 1
+    life.lose()
+    life.run()
+    assert [each.version.version for each in life.corrections()] == [1]
+    assert life.consumed() == set(numbers)
+    life.check()
