@@ -19,7 +19,8 @@ is checked against bronze. The checks are numbered as in the contract:
    is what bronze says;
 5. silver, late and duplicates are what the merge model makes of bronze, for a sample of keys or for
    all, and corrections what their model makes of it; rows are valid where they should be;
-6. the *sink* holds silver's finished records in order, and nothing else;
+6. the *sink* holds silver's finished records in order, and nothing else, and the topic of
+   corrections those;
 7. topics of *dead letters* have each late or refused record once, as it came, in order of offset.
 
 Where rows have been deleted (`keep`), what came before a partition's history begins is not judged
@@ -33,7 +34,8 @@ again, `LOOKS` times at most.
 
 For each partition the order is: read its rows of all tables (`verify_evidence`), derive from bronze
 by the merge model what they should be (`verify_model`), compare tables and topics with that
-(`verify_tables`, `verify_sink`, `verify_dead_letters`), and report.
+(`verify_tables`, `verify_corrections`, `verify_sequence` and what is beside it for each sequence,
+`verify_dead_letters`), and report.
 
 A group of partitions is in memory at a time. Of `progress` and of silver's versions the last
 `KNOWN_BATCHES` are read, with `--full` all.
@@ -43,11 +45,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from pipelines.audit.evidence import Evidence, read_evidence
 from pipelines.audit.partitioning import KeyPartitions
 from pipelines.audit.problems import Findings, answer
+from pipelines.audit.verify_correction_topic import (
+    check_correction_topic,
+    read_correction_limits,
+    read_correction_topic,
+)
 from pipelines.audit.verify_corrections import check_corrections
 from pipelines.audit.verify_dead_letters import (
     DeadLetterTopic,
@@ -56,14 +63,8 @@ from pipelines.audit.verify_dead_letters import (
 )
 from pipelines.audit.verify_evidence import Partition, read_partitions
 from pipelines.audit.verify_model import expected
-from pipelines.audit.verify_sink import (
-    Evaluate,
-    Sink,
-    Validator,
-    check_sink,
-    read_limits,
-    read_sink,
-)
+from pipelines.audit.verify_sequence import TopicEnds
+from pipelines.audit.verify_sink import check_sink, read_limits, read_sink
 from pipelines.audit.verify_tables import (
     Bounds,
     check_clock,
@@ -77,6 +78,7 @@ from pipelines.audit.verify_tables import (
     with_unnoted,
     without_erased,
 )
+from pipelines.audit.verify_validity import Evaluate, Validator
 from pipelines.errors import WatersmeetError
 from pipelines.kafka.cluster import TIMEOUT_S, Cluster, co_partitioned, topics_of
 from pipelines.lake.epochs import read_epochs
@@ -160,6 +162,36 @@ def _is_changing(snapshot: Snapshot) -> bool:
     return False
 
 
+class _Topics(NamedTuple):
+    """The topics as they were before the tables were read; None for one that does not exist."""
+
+    bounds: Bounds
+    sink: TopicEnds | None
+    corrections: TopicEnds | None
+    dead_letters: Sequence[DeadLetterTopic]
+
+    @property
+    def sources_alone(self) -> _Topics:
+        """The topics without those that are not of one generation alone."""
+        return self._replace(sink=None, corrections=None, dead_letters=())
+
+
+def _read_topics(reader: TableReader, settings: Settings, timeout_s: float) -> tuple[_Topics, int]:
+    """Return the topics as they are now, and the number of their partitions."""
+    cluster = Cluster(settings.kafka, timeout_s)
+    counts = cluster.partition_counts(topics_of(settings))
+    partitions = co_partitioned(settings, counts)
+    sink = corrections = None
+    if settings.publish.topic in counts:
+        sink = read_sink(reader, settings, partitions)
+    topic = settings.publish.corrections_topic
+    if topic is not None and topic in counts:
+        corrections = read_correction_topic(reader, settings, topic, partitions)
+    dead_letters = read_dead_letter_topics(reader, settings, partitions, counts)
+    bounds = {i: cluster.bounds(i.topic, partitions) for i in settings.inputs}
+    return _Topics(bounds, sink, corrections, dead_letters), partitions
+
+
 def _check_once(
     reader: TableReader,
     settings: Settings,
@@ -171,12 +203,7 @@ def _check_once(
 ) -> tuple[dict[str, Any], Snapshot]:
     """Return the answer for one moment, and that moment."""
     settings = read_epochs(reader, settings).current.settings
-    cluster = Cluster(settings.kafka, timeout_s)
-    counts = cluster.partition_counts(topics_of(settings))
-    partitions = co_partitioned(settings, counts)
-    sink = read_sink(reader, settings, partitions) if settings.publish.topic in counts else None
-    dead_letter_topics = read_dead_letter_topics(reader, settings, partitions, counts)
-    bounds = {i: cluster.bounds(i.topic, partitions) for i in settings.inputs}
+    topics, partitions = _read_topics(reader, settings, timeout_s)
     snapshot = Snapshot(reader, settings)
     every = [entry.number for entry in read_generations(snapshot, settings)]
     is_every = is_full and generation is None and bool(every)
@@ -185,13 +212,8 @@ def _check_once(
     notes = list[str]()
     for number in requested:
         evidence = read_evidence(snapshot, settings, partitions, number, full=is_full)
-        is_newest = evidence.following is None
         own_findings, own_notes = _check_generation(
-            evidence,
-            bounds,
-            evaluate,
-            sink if is_newest else None,
-            dead_letter_topics if is_newest else (),
+            evidence, topics if evidence.following is None else topics.sources_alone, evaluate
         )
         if len(evidence.generations) > 1:
             label = f"generation {evidence.generation.number}"
@@ -202,11 +224,7 @@ def _check_once(
 
 
 def _check_generation(
-    evidence: Evidence,
-    bounds: Bounds,
-    evaluate: Evaluate | None,
-    sink: Sink | None,
-    dead_letter_topics: Sequence[DeadLetterTopic],
+    evidence: Evidence, topics: _Topics, evaluate: Evaluate | None
 ) -> tuple[list[Findings], list[str]]:
     """Return what is found in a generation, and what a reader should know.
 
@@ -214,22 +232,35 @@ def _check_generation(
     """
     settings = evidence.settings
     validator = Validator(evidence.settings, evidence.epochs, evaluate)
-    limits = None if sink is None else read_limits(evidence)
+    sequences = [
+        (name, check, ends, read(evidence))
+        for name, check, ends, read in (
+            ("sink", check_sink, topics.sink, read_limits),
+            (
+                "topic of corrections",
+                check_correction_topic,
+                topics.corrections,
+                read_correction_limits,
+            ),
+        )
+        if ends is not None
+    ]
     key_partitions = KeyPartitions()
     names = ["places", "keys", "bronze", "forgotten keys", "outcomes", "rows of silver", "clock"]
-    names += ["the merge model", "corrections", "versions of silver", "sink"]
-    names += [f"dead letters of {topic.table}" for topic in dead_letter_topics]
+    names += ["the merge model", "corrections", "versions of silver"]
+    names += [name for name, *_ in sequences]
+    names += [f"dead letters of {topic.table}" for topic in topics.dead_letters]
     findings = {name: Findings(name) for name in names}
     if evidence.following is None:
         check_places(evidence, findings["places"])
     check_versions(evidence, findings["versions of silver"])
     for partition in read_partitions(evidence, validator.evaluated):
-        check_offsets(partition, bounds, findings["bronze"])
+        check_offsets(partition, topics.bounds, findings["bronze"])
         check_key_partitions(partition, key_partitions, findings["keys"])
         check_partition(partition, validator, findings)
-        if sink is not None and limits is not None:
-            check_sink(partition, sink, limits, validator, findings["sink"])
-        for topic in dead_letter_topics:
+        for name, check, ends, limits in sequences:
+            check(partition, ends, limits, validator, findings[name])
+        for topic in topics.dead_letters:
             check_dead_letters(partition, topic, findings[f"dead letters of {topic.table}"])
     reason = "was not evaluated, because that needs Spark and `--full`"
     notes = [f"{name} {reason}" for name in validator.unevaluated]
@@ -257,4 +288,6 @@ def check_partition(
     check_rows(partition, model.clocks, validator, findings["rows of silver"])
     check_clock(partition, findings["clock"])
     check_model(partition, model.outcomes, erasing.keys, findings["the merge model"])
-    check_corrections(partition, model.corrections, erasing.keys, findings["corrections"])
+    check_corrections(
+        partition, model.corrections, erasing.keys, validator, findings["corrections"]
+    )

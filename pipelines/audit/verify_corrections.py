@@ -1,4 +1,6 @@
-"""Compares the table of corrections, and late duplicates, with what their model makes of bronze."""
+"""Compares the table of corrections, and late duplicates, with what their model makes of bronze,
+and with what `publish` makes of their content.
+"""
 
 from __future__ import annotations
 
@@ -7,17 +9,18 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from itertools import chain
 from typing import Any, Final
 
-import pyarrow as pa
-
-from pipelines.audit.evidence import Evidence, read_table
+from pipelines.audit.evidence import read_table
 from pipelines.audit.problems import Findings
-from pipelines.audit.verify_evidence import Partition, parts_by_source, place
+from pipelines.audit.verify_evidence import CorrectionRow, Partition, place
+from pipelines.audit.verify_validity import Validator
 from pipelines.core.correction_model import Correction, PartitionCorrections
+from pipelines.core.correction_sequence import header_bytes, late_born_id
 from pipelines.core.inputs import InputId
+from pipelines.core.plan import TopicPartition
+from pipelines.core.sequence import message_id
 from pipelines.lake import tables
 from pipelines.lake.table_reader import Condition
 
-_NAMES: Final = ("source", "topic", "offset", "tenant", "merge_key")
 _CONTENT: Final = (
     *("event_time", "is_late_born", "version", "position", "u", "settled_at", "due"),
     *("closed_at", "first_event_time", "last_event_time"),
@@ -36,26 +39,34 @@ def check_corrections(
     partition: Partition,
     model: PartitionCorrections | None,
     erasing: Set[tuple[str, str]],
+    validator: Validator,
     findings: Findings,
 ) -> None:
-    """Check that late records with sampled keys have corrected what they should, and nothing else.
+    """Check that late records with sampled keys have corrected what they should, and nothing else,
+    and that corrections are valid where predicate and size say so.
 
-    A partition with deleted rows is not judged: what late records belong to may be gone. While the
-    notes of the last batch are missing, so may its corrections be.
+    Where rows were deleted, what late records belong to may be gone: then only the latter is
+    checked. While the notes of the last batch are missing, so may its corrections be.
     """
     evidence = partition.evidence
-    is_deleted = evidence.history_of(partition.number).batch >= 0
-    if not tables.has_corrections(evidence.settings) or is_deleted:
+    if not tables.has_corrections(evidence.settings):
         return
-    actual = _by_record(chain(_in_table(partition), _late_duplicates(partition)))
+    rows = [row for row in partition.corrections if evidence.is_own(row.batch)]
+    _check_validity(partition, rows, validator, findings)
+    if evidence.history_of(partition.number).batch >= 0:
+        return
+    rows = [row for row in rows if evidence.is_sampled(row.key)]
+    actual = _by_record(chain(map(_of_row, rows), _late_duplicates(partition)))
     of_model = [] if model is None else [*_of_model(partition, model), *_repeated(model)]
     expected = _by_record(of_model)
     if evidence.unnoted.batch is not None:
         expected = {late: content for late, content in expected.items() if late in actual}
+    unlike = set(erasing)
     for late in sorted(actual.keys() | expected.keys()):
         input_id, offset, tenant, key = late
         if (tenant, key) in erasing or actual.get(late) == expected.get(late):
             continue
+        unlike.add((tenant, key))
         name = evidence.settings.input_names[input_id]
         table_has, model_has = (_described(side.get(late, ())) for side in (actual, expected))
         findings.add(
@@ -63,6 +74,71 @@ def check_corrections(
             f"model {model_has}",
             place(partition.number, key, None, tenant),
         )
+    alike = [row for row in rows if (row.tenant, row.key) not in unlike]
+    _check_messages(partition, alike, validator, findings)
+
+
+def _check_validity(
+    partition: Partition, rows: Iterable[CorrectionRow], validator: Validator, findings: Findings
+) -> None:
+    """Check `valid` and `invalid_reason`."""
+    more_bytes = header_bytes(partition.evidence.settings.inputs)
+    for row in rows:
+        right = validator.validity(row, more_bytes)
+        valid, reason = row.columns["valid"], row.columns["invalid_reason"]
+        if (valid, reason) not in right:
+            allowed = " or ".join(f"{valid} ({reason})" for valid, reason in right)
+            what = f"valid is {valid} ({reason}), and must be {allowed}"
+            findings.add(what, _place(partition, row))
+
+
+def _check_messages(
+    partition: Partition, rows: Iterable[CorrectionRow], validator: Validator, findings: Findings
+) -> None:
+    """Check `has_message` and `id` of corrections, all those of a merge record among them.
+
+    A correction has a message where it, an earlier one, or the merge record itself is valid; what
+    is not known is not judged. What a late record has opened is named by the first correction.
+    """
+    p = partition.number
+    more_bytes = header_bytes(partition.evidence.settings.inputs)
+    had = dict[tuple[Any, ...], bool | None]()
+    for silver_row in partition.rows:
+        outcome = silver_row.outcome
+        identity = outcome.tenant, outcome.key, outcome.event_time, False
+        # Where a jump has closed it later, it may have been valid.
+        valid = None if outcome.status == "reset" else silver_row.valid
+        had[identity] = _certain(validator.validity(silver_row), valid)
+    ids = dict[tuple[Any, ...], str]()
+    for row in sorted(rows, key=lambda row: row.columns["version"]):
+        columns = row.columns
+        identity = row.tenant, row.key, columns["event_time"], columns["is_late_born"]
+        is_valid = _certain(validator.validity(row, more_bytes), columns["valid"])
+        had[identity] = True if is_valid else had.get(identity, False)
+        if had[identity] not in (None, columns["has_message"]):
+            what = f"has_message is {columns['has_message']}, and must be {had[identity]}"
+            findings.add(what, _place(partition, row))
+        (source, topic), offset = row.late
+        if columns["is_late_born"]:
+            right = ids.setdefault(identity, late_born_id(source, topic, p, offset))
+        else:
+            right = message_id(p, columns["event_time"], row.key, row.tenant)
+        if columns["id"] != right:
+            what = f"id is {columns['id']!r}, and must be {right!r}"
+            findings.add(what, _place(partition, row))
+
+
+def _certain(validity: Sequence[tuple[bool, str | None]], otherwise: bool | None) -> bool | None:
+    """Return what `valid` must be; where it may be either, what the table has (`otherwise`)."""
+    [valid, *others] = {valid for valid, _ in validity}
+    return otherwise if others else valid
+
+
+def _place(partition: Partition, row: CorrectionRow) -> str:
+    """Return a correction's coordinates, for a sentence."""
+    input_id, offset = row.late
+    tp = TopicPartition(input_id, partition.number)
+    return f"corrections: {partition.evidence.at(tp, offset)}"
 
 
 def _by_record(
@@ -74,43 +150,25 @@ def _by_record(
     return dict(by_record)
 
 
-def _here(partition: Partition) -> list[Condition]:
-    evidence = partition.evidence
-    return [
-        ("partition", "=", partition.number),
-        ("generation", "=", evidence.generation.number),
-        ("batch", "<=", evidence.last_batch),
-    ]
-
-
-def _in_table(partition: Partition) -> Iterator[tuple[LateRecord, Content]]:
-    evidence = partition.evidence
-    columns = [*_NAMES, *_CONTENT, *evidence.settings.sources]
-    rows = read_table(
-        evidence.reader, evidence.settings, tables.CORRECTIONS, columns, [_here(partition)]
-    )
-    contents = zip(*(rows[name].to_pylist() for name in _CONTENT), strict=True)
-    parts = zip(*parts_by_source(rows, evidence), strict=True)
-    for late, content, by_source in zip(_lates(evidence, rows), contents, parts, strict=True):
-        if late is not None:
-            yield late, (*content, tuple(chain(*by_source)))
-
-
-def _lates(evidence: Evidence, rows: pa.Table) -> Iterator[LateRecord | None]:
-    """Yield the late record of each row; None where its key is not sampled."""
-    for row in rows.select(list(_NAMES)).to_pylist():
-        source, topic, offset, tenant, key = row.values()
-        is_sampled = evidence.is_sampled(key)
-        yield (InputId(source, topic), offset, tenant, key) if is_sampled else None
+def _of_row(row: CorrectionRow) -> tuple[LateRecord, Content]:
+    content = (row.columns[name] for name in _CONTENT)
+    return (*row.late, row.tenant, row.key), (*content, row.parts)
 
 
 def _late_duplicates(partition: Partition) -> Iterator[tuple[LateRecord, Content]]:
     evidence = partition.evidence
-    where: list[Condition] = [*_here(partition), ("is_late", "=", True)]
-    columns = [*_NAMES, "of_offset"]
-    rows = read_table(evidence.reader, evidence.settings, tables.DUPLICATES, columns, [where])
-    lates = zip(_lates(evidence, rows), rows["of_offset"].to_pylist(), strict=True)
-    return ((late, (of_offset,)) for late, of_offset in lates if late is not None)
+    where: list[Condition] = [
+        ("partition", "=", partition.number),
+        ("generation", "=", evidence.generation.number),
+        ("batch", "<=", evidence.last_batch),
+        ("is_late", "=", True),
+    ]
+    names = ("source", "topic", "offset", "tenant", "merge_key", "of_offset")
+    rows = read_table(evidence.reader, evidence.settings, tables.DUPLICATES, names, [where])
+    for row in rows.to_pylist():
+        source, topic, offset, tenant, key, of_offset = row.values()
+        if evidence.is_sampled(key):
+            yield (InputId(source, topic), offset, tenant, key), (of_offset,)
 
 
 def _of_model(

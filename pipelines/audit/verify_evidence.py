@@ -25,6 +25,7 @@ from pipelines.audit.evidence import (
     read_table,
 )
 from pipelines.audit.verify_values import as_kept, packed
+from pipelines.core.correction_sequence import CorrectionPlace
 from pipelines.core.input_columns import part_topics
 from pipelines.core.inputs import InputId
 from pipelines.core.model import NO_TENANT
@@ -122,9 +123,62 @@ class Row(NamedTuple):
     ids: tuple[tuple[InputId, int, int, str], ...] = ()
 
     @property
+    def key(self) -> str:
+        """The key of the merge record."""
+        return self.outcome.key
+
+    @property
+    def tenant(self) -> str:
+        """The tenant of the merge record; empty without tenants."""
+        return self.outcome.tenant
+
+    @property
     def is_finished(self) -> bool:
         """True where the row never changes again."""
         return self.outcome.status not in ("open", "waiting")
+
+
+class CorrectionRow(NamedTuple):
+    """A row of `corrections`.
+
+    - `columns`: by name, without the parts; times in ms.
+    - `parts`: of each its source, offset, event time and value, as in `Outcome`.
+    - `holds` and `value`: as in `Row`, of the content with all parts.
+    """
+
+    columns: Mapping[str, Any]
+    parts: tuple[tuple[Any, ...], ...]
+    holds: bool | None
+    value: bytes | None
+
+    @property
+    def key(self) -> str:
+        """The key of the merge record."""
+        return str(self.columns["merge_key"])
+
+    @property
+    def tenant(self) -> str:
+        """The tenant of the merge record; empty without tenants."""
+        return str(self.columns["tenant"])
+
+    @property
+    def batch(self) -> int:
+        """The batch of silver that has settled the late record."""
+        return int(self.columns["batch"])
+
+    @property
+    def late(self) -> tuple[InputId, int]:
+        """The late record that makes the correction."""
+        return InputId(self.columns["source"], self.columns["topic"]), self.columns["offset"]
+
+    @property
+    def place(self) -> CorrectionPlace:
+        """The place in the order of corrections."""
+        (source, topic), offset = self.late
+        times = self.columns["settled_at"], self.columns["u"]
+        return CorrectionPlace(
+            times[0], self.tenant.encode(), times[1], source.encode(), topic.encode(), offset
+        )
 
 
 DECISION, HEARTBEAT, KEYED = range(3)
@@ -197,6 +251,7 @@ class Partition:
 
     - `rows`, `late` and `duplicates`: those of the generation.
     - `published`: finished, valid rows of other generations.
+    - `corrections`: those of the generation, and of earlier ones.
     - `late_rows`: the rows of `late` up to the generation's last batch, also of earlier ones.
     - `recovered`: of each message of a lost lake its key, event time, due and closed_at (ms; None
       where it does not say them), and tenant.
@@ -208,6 +263,7 @@ class Partition:
     logs: Mapping[TopicPartition, Log]
     rows: Sequence[Row]
     published: Sequence[Row]
+    corrections: Sequence[CorrectionRow]
     late: Sequence[Outcome]
     duplicates: Sequence[Outcome]
     late_rows: pa.Table
@@ -267,6 +323,11 @@ _COLUMNS: Mapping[str, Sequence[str]] = {
     tables.SILVER: (*_RECORD, "last_event_time", "position", "status", *DUE.names, *_JUDGED),
     tables.LATE: (*_RECORD, *_INPUT, "offset", "position", "value", "batch"),
     tables.DUPLICATES: (*_RECORD, *_INPUT, "offset", ID.name, "of_offset", "batch"),
+    tables.CORRECTIONS: (
+        *("generation", *_RECORD, *_INPUT, "offset", *_JUDGED, "is_late_born", "version"),
+        *("position", "u", "settled_at", *DUE.names, "first_event_time", "last_event_time"),
+        *("id", "has_message"),
+    ),
     tables.QUARANTINE: (*_INPUT, "offset"),
     tables.IDLE_HEARTBEATS: (*_INPUT, "after_offset", "event_time", "decided_at", *TENANT.names),
 }
@@ -284,21 +345,26 @@ def read_partitions(
     `evaluated`: adds the columns `holds` and `told` (`Row.value`) to rows of silver.
     """
     ids = [RECORD_IDS.name] if evidence.settings.has_ids else []
-    more_columns = {tables.SILVER: (*evidence.settings.sources, *ids)}
+    parts = (*evidence.settings.sources, *ids)
+    more_columns = {tables.SILVER: parts, tables.CORRECTIONS: parts}
     more_conditions: Mapping[str, Sequence[Condition]] = {
         tables.LATE: [("batch", "<=", evidence.last_batch)],
         # Late ones are in `late`, too.
         tables.DUPLICATES: [("batch", "<=", evidence.last_batch), ("is_late", "=", False)],
+        tables.CORRECTIONS: [("batch", "<=", evidence.last_batch)],
         tables.IDLE_HEARTBEATS: [("generation", "=", evidence.generation.number)],
     }
+    layout = tables.layout(evidence.settings)
     for first, until in groups(evidence.partitions):
         here: list[Condition] = [("partition", ">=", first), ("partition", "<", until)]
         rows: dict[str | InputId, pa.Table] = {tables.RECOVERED: evidence.recovered}
-        for table, columns in _COLUMNS.items():
-            names = ["partition", *columns, *more_columns.get(table, ())]
+        for table in layout.keys() & _COLUMNS.keys():
+            names = ["partition", *_COLUMNS[table], *more_columns.get(table, ())]
             where = [[*here, *more_conditions.get(table, ())]]
             rows[table] = read_table(evidence.reader, evidence.settings, table, names, where)
         rows[tables.SILVER] = evaluated(rows[tables.SILVER])
+        if tables.CORRECTIONS in rows:
+            rows[tables.CORRECTIONS] = _evaluated(rows[tables.CORRECTIONS], parts, evaluated)
         rows[tables.PROGRESS] = _read_progress(evidence, here)
         for input_id in evidence.settings.inputs:
             rows[input_id] = _read_bronze(evidence, input_id, here)
@@ -350,6 +416,7 @@ def _partition(evidence: Evidence, number: int, rows: dict[str | InputId, pa.Tab
         logs={tp: _log(evidence, tp, rows) for tp in tps},
         rows=[_closed(evidence, number, row) for row in every if evidence.is_own(row.batch)],
         published=[r for r in every if r.valid and r.is_finished and not evidence.is_own(r.batch)],
+        corrections=list(_corrections(rows.get(tables.CORRECTIONS), evidence)),
         late=late,
         duplicates=duplicates,
         late_rows=rows[tables.LATE],
@@ -389,6 +456,23 @@ def _of(rows: pa.Table, column: str, value: Any) -> pa.Table:
 def rows_of_input(rows: pa.Table, input_id: InputId) -> pa.Table:
     """Return the rows that are of an input."""
     return _of(_of(rows, "source", input_id.source), "topic", input_id.topic)
+
+
+def _evaluated(
+    corrections: pa.Table, parts: Sequence[str], evaluated: Callable[[pa.Table], pa.Table]
+) -> pa.Table:
+    """Return corrections with `holds` and `told`; `publish` sees the times of all parts.
+
+    `parts`: the columns with parts, and with their ids.
+    """
+    names = ["partition", "merge_key", *TENANT.names, "last_event_time", "batch", *parts]
+    rows = corrections.select(names)
+    rows = rows.append_column("event_time", corrections["first_event_time"])
+    rows = rows.append_column("status", pa.repeat(pa.scalar("timed_out"), rows.num_rows))
+    rows = evaluated(rows)
+    for name in ("holds", "told"):
+        corrections = corrections.append_column(name, rows[name])
+    return corrections
 
 
 def _since(rows: pa.Table, history: History) -> pa.Table:
@@ -635,3 +719,16 @@ def _rows(silver: pa.Table, evidence: Evidence) -> Iterator[Row]:
         )
         holds, value = row[-2:]
         yield Row(outcome, batch, valid, reason, holds, value, ids)
+
+
+def _corrections(rows: pa.Table | None, evidence: Evidence) -> Iterator[CorrectionRow]:
+    """Yield rows of `corrections`; None stands for a lake that has none."""
+    if rows is None:
+        return
+    names = _COLUMNS[tables.CORRECTIONS]
+    by_source = parts_by_source(rows, evidence)
+    for values, *parts in zip(_tuples(rows, (*names, "holds", "told")), *by_source, strict=True):
+        *columns, holds, value = values
+        yield CorrectionRow(
+            dict(zip(names, columns, strict=True)), tuple(chain(*parts)), holds, value
+        )

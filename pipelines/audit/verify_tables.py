@@ -27,7 +27,7 @@ from pipelines.audit.verify_evidence import (
     rows_of_input,
 )
 from pipelines.audit.verify_model import PUBLISHED
-from pipelines.audit.verify_sink import Validator
+from pipelines.audit.verify_validity import Validator
 from pipelines.core.inputs import InputId
 from pipelines.core.model import NO_TENANT
 from pipelines.core.plan import TopicPartition

@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipelines.core.columns import Booleans, times_ms
+from pipelines.core.inputs import InputId
 from pipelines.core.sequence import (
     FORGOTTEN,
     ID,
@@ -33,6 +34,10 @@ LATE: Final = "watersmeet.late"
 SETTLED_AT: Final = "watersmeet.settled_at"
 U: Final = "watersmeet.u"
 """Headers with the times (ms) by which corrections are ordered."""
+
+_HEADER_BYTES: Final = 400
+"""Maximum bytes of a correction's headers beside those of a message, except for its inputs' names:
+further names, numbers and times."""
 
 ORDER: Final = ("settled_at", "tenant", "u", "source", "topic", "offset")
 """The columns that order the corrections of a partition; texts count as UTF-8 bytes."""
@@ -103,6 +108,22 @@ def is_up_to(rows: pa.Table, places: Mapping[int, CorrectionPlace]) -> Booleans:
         ],
         np.bool_,
     )
+
+
+def late_born_id(source: str, topic: str, partition: int, offset: int) -> str:
+    """Return the id of the merge record that a late record opens, which no other can have.
+
+    That of a merge record begins with the number of its partition.
+    """
+    return f"late/{source}/{topic}/{partition}/{offset}"
+
+
+def header_bytes(inputs: Iterable[InputId]) -> int:
+    """Return the maximum bytes of a correction's headers beside those of `message_bytes`.
+
+    They name the late record, of one of these inputs, and an id may do so, too.
+    """
+    return _HEADER_BYTES + 2 * max(len(source) + len(topic) for source, topic in inputs)
 
 
 def in_order(rows: pa.Table) -> pa.Table:

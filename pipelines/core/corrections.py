@@ -27,7 +27,7 @@ from pipelines.core.columns import (
     time_column,
     times_ms,
 )
-from pipelines.core.correction_sequence import ORDER, CorrectionPlace, is_up_to
+from pipelines.core.correction_sequence import ORDER, CorrectionPlace, is_up_to, late_born_id
 from pipelines.core.inputs import InputId
 from pipelines.core.merge import Batch, Merged, parts_by_source, silver_schema
 from pipelines.core.plan import Rules
@@ -351,14 +351,6 @@ def _opened(row: Mapping[str, Any], gap_ms: int, settled_at: int) -> _Candidate:
     time = row["event_time"]
     record_id = late_born_id(row["source"], row["topic"], row["partition"], row["offset"])
     return _Candidate(time, time + gap_ms, settled_at, is_late_born=True, id=record_id)
-
-
-def late_born_id(source: str, topic: str, partition: int, offset: int) -> str:
-    """Return the id of the merge record that a late record opens, which no other can have.
-
-    That of a merge record begins with the number of its partition.
-    """
-    return f"late/{source}/{topic}/{partition}/{offset}"
 
 
 # -- their content

@@ -29,6 +29,7 @@ from pipelines.core.columns import (
     looked_up,
     times_ms,
 )
+from pipelines.core.correction_sequence import header_bytes
 from pipelines.core.corrections import Settled, as_silver, correct, newest, settled, with_validity
 from pipelines.core.merge import LATE_SCHEMA, Batch
 from pipelines.core.message import as_read, exceeds
@@ -46,10 +47,6 @@ from pipelines.running.batches import make_batch
 from pipelines.running.planning import Planner
 from pipelines.running.validation import validated
 from pipelines.settings import Settings
-
-HEADER_BYTES = 400
-"""Maximum bytes of a correction's headers beside those of a message, except for its inputs' names:
-further names, numbers and times."""
 
 PIECE_BYTES = 32 * 1024 * 1024
 """Approximate maximum size of the corrections that are made at a time, as they are in memory."""
@@ -328,7 +325,7 @@ def judged(engine: Engine, settings: Settings, corrections: pa.Table, batch: Bat
     `corrections`: as `core.corrections.correct` returns them.
     """
     publish = settings.publish
-    max_bytes = publish.max_bytes - header_bytes(settings)
+    max_bytes = publish.max_bytes - header_bytes(settings.inputs)
     rows = as_silver(corrections)
     if batch.max_bytes is not None:
         is_too_large = exceeds(as_read(rows, batch.read_types), batch.sources, max_bytes)
@@ -346,15 +343,6 @@ def without(late: pa.Table, *behind: pa.Table) -> pa.Table:
     places = {place for rows in behind for place in _places(rows)}
     is_new = [place not in places for place in _places(late)]
     return late.filter(pa.array(is_new, pa.bool_()))
-
-
-def header_bytes(settings: Settings) -> int:
-    """Return the maximum bytes of a correction's headers beside those of a message.
-
-    They name the late record, and an id may do so, too.
-    """
-    names = max(len(source) + len(topic) for source, topic in settings.inputs)
-    return HEADER_BYTES + 2 * names
 
 
 def covering(firsts: Int64s, lasts: Int64s, count: int) -> list[tuple[int, int]]:

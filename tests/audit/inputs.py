@@ -11,8 +11,8 @@ from pipelines.audit.evidence import read_evidence
 from pipelines.audit.problems import Findings
 from pipelines.audit.verify import check_partition
 from pipelines.audit.verify_evidence import read_partitions
-from pipelines.audit.verify_sink import Validator
 from pipelines.audit.verify_tables import check_versions
+from pipelines.audit.verify_validity import Validator
 from pipelines.core.idle import IdleDecision
 from pipelines.settings import Settings
 from tests.support.cases import SOURCES, Case, random_case

@@ -19,8 +19,9 @@ from pipelines.audit.evidence import read_evidence
 from pipelines.audit.problems import Findings
 from pipelines.audit.verify import LOOKS, MOVING, verify
 from pipelines.audit.verify_evidence import read_partitions
-from pipelines.audit.verify_sink import Validator, check_sink, read_limits, read_sink
+from pipelines.audit.verify_sink import check_sink, read_limits, read_sink
 from pipelines.audit.verify_tables import check_clock
+from pipelines.audit.verify_validity import Validator
 from pipelines.core.idle import IdleDecision
 from pipelines.core.plan import BatchPlan, Cursor, Rules
 from pipelines.core.step import State

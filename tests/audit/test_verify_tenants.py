@@ -23,7 +23,8 @@ from pipelines.audit.evidence import End, read_evidence
 from pipelines.audit.problems import Findings
 from pipelines.audit.verify_evidence import Outcome, read_partitions
 from pipelines.audit.verify_model import merged_through, outcomes
-from pipelines.audit.verify_sink import Validator, check_sink, read_limits, read_sink
+from pipelines.audit.verify_sink import check_sink, read_limits, read_sink
+from pipelines.audit.verify_validity import Validator
 from pipelines.core.model import MergeRecord, PartitionMerge, Record
 from pipelines.core.plan import TopicPartition
 from pipelines.engine.choice import open_engine

@@ -16,11 +16,10 @@ from hypothesis import strategies as st
 from pipelines.configuration.values import NAMES_OF_CORRECTIONS, RESERVED_NAMES
 from pipelines.core.clocks import clocks_of
 from pipelines.core.correction_model import Correction, PartitionCorrections
-from pipelines.core.correction_sequence import CorrectionPlace
+from pipelines.core.correction_sequence import CorrectionPlace, late_born_id
 from pipelines.core.corrections import (
     correct,
     correction_schema,
-    late_born_id,
     settled,
     with_validity,
 )

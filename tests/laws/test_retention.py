@@ -17,8 +17,8 @@ from pipelines.audit.problems import Findings
 from pipelines.audit.rebuild import rebuild, rebuilt_settings, verify_against
 from pipelines.audit.verify import check_partition
 from pipelines.audit.verify_evidence import read_partitions
-from pipelines.audit.verify_sink import Validator
 from pipelines.audit.verify_tables import check_places, check_versions
+from pipelines.audit.verify_validity import Validator
 from pipelines.lake import tables
 from pipelines.lake.by_delta_rs import DeltaRsReader
 from pipelines.lake.epochs import begin_epoch
