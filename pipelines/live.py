@@ -151,16 +151,16 @@ def corrected_sql(lake: Lake, settings: Settings) -> str:
     sources = ", ".join(f"`{source}`" for source in settings.sources)
     return f"""
         WITH versions AS (
-            SELECT {record}, false AS is_late_born, 0 AS version, valid,
+            SELECT {record}, NULL AS late_born, 0 AS version, valid,
                 event_time AS first_event_time, last_event_time, {sources}
             FROM {sql_name(lake, tables.SILVER)} WHERE status = 'timed_out'
             UNION ALL
-            SELECT {record}, is_late_born, version, valid,
+            SELECT {record}, CASE WHEN is_late_born THEN id END AS late_born, version, valid,
                 first_event_time, last_event_time, {sources}
             FROM {sql_name(lake, tables.CORRECTIONS)}
         ), ranked AS (
             SELECT *, row_number() OVER (
-                PARTITION BY {record}, is_late_born ORDER BY version DESC) AS place
+                PARTITION BY {record}, late_born ORDER BY version DESC) AS place
             FROM versions
         )
         SELECT `partition`, tenant, merge_key, first_event_time, last_event_time, version, {sources}

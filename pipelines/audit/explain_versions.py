@@ -23,8 +23,9 @@ CORRECTION_COLUMNS: Final = (
 )
 """The columns of `corrections` that the facts are made of, beside the parts."""
 
-_Record = tuple[int, int, str, int, bool]
-"""Generation, partition, tenant, event time (ms) of a merge record, and True for a late-born one.
+_Record = tuple[int, int, str, int, str]
+"""Generation, partition, tenant and event time (ms) of a merge record, and the id of a late-born
+one: several may have one event time where a lake was lost.
 """
 
 _Late = tuple[int, int, InputId, int]
@@ -147,7 +148,7 @@ class CorrectionFacts:
 def _record_of(row: JsonObject) -> _Record:
     names = ("generation", "partition", "tenant", "event_time")
     generation, partition, tenant, event_time = (row[name] for name in names)
-    return generation, partition, tenant, event_time, bool(row.get("is_late_born"))
+    return generation, partition, tenant, event_time, row["id"] if row.get("is_late_born") else ""
 
 
 def _late_of(row: JsonObject) -> _Late:

@@ -98,7 +98,8 @@ def _check_messages(
     """Check `has_message` and `id` of corrections, all those of a merge record among them.
 
     A correction has a message where it, an earlier one, or the merge record itself is valid; what
-    is not known is not judged. What a late record has opened is named by the first correction.
+    is not known is not judged. What a late record has opened is named by that record, which made
+    version 1; several may have one event time where a lake was lost.
     """
     p = partition.number
     more_bytes = header_bytes(partition.evidence.settings.inputs)
@@ -109,22 +110,27 @@ def _check_messages(
         # Where a jump has closed it later, it may have been valid.
         valid = None if outcome.status == "reset" else silver_row.valid
         had[identity] = _certain(validator.validity(silver_row), valid)
-    ids = dict[tuple[Any, ...], str]()
+    opened = set[str]()
     for row in sorted(rows, key=lambda row: row.columns["version"]):
         columns = row.columns
-        identity = row.tenant, row.key, columns["event_time"], columns["is_late_born"]
+        late_born = columns["id"] if columns["is_late_born"] else False
+        identity = row.tenant, row.key, columns["event_time"], late_born
         is_valid = _certain(validator.validity(row, more_bytes), columns["valid"])
         had[identity] = True if is_valid else had.get(identity, False)
         if had[identity] not in (None, columns["has_message"]):
             what = f"has_message is {columns['has_message']}, and must be {had[identity]}"
             findings.add(what, _place(partition, row))
         (source, topic), offset = row.late
-        if columns["is_late_born"]:
-            right = ids.setdefault(identity, late_born_id(source, topic, p, offset))
+        right = {late_born_id(source, topic, p, offset)}
+        if not columns["is_late_born"]:
+            right = {message_id(p, columns["event_time"], row.key, row.tenant)}
+        elif columns["version"] == 1:
+            opened |= right
         else:
-            right = message_id(p, columns["event_time"], row.key, row.tenant)
-        if columns["id"] != right:
-            what = f"id is {columns['id']!r}, and must be {right!r}"
+            right = opened
+        if columns["id"] not in right:
+            must_be = repr(*right) if len(right) == 1 else "that of version 1"
+            what = f"id is {columns['id']!r}, and must be {must_be}"
             findings.add(what, _place(partition, row))
 
 

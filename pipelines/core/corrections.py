@@ -190,15 +190,13 @@ def correct(
 def newest(corrections: pa.Table) -> pa.Array:
     """Return the number of the row with the newest correction of each merge record.
 
-    `corrections`: at least partition, tenant, merge_key, event_time, is_late_born and version.
+    `corrections`: at least id and version.
     """
-    identity = ["partition", "tenant", "merge_key", "event_time", "is_late_born"]
-    of_record: dict[tuple[Any, ...], int] = {}
+    of_record: dict[str, int] = {}
     versions = corrections["version"].to_pylist()
-    columns = [corrections[name].to_pylist() for name in identity]
-    for number, record in enumerate(zip(*columns, strict=True)):
-        if record not in of_record or versions[of_record[record]] < versions[number]:
-            of_record[record] = number
+    for number, record_id in enumerate(corrections["id"].to_pylist()):
+        if record_id not in of_record or versions[of_record[record_id]] < versions[number]:
+            of_record[record_id] = number
     return pa.array(of_record.values(), pa.int64())
 
 
@@ -208,14 +206,12 @@ def with_validity(corrections: pa.Table, reasons: Sequence[str | None]) -> pa.Ta
     An invalid one has a message, without a value, where an earlier version or the merge record
     itself had one. `corrections`: as `correct` returns them.
     """
-    had: dict[tuple[Any, ...], bool] = {}
+    had: dict[str, bool] = {}
     has_message = []
-    identity = ["partition", "tenant", "merge_key", "event_time", "is_late_born", "has_message"]
-    for row, reason in zip(corrections.select(identity).to_pylist(), reasons, strict=True):
-        *names, earlier = row.values()
-        place = tuple(names)
-        had[place] = had.get(place, False) or earlier or reason is None
-        has_message.append(had[place])
+    before = (corrections[name].to_pylist() for name in ("id", "has_message"))
+    for record_id, earlier, reason in zip(*before, reasons, strict=True):
+        had[record_id] = had.get(record_id, False) or earlier or reason is None
+        has_message.append(had[record_id])
     columns = {
         "valid": pa.array([reason is None for reason in reasons], pa.bool_()),
         "invalid_reason": pa.array(reasons, pa.string()),

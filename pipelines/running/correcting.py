@@ -278,7 +278,7 @@ class Correcting:
         spans = covering(times - longest_ms, times + gap_ms, MAX_TERMS)
         names = [*_KEY, "event_time", RECORD_BYTES.name]
         closed = self._rows(tables.SILVER, names, late, spans)
-        names += ["is_late_born", "version", "source", "topic", "offset", "u"]
+        names += ["id", "version", "source", "topic", "offset", "u"]
         corrected = self._rows(tables.CORRECTIONS, names, late, spans)
         return Near(closed, corrected.take(newest(corrected)))
 

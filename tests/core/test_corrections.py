@@ -20,6 +20,7 @@ from pipelines.core.correction_sequence import CorrectionPlace, late_born_id
 from pipelines.core.corrections import (
     correct,
     correction_schema,
+    newest,
     settled,
     with_validity,
 )
@@ -177,8 +178,7 @@ def _of_model(
 
 def test_an_invalid_correction_has_a_message_only_where_something_before_it_had_one() -> None:
     def row(key: str, version: int, *, was_valid: bool) -> dict[str, Any]:
-        own = {"partition": 0, "tenant": "", "merge_key": key, "is_late_born": False}
-        return {**own, "version": version, "has_message": was_valid}
+        return {"id": key, "version": version, "has_message": was_valid}
 
     rows = [
         *(row("a", version, was_valid=False) for version in (1, 2, 3)),
@@ -190,6 +190,17 @@ def test_an_invalid_correction_has_a_message_only_where_something_before_it_had_
     assert made["valid"].to_pylist() == [False, True, False, False]
     assert made["has_message"].to_pylist() == [False, True, True, True]
     assert made["invalid_reason"].to_pylist() == ["predicate", None, "too_large", "predicate"]
+
+
+def test_of_two_late_born_records_of_one_key_and_time_each_has_its_newest_correction() -> None:
+    """There are two where the first one is in corrections of a lake that was lost."""
+    names = [late_born_id("orders", "orders", 0, offset) for offset in (7, 9)]
+    one = {"partition": 0, "tenant": "", "merge_key": "a", "is_late_born": True}
+    versions = [(names[0], 1), (names[1], 1), (names[0], 2)]
+    rows = [{**one, "id": name, "version": version} for name, version in versions]
+    made = pa.Table.from_pylist(rows, CORRECTIONS)
+    found = made.take(newest(made)).select(["id", "version"]).to_pylist()
+    assert found == [{"id": names[0], "version": 2}, {"id": names[1], "version": 1}]
 
 
 def test_no_source_can_be_called_like_a_column_of_corrections() -> None:
