@@ -315,8 +315,8 @@ class Correcting:
         if closed.num_rows:
             times = np.unique(times_ms(closed["event_time"]))
             rows = self._rows(tables.SILVER, content, closed, covering(times, times, MAX_TERMS))
-        names = self.engine.lake.schema(tables.CORRECTIONS).names
-        return rows, pa.concat_tables([self._at(tables.CORRECTIONS, names, corrected), before])
+        earlier = self._at(tables.CORRECTIONS, before.schema.names, corrected)
+        return rows, pa.concat_tables([earlier.cast(before.schema), before])
 
 
 def judged(engine: Engine, settings: Settings, corrections: pa.Table, batch: Batch) -> pa.Table:
