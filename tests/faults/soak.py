@@ -33,6 +33,7 @@ from pipelines.lake.commits import APPLICATION, last_decision
 from tests.faults.command import brokered, say
 from tests.faults.lives import Fate, kinds_of, parse, random_life, take, text_of
 from tests.support.cases import SOURCES, keyed
+from tests.support.configurations import IDS
 from tests.support.lives import KilledError
 from tests.support.owners import assert_refused, wake
 from tests.support.repeating import repeating
@@ -366,6 +367,11 @@ def main() -> int:
         return besiege(kafka, folder, lakes, options.seed, options.kills)
 
 
+def _corrected(name: str) -> dict[str, Any]:
+    """A river of this name has its late records corrected."""
+    return {"publish__corrections": {"topic": f"{name}-corrected", "within": "1d"}}
+
+
 def besiege(kafka: str, folder: Path, lakes: Sequence[str], seed: int, kills: int) -> int:
     shares = {
         "exactly_once": kills - 2 * (kills // 3),
@@ -377,7 +383,7 @@ def besiege(kafka: str, folder: Path, lakes: Sequence[str], seed: int, kills: in
         for lake in lakes:
             rng = random.Random(f"{seed}/{lake}/{mode}")
             name = f"siege-{lake}-{mode.replace('_', '-')}"
-            changes: dict[str, Any] = {"publish__delivery": mode}
+            changes: dict[str, Any] = {"publish__delivery": mode, **_corrected(name), **IDS}
             if mode == "exactly_once":
                 changes |= {
                     f"publish__{table}_topic": f"{name}-{table}" for table in ("late", "quarantine")
@@ -389,7 +395,13 @@ def besiege(kafka: str, folder: Path, lakes: Sequence[str], seed: int, kills: in
     for lake in lakes:
         rng, name = random.Random(f"{seed}/{lake}/tenants"), f"siege-{lake}-tenants"
         tenants = TenantRiver(
-            kafka, folder / name, name, partitions=2, lengths=[40 * kills], lake=lake
+            kafka,
+            folder / name,
+            name,
+            partitions=2,
+            lengths=[40 * kills],
+            lake=lake,
+            **_corrected(name),
         )
         tenants.river.program = in_chunks(CHUNK)
         points = [point for point in POINTS if point not in UNREACHED_BY_TENANTS]

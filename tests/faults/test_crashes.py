@@ -19,7 +19,10 @@ PACKAGE = Path(__file__).parents[2] / "pipelines"
 KILLS = [
     pytest.param(
         EMBEDDED,
-        ["bronze.quarantine", "silver.notes", "silver.duplicates", "publisher.commit"],
+        [
+            *("bronze.quarantine", "silver.notes", "silver.duplicates", "silver.corrections"),
+            "publisher.commit",
+        ],
         id="a commit of each layer",
     ),
     pytest.param(EMBEDDED, POINTS, id="every point", marks=pytest.mark.nightly),
@@ -60,7 +63,9 @@ def test_a_process_killed_between_two_steps_loses_and_repeats_nothing(
     name = f"crashes-{lake}-{len(points)}"
     topics = ("late", "quarantine") if lake == EMBEDDED else ()
     letters: dict[str, Any] = {f"publish__{table}_topic": f"{name}-{table}" for table in topics}
-    river = River.make(kafka, tmp_path, name, lake=lake, merge__idle_after="3s", **letters, **IDS)
+    topic = {"topic": f"{name}-corrected", "within": "1d"}
+    more = {**letters, **IDS, "merge__idle_after": "3s", "publish__corrections": topic}
+    river = River.make(kafka, tmp_path, name, lake=lake, **more)
     river.flow()
     for point in points:
         if point == "idle.decide":

@@ -10,41 +10,41 @@ import orjson
 
 from pipelines.core.correction_model import Correction, PartitionCorrections
 from pipelines.core.correction_sequence import LATE, VERSION
-from pipelines.core.sequence import ID, SEQ
+from pipelines.core.model import MergeRecord, Record
+from pipelines.core.sequence import ID, SEQ, message_id
 from pipelines.lake import tables
 from pipelines.lake.table_reader import TableReader
 from tests.support.cases import SOURCES, Case
 from tests.support.lakes import of_generation
 from tests.support.tenants import TenantModels, Window
-from tests.support.topics import consume
+from tests.support.topics import Access, consume
 
 Row = tuple[Any, ...]
 
 
-class CorrectionModels(TenantModels):
-    """The model of the corrections of each partition, beside that of the merge."""
+class CorrectionsOfCases:
+    """What the model of corrections makes of cases, one for each partition.
+
+    `topics`: by source the name of its topic; that of the source by default.
+    """
 
     def __init__(
         self,
         cases: Mapping[int, Case],
-        rules: Window | tuple[int, None, None],
-        within_ms: int | None,
-        begins: Mapping[tuple[str, int], int] | None = None,
+        corrections: Mapping[int, PartitionCorrections],
+        topics: Mapping[str, str] | None = None,
     ) -> None:
-        super().__init__(cases, rules, begins)  # type: ignore[arg-type]
-        self.corrections = {
-            p: PartitionCorrections(model, within_ms) for p, model in self.models.items()
-        }
+        self.cases, self.corrections, self.topics = cases, corrections, topics or {}
 
-    def arrive(self, share: float) -> None:
-        super().arrive(share)
-        for corrections in self.corrections.values():
+    @classmethod
+    def of(
+        cls, cases: Mapping[int, Case], within_ms: int | None, topics: Mapping[str, str]
+    ) -> CorrectionsOfCases:
+        """The corrections of all that the cases have so far."""
+        found = {p: PartitionCorrections(case.merged(), within_ms) for p, case in cases.items()}
+        for corrections in found.values():
             corrections.settle()
-
-    def begin_epoch(self, rules: Window, within_ms: int | None = None) -> None:
-        super().begin_epoch(rules)
-        for corrections in self.corrections.values():
-            corrections.within_ms = within_ms
+        return cls(cases, found, topics)
 
     def rows(self) -> list[Row]:
         """In the form of `corrections_of`."""
@@ -83,16 +83,44 @@ class CorrectionModels(TenantModels):
         for p, corrections in self.corrections.items():
             for seq, each in enumerate(corrections.corrections):
                 late = each.late.record
-                parts = (late.input.source, late.input.topic, str(p), str(late.offset))
-                content = self._json(p, each)
-                found.append((p, each.key, seq, each.version, "/".join(parts), content))
-        return sorted(found)
+                content = self._json(
+                    p, each, event_time=each.first_event_time, last_event_time=each.last_event_time
+                )
+                found.append((p, each.key, seq, each.version, self._place(p, late), content))
+        return sorted(found, key=lambda row: row[:3])
 
-    def _json(self, p: int, each: Correction) -> dict[str, Any]:
+    def consumed(self) -> dict[str, Any]:
+        """In the form of `consumed`."""
+        kept = dict[str, Any]()
+        for p, found in self.corrections.items():
+            for row in found.merge.timed_out:
+                times = {"event_time": row.event_time, "last_event_time": row.last_event_time}
+                name = message_id(p, row.event_time, row.key, row.tenant)
+                kept[name] = self._json(p, row, **times)
+            opened = dict[tuple[str, str, int], str]()
+            for each in found.corrections:
+                of_record = each.tenant, each.key, each.event_time
+                own = f"late/{self._place(p, each.late.record)}"
+                name = message_id(p, each.event_time, each.key, each.tenant)
+                if each.is_late_born:
+                    name = opened.setdefault(of_record, own)
+                times = {
+                    "event_time": each.first_event_time,
+                    "last_event_time": each.last_event_time,
+                }
+                kept[name] = self._json(p, each, **times)
+        return kept
+
+    def _place(self, p: int, late: Record) -> str:
+        topic = self.topics.get(late.input.source, late.input.topic)
+        return f"{late.input.source}/{topic}/{p}/{late.offset}"
+
+    def _json(self, p: int, each: Correction | MergeRecord, **times: int) -> dict[str, Any]:
         tenant = {"tenant": each.tenant} if each.tenant else {}
-        times = {"event_time": each.first_event_time, "last_event_time": each.last_event_time}
         parts = {
-            source: [orjson.loads(self.cases[p].value(source, part) or b"") for part in of_source]
+            source: [
+                orjson.loads(self.cases[p].value(source, part) or b"") for part in sorted(of_source)
+            ]
             for source, of_source in each.parts.items()
         }
         return {"key": each.key, **tenant, **times, **parts}
@@ -111,7 +139,35 @@ class CorrectionModels(TenantModels):
         return records
 
 
-def corrections_in(kafka: str, topic: str, partitions: int) -> list[tuple[Any, ...]]:
+class CorrectionModels(TenantModels, CorrectionsOfCases):
+    """The model of the corrections of each partition, beside that of the merge."""
+
+    def __init__(
+        self,
+        cases: Mapping[int, Case],
+        rules: Window | tuple[int, None, None],
+        within_ms: int | None,
+        begins: Mapping[tuple[str, int], int] | None = None,
+        topics: Mapping[str, str] | None = None,
+    ) -> None:
+        TenantModels.__init__(self, cases, rules, begins)  # type: ignore[arg-type]
+        corrections = {
+            p: PartitionCorrections(model, within_ms) for p, model in self.models.items()
+        }
+        CorrectionsOfCases.__init__(self, cases, corrections, topics)
+
+    def arrive(self, share: float) -> None:
+        super().arrive(share)
+        for corrections in self.corrections.values():
+            corrections.settle()
+
+    def begin_epoch(self, rules: Window, within_ms: int | None = None) -> None:
+        super().begin_epoch(rules)
+        for corrections in self.corrections.values():
+            corrections.within_ms = within_ms
+
+
+def corrections_in(kafka: Access, topic: str, partitions: int) -> list[tuple[Any, ...]]:
     """The messages of a topic of corrections: partition, key, number, version, late record, and
     value."""
     found = []
@@ -124,7 +180,7 @@ def corrections_in(kafka: str, topic: str, partitions: int) -> list[tuple[Any, .
     return sorted(found, key=lambda row: row[:3])
 
 
-def consumed(kafka: str, topics: Sequence[str], partitions: int) -> dict[str, Any]:
+def consumed(kafka: Access, topics: Sequence[str], partitions: int) -> dict[str, Any]:
     """What a consumer of both topics has in the end: by id, the value of the largest version."""
     newest: dict[str, tuple[int, Any]] = {}
     for topic in topics:

@@ -50,6 +50,13 @@ from tests.support.cases import (
     heartbeat,
     keyed,
 )
+from tests.support.correction_topic import assert_in_sequence, corrections_seen
+from tests.support.corrections import (
+    CorrectionsOfCases,
+    consumed,
+    corrections_of,
+    late_duplicates_of,
+)
 from tests.support.inputs import input_of
 from tests.support.lakes import (
     decisions_of,
@@ -61,6 +68,7 @@ from tests.support.lakes import (
 from tests.support.topics import (
     Access,
     client_options,
+    consume,
     create_topics,
     dead_letters,
     produce,
@@ -512,7 +520,43 @@ class River:
                     f"{name}: {sum(missing.values())} rows missing, {sum(more.values())} too many"
                 )
         found.other += self._losses_of_letters()
+        if self.settings.publish.corrections is not None:
+            found.other += self._losses_of_corrections(gaps_allowed=gaps_allowed)
         return found
+
+    def _losses_of_corrections(self, *, gaps_allowed: bool) -> Iterator[str]:
+        """How corrections, their topic, and what a consumer of both topics ends with, differ from
+        what the model has."""
+        publish = self.settings.publish
+        topics = {source: self.topic(source) for source in SOURCES}
+        model = CorrectionsOfCases.of(self.cases, publish.within_ms, topics)
+        seen = assert_in_sequence(
+            corrections_seen(consume(self.kafka, publish.sequence_topics[1], self.partitions)),
+            publish.delivery,
+        )
+        in_topic = sorted(
+            [
+                (each.partition, each.key, each.seq, each.version, late, each.value)
+                for _, late, each in seen
+            ],
+            key=lambda row: row[:3],
+        )
+        pairs: dict[str, tuple[Any, Any]] = {
+            "corrections": (corrections_of(self.reader), model.rows()),
+            "late duplicates": (late_duplicates_of(self.reader), model.late_duplicates()),
+        }
+        messages = model.messages()
+        if gaps_allowed:
+            pairs["their topic"] = in_topic, [row for row in messages if row in in_topic]
+        else:
+            pairs["their topic"] = in_topic, messages
+            pairs["what a consumer has"] = (
+                consumed(self.kafka, publish.sequence_topics, self.partitions),
+                model.consumed(),
+            )
+        for name, (here, there) in pairs.items():
+            if here != there:
+                yield f"{name}: {len(here)} and {len(there)} expected, or with other content"
 
     def _losses_of_letters(self) -> Iterator[str]:
         """How the topics of dead letters differ from one that has each record once, in order of

@@ -8,10 +8,17 @@ from typing import Any
 
 import orjson
 
+from tests.support.cases import SOURCES
+from tests.support.correction_topic import assert_in_sequence, corrections_seen
+from tests.support.corrections import (
+    CorrectionModels,
+    consumed,
+    corrections_in,
+    corrections_of,
+)
 from tests.support.rivers import River
 from tests.support.tenants import (
     LENGTHS,
-    TenantModels,
     Window,
     late_of,
     merge_of,
@@ -43,7 +50,9 @@ class TenantRiver:
         self.river = River.make(
             kafka, folder, name, partitions=partitions, merge=merge_of(FIRST), **overrides
         )
-        self.models = TenantModels(self.cases, FIRST)
+        within_ms = self.river.settings.publish.within_ms
+        topics = {source: self.river.topic(source) for source in SOURCES}
+        self.models = CorrectionModels(self.cases, FIRST, within_ms, topics=topics)
         self._sent = dict.fromkeys(self.cases, 0)
 
     def arrive(self, share: float) -> None:
@@ -61,12 +70,26 @@ class TenantRiver:
         assert self.river.broken_promises() == []
 
     def differing(self) -> list[str]:
-        """Which of late, silver and the sink are not the model's."""
-        pairs = {
+        """Which of late, silver, the sink and what there is of corrections are not the model's."""
+        pairs: dict[str, tuple[Any, Any]] = {
             "late": (late_of(self.river.reader), self.models.late()),
             "silver": (silver_of(self.river.reader), self.models.silver()),
             "the sink": (self.sequence(), self.models.order()),
         }
+        publish = self.river.settings.publish
+        if publish.corrections is not None:
+            kafka, partitions = self.river.kafka, len(self.cases)
+            seen = consume(kafka, publish.sequence_topics[1], partitions)
+            assert_in_sequence(corrections_seen(seen))
+            pairs["corrections"] = corrections_of(self.river.reader), self.models.rows()
+            pairs["their topic"] = (
+                corrections_in(kafka, publish.sequence_topics[1], partitions),
+                self.models.messages(),
+            )
+            pairs["what a consumer of both topics has"] = (
+                consumed(kafka, publish.sequence_topics, partitions),
+                self.models.consumed(),
+            )
         return [name for name, (here, there) in pairs.items() if here != there]
 
     def sequence(self) -> dict[int, list[Any]]:
