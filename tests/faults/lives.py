@@ -995,7 +995,7 @@ def take(life: Fate, step: Step) -> list[str]:
         reached = list(dict.fromkeys(POINTS.reached))
     if is_cut:
         life.told.append("-- cut short")
-        if life._toss("again"):
+        if step.event == "forget" or life._toss("again"):  # nothing else completes a `forget`
             event(life)
         else:
             life.run()
