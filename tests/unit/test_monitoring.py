@@ -51,6 +51,7 @@ KNOWN_VALUES = {
             "quarantined",
             "merged",
             "late",
+            "corrected",
             "recovered",
             "duplicate",
             "published",
