@@ -64,28 +64,15 @@ def check_correction_topic(
     findings: Findings,
 ) -> None:
     """Check one partition of the topic, as `check_sequence` says, against `corrections`."""
-    evidence = partition.evidence
-    due: dict[Place, CorrectionRow] = {}
+    is_own = partition.evidence.is_own
+    with_message = [row for row in partition.corrections if row.columns["has_message"]]
     by_place = defaultdict[Place, list[CorrectionRow]](list)
-    for row in partition.corrections:
-        if not row.columns["has_message"]:
-            continue
-        if evidence.is_own(row.batch):
-            due[row.place] = row
-        elif not _was_published(row, partition):
-            continue
+    for row in with_message:
         by_place[row.place].append(row)
+    due: dict[Place, CorrectionRow] = {row.place: row for row in with_message if is_own(row.batch)}
     message_of = partial(_row_message, partition=partition.number, validator=validator)
     rows = SequenceRows(by_place, due, message_of)
     check_sequence(partition, _KIND, topic, limits, rows, findings)
-
-
-def _was_published(row: CorrectionRow, partition: Partition) -> bool:
-    """Return True where the generation of a correction, an earlier one, has published it."""
-    generations = partition.evidence.generations
-    following = generations.after(generations.of(row.batch))
-    tails = {} if following is None else following.correction_tails
-    return partition.number in tails and row.place <= tails[partition.number].place
 
 
 def _row_message(row: CorrectionRow, partition: int, validator: Validator) -> RowMessage:

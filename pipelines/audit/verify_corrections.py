@@ -98,40 +98,46 @@ def _check_messages(
     """Check `has_message` and `id` of corrections, all those of a merge record among them.
 
     A correction has a message where it, an earlier one, or the merge record itself is valid; what
-    is not known is not judged. What a late record has opened is named by that record, which made
-    version 1; several may have one event time where a lake was lost.
+    is not known is not judged. What a late record has opened is named by the first correction.
     """
     p = partition.number
     more_bytes = header_bytes(partition.evidence.settings.inputs)
-    had = dict[tuple[Any, ...], bool | None]()
+    had = dict[str, bool | None]()
     for silver_row in partition.rows:
         outcome = silver_row.outcome
-        identity = outcome.tenant, outcome.key, outcome.event_time, False
+        record_id = message_id(p, outcome.event_time, outcome.key, outcome.tenant)
         # Where a jump has closed it later, it may have been valid.
         valid = None if outcome.status == "reset" else silver_row.valid
-        had[identity] = _certain(validator.validity(silver_row), valid)
-    opened = set[str]()
-    for row in sorted(rows, key=lambda row: row.columns["version"]):
+        had[record_id] = _certain(validator.validity(silver_row), valid)
+    for row, record_id in _with_ids(partition, rows):
         columns = row.columns
-        late_born = columns["id"] if columns["is_late_born"] else False
-        identity = row.tenant, row.key, columns["event_time"], late_born
         is_valid = _certain(validator.validity(row, more_bytes), columns["valid"])
-        had[identity] = True if is_valid else had.get(identity, False)
-        if had[identity] not in (None, columns["has_message"]):
-            what = f"has_message is {columns['has_message']}, and must be {had[identity]}"
+        had[record_id] = True if is_valid else had.get(record_id, False)
+        if had[record_id] not in (None, columns["has_message"]):
+            what = f"has_message is {columns['has_message']}, and must be {had[record_id]}"
             findings.add(what, _place(partition, row))
+        if columns["id"] != record_id:
+            what = f"id is {columns['id']!r}, and must be {record_id!r}"
+            findings.add(what, _place(partition, row))
+
+
+def _with_ids(
+    partition: Partition, rows: Iterable[CorrectionRow]
+) -> Iterator[tuple[CorrectionRow, str]]:
+    """Yield corrections in order of their version, each with the id of its merge record."""
+    p = partition.number
+    corrected_before = partition.evidence.generation.corrected_before.get(p)
+    opened = dict[tuple[str, str, int], str]()
+    for row in sorted(rows, key=lambda row: row.columns["version"]):
+        identity = row.tenant, row.key, row.columns["event_time"]
         (source, topic), offset = row.late
-        right = {late_born_id(source, topic, p, offset)}
-        if not columns["is_late_born"]:
-            right = {message_id(p, columns["event_time"], row.key, row.tenant)}
-        elif columns["version"] == 1:
-            opened |= right
+        own_id = late_born_id(source, topic, p, offset)
+        if not row.columns["is_late_born"]:
+            yield row, message_id(p, row.columns["event_time"], row.key, row.tenant)
+        elif corrected_before is not None and row.place <= corrected_before:
+            yield row, own_id
         else:
-            right = opened
-        if columns["id"] not in right:
-            must_be = repr(*right) if len(right) == 1 else "that of version 1"
-            what = f"id is {columns['id']!r}, and must be {must_be}"
-            findings.add(what, _place(partition, row))
+            yield row, opened.setdefault(identity, own_id)
 
 
 def _certain(validity: Sequence[tuple[bool, str | None]], otherwise: bool | None) -> bool | None:

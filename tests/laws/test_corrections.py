@@ -109,7 +109,7 @@ def test_with_tenants_and_windows_corrections_equal_their_model(
     assert len(models.rows()) > 10
 
 
-def _limited(settings: Settings, within: str | None) -> Settings:
+def limited(settings: Settings, within: str | None) -> Settings:
     own = None if within is None else {"topic": "merged-corrections", "within": within}
     publish = type(settings.publish).model_validate(
         {"topic": settings.publish.topic, "corrections": own}, context={"folder": None}
@@ -133,7 +133,7 @@ def test_each_late_record_is_corrected_by_the_rules_of_the_epoch_in_which_it_is_
     begin_epoch(lake.reader, lake.engine.append, lake.settings, 0, 0)
     for number, (share, rules, within, within_ms) in enumerate(steps):
         if number:
-            lake.settings = _limited(with_rules(lake.settings, rules), within)
+            lake.settings = limited(with_rules(lake.settings, rules), within)
             next_batch = lake.plans[-1].batch + 1
             begin_epoch(lake.reader, lake.engine.append, lake.settings, next_batch, number)
             models.begin_epoch(rules, within_ms)
@@ -183,7 +183,7 @@ def test_an_epoch_that_ends_corrections_still_makes_those_that_are_pending(
     lake.arrive(4 / 6)
     lake.merge()
     assert corrections_of(lake.reader) == []
-    lake.settings = _limited(lake.settings, None)
+    lake.settings = limited(lake.settings, None)
     begin_epoch(lake.reader, lake.engine.append, lake.settings, lake.plans[-1].batch + 1, 1)
     lake.arrive()
     lake.merge()
@@ -200,7 +200,7 @@ def test_the_topic_of_corrections_stays_where_it_is(new_lake: MakeLake) -> None:
     answer = preview(lake.reader, lake.settings.model_copy(update={"publish": other}))
     assert [problem["where"] for problem in answer["problems"]] == ["publish.corrections.topic"]
     for allowed in (None, "1h"):
-        assert not preview(lake.reader, _limited(lake.settings, allowed))["problems"]
+        assert not preview(lake.reader, limited(lake.settings, allowed))["problems"]
 
 
 def test_a_lake_without_late_records_has_no_correction_and_reads_nothing_for_them(
