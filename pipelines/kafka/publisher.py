@@ -262,13 +262,17 @@ class Publisher:
     def _send(
         self, producer: ListeningProducer, messages: Iterable[pa.Table], check: Callable[[], None]
     ) -> dict[int, int | None]:
-        offsets: dict[int, int] = {}
+        offsets: dict[int, int | None] = {}
         failed: list[KafkaError] = []
 
         def delivered(error: KafkaError | None, message: Message) -> None:
-            """Note a message's offset by partition, or the error for which it was not taken."""
+            """Note a message's offset by partition, or the error for which it was not taken.
+
+            Where the answer to a message is lost, it is sent again, and the broker says that it has
+            it, but not where: the offset is None.
+            """
             if error is None:
-                offsets[message.partition() or 0] = message.offset() or 0
+                offsets[message.partition() or 0] = message.offset()
             else:
                 failed.append(error)
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from confluent_kafka import Producer
+from confluent_kafka import Message, Producer
 
 from pipelines.core.sequence import SequenceTail, parse_tail
 from pipelines.errors import (
@@ -18,6 +18,7 @@ from pipelines.errors import (
     TopicChangedError,
     is_retriable,
 )
+from pipelines.kafka.options import ListeningProducer
 from pipelines.kafka.publisher import Publisher, sequence_tail, sink_publisher
 from pipelines.settings import KafkaSettings, Settings
 from tests.kafka.messages import messages
@@ -59,6 +60,24 @@ def test_what_is_sent_is_out_as_it_was_given(begun: Publisher, kafka: str, topic
     assert (first.key(), first.value(), first.timestamp()[1]) == (b"a", b"{}", 1)
     assert first.headers() == [("watersmeet.seq", b"0"), ("watersmeet.id", b"0/1/a")]
     assert (second.key(), third.key(), third.value()) == (b"b", b"c", None)
+
+
+def test_an_offset_that_the_broker_does_not_say_is_unknown(
+    begun: Publisher, kafka: str, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It says none of a message that it has already, whose answer was lost on the way."""
+    produce_it = ListeningProducer.produce
+
+    def without_offset(self: ListeningProducer, *message: Any, **details: Any) -> None:
+        if report := details["on_delivery"]:
+            details["on_delivery"] = lambda error, sent: report(
+                error, Message(topic=topic, partition=sent.partition(), offset=-1001)
+            )
+        produce_it(self, *message, **details)
+
+    monkeypatch.setattr(ListeningProducer, "produce", without_offset)
+    assert begun.send([messages(0, "ab"), messages(1, "c")]) == {0: None, 1: None}
+    assert keys(kafka, topic) == {0: "ab", 1: "c"}
 
 
 def test_one_producer_sends_again_and_again(begun: Publisher, kafka: str, topic: str) -> None:
