@@ -287,7 +287,9 @@ class Fate(Life):
 
     def arrive(self) -> None:
         """Records of both sources that meet, some of which stay open; one that rules may exclude;
-        time goes on."""
+        time goes on. Where late records are corrected, there are some."""
+        if self.corrections_topic is not None and self.last_parts:
+            self.put_late()
         at, own = self.now + 10, f"u{self.sent}"
         self.last_key, mine = own, self.numbers_of.setdefault(own, set())
         for source in SOURCES:
@@ -305,6 +307,19 @@ class Fate(Life):
             self.must |= {*closed, *still_open}
             mine.add(closed[-1])
         self.now += STEP_MS
+
+    def put_late(self) -> None:
+        """Records that no merge record, and that some of the last arrivals' merge records can hold,
+        or that begin before these, or that repeat the id of a part or of each other."""
+        now = self.now - STEP_MS
+        for source in SOURCES:
+            self.put(source, ("a", now - 7000), ("late", now - 6000), ("late", self.late_at + 1))
+            self.put(source, ("a", now + 15), ("a", now + 5), ("late", now))
+            self.put(source, ("a", now + 16), i=str(self.last_parts[source]))
+            self.put(source, ("late", now - 5999), ("late", now - 5998), i=f"again{self.sent}")
+            self.put(source, ("a", now + 17), pad=PAD)
+            self.put(source, (self.last_large[source], now + 45), kind="b")
+        self.late_at = now
 
     # -- commands
 
@@ -630,19 +645,9 @@ def merged(life: Fate) -> None:
 
 
 def late(life: Fate) -> None:
-    """Records that no merge record, and that some of the last arrivals' merge records can hold, or
-    that begin before these, or that repeat the id of a part or of each other."""
-    now = life.now - STEP_MS
-    for source in SOURCES:
-        life.put(source, ("a", now - 7000), ("late", now - 6000), ("late", life.late_at + 1))
-        life.put(source, ("a", now + 15), ("a", now + 5), ("late", now))
-        if life.last_key not in life.forgotten:
-            life.put(source, (life.last_key, now + 35))
-        life.put(source, ("a", now + 16), i=str(life.last_parts[source]))
-        life.put(source, ("late", now - 5999), ("late", now - 5998), i=f"again{life.sent}")
-        life.put(source, ("a", now + 17), pad=PAD)
-        life.put(source, (life.last_large[source], now + 45), kind="b")
-    life.late_at = now
+    for source in SOURCES if life.last_key not in life.forgotten else ():
+        life.put(source, (life.last_key, life.now - STEP_MS + 35))
+    life.put_late()
     life.run()
 
 
