@@ -402,7 +402,7 @@ class Jump:
                 [
                     *out_offsets(engine, self.settings, self._before, self.tails).items(),
                     *corrected_offsets(
-                        engine.reader, self.settings, self._before, self.correction_tails
+                        engine, self.settings, self._before, self.correction_tails
                     ).items(),
                 ]
             )

@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 
 from pipelines.core.clocks import clocks_of
 from pipelines.core.columns import Int64s, int64s, times_ms
-from pipelines.core.correction_sequence import ORDER, CorrectionTail, is_up_to
+from pipelines.core.correction_sequence import ORDER, CorrectionPlace, CorrectionTail, is_up_to
 from pipelines.core.idle import IdleDecision
 from pipelines.core.input_columns import part_topics
 from pipelines.core.inputs import InputId
@@ -97,37 +97,64 @@ def out_offsets(
 
 
 def corrected_offsets(
-    reader: TableReader,
+    engine: Engine,
     settings: Settings,
     generations: Generations,
     tails: Mapping[int, CorrectionTail],
 ) -> dict[TopicPartition, Int64s]:
-    """Return, by topic-partition, the sorted offsets of late records in published corrections.
+    """Return, by topic-partition, the sorted offsets of all parts of published corrections.
 
     `tails`: the last messages of their topic now. Of an earlier generation, what is published lies
     before the tails at which the next one begins. Those of a lost lake count as published, too.
     """
-    if not reader.exists(tables.CORRECTIONS):
+    if not engine.reader.exists(tables.CORRECTIONS):
         return {}
-    columns = list(dict.fromkeys(["generation", *PARTS.names, *ORDER, "valid"]))
-    rows = reader.rows(tables.CORRECTIONS, columns)
     after = [*(generation.correction_tails for generation in generations[1:]), tails]
-    published = [rows.slice(0, 0)]
-    for generation, until in zip(generations, after, strict=True):
-        own = rows.filter(pc.equal(rows["generation"], generation.number))
-        is_behind, is_before = (
-            is_up_to(own, {p: tail.place for p, tail in ends.items()})
-            for ends in (generation.correction_tails, until)
-        )
-        is_out = pc.and_(own["valid"], pa.chunked_array([is_before & ~is_behind]))
-        is_recovered = pa.chunked_array([is_up_to(own, generation.corrected_before)])
-        published.append(own.filter(pc.or_(is_out, is_recovered)))
-    corrected = pa.concat_tables(published)
-    offsets = int64s(corrected["offset"])
+    spans = [
+        (generation.number, _places_in(generation.correction_tails), _places_in(until))
+        for generation, until in zip(generations, after, strict=True)
+    ]
+    function = partial(
+        _parts_of_corrections,
+        spans=spans,
+        recovered=generations[0].corrected_before,
+        inputs=settings.inputs,
+    )
+    names = ["generation", "partition", *ORDER, "valid", *_part_columns(settings)]
+    rows = engine.read(tables.CORRECTIONS, names)
+    parts = engine.collect(engine.per_partition(function, [rows], PARTS))
+    offsets = int64s(parts["offset"])
     return {
-        tp: offsets[rows_of_tp]
-        for tp, rows_of_tp in by_topic_partition(corrected, settings.inputs, offsets).items()
+        tp: np.unique(offsets[rows_of_tp])
+        for tp, rows_of_tp in by_topic_partition(parts, settings.inputs, offsets).items()
     }
+
+
+def _places_in(tails: Mapping[int, CorrectionTail]) -> dict[int, CorrectionPlace]:
+    return {p: tail.place for p, tail in tails.items()}
+
+
+def _parts_of_corrections(
+    rows: pa.Table,
+    *,
+    spans: Sequence[tuple[int, dict[int, CorrectionPlace], dict[int, CorrectionPlace]]],
+    recovered: dict[int, CorrectionPlace],
+    inputs: Sequence[InputId],
+) -> pa.Table:
+    """Return the parts of published corrections, and their duplicates.
+
+    - `spans`: by generation, the places behind which, and up to which its corrections are
+      published.
+    - `recovered`: those up to which a lost lake has published the corrections of the first one.
+    """
+    published = [rows.slice(0, 0)]
+    for number, since, until in spans:
+        own = rows.filter(pc.equal(rows["generation"], number))
+        is_between = is_up_to(own, until) & ~is_up_to(own, since)
+        is_out = pc.and_(own["valid"], pa.chunked_array([is_between]))
+        is_recovered = is_up_to(own, recovered if number == 0 else {})
+        published.append(own.filter(pc.or_(is_out, pa.chunked_array([is_recovered]))))
+    return _places_of_parts(pa.concat_tables(published), inputs)
 
 
 def passed_over(reader: TableReader, generation: Generation) -> dict[TopicPartition, Int64s]:

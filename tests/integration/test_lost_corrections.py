@@ -105,3 +105,19 @@ def test_what_is_settled_before_a_lake_is_lost_and_not_published_is_published_th
     assert [each.version.version for each in life.corrections()] == [1]
     assert life.consumed() == set(numbers)
     life.check()
+
+
+def test_a_jump_back_merges_nothing_again_that_a_correction_has(kafka: str, tmp_path: Path) -> None:
+    """The merge record was too large, and is out as a correction alone."""
+    life = CorrectedLife.begin(kafka, tmp_path, publish__max_bytes="1KiB")
+    numbers = life.send("tracking", ("a", 0), pad="x" * 1500)
+    life.both((None, 1000))
+    life.run()
+    life.evolve("publish.max_bytes", "8MiB")
+    numbers += life.correct(1100, ("a", 100))
+    assert [each.version.version for each in life.corrections()] == [1]
+    life.call("reset", "--to", "earliest", "--yes")
+    life.run()
+    numbers += life.correct(5000, ("a", 50))
+    assert life.consumed() == set(numbers)
+    life.check()
