@@ -177,19 +177,21 @@ def _of_model(
 
 
 def test_an_invalid_correction_has_a_message_only_where_something_before_it_had_one() -> None:
-    def row(key: str, version: int, *, was_valid: bool) -> dict[str, Any]:
-        return {"id": key, "version": version, "has_message": was_valid}
+    """The last two are opened by late records of one key and time."""
+
+    def row(name: str, version: int, *, was_valid: bool = False) -> dict[str, Any]:
+        return {"id": name, "merge_key": "a", "version": version, "has_message": was_valid}
 
     rows = [
-        *(row("a", version, was_valid=False) for version in (1, 2, 3)),
-        row("b", 1, was_valid=True),
+        *(row("0/0/a", version) for version in (1, 2, 3)),
+        row("0/900/a", 1, was_valid=True),
+        *(row(late_born_id("orders", "orders", 0, offset), 1) for offset in (7, 8)),
     ]
-    made = with_validity(
-        pa.Table.from_pylist(rows, CORRECTIONS), ["predicate", None, "too_large", "predicate"]
-    )
-    assert made["valid"].to_pylist() == [False, True, False, False]
-    assert made["has_message"].to_pylist() == [False, True, True, True]
-    assert made["invalid_reason"].to_pylist() == ["predicate", None, "too_large", "predicate"]
+    reasons = ["predicate", None, "too_large", "predicate", None, "predicate"]
+    made = with_validity(pa.Table.from_pylist(rows, CORRECTIONS), reasons)
+    assert made["valid"].to_pylist() == [reason is None for reason in reasons]
+    assert made["has_message"].to_pylist() == [False, True, True, True, True, False]
+    assert made["invalid_reason"].to_pylist() == reasons
 
 
 def test_of_two_late_born_records_of_one_key_and_time_each_has_its_newest_correction() -> None:
