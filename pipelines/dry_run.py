@@ -56,7 +56,7 @@ from pipelines.errors import ConfigurationError
 from pipelines.lake.order import PLACE_COLUMNS
 from pipelines.lake.table_reader import normalise
 from pipelines.running.batches import batch_of
-from pipelines.running.correcting import judged, without
+from pipelines.running.correcting import validated_corrections, without
 from pipelines.running.message_rows import with_message_values
 from pipelines.running.planning import by_partition
 from pipelines.running.validation import validated
@@ -404,7 +404,7 @@ class DryRun:
         gaps = np.full(late.rows.num_rows, batch.rules.window.gap_ms)
         closed = silver.filter(pc.equal(silver["status"], "timed_out"))
         made, repeated = correct(late, gaps, closed, before, batch)
-        return judged(self.engine, self.settings, made, batch), repeated
+        return validated_corrections(self.engine, self.settings, made, batch), repeated
 
     @property
     def _timed(self) -> pa.Table:

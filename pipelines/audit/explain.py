@@ -9,7 +9,7 @@ of which a position is the largest.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from difflib import get_close_matches
@@ -442,7 +442,7 @@ class _KeyHistory:
         rows = sorted(self._late, key=itemgetter("position"))
         return [
             {
-                **_shown({name: row[name] for name in _LATE_COLUMNS}),
+                **_shown(row, _LATE_COLUMNS),
                 "version": self._versions.get(row["batch"]),
                 **self._why_late(row),
                 **(self._corrections.became(row) if self._has_corrections else {}),
@@ -478,7 +478,7 @@ class _KeyHistory:
         """Return the repeated records, by coordinates, and what each repeats."""
         return [
             {
-                **_shown({name: row[name] for name in _DUPLICATE_COLUMNS}),
+                **_shown(row, _DUPLICATE_COLUMNS),
                 "version": self._versions.get(row["batch"]),
                 "reason": _why_repeated(row),
             }
@@ -535,7 +535,7 @@ class _KeyHistory:
                 *conditions,
             )
             records += [
-                {"source": input_id.source, **_shown(row), **_why_unread(row)}
+                {"source": input_id.source, **_shown(row, row), **_why_unread(row)}
                 for row in rows
                 if row["offset"] >= end_offsets.get(row["partition"], 0)
             ]
@@ -617,9 +617,9 @@ def _tenant_of(row: JsonObject) -> JsonObject:
     return {} if row["tenant"] == NO_TENANT else {"tenant": row["tenant"]}
 
 
-def _shown(row: JsonObject) -> JsonObject:
-    """Return a row as the answer has it, with its tenant last."""
-    return {name: value for name, value in row.items() if name != "tenant"} | _tenant_of(row)
+def _shown(row: JsonObject, columns: Iterable[str]) -> JsonObject:
+    """Return columns of a row as the answer has them, with its tenant last."""
+    return {name: row[name] for name in columns if name != "tenant"} | _tenant_of(row)
 
 
 def _why_unread(row: JsonObject) -> JsonObject:

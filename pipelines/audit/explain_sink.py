@@ -74,17 +74,17 @@ class _Topic:
         markers of other transactions.
         """
         kafka = self._settings.kafka
-        wanted = [{"key": name, "value": value} for name, value in headers.items()]
+        expected = [{"key": name, "value": value} for name, value in headers.items()]
         try:
             first, end = self._cluster.bounds_of(self._name, [partition])[partition]
             for start in (max(first, guess - _MARKERS), first):
                 until = Range(self._name, partition, start, min(guess + 1, end))
                 for batch in read_range(kafka, until, timeout_s=PATIENCE_S):
-                    found = zip(
+                    messages = zip(
                         batch["offset"].to_pylist(), batch["headers"].to_pylist(), strict=True
                     )
-                    for offset, own in found:
-                        if all(header in (own or []) for header in wanted):
+                    for offset, own in messages:
+                        if all(header in (own or []) for header in expected):
                             return int(offset), True
         except WatersmeetError:
             self._is_away = True

@@ -461,8 +461,9 @@ def explain_view(answer: dict[str, Any]) -> Group:
                 _records(rows, *columns, *tenant_columns),
             ]
             for row in rows:
-                said = [row[at] for at in ("reason", "outcome") if at in row and at not in columns]
-                lines += [f"  {escape(_place(row))}: {escape('; '.join(said))}"] if said else []
+                reasons = [row[at] for at in ("reason", "outcome") if at in {*row} - {*columns}]
+                if reasons:
+                    lines.append(f"  {escape(_place(row))}: {escape('; '.join(reasons))}")
     if not lines:
         near = ", ".join(escape(repr(similar)) for similar in answer["near"])
         nothing = f"nothing is known of the key {key}{when}" + (

@@ -85,7 +85,8 @@ def _check_validity(
     more_bytes = header_bytes(partition.evidence.settings.inputs)
     for row in rows:
         right = validator.validity(row, more_bytes)
-        valid, reason = row.columns["valid"], row.columns["invalid_reason"]
+        valid = row.columns["valid"]
+        reason = row.columns["invalid_reason"]
         if (valid, reason) not in right:
             allowed = " or ".join(f"{valid} ({reason})" for valid, reason in right)
             what = f"valid is {valid} ({reason}), and must be {allowed}"

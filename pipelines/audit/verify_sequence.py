@@ -69,7 +69,7 @@ class SequenceRows(NamedTuple):
 
 
 class Kind(NamedTuple):
-    """What the sequences differ in.
+    """The differences between the two sequences.
 
     - `table`: the table whose rows have the messages.
     - `read`: reads a message from its headers and its content (key, value and timestamp). Raises

@@ -318,7 +318,7 @@ class Engine(Protocol):
         ...
 
     def prepared(
-        self, table: str, pieces: Iterable[pa.Table]
+        self, table: str, chunks: Iterable[pa.Table]
     ) -> AbstractContextManager[Rows | None]:
         """Provide rows that come in pieces, to be appended once to a table that is not partitioned
         while the `with` block lasts; None where no piece comes.

@@ -289,16 +289,16 @@ class EmbeddedEngine:
         )
 
     @contextmanager
-    def prepared(self, table: str, pieces: Iterable[pa.Table]) -> Iterator[Any]:
+    def prepared(self, table: str, chunks: Iterable[pa.Table]) -> Iterator[Any]:
         """See `Engine.prepared`."""
         if not self.takes_files(table):
-            rows = [*pieces]
+            rows = [*chunks]
             yield pa.concat_tables(rows) if rows else None
             return
         files = WrittenFiles(self, [])
         try:
-            for piece in pieces:
-                files.entries += filter(None, [self.write_file(table, [piece])])
+            for chunk in chunks:
+                files.entries += filter(None, [self.write_file(table, [chunk])])
             yield files if files.entries else None
         finally:
             files.delete_unless_offered(table)

@@ -353,13 +353,13 @@ class SparkEngine:
         self._append(table, rows.select(*self.lake.schema(table).names), options)
 
     @contextmanager
-    def prepared(self, table: str, pieces: Iterable[pa.Table]) -> Iterator[Any]:
+    def prepared(self, table: str, chunks: Iterable[pa.Table]) -> Iterator[Any]:
         """See `Engine.prepared`."""
         if (by_delta_rs := self._by_delta_rs(table)) is not None:
-            with by_delta_rs.prepared(table, pieces) as rows:
+            with by_delta_rs.prepared(table, chunks) as rows:
                 yield rows
         else:
-            rows = [*pieces]
+            rows = [*chunks]
             yield pa.concat_tables(rows) if rows else None
 
     def _by_delta_rs(self, table: str) -> EmbeddedEngine | None:

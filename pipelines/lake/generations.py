@@ -55,7 +55,7 @@ class Generation(NamedTuple):
 
     @property
     def corrected_before(self) -> dict[int, CorrectionPlace]:
-        """By partition, the last correction of a lost lake whose merge records are not known.
+        """The last correction, by partition, of a lost lake whose merge records are not known.
 
         Up to there late records may be in corrections that are out. Empty unless the lake was
         recovered from its sink: any other lake has the merge records itself.

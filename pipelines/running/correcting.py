@@ -48,7 +48,7 @@ from pipelines.running.planning import Planner
 from pipelines.running.validation import validated
 from pipelines.settings import Settings
 
-PIECE_BYTES = 32 * 1024 * 1024
+CHUNK_BYTES = 32 * 1024 * 1024
 """Approximate maximum size of the corrections that are made at a time, as they are in memory."""
 
 _PLACE = ["source", "topic", "partition", "offset"]
@@ -214,12 +214,12 @@ class Correcting:
         """
         late = _by_key(late)
         row_bytes = self.engine.reader.row_bytes(tables.LATE)
-        share_rows = min(MAX_KEYS, max(1, PIECE_BYTES // max(1, row_bytes)))
+        share_rows = min(MAX_KEYS, max(1, CHUNK_BYTES // max(1, row_bytes)))
         before = self.engine.lake.schema(tables.CORRECTIONS).empty_table()
         for begin in range(0, late.rows.num_rows, share_rows):
             share = self._with_values(_slice(late, begin, begin + share_rows))
             near = self._near(share.rows)
-            for some in _pieces(share, near, before):
+            for some in _chunks(share, near, before):
                 before = before.filter(_is_of_key(before, some.rows, 0))
                 candidates = self._candidates(some.rows, near, before)
                 made, repeated = correct(
@@ -229,7 +229,7 @@ class Correcting:
                     batch,
                     corrected_before=self.generation.corrected_before,
                 )
-                made = judged(self.engine, self.settings, made, batch)
+                made = validated_corrections(self.engine, self.settings, made, batch)
                 duplicates.append(repeated)
                 if made.num_rows:
                     yield made
@@ -319,7 +319,9 @@ class Correcting:
         return rows, pa.concat_tables([earlier.cast(before.schema), before])
 
 
-def judged(engine: Engine, settings: Settings, corrections: pa.Table, batch: Batch) -> pa.Table:
+def validated_corrections(
+    engine: Engine, settings: Settings, corrections: pa.Table, batch: Batch
+) -> pa.Table:
     """Return corrections judged by `publish`, the rules of the batch that makes them.
 
     `corrections`: as `core.corrections.correct` returns them.
@@ -384,8 +386,8 @@ def _is_of_key(rows: pa.Table, late: pa.Table, number: int) -> pa.Array:
     return pa.array([each == key for each in _keys(rows)], pa.bool_())
 
 
-def _pieces(late: Settled, near: Near, before: pa.Table) -> Iterator[Settled]:
-    """Yield late records by key in pieces whose corrections have about `PIECE_BYTES`.
+def _chunks(late: Settled, near: Near, before: pa.Table) -> Iterator[Settled]:
+    """Yield late records by key in pieces whose corrections have about `CHUNK_BYTES`.
 
     A correction is counted with all that merge records near it have, and the late records of its
     key up to it.
@@ -394,12 +396,14 @@ def _pieces(late: Settled, near: Near, before: pa.Table) -> Iterator[Settled]:
     for rows in (near.closed, near.corrected, before):
         for key, size in zip(_keys(rows), sizes_of(rows).tolist(), strict=True):
             content[key] += size
-    begin, room = 0, PIECE_BYTES
+    begin = 0
+    room = CHUNK_BYTES
     sizes = lengths(late.rows["value"]) + ROW_BYTES
     for number, (key, size) in enumerate(zip(_keys(late.rows), sizes.tolist(), strict=True)):
         content[key] += size
         if begin < number and content[key] > room:
             yield _slice(late, begin, number)
-            begin, room = number, PIECE_BYTES
+            begin = number
+            room = CHUNK_BYTES
         room -= content[key]
     yield _slice(late, begin, late.rows.num_rows)

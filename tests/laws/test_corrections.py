@@ -86,7 +86,7 @@ def test_corrections_are_the_same_in_pieces(
     new_lake: MakeLake, monkeypatch: pytest.MonkeyPatch, size: int
 ) -> None:
     """Also where the corrections of one merge record are in several."""
-    monkeypatch.setattr(correcting, "PIECE_BYTES", size)
+    monkeypatch.setattr(correcting, "CHUNK_BYTES", size)
     lake = new_lake(cases(), **corrections(), **IDS)
     models = CorrectionModels(cases(), (100, None, None), ALL_MS)
     for share in (0.4, 1.0):
