@@ -34,7 +34,7 @@ from tests.support.cases import heartbeat, keyed
 from tests.support.commands import in_process
 from tests.support.configurations import settings_for
 from tests.support.lakes import engine_for
-from tests.support.rivers import until
+from tests.support.rivers import load, until
 from tests.support.topics import Published, create_topics, produce, published
 
 TRACKING, ORDERS = "cli_tracking", "cli_orders"
@@ -370,7 +370,7 @@ def test_ctrl_c_and_sigterm_end_a_run_at_once_while_spark_starts(
     # A terminal's Ctrl-C reaches all processes.
     to = os.killpg if number == signal.SIGINT else os.kill
     to(following.process.pid, number)
-    exit_code, out = following.wait(ENDED_WITHIN_S)
+    exit_code, out = following.wait(ENDED_WITHIN_S * load())
     assert (exit_code, out) == (0, b""), following.errors.read_text()
     _, alive = psutil.wait_procs(family, timeout=30)
     assert alive == []
