@@ -269,15 +269,17 @@ def lake_with(kafka: str, folder: Path, name: str, case: Case, **own: str) -> Ca
 
 def judged_lake(kafka: str, folder: Path, name: str) -> CaseLake:
     """The first merge record and the second version of it have one tracking record and three; the
-    second epoch takes as valid what has less than three."""
+    second epoch takes as valid what has less than three, as the only correction of `c` has."""
     case = late_case()
+    case.values["tracking"].insert(5, keyed("c", 70))
+    case.arrivals.insert(3, "tracking")
     case.values["tracking"] += [keyed("a", 20), keyed("b", 90), heartbeat(4000)]
     case.values["orders"].append(heartbeat(4000))
     case.arrivals += ["tracking", "tracking", "tracking", "orders"]
     own = {"publish__valid": "size(tracking) = 2", "publish__value": "string(last_event_time)"}
     lake = lake_with(kafka, folder, name, case, **own)
     begin_epoch(lake.reader, lake.engine.append, lake.settings, 0, 0)
-    step(lake, 9 / 13)
+    step(lake, 10 / 14)
     update = {"valid": "size(tracking) < 3"}
     changed = lake.settings.publish.model_copy(update=update).after(lake.settings.publish)
     lake.settings = lake.settings.model_copy(update={"publish": changed})
@@ -301,6 +303,7 @@ def test_valid_and_value_are_judged_by_the_epoch_that_settles(
         ("a", 4, False, True),
         ("b", 1, False, False),
         ("b", 2, True, True),
+        ("c", 1, False, False),
     ]
     assert values == [b"50000", None, None, None, b"90000"]
     evaluate = Expressions().evaluate
@@ -317,14 +320,14 @@ def test_valid_and_value_are_judged_by_the_epoch_that_settles(
 def test_what_is_valid_only_since_a_jump_is_behind_the_topic_and_not_missing(
     kafka: str, tmp_path: Path
 ) -> None:
-    """The first correction of `b` is valid by the rules of the second epoch."""
+    """The correction of `c` is valid by the rules of the second epoch."""
     lake = judged_lake(kafka, tmp_path, "right-behind")
     tails = corrected(lake).recover()
     lake.jump(dict.fromkeys(lake.every, 0), lake.gold().recover(), correction_tails=tails)
     step(lake)
     columns = ["generation", "merge_key", "version", "has_message"]
     rows = lake.reader.select(tables.CORRECTIONS, columns, [[("generation", "=", 1)]]).to_pylist()
-    assert (1, "b", 1, True) in [tuple(row.values()) for row in rows]
+    assert (1, "c", 1, True) in [tuple(row.values()) for row in rows]
     assert corrected(lake).recover() == tails
     assert found_in(lake.settings, evaluate=Expressions().evaluate) == []
 
