@@ -125,6 +125,7 @@ def test_a_right_topic_is_right_with_tenants_and_through_epochs(kafka: str, tmp_
     assert len({row[2] for row in corrections_of(lake.reader)}) > 1
 
 
+@pytest.mark.long
 def test_what_retention_has_deleted_and_a_topic_made_again_are_no_broken_promise(
     kafka: str, tmp_path: Path
 ) -> None:
@@ -144,6 +145,7 @@ def test_what_retention_has_deleted_and_a_topic_made_again_are_no_broken_promise
     assert found_in(lake.settings) == []
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("is_back", [True, False], ids=["back", "on"])
 def test_a_jump_breaks_no_promise(kafka: str, tmp_path: Path, is_back: bool) -> None:
     """Some of the corrections are not out then."""
@@ -169,6 +171,7 @@ def case_end(lake: CaseLake, partition: int, source: str, share: float) -> int:
     return arrivals[: round(share * len(arrivals))].count(source)
 
 
+@pytest.mark.long
 def test_a_lost_lakes_corrections_are_not_compared(kafka: str, tmp_path: Path) -> None:
     given = cases(3)
     lost = new_lake(kafka, tmp_path / "lost", "lost", given)
@@ -184,6 +187,7 @@ def test_a_lost_lakes_corrections_are_not_compared(kafka: str, tmp_path: Path) -
     assert found_in(lake.settings) == []
 
 
+@pytest.mark.long
 def test_messages_of_forgotten_keys_are_passed_over(kafka: str, tmp_path: Path) -> None:
     """Also while `forget` is cut short, which is told, and with tombstones in the topic."""
     lake = new_lake(kafka, tmp_path, "right-forgotten", {0: late_case()})
@@ -199,6 +203,7 @@ def test_messages_of_forgotten_keys_are_passed_over(kafka: str, tmp_path: Path) 
     assert corrections_of(lake.reader) == []
 
 
+@pytest.mark.long
 def test_what_keep_has_deleted_is_not_compared(kafka: str, tmp_path: Path) -> None:
     case = late_case()
     case.values["orders"].append(heartbeat(90_000))
@@ -288,6 +293,7 @@ def judged_lake(kafka: str, folder: Path, name: str) -> CaseLake:
     return lake
 
 
+@pytest.mark.long
 def test_valid_and_value_are_judged_by_the_epoch_that_settles(
     kafka: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -317,6 +323,7 @@ def test_valid_and_value_are_judged_by_the_epoch_that_settles(
     }
 
 
+@pytest.mark.long
 def test_what_is_valid_only_since_a_jump_is_behind_the_topic_and_not_missing(
     kafka: str, tmp_path: Path
 ) -> None:
@@ -332,6 +339,7 @@ def test_what_is_valid_only_since_a_jump_is_behind_the_topic_and_not_missing(
     assert found_in(lake.settings, evaluate=Expressions().evaluate) == []
 
 
+@pytest.mark.long
 def test_what_a_jump_has_closed_was_valid_when_it_was_corrected(kafka: str, tmp_path: Path) -> None:
     """Nothing is out before the jump; the first correction of `a` is not valid, its merge record
     was."""
@@ -347,6 +355,7 @@ def test_what_a_jump_has_closed_was_valid_when_it_was_corrected(kafka: str, tmp_
     assert found_in(lake.settings) == []
 
 
+@pytest.mark.long
 def test_what_is_too_large_takes_back_what_is_out(kafka: str, tmp_path: Path) -> None:
     given = {0: late_case()}
     lake = new_lake(kafka, tmp_path, "right-large", given, publish__max_bytes=784)
