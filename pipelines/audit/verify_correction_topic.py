@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping
 from functools import partial
+from operator import attrgetter
 from typing import Any, Final
 
 from pipelines.audit.evidence import Evidence
@@ -22,13 +23,13 @@ from pipelines.audit.verify_sequence import (
     SequenceRows,
     TopicEnds,
     check_sequence,
-    read_forgotten,
+    limits_of,
+    read_ends,
     timestamp_of,
 )
 from pipelines.audit.verify_validity import Validator
 from pipelines.core.correction_sequence import LATE, SETTLED_AT, VERSION, U, parse_tail
 from pipelines.core.sequence import SEQ
-from pipelines.kafka.cluster import Cluster
 from pipelines.lake.published import last_corrected
 from pipelines.lake.table_reader import TableReader
 from pipelines.lake.tables import CORRECTIONS
@@ -39,21 +40,12 @@ def read_correction_topic(
     reader: TableReader, settings: Settings, topic: str, partitions: int
 ) -> TopicEnds:
     """Return the ends of the topic of corrections, which exists, as they are now."""
-    cluster = Cluster(settings.kafka)
-    name = cluster.identified(topic)
-    noted = {p: tail.seq for p, tail in last_corrected(reader, name).items()}
-    return TopicEnds(topic, cluster.bounds(topic, partitions), noted, name)
+    return read_ends(_KIND, reader, settings, topic, partitions)
 
 
 def read_correction_limits(evidence: Evidence) -> Limits:
-    """Return which messages of the topic are not compared, and which rows need not be there.
-
-    The former came before the lake, the latter before the newest generation.
-    """
-    first = evidence.generations[0]
-    compared = {p: (tail.place, tail.seq) for p, tail in first.correction_tails.items()}
-    due = {p: tail.place for p, tail in evidence.generation.correction_tails.items()}
-    return Limits(compared, due, read_forgotten(evidence))
+    """Return which messages of the topic are not compared, and which rows need not be there."""
+    return limits_of(_KIND, evidence)
 
 
 def check_correction_topic(
@@ -109,6 +101,8 @@ def _subject(version: object, record_id: str) -> str:
 
 _KIND: Final = Kind(
     table=CORRECTIONS,
+    last_noted=last_corrected,
+    tails_of=attrgetter("correction_tails"),
     read=_read,
     foreign=f"not a correction of Watersmeet: {SEQ}, {LATE}, {SETTLED_AT} or {U} is missing",
     unlike="the row of corrections",

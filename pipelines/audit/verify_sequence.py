@@ -14,10 +14,15 @@ import pyarrow as pa
 from pipelines.audit.evidence import Evidence, read_table
 from pipelines.audit.problems import Findings
 from pipelines.audit.verify_evidence import Partition
+from pipelines.core.correction_sequence import CorrectionTail
 from pipelines.core.inputs import InputId
-from pipelines.core.sequence import FORGOTTEN, ID
+from pipelines.core.sequence import FORGOTTEN, ID, SequenceTail
+from pipelines.kafka.cluster import Cluster
 from pipelines.kafka.reading import Range, read_range
 from pipelines.lake import tables
+from pipelines.lake.generations import Generation
+from pipelines.lake.table_reader import TableReader
+from pipelines.settings import Settings
 
 Place: TypeAlias = tuple[Any, ...]
 """The place of a message in the order of its sequence."""
@@ -72,6 +77,8 @@ class Kind(NamedTuple):
     """The differences between the two sequences.
 
     - `table`: the table whose rows have the messages.
+    - `last_noted`: returns, by partition, the last message that was noted of a topic.
+    - `tails_of`: returns, by partition, the last message that was out when a generation began.
     - `read`: reads a message from its headers and its content (key, value and timestamp). Raises
       ValueError where it is none of the sequence.
     - `foreign`, `unlike`, `unknown`, `missing`: what is found, for a sentence.
@@ -79,6 +86,8 @@ class Kind(NamedTuple):
     """
 
     table: str
+    last_noted: Callable[[TableReader, str], Mapping[int, SequenceTail | CorrectionTail]]
+    tails_of: Callable[[Generation], Mapping[int, SequenceTail | CorrectionTail]]
     read: Callable[[Mapping[str, bytes], dict[str, Any]], Message]
     foreign: str
     unlike: str
@@ -118,7 +127,28 @@ class Limits(NamedTuple):
     forgotten: Set[tuple[int, int]]
 
 
-def read_forgotten(evidence: Evidence) -> Set[tuple[int, int]]:
+def read_ends(
+    kind: Kind, reader: TableReader, settings: Settings, topic: str, partitions: int
+) -> TopicEnds:
+    """Return the ends of a sequence's topic, which exists, as they are now."""
+    cluster = Cluster(settings.kafka)
+    name = cluster.identified(topic)
+    noted = {p: tail.seq for p, tail in kind.last_noted(reader, name).items()}
+    return TopicEnds(topic, cluster.bounds(topic, partitions), noted, name)
+
+
+def limits_of(kind: Kind, evidence: Evidence) -> Limits:
+    """Return which messages of a topic are not compared, and which rows need not be there.
+
+    The former came before the lake, the latter before the newest generation.
+    """
+    before = kind.tails_of(evidence.generations[0])
+    compared = {p: (tail.place, tail.seq) for p, tail in before.items()}
+    due = {p: tail.place for p, tail in kind.tails_of(evidence.generation).items()}
+    return Limits(compared, due, _read_forgotten(evidence))
+
+
+def _read_forgotten(evidence: Evidence) -> Set[tuple[int, int]]:
     """Return the partition and timestamp (ms) of messages whose rows `forget` has erased."""
     names = ["partition", "event_time"]
     rows = read_table(evidence.reader, evidence.settings, tables.FORGOTTEN, names)

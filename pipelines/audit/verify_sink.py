@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping
 from functools import partial
+from operator import attrgetter
 from typing import Any, Final
 
 from pipelines.audit.evidence import Evidence
@@ -22,12 +23,12 @@ from pipelines.audit.verify_sequence import (
     SequenceRows,
     TopicEnds,
     check_sequence,
-    read_forgotten,
+    limits_of,
+    read_ends,
     timestamp_of,
 )
 from pipelines.audit.verify_validity import Validator
 from pipelines.core.sequence import ID, PLAIN, SEQ, SortKey, message_id, parse_tail
-from pipelines.kafka.cluster import Cluster
 from pipelines.lake.published import last_published
 from pipelines.lake.table_reader import TableReader
 from pipelines.lake.tables import SILVER
@@ -36,22 +37,12 @@ from pipelines.settings import Settings
 
 def read_sink(reader: TableReader, settings: Settings, partitions: int) -> TopicEnds:
     """Return the ends of the sink topic, which exists, as they are now."""
-    topic = settings.publish.topic
-    cluster = Cluster(settings.kafka)
-    name = cluster.identified(topic)
-    noted = {p: tail.seq for p, tail in last_published(reader, name).items()}
-    return TopicEnds(topic, cluster.bounds(topic, partitions), noted, name)
+    return read_ends(_KIND, reader, settings, settings.publish.topic, partitions)
 
 
 def read_limits(evidence: Evidence) -> Limits:
-    """Return which messages of the sink are not compared, and which records need not be there.
-
-    The former came before the lake, the latter before the newest generation.
-    """
-    first = evidence.generations[0]
-    compared = {p: (tail.place, tail.seq) for p, tail in first.tails.items()}
-    due = {p: tail.place for p, tail in evidence.generation.tails.items()}
-    return Limits(compared, due, read_forgotten(evidence))
+    """Return which messages of the sink are not compared, and which records need not be there."""
+    return limits_of(_KIND, evidence)
 
 
 def check_sink(
@@ -101,6 +92,8 @@ def _subject(key: str, place: SortKey) -> str:
 
 _KIND: Final = Kind(
     table=SILVER,
+    last_noted=last_published,
+    tails_of=attrgetter("tails"),
     read=_read,
     foreign=f"not a message of Watersmeet: {SEQ} or {ID} is missing",
     unlike="silver's record",
