@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipelines.audit.explain_sink import SentCorrections, SentRecords, message_of
+from pipelines.audit.explain_sink import SentCorrections, SentMessages, SentRecords, message_of
 from pipelines.audit.explain_tenants import TenantFacts
 from pipelines.audit.explain_versions import CORRECTION_COLUMNS, CorrectionFacts
 from pipelines.audit.show import utc
@@ -183,10 +183,16 @@ class _KeyHistory:
     yet.
     """
 
+    @cached_property
+    def _sent(self) -> SentMessages:
+        return SentMessages(self.settings)
+
     def records(self) -> list[JsonObject]:
         """Return the merge records, by partition and event time."""
         closing_from = self._epochs.closing_from
-        sink = SentRecords(self.reader, self.settings, self.moment.at, closing_from)
+        sink = SentRecords(
+            self.reader, self.settings.publish.topic, self._sent, self.moment.at, closing_from
+        )
         parts = self._parts()
         merged = [
             self._record(row, parts, sink) for row in self._rows if row["status"] != "waiting"
@@ -465,7 +471,8 @@ class _KeyHistory:
                 for input_id, part in self._parts_of(row)
             ]
         repeated = [row for row in self._duplicates if row["is_late"]]
-        sent = SentCorrections(self.reader, self.settings, self.moment.at)
+        topic = self.settings.publish.corrections_topic or ""
+        sent = SentCorrections(self.reader, topic, self._sent, self.moment.at)
         return CorrectionFacts(rows, repeated, self._generations, sent)
 
     @cached_property

@@ -37,32 +37,37 @@ PATIENCE_S = 3.0
 JsonObject = dict[str, Any]
 
 
-class _Topic:
-    """Reader of a topic that gold publishes to, while Kafka answers."""
+class SentMessages:
+    """Reader of the topics that gold publishes to, while Kafka answers."""
 
-    def __init__(self, settings: Settings, name: str) -> None:
+    def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self._name = name
         self._cluster = Cluster(settings.kafka, PATIENCE_S)
         self._is_away = False
 
     def place(
-        self, partition: int, headers: Mapping[str, bytes], last: int | None, behind: int, seq: int
+        self,
+        topic: str,
+        partition: int,
+        headers: Mapping[str, bytes],
+        last: SequenceTail | CorrectionTail,
+        behind: int,
     ) -> JsonObject | None:
         """Return partition, offset and seq of a message, of which the headers are known.
 
-        `last`: the offset of the last message of its transaction, and `behind` how many lie between
-        the two; `seq`: the number of that last one. None where the message was never sent. The
-        offset is None where neither `published` nor the topic can tell it.
+        `last`: the last message of its transaction; `behind`: how many it is behind that. None
+        where the message was never sent. The offset is None where neither `published` nor the topic
+        can tell it.
         """
-        offset = None if last is None else last - behind
+        offset = None if last.offset is None else last.offset - behind
         is_out = True
         if offset is not None and not self._is_away:
-            offset, is_out = self._looked_up(partition, headers, offset)
-        return {"partition": partition, "offset": offset, "seq": seq - behind} if is_out else None
+            offset, is_out = self._looked_up(topic, partition, headers, offset)
+        place = {"partition": partition, "offset": offset, "seq": last.seq - behind}
+        return place if is_out else None
 
     def _looked_up(
-        self, partition: int, headers: Mapping[str, bytes], guess: int
+        self, topic: str, partition: int, headers: Mapping[str, bytes], guess: int
     ) -> tuple[int | None, bool]:
         """Return the offset of a message as the topic has it, and True where the message was sent.
 
@@ -76,9 +81,9 @@ class _Topic:
         kafka = self._settings.kafka
         expected = [{"key": name, "value": value} for name, value in headers.items()]
         try:
-            first, end = self._cluster.bounds_of(self._name, [partition])[partition]
+            first, end = self._cluster.bounds_of(topic, [partition])[partition]
             for start in (max(first, guess - _MARKERS), first):
-                until = Range(self._name, partition, start, min(guess + 1, end))
+                until = Range(topic, partition, start, min(guess + 1, end))
                 for batch in read_range(kafka, until, timeout_s=PATIENCE_S):
                     messages = zip(
                         batch["offset"].to_pylist(), batch["headers"].to_pylist(), strict=True
@@ -95,20 +100,26 @@ class _Topic:
 class SentRecords:
     """Messages of merge records in the sink that was written to last, as it was at a time.
 
-    `at`: epoch ms; None for now. `closing_from`: the first batch whose messages say when their
-    merge records were closed.
+    `sink`: the name of its topic. `at`: epoch ms; None for now. `closing_from`: the first batch
+    whose messages say when their merge records were closed.
     """
 
     def __init__(
-        self, reader: TableReader, settings: Settings, at: int | None, closing_from: int | None
+        self,
+        reader: TableReader,
+        sink: str,
+        sent: SentMessages,
+        at: int | None,
+        closing_from: int | None,
     ) -> None:
         self._reader = reader
+        self._sink = sink
+        self._sent = sent
         self._closing_from = closing_from
         self._time_conditions = _until(at)
         self._name: str | None = None
         if reader.exists(tables.PUBLISHED):
             self._name = last_sink(reader, self._time_conditions)
-        self._topic = _Topic(settings, settings.publish.topic)
 
     def sent_as(
         self, partition: int, row: JsonObject, batches: Sequence[Condition]
@@ -127,7 +138,7 @@ class SentRecords:
             return None
         behind = self._count_between(batches, partition, message, last)
         id = message_id(partition, row["event_time"], row["merge_key"], row["tenant"])
-        return self._topic.place(partition, {ID: id.encode()}, last.offset, behind, last.seq)
+        return self._sent.place(self._sink, partition, {ID: id.encode()}, last, behind)
 
     def _last_of_transaction(self, partition: int, message: SequenceTail) -> SequenceTail | None:
         """Return the last message of the transaction that has a message; None where none has.
@@ -176,10 +187,11 @@ class SentCorrections:
     time (epoch ms; None for now).
     """
 
-    def __init__(self, reader: TableReader, settings: Settings, at: int | None) -> None:
+    def __init__(self, reader: TableReader, topic: str, sent: SentMessages, at: int | None) -> None:
         self._reader = reader
+        self._topic = topic
+        self._sent = sent
         self._time_conditions = _until(at)
-        self._topic = _Topic(settings, settings.publish.corrections_topic or "")
 
     @cached_property
     def _tails(self) -> Mapping[int, Sequence[CorrectionTail]]:
@@ -198,7 +210,7 @@ class SentCorrections:
         last = min(later, key=attrgetter("seq"))
         behind = self._count_between(row, place, last.place)
         headers = {ID: row["id"].encode(), VERSION: str(row["version"]).encode()}
-        return self._topic.place(partition, headers, last.offset, behind, last.seq)
+        return self._sent.place(self._topic, partition, headers, last, behind)
 
     def _count_between(self, row: JsonObject, first: CorrectionPlace, last: CorrectionPlace) -> int:
         """Return how many messages of the row's generation sort after one place, up to another."""

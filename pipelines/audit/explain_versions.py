@@ -17,9 +17,9 @@ from pipelines.lake.generations import Generations
 JsonObject = dict[str, Any]
 
 CORRECTION_COLUMNS: Final = (
-    *("generation", "partition", "tenant", "merge_key", "event_time", "is_late_born", "version"),
+    *("generation", "partition", "tenant", "event_time", "is_late_born", "version"),
     *("source", "topic", "offset", "position", "u", "settled_at", "valid", "invalid_reason"),
-    *("batch", "last_event_time", "due", "closed_at", "id", "has_message"),
+    *("batch", "last_event_time", "id", "has_message"),
 )
 """The columns of `corrections` that the facts are made of, beside the parts."""
 
