@@ -27,7 +27,6 @@ from pipelines.audit.validate import check_expressions, has_expressions
 from pipelines.avro_json import UnencodableError, encoder
 from pipelines.configuration.file import known_instead
 from pipelines.core.avro_schema import AvroSchema
-from pipelines.core.clocks import clocks_of
 from pipelines.core.columns import MAX_TIME
 from pipelines.core.correction_sequence import correction_messages, in_order
 from pipelines.core.corrections import Settled, as_silver, correct, correction_schema, settled
@@ -366,9 +365,8 @@ class DryRun:
                 late = pa.concat_tables([late, done.late])
                 if has_ids:
                     duplicates = pa.concat_tables([duplicates, duplicates_of(changed, number)])
-                clocks_then = clocks_of(rules, plan, idle, self._timed, state.heads)
                 pending = pa.concat_tables([pending, done.late.filter(pc.is_valid(done.late["u"]))])
-                now = settled(pending, clocks_then, plan.clocks, rules)
+                now = settled(pending, done.clocks, plan.clocks, rules)
                 made, repeated = self._corrected(now, silver, corrections, batch)
                 pending = without(pending, now.rows)
                 corrections = pa.concat_tables([corrections, made])

@@ -47,6 +47,8 @@ class Step(NamedTuple):
     """What `core.merge.merge` returns."""
     late: pa.Table
     """What `core.merge.late` returns."""
+    clocks: Clocks
+    """The clocks of the batch."""
     state: State
 
 
@@ -62,5 +64,6 @@ def step(
     return Step(
         merge(records, unfinished, batch, recovered, state.heads),
         late(records, batch, state.heads),
+        clocks,
         state.after(batch.plan, clocks),
     )
