@@ -34,6 +34,7 @@ _LOOK_S: Final = 0.01
 """Seconds that a look for the answer takes: librdkafka hands it over in the midst of one, which
 goes on to its end.
 """
+_AGAIN_S: Final = 0.1
 
 
 class Group:
@@ -50,12 +51,22 @@ class Group:
     def commit(self, offsets: Mapping[tuple[str, int], int]) -> None:
         """Commit offsets by topic and partition.
 
-        Raises KafkaTransientError where no broker answers in time, and another WatersmeetError
+        Raises KafkaTransientError where no broker takes them in time, and another WatersmeetError
         where Kafka refuses it.
         """
+        since = time.monotonic()
+        while True:
+            try:
+                return self._commit(offsets, since)
+            except KafkaTransientError:
+                # A coordinator that has just moved, or is being made, refuses at once.
+                if time.monotonic() - since > TIMEOUT_S:
+                    raise
+                time.sleep(_AGAIN_S)
+
+    def _commit(self, offsets: Mapping[tuple[str, int], int], since: float) -> None:
         self._consumer.poll(0)  # answers to commits before this one do not count
         self._answers.clear()
-        since = time.monotonic()
         self._consumer.commit(
             offsets=[KafkaPartition(*place, offset) for place, offset in offsets.items()],
             asynchronous=True,

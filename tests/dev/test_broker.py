@@ -23,6 +23,9 @@ from pipelines.dev import broker
 from pipelines.dev.broker import BrokerStatus
 from pipelines.dev.broker_launch import INHERITED
 from pipelines.errors import ArtifactsError, BrokerError, WatersmeetError
+from pipelines.kafka.groups import Group
+from pipelines.settings import KafkaSettings
+from tests.support.topics import committed
 
 pytestmark = [pytest.mark.long, pytest.mark.promise("A10")]
 
@@ -209,13 +212,9 @@ def test_transactions_work(shared: BrokerStatus) -> None:
 
 def test_consumer_groups_keep_their_offsets(shared: BrokerStatus) -> None:
     make_topic(shared, "groups")
-    settings = {"bootstrap.servers": servers(shared), "group.id": "g"}
-    for consumer, expected in ((Consumer(settings), -1001), (Consumer(settings), 7)):
-        try:
-            assert consumer.committed([TopicPartition("groups", 0)], 20)[0].offset == expected
-            consumer.commit(offsets=[TopicPartition("groups", 0, 7)], asynchronous=False)
-        finally:
-            consumer.close()
+    assert committed(servers(shared), "g", "groups", 1) == {0: -1001}
+    Group(KafkaSettings(bootstrap_servers=servers(shared)), "g").commit({("groups", 0): 7})
+    assert committed(servers(shared), "g", "groups", 1) == {0: 7}
 
 
 def test_values_above_8_mib_pass(shared: BrokerStatus) -> None:

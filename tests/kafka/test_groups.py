@@ -6,9 +6,9 @@ import logging
 from pathlib import Path
 
 import pytest
-from confluent_kafka import Consumer
+from confluent_kafka import Consumer, KafkaError, TopicPartition
 
-from pipelines.kafka.groups import Groups
+from pipelines.kafka.groups import Group, Groups
 from pipelines.kafka.permissions import Permission
 from pipelines.monitoring.events import BronzeProgress, MergeProgress, SourceStanding
 from pipelines.settings import KafkaSettings, Settings
@@ -107,6 +107,21 @@ def test_a_group_that_somebody_has_joined_is_one_warning(
         if "watersmeet" in record.name
     ] != []
     assert len([record for record in caplog.records if record.name == "watersmeet.groups"]) == 1
+
+
+def test_a_coordinator_that_has_just_moved_is_asked_again(
+    settings: KafkaSettings, topic: str
+) -> None:
+    moved = [KafkaError(KafkaError.NOT_COORDINATOR), KafkaError(KafkaError._WAIT_COORD)]
+
+    class Moving(Group):
+        def _answer(self, error: KafkaError | None, partitions: list[TopicPartition]) -> None:
+            super()._answer(moved.pop() if moved else error, [] if moved else partitions)
+
+    create_topics(settings.bootstrap_servers, topic, partitions=1)
+    Moving(settings, topic).commit({(topic, 0): 3})
+    assert not moved
+    assert committed(settings.bootstrap_servers, topic, topic, 1) == {0: 3}
 
 
 def test_a_broker_that_is_away_is_no_warning(

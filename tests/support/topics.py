@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import Any, NamedTuple, TypeAlias
@@ -20,6 +21,7 @@ from confluent_kafka.cimpl import NewPartitions, NewTopic
 
 from pipelines.errors import WatersmeetError
 from pipelines.kafka.cluster import Cluster
+from pipelines.kafka.failures import is_passing
 from pipelines.settings import KafkaSettings
 
 
@@ -183,18 +185,21 @@ def consume(kafka: Access, topic: str, partitions: int) -> list[Any]:
 
 
 def committed(kafka: Access, group: str, topic: str, partitions: int) -> dict[int, int]:
-    """The offsets that a consumer group has of a topic; none while the broker has no coordinator
-    for it yet."""
+    """The offsets that a consumer group has of a topic, as soon as its coordinator answers: which
+    one it is changes while a broker makes the topic of the groups' offsets."""
     consumer = Consumer({**client_options(kafka), "group.id": group})
+    places = [KafkaPartition(topic, p) for p in range(partitions)]
+    end = time.monotonic() + 30
     try:
-        found = consumer.committed(
-            [KafkaPartition(topic, p) for p in range(partitions)], timeout=10
-        )
-    except KafkaException:
-        return {}
+        while True:
+            try:
+                return {at.partition: at.offset for at in consumer.committed(places, timeout=10)}
+            except KafkaException as error:
+                if not is_passing(error.args[0]) or time.monotonic() > end:
+                    raise
+                time.sleep(0.05)
     finally:
         consumer.close()
-    return {at.partition: at.offset for at in found}
 
 
 def published(kafka: Access, topic: str, partitions: int) -> list[Published]:
