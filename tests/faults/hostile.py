@@ -52,9 +52,9 @@ from tests.support.rivers import (
     River,
     RunProcess,
     committed_batches,
-    load,
     noted_batches,
 )
+from tests.support.timing import load
 from tests.support.topics import dead_letters, published
 
 LAKES = {"embedded": EMBEDDED, "spark": FOLDER}

@@ -34,7 +34,8 @@ from tests.support.cases import heartbeat, keyed
 from tests.support.commands import in_process
 from tests.support.configurations import settings_for
 from tests.support.lakes import engine_for
-from tests.support.rivers import load, until
+from tests.support.rivers import until
+from tests.support.timing import load
 from tests.support.topics import Published, create_topics, produce, published
 
 TRACKING, ORDERS = "cli_tracking", "cli_orders"

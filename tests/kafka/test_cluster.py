@@ -15,6 +15,7 @@ from pipelines.settings import KafkaSettings
 from tests.kafka.waiting import await_end
 from tests.support.cases import SOURCES
 from tests.support.configurations import settings_for
+from tests.support.timing import load, within
 from tests.support.topics import create_topics, produce, produce_transaction
 
 
@@ -58,7 +59,7 @@ def test_the_first_question_to_a_client_is_answered_at_once(
         return time.monotonic() - since
 
     with ThreadPoolExecutor(4) as pool:
-        slow = [took for took in pool.map(seconds, range(300)) if took > 0.9]
+        slow = [took for took in pool.map(seconds, range(300)) if took > 0.9 * load()]
     assert len(slow) < 2, "one may be a pause of the machine"
 
 
@@ -89,12 +90,13 @@ def test_a_topic_that_does_not_exist_is_one_sentence(settings: KafkaSettings) ->
 @pytest.mark.parametrize("question", ["partition_counts", "topic_ids"])
 def test_a_broker_that_is_away_is_told_within_the_timeout(question: str) -> None:
     cluster = Cluster(KafkaSettings(bootstrap_servers="127.0.0.1:1"), timeout_s=1)
-    began = time.monotonic()
-    with pytest.raises(
-        KafkaUnreachableError, match=r"no Kafka broker answers at 127\.0\.0\.1:1 \(.*refused"
+    with (
+        within(2.5),
+        pytest.raises(
+            KafkaUnreachableError, match=r"no Kafka broker answers at 127\.0\.0\.1:1 \(.*refused"
+        ),
     ):
         getattr(cluster, question)(["any"])
-    assert time.monotonic() - began < 2.5
 
 
 def test_a_sink_gets_the_retention_that_is_wanted_and_validate_says_where_one_differs(

@@ -19,6 +19,7 @@ from pipelines.settings import KafkaSettings
 from tests.kafka.waiting import await_end
 from tests.support.cases import keyed
 from tests.support.memory import peak_mib_of
+from tests.support.timing import within
 from tests.support.topics import create_topics, produce, produce_transaction
 
 
@@ -237,12 +238,13 @@ def test_a_range_beyond_the_end_of_its_partition_is_another_topics(
 
 def test_a_broker_that_does_not_answer_is_told_in_time() -> None:
     away = KafkaSettings(bootstrap_servers="127.0.0.1:1")
-    began = time.monotonic()
-    with pytest.raises(
-        KafkaUnreachableError, match=r"no Kafka broker answers at 127\.0\.0\.1:1 \(.*refused"
+    with (
+        within(3),
+        pytest.raises(
+            KafkaUnreachableError, match=r"no Kafka broker answers at 127\.0\.0\.1:1 \(.*refused"
+        ),
     ):
         values(away, "any", 0, 1, timeout_s=1)
-    assert time.monotonic() - began < 3
 
 
 def test_a_reader_that_stops_halfway_leaves_the_next_one_undisturbed(
@@ -293,12 +295,10 @@ def test_the_tails_of_many_partitions_come_at_once(
     produce_transaction(kafka, topic, [b"gone"], 21, commit=False)
     for partition, end in ((10, 22), (20, 121), (21, 2)):
         await_end(settings, topic, end, partition)
-    began = time.monotonic()
-    tails = read_tails(settings, topic, 60)
-    took = time.monotonic() - began
+    with within(5):
+        tails = read_tails(settings, topic, 60)
     assert sorted(tails) == list(range(0, 60, 2))
     assert {p: tails[p].value() for p in (0, 10, 20)} == {0: b"0", 10: b"out", 20: b"20"}
-    assert took < 5
 
 
 def test_a_range_ends_where_compaction_has_removed_its_last_records(

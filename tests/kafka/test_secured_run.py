@@ -7,7 +7,6 @@ import shutil
 import subprocess
 import sys
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
@@ -26,6 +25,7 @@ from tests.support.configurations import settings_for
 from tests.support.effort import first_then_nightly
 from tests.support.rivers import FOLDER, Losses, River, RunProcess, until
 from tests.support.secured import SecuredBroker
+from tests.support.timing import within
 from tests.support.tokens import SECRET, new_key
 from tests.support.topics import dead_letters, published
 
@@ -72,9 +72,8 @@ def new_river(
 
 def ends(run: RunProcess, exit_code: int) -> str:
     """The one sentence that a run ends with, within seconds."""
-    began = time.monotonic()
-    assert run.wait() == exit_code, run.said()
-    assert time.monotonic() - began < SECONDS
+    with within(SECONDS):
+        assert run.wait() == exit_code, run.said()
     *before, sentence = run.log.read_text().splitlines()
     assert sentence.startswith("watersmeet: ")
     assert not any(line.startswith(("Traceback", "watersmeet: ")) for line in before[-5:]), (

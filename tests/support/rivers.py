@@ -92,12 +92,6 @@ def until(condition: Callable[[], bool], what: str, deadline_s: float = DEADLINE
         time.sleep(0.05)
 
 
-def load() -> float:
-    """How much more there is to do than there are processors, at least 1: by so much longer may
-    take what is bounded in time."""
-    return max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
-
-
 WATERSMEET = (sys.executable, "-m", "pipelines")
 _IN_CHUNKS = (
     "from pipelines.cli import main; from pipelines.kafka import publisher; publisher.CHUNK = "
