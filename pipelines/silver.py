@@ -158,8 +158,7 @@ class Silver:
         functions = inputs.functions(batch)
         schema = batch.changed_schema()
         validate = partial(validated, self._engine, publish=self.settings.publish)
-        records = sum(inputs.expected.values())
-        unfinished = self._rows.select_unfinished(batch, planner.clocks, records)
+        unfinished = self._rows.select_unfinished(batch, planner.clocks, inputs.record_count)
         held_bytes = HELD_BATCHES * self._engine.merge_bytes
         if unfinished.where_bytes > held_bytes and unfinished.has_changing:
             merging = functions.merge_in_chunks
@@ -184,7 +183,7 @@ class Silver:
         fault_point("silver.notes")
         if plan.has_late:
             batch = make_batch(self._engine, self.settings, plan, planner, self._generation)
-            inputs = replace(self._rows.inputs(batch, planner), messages=[], expected={})
+            inputs = replace(self._rows.inputs(batch, planner), counts=[], messages=[])
             find_late = inputs.functions(batch).late
             late = self._engine.from_tables(find_late, inputs.rows, planner.partitions, LATE_SCHEMA)
             self._engine.append(tables.LATE, late, commit)

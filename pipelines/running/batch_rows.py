@@ -21,7 +21,7 @@ from pipelines.lake.generations import Generation
 from pipelines.lake.inputs import of_topic
 from pipelines.lake.recovered import MESSAGES, has_messages
 from pipelines.lake.table_reader import Where, neighbours, within
-from pipelines.running.merge_functions import MergeInputs
+from pipelines.running.merge_functions import MergeInputs, counts_of
 from pipelines.running.planning import Planner
 from pipelines.settings import Settings
 
@@ -92,15 +92,15 @@ class BatchRows:
 
     def inputs(self, batch: Batch, planner: Planner) -> MergeInputs:
         """Return what a batch reads beside rows of silver."""
-        heads = planner.state.heads
+        counts, heads = counts_of(planner.records(batch.plan)), planner.state.heads
         messages = []
         if self.has_messages:
             messages.append(Selection(tables.RECOVERED, MESSAGE_SCHEMA.names, MESSAGES))
         return MergeInputs(
             self.records(batch.plan, batch.rules),
+            [counts] if counts.num_rows else [],
             [heads] if heads.num_rows else [],
             messages,
-            planner.records(batch.plan),
         )
 
     def open_rows(self, unfinished: SilverRows) -> Selection:

@@ -1,13 +1,15 @@
 """The pure functions of a batch of silver in the form in which an engine calls them.
 
-An engine gives a function a table for each of its inputs: the records by input, the heads of
-tenants, the messages read back, and rows of silver.
+An engine gives a function a table for each of its inputs: the records by input, how many of them
+the plan has counted, the heads of tenants, the messages read back, and rows of silver.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
+from typing import Final
 
 import numpy as np
 import pyarrow as pa
@@ -15,7 +17,7 @@ import pyarrow.compute as pc
 
 from pipelines.core.columns import int64s
 from pipelines.core.input_columns import input_numbers
-from pipelines.core.inputs import names_of
+from pipelines.core.inputs import InputId, names_of
 from pipelines.core.merge import (
     NO_MESSAGES,
     Batch,
@@ -32,28 +34,54 @@ from pipelines.lake import tables
 
 _NO_HEADS = HEADS.empty_table()
 
+COUNTS: Final = pa.schema(
+    [
+        pa.field("partition", pa.int32()),
+        pa.field("source", pa.string()),
+        pa.field("topic", pa.string()),
+        pa.field("records", pa.int64()),
+    ]
+)
+"""The number of records of a topic-partition that have a time, as a plan has counted them."""
+
+
+def counts_of(records: Mapping[TopicPartition, int]) -> pa.Table:
+    """Return numbers of records as rows (`COUNTS`), without those of no record."""
+    rows = [
+        {"partition": tp.partition, **tp.input._asdict(), "records": count}
+        for tp, count in records.items()
+        if count
+    ]
+    return pa.Table.from_pylist(rows, COUNTS)
+
 
 @dataclass(frozen=True)
 class MergeInputs:
     """The inputs of a batch beside rows of silver; those without rows are left out.
 
-    `expected`: by topic-partition, the number of records with a time that the plan has seen.
+    `counts`: of the records (`COUNTS`). They are an input, so that whoever merges a partition knows
+    how many records it has to have, also where it has none.
     """
 
     records: Sequence[Input]
+    counts: Sequence[pa.Table]
     heads: Sequence[Input]
     messages: Sequence[Input]
-    expected: Mapping[TopicPartition, int]
 
     @property
     def rows(self) -> list[Input]:
         """All of them, in the order in which the functions take them."""
-        return [*self.records, *self.heads, *self.messages]
+        return [*self.records, *self.counts, *self.heads, *self.messages]
+
+    @property
+    def record_count(self) -> int:
+        """The number of records."""
+        return sum(pc.sum(counts["records"]).as_py() for counts in self.counts)
 
     def functions(self, batch: Batch) -> MergeFunctions:
         """Return the functions that take these inputs."""
-        counts = (len(self.records), len(self.heads), len(self.messages))
-        return MergeFunctions(batch, self.expected, *counts)
+        kinds = (self.records, self.counts, self.heads, self.messages)
+        return MergeFunctions(batch, *map(len, kinds))
 
 
 @dataclass(frozen=True)
@@ -61,8 +89,8 @@ class MergeFunctions:
     """The functions of a batch, which take so many inputs of each kind."""
 
     batch: Batch
-    expected: Mapping[TopicPartition, int]
     records: int
+    counts: int
     heads: int
     messages: int
 
@@ -88,10 +116,12 @@ class MergeFunctions:
 
         Raises MissingRecordsError if a topic-partition has fewer records than the plan has seen.
         """
-        records = together(inputs[: self.records], self.batch)
-        _check_complete(records, self.batch, self.expected)
-        heads = [*inputs[self.records : self.records + self.heads], _NO_HEADS]
-        messages = [*inputs[self.records + self.heads :], NO_MESSAGES]
+        rest = iter(inputs)
+        records = together([*islice(rest, self.records)], self.batch)
+        for counts in islice(rest, self.counts):
+            _check_complete(records, self.batch, counts)
+        heads = [*islice(rest, self.heads), _NO_HEADS]
+        messages = [*islice(rest, self.messages), NO_MESSAGES]
         return records, heads[0], messages[0]
 
 
@@ -111,25 +141,22 @@ def together(records: Sequence[pa.Table], batch: Batch) -> pa.Table:
     return pa.concat_tables(records) if records else batch.record_schema().empty_table()
 
 
-def _check_complete(
-    records: pa.Table, batch: Batch, expected: Mapping[TopicPartition, int]
-) -> None:
+def _check_complete(records: pa.Table, batch: Batch, counts: pa.Table) -> None:
     partitions = int64s(records["partition"])
     offsets = int64s(records["offset"])
     inputs = batch.inputs
     numbers = int64s(pc.fill_null(input_numbers(records, inputs), -1))
-    here = {*np.unique(partitions).tolist()}
-    for tp, count in expected.items():
-        if tp.partition in here:
-            done = batch.plan.ranges[tp]
-            is_its = (partitions == tp.partition) & (offsets < done.until_offset)
-            existing = np.count_nonzero(is_its & (numbers == inputs.index(tp.input)))
-            if existing < count:
-                raise MissingRecordsError(
-                    names_of(inputs)[tp.input],
-                    tables.bronze(tp.input.source),
-                    tp.partition,
-                    f"{done.from_offset} to {done.until_offset - 1}",
-                    existing,
-                    count,
-                )
+    for count in counts.to_pylist():
+        input_id, partition = InputId(count["source"], count["topic"]), count["partition"]
+        done = batch.plan.ranges[TopicPartition(input_id, partition)]
+        is_its = (partitions == partition) & (offsets < done.until_offset)
+        existing = np.count_nonzero(is_its & (numbers == inputs.index(input_id)))
+        if existing < count["records"]:
+            raise MissingRecordsError(
+                names_of(inputs)[input_id],
+                tables.bronze(input_id.source),
+                partition,
+                f"{done.from_offset} to {done.until_offset - 1}",
+                existing,
+                count["records"],
+            )

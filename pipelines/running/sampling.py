@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from pipelines.core.plan import OpenTransaction, TopicPartition
@@ -102,14 +102,24 @@ class Sampler:
         if self._silver_changed:
             # Before the query, so that a batch committed meanwhile is not missed.
             self._silver_changed = False
-            open_rows, tenants = self._by_tenant()
-            if generations := read_generations(self._reader, self._settings):
-                closing_from = read_epochs(self._reader, self._settings).closing_from
-                none = dict.fromkeys(range(self._partitions), 0)
-                behind_sink = none | count_behind_sink(
-                    self._reader, generations.newest, closing_from
-                )
+            try:
+                open_rows, tenants = self._by_tenant()
+                behind_sink = self._behind_sink()
+            except BaseException:
+                self._silver_changed = True
+                raise
         self._notify(Sampled(bounds, open_rows, tenants, transactions, behind_sink))
+
+    def _behind_sink(self) -> Mapping[int, int] | None:
+        """Return, by partition, how many merge records are never published; None where no
+        generation has begun.
+        """
+        generations = read_generations(self._reader, self._settings)
+        if not generations:
+            return None
+        closing_from = read_epochs(self._reader, self._settings).closing_from
+        counts = count_behind_sink(self._reader, generations.newest, closing_from)
+        return dict.fromkeys(range(self._partitions), 0) | counts
 
     def _by_tenant(self) -> tuple[int, TenantsSampled]:
         """Return how many merge records are open, and how far tenants are."""

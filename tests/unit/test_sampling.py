@@ -1,0 +1,52 @@
+"""What a run looks up for its observers from time to time."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipelines.lake import tables
+from pipelines.monitoring.events import Committed, Event, Sampled
+from pipelines.running.sampling import Sampler
+from tests.support.cases import random_case
+from tests.support.configurations import settings_for
+from tests.support.model_lakes import ModelLake
+
+
+class AwayOnce:
+    """A reader of tables whose store is away once."""
+
+    def __init__(self, reader: Any) -> None:
+        self._reader = reader
+        self._is_away = True
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._reader, name)
+
+    def summary(self, *arguments: Any) -> Any:
+        if self._is_away:
+            self._is_away = False
+            raise OSError("the store is away")
+        return self._reader.summary(*arguments)
+
+
+def test_a_question_that_failed_is_asked_again_with_the_next_sample(tmp_path: Path) -> None:
+    case, sampled = random_case(3), list[Event]()
+    lake = ModelLake(settings_for(tmp_path), {0: case})
+    lake.arrive(0.5)
+    lake.merge()
+    reader: Any = AwayOnce(lake.reader)
+    sampler = Sampler(lake.settings, 1, ["gold"], reader, sampled.append)
+    sampler(Committed(tables.SILVER))
+    with pytest.raises(OSError, match="the store is away"):
+        sampler.sample()
+    sampler.sample()
+    sampler.sample()  # nothing has changed since
+    first, second = sampled
+    assert isinstance(first, Sampled)
+    assert isinstance(second, Sampled)
+    assert first.open_rows is not None
+    assert first.open_rows > 0
+    assert second.open_rows is None
