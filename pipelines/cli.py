@@ -35,6 +35,7 @@ from pipelines.commands.asking import evaluator, reader_of, unchecked
 from pipelines.commands.broker import broker_app
 from pipelines.core.texts import without_controls
 from pipelines.errors import ConfigurationError, WatersmeetError, missing_package, root_cause
+from pipelines.imports import hide_pandas
 from pipelines.memory import limit_allocator_caches
 from pipelines.monitoring.observability import log_as_json, logs_are_json, reporting, set_up_logging
 from pipelines.settings import load_settings, parse_duration
@@ -623,6 +624,7 @@ def _ended_by_signals() -> Iterator[None]:
 def main() -> None:
     """Run the command; any failure ends as one sentence and the exit status of the contract."""
     limit_allocator_caches()
+    hide_pandas()
     os.umask(os.umask(0) | OF_OTHERS)
     try:
         app()

@@ -13,8 +13,8 @@ import pyarrow.compute as pc
 
 from pipelines.engine import Function, InChunks, Input, KafkaInput, Summary
 from pipelines.engine.embedded import ROW_GROUP_BYTES, EmbeddedEngine
+from pipelines.imports import leave_imports_alone
 from pipelines.kafka.reading import Range, read_range
-from pipelines.kafka.workers import leave_imports_alone
 from pipelines.lake import tables
 from pipelines.lake.location import Lake
 

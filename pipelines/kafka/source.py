@@ -26,11 +26,11 @@ from pyspark.sql.datasource import (
 from pyspark.sql.streaming.datasource import ReadLimit
 from pyspark.sql.types import StructType
 
+from pipelines.imports import leave_imports_alone
 from pipelines.kafka.cluster import TIMEOUT_S, Cluster
 from pipelines.kafka.ends import Topics, ends_of
 from pipelines.kafka.ranges import split_ranges
 from pipelines.kafka.reading import Range, read_range
-from pipelines.kafka.workers import leave_imports_alone
 from pipelines.settings import KafkaSettings
 
 

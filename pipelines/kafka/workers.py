@@ -7,21 +7,19 @@ is read, one for each core, and end with the process that started them, however 
 
 from __future__ import annotations
 
-import gc
 import multiprocessing
 import os
 import signal
-import sys
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from functools import cache
-from importlib.abc import MetaPathFinder
 from typing import Final
 
 import pyarrow as pa
 
+from pipelines.imports import hide_pandas, leave_imports_alone
 from pipelines.kafka.ranges import split_ranges
 from pipelines.kafka.reading import Range, read_range
 from pipelines.settings import KafkaSettings
@@ -111,39 +109,17 @@ def _pool() -> ProcessPoolExecutor:
     return ProcessPoolExecutor(os.cpu_count() or 1, multiprocessing.get_context("spawn"), _prepare)
 
 
-class _WithoutPandas(MetaPathFinder):
-    """Finder of modules by which pandas is not installed.
-
-    Pyarrow imports it for the first array that it makes, if only to see that it was given none of
-    its objects, and a worker has none: a quarter of a second.
-    """
-
-    def find_spec(self, name: str, *_: object) -> None:
-        """Raise ModuleNotFoundError for pandas, and find nothing else."""
-        if name == "pandas":
-            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
-
-
 def _prepare() -> None:
     """Prepare a worker, which ends with its parent, and with nothing else.
 
     Signals may go to all processes of a run, whose batch is not done.
     """
     pa.set_memory_pool(pa.system_memory_pool())  # see `engine.embedded`
-    sys.meta_path.insert(0, _WithoutPandas())
+    hide_pandas()
     leave_imports_alone()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, daemon=True).start()
-
-
-@cache
-def leave_imports_alone() -> None:
-    """Keep Python from looking for garbage among all that this process has imported.
-
-    Thousands of new messages make it look again and again: half of the time that reading took.
-    """
-    gc.freeze()
 
 
 def _end_with_parent() -> None:

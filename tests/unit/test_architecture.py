@@ -21,6 +21,7 @@ ROOMS: Mapping[str, tuple[str, ...]] = {
         "configuration",
         "errors",
         "faults",
+        "imports",
         "jvm",
         "memory",
         "monitoring",
