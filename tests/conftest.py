@@ -29,8 +29,13 @@ os.environ.setdefault(JAVA_OPTIONS, f"{QUICK_START} -XX:MetaspaceSize=256m -XX:N
 # A worker of the test run has no main file, which pyspark takes for its own doctests: importing
 # parts of it would exit.
 sys.modules["__main__"].__dict__.setdefault("__file__", __file__)
-SPARK_DEFAULTS = Path(__file__).parent / "support" / "spark"
-os.environ.setdefault("SPARK_CONF_DIR", str(SPARK_DEFAULTS))
+# As arguments, since with a folder of settings on its class path Java takes no archive of classes.
+_QUICK = (Path(__file__).parent / "support" / "spark" / "spark-defaults.conf").read_text()
+_SETTINGS = [line.split() for line in _QUICK.splitlines() if not line.startswith("#")]
+os.environ.setdefault(
+    "PYSPARK_SUBMIT_ARGS",
+    " ".join([*(f"--conf {name}={value}" for name, value in _SETTINGS), "pyspark-shell"]),
+)
 os.environ.setdefault("KAFKA_HEAP_OPTS", f"-Xmx512m {QUICK_START}")
 
 

@@ -28,7 +28,12 @@ It is above every real time, so that minima ignore it.
 
 
 def int64s(column: pa.Array | pa.ChunkedArray) -> Int64s:
-    """Return a column of integers without nulls as a numpy array."""
+    """Return a column of integers as a numpy array.
+
+    Raises ValueError if there is a null, of which every processor makes another number.
+    """
+    if column.null_count:
+        raise ValueError(f"{column.null_count} of {len(column)} integers are null")
     return np.asarray(column.to_numpy(), np.int64)
 
 

@@ -32,6 +32,7 @@ from pipelines.engine.checks import check_session
 from pipelines.engine.jvm import SPARK_JAVA_OPTIONS, start_jvm
 from pipelines.errors import ConfigurationError
 from pipelines.jvm.artifacts import SPARK, jars
+from pipelines.jvm.class_archive import java_options
 from pipelines.kafka.workers import SAFE_PATH
 from pipelines.lake.tables import STATISTICS_BYTES
 
@@ -297,14 +298,15 @@ def _own_session(settings: Mapping[str, str]) -> SparkSession:
         else []
     )
     # The user's options come last, and so win. But of two collectors, Java takes neither.
-    java_options = [
+    options = [
         f"-Dlog4j2.configurationFile={log4j.as_uri()}",
         *_OWN_JAVA_OPTIONS,
+        *java_options(),
         *collector,
         *user_options,
     ]
     own = {**_OWN_SETTINGS, "spark.jars": ",".join(map(str, jars(SPARK)))}
-    used = {**own, **settings, SPARK_JAVA_OPTIONS: " ".join(filter(None, java_options))}
+    used = {**own, **settings, SPARK_JAVA_OPTIONS: " ".join(filter(None, options))}
     # For Spark's Python workers, which start in the current folder.
     os.environ.setdefault(*SAFE_PATH)
     start_jvm(used)  # first: a session that starts one puts its settings on the command line

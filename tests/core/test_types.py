@@ -1,10 +1,13 @@
 from __future__ import annotations
 
 import pickle
+from collections.abc import Callable
+from typing import Any
 
 import pyarrow as pa
 import pytest
 
+from pipelines.core.columns import int64s
 from pipelines.core.types import HEADERS, TIME, columns_ddl, ddl
 
 
@@ -50,3 +53,10 @@ def test_columns_are_named_before_their_types() -> None:
     assert columns_ddl(schema) == "partition INT, `user-id` STRING, tags ARRAY<STRING>"
     assert columns_ddl(pa.struct(list(schema))) == columns_ddl(schema)
     assert columns_ddl(pa.schema([])) == ""
+
+
+@pytest.mark.parametrize("wrap", [pa.array, lambda values: pa.chunked_array([values])])
+def test_integers_of_which_some_are_null_are_no_numbers(wrap: Callable[[Any], Any]) -> None:
+    assert int64s(wrap([1, 2])).tolist() == [1, 2]
+    with pytest.raises(ValueError, match="1 of 2 integers are null"):
+        int64s(wrap([1, None]))

@@ -42,7 +42,7 @@ TRACKING, ORDERS = "cli_tracking", "cli_orders"
 PARTITIONS = 2
 DEADLINE_S = 300
 ENDED_WITHIN_S = 10
-AS_INSTALLED = {name: value for name, value in os.environ.items() if name != "SPARK_CONF_DIR"}
+AS_INSTALLED = {name: value for name, value in os.environ.items() if name != "PYSPARK_SUBMIT_ARGS"}
 """Without the settings of Spark that make the other tests quick."""
 
 

@@ -14,7 +14,7 @@ from pipelines.lake.epochs import begin_epoch
 from pipelines.operations.evolve import preview
 from pipelines.running import correcting
 from pipelines.settings import Settings
-from tests.laws.conftest import IN_FOLDERS_OF_BOTH, QUICK, MakeLake, one_of
+from tests.laws.conftest import IN_FOLDERS_OF_BOTH, QUICK, MakeLake, in_folders, one_of
 from tests.laws.test_tenants import with_rules
 from tests.support.cases import Case, cases_with_ids, heartbeat, keyed, rich_cases
 from tests.support.configurations import IDS
@@ -96,6 +96,7 @@ def test_corrections_are_the_same_in_pieces(
     assert files > (len(models.rows()) / 2 if size == 1 else 10)
 
 
+@in_folders
 def test_with_tenants_and_windows_corrections_equal_their_model(
     new_lake: MakeLake, kind: str
 ) -> None:
@@ -164,6 +165,7 @@ def test_a_crash_between_the_notes_repeats_and_loses_no_correction(
     compared(lake, models)
 
 
+@in_folders
 def test_an_epoch_that_ends_corrections_still_makes_those_that_are_pending(
     new_lake: MakeLake, kind: str
 ) -> None:

@@ -13,7 +13,7 @@ from pipelines.audit.explain import explain
 from pipelines.gold import Gold
 from pipelines.lake import tables
 from pipelines.running.corrected_sequence import CorrectedSequence
-from tests.laws.conftest import QUICK, SPARK_FOLDER, MakeLake, one_of
+from tests.laws.conftest import QUICK, SPARK_FOLDER, MakeLake, in_folders, one_of
 from tests.laws.test_corrections import ALL_MS
 from tests.support.cases import SOURCES, Case, heartbeat, keyed, rich_cases
 from tests.support.corrections import CorrectionModels, consumed, corrections_in
@@ -77,6 +77,7 @@ def test_corrections_are_published_as_their_model_has_them(
     _each_once(lake, models)
 
 
+@in_folders
 def test_a_pass_without_news_reads_no_correction(
     new_lake: MakeLake, kafka: str, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -100,6 +100,7 @@ class River:
                 "orders": [],
                 "valid": True,
                 "batch": batch,
+                "record_bytes": 7,
             }
             | {"due": row.due, "closed_at": row.closed_at, "tenant": row.tenant, **more}
             for row in random.Random(batch).sample(rows, len(rows))

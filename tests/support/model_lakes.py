@@ -517,7 +517,8 @@ class ModelLake:
             "key": None,
             "value": value,
         }
-        return {**self._place(tp), **kafka, "headers": None, **read}
+        size = len(value or b"")
+        return {**self._place(tp), **kafka, "headers": None, **read, "record_bytes": size}
 
     def _model(self, p: int) -> tuple[PartitionMerge, dict[str, tuple[int, int | None]]]:
         """The era from its beginning to what has arrived; and by source the next offset and the

@@ -301,6 +301,7 @@ def test_the_core_knows_neither_spark_nor_kafka_nor_delta_nor_the_time(package: 
 def test_spark_is_imported_only_by_what_works_with_it(package: Package) -> None:
     by_spark = {
         "engine.catalog",
+        "engine.class_archive",
         "engine.spark",
         "engine.session",
         "engine.checks",
