@@ -12,6 +12,7 @@ from __future__ import annotations
 import atexit
 import os
 import re
+import shlex
 import socket
 import sys
 import tempfile
@@ -301,7 +302,7 @@ def _own_session(settings: Mapping[str, str]) -> SparkSession:
     options = [
         f"-Dlog4j2.configurationFile={log4j.as_uri()}",
         *_OWN_JAVA_OPTIONS,
-        *java_options(),
+        *map(shlex.quote, java_options()),
         *collector,
         *user_options,
     ]

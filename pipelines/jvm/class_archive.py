@@ -43,7 +43,7 @@ def archive() -> Path | None:
 
     Java crashes with one that was cut off, so that its size is part of the name of its file.
     """
-    files = Path.glob(folder(), f"{name()}.*.jsa")
+    files = folder().glob(f"{name()}.*.jsa")
     return next((file for file in files if file.stem.endswith(f".{file.stat().st_size}")), None)
 
 

@@ -13,8 +13,12 @@ from pipelines.jvm import class_archive
 from pipelines.jvm.java import java_command
 
 START = """
+import sys
+from pathlib import Path
 import psutil
 from pipelines.engine.session import spark_session
+from pipelines.jvm import class_archive
+class_archive.folder = lambda: Path(sys.argv[1])
 spark_session({})
 [jvm] = [p for p in psutil.Process().children(recursive=True) if p.name() == "java"]
 print(*{mapped.path for mapped in jvm.memory_maps()})
@@ -65,9 +69,12 @@ def test_java_starts_without_a_word_where_an_archive_does_not_fit(place: Path) -
 
 
 @pytest.mark.long
-def test_sparks_jvm_maps_the_archive_that_make_install_has_made() -> None:
+def test_sparks_jvm_maps_the_archive_that_make_install_has_made(tmp_path: Path) -> None:
     archive = class_archive.archive()
     assert archive is not None
-    command = [sys.executable, "-c", START]
+    folder = tmp_path / "any folder, größer"
+    folder.mkdir()
+    (folder / archive.name).symlink_to(archive)
+    command = [sys.executable, "-c", START, str(folder)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True)
     assert str(archive.resolve()) in done.stdout
