@@ -12,6 +12,7 @@ from functools import cached_property
 from typing import Any, TypeVar
 
 from confluent_kafka import (
+    OFFSET_INVALID,
     IsolationLevel,
     KafkaError,
     KafkaException,
@@ -27,6 +28,7 @@ from pipelines.errors import (
     KafkaTransientError,
     OpenTransactionError,
     TopicChangedError,
+    WatersmeetError,
 )
 from pipelines.kafka.failures import failure, is_passing
 from pipelines.kafka.options import ListeningAdmin
@@ -253,7 +255,7 @@ class Cluster:
         A partition that was just created has no leader yet, and librdkafka asks a dead one until
         its own timeout. A new client is asked for the topic first. Otherwise its request for the
         leaders is lost now and then, with the bootstrap connection, which librdkafka drops for one
-        by broker id.
+        by broker id. On a busy machine an answer now and then has no offset, and no error either.
         """
         deadline = time.monotonic() + self.timeout_s
         specs = {TopicPartition(topic, p): spec for p in partitions}
@@ -267,10 +269,14 @@ class Cluster:
                 futures = self._admin.list_offsets(
                     specs, isolation_level=isolation, request_timeout=attempt_s
                 )
-                return {
+                offsets = {
                     tp.partition: self._answer(future, "DESCRIBE", topic).offset
                     for tp, future in futures.items()
                 }
+                if OFFSET_INVALID not in offsets.values():
+                    return offsets
+                unknown = KafkaError(KafkaError.OFFSET_NOT_AVAILABLE)
+                raise self._failure(unknown, "DESCRIBE", f"topic {topic}")
             except KafkaTransientError:
                 if time.monotonic() > deadline - _LOOK_S:
                     raise
@@ -310,12 +316,18 @@ class Cluster:
             reason = KafkaError(
                 KafkaError.UNKNOWN_TOPIC_OR_PART if is_missing else KafkaError.LEADER_NOT_AVAILABLE
             )
+        raise self._failure(reason, permission, resource)
+
+    def _failure(self, reason: KafkaError, permission: str, resource: str) -> WatersmeetError:
+        """Return the error of a request; where it may pass, the next request makes another client.
+
+        A client may wait without end for a broker that is gone, or ask in the name of a leader that
+        is one no more.
+        """
         if is_passing(reason):
-            # A client may wait without end for a broker that is gone, or ask in the name of a
-            # leader that is one no more: the next question makes another client.
             self._is_used = False
             del self._admin
-        raise failure(self.kafka, reason, permission, resource)
+        return failure(self.kafka, reason, permission, resource)
 
 
 def co_partitioned(settings: Settings, counts: Mapping[str, int]) -> int:
