@@ -34,6 +34,13 @@ def count(cases: int) -> int:
     return cases * (AT_NIGHT if SEED else 1)
 
 
+PROFILE: Final = "watersmeet"
+"""What holds for properties that say nothing of their settings: those of `draws`, as for all."""
+
+hypothesis.settings.register_profile(PROFILE, draws(100))
+hypothesis.settings.load_profile(PROFILE)
+
+
 def seeds(cases: int) -> range:
     """Return the seeds of the random cases that this run tries, of which a run for every change
     tries `cases`."""
