@@ -29,12 +29,13 @@ def name() -> str | None:
     """Return the name of the archive for this machine's Java and Spark; None where there is no Java
     or no Spark.
     """
-    java, jars = java_command(), _spark_jars()
+    java = java_command()
+    jars = _spark_jars()
     if java is None or not jars:
         return None
     program = Path(java).resolve()
     files = [program, *program.parent.parent.glob("lib/modules"), *jars]
-    facts = [(str(file), (found := file.stat()).st_size, found.st_mtime_ns) for file in files]
+    facts = [(str(file), file.stat().st_size, file.stat().st_mtime_ns) for file in files]
     return f"spark-{hashlib.sha256(repr(facts).encode()).hexdigest()[:16]}"
 
 
@@ -67,7 +68,9 @@ def java_options() -> list[str]:
 
 def _spark_jars() -> list[Path]:
     """Return the jars of the Spark that pyspark starts."""
-    home = os.environ.get("SPARK_HOME")
     spec = find_spec("pyspark")
-    homes = [home] if home else (spec.submodule_search_locations or []) if spec is not None else []
-    return [jar for place in homes for jar in sorted(Path(place, "jars").glob("*.jar"))]
+    if spec is None:
+        return []
+    spark_home = os.environ.get("SPARK_HOME")
+    places = [spark_home] if spark_home else spec.submodule_search_locations or []
+    return [jar for place in places for jar in sorted(Path(place, "jars").glob("*.jar"))]

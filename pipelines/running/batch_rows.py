@@ -92,7 +92,8 @@ class BatchRows:
 
     def inputs(self, batch: Batch, planner: Planner) -> MergeInputs:
         """Return what a batch reads beside rows of silver."""
-        counts, heads = counts_of(planner.records(batch.plan)), planner.state.heads
+        counts = counts_of(planner.records(batch.plan))
+        heads = planner.state.heads
         messages = []
         if self.has_messages:
             messages.append(Selection(tables.RECOVERED, MESSAGE_SCHEMA.names, MESSAGES))

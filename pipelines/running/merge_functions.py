@@ -147,7 +147,8 @@ def _check_complete(records: pa.Table, batch: Batch, counts: pa.Table) -> None:
     inputs = batch.inputs
     numbers = int64s(pc.fill_null(input_numbers(records, inputs), -1))
     for count in counts.to_pylist():
-        input_id, partition = InputId(count["source"], count["topic"]), count["partition"]
+        input_id = InputId(count["source"], count["topic"])
+        partition = count["partition"]
         done = batch.plan.ranges[TopicPartition(input_id, partition)]
         is_its = (partitions == partition) & (offsets < done.until_offset)
         existing = np.count_nonzero(is_its & (numbers == inputs.index(input_id)))
