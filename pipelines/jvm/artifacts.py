@@ -69,9 +69,15 @@ def jars(group: str) -> list[Path]:
 
     Raises ArtifactsError where they cannot be fetched, or where a file is not the recorded one.
     """
+    return fetch(group, place_of(group))
+
+
+def place_of(group: str) -> Path:
+    """Return where the folder of a group is: in that of the environment's artifacts, where the
+    whole group is there, or else in that of the user's cache.
+    """
     installed = Path(sys.prefix, "jars")
-    place = installed if not _missing(group, installed / group) else cache_folder()
-    return fetch(group, place)
+    return installed if not _missing(group, installed / group) else cache_folder()
 
 
 def fetch(group: str, place: Path) -> list[Path]:

@@ -9,20 +9,16 @@ from __future__ import annotations
 
 import hashlib
 import os
-import sys
 from importlib.util import find_spec
 from pathlib import Path
 
-from pipelines.jvm.artifacts import cache_folder
+from pipelines.jvm.artifacts import SPARK, place_of
 from pipelines.jvm.java import java_command
 
 
 def folder() -> Path:
-    """Return the folder of the archives: that of the environment's JVM artifacts, where there is
-    one, or else that of the user's cache.
-    """
-    installed = Path(sys.prefix, "jars")
-    return installed if installed.is_dir() else cache_folder()
+    """Return the folder of the archives: the one in which Spark's JVM artifacts have theirs."""
+    return place_of(SPARK)
 
 
 def name() -> str | None:
@@ -35,7 +31,8 @@ def name() -> str | None:
         return None
     program = Path(java).resolve()
     files = [program, *program.parent.parent.glob("lib/modules"), *jars]
-    facts = [(str(file), file.stat().st_size, file.stat().st_mtime_ns) for file in files]
+    stats = [(str(file), file.stat()) for file in files]
+    facts = [(path, stat.st_size, stat.st_mtime_ns) for path, stat in stats]
     return f"spark-{hashlib.sha256(repr(facts).encode()).hexdigest()[:16]}"
 
 
@@ -44,7 +41,10 @@ def archive() -> Path | None:
 
     Java crashes with one that was cut off, so that its size is part of the name of its file.
     """
-    files = folder().glob(f"{name()}.*.jsa")
+    wanted = name()
+    if wanted is None:
+        return None
+    files = folder().glob(f"{wanted}.*.jsa")
     return next((file for file in files if file.stem.endswith(f".{file.stat().st_size}")), None)
 
 
