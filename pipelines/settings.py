@@ -28,10 +28,10 @@ from pydantic import (
 from pipelines.configuration import values as kinds
 from pipelines.configuration.file import (
     RefusedError,
-    first_sentence,
+    first_problem,
     known_instead,
+    problem_of,
     read_values,
-    sentence_of,
 )
 from pipelines.configuration.sources import (
     Part,
@@ -49,7 +49,7 @@ from pipelines.configuration.values import (
 from pipelines.core.inputs import InputId, names_of, of_source
 from pipelines.core.paths import parse_path
 from pipelines.core.window import Window
-from pipelines.errors import ConfigurationError
+from pipelines.errors import ConfigurationError, Problem
 
 if TYPE_CHECKING:  # heavy, and the command line starts without it
     from pipelines.core.reading import ReadingRules
@@ -113,7 +113,9 @@ class WindowSettings(Part):
     def _is_not_over_before_the_gap(self) -> "WindowSettings":
         if self.max_ms < self.gap_ms:
             raise RefusedError(
-                "{path} is shorter than the gap; give it the length of the gap at least", "max"
+                "{path} is shorter than the gap",
+                "max",
+                fix="give it the length of the gap at least",
             )
         return self
 
@@ -181,24 +183,29 @@ class MergeSettings(Part):
     def _has_one_window(self) -> "MergeSettings":
         if self.timeout_ms is None and self.window_by_gap is None:
             raise RefusedError(
-                "required field `{path}` is missing; add it, such as `timeout: 30m`", "timeout"
+                "required field `{path}` is missing",
+                "timeout",
+                fix="add it, such as `timeout: 30m`",
             )
         if self.timeout_ms is not None and self.window_by_gap is not None:
-            raise RefusedError("`{path}` has both `timeout` and `window`; leave one of them out")
+            raise RefusedError(
+                "`{path}` has both `timeout` and `window`", fix="leave one of them out"
+            )
         return self
 
     @model_validator(mode="after")
     def _has_tenants_with_a_lag(self) -> "MergeSettings":
         if self.has_tenants and self.tenant_max_lag_ms is None:
-            sentence = (
-                "required field `{path}` is missing where there is a tenant; add it, such as "
-                "`tenant_max_lag: 24h`"
+            raise RefusedError(
+                "required field `{path}` is missing where there is a tenant",
+                "tenant_max_lag",
+                fix="add it, such as `tenant_max_lag: 24h`",
             )
-            raise RefusedError(sentence, "tenant_max_lag")
         if not self.has_tenants and self.tenant_max_lag_ms is not None:
             raise RefusedError(
-                "{path} is for a merge with `tenant` alone; add that, or leave this out",
+                "{path} is for a merge with `tenant` alone",
                 "tenant_max_lag",
+                fix="add that, or leave this out",
             )
         return self
 
@@ -308,8 +315,8 @@ class LineageSettings(Part):
     def _goes_to_one_place(self) -> "LineageSettings":
         if (self.file is None) == (self.url is None):
             raise RefusedError(
-                "`{path}` needs one of `file` and `url`; name a file, or the URL of an OpenLineage "
-                "backend"
+                "`{path}` needs one of `file` and `url`",
+                fix="name a file, or the URL of an OpenLineage backend",
             )
         return self
 
@@ -553,8 +560,8 @@ class Settings(Part):
             return value
         if isinstance(info.data["lake"], CatalogLake):
             raise RefusedError(
-                "`{path}` is needed where the lake is a catalog; name a folder or an object-store "
-                "URI"
+                "`{path}` is needed where the lake is a catalog",
+                fix="name a folder or an object-store URI",
             )
         return f"{info.data['lake']}/_checkpoints"
 
@@ -572,7 +579,7 @@ class Settings(Part):
             if is_role and topic not in used:
                 roles.add(topic)
             if topic in used and not (is_role and topic in roles):
-                raise RefusedError(f"{{path}} is the topic of {used[topic]} too; {right}", *at)
+                raise RefusedError(f"{{path}} is the topic of {used[topic]} too", *at, fix=right)
             used[topic] = by
 
         for name, source in self.sources.items():
@@ -611,10 +618,10 @@ class Settings(Part):
         for name in self.sources:
             if name in NAMES_OF_CORRECTIONS:
                 raise RefusedError(
-                    "{path} is reserved for the output where there are `publish.corrections`; "
-                    "choose another name, or leave these out",
+                    "{path} is reserved for the output where there are `publish.corrections`",
                     "sources",
                     name,
+                    fix="choose another name, or leave these out",
                 )
         window = self.merge.window
         needed_ms = self.publish.corrections.within_ms + 2 * (window.gap_ms + window.longest_ms)
@@ -622,11 +629,13 @@ class Settings(Part):
             kept_ms = getattr(self.keep, f"{name}_ms")
             if kept_ms is not None and kept_ms <= needed_ms:
                 raise RefusedError(
-                    f"{{path}} is too short for what a correction needs; keep more than {needed_ms}"
-                    "ms (`publish.corrections.within`, and twice the gap and the longest time of "
-                    "the window), or correct less",
+                    "{path} is too short for what a correction needs",
                     "keep",
                     name,
+                    fix=(
+                        f"keep more than {needed_ms}ms (`publish.corrections.within`, and twice "
+                        "the gap and the longest time of the window), or correct less"
+                    ),
                 )
         return self
 
@@ -640,7 +649,10 @@ class Settings(Part):
         for name in ("bronze", "silver", "late"):
             if self.merge.has_tenants and getattr(self.keep, f"{name}_ms") is not None:
                 raise RefusedError(
-                    "{path} is not possible where there are tenants; leave it out", "keep", name
+                    "{path} is not possible where there are tenants",
+                    "keep",
+                    name,
+                    fix="leave it out",
                 )
         return self
 
@@ -651,18 +663,20 @@ class Settings(Part):
             at = "sources", name, "tenant"
             if source.tenant is not None and not self.merge.has_tenants:
                 raise RefusedError(
-                    "{path} is for a merge with `merge.tenant` alone; add that, or leave this out",
+                    "{path} is for a merge with `merge.tenant` alone",
                     *at,
+                    fix="add that, or leave this out",
                 )
             first = first_sources.setdefault(source.topics[0], name)
             path = self.tenant_paths.get(name)
             other = self.tenant_paths.get(first)
             if path != other:  # in a topic, the records of one source move the others' time
-                sentence = (
+                raise RefusedError(
                     f"{{path}}: `{path}` is not `{other}`, where source `{first}` of the same "
-                    "topic has its tenants"
+                    "topic has its tenants",
+                    *at,
+                    fix="give both the same path",
                 )
-                raise RefusedError(f"{sentence}; give both the same path", *at)
         return self
 
     @model_validator(mode="after")
@@ -670,11 +684,11 @@ class Settings(Part):
         counts = {name: repartition.partitions for name, repartition in self.repartitioned.items()}
         for name, count in counts.items():
             if count != (first := next(iter(counts.values()))):
-                sentence = (
-                    f"{{path}}: {count} is not the {first} of source `{next(iter(counts))}`; give "
-                    "all sources the same number"
+                raise RefusedError(
+                    f"{{path}}: {count} is not the {first} of source `{next(iter(counts))}`",
+                    *("sources", name, "repartition", "partitions"),
+                    fix="give all sources the same number",
                 )
-                raise RefusedError(sentence, "sources", name, "repartition", "partitions")
         return self
 
     @model_validator(mode="after")
@@ -687,8 +701,8 @@ class Settings(Part):
                 if name in self.sources:
                     example = self.input_names[of_source(self.inputs, name)[0]]
                     instead = f"name each by its topic, such as `{example}`"
-                    raise RefusedError(f"{{path}} has several topics; {instead}", *at)
-                raise RefusedError(f"{{path}} is not a source; {instead}", *at)
+                    raise RefusedError("{path} has several topics", *at, fix=instead)
+                raise RefusedError("{path} is not a source", *at, fix=instead)
         return self
 
 
@@ -732,13 +746,14 @@ def load_settings(path: Path, environ: Mapping[str, str] | None = None) -> Setti
         values = read_values(path, os.environ if environ is None else environ)
         return Settings.model_validate(values, context={"folder": path.absolute().parent})
     except ValidationError as error:
-        sentence = first_sentence(error)
+        problem = first_problem(error)
     except RefusedError as refusal:
-        sentence = sentence_of(refusal.sentence, refusal.at)
+        problem = problem_of(refusal, refusal.at)
     except RecursionError:
-        sentence = (
+        problem = Problem(
             "is not usable YAML: mappings or lists that contain themselves, or are nested too "
-            "deeply; write them out"
+            "deeply",
+            fix="write them out",
         )
     # Raised outside the handlers, so that the error has no cause that contains values.
-    raise ConfigurationError(sentence, where=path)
+    raise ConfigurationError(problem.what, path, problem.fix)

@@ -14,16 +14,19 @@ from typing import Any, Final
 import yaml
 from pydantic import ValidationError
 
+from pipelines.errors import Problem
+
 
 class RefusedError(ValueError):
-    """A refusal in one sentence with {path}, {value} and {kind} open; `at` leads from the part that
-    refuses to the place that is wrong.
+    """A refusal: what is wrong and its fix, with {path}, {value} and {kind} open in both; `at`
+    leads from the part that refuses to the place that is wrong.
     """
 
-    def __init__(self, sentence: str, *at: str) -> None:
-        super().__init__(sentence)
-        self.sentence = sentence
+    def __init__(self, what: str, *at: str, fix: str = "") -> None:
+        super().__init__(what)
+        self.what = what
         self.at = at
+        self.fix = fix
 
 
 class FromEnvironment(str):
@@ -58,16 +61,16 @@ def read_values(path: Path, environ: Mapping[str, str]) -> object:
             limit := max(_LARGEST_SIZE, 2 * len(content))
         ):
             raise RefusedError(
-                f"is not usable YAML: its aliases stand for more than {limit} characters; write "
-                "them out"
+                f"is not usable YAML: its aliases stand for more than {limit} characters",
+                fix="write them out",
             )
         _refuse_repeated_keys(document, (), set())
         _refuse_guesses(document, (), set(), loader)
         values: object = None if document is None else loader.construct_document(document)
     except OSError as error:
         raise RefusedError(
-            f"cannot be read ({error.strerror}); name another file with -c, or write one with "
-            "`init`"
+            f"cannot be read ({error.strerror})",
+            fix="name another file with -c, or write one with `init`",
         ) from None
     except yaml.YAMLError as error:
         raise RefusedError(_yaml_problem(error)) from None
@@ -75,10 +78,10 @@ def read_values(path: Path, environ: Mapping[str, str]) -> object:
         raise
     except (ValueError, LookupError, AttributeError, TypeError):
         raise RefusedError(
-            "is not valid YAML: a value does not fit its tag or type; put text in quotes"
+            "is not valid YAML: a value does not fit its tag or type", fix="put text in quotes"
         ) from None
     if values is None:
-        raise RefusedError("is empty; write a configuration, or let `init` write an example")
+        raise RefusedError("is empty", fix="write a configuration, or let `init` write an example")
     if not isinstance(values, dict):
         raise RefusedError(f"must be a mapping of fields, not {_kind_of(values)}")
     return _substituted(values, environ)
@@ -148,9 +151,9 @@ def _refuse_other_json(spelled: str, value: object, at: tuple[str, ...]) -> None
     other = _as_json(json_value if isinstance(value, str) else value)
     instead = f", or `{other}` for {_kind_of(json.loads(other))}" if other else ""
     raise RefusedError(
-        f"{{path}}: `{spelled}` is {_kind_of(value)} in YAML, which its spelling does not say; "
-        f'write `"{spelled}"` for the text{instead}',
+        f"{{path}}: `{spelled}` is {_kind_of(value)} in YAML, which its spelling does not say",
         *at,
+        fix=f'write `"{spelled}"` for the text{instead}',
     )
 
 
@@ -158,8 +161,9 @@ def _refuse_other_text(spelled: str, value: object, at: tuple[str, ...]) -> None
     """Raise RefusedError, without the value, which may be a secret."""
     if not isinstance(value, str) and _as_json(value) != spelled:
         raise RefusedError(
-            f"{{path}} is {_kind_of(value)} in YAML, and not as it is spelled; put it in quotes",
+            f"{{path}} is {_kind_of(value)} in YAML, and not as it is spelled",
             *at,
+            fix="put it in quotes",
         )
 
 
@@ -185,9 +189,10 @@ def _refuse_repeated_keys(node: yaml.Node | None, at: tuple[str, ...], seen: set
             name = str(key.value)
             if name in names:
                 raise RefusedError(
-                    f"field `{{path}}` is repeated in line {key.start_mark.line + 1}; keep one",
+                    f"field `{{path}}` is repeated in line {key.start_mark.line + 1}",
                     *at,
                     name,
+                    fix="keep one",
                 )
             names.add(name)
             _refuse_repeated_keys(value, (*at, name), seen)
@@ -206,9 +211,9 @@ def _substituted(value: object, environ: Mapping[str, str], *at: str) -> object:
     if at[:2] in _RULES or (at[:1] == ("sources",) and at[2:3] and at[2] in _RULES_OF_SOURCES):
         raise RefusedError(
             "{path} must not have `${`: a rule is kept with the lake for ever, where everybody who "
-            "reads the lake sees it, "
-            "and must be the same wherever it is used; write it out, without secrets",
+            "reads the lake sees it, and must be the same wherever it is used",
             *at,
+            fix="write it out, without secrets",
         )
     names: list[str] = []
 
@@ -222,7 +227,9 @@ def _substituted(value: object, environ: Mapping[str, str], *at: str) -> object:
                 "{path}: `${` must be followed by the name of an environment variable and `}`", *at
             )
         if name not in environ:
-            raise RefusedError(f"{{path}}: the environment variable {name} is not set; set it", *at)
+            raise RefusedError(
+                f"{{path}}: the environment variable {name} is not set", *at, fix="set it"
+            )
         names.append(f"${{{name}}}")
         return environ[name]
 
@@ -231,45 +238,60 @@ def _substituted(value: object, environ: Mapping[str, str], *at: str) -> object:
     return text
 
 
-# -- sentences
+# -- problems
 
 
-_SENTENCES = {
-    "dict_type": "{path} must be a mapping, not {kind}",
-    "list_type": "{path} must be a list, not {kind}; write one entry a line, each after a dash",
-    "literal_error": "{path}: {value} is not one of the values it may have; use {expected}",
-    "model_type": "{path} must be a mapping, not {kind}",
-    "string_pattern_mismatch": "{path} must not be empty",
-    "string_type": "{path} must be text, not {kind}; put text in quotes",
-    "too_short": "{path} must have {min_length} or more entries, not {actual_length}",
+_PROBLEMS = {
+    "dict_type": Problem("{path} must be a mapping, not {kind}"),
+    "list_type": Problem(
+        "{path} must be a list, not {kind}", fix="write one entry a line, each after a dash"
+    ),
+    "literal_error": Problem(
+        "{path}: {value} is not one of the values it may have", fix="use {expected}"
+    ),
+    "model_type": Problem("{path} must be a mapping, not {kind}"),
+    "start": Problem(
+        "{path}: {value} is not one of the values it may have",
+        fix="use earliest, latest, sink, `{timestamp: ...}` or `{offsets: ...}`",
+    ),
+    "string_pattern_mismatch": Problem("{path} must not be empty"),
+    "string_type": Problem("{path} must be text, not {kind}", fix="put text in quotes"),
+    "too_short": Problem("{path} must have {min_length} or more entries, not {actual_length}"),
 }
-"""Sentences for what pydantic's own checks find, by the type of its error, with the facts that it
-gives open.
-"""
+"""What pydantic finds, by the type of its error, with the facts that it gives open."""
 
 
-def first_sentence(error: ValidationError) -> str:
-    """Return the sentence about what is wrong first, with its place."""
+def first_problem(error: ValidationError) -> Problem:
+    """Return what is wrong first, with its place."""
     first = error.errors(include_url=False)[0]
     # Pydantic puts the kinds of a union into the place, and a word where a key is wrong.
     at = tuple(str(step) for step in first["loc"] if not re.fullmatch(r"<.*>|\[key\]", str(step)))
     facts: dict[str, Any] = first.get("ctx", {})
     refusal = facts.get("error")
     if isinstance(refusal, RefusedError):
-        return sentence_of(refusal.sentence, at + refusal.at, first["input"])
-    sentence = _SENTENCES.get(first["type"], first["msg"])
-    return sentence_of(sentence, at, first["input"], **facts)
+        return problem_of(refusal, at + refusal.at, first["input"])
+    problem = _PROBLEMS.get(first["type"], Problem(first["msg"]))
+    return problem_of(problem, at, first["input"], **facts)
 
 
-def sentence_of(sentence: str, at: tuple[str, ...], value: object = None, **facts: object) -> str:
-    """Return the sentence on one line, with its place, its value and further facts filled in."""
+def problem_of(
+    open_problem: Problem | RefusedError, at: tuple[str, ...], value: object = None, **facts: object
+) -> Problem:
+    """Return a problem, each of its parts on one line, with its place, its value and further facts
+    filled in.
+    """
     filled = {name: str(fact).replace("'", "") for name, fact in facts.items()}
     filled |= {
         "path": " ".join(".".join(at).split()),
         "value": _shown(value),
         "kind": _kind_of(value),
     }
-    return re.sub(r"\{(\w+)\}", lambda match: filled.get(match[1], match[0]), sentence)
+
+    def fill(text: str) -> str:
+        """Return a text with what is open in it filled in, where it is known."""
+        return re.sub(r"\{(\w+)\}", lambda match: filled.get(match[1], match[0]), text)
+
+    return Problem(fill(open_problem.what), fix=fill(open_problem.fix))
 
 
 def _shown(value: object) -> str:

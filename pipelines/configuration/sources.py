@@ -56,12 +56,16 @@ class Part(BaseModel):
         for name in data:
             if name not in fields:
                 raise RefusedError(
-                    f"unknown field `{{path}}`; {known_instead(str(name), list(fields))}", str(name)
+                    "unknown field `{path}`",
+                    str(name),
+                    fix=known_instead(str(name), list(fields)),
                 )
         for name, field in fields.items():
             if field.is_required() and name not in data:
                 example = f", such as `{name}: {field.examples[0]}`" if field.examples else ""
-                raise RefusedError(f"required field `{{path}}` is missing; add it{example}", name)
+                raise RefusedError(
+                    "required field `{path}` is missing", name, fix=f"add it{example}"
+                )
         return data
 
     def changed(self: _P, **values: Any) -> _P:
@@ -221,16 +225,17 @@ class SourceSettings(Part):
             return self
         if self.format == "avro" and self.schema_file is None:
             raise RefusedError(
-                "required field `{path}` is missing; Avro cannot be read without it, so name a "
-                "file",
+                "required field `{path}` is missing",
                 "schema",
+                fix="Avro cannot be read without it, so name a file",
             )
         if self.registry is not None and self.format != "avro":
-            raise RefusedError("{path} is for `format: avro` alone; leave it out", "registry")
+            raise RefusedError("{path} is for `format: avro` alone", "registry", fix="leave it out")
         if self.repartition is not None and len(self.topics) > 1:
             raise RefusedError(
-                "{path} is not possible where the source has several topics; name one topic",
+                "{path} is not possible where the source has several topics",
                 "repartition",
+                fix="name one topic",
             )
         return self
 

@@ -103,18 +103,19 @@ OWN_OPTIONS: Final = re.compile(
     r"|log_level|log\.queue|logger|default\.topic\.config|on_commit|on_delivery|[a-z_]+_cb"
 )
 
-_NOT_A_DURATION = "is not a duration; write a whole number and ms, s, m, h or d, such as `30m`"
+_NOT_A_DURATION: Final = "is not a duration"
+_RIGHT_DURATION: Final = "write a whole number and ms, s, m, h or d, such as `30m`"
 
 
-def _else(sentence: str) -> WrapValidator:
-    """Return the validator that has one sentence for whatever pydantic finds wrong with a value."""
+def _else(what: str, fix: str = "") -> WrapValidator:
+    """Return the validator that says one thing of whatever pydantic finds wrong with a value."""
 
     def validate(value: object, handler: ValidatorFunctionWrapHandler) -> object:
-        """Return the valid value. Raises RefusedError with the sentence for any other one."""
+        """Return the valid value. Raises RefusedError for any other one."""
         try:
             return handler(value)
         except ValidationError:
-            raise RefusedError(sentence) from None
+            raise RefusedError(what, fix=fix) from None
 
     return WrapValidator(validate)
 
@@ -131,7 +132,7 @@ def parse_duration(text: str) -> int:
     duration_ms = int(match[1]) * DURATION_UNITS_MS[match[2]] if match else -1
     # Nothing longer can mean anything; and sums of two stay inside a bigint.
     if not 0 <= duration_ms <= LAST_EVENT_TIME_MS:
-        raise ConfigurationError(f"`{text}` {_NOT_A_DURATION}")
+        raise ConfigurationError(f"`{text}` {_NOT_A_DURATION}", fix=_RIGHT_DURATION)
     return duration_ms
 
 
@@ -147,9 +148,11 @@ def _duration(shortest_ms: int = 0, right: str = "") -> BeforeValidator:
             else:
                 duration_ms = parse_duration(value if isinstance(value, str) else "")
         except ConfigurationError:
-            raise RefusedError("{path}: {value} " + _NOT_A_DURATION) from None
+            raise RefusedError(
+                f"{{path}}: {{value}} {_NOT_A_DURATION}", fix=_RIGHT_DURATION
+            ) from None
         if duration_ms < shortest_ms:
-            raise RefusedError("{path}: {value} is too short; it must be " + right)
+            raise RefusedError("{path}: {value} is too short", fix=f"it must be {right}")
         return duration_ms
 
     return BeforeValidator(duration)
@@ -199,12 +202,12 @@ def _timestamp(given: object) -> int:
     timestamp_ms = parse_iso_8601(value) if isinstance(value, str) else value
     if type(timestamp_ms) is not int:
         raise RefusedError(
-            "{path}: {value} is not a time; write ISO 8601, such as `2026-01-01T00:00:00Z`, or "
-            "epoch milliseconds"
+            "{path}: {value} is not a time",
+            fix="write ISO 8601, such as `2026-01-01T00:00:00Z`, or epoch milliseconds",
         )
     if not 0 <= timestamp_ms <= LAST_EVENT_TIME_MS:
         raise RefusedError(
-            "{path}: {value} is out of range; it must lie from 1970 to the year 9999"
+            "{path}: {value} is out of range", fix="it must lie from 1970 to the year 9999"
         )
     return timestamp_ms
 
@@ -252,18 +255,18 @@ Share = Annotated[
     float,
     Field(strict=True, gt=0, le=1),
     BeforeValidator(_share),
-    _else("{path}: {value} is not a percentage above 0% and up to 100%; write one such as `50%`"),
+    _else("{path}: {value} is not a percentage above 0% and up to 100%", "write one such as `50%`"),
 ]
 
 
 # -- text
 
 
-def _matching(pattern: str, what: str) -> AfterValidator:
+def _matching(pattern: str, kind: str, fix: str) -> AfterValidator:
     def matching(text: str) -> str:
         """Return the text as it is. Raises RefusedError where it does not match the pattern."""
         if not re.fullmatch(pattern, text):
-            raise RefusedError("{path}: {value} is not " + what)
+            raise RefusedError(f"{{path}}: {{value}} is not {kind}", fix=fix)
         return text
 
     return AfterValidator(matching)
@@ -273,14 +276,14 @@ def _url(text: str) -> str:
     # Perhaps with a password, so it is not shown.
     if not re.fullmatch(r"https?://[^\s/@]+(/[^\s@]*)?", text):
         raise RefusedError(
-            "{path} is not a URL; write http:// or https://, a host, and no password"
+            "{path} is not a URL", fix="write http:// or https://, a host, and no password"
         )
     return text
 
 
 def _not_reserved(name: str) -> str:
     if name in RESERVED_NAMES | NAMES_OF_STEPS:
-        raise RefusedError("{path}: {value} is reserved for the output; choose another")
+        raise RefusedError("{path}: {value} is reserved for the output", fix="choose another")
     return name
 
 
@@ -319,7 +322,8 @@ def _schema_file(value: object, info: ValidationInfo) -> SchemaFile:
         return SchemaFile(path, path.read_bytes())
     except OSError:
         raise RefusedError(
-            "{path}: {value} is not a file that can be read; paths start at this file's folder"
+            "{path}: {value} is not a file that can be read",
+            fix="paths start at this file's folder",
         ) from None
 
 
@@ -329,7 +333,7 @@ def _absolute(path: Path, info: ValidationInfo) -> Path:
         return (folder / path.expanduser()).resolve()
     except (OSError, RuntimeError, ValueError):  # a loop of links, no home folder, a null character
         raise RefusedError(
-            "{path}: {value} is not a path; name one, absolute or from this file's folder"
+            "{path}: {value} is not a path", fix="name one, absolute or from this file's folder"
         ) from None
 
 
@@ -340,14 +344,14 @@ def _names_of_topics(names: tuple[str, ...]) -> tuple[str, ...]:
     """
     for name in names:
         if names.count(name) > 1:
-            raise RefusedError(f"{{path}} names {name} twice; name each topic once")
+            raise RefusedError(f"{{path}} names {name} twice", fix="name each topic once")
     return tuple(sorted(names))
 
 
 def _different(paths: tuple[str, ...]) -> tuple[str, ...] | str:
     for path in paths:
         if paths.count(path) > 1:
-            raise RefusedError(f"{{path}} names {path} twice; name each path once")
+            raise RefusedError(f"{{path}} names {path} twice", fix="name each path once")
     return paths if len(paths) > 1 else paths[0]
 
 
@@ -359,18 +363,19 @@ Text = Annotated[str, StringConstraints(strict=True, pattern=r"\S")]
 Location = Annotated[Text, AfterValidator(_location)]
 Schema = Annotated[SchemaFile, BeforeValidator(_schema_file)]
 Name = Annotated[
-    Text, _matching("[A-Za-z0-9._-]+", "a name; use letters, digits, `-`, `_` and `.`")
+    Text, _matching("[A-Za-z0-9._-]+", "a name", "use letters, digits, `-`, `_` and `.`")
 ]
 Url = Annotated[Text, AfterValidator(_url)]
 Identifier = Annotated[
     Text,
-    _matching(r"[^\s`./]+", "a name in a catalog; leave out blanks, dots, slashes and backticks"),
+    _matching(r"[^\s`./]+", "a name in a catalog", "leave out blanks, dots, slashes and backticks"),
 ]
 TopicName = Annotated[
     Text,
     _matching(
         r"(?!\.{1,2}$)[A-Za-z0-9._-]{1,249}",
-        "a topic name; Kafka takes letters, digits, `.`, `_` and `-`",
+        "a topic name",
+        "Kafka takes letters, digits, `.`, `_` and `-`",
     ),
 ]
 
@@ -385,15 +390,15 @@ Topics = Annotated[
 
 SourceName = Annotated[
     Text,
-    _matching("[a-z][a-z0-9_]*", "a name for a source; use a-z, 0-9 and _, with a letter first"),
+    _matching("[a-z][a-z0-9_]*", "a name for a source", "use a-z, 0-9 and _, with a letter first"),
     AfterValidator(_not_reserved),
 ]
 DottedPath = Annotated[
     Text,
     _matching(
         PATH_PATTERN,
-        r"a dotted path; join field names by single dots, such as `meta.ts`, and write `\.` for a "
-        r"dot in a name",
+        "a dotted path",
+        r"join field names by single dots, such as `meta.ts`, and write `\.` for a dot in a name",
     ),
 ]
 
@@ -408,7 +413,9 @@ Paths = Annotated[
 _SERVER = r"\s*([A-Za-z0-9_]+://)?(\[[0-9A-Fa-f:.]+\]|[^\s,:/\[\]]+):[0-9]{1,5}\s*"
 Servers = Annotated[
     Text,
-    _matching(f"{_SERVER}(,{_SERVER})*", "a list of brokers; write host:port, separated by commas"),
+    _matching(
+        f"{_SERVER}(,{_SERVER})*", "a list of brokers", "write host:port, separated by commas"
+    ),
 ]
 
 
@@ -433,7 +440,9 @@ def _named(value: object) -> object:
     for name in value if isinstance(value, Mapping) else ():
         # Perhaps `name=value`, so it is not shown.
         if not re.fullmatch(r"[A-Za-z0-9._-]+", str(name)):
-            raise RefusedError("{path} has a name that no option can have; write `name: value`")
+            raise RefusedError(
+                "{path} has a name that no option can have", fix="write `name: value`"
+            )
     return value
 
 
@@ -445,12 +454,12 @@ def _as_text(value: object) -> str:
 def _not_own(options: dict[str, str]) -> dict[str, str]:
     for name in options:
         if OWN_OPTIONS.fullmatch(name):
-            raise RefusedError("{path} is set by Watersmeet itself; leave it out", name)
+            raise RefusedError("{path} is set by Watersmeet itself", name, fix="leave it out")
         if name.startswith("kafka."):
             raise RefusedError(
-                "{path}: options are named as librdkafka names them; leave out the leading "
-                "`kafka.`",
+                "{path}: options are named as librdkafka names them",
                 name,
+                fix="leave out the leading `kafka.`",
             )
     return options
 
@@ -462,7 +471,7 @@ _OWN_REGISTRY_OPTIONS: Final = re.compile(r"url|timeout|max\.retries|retries\..*
 def _not_own_of_registry(options: dict[str, str]) -> dict[str, str]:
     for name in options:
         if _OWN_REGISTRY_OPTIONS.fullmatch(name):
-            raise RefusedError("{path} is set by Watersmeet itself; leave it out", name)
+            raise RefusedError("{path} is set by Watersmeet itself", name, fix="leave it out")
     return options
 
 
@@ -536,7 +545,6 @@ Start = Annotated[
     Discriminator(
         _kind_of_start,
         custom_error_type="start",
-        custom_error_message="{path}: {value} is not one of the values it may have; "
-        "use earliest, latest, sink, `{timestamp: ...}` or `{offsets: ...}`",
+        custom_error_message="is no start",  # the sentence is in file.py, as all by type
     ),
 ]

@@ -41,10 +41,10 @@ def archive() -> Path | None:
 
     Java crashes with one that was cut off, so that its size is part of the name of its file.
     """
-    wanted = name()
-    if wanted is None:
+    stem = name()
+    if stem is None:
         return None
-    files = folder().glob(f"{wanted}.*.jsa")
+    files = folder().glob(f"{stem}.*.jsa")
     return next((file for file in files if file.stem.endswith(f".{file.stat().st_size}")), None)
 
 

@@ -28,11 +28,18 @@ def sql_of(where: Where, times: Collection[str], dialect: Dialect) -> str:
         """Return the conditions of a term, joined by AND."""
         return " AND ".join(_condition(times, dialect, *condition) for condition in term) or "TRUE"
 
-    first = where[0] if where else []
-    common = [condition for condition in first if all(condition in term for term in where[1:])]
-    rest = [[condition for condition in term if condition not in common] for term in where]
+    common = [condition for condition in where[0] if _in_all(condition, where)] if where else []
+    rest = [_without(common, term) for term in where]
     either = " OR ".join(f"({conjunction(term)})" for term in rest) or "TRUE"
     return f"{conjunction(common)} AND ({either})" if common else either
+
+
+def _in_all(condition: Condition, where: Where) -> bool:
+    return all(condition in term for term in where)
+
+
+def _without(common: Sequence[Condition], term: Sequence[Condition]) -> list[Condition]:
+    return [condition for condition in term if condition not in common]
 
 
 def _condition(

@@ -143,10 +143,12 @@ def check_rules(epochs: Epochs, settings: Settings) -> None:
 
 def _other_rules(fields: Iterable[str]) -> ConfigurationError:
     return ConfigurationError(
-        "the lake has other rules than this configuration; `watersmeet evolve` says what "
-        "would change, and `watersmeet evolve --apply` records it",
+        "the lake has other rules than this configuration",
         where=", ".join(fields),
-        fix="or set it back",
+        fix=(
+            "`watersmeet evolve` says what would change, and `watersmeet evolve --apply` records "
+            "it; or set it back"
+        ),
     )
 
 

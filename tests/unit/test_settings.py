@@ -70,12 +70,13 @@ def load(
 def refusal(
     folder: Path, config: dict[str, Any] | str, environ: Mapping[str, str] | None = None
 ) -> str:
-    """The sentence after the file's name; it is one line, and nothing in the traceback shows the
-    secret."""
+    """The sentence after the file's name; it is one line, its advice is a fact of its own, and
+    nothing in the traceback shows the secret."""
     with pytest.raises(ConfigurationError) as caught:
         load(folder, config, environ)
     message, start = str(caught.value), f"{folder / 'watersmeet.yml'}: "
     assert message.startswith(start)
+    assert "; " not in caught.value.problem.what
     assert "\n" not in message
     assert "{" not in message.replace("${", "").replace("`{", "")
     assert SECRET not in "".join(traceback.format_exception(caught.value))
