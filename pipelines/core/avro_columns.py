@@ -93,7 +93,7 @@ def _renamed(node: Any) -> Any:
 
     A logical type on a type that cannot have it is ignored from then on, as Avro's specification
     says. Keys that fastavro adds to a schema when it parses it (`__...`) are left out. Raises
-    UnfitError for a decimal without a valid precision and scale.
+    UnfitError for a decimal of bytes without a valid precision and scale.
     """
     if isinstance(node, list):
         return [_renamed(part) for part in node]
@@ -104,7 +104,7 @@ def _renamed(node: Any) -> Any:
         name: _renamed(node[name]) for name in ("type", "fields", "items", "values") if name in node
     }
     if node.get("logicalType") in _RENAMED:
-        if node["logicalType"] == "decimal":
+        if node["logicalType"] == "decimal" and node.get("type") in ("bytes", "fixed"):
             _check_decimal(node)
         node["logicalType"] = _OWN + node["logicalType"]
     return node

@@ -112,6 +112,7 @@ def undecodable(schema: Any, content: bytes | None) -> str:
         (logical("string", "uuid"), "STRING"),
         ({"type": "fixed", "name": "U", "size": 16, "logicalType": "uuid"}, "STRING"),
         ({"type": "fixed", "name": "D", "size": 12, "logicalType": "duration"}, "BINARY"),
+        (logical("string", "decimal"), "STRING"),
         (logical("int", "timestamp-millis"), "BIGINT"),
         (logical("string", "date"), "STRING"),
         (logical("long", "mine"), "BIGINT"),
