@@ -33,7 +33,7 @@ import pyarrow as pa
 
 from pipelines.core.merge import LATE_SCHEMA, Batch
 from pipelines.core.plan import BatchPlan, End, TopicPartition
-from pipelines.engine import Engine
+from pipelines.engine import Engine, Rows
 from pipelines.faults import fault_point
 from pipelines.kafka.idle_detector import IdleDetector
 from pipelines.lake import tables
@@ -56,8 +56,8 @@ from pipelines.running.validation import validated
 from pipelines.settings import Settings
 
 GATHERED_BYTES = 16 * 1024 * 1024
-"""Number of bytes of records up to which changed rows are gathered in this process before they are
-committed: a MERGE is quicker with a few rows that are there, and slower with many.
+"""Number of bytes of records up to which rows are gathered in this process before they are
+committed: a few rows that are there are committed sooner than an engine's own, and many later.
 """
 
 HELD_BATCHES = 2
@@ -170,11 +170,10 @@ class Silver:
         changed = validate(
             self._engine.from_tables(functions.merge, rows, planner.partitions, schema)
         )
+        changed = self._gathered(changed, planner.size(batch.plan) + unfinished.where_bytes)
         if not unfinished.has_changing:
             self._engine.append(tables.SILVER, changed, commit)
             return
-        if planner.size(batch.plan) + unfinished.where_bytes <= GATHERED_BYTES:
-            changed = self._engine.collect(changed)
         large = unfinished if unfinished.size > held_bytes else None
         self._engine.merge(tables.SILVER, changed, commit, large=large)
 
@@ -186,7 +185,7 @@ class Silver:
             inputs = replace(self._rows.inputs(batch, planner), counts=[], messages=[])
             find_late = inputs.functions(batch).late
             late = self._engine.from_tables(find_late, inputs.rows, planner.partitions, LATE_SCHEMA)
-            self._engine.append(tables.LATE, late, commit)
+            self._engine.append(tables.LATE, self._gathered(late, planner.size(plan)), commit)
         fault_point("silver.duplicates")
         with self._correcting.of(plan, planner) as corrected:
             repeated = [self._rows.duplicates(plan.batch), corrected.duplicates]
@@ -199,6 +198,12 @@ class Silver:
         fault_point("silver.progress")
         rows = progress_rows(plan, self.settings, version, now_ms())
         self._engine.append(tables.PROGRESS, rows, commit)
+
+    def _gathered(self, rows: Rows, size: int) -> Rows | pa.Table:
+        """Return rows that are made of records of so many bytes: in this process, if those are
+        few.
+        """
+        return self._engine.collect(rows) if size <= GATHERED_BYTES else rows
 
     def _decide_idle(self, planner: Planner) -> bool:
         """Write idle decisions for laggards that are silent; return True if there were any."""

@@ -390,11 +390,18 @@ class SparkEngine:
         commit: Commit,
         *,
         only_open: bool = True,
-        large: SilverRows | None = None,  # noqa: ARG002 - Spark uses the disk
+        large: SilverRows | None = None,
     ) -> None:
-        """See `Engine.merge`."""
-        frame = self.rows(rows) if isinstance(rows, pa.Table) else rows
-        self._merge(table, frame, commit, only_open=only_open)
+        """See `Engine.merge`. Rows in this process are merged by delta-rs where it can write the
+        table, unless those that they may change are large: Spark uses the disk.
+        """
+        if isinstance(rows, pa.Table):
+            by_delta_rs = self._by_delta_rs(table) if large is None else None
+            if by_delta_rs is not None:
+                by_delta_rs.merge(table, rows, commit, only_open=only_open)
+                return
+            rows = self.rows(rows)
+        self._merge(table, rows, commit, only_open=only_open)
 
     def _merge(
         self,

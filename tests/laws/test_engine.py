@@ -83,9 +83,18 @@ def seqs(engine: Engine, partition: int) -> list[int]:
     return sorted(found["last_seq"].to_pylist())
 
 
-def changed(engine: Engine, *rows: tuple[int, str, str | None, int, int | None]) -> Any:
-    """Silver's rows for a merge: partition, key, status, event time, and the event time of the row
-    that goes (ms)."""
+Changed = tuple[int, str, str | None, int, int | None]
+"""A row for a merge into silver: partition, key, status, event time, and the event time of the row
+that goes (ms)."""
+
+
+def changed(engine: Engine, *rows: Changed) -> Any:
+    """Rows for a merge, in the engine's own form."""
+    return engine.rows(gathered(engine, *rows))
+
+
+def gathered(engine: Engine, *rows: Changed) -> pa.Table:
+    """Rows for a merge, in this process."""
     table = engine.lake.layout[tables.SILVER]
     values = [
         {"partition": p, "merge_key": key, "status": status, "event_time": time, "tenant": ""}
@@ -100,7 +109,7 @@ def changed(engine: Engine, *rows: tuple[int, str, str | None, int, int | None])
     found = table.rows_of(values)
     for name in REPLACING:
         found = found.append_column(name, replacing[name])
-    return engine.rows(found)
+    return found
 
 
 def changed_schema(engine: Engine) -> pa.Schema:
@@ -273,6 +282,22 @@ def test_a_merge_replaces_the_open_row_of_its_key_and_time_once_and_leaves_no_se
     assert read(engine, earlier, ["merge_key"]) == [("a",), ("b",), ("c",)], (
         "an earlier version is as it was"
     )
+
+
+@in_catalogs_of_spark
+def test_rows_in_this_process_and_the_engines_own_are_merged_in_turns(engine: Engine) -> None:
+    others = [(7, f"k{n}", "open", n, None) for n in range(20)]
+    engine.merge(tables.SILVER, changed(engine, *others), Commit("turns", 1, 1))
+    for n, rows in enumerate((gathered, changed, gathered, gathered, changed), start=1):
+        news = [(7, "k0", "timed_out", n - 1, n - 1), (7, "k0", "open", n, None)]
+        commit = Commit("turns", 1, n + 1)
+        for _ in range(2):
+            engine.merge(tables.SILVER, rows(engine, *news), commit)
+    expected = [("k0", "timed_out", n) for n in range(5)] + [("k0", "open", 5)]
+    expected += [(key, "open", n) for _, key, _, n, _ in others[1:]]
+    assert silver(engine, 7) == sorted(expected)
+    read_by_engine = engine.read(tables.SILVER, ["merge_key"], [[("partition", "=", 7)]])
+    assert engine.collect(read_by_engine).num_rows == len(expected)
 
 
 def _closing(chunks: Iterator[pa.Table], news: pa.Table) -> Iterator[tuple[pa.Table, pa.Table]]:
