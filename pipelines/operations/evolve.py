@@ -36,10 +36,12 @@ from pipelines.lake.generations import read_generations
 from pipelines.lake.lease import EVOLVE, change_under_way
 from pipelines.lake.location import Lake
 from pipelines.lake.progress import LastBatch, last_batch
+from pipelines.lake.published import last_published
 from pipelines.lake.recovered import MESSAGES, has_messages
 from pipelines.lake.table_reader import TableReader
 from pipelines.monitoring.observability import Reporter
 from pipelines.run import LAYERS, Run, evolve_schema
+from pipelines.running.generations import told_by_order
 from pipelines.running.next_offsets import NextOffsets
 from pipelines.running.owner import now_ms
 from pipelines.settings import Settings
@@ -62,6 +64,7 @@ def preview(reader: TableReader, settings: Settings) -> dict[str, Any]:
     problems = [
         *_problems(epochs, settings, changed),
         *_too_early(reader, changed, last, epochs, settings),
+        *_told_by_order(reader, epochs, settings),
     ]
     next_batch = 0 if last is None else last[0].batch + 1
     return {
@@ -184,6 +187,29 @@ def _too_early(
             )
             yield Problem(
                 what, field, f"run the lake, and wait until its clock has passed {utc(until)}"
+            )
+
+
+def _told_by_order(reader: TableReader, epochs: Epochs, settings: Settings) -> Iterator[Problem]:
+    """Yield a problem for each partition where a jump still reads records again of which only the
+    order by event time tells whether they are published.
+
+    A window by gap has another order.
+    """
+    before = epochs.current.settings
+    generations = read_generations(reader, before)
+    if before.merge.says_closing or not settings.merge.says_closing or not generations:
+        return
+    newest = generations.newest
+    published = last_published(reader)
+    unknown = {tp.partition for tp, _ in told_by_order(generations[0], newest)}
+    for p in sorted(unknown):
+        if p not in published or published[p].seq <= newest.tails[p].seq:
+            yield Problem(
+                f"only the order of messages by event time tells what is published of partition {p}"
+                ", and the jump back has not passed that yet",
+                "merge.window",
+                f"run the lake by its rules until another message is out in partition {p}",
             )
 
 

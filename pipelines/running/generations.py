@@ -16,7 +16,7 @@ follows for the generation before it is completed by `running.ended`.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property, partial
@@ -51,14 +51,18 @@ from pipelines.lake.generations import (
 from pipelines.lake.inputs import of_topic
 from pipelines.lake.progress import last_batch
 from pipelines.lake.recovered import joined, rows_of_parts
-from pipelines.lake.retention_bounds import read_retention_bounds
 from pipelines.lake.table_reader import TableReader, Where, in_portions, row_count, within
 from pipelines.lake.unpublished import reached, unpublished
 from pipelines.running.bronze_table import BronzeTable, kafka_input, without_existing
 from pipelines.running.ended import end_earlier
 from pipelines.running.next_offsets import NextOffsets
 from pipelines.running.owner import Owner, now_ms
-from pipelines.running.published_parts import corrected_offsets, out_offsets, passed_over
+from pipelines.running.published_parts import (
+    corrected_offsets,
+    deleted_offsets,
+    out_offsets,
+    passed_over,
+)
 from pipelines.running.taking_up import Sink, check_start, read_last_corrections, read_sink
 from pipelines.settings import Settings, StartOffsets, StartTimestamp
 
@@ -228,6 +232,20 @@ def preview(reader: TableReader, settings: Settings, partitions: int) -> list[di
 # -- a reset
 
 
+def told_by_order(first: Generation, jumped: Generation) -> Iterator[tuple[TopicPartition, int]]:
+    """Yield the topic-partitions of which a jump reads records again that silver knows nothing of,
+    and the offset from which it knows them.
+
+    These lie before a lake that was recovered from its sink (`first`). Only the order by event time
+    tells which of them are published, since no message at the jump says when it was closed.
+    """
+    for tp, begin in jumped.begin.items():
+        tail = jumped.tails.get(tp.partition)
+        is_known = first.kind != "sink" or begin >= first.begin[tp]
+        if not is_known and tail is not None and tail.place.closed_at == PLAIN:
+            yield tp, first.begin[tp]
+
+
 class TopicJump(NamedTuple):
     """A reset of one topic-partition.
 
@@ -332,32 +350,22 @@ class Jump:
         """Raise ConfigurationError if published records would be merged again and not be
         recognised.
 
-        That happens to records of which only the order of messages tells whether they are
-        published, if that order has changed: the messages so far are of a timeout, and now there is
-        a window by gap. Silver does not know such records: they lie before a lake that was
-        recovered from its sink, or their rows were deleted (`keep`).
+        That happens to records before a lake that was recovered from its sink, if the order of
+        messages has changed: only it tells whether they are published.
         """
         if not self.settings.merge.says_closing:
             return
-        first = self._before[0]
-        deleted = read_retention_bounds(self._reader).times
-        for jump in self.jumps:
-            p = jump.tp.partition
-            tail = self.tails.get(p)
-            known_from = first.begin[jump.tp] if first.kind == "sink" else 0
-            known_from = jump.from_offset if (tables.SILVER, p) in deleted else known_from
-            if tail is not None and tail.place.closed_at == PLAIN and jump.to_offset < known_from:
-                topic = jump.tp.input.topic
-                raise ConfigurationError(
-                    "silver does not have all that was published, with a timeout, of what "
-                    f"lies before offset {known_from} of {topic}[{p}], so it would be "
-                    "published again with the window",
-                    where="--to",
-                    fix=(
-                        "run this lake until a message that its window has closed is out in "
-                        f"partition {p}, or jump to a later time"
-                    ),
-                )
+        for tp, known_from in told_by_order(self._before[0], self._generation):
+            raise ConfigurationError(
+                "silver does not have all that was published, with a timeout, of what lies before "
+                f"offset {known_from} of {tp.input.topic}[{tp.partition}], so it would be "
+                "published again with the window",
+                where="--to",
+                fix=(
+                    "run this lake until a message that its window has closed is out in "
+                    f"partition {tp.partition}, or jump to a later time"
+                ),
+            )
 
     def preview(self) -> dict[str, Any]:
         """Return what the reset does.
@@ -398,14 +406,17 @@ class Jump:
             self._read_missing(input_id)
         if any(jump.read_again for jump in self.jumps):
             engine = self.owner.engine
-            published = joined(
-                [
-                    *out_offsets(engine, self.settings, self._before, self.tails).items(),
-                    *corrected_offsets(
-                        engine, self.settings, self._before, self.correction_tails
-                    ).items(),
-                ]
+            messages = out_offsets(engine, self.settings, self._before, self.tails)
+            corrections = corrected_offsets(
+                engine, self.settings, self._before, self.correction_tails
             )
+            again = {
+                jump.tp: (jump.to_offset, jump.from_offset)
+                for jump in self.jumps
+                if jump.read_again
+            }
+            deleted = deleted_offsets(self._reader, self.settings, again)
+            published = joined([*messages.items(), *corrections.items(), *deleted.items()])
         else:
             published = passed_over(self._reader, self._before.newest)
         _write_published(self.owner, self.settings, generation.number, rows_of_parts(published))

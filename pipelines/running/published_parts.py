@@ -40,6 +40,7 @@ from pipelines.lake.inputs import of_topic
 from pipelines.lake.order import PLACE_COLUMNS
 from pipelines.lake.progress import last_batch
 from pipelines.lake.recovered import MESSAGES, joined, parts_of_messages, read_since
+from pipelines.lake.retention_bounds import read_retention_bounds
 from pipelines.lake.table_reader import TableReader, Where, within
 from pipelines.lake.tenant_state import BatchEnd, TenantStateReader
 from pipelines.lake.unpublished import reached
@@ -47,6 +48,8 @@ from pipelines.running.recover_planner import merge_rules
 from pipelines.settings import Settings
 
 _WAITING = ["topic", "partition", "offset", "event_time", "heartbeat", "merge_key", "tenant"]
+
+_NO_OFFSETS = np.array([], np.int64)
 
 PARTS = pa.schema(
     {
@@ -88,11 +91,7 @@ def out_offsets(
         if generations.after(generations[0]) is None:
             recovered.append(engine.collect(_waiting_from_sink(engine, settings, generations[0])))
         published = pa.concat_tables([published, *recovered])
-    offsets = int64s(published["offset"])
-    parts = {
-        tp: offsets[rows]
-        for tp, rows in by_topic_partition(published, settings.inputs, offsets).items()
-    }
+    parts = _by_topic_partition(published, settings.inputs)
     return joined([*parts.items(), *passed_over(engine.reader, newest).items()])
 
 
@@ -123,11 +122,40 @@ def corrected_offsets(
     names = ["generation", "partition", *ORDER, "valid", *_part_columns(settings)]
     rows = engine.read(tables.CORRECTIONS, names)
     parts = engine.collect(engine.per_partition(function, [rows], PARTS))
-    offsets = int64s(parts["offset"])
-    return {
-        tp: np.unique(offsets[rows_of_tp])
-        for tp, rows_of_tp in by_topic_partition(parts, settings.inputs, offsets).items()
-    }
+    return joined(_by_topic_partition(parts, settings.inputs).items())
+
+
+def deleted_offsets(
+    reader: TableReader, settings: Settings, spans: Mapping[TopicPartition, tuple[int, int]]
+) -> dict[TopicPartition, Int64s]:
+    """Return, by topic-partition, the sorted offsets of all records that may be parts of rows of
+    silver, or of corrections, which `keep` has deleted.
+
+    Nothing tells which of them were published: those of another merge record, by other rules or
+    without some of the parts, may sort behind the sink's last message. So all of them count that
+    are older than the rows that are there, and in none of these. `spans`: by topic-partition, the
+    offsets `[from, until)` that are asked for.
+    """
+    times = dict[int, int]()
+    for (table, p), time in read_retention_bounds(reader).times.items():
+        if table in (tables.SILVER, tables.CORRECTIONS):
+            times[p] = max(time, times.get(p, time))
+    older: Where = [[("partition", "=", p), ("event_time", "<", time)] for p, time in times.items()]
+    if not older:
+        return {}
+    rows = reader.rows(tables.SILVER, ["partition", *_part_columns(settings)], older)
+    kept = _by_topic_partition(_places_of_parts(rows, settings.inputs), settings.inputs)
+    deleted = dict[TopicPartition, Int64s]()
+    for tp, span in spans.items():
+        if tp.partition not in times:
+            continue
+        is_older = ("event_time", "<", times[tp.partition])
+        where = [[*terms, is_older] for terms in within({tp.partition: span})]
+        table = tables.bronze(tp.input.source)
+        records = reader.rows(table, ["offset"], of_topic(tp.input, where))
+        offsets = np.unique(int64s(records["offset"]))
+        deleted[tp] = np.setdiff1d(offsets, kept.get(tp, _NO_OFFSETS))
+    return deleted
 
 
 def _places_in(tails: Mapping[int, CorrectionTail]) -> dict[int, CorrectionPlace]:
@@ -203,6 +231,12 @@ def _places(rows: pa.Table, closing_from: int | None) -> Iterator[SortKey]:
     for batch, (event_time, key, *closing) in zip(batches, zip(*columns, strict=True), strict=True):
         says_closing = closing_from is not None and batch >= closing_from
         yield place_of(event_time, key, *(closing if says_closing else ()))
+
+
+def _by_topic_partition(parts: pa.Table, inputs: Sequence[InputId]) -> dict[TopicPartition, Int64s]:
+    """Return, by topic-partition, the offsets of records by their coordinates."""
+    offsets = int64s(parts["offset"])
+    return {tp: offsets[rows] for tp, rows in by_topic_partition(parts, inputs, offsets).items()}
 
 
 def _part_columns(settings: Settings) -> list[str]:

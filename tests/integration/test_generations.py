@@ -443,3 +443,28 @@ def test_a_lake_taken_up_from_messages_of_a_timeout_does_not_jump_before_them_wi
     life.call("reset", "--to", "earliest", "--yes")
     life.run()
     life.check()
+
+
+@pytest.mark.promise("B120")
+def test_a_timeout_becomes_no_window_before_a_jump_has_passed_what_only_the_order_tells(
+    kafka: str, tmp_path: Path
+) -> None:
+    life = Life.make(kafka, tmp_path, merge={"timeout": "100ms"})
+    for begin in (0, 2000, 4000):
+        fed(life, begin)
+    life.lose()
+    life.both((None, 5500))
+    life.run()
+    life.call("reset", "--to", "earliest", "--yes")
+    del life.river.config["merge"]["timeout"]
+    life.configure("merge.window", {"gap": "100ms", "max": "1s"})
+    said = life.call("evolve", "--apply", exit_code=2)
+    assert "by its rules until another message is out in partition 0" in said
+    del life.river.config["merge"]["window"]
+    life.configure("merge.timeout", "100ms")
+    fed(life, 6000)
+    del life.river.config["merge"]["timeout"]
+    life.configure("merge.window", {"gap": "100ms", "max": "1s"})
+    life.call("evolve", "--apply")
+    life.run()
+    life.check()

@@ -26,7 +26,9 @@ from pipelines.lake.location import Lake
 from pipelines.lake.progress import last_batch
 from pipelines.lake.published import last_published
 from pipelines.lake.retention_bounds import batch_ends, read_retention_bounds
+from pipelines.lake.table_reader import Where
 from pipelines.operations.retention import expire
+from pipelines.settings import WindowSettings
 from tests.laws.conftest import QUICK, MakeLake, in_folders
 from tests.support.cases import (
     BAD_VALUES,
@@ -47,6 +49,7 @@ from tests.support.lakes import CaseLake, first_columns
 pytestmark = pytest.mark.promise("C10")
 
 TIMEOUT_MS, PARTITIONS, STEPS = 100, 2, 9
+WINDOW = {"window_by_gap": WindowSettings(gap_ms=60, max_ms=900)}
 KEEP = {"bronze": "600ms", "silver": "900ms", "late": "700ms", "quarantine": "500ms"}
 
 
@@ -310,6 +313,47 @@ def test_after_a_jump_back_only_what_was_merged_since_is_let_go(
     assert broken(lake) == []
     found = rebuild(lake.reader, lake.settings, tmp_path / "again")
     assert found["lake"] == found["rebuilt"]
+
+
+@pytest.mark.promise("B120")
+@pytest.mark.parametrize("kind", [QUICK], indirect=True, scope="module")
+@pytest.mark.parametrize("rules", [{"timeout_ms": 400}, WINDOW])
+@pytest.mark.usefixtures("kind")
+def test_what_was_let_go_comes_back_by_no_jump_whatever_the_rules_are_then(
+    lake: CaseLake, rules: dict[str, Any]
+) -> None:
+    keep = lake.settings.keep.model_copy(update={"bronze_ms": None})
+    lake.settings = lake.settings.model_copy(update={"keep": keep})
+    lake.arrive(0.8)
+    lake.merge()
+    note_published(lake)
+    valid = [[("status", "=", "timed_out"), ("valid", "=", True)]]
+    out = parts_of(lake, valid)
+    let_go(lake)
+    assert parts_of(lake, valid) < out
+    lake.jump(dict.fromkeys(lake.start().recover().state.cursors, 0), last_published(lake.reader))
+    merge = lake.settings.merge.model_copy(update={"timeout_ms": None, **rules})
+    lake.settings = lake.settings.model_copy(update={"merge": merge})
+    last = last_batch(lake.reader, lake.settings)
+    assert last is not None
+    begin_epoch(lake.reader, lake.quick.append, lake.settings, last[0].batch + 1, 0)
+    lake.arrive()
+    lake.merge()
+    anew = parts_of(lake, [[("generation", "=", 1)]])
+    assert anew
+    assert not anew & out
+    assert broken(lake) == []
+
+
+def parts_of(lake: CaseLake, where: Where) -> set[tuple[str, int, int]]:
+    """The coordinates of the parts of rows of silver."""
+    rows = lake.reader.select(tables.SILVER, ["partition", *SOURCES], where).to_pylist()
+    return {
+        (source, row["partition"], part["offset"])
+        for row in rows
+        for source in SOURCES
+        for part in row[source]
+    }
 
 
 @pytest.mark.long
