@@ -349,10 +349,7 @@ def _end(
     """
     if tp.partition in later:
         return End(evidence.generation.begin.get(tp, 0), None)
-    history = evidence.history.get(tp.partition)
-    if history is None or until > history.offsets[tp.input]:
-        return End(until, head)
-    return End(history.offsets[tp.input], history.clock)
+    return End(until, head)
 
 
 def _batches(

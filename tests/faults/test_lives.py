@@ -39,6 +39,14 @@ A_QUARTER_OF_A_DAY_S = 6 * 3600
 LIVES = chains(every_pair(), random.Random(1))
 
 
+ONCE_FAILED = (
+    # What `keep` had deleted was merged again, by other rules.
+    "merged keep reset_back evolve_window",
+    # A rebuild whose history began behind the last record of an epoch left out its idle decision.
+    "ahead silence evolve_within keep",
+)
+
+
 @pytest.fixture(scope="module", autouse=True)
 def _quick() -> Iterator[None]:
     with quick_lives():
@@ -94,6 +102,14 @@ def test_what_happens_to_a_lake_one_after_the_other_loses_and_repeats_nothing(
         assert_well(kafka, tmp_path, text)
         if time.monotonic() > end:
             break
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("text", ONCE_FAILED)
+def test_a_life_that_once_failed_loses_and_repeats_nothing(
+    kafka: str, tmp_path: Path, text: str
+) -> None:
+    assert_well(kafka, tmp_path, text)
 
 
 @pytest.mark.nightly
