@@ -49,6 +49,7 @@ from pipelines.monitoring.observability import Reporter
 from pipelines.run import LAYERS, Run
 from pipelines.running.chunks import NOT_FORGOTTEN, chunks_of, read_chunk
 from pipelines.running.owner import Owner, now_ms
+from pipelines.running.published_parts import offsets_of, part_columns, places_of_parts
 from pipelines.settings import Settings
 
 ROWS = 5_000
@@ -170,11 +171,7 @@ class Forgetting:
     @property
     def partitions(self) -> set[int]:
         """The partitions in which the tables have the key."""
-        places = [
-            place
-            for input_id in self.settings.inputs
-            for place in (*self._in_bronze(input_id), *self._late[input_id])
-        ]
+        places = chain.from_iterable(map(self._anywhere, self.settings.inputs))
         return {row["partition"] for row in self._silver} | {p for p, _ in places}
 
     # -- where it is
@@ -231,6 +228,27 @@ class Forgetting:
 
     def _in_bronze(self, input_id: InputId) -> Places:
         return [*self._read[input_id], *self._unmerged[input_id], *self._refused[input_id]]
+
+    def _anywhere(self, input_id: InputId) -> set[tuple[int, int]]:
+        """Return the records of an input that any table has: of bronze, `keep` may have deleted
+        them.
+        """
+        noted = chain.from_iterable(of_table[input_id] for of_table in self._noted.values())
+        return {*self._in_bronze(input_id), *self._merged[input_id], *noted}
+
+    @cached_property
+    def _merged(self) -> dict[InputId, Places]:
+        """The parts of merge records and corrections of the key, and their duplicates, by input."""
+        places: dict[InputId, Places] = {i: [] for i in self.settings.inputs}
+        for table in filter(self.reader.exists, (tables.SILVER, tables.CORRECTIONS)):
+            existing = self.reader.columns(table).names
+            names = [name for name in part_columns(self.settings) if name in existing]
+            rows = self.reader.rows(table, ["partition", *names], [self._key_conditions])
+            parts = places_of_parts(rows, self.settings.inputs)
+            for tp, offsets in offsets_of(parts, self.settings.inputs).items():
+                more = [(tp.partition, offset) for offset in offsets.tolist()]
+                places[tp.input] = [*places[tp.input], *more]
+        return places
 
     @cached_property
     def _refused(self) -> dict[InputId, Places]:
@@ -293,7 +311,7 @@ class Forgetting:
 
         Each row has the number of records and their end (epoch ms; None: unknown).
         """
-        if self._silver or any(map(self._in_bronze, self.settings.inputs)):
+        if self._silver or any(map(self._anywhere, self.settings.inputs)):
             yield {
                 "where": "time travel and change files",
                 "records": None,
@@ -302,7 +320,7 @@ class Forgetting:
         cluster = Cluster(self.settings.kafka)
         for input_id in self.settings.inputs:
             topic = input_id.topic
-            places = self._in_bronze(input_id)
+            places = sorted(self._anywhere(input_id))
             kept = self.settings.sources[input_id.source]
             first = cluster.bounds_of(topic, sorted({p for p, _ in places})) if places else {}
             yield self._topic_row(
@@ -376,9 +394,7 @@ class Forgetting:
         """
         now = now_ms()
         for input_id in self.settings.inputs:
-            if rows := [
-                (*input_id, p, at, now) for p, at in sorted(set(self._in_bronze(input_id)))
-            ]:
+            if rows := [(*input_id, p, at, now) for p, at in sorted(self._anywhere(input_id))]:
                 owner.append(
                     tables.ERASED, owner.engine.lake.layout[tables.ERASED].rows(rows), DELETING
                 )

@@ -74,7 +74,7 @@ def out_offsets(
     included.
     """
     newest = generations.newest
-    names = ["partition", "batch", *PLACE_COLUMNS, *_part_columns(settings)]
+    names = ["partition", "batch", *PLACE_COLUMNS, *part_columns(settings)]
     valid = engine.read(
         tables.SILVER, names, [[("status", "=", "timed_out"), ("valid", "=", True)]]
     )
@@ -91,7 +91,7 @@ def out_offsets(
         if generations.after(generations[0]) is None:
             recovered.append(engine.collect(_waiting_from_sink(engine, settings, generations[0])))
         published = pa.concat_tables([published, *recovered])
-    parts = _by_topic_partition(published, settings.inputs)
+    parts = offsets_of(published, settings.inputs)
     return joined([*parts.items(), *passed_over(engine.reader, newest).items()])
 
 
@@ -119,10 +119,10 @@ def corrected_offsets(
         recovered=generations[0].corrected_before,
         inputs=settings.inputs,
     )
-    names = ["generation", "partition", *ORDER, "valid", *_part_columns(settings)]
+    names = ["generation", "partition", *ORDER, "valid", *part_columns(settings)]
     rows = engine.read(tables.CORRECTIONS, names)
     parts = engine.collect(engine.per_partition(function, [rows], PARTS))
-    return joined(_by_topic_partition(parts, settings.inputs).items())
+    return joined(offsets_of(parts, settings.inputs).items())
 
 
 def deleted_offsets(
@@ -143,8 +143,8 @@ def deleted_offsets(
     older: Where = [[("partition", "=", p), ("event_time", "<", time)] for p, time in times.items()]
     if not older:
         return {}
-    rows = reader.rows(tables.SILVER, ["partition", *_part_columns(settings)], older)
-    kept = _by_topic_partition(_places_of_parts(rows, settings.inputs), settings.inputs)
+    rows = reader.rows(tables.SILVER, ["partition", *part_columns(settings)], older)
+    kept = offsets_of(places_of_parts(rows, settings.inputs), settings.inputs)
     deleted = dict[TopicPartition, Int64s]()
     for tp, span in spans.items():
         if tp.partition not in times:
@@ -182,7 +182,7 @@ def _parts_of_corrections(
         is_out = pc.and_(own["valid"], pa.chunked_array([is_between]))
         is_recovered = is_up_to(own, recovered if number == 0 else {})
         published.append(own.filter(pc.or_(is_out, pa.chunked_array([is_recovered]))))
-    return _places_of_parts(pa.concat_tables(published), inputs)
+    return places_of_parts(pa.concat_tables(published), inputs)
 
 
 def passed_over(reader: TableReader, generation: Generation) -> dict[TopicPartition, Int64s]:
@@ -215,7 +215,7 @@ def _parts_of_messages(
             batch < newest.from_batch or (p in tails and place <= tails[p].place and not is_behind)
         )
     published = rows.filter(pa.array(is_out, pa.bool_()))
-    return _places_of_parts(published, inputs)
+    return places_of_parts(published, inputs)
 
 
 def _places(rows: pa.Table, closing_from: int | None) -> Iterator[SortKey]:
@@ -233,18 +233,18 @@ def _places(rows: pa.Table, closing_from: int | None) -> Iterator[SortKey]:
         yield place_of(event_time, key, *(closing if says_closing else ()))
 
 
-def _by_topic_partition(parts: pa.Table, inputs: Sequence[InputId]) -> dict[TopicPartition, Int64s]:
+def offsets_of(parts: pa.Table, inputs: Sequence[InputId]) -> dict[TopicPartition, Int64s]:
     """Return, by topic-partition, the offsets of records by their coordinates."""
     offsets = int64s(parts["offset"])
     return {tp: offsets[rows] for tp, rows in by_topic_partition(parts, inputs, offsets).items()}
 
 
-def _part_columns(settings: Settings) -> list[str]:
+def part_columns(settings: Settings) -> list[str]:
     """Return the columns of silver that name the records which are in a merge record."""
     return [*settings.sources, *([RECORD_IDS.name] if settings.has_ids else [])]
 
 
-def _places_of_parts(rows: pa.Table, inputs: Sequence[InputId]) -> pa.Table:
+def places_of_parts(rows: pa.Table, inputs: Sequence[InputId]) -> pa.Table:
     """Return the places of the parts of merge records, and of their duplicates."""
     part_tables = [PARTS.empty_table()]
     for source in dict.fromkeys(input_id.source for input_id in inputs):
@@ -300,7 +300,7 @@ def _known_from_sink(engine: Engine, settings: Settings, generations: Generation
         table = tables.bronze(input_id.source)
         source = {"source": input_id.source}
         inputs.append(engine.read(table, columns, of_topic(input_id, keyed), constants=source))
-    inputs.append(engine.read(tables.SILVER, ["partition", *_part_columns(settings)], batches))
+    inputs.append(engine.read(tables.SILVER, ["partition", *part_columns(settings)], batches))
     inputs.append(engine.read(tables.LATE, ["partition", "source", "topic", "offset"], batches))
     inputs.append(engine.read(tables.RECOVERED, ["partition", "merge_key"], MESSAGES))
     function = partial(
@@ -425,7 +425,7 @@ def _merged_into_nothing(
     is_passed_over = np.isin(int64s(records["partition"]), list(partitions_passed_over))
     records = records.filter(pc.or_(has_known_key, pa.array(is_passed_over)))
     late_parts = late.select(PARTS.names).cast(PARTS)
-    merged = pa.concat_tables([_places_of_parts(silver, inputs_of_lake), late_parts])
+    merged = pa.concat_tables([places_of_parts(silver, inputs_of_lake), late_parts])
     return (
         records.select(PARTS.names)
         .cast(PARTS)

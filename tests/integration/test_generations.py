@@ -281,6 +281,29 @@ def test_a_key_that_was_forgotten_does_not_come_back_by_reading_again(
     life.check()
 
 
+@pytest.mark.promise("N9")
+def test_a_key_that_was_forgotten_does_not_come_back_where_keep_has_deleted_its_records(
+    kafka: str, tmp_path: Path
+) -> None:
+    life = Life.make(kafka, tmp_path, keep={"bronze": "1s"})
+    life.both(("a", 0), (None, 1000))
+    life.run()
+    for time in (5000, 9000):
+        life.both(("b", time), (None, 30_000 * (time > 5000) + 6000))
+        life.run()
+    life.both((None, 60_000))
+    life.run()
+    life.call("maintain")
+    keys = life.river.reader.select("bronze_tracking", ["merge_key"])["merge_key"].to_pylist()
+    assert "a" not in keys, "keep has deleted it"
+    life.call("forget", "a", "--apply")
+    life.call("reset", "--to", "earliest", "--yes")
+    life.run()
+    for table in ("bronze_tracking", "bronze_orders", "silver"):
+        keys = life.river.reader.select(table, ["merge_key"])["merge_key"].to_pylist()
+        assert "a" not in keys
+
+
 def test_a_jump_after_a_change_to_a_window_closes_nothing_that_is_out(
     kafka: str, tmp_path: Path
 ) -> None:
