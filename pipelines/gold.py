@@ -26,6 +26,7 @@ import logging
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import takewhile
 from time import monotonic
 from typing import Any
 
@@ -35,7 +36,7 @@ from pipelines.errors import SinkReplacedError, TransactionTimeoutError, kind_of
 from pipelines.faults import fault_point
 from pipelines.kafka.cluster import SMALLER_MESSAGES, Cluster, sink_settings
 from pipelines.kafka.publisher import Publisher, sink_publisher
-from pipelines.kafka.reading import headers_of
+from pipelines.kafka.reading import headers_of, read_backwards
 from pipelines.lake import tables
 from pipelines.lake.published import last_noted_ms
 from pipelines.monitoring.events import Failed, Published, RecordsProcessed
@@ -132,6 +133,8 @@ class Gold:
             p: self.sequence.tail(message)
             for p, message in self._publisher.tails(self.partitions).items()
         }
+        if self.settings.publish.delivery == "at_least_once":
+            sink_tails = self._without_gaps(sink_tails, {**self.sequence.beginning(), **noted})
         counts_as_out = self.settings.publish.delivery == "at_most_once"
         # A partition that retention has emptied has no message in the sink: its noted tail stays.
         tails = dict(noted)
@@ -144,6 +147,31 @@ class Gold:
                 tails[p] = tail  # otherwise what was noted, and never sent, counts as published
         self._note(missing)
         return tails
+
+    def _without_gaps(self, tails: Mapping[int, Any], known: Mapping[int, Any]) -> dict[int, Any]:
+        """Return, by partition, the last message before which none is missing.
+
+        Without a transaction a message may be out, and one before it not, since the producer has
+        given that one up. `known`: the messages behind which that may be so.
+        """
+        gapless: dict[int, Any] = {}
+        for p, tail in tails.items():
+            last = known.get(p)
+            since = -1 if last is None else last.seq
+            sent: dict[int, Any] = {}
+            if tail.seq > since:
+                messages = read_backwards(self.settings.kafka, self.sequence.topic, p)
+                following = map(self.sequence.tail, messages)
+                for each in takewhile(lambda found, since=since: found.seq > since, following):
+                    sent.setdefault(each.seq, each)
+            else:
+                last = tail
+            while since + 1 in sent:
+                since += 1
+                last = sent[since]
+            if last is not None:
+                gapless[p] = last
+        return gapless
 
     def send_tombstones(self, key: str, partitions: Collection[int]) -> int:
         """Send messages without a value, since a key was erased; return how many were sent.

@@ -170,7 +170,9 @@ class Publisher:
         # The largest message fits, alone.
         return ListeningProducer(
             self._kafka,
-            delivery_timeout_ms=PRODUCE_TIMEOUT_S * 1000,
+            # Without a transaction, a message that is given up alone leaves a gap: the publisher
+            # gives up all that it has (`_flush`).
+            delivery_timeout_ms=PRODUCE_TIMEOUT_S * 1000 if "transactional_id" in own else 0,
             message_max_bytes=largest,
             queue_buffering_max_kbytes=max(queue_kbytes(self._kafka), largest // 1024 + 1),
             **self._options,

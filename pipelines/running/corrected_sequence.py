@@ -126,6 +126,10 @@ class CorrectedSequence(LakeSequence):
         """Return how far a sequence has come, as its last message says."""
         return sequence_tail(message, parse_tail)
 
+    def beginning(self) -> Mapping[int, CorrectionTail]:
+        """Return, by partition, the message behind which the newest generation publishes."""
+        return self._generations.newest.correction_tails if self.has_begun() else {}
+
     def noted(self, sink: str) -> dict[int, CorrectionTail]:
         """Return, by partition, how far the sequences of a topic have come, as `published` says."""
         return last_corrected(self.engine.reader, sink)

@@ -66,6 +66,10 @@ class MergedSequence(LakeSequence):
         """Return how far a sequence has come, as its last message says."""
         return sequence_tail(message, parse_tail)
 
+    def beginning(self) -> Mapping[int, SequenceTail]:
+        """Return, by partition, the message behind which the newest generation publishes."""
+        return self._generations.newest.tails if self.has_begun() else {}
+
     def noted(self, sink: str) -> dict[int, SequenceTail]:
         """Return, by partition, how far the sequences of a sink have come, as `published` says."""
         return last_published(self.engine.reader, sink)

@@ -76,6 +76,10 @@ class Sequence(Protocol):
         """
         ...
 
+    def beginning(self) -> Mapping[int, Any]:
+        """Return, by partition, the message behind which the newest generation publishes."""
+        ...
+
     def noted(self, sink: str) -> dict[int, Any]:
         """Return, by partition, how far the sequences of a topic have come, as `published` says."""
         ...

@@ -3,15 +3,17 @@ emptied or made again."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any
 
 import orjson
 import pytest
+from confluent_kafka import Message, Producer
 
 from pipelines.lake import tables
-from tests.laws.conftest import IN_FOLDERS_OF_BOTH, MakeLake, one_of
+from tests.laws.conftest import IN_FOLDERS_OF_BOTH, QUICK, MakeLake, one_of
 from tests.support.cases import (
     SOURCES,
     Case,
@@ -23,7 +25,7 @@ from tests.support.cases import (
 )
 from tests.support.crashes import CrashError, dying_at
 from tests.support.lakes import CaseLake
-from tests.support.topics import consume, delete_records, delete_topic
+from tests.support.topics import client_options, consume, delete_records, delete_topic
 
 PARTITIONS = 6
 EMPTIED = 2
@@ -213,3 +215,61 @@ def test_a_drained_lake_publishes_nothing(river: River) -> None:
     version = river.lake.reader.version(tables.PUBLISHED)
     assert river.lake.publish() == []
     assert river.lake.reader.version(tables.PUBLISHED) == version
+
+
+@pytest.mark.promise("N13")
+@pytest.mark.parametrize("kind", [QUICK], indirect=True, scope="module")
+def test_without_transactions_what_is_missing_before_the_last_message_is_sent_again(
+    new_lake: MakeLake, kafka: str, kind: str
+) -> None:
+    """As where a broker refuses a message, or a producer gives it up, and none of those behind
+    it."""
+    seqs: dict[str, dict[int, list[int]]] = {}
+    whole: list[Message] = []
+    for sink in (f"laws-gold-whole-{kind}", f"laws-gold-gaps-{kind}"):
+        overrides = {"publish__topic": sink, "publish__delivery": "at_least_once"}
+        lake = new_lake(rich_cases(PARTITIONS, 3300), bootstrap=kafka, **overrides)
+        lake.arrive(0.6)
+        lake.merge()
+        lake.publish()
+        before = consume(kafka, sink, PARTITIONS)
+        if seqs:
+            producer = Producer(client_options(kafka))
+            ends = {p: len(found) for p, found in seqs_of(before).items()}
+            for message in whole:
+                if seq_of(message) >= ends[message.partition() or 0] and seq_of(message) % 3:
+                    put_again(producer, sink, message)
+            producer.flush()
+        lake.arrive()
+        lake.merge()
+        for _ in range(2):
+            lake.publish()
+        whole = consume(kafka, sink, PARTITIONS)
+        seqs[sink] = seqs_of(whole)
+    one, other = seqs.values()
+    assert {p: sorted({*found}) for p, found in other.items()} == one
+    assert {p: found[-1:] for p, found in other.items()} == {p: f[-1:] for p, f in one.items()}
+    assert sum(map(len, other.values())) > sum(map(len, one.values())), "some come again"
+
+
+def seq_of(message: Message) -> int:
+    return int(dict(message.headers() or [])["watersmeet.seq"] or b"")
+
+
+def seqs_of(messages: Sequence[Message]) -> dict[int, list[int]]:
+    """By partition, the numbers of messages as they follow each other."""
+    found: dict[int, list[int]] = {p: [] for p in range(PARTITIONS)}
+    for message in messages:
+        found[message.partition() or 0].append(seq_of(message))
+    return found
+
+
+def put_again(producer: Producer, topic: str, message: Message) -> None:
+    producer.produce(
+        topic,
+        message.value(),
+        message.key(),
+        message.partition() or 0,
+        timestamp=message.timestamp()[1],
+        headers=message.headers(),
+    )
