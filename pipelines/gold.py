@@ -157,21 +157,27 @@ class Gold:
         gapless: dict[int, Any] = {}
         for p, tail in tails.items():
             last = known.get(p)
-            since = -1 if last is None else last.seq
-            sent: dict[int, Any] = {}
-            if tail.seq > since:
-                messages = read_backwards(self.settings.kafka, self.sequence.topic, p)
-                following = map(self.sequence.tail, messages)
-                for each in takewhile(lambda found, since=since: found.seq > since, following):
-                    sent.setdefault(each.seq, each)
-            else:
-                last = tail
-            while since + 1 in sent:
-                since += 1
-                last = sent[since]
-            if last is not None:
+            seq = -1 if last is None else last.seq
+            if tail.seq <= seq:
+                gapless[p] = tail
+                continue
+            sent = self._sent_after(p, seq)
+            while seq + 1 in sent:
+                seq += 1
+            if seq in sent:
+                gapless[p] = sent[seq]
+            elif last is not None:
                 gapless[p] = last
         return gapless
+
+    def _sent_after(self, partition: int, seq: int) -> dict[int, Any]:
+        """Return, by its number, each message of a partition that came after one."""
+        messages = read_backwards(self.settings.kafka, self.sequence.topic, partition)
+        later = takewhile(lambda tail: tail.seq > seq, map(self.sequence.tail, messages))
+        sent: dict[int, Any] = {}
+        for tail in later:
+            sent.setdefault(tail.seq, tail)
+        return sent
 
     def send_tombstones(self, key: str, partitions: Collection[int]) -> int:
         """Send messages without a value, since a key was erased; return how many were sent.

@@ -218,7 +218,7 @@ class Correcting:
         before = self.engine.lake.schema(tables.CORRECTIONS).empty_table()
         for begin in range(0, late.rows.num_rows, share_rows):
             share = self._with_values(_slice(late, begin, begin + share_rows))
-            near = self._near(share.rows)
+            near = self._near(share.rows, batch.plan.batch)
             for some in _chunks(share, near, before):
                 before = before.filter(_is_of_key(before, some.rows, 0))
                 candidates = self._candidates(some.rows, near, before)
@@ -269,8 +269,11 @@ class Correcting:
         gaps = np.array([epoch.settings.merge.window.gap_ms for epoch in self._epochs], np.int64)
         return gaps[self._epochs.numbers_of(int64s(late["batch"]))]
 
-    def _near(self, late: pa.Table) -> Near:
-        """Return which merge records late records may belong to, without their content."""
+    def _near(self, late: pa.Table, batch: int) -> Near:
+        """Return which merge records late records may belong to, without their content.
+
+        Corrections of the batch itself do not count: a crash may have left them.
+        """
         windows = [epoch.settings.merge.window for epoch in self._epochs]
         longest_ms = max(window.longest_ms for window in windows)
         gap_ms = max(window.gap_ms for window in windows)
@@ -279,16 +282,22 @@ class Correcting:
         names = [*_KEY, "event_time", RECORD_BYTES.name]
         closed = self._rows(tables.SILVER, names, late, spans)
         names += ["id", "version", "source", "topic", "offset", "u"]
-        corrected = self._rows(tables.CORRECTIONS, names, late, spans)
+        of_earlier: Condition = ("batch", "<", batch)
+        corrected = self._rows(tables.CORRECTIONS, names, late, spans, of_earlier)
         return Near(closed, corrected.take(newest(corrected)))
 
     def _rows(
-        self, table: str, columns: list[str], late: pa.Table, spans: Iterable[tuple[int, int]]
+        self,
+        table: str,
+        columns: list[str],
+        late: pa.Table,
+        spans: Iterable[tuple[int, int]],
+        *conditions: Condition,
     ) -> pa.Table:
         """Return columns of the finished merge records, or of the corrections, that have the keys
-        of late records and begin in one of these spans.
+        of late records, begin in one of these spans, and meet further conditions.
         """
-        of_these = self._of_generation(late)
+        of_these = [*self._of_generation(late), *conditions]
         of_these.append(("merge_key", "in", sorted(pc.unique(late["merge_key"]).to_pylist())))
         if table == tables.SILVER:
             of_these.append(("status", "=", "timed_out"))

@@ -165,6 +165,35 @@ def test_a_crash_between_the_notes_repeats_and_loses_no_correction(
     compared(lake, models)
 
 
+@pytest.mark.parametrize("kind", [QUICK], indirect=True, scope="module")
+@pytest.mark.usefixtures("kind")
+def test_corrections_of_a_batch_that_a_crash_has_left_make_no_late_record_of_it_a_duplicate(
+    new_lake: MakeLake,
+) -> None:
+    """Of two late records of one id, the first belongs to the merge record, and the second one
+    opens another, to which the first would have belonged, too."""
+    tracking = [keyed("a", 150), heartbeat(1000), keyed("a", 60, i="x"), keyed("a", 0, i="x")]
+    given = {
+        0: Case(
+            {
+                "tracking": [*tracking, heartbeat(2000)],
+                "orders": [heartbeat(1000), heartbeat(2000)],
+            },
+            100,
+            ["tracking", "tracking", "orders", *["tracking"] * 3, "orders"],
+        )
+    }
+    lake = new_lake(given, **corrections(), **IDS)
+    models = CorrectionModels(given, (100, None, None), ALL_MS)
+    lake.arrive()
+    with pytest.raises(CrashError):
+        list(lake.start(engine=dying_at(lake.engine, "append", tables.PROGRESS)).drain())
+    lake.merge()
+    models.arrive(1.0)
+    assert len(models.rows()) == 2
+    compared(lake, models)
+
+
 @in_folders
 def test_an_epoch_that_ends_corrections_still_makes_those_that_are_pending(
     new_lake: MakeLake, kind: str
