@@ -222,6 +222,8 @@ class Fate(Life):
     """When the last late records were."""
     far: int = 0
     """How many records lay far ahead."""
+    far_at: int = 0
+    """The event time of the last of them."""
     rules: dict[str, dict[str, Any]] = field(default_factory=dict)
     """By fingerprint a configuration that a run had."""
     told: list[str] = field(default_factory=list)
@@ -462,9 +464,10 @@ class Fate(Life):
 
     def read_again(self) -> None:
         """What was refused as far ahead may be read this time, so that everything after it is
-        late."""
+        late, or waits until all topics have come there."""
         if self.is_wide and self.far:
             self.must.clear()
+            self.now = max(self.now, self.far_at + STEP_MS)
 
     @property
     def is_wide(self) -> bool:
@@ -688,6 +691,7 @@ def far(life: Fate) -> None:
     """A record two days ahead of Kafka's time."""
     life.far += 1
     at = max(FAR_MS + life.far, life.now + 10)
+    life.far_at = at
     life.put("tracking", ("far", at))
     life.run()
     if life.is_wide:
