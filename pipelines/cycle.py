@@ -182,18 +182,22 @@ class Cycle:
             self._run.runner.retry(self._maintenance["silver"].after_commit)
 
     def _publish(self) -> None:
-        """Publish everything that is finished, and send the dead letters that there are."""
-        for gold in (self.gold, *self.corrections):
+        """Send the dead letters that there are, and publish everything that is finished.
+
+        The sink comes last: its messages say from where on a lost lake is made again, and what lies
+        before that is read no more.
+        """
+        for dead_letters in self.dead_letters:
+            for sent in self._batches(dead_letters.drain):
+                news = f"{sent} dead letters sent to {dead_letters.topic}"
+                self._run.reporter.notify("gold", news, messages=sent, topic=dead_letters.topic)
+                self._run.runner.retry(self._maintenance["gold"].after_commit)
+        for gold in (*self.corrections, self.gold):
             topic = gold.sequence.topic
             for publications in self._batches(gold.drain):
                 messages = sum(p.tail.seq - p.first_seq + 1 for p in publications)
                 news = f"{messages} messages published to {topic}"
                 self._run.reporter.notify("gold", news, messages=messages, topic=topic)
-                self._run.runner.retry(self._maintenance["gold"].after_commit)
-        for dead_letters in self.dead_letters:
-            for sent in self._batches(dead_letters.drain):
-                news = f"{sent} dead letters sent to {dead_letters.topic}"
-                self._run.reporter.notify("gold", news, messages=sent, topic=dead_letters.topic)
                 self._run.runner.retry(self._maintenance["gold"].after_commit)
 
     def _batches(self, drain: Callable[[Callable[[], bool]], Iterator[T]]) -> Iterator[T]:

@@ -10,6 +10,9 @@ import pytest
 
 from pipelines.lake import tables
 from pipelines.lake.generations import read_generations
+from pipelines.running.corrected_sequence import CorrectedSequence
+from pipelines.running.lake_sequence import LakeSequence
+from pipelines.running.merged_sequence import MergedSequence
 from tests.support.correction_topic import (
     CorrectionSeen,
     assert_as_the_table_says,
@@ -20,7 +23,7 @@ from tests.support.correction_topic import (
     numbers_in,
     versions,
 )
-from tests.support.lives import Life, messages_in
+from tests.support.lives import KilledError, Life, messages_in
 from tests.support.topics import create_topics
 
 pytestmark = [pytest.mark.promise("R20"), pytest.mark.long]
@@ -103,6 +106,34 @@ def test_what_is_settled_before_a_lake_is_lost_and_not_published_is_published_th
     life.lose()
     life.run()
     assert [each.version.version for each in life.corrections()] == [1]
+    assert life.consumed() == set(numbers)
+    life.check()
+
+
+@pytest.mark.parametrize("sequence", [MergedSequence, CorrectedSequence])
+def test_what_is_settled_is_published_whichever_sequence_a_crash_and_the_loss_of_the_lake_cut_short(
+    kafka: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sequence: type[LakeSequence]
+) -> None:
+    """The sink's next message says that a lost lake reads on behind the late record."""
+    life = CorrectedLife.begin(kafka, tmp_path)
+    numbers = life.both(("a", 0), (None, 1000))
+    life.run()
+    numbers += life.send("tracking", ("a", 100))
+    numbers += life.both(("b", 2000), (None, 3000))
+    life.run("bronze")
+    life.run("silver")
+
+    def dying(*_: Any) -> None:
+        raise KilledError("before its messages")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(sequence, "pending", dying)
+        with pytest.raises(BaseException, match="before its messages"):
+            life.run("gold")
+    life.lose()
+    life.run()
+    life.both((None, 9000))
+    life.run()
     assert life.consumed() == set(numbers)
     life.check()
 
