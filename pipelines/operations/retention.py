@@ -87,12 +87,10 @@ def expire(
             needed = _first_not_published(reader, limits)
         else:
             needed = _first_not_sent(reader, settings, table, limits)
-        _forget_before(
-            owner,
-            table,
-            {p: min(limit, needed.get(p, limit)) for p, limit in limits.items()},
-            only_if_worthwhile=only_if_worthwhile,
-        )
+        correcting = _needed_to_correct(reader, settings, table, last[0].clocks, generation)
+        for p, limit in limits.items():
+            limits[p] = min(limit, needed.get(p, limit), correcting.get(p, limit))
+        _forget_before(owner, table, limits, only_if_worthwhile=only_if_worthwhile)
     else:
         _forget_batches(
             owner,
@@ -174,6 +172,37 @@ def _first_not_published(reader: TableReader, partitions: Mapping[int, int]) -> 
         rows = reader.summary(tables.CORRECTIONS, ["partition"], values, portion)
         first |= dict(zip(rows["partition"].to_pylist(), rows["first"].to_pylist(), strict=True))
     return first
+
+
+def _needed_to_correct(
+    reader: TableReader,
+    settings: Settings,
+    table: str,
+    clocks: Mapping[int, int],
+    generation: Generation,
+) -> dict[int, int]:
+    """Return, by partition, the time (ms) from which rows of a table may be needed for corrections
+    that are not made yet: those of late records, and of the merge records that these may belong to.
+
+    `keep` is long enough for the rules of now; an earlier epoch may have had longer ones. The time
+    is that of the table's column in `_COLUMNS`. A partition without such a late record is absent.
+    """
+    needs = (tables.LATE, tables.SILVER, tables.CORRECTIONS)
+    if table not in needs or "u" not in reader.columns(tables.LATE).names:
+        return {}
+    firsts = {name: ("min", name) for name in ("position", "event_time")}
+    of_generation: Condition = ("generation", "=", generation.number)
+    where = [
+        [of_generation, ("partition", "=", p), ("u", ">=", clock)]
+        for p, clock in sorted(clocks.items())
+    ]
+    longest = longest_ms(read_epochs(reader, settings))
+    needed: dict[int, int] = {}
+    for portion in in_portions(where):
+        for row in reader.summary(tables.LATE, ["partition"], firsts, portion).to_pylist():
+            is_late = table == tables.LATE
+            needed[row["partition"]] = row["position"] if is_late else row["event_time"] - longest
+    return needed
 
 
 def _first_not_sent(

@@ -12,8 +12,9 @@ from pipelines.core.correction_model import PartitionCorrections
 from pipelines.lake import tables
 from pipelines.lake.epochs import begin_epoch
 from pipelines.operations.evolve import preview
+from pipelines.operations.retention import expire
 from pipelines.running import correcting
-from pipelines.settings import Settings
+from pipelines.settings import KeepSettings, Settings
 from tests.laws.conftest import IN_FOLDERS_OF_BOTH, QUICK, MakeLake, in_folders, one_of
 from tests.laws.test_tenants import with_rules
 from tests.support.cases import Case, cases_with_ids, heartbeat, keyed, rich_cases
@@ -192,6 +193,41 @@ def test_corrections_of_a_batch_that_a_crash_has_left_make_no_late_record_of_it_
     models.arrive(1.0)
     assert len(models.rows()) == 2
     compared(lake, models)
+
+
+@pytest.mark.parametrize("kind", [QUICK], indirect=True, scope="module")
+@pytest.mark.usefixtures("kind")
+@pytest.mark.parametrize("table", [tables.LATE, tables.SILVER])
+def test_keep_lets_nothing_go_that_a_pending_correction_of_an_earlier_epoch_needs(
+    new_lake: MakeLake, table: str
+) -> None:
+    """The rules of now, to which `keep` fits, are shorter than those by which a record is late."""
+    tracking = [keyed("a", 800), heartbeat(1000), keyed("a", 850), heartbeat(1040)]
+    given = {
+        0: Case(
+            {
+                "tracking": [*tracking, heartbeat(2000)],
+                "orders": [heartbeat(1000), heartbeat(1040), heartbeat(2000)],
+            },
+            100,
+            [*["tracking"] * 2, "orders", *["tracking"] * 2, "orders", "tracking", "orders"],
+        )
+    }
+    lake = new_lake(given, merge={"timeout": "100ms"}, **corrections("200ms"))
+    lake.arrive(4 / 8)
+    lake.merge()
+    keep = KeepSettings(late_ms=30, silver_ms=30)
+    merge = lake.settings.merge.model_copy(update={"timeout_ms": 5})
+    lake.settings = limited(lake.settings, "1ms").model_copy(update={"keep": keep, "merge": merge})
+    next_batch = lake.plans[-1].batch + 1
+    begin_epoch(lake.reader, lake.engine.append, lake.settings, next_batch, 1)
+    lake.arrive(6 / 8)
+    lake.merge()
+    expire(lake.owner(), lake.settings, table)
+    lake.arrive()
+    lake.merge()
+    [correction] = corrections_of(lake.reader)
+    assert correction[9] == 1, "its version; the merge record was there"
 
 
 @in_folders
