@@ -473,7 +473,18 @@ class _KeyHistory:
         repeated = [row for row in self._duplicates if row["is_late"]]
         topic = self.settings.publish.corrections_topic or ""
         sent = SentCorrections(self.reader, topic, self._sent, self.moment.at)
-        return CorrectionFacts(rows, repeated, self._generations, sent)
+        return CorrectionFacts(rows, repeated, self._generations, sent, self._deleted_until())
+
+    def _deleted_until(self) -> dict[int, int]:
+        """Return, by partition, the time (ms) before which `keep` had deleted rows that say what
+        came of late records.
+        """
+        if not self.reader.exists(tables.FLOORS):
+            return {}
+        where: list[Condition] = [("table", "in", [tables.CORRECTIONS, tables.DUPLICATES])]
+        where += [] if self.moment.at is None else [("decided_at", "<=", self.moment.at)]
+        rows = self.reader.summary(tables.FLOORS, ["partition"], {"time": ("max", "time")}, [where])
+        return {row["partition"]: row["time"] for row in rows.to_pylist()}
 
     @cached_property
     def _late(self) -> list[JsonObject]:

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from pipelines.audit.explain_sink import SentCorrections
 from pipelines.audit.show import utc
-from pipelines.core.correction_sequence import CorrectionPlace
+from pipelines.core.correction_sequence import CorrectionPlace, late_born_id
 from pipelines.core.inputs import InputId
 from pipelines.lake.generations import Generations
 
@@ -31,14 +31,18 @@ one: several may have one event time where a lake was lost.
 _Late = tuple[int, int, InputId, int]
 """Generation, partition, input and offset of a late record."""
 
+_DELETED: Final[JsonObject] = {"position": None, "batch": None}
+
 _WHY_LATE_BORN: Final = "late-born: no merge record that had closed could hold it"
 
 
 class CorrectionFacts:
-    """The corrections of a key as they were at a moment.
+    """The corrections of a key as they were at a moment. Times are in ms.
 
-    `rows`: its rows of `corrections`, each with its parts as (input, offset, event time) under
-    `parts`; `repeated`: the late ones of its rows of `duplicates`. Times are in ms.
+    - `rows`: its rows of `corrections`, each with its parts as (input, offset, event time) under
+      `parts`.
+    - `repeated`: the late ones of its rows of `duplicates`.
+    - `deleted_until`: by partition, the time before which `keep` has deleted rows of either table.
     """
 
     def __init__(
@@ -47,9 +51,11 @@ class CorrectionFacts:
         repeated: Iterable[JsonObject],
         generations: Generations,
         sent: SentCorrections,
+        deleted_until: Mapping[int, int],
     ) -> None:
         self._generations = generations
         self._sent = sent
+        self._deleted_until = deleted_until
         self._by_record = defaultdict[_Record, list[JsonObject]](list)
         self._by_late = dict[_Late, JsonObject]()
         for row in sorted(rows, key=lambda row: (row["partition"], _place_of(row))):
@@ -95,6 +101,9 @@ class CorrectionFacts:
             return "not corrected: further behind than publish.corrections.within, or without it"
         if _late_of(row) in self._repeated:
             return "not corrected: its merge record has a part with its id"
+        # Nothing that is not settled yet is so old: `keep.silver` is larger than `within`.
+        if row["event_time"] < self._deleted_until.get(row["partition"], row["event_time"]):
+            return "settled; `keep` has deleted what came of it"
         if row["generation"] != self._generations.newest.number:
             return "not corrected: its generation ended before it was settled"
         return f"settled once the clock has passed {utc(row['u'])}"
@@ -118,17 +127,21 @@ class CorrectionFacts:
         tenant = {"tenant": newest["tenant"]} if newest["tenant"] else {}
         parts = []
         for input_id, offset, event_time in newest["parts"]:
-            row = self._by_late[newest["generation"], newest["partition"], input_id, offset]
+            # `keep` may have deleted the version of an earlier part, the first one's, too.
+            late = newest["generation"], newest["partition"], input_id, offset
+            came = self._by_late.get(late, _DELETED)
+            source, topic = input_id
+            own_id = late_born_id(source, topic, newest["partition"], offset)
             parts.append(
                 {
                     **input_id._asdict(),
                     "partition": newest["partition"],
                     "offset": offset,
                     "event_time": event_time,
-                    "position": row["position"],
-                    "batch": row["batch"],
-                    "version": versions_of_silver.get(row["batch"]),
-                    "rule": "opened" if row is rows[0] else "joined",
+                    "position": came["position"],
+                    "batch": came["batch"],
+                    "version": versions_of_silver.get(came["batch"]),
+                    "rule": "opened" if newest["id"] == own_id else "joined",
                 }
             )
         return {

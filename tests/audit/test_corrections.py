@@ -13,18 +13,20 @@ from deltalake import DeltaTable, QueryBuilder
 
 from pipelines.audit.explain import explain
 from pipelines.audit.report import read_report
-from pipelines.audit.show import status_view
+from pipelines.audit.show import explain_view, status_view
 from pipelines.audit.status import status
 from pipelines.core.correction_model import Correction
 from pipelines.engine.choice import open_engine
 from pipelines.lake import tables
 from pipelines.lake.location import Lake
 from pipelines.live import corrected_sql
+from pipelines.operations.retention import expire
 from pipelines.running.outcomes import outcomes
+from tests.audit.inputs import case_of
 from tests.audit.test_report import COUNTS, rows
 from tests.audit.test_show import read
 from tests.laws.test_corrections import ALL_MS, corrections
-from tests.support.cases import SOURCES, Case, cases_with_ids, heartbeat, rich_cases
+from tests.support.cases import SOURCES, Case, cases_with_ids, heartbeat, keyed, rich_cases
 from tests.support.configurations import IDS, settings_for
 from tests.support.corrections import CorrectionModels, late_duplicates_of
 from tests.support.lakes import CaseLake, folder_of
@@ -188,6 +190,44 @@ def test_of_each_late_record_what_became_of_it_is_told(corrected: Corrected) -> 
             assert (late["corrected"] is None) == ("version" not in outcomes_of.get(place, ""))
             told += 1
     assert told > 10
+
+
+def test_of_a_late_born_record_no_more_is_told_of_a_part_whose_version_keep_has_deleted(
+    tmp_path: Path,
+) -> None:
+    tracking = [
+        heartbeat(1000),
+        keyed("a", 20),
+        keyed("a", 100),
+        heartbeat(1100),
+        heartbeat(30_500),
+    ]
+    case = case_of(tracking, [*tracking[::3], tracking[-1]])
+    corrected_within = {"topic": "merged-corrections", "within": "20s"}
+    keep = {"silver": "30440ms", "late": "1d"}
+    settings = settings_for(tmp_path, keep=keep, publish__corrections=corrected_within)
+    lake = CaseLake(open_engine(settings), settings, {0: case})
+    lake.arrive(0.75)
+    lake.merge()
+    lake.arrive()
+    lake.merge()
+    out = lake.engine.lake.layout[tables.PUBLISHED].rows_of(
+        [NOTED | {"partition": 0, "last_settled_at": 20_000}]
+    )
+    lake.engine.append(tables.PUBLISHED, out)
+    expire(lake.owner(), settings, tables.CORRECTIONS)
+    found = explain(lake.reader, settings, "a")
+    [record] = found["records"]
+    assert [version["version"] for version in record["versions"]] == [2]
+    names = ("event_time", "rule", "position", "batch", "version")
+    first, second = [tuple(part[name] for name in names) for part in record["parts"]]
+    assert first == (20, "opened", None, None, None)
+    assert second[:3] == (100, "joined", 1000)
+    assert None not in second
+    of_first, of_second = [late["outcome"] for late in found["late"]]
+    assert of_first == "settled; `keep` has deleted what came of it"
+    assert "version 2 of" in of_second
+    assert explain_view(found)
 
 
 def test_the_documented_view_has_each_merge_record_as_its_last_correction_left_it(
