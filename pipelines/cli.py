@@ -566,9 +566,11 @@ def maintain(config: Config = DEFAULT_CONFIG, as_json: Json = False) -> None:
     from pipelines.running.ownership import kept_by
 
     settings = load_settings(config)
-    names = [name for layer in LAYERS for name in kept_by(layer, settings)]
-    with reporting() as reporter, Run(settings, LAYERS, reporter).take_layers() as layer_set:
-        done = maintain_tables(layer_set.owner.engine, names, layer_set.expire)
+    with reporting() as reporter:
+        this_run = Run(settings, LAYERS, reporter)
+        names = [name for layer in LAYERS for name in kept_by(layer, this_run.settings)]
+        with this_run.take_layers() as layer_set:
+            done = maintain_tables(layer_set.owner.engine, names, layer_set.expire)
     answer({"tables": done}, as_json, show.maintain_view)
 
 

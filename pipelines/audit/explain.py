@@ -104,6 +104,7 @@ def explain(
     """
     settings.merge.check_tenants("--tenant", tenant)
     reader = Snapshot(reader, settings)
+    settings = read_epochs(reader, settings).current.settings
     if not reader.exists(tables.SILVER) or not reader.exists(tables.PROGRESS):
         return {
             "key": key,
@@ -471,7 +472,7 @@ class _KeyHistory:
                 for input_id, part in self._parts_of(row)
             ]
         repeated = [row for row in self._duplicates if row["is_late"]]
-        topic = self.settings.publish.corrections_topic or ""
+        topic = self.settings.publish.corrections_topic or ""  # without one, there are no rows
         sent = SentCorrections(self.reader, topic, self._sent, self.moment.at)
         return CorrectionFacts(rows, repeated, self._generations, sent, self._deleted_until())
 
@@ -505,7 +506,7 @@ class _KeyHistory:
 
     @cached_property
     def _duplicates(self) -> list[JsonObject]:
-        if not self._epochs.current.settings.has_ids:
+        if not self.settings.has_ids:
             return []
         conditions = *self._key_conditions, ("batch", "<=", self.moment.batch)
         columns = [*_DUPLICATE_COLUMNS, "generation"]

@@ -123,6 +123,8 @@ class Forgetting:
 
     def __post_init__(self) -> None:
         self.settings.merge.check_tenants("--tenant", self.tenant)
+        # They know the topic of corrections that are no longer made, too.
+        self.settings = read_epochs(self.reader, self.settings).current.settings
 
     def preview(self) -> dict[str, Any]:
         """Return where the key is, without erasing anything.

@@ -3,6 +3,7 @@ in order, and nothing of it is repeated; a consumer of both topics has each reco
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,8 @@ from tests.support.lives import KilledError, Life, messages_in
 from tests.support.topics import create_topics
 
 pytestmark = [pytest.mark.promise("R20"), pytest.mark.long]
+
+DAY_MS = 86_400_000
 
 
 class CorrectedLife(Life):
@@ -152,3 +155,23 @@ def test_a_jump_back_merges_nothing_again_that_a_correction_has(kafka: str, tmp_
     numbers += life.correct(5000, ("a", 50))
     assert life.consumed() == set(numbers)
     life.check()
+
+
+def test_commands_know_the_corrections_of_a_lake_that_makes_none_any_more(
+    kafka: str, tmp_path: Path
+) -> None:
+    life = CorrectedLife.begin(kafka, tmp_path, keep={"silver": "2d"})
+    life.both(("a", 0), (None, 1000))
+    life.run()
+    life.correct(1100, ("a", 100))
+    life.correct(1200, ("b", 200))
+    life.evolve("publish.corrections", None)
+    [record] = json.loads(life.call("explain", "a", "--json"))["records"]
+    assert [version["published"]["seq"] for version in record["versions"]] == [0]
+    held = json.loads(life.call("forget", "a", "--json"))["held"]
+    assert (f"topic {life.topic}", 1) in {(row["where"], row["records"]) for row in held}
+    life.both((None, 3 * DAY_MS))
+    life.run()
+    life.call("maintain")
+    corrected = life.river.reader.select(tables.CORRECTIONS, ["merge_key"])["merge_key"]
+    assert corrected.to_pylist() == ["b"], "the last one that is out stays"
