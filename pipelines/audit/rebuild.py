@@ -13,7 +13,7 @@ those that were finished before.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import zip_longest
@@ -133,6 +133,7 @@ def rebuild(
         into.lake.layout[tables.CONFIGURATION].rows((*fact, now) for fact in facts.items()),
     )
     since = {p: history.batch for p, history in evidence.history.items()}
+    later = {p for p, batch in since.items() if batch >= evidence.generation.from_batch}
     lags = {"lake": settings.merge.tenant_max_lag_ms, "rebuilt": target.merge.tenant_max_lag_ms}
     answer = {
         "into": str(directory),
@@ -141,8 +142,8 @@ def rebuild(
         "timeout_ms": {"lake": settings.merge.timeout_ms, "rebuilt": target.merge.timeout_ms},
         "window": {"lake": _window_of(settings), "rebuilt": _window_of(target)},
         "tenant_max_lag_ms": lags,
-        "lake": content_of(here, settings, reader, evidence.batches, since),
-        "rebuilt": content_of(into, settings, into.reader),
+        "lake": content_of(here, settings, reader, evidence.batches, since, later=later),
+        "rebuilt": content_of(into, settings, into.reader, later=later),
     }
     return {name: value for name, value in answer.items() if name not in settings.hidden_names}
 
@@ -190,6 +191,8 @@ def content_of(
     reader: TableReader,
     batches: Sequence[Condition] = (),
     since: Mapping[int, int] = MappingProxyType({}),
+    *,
+    later: Collection[int] = (),
 ) -> dict[str, Any]:
     """Return how many merge records silver has, and what became of the records of each source.
 
@@ -199,7 +202,8 @@ def content_of(
       many were late and, where records have ids, how many were duplicates.
 
     Silver is read as `reader` has it. Only these `batches` count. What was finished, or late, up
-    to the batch `since` of its partition does not count.
+    to the batch `since` of its partition does not count. Nor do late duplicates in partitions whose
+    history begins `later` than the generation: they follow from merge records of before.
     """
     sources = list(settings.sources)
     names = list(_COUNTS)
@@ -216,10 +220,13 @@ def content_of(
         partial(_counted, sources=sources, schema=schema, since=since), [rows], schema
     )
     [sums] = engine.summary(counted, [], {name: ("sum", name) for name in names}).to_pylist()
-    where: Where = [list(batches)] if batches else ()
     shown = {name: sums[name] or 0 for name in _COUNTS if name not in settings.hidden_names}
     noted = [name for name in (tables.LATE, tables.DUPLICATES) if name not in settings.hidden_names]
-    noted_counts = {name: _noted(reader, name, where, since) for name in noted}
+    where: dict[str, Where] = {name: [list(batches)] for name in noted}
+    if later:
+        known = [("is_late", "=", False)], [("partition", "not in", sorted(later))]
+        where[tables.DUPLICATES] = [[*batches, *condition] for condition in known]
+    noted_counts = {name: _noted(reader, name, where[name], since) for name in noted}
     source_counts = {}
     for source in sources:
         source_counts[source] = {
@@ -590,6 +597,8 @@ class _Comparison:
                 ("partition", "=", p),
                 (age, ">=", self.kept.get((table, p), 0)),
             ]
+            if table == tables.DUPLICATES and not self._is_whole(p):
+                conditions.append(("is_late", "=", False))
             where_here.append([*conditions, ("batch", ">", after), ("batch", "<=", self.batch)])
             where_there.append(conditions)
         here = _rows(self.here, table, columns, where_here)
@@ -597,12 +606,8 @@ class _Comparison:
         _compare(table, here, there, columns, findings)
 
     def check_corrections(self, partitions: range, findings: Findings) -> None:
-        """Compare the corrections of some partitions.
-
-        Left out are partitions whose history begins within the generation: their corrections build
-        on merge records from before, which the rebuild does not have.
-        """
-        whole = [p for p in partitions if self.since.get(p, -1) < self.from_batch]
+        """Compare the corrections of some partitions: those that are whole in the rebuild."""
+        whole = [p for p in partitions if self._is_whole(p)]
         if not whole:
             return
         is_there: list[Condition] = [("partition", "in", whole)]
@@ -614,6 +619,14 @@ class _Comparison:
         here = _rows(self.here, tables.CORRECTIONS, names, [[*is_there, *batches]])
         there = _rows(self.there, tables.CORRECTIONS, names, [is_there])
         _compare(tables.CORRECTIONS, here, there, names, findings)
+
+    def _is_whole(self, partition: int) -> bool:
+        """Return True where the history of a partition does not begin within the generation.
+
+        Else its corrections and late duplicates build on merge records from before, which the
+        rebuild does not have.
+        """
+        return self.since.get(partition, -1) < self.from_batch
 
 
 def _compare(

@@ -41,6 +41,7 @@ from tests.support.cases import (
     with_ids,
 )
 from tests.support.configurations import IDS
+from tests.support.corrections import late_duplicates_of
 from tests.support.crashes import CrashError, dying_at
 from tests.support.effort import first_then_nightly
 from tests.support.inputs import tp_of
@@ -205,6 +206,39 @@ def test_what_is_left_is_what_the_model_makes_and_can_be_derived_again(
     before = counts(lake)
     let_go(lake)
     assert counts(lake) == before, "what is gone is gone"
+
+
+@pytest.mark.parametrize("kind", [QUICK], indirect=True, scope="module")
+@pytest.mark.usefixtures("kind")
+def test_a_late_duplicate_of_what_is_gone_is_left_out_of_what_is_derived_again(
+    new_lake: MakeLake, tmp_path: Path
+) -> None:
+    values: dict[str, list[bytes | None]] = {source: [] for source in SOURCES}
+    arrivals = []
+    for now, record in ((1000, keyed("a", 0, i="x")), (1500, keyed("b", 1100))):
+        values["tracking"].append(record)
+        arrivals.append("tracking")
+        for source in SOURCES:
+            values[source].append(heartbeat(now))
+            arrivals.append(source)
+    values["tracking"] += [keyed("a", 50, i="x"), heartbeat(2000)]
+    values["orders"].append(heartbeat(2000))
+    arrivals += ["tracking", "tracking", "orders"]
+    case = Case(values, TIMEOUT_MS, arrivals)
+    corrections = {"topic": "merged-corrections", "within": "1d"}
+    lake = new_lake({0: case}, keep={"bronze": "50ms"}, publish__corrections=corrections, **IDS)
+    for share in (1 / 3, 2 / 3, 1):
+        lake.arrive(share)
+        lake.merge()
+        note_published(lake)
+        for source in SOURCES if share < 1 else ():
+            expire(lake.owner(), lake.settings, tables.bronze(source))
+    assert len(late_duplicates_of(lake.reader)) == 1
+    found = rebuild(lake.reader, lake.settings, tmp_path / "again")
+    assert found["lake"] == found["rebuilt"]
+    there = DeltaRsReader(Lake(rebuilt_settings(lake.settings, tmp_path / "again")))
+    compared = verify_against(lake.reader, there, lake.settings, tmp_path / "again")
+    assert compared["problems"] == []
 
 
 @pytest.mark.nightly
