@@ -420,22 +420,27 @@ class Forgetting:
 
     def _forget_noted(self, owner: Owner) -> None:
         """Erase corrections, then repeated and late records, by which a half is recognised."""
-        self._note_late_born(owner)
+        self._note_corrected(owner)
         for table, noted in reversed(self._noted.items()):
             for input_id, places in noted.items():
                 _change_records(owner, table, places, of_input(input_id)[0], None)
 
-    def _note_late_born(self, owner: Owner) -> None:
-        """Note the places of what late records have opened: their topic may have messages of it."""
+    def _note_corrected(self, owner: Owner) -> None:
+        """Note the places of corrected records, since the topic of corrections may have messages.
+
+        Silver need not have had them: late records have opened some, and `keep` deletes a merge
+        record before the later of its corrections.
+        """
         if not any(self._noted.get(tables.CORRECTIONS, {}).values()):
             return
         now = now_ms()
-        where = [[*self._key_conditions, ("is_late_born", "=", True)]]
-        places = self.reader.select(tables.CORRECTIONS, ["partition", "event_time"], where)
-        rows = [(row["partition"], row["event_time"], now) for row in places.to_pylist()]
-        if rows:
-            layout = owner.engine.lake.layout[tables.FORGOTTEN]
-            owner.append(tables.FORGOTTEN, layout.rows(rows), DELETING)
+        by = ["partition", "event_time"]
+        corrected = self.reader.summary(
+            tables.CORRECTIONS, by, {"rows": ("count", "*")}, [self._key_conditions]
+        )
+        rows = [(row["partition"], row["event_time"], now) for row in corrected.to_pylist()]
+        layout = owner.engine.lake.layout[tables.FORGOTTEN]
+        owner.append(tables.FORGOTTEN, layout.rows(rows), DELETING)
 
     def _forget_records(self, owner: Owner) -> None:
         """Erase merge records. Their places are noted first, since the sink may have their

@@ -31,7 +31,7 @@ from pipelines.operations.forget import Forgetting
 from pipelines.operations.retention import expire
 from pipelines.running.corrected_sequence import CorrectedSequence
 from pipelines.settings import Settings
-from tests.audit.inputs import settings_of, with_topics
+from tests.audit.inputs import case_of, settings_of, with_topics
 from tests.audit.test_verify import Change, altered, the_same
 from tests.laws.test_corrections import limited
 from tests.laws.test_gold_corrections import given_cases
@@ -185,6 +185,34 @@ def test_a_lost_lakes_corrections_are_not_compared(kafka: str, tmp_path: Path) -
     lake.owner().append(tables.GENERATIONS, generation_rows(settings, first))
     step(lake)
     assert found_in(lake.settings) == []
+
+
+@pytest.mark.long
+def test_messages_of_a_forgotten_key_are_passed_over_whose_merge_record_keep_has_deleted(
+    kafka: str, tmp_path: Path
+) -> None:
+    """A correction's last event time is later, so that it stays longer."""
+    late = [keyed("a", 20), heartbeat(1000), keyed("a", 100), heartbeat(1100)]
+    tracking = [*late, keyed("b", 30_000), heartbeat(30_500)]
+    orders = [heartbeat(1000), heartbeat(1100), heartbeat(30_500)]
+    arrivals = [*["tracking"] * 4, *["orders"] * 2, "tracking", "tracking", "orders"]
+    case = case_of(tracking, orders)
+    case.arrivals = arrivals
+    name = "kept-shorter"
+    keep = {"bronze": "29s", "silver": "30440ms", "late": "25s"}
+    corrected_within = {"topic": f"{name}-corrections", "within": "20s"}
+    settings = with_topics(kafka, tmp_path, name, keep=keep, publish__corrections=corrected_within)
+    lake = CaseLake(open_engine(settings), settings, {0: case})
+    step(lake, 6 / 9)
+    step(lake)
+    for table in (*map(tables.bronze, settings.sources), tables.SILVER, tables.LATE):
+        expire(lake.owner(), settings, table)
+    assert [row[1] for row in lake.silver()] == ["b"]
+    assert len(corrections_of(lake.reader)) == 1
+    forgetting = Forgetting(lake.reader, settings, "a")
+    assert forgetting.partitions == {0}
+    forgetting.erase(lake.owner())
+    assert found_in(settings) == []
 
 
 @pytest.mark.long
