@@ -4,8 +4,8 @@ rows.
 A floor is written before the rows below it are deleted, so a reader that knows it misses nothing
 above it. Bronze's floor is the end of a batch of silver: everything before its offsets is deleted,
 except refused records that are not old enough. The floor of another table is a time. Rows before it
-are deleted: of silver by last event time, of `late` by position, of `duplicates` by event time, of
-`quarantine` by Kafka's timestamp.
+are deleted: of silver and `corrections` by last event time, of `late` by position, of `duplicates`
+by event time, of `quarantine` by Kafka's timestamp.
 
 What is left can be derived again from the end of a batch on, if no row that it touches has been
 deleted: there its *history* begins. The merge records that were open then are those rows of silver
@@ -25,8 +25,8 @@ from pipelines.lake.generations import Generation
 from pipelines.lake.table_reader import Condition, TableReader, Where
 from pipelines.settings import Settings
 
-_JOINED: Final = (tables.SILVER, tables.DUPLICATES)
-"""The tables of records that have joined a merge record."""
+_JOINED: Final = (tables.SILVER, tables.DUPLICATES, tables.CORRECTIONS)
+"""The tables of records that have joined a merge record, or a corrected one."""
 
 
 class RetentionBounds(NamedTuple):

@@ -14,7 +14,9 @@ from pipelines.lake import tables
 from pipelines.lake.by_delta_rs import DeltaRsReader
 from pipelines.lake.location import Lake
 from pipelines.operations.forget import Forgetting
+from pipelines.operations.retention import expire
 from tests.audit.inputs import problems_in
+from tests.audit.test_corrections import NOTED
 from tests.audit.test_verify import Change, altered, gone, twice
 from tests.laws.test_corrections import cases, corrections
 from tests.support.cases import Case, heartbeat, keyed
@@ -26,6 +28,9 @@ from tests.support.model_lakes import rewrite
 from tests.support.tenants import merge_of, tenant_cases
 
 pytestmark = pytest.mark.promise("R21")
+
+
+LATER = {"partition": 0, "last_settled_at": 20_000}
 
 
 def lake_of(folder: Path, given: dict[int, Case], **overrides: Any) -> CaseLake:
@@ -75,6 +80,29 @@ def test_what_a_batch_has_not_noted_yet_is_no_broken_promise(tmp_path: Path, tab
     assert problems_in(lake) == []
     lake.merge()
     assert len(corrections_of(lake.reader)) == 1
+    assert problems_in(lake) == []
+
+
+def test_corrections_that_keep_has_deleted_before_anything_else_are_no_broken_promise(
+    tmp_path: Path,
+) -> None:
+    """A run deletes rows once they are a worthwhile share of their table."""
+    case = late_case()
+    case.values["tracking"] += [keyed("b", 29_000) for _ in range(9)]
+    for source, values in case.values.items():
+        values.append(heartbeat(30_500))
+        case.arrivals += [source] * (len(values) - case.arrivals.count(source))
+    corrected_within = {"topic": "merged-corrections", "within": "20s"}
+    keep = {"silver": "30s", "late": "30s"}
+    settings = settings_for(tmp_path, keep=keep, publish__corrections=corrected_within)
+    lake = CaseLake(open_engine(settings), settings, {0: case})
+    lake.arrive()
+    lake.merge()
+    published = lake.engine.lake.layout[tables.PUBLISHED]
+    lake.engine.append(tables.PUBLISHED, published.rows_of([NOTED | LATER]))
+    assert len(corrections_of(lake.reader)) == 1
+    expire(lake.owner(), settings, tables.CORRECTIONS, only_if_worthwhile=True)
+    assert corrections_of(lake.reader) == []
     assert problems_in(lake) == []
 
 
