@@ -83,6 +83,7 @@ from tests.support.correction_topic import (
 )
 from tests.support.lives import KilledError, Life, messages_in
 from tests.support.rivers import EMBEDDED, FOLDER
+from tests.support.timing import load
 from tests.support.topics import Access, client_options, create_topics
 
 LAKES = {"embedded": EMBEDDED, "spark": FOLDER}
@@ -720,7 +721,8 @@ def silence(life: Fate) -> None:
 
     def watch() -> None:
         """Stops the run once it has decided."""
-        reader, end = life.river.reader, time.monotonic() + 20
+        reader = life.river.reader
+        end = time.monotonic() + 20 * load()
         while time.monotonic() < end and not stopping.is_set() and not POINTS.is_done:
             if row_count(reader, tables.IDLE_HEARTBEATS, ()) > before:
                 break
