@@ -60,6 +60,7 @@ from pipelines.running.owner import Owner, now_ms
 from pipelines.running.published_parts import (
     corrected_offsets,
     deleted_offsets,
+    late_duplicates,
     out_offsets,
     passed_over,
 )
@@ -417,6 +418,8 @@ class Jump:
             }
             deleted = deleted_offsets(self._reader, self.settings, again)
             published = joined([*messages.items(), *corrections.items(), *deleted.items()])
+            repeated = late_duplicates(self._reader, self.settings.inputs, published)
+            published = joined([*published.items(), *repeated.items()])
         else:
             published = passed_over(self._reader, self._before.newest)
         _write_published(self.owner, self.settings, generation.number, rows_of_parts(published))

@@ -125,6 +125,33 @@ def corrected_offsets(
     return joined(offsets_of(parts, settings.inputs).items())
 
 
+def late_duplicates(
+    reader: TableReader, inputs: Sequence[InputId], out: Mapping[TopicPartition, Int64s]
+) -> dict[TopicPartition, Int64s]:
+    """Return, by topic-partition, the sorted offsets of late records that repeat one of these.
+
+    They corrected nothing; where what they repeat is passed over, they would count as new. `out`:
+    by topic-partition, sorted offsets.
+    """
+    if not reader.exists(tables.DUPLICATES):
+        return {}
+    names = [*PARTS.names, "of_offset"]
+    rows = reader.rows(tables.DUPLICATES, names, [[("is_late", "=", True)]])
+    of_offsets = int64s(rows["of_offset"])
+    offsets = int64s(rows["offset"])
+    repeated = dict[TopicPartition, Int64s]()
+    for tp, numbers in by_topic_partition(rows, inputs, offsets).items():
+        # What a record repeats may be in another topic of its source.
+        of_source = [
+            of_topic
+            for other, of_topic in out.items()
+            if (other.input.source, other.partition) == (tp.input.source, tp.partition)
+        ]
+        is_out = np.isin(of_offsets[numbers], np.concatenate([_NO_OFFSETS, *of_source]))
+        repeated[tp] = np.unique(offsets[numbers][is_out])
+    return repeated
+
+
 def deleted_offsets(
     reader: TableReader, settings: Settings, spans: Mapping[TopicPartition, tuple[int, int]]
 ) -> dict[TopicPartition, Int64s]:

@@ -141,6 +141,26 @@ def test_what_is_settled_is_published_whichever_sequence_a_crash_and_the_loss_of
     life.check()
 
 
+def test_a_jump_back_counts_no_late_record_that_repeats_what_is_out(
+    kafka: str, tmp_path: Path
+) -> None:
+    life = CorrectedLife.begin(kafka, tmp_path, sources__tracking__id="i")
+    life.send("tracking", ("a", 0), i="x")
+    life.both((None, 1000))
+    life.run()
+    life.send("tracking", ("a", 100), i="x")
+    life.both((None, 1100))
+    life.run()
+    kinds = life.river.reader.select(tables.DUPLICATES, ["is_late"])["is_late"].to_pylist()
+    assert kinds == [True]
+    life.call("reset", "--to", "earliest", "--yes")
+    life.both((None, 5000))
+    life.run()
+    assert life.corrections() == []
+    assert len(messages_in(kafka, life.river.sink)) == 1
+    life.check()
+
+
 def test_a_jump_back_merges_nothing_again_that_a_correction_has(kafka: str, tmp_path: Path) -> None:
     """The merge record was too large, and is out as a correction alone."""
     life = CorrectedLife.begin(kafka, tmp_path, publish__max_bytes="1KiB")
