@@ -640,7 +640,7 @@ def main() -> None:
             raise
     except WatersmeetError as error:
         _fail(str(error), error.exit_code)
-    except Exception as error:  # last resort: a stack trace is only shown on request
+    except BaseException as error:  # last resort: a stack trace is only shown on request
         logging.getLogger("watersmeet").debug("stack trace", exc_info=True)
         _fail(root_cause(error), 2 if missing_package(error) else 1)
 

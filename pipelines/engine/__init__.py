@@ -153,7 +153,7 @@ class Running(Protocol):
         ...
 
     @property
-    def failure(self) -> Exception | None:
+    def failure(self) -> BaseException | None:
         """The error that ended the work, if one did."""
         ...
 

@@ -8,11 +8,11 @@ from collections.abc import Callable
 
 class RunningThread:
     """A thread that calls `follow` once, with the event that tells it to end; what that raises is
-    kept as the failure.
+    kept as the failure, also where it is no Exception: a panic in a Rust library is none.
     """
 
     def __init__(self, name: str, follow: Callable[[threading.Event], None]) -> None:
-        self.failure: Exception | None = None
+        self.failure: BaseException | None = None
         self._stopping = threading.Event()
         self._follow = follow
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
@@ -31,5 +31,5 @@ class RunningThread:
     def _run(self) -> None:
         try:
             self._follow(self._stopping)
-        except Exception as failure:
+        except BaseException as failure:
             self.failure = failure

@@ -311,8 +311,9 @@ class Lease:
 
     def _keep_renewing(self) -> None:
         while not self._ended.wait(RENEWAL_S):
-            # Tried again; where it never succeeds, the token keeps everything safe.
-            with suppress(Exception):
+            # Tried again, also after a panic in a Rust library, which is no Exception; where it
+            # never succeeds, the token keeps everything safe.
+            with suppress(BaseException):
                 if not self.renew():
                     return
 

@@ -68,7 +68,7 @@ class Checker:
                         self._batches = max(self._batches, unchecked_batches)
                 if self._is_due():
                     self._check(stopping)
-            except Exception as error:  # whatever it is, the stream goes on
+            except BaseException as error:  # whatever it is, the stream goes on
                 log.warning(
                     "the data is not checked: %s; the next check is due after %d batches",
                     root_cause(error),

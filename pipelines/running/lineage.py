@@ -78,7 +78,7 @@ class Lineage:
         while (batch := self._waiting.get()) is not None:
             try:
                 self._client.emit(self._event(batch))
-            except Exception as error:  # a backend may raise anything
+            except BaseException as error:  # a backend may raise anything
                 # Only the class: the error's text may contain what must not be logged.
                 self._warn(type(error).__name__)
 

@@ -60,7 +60,7 @@ class Runner:
     notify: Observer = ignore
     cycles: int = 0
     """Number of cycles that have succeeded."""
-    failure: Exception | None = None
+    failure: BaseException | None = None
     """The failure of a cycle that ended the run."""
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _engine_failures: tuple[int, int] = (0, 0)
@@ -79,9 +79,10 @@ class Runner:
         """Run the cycle at once, and again whenever `follow` calls the work that it is given.
 
         `look` is called every `LOOK_EVERY_S`; where it returns True, the cycle is due as well. With
-        `ends`, the run ends where what `follow` has begun ends without a failure; otherwise it ends
-        when `stopping` is set, after the batches under way. Afterwards `stopping` is set. Raises
-        WatersmeetError where a cycle failed for good, or what `follow` has begun.
+        `ends`, the run ends where what `follow` has begun ends without a failure once a cycle has
+        succeeded; otherwise it ends when `stopping` is set, after the batches under way. Afterwards
+        `stopping` is set. Raises WatersmeetError where a cycle failed for good, or what `follow`
+        has begun.
         """
 
         def begin() -> Running:
@@ -100,7 +101,7 @@ class Runner:
                     beside.start()
                 is_due = look()
                 if not following.is_active:
-                    if ends and following.failure is None:
+                    if ends and self.cycles and following.failure is None:
                         break
                     if self._begins_again(following.failure):
                         following = self.retry(begin)
@@ -116,9 +117,9 @@ class Runner:
     def run(self, cycle: Callable[[], object]) -> None:
         """Run the cycle, one at a time. It tries its own steps again after trouble (`retry`).
 
-        Does nothing once `stopping` is set. A failure is kept as it is and ends the run. It is not
-        raised: Spark would only wrap it, and fill the log with the traces of every layer that it
-        passes through.
+        Does nothing once `stopping` is set. A failure is kept as it is and ends the run, also where
+        it is no Exception, such as a panic in a Rust library. It is not raised: Spark would only
+        wrap it, and fill the log with the traces of every layer that it passes through.
         """
         with self._lock:
             if self.stopping.is_set():
@@ -126,7 +127,7 @@ class Runner:
             try:
                 cycle()
                 self.cycles += 1
-            except Exception as failure:
+            except BaseException as failure:
                 self.failure = failure
                 self.notify(Failed(kind_of(failure), is_retried=False))
                 self.stopping.set()
@@ -169,7 +170,7 @@ class Runner:
                     self.reporter.notify(where, "answers again")
                 return result
 
-    def _cause(self, failure: Exception) -> Exception:
+    def _cause(self, failure: BaseException) -> BaseException:
         """Return the trouble of the object store, if an engine's error may come from there.
 
         Otherwise return the error itself. Engines report such trouble as errors of many classes, so
@@ -186,28 +187,27 @@ class Runner:
         if self.check_store is not None:
             self.check_store()
 
-    def _begins_again(self, failure: Exception | None) -> bool:
+    def _begins_again(self, failure: BaseException | None) -> bool:
         """Say why following ended by itself, and return True unless a stop was asked for.
 
         It may begin again after trouble that passes, and a few times where the engine itself
-        failed: a worker may not have started in time, or was lost. Otherwise raises
-        WatersmeetError.
+        failed, or says nothing: a worker may not have started in time, or was lost. Otherwise
+        raises WatersmeetError.
         """
         if self.stopping.is_set():
             return False  # an engine may report its interruption as a failure
-        error = None if failure is None else self._cause(failure)
-        if error is not None and not is_retriable(error):
+        error = self._cause(failure or RuntimeError("no failure was reported"))
+        if not is_retriable(error):
             cycles, failures = self._engine_failures
             self._engine_failures = self.cycles, failures + 1 if cycles == self.cycles else 1
             if is_known(error) or self._engine_failures[1] >= ATTEMPTS:
                 raise _as_known(error)
-        ended = error or Exception("a stream ended")
-        self.reporter.notify("streams", f"{root_cause(ended)}; trying again")
-        self.notify(Failed(kind_of(ended), is_retried=True))
+        self.reporter.notify("streams", f"{root_cause(error)}; trying again")
+        self.notify(Failed(kind_of(error), is_retried=True))
         return True
 
 
-def _as_known(failure: Exception) -> WatersmeetError:
+def _as_known(failure: BaseException) -> WatersmeetError:
     if isinstance(failure, WatersmeetError):
         return failure
     return WatersmeetError(f"a stream ended: {root_cause(failure)}")

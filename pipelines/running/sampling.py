@@ -75,7 +75,7 @@ class Sampler:
             try:
                 self.sample()
             # Sampling must not stop the run, which reports trouble with Kafka itself.
-            except Exception as error:
+            except BaseException as error:
                 log.debug("no sample: %s", error)
             if stopping.wait(EVERY_S):
                 return

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import yaml
+from openlineage.client import OpenLineageClient
 
 from pipelines.dev.processes import free_port
 from pipelines.errors import ConfigurationError
@@ -19,6 +20,7 @@ from pipelines.monitoring.events import RecordsProcessed
 from pipelines.running.lineage import Dataset, sending
 from pipelines.settings import load_settings
 from tests.support.configurations import SMALLEST, settings_for
+from tests.support.panics import PanicException
 from tests.support.rivers import Losses, River
 
 
@@ -127,6 +129,22 @@ def test_a_backend_that_fails_is_one_warning(
         ]
         assert "the run goes on" in warning
     assert len(backend.events) == 3
+
+
+def test_a_panic_in_the_client_is_one_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def panic(*_: Any) -> None:
+        raise PanicException("no thread")
+
+    monkeypatch.setattr(OpenLineageClient, "emit", panic)
+    with sending(settings_for(tmp_path, lineage={"url": "http://127.0.0.1:1"})) as [notify]:
+        for _ in range(3):
+            notify(RecordsProcessed("gold", {"merged": {("published", ""): 3}}))
+    [warning] = [
+        record.getMessage() for record in caplog.records if record.name == "watersmeet.lineage"
+    ]
+    assert "(PanicException); the run goes on" in warning
 
 
 @pytest.mark.parametrize(

@@ -18,10 +18,12 @@ import pytest
 from deltalake.exceptions import CommitFailedError
 
 from pipelines.errors import LeaseLostError, LeaseTakenError, WatersmeetError
+from pipelines.lake import lease as leasing
 from pipelines.lake.commits import Commit
 from pipelines.lake.lease import RENEWAL_S, SILENCE_S, Entry, Lease, is_dead
 from pipelines.lake.process import process_table, start_ticks
 from tests.lake.conftest import Store
+from tests.support.panics import PanicException
 
 
 @dataclass
@@ -220,6 +222,27 @@ def test_a_lease_is_renewed_while_it_is_held(leases: Store) -> None:
     held.release()
     renewals = Path(str(leases.settings.checkpoints), "_leases")
     assert list(renewals.iterdir()) == [], "a released lease leaves no file"
+
+
+@pytest.mark.parametrize("failure", [OSError("the store is away"), PanicException("no thread")])
+def test_a_renewal_that_fails_is_tried_again(
+    leases: Store, monkeypatch: pytest.MonkeyPatch, failure: BaseException
+) -> None:
+    monkeypatch.setattr(leasing, "RENEWAL_S", 0.001)
+    failures = [failure]
+    renewed = threading.Event()
+
+    class FailingOnce(Lease):
+        def renew(self) -> bool:
+            if failures:
+                raise failures.pop()
+            renewed.set()
+            return super().renew()
+
+    held = FailingOnce(leases.lake, leases.reader, leases.append, ["bronze"])
+    held.take()
+    assert renewed.wait(10)
+    held.release()
 
 
 def entry_of(pid: int, started: int | None, **more: Any) -> Entry:

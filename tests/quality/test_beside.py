@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import logging
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +13,14 @@ import pytest
 from pipelines.audit.status import status
 from pipelines.dev.processes import free_port
 from pipelines.lake.quality import last_results
+from pipelines.monitoring.observability import Reporter
+from pipelines.quality import beside
+from pipelines.quality.beside import Checker
 from pipelines.quality.command import check_lake
 from tests.support.commands import here
+from tests.support.configurations import settings_for
 from tests.support.metrics import scrape
+from tests.support.panics import PanicException
 from tests.support.quality import expected, suite_file
 from tests.support.rivers import Losses, River, until
 from tests.support.topics import published
@@ -68,6 +75,25 @@ def test_a_suite_that_is_not_met_beside_a_run_is_told_and_stops_nothing(
         (row["suite"], row["table"]): row for row in status(river.reader, river.settings)["quality"]
     }
     assert told == results(river)
+
+
+def test_a_panic_in_a_rust_library_ends_no_checks(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stopping = threading.Event()
+
+    class Panicking:
+        @property
+        def reader(self) -> None:
+            stopping.set()
+            raise PanicException("no thread")
+
+    monkeypatch.setattr(beside, "LOOK_EVERY_S", 0)
+    engine: Any = Panicking()
+    checker = Checker(engine, settings_for(tmp_path), 1, Reporter(), lambda _: None)
+    with caplog.at_level(logging.WARNING):
+        checker.follow(stopping)
+    assert "the data is not checked: PanicException: no thread" in caplog.text
 
 
 def test_a_suite_that_is_wrong_refuses_the_run(kafka: str, tmp_path: Path) -> None:

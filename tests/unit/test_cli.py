@@ -24,6 +24,7 @@ from pipelines.errors import (
 )
 from pipelines.kafka import cluster
 from tests.support.commands import in_process
+from tests.support.panics import PanicException
 from tests.support.timing import within
 
 pytestmark = pytest.mark.promise("C16")
@@ -235,12 +236,13 @@ def test_the_root_cause_is_our_own_sentence_where_there_is_one(
         (ConfigurationError("it is wrong"), 2, "it is wrong"),
         (RuntimeError(ON_AN_EXECUTOR), 1, "publishing to merged[3] failed"),
         (ZeroDivisionError("by zero"), 1, "ZeroDivisionError: by zero"),
+        (PanicException("no thread"), 1, "PanicException: no thread"),
     ],
 )
 def test_every_failure_ends_as_one_sentence_and_its_exit_status(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
-    error: Exception,
+    error: BaseException,
     exit_code: int,
     sentence: str,
 ) -> None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from pipelines.engine.threads import RunningThread
 from pipelines.errors import (
     ConfigurationError,
     KafkaUnreachableError,
@@ -21,6 +22,7 @@ from pipelines.monitoring.events import Event, Failed
 from pipelines.monitoring.observability import Reporter
 from pipelines.running import runner as runners
 from pipelines.running.runner import Runner
+from tests.support.panics import PanicException
 
 DEADLINE_S = 60
 
@@ -58,7 +60,7 @@ def await_that(holds: Callable[[], bool]) -> None:
 class Work:
     """Fails as often as there are failures, then succeeds."""
 
-    failures: list[Exception] = field(default_factory=list)
+    failures: list[BaseException] = field(default_factory=list)
     calls: int = 0
 
     def __call__(self) -> None:
@@ -74,9 +76,9 @@ class Following:
         self.work = work
         self.is_active = True
         self.stops = 0
-        self.failure: Exception | None = None
+        self.failure: BaseException | None = None
 
-    def end(self, failure: Exception | None = None) -> None:
+    def end(self, failure: BaseException | None = None) -> None:
         self.failure = failure
         self.is_active = False
 
@@ -220,15 +222,24 @@ def test_no_cycle_begins_once_the_run_stops() -> None:
     assert work.calls == 1
 
 
-def test_a_failure_of_a_cycle_is_kept_as_it_is_and_stops_everything() -> None:
+@pytest.mark.parametrize("failure", [ConfigurationError("bad"), PanicException("bad")])
+def test_a_failure_of_a_cycle_is_kept_as_it_is_and_stops_everything(failure: BaseException) -> None:
     it = runner()
-    failure = ConfigurationError("bad")
     it.run(Work([failure]))
     assert it.failure is failure
     assert it.stopping.is_set()
     supervised = Supervised(Work([failure]))
-    with pytest.raises(ConfigurationError, match="bad"):
+    with pytest.raises(WatersmeetError, match="bad"):
         supervised.end()
+
+
+def test_a_panic_in_a_rust_library_is_never_taken_for_the_end_of_the_work() -> None:
+    def follow(work: Callable[[], None]) -> RunningThread:
+        return RunningThread("cycle", lambda _: work())
+
+    panic = PanicException("no thread can be started")
+    with pytest.raises(WatersmeetError, match=f"a stream ended: PanicException: {panic}"):
+        runner().supervise(Work([panic]), follow, not_due, ends=True)
 
 
 def test_one_cycle_runs_at_a_time() -> None:
@@ -328,9 +339,18 @@ def test_following_that_ended_for_a_reason_that_does_not_pass_is_told() -> None:
     assert supervised.runner.stopping.is_set()
 
 
-def test_an_engine_that_fails_by_itself_may_begin_again_and_not_for_ever() -> None:
+@pytest.mark.parametrize(
+    ("failure", "sentence"),
+    [
+        (ValueError("a worker did not start"), "ValueError: a worker did not start"),
+        (PanicException("no thread"), "PanicException: no thread"),
+        (None, "RuntimeError: no failure was reported"),
+    ],
+)
+def test_an_engine_that_fails_by_itself_may_begin_again_and_not_for_ever(
+    failure: BaseException | None, sentence: str
+) -> None:
     supervised = Supervised()
-    failure = ValueError("a worker did not start")
     await_that(lambda: supervised.runner.cycles == 1)
     for attempt in range(1, runners.ATTEMPTS):
         supervised.begin(attempt).end(failure)
@@ -338,18 +358,20 @@ def test_an_engine_that_fails_by_itself_may_begin_again_and_not_for_ever() -> No
     # A cycle that succeeds between two failures makes the next one the first again.
     for attempt in range(runners.ATTEMPTS, 2 * runners.ATTEMPTS):
         supervised.begin(attempt).end(failure)
-    with pytest.raises(WatersmeetError, match="a stream ended: ValueError: a worker did not start"):
+    with pytest.raises(WatersmeetError, match=f"a stream ended: {sentence}"):
         supervised.end()
     assert len(supervised.begun) == 2 * runners.ATTEMPTS - 1
 
 
-def test_a_run_ends_where_what_ends_has_ended_well_and_goes_on_where_not() -> None:
+def test_a_run_ends_where_what_ends_has_done_its_work_and_goes_on_where_not() -> None:
     supervised = Supervised(ends=True)
     supervised.begin().end(away())
     supervised.begin(2).end()
+    supervised.begin(3).work()
+    supervised.begin(3).end()
     supervised.end()
-    assert len(supervised.begun) == 2
-    assert supervised.runner.cycles == 0, "only what is begun runs the cycle"
+    assert len(supervised.begun) == 3
+    assert supervised.runner.cycles == 1, "only what is begun runs the cycle"
 
 
 def test_what_an_engine_calls_a_failure_after_a_stop_was_asked_for_is_none() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from pipelines.running.sampling import Sampler
 from tests.support.cases import random_case
 from tests.support.configurations import settings_for
 from tests.support.model_lakes import ModelLake
+from tests.support.panics import PanicException
 
 
 class AwayOnce:
@@ -50,3 +52,15 @@ def test_a_question_that_failed_is_asked_again_with_the_next_sample(tmp_path: Pa
     assert first.open_rows is not None
     assert first.open_rows > 0
     assert second.open_rows is None
+
+
+@pytest.mark.parametrize("failure", [OSError("the store is away"), PanicException("no thread")])
+def test_a_sample_that_fails_ends_no_sampling(tmp_path: Path, failure: BaseException) -> None:
+    class Failing(Sampler):
+        def sample(self) -> None:
+            raise failure
+
+    reader: Any = None  # nothing is asked of it
+    stopping = threading.Event()
+    stopping.set()
+    Failing(settings_for(tmp_path), 1, ["gold"], reader, lambda _: None).follow(stopping)
