@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
+import queue
 import signal
 import sys
 import threading
@@ -596,15 +597,23 @@ def demo(
 
 
 def _set_by_signals(*stopping: threading.Event) -> None:
-    """Set these events on SIGINT and SIGTERM, so that the work under way is finished."""
+    """Set these events on SIGINT and SIGTERM, so that the work under way is finished.
 
-    def stop(*_: object) -> None:
-        """Set every event."""
-        for event in stopping:
-            event.set()
+    A thread sets them. A handler would run in the main thread, and wait for ever where that holds
+    the lock of an event, as it does for moments while it waits for it. `SimpleQueue.put` may be
+    called at any moment.
+    """
+    signals = queue.SimpleQueue[int]()
 
+    def stop() -> None:
+        """Set every event, after each signal."""
+        while signals.get():
+            for event in stopping:
+                event.set()
+
+    threading.Thread(target=stop, name="signals", daemon=True).start()
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, stop)
+        signal.signal(number, lambda number, _: signals.put(number))
 
 
 @contextmanager

@@ -4,9 +4,11 @@ failures end."""
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -256,3 +258,37 @@ def test_every_failure_ends_as_one_sentence_and_its_exit_status(
     assert (ended.value.code, out) == (exit_code, "")
     [line] = err.splitlines()
     assert line.startswith(f"watersmeet: {sentence}")
+
+
+# -- signals
+
+
+@pytest.fixture
+def _handlers() -> Iterator[None]:
+    """Restore the handlers of signals after the test."""
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    yield
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
+
+
+@pytest.mark.usefixtures("_handlers")
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_is_heard_though_the_main_thread_holds_the_lock_of_an_event(number: int) -> None:
+    lock = threading.Lock()
+
+    class Event(threading.Event):
+        """Waits no longer for its lock than a test may; an event of its own would wait for ever."""
+
+        def set(self) -> None:
+            if lock.acquire(timeout=1):
+                super().set()
+                lock.release()
+
+    asked_to_stop = Event()
+    stopping = Event()
+    cli._set_by_signals(asked_to_stop, stopping)
+    with lock:
+        signal.raise_signal(number)
+    assert stopping.wait(5)
+    assert asked_to_stop.is_set()
