@@ -11,9 +11,10 @@ import multiprocessing
 import os
 import signal
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from functools import cache
 from typing import Final
 
@@ -53,7 +54,8 @@ def read_decoded(
     futures: list[Future[tuple[bytes, int]]] = []
     workers = _workers()
     try:
-        futures += [workers.submit(_read, kafka, part, decode, schema, room) for part in parts]
+        with _blocked_signals():
+            futures += [workers.submit(_read, kafka, part, decode, schema, room) for part in parts]
         for part, future in zip(parts, futures, strict=True):
             packed, end = future.result()
             # Else there is a gap before it, and it is read another time.
@@ -109,16 +111,34 @@ def _pool() -> ProcessPoolExecutor:
     return ProcessPoolExecutor(os.cpu_count() or 1, multiprocessing.get_context("spawn"), _prepare)
 
 
-def _prepare() -> None:
-    """Prepare a worker, which ends with its parent, and with nothing else.
+STOPPING: Final = (signal.SIGINT, signal.SIGTERM)
+"""The signals by which a run is asked to stop. They may go to all of its processes, and a worker's
+batch is not done then.
+"""
 
-    Signals may go to all processes of a run, whose batch is not done.
+
+@contextmanager
+def _blocked_signals() -> Iterator[None]:
+    """Block `STOPPING` in this thread inside the `with` block, and for good in the processes that
+    it starts there.
+
+    So a worker outlives them before it has come to `_prepare`, too. multiprocessing's own tracker,
+    whose start unblocks them, has been started with the pool.
     """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _prepare() -> None:
+    """Prepare a worker, which ends with its parent, and with nothing else."""
     pa.set_memory_pool(pa.system_memory_pool())  # see `engine.embedded`
     hide_pandas()
     leave_imports_alone()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    for number in STOPPING:
+        signal.signal(number, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, daemon=True).start()
 
 

@@ -4,6 +4,7 @@ it."""
 from __future__ import annotations
 
 import pickle
+import signal
 import subprocess
 import sys
 import time
@@ -40,6 +41,25 @@ kafka = KafkaSettings(bootstrap_servers=sys.argv[1])
 read_decoded(kafka, [Range(sys.argv[2], 0, 0, 1)], pa.table, KAFKA)
 print(active_children()[0].pid, flush=True)
 time.sleep(600)
+"""
+
+SIGNALLED = """
+import os, sys, time
+from concurrent.futures import ThreadPoolExecutor
+from multiprocessing import active_children
+import pyarrow as pa
+from pipelines.core.reading import KAFKA
+from pipelines.kafka.reading import Range
+from pipelines.kafka.workers import read_decoded
+from pipelines.settings import KafkaSettings
+kafka = KafkaSettings(bootstrap_servers=sys.argv[1])
+with ThreadPoolExecutor(1) as inputs:
+    reading = inputs.submit(read_decoded, kafka, [Range(sys.argv[2], 0, 0, 1)], pa.table, KAFKA)
+    while not (workers := active_children()):
+        time.sleep(0.001)
+    for worker in workers:
+        os.kill(worker.pid, int(sys.argv[3]))
+    print(reading.result()[1], flush=True)
 """
 
 AT_ONCE = """
@@ -140,6 +160,17 @@ def test_inputs_that_are_read_at_once_share_their_workers(kafka: str, topic: str
     command = [sys.executable, "-c", AT_ONCE, kafka, topic]
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=DEADLINE_S)
     assert done.stdout == "1\n"
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_worker_outlives_a_signal_from_its_first_moment_on(
+    kafka: str, topic: str, number: int
+) -> None:
+    create_topics(kafka, topic, partitions=1)
+    send(kafka, topic, 1)
+    command = [sys.executable, "-c", SIGNALLED, kafka, topic, str(int(number))]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
+    assert done.stdout == "{0: 1}\n", done.stderr
 
 
 def test_a_worker_ends_with_a_process_that_is_killed(kafka: str, topic: str) -> None:
