@@ -313,6 +313,21 @@ class UnreadableRecordsError(WatersmeetError):
         self.end = end
 
 
+class WorkerEndedError(WatersmeetError):
+    """A worker process was killed, as the kernel does where memory is short; the next attempt gets
+    new workers.
+    """
+
+    retriable = True
+
+    def __init__(self, topic: str) -> None:
+        super().__init__(
+            f"a worker process was killed while it read {topic}",
+            fix="if this goes on, look whether the kernel's log says that memory was short",
+        )
+        self.topic = topic
+
+
 class DataLossError(WatersmeetError):
     """Kafka has deleted offsets that were not read yet.
 

@@ -20,6 +20,7 @@ from typing import Final
 
 import pyarrow as pa
 
+from pipelines.errors import WorkerEndedError
 from pipelines.imports import hide_pandas, leave_imports_alone
 from pipelines.kafka.ranges import split_ranges
 from pipelines.kafka.reading import Range, read_range
@@ -45,7 +46,8 @@ def read_decoded(
 
     `decode` makes the records of the columns of `core.reading.KAFKA`; it is sent to the workers,
     and its result has the columns of `schema`. Reading ends before the range does where the records
-    have more than about `max_bytes`. Raises what `read_range` raises.
+    have more than about `max_bytes`. Raises what `read_range` raises, and WorkerEndedError where a
+    worker was killed.
     """
     parts = split_ranges(ranges, os.cpu_count() or 1)
     room = None if max_bytes is None else max_bytes // max(1, len(parts))
@@ -62,9 +64,9 @@ def read_decoded(
             if ends[part.partition] == part.from_offset:
                 tables.append(pa.ipc.open_stream(packed).read_all())
                 ends[part.partition] = end
-    except BrokenProcessPool:
+    except BrokenProcessPool as error:
         _discard(workers)  # whoever tries again gets new ones
-        raise
+        raise WorkerEndedError(ranges[0].topic) from error
     finally:
         # After a failure, whoever tries again, or stops, waits for none of the others.
         for future in futures:

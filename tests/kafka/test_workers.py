@@ -3,6 +3,7 @@ it."""
 
 from __future__ import annotations
 
+import os
 import pickle
 import signal
 import subprocess
@@ -17,7 +18,13 @@ from confluent_kafka.admin import AdminClient
 
 from pipelines import errors
 from pipelines.core.reading import KAFKA
-from pipelines.errors import DataLossError, KafkaUnreachableError, WatersmeetError
+from pipelines.errors import (
+    DataLossError,
+    KafkaUnreachableError,
+    WatersmeetError,
+    WorkerEndedError,
+    is_retriable,
+)
 from pipelines.kafka import ranges
 from pipelines.kafka.reading import Range, read_range
 from pipelines.kafka.workers import read_decoded
@@ -160,6 +167,24 @@ def test_inputs_that_are_read_at_once_share_their_workers(kafka: str, topic: str
     command = [sys.executable, "-c", AT_ONCE, kafka, topic]
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=DEADLINE_S)
     assert done.stdout == "1\n"
+
+
+def killed(batch: pa.RecordBatch) -> pa.Table:
+    """Decodes nothing: the worker is killed meanwhile, as by the kernel where memory is short."""
+    os.kill(os.getpid(), signal.SIGKILL)
+    return AS_IT_IS(batch)
+
+
+def test_a_worker_that_is_killed_is_trouble_that_passes_with_new_workers(
+    kafka: str, settings: KafkaSettings, topic: str
+) -> None:
+    create_topics(kafka, topic, partitions=1)
+    send(kafka, topic, 1)
+    wanted = [Range(topic, 0, 0, 1)]
+    with pytest.raises(WorkerEndedError, match=f"was killed while it read {topic}") as ended:
+        read_decoded(settings, wanted, killed, KAFKA)
+    assert is_retriable(ended.value)
+    assert read_decoded(settings, wanted, AS_IT_IS, KAFKA)[1] == {0: 1}
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
