@@ -135,7 +135,7 @@ class Forgetting:
         counts = {
             tables.SILVER: len(self._silver),
             **{table: sum(map(len, noted.values())) for table, noted in self._noted.items()},
-            tables.QUARANTINE: sum(map(len, self._refused.values())),
+            tables.QUARANTINE: sum(map(len, self._quarantined.values())),
         }
         for source in self.settings.sources:
             inputs = of_source(self.settings.inputs, source)
@@ -155,20 +155,8 @@ class Forgetting:
 
     @property
     def is_there(self) -> bool:
-        """True where a table has something to erase.
-
-        That may also be a record of bronze whose note in quarantine a crash prevented.
-        """
-        refused: list[Condition] = [("reason", "is not null", None), NOT_FORGOTTEN]
-        inputs = self.settings.inputs
-        return bool(
-            self._silver
-            or any(any(noted.values()) for noted in self._noted.values())
-            or any(self._in_bronze(i) for i in inputs)
-            or any(
-                True for i in inputs for _ in self._with_key(i, tables.bronze(i.source), refused)
-            )
-        )
+        """True where a table has something to erase."""
+        return bool(self._silver or any(map(self._anywhere, self.settings.inputs)))
 
     @property
     def partitions(self) -> set[int]:
@@ -229,14 +217,16 @@ class Forgetting:
         }
 
     def _in_bronze(self, input_id: InputId) -> Places:
-        return [*self._read[input_id], *self._unmerged[input_id], *self._refused[input_id]]
+        places = (self._read, self._unmerged, self._refused_in_bronze)
+        return [place for of_input in places for place in of_input[input_id]]
 
     def _anywhere(self, input_id: InputId) -> set[tuple[int, int]]:
         """Return the records of an input that any table has: of bronze, `keep` may have deleted
         them.
         """
         noted = chain.from_iterable(of_table[input_id] for of_table in self._noted.values())
-        return {*self._in_bronze(input_id), *self._merged[input_id], *noted}
+        quarantined = self._quarantined[input_id]
+        return {*self._in_bronze(input_id), *quarantined, *self._merged[input_id], *noted}
 
     @cached_property
     def _merged(self) -> dict[InputId, Places]:
@@ -253,16 +243,31 @@ class Forgetting:
         return places
 
     @cached_property
-    def _refused(self) -> dict[InputId, Places]:
-        """Refused records that have the key all the same, by input.
+    def _refused_in_bronze(self) -> dict[InputId, Places]:
+        """Refused records of bronze that have the key all the same, by input.
 
-        The key is Kafka's key, or the value has it by the rules of any epoch.
+        The key is Kafka's key, or the value has it by the rules of any epoch. Quarantine may lack
+        their notes, since `keep` has deleted them or a crash prevented them.
+        """
+        conditions: list[Condition] = [("reason", "is not null", None), NOT_FORGOTTEN]
+        return {
+            input_id: list(self._with_key(input_id, tables.bronze(input_id.source), conditions))
+            for input_id in self.settings.inputs
+        }
+
+    @cached_property
+    def _quarantined(self) -> dict[InputId, Places]:
+        """The notes of such records in quarantine, by input: a `forget` that was cut short has
+        erased their rows of bronze.
         """
         places: dict[InputId, Places] = {}
         for input_id in self.settings.inputs:
             conditions: list[Condition] = [("source", "=", input_id.source), NOT_FORGOTTEN]
             places[input_id] = list(self._with_key(input_id, tables.QUARANTINE, conditions))
         return places
+
+    def _refused(self, input_id: InputId) -> Places:
+        return sorted({*self._refused_in_bronze[input_id], *self._quarantined[input_id]})
 
     def _with_key(
         self, input_id: InputId, table: str, conditions: Sequence[Condition]
@@ -336,8 +341,8 @@ class Forgetting:
             corrections = chain.from_iterable(self._noted.get(tables.CORRECTIONS, {}).values())
             yield self._topic_row(cluster, topic, list(corrections))
         for table, topic in self.settings.publish.dead_letter_topics.items():
-            places_by_input = self._late if table == tables.LATE else self._refused
-            records = list(chain.from_iterable(places_by_input.values()))
+            places_of = self._late.__getitem__ if table == tables.LATE else self._refused
+            records = list(chain.from_iterable(map(places_of, self.settings.inputs)))
             yield self._topic_row(cluster, topic, records)
 
     def _published(self) -> list[dict[str, Any]]:
@@ -413,7 +418,7 @@ class Forgetting:
     def _forget_refused(self, owner: Owner) -> None:
         erased = {**_ERASED, "detail": FORGOTTEN}
         for input_id in self.settings.inputs:
-            places = self._refused[input_id]
+            places = self._refused(input_id)
             bronze = tables.bronze(input_id.source)
             _change_records(owner, bronze, places, of_topic(input_id)[0], erased)
             _change_records(owner, tables.QUARANTINE, places, of_input(input_id)[0], erased)

@@ -131,6 +131,30 @@ def test_a_record_that_was_refused_under_an_earlier_key_path_is_found(
         assert KEY not in lake.reader.select(name, ["merge_key"])["merge_key"].to_pylist()
 
 
+@pytest.mark.promise("N9")
+@pytest.mark.parametrize("kind", [QUICK], indirect=True, scope="module")
+def test_a_refused_record_whose_note_keep_has_deleted_is_found_and_leaves_bronze(
+    new_lake: MakeLake, kind: str
+) -> None:
+    refused = b'{"k":"a","card":"4111"}'
+    values: dict[str, list[bytes | None]] = {"tracking": [refused, keyed("b", 5)], "orders": []}
+    lake = new_lake({0: Case(values, 100, ["tracking"] * 2)})
+    lake.arrive()
+    commit = replace(lake.owner().next_commit(tables.QUARANTINE), application="test")
+    lake.engine.delete(tables.QUARANTINE, [[("partition", "=", 0)]], commit)
+    found = Forgetting(lake.reader, lake.settings, KEY)
+    assert found.is_there
+    assert found.partitions == {0}
+    erase(lake)
+    rows = lake.reader.select(
+        tables.bronze("tracking"), ["offset", "key", "value", "reason", "detail"]
+    ).sort_by("offset")
+    assert tuple(rows.to_pylist()[0].values()) == (0, None, None, "no_event_time", "forgotten")
+    assert not Forgetting(lake.reader, lake.settings, KEY).is_there
+    places = lake.reader.select(tables.ERASED, ["source", "partition", "offset"]).to_pylist()
+    assert places == [{"source": "tracking", "partition": 0, "offset": 0}]
+
+
 @pytest.mark.parametrize("kind", [QUICK], indirect=True, scope="module")
 def test_a_heartbeat_and_a_skipped_tombstone_lose_a_key_that_is_kafkas(
     new_lake: MakeLake, kind: str
