@@ -27,12 +27,14 @@ from pipelines.commands.arguments import (
     DEFAULT_CONFIG,
     Config,
     Json,
+    Key,
+    as_utf_8,
     parse_as_of,
     parse_target,
     parse_time_ms,
     parse_window,
 )
-from pipelines.commands.asking import evaluator, reader_of, unchecked
+from pipelines.commands.asking import begun_reader_of, evaluator, reader_of, unchecked
 from pipelines.commands.broker import broker_app
 from pipelines.core.texts import without_controls
 from pipelines.errors import ConfigurationError, WatersmeetError, missing_package, root_cause
@@ -279,7 +281,7 @@ def status(config: Config = DEFAULT_CONFIG, as_json: Json = False) -> None:
 
 @app.command()
 def explain(
-    key: Annotated[str, typer.Argument(help="The key of merge records.")],
+    key: Key,
     as_of: Annotated[
         str | None,
         typer.Option(
@@ -288,7 +290,10 @@ def explain(
     ] = None,
     tenant: Annotated[
         str | None,
-        typer.Option(help="Of this tenant alone, where the key is one of several tenants."),
+        typer.Option(
+            help="Of this tenant alone, where the key is one of several tenants.",
+            callback=as_utf_8,
+        ),
     ] = None,
     config: Config = DEFAULT_CONFIG,
     as_json: Json = False,
@@ -414,7 +419,7 @@ def redrive(
     settings = load_settings(config)
     since_ms = None if since is None else parse_time_ms("--since", since)
     answer(
-        Redrive(reader_of(settings), settings, reason, since_ms).run(apply=apply),
+        Redrive(begun_reader_of(settings), settings, reason, since_ms).run(apply=apply),
         as_json,
         show.redrive_view,
     )
@@ -422,7 +427,7 @@ def redrive(
 
 @app.command()
 def forget(
-    key: Annotated[str, typer.Argument(help="The key of merge records.")],
+    key: Key,
     apply: Annotated[
         bool, typer.Option("--apply", help="Do it; otherwise only show where the key is.")
     ] = False,
@@ -431,7 +436,10 @@ def forget(
         typer.Option("--tombstone", help="Also send the sink a message without a value for it."),
     ] = False,
     tenant: Annotated[
-        str | None, typer.Option(help="Of this tenant alone; otherwise the key of every tenant.")
+        str | None,
+        typer.Option(
+            help="Of this tenant alone; otherwise the key of every tenant.", callback=as_utf_8
+        ),
     ] = None,
     config: Config = DEFAULT_CONFIG,
     as_json: Json = False,
@@ -441,11 +449,13 @@ def forget(
     from pipelines.operations.forget import Forgetting, forgotten
 
     settings = load_settings(config)
+    # A tombstone is sent for a key whose lake was lost, too.
+    reader = reader_of(settings) if apply and tombstone else begun_reader_of(settings)
     with reporting() as reporter:
         if apply:
             facts = forgotten(settings, key, reporter, tenant, has_tombstone=tombstone)
         else:
-            facts = Forgetting(reader_of(settings), settings, key, tenant).preview()
+            facts = Forgetting(reader, settings, key, tenant).preview()
     answer(facts, as_json, show.forget_view)
 
 
@@ -567,6 +577,7 @@ def maintain(config: Config = DEFAULT_CONFIG, as_json: Json = False) -> None:
     from pipelines.running.ownership import kept_by
 
     settings = load_settings(config)
+    begun_reader_of(settings)
     with reporting() as reporter:
         this_run = Run(settings, LAYERS, reporter)
         names = [name for layer in LAYERS for name in kept_by(layer, this_run.settings)]

@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from pipelines.core.times import parse_iso_8601
+from pipelines.core.times import LAST_EVENT_TIME_MS, parse_iso_8601
 from pipelines.core.window import Window
 from pipelines.errors import ConfigurationError
 from pipelines.settings import parse_duration
@@ -26,6 +26,25 @@ Json = Annotated[
     bool, typer.Option("--json", help="One JSON document on standard output, nothing else there.")
 ]
 DEFAULT_CONFIG = Path("watersmeet.yml")
+
+
+def as_utf_8(parameter: typer.CallbackParam, text: str | None) -> str | None:
+    """Return the text of an argument as it is.
+
+    Raises ConfigurationError where it is not UTF-8, as all keys and tenants are.
+    """
+    try:
+        (text or "").encode()
+    except UnicodeEncodeError:
+        raise ConfigurationError(
+            "it is not UTF-8",
+            where=f"--{parameter.name}" if parameter.param_type_name == "option" else "KEY",
+            fix="write it in UTF-8, as records have it",
+        ) from None
+    return text
+
+
+Key = Annotated[str, typer.Argument(help="The key of merge records.", callback=as_utf_8)]
 
 
 def parse_target(to: str) -> str | int:
@@ -60,7 +79,19 @@ def parse_window(timeout: str | None, gap: str | None, longest: str | None) -> W
                 fix="give a gap that is no longer than the max",
             )
         return window
-    return None if timeout is None else Window(parse_duration(timeout))
+    return None if timeout is None else Window(_parse_timeout(timeout))
+
+
+def _parse_timeout(text: str) -> int:
+    """Return a timeout in ms, which is longer than nothing."""
+    timeout_ms = parse_duration(text)
+    if timeout_ms == 0:
+        raise ConfigurationError(
+            f"`{text}` is too short",
+            where="--timeout",
+            fix="give one that is longer than nothing, such as `30m`",
+        )
+    return timeout_ms
 
 
 def parse_time_ms(option: str, text: str, others: str = "") -> int:
@@ -73,5 +104,11 @@ def parse_time_ms(option: str, text: str, others: str = "") -> int:
             f"`{text}` is not a time",
             where=option,
             fix=f"use {others}a time such as 2026-01-01T00:00:00Z",
+        )
+    if not 0 <= time_ms <= LAST_EVENT_TIME_MS:
+        raise ConfigurationError(
+            f"`{text}` is out of range",
+            where=option,
+            fix="give a time from 1970 to the year 9999",
         )
     return time_ms

@@ -28,6 +28,19 @@ def reader_of(settings: Settings) -> TableReader:
     return reader
 
 
+def begun_reader_of(settings: Settings) -> TableReader:
+    """Return the reader of a lake that has begun, for a command that has nothing to do in another.
+
+    Raises ConfigurationError where none has begun, before anything is created there.
+    """
+    from pipelines.lake.identity import check_begun
+    from pipelines.lake.location import Lake
+
+    reader = reader_of(settings)
+    check_begun(reader, Lake(settings))
+    return reader
+
+
 def unchecked(settings: Settings) -> TableReader:
     """Return the reader that answers questions about any lake.
 

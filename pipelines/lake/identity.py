@@ -41,6 +41,16 @@ def check_layout(reader: TableReader, lake: Lake) -> None:
         raise ConfigurationError(*changed[0])
 
 
+def check_begun(reader: TableReader, lake: Lake) -> None:
+    """Raise ConfigurationError where no lake has begun at the location."""
+    if not reader.exists(tables.SILVER):
+        raise ConfigurationError(
+            f"no lake has begun at {lake.location}",
+            where="lake",
+            fix="name another place, or run first",
+        )
+
+
 def _check_layout_version(reader: TableReader, lake: Lake) -> None:
     layout = int(reader.properties(tables.SILVER).get(tables.LAYOUT, 0))
     if layout > tables.LAYOUT_VERSION:

@@ -118,6 +118,51 @@ def test_a_wrong_configuration_is_one_sentence_that_says_where(tmp_path: Path) -
     assert list(tmp_path.iterdir()) == [path]
 
 
+@pytest.mark.parametrize(
+    ("command", "sentence"),
+    [
+        (["explain", "a\udcff"], "KEY: it is not UTF-8"),
+        (["forget", "a\udcff", "--apply"], "KEY: it is not UTF-8"),
+        (["explain", "a", "--tenant", "\udcff"], "--tenant: it is not UTF-8"),
+        (["forget", "a", "--tenant", "\udcff"], "--tenant: it is not UTF-8"),
+        (["rebuild", "--into", "r", "--timeout", "0s"], "--timeout: `0s` is too short"),
+        (["reset", "--to", "1900-01-01"], "--to: `1900-01-01` is out of range"),
+        (["reset", "--to", "9999-12-31T23:00-02"], "--to: `9999-12-31T23:00-02` is out of range"),
+        (
+            ["redrive", "--reason", "no_key", "--since", "1969-12-31"],
+            "--since: `1969-12-31` is out of range",
+        ),
+        (["explain", "a", "--as-of", "0001-01-01"], "--as-of: `0001-01-01` is out of range"),
+    ],
+)
+def test_an_argument_that_means_nothing_is_bad_usage_in_one_sentence(
+    tmp_path: Path, command: list[str], sentence: str
+) -> None:
+    path = config(tmp_path)
+    done = in_process(*command, "-c", path, cwd=tmp_path)
+    assert_one_sentence(done, sentence, exit_code=2)
+    assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["forget", "a"],
+        ["forget", "a", "--apply"],
+        ["redrive", "--reason", "no_key"],
+        ["redrive", "--reason", "no_key", "--apply"],
+        ["maintain"],
+    ],
+)
+def test_where_no_lake_has_begun_what_changes_one_is_bad_usage_and_creates_nothing(
+    tmp_path: Path, command: list[str]
+) -> None:
+    path = config(tmp_path)
+    done = in_process(*command, "-c", path, cwd=tmp_path)
+    assert_one_sentence(done, f"lake: no lake has begun at {tmp_path / 'lake'}", exit_code=2)
+    assert list(tmp_path.iterdir()) == [path]
+
+
 @pytest.mark.parametrize("is_written", [True, False])
 def test_validate_lists_what_is_wrong_with_a_configuration(
     tmp_path: Path, is_written: bool
