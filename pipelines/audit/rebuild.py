@@ -44,6 +44,7 @@ from pipelines.errors import ConfigurationError, WatersmeetError
 from pipelines.lake import tables
 from pipelines.lake.epochs import Epochs, begin_epoch, inherited_lateness, read_epochs
 from pipelines.lake.generations import generation_rows, read_generations
+from pipelines.lake.identity import REBUILD_BATCH
 from pipelines.lake.location import Lake
 from pipelines.lake.progress import facts_of, last_batch
 from pipelines.lake.recovered import rows_of_parts
@@ -54,14 +55,13 @@ from pipelines.running.owner import Owner, now_ms
 from pipelines.settings import Settings
 from pipelines.silver import Silver
 
-BATCH_FIELD: Final = "rebuild.batch"
 GENERATION_FIELD: Final = "rebuild.generation"
 WINDOW_FIELD: Final = "merge.timeout"
 LAG_FIELD: Final = "merge.tenant_max_lag"
-"""Fields in which a rebuild records itself in its table `configuration`.
+"""Fields in which a rebuild records itself in its table `configuration`, beside `REBUILD_BATCH`.
 
-In this order: the last batch that it repeats, the generation of that batch, the rebuild's timeout
-or window, and how far tenants may lag (ms), where there are some.
+In this order: the generation of that batch, the rebuild's timeout or window, and how far tenants
+may lag (ms), where there are some.
 """
 
 _COUNTS = ("records", "open", "waiting", "timed_out", "valid", "complete")
@@ -124,7 +124,7 @@ def rebuild(
     number = evidence.generation.number
     now = now_ms()
     facts = {
-        BATCH_FIELD: str(evidence.last_batch),
+        REBUILD_BATCH: str(evidence.last_batch),
         GENERATION_FIELD: str(number),
         **_rules_of(target),
     }
@@ -468,7 +468,7 @@ def verify_against(
             where="--against",
             fix=f"leave `--generation` out, or rebuild with `--generation {generation}`",
         )
-    batch = int(facts[BATCH_FIELD])
+    batch = int(facts[REBUILD_BATCH])
     if batch > (-1 if (last := last_batch(here, settings)) is None else last[0].batch):
         raise WatersmeetError(
             f"{directory} goes up to batch {batch}, which this lake does not have",
@@ -513,7 +513,7 @@ def _check_rebuild(there: TableReader, settings: Settings, directory: Path) -> d
     if there.exists(tables.CONFIGURATION):
         rows = there.select(tables.CONFIGURATION, ["field", "value"])
         facts = dict(zip(rows["field"].to_pylist(), rows["value"].to_pylist(), strict=True))
-    if BATCH_FIELD not in facts:
+    if REBUILD_BATCH not in facts:
         raise ConfigurationError(
             f"{directory} holds no complete rebuild",
             where="--against",

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Final
 
 from pipelines.errors import ConfigurationError, Problem
 from pipelines.lake import tables
@@ -17,6 +18,9 @@ from pipelines.lake.conflicts import suppress_conflict
 from pipelines.lake.location import Lake
 from pipelines.lake.table_reader import TableReader, row_count
 from pipelines.settings import Settings
+
+REBUILD_BATCH: Final = "rebuild.batch"
+"""Field of the table `configuration` of a complete rebuild: the last batch that it repeats."""
 
 _APPLICATION = "watersmeet-configuration"
 _ATTEMPTS = 20
@@ -29,10 +33,17 @@ def check_layout(reader: TableReader, lake: Lake) -> None:
     """Raise ConfigurationError where this version, as configured, cannot continue the tables.
 
     - Their layout is another one.
+    - They are a rebuild, whose bronze is another lake's.
     - The lake was begun with other sources, topics or tenants than the configuration has.
     """
     if reader.exists(tables.SILVER):
         _check_layout_version(reader, lake)
+    if REBUILD_BATCH in kept_facts(reader):
+        raise ConfigurationError(
+            f"{lake.location} is a rebuild, and not a lake",
+            where="lake",
+            fix="name the lake that it was derived from, or an empty place",
+        )
     if changed := [
         *differences(reader, {"sources": ", ".join(lake.settings.sources)}),
         *_other_topics(reader, lake.settings),

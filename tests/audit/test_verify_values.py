@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
-from pipelines.audit.rebuild import BATCH_FIELD, WINDOW_FIELD, verify_against
+from pipelines.audit.rebuild import WINDOW_FIELD, verify_against
 from pipelines.audit.verify import verify
 from pipelines.audit.verify_sink import read_sink
 from pipelines.audit.verify_values import as_kept
@@ -21,6 +21,7 @@ from pipelines.core.message import message_bytes
 from pipelines.core.types import TIME
 from pipelines.errors import ConfigurationError
 from pipelines.lake import tables
+from pipelines.lake.identity import REBUILD_BATCH
 from tests.audit.inputs import case_of, richest_cases, with_topics
 from tests.audit.test_verify import problems_of
 from tests.support.cases import heartbeat, keyed
@@ -243,7 +244,7 @@ def copies(tmp_path: Path) -> tuple[ModelLake, ModelLake]:
         here.merge()
     there.arrive()
     there.merge()
-    facts = {BATCH_FIELD: "1", WINDOW_FIELD: "100 ms"}
+    facts = {REBUILD_BATCH: "1", WINDOW_FIELD: "100 ms"}
     there.write(
         tables.CONFIGURATION, [{"field": f, "value": v, "decided_at": 0} for f, v in facts.items()]
     )

@@ -20,9 +20,10 @@ from pipelines.errors import ConfigurationError
 from pipelines.lake import tables
 from pipelines.lake.by_delta_rs import DeltaRsReader
 from pipelines.lake.decisions import decision_rows
+from pipelines.lake.identity import check_layout
 from pipelines.lake.location import Lake
 from pipelines.lake.table_reader import TableReader
-from tests.laws.conftest import MakeLake
+from tests.laws.conftest import QUICK, MakeLake
 from tests.support.cases import (
     SOURCES,
     Case,
@@ -176,3 +177,16 @@ def test_under_another_timeout_it_is_what_the_model_makes_of_it(
         }
     with pytest.raises(ConfigurationError, match="was derived with a timeout of 300 ms"):
         verify_against(lake.reader, reader_of(lake, longer), settings, longer)
+
+
+@pytest.mark.parametrize("kind", [QUICK], indirect=True, scope="module")
+def test_a_rebuild_is_taken_for_no_lake(new_lake: MakeLake, kind: str, tmp_path: Path) -> None:
+    lake = new_lake(rich_cases(2, 700))
+    lake.arrive()
+    lake.merge()
+    check_layout(lake.reader, Lake(lake.settings))
+    directory = tmp_path / "again"
+    rebuild(lake.reader, lake.settings, directory)
+    settings = rebuilt_settings(lake.settings, directory)
+    with pytest.raises(ConfigurationError, match=r"lake: .*/again is a rebuild"):
+        check_layout(DeltaRsReader(Lake(settings)), Lake(settings))
