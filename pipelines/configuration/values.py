@@ -103,6 +103,9 @@ OWN_OPTIONS: Final = re.compile(
     r"|log_level|log\.queue|logger|default\.topic\.config|on_commit|on_delivery|[a-z_]+_cb"
 )
 
+_WITH_CONTAINERS: Final = frozenset(["abfs", "abfss", "wasb", "wasbs"])
+"""Schemes of URIs with `container@account`."""
+
 _NOT_A_DURATION: Final = "is not a duration"
 _RIGHT_DURATION: Final = "write a whole number and ms, s, m, h or d, such as `30m`"
 
@@ -290,10 +293,31 @@ def _not_reserved(name: str) -> str:
 def _location(text: str, info: ValidationInfo) -> str:
     """Return a URI as it is; any other text is a path, made absolute from the folder of the
     configuration file.
+
+    Raises RefusedError for a URI with credentials, since a location is shown to everybody.
     """
     if re.match(r"[A-Za-z][A-Za-z0-9+.-]+:", text):
+        if _may_have_credentials(text):
+            raise RefusedError(
+                "{path} has a user, a password or a query in its URI",
+                fix="leave them out, and give credentials in `storage`, `spark` or the environment",
+            )
         return text.rstrip("/")
     return str(_absolute(Path(text), info))
+
+
+def _may_have_credentials(uri: str) -> bool:
+    """Return True where a URI has user information or a query, such as a signature of Azure's.
+
+    In Azure's URIs a container stands before the `@`. The path of a `file:` URI is literal.
+    """
+    scheme, _, rest = uri.partition(":")
+    if scheme.lower() == "file":
+        return False
+    authority = rest[2:].partition("/")[0] if rest.startswith("//") else ""
+    user, at_sign, _ = authority.rpartition("@")
+    is_user = ":" in user or scheme.lower() not in _WITH_CONTAINERS
+    return "?" in rest or (at_sign != "" and is_user)
 
 
 @dataclass(frozen=True)

@@ -290,6 +290,26 @@ def test_options_of_storage_and_spark_become_text(tmp_path: Path) -> None:
     assert settings.spark == {"spark.sql.shuffle.partitions": "4"}
 
 
+@pytest.mark.parametrize("field", ["lake", "checkpoints"])
+@pytest.mark.parametrize(
+    "uri",
+    [
+        f"s3://key:{SECRET}@bucket/lake",
+        f"s3://{SECRET}@bucket/lake",
+        f"s3://bucket/lake?token={SECRET}",
+        f"abfss://c:{SECRET}@account.dfs.core.windows.net/lake",
+        f"abfss://c@account.dfs.core.windows.net/lake?sig={SECRET}",
+        f"hdfs://name:{SECRET}@host",
+    ],
+)
+def test_credentials_in_the_uri_of_a_location_are_refused_without_showing_them(
+    tmp_path: Path, field: str, uri: str
+) -> None:
+    said = refusal(tmp_path, changed((field, uri)))
+    assert f"{field} has a user, a password or a query in its URI" in said
+    assert SECRET not in said
+
+
 def test_options_of_storage_and_spark_are_never_shown(tmp_path: Path) -> None:
     settings = load(
         tmp_path,
