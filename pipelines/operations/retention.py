@@ -15,6 +15,8 @@ Bronze is deleted up to the end of a batch, so that what is left can be derived 
 (`lake.retention_bounds`); after a reset, only what was merged since. A floor is written first, then
 the rows below it are deleted. What a crash leaves is deleted the next time.
 
+Rows of `erased` go once Kafka no longer has their offsets, whatever `keep` says.
+
 Deleting rewrites the files that hold rows on both sides of the floor. So a run, which checks every
 few hours, waits until a worthwhile share of a file can go (`SHARE`).
 """
@@ -26,6 +28,7 @@ from functools import partial
 
 from pipelines.core.inputs import InputId, of_source
 from pipelines.core.recovery import read_again_from
+from pipelines.kafka.cluster import Cluster
 from pipelines.lake import tables
 from pipelines.lake.commits import DELETING
 from pipelines.lake.conflicts import suppress_conflict
@@ -65,13 +68,17 @@ bytes are rewritten for one.
 def expire(
     owner: Owner, settings: Settings, table: str, *, only_if_worthwhile: bool = False
 ) -> None:
-    """Delete the rows of a table that are older than `keep` allows.
+    """Delete the rows of a table that are older than `keep` allows, and places that Kafka no longer
+    has.
 
     With `only_if_worthwhile`, only once there are enough of them (`SHARE`). If another writer was
     quicker, the next call deletes them. Raises LeaseLostError, and deletes nothing more, if a later
     owner has taken the table.
     """
     reader = owner.engine.reader
+    if table == tables.ERASED:
+        _expire_erased(owner, settings, only_if_worthwhile=only_if_worthwhile)
+        return
     keep_ms = kept_ms(settings.keep, table)
     last = None if keep_ms is None else last_batch(reader, settings)
     if keep_ms is None or last is None:
@@ -101,6 +108,28 @@ def expire(
             generation,
             only_if_worthwhile=only_if_worthwhile,
         )
+
+
+def _expire_erased(owner: Owner, settings: Settings, *, only_if_worthwhile: bool) -> None:
+    """Delete the places of erased records that Kafka no longer has: nothing reads them again."""
+    reader = owner.engine.reader
+    cluster = Cluster(settings.kafka)
+    terms = list[Sequence[Condition]]()
+    for input_id in settings.inputs:
+        places = reader.summary(
+            tables.ERASED, ["partition"], {"first": ("min", "offset")}, of_input(input_id)
+        )
+        partitions = places["partition"].to_pylist()
+        bounds = cluster.bounds_of(input_id.topic, partitions) if partitions else {}
+        for p, first in zip(partitions, places["first"].to_pylist(), strict=True):
+            begin, _ = bounds[p]
+            if first < begin:
+                terms += of_input(input_id, [[("partition", "=", p), ("offset", "<", begin)]])
+    if not terms:
+        return
+    rows = _count(reader, tables.ERASED, terms)
+    if not only_if_worthwhile or _is_worth_it(reader, tables.ERASED, rows):
+        _delete(owner, tables.ERASED, terms)
 
 
 def kept_ms(keep: KeepSettings, table: str) -> int | None:

@@ -17,7 +17,7 @@ from pipelines.lake.table_reader import row_count
 from tests.support.effort import first_then_nightly
 from tests.support.lakes import first_columns
 from tests.support.lives import Life, killed_at
-from tests.support.topics import create_topics
+from tests.support.topics import create_topics, delete_records
 
 pytestmark = pytest.mark.long
 
@@ -279,6 +279,26 @@ def test_a_key_that_was_forgotten_does_not_come_back_by_reading_again(
     assert "k1" not in {row["merge_key"] for row in rows}
     assert not any(b'"k1"' in (row["value"] or b"") for row in rows)
     life.check()
+
+
+def test_the_place_of_an_erased_record_goes_once_kafka_no_longer_has_it(
+    kafka: str, tmp_path: Path
+) -> None:
+    life = Life.make(kafka, tmp_path)
+    life.both(("a", 0), (None, 1000), ("a", 5000), (None, FAR))
+    life.run()
+    life.call("forget", "a", "--apply")
+    columns = ["source", "partition", "offset"]
+    of_orders = {("orders", 0, 0), ("orders", 0, 2)}
+    for begin, of_tracking in ((1, {("tracking", 0, 2)}), (3, set())):
+        delete_records(kafka, life.river.topic("tracking"), 0, begin)
+        life.call("maintain")
+        rows = life.river.reader.select(tables.ERASED, columns).to_pylist()
+        assert {tuple(row.values()) for row in rows} == of_orders | of_tracking
+    life.call("reset", "--to", "earliest", "--yes")
+    life.run()
+    keys = life.river.reader.select(tables.SILVER, ["merge_key"])["merge_key"].to_pylist()
+    assert "a" not in keys
 
 
 @pytest.mark.promise("N9")
