@@ -561,7 +561,7 @@ def evolve(
 
     settings = load_settings(config)
     with reporting() as reporter:
-        reader = reader_of(settings)
+        reader = begun_reader_of(settings)
         changes = record(reader, settings, reporter) if apply else preview(reader, settings)
     answer(changes, as_json, show.evolve_view)
     if changes["problems"]:

@@ -151,6 +151,8 @@ def test_an_argument_that_means_nothing_is_bad_usage_in_one_sentence(
         ["forget", "a", "--apply"],
         ["redrive", "--reason", "no_key"],
         ["redrive", "--reason", "no_key", "--apply"],
+        ["evolve"],
+        ["evolve", "--apply"],
         ["maintain"],
     ],
 )
