@@ -166,7 +166,12 @@ PLANTED: list[tuple[str, str, Mapping[str, Any], Break]] = [
         VALID,
         lambda row: [{**row, "last_event_time": row["event_time"] - MS}],
     ),
-    (tables.SILVER, "partition, merge_key and event_time together are unique", VALID, twice),
+    (
+        tables.SILVER,
+        "partition, generation, merge_key and event_time together are unique",
+        VALID,
+        twice,
+    ),
     (
         tables.SILVER,
         "a key has at most one open record in a partition",
@@ -209,7 +214,7 @@ PLANTED: list[tuple[str, str, Mapping[str, Any], Break]] = [
             "batch",
         )
     ],
-    (tables.LATE, "source, partition and offset together are unique", {}, twice),
+    (tables.LATE, "source, partition, offset and generation together are unique", {}, twice),
     (
         tables.LATE,
         "event_time is always before position",
@@ -302,7 +307,8 @@ PLANTED_WITH_TENANTS: list[tuple[str, str, Mapping[str, Any], Break]] = [
     ),
     (
         tables.SILVER,
-        "partition, tenant, merge_key and event_time of merge records together are unique",
+        "partition, generation, tenant, merge_key and event_time of merge records together "
+        "are unique, unless a reset closed them",
         VALID,
         twice,
     ),
@@ -316,10 +322,15 @@ PLANTED_WITH_TENANTS: list[tuple[str, str, Mapping[str, Any], Break]] = [
     (tables.SILVER, "position is null in a merge record", OPEN, setting(position=TIME)),
     (tables.SILVER, "valid is null while a record waits", WAITING, setting(valid=True)),
     (tables.SILVER, "due is null while a record waits", WAITING, setting(due=TIME)),
-    (tables.SILVER, "due is known of a merge record", OPEN, setting(due=None)),
     (
         tables.SILVER,
-        "closed_at is known once a record has timed out",
+        "due is known of a merge record, unless a reset closed it",
+        OPEN,
+        setting(due=None),
+    ),
+    (
+        tables.SILVER,
+        "closed_at is known once a record has timed out, unless a reset closed it",
         VALID,
         setting(closed_at=None),
     ),
@@ -371,6 +382,26 @@ def test_with_tenants_keys_and_waiting_records_meet_every_promise(
 ) -> None:
     for table, rows in sound_with_tenants.rows.items():
         assert failed(outcomes(rows, sound_with_tenants.suites, table)) == {}, table
+
+
+def merged_again(table: str, row: Row) -> list[Row]:
+    """The row as a jump back leaves it, and as the next generation makes it again."""
+    again = {**row, "generation": row["generation"] + 1}
+    if table == tables.LATE or row["status"] == "timed_out":
+        return [row, again]
+    closed = {"status": "timed_out", "valid": False, "invalid_reason": "reset"}
+    return [{**row, **closed, "due": None, "closed_at": None, "position": None}, again]
+
+
+@pytest.mark.parametrize("lake", ["sound", "sound_with_tenants"])
+def test_what_a_jump_back_merges_again_meets_every_promise(
+    request: pytest.FixtureRequest, lake: str
+) -> None:
+    before: Sound = request.getfixturevalue(lake)
+    for table in (tables.SILVER, tables.LATE):
+        rows = before.rows[table]
+        again = [each for row in rows.to_pylist() for each in merged_again(table, row)]
+        assert failed(outcomes(with_rows(rows, again), before.suites, table)) == {}, table
 
 
 @pytest.mark.long
