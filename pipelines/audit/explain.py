@@ -32,7 +32,7 @@ from pipelines.core.types import DUE, NO_TENANT, TENANT
 from pipelines.errors import ConfigurationError, WatersmeetError
 from pipelines.lake import tables
 from pipelines.lake.decisions import Decided, read_decisions
-from pipelines.lake.epochs import Epochs, read_epochs
+from pipelines.lake.epochs import Epoch, Epochs, read_epochs
 from pipelines.lake.generations import Generation, Generations, read_generations
 from pipelines.lake.inputs import of_key, of_topic
 from pipelines.lake.progress import last_batch, progress_rows
@@ -117,8 +117,8 @@ def explain(
             "near": [],
         }
     last = last_batch(reader, settings)
-    moment = _moment(reader, as_of, -1 if last is None else last[0].batch)
     newest_batch = None if last is None else last[:2]
+    moment = _moment(reader, as_of, newest_batch)
     history = _KeyHistory(reader, settings, key, tenant, moment, newest_batch)
     outcomes = {
         "records": history.records(),
@@ -136,34 +136,46 @@ def explain(
     return {**answer, "warnings": warnings} if warnings else answer
 
 
-def _moment(reader: TableReader, as_of: int | datetime | None, last: int) -> Moment:
+def _moment(
+    reader: TableReader, as_of: int | datetime | None, last: tuple[BatchPlan, int] | None
+) -> Moment:
+    """Return the moment of a version of silver, or of a time; now for None.
+
+    `last`: silver's last batch and its version, which `progress` may not have yet.
+    """
     if as_of is None:
-        return Moment(last, None, None)
+        return Moment(-1 if last is None else last[0].batch, None, None)
     newest = reader.version(tables.SILVER)
     if isinstance(as_of, int) and as_of > newest:
         raise ConfigurationError(
             f"silver has no version {as_of} yet", where="--as-of", fix=f"the newest is {newest}"
         )
-    condition = (
-        ("committed_at", "<=", _ms(as_of))
-        if isinstance(as_of, datetime)
-        else ("silver_version", "<=", as_of)
-    )
+    if isinstance(as_of, int):
+        found = _batch_by(reader, ("silver_version", "<=", as_of))
+        if last is not None and found.batch < last[0].batch and last[1] <= as_of:
+            found = Moment(last[0].batch, last[1], None)
+        at = _committed_at(reader, found.version or as_of) if found.at is None else found.at
+        return Moment(found.batch, as_of, at)
+    at = _ms(as_of)
+    found = _batch_by(reader, ("committed_at", "<=", at))
+    return Moment(found.batch, found.version or 0, at)
+
+
+def _batch_by(reader: TableReader, condition: Condition) -> Moment:
+    """Return the last batch in `progress` of which a condition holds, its version and its time.
+
+    Both are None where there is no such batch.
+    """
     columns = {"batch": "batch", "version": "silver_version", "at": "committed_at"}
     values = {name: ("max", column) for name, column in columns.items()}
     [row] = reader.summary(tables.PROGRESS, [], values, [[condition]]).to_pylist()
-    is_before_all = row["batch"] is None
-    if isinstance(as_of, datetime):
-        return (
-            Moment(-1, 0, _ms(as_of))
-            if is_before_all
-            else Moment(row["batch"], row["version"], _ms(as_of))
-        )
-    if is_before_all:
-        return Moment(
-            -1, as_of, reader.history(tables.SILVER, newest - as_of + 1)[-1].committed_at_ms
-        )
-    return Moment(row["batch"], as_of, row["at"])
+    return Moment(**row) if row["batch"] is not None else Moment(-1, None, None)
+
+
+def _committed_at(reader: TableReader, version: int) -> int:
+    """Return when a version of silver was committed (epoch ms)."""
+    newest = reader.version(tables.SILVER)
+    return reader.history(tables.SILVER, newest - version + 1)[-1].committed_at_ms
 
 
 def _ms(time: datetime) -> int:
@@ -278,7 +290,7 @@ class _KeyHistory:
     def _reason(self, row: JsonObject, clock: int | None) -> str:
         """Return, in a sentence, which rule has decided."""
         is_open = row["status"] == "open"
-        epoch = self._epochs.current if is_open else self._epochs.of(row["batch"])
+        epoch = self._next_epoch if is_open else self._epochs.of(row["batch"])
         window = epoch.settings.merge.window
         generation = self._generations.of(row["batch"])
         if row["invalid_reason"] == "reset":
@@ -286,7 +298,7 @@ class _KeyHistory:
                 "closed unpublished by a deliberate reset, with which generation "
                 f"{generation.number + 1} began"
             )
-        # The next batch makes an open row due by the present rules.
+        # The next batch makes an open row due by the rules of that moment.
         due = window.due(row["event_time"], row["last_event_time"]) if is_open else row["due"]
         due_text = (
             "last event time + gap"
@@ -319,6 +331,12 @@ class _KeyHistory:
     @cached_property
     def _epochs(self) -> Epochs:
         return read_epochs(self.reader, self.settings)
+
+    @property
+    def _next_epoch(self) -> Epoch:
+        """The epoch whose rules a batch right after the moment would follow."""
+        at = self.moment.at
+        return self._epochs.current if at is None else self._epochs.at(at)
 
     @cached_property
     def _generations(self) -> Generations:
@@ -536,13 +554,7 @@ class _KeyHistory:
         """
         records = [self._waiting(row) for row in self._rows if row["status"] == "waiting"]
         for input_id in self.settings.inputs:
-            now = [
-                row
-                for row in self._progress
-                if row["batch"] == self.moment.batch
-                and InputId(row["source"], row["topic"]) == input_id
-            ]
-            end_offsets = {row["partition"]: row["until_offset"] for row in now}
+            end_offsets = self._end_offsets(input_id)
             conditions = (
                 *self._key_conditions,
                 ("topic", "=", input_id.topic),
@@ -559,6 +571,30 @@ class _KeyHistory:
                 if row["offset"] >= end_offsets.get(row["partition"], 0)
             ]
         return records
+
+    def _end_offsets(self, input_id: InputId) -> dict[int, int]:
+        """Return, by partition, the offset up to which an input was merged at the moment.
+
+        Before the first batch of a generation, it is the one at which the generation begins.
+        """
+        generation = self._generation
+        begin = {} if generation is None else generation.offsets_of(input_id)
+        if generation is not None and self.moment.batch < generation.from_batch:
+            return begin
+        merged = {
+            row["partition"]: row["until_offset"]
+            for row in self._progress
+            if row["batch"] == self.moment.batch
+            and InputId(row["source"], row["topic"]) == input_id
+        }
+        return begin | merged
+
+    @property
+    def _generation(self) -> Generation | None:
+        """The newest generation at the moment; None before the first."""
+        at = self.moment.at
+        begun = (g for g in reversed(self._generations) if at is None or g.decided_at <= at)
+        return next(begun, None)
 
     def _waiting(self, row: JsonObject) -> JsonObject:
         """Return a waiting row of silver as the answer has it."""

@@ -34,11 +34,15 @@ _APPLICATION = "watersmeet-epochs"
 
 
 class Epoch(NamedTuple):
-    """Settings that hold from a batch of silver on, up to the first batch of the next epoch."""
+    """Settings that hold from a batch of silver on, up to the first batch of the next epoch.
+
+    `decided_at`: when they were recorded (epoch ms).
+    """
 
     number: int
     from_batch: int
     settings: Settings
+    decided_at: int = 0
 
 
 class Epochs(tuple[Epoch, ...]):
@@ -61,6 +65,11 @@ class Epochs(tuple[Epoch, ...]):
     def of(self, batch: int) -> Epoch:
         """Return the epoch of a batch."""
         return [epoch for epoch in self if epoch.from_batch <= batch or epoch is self[0]][-1]
+
+    def at(self, time_ms: int) -> Epoch:
+        """Return the last epoch that was decided up to a time; the first one before it."""
+        decided = [epoch for epoch in self if epoch.decided_at <= time_ms or epoch is self[0]]
+        return decided[-1]
 
     def numbers_of(self, batches: Int64s) -> Int64s:
         """Return the number of the epoch of each of these batches."""
@@ -87,9 +96,9 @@ def read_epochs(reader: TableReader, settings: Settings) -> Epochs:
         return Epochs([Epoch(0, 0, settings)])
     epochs = []
     epoch_settings = settings.before_epochs()
-    for number, (from_batch, rules) in enumerate(stored):
+    for number, (from_batch, rules, decided_at) in enumerate(stored):
         epoch_settings = epoch_settings.under(rules)
-        epochs.append(Epoch(number, from_batch, epoch_settings))
+        epochs.append(Epoch(number, from_batch, epoch_settings, decided_at))
     return Epochs(epochs)
 
 
@@ -304,8 +313,11 @@ def inherited_lateness(
     return InheritedLateness(horizons, start_clock, beyond, global_floor)
 
 
-def _read(reader: TableReader) -> Sequence[tuple[int, dict[str, Any]]]:
+def _read(reader: TableReader) -> Sequence[tuple[int, dict[str, Any], int]]:
     if not reader.exists(tables.EPOCHS):
         return []
-    rows = reader.select(tables.EPOCHS, ["epoch", "from_batch", "configuration"]).sort_by("epoch")
-    return [(row["from_batch"], json.loads(row["configuration"])) for row in rows.to_pylist()]
+    columns = ["epoch", "from_batch", "configuration", "decided_at"]
+    rows = reader.select(tables.EPOCHS, columns).sort_by("epoch").to_pylist()
+    return [
+        (row["from_batch"], json.loads(row["configuration"]), row["decided_at"]) for row in rows
+    ]

@@ -6,12 +6,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime, timezone
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import pytest
+from deltalake import write_deltalake
 
 from pipelines.audit.explain import explain
+from pipelines.audit.show import utc
 from pipelines.audit.status import status
 from pipelines.audit.verify_sink import read_sink
 from pipelines.core.idle import IdleDecision
@@ -20,10 +23,11 @@ from pipelines.errors import ConfigurationError, WatersmeetError
 from pipelines.lake import tables
 from pipelines.lake.by_delta_rs import DeltaRsReader
 from pipelines.lake.commits import Commit
+from pipelines.lake.epochs import epoch_row
 from pipelines.lake.location import Lake
 from pipelines.settings import Settings
 from tests.audit.inputs import case_of, richest_cases, with_topics
-from tests.support.cases import KEYS, Case, heartbeat, keyed
+from tests.support.cases import KEYS, SOURCES, Case, heartbeat, keyed
 from tests.support.configurations import settings_for
 from tests.support.model_lakes import ModelLake, rewrite, wall_clock_ms
 from tests.support.topics import Published, consume
@@ -308,6 +312,65 @@ def test_a_batch_whose_progress_was_not_noted_yet_is_told_by_its_commit_with_a_w
     finally:
         river.lake.write(tables.PROGRESS, saved)
     assert sorted(reader.select(tables.PROGRESS, ["batch"])["batch"].to_pylist()) == sorted(kept)
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> ModelLake:
+    """The batch of a record, which is open."""
+    values: dict[str, list[bytes | None]] = {
+        name: [keyed("a", 10), keyed("b", 500)] for name in SOURCES
+    }
+    case = Case(values, 100, [*SOURCES, *SOURCES])
+    lake = ModelLake(settings_for(tmp_path), {0: case})
+    lake.arrive(0.5)
+    lake.merge()
+    return lake
+
+
+def test_a_version_whose_batch_is_not_noted_yet_is_told_by_its_commit(small: ModelLake) -> None:
+    small.arrive()
+    small.merge()
+    version = small.reader.version(tables.SILVER)
+    told = explain(small.reader, small.settings, "b", version)
+    rewrite(
+        small.settings,
+        tables.PROGRESS,
+        lambda row: None if row["batch"] == small.batch - 1 else row,
+    )
+    found = explain(small.reader, small.settings, "b", version)
+    assert found["records"] == told["records"]
+    assert found["waiting"] == told["waiting"]
+    assert found["as_of"]["batch"] == small.batch - 1
+
+
+def test_an_open_record_waits_for_the_limit_of_the_rules_of_its_moment(
+    small: ModelLake, tmp_path: Path
+) -> None:
+    at = small.time
+    longer = settings_for(tmp_path, merge__timeout="1h")
+    for number, (settings, decided_at) in enumerate([(small.settings, at - 1), (longer, at + 1)]):
+        rows = epoch_row(settings, number, number, decided_at)
+        write_deltalake(small.lake.address(tables.EPOCHS), rows, mode="append")
+    version = small.reader.version(tables.SILVER)
+    [[then], [now]] = (
+        explain(small.reader, longer, "a", as_of)["records"] for as_of in (version, None)
+    )
+    assert utc(10 + 100) in then["reason"]
+    assert utc(10 + 3_600_000) in now["reason"]
+
+
+@pytest.mark.parametrize(("by", "waiting"), [(-99, {0, 1}), (99, set())])
+def test_after_a_jump_records_wait_from_the_beginning_of_the_generation(
+    small: ModelLake, by: int, waiting: set[int]
+) -> None:
+    small.arrive()
+    small.jump(by)
+    found = [
+        (row["source"], row["offset"])
+        for key in ("a", "b")
+        for row in explain(small.reader, small.settings, key)["waiting"]
+    ]
+    assert sorted(found) == sorted(product(SOURCES, waiting))
 
 
 def test_before_the_first_batch_nothing_was_known(river: River) -> None:
