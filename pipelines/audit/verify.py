@@ -81,12 +81,13 @@ from pipelines.audit.verify_tables import (
 from pipelines.audit.verify_validity import Evaluate, Validator
 from pipelines.errors import WatersmeetError
 from pipelines.kafka.cluster import TIMEOUT_S, Cluster, co_partitioned, topics_of
+from pipelines.lake import tables
 from pipelines.lake.epochs import read_epochs
 from pipelines.lake.generations import read_generations
 from pipelines.lake.lease import SILENCE_S, change_under_way, is_dead
 from pipelines.lake.location import Lake
 from pipelines.lake.snapshot import Snapshot
-from pipelines.lake.table_reader import TableReader, VersionGoneError
+from pipelines.lake.table_reader import TableReader, VersionGoneError, row_count
 from pipelines.settings import Settings
 
 LOOKS: Final = 10
@@ -96,6 +97,9 @@ together, of which a version is removed meanwhile, or which a command is changin
 
 WAIT_S: Final = 0.25
 """Seconds between two looks at a command that has begun to change the lake."""
+
+_NEEDED: Final = (tables.PROGRESS, tables.GENERATIONS, tables.EPOCHS, tables.PUBLISHED)
+"""The tables that say what a lake has done, and by which rules."""
 
 MOVING: Final = (
     "the lake was changed during each look at it, so that problems may be of a state in between; "
@@ -208,8 +212,10 @@ def _check_once(
     every = [entry.number for entry in read_generations(snapshot, settings)]
     is_every = is_full and generation is None and bool(every)
     requested: Sequence[int | None] = every if is_every else [generation]
-    findings = list[Findings]()
+    findings = [_missing_tables(snapshot, settings)]
     notes = list[str]()
+    if not any(map(snapshot.exists, tables.layout(settings))):
+        notes.append(f"there is no lake at {Lake(settings).location}")
     for number in requested:
         evidence = read_evidence(snapshot, settings, partitions, number, full=is_full)
         own_findings, own_notes = _check_generation(
@@ -221,6 +227,26 @@ def _check_once(
         findings += own_findings
         notes += [note for note in own_notes if note not in notes]
     return answer(findings, notes), snapshot
+
+
+def _missing_tables(snapshot: Snapshot, settings: Settings) -> Findings:
+    """Find tables without which most of a lake with rows would be judged as not there yet.
+
+    A start makes all of them before it writes a row.
+    """
+    findings = Findings("tables")
+    missing = [name for name in _NEEDED if not snapshot.exists(name)]
+    with_rows = [*map(tables.bronze, settings.sources), tables.SILVER]
+    existing = [name for name in with_rows if snapshot.exists(name)]
+    if missing and any(row_count(snapshot, name) for name in existing):
+        for name in missing:
+            findings.add(
+                "the table does not exist, and without it the rows of this lake cannot be judged",
+                name,
+                "bring it back from a copy of the lake, or begin a new lake with "
+                "`kafka.start: sink`",
+            )
+    return findings
 
 
 def _check_generation(

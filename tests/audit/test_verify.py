@@ -47,6 +47,9 @@ RANDOM, IDLE, TRANSACTIONAL = range(PLAIN, PLAIN + 3), PLAIN + 3, PLAIN + 4
 PARTITIONS = PLAIN + 5
 
 
+MISSING = "the table does not exist, and without it the rows of this lake cannot be judged"
+
+
 def plain_case() -> Case:
     """Clock 320: published are a (0), e (20), f (30) and b (60), open are c (300) and d (305),
     tracking@8 is late."""
@@ -643,8 +646,30 @@ def test_a_lake_that_is_not_there_yet_breaks_nothing_and_is_not_made(
     river: River, tmp_path: Path
 ) -> None:
     settings = settings_of(river.kafka, tmp_path, "verified", "nowhere", kafka__start="latest")
-    assert verify(reader_of(settings), settings) == {"ok": True, "problems": []}
+    note = f"there is no lake at {Lake(settings).location}"
+    assert verify(reader_of(settings), settings) == {"ok": True, "problems": [], "notes": [note]}
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.promise("A1")
+def test_a_lake_with_rows_is_not_sound_without_the_tables_of_what_it_has_done(
+    kafka: str, tmp_path: Path
+) -> None:
+    lake = ModelLake(with_topics(kafka, tmp_path, "bereft"), {0: plain_case()})
+    lake.arrive()
+    lake.merge()
+    gone = [tables.PUBLISHED, tables.EPOCHS, tables.GENERATIONS, tables.PROGRESS]
+    for count, table in enumerate(gone, 1):
+        shutil.rmtree(tmp_path / "lake" / table)
+        found = problems_of(lake.settings)
+        assert {where for where, what in found if what == MISSING} == set(gone[:count])
+
+
+def test_a_lake_without_rows_needs_no_table_yet(river: River, tmp_path: Path) -> None:
+    settings = settings_of(river.kafka, tmp_path, "verified", "nowhere", kafka__start="latest")
+    ModelLake(settings, {0: plain_case()})
+    shutil.rmtree(tmp_path / "lake" / tables.PUBLISHED)
+    assert verify(reader_of(settings), settings) == {"ok": True, "problems": []}
 
 
 # -- resets and recoveries
