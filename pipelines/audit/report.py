@@ -36,6 +36,7 @@ from pipelines.core.inputs import InputId
 from pipelines.core.times import LAST_EVENT_TIME_MS
 from pipelines.core.window import Window
 from pipelines.lake.epochs import read_epochs
+from pipelines.lake.generations import read_generations
 from pipelines.lake.location import Lake
 from pipelines.lake.progress import last_batch
 from pipelines.lake.published import OF_MERGE_RECORDS
@@ -127,7 +128,10 @@ def read_report(reader: TableReader, settings: Settings, now_ms: int) -> Report:
 
     Nothing is written.
     """
-    lake = _LakeFigures(Snapshot(reader, settings), settings)
+    snapshot = Snapshot(reader, settings)
+    # The lake goes by its own rules, whatever the file says since.
+    settings = read_epochs(snapshot, settings).current.settings
+    lake = _LakeFigures(snapshot, settings)
     about = "When Watersmeet did what, by the clocks of the machines that did it."
     if lake.since:
         about += f" Only the latest batches, since {utc(lake.since)}."
@@ -154,7 +158,7 @@ def read_report(reader: TableReader, settings: Settings, now_ms: int) -> Report:
 
 
 class _LakeFigures:
-    """A read of the lake at one moment.
+    """A read of the lake at one moment; `settings` have the rules of its last epoch.
 
     `progress`: the table in the order of the batches, without batches that were committed before
     `since`.
@@ -167,7 +171,7 @@ class _LakeFigures:
         self.sources = tuple(settings.sources)
         self.inputs = tuple(settings.inputs_by_name)
         self.window = settings.merge.window
-        self.hidden = read_epochs(reader, settings).current.settings.hidden_names
+        self.hidden = settings.hidden_names
         [(count, first, last)] = self.summary(
             PROGRESS, [], "count *", "min batch", "max batch"
         ) or [(0, 0, 0)]
@@ -177,7 +181,10 @@ class _LakeFigures:
         progress = _chosen(progress, np.argsort(progress["batch"], kind="stable"))
         self.progress = {**progress, "passed": progress["until_offset"] - progress["from_offset"]}
         self.since = int(progress["committed_at"][0]) if is_long else 0
-        clocks = dict(_zipped(progress["partition"], progress["clock"]))
+        generations = read_generations(reader, settings)
+        begin = generations.newest.from_batch if generations else 0
+        own_clocks = np.where(progress["batch"] >= begin, progress["clock"], NULL)
+        clocks = dict(_zipped(progress["partition"], own_clocks))
         self.clocks = {p: clock for p, clock in clocks.items() if clock != NULL}
         behind = sorted(clocks, key=lambda p: (p not in self.clocks, self.clocks.get(p, 0), p))
         self.shown = sorted(behind[:SHOWN_PARTITIONS])

@@ -10,14 +10,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from deltalake import write_deltalake
 
 from pipelines.audit import report as reading
 from pipelines.audit.report import ALL_SOURCES, STEPS, Report, read_report
 from pipelines.audit.report_charts import Figure, Steps
 from pipelines.audit.report_page import page
 from pipelines.lake.by_delta_rs import DeltaRsReader
+from pipelines.lake.epochs import epoch_row
 from pipelines.lake.location import Lake
-from pipelines.lake.tables import LATE, PROGRESS, QUARANTINE, SILVER
+from pipelines.lake.tables import EPOCHS, LATE, PROGRESS, QUARANTINE, SILVER
 from pipelines.settings import Settings
 from tests.audit.test_verify_tenants import known_case
 from tests.audit.test_verify_tenants import settings_of as settings_with_tenants
@@ -467,6 +469,25 @@ def test_every_partition_is_counted(tmp_path: Path) -> None:
         ("1", "-", 0, 0, 0, 0, 0, 0, 0),
         ("3", "-", 1, 0, 0, 0, 0, 1, 0),
     ]
+
+
+def test_a_clock_is_of_the_newest_generation(tmp_path: Path) -> None:
+    batch = progress(7, 0, ("tracking", 0, 0, 1, 900, 300), ("order", 0, 0, 1, 300, 300))
+    generations: list[Row] = [
+        {"generation": number, "from_batch": first, "kind": "reset", "decided_at": NOW}
+        for number, first in enumerate((0, 8))
+    ]
+    found = report_of(tmp_path, progress=batch, generations=generations)
+    assert [row["clock (UTC)"] for row in rows(found, COUNTS)] == ["-", "-"]
+    again = progress(8, 0, ("tracking", 0, 0, 1, 200, 100), ("order", 0, 0, 1, 100, 100))
+    found = report_of(tmp_path, progress=again)
+    assert {row["clock (UTC)"] for row in rows(found, COUNTS)} == {"1970-01-01 00:00:00.100Z"}
+
+
+def test_the_window_is_that_of_the_lake_and_not_of_an_edited_file(tmp_path: Path) -> None:
+    settings = settings_for(tmp_path)
+    write_deltalake(f"{settings.lake}/{EPOCHS}", epoch_row(settings, 0, 0, NOW))
+    assert read(settings_for(tmp_path, timeout="7s")).facts["timeout"] == "100ms"
 
 
 # -- the whole
