@@ -60,8 +60,9 @@ WINDOW_FIELD: Final = "merge.timeout"
 LAG_FIELD: Final = "merge.tenant_max_lag"
 """Fields in which a rebuild records itself in its table `configuration`, beside `REBUILD_BATCH`.
 
-In this order: the generation of that batch, the rebuild's timeout or window, and how far tenants
-may lag (ms), where there are some.
+In this order: the generation of that batch, and the timeout or window and the lag of tenants (ms)
+that were asked for. The latter two are only there where the rules of some batch that it repeats
+were others.
 """
 
 _COUNTS = ("records", "open", "waiting", "timed_out", "valid", "complete")
@@ -126,7 +127,7 @@ def rebuild(
     facts = {
         REBUILD_BATCH: str(evidence.last_batch),
         GENERATION_FIELD: str(number),
-        **_rules_of(target),
+        **_other_rules(evidence, rebuilt),
     }
     into.append(
         tables.CONFIGURATION,
@@ -165,13 +166,19 @@ def _check_history(snapshot: Snapshot, settings: Settings, directory: Path) -> N
         raise HistoryMovedError(Lake(settings).location, directory)
 
 
-def _rules_of(settings: Settings) -> dict[str, str]:
-    """Return the settings that decide which merge records there are, as a rebuild records them."""
-    merge = settings.merge
-    return {
-        WINDOW_FIELD: str(merge.window),
-        **({LAG_FIELD: str(merge.tenant_max_lag_ms)} if merge.has_tenants else {}),
-    }
+def _other_rules(evidence: Evidence, rebuilt: Callable[[Settings], Settings]) -> dict[str, str]:
+    """Return, as a rebuild records them, the rules that were asked for and make other merge
+    records than those of an epoch that it repeats.
+    """
+    facts: dict[str, str] = {}
+    for epoch, _ in evidence.through:
+        own = epoch.settings.merge
+        merge = rebuilt(epoch.settings).merge
+        if merge.window != own.window:
+            facts[WINDOW_FIELD] = str(merge.window)
+        if merge.tenant_max_lag_ms != own.tenant_max_lag_ms:
+            facts[LAG_FIELD] = str(merge.tenant_max_lag_ms)
+    return facts
 
 
 def _window_of(settings: Settings) -> dict[str, int | None] | None:
@@ -456,11 +463,11 @@ def verify_against(
     of. The columns of their content are compared (`batch` is not), a group of partitions at a time.
 
     Raises ConfigurationError where there is no rebuild, or where the rebuild has another generation
-    than the one that is named, another timeout, or another lag of tenants.
+    than the one that is named, or was asked to have another timeout or another lag of tenants.
     """
     here = before_unnoted(Snapshot(here, settings), settings)
     settings = read_epochs(here, settings).current.settings
-    facts = _check_rebuild(there, settings, directory)
+    facts = _check_rebuild(there, directory)
     own = find_generation(read_generations(here, settings), int(facts.get(GENERATION_FIELD, "0")))
     if generation is not None and generation != own.number:
         raise ConfigurationError(
@@ -504,10 +511,11 @@ def verify_against(
     return answer([in_silver, in_late, in_duplicates, in_corrections])
 
 
-def _check_rebuild(there: TableReader, settings: Settings, directory: Path) -> dict[str, str]:
+def _check_rebuild(there: TableReader, directory: Path) -> dict[str, str]:
     """Return the fields that a complete rebuild records itself in.
 
-    Raises ConfigurationError where there is none, or where it has other rules.
+    Raises ConfigurationError where there is none, or where other rules were asked for than those
+    of the batches that it repeats.
     """
     facts: dict[str, str] = {}
     if there.exists(tables.CONFIGURATION):
@@ -519,14 +527,14 @@ def _check_rebuild(there: TableReader, settings: Settings, directory: Path) -> d
             where="--against",
             fix="`watersmeet rebuild --into DIR` makes one",
         )
-    if facts.get(LAG_FIELD, "") != _rules_of(settings).get(LAG_FIELD, ""):
+    if LAG_FIELD in facts:
         raise ConfigurationError(
-            f"{directory} was derived with a tenant_max_lag of {facts.get(LAG_FIELD)} ms, "
+            f"{directory} was derived with a tenant_max_lag of {facts[LAG_FIELD]} ms, "
             "which makes other merge records",
             where="--against",
             fix="rebuild without another one",
         )
-    if facts[WINDOW_FIELD] != str(settings.merge.window):
+    if WINDOW_FIELD in facts:
         kind = "gap" if "," in facts[WINDOW_FIELD] else "timeout"
         raise ConfigurationError(
             f"{directory} was derived with a {kind} of {facts[WINDOW_FIELD]}, which makes "

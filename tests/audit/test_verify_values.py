@@ -13,19 +13,30 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
-from pipelines.audit.rebuild import WINDOW_FIELD, verify_against
+from pipelines.audit.rebuild import (
+    WINDOW_FIELD,
+    rebuild,
+    rebuilt_settings,
+    verify_against,
+)
 from pipelines.audit.verify import verify
 from pipelines.audit.verify_sink import read_sink
 from pipelines.audit.verify_values import as_kept
 from pipelines.core.message import message_bytes
 from pipelines.core.types import TIME
+from pipelines.core.window import Window
+from pipelines.engine.choice import open_engine
 from pipelines.errors import ConfigurationError
 from pipelines.lake import tables
+from pipelines.lake.by_delta_rs import DeltaRsReader
+from pipelines.lake.epochs import begin_epoch
 from pipelines.lake.identity import REBUILD_BATCH
+from pipelines.lake.location import Lake
 from tests.audit.inputs import case_of, richest_cases, with_topics
 from tests.audit.test_verify import problems_of
 from tests.support.cases import heartbeat, keyed
 from tests.support.configurations import settings_for
+from tests.support.lakes import CaseLake
 from tests.support.model_lakes import ModelLake, Row, rewrite
 
 ODD_KEY = 'q"\\\x01\t\x1f/é\U0001f600'
@@ -244,10 +255,8 @@ def copies(tmp_path: Path) -> tuple[ModelLake, ModelLake]:
         here.merge()
     there.arrive()
     there.merge()
-    facts = {REBUILD_BATCH: "1", WINDOW_FIELD: "100 ms"}
-    there.write(
-        tables.CONFIGURATION, [{"field": f, "value": v, "decided_at": 0} for f, v in facts.items()]
-    )
+    fact = {"field": REBUILD_BATCH, "value": "1", "decided_at": 0}
+    there.write(tables.CONFIGURATION, [fact])
     return here, there
 
 
@@ -290,6 +299,32 @@ def test_a_rebuild_is_compared_row_by_row(
     }
 
 
+def test_a_rebuild_is_compared_by_the_rules_of_the_batches_that_it_repeats(tmp_path: Path) -> None:
+    """Also one from before a change of rules, and from before the first batch by new ones."""
+    settings = settings_for(tmp_path)
+    lake = CaseLake(open_engine(settings), settings, dict(enumerate(richest_cases(2))))
+    begin_epoch(lake.reader, lake.engine.append, settings, 0, 0)
+    lake.arrive(0.5)
+    lake.merge()
+    made = [tmp_path / name for name in ("before", "between", "after", "other")]
+    rebuild(lake.reader, settings, made[0])
+    shorter = lake.settings = settings_for(tmp_path, merge__timeout="30ms")
+    begin_epoch(lake.reader, lake.engine.append, shorter, 1, 1)
+    rebuild(lake.reader, shorter, made[1])
+    lake.arrive()
+    lake.merge()
+    rebuild(lake.reader, shorter, made[2])
+    rebuild(lake.reader, shorter, made[3], Window(30))
+    *faithful, (other, there) = [
+        (directory, DeltaRsReader(Lake(rebuilt_settings(settings, directory))))
+        for directory in made
+    ]
+    for directory, reader in faithful:
+        assert verify_against(lake.reader, reader, shorter, directory)["problems"] == [], directory
+    with pytest.raises(ConfigurationError, match=r"derived with a timeout of 30 ms"):
+        verify_against(lake.reader, there, shorter, other)
+
+
 def test_the_lake_is_compared_as_it_was_when_the_rebuild_was_made(tmp_path: Path) -> None:
     here, there = copies(tmp_path)
     here.jump(-3)
@@ -306,16 +341,11 @@ def test_the_lake_is_compared_as_it_was_when_the_rebuild_was_made(tmp_path: Path
 def test_without_a_complete_rebuild_of_the_same_timeout_nothing_is_compared(tmp_path: Path) -> None:
     here, there = copies(tmp_path)
     directory = Path(str(there.settings.lake))
-    merge = here.settings.merge.model_copy(update={"timeout_ms": 200})
+    there.write(tables.CONFIGURATION, [{"field": WINDOW_FIELD, "value": "200 ms", "decided_at": 0}])
     with pytest.raises(
-        ConfigurationError, match="a timeout of 100 ms, which makes other merge records"
+        ConfigurationError, match="a timeout of 200 ms, which makes other merge records"
     ):
-        verify_against(
-            here.reader,
-            there.reader,
-            here.settings.model_copy(update={"merge": merge}),
-            directory,
-        )
+        verify_against(here.reader, there.reader, here.settings, directory)
     rewrite(there.settings, tables.CONFIGURATION, lambda _: None)
     with pytest.raises(ConfigurationError, match="holds no complete rebuild"):
         verify_against(here.reader, there.reader, here.settings, directory)
