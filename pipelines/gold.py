@@ -134,7 +134,7 @@ class Gold:
             for p, message in self._publisher.tails(self.partitions).items()
         }
         if self.settings.publish.delivery == "at_least_once":
-            sink_tails = self._without_gaps(sink_tails, {**self.sequence.beginning(), **noted})
+            sink_tails = self._without_gaps(sink_tails, {**self.sequence.first_tails(), **noted})
         counts_as_out = self.settings.publish.delivery == "at_most_once"
         # A partition that retention has emptied has no message in the sink: its noted tail stays.
         tails = dict(noted)
@@ -148,15 +148,15 @@ class Gold:
         self._note(missing)
         return tails
 
-    def _without_gaps(self, tails: Mapping[int, Any], known: Mapping[int, Any]) -> dict[int, Any]:
+    def _without_gaps(self, tails: Mapping[int, Any], noted: Mapping[int, Any]) -> dict[int, Any]:
         """Return, by partition, the last message before which none is missing.
 
         Without a transaction a message may be out, and one before it not, since the producer has
-        given that one up. `known`: the messages behind which that may be so.
+        given that one up. `noted`: the messages behind which that may be so.
         """
         gapless: dict[int, Any] = {}
         for p, tail in tails.items():
-            last = known.get(p)
+            last = noted.get(p)
             seq = -1 if last is None else last.seq
             if tail.seq <= seq:
                 gapless[p] = tail

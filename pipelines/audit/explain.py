@@ -151,14 +151,14 @@ def _moment(
             f"silver has no version {as_of} yet", where="--as-of", fix=f"the newest is {newest}"
         )
     if isinstance(as_of, int):
-        found = _batch_by(reader, ("silver_version", "<=", as_of))
-        if last is not None and found.batch < last[0].batch and last[1] <= as_of:
-            found = Moment(last[0].batch, last[1], None)
-        at = _committed_at(reader, found.version or as_of) if found.at is None else found.at
-        return Moment(found.batch, as_of, at)
+        moment = _batch_by(reader, ("silver_version", "<=", as_of))
+        if last is not None and moment.batch < last[0].batch and last[1] <= as_of:
+            moment = Moment(last[0].batch, last[1], None)
+        at = _committed_at(reader, moment.version or as_of) if moment.at is None else moment.at
+        return Moment(moment.batch, as_of, at)
     at = _ms(as_of)
-    found = _batch_by(reader, ("committed_at", "<=", at))
-    return Moment(found.batch, found.version or 0, at)
+    moment = _batch_by(reader, ("committed_at", "<=", at))
+    return Moment(moment.batch, moment.version or 0, at)
 
 
 def _batch_by(reader: TableReader, condition: Condition) -> Moment:
@@ -593,8 +593,8 @@ class _KeyHistory:
     def _generation(self) -> Generation | None:
         """The newest generation at the moment; None before the first."""
         at = self.moment.at
-        begun = (g for g in reversed(self._generations) if at is None or g.decided_at <= at)
-        return next(begun, None)
+        decided = (g for g in reversed(self._generations) if at is None or g.decided_at <= at)
+        return next(decided, None)
 
     def _waiting(self, row: JsonObject) -> JsonObject:
         """Return a waiting row of silver as the answer has it."""

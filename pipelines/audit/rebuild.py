@@ -231,8 +231,8 @@ def content_of(
     noted = [name for name in (tables.LATE, tables.DUPLICATES) if name not in settings.hidden_names]
     where: dict[str, Where] = {name: [list(batches)] for name in noted}
     if later:
-        known = [("is_late", "=", False)], [("partition", "not in", sorted(later))]
-        where[tables.DUPLICATES] = [[*batches, *condition] for condition in known]
+        compared = [("is_late", "=", False)], [("partition", "not in", sorted(later))]
+        where[tables.DUPLICATES] = [[*batches, *condition] for condition in compared]
     noted_counts = {name: _noted(reader, name, where[name], since) for name in noted}
     source_counts = {}
     for source in sources:

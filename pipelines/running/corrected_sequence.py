@@ -126,7 +126,7 @@ class CorrectedSequence(LakeSequence):
         """Return how far a sequence has come, as its last message says."""
         return sequence_tail(message, parse_tail)
 
-    def beginning(self) -> Mapping[int, CorrectionTail]:
+    def first_tails(self) -> Mapping[int, CorrectionTail]:
         """Return, by partition, the message behind which the newest generation publishes."""
         return self._generations.newest.correction_tails if self.has_begun() else {}
 

@@ -411,12 +411,12 @@ class Jump:
             corrections = corrected_offsets(
                 engine, self.settings, self._before, self.correction_tails
             )
-            again = {
+            spans = {
                 jump.tp: (jump.to_offset, jump.from_offset)
                 for jump in self.jumps
                 if jump.read_again
             }
-            deleted = deleted_offsets(self._reader, self.settings, again)
+            deleted = deleted_offsets(self._reader, self.settings, spans)
             published = joined([*messages.items(), *corrections.items(), *deleted.items()])
             repeated = late_duplicates(self._reader, self.settings.inputs, published)
             published = joined([*published.items(), *repeated.items()])

@@ -66,7 +66,7 @@ class MergedSequence(LakeSequence):
         """Return how far a sequence has come, as its last message says."""
         return sequence_tail(message, parse_tail)
 
-    def beginning(self) -> Mapping[int, SequenceTail]:
+    def first_tails(self) -> Mapping[int, SequenceTail]:
         """Return, by partition, the message behind which the newest generation publishes."""
         return self._generations.newest.tails if self.has_begun() else {}
 

@@ -76,7 +76,7 @@ class Sequence(Protocol):
         """
         ...
 
-    def beginning(self) -> Mapping[int, Any]:
+    def first_tails(self) -> Mapping[int, Any]:
         """Return, by partition, the message behind which the newest generation publishes."""
         ...
 
