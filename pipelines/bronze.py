@@ -51,6 +51,8 @@ class _Reading:
     offsets: dict[int, int]
     span: int
     """Maximum number of offsets of the next batch."""
+    beyond: dict[int, int]
+    """By partition, where reading has ended behind the last row that the table has of it."""
 
 
 @dataclass
@@ -98,7 +100,8 @@ class Bronze:
         self._notify_progress(offsets)
         erased = read_erased(self._engine.reader, self.input, offsets)
         source = kafka_input(self.settings, self.input, self.table.schemas.given_up, erased)
-        return _Reading(source, offsets, self.settings.kafka.max_offsets_per_batch)
+        beyond = self.next_offsets.beyond_rows(self.input)
+        return _Reading(source, offsets, self.settings.kafka.max_offsets_per_batch, beyond)
 
     def _take(self, reading: _Reading, ends: Mapping[int, int]) -> Mapping[int, int]:
         """Make a batch (steps 1 to 5), and return where reading has ended, by partition."""
@@ -112,7 +115,8 @@ class Bronze:
                 batch = stack.enter_context(
                     self._engine.taken(reading.source, ranges, self.table.summary)
                 )
-            self._write(batch.rows, BatchCounts(batch.groups))
+            reading.beyond |= batch.reached
+            self._write(batch.rows, BatchCounts(batch.groups), reading.beyond)
         taken = sum(batch.reached[p] - since for p, (since, _) in ranges.items())
         # Where records are large, the next batch asks for as many as there was room for. Each
         # batch after it asks for a few more.
@@ -121,14 +125,21 @@ class Bronze:
         reading.span = taken if is_short else min(reading.span + reading.span // 8 + 1, limit)
         return batch.reached
 
-    def _write(self, rows: Rows, counts: BatchCounts) -> None:
-        """Check, commit and note the rows of a batch (steps 3 to 5)."""
+    def _write(self, rows: Rows, counts: BatchCounts, reached: dict[int, int]) -> None:
+        """Check, commit and note the rows of a batch (steps 3 to 5).
+
+        `reached`: where reading has ended, by partition; where that is the last row, it is taken
+        out.
+        """
         if not counts.records:
             return
+        for p, (_, until) in counts.ranges.items():
+            if reached.get(p) == until:
+                del reached[p]
         unchecked = self._check_share(counts)
         fault_point("bronze.append")
         with self.owner.step("bronze", "append"):
-            commit = self.table.append(rows, counts)
+            commit = self.table.append(rows, counts, reached)
         with self.owner.step("bronze", "note"):
             self.table.note(commit)
         fault_point("bronze.done")

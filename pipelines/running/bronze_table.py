@@ -155,13 +155,24 @@ class BronzeTable:
         """Return how many records there are, and where."""
         return BatchCounts(self._engine.summary(rows, self.summary.by, self.summary.values))
 
-    def append(self, rows: Rows, counts: BatchCounts, *, fills: bool = False) -> Commit:
+    def append(
+        self,
+        rows: Rows,
+        counts: BatchCounts,
+        reached: Mapping[int, int] = MappingProxyType({}),
+        *,
+        fills: bool = False,
+    ) -> Commit:
         """Commit rows and return the commit that holds them.
 
-        `fills`: the rows lie between others that are already there.
+        `reached`: by partition, the offset where reading has ended, if that is beyond its last row:
+        Kafka has no record there (the marker of a transaction, for instance). `fills`: the rows lie
+        between others that are already there.
         """
         self.schemas.keep(counts.schema_ids)
         facts = {"ranges": ranges_fact(counts.ranges), "refused": counts.refused, "fills": fills}
+        if reached:
+            facts["reached"] = sorted(reached.items())
         return self.owner.append(self.name, rows, application_of(self.settings, self.input), facts)
 
     def note(self, commit: Commit) -> None:

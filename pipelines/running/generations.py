@@ -432,9 +432,8 @@ class Jump:
 
         Each record is read once.
         """
-        next_offsets = NextOffsets(self._reader, self.settings, self.partitions).of(
-            input_id, self._before.newest
-        )
+        of_bronze = NextOffsets(self._reader, self.settings, self.partitions)
+        next_offsets = of_bronze.of(input_id, self._before.newest)
         ranges = {
             jump.tp.partition: (jump.to_offset, next_offsets[jump.tp.partition])
             for jump in self.jumps
@@ -462,7 +461,8 @@ class Jump:
                 counts = bronze.counted(rows)
                 if counts.records:
                     fault_point("reset.read")
-                    bronze.note(bronze.append(rows, counts, fills=True))
+                    reached = of_bronze.beyond_rows(input_id)
+                    bronze.note(bronze.append(rows, counts, reached, fills=True))
             ranges = {p: (reached[p], end) for p, (_, end) in ranges.items() if reached[p] < end}
 
     def _lacking(

@@ -9,7 +9,7 @@ from pipelines.core.inputs import InputId
 from pipelines.errors import ConfigurationError, DataLossError
 from pipelines.kafka.cluster import Cluster
 from pipelines.lake import tables
-from pipelines.lake.commits import bronze_application
+from pipelines.lake.commits import application_of, bronze_application, last_decision
 from pipelines.lake.generations import Generation, read_generations
 from pipelines.lake.inputs import of_input, of_topic
 from pipelines.lake.progress import last_batch
@@ -36,8 +36,9 @@ class NextOffsets:
     def of(self, input_id: InputId, generation: Generation | None = None) -> dict[int, int]:
         """Return, by partition, the offset that is read next.
 
-        It is the largest of: the offset after bronze's last row, the first of the newest
-        generation, and the end of an accepted gap. `generation`: the newest one, if it is known.
+        It is the largest of: the offset after bronze's last row, or where reading has ended behind
+        it; the first of the newest generation; and the end of an accepted gap. `generation`: the
+        newest one, if it is known.
         """
         newest = generation or read_generations(self.reader, self.settings).newest
         offsets = newest.offsets_of(input_id)
@@ -61,10 +62,23 @@ class NextOffsets:
         for p, offset in [
             *consumed.items(),
             *read,
+            *self.beyond_rows(input_id).items(),
             *(tuple(row.values()) for row in gaps.to_pylist()),
         ]:
             offsets[p] = max(offset, offsets.get(p, 0))
         return {p: offsets.get(p, 0) for p in range(self.partitions)}
+
+    def beyond_rows(self, input_id: InputId) -> dict[int, int]:
+        """Return, by partition, where reading has ended beyond bronze's last row, as bronze's last
+        commit says.
+
+        Once Kafka has deleted what it has there, nobody could tell that it was no record.
+        """
+        table = tables.bronze(input_id.source)
+        if not self.reader.exists(table):
+            return {}
+        last = last_decision(self.reader, table, application_of(self.settings, input_id))
+        return {} if last is None else dict(last[1].facts.get("reached", ()))
 
     def checked(self, input_id: InputId) -> dict[int, int]:
         """Return, by partition, the offset that is read next and that Kafka has.

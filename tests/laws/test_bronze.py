@@ -15,7 +15,7 @@ from deltalake import DeltaTable
 from pyarrow import parquet
 
 from pipelines.bronze import Bronze
-from pipelines.errors import QuarantineLimitError
+from pipelines.errors import DataLossError, QuarantineLimitError
 from pipelines.kafka.cluster import Cluster
 from pipelines.lake import tables
 from pipelines.lake.commits import last_decision
@@ -38,7 +38,7 @@ from tests.support.cases import (
 )
 from tests.support.crashes import CrashError, dying_at
 from tests.support.lakes import CaseLake, OpenSpark, folder_of
-from tests.support.topics import create_topics, produce
+from tests.support.topics import create_topics, delete_records, produce, produce_transaction
 
 PARTITIONS = 3
 
@@ -309,3 +309,28 @@ def test_too_many_refused_records_stop_the_run_before_any_is_written(
     lake.settings = lake.settings.model_copy(update={"kafka": accepting})
     read(lake.owner(), lake, "tracking")
     assert len(records(lake, "tracking")) == len(records(lake, "orders")) == 1100
+
+
+@pytest.mark.promise("C21")
+@pytest.mark.parametrize("kind", [QUICK], indirect=True, scope="module")
+def test_what_holds_no_record_behind_the_last_row_is_not_lost_when_kafka_deletes_it(
+    new_lake: MakeLake, kafka: str, kind: str
+) -> None:
+    """The marker of a transaction is the last offset that was read, and another partition goes
+    on."""
+    cases = {p: Case({source: [] for source in SOURCES}, 100) for p in (0, 1)}
+    lake = begin(new_lake, kafka, f"marker-{kind}", cases)
+    topic = lake.settings.inputs_by_name["tracking"].topic
+    produce_transaction(kafka, topic, [b"{", b"{"], 0, commit=True)
+    read(lake.owner(), lake, "tracking")
+    produce(kafka, topic, [(1, b"{")])
+    read(lake.owner(), lake, "tracking")
+    delete_records(kafka, topic, 0, 3)
+    read(lake.owner(), lake, "tracking")
+    produce(kafka, topic, [(0, b"{")])
+    read(lake.owner(), lake, "tracking")
+    assert [row[:2] for row in records(lake, "tracking")] == [(0, 0), (0, 1), (0, 3), (1, 0)]
+    produce(kafka, topic, [(0, b"{")])
+    delete_records(kafka, topic, 0, 5)
+    with pytest.raises(DataLossError, match="from 4 to 4"):
+        read(lake.owner(), lake, "tracking")
