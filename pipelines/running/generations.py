@@ -461,8 +461,8 @@ class Jump:
                 counts = bronze.counted(rows)
                 if counts.records:
                     fault_point("reset.read")
-                    reached = of_bronze.beyond_rows(input_id)
-                    bronze.note(bronze.append(rows, counts, reached, fills=True))
+                    beyond = of_bronze.beyond_rows(input_id)
+                    bronze.note(bronze.append(rows, counts, beyond, fills=True))
             ranges = {p: (reached[p], end) for p, (_, end) in ranges.items() if reached[p] < end}
 
     def _lacking(

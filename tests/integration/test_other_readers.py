@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from unittest.mock import patch
 
 import duckdb
 import polars as pl
@@ -13,6 +14,7 @@ from deltalake import DeltaTable, QueryBuilder
 from deltalake.exceptions import DeltaProtocolError
 from pyspark.sql import SparkSession
 
+import pipelines.silver
 from pipelines.lake import tables
 from pipelines.lake.by_spark import SparkReader
 from tests.support.cases import expected_silver, random_case
@@ -63,7 +65,8 @@ def as_rows(found: pa.Table) -> Rows:
 
 @pytest.fixture(scope="module")
 def lake(root_session: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> CaseLake:
-    """Silver after many batches, each of them a MERGE by Spark that left deletion vectors."""
+    """Silver after many batches, each of them a MERGE by Spark that left deletion vectors, as large
+    ones do."""
     settings = settings_for(
         tmp_path_factory.mktemp("readers"), engine="spark", merge__max_records_per_batch=200
     )
@@ -72,9 +75,10 @@ def lake(root_session: SparkSession, tmp_path_factory: pytest.TempPathFactory) -
         settings,
         {p: random_case(7300 + p) for p in range(4)},
     )
-    for share in (0.3, 0.6, 1.0):
-        lake.arrive(share)
-        lake.merge()
+    with patch.object(pipelines.silver, "GATHERED_BYTES", -1):
+        for share in (0.3, 0.6, 1.0):
+            lake.arrive(share)
+            lake.merge()
     assert list(Path(str(settings.lake), tables.SILVER).rglob("deletion_vector*.bin")), (
         "there is something to get wrong"
     )
