@@ -96,11 +96,11 @@ class Bronze:
         """Return how and where the table is to be continued, once its last note is complete."""
         self.table.complete()
         self.table.schemas.recover()
-        offsets = self.next_offsets.checked(self.input)
+        beyond = self.next_offsets.beyond_rows(self.input)
+        offsets = self.next_offsets.checked(self.input, beyond)
         self._notify_progress(offsets)
         erased = read_erased(self._engine.reader, self.input, offsets)
         source = kafka_input(self.settings, self.input, self.table.schemas.given_up, erased)
-        beyond = self.next_offsets.beyond_rows(self.input)
         return _Reading(source, offsets, self.settings.kafka.max_offsets_per_batch, beyond)
 
     def _take(self, reading: _Reading, ends: Mapping[int, int]) -> Mapping[int, int]:
@@ -115,8 +115,11 @@ class Bronze:
                 batch = stack.enter_context(
                     self._engine.taken(reading.source, ranges, self.table.summary)
                 )
-            reading.beyond |= batch.reached
-            self._write(batch.rows, BatchCounts(batch.groups), reading.beyond)
+            counted = BatchCounts(batch.groups)
+            rows_end = {p: until for p, (_, until) in counted.ranges.items()}
+            reached = {**reading.beyond, **batch.reached}
+            reading.beyond = {p: at for p, at in reached.items() if at != rows_end.get(p)}
+            self._write(batch.rows, counted, reading.beyond)
         taken = sum(batch.reached[p] - since for p, (since, _) in ranges.items())
         # Where records are large, the next batch asks for as many as there was room for. Each
         # batch after it asks for a few more.
@@ -125,21 +128,14 @@ class Bronze:
         reading.span = taken if is_short else min(reading.span + reading.span // 8 + 1, limit)
         return batch.reached
 
-    def _write(self, rows: Rows, counts: BatchCounts, reached: dict[int, int]) -> None:
-        """Check, commit and note the rows of a batch (steps 3 to 5).
-
-        `reached`: where reading has ended, by partition; where that is the last row, it is taken
-        out.
-        """
+    def _write(self, rows: Rows, counts: BatchCounts, beyond: Mapping[int, int]) -> None:
+        """Check, commit and note the rows of a batch (steps 3 to 5); `beyond` as in `_Reading`."""
         if not counts.records:
             return
-        for p, (_, until) in counts.ranges.items():
-            if reached.get(p) == until:
-                del reached[p]
         unchecked = self._check_share(counts)
         fault_point("bronze.append")
         with self.owner.step("bronze", "append"):
-            commit = self.table.append(rows, counts, reached)
+            commit = self.table.append(rows, counts, beyond)
         with self.owner.step("bronze", "note"):
             self.table.note(commit)
         fault_point("bronze.done")

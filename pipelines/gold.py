@@ -158,16 +158,11 @@ class Gold:
         for p, tail in tails.items():
             last = noted.get(p)
             seq = -1 if last is None else last.seq
-            if tail.seq <= seq:
-                gapless[p] = tail
-                continue
-            sent = self._sent_after(p, seq)
+            sent = {seq: tail} if tail.seq <= seq else self._sent_after(p, seq)
             while seq + 1 in sent:
                 seq += 1
-            if seq in sent:
-                gapless[p] = sent[seq]
-            elif last is not None:
-                gapless[p] = last
+            if (gapless_tail := sent.get(seq, last)) is not None:
+                gapless[p] = gapless_tail
         return gapless
 
     def _sent_after(self, partition: int, seq: int) -> dict[int, Any]:

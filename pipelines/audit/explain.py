@@ -36,6 +36,7 @@ from pipelines.lake.epochs import Epoch, Epochs, read_epochs
 from pipelines.lake.generations import Generation, Generations, read_generations
 from pipelines.lake.inputs import of_key, of_topic
 from pipelines.lake.progress import last_batch, progress_rows
+from pipelines.lake.retention_bounds import read_retention_bounds
 from pipelines.lake.snapshot import Snapshot
 from pipelines.lake.table_reader import (
     Condition,
@@ -492,18 +493,9 @@ class _KeyHistory:
         repeated = [row for row in self._duplicates if row["is_late"]]
         topic = self.settings.publish.corrections_topic or ""  # without one, there are no rows
         sent = SentCorrections(self.reader, topic, self._sent, self.moment.at)
-        return CorrectionFacts(rows, repeated, self._generations, sent, self._deleted_until())
-
-    def _deleted_until(self) -> dict[int, int]:
-        """Return, by partition, the time (ms) before which `keep` had deleted rows that say what
-        came of late records.
-        """
-        if not self.reader.exists(tables.FLOORS):
-            return {}
-        where: list[Condition] = [("table", "in", [tables.CORRECTIONS, tables.DUPLICATES])]
-        where += [] if self.moment.at is None else [("decided_at", "<=", self.moment.at)]
-        rows = self.reader.summary(tables.FLOORS, ["partition"], {"time": ("max", "time")}, [where])
-        return {row["partition"]: row["time"] for row in rows.to_pylist()}
+        bounds = read_retention_bounds(self.reader, self.moment.at)
+        deleted_until = bounds.last_of(tables.CORRECTIONS, tables.DUPLICATES)
+        return CorrectionFacts(rows, repeated, self._generations, sent, deleted_until)
 
     @cached_property
     def _late(self) -> list[JsonObject]:

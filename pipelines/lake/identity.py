@@ -38,16 +38,17 @@ def check_layout(reader: TableReader, lake: Lake) -> None:
     """
     if reader.exists(tables.SILVER):
         _check_layout_version(reader, lake)
-    if REBUILD_BATCH in kept_facts(reader):
+    kept = kept_facts(reader)
+    if REBUILD_BATCH in kept:
         raise ConfigurationError(
             f"{lake.location} is a rebuild, and not a lake",
             where="lake",
             fix="name the lake that it was derived from, or an empty place",
         )
     if changed := [
-        *differences(reader, {"sources": ", ".join(lake.settings.sources)}),
-        *_other_topics(reader, lake.settings),
-        *differences(reader, _tenants(lake.settings)),
+        *_differences(kept, {"sources": ", ".join(lake.settings.sources)}),
+        *_other_topics(kept, lake.settings),
+        *_differences(kept, _tenants(lake.settings)),
     ]:
         raise ConfigurationError(*changed[0])
 
@@ -107,8 +108,7 @@ def identity(settings: Settings, partitions: int, topic_ids: Mapping[str, str]) 
     return {**facts, **_tenants(settings)}
 
 
-def _other_topics(reader: TableReader, settings: Settings) -> Iterator[Problem]:
-    kept = _kept(reader) if reader.exists(tables.CONFIGURATION) else {}
+def _other_topics(kept: Mapping[str, str], settings: Settings) -> Iterator[Problem]:
     for name, source in settings.sources.items():
         before = kept.get(field := f"sources.{name}.topic")
         if before is not None and _names(before) != list(source.topics):
@@ -126,7 +126,7 @@ def differences(reader: TableReader, facts: Mapping[str, str]) -> list[Problem]:
 
     Nothing for a lake that was not begun yet.
     """
-    return _differences(_kept(reader) if reader.exists(tables.CONFIGURATION) else {}, facts)
+    return _differences(kept_facts(reader), facts)
 
 
 def remade_topics(reader: TableReader, facts: Mapping[str, str]) -> dict[str, list[str]]:
@@ -135,7 +135,7 @@ def remade_topics(reader: TableReader, facts: Mapping[str, str]) -> dict[str, li
     They are listed by the fact of their source. Sources whose topics have other names than before
     are left out.
     """
-    kept = _kept(reader) if reader.exists(tables.CONFIGURATION) else {}
+    kept = kept_facts(reader)
     names = [
         field
         for field, now in facts.items()

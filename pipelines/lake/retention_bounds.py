@@ -39,6 +39,14 @@ class RetentionBounds(NamedTuple):
     batches: Mapping[int, int]
     times: Mapping[tuple[str, int], int]
 
+    def last_of(self, *names: str) -> dict[int, int]:
+        """Return, by partition, the last time (epoch ms) at which one of these tables begins."""
+        last: dict[int, int] = {}
+        for (table, p), time in self.times.items():
+            if table in names:
+                last[p] = max(time, last.get(p, time))
+        return last
+
 
 class History(NamedTuple):
     """State of a partition at the end of a batch (-1: before the first).
@@ -54,12 +62,13 @@ class History(NamedTuple):
     clock: int | None
 
 
-def read_retention_bounds(reader: TableReader) -> RetentionBounds:
-    """Return all floors as they are now."""
+def read_retention_bounds(reader: TableReader, until_ms: int | None = None) -> RetentionBounds:
+    """Return all floors as they are now, or as they were at a time (epoch ms)."""
     if not reader.exists(tables.FLOORS):
         return RetentionBounds({}, {})
     values = {"batch": ("max", "batch"), "time": ("max", "time")}
-    rows = reader.summary(tables.FLOORS, ["table", "partition"], values).to_pylist()
+    where: Where = [] if until_ms is None else [[("decided_at", "<=", until_ms)]]
+    rows = reader.summary(tables.FLOORS, ["table", "partition"], values, where).to_pylist()
     batches: dict[int, int] = {}
     for row in rows:  # for a moment, one source may be ahead of the others
         if row["batch"] is not None:

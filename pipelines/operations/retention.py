@@ -88,16 +88,23 @@ def expire(
         return
     limits = {p: clock - keep_ms for p, clock in last[0].clocks.items()}
     if table in _COLUMNS:
+        epochs = read_epochs(reader, settings)
         if table == tables.SILVER:
-            needed = _needed_of_silver(reader, limits, read_epochs(reader, settings))
+            needed = _needed_of_silver(reader, limits, epochs)
         elif table == tables.CORRECTIONS:
             needed = _first_not_published(reader, limits)
         else:
             needed = _first_not_sent(reader, settings, table, limits)
-        correcting = _needed_to_correct(reader, settings, table, last[0].clocks, generation)
-        for p, limit in limits.items():
-            limits[p] = min(limit, needed.get(p, limit), correcting.get(p, limit))
-        _forget_before(owner, table, limits, only_if_worthwhile=only_if_worthwhile)
+        correcting = _needed_to_correct(reader, epochs, table, last[0].clocks, generation)
+        _forget_before(
+            owner,
+            table,
+            {
+                p: min(limit, needed.get(p, limit), correcting.get(p, limit))
+                for p, limit in limits.items()
+            },
+            only_if_worthwhile=only_if_worthwhile,
+        )
     else:
         _forget_batches(
             owner,
@@ -205,7 +212,7 @@ def _first_not_published(reader: TableReader, partitions: Mapping[int, int]) -> 
 
 def _needed_to_correct(
     reader: TableReader,
-    settings: Settings,
+    epochs: Epochs,
     table: str,
     clocks: Mapping[int, int],
     generation: Generation,
@@ -225,7 +232,7 @@ def _needed_to_correct(
         [of_generation, ("partition", "=", p), ("u", ">=", clock)]
         for p, clock in sorted(clocks.items())
     ]
-    longest = longest_ms(read_epochs(reader, settings))
+    longest = longest_ms(epochs)
     needed: dict[int, int] = {}
     for portion in in_portions(where):
         for row in reader.summary(tables.LATE, ["partition"], firsts, portion).to_pylist():

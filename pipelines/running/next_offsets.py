@@ -33,12 +33,17 @@ class NextOffsets:
     partitions: int
     owner: Owner | None = None
 
-    def of(self, input_id: InputId, generation: Generation | None = None) -> dict[int, int]:
+    def of(
+        self,
+        input_id: InputId,
+        generation: Generation | None = None,
+        beyond: Mapping[int, int] | None = None,
+    ) -> dict[int, int]:
         """Return, by partition, the offset that is read next.
 
         It is the largest of: the offset after bronze's last row, or where reading has ended behind
         it; the first of the newest generation; and the end of an accepted gap. `generation`: the
-        newest one, if it is known.
+        newest one, if it is known; `beyond`: what `beyond_rows` returns, if it is known.
         """
         newest = generation or read_generations(self.reader, self.settings).newest
         offsets = newest.offsets_of(input_id)
@@ -50,19 +55,19 @@ class NextOffsets:
             if tp.input == input_id and done.until_offset
         }
         # Rows that silver has consumed need not be read.
-        beyond = within({p: (consumed.get(p, 0), None) for p in range(self.partitions)})
+        unconsumed = within({p: (consumed.get(p, 0), None) for p in range(self.partitions)})
         lasts = self.reader.summary(
             tables.bronze(input_id.source),
             ["partition"],
             {"last": ("max", "offset")},
-            of_topic(input_id, beyond),
+            of_topic(input_id, unconsumed),
         )
         read = [(row["partition"], row["last"] + 1) for row in lasts.to_pylist()]
         gaps = self.reader.select(tables.RESETS, ["partition", "to_offset"], of_input(input_id))
         for p, offset in [
             *consumed.items(),
             *read,
-            *self.beyond_rows(input_id).items(),
+            *(self.beyond_rows(input_id) if beyond is None else beyond).items(),
             *(tuple(row.values()) for row in gaps.to_pylist()),
         ]:
             offsets[p] = max(offset, offsets.get(p, 0))
@@ -80,14 +85,14 @@ class NextOffsets:
         last = last_decision(self.reader, table, application_of(self.settings, input_id))
         return {} if last is None else dict(last[1].facts.get("reached", ()))
 
-    def checked(self, input_id: InputId) -> dict[int, int]:
+    def checked(self, input_id: InputId, beyond: Mapping[int, int] | None = None) -> dict[int, int]:
         """Return, by partition, the offset that is read next and that Kafka has.
 
         A gap that is accepted is recorded in `resets`. Raises DataLossError if Kafka has deleted
         offsets that were not read and `on_data_loss` is `stop`.
         """
         bounds = self.bounds(input_id)
-        offsets = self.of(input_id)
+        offsets = self.of(input_id, beyond=beyond)
         lost = self.lost(input_id, offsets, bounds)
         if lost:
             if self.owner is None:

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipelines.core.clocks import clocks_of
-from pipelines.core.columns import Int64s, int64s, times_ms
+from pipelines.core.columns import Int64s, groups, int64s, times_ms
 from pipelines.core.correction_sequence import ORDER, CorrectionPlace, CorrectionTail, is_up_to
 from pipelines.core.idle import IdleDecision
 from pipelines.core.input_columns import part_topics
@@ -41,7 +41,7 @@ from pipelines.lake.order import PLACE_COLUMNS
 from pipelines.lake.progress import last_batch
 from pipelines.lake.recovered import MESSAGES, joined, parts_of_messages, read_since
 from pipelines.lake.retention_bounds import read_retention_bounds
-from pipelines.lake.table_reader import TableReader, Where, within
+from pipelines.lake.table_reader import TableReader, Where, in_portions, within
 from pipelines.lake.tenant_state import BatchEnd, TenantStateReader
 from pipelines.lake.unpublished import reached
 from pipelines.running.recover_planner import merge_rules
@@ -163,26 +163,29 @@ def deleted_offsets(
     are older than the rows that are there, and in none of these. `spans`: by topic-partition, the
     offsets `[from, until)` that are asked for.
     """
-    times = dict[int, int]()
-    for (table, p), time in read_retention_bounds(reader).times.items():
-        if table in (tables.SILVER, tables.CORRECTIONS):
-            times[p] = max(time, times.get(p, time))
+    times = read_retention_bounds(reader).last_of(tables.SILVER, tables.CORRECTIONS)
     older: Where = [[("partition", "=", p), ("event_time", "<", time)] for p, time in times.items()]
     if not older:
         return {}
     rows = reader.rows(tables.SILVER, ["partition", *part_columns(settings)], older)
     kept = offsets_of(places_of_parts(rows, settings.inputs), settings.inputs)
-    deleted = dict[TopicPartition, Int64s]()
-    for tp, span in spans.items():
-        if tp.partition not in times:
-            continue
-        is_older = ("event_time", "<", times[tp.partition])
-        where = [[*terms, is_older] for terms in within({tp.partition: span})]
-        table = tables.bronze(tp.input.source)
-        records = reader.rows(table, ["offset"], of_topic(tp.input, where))
-        offsets = np.unique(int64s(records["offset"]))
-        deleted[tp] = np.setdiff1d(offsets, kept.get(tp, _NO_OFFSETS))
-    return deleted
+    deleted = list[tuple[TopicPartition, Int64s]]()
+    for input_id in settings.inputs:
+        old_records = [
+            [*terms, ("event_time", "<", times[tp.partition])]
+            for tp, span in spans.items()
+            if tp.input == input_id and tp.partition in times
+            for terms in within({tp.partition: span})
+        ]
+        for portion in in_portions(old_records):
+            table = tables.bronze(input_id.source)
+            names = ["partition", "offset"]
+            records = reader.rows(table, names, of_topic(input_id, portion))
+            offsets = int64s(records["offset"])
+            for p, numbers in groups(int64s(records["partition"])).items():
+                tp = TopicPartition(input_id, p)
+                deleted.append((tp, np.setdiff1d(offsets[numbers], kept.get(tp, _NO_OFFSETS))))
+    return joined(deleted)
 
 
 def _places_in(tails: Mapping[int, CorrectionTail]) -> dict[int, CorrectionPlace]:

@@ -463,20 +463,31 @@ def test_a_start_that_is_refused_leaves_nothing_of_a_lake_and_the_advice_works(
     life.check()
 
 
+def taken_up(kafka: str, folder: Path) -> Life:
+    """A lake with a timeout that was lost and taken up from its sink, and has gone on."""
+    life = Life.make(kafka, folder, merge={"timeout": "100ms"})
+    for begin in (0, 2000, 4000):
+        fed(life, begin)
+    life.lose()
+    life.both((None, 5500))
+    life.run()
+    return life
+
+
+def with_a_window(life: Life) -> None:
+    """The configuration has a window by gap in place of the timeout."""
+    del life.river.config["merge"]["timeout"]
+    life.configure("merge.window", {"gap": "100ms", "max": "1s"})
+
+
 @pytest.mark.promise("B120")
 def test_a_lake_taken_up_from_messages_of_a_timeout_does_not_jump_before_them_with_a_window(
     kafka: str, tmp_path: Path
 ) -> None:
     """Only the order of messages tells which of those records are out, and the window's sort behind
     all of them."""
-    life = Life.make(kafka, tmp_path, merge={"timeout": "100ms"})
-    for begin in (0, 2000, 4000):
-        fed(life, begin)
-    life.lose()
-    life.both((None, 5500))
-    life.run()
-    del life.river.config["merge"]["timeout"]
-    life.configure("merge.window", {"gap": "100ms", "max": "1s"})
+    life = taken_up(kafka, tmp_path)
+    with_a_window(life)
     life.call("evolve", "--apply")
     life.run()
     said = life.call("reset", "--to", "earliest", "--yes", exit_code=2)
@@ -492,22 +503,15 @@ def test_a_lake_taken_up_from_messages_of_a_timeout_does_not_jump_before_them_wi
 def test_a_timeout_becomes_no_window_before_a_jump_has_passed_what_only_the_order_tells(
     kafka: str, tmp_path: Path
 ) -> None:
-    life = Life.make(kafka, tmp_path, merge={"timeout": "100ms"})
-    for begin in (0, 2000, 4000):
-        fed(life, begin)
-    life.lose()
-    life.both((None, 5500))
-    life.run()
+    life = taken_up(kafka, tmp_path)
     life.call("reset", "--to", "earliest", "--yes")
-    del life.river.config["merge"]["timeout"]
-    life.configure("merge.window", {"gap": "100ms", "max": "1s"})
+    with_a_window(life)
     said = life.call("evolve", "--apply", exit_code=2)
     assert "by its rules until another message is out in partition 0" in said
     del life.river.config["merge"]["window"]
     life.configure("merge.timeout", "100ms")
     fed(life, 6000)
-    del life.river.config["merge"]["timeout"]
-    life.configure("merge.window", {"gap": "100ms", "max": "1s"})
+    with_a_window(life)
     life.call("evolve", "--apply")
     life.run()
     life.check()
