@@ -94,11 +94,6 @@ class Cycle:
             for dead_letters in self.dead_letters:
                 dead_letters.complete()
 
-    @property
-    def is_lost(self) -> bool:
-        """True where another process has taken the layers over."""
-        return self._lease.lost is not None
-
     def raise_if_lost(self) -> None:
         """Raise LeaseLostError if another process has taken the layers over."""
         if self._lease.lost is not None:

@@ -44,7 +44,7 @@ from pipelines.errors import ConfigurationError, WatersmeetError
 from pipelines.lake import tables
 from pipelines.lake.epochs import Epochs, begin_epoch, inherited_lateness, read_epochs
 from pipelines.lake.generations import generation_rows, read_generations
-from pipelines.lake.identity import REBUILD_BATCH
+from pipelines.lake.identity import REBUILD_BATCH, REBUILD_GENERATION
 from pipelines.lake.location import Lake
 from pipelines.lake.progress import facts_of, last_batch
 from pipelines.lake.recovered import rows_of_parts
@@ -55,13 +55,10 @@ from pipelines.running.owner import Owner, now_ms
 from pipelines.settings import Settings
 from pipelines.silver import Silver
 
-GENERATION_FIELD: Final = "rebuild.generation"
 WINDOW_FIELD: Final = "merge.timeout"
 LAG_FIELD: Final = "merge.tenant_max_lag"
-"""Fields in which a rebuild records itself in its table `configuration`, beside `REBUILD_BATCH`.
-
-In this order: the generation of that batch, and the timeout or window and the lag of tenants (ms)
-that were asked for. The latter two are only there where the rules of some batch that it repeats
+"""Fields of the table `configuration` of a complete rebuild: the timeout or window, and the lag of
+tenants (ms), that were asked for. They are only there where the rules of some batch that it repeats
 were others.
 """
 
@@ -114,6 +111,8 @@ def rebuild(
     create_tables(into)
     here = open_engine(settings)
     begin = generation_rows(target, evidence.generation._replace(from_batch=0))
+    number = evidence.generation.number
+    _record(into, {REBUILD_GENERATION: str(number)})
     into.append(tables.GENERATIONS, begin)
     try:
         for plan in _batches(here, into, rebuilt, evidence):
@@ -122,17 +121,8 @@ def rebuild(
         _check_history(snapshot, settings, directory)
         raise
     _check_history(snapshot, settings, directory)
-    number = evidence.generation.number
-    now = now_ms()
-    facts = {
-        REBUILD_BATCH: str(evidence.last_batch),
-        GENERATION_FIELD: str(number),
-        **_other_rules(evidence, rebuilt),
-    }
-    into.append(
-        tables.CONFIGURATION,
-        into.lake.layout[tables.CONFIGURATION].rows((*fact, now) for fact in facts.items()),
-    )
+    facts = {REBUILD_BATCH: str(evidence.last_batch), **_other_rules(evidence, rebuilt)}
+    _record(into, facts)
     since = {p: history.batch for p, history in evidence.history.items()}
     later = {p for p, batch in since.items() if batch >= evidence.generation.from_batch}
     lags = {"lake": settings.merge.tenant_max_lag_ms, "rebuilt": target.merge.tenant_max_lag_ms}
@@ -147,6 +137,13 @@ def rebuild(
         "rebuilt": content_of(into, settings, into.reader, later=later),
     }
     return {name: value for name, value in answer.items() if name not in settings.hidden_names}
+
+
+def _record(into: Engine, facts: Mapping[str, str]) -> None:
+    """Have a rebuild record facts of itself in its table `configuration`."""
+    now = now_ms()
+    rows = into.lake.layout[tables.CONFIGURATION].rows((*fact, now) for fact in facts.items())
+    into.append(tables.CONFIGURATION, rows)
 
 
 class HistoryMovedError(WatersmeetError):
@@ -468,7 +465,7 @@ def verify_against(
     here = before_unnoted(Snapshot(here, settings), settings)
     settings = read_epochs(here, settings).current.settings
     facts = _check_rebuild(there, directory)
-    own = find_generation(read_generations(here, settings), int(facts.get(GENERATION_FIELD, "0")))
+    own = find_generation(read_generations(here, settings), int(facts.get(REBUILD_GENERATION, "0")))
     if generation is not None and generation != own.number:
         raise ConfigurationError(
             f"{directory} was derived from generation {own.number}, and not from {generation}",

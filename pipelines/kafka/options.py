@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import orjson
 from confluent_kafka import Consumer, KafkaException, Producer
 from confluent_kafka.admin import AdminClient
 
@@ -36,6 +37,7 @@ _READER_DEFAULTS = {
     "fetch.message.max.bytes": 64 * 1024,
     "fetch.queue.backoff.ms": 10,  # librdkafka's default waits a second once the queue is full
     "fetch.wait.max.ms": 20,  # how long a broker waits before it answers that a partition has ended
+    "statistics.interval.ms": 1_000,  # see `ListeningConsumer.fetched_up_to`
 }
 _READER = {
     # librdkafka asks for one; no group is joined and nothing is committed under it.
@@ -127,9 +129,26 @@ class ListeningConsumer(_Listening, Consumer):
     _options = staticmethod(consumer_options)
 
     def __init__(self, kafka: KafkaSettings, **own: Any) -> None:
-        super().__init__(kafka, **own)
+        super().__init__(kafka, **own, stats_cb=self._note_offsets)
         self.topics: set[str] = set()
         """The topics whose leaders it has asked for."""
+        self._next_offsets: dict[tuple[str, str], int] = {}
+
+    def fetched_up_to(self, topic: str, partition: int) -> int:
+        """Return the offset that it fetches next, as of its last statistics; below 0 where it has
+        fetched nothing.
+
+        It goes on through aborted messages, which never come out of the client.
+        """
+        return self._next_offsets.get((topic, str(partition)), -1)
+
+    def _note_offsets(self, statistics: str) -> None:
+        """Note what librdkafka says of its partitions (its STATISTICS.md)."""
+        self._next_offsets = {
+            (topic, partition): facts["next_offset"]
+            for topic, of_topic in orjson.loads(statistics)["topics"].items()
+            for partition, facts in of_topic["partitions"].items()
+        }
 
 
 class ListeningProducer(_Listening, Producer):

@@ -87,7 +87,7 @@ def read_range(
     - DataLossError where Kafka has deleted offsets of the range;
     - TopicChangedError where the partition ends before the range begins;
     - KafkaAccessError at once where the client is refused;
-    - KafkaTransientError where nothing comes for `timeout_s` before the range has ended.
+    - KafkaTransientError where nothing is fetched for `timeout_s` before the range has ended.
     """
     messages: list[Message] = []
     headers: list[_Headers] = []
@@ -134,7 +134,7 @@ def _messages(
     if offset_range.size == 0:
         return
     with _borrowed(kafka, offset_range.topic) as consumer:
-        position = offset_range.from_offset
+        position = fetched = offset_range.from_offset
         since = time.monotonic()
         is_ended = False
         count = min(max_records, _FIRST_COUNT)
@@ -163,6 +163,10 @@ def _messages(
                     if (error := event.error())
                 )
             if not messages and not is_ended:
+                # Of a long aborted transaction no message comes, only the client gets on.
+                reached = consumer.fetched_up_to(offset_range.topic, offset_range.partition)
+                if offset_range.from_offset < reached != fetched:
+                    fetched, since = reached, time.monotonic()
                 consumer.errors.check(since, timeout_s, "READ", f"topic {offset_range.topic}")
 
 

@@ -31,11 +31,14 @@ class TopicMonitor:
         self._partitions = partitions
         self._cluster = Cluster(settings.kafka)
         self._ids = self._cluster.topic_ids(settings.topics)
+        self._missing: set[str] = set()
+        """The topics that the last answer did not have."""
         self._looked = self._answered = time.monotonic()
 
     def poll(self) -> None:
-        """Raise TopicChangedError where a source's partitions or identity changed, and
-        KafkaTransientError where no broker has answered for longer than the limit.
+        """Raise TopicChangedError where a source's partitions or identity changed, or where two
+        looks in a row have not found it, and KafkaTransientError where no broker has answered for
+        longer than the limit.
         """
         if time.monotonic() - self._looked < LOOK_EVERY_S:
             return
@@ -54,10 +57,16 @@ class TopicMonitor:
     def _check(self) -> None:
         counts = self._cluster.partition_counts(self._ids)
         ids = self._cluster.topic_ids(self._ids)
-        for topic, topic_id in self._ids.items():
-            if topic not in counts or ids.get(topic) != topic_id:
-                suffix = " and made again" if topic in counts else ""
-                raise TopicChangedError(f"{topic} was deleted{suffix} while it was being read")
+        missing = self._ids.keys() - (counts.keys() & ids.keys())
+        # A broker that has just come back may not know of a topic yet.
+        deleted, self._missing = missing & self._missing, missing
+        if deleted:
+            raise TopicChangedError(f"{min(deleted)} was deleted while it was being read")
+        for topic in self._ids.keys() - missing:
+            if ids[topic] != self._ids[topic]:
+                raise TopicChangedError(
+                    f"{topic} was deleted and made again while it was being read"
+                )
             if counts[topic] != self._partitions:
                 raise TopicChangedError(
                     f"{topic} has {counts[topic]} partitions now, and {self._partitions} are "

@@ -1,8 +1,10 @@
-"""Worker processes that read offset ranges of Kafka and decode them: decoding takes more time than
-all the rest of bronze.
+"""Workers that read offset ranges of Kafka and decode them: decoding takes more time than all the
+rest of bronze.
 
-A worker hands its rows on in Arrow's stream format. Workers are started with the first range that
-is read, one for each core, and end with the process that started them, however that ends.
+Few records are read by threads of this process, before other processes would have started. Many are
+read by worker processes, one for each core, which are started with the first of them and end with
+the process that started them, however that ends. A worker hands its rows on in Arrow's stream
+format.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from functools import cache
@@ -31,6 +33,11 @@ SAFE_PATH = ("PYTHONSAFEPATH", "1")
 from the current folder (Python 3.11).
 """
 
+FEW_OFFSETS: Final = 5_000
+"""Largest number of offsets that threads of this process read. Decoding these takes tens of
+milliseconds, and starting a worker process takes half a second of processor time.
+"""
+
 Decode = Callable[[pa.RecordBatch], pa.Table]
 
 
@@ -44,17 +51,18 @@ def read_decoded(
     """Return the decoded committed records of ranges of one topic, one for a partition, in their
     order, and by partition the offset where reading ended.
 
-    `decode` makes the records of the columns of `core.reading.KAFKA`; it is sent to the workers,
-    and its result has the columns of `schema`. Reading ends before the range does where the records
-    have more than about `max_bytes`. Raises what `read_range` raises, and WorkerEndedError where a
-    worker was killed.
+    `decode` makes the records of the columns of `core.reading.KAFKA`; where there are many, it is
+    sent to worker processes, and its result has the columns of `schema`. Reading ends before the
+    range does where the records have more than about `max_bytes`. Raises what `read_range` raises,
+    and WorkerEndedError where a worker process was killed.
     """
     parts = split_ranges(ranges, os.cpu_count() or 1)
     room = None if max_bytes is None else max_bytes // max(1, len(parts))
     tables = [schema.empty_table()]
     ends = {whole.partition: whole.from_offset for whole in ranges}
     futures: list[Future[tuple[bytes, int]]] = []
-    workers = _workers()
+    is_few = sum(part.size for part in parts) <= FEW_OFFSETS
+    workers: Executor = _threads() if is_few else _processes()
     try:
         with _blocked_signals():
             futures += [workers.submit(_read, kafka, part, decode, schema, room) for part in parts]
@@ -95,19 +103,29 @@ _lock: Final = threading.Lock()
 """Held to start or discard workers: all inputs share them, and are read side by side."""
 
 
-def _workers() -> ProcessPoolExecutor:
+def _threads() -> ThreadPoolExecutor:
     with _lock:
-        return _pool()
+        return _thread_pool()
 
 
-def _discard(workers: ProcessPoolExecutor) -> None:
+def _processes() -> ProcessPoolExecutor:
     with _lock:
-        if _pool() is workers:
-            _pool.cache_clear()
+        return _process_pool()
+
+
+def _discard(workers: Executor) -> None:
+    with _lock:
+        if _process_pool() is workers:
+            _process_pool.cache_clear()
 
 
 @cache
-def _pool() -> ProcessPoolExecutor:
+def _thread_pool() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(os.cpu_count() or 1)
+
+
+@cache
+def _process_pool() -> ProcessPoolExecutor:
     os.environ.setdefault(*SAFE_PATH)
     # Not forked: a copy of a process that has threads, such as librdkafka's, cannot be relied on.
     return ProcessPoolExecutor(os.cpu_count() or 1, multiprocessing.get_context("spawn"), _prepare)

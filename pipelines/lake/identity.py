@@ -19,6 +19,11 @@ from pipelines.lake.location import Lake
 from pipelines.lake.table_reader import TableReader, row_count
 from pipelines.settings import Settings
 
+REBUILD_GENERATION: Final = "rebuild.generation"
+"""Field of the table `configuration` of a rebuild, from its beginning on: the generation that it
+derives again.
+"""
+
 REBUILD_BATCH: Final = "rebuild.batch"
 """Field of the table `configuration` of a complete rebuild: the last batch that it repeats."""
 
@@ -39,7 +44,7 @@ def check_layout(reader: TableReader, lake: Lake) -> None:
     if reader.exists(tables.SILVER):
         _check_layout_version(reader, lake)
     kept = kept_facts(reader)
-    if REBUILD_BATCH in kept:
+    if kept.keys() & {REBUILD_GENERATION, REBUILD_BATCH}:
         raise ConfigurationError(
             f"{lake.location} is a rebuild, and not a lake",
             where="lake",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -27,6 +27,8 @@ class OriginTopics:
     identities: Mapping[str, str] = field(default_factory=dict)
     """Each topic's name together with Kafka's own identity of it, by the name."""
     _counts: Mapping[str, int] = field(default_factory=dict)
+    _missing: Collection[str] = frozenset()
+    """The topics that the last answer did not have, and earlier ones had."""
     _checked_at_s: float | None = None
 
     def __post_init__(self) -> None:
@@ -42,7 +44,7 @@ class OriginTopics:
         """Ask Kafka for the bounds, and now and then for the topics themselves.
 
         Return True where the topics were asked for, too. Raises ConfigurationError if one does not
-        exist, TopicChangedError if one was replaced.
+        exist, or has existed and is missing twice in a row, TopicChangedError if one was replaced.
         """
         now = time.monotonic()
         is_due = self._checked_at_s is None or now - self._checked_at_s > CHECK_EVERY_S
@@ -57,13 +59,18 @@ class OriginTopics:
         return is_due
 
     def _check(self) -> None:
-        self._counts = self._cluster.partition_counts(self.names)
-        if missing := [topic for topic in self.names if topic not in self._counts]:
+        counts = self._cluster.partition_counts(self.names)
+        missing = set(self.names) - counts.keys()
+        if nowhere := missing - (self._counts.keys() - self._missing):
             raise ConfigurationError(
-                f"there is no topic {missing[0]} at {self.settings.kafka.bootstrap_servers}",
+                f"there is no topic {min(nowhere)} at {self.settings.kafka.bootstrap_servers}",
                 where=f"sources.{self.source}.repartition.from",
                 fix="create it, or name the one that has the records",
             )
+        self._missing = missing
+        if missing:  # a broker that has just come back may not know of it yet
+            return
+        self._counts = counts
         identities = {topic: self._cluster.identified(topic) for topic in self.names}
         for topic, before in self.identities.items():
             if identities[topic] != before:

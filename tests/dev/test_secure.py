@@ -135,6 +135,7 @@ def test_a_secured_broker_lets_its_user_do_what_a_configuration_needs(folder: Pa
     assert Cluster(KafkaSettings(**own)).partition_counts(["tracking"]) == {}
 
 
+@pytest.mark.nightly
 def test_what_a_secured_broker_keeps_is_readable_by_its_owner_alone_also_where_it_was_open_before(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

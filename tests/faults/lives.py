@@ -34,7 +34,6 @@ from concurrent.futures import (
     FIRST_COMPLETED,
     Future,
     ProcessPoolExecutor,
-    ThreadPoolExecutor,
     wait,
 )
 from contextlib import ExitStack, contextmanager
@@ -51,7 +50,6 @@ from confluent_kafka import TopicPartition as KafkaPartition
 from confluent_kafka.admin import AdminClient
 
 import pipelines.engine.embedded
-import pipelines.kafka.workers
 import pipelines.lake.lease
 import pipelines.operations.evolve
 import pipelines.operations.forget
@@ -173,7 +171,6 @@ def quick_lives() -> Iterator[None]:
         else:
             release(lease)
 
-    readers = ThreadPoolExecutor(2)
     with ExitStack() as patched:
         for name, module in list(sys.modules.items()):
             if name.startswith("pipelines.") and hasattr(module, "fault_point"):
@@ -182,10 +179,7 @@ def quick_lives() -> Iterator[None]:
         patched.enter_context(patch.object(pipelines.lake.lease, "SILENCE_S", 0.0))
         patched.enter_context(patch.object(pipelines.running.runner, "LOOK_EVERY_S", 0.01))
         patched.enter_context(patch.object(pipelines.engine.embedded, "FROM_KAFKA_S", 0.05))
-        # Few records.
-        patched.enter_context(patch.object(pipelines.kafka.workers, "_workers", lambda: readers))
         yield
-    readers.shutdown()
 
 
 # -- a life
@@ -1190,7 +1184,7 @@ class Lives:
     folder: Path
     engine: str
     seed: int
-    processes: int = 2
+    processes: int = 4
     told: list[Told] = field(default_factory=list)
     done: set[Pair] = field(default_factory=set)
     """The pairs of all lives that went well."""
@@ -1262,7 +1256,8 @@ def main() -> int:
     parser.add_argument("--seed", default="1")
     parser.add_argument("--minutes", type=float, default=30)
     parser.add_argument("--engine", choices=[*LAKES], default="embedded")
-    parser.add_argument("--processes", type=int, default=2)
+    # More than cores, since lives wait for the broker.
+    parser.add_argument("--processes", type=int, default=4)
     parser.add_argument(
         "--life",
         action="append",

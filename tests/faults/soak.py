@@ -37,7 +37,16 @@ from tests.support.configurations import IDS
 from tests.support.lives import KilledError
 from tests.support.owners import assert_refused, wake
 from tests.support.repeating import repeating
-from tests.support.rivers import CATALOG, EMBEDDED, LAKES, Losses, River, in_chunks, until
+from tests.support.rivers import (
+    CATALOG,
+    DEADLINE_S,
+    EMBEDDED,
+    LAKES,
+    Losses,
+    River,
+    in_chunks,
+    until,
+)
 from tests.support.tenant_rivers import TenantRiver
 
 ANY_MOMENT = "any moment"
@@ -51,13 +60,14 @@ UNREACHED_BY_TENANTS = (*OF_EXACTLY_ONCE, "bronze.quarantine")
 """None of their records is refused."""
 
 SECOND_OWNER, STOOD_STILL = "a second owner", "an owner that stood still"
-CLOCK, TRANSACTION, RESTORED = (
+CLOCK, TRANSACTION, RESTORED, TASKS = (
     "a clock that was set",
     "an open transaction",
     "a table that was restored",
+    "tasks of Spark that were killed",
 )
-INCIDENTS = (SECOND_OWNER, STOOD_STILL, CLOCK, TRANSACTION, RESTORED)
-IN_ONE_PROCESS = (CLOCK, TRANSACTION)
+INCIDENTS = (SECOND_OWNER, STOOD_STILL, CLOCK, TRANSACTION, RESTORED, TASKS)
+IN_ONE_PROCESS = (CLOCK, TRANSACTION, TASKS)
 """What can happen to a lake in Spark's own catalog: its metastore lets one process in at a time,
 and its tables have no path."""
 
@@ -65,6 +75,12 @@ IN_ONE_PROCESS_ONLY = ("silence", "replaced")
 """Events of lives that other incidents are here."""
 
 AN_HOUR_S = 3600
+
+LEAST_TASKS = 5
+"""So many tasks are killed at least, one after the other."""
+
+TRIED_AGAIN = {"spark.master": "local[2,8]"}
+"""Without a cluster Spark tries a task once, unless it is told otherwise."""
 
 CHUNK = 5
 """So many messages are produced at a time: a crash may come between any two pieces."""
@@ -99,6 +115,7 @@ class Siege:
             CLOCK: self._set_the_clock,
             TRANSACTION: self._leave_a_transaction_open,
             RESTORED: self._restore,
+            TASKS: self._kill_tasks,
         }
         if target in incidents:
             incidents[target]()
@@ -176,6 +193,19 @@ class Siege:
         assert "was taken back" in run.said()
         table.update_incremental()
         table.restore(last)
+
+    def _kill_tasks(self) -> None:
+        """The workers in which tasks are, again and again: Spark tries each task anew, also where
+        an attempt has written something."""
+        run, killed = self.river.run(), 0
+        with self._trickle():
+            end = time.monotonic() + self.rng.uniform(20, 40)
+            while killed < LEAST_TASKS or time.monotonic() < end:
+                assert time.monotonic() < end + DEADLINE_S, f"{killed} killed: {run.said()}"
+                assert run.process.poll() is None, run.said()
+                killed += run.kill_a_task(self.rng)
+                time.sleep(self.rng.uniform(0.2, 2))
+            run.kill()
 
     def _last_merged(self) -> int:
         """The version of silver that holds the last batch; what comes after it are fences, which
@@ -336,12 +366,11 @@ def targets(lake: str, mode: str, kills: int, rng: random.Random) -> list[str]:
     points = [p for p in POINTS if mode == "exactly_once" or p not in OF_EXACTLY_ONCE]
     if mode == "at_most_once":
         points.remove("gold.note")  # it notes before it publishes
-    incidents = [
-        incident
-        for incident in (IN_ONE_PROCESS if lake == CATALOG else INCIDENTS)
-        if mode == "exactly_once"
-        or incident != STOOD_STILL  # without transactions, Kafka does not stop who wakes up
-    ]
+    impossible = {TASKS} if lake == EMBEDDED else set[str]()
+    if mode != "exactly_once":
+        impossible.add(STOOD_STILL)  # without transactions, Kafka does not stop who wakes up
+    every = IN_ONE_PROCESS if lake == CATALOG else INCIDENTS
+    incidents = [incident for incident in every if incident not in impossible]
     return _chosen(points, incidents, [ANY_MOMENT] * (len(points) // 3), kills, rng)
 
 
@@ -390,6 +419,9 @@ def besiege(kafka: str, folder: Path, lakes: Sequence[str], seed: int, kills: in
                 }
                 changes["merge__idle_after"] = "3s"
             river = River.make(kafka, folder / name, name, lake=lake, seed=seed, **changes)
+            if lake != EMBEDDED:
+                river.config["spark"] = {**river.config.get("spark", {}), **TRIED_AGAIN}
+                river.write()
             river.program = in_chunks(CHUNK)
             sieges.append(Siege(lake, mode, river, rng, targets(lake, mode, share, rng)))
     for lake in lakes:

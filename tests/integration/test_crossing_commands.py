@@ -84,7 +84,7 @@ def test_a_command_that_changes_nothing_leaves_a_run_its_layers(kafka: str, tmp_
             river.write()
             done = in_process(*words.split(), "-c", river.file, cwd=river.folder)
             assert done.returncode == status, done.stdout + done.stderr
-            assert not owned.is_lost, words
+            owned.raise_if_lost()
     after = set(river.reader.select(tables.LEASES, ["entry"])["entry"].to_pylist())
     assert len(after) == len(entries) + 2, "taken and released, by the run"
 

@@ -24,6 +24,7 @@ from tests.support.correction_topic import (
     numbers_in,
     versions,
 )
+from tests.support.effort import first_then_nightly
 from tests.support.lives import KilledError, Life, messages_in
 from tests.support.topics import create_topics
 
@@ -69,7 +70,7 @@ class CorrectedLife(Life):
         return numbers
 
 
-@pytest.mark.parametrize("start", ["sink", "earliest"])
+@pytest.mark.parametrize("start", first_then_nightly(["sink", "earliest"]))
 def test_corrections_go_on_after_the_loss_of_a_lake(kafka: str, tmp_path: Path, start: str) -> None:
     """Some late records were corrected before, some wait to be, and some come later, for the same
     merge records and for others."""

@@ -33,7 +33,9 @@ from pipelines.monitoring.events import Event, LagObserved
 from pipelines.monitoring.metrics import Metrics
 from pipelines.monitoring.observability import Reporter
 from pipelines.operations.redrive import Redrive
+from pipelines.repartition import origin_topics
 from pipelines.repartition.command import repartition
+from pipelines.repartition.origin_topics import OriginTopics
 from pipelines.running.lineage import sending
 from pipelines.settings import LineageSettings
 from tests.support.cases import SOURCES, expected_late, expected_messages, heartbeat, keyed
@@ -467,6 +469,25 @@ def test_validate_says_what_is_missing_and_where_a_topic_would_refuse_records(ri
         "there is no topic no-such-topic",
         "sources.tracking.repartition.from",
     )
+
+
+def test_an_origin_that_an_answer_lacks_is_missing_once_the_next_answer_lacks_it_too(
+    river: River, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(origin_topics, "CHECK_EVERY_S", 0.0)
+    river.write()
+    origins = OriginTopics(river.settings, "tracking")
+    for _ in range(2):
+        assert origins.poll()
+        bounds = origins.bounds
+        with monkeypatch.context() as patch:
+            patch.setattr(Cluster, "partition_counts", lambda *_: {})
+            assert origins.poll()
+            assert origins.bounds == bounds
+    with monkeypatch.context() as patch:
+        patch.setattr(Cluster, "partition_counts", lambda *_: {})
+        with pytest.raises(ConfigurationError, match=f"there is no topic {origin(river)}"):
+            origins.poll()
 
 
 def test_kafkas_own_tools_show_how_much_is_written(river: River) -> None:

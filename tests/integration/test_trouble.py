@@ -17,6 +17,7 @@ from pipelines.dev import broker
 from pipelines.dev.processes import free_port
 from pipelines.errors import KafkaUnreachableError, TopicChangedError, WatersmeetError
 from pipelines.kafka import topic_monitor
+from pipelines.kafka.cluster import Cluster
 from pipelines.kafka.topic_monitor import TopicMonitor
 from pipelines.monitoring.observability import Reporter
 from pipelines.run import LAYERS, Run
@@ -276,4 +277,19 @@ def test_a_topic_made_again_under_way_stops_the_run(
     with pytest.raises(
         TopicChangedError, match="replaced was deleted and made again while it was being read"
     ):
+        watch.poll()
+
+
+def test_a_topic_that_an_answer_lacks_is_deleted_once_the_next_answer_lacks_it_too(
+    always_looks: None, kafka: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watch = watched(kafka, tmp_path, "going", "staying")
+    for _ in range(2):
+        with monkeypatch.context() as patch:
+            patch.setattr(Cluster, "partition_counts", lambda *_: {"staying": 1})
+            watch.poll()
+        watch.poll()
+    delete_topic(kafka, "going")
+    watch.poll()
+    with pytest.raises(TopicChangedError, match="going was deleted while it was being read"):
         watch.poll()

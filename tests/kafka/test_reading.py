@@ -4,21 +4,24 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterable
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
-from confluent_kafka import Producer, TopicPartition
+from confluent_kafka import Message, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 
 from pipelines.core.reading import KAFKA
 from pipelines.errors import DataLossError, KafkaUnreachableError, TopicChangedError
+from pipelines.kafka.options import ListeningConsumer
 from pipelines.kafka.reading import BATCH_BYTES, Range, read_backwards, read_range, read_tails
 from pipelines.settings import KafkaSettings
 from tests.kafka.waiting import await_end
 from tests.support.cases import keyed
 from tests.support.memory import peak_mib_of
+from tests.support.rivers import until
 from tests.support.timing import within
 from tests.support.topics import create_topics, produce, produce_transaction
 
@@ -78,6 +81,55 @@ def test_a_range_holds_its_offsets_and_no_others(
     assert numbers(values(settings, topic, 10, 20)) == list(range(20, 40, 2))
     assert values(settings, topic, 49, 50) == [b"98"]
     assert values(settings, topic, 20, 20) == values(settings, topic, 20, 19) == []
+
+
+@pytest.mark.parametrize("gets_on", [True, False])
+def test_a_reader_waits_for_as_long_as_its_client_gets_on(
+    kafka: str,
+    settings: KafkaSettings,
+    topic: str,
+    monkeypatch: pytest.MonkeyPatch,
+    gets_on: bool,
+) -> None:
+    """Of a long aborted transaction no message comes out of the client."""
+    create_topics(kafka, topic, partitions=1)
+    send(kafka, topic, 3)
+    consume, now, passed_s = ListeningConsumer.consume, time.monotonic, count()
+    silence = iter(range(1, 100))
+
+    def is_silent(consumer: ListeningConsumer, *arguments: Any) -> list[Message]:
+        second = next(silence, None)
+        if second is None:
+            return consume(consumer, *arguments)
+        later = now() + next(passed_s)
+        monkeypatch.setattr(time, "monotonic", lambda: later)
+        monkeypatch.setattr(consumer, "fetched_up_to", lambda *_: second if gets_on else 1)
+        return []
+
+    monkeypatch.setattr(ListeningConsumer, "consume", is_silent)
+    if gets_on:
+        assert values(settings, topic, 0, 3) == [b"0", b"1", b"2"]
+    else:
+        with pytest.raises(KafkaUnreachableError, match=f"topic {topic} does not answer"):
+            values(settings, topic, 0, 3)
+
+
+def test_a_client_says_how_far_it_has_fetched_aborted_messages(
+    kafka: str, settings: KafkaSettings, topic: str
+) -> None:
+    create_topics(kafka, topic, partitions=1)
+    produce_transaction(kafka, topic, [b"%d" % i for i in range(20)], 0, commit=False)
+    often = settings.model_copy(update={"options": {"statistics.interval.ms": "20"}})
+    consumer = ListeningConsumer(often)
+    assert consumer.fetched_up_to(topic, 0) < 0
+    consumer.assign([TopicPartition(topic, 0, 0)])
+
+    def has_fetched() -> bool:
+        assert not [m for m in consumer.consume(10, 0.02) if m.error() is None]
+        return consumer.fetched_up_to(topic, 0) == 21
+
+    until(has_fetched, "the end of the transaction")
+    consumer.close()
 
 
 def test_batches_hold_at_most_max_records_and_are_filled(

@@ -1,5 +1,5 @@
-"""Worker processes read and decode what this process would, tell their failures, and never outlive
-it."""
+"""Workers read and decode what this process would, and tell their failures; those that are
+processes never outlive it, and are not started for few records."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from pipelines.errors import (
     WorkerEndedError,
     is_retriable,
 )
-from pipelines.kafka import ranges
+from pipelines.kafka import ranges, workers
 from pipelines.kafka.reading import Range, read_range
 from pipelines.kafka.workers import read_decoded
 from pipelines.settings import KafkaSettings
@@ -42,8 +42,10 @@ from multiprocessing import active_children
 import pyarrow as pa
 from pipelines.core.reading import KAFKA
 from pipelines.kafka.reading import Range
+from pipelines.kafka import workers
 from pipelines.kafka.workers import read_decoded
 from pipelines.settings import KafkaSettings
+workers.FEW_OFFSETS = 0
 kafka = KafkaSettings(bootstrap_servers=sys.argv[1])
 read_decoded(kafka, [Range(sys.argv[2], 0, 0, 1)], pa.table, KAFKA)
 print(active_children()[0].pid, flush=True)
@@ -57,8 +59,10 @@ from multiprocessing import active_children
 import pyarrow as pa
 from pipelines.core.reading import KAFKA
 from pipelines.kafka.reading import Range
+from pipelines.kafka import workers
 from pipelines.kafka.workers import read_decoded
 from pipelines.settings import KafkaSettings
+workers.FEW_OFFSETS = 0
 kafka = KafkaSettings(bootstrap_servers=sys.argv[1])
 with ThreadPoolExecutor(1) as inputs:
     reading = inputs.submit(read_decoded, kafka, [Range(sys.argv[2], 0, 0, 1)], pa.table, KAFKA)
@@ -84,6 +88,7 @@ class Slow(ProcessPoolExecutor):
         time.sleep(0.5)
         super().__init__(*arguments)
 workers.ProcessPoolExecutor = Slow
+workers.FEW_OFFSETS = 0
 kafka = KafkaSettings(bootstrap_servers=sys.argv[1])
 def read(_):
     return workers.read_decoded(kafka, [Range(sys.argv[2], 0, 0, 1)], pa.table, KAFKA)[1]
@@ -93,6 +98,39 @@ print(Slow.made, flush=True)
 """
 
 
+FEW = """
+import sys
+from multiprocessing import active_children
+import pyarrow as pa
+from pipelines.core.reading import KAFKA
+from pipelines.kafka import workers
+from pipelines.kafka.reading import Range
+from pipelines.settings import KafkaSettings
+kafka = KafkaSettings(bootstrap_servers=sys.argv[1])
+for few in (3, 2):
+    workers.FEW_OFFSETS = few
+    ranges = [Range(sys.argv[2], p, 0, until) for p, until in ((0, 2), (1, 1))]
+    print(workers.read_decoded(kafka, ranges, pa.table, KAFKA)[1], len(active_children()) > 0)
+"""
+
+
+@pytest.fixture(params=[workers.FEW_OFFSETS, 0], ids=["threads", "processes"])
+def few_offsets(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Has few records be read by threads, or by processes as if they were many."""
+    monkeypatch.setattr(workers, "FEW_OFFSETS", request.param)
+
+
+def test_a_process_is_started_only_where_more_than_few_records_are_to_be_read(
+    kafka: str, topic: str
+) -> None:
+    create_topics(kafka, topic, partitions=2)
+    produce(kafka, topic, [(0, b"1"), (0, b"2"), (1, b"3")])
+    command = [sys.executable, "-c", FEW, kafka, topic]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=DEADLINE_S)
+    assert done.stdout == "{0: 2, 1: 1} False\n{0: 2, 1: 1} True\n"
+
+
+@pytest.mark.usefixtures("few_offsets")
 def test_workers_read_what_this_process_reads_in_the_order_of_the_ranges(
     kafka: str, settings: KafkaSettings, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -108,6 +146,7 @@ def test_workers_read_what_this_process_reads_in_the_order_of_the_ranges(
     assert read_decoded(settings, [], AS_IT_IS, KAFKA) == (KAFKA.empty_table(), {})
 
 
+@pytest.mark.usefixtures("few_offsets")
 def test_large_records_are_read_as_far_as_there_is_room_without_a_gap(
     kafka: str, settings: KafkaSettings, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -135,6 +174,7 @@ def places(found: pa.Table) -> list[tuple[int, int]]:
     return list(zip(found["partition"].to_pylist(), found["offset"].to_pylist(), strict=True))
 
 
+@pytest.mark.usefixtures("few_offsets")
 def test_what_a_worker_fails_of_is_raised_as_it_is(
     kafka: str, settings: KafkaSettings, topic: str
 ) -> None:
@@ -176,8 +216,9 @@ def killed(batch: pa.RecordBatch) -> pa.Table:
 
 
 def test_a_worker_that_is_killed_is_trouble_that_passes_with_new_workers(
-    kafka: str, settings: KafkaSettings, topic: str
+    kafka: str, settings: KafkaSettings, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(workers, "FEW_OFFSETS", 0)
     create_topics(kafka, topic, partitions=1)
     send(kafka, topic, 1)
     wanted = [Range(topic, 0, 0, 1)]

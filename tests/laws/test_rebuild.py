@@ -5,6 +5,7 @@ another timeout; the comparison finds whatever is not the same.
 from __future__ import annotations
 
 import shutil
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from pyspark.sql import SparkSession
 
 from pipelines.audit.rebuild import rebuild, rebuilt_settings, verify_against
 from pipelines.core.idle import IdleDecision
+from pipelines.core.plan import BatchPlan
 from pipelines.core.window import Window
 from pipelines.errors import ConfigurationError
 from pipelines.lake import tables
@@ -33,6 +35,7 @@ from tests.support.cases import (
     rich_cases,
 )
 from tests.support.configurations import IDS, settings_for
+from tests.support.crashes import CrashError
 from tests.support.inputs import tp_of
 from tests.support.lakes import (
     CaseLake,
@@ -179,14 +182,30 @@ def test_under_another_timeout_it_is_what_the_model_makes_of_it(
         verify_against(lake.reader, reader_of(lake, longer), settings, longer)
 
 
+def goes_on(_: BatchPlan) -> None:
+    pass
+
+
+def is_cut_short(_: BatchPlan) -> None:
+    raise CrashError
+
+
 @pytest.mark.parametrize("kind", [QUICK], indirect=True, scope="module")
-def test_a_rebuild_is_taken_for_no_lake(new_lake: MakeLake, kind: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_complete", [True, False])
+def test_a_rebuild_is_taken_for_no_lake(
+    new_lake: MakeLake, kind: str, tmp_path: Path, is_complete: bool
+) -> None:
     lake = new_lake(rich_cases(2, 700))
     lake.arrive()
     lake.merge()
     check_layout(lake.reader, Lake(lake.settings))
     directory = tmp_path / "again"
-    rebuild(lake.reader, lake.settings, directory)
+    with nullcontext() if is_complete else pytest.raises(CrashError):
+        notify = goes_on if is_complete else is_cut_short
+        rebuild(lake.reader, lake.settings, directory, notify=notify)
     settings = rebuilt_settings(lake.settings, directory)
     with pytest.raises(ConfigurationError, match=r"lake: .*/again is a rebuild"):
         check_layout(DeltaRsReader(Lake(settings)), Lake(settings))
+    if not is_complete:
+        with pytest.raises(ConfigurationError, match=r"/again holds no complete rebuild"):
+            verify_against(lake.reader, reader_of(lake, directory), lake.settings, directory)

@@ -43,7 +43,6 @@ from tests.support.cases import (
 from tests.support.configurations import IDS
 from tests.support.corrections import late_duplicates_of
 from tests.support.crashes import CrashError, dying_at
-from tests.support.effort import first_then_nightly
 from tests.support.inputs import tp_of
 from tests.support.lakes import CaseLake, first_columns
 
@@ -447,9 +446,9 @@ def test_dead_letters_that_are_not_sent_stay(lake: CaseLake, kind: str) -> None:
     assert counts(lake)[tables.LATE] < before[tables.LATE]
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 @pytest.mark.parametrize("kind", [QUICK], indirect=True, scope="module")
-@pytest.mark.parametrize("count", first_then_nightly([8, 12]))
+@pytest.mark.parametrize("count", [8, 12])
 def test_history_may_begin_in_any_epoch(
     lake: CaseLake, kind: str, count: int, tmp_path: Path
 ) -> None:

@@ -58,11 +58,12 @@ def described() -> str:
 
 def first_then_nightly(values: Iterable[Any], for_every_submission: int = 1) -> list[Any]:
     """Return parameters of which the first ones are tried for every submission, and all of them
-    each night."""
+    each night. A tuple has the values of several parameters."""
     return [
-        value
-        if number < for_every_submission
-        else pytest.param(*_as_arguments(value), marks=pytest.mark.nightly)
+        pytest.param(
+            *_as_arguments(value),
+            marks=[] if number < for_every_submission else [pytest.mark.nightly],
+        )
         for number, value in enumerate(values)
     ]
 

@@ -109,6 +109,9 @@ def in_chunks(chunk: int, clock_off_by_s: int = 0) -> tuple[str, ...]:
     return (sys.executable, "-c", clock + _IN_CHUNKS.format(chunk=chunk))
 
 
+SPARKS_DAEMON = "pyspark.daemon"
+"""The module of the process that forks a worker for each task of Spark's in Python."""
+
 STARTED: list[RunProcess] = []
 
 
@@ -177,6 +180,20 @@ class RunProcess:
                 process.send_signal(signal.SIGKILL)
         self.process.wait(30)
         psutil.wait_procs(family, timeout=30)
+
+    def kill_a_task(self, rng: random.Random) -> bool:
+        """SIGKILL for one of the processes in which Spark has its tasks in Python; returns whether
+        there was one."""
+        tasks = []
+        for process in self.family():
+            with suppress(psutil.NoSuchProcess):
+                parent = process.parent()
+                if parent is not None and SPARKS_DAEMON in parent.cmdline():
+                    tasks.append(process)
+        if not tasks:
+            return False
+        rng.choice(tasks).kill()
+        return True
 
     def pause(self) -> None:
         """Every process of the run stands still, also one that was started meanwhile."""
