@@ -547,8 +547,12 @@ class SparkEngine:
     # -- keeping
 
     def compact(self, table: str, file_bytes: int) -> None:
-        """See `Engine.compact`. Files of at least half that size are left alone."""
-        if not has_records(table) and (by_delta_rs := self._by_delta_rs(table)) is not None:
+        """See `Engine.compact`. Files of at least half that size are left alone.
+
+        Spark takes seconds to gather the files of the last batches, and distributes large ones.
+        """
+        is_small = not has_records(table) or file_bytes < FILE_BYTES
+        if is_small and (by_delta_rs := self._by_delta_rs(table)) is not None:
             by_delta_rs.compact(table, file_bytes)
             return
         with suppress_conflict(), self._rewriting(table, file_bytes) as session:
