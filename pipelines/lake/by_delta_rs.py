@@ -168,6 +168,11 @@ class DeltaRsReader(TableReader):
         """See `TableReader`."""
         return len(self.opened(table).file_uris())
 
+    def bytes_of_files(self, table: str, largest: int) -> int:
+        """Return how many bytes the files of a table have that are not larger than `largest`."""
+        sizes = pa.table(self.opened(table).get_add_actions())["size_bytes"]
+        return pc.sum(sizes.filter(pc.less_equal(sizes, largest))).as_py() or 0
+
     def row_bytes(self, table: str) -> int:
         """See `TableReader`."""
         files = pa.table(self.opened(table).get_add_actions())

@@ -751,27 +751,33 @@ def test_compaction_leaves_larger_files_alone(engine: Engine) -> None:
     assert engine.reader.file_count(tables.PUBLISHED) == files
 
 
-@pytest.mark.parametrize("file_bytes", [FILE_BYTES, FILE_BYTES // 8])
-def test_compaction_brings_no_deleted_row_back(engine: Engine, file_bytes: int) -> None:
-    """Spark deletes by deletion vectors."""
-    partition = 16 if file_bytes == FILE_BYTES else 17
+@pytest.mark.parametrize("few_bytes", [-1, 10**6])
+def test_compaction_brings_no_deleted_row_back(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch, few_bytes: int
+) -> None:
+    """Spark deletes by deletion vectors, and compacts what is more than a few bytes."""
+    monkeypatch.setattr("pipelines.engine.spark._FEW_COMPACTED_BYTES", few_bytes)
+    partition = 16 if few_bytes < 0 else 17
     for time in (10, 20, 30):
-        rows = [
+        rows: list[tuple[Any, ...]] = [
             (partition, key, "timed_out", time, time, [], [], True, None, 0, 0, 0) for key in "abc"
         ]
         engine.append(tables.SILVER, rows_of_silver(engine.lake.layout, rows))
     files = engine.reader.file_count(tables.SILVER)
     some = [[("partition", "=", partition), ("merge_key", "=", "b"), ("batch", "=", 0)]]
     engine.delete(tables.SILVER, some, Commit(f"compacts-{partition}", 1, 1))
-    engine.compact(tables.SILVER, file_bytes)
+    engine.compact(tables.SILVER, FILE_BYTES)
     assert engine.reader.file_count(tables.SILVER) < files
     left = [(key, "timed_out", time) for key in "ac" for time in (10, 20, 30)]
     assert silver(engine, partition) == left
 
 
 @pytest.mark.parametrize("kind", ["spark-folder", CATALOG_AT_NIGHT], indirect=True)
-def test_files_that_spark_compacts_say_which_keys_they_may_have(engine: Engine) -> None:
+def test_files_that_spark_compacts_say_which_keys_they_may_have(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A question for one key then opens few of them."""
+    monkeypatch.setattr("pipelines.engine.spark._FEW_COMPACTED_BYTES", -1)
     for time in (10, 20):
         rows: list[tuple[Any, ...]] = [
             (11, "a", "timed_out", time, time, [], [], True, None, 0, 0, 0)
