@@ -60,14 +60,12 @@ class TopicMonitor:
         missing = self._ids.keys() - (counts.keys() & ids.keys())
         # A broker that has just come back may not know of a topic yet.
         deleted, self._missing = missing & self._missing, missing
-        if deleted:
-            raise TopicChangedError(f"{min(deleted)} was deleted while it was being read")
-        for topic in self._ids.keys() - missing:
-            if ids[topic] != self._ids[topic]:
-                raise TopicChangedError(
-                    f"{topic} was deleted and made again while it was being read"
-                )
-            if counts[topic] != self._partitions:
+        for topic, topic_id in self._ids.items():
+            is_other = topic not in missing and ids[topic] != topic_id
+            if topic in deleted or is_other:
+                suffix = " and made again" if is_other else ""
+                raise TopicChangedError(f"{topic} was deleted{suffix} while it was being read")
+            if topic not in missing and counts[topic] != self._partitions:
                 raise TopicChangedError(
                     f"{topic} has {counts[topic]} partitions now, and {self._partitions} are "
                     "read: its keys are in other partitions than those of the other sources",

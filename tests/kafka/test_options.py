@@ -88,6 +88,7 @@ def test_everything_that_is_set_and_does_not_only_tune_is_refused_in_the_configu
         "topic.metadata.refresh.interval.ms",
         "receive.message.max.bytes",
         "fetch.message.max.bytes",
+        "statistics.interval.ms",
     }
     assert {name for name in set_here if not OWN_OPTIONS.fullmatch(name)} == tuning
 
