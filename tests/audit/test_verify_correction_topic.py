@@ -40,6 +40,7 @@ from tests.support.cases import Case, cases_with_ids, heartbeat, keyed
 from tests.support.configurations import IDS
 from tests.support.corrections import corrections_of
 from tests.support.crashes import CrashError, dying_at
+from tests.support.effort import first_then_nightly
 from tests.support.lakes import CaseLake
 from tests.support.model_lakes import rewrite
 from tests.support.tenants import merge_of, tenant_cases
@@ -146,7 +147,7 @@ def test_what_retention_has_deleted_and_a_topic_made_again_are_no_broken_promise
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("is_back", [True, False], ids=["back", "on"])
+@pytest.mark.parametrize("is_back", first_then_nightly([True, False]), ids=["back", "on"])
 def test_a_jump_breaks_no_promise(kafka: str, tmp_path: Path, is_back: bool) -> None:
     """Some of the corrections are not out then."""
     given = cases(4)

@@ -230,6 +230,7 @@ def test_no_topic_is_made_by_accident(shared: BrokerStatus) -> None:
     assert "accident" not in admin.list_topics(timeout=10).topics
 
 
+@pytest.mark.nightly
 def test_data_survives_stop_and_start(directory: Path) -> None:
     first = broker.start(directory)
     make_topic(first, "kept")

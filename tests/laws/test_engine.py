@@ -329,7 +329,7 @@ def test_rows_that_come_in_pieces_are_merged_once_in_one_commit(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("pipelines.engine.spark.CHUNK_BYTES", 1)
-    opened = [(13, f"k{n}", "open", 10 + n, None) for n in range(7)]
+    opened = [(13, f"k{n}", "open", 10 + n, None) for n in range(4)]
     others = [(14, "k0", "open", 10, None), (13, "done", "timed_out", 5, None)]
     engine.merge(tables.SILVER, changed(engine, *opened, *others), Commit("pieces", 1, 1))
     news = changed(engine, (13, "new", "open", 50, None))
@@ -352,7 +352,7 @@ def test_rows_that_come_in_pieces_are_merged_once_in_one_commit(
         )
     expected = [
         ("done", "timed_out", 5),
-        *((f"k{n}", "timed_out", 10 + n) for n in range(7)),
+        *((f"k{n}", "timed_out", 10 + n) for n in range(4)),
         ("new", "open", 50),
     ]
     assert silver(engine, 13) == expected
