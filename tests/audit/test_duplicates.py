@@ -77,7 +77,10 @@ KINDS: dict[str, Callable[[Path, int], CaseLake]] = {
 
 
 @pytest.mark.parametrize("seed", first_then_nightly([9_000, 9_500, 9_900]))
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "kind",
+    [pytest.param(kind, marks=pytest.mark.long if n else ()) for n, kind in enumerate(KINDS)],
+)
 def test_verify_and_rebuild_agree_also_where_a_crash_comes_between_a_batch_and_its_notes(
     tmp_path: Path, kind: str, seed: int
 ) -> None:

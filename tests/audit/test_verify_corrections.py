@@ -50,7 +50,7 @@ def late_case() -> Case:
     )
 
 
-@pytest.mark.parametrize("tenants", [False, True])
+@pytest.mark.parametrize("tenants", [pytest.param(False, marks=pytest.mark.long), True])
 def test_a_right_lake_is_right_and_a_rebuild_has_the_same_corrections(
     tmp_path: Path, tenants: bool
 ) -> None:

@@ -254,7 +254,7 @@ def test_where_kafka_has_nothing_new_a_run_over_what_is_there_starts_no_query(
         assert [row[1] for row in records(lake, source)] == [0, 1]
 
 
-@pytest.mark.parametrize("kind", [QUICK, "spark-folder"], indirect=True, scope="module")
+@in_folders_of_both
 def test_a_batch_is_read_once_and_its_commit_and_its_files_say_what_they_hold(
     new_lake: MakeLake, kafka: str, kind: str, spark_jobs: Callable[[], int]
 ) -> None:
