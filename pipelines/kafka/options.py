@@ -37,7 +37,7 @@ _READER_DEFAULTS = {
     "fetch.message.max.bytes": 64 * 1024,
     "fetch.queue.backoff.ms": 10,  # librdkafka's default waits a second once the queue is full
     "fetch.wait.max.ms": 20,  # how long a broker waits before it answers that a partition has ended
-    "statistics.interval.ms": 1_000,  # see `ListeningConsumer.fetched_up_to`
+    "statistics.interval.ms": 1_000,  # see `ListeningConsumer.next_offset`
 }
 _READER = {
     # librdkafka asks for one; no group is joined and nothing is committed under it.
@@ -134,7 +134,7 @@ class ListeningConsumer(_Listening, Consumer):
         """The topics whose leaders it has asked for."""
         self._next_offsets: dict[tuple[str, str], int] = {}
 
-    def fetched_up_to(self, topic: str, partition: int) -> int:
+    def next_offset(self, topic: str, partition: int) -> int:
         """Return the offset that it fetches next, as of its last statistics; below 0 where it has
         fetched nothing.
 

@@ -134,7 +134,7 @@ def _messages(
     if offset_range.size == 0:
         return
     with _borrowed(kafka, offset_range.topic) as consumer:
-        position = fetched = offset_range.from_offset
+        position = client_offset = offset_range.from_offset
         since = time.monotonic()
         is_ended = False
         count = min(max_records, _FIRST_COUNT)
@@ -164,9 +164,10 @@ def _messages(
                 )
             if not messages and not is_ended:
                 # Of a long aborted transaction no message comes, only the client gets on.
-                reached = consumer.fetched_up_to(offset_range.topic, offset_range.partition)
-                if offset_range.from_offset < reached != fetched:
-                    fetched, since = reached, time.monotonic()
+                before = client_offset
+                client_offset = consumer.next_offset(offset_range.topic, offset_range.partition)
+                if offset_range.from_offset < client_offset != before:
+                    since = time.monotonic()
                 consumer.errors.check(since, timeout_s, "READ", f"topic {offset_range.topic}")
 
 

@@ -59,7 +59,8 @@ class TopicMonitor:
         ids = self._cluster.topic_ids(self._ids)
         missing = self._ids.keys() - (counts.keys() & ids.keys())
         # A broker that has just come back may not know of a topic yet.
-        deleted, self._missing = missing & self._missing, missing
+        deleted = missing & self._missing
+        self._missing = missing
         for topic, topic_id in self._ids.items():
             is_other = topic not in missing and ids[topic] != topic_id
             if topic in deleted or is_other:

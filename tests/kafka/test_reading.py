@@ -103,7 +103,7 @@ def test_a_reader_waits_for_as_long_as_its_client_gets_on(
             return consume(consumer, *arguments)
         later = now() + next(passed_s)
         monkeypatch.setattr(time, "monotonic", lambda: later)
-        monkeypatch.setattr(consumer, "fetched_up_to", lambda *_: second if gets_on else 1)
+        monkeypatch.setattr(consumer, "next_offset", lambda *_: second if gets_on else 1)
         return []
 
     monkeypatch.setattr(ListeningConsumer, "consume", is_silent)
@@ -121,12 +121,12 @@ def test_a_client_says_how_far_it_has_fetched_aborted_messages(
     produce_transaction(kafka, topic, [b"%d" % i for i in range(20)], 0, commit=False)
     often = settings.model_copy(update={"options": {"statistics.interval.ms": "20"}})
     consumer = ListeningConsumer(often)
-    assert consumer.fetched_up_to(topic, 0) < 0
+    assert consumer.next_offset(topic, 0) < 0
     consumer.assign([TopicPartition(topic, 0, 0)])
 
     def has_fetched() -> bool:
         assert not [m for m in consumer.consume(10, 0.02) if m.error() is None]
-        return consumer.fetched_up_to(topic, 0) == 21
+        return consumer.next_offset(topic, 0) == 21
 
     until(has_fetched, "the end of the transaction")
     consumer.close()
