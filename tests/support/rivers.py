@@ -109,8 +109,9 @@ def in_chunks(chunk: int, clock_off_by_s: int = 0) -> tuple[str, ...]:
     return (sys.executable, "-c", clock + _IN_CHUNKS.format(chunk=chunk))
 
 
-SPARKS_DAEMON = "pyspark.daemon"
-"""The module of the process that forks a worker for each task of Spark's in Python."""
+FORKS_TASKS = ["pyspark.daemon", "pyspark.worker"]
+"""How the command ends of the process that forks a worker for each task of Spark's in Python.
+(Others plan data sources in the driver.)"""
 
 STARTED: list[RunProcess] = []
 
@@ -188,7 +189,7 @@ class RunProcess:
         for process in self.family():
             with suppress(psutil.NoSuchProcess):
                 parent = process.parent()
-                if parent is not None and SPARKS_DAEMON in parent.cmdline():
+                if parent is not None and parent.cmdline()[-2:] == FORKS_TASKS:
                     tasks.append(process)
         if not tasks:
             return False
