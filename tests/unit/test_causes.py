@@ -55,6 +55,12 @@ ValueError: no such field: amount
             f"{WORKER}\npipelines.errors.StoreError: one of ours says more than all else\n",
             "one of ours says more than all else",
         ),
+        (
+            "An error occurred while calling o72.load.\n"
+            ": org.apache.spark.SparkException: Python worker exited unexpectedly (crashed)\n"
+            "\tat org.apache.spark.SparkException$.internalError(SparkException.scala:1)\n",
+            "SparkException: Python worker exited unexpectedly (crashed)",
+        ),
         ("it is broken\nfurther words", "RuntimeError: it is broken"),
         ("", "RuntimeError"),
     ],
