@@ -478,16 +478,16 @@ def root_cause(error: BaseException) -> str:
         )
     _, is_traced, trace = str(error).rpartition(_TRACEBACK)
     raised = re.findall(r"^(\w[\w.]*: .+)$", trace, re.MULTILINE) if is_traced else []
-    caused = re.findall(r"^\s*Caused by: (?:[\w$]+\.)*([\w$]+: .+)$", str(error), re.MULTILINE)
-    # Py4J's own first line names a method of the JVM alone.
-    thrown = re.findall(r"^: (?:[\w$]+\.)*([\w$]+: .+)$", str(error), re.MULTILINE)
-    if told := raised[:1] or caused[-1:] or thrown[:1]:
-        return str(told[0]).strip()
+    # Py4J's own first line names a method of the JVM alone; what that has thrown comes after it.
+    caused = re.findall(_CAUSE, str(error), re.MULTILINE)
+    if raised or caused:
+        return str((raised[:1] or caused[-1:])[0]).strip()
     lines = lines_of(error)
     return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
 
 
 _TRACEBACK = "Traceback (most recent call last):"
+_CAUSE = r"^(?:\s*Caused by)?: (?:[\w$]+\.)*([\w$]+: .+)$"
 
 
 def _is_gone(error: BaseException) -> bool:

@@ -44,7 +44,12 @@ from pipelines.errors import ConfigurationError, WatersmeetError
 from pipelines.lake import tables
 from pipelines.lake.epochs import Epochs, begin_epoch, inherited_lateness, read_epochs
 from pipelines.lake.generations import generation_rows, read_generations
-from pipelines.lake.identity import REBUILD_BATCH, REBUILD_GENERATION
+from pipelines.lake.identity import (
+    REBUILD_BATCH,
+    REBUILD_GENERATION,
+    keep_facts,
+    kept_facts,
+)
 from pipelines.lake.location import Lake
 from pipelines.lake.progress import facts_of, last_batch
 from pipelines.lake.recovered import rows_of_parts
@@ -112,7 +117,7 @@ def rebuild(
     here = open_engine(settings)
     begin = generation_rows(target, evidence.generation._replace(from_batch=0))
     number = evidence.generation.number
-    _record(into, {REBUILD_GENERATION: str(number)})
+    keep_facts(into.reader, into.append, target, {REBUILD_GENERATION: str(number)})
     into.append(tables.GENERATIONS, begin)
     try:
         for plan in _batches(here, into, rebuilt, evidence):
@@ -122,7 +127,7 @@ def rebuild(
         raise
     _check_history(snapshot, settings, directory)
     facts = {REBUILD_BATCH: str(evidence.last_batch), **_other_rules(evidence, rebuilt)}
-    _record(into, facts)
+    keep_facts(into.reader, into.append, target, facts)
     since = {p: history.batch for p, history in evidence.history.items()}
     later = {p for p, batch in since.items() if batch >= evidence.generation.from_batch}
     lags = {"lake": settings.merge.tenant_max_lag_ms, "rebuilt": target.merge.tenant_max_lag_ms}
@@ -137,13 +142,6 @@ def rebuild(
         "rebuilt": content_of(into, settings, into.reader, later=later),
     }
     return {name: value for name, value in answer.items() if name not in settings.hidden_names}
-
-
-def _record(into: Engine, facts: Mapping[str, str]) -> None:
-    """Have a rebuild record facts of itself in its table `configuration`."""
-    now = now_ms()
-    rows = into.lake.layout[tables.CONFIGURATION].rows((*fact, now) for fact in facts.items())
-    into.append(tables.CONFIGURATION, rows)
 
 
 class HistoryMovedError(WatersmeetError):
@@ -514,10 +512,7 @@ def _check_rebuild(there: TableReader, directory: Path) -> dict[str, str]:
     Raises ConfigurationError where there is none, or where other rules were asked for than those
     of the batches that it repeats.
     """
-    facts: dict[str, str] = {}
-    if there.exists(tables.CONFIGURATION):
-        rows = there.select(tables.CONFIGURATION, ["field", "value"])
-        facts = dict(zip(rows["field"].to_pylist(), rows["value"].to_pylist(), strict=True))
+    facts = kept_facts(there)
     if REBUILD_BATCH not in facts:
         raise ConfigurationError(
             f"{directory} holds no complete rebuild",

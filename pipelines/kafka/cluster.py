@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from concurrent.futures import Future, wait
 from contextlib import suppress
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from confluent_kafka import (
     OFFSET_INVALID,
@@ -65,6 +65,19 @@ _LATEST: Any = OffsetSpec.latest()  # type: ignore[no-untyped-call]
 _Answer = TypeVar("_Answer")
 
 
+class ExistingTopic(NamedTuple):
+    """A topic that exists; `topic_id`: another one after it was deleted and created again."""
+
+    name: str
+    partitions: int
+    topic_id: str
+
+    @property
+    def identified(self) -> str:
+        """The name with Kafka's own identity of it."""
+        return f"{self.name} ({self.topic_id})"
+
+
 class Cluster:
     """Questions to one Kafka cluster.
 
@@ -88,28 +101,32 @@ class Cluster:
         self._is_used = False
         """True once the client has been asked something."""
 
+    def existing(self, topics: Iterable[str]) -> dict[str, ExistingTopic]:
+        """Return those of these topics that exist, as one answer has them."""
+        found = {}
+        for topic, description in self._described(topics).items():
+            id = description.topic_id
+            topic_id = f"{id.get_most_significant_bits():x}.{id.get_least_significant_bits():x}"
+            found[topic] = ExistingTopic(topic, len(description.partitions), topic_id)
+        return found
+
     def partition_counts(self, topics: Iterable[str]) -> dict[str, int]:
         """Return the number of partitions of each of these topics that exists."""
-        descriptions = self._described(topics)
-        return {topic: len(description.partitions) for topic, description in descriptions.items()}
+        return {name: topic.partitions for name, topic in self.existing(topics).items()}
 
     def topic_ids(self, topics: Iterable[str]) -> dict[str, str]:
         """Return Kafka's own identity of each of these topics that exists: another one after the
         topic was deleted and created again.
         """
-        descriptions = self._described(topics)
-        ids = {topic: description.topic_id for topic, description in descriptions.items()}
-        return {
-            t: f"{id.get_most_significant_bits():x}.{id.get_least_significant_bits():x}"
-            for t, id in ids.items()
-        }
+        return {name: topic.topic_id for name, topic in self.existing(topics).items()}
 
     def identified(self, topic: str) -> str:
         """Return a topic's name with Kafka's own identity of it (`missing` where there is none).
 
         No other topic is called so, before or after it.
         """
-        return f"{topic} ({self.topic_ids([topic]).get(topic, 'missing')})"
+        existing = self.existing([topic]).get(topic)
+        return f"{topic} (missing)" if existing is None else existing.identified
 
     def _described(self, topics: Iterable[str], timeout_s: float | None = None) -> dict[str, Any]:
         futures = self._admin.describe_topics(

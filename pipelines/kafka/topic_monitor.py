@@ -55,20 +55,20 @@ class TopicMonitor:
         self._looked = time.monotonic()
 
     def _check(self) -> None:
-        counts = self._cluster.partition_counts(self._ids)
-        ids = self._cluster.topic_ids(self._ids)
-        missing = self._ids.keys() - (counts.keys() & ids.keys())
+        existing = self._cluster.existing(self._ids)
+        missing = self._ids.keys() - existing.keys()
         # A broker that has just come back may not know of a topic yet.
         deleted = missing & self._missing
         self._missing = missing
-        for topic, topic_id in self._ids.items():
-            is_other = topic not in missing and ids[topic] != topic_id
-            if topic in deleted or is_other:
+        for name, topic_id in self._ids.items():
+            topic = existing.get(name)
+            is_other = topic is not None and topic.topic_id != topic_id
+            if name in deleted or is_other:
                 suffix = " and made again" if is_other else ""
-                raise TopicChangedError(f"{topic} was deleted{suffix} while it was being read")
-            if topic not in missing and counts[topic] != self._partitions:
+                raise TopicChangedError(f"{name} was deleted{suffix} while it was being read")
+            if topic is not None and topic.partitions != self._partitions:
                 raise TopicChangedError(
-                    f"{topic} has {counts[topic]} partitions now, and {self._partitions} are "
+                    f"{name} has {topic.partitions} partitions now, and {self._partitions} are "
                     "read: its keys are in other partitions than those of the other sources",
                     fix="begin a new lake once all sources have the same number",
                 )

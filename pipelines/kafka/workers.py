@@ -62,7 +62,7 @@ def read_decoded(
     ends = {whole.partition: whole.from_offset for whole in ranges}
     futures: list[Future[tuple[bytes, int]]] = []
     is_few = sum(part.size for part in parts) <= FEW_OFFSETS
-    workers: Executor = _threads() if is_few else _processes()
+    workers: Executor = _THREADS if is_few else _processes()
     try:
         with _blocked_signals():
             futures += [workers.submit(_read, kafka, part, decode, schema, room) for part in parts]
@@ -99,33 +99,26 @@ def _read(
     return packed.getvalue().to_pybytes(), end
 
 
+_THREADS: Final = ThreadPoolExecutor(os.cpu_count() or 1)
+"""They start with the first few records that are read."""
+
 _lock: Final = threading.Lock()
-"""Held to start or discard workers: all inputs share them, and are read side by side."""
-
-
-def _threads() -> ThreadPoolExecutor:
-    with _lock:
-        return _thread_pool()
+"""Held to start or discard processes: all inputs share them, and are read side by side."""
 
 
 def _processes() -> ProcessPoolExecutor:
     with _lock:
-        return _process_pool()
+        return _pool()
 
 
 def _discard(workers: Executor) -> None:
     with _lock:
-        if _process_pool() is workers:
-            _process_pool.cache_clear()
+        if _pool() is workers:
+            _pool.cache_clear()
 
 
 @cache
-def _thread_pool() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(os.cpu_count() or 1)
-
-
-@cache
-def _process_pool() -> ProcessPoolExecutor:
+def _pool() -> ProcessPoolExecutor:
     os.environ.setdefault(*SAFE_PATH)
     # Not forked: a copy of a process that has threads, such as librdkafka's, cannot be relied on.
     return ProcessPoolExecutor(os.cpu_count() or 1, multiprocessing.get_context("spawn"), _prepare)

@@ -27,13 +27,13 @@ class OriginTopics:
     identities: Mapping[str, str] = field(default_factory=dict)
     """Each topic's name together with Kafka's own identity of it, by the name."""
     _counts: Mapping[str, int] = field(default_factory=dict)
-    _missing: Collection[str] = frozenset()
-    """The topics that the last answer did not have, and earlier ones had."""
     _checked_at_s: float | None = None
 
     def __post_init__(self) -> None:
         self.names = self.settings.repartitioned[self.source].from_topics
         self._cluster = Cluster(self.settings.kafka)
+        self._missing: Collection[str] = self.names
+        """The topics that the last answer did not have; all before the first one."""
 
     @property
     def ends(self) -> dict[InputPartition, int]:
@@ -59,19 +59,19 @@ class OriginTopics:
         return is_due
 
     def _check(self) -> None:
-        counts = self._cluster.partition_counts(self.names)
-        missing = set(self.names) - counts.keys()
-        if nowhere := missing - (self._counts.keys() - self._missing):
+        existing = self._cluster.existing(self.names)
+        missing = [name for name in self.names if name not in existing]
+        if nowhere := [name for name in missing if name in self._missing]:
             raise ConfigurationError(
-                f"there is no topic {min(nowhere)} at {self.settings.kafka.bootstrap_servers}",
+                f"there is no topic {nowhere[0]} at {self.settings.kafka.bootstrap_servers}",
                 where=f"sources.{self.source}.repartition.from",
                 fix="create it, or name the one that has the records",
             )
         self._missing = missing
         if missing:  # a broker that has just come back may not know of it yet
             return
-        self._counts = counts
-        identities = {topic: self._cluster.identified(topic) for topic in self.names}
+        self._counts = {name: topic.partitions for name, topic in existing.items()}
+        identities = {name: topic.identified for name, topic in existing.items()}
         for topic, before in self.identities.items():
             if identities[topic] != before:
                 raise TopicChangedError(

@@ -420,7 +420,7 @@ def besiege(kafka: str, folder: Path, lakes: Sequence[str], seed: int, kills: in
                 changes["merge__idle_after"] = "3s"
             river = River.make(kafka, folder / name, name, lake=lake, seed=seed, **changes)
             if lake != EMBEDDED:
-                river.config["spark"] = {**river.config.get("spark", {}), **TRIED_AGAIN}
+                river.config.setdefault("spark", {}).update(TRIED_AGAIN)
                 river.write()
             river.program = in_chunks(CHUNK)
             sieges.append(Siege(lake, mode, river, rng, targets(lake, mode, share, rng)))

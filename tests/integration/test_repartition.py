@@ -481,11 +481,11 @@ def test_an_origin_that_an_answer_lacks_is_missing_once_the_next_answer_lacks_it
         assert origins.poll()
         bounds = origins.bounds
         with monkeypatch.context() as patch:
-            patch.setattr(Cluster, "partition_counts", lambda *_: {})
+            patch.setattr(Cluster, "existing", lambda *_: {})
             assert origins.poll()
             assert origins.bounds == bounds
     with monkeypatch.context() as patch:
-        patch.setattr(Cluster, "partition_counts", lambda *_: {})
+        patch.setattr(Cluster, "existing", lambda *_: {})
         with pytest.raises(ConfigurationError, match=f"there is no topic {origin(river)}"):
             origins.poll()
 

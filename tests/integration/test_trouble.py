@@ -286,7 +286,8 @@ def test_a_topic_that_an_answer_lacks_is_deleted_once_the_next_answer_lacks_it_t
     watch = watched(kafka, tmp_path, "going", "staying")
     for _ in range(2):
         with monkeypatch.context() as patch:
-            patch.setattr(Cluster, "partition_counts", lambda *_: {"staying": 1})
+            staying = watch._cluster.existing(["staying"])
+            patch.setattr(Cluster, "existing", lambda *_: staying)  # noqa: B023 - at once
             watch.poll()
         watch.poll()
     delete_topic(kafka, "going")
