@@ -63,7 +63,7 @@ def is_derived_again(lake: CaseLake, folder: Path) -> bool:
 
 KINDS: dict[str, Callable[[Path, int], CaseLake]] = {
     "timeout": lambda folder, seed: lake_of(
-        folder, cases_with_ids({p: random_case(seed + p) for p in range(30)})
+        folder, cases_with_ids({p: random_case(seed + p) for p in range(12)})
     ),
     "topics": lambda folder, seed: lake_of(
         folder,
@@ -114,7 +114,7 @@ def test_ids_may_come_change_and_go_with_an_epoch_and_a_record_keeps_the_one_tha
 ) -> None:
     plain = settings_for(tmp_path)
     lake = CaseLake(
-        open_engine(plain), plain, cases_with_ids({p: random_case(9_000 + p) for p in range(30)})
+        open_engine(plain), plain, cases_with_ids({p: random_case(9_000 + p) for p in range(12)})
     )
     begin_epoch(lake.reader, lake.engine.append, plain, 0, 0)
     found = []

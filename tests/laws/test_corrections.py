@@ -28,7 +28,10 @@ pytestmark = pytest.mark.promise("R19")
 
 kind = one_of(IN_FOLDERS_OF_BOTH)
 
-PARTITIONS = 40
+PARTITIONS = 16
+"""Those of `DRAWN` random cases that have most late records."""
+DRAWN = 40
+TENANT_PARTITIONS = 8
 ALL = "1d"
 ALL_MS = 86_400_000
 
@@ -40,7 +43,9 @@ def corrections(within: str = ALL) -> dict[str, Any]:
 @cache
 def cases() -> dict[int, Case]:
     """Each ends with heartbeats, so that most of its late records are settled."""
-    return {p: _ended(case) for p, case in cases_with_ids(rich_cases(PARTITIONS)).items()}
+    drawn = rich_cases(DRAWN, wealth="late").values()
+    latest = sorted(drawn, key=lambda case: -len(case.merged().late))[:PARTITIONS]
+    return {p: _ended(case) for p, case in cases_with_ids(dict(enumerate(latest))).items()}
 
 
 def _ended(case: Case) -> Case:
@@ -102,7 +107,7 @@ def test_with_tenants_and_windows_corrections_equal_their_model(
     new_lake: MakeLake, kind: str
 ) -> None:
     rules = (100, 250, 300)
-    given = tenant_cases(14)
+    given = tenant_cases(TENANT_PARTITIONS)
     lake = new_lake(given, merge=merge_of(rules), **corrections())
     models = CorrectionModels(given, rules, ALL_MS)
     for share in shares(kind):
@@ -123,7 +128,7 @@ def limited(settings: Settings, within: str | None) -> Settings:
 def test_each_late_record_is_corrected_by_the_rules_of_the_epoch_in_which_it_is_late(
     new_lake: MakeLake,
 ) -> None:
-    given = tenant_cases(14)
+    given = tenant_cases(TENANT_PARTITIONS)
     steps: list[tuple[float, Window, str | None, int | None]] = [
         (0.25, (100, None, 300), ALL, ALL_MS),
         (0.5, (30, 90, 1000), "150ms", 150),
@@ -273,7 +278,8 @@ def test_the_topic_of_corrections_stays_where_it_is(new_lake: MakeLake) -> None:
 def test_a_lake_without_late_records_has_no_correction_and_reads_nothing_for_them(
     new_lake: MakeLake,
 ) -> None:
-    on_time = {p: case for p, case in cases().items() if not case.merged().late}
+    on_time = {p: case for p, case in rich_cases(PARTITIONS).items() if not case.merged().late}
+    assert len(on_time) > 3
     lake = new_lake(on_time, **corrections())
     lake.arrive()
     lake.merge()

@@ -20,7 +20,7 @@ from tests.support.tenants import TenantModels, Window, late_of, merge_of, silve
 
 pytestmark = pytest.mark.promise("T3")
 
-CASES = tenant_cases(14)
+CASES = tenant_cases(10)
 
 
 def with_rules(settings: Settings, rules: Window) -> Settings:
