@@ -59,7 +59,7 @@ demo: install
 
 # More processes than cores, since much of the time is waiting. Files stay together, and so do the tests that share the Spark
 # session (tests/conftest.py); what takes minutes begins first.
-PROCESSES ?= 7
+PROCESSES ?= 5
 PYTEST := $(BIN)/python -m pytest --numprocesses $(PROCESSES) --dist loadscope --no-loadscope-reorder
 
 test: install
