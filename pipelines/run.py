@@ -54,7 +54,7 @@ from pipelines.lake.identity import (
 from pipelines.lake.lease import FORGET, Lease
 from pipelines.lake.location import Lake
 from pipelines.lake.maintenance import keep_properties
-from pipelines.lake.restored import check_not_restored
+from pipelines.lake.restored import check_not_deleted, check_not_restored
 from pipelines.lake.store import check_writable, stored
 from pipelines.lake.table_reader import TableReader
 from pipelines.monitoring.events import Failed, Observer, OwnerChanged, all_of
@@ -114,6 +114,7 @@ class Run:
         check_layout(reader, self.engine.lake)
         check_features(reader, self.engine.lake)
         check_not_restored(reader, self.engine.lake)
+        check_not_deleted(reader, self.settings)
         epochs = read_epochs(reader, self.settings)
         rules = self.settings.rules()
         if not self._begins_anew(reader, epochs):

@@ -34,7 +34,7 @@ from pipelines.lake.epochs import check_rules, may_begin_anew, read_epochs
 from pipelines.lake.features import check_features
 from pipelines.lake.identity import check_layout, differences, identity
 from pipelines.lake.location import Lake
-from pipelines.lake.restored import check_not_restored
+from pipelines.lake.restored import check_not_deleted, check_not_restored
 from pipelines.lake.store import check_writable
 from pipelines.lake.table_reader import TableReader
 from pipelines.running.generations import preview
@@ -223,6 +223,7 @@ def check_lake(
         check_layout(reader, lake)
         check_features(reader, lake)
         check_not_restored(reader, lake)
+        check_not_deleted(reader, settings)
     except WatersmeetError as error:
         problems.append(as_problem(error, "lake"))
     else:

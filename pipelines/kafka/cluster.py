@@ -103,12 +103,12 @@ class Cluster:
 
     def existing(self, topics: Iterable[str]) -> dict[str, ExistingTopic]:
         """Return those of these topics that exist, as one answer has them."""
-        found = {}
+        existing = {}
         for topic, description in self._described(topics).items():
             id = description.topic_id
             topic_id = f"{id.get_most_significant_bits():x}.{id.get_least_significant_bits():x}"
-            found[topic] = ExistingTopic(topic, len(description.partitions), topic_id)
-        return found
+            existing[topic] = ExistingTopic(topic, len(description.partitions), topic_id)
+        return existing
 
     def partition_counts(self, topics: Iterable[str]) -> dict[str, int]:
         """Return the number of partitions of each of these topics that exists."""

@@ -1,8 +1,9 @@
-"""Tables that somebody has restored to an earlier version, while the log still has all commits.
+"""Tables that somebody has deleted, or restored to an earlier version while the log is complete.
 
 A RESTORE changes the rows, but not the transaction versions and the commits' metadata, from which
-an owner knows how far it is. So what was merged since would never be merged again. A run is refused
-until the table is taken forward again.
+an owner knows how far it is. So what was merged since would never be merged again, as it would not
+where the rows' table is deleted and `progress` is not. A run is refused until the table is taken
+forward again, or is back.
 """
 
 from __future__ import annotations
@@ -11,7 +12,8 @@ from pipelines.errors import ConfigurationError
 from pipelines.lake import tables
 from pipelines.lake.commits import Commit
 from pipelines.lake.location import Lake
-from pipelines.lake.table_reader import TableReader, walk
+from pipelines.lake.table_reader import TableReader, row_count, walk
+from pipelines.settings import Settings
 
 
 def check_not_restored(reader: TableReader, lake: Lake) -> None:
@@ -30,6 +32,25 @@ def check_not_restored(reader: TableReader, lake: Lake) -> None:
     for table in (*filter(tables.has_records, lake.layout), *noted, tables.DEAD_LETTERS):
         if reader.exists(table):
             check_table(reader, lake, table)
+
+
+def check_not_deleted(reader: TableReader, settings: Settings) -> None:
+    """Raise ConfigurationError where a table of records is gone, and the lake has merged records.
+
+    A first start that was cut short has made some of its tables, and merged nothing.
+    """
+    written = [*map(tables.bronze, settings.sources), tables.SILVER, tables.LATE, tables.QUARANTINE]
+    deleted = [table for table in written if not reader.exists(table)]
+    if deleted and reader.exists(tables.PROGRESS) and row_count(reader, tables.PROGRESS):
+        raise ConfigurationError(
+            f"the table {deleted[0]} does not exist, although `progress` has batches that were "
+            "merged with it",
+            where="lake",
+            fix=(
+                "bring it back from a copy of the lake, or begin a new lake elsewhere (with "
+                "`kafka.start: sink` it takes up the sink)"
+            ),
+        )
 
 
 def check_table(reader: TableReader, lake: Lake, table: str) -> None:

@@ -515,3 +515,25 @@ def test_a_timeout_becomes_no_window_before_a_jump_has_passed_what_only_the_orde
     life.call("evolve", "--apply")
     life.run()
     life.check()
+
+
+@pytest.mark.promise("N22")
+def test_a_run_goes_on_only_once_a_deleted_table_is_back(kafka: str, tmp_path: Path) -> None:
+    life = Life.make(kafka, tmp_path)
+    fed(life)
+    numbers = life.both(("open", 1500))
+    life.run()
+    silver, elsewhere = life.river.folder / "lake" / "silver", tmp_path / "elsewhere"
+    silver.rename(elsewhere)
+    for command in (
+        ("run", "--once"),
+        ("validate", "--json"),
+        ("reset", "--to", "earliest", "--yes"),
+    ):
+        assert "the table silver does not exist, " in life.call(*command, exit_code=2)
+    assert not silver.exists()
+    elsewhere.rename(silver)
+    life.both((None, FAR))
+    life.run()
+    assert set(numbers) <= set(life.numbers())
+    life.check()

@@ -1,16 +1,17 @@
-"""A table that somebody has restored: nothing is merged into it until it is taken forward again,
-and then nothing is missing."""
+"""A table that somebody has restored or deleted: nothing is merged into it until it is taken
+forward again or back, and then nothing is missing."""
 
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
 from deltalake import DeltaTable
 
 from pipelines.errors import ConfigurationError
 from pipelines.lake import tables
-from pipelines.lake.restored import check_not_restored
+from pipelines.lake.restored import check_not_deleted, check_not_restored
 from tests.laws.conftest import CATALOG_AT_NIGHT, FOLDER_AT_NIGHT, QUICK, MakeLake
 from tests.support.cases import expected_late, expected_silver, rich_cases
 from tests.support.lakes import CaseLake, OpenSpark, delta_table, folder_of
@@ -100,3 +101,26 @@ def test_a_restore_that_undoes_nothing_of_a_layer_is_none(
     lake.arrive()
     lake.merge()
     assert lake.silver() == expected_silver(lake.cases)
+
+
+@pytest.mark.parametrize("kind", [QUICK], indirect=True, scope="module")
+@pytest.mark.parametrize(
+    "table", [tables.bronze("orders"), tables.SILVER, tables.LATE, tables.QUARANTINE]
+)
+def test_a_table_that_is_deleted_is_refused_once_something_was_merged(
+    new_lake: MakeLake, table: str
+) -> None:
+    lake = new_lake(rich_cases(2, 1656, wealth="late"))
+    folder = Path(folder_of(lake.settings)) / table
+    elsewhere = folder.with_name("elsewhere")
+    folder.rename(elsewhere)
+    check_not_deleted(lake.reader, lake.settings)
+    elsewhere.rename(folder)
+    lake.arrive(0.5)
+    lake.merge()
+    check_not_deleted(lake.reader, lake.settings)
+    folder.rename(elsewhere)
+    with pytest.raises(ConfigurationError, match=f"lake: the table {table} does not exist, "):
+        check_not_deleted(lake.reader, lake.settings)
+    elsewhere.rename(folder)
+    check_not_deleted(lake.reader, lake.settings)
