@@ -86,8 +86,9 @@ from pipelines.lake.epochs import read_epochs
 from pipelines.lake.generations import read_generations
 from pipelines.lake.lease import SILENCE_S, change_under_way, is_dead
 from pipelines.lake.location import Lake
+from pipelines.lake.restored import deleted_tables
 from pipelines.lake.snapshot import Snapshot
-from pipelines.lake.table_reader import TableReader, VersionGoneError, row_count
+from pipelines.lake.table_reader import TableReader, VersionGoneError
 from pipelines.settings import Settings
 
 LOOKS: Final = 10
@@ -97,9 +98,6 @@ together, of which a version is removed meanwhile, or which a command is changin
 
 WAIT_S: Final = 0.25
 """Seconds between two looks at a command that has begun to change the lake."""
-
-_NEEDED: Final = (tables.PROGRESS, tables.GENERATIONS, tables.EPOCHS, tables.PUBLISHED)
-"""The tables that say what a lake has done, and by which rules."""
 
 MOVING: Final = (
     "the lake was changed during each look at it, so that problems may be of a state in between; "
@@ -230,22 +228,14 @@ def _check_once(
 
 
 def _missing_tables(snapshot: Snapshot, settings: Settings) -> Findings:
-    """Find tables without which most of a lake with rows would be judged as not there yet.
-
-    A start makes all of them before it writes a row.
-    """
+    """Find tables without which most of a lake with rows would be judged as not there yet."""
     findings = Findings("tables")
-    missing = [name for name in _NEEDED if not snapshot.exists(name)]
-    with_rows = [*map(tables.bronze, settings.sources), tables.SILVER]
-    existing = [name for name in with_rows if snapshot.exists(name)]
-    if missing and any(row_count(snapshot, name) for name in existing):
-        for name in missing:
-            findings.add(
-                "the table does not exist, and without it the rows of this lake cannot be judged",
-                name,
-                "bring it back from a copy of the lake, or begin a new lake with "
-                "`kafka.start: sink`",
-            )
+    for name in deleted_tables(snapshot, settings):
+        findings.add(
+            "the table does not exist, and without it the rows of this lake cannot be judged",
+            name,
+            "bring it back from a copy of the lake, or begin a new lake with `kafka.start: sink`",
+        )
     return findings
 
 

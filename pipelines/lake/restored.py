@@ -1,8 +1,8 @@
 """Tables that somebody has deleted, or restored to an earlier version while the log is complete.
 
 A RESTORE changes the rows, but not the transaction versions and the commits' metadata, from which
-an owner knows how far it is. So what was merged since would never be merged again, as it would not
-where the rows' table is deleted and `progress` is not. A run is refused until the table is taken
+an owner knows how far it is. So what was merged since would never be merged again. In place of a
+table that is gone a start would make an empty one. A run is refused until the table is taken
 forward again, or is back.
 """
 
@@ -34,17 +34,27 @@ def check_not_restored(reader: TableReader, lake: Lake) -> None:
             check_table(reader, lake, table)
 
 
-def check_not_deleted(reader: TableReader, settings: Settings) -> None:
-    """Raise ConfigurationError where a table of records is gone, and the lake has merged records.
+def deleted_tables(reader: TableReader, settings: Settings) -> list[str]:
+    """Return the tables that are gone from a lake with rows, and whose rows nothing else has.
 
-    A first start that was cut short has made some of its tables, and merged nothing.
+    A start makes all of them before it writes a row.
     """
-    written = [*map(tables.bronze, settings.sources), tables.SILVER, tables.LATE, tables.QUARANTINE]
-    deleted = [table for table in written if not reader.exists(table)]
-    if deleted and reader.exists(tables.PROGRESS) and row_count(reader, tables.PROGRESS):
+    with_records = [*map(tables.bronze, settings.sources), tables.SILVER]
+    lasting = [*with_records, tables.LATE, tables.QUARANTINE, tables.IDLE_HEARTBEATS]
+    lasting += [tables.RECOVERED, tables.GENERATIONS, tables.EPOCHS]
+    lasting += [tables.PROGRESS, tables.PUBLISHED]
+    deleted = [table for table in lasting if not reader.exists(table)]
+    if not deleted:
+        return []
+    existing = [name for name in (*with_records, tables.PROGRESS) if name not in deleted]
+    return deleted if any(row_count(reader, name) for name in existing) else []
+
+
+def check_not_deleted(reader: TableReader, settings: Settings) -> None:
+    """Raise ConfigurationError where a table is gone from a lake with rows."""
+    if deleted := deleted_tables(reader, settings):
         raise ConfigurationError(
-            f"the table {deleted[0]} does not exist, although `progress` has batches that were "
-            "merged with it",
+            f"the table {deleted[0]} does not exist, although others of this lake have rows",
             where="lake",
             fix=(
                 "bring it back from a copy of the lake, or begin a new lake elsewhere (with "

@@ -105,9 +105,14 @@ def test_a_restore_that_undoes_nothing_of_a_layer_is_none(
 
 @pytest.mark.parametrize("kind", [QUICK], indirect=True, scope="module")
 @pytest.mark.parametrize(
-    "table", [tables.bronze("orders"), tables.SILVER, tables.LATE, tables.QUARANTINE]
+    "table",
+    [
+        *[tables.bronze("orders"), tables.SILVER, tables.LATE, tables.QUARANTINE],
+        *[tables.IDLE_HEARTBEATS, tables.RECOVERED, tables.GENERATIONS, tables.EPOCHS],
+        *[tables.PROGRESS, tables.PUBLISHED],
+    ],
 )
-def test_a_table_that_is_deleted_is_refused_once_something_was_merged(
+def test_a_table_that_is_gone_is_refused_once_the_lake_has_rows(
     new_lake: MakeLake, table: str
 ) -> None:
     lake = new_lake(rich_cases(2, 1656, wealth="late"))
