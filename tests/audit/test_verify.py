@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from confluent_kafka import Producer
 from deltalake import write_deltalake
 
 from pipelines.audit import evidence as audit_evidence
@@ -38,7 +37,14 @@ from tests.audit.inputs import case_of, problems_in, richest_cases, settings_of,
 from tests.support.cases import HOLE, SOURCES, Case, heartbeat, keyed, random_case
 from tests.support.configurations import settings_for
 from tests.support.model_lakes import ModelLake, Row, rewrite
-from tests.support.topics import Published, consume, create_topics, produce, produce_transaction
+from tests.support.topics import (
+    CheckedProducer,
+    Published,
+    consume,
+    create_topics,
+    produce,
+    produce_transaction,
+)
 
 PLAIN = 18
 """So many partitions have the same known records; what is broken in one of them does not disturb
@@ -590,7 +596,7 @@ def test_every_promise_that_is_broken_in_the_sink_is_found(
 ) -> None:
     monkeypatch.setattr(problems, "SHOWN", 50)
     create_topics(river.kafka, "broken", partitions=PARTITIONS)
-    producer = Producer({"bootstrap.servers": river.kafka})
+    producer = CheckedProducer(river.kafka)
     for p, key, value, timestamp, headers in broken_sink(
         consume(river.kafka, "verified", PARTITIONS)
     ):

@@ -13,7 +13,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
-from confluent_kafka import Producer
 
 from pipelines.audit import problems
 from pipelines.audit.verify import verify
@@ -44,7 +43,13 @@ from tests.support.effort import first_then_nightly
 from tests.support.lakes import CaseLake
 from tests.support.model_lakes import rewrite
 from tests.support.tenants import merge_of, tenant_cases
-from tests.support.topics import consume, create_topics, delete_records, delete_topic
+from tests.support.topics import (
+    CheckedProducer,
+    consume,
+    create_topics,
+    delete_records,
+    delete_topic,
+)
 
 pytestmark = pytest.mark.promise("R21")
 
@@ -505,7 +510,7 @@ def broken(kafka: str, tmp_path_factory: pytest.TempPathFactory) -> Broken:
     lake = new_lake(kafka, tmp_path_factory.mktemp("corrected"), "corrected", given)
     step(lake)
     create_topics(kafka, "broken-corrections", partitions=len(FAULTS))
-    producer = Producer({"bootstrap.servers": kafka})
+    producer = CheckedProducer(kafka)
     sent: dict[int, list[Sent]] = {p: [] for p in given}
     for m in consume(kafka, "corrected-corrections", len(FAULTS)):
         headers = dict(m.headers())

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-from confluent_kafka import Producer
 
 from pipelines.audit import evidence, problems, verify_dead_letters
 from pipelines.audit.verify import verify
@@ -26,7 +25,14 @@ from tests.support.cases import heartbeat, keyed
 from tests.support.commands import here
 from tests.support.model_lakes import rewrite
 from tests.support.rivers import River
-from tests.support.topics import consume, create_topics, dead_letters, delete_records, delete_topic
+from tests.support.topics import (
+    CheckedProducer,
+    consume,
+    create_topics,
+    dead_letters,
+    delete_records,
+    delete_topic,
+)
 
 pytestmark = [pytest.mark.long, pytest.mark.promise("A2")]
 
@@ -250,7 +256,7 @@ def broken(lettered: Lettered, folder: Path, name: str) -> tuple[Settings, set[t
     """The lake with other topics of dead letters, each partition broken in its way, noted as sent;
     and what must be found."""
     publish, expected = {}, set()
-    producer = Producer({"bootstrap.servers": lettered.kafka})
+    producer = CheckedProducer(lettered.kafka)
     for table in TABLES:
         topic = publish[f"{table}_topic"] = f"{name}-{table}"
         create_topics(lettered.kafka, topic, partitions=PARTITIONS)

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from confluent_kafka import Producer
 from hypothesis import given
 
 from pipelines.audit import evidence as audit_evidence
@@ -42,7 +41,7 @@ from tests.support.lakes import CaseLake
 from tests.support.merges import TENANTS, Life, idle_decision, lives
 from tests.support.model_lakes import ModelLake, Row, rewrite
 from tests.support.tenants import case_of_records, tenant_cases
-from tests.support.topics import consume, create_topics
+from tests.support.topics import CheckedProducer, consume, create_topics
 
 pytestmark = [pytest.mark.long, pytest.mark.promise("T5")]
 
@@ -486,7 +485,7 @@ def test_each_promise_that_is_broken_in_the_sink_is_found(kafka: str, tmp_path: 
     lake.publish(read_sink(lake.reader, settings, partitions).name)
     assert [m.id for m in lake.out[0]] == PUBLISHED
     create_topics(kafka, "broken_tenants", partitions=partitions)
-    producer = Producer({"bootstrap.servers": kafka})
+    producer = CheckedProducer(kafka)
     sent = [
         (m.partition(), m.key(), m.value(), m.timestamp()[1], dict(m.headers()))
         for m in consume(kafka, "of_tenants", partitions)

@@ -9,54 +9,38 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from confluent_kafka import Producer
-from confluent_kafka.admin import (  # type: ignore[attr-defined]
-    AdminClient,
-    AlterConfigOpType,
-    ConfigEntry,
-    ConfigResource,
-    ResourceType,
-)
 
 from pipelines.audit.show import utc
 from pipelines.core.times import LAST_EVENT_TIME_MS
-from tests.support.cases import keyed
+from tests.support.cases import SOURCES, keyed
 from tests.support.commands import here
 from tests.support.rivers import Losses, River
-from tests.support.topics import consume
+from tests.support.topics import CheckedProducer, consume, create_topics
 
 MICROSECONDS = 1_768_780_800_123_456
 NANOSECONDS = 1_768_780_800_123_456_789
 TIMES = (MICROSECONDS, NANOSECONDS, LAST_EVENT_TIME_MS + 1, 5_000)
 
 
-def take_any_time(kafka: str, *topics: str) -> None:
-    """Has topics take records of any timestamp."""
-    entry = ConfigEntry(
-        "message.timestamp.after.max.ms",
-        str(2**63 - 1),
-        incremental_operation=AlterConfigOpType.SET,
-    )
-    resources = [
-        ConfigResource(ResourceType.TOPIC, topic, incremental_configs=[entry]) for topic in topics
-    ]
-    admin = AdminClient({"bootstrap.servers": kafka})
-    for altered in admin.incremental_alter_configs(resources).values():
-        altered.result(30)
+ANY_TIME = {"message.timestamp.after.max.ms": str(2**63 - 1)}
+"""What topics are made with that take records of any timestamp."""
 
 
 @pytest.mark.long
 def test_timestamps_beyond_every_calendar_stop_nothing_and_are_shown_as_out_of_range(
     kafka: str, tmp_path: Path
 ) -> None:
-    letters: dict[str, Any] = {
+    topics = {source: f"odd-{source}-of-any-time" for source in SOURCES}
+    # Made with it: Kafka needs a moment to follow what is altered later.
+    create_topics(kafka, *topics.values(), partitions=2, **ANY_TIME)
+    overrides: dict[str, Any] = {
+        **{f"sources__{source}__topic": topic for source, topic in topics.items()},
         "publish__late_topic": "odd-late",
         "publish__quarantine_topic": "odd-quarantine",
     }
-    river = River.make(kafka, tmp_path, "odd", **letters)
-    take_any_time(kafka, *map(river.topic, ("tracking", "orders")))
-    producer = Producer({"bootstrap.servers": kafka})
-    for source in ("tracking", "orders"):
+    river = River.make(kafka, tmp_path, "odd", **overrides)
+    producer = CheckedProducer(kafka)
+    for source in SOURCES:
         for n, time in enumerate(TIMES):
             for value in (keyed("a", 1_000 + n), b"{", keyed("late", 10), keyed("z", 100_000)):
                 producer.produce(river.topic(source), value, partition=0, timestamp=time)

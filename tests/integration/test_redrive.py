@@ -21,7 +21,7 @@ from tests.support.cases import heartbeat, keyed
 from tests.support.commands import here
 from tests.support.effort import first_then_nightly
 from tests.support.rivers import River, RunProcess, in_chunks
-from tests.support.topics import consume, produce
+from tests.support.topics import CheckedProducer, consume, produce
 
 pytestmark = pytest.mark.long
 
@@ -38,7 +38,7 @@ def refuse(
 ) -> None:
     """Sends records to both partitions that are refused for their time as long as Kafka's own
     timestamp is so early."""
-    producer = Producer({"bootstrap.servers": str(river.kafka)})
+    producer = CheckedProducer(river.kafka)
     for n in range(count):
         headers: list[tuple[str, str | bytes | None]] = [("n", str(n).encode()), ("none", None)]
         value = keyed(f"{source}-{at_ms}-{n}", TIME_MS + n, **more)

@@ -45,6 +45,7 @@ from tests.support.repartitioning import Copy, Counts, Raw, as_cases, confluence
 from tests.support.rivers import River, RunProcess, until
 from tests.support.tenants import merge_of
 from tests.support.topics import (
+    CheckedProducer,
     add_partitions,
     committed,
     create_topics,
@@ -317,7 +318,7 @@ def test_a_topic_that_is_added_is_read_from_its_first_record_on_and_then_belongs
 def test_a_message_that_a_redrive_sent_says_nothing_of_what_was_written(river: River) -> None:
     """Nor may it be taken for somebody else's."""
     before = found_in(river, "tracking")
-    producer = Producer({"bootstrap.servers": str(river.kafka)})
+    producer = CheckedProducer(river.kafka)
     for p in range(river.partitions):
         headers: list[tuple[str, str | bytes | None]] = [
             ("watersmeet.origin", b"x/0/0"),
@@ -332,7 +333,7 @@ def test_a_message_that_a_redrive_sent_says_nothing_of_what_was_written(river: R
 def test_a_message_that_names_no_record_is_refused(river: River) -> None:
     place = InputPartition(origin(river), 0)
     progress = RepartitionProgress({origin(river): origin(river) + " (1.2)"}, {place: 1}, {})
-    producer = Producer({"bootstrap.servers": str(river.kafka)})
+    producer = CheckedProducer(river.kafka)
     headers: list[tuple[str, str | bytes | None]] = [*progress.headers()]
     producer.produce(target(river), b"{}", partition=1, headers=headers)
     assert producer.flush(30) == 0

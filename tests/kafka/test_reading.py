@@ -23,7 +23,7 @@ from tests.support.cases import keyed
 from tests.support.memory import peak_mib_of
 from tests.support.rivers import until
 from tests.support.timing import within
-from tests.support.topics import create_topics, produce, produce_transaction
+from tests.support.topics import CheckedProducer, create_topics, produce, produce_transaction
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -36,7 +36,7 @@ def compacting(kafka: str) -> str:
         "max.compaction.lag.ms": "100",
     }
     create_topics(kafka, "compacting", partitions=1, **{"cleanup.policy": "compact", **eager})
-    producer = Producer({"bootstrap.servers": kafka})
+    producer = CheckedProducer(kafka)
     for i in range(21):
         producer.produce(
             "compacting",
@@ -188,7 +188,7 @@ def test_records_that_pack_well_are_not_all_fetched_ahead(
 
 def test_a_record_is_as_kafka_has_it(kafka: str, settings: KafkaSettings, topic: str) -> None:
     create_topics(kafka, topic, partitions=1, **{"message.timestamp.after.max.ms": str(2**63 - 1)})
-    producer = Producer({"bootstrap.servers": kafka})
+    producer = CheckedProducer(kafka)
     producer.produce(topic, b"", None, 0, timestamp=1_700_000_000_123)
     producer.produce(
         topic, None, b"k", 0, timestamp=1, headers=[("a", b"1"), ("a", None), ("é", b"\xff")]

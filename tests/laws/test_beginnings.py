@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from confluent_kafka import Producer
 
 from pipelines.core.idle import IdleDecision
 from pipelines.engine import Engine
@@ -42,6 +41,7 @@ from tests.support.lakes import (
     quickly,
 )
 from tests.support.topics import (
+    CheckedProducer,
     add_partitions,
     create_topics,
     delete_records,
@@ -102,7 +102,7 @@ def begun(new_settings: MakeSettings, open_spark: OpenSpark, kafka: str, kind: s
     name = f"begin-{kind}-{next(NUMBERS)}"
     topics = {source: f"{name}-{source}" for source in SOURCES}
     create_topics(kafka, *topics.values(), partitions=PARTITIONS)
-    producer = Producer({"bootstrap.servers": kafka})
+    producer = CheckedProducer(kafka)
     for topic in topics.values():
         for n in range(10):
             for p in range(PARTITIONS):

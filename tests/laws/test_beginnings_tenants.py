@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
-from confluent_kafka import Producer
 
 from pipelines.core.idle import IdleDecision
 from pipelines.core.recovery import encode_idle, encode_min_offsets
@@ -33,7 +32,7 @@ from pipelines.running.next_offsets import NextOffsets
 from tests.laws.conftest import MakeLake, in_folders
 from tests.support.cases import SOURCES, Case, keyed
 from tests.support.lakes import CaseLake
-from tests.support.topics import create_topics, produce
+from tests.support.topics import CheckedProducer, create_topics, produce
 
 PARTITIONS = 2
 NUMBERS = itertools.count()
@@ -63,7 +62,7 @@ def lost(
     }
     cases = {p: Case({source: [] for source in SOURCES}, 100) for p in range(PARTITIONS)}
     lake = new_lake(cases, bootstrap=kafka, name=name, publish__topic=f"{name}-merged", **begun)
-    producer = Producer({"bootstrap.servers": kafka})
+    producer = CheckedProducer(kafka)
     seqs = dict.fromkeys(range(PARTITIONS), 0)
     for p, tenant, key, due, closed_at, more in messages:
         said = {

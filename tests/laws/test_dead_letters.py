@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
-from confluent_kafka import Producer
 
 from pipelines.errors import ForeignMessageError
 from pipelines.lake import tables
@@ -22,6 +21,7 @@ from tests.support.cases import BAD_VALUES, expected_late, expected_quarantine, 
 from tests.support.crashes import CrashError, dying_at
 from tests.support.lakes import KAFKA_TIME_US, CaseLake, headers_of, key_of
 from tests.support.topics import (
+    CheckedProducer,
     Letter,
     consume,
     create_topics,
@@ -260,7 +260,7 @@ def test_what_somebody_else_says_of_where_a_topic_stands_repeats_nothing_and_ski
         headers: list[tuple[str, str | bytes | None]] = [
             ("watersmeet.next_offsets", b'{"tracking":%d,"orders":%d}' % (next_offset, next_offset))
         ]
-        producer = Producer({"bootstrap.servers": kafka})
+        producer = CheckedProducer(kafka)
         producer.produce(topic, b"foreign", partition=3, headers=headers)
         assert producer.flush(30) == 0
 

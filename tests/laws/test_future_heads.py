@@ -8,7 +8,6 @@ import time
 from pathlib import Path
 
 import pytest
-from confluent_kafka import Producer
 
 from pipelines.audit.status import status
 from pipelines.audit.validate import check_keys
@@ -20,7 +19,7 @@ from tests.support.commands import here
 from tests.support.configurations import settings_for
 from tests.support.inputs import tp_of
 from tests.support.rivers import River
-from tests.support.topics import create_topics, produce, published
+from tests.support.topics import CheckedProducer, create_topics, produce, published
 from tests.unit.test_monitoring import exposed
 
 pytestmark = pytest.mark.promise("C51")
@@ -47,7 +46,7 @@ def test_a_head_in_the_future_is_told_and_a_jump_gets_past_it(kafka: str, tmp_pa
 
     now = time.time_ns() // 1_000_000
     tracking, orders = map(river.topic, SOURCES)
-    producer = Producer({"bootstrap.servers": kafka})
+    producer = CheckedProducer(kafka)
     producer.produce(
         tracking, keyed("x", LAST_EVENT_TIME_MS), partition=0, timestamp=LAST_EVENT_TIME_MS
     )

@@ -102,6 +102,24 @@ def delete_topic(kafka: Access, topic: str) -> None:
         pass
 
 
+class CheckedProducer(Producer):
+    """A producer whose `flush` fails where the broker has refused a record, for example for its
+    timestamp: the client's own says how many records are left, and refused ones are not."""
+
+    def __init__(self, kafka: Access) -> None:
+        super().__init__(client_options(kafka))
+        self.refusals: list[KafkaError] = []
+
+    def produce(self, *record: Any, **more: Any) -> None:
+        more["on_delivery"] = lambda e, _: self.refusals.append(e) if e else None
+        super().produce(*record, **more)
+
+    def flush(self, timeout_s: float = 30) -> int:
+        left = int(super().flush(timeout_s))
+        assert not self.refusals
+        return left
+
+
 def produce(
     kafka: Access,
     topic: str,
