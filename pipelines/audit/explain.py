@@ -36,6 +36,7 @@ from pipelines.lake.epochs import Epoch, Epochs, read_epochs
 from pipelines.lake.generations import Generation, Generations, read_generations
 from pipelines.lake.inputs import of_key, of_topic
 from pipelines.lake.progress import last_batch, progress_rows
+from pipelines.lake.restored import check_not_deleted
 from pipelines.lake.retention_bounds import read_retention_bounds
 from pipelines.lake.snapshot import Snapshot
 from pipelines.lake.table_reader import (
@@ -100,11 +101,12 @@ def explain(
       is late; `waiting` then also has the records that wait in silver;
     - `warnings`, as problems: only where notes of now are not written yet.
 
-    Raises ConfigurationError where that version does not exist, or where a tenant is named and the
-    lake has none.
+    Raises ConfigurationError where that version does not exist, where a tenant is named and the
+    lake has none, or where a table of a lake with rows is gone.
     """
     settings.merge.check_tenants("--tenant", tenant)
     reader = Snapshot(reader, settings)
+    check_not_deleted(reader, settings)
     settings = read_epochs(reader, settings).current.settings
     if not reader.exists(tables.SILVER) or not reader.exists(tables.PROGRESS):
         return {

@@ -3,6 +3,7 @@ a time or a version."""
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime, timezone
@@ -411,6 +412,16 @@ def test_a_version_whose_files_are_gone_is_refused_in_one_sentence(tmp_path: Pat
         file.unlink()
     with pytest.raises(WatersmeetError, match="versions are kept for `retention`"):
         explain(lake.reader, lake.settings, "a", 1)
+
+
+@pytest.mark.parametrize("table", [tables.GENERATIONS, tables.PROGRESS, tables.SILVER])
+def test_of_a_lake_without_one_of_its_tables_nothing_is_told(tmp_path: Path, table: str) -> None:
+    lake = ModelLake(settings_for(tmp_path), {0: richest_cases(1)[0]})
+    lake.arrive()
+    lake.merge()
+    shutil.rmtree(tmp_path / "lake" / table)
+    with pytest.raises(ConfigurationError, match=f"the table {table} does not exist, although"):
+        explain(lake.reader, lake.settings, "a")
 
 
 def test_without_a_lake_nothing_is_known(tmp_path: Path) -> None:
