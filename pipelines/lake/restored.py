@@ -8,12 +8,25 @@ forward again, or is back.
 
 from __future__ import annotations
 
+from typing import Final
+
 from pipelines.errors import ConfigurationError
 from pipelines.lake import tables
 from pipelines.lake.commits import Commit
 from pipelines.lake.location import Lake
 from pipelines.lake.table_reader import TableReader, row_count, walk
 from pipelines.settings import Settings
+
+_LASTING: Final = (
+    tables.LATE,
+    tables.QUARANTINE,
+    tables.IDLE_HEARTBEATS,
+    tables.RECOVERED,
+    tables.GENERATIONS,
+    tables.EPOCHS,
+    tables.PUBLISHED,
+)
+"""The tables, beside bronze, silver and `progress`, whose rows nothing else has."""
 
 
 def check_not_restored(reader: TableReader, lake: Lake) -> None:
@@ -39,15 +52,12 @@ def deleted_tables(reader: TableReader, settings: Settings) -> list[str]:
 
     A start makes all of them before it writes a row.
     """
-    with_records = [*map(tables.bronze, settings.sources), tables.SILVER]
-    lasting = [*with_records, tables.LATE, tables.QUARANTINE, tables.IDLE_HEARTBEATS]
-    lasting += [tables.RECOVERED, tables.GENERATIONS, tables.EPOCHS]
-    lasting += [tables.PROGRESS, tables.PUBLISHED]
-    deleted = [table for table in lasting if not reader.exists(table)]
+    with_rows = [*map(tables.bronze, settings.sources), tables.SILVER, tables.PROGRESS]
+    deleted = [table for table in (*with_rows, *_LASTING) if not reader.exists(table)]
     if not deleted:
         return []
-    existing = [name for name in (*with_records, tables.PROGRESS) if name not in deleted]
-    return deleted if any(row_count(reader, name) for name in existing) else []
+    existing = [table for table in with_rows if table not in deleted]
+    return deleted if any(row_count(reader, table) for table in existing) else []
 
 
 def check_not_deleted(reader: TableReader, settings: Settings) -> None:

@@ -18,7 +18,7 @@ from pipelines.operations.retention import expire
 from tests.audit.inputs import problems_in
 from tests.audit.test_corrections import NOTED
 from tests.audit.test_verify import Change, altered, gone, twice
-from tests.laws.test_corrections import cases, corrections
+from tests.laws.test_corrections import TENANT_PARTITIONS, cases, corrections
 from tests.support.cases import Case, heartbeat, keyed
 from tests.support.configurations import IDS, settings_for
 from tests.support.corrections import corrections_of, late_duplicates_of
@@ -55,7 +55,7 @@ def test_a_right_lake_is_right_and_a_rebuild_has_the_same_corrections(
     tmp_path: Path, tenants: bool
 ) -> None:
     more = {"merge": merge_of((100, 250, 300))} if tenants else IDS
-    lake = lake_of(tmp_path, tenant_cases(8) if tenants else cases(), **more)
+    lake = lake_of(tmp_path, tenant_cases(TENANT_PARTITIONS) if tenants else cases(), **more)
     for share in (0.4, 0.8, 1.0):
         lake.arrive(share)
         lake.merge()

@@ -25,7 +25,7 @@ from pipelines.dev.broker_launch import INHERITED
 from pipelines.errors import ArtifactsError, BrokerError, WatersmeetError
 from pipelines.kafka.groups import Group
 from pipelines.settings import KafkaSettings
-from tests.support.topics import committed
+from tests.support.topics import CheckedProducer, committed
 
 pytestmark = [pytest.mark.long, pytest.mark.promise("A10")]
 
@@ -90,14 +90,10 @@ def make_topic(status: BrokerStatus, topic: str, **config: str) -> None:
 
 
 def produce(status: BrokerStatus, topic: str, *values: bytes) -> None:
-    producer = Producer({"bootstrap.servers": servers(status), "message.max.bytes": 16_000_000})
-    failures: list[KafkaError] = []
+    producer = CheckedProducer(servers(status), **{"message.max.bytes": 16_000_000})
     for value in values:
-        producer.produce(
-            topic, value, on_delivery=lambda error, _: failures.append(error) if error else None
-        )
+        producer.produce(topic, value)
     assert producer.flush(20) == 0
-    assert failures == []
 
 
 def read_all(status: BrokerStatus, topic: str) -> list[bytes]:

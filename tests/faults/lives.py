@@ -45,7 +45,7 @@ from typing import Any, NamedTuple
 from unittest.mock import patch
 
 import orjson
-from confluent_kafka import OFFSET_END, Message, Producer
+from confluent_kafka import OFFSET_END, Message
 from confluent_kafka import TopicPartition as KafkaPartition
 from confluent_kafka.admin import AdminClient
 
@@ -82,7 +82,7 @@ from tests.support.correction_topic import (
 from tests.support.lives import KilledError, Life, messages_in
 from tests.support.rivers import EMBEDDED, FOLDER
 from tests.support.timing import load
-from tests.support.topics import Access, client_options, create_topics
+from tests.support.topics import Access, CheckedProducer, client_options, create_topics
 
 LAKES = {"embedded": EMBEDDED, "spark": FOLDER}
 DAY_MS = 86_400_000
@@ -621,13 +621,13 @@ class Fate(Life):
         return dict(list(found.items())[:4])
 
 
-_producers: dict[str, Producer] = {}
+_producers: dict[str, CheckedProducer] = {}
 
 
-def _producer(kafka: Access) -> Producer:
+def _producer(kafka: Access) -> CheckedProducer:
     key = str(kafka)
     if key not in _producers:
-        _producers[key] = Producer({**client_options(kafka), "linger.ms": 0, "log_level": 0})
+        _producers[key] = CheckedProducer(kafka, **{"linger.ms": 0, "log_level": 0})
     return _producers[key]
 
 

@@ -10,7 +10,6 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
-from confluent_kafka import Producer
 
 from pipelines.audit.status import status
 from pipelines.audit.validate import check_kafka, check_keys
@@ -25,7 +24,13 @@ from tests.support.commands import here
 from tests.support.lakes import folder_of
 from tests.support.memory import peak_mib_of
 from tests.support.rivers import ENGINES, WATERSMEET, River
-from tests.support.topics import consume, create_topics, dead_letters, delete_records
+from tests.support.topics import (
+    CheckedProducer,
+    consume,
+    create_topics,
+    dead_letters,
+    delete_records,
+)
 
 kind = one_of([QUICK, FOLDER_AT_NIGHT])
 MIB = 2**20
@@ -46,21 +51,10 @@ def produce_packed(
         "linger.ms": 50,
         "batch.size": 10**9,
     }
-    producer = Producer(
-        {"bootstrap.servers": kafka, "queue.buffering.max.kbytes": 2**21 - 1, **options}
-    )
-    failed: list[Any] = []
+    producer = CheckedProducer(kafka, **{"queue.buffering.max.kbytes": 2**21 - 1}, **options)
     for value in values:
-        producer.produce(
-            topic,
-            value,
-            key,
-            0,
-            headers=headers,
-            on_delivery=lambda e, _: failed.append(e) if e else None,
-        )
+        producer.produce(topic, value, key, 0, headers=headers)
     assert producer.flush(60) == 0
-    assert failed == []
 
 
 @pytest.mark.promise("R50")

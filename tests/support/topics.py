@@ -106,8 +106,8 @@ class CheckedProducer(Producer):
     """A producer whose `flush` fails where the broker has refused a record, for example for its
     timestamp: the client's own says how many records are left, and refused ones are not."""
 
-    def __init__(self, kafka: Access) -> None:
-        super().__init__(client_options(kafka))
+    def __init__(self, kafka: Access, **options: Any) -> None:
+        super().__init__({**client_options(kafka), **options})
         self.refusals: list[KafkaError] = []
 
     def produce(self, *record: Any, **more: Any) -> None:
@@ -138,18 +138,11 @@ def produce(
         "enable.idempotence": is_idempotent,
         "topic.metadata.refresh.interval.ms": 1000,  # for the leaders of dead brokers
     }
-    producer = Producer({**client_options(kafka), **options})
-    failed = []
+    producer = CheckedProducer(kafka, **options)
     for partition, value in records:
-        producer.produce(
-            topic,
-            value,
-            partition=partition,
-            on_delivery=lambda e, _: failed.append(e) if e else None,
-        )
+        producer.produce(topic, value, partition=partition)
         producer.poll(0)
     assert producer.flush(30) == 0
-    assert not failed
 
 
 def produce_transaction(
