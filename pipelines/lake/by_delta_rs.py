@@ -58,12 +58,6 @@ class DeltaRsReader(TableReader):
         """See `TableReader`."""
         return DeltaTable.is_deltatable(self.uri(table), self._storage(table))
 
-    def select(
-        self, table: str, columns: Sequence[str], where: Where = (), *, version: int | None = None
-    ) -> pa.Table:
-        """See `TableReader`."""
-        return normalise(self.rows(table, columns, where, version))
-
     def rows(
         self, table: str, columns: Sequence[str], where: Where = (), version: int | None = None
     ) -> pa.Table:
@@ -138,8 +132,16 @@ class DeltaRsReader(TableReader):
         return self.opened(table).version()
 
     def has_moved(self, table: str, version: int) -> bool:
-        """See `TableReader`. Does not open the table."""
-        return self._has_news(table, version)
+        """See `TableReader`. Does not open the table.
+
+        Delta numbers the files of its log and deletes the oldest first, so two look-ups by name
+        suffice. An update would list the whole log, which may be long.
+        """
+        files = self.files_of(table)
+        log = f"{self.path(table)}/_delta_log"
+        return files.has_file(f"{log}/{version + 1:020}.json") or not files.has_file(
+            f"{log}/{version:020}.json"
+        )
 
     def columns(self, table: str, version: int | None = None) -> pa.Schema:
         """See `TableReader`."""
@@ -195,24 +197,12 @@ class DeltaRsReader(TableReader):
         """Return the table at its last commit. Each thread has an instance of its own."""
         thread_tables: dict[str, DeltaTable] = vars(self._thread_tables)
         try:
-            if self._has_news(table, thread_tables[table].version()):
+            if self.has_moved(table, thread_tables[table].version()):
                 thread_tables[table].update_incremental()
         # Not read yet; or the log was cleaned up beyond what was read, or the table made again.
         except (KeyError, DeltaError):
             thread_tables[table] = self._open(table)
         return thread_tables[table]
-
-    def _has_news(self, table: str, version: int) -> bool:
-        """Return True where a table has a commit after `version`.
-
-        Delta numbers the files of its log and deletes the oldest first, so two look-ups by name
-        suffice. An update would list the whole log, which may be long.
-        """
-        files = self.files_of(table)
-        log = f"{self.path(table)}/_delta_log"
-        return files.has_file(f"{log}/{version + 1:020}.json") or not files.has_file(
-            f"{log}/{version:020}.json"
-        )
 
     def files_of(self, table: str) -> Files:
         """Return access to the files beside a table, with the options of the lake that holds it.

@@ -73,12 +73,6 @@ class SparkReader(TableReader):
             return False
         return True
 
-    def select(
-        self, table: str, columns: Sequence[str], where: Where = (), *, version: int | None = None
-    ) -> pa.Table:
-        """See `TableReader`."""
-        return normalise(self.rows(table, columns, where, version))
-
     def rows(
         self, table: str, columns: Sequence[str], where: Where = (), version: int | None = None
     ) -> pa.Table:

@@ -103,14 +103,6 @@ class Snapshot(TableReader):
         """See `TableReader`."""
         return table in self._versions if table in self._names else self._reader.exists(table)
 
-    def select(
-        self, table: str, columns: Sequence[str], where: Where = (), *, version: int | None = None
-    ) -> pa.Table:
-        """See `TableReader`."""
-        return self._at_moment(
-            table, version, lambda at: self._reader.select(table, columns, where, version=at)
-        )
-
     def rows(
         self, table: str, columns: Sequence[str], where: Where = (), version: int | None = None
     ) -> pa.Table:

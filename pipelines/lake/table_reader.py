@@ -113,6 +113,7 @@ class TableReader(Protocol):
         self, table: str, columns: Sequence[str], where: Where = (), *, version: int | None = None
     ) -> pa.Table:
         """Return columns of exactly the rows that meet the conditions, in no particular order."""
+        return normalise(self.rows(table, columns, where, version))
 
     def rows(
         self, table: str, columns: Sequence[str], where: Where = (), version: int | None = None
