@@ -62,22 +62,19 @@ def last_noted_ms(reader: TableReader) -> int:
     )
 
 
-def last_published(
-    reader: TableReader, sink: str | None = None, until_ms: int | None = None
-) -> dict[int, SequenceTail]:
-    """Return, by partition, the last message that was noted of a sink, up to a time (epoch ms).
+def last_published(reader: TableReader, sink: str | None = None) -> dict[int, SequenceTail]:
+    """Return, by partition, the last message that was noted of a sink.
 
     Without a name, the sink is the one that was noted last. Empty where the table does not exist.
     """
     if not reader.exists(tables.PUBLISHED):
         return {}
-    conditions: list[Condition] = [] if until_ms is None else [("committed_at", "<=", until_ms)]
-    sink = sink or last_sink(reader, conditions)
+    sink = sink or last_sink(reader)
     if sink is None:
         return {}
-    sink_conditions = [("sink", "=", sink), *conditions]
+    of_sink: Condition = ("sink", "=", sink)
     latest = reader.summary(
-        tables.PUBLISHED, ["partition"], {"seq": ("max", "last_seq")}, [sink_conditions]
+        tables.PUBLISHED, ["partition"], {"seq": ("max", "last_seq")}, [[of_sink]]
     )
     last = dict(zip(latest["partition"].to_pylist(), latest["seq"].to_pylist(), strict=True))
     if not last:
@@ -85,7 +82,7 @@ def last_published(
     tails = reader.select(
         tables.PUBLISHED,
         ["partition", *TAIL_COLUMNS],
-        [[*sink_conditions, ("last_seq", "in", sorted(set(last.values())))]],
+        [[of_sink, ("last_seq", "in", sorted(set(last.values())))]],
     )
     rows = zip(*(tails[name].to_pylist() for name in ("partition", *TAIL_COLUMNS)), strict=True)
     return {p: SequenceTail(seq, *rest) for p, seq, *rest in rows if last[p] == seq}
