@@ -18,6 +18,7 @@ from pipelines.core.inputs import InputId
 from pipelines.core.plan import TopicPartition
 from pipelines.core.sequence import SequenceTail
 from pipelines.lake import tables
+from pipelines.lake.inputs import topic_partition
 from pipelines.lake.table_reader import Condition, TableReader, row_count
 from pipelines.settings import Settings
 
@@ -103,11 +104,7 @@ def read_generations(reader: TableReader, settings: Settings) -> Generations:
 
 
 def _generation(number: int, rows: Sequence[Mapping[str, Any]]) -> Generation:
-    begin = {
-        TopicPartition(InputId(row["source"], row["topic"]), row["partition"]): row["start_offset"]
-        for row in rows
-        if row["source"] is not None
-    }
+    begin = {topic_partition(row): row["start_offset"] for row in rows if row["source"] is not None}
     of_topics = [row for row in rows if row["source"] is None]
     corrected = {row["partition"]: row for row in of_topics if row.get("u") is not None}
     tails = {row["partition"]: _tail(row) for row in of_topics if row.get("u") is None}

@@ -4,10 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
+from typing import Any
 
 from pipelines.core.inputs import InputId
+from pipelines.core.plan import TopicPartition
 from pipelines.lake import tables
 from pipelines.lake.table_reader import Condition, TableReader, Where, in_portions
+
+
+def topic_partition(row: Mapping[str, Any]) -> TopicPartition:
+    """Return the topic-partition that a row is about."""
+    return TopicPartition(InputId(row["source"], row["topic"]), row["partition"])
 
 
 def of_input(input_id: InputId, where: Where = ()) -> Where:

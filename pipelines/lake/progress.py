@@ -10,11 +10,11 @@ from typing import Any, TypeAlias
 
 import pyarrow as pa
 
-from pipelines.core.inputs import InputId
 from pipelines.core.plan import BatchPlan, OffsetRange, TopicPartition
 from pipelines.lake import tables
 from pipelines.lake.commits import APPLICATION, Commit, last_decision
-from pipelines.lake.table_reader import TableReader, Where
+from pipelines.lake.inputs import topic_partition
+from pipelines.lake.table_reader import TableReader
 from pipelines.settings import Settings
 
 
@@ -110,13 +110,6 @@ def progress_rows(
     return tables.layout(settings)[tables.PROGRESS].rows(rows)
 
 
-def clocks_after(reader: TableReader, batch: int) -> dict[int, int]:
-    """Return, by partition, the clock (ms) after a batch, where there is one."""
-    where: Where = [[("batch", "=", batch), ("clock", "is not null", None)]]
-    rows = reader.select(tables.PROGRESS, ["partition", "clock"], where).to_pylist()
-    return {row["partition"]: row["clock"] for row in rows}
-
-
 LastBatch: TypeAlias = tuple[BatchPlan, int, Commit]
 """A batch, the version of silver that holds it, and the commit that decided it."""
 
@@ -144,13 +137,13 @@ def _last_noted(reader: TableReader) -> tuple[BatchPlan, int, Commit] | None:
     columns += ["from_offset", "until_offset", "head", "clock", "silver_version"]
     rows = reader.select(tables.PROGRESS, columns, [[("batch", "=", last)]]).to_pylist()
     positions = {
-        TopicPartition(InputId(row["source"], row["topic"]), row["partition"]): row["position"]
+        topic_partition(row): row["position"]
         for row in before
         if row["generation"] == rows[0]["generation"]
     }
     ranges = {}
     for row in rows:
-        tp = TopicPartition(InputId(row["source"], row["topic"]), row["partition"])
+        tp = topic_partition(row)
         ranges[tp] = OffsetRange(
             row["from_offset"], row["until_offset"], positions.get(tp), row["position"], row["head"]
         )

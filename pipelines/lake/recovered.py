@@ -20,7 +20,7 @@ from pipelines.core.plan import TopicPartition
 from pipelines.core.reading import REDRIVEN_FROM
 from pipelines.lake import tables
 from pipelines.lake.generations import Generation
-from pipelines.lake.inputs import of_topic
+from pipelines.lake.inputs import of_topic, topic_partition
 from pipelines.lake.table_reader import (
     Condition,
     TableReader,
@@ -119,7 +119,7 @@ def parts_of_messages(
     for row in reader.select(
         tables.RECOVERED, ["source", "topic", "partition", "offset", "until_offset"], [terms]
     ).to_pylist():
-        tp = TopicPartition(InputId(row["source"], row["topic"]), row["partition"])
+        tp = topic_partition(row)
         since, until = ranges.get(tp, (0, 0))
         since = max(since, row["offset"])
         until = row["until_offset"] if until is None else min(until, row["until_offset"])

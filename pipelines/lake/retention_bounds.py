@@ -22,6 +22,7 @@ from pipelines.core.plan import TopicPartition
 from pipelines.lake import tables
 from pipelines.lake.epochs import read_epochs
 from pipelines.lake.generations import Generation
+from pipelines.lake.inputs import topic_partition
 from pipelines.lake.table_reader import Condition, TableReader, Where
 from pipelines.settings import Settings
 
@@ -173,7 +174,7 @@ def batch_ends(reader: TableReader, partitions: Mapping[int, int]) -> dict[Topic
         tables.PROGRESS, ["source", "topic", "partition", "batch", "until_offset"], where
     ).to_pylist()
     return {
-        TopicPartition(InputId(row["source"], row["topic"]), row["partition"]): row["until_offset"]
+        topic_partition(row): row["until_offset"]
         for row in rows
         if partitions[row["partition"]] == row["batch"]
     }

@@ -23,7 +23,7 @@ from pipelines.core.tenants import HEADS, TenantClocks
 from pipelines.lake import tables
 from pipelines.lake.decisions import read_decisions
 from pipelines.lake.generations import Generation
-from pipelines.lake.inputs import of_topic
+from pipelines.lake.inputs import of_topic, topic_partition
 from pipelines.lake.table_reader import Condition, TableReader, Where, in_portions, within
 
 _RECORDS = pa.schema(
@@ -52,12 +52,7 @@ def read_batch_end(reader: TableReader, batch: int) -> BatchEnd:
     """Return the end of a batch that `progress` has."""
     columns = ["source", "topic", "partition", "until_offset", "position", "clock"]
     rows = reader.select(tables.PROGRESS, columns, [[("batch", "=", batch)]]).to_pylist()
-    cursors = {
-        TopicPartition(InputId(row["source"], row["topic"]), row["partition"]): Cursor(
-            row["until_offset"], row["position"]
-        )
-        for row in rows
-    }
+    cursors = {topic_partition(row): Cursor(row["until_offset"], row["position"]) for row in rows}
     return BatchEnd(
         cursors, {row["partition"]: row["clock"] for row in rows if row["clock"] is not None}
     )

@@ -9,12 +9,12 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from pipelines.core.inputs import InputId
 from pipelines.core.plan import TopicPartition
 from pipelines.lake import tables
 from pipelines.lake.generations import Generation
 from pipelines.lake.order import beyond
 from pipelines.lake.table_reader import Condition, TableReader, Where, in_portions, row_count
+from pipelines.lake.tenant_state import read_batch_end
 
 _VALID: Final[Sequence[Condition]] = [("status", "=", "timed_out"), ("valid", "=", True)]
 
@@ -23,14 +23,10 @@ def reached(
     reader: TableReader, generation: Generation, until_batch: int
 ) -> dict[TopicPartition, int]:
     """Return, by topic-partition, the next offset of a generation before batch `until_batch`."""
-    where: Where = [[("batch", "=", until_batch - 1), ("batch", ">=", generation.from_batch)]]
-    columns = ["source", "topic", "partition", "until_offset"]
-    rows = reader.select(tables.PROGRESS, columns, where).to_pylist()
-    ends = {
-        TopicPartition(InputId(row["source"], row["topic"]), row["partition"]): row["until_offset"]
-        for row in rows
-    }
-    return {**generation.begin, **ends}
+    if until_batch <= generation.from_batch:
+        return dict(generation.begin)
+    cursors = read_batch_end(reader, until_batch - 1).cursors
+    return {**generation.begin, **{tp: cursor.next_offset for tp, cursor in cursors.items()}}
 
 
 def unpublished(

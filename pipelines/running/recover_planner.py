@@ -12,10 +12,10 @@ from pipelines.lake.commits import Commit
 from pipelines.lake.decisions import read_decisions
 from pipelines.lake.epochs import InheritedLateness, inherited_lateness, read_epochs
 from pipelines.lake.generations import Generation
-from pipelines.lake.progress import clocks_after, last_batch
+from pipelines.lake.progress import last_batch
 from pipelines.lake.recovered import read_since
 from pipelines.lake.table_reader import TableReader
-from pipelines.lake.tenant_state import BatchEnd, TenantStateReader
+from pipelines.lake.tenant_state import BatchEnd, TenantStateReader, read_batch_end
 from pipelines.running.epoch_start import drop_undecided
 from pipelines.running.owner import Owner
 from pipelines.running.planning import Planner
@@ -68,7 +68,7 @@ def recover_planner(
 
     if not _is_noted(reader, plan):
         is_first = plan.batch == generation.from_batch
-        before = {} if is_first else clocks_after(reader, plan.batch - 1)
+        before = {} if is_first else read_batch_end(reader, plan.batch - 1).clocks
         resume(planner.state.before(plan, before))
         note(plan, commit, version, planner)
     resume(planner.state.after(plan, planner.clocks))
