@@ -367,13 +367,19 @@ def read_backwards(
     kafka: KafkaSettings, topic: str, partition: int, bounds: tuple[int, int] | None = None
 ) -> Iterator[Message]:
     """Yield the committed messages of a partition from its end backwards, read in chunks as they
-    are asked for.
+    are asked for. The chunks grow: mostly the last message is all that is needed.
 
     `bounds`: those of the partition, where they have been asked for. Raises what `read_range`
     raises.
     """
-    within = Cluster(kafka).bounds_of(topic, [partition])[partition] if bounds is None else bounds
-    yield from _backwards(kafka, topic, partition, *within)
+    first, end = bounds or Cluster(kafka).bounds_of(topic, [partition])[partition]
+    span = _FIRST_SPAN
+    while first < end:
+        start = max(first, end - span)
+        chunks = list(_messages(kafka, Range(topic, partition, start, end), span, TIMEOUT_S))
+        yield from (message for chunk, _ in reversed(chunks) for message in reversed(chunk))
+        end = start
+        span = min(8 * span, _LARGEST_SPAN)
 
 
 def read_tails(
@@ -392,21 +398,7 @@ def read_tails(
     within = Cluster(kafka).bounds(topic, partitions) if bounds is None else bounds
     with ThreadPoolExecutor(_KEPT_CONSUMERS) as pool:
         last = pool.map(
-            lambda p: next(filter(is_wanted, _backwards(kafka, topic, p, *within[p])), None), within
+            lambda p: next(filter(is_wanted, read_backwards(kafka, topic, p, within[p])), None),
+            within,
         )
         return {p: message for p, message in zip(within, last, strict=True) if message is not None}
-
-
-def _backwards(
-    kafka: KafkaSettings, topic: str, partition: int, first: int, end: int
-) -> Iterator[Message]:
-    """Yield the committed messages of `[first, end)`, last to first, in chunks that grow: mostly
-    the last message is all that is needed.
-    """
-    span = _FIRST_SPAN
-    while first < end:
-        start = max(first, end - span)
-        chunks = list(_messages(kafka, Range(topic, partition, start, end), span, TIMEOUT_S))
-        yield from (message for chunk, _ in reversed(chunks) for message in reversed(chunk))
-        end = start
-        span = min(8 * span, _LARGEST_SPAN)

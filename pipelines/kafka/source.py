@@ -101,12 +101,6 @@ def _data_source(name_: str, schema_: str, reader_: Callable[[], Any]) -> type[D
     return Kafka
 
 
-def _read(topic: DecodedTopic, task: InputPartition) -> Iterator[pa.RecordBatch]:
-    leave_imports_alone()
-    for batch in read_range(topic.kafka, task.value, timeout_s=topic.timeout_s):
-        yield from topic.decode(batch).to_batches()
-
-
 class _RangesReader(DataSourceReader):
     def __init__(self, topic: DecodedTopic, ranges: Sequence[Range]) -> None:
         self._topic = topic
@@ -118,7 +112,10 @@ class _RangesReader(DataSourceReader):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield the records of a range, as Arrow batches."""
-        return _read(self._topic, partition)
+        leave_imports_alone()
+        topic = self._topic
+        for batch in read_range(topic.kafka, partition.value, timeout_s=topic.timeout_s):
+            yield from topic.decode(batch).to_batches()
 
 
 class _EndsReader(DataSourceStreamReader):
