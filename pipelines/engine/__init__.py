@@ -20,6 +20,7 @@ from pipelines.core.columns import Int64s
 from pipelines.core.inputs import InputId
 from pipelines.core.reading import ReadingRules, read_records
 from pipelines.kafka.ends import Topics
+from pipelines.kafka.reading import Range
 from pipelines.lake.commits import Commit
 from pipelines.lake.erased import without_erased
 from pipelines.lake.location import Lake
@@ -111,6 +112,11 @@ class KafkaInput:
         rows = read_records(batch, rules=self.rules)
         return without_erased(rows, erased=self.erased) if self.erased else rows
 
+    def offset_ranges(self, ranges: Mapping[int, tuple[int, int]]) -> list[Range]:
+        """Return offset ranges `[from, until)` by partition as those of the topic."""
+        topic = self.input.topic
+        return [Range(topic, p, since, until) for p, (since, until) in sorted(ranges.items())]
+
     @property
     def identifier(self) -> str:
         """The input, spelled with letters, digits and underscores alone."""
@@ -150,16 +156,13 @@ class Running(Protocol):
     @property
     def is_active(self) -> bool:
         """True while the work goes on."""
-        ...
 
     @property
     def failure(self) -> BaseException | None:
         """The error that ended the work, if one did."""
-        ...
 
     def stop(self) -> None:
         """End the work."""
-        ...
 
 
 class Engine(Protocol):
@@ -188,7 +191,6 @@ class Engine(Protocol):
     @property
     def reader(self) -> TableReader:
         """The reader that answers questions about the lake's tables."""
-        ...
 
     def read(
         self,
@@ -203,7 +205,6 @@ class Engine(Protocol):
 
         `constants`: further columns, each with one text in all rows.
         """
-        ...
 
     def read_kafka(
         self, source: KafkaInput, ranges: Mapping[int, tuple[int, int]]
@@ -213,7 +214,6 @@ class Engine(Protocol):
 
         That is before the end of a range where the records are too large for memory.
         """
-        ...
 
     def taken(
         self, source: KafkaInput, ranges: Mapping[int, tuple[int, int]], summary: Summary
@@ -224,11 +224,9 @@ class Engine(Protocol):
         The aggregates of the summary are whole numbers. Until the append, the table has nothing of
         the records.
         """
-        ...
 
     def rows(self, table: pa.Table) -> Rows:
         """Return a small Arrow table in the engine's own form of rows."""
-        ...
 
     def per_partition(self, function: Function, inputs: Sequence[Rows], schema: pa.Schema) -> Rows:
         """Return the result of a pure function, called with all rows of some Kafka partitions at a
@@ -237,7 +235,6 @@ class Engine(Protocol):
         Every input has the integer column `partition`. The function gets an Arrow table for each
         input, and returns one with the columns of `schema`.
         """
-        ...
 
     def from_tables(
         self,
@@ -253,18 +250,15 @@ class Engine(Protocol):
         `partitions`. The function gets an Arrow table for each input, and returns one with the
         columns of `schema`.
         """
-        ...
 
     def cached(self, rows: Rows) -> AbstractContextManager[Rows]:
         """Compute the rows at most once inside the `with` block."""
-        ...
 
     def summary(
         self, rows: Rows, by: Sequence[str], values: Mapping[str, tuple[str, str]]
     ) -> pa.Table:
         """Return rows grouped `by` columns, with aggregates; `values` as in
         `TableReader.summary`."""
-        ...
 
     def validated(self, rows: Rows, valid: str, value: str | None, max_bytes: int) -> Rows:
         """Return rows of silver whose finished ones are judged by the user's expressions (Spark SQL
@@ -274,11 +268,9 @@ class Engine(Protocol):
         Otherwise one whose message with this `value` (where it is given) has more than `max_bytes`
         bytes gets the reason `too_large`.
         """
-        ...
 
     def collect(self, rows: Rows) -> pa.Table:
         """Return rows, no more than memory holds, as an Arrow table in this process."""
-        ...
 
     def evaluate(self, rows: pa.Table, expressions: Mapping[str, str]) -> pa.Table:
         """Evaluate SQL expressions of the user over some rows of silver, and return a row for each,
@@ -286,7 +278,6 @@ class Engine(Protocol):
 
         `expressions`: by the name of the column that each becomes.
         """
-        ...
 
     def expression_problem(
         self, text: str, columns: pa.Schema, kinds: tuple[pa.DataType, ...]
@@ -295,11 +286,9 @@ class Engine(Protocol):
 
         The expression is over these columns, and must give one of `kinds`.
         """
-        ...
 
     def create(self, table: Table) -> None:
         """Create the table, unless it exists; one that exists is left as it is."""
-        ...
 
     def evolve_schema(self, table: Table) -> None:
         """Add to the table, which exists, every column and every field of a struct that it lacks
@@ -307,15 +296,12 @@ class Engine(Protocol):
 
         No column is lost, and new ones are null in the rows that are there.
         """
-        ...
 
     def create_view(self, name: str, query: str) -> None:
         """Create or replace a view in the lake's catalog, which is this query in Spark SQL."""
-        ...
 
     def append(self, table: str, rows: Rows | pa.Table, commit: Commit | None = None) -> None:
         """Append rows in one commit; where there are no rows, make the commit all the same."""
-        ...
 
     def prepared(
         self, table: str, chunks: Iterable[pa.Table]
@@ -326,7 +312,6 @@ class Engine(Protocol):
         The pieces have the columns of the table. Where delta-rs can write it, memory holds a piece
         at a time, and each becomes a file.
         """
-        ...
 
     def merge(
         self,
@@ -346,7 +331,6 @@ class Engine(Protocol):
         open ones are replaced or deleted. `large`: given where the rows among which those are do
         not fit into memory.
         """
-        ...
 
     def merge_in_chunks(
         self,
@@ -364,11 +348,9 @@ class Engine(Protocol):
         changes have the columns of `schema`; `validate` is called with them. Return False, and
         change nothing, where the engine cannot do so: then use `merge`.
         """
-        ...
 
     def delete(self, table: str, where: Where, commit: Commit) -> None:
         """Delete the rows that meet the conditions, in one commit; once per commit."""
-        ...
 
     def update(
         self, table: str, where: Where, values: Mapping[str, str | bool | None], commit: Commit
@@ -376,22 +358,18 @@ class Engine(Protocol):
         """Give columns of the rows that meet the conditions these values, in one commit; once per
         commit.
         """
-        ...
 
     def follow_kafka(self, topics: Topics, work: Callable[[], None]) -> Running:
         """Call `work` once soon, and again whenever Kafka has more in one of the topics."""
-        ...
 
     def follow_tables(self, tables: Sequence[str], work: Callable[[], None]) -> Running:
         """Call `work` once soon, and again whenever one of the tables has new commits."""
-        ...
 
     def compact(self, table: str, file_bytes: int) -> None:
         """Rewrite smaller files into few of up to about `file_bytes`; no row changes.
 
         Where another writer was quicker, this is left for the next time.
         """
-        ...
 
     def purge(self, table: str) -> None:
         """Rewrite the files that hold rows which deletion vectors mark as deleted; no row changes.
@@ -399,7 +377,6 @@ class Engine(Protocol):
         Afterwards only older versions have files with such rows. Raises the error of a conflict
         where another writer was quicker.
         """
-        ...
 
     def vacuum(self, table: str) -> int:
         """Remove the files that no version within the retention uses, and return how many there
@@ -407,11 +384,9 @@ class Engine(Protocol):
 
         These are data and change files, also those that no commit names, once they are as old.
         """
-        ...
 
     def set_properties(self, table: str, properties: Mapping[str, str]) -> None:
         """Set these properties of the table."""
-        ...
 
 
 def replaced_row(*, only_open: bool) -> str:

@@ -42,10 +42,7 @@ from pipelines.engine import (
     read_input,
     replaced_row,
 )
-from pipelines.engine.polling import followed_kafka, followed_tables
-from pipelines.engine.threads import RunningThread
-from pipelines.kafka.ends import Topics
-from pipelines.kafka.reading import Range
+from pipelines.engine.polling import Polling
 from pipelines.kafka.workers import read_decoded
 from pipelines.lake import tables
 from pipelines.lake.by_delta_rs import DeltaRsReader, columns_of, sql_name, sql_where, streamed
@@ -62,16 +59,6 @@ from pipelines.lake.tables import CHANGE_DATA_FEED, COUNTED_COLUMNS, STATISTICS_
 
 if TYPE_CHECKING:
     from pipelines.engine.spark import SparkEngine
-
-FROM_KAFKA_S: Final = 0.4
-"""Seconds between two requests of bronze to Kafka for new records. Each answer is a commit, and
-with twice as many no message comes sooner.
-"""
-
-FROM_TABLES_S: Final = 0.1
-"""Seconds between two looks of a layer for new commits: each look asks whether a table has the file
-of the next one.
-"""
 
 BATCH_BYTES: Final = 64 * 1024 * 1024
 """Approximate number of bytes of decoded records that are read at a time: twice as many take no
@@ -110,16 +97,21 @@ _ROWS_AT_ONCE: Final = 8_192
 _WRITER: Final = WriterProperties(compression="SNAPPY", statistics_truncate_length=STATISTICS_BYTES)
 
 
-class EmbeddedEngine:
+class EmbeddedEngine(Polling):
     """`Engine` in this process.
 
     `expressions` opens the engine that evaluates SQL expressions; it is called for the first one.
     `reader`: those of the lake, where another engine has them.
     """
 
+    reader: DeltaRsReader
     compact_every = 20
     merge_bytes = 64 * 1024 * 1024  # a merge costs little by itself
     few_bytes = FEW_BYTES
+    from_kafka_s = 0.4
+    """Each answer is a commit, and with twice as many no message comes sooner."""
+    from_tables_s = 0.1
+    """Each look asks whether a table has the file of the next commit."""
 
     def __init__(
         self,
@@ -156,12 +148,10 @@ class EmbeddedEngine:
         self, source: KafkaInput, ranges: Mapping[int, tuple[int, int]]
     ) -> tuple[pa.Table, dict[int, int]]:
         """See `Engine.read_kafka`."""
-        offset_ranges = [
-            Range(source.input.topic, p, since, until)
-            for p, (since, until) in sorted(ranges.items())
-        ]
         schema = self.lake.schema(tables.bronze(source.input.source))
-        return read_decoded(source.kafka, offset_ranges, source.decode, schema, BATCH_BYTES)
+        return read_decoded(
+            source.kafka, source.offset_ranges(ranges), source.decode, schema, BATCH_BYTES
+        )
 
     @contextmanager
     def taken(
@@ -539,16 +529,6 @@ class EmbeddedEngine:
         except DeltaError:
             check_features_of(self.reader, self.lake, table)
             raise
-
-    # -- following
-
-    def follow_kafka(self, topics: Topics, work: Callable[[], None]) -> RunningThread:
-        """See `Engine.follow_kafka`."""
-        return followed_kafka(topics, work, every_s=FROM_KAFKA_S)
-
-    def follow_tables(self, tables: Sequence[str], work: Callable[[], None]) -> RunningThread:
-        """See `Engine.follow_tables`."""
-        return followed_tables(self.reader, tables, work, every_s=FROM_TABLES_S)
 
     # -- keeping
 

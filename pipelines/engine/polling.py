@@ -13,26 +13,28 @@ from pipelines.kafka.ends import Topics, ends_of
 from pipelines.lake.table_reader import TableReader
 
 
-def followed_kafka(topics: Topics, work: Callable[[], None], *, every_s: float) -> RunningThread:
-    """Call `work` in a thread, at once and again whenever Kafka has more in one of the topics,
-    asking after `every_s`.
-    """
-    look = partial(ends_of, Cluster(topics.kafka), topics)
-    return _followed("kafka", look, work, every_s=every_s)
+class Polling:
+    """The part of an engine without streams that follows Kafka and tables."""
 
+    reader: TableReader
+    from_kafka_s: float
+    """Seconds between two requests of bronze to Kafka for new records."""
+    from_tables_s: float
+    """Seconds between two looks of a layer for new commits."""
 
-def followed_tables(
-    reader: TableReader, tables: Sequence[str], work: Callable[[], None], *, every_s: float
-) -> RunningThread:
-    """Call `work` in a thread, at once and again whenever a table has another version, looking
-    after `every_s`.
-    """
+    def follow_kafka(self, topics: Topics, work: Callable[[], None]) -> RunningThread:
+        """See `Engine.follow_kafka`."""
+        look = partial(ends_of, Cluster(topics.kafka), topics)
+        return _followed("kafka", look, work, every_s=self.from_kafka_s)
 
-    def look() -> list[int]:
-        """Return the version of each table."""
-        return [reader.version(table) for table in tables]
+    def follow_tables(self, tables: Sequence[str], work: Callable[[], None]) -> RunningThread:
+        """See `Engine.follow_tables`."""
 
-    return _followed("tables", look, work, every_s=every_s)
+        def look() -> list[int]:
+            """Return the version of each table."""
+            return [self.reader.version(table) for table in tables]
+
+        return _followed("tables", look, work, every_s=self.from_tables_s)
 
 
 def _followed(

@@ -20,7 +20,7 @@ import threading
 import uuid
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial, reduce
 from types import MappingProxyType
 from typing import Any
@@ -62,7 +62,6 @@ from pipelines.engine.tasks import (
 )
 from pipelines.kafka.ends import Topics
 from pipelines.kafka.ranges import split_ranges
-from pipelines.kafka.reading import Range
 from pipelines.kafka.source import DecodedTopic, ends_source, kafka_source, register
 from pipelines.lake import tables
 from pipelines.lake.by_delta_rs import DeltaRsReader
@@ -79,9 +78,6 @@ from pipelines.lake.tables import Table, has_records
 
 LOOK_EVERY = "200 milliseconds"
 """Interval between two looks of a query for news: each look asks Kafka, or lists a folder."""
-
-_TRANSACTION = ("spark.databricks.delta.write.txnAppId", "spark.databricks.delta.write.txnVersion")
-_METADATA = "spark.databricks.delta.commitInfo.userMetadata"
 
 _ARROW_BYTES = "spark.sql.execution.arrow.maxBytesPerBatch"
 _ROW_GROUP_ROWS = "parquet.block.row.count.limit"
@@ -142,10 +138,9 @@ class SparkEngine:
         self, source: KafkaInput, ranges: Mapping[int, tuple[int, int]]
     ) -> tuple[DataFrame, dict[int, int]]:
         """See `Engine.read_kafka`. The workers hand on what they read, and hold a part of it."""
-        offset_ranges = _ranges_of(source, ranges)
         schema = columns_ddl(self.lake.schema(tables.bronze(source.input.source)))
         topic = DecodedTopic(source.kafka, source.decode, schema, self._tasks)
-        kafka = kafka_source(f"watersmeet_{source.identifier}", topic, offset_ranges)
+        kafka = kafka_source(f"watersmeet_{source.identifier}", topic, source.offset_ranges(ranges))
         rows = self.spark.read.format(register(self.spark, kafka)).load()
         return rows, {p: until for p, (_, until) in ranges.items()}
 
@@ -163,7 +158,7 @@ class SparkEngine:
             with self.cached(rows) as kept:
                 yield Taken(kept, self.summary(kept, summary.by, summary.values), reached)
             return
-        parts = split_ranges(_ranges_of(source, ranges), self._tasks)
+        parts = split_ranges(source.offset_ranges(ranges), self._tasks)
         tasks = ToFiles(self.lake, self._id, source, parts, summary)
         groups = (
             self.spark.range(0, len(parts), 1, len(parts))
@@ -347,10 +342,9 @@ class SparkEngine:
             rows = self.rows(rows).coalesce(1)
         options = {}
         if commit is not None:
-            version = str(commit.transaction_version)
             options = {
                 "txnAppId": commit.application,
-                "txnVersion": version,
+                "txnVersion": str(commit.transaction_version),
                 "userMetadata": commit.metadata,
             }
         self._append(table, rows.select(*self.lake.schema(table).names), options)
@@ -485,31 +479,32 @@ class SparkEngine:
 
     def delete(self, table: str, where: Where, commit: Commit) -> None:
         """See `Engine.delete`."""
-        times = [f.name for f in self.lake.schema(table) if f.type == TIME]
-        condition = sql_where(where, times)
-        with self._changes[table], self._committing(commit) as session:
-            session.sql(f"DELETE FROM {sql_name(self.lake, table)} WHERE {condition}")
+        self._run(f"DELETE FROM {sql_name(self.lake, table)}", table, where, commit)
 
     def update(
         self, table: str, where: Where, values: Mapping[str, str | bool | None], commit: Commit
     ) -> None:
         """See `Engine.update`."""
+        changes = ", ".join(f"`{name}` = {literal(value)}" for name, value in values.items())
+        self._run(f"UPDATE {sql_name(self.lake, table)} SET {changes}", table, where, commit)
+
+    def _run(self, statement: str, table: str, where: Where, commit: Commit) -> None:
+        """Run a statement about the rows of a table that meet the conditions."""
         times = [f.name for f in self.lake.schema(table) if f.type == TIME]
         condition = sql_where(where, times)
-        changes = ", ".join(f"`{name}` = {literal(value)}" for name, value in values.items())
         with self._changes[table], self._committing(commit) as session:
-            session.sql(f"UPDATE {sql_name(self.lake, table)} SET {changes} WHERE {condition}")
+            session.sql(f"{statement} WHERE {condition}")
 
-    @contextmanager
     def _committing(
         self, commit: Commit, more: Mapping[str, str] = MappingProxyType({})
-    ) -> Iterator[SparkSession]:
+    ) -> AbstractContextManager[SparkSession]:
         """Provide a session in which one statement is this commit; `more`: further settings."""
-        settings = dict(
-            zip(_TRANSACTION, (commit.application, str(commit.transaction_version)), strict=True)
-        )
-        with session_with(self.spark, {**settings, _METADATA: commit.metadata, **more}) as session:
-            yield session
+        settings = {
+            "spark.databricks.delta.write.txnAppId": commit.application,
+            "spark.databricks.delta.write.txnVersion": str(commit.transaction_version),
+            "spark.databricks.delta.commitInfo.userMetadata": commit.metadata,
+        }
+        return session_with(self.spark, {**settings, **more})
 
     # -- following
 
@@ -616,12 +611,6 @@ class _Query:
     def stop(self) -> None:
         """Stop the query; return once it has ended."""
         self._query.stop()
-
-
-def _ranges_of(source: KafkaInput, ranges: Mapping[int, tuple[int, int]]) -> list[Range]:
-    """Return ranges of offsets by partition as those of the input's topic."""
-    topic = source.input.topic
-    return [Range(topic, p, since, until) for p, (since, until) in sorted(ranges.items())]
 
 
 def _numbered(inputs: Sequence[DataFrame]) -> list[dict[str, str]]:

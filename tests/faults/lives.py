@@ -49,13 +49,13 @@ from confluent_kafka import OFFSET_END, Message
 from confluent_kafka import TopicPartition as KafkaPartition
 from confluent_kafka.admin import AdminClient
 
-import pipelines.engine.embedded
 import pipelines.lake.lease
 import pipelines.operations.evolve
 import pipelines.operations.forget
 import pipelines.running.runner
 import tests.conftest  # noqa: F401  # quick starts
 from pipelines.core.inputs import InputId
+from pipelines.engine.embedded import EmbeddedEngine
 from pipelines.errors import WatersmeetError
 from pipelines.faults import IN_EVOLVE, IN_FORGET, IN_RESET
 from pipelines.faults import POINTS as OF_RUNS
@@ -178,7 +178,7 @@ def quick_lives() -> Iterator[None]:
         patched.enter_context(patch.object(Lease, "release", released))
         patched.enter_context(patch.object(pipelines.lake.lease, "SILENCE_S", 0.0))
         patched.enter_context(patch.object(pipelines.running.runner, "LOOK_EVERY_S", 0.01))
-        patched.enter_context(patch.object(pipelines.engine.embedded, "FROM_KAFKA_S", 0.05))
+        patched.enter_context(patch.object(EmbeddedEngine, "from_kafka_s", 0.05))
         yield
 
 
