@@ -238,8 +238,8 @@ def _at_or_beyond(message: SequenceTail) -> Where:
     if message.closed_at is not None:
         columns = ["last_closed_at", "last_tenant", "last_due", "last_key"]
         values = [message.closed_at, message.tenant, message.due, message.key]
-        return lexicographic(columns, values, ">")
-    terms = lexicographic(["last_event_time", "last_key"], [message.event_time, message.key], ">")
+        return lexicographic(columns, values, ">=")
+    terms = lexicographic(["last_event_time", "last_key"], [message.event_time, message.key], ">=")
     does_not_say: Condition = ("last_closed_at", "is null", None)
     return [*([does_not_say, *term] for term in terms), [("last_closed_at", "is not null", None)]]
 

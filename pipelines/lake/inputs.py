@@ -9,7 +9,7 @@ from typing import Any
 from pipelines.core.inputs import InputId
 from pipelines.core.plan import TopicPartition
 from pipelines.lake import tables
-from pipelines.lake.table_reader import Condition, TableReader, Where, in_portions
+from pipelines.lake.table_reader import Condition, TableReader, Where, by_partition, in_portions
 
 
 def topic_partition(row: Mapping[str, Any]) -> TopicPartition:
@@ -48,15 +48,22 @@ def first_offsets(
     column: str,
     bounds: Mapping[int, int],
     since: Mapping[int, int] = MappingProxyType({}),
+    until: Mapping[int, int] = MappingProxyType({}),
 ) -> dict[int, int]:
     """Return, by partition, the first offset in bronze whose `column` is at least the bound.
 
-    Only offsets from `since` on count. Partitions without such a row are absent.
+    Only offsets from `since` on, and before `until`, count. Partitions without such a row are
+    absent.
     """
     first: dict[int, int] = {}
     for portion in in_portions(sorted(bounds.items())):
         beyond: Where = [
-            [("partition", "=", p), ("offset", ">=", since.get(p, 0)), (column, ">=", bound)]
+            [
+                ("partition", "=", p),
+                ("offset", ">=", since.get(p, 0)),
+                *([("offset", "<", until[p])] if p in until else []),
+                (column, ">=", bound),
+            ]
             for p, bound in portion
         ]
         firsts = reader.summary(
@@ -65,7 +72,5 @@ def first_offsets(
             {"first": ("min", "offset")},
             of_topic(input_id, beyond),
         )
-        first |= dict(
-            zip(firsts["partition"].to_pylist(), firsts["first"].to_pylist(), strict=True)
-        )
+        first |= by_partition(firsts, "first")
     return first

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from typing import Final
 
 from pipelines.core.sequence import SequenceTail
-from pipelines.lake.table_reader import Condition, Where, neighbours
+from pipelines.lake.table_reader import Where, lexicographic, neighbours
 
 COLUMNS: Final = ["closed_at", "tenant", "due", "merge_key"]
 """The columns that order records whose messages say when they were closed; the first is a time."""
@@ -33,21 +33,15 @@ def beyond(tail: SequenceTail | None, closing_from: int | None, *, is_after: boo
     """
     if tail is None:
         return [[]] if is_after else []
+    operator = ">" if is_after else "<="
     if tail.closed_at is not None:
-        return _beyond(COLUMNS, [tail.closed_at, tail.tenant, tail.due, tail.key], is_after)
-    rows = _beyond(PLAIN_COLUMNS, [tail.event_time, tail.key], is_after)
+        values = [tail.closed_at, tail.tenant, tail.due, tail.key]
+        return lexicographic(COLUMNS, values, operator)
+    rows = lexicographic(PLAIN_COLUMNS, [tail.event_time, tail.key], operator)
     if closing_from is None:
         return rows
     rows = [[("batch", "<", closing_from), *terms] for terms in rows]
     return [*rows, [("batch", ">=", closing_from)]] if is_after else rows
-
-
-def _beyond(columns: list[str], values: list[object], is_after: bool) -> Where:
-    operators = [">" if is_after else "<"] * (len(columns) - 1) + [">" if is_after else "<="]
-    same: list[Condition] = [
-        (column, "=", value) for column, value in zip(columns, values, strict=True)
-    ]
-    return [[*same[:i], (columns[i], operators[i], values[i])] for i in range(len(columns))]
 
 
 def may_be_beyond(

@@ -14,7 +14,7 @@ from pipelines.core.correction_sequence import CorrectionPlace, CorrectionTail
 from pipelines.core.inputs import InputId
 from pipelines.core.sequence import SequenceTail
 from pipelines.lake import tables
-from pipelines.lake.table_reader import Condition, TableReader
+from pipelines.lake.table_reader import Condition, TableReader, by_partition
 
 TAIL_COLUMNS: Final = (
     "last_seq",
@@ -76,7 +76,7 @@ def last_published(reader: TableReader, sink: str | None = None) -> dict[int, Se
     latest = reader.summary(
         tables.PUBLISHED, ["partition"], {"seq": ("max", "last_seq")}, [[of_sink]]
     )
-    last = dict(zip(latest["partition"].to_pylist(), latest["seq"].to_pylist(), strict=True))
+    last = by_partition(latest, "seq")
     if not last:
         return {}
     tails = reader.select(

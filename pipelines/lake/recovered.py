@@ -25,6 +25,7 @@ from pipelines.lake.table_reader import (
     Condition,
     TableReader,
     Where,
+    by_partition,
     in_portions,
     row_count,
     within,
@@ -52,7 +53,7 @@ def read_since(reader: TableReader, generation: Generation) -> dict[int, int]:
     rows = reader.select(
         tables.RECOVERED, ["partition", "since"], [[("since", "is not null", None)]]
     )
-    return dict(zip(rows["partition"].to_pylist(), rows["since"].to_pylist(), strict=True))
+    return by_partition(rows, "since")
 
 
 def read_out(

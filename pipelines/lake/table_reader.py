@@ -209,12 +209,12 @@ def within(ranges: Mapping[int, tuple[int, int | None]]) -> Where:
 
 
 def lexicographic(columns: Sequence[str], values: Sequence[Any], operator: str) -> Where:
-    """Return the condition for rows that sort at or beyond these values, by the first column first.
+    """Return the condition for rows that compare with these values as the operator says.
 
-    Beyond is after them where `operator` is ">", and before them where it is "<".
+    The operator is `<`, `<=`, `>` or `>=`; the first column counts first.
     """
     same = [(column, "=", value) for column, value in zip(columns, values, strict=True)]
-    operators = [operator] * (len(columns) - 1) + [f"{operator}="]
+    operators = [operator.rstrip("=")] * (len(columns) - 1) + [operator]
     return [[*same[:i], (columns[i], operators[i], values[i])] for i in range(len(columns))]
 
 
@@ -233,6 +233,11 @@ def in_portions(items: Sequence[_T]) -> Iterator[Sequence[_T]]:
         items[i : i + PARTITIONS_PER_QUESTION]
         for i in range(0, len(items), PARTITIONS_PER_QUESTION)
     )
+
+
+def by_partition(rows: pa.Table, column: str) -> dict[int, Any]:
+    """Return the values of a column by partition; there is a row for each partition."""
+    return dict(zip(rows["partition"].to_pylist(), rows[column].to_pylist(), strict=True))
 
 
 def row_count(reader: TableReader, table: str, where: Where = ()) -> int:

@@ -23,8 +23,8 @@ from pipelines.core.tenants import HEADS, TenantClocks
 from pipelines.lake import tables
 from pipelines.lake.decisions import read_decisions
 from pipelines.lake.generations import Generation
-from pipelines.lake.inputs import of_topic, topic_partition
-from pipelines.lake.table_reader import Condition, TableReader, Where, in_portions, within
+from pipelines.lake.inputs import first_offsets, of_topic, topic_partition
+from pipelines.lake.table_reader import TableReader, Where, in_portions, within
 
 _RECORDS = pa.schema(
     {
@@ -134,7 +134,14 @@ class TenantStateReader:
         ]
         own = self._largest(input_id, consumed, lag_ms)
         with_cut = [state for state in states if state.is_cut_consumed]
-        first = self._first_at_clock(input_id, with_cut)
+        first = first_offsets(
+            self.reader,
+            input_id,
+            "event_time",
+            {state.tp.partition: state.clock for state in with_cut},
+            {state.tp.partition: state.begin for state in with_cut},
+            {state.tp.partition: state.cursor.next_offset for state in with_cut},
+        )
         cuts = {state: state.cut(first.get(state.tp.partition)) for state in with_cut}
         prefixes = [(state, cut.records_until) for state, cut in cuts.items()]
         at_cut = self._largest(input_id, prefixes, lag_ms)
@@ -155,25 +162,6 @@ class TenantStateReader:
             [dict(zip(HEADS.names, row, strict=True)) for row in rows], HEADS
         )
 
-    def _first_at_clock(
-        self, input_id: InputId, states: Sequence[PartitionState]
-    ) -> dict[int, int]:
-        """Return, by partition, the offset of the first record that had reached the clock."""
-        first_offsets: dict[int, int] = {}
-        for portion in in_portions(states):
-            where: Where = [
-                [*state.offsets_before(state.cursor.next_offset), ("event_time", ">=", state.clock)]
-                for state in portion
-            ]
-            rows = self.reader.summary(
-                tables.bronze(input_id.source),
-                ["partition"],
-                {"first": ("min", "offset")},
-                of_topic(input_id, where),
-            ).to_pylist()
-            first_offsets |= {row["partition"]: row["first"] for row in rows}
-        return first_offsets
-
     def _largest(
         self, input_id: InputId, until: Sequence[tuple[PartitionState, int]], lag_ms: int
     ) -> _TenantTimes:
@@ -185,7 +173,9 @@ class TenantStateReader:
         for portion in in_portions(until):
             where: Where = [
                 [
-                    *state.offsets_before(offset),
+                    ("partition", "=", state.tp.partition),
+                    ("offset", ">=", state.begin),
+                    ("offset", "<", offset),
                     ("event_time", ">", (state.cursor.position or 0) - lag_ms),
                 ]
                 for state, offset in portion
@@ -253,14 +243,6 @@ class PartitionState:
             if decision.event_time >= self.clock:
                 return ClockPrefix(decision.after_offset + 1, consumed[: number + 1])
         return ClockPrefix(until, consumed)
-
-    def offsets_before(self, until: int) -> list[Condition]:
-        """Return the condition for the records since the beginning, before an offset."""
-        return [
-            ("partition", "=", self.tp.partition),
-            ("offset", ">=", self.begin),
-            ("offset", "<", until),
-        ]
 
 
 _TenantTimes: TypeAlias = dict[tuple[int, "str | None"], int]

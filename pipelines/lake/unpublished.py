@@ -13,7 +13,14 @@ from pipelines.core.plan import TopicPartition
 from pipelines.lake import tables
 from pipelines.lake.generations import Generation
 from pipelines.lake.order import beyond
-from pipelines.lake.table_reader import Condition, TableReader, Where, in_portions, row_count
+from pipelines.lake.table_reader import (
+    Condition,
+    TableReader,
+    Where,
+    by_partition,
+    in_portions,
+    row_count,
+)
 from pipelines.lake.tenant_state import read_batch_end
 
 _VALID: Final[Sequence[Condition]] = [("status", "=", "timed_out"), ("valid", "=", True)]
@@ -75,9 +82,7 @@ def count_behind_sink(
     counts: Counter[int] = Counter()
     for portion in in_portions(list(behind_sink(generation, closing_from))):
         rows = reader.summary(tables.SILVER, ["partition"], {"rows": ("count", "*")}, portion)
-        counts.update(
-            dict(zip(rows["partition"].to_pylist(), rows["rows"].to_pylist(), strict=True))
-        )
+        counts.update(by_partition(rows, "rows"))
     return dict(counts)
 
 

@@ -40,7 +40,14 @@ from pipelines.lake.order import may_be_beyond
 from pipelines.lake.progress import last_batch
 from pipelines.lake.published import last_corrected, last_published
 from pipelines.lake.retention_bounds import batch_ends, read_retention_bounds
-from pipelines.lake.table_reader import Condition, TableReader, Where, in_portions, row_count
+from pipelines.lake.table_reader import (
+    Condition,
+    TableReader,
+    Where,
+    by_partition,
+    in_portions,
+    row_count,
+)
 from pipelines.operations.redrive import Refused, redriven_in_bronze
 from pipelines.running.chunks import NOT_FORGOTTEN
 from pipelines.running.dead_letters import unsent
@@ -206,7 +213,7 @@ def _first_not_published(reader: TableReader, partitions: Mapping[int, int]) -> 
     for portion in in_portions(where):
         values = {"first": ("min", "last_event_time")}
         rows = reader.summary(tables.CORRECTIONS, ["partition"], values, portion)
-        first |= dict(zip(rows["partition"].to_pylist(), rows["first"].to_pylist(), strict=True))
+        first |= by_partition(rows, "first")
     return first
 
 
@@ -252,7 +259,7 @@ def _first_not_sent(
     if where is None:
         return {}
     rows = reader.summary(table, ["partition"], {"first": ("min", _COLUMNS[table])}, where)
-    return dict(zip(rows["partition"].to_pylist(), rows["first"].to_pylist(), strict=True))
+    return by_partition(rows, "first")
 
 
 def _forget_before(

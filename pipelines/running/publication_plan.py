@@ -127,7 +127,7 @@ class Unpublished(NamedTuple):
                 kind = self.of_kind(says_closing=says_closing)
                 where.append([*kind, ("partition", "in", sorted(near)), *bounds])
         for time_range in chunk.values():
-            for place, operator in ((time_range.begin, ">"), (time_range.end, "<")):
+            for place, operator in ((time_range.begin, ">="), (time_range.end, "<=")):
                 if place is not None:
                     bounds_of_place = lexicographic(time_range.columns[1:], place, operator)
                     where = [[*terms, *bound] for terms in where for bound in bounds_of_place]
