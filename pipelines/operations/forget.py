@@ -190,10 +190,6 @@ class Forgetting:
             places[input_id] = _places(self.reader.select(table, _PLACE, where))
         return places
 
-    @property
-    def _late(self) -> dict[InputId, Places]:
-        return self._noted[tables.LATE]
-
     @cached_property
     def _read(self) -> dict[InputId, Places]:
         """The records that were read, late or not, by input."""
@@ -318,7 +314,7 @@ class Forgetting:
 
         Each row has the number of records and their end (epoch ms; None: unknown).
         """
-        if self._silver or any(map(self._anywhere, self.settings.inputs)):
+        if self.is_there:
             yield {
                 "where": "time travel and change files",
                 "records": None,
@@ -341,7 +337,7 @@ class Forgetting:
             corrections = chain.from_iterable(self._noted.get(tables.CORRECTIONS, {}).values())
             yield self._topic_row(cluster, topic, list(corrections))
         for table, topic in self.settings.publish.dead_letter_topics.items():
-            places_of = self._late.__getitem__ if table == tables.LATE else self._refused
+            places_of = self._noted[table].__getitem__ if table == tables.LATE else self._refused
             records = list(chain.from_iterable(map(places_of, self.settings.inputs)))
             yield self._topic_row(cluster, topic, records)
 
@@ -455,7 +451,6 @@ class Forgetting:
             return
         engine = owner.engine
         now = now_ms()
-        schema = owner.engine.lake.layout[tables.SILVER].schema
         records = [row for row in self._silver if row["status"] != "waiting"]
         places = [(row["partition"], row["event_time"], now) for row in records]
         if places:
@@ -463,16 +458,17 @@ class Forgetting:
                 tables.FORGOTTEN, engine.lake.layout[tables.FORGOTTEN].rows(places), DELETING
             )
         markers = [
-            {**row, "merge_key": self.key, "replaces": row["event_time"]} for row in records
-        ] + self._waiting
-        changed = pa.schema([*schema, *((name, TIME) for name in REPLACING)])
-        rows = pa.table(
-            [
-                _column(name, kind, markers)
-                for name, kind in zip(changed.names, changed.types, strict=True)
-            ],
-            changed,
-        )
+            {
+                "partition": row["partition"],
+                "tenant": row["tenant"],
+                "merge_key": self.key,
+                "replaces": row["event_time"],
+            }
+            for row in records
+        ]
+        silver = engine.lake.layout[tables.SILVER]
+        changed = pa.schema([*silver.schema, *((name, TIME) for name in REPLACING)])
+        rows = replace(silver, schema=changed).rows_of([*markers, *self._waiting])
         _commit(
             owner,
             tables.SILVER,
@@ -492,18 +488,6 @@ class Forgetting:
             {"partition": p, "tenant": t, "merge_key": self.key, "delete_up_to": at}
             for (p, t), at in positions.items()
         ]
-
-
-def _column(name: str, kind: pa.DataType, markers: Sequence[Mapping[str, Any]]) -> pa.Array:
-    """Return a column of deletion markers: what names the rows, and nulls for everything else."""
-    if name not in ("partition", "merge_key", *TENANT.names, *REPLACING):
-        return pa.nulls(len(markers), kind)
-    values = [row.get(name) for row in markers]
-    return (
-        pa.array(values, pa.timestamp("ms", "UTC")).cast(kind)
-        if kind == TIME
-        else pa.array(values, kind)
-    )
 
 
 _PLACE = ["partition", "offset"]
