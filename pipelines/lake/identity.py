@@ -8,7 +8,7 @@ change: `lake.epochs`.)
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Final
 
 from pipelines.errors import ConfigurationError, Problem
@@ -175,7 +175,9 @@ def keep_moved(
 def check_identity(reader: TableReader, facts: Mapping[str, str]) -> None:
     """Raise ConfigurationError where a fact differs from what the lake was begun with."""
     if changed := differences(reader, facts):
-        raise _refusal(changed)
+        what, where, fix = changed[0]
+        more = f" (and {len(changed) - 1} more changes)" if len(changed) > 1 else ""
+        raise ConfigurationError(what, where, fix + more)
 
 
 def keep_identity(
@@ -185,15 +187,14 @@ def keep_identity(
 
     Raises ConfigurationError where one differs from what the lake held.
     """
-    kept = keep_facts(reader, append, settings, facts)
-    if changed := _differences(kept, facts):
-        raise _refusal(changed)
+    keep_facts(reader, append, settings, facts)
+    check_identity(reader, facts)
 
 
 def keep_facts(
     reader: TableReader, append: Append, settings: Settings, facts: Mapping[str, str]
-) -> dict[str, str]:
-    """Keep the facts that the lake does not hold yet, and return all that it holds."""
+) -> None:
+    """Keep the facts that the lake does not hold yet."""
     table = tables.layout(settings)[tables.CONFIGURATION]
     for _ in range(_ATTEMPTS):
         kept = _kept(reader)
@@ -204,22 +205,15 @@ def keep_facts(
             if name not in kept and value != _NO_TENANTS
         ]
         if not missing:
-            break
+            return
         with suppress_conflict():  # of two concurrent first starts, one writes
             number = row_count(reader, tables.CONFIGURATION) + len(missing)
             append(tables.CONFIGURATION, table.rows(missing), Commit(_APPLICATION, 0, number))
-    return kept
 
 
 def kept_facts(reader: TableReader) -> dict[str, str]:
     """Return, by name, everything that the lake was begun with, or that was noted since."""
     return _kept(reader) if reader.exists(tables.CONFIGURATION) else {}
-
-
-def _refusal(changed: Sequence[Problem]) -> ConfigurationError:
-    what, where, fix = changed[0]
-    more = f" (and {len(changed) - 1} more changes)" if len(changed) > 1 else ""
-    return ConfigurationError(what, where, fix + more)
 
 
 def _kept(reader: TableReader) -> dict[str, str]:

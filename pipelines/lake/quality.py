@@ -59,15 +59,11 @@ def last_results(reader: TableReader) -> list[dict[str, Any]]:
     by = ["suite", "table"]
     last = reader.summary(tables.QUALITY, by, {"at": ("max", "checked_at")}).to_pylist()
     at = {(row["suite"], row["table"]): row["at"] for row in last}
-    latest = [[("checked_at", "in", sorted(set(at.values())))]] if at else []
+    latest = [[("checked_at", "in", sorted(set(at.values())))]]
     counts = {"version": ("max", "version"), "rows": ("count", "*")}
-    rows = (
-        reader.summary(tables.QUALITY, [*by, "checked_at", "success"], counts, latest).to_pylist()
-        if at
-        else []
-    )
+    rows = reader.summary(tables.QUALITY, [*by, "checked_at", "success"], counts, latest)
     results: dict[tuple[str, str], dict[str, Any]] = {}
-    for row in rows:
+    for row in rows.to_pylist():
         place = row["suite"], row["table"]
         if row["checked_at"] != at[place]:
             continue
