@@ -18,12 +18,13 @@ from collections.abc import Mapping
 from typing import Final, NamedTuple
 
 from pipelines.core.inputs import InputId
-from pipelines.core.plan import TopicPartition
+from pipelines.core.plan import Cursor, TopicPartition
 from pipelines.lake import tables
 from pipelines.lake.epochs import read_epochs
 from pipelines.lake.generations import Generation
 from pipelines.lake.inputs import topic_partition
 from pipelines.lake.table_reader import Condition, TableReader, Where
+from pipelines.lake.tenant_state import read_batch_end
 from pipelines.settings import Settings
 
 _JOINED: Final = (tables.SILVER, tables.DUPLICATES, tables.CORRECTIONS)
@@ -121,7 +122,7 @@ def read_history(
             first = max(batch, generation.from_batch)
             batch = max(batch, _first_batch(reader, settings, p, first, max(times), noted))
         histories[p] = (
-            _at_end_of(reader, settings, p, batch)
+            _history_at_end(reader, settings, p, batch)
             if batch >= generation.from_batch
             else _history_at_start(generation, p)
         )
@@ -150,16 +151,12 @@ def _first_batch(
     return max(first_batches.values()) if first_batches.keys() == {*settings.inputs} else last
 
 
-def _at_end_of(reader: TableReader, settings: Settings, partition: int, batch: int) -> History:
-    batch_condition: Where = [[("batch", "=", batch), ("partition", "=", partition)]]
-    columns = ["source", "topic", "until_offset", "position", "clock"]
-    rows = {
-        InputId(row["source"], row["topic"]): row
-        for row in reader.select(tables.PROGRESS, columns, batch_condition).to_pylist()
-    }
-    offsets = {i: rows[i]["until_offset"] if i in rows else 0 for i in settings.inputs}
-    positions = {i: rows[i]["position"] if i in rows else None for i in settings.inputs}
-    return History(batch, offsets, positions, next((row["clock"] for row in rows.values()), None))
+def _history_at_end(reader: TableReader, settings: Settings, partition: int, batch: int) -> History:
+    end = read_batch_end(reader, batch)
+    cursors = {i: end.cursors.get(TopicPartition(i, partition), Cursor()) for i in settings.inputs}
+    offsets = {i: cursor.next_offset for i, cursor in cursors.items()}
+    positions = {i: cursor.position for i, cursor in cursors.items()}
+    return History(batch, offsets, positions, end.clocks.get(partition))
 
 
 def batch_ends(reader: TableReader, partitions: Mapping[int, int]) -> dict[TopicPartition, int]:
