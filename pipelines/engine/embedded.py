@@ -79,8 +79,8 @@ of a piece.
 """
 
 _ORDER: Final = ("partition", "event_time", "offset")
-_WAITING: Final[Where] = [[("status", "=", "waiting")]]
 """The columns by which rows are near one another once a table was rewritten as a whole."""
+_WAITING: Final[Where] = [[("status", "=", "waiting")]]
 
 ROW_GROUP_BYTES: Final = 32 * 1024 * 1024
 """Number of bytes of large rows, as they are in memory, in a row group of a file."""

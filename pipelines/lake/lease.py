@@ -274,16 +274,17 @@ class Lease:
         return is_ours
 
     def _append(self, entry: int, event: str, token: int) -> None:
-        at = time.time_ns() // 1_000_000
         jvm_pid = _jvm_pid()
         here = {
             "holder": self._holder,
             "host": socket.gethostname(),
-            "at": at,
+            "at": time.time_ns() // 1_000_000,
             **process_table()._asdict(),
+            "pid": os.getpid(),
+            "started": start_ticks(os.getpid()),
+            "jvm_pid": jvm_pid,
+            "jvm_started": None if jvm_pid is None else start_ticks(jvm_pid),
         }
-        here |= {"pid": os.getpid(), "started": start_ticks(os.getpid()), "jvm_pid": jvm_pid}
-        here |= {"jvm_started": None if jvm_pid is None else start_ticks(jvm_pid)}
         rows = self.lake.layout[tables.LEASES].rows_of(
             {"entry": entry, "layer": layer, "token": token, "event": event, **here}
             for layer in self.layers

@@ -47,13 +47,16 @@ def facts_of(plan: BatchPlan, settings: Settings) -> dict[str, Any]:
             [tp.partition, done.from_offset, done.until_offset, *row_times]
         )
     clocks = [[partition, clock - since] for partition, clock in plan.clocks.items()]
-    facts: dict[str, Any] = {
+    return {
         "batch": plan.batch,
         "epoch": plan.epoch,
         "generation": plan.generation,
+        "since": since,
+        "offsets": offsets,
+        "clocks": clocks,
+        "has_late": plan.has_late,
+        "configuration": settings.digest,
     }
-    facts |= {"since": since, "offsets": offsets, "clocks": clocks, "has_late": plan.has_late}
-    return {**facts, "configuration": settings.digest}
 
 
 def plan_of(facts: Mapping[str, Any], settings: Settings) -> BatchPlan:

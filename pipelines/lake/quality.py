@@ -67,14 +67,17 @@ def last_results(reader: TableReader) -> list[dict[str, Any]]:
         place = row["suite"], row["table"]
         if row["checked_at"] != at[place]:
             continue
-        fields = {
-            "suite": place[0],
-            "table": place[1],
-            "version": row["version"],
-            "checked_at": row["checked_at"],
-        }
         result = results.setdefault(
-            place, {**fields, "success": True, "expectations": 0, "failed": 0}
+            place,
+            {
+                "suite": row["suite"],
+                "table": row["table"],
+                "version": row["version"],
+                "checked_at": row["checked_at"],
+                "success": True,
+                "expectations": 0,
+                "failed": 0,
+            },
         )
         result["expectations"] += row["rows"]
         result["failed"] += 0 if row["success"] else row["rows"]

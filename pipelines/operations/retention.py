@@ -87,8 +87,7 @@ def expire(
         _expire_erased(owner, settings, only_if_worthwhile=only_if_worthwhile)
         return
     keep_ms = kept_ms(settings.keep, table)
-    last = None if keep_ms is None else last_batch(reader, settings)
-    if keep_ms is None or last is None:
+    if keep_ms is None or (last := last_batch(reader, settings)) is None:
         return
     generation = read_generations(reader, settings).newest
     if last[0].batch < generation.from_batch:  # after a reset, the clock may be an earlier one

@@ -173,13 +173,14 @@ class Repartition:
             offsets = dict(sorted(self._state.written.offsets.items()))
         for topic in self._origins.names:
             read = {tp.partition: offset for tp, offset in offsets.items() if tp.topic == topic}
-            row = {
+            yield {
                 "source": self.source,
                 "from": topic,
                 "topic": self._topic.name,
                 "records": self.records[topic],
+                "read": read,
+                "ends": ends,
             }
-            yield {**row, "read": read, "ends": ends}
 
     def _begin_reading(self, state: _State) -> None:
         """Start reading the next records, unless a read is under way.
