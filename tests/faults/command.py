@@ -3,12 +3,17 @@ whoever watches."""
 
 from __future__ import annotations
 
+import os
+import shutil
+import signal
 import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+
+import psutil
 
 from pipelines.dev import broker
 
@@ -16,15 +21,28 @@ from pipelines.dev import broker
 @contextmanager
 def brokered(parent: Path | None = None) -> Iterator[tuple[str, Path]]:
     """A broker, and a folder (in `parent`, or where temporary ones are made); both are gone
-    afterwards."""
+    afterwards, and after SIGTERM whatever else was started, too."""
     with tempfile.TemporaryDirectory(dir=parent) as name:
         folder = Path(name)
+        signal.signal(signal.SIGTERM, lambda *_: _end(folder))
         started = broker.start(folder / "broker")
         assert started.bootstrap_servers is not None
         try:
             yield started.bootstrap_servers, folder
         finally:
             broker.stop(folder / "broker")
+
+
+def _end(folder: Path) -> None:
+    """Ends this process and all that it started, at once: threads that wait for a process or for a
+    message would go on for minutes."""
+    children = psutil.Process().children(recursive=True)
+    for child in children:
+        with suppress(psutil.NoSuchProcess):
+            child.kill()
+    psutil.wait_procs(children, timeout=10)
+    shutil.rmtree(folder, ignore_errors=True)
+    os._exit(1)
 
 
 def say(text: str) -> None:

@@ -22,7 +22,6 @@ import os
 import random
 import re
 import shutil
-import signal
 import sys
 import threading
 import time
@@ -1264,7 +1263,6 @@ def main() -> int:
         help="only this one, such as `merged reset_back@reset.close`; or several",
     )
     options = parser.parse_args()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # not without ending the broker
     memory = Path("/dev/shm")
     with brokered(memory if memory.is_dir() else None) as (kafka, folder):
         if options.life is not None:
