@@ -406,24 +406,6 @@ class PartitionMerge:
         for row in [row for row in self.open.values() if self._due(row) < clocks[row.tenant]]:
             self._time_out(row)
 
-    def advance_to(
-        self,
-        heads: Mapping[InputId, int],
-        records: Mapping[InputId, Sequence[tuple[int, Record]]],
-    ) -> None:
-        """Advance to what a lake without tenants has seen.
-
-        `heads` is by input. `records` are some of the records up to there, with their positions.
-        """
-        for input_id, head in heads.items():
-            state = self.states.setdefault(input_id, SourceState())
-            tenant_times = Record(
-                input_id, 0, head, tenant=None
-            )  # in place of the records left out
-            state.head = head
-            state.unread = deque([*records.get(input_id, ()), (head, tenant_times)])
-        self.advance()
-
     def tenants(self) -> set[str]:
         """Return the tenants that have something open or waiting."""
         return {tenant for tenant, _ in self.open} | {_tenant(record) for _, record in self.waiting}

@@ -47,6 +47,7 @@ from tests.support.cases import (
     KEYS,
     SOURCES,
     Case,
+    advance_to,
     as_record,
     random_case,
     rules_of,
@@ -292,9 +293,9 @@ def _models(lake: PureLake) -> Iterator[tuple[int, PartitionMerge]]:
                 ends = {i: cursors[tp_of(i, p)].next_offset for i in inputs}
                 reached = {i: [r for r in left[i] if r[1].offset < ends[i]] for i in inputs}
                 left = {i: [r for r in left[i] if r[1].offset >= ends[i]] for i in inputs}
-                model.advance_to(dict.fromkeys(inputs, clocks[p]), reached)
+                advance_to(model, dict.fromkeys(inputs, clocks[p]), reached)
             model.begin_epoch(*window)
-        model.advance_to(heads, left)
+        advance_to(model, heads, left)
         yield p, model
 
 

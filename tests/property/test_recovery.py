@@ -38,7 +38,7 @@ from pipelines.core.sequence import SequenceTail, place_of
 from pipelines.core.window import Window
 from pipelines.lake.epochs import EpochEnd
 from pipelines.lake.fingerprints import Ended, Fingerprints, read_spans
-from tests.support.cases import KEYS, rules_of
+from tests.support.cases import KEYS, advance_to, rules_of
 from tests.support.effort import first_then_nightly, seeds
 from tests.support.inputs import input_of, name_of, record_of, tp_of
 from tests.support.sequences import by_key, in_sequence
@@ -265,7 +265,7 @@ class Lake:
         if self.clock is not None:
             inputs = map(input_of, self.sources)
             reached_inputs = {input_of(source): records for source, records in reached.items()}
-            self.silver.advance_to(dict.fromkeys(inputs, self.clock), reached_inputs)
+            advance_to(self.silver, dict.fromkeys(inputs, self.clock), reached_inputs)
         return True
 
     def pending(self) -> list[Pending]:
@@ -551,9 +551,9 @@ class Life:
                 s: [one for one in mine if one[1].offset >= offsets[name_of(s)]]
                 for s, mine in arrived.items()
             }
-            lake.advance_to(dict.fromkeys(map(input_of, self.sources), clock), reached)
+            advance_to(lake, dict.fromkeys(map(input_of, self.sources), clock), reached)
         lake.begin_epoch(*self.lake.epoch.window)
-        lake.advance_to(heads, arrived)
+        advance_to(lake, heads, arrived)
         clock = lake.clock or 0
         rows = (row for row in lake.published_order() if row.closed_at <= clock)
         return list(enumerate(map(as_content, rows)))

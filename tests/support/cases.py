@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import random
 import re
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -12,7 +13,14 @@ import orjson
 
 from pipelines.core.idle import IdleDecision
 from pipelines.core.inputs import InputId, several_topics
-from pipelines.core.model import NO_TENANT, MergeRules, Part, PartitionMerge, Record
+from pipelines.core.model import (
+    NO_TENANT,
+    MergeRules,
+    Part,
+    PartitionMerge,
+    Record,
+    SourceState,
+)
 from tests.support.inputs import input_of, name_of, record_of
 from tests.support.topics import Published
 
@@ -92,6 +100,24 @@ def rules_of(
 ) -> MergeRules:
     """The rules of a merge of these inputs."""
     return MergeRules(tuple(map(input_of, inputs)), gap_ms, max_ms, lag_ms)
+
+
+def advance_to(
+    model: PartitionMerge,
+    heads: Mapping[InputId, int],
+    records: Mapping[InputId, Sequence[tuple[int, Record]]],
+) -> None:
+    """Advance a model to what a lake without tenants has seen.
+
+    `heads` is by input. `records` are some of the records up to there, with their positions.
+    """
+    for input_id, head in heads.items():
+        state = model.states.setdefault(input_id, SourceState())
+        # In place of the records left out.
+        heartbeat_at_head = Record(input_id, 0, head, tenant=None)
+        state.head = head
+        state.unread = deque([*records.get(input_id, ()), (head, heartbeat_at_head)])
+    model.advance()
 
 
 def as_record(source: str, offset: int, value: bytes | None) -> Record | None:
