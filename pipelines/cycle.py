@@ -7,7 +7,7 @@ While bronze catches up, it reads one batch ahead of that.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
 from datetime import datetime, timezone
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
@@ -49,6 +49,9 @@ class Cycle:
         self._idle_detector = (
             IdleDetector(self._settings, idle_after_ms) if idle_after_ms is not None else None
         )
+        # The threads stay: each keeps the tables that it has opened, and reads new commits alone.
+        self._readers = ThreadPoolExecutor(len(self._settings.inputs))
+        self._beside = ThreadPoolExecutor(1)
         self.expire = partial(expire, owner, self._settings)
         self._expire_some = partial(self.expire, only_if_worthwhile=True)
         self._cluster = Cluster(self._settings.kafka)
@@ -140,17 +143,17 @@ class Cycle:
         ends = retry(partial(ends_of, self._cluster, self._topics(inputs)))
         if ends is None:
             return False
-        with ThreadPoolExecutor(len(inputs)) as readers:
 
-            def take() -> bool:
-                """Take a batch of every input, side by side; return False where there is none."""
-                taking = [
-                    readers.submit(retry, partial(self.bronze[i].take, ends[i.topic]))
-                    for i in inputs
-                ]
-                return any([batch.result() for batch in taking])  # noqa: C419 - all of them end
+        def take() -> bool:
+            """Take a batch of every input, side by side; return False where there is none."""
+            taking = [
+                self._readers.submit(retry, partial(self.bronze[i].take, ends[i.topic]))
+                for i in inputs
+            ]
+            wait(taking)
+            return any(batch.result() for batch in taking)
 
-            return pass_on_beside(take, pass_on, self._run.stopping.is_set)
+        return pass_on_beside(self._beside, take, pass_on, self._run.stopping.is_set)
 
     def _topics(self, inputs: Sequence[InputId]) -> Topics:
         topics = sorted({input_id.topic for input_id in inputs})
@@ -213,9 +216,12 @@ class Cycle:
 
 
 def pass_on_beside(
-    take: Callable[[], bool], pass_on: Callable[[], None], is_stopping: Callable[[], bool]
+    beside: Executor,
+    take: Callable[[], bool],
+    pass_on: Callable[[], None],
+    is_stopping: Callable[[], bool],
 ) -> bool:
-    """Take batches until there is none, and pass on each while the next one is taken.
+    """Take batches until there is none, and pass on each, `beside`, while the next one is taken.
 
     So there is at most one that is taken and not being passed on. Return False where there was
     none. At the end all of them are passed on. Raises what fails, once what is under way has ended.
@@ -223,12 +229,14 @@ def pass_on_beside(
     passing = Future[None]()
     passing.set_result(None)
     has_taken = False
-    with ThreadPoolExecutor(1) as beside:
+    try:
         while not is_stopping() and take():
             has_taken = True
             passing.result()
             passing = beside.submit(pass_on)
-        passing.result()
+    finally:
+        wait([passing])
+    passing.result()
     return has_taken
 
 
