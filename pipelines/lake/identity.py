@@ -174,10 +174,7 @@ def keep_moved(
 
 def check_identity(reader: TableReader, facts: Mapping[str, str]) -> None:
     """Raise ConfigurationError where a fact differs from what the lake was begun with."""
-    if changed := differences(reader, facts):
-        what, where, fix = changed[0]
-        more = f" (and {len(changed) - 1} more changes)" if len(changed) > 1 else ""
-        raise ConfigurationError(what, where, fix + more)
+    _check(kept_facts(reader), facts)
 
 
 def keep_identity(
@@ -187,14 +184,13 @@ def keep_identity(
 
     Raises ConfigurationError where one differs from what the lake held.
     """
-    keep_facts(reader, append, settings, facts)
-    check_identity(reader, facts)
+    _check(keep_facts(reader, append, settings, facts), facts)
 
 
 def keep_facts(
     reader: TableReader, append: Append, settings: Settings, facts: Mapping[str, str]
-) -> None:
-    """Keep the facts that the lake does not hold yet."""
+) -> dict[str, str]:
+    """Keep the facts that the lake does not hold yet, and return all that it holds."""
     table = tables.layout(settings)[tables.CONFIGURATION]
     for _ in range(_ATTEMPTS):
         kept = _kept(reader)
@@ -205,15 +201,23 @@ def keep_facts(
             if name not in kept and value != _NO_TENANTS
         ]
         if not missing:
-            return
+            break
         with suppress_conflict():  # of two concurrent first starts, one writes
             number = row_count(reader, tables.CONFIGURATION) + len(missing)
             append(tables.CONFIGURATION, table.rows(missing), Commit(_APPLICATION, 0, number))
+    return kept
 
 
 def kept_facts(reader: TableReader) -> dict[str, str]:
     """Return, by name, everything that the lake was begun with, or that was noted since."""
     return _kept(reader) if reader.exists(tables.CONFIGURATION) else {}
+
+
+def _check(kept: Mapping[str, str], facts: Mapping[str, str]) -> None:
+    if changed := _differences(kept, facts):
+        what, where, fix = changed[0]
+        more = f" (and {len(changed) - 1} more changes)" if len(changed) > 1 else ""
+        raise ConfigurationError(what, where, fix + more)
 
 
 def _kept(reader: TableReader) -> dict[str, str]:
