@@ -15,6 +15,7 @@ that changed later or are still open, with the parts that came before.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cache, partial
 from typing import Final, NamedTuple
 
 from pipelines.core.inputs import InputId
@@ -24,7 +25,7 @@ from pipelines.lake.epochs import read_epochs
 from pipelines.lake.generations import Generation
 from pipelines.lake.inputs import topic_partition
 from pipelines.lake.table_reader import Condition, TableReader, Where
-from pipelines.lake.tenant_state import read_batch_end
+from pipelines.lake.tenant_state import BatchEnd, read_batch_end
 from pipelines.settings import Settings
 
 _JOINED: Final = (tables.SILVER, tables.DUPLICATES, tables.CORRECTIONS)
@@ -108,6 +109,7 @@ def read_history(
     longest_ms = max(
         epoch.settings.merge.window.longest_ms for epoch in read_epochs(reader, settings)
     )
+    read_end = cache(partial(read_batch_end, reader))  # partitions share batches
     histories = {}
     for p in range(partitions):
         batch = max(min(retention_bounds.batches.get(p, -1), last_batch), generation.from_batch - 1)
@@ -122,7 +124,7 @@ def read_history(
             first = max(batch, generation.from_batch)
             batch = max(batch, _first_batch(reader, settings, p, first, max(times), noted))
         histories[p] = (
-            _history_at_end(reader, settings, p, batch)
+            _history_at_end(read_end(batch), settings, p, batch)
             if batch >= generation.from_batch
             else _history_at_start(generation, p)
         )
@@ -151,8 +153,7 @@ def _first_batch(
     return max(first_batches.values()) if first_batches.keys() == {*settings.inputs} else last
 
 
-def _history_at_end(reader: TableReader, settings: Settings, partition: int, batch: int) -> History:
-    end = read_batch_end(reader, batch)
+def _history_at_end(end: BatchEnd, settings: Settings, partition: int, batch: int) -> History:
     cursors = {i: end.cursors.get(TopicPartition(i, partition), Cursor()) for i in settings.inputs}
     offsets = {i: cursor.next_offset for i, cursor in cursors.items()}
     positions = {i: cursor.position for i, cursor in cursors.items()}
