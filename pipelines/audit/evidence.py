@@ -19,7 +19,6 @@ import pyarrow.compute as pc
 
 from pipelines.audit.unnoted import Unnoted, read_unnoted
 from pipelines.core.avro_schema import AvroSchema
-from pipelines.core.inputs import InputId
 from pipelines.core.plan import TopicPartition
 from pipelines.core.sequence import SortKey
 from pipelines.core.types import DUE, TENANT
@@ -27,6 +26,7 @@ from pipelines.errors import ConfigurationError
 from pipelines.lake import tables
 from pipelines.lake.epochs import Epoch, Epochs, read_epochs
 from pipelines.lake.generations import Generation, Generations, read_generations
+from pipelines.lake.inputs import topic_partition
 from pipelines.lake.progress import last_batch, progress_rows
 from pipelines.lake.recovered import MESSAGES, read_out, read_since
 from pipelines.lake.retention_bounds import (
@@ -350,7 +350,4 @@ def _silver_now(
 def _by_topic_partition(
     rows: Sequence[Mapping[str, Any]], column: str
 ) -> dict[TopicPartition, int]:
-    return {
-        TopicPartition(InputId(row["source"], row["topic"]), row["partition"]): row[column]
-        for row in rows
-    }
+    return {topic_partition(row): row[column] for row in rows}

@@ -34,7 +34,7 @@ from pipelines.lake import tables
 from pipelines.lake.decisions import Decided, read_decisions
 from pipelines.lake.epochs import Epoch, Epochs, read_epochs
 from pipelines.lake.generations import Generation, Generations, read_generations
-from pipelines.lake.inputs import of_key, of_topic
+from pipelines.lake.inputs import of_key, of_topic, topic_partition
 from pipelines.lake.progress import last_batch, progress_rows
 from pipelines.lake.restored import check_not_deleted
 from pipelines.lake.retention_bounds import read_retention_bounds
@@ -407,10 +407,9 @@ class _KeyHistory:
         it is the same. Positions are None where bronze does not have the record any more.
         """
         batch_rows = {
-            r["batch"]: r
-            for r in self._progress
-            if TopicPartition(InputId(r["source"], r["topic"]), r["partition"]) == tp
-            and self._generations.of(r["batch"]).number == number
+            row["batch"]: row
+            for row in self._progress
+            if topic_partition(row) == tp and self._generations.of(row["batch"]).number == number
         }
         here: dict[int, list[int]] = defaultdict(list)
         for offset in offsets:
@@ -528,7 +527,7 @@ class _KeyHistory:
         """Return why a tenant's record is late."""
         if row["tenant"] == NO_TENANT:
             return {}
-        tp = TopicPartition(InputId(row["source"], row["topic"]), row["partition"])
+        tp = topic_partition(row)
         number = self._generations.of(row["batch"]).number
         global_position = self._merged(tp, [row["offset"]], number)[row["offset"]][1]
         return {"reason": self._tenants.why_late(row["tenant"], row, global_position)}

@@ -19,6 +19,7 @@ from pipelines.core.inputs import InputId
 from pipelines.core.plan import BatchPlan, Cursor, OffsetRange, TopicPartition
 from pipelines.core.tenants import TenantClocks
 from pipelines.lake.epochs import Epochs
+from pipelines.lake.inputs import topic_partition
 from pipelines.lake.table_reader import TableReader
 from pipelines.lake.tenant_state import BatchEnd
 from pipelines.lake.tenants import clocks_at
@@ -38,10 +39,7 @@ class TenantFacts:
         self._reader = reader
         self._epochs = epochs
         self._batch = batch
-        self._ends = {
-            TopicPartition(InputId(row["source"], row["topic"]), row["partition"]): row
-            for row in ends
-        }
+        self._ends = {topic_partition(row): row for row in ends}
         self._names = epochs.current.settings.input_names
 
     def clock(self, partition: int, tenant: str) -> tuple[int | None, list[str]]:

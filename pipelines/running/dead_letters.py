@@ -54,7 +54,7 @@ from pipelines.kafka.cluster import Cluster, dead_letter_settings
 from pipelines.kafka.publisher import Publisher, record_publisher
 from pipelines.kafka.reading import headers_of
 from pipelines.lake import tables
-from pipelines.lake.inputs import of_input
+from pipelines.lake.inputs import of_input, topic_partition
 from pipelines.lake.progress import last_batch
 from pipelines.lake.published import last_letters
 from pipelines.lake.table_reader import Condition, TableReader, Where, within
@@ -94,9 +94,7 @@ def unsent(
     by = ["sink", "partition", "source", "topic"]
     rows = reader.summary(tables.DEAD_LETTERS, by, {"next": ("max", "next_offset")}).to_pylist()
     sent_until = {
-        TopicPartition(InputId(row["source"], row["topic"]), row["partition"]): row["next"]
-        for row in rows
-        if row["sink"].split(" ")[0] == topic
+        topic_partition(row): row["next"] for row in rows if row["sink"].split(" ")[0] == topic
     }
     where: list[Sequence[Condition]] = []
     for input_id in settings.inputs:

@@ -12,7 +12,7 @@ from pipelines.lake import tables
 from pipelines.lake.commits import DELETING
 from pipelines.lake.generations import Generation
 from pipelines.lake.inputs import first_offsets
-from pipelines.lake.table_reader import Where, row_count
+from pipelines.lake.table_reader import Where, by_partition, row_count
 from pipelines.running.batch_rows import BatchRows
 from pipelines.running.merge_functions import LateAgain
 from pipelines.running.owner import Owner
@@ -30,7 +30,7 @@ def note_late_waiting(owner: Owner, rows: BatchRows, generation: Generation, bat
     reader = owner.engine.reader
     values = {"first": ("min", "position")}
     first = reader.summary(tables.SILVER, ["partition"], values, _WAITS)
-    positions = dict(zip(first["partition"].to_pylist(), first["first"].to_pylist(), strict=True))
+    positions = by_partition(first, "first")
     if not positions:
         return
     records = []

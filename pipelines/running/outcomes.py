@@ -11,7 +11,7 @@ from pipelines.core.input_columns import part_topics
 from pipelines.core.inputs import InputId
 from pipelines.core.plan import BatchPlan, TopicPartition
 from pipelines.lake import tables
-from pipelines.lake.inputs import of_topic
+from pipelines.lake.inputs import of_topic, topic_partition
 from pipelines.lake.table_reader import TableReader, Where, in_portions
 from pipelines.monitoring.events import Counts, RecordsProcessed
 from pipelines.running.batch_rows import BatchRows
@@ -90,7 +90,7 @@ def _duplicates(
     columns = ["source", "topic", "partition", "offset", "is_late"]
     rows = reader.select(tables.DUPLICATES, columns, [[("batch", "=", plan.batch)]])
     for row in rows.to_pylist():
-        tp = TopicPartition(InputId(row["source"], row["topic"]), row["partition"])
+        tp = topic_partition(row)
         has_waited = row["offset"] < plan.ranges[tp].from_offset
         counts[2 if row["is_late"] else int(has_waited)][tp.input] += 1
     return counts
