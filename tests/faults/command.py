@@ -10,12 +10,13 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
 
 from pipelines.dev import broker
+from tests.support.standalone import end
 
 
 @contextmanager
@@ -36,11 +37,7 @@ def brokered(parent: Path | None = None) -> Iterator[tuple[str, Path]]:
 def _end(folder: Path) -> None:
     """Ends this process and all that it started, at once: threads that wait for a process or for a
     message would go on for minutes."""
-    children = psutil.Process().children(recursive=True)
-    for child in children:
-        with suppress(psutil.NoSuchProcess):
-            child.kill()
-    psutil.wait_procs(children, timeout=10)
+    end(psutil.Process().children())
     shutil.rmtree(folder, ignore_errors=True)
     os._exit(1)
 
