@@ -57,8 +57,8 @@ ENGINE ?= spark
 demo: install
 	$(BIN)/watersmeet demo --engine $(ENGINE)
 
-# More processes than cores, since some of the time is waiting; each of them collects and imports anew. Files stay together, and so do the tests that share the Spark
-# session (tests/conftest.py); what takes minutes begins first.
+# More processes than cores, since some of the time is waiting; each of them collects and imports anew. Files stay together, and
+# so do the tests that share the Spark session (tests/conftest.py); what takes minutes begins first.
 PROCESSES ?= 5
 PYTEST := $(BIN)/python -m pytest --numprocesses $(PROCESSES) --dist loadscope --no-loadscope-reorder
 
