@@ -56,7 +56,7 @@ from pipelines.lake.location import Lake
 from pipelines.lake.maintenance import keep_properties
 from pipelines.lake.restored import check_not_deleted, check_not_restored
 from pipelines.lake.store import check_writable, stored
-from pipelines.lake.table_reader import TableReader
+from pipelines.lake.table_reader import ReadOnce, TableReader
 from pipelines.monitoring.events import Failed, Observer, OwnerChanged, all_of
 from pipelines.monitoring.observability import Reporter
 from pipelines.running.generations import begin_first, check_beginning
@@ -338,7 +338,8 @@ class Run:
 
 def _largest_token(reader: TableReader, written: Sequence[tuple[str, str]]) -> int:
     """Return the largest fencing token in the last commits to these tables; 0 if there are none."""
-    last_commits = (last_commit(reader, table, application) for table, application in written)
+    histories = ReadOnce(reader)
+    last_commits = (last_commit(histories, table, application) for table, application in written)
     return max((last[1].token for last in last_commits if last is not None), default=0)
 
 

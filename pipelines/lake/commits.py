@@ -18,7 +18,7 @@ import pyarrow as pa
 import pipelines
 from pipelines.core.inputs import InputId, of_source
 from pipelines.lake import tables
-from pipelines.lake.table_reader import TableReader, Version, walk
+from pipelines.lake.table_reader import Histories, TableReader, Version, walk
 from pipelines.settings import Settings
 
 APPLICATION: Final = "watersmeet"
@@ -129,7 +129,7 @@ class Commit:
 
 
 def last_commit(
-    reader: TableReader, table: str, application: str = APPLICATION
+    reader: Histories, table: str, application: str = APPLICATION
 ) -> tuple[Version, Commit] | None:
     """Return an application's last commit, fences included: (version, commit).
 
@@ -139,7 +139,7 @@ def last_commit(
 
 
 def last_decision(
-    reader: TableReader, table: str, application: str = APPLICATION
+    reader: Histories, table: str, application: str = APPLICATION
 ) -> tuple[int, Commit] | None:
     """Return an application's last commit that is no fence: (number of its version, commit).
 
@@ -185,7 +185,7 @@ def commit_of(table: str, version: Version) -> Commit | None:
     return commit if is_batch else None
 
 
-def _commits(reader: TableReader, table: str, application: str) -> Iterator[tuple[Version, Commit]]:
+def _commits(reader: Histories, table: str, application: str) -> Iterator[tuple[Version, Commit]]:
     for version in walk(reader, table):
         commit = commit_of(table, version)
         if commit is not None and commit.application == application:

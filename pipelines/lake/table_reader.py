@@ -51,6 +51,9 @@ With a term for each of hundreds of partitions, a condition takes longer to plan
 PARTITIONS_PER_QUESTION: Final = 64
 """Maximum number of partitions in one query where each needs a term of its own."""
 
+_SEVERAL: Final = 20
+"""Number of commits to read where the last one does not answer."""
+
 ROW_BYTES: Final = 100
 """Approximate size in memory of a row without keys, values and headers."""
 
@@ -95,7 +98,14 @@ class Version(NamedTuple):
     restored_to: int | None = None
 
 
-class TableReader(Protocol):
+class Histories(Protocol):
+    """The histories of a lake's tables."""
+
+    def history(self, table: str, limit: int | None = None) -> list[Version]:
+        """Return the last commits, latest first; without a limit, all that the log still has."""
+
+
+class TableReader(Histories, Protocol):
     """Read-only queries on a lake's tables. Every answer is of the last commit, or of a `version`.
 
     - Unknown columns and operators raise ValueError.
@@ -136,9 +146,6 @@ class TableReader(Protocol):
 
         Where `by` is empty, there is one row in any case.
         """
-
-    def history(self, table: str, limit: int | None = None) -> list[Version]:
-        """Return the last commits, latest first; without a limit, all that the log still has."""
 
     def version(self, table: str) -> int:
         """Return the number of the last commit."""
@@ -250,18 +257,36 @@ def sizes_of(rows: pa.Table) -> Int64s:
     return int64s(rows[RECORD_BYTES.name]) + ROW_BYTES
 
 
-def walk(reader: TableReader, table: str) -> Iterator[Version]:
+def walk(reader: Histories, table: str) -> Iterator[Version]:
     """Yield the table's commits, latest first.
 
     They are read from the log in growing steps: mostly one of the last is needed.
     """
     oldest: int | None = None
-    for limit in (1, 20, None):
+    for limit in (1, _SEVERAL, None):
         commits = reader.history(table, limit)
         yield from (version for version in commits if oldest is None or version.number < oldest)
         oldest = commits[-1].number
-        if limit is not None and len(commits) < limit:
+        if oldest == 0 or (limit is not None and len(commits) < limit):
             return
+
+
+class ReadOnce:
+    """Histories of tables as they were when they were first asked for.
+
+    For several questions to the same histories: in a catalog each reading takes a query of Spark.
+    """
+
+    def __init__(self, reader: Histories) -> None:
+        self._reader = reader
+        self._read: dict[tuple[str, int | None], list[Version]] = {}
+
+    def history(self, table: str, limit: int | None = None) -> list[Version]:
+        """See `TableReader`."""
+        read = limit if limit is None else max(limit, _SEVERAL)
+        if (table, read) not in self._read:
+            self._read[table, read] = self._reader.history(table, read)
+        return self._read[table, read][:limit]
 
 
 def check_question(

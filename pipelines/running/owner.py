@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,6 +21,7 @@ from pipelines.engine import Engine, Rows
 from pipelines.errors import CommitRepeatedError, LeaseLostError
 from pipelines.lake.commits import APPLICATION, UNREAD, Commit, last_commit, last_decision
 from pipelines.lake.conflicts import is_conflict, suppress_conflict
+from pipelines.lake.table_reader import ReadOnce
 from pipelines.monitoring.events import Committed, Observer, StepDone, ignore
 
 _ATTEMPTS = 20
@@ -132,35 +133,48 @@ class Owner:
         yield
         self.notify(StepDone(layer, name, time.monotonic() - since))
 
-    def fence(self, table: str, application: str = APPLICATION, *, is_shared: bool = False) -> None:
-        """Keep every earlier owner out of a table, with an empty commit under this owner's token.
+    def fence(
+        self, table: str, applications: Iterable[str] = (APPLICATION,), *, is_shared: bool = False
+    ) -> None:
+        """Keep every earlier owner out of a table, with an empty commit under this owner's token
+        for each application.
 
-        The commit repeats the last decision. What earlier owners write from then on is skipped by
-        Delta, or ends in a conflict. Raises LeaseLostError if a later owner has written to the
-        table. If owners of several layers write to it (`is_shared`), it is not raised: that owner
-        has fenced the table.
+        The commit repeats the application's last decision. What earlier owners write from then on
+        is skipped by Delta, or ends in a conflict. Raises LeaseLostError if a later owner has
+        written to the table. If owners of several layers write to it (`is_shared`), it is not
+        raised: that owner has fenced the table.
         """
-        is_read = application not in UNREAD
+        waiting = set(applications)
         for _ in range(_ATTEMPTS):
-            last = last_commit(self.engine.reader, table, application) if is_read else None
-            if last is None or last[1].token < self.token:
-                decided = last_decision(self.engine.reader, table, application) if is_read else None
-                facts = (
-                    {}
-                    if decided is None
-                    else {"decided_in": decided[0], "decided": decided[1].metadata}
-                )
-                with suppress_conflict():
-                    nothing = self.engine.lake.schema(table).empty_table()
-                    self.engine.append(table, nothing, Commit(application, self.token, 0, facts))
-                last = last_commit(self.engine.reader, table, application)
-            if last is not None and last[1].token >= self.token:
-                if last[1].token > self.token and not is_shared:
-                    break
+            before = ReadOnce(self.engine.reader)
+            for application in sorted(waiting):
+                self._append_fence(table, application, before)
+            after = ReadOnce(self.engine.reader)
+            for application in sorted(waiting):
+                last = last_commit(after, table, application)
+                if last is None or last[1].token < self.token:
+                    continue
                 if last[1].token == self.token:
                     self._last[table, application] = last[1].number
+                elif not is_shared:
+                    raise LeaseLostError(self.engine.lake.location)
+                waiting.remove(application)
+            if not waiting:
                 return
         raise LeaseLostError(self.engine.lake.location)
+
+    def _append_fence(self, table: str, application: str, histories: ReadOnce) -> None:
+        """Append the fence of one application, unless an owner who is not earlier has committed."""
+        facts = {}
+        if application not in UNREAD:
+            last = last_commit(histories, table, application)
+            if last is not None and last[1].token >= self.token:
+                return
+            if (decided := last_decision(histories, table, application)) is not None:
+                facts = {"decided_in": decided[0], "decided": decided[1].metadata}
+        with suppress_conflict():
+            nothing = self.engine.lake.schema(table).empty_table()
+            self.engine.append(table, nothing, Commit(application, self.token, 0, facts))
 
 
 def now_ms() -> int:

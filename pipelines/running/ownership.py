@@ -27,8 +27,7 @@ def fence_all(owner: Owner, written: Sequence[tuple[str, str]]) -> None:
 
     def fence(table: str) -> None:
         """Fence all applications of a table."""
-        for application in sorted(by_table[table]):
-            owner.fence(table, application, is_shared=application == EVOLVING)
+        owner.fence(table, by_table[table], is_shared=table == tables.EPOCHS)
 
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(fence, by_table))

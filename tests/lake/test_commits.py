@@ -18,6 +18,8 @@ from pipelines.lake import tables
 from pipelines.lake.by_spark import SparkReader
 from pipelines.lake.commits import (
     APPLICATION,
+    DELETING,
+    EVOLVING,
     Commit,
     last_commit,
     last_decision,
@@ -25,6 +27,7 @@ from pipelines.lake.commits import (
     ranges_of,
 )
 from pipelines.lake.conflicts import is_conflict, suppress_conflict
+from pipelines.lake.table_reader import Version
 from pipelines.running.owner import Owner
 from tests.lake.conftest import Store
 from tests.support.lakes import OpenSpark
@@ -188,6 +191,29 @@ def test_a_table_without_a_commit_can_be_fenced(folder_store: Store) -> None:
     assert found is not None
     assert found[1] == Commit(APPLICATION, 2, 0)
     assert last_decision(folder_store.reader, "late") is None
+
+
+def test_the_fences_of_a_table_share_one_look_at_its_history(
+    folder_store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a catalog each look is a query of Spark, and a start has some twenty fences."""
+    folder_store.create("late")
+    for number in range(30):
+        folder_store.add("late", LATE, commit=Commit(APPLICATION, 1, number + 1))
+    history, looks = folder_store.reader.history, []
+
+    def look(table: str, limit: int | None = None) -> list[Version]:
+        looks.append((table, limit))
+        return history(table, limit)
+
+    monkeypatch.setattr(folder_store.reader, "history", look)
+    applications = [APPLICATION, DELETING, EVOLVING]
+    owner(folder_store, 2).fence("late", applications)
+    assert len(looks) == 2, "one look before the fences, one after"
+    for application in applications:
+        last = last_commit(folder_store.reader, "late", application)
+        assert last is not None
+        assert last[1] == Commit(application, 2, 0, last[1].facts)
 
 
 @pytest.mark.promise("O6")

@@ -83,8 +83,8 @@ PLANTED = [
     Planted(
         "a commit without its fence",
         "pipelines/running/owner.py",
-        "        for _ in range(_ATTEMPTS):\n            last = last_commit(",
-        "        for _ in range(0):\n            last = last_commit(",
+        "        facts = {}\n        if application not in UNREAD:\n",
+        "        return\n        if application not in UNREAD:\n",
         "tests/lake/test_commits.py::test_an_earlier_owner_writes_nothing_once_it_is_fenced",
     ),
     Planted(
