@@ -7,34 +7,27 @@ one of Spark a whole second. Spark writes the other records, and rewrites files.
 written by both at once: on S3, two processes cannot both make the same commit with delta-rs, while
 Spark looks whether there is a commit of that number, and then writes its own.
 
-Only documented calls are used. MERGE, DELETE and UPDATE have no options, and take a commit's
-transaction version and metadata from a session's settings. So they run in a session beside the
-layers' own, one at a time, and no other statement meets what is set there. An append takes them as
-options.
+Only documented calls are used.
 """
 
 from __future__ import annotations
 
 import json
-import threading
 import uuid
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial, reduce
-from types import MappingProxyType
 from typing import Any
 
 import pyarrow as pa
 from deltalake.transaction import AddAction
-from pyspark.errors import AnalysisException
-from pyspark.sql import Column, DataFrame, DataFrameWriter, SparkSession
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.types import StringType, StructType
 
 from pipelines.core.message import message_bytes
-from pipelines.core.types import TIME, columns_ddl
+from pipelines.core.types import columns_ddl
 from pipelines.engine import (
     Function,
     InChunks,
@@ -45,12 +38,12 @@ from pipelines.engine import (
     Summary,
     Taken,
     read_input,
-    replaced_row,
 )
 from pipelines.engine.checks import number_of_tasks
 from pipelines.engine.embedded import FEW_BYTES, EmbeddedEngine, WrittenFiles
 from pipelines.engine.expressions import expression_problem, pure
-from pipelines.engine.session import create_rows, session_with, struct_type
+from pipelines.engine.session import struct_type
+from pipelines.engine.spark_writer import SparkWriter, as_dataframe
 from pipelines.engine.tasks import (
     CHUNK_BYTES,
     FILE,
@@ -65,14 +58,11 @@ from pipelines.kafka.ranges import split_ranges
 from pipelines.kafka.source import DecodedTopic, ends_source, kafka_source, register
 from pipelines.lake import tables
 from pipelines.lake.by_delta_rs import DeltaRsReader
-from pipelines.lake.by_spark import matching, sql_name, sql_where, summarised, table_rows
+from pipelines.lake.by_spark import matching, summarised, table_rows
 from pipelines.lake.choice import reader
 from pipelines.lake.commits import Commit
-from pipelines.lake.conditions import literal
-from pipelines.lake.conflicts import suppress_conflict
 from pipelines.lake.files import Files
 from pipelines.lake.location import Lake
-from pipelines.lake.maintenance import FILE_BYTES
 from pipelines.lake.table_reader import Where, normalise, row_count
 from pipelines.lake.tables import Table, has_records
 
@@ -82,40 +72,24 @@ LOOK_EVERY = "200 milliseconds"
 _ARROW_BYTES = "spark.sql.execution.arrow.maxBytesPerBatch"
 _ROW_GROUP_ROWS = "parquet.block.row.count.limit"
 
-_MIN_FILE_SIZE = "spark.databricks.delta.optimize.minFileSize"
-_MAX_FILE_SIZE = "spark.databricks.delta.optimize.maxFileSize"
-
 _FEW_COMPACTED_BYTES = 64 * 1024 * 1024
 """Bytes of files up to which delta-rs compacts them in this process; Spark distributes more."""
 
-_FINDS_KEYS = {
-    "parquet.bloom.filter.enabled#merge_key": "true",
-    "parquet.bloom.filter.adaptive.enabled": "true",
-}
-"""Settings that give compacted files a Bloom filter of their keys, so that a query for one key
-opens few of them.
 
-(In small files that would take more than it saves.)
-"""
-
-
-class SparkEngine:
+class SparkEngine(SparkWriter):
     """`Engine` on a Spark session whose settings are the layers' own (`engine.session`)."""
 
     compact_every = 50
     merge_bytes = 128 * 1024 * 1024
 
     def __init__(self, spark: SparkSession, lake: Lake) -> None:
-        self.spark = spark
-        self.lake = lake
+        super().__init__(spark, lake)
         self.reader = reader(lake, lambda: spark)
         self._id = uuid.uuid4().hex
         by_delta_rs = isinstance(self.reader, DeltaRsReader)
         self.few_bytes = FEW_BYTES if by_delta_rs else self.merge_bytes
         self._tasks = number_of_tasks(spark)
         self._files = Files(lake.storage)
-        self._creates_schema = threading.Lock()
-        self._changes = defaultdict[str, threading.Lock](threading.Lock)
 
     # -- reading
 
@@ -175,10 +149,7 @@ class SparkEngine:
 
     def rows(self, table: pa.Table) -> DataFrame:
         """See `Engine.rows`."""
-        # Spark infers no types from an Arrow table without a chunk, and loses the rows behind a
-        # chunk that is empty.
-        rows = table.combine_chunks() if table.num_rows else []
-        return create_rows(self.spark, rows, columns_ddl(table.schema))
+        return as_dataframe(self.spark, table)
 
     # -- transforming
 
@@ -288,77 +259,6 @@ class SparkEngine:
 
     # -- writing
 
-    def create(self, table: Table) -> None:
-        """See `Engine.create`. A schema that is missing is created too, like a folder.
-
-        It does not check first whether there is one, since that takes a permission.
-        """
-        if (by_delta_rs := self._by_delta_rs(table.name)) is not None:
-            by_delta_rs.create(table)
-            return
-        partitioned = (
-            f" PARTITIONED BY ({', '.join(table.partitioned_by)})" if table.partitioned_by else ""
-        )
-        name = sql_name(self.lake, table.name)
-        columns = columns_ddl(table.schema)
-        statement = (
-            f"CREATE TABLE IF NOT EXISTS {name} ({columns}) USING delta{partitioned} "
-            f"TBLPROPERTIES ({_as_properties(table.properties)})"
-        )
-        try:
-            self.spark.sql(statement)
-        except AnalysisException as error:
-            if error.getCondition() != "SCHEMA_NOT_FOUND":
-                raise
-            self._create_schema(name.rpartition(".")[0])
-            self.spark.sql(statement)
-
-    def evolve_schema(self, table: Table) -> None:
-        """See `Engine.evolve_schema`."""
-        self._append(table.name, self.rows(table.schema.empty_table()), {"mergeSchema": "true"})
-
-    def _create_schema(self, name: str) -> None:
-        """Create a schema once, though several tables are created at a time."""
-        with self._creates_schema:
-            if not self.spark.catalog.databaseExists(name):
-                self.spark.sql(f"CREATE SCHEMA IF NOT EXISTS {name}")
-
-    def create_view(self, name: str, query: str) -> None:
-        """See `Engine.create_view`."""
-        self.spark.sql(f"CREATE OR REPLACE VIEW {self.lake.address(name)} AS {query}")
-
-    def append(
-        self, table: str, rows: DataFrame | pa.Table | WrittenFiles, commit: Commit | None = None
-    ) -> None:
-        """See `Engine.append`."""
-        if isinstance(rows, WrittenFiles):
-            with self._changes[table]:
-                rows.writer.append(table, rows, commit)
-            return
-        if isinstance(rows, pa.Table):
-            if (by_delta_rs := self._by_delta_rs(table)) is not None:
-                by_delta_rs.append(table, rows, commit)
-                return
-            rows = self.rows(rows).coalesce(1)
-        options = {}
-        if commit is not None:
-            options = {
-                "txnAppId": commit.application,
-                "txnVersion": str(commit.transaction_version),
-                "userMetadata": commit.metadata,
-            }
-        self._append(table, rows.select(*self.lake.schema(table).names), options)
-
-    @contextmanager
-    def prepared(self, table: str, chunks: Iterable[pa.Table]) -> Iterator[Any]:
-        """See `Engine.prepared`."""
-        if (by_delta_rs := self._by_delta_rs(table)) is not None:
-            with by_delta_rs.prepared(table, chunks) as rows:
-                yield rows
-        else:
-            rows = [*chunks]
-            yield pa.concat_tables(rows) if rows else None
-
     def _by_delta_rs(self, table: str) -> EmbeddedEngine | None:
         """Return the engine that creates a table, and writes to it what this process has in memory;
         else None.
@@ -373,12 +273,30 @@ class SparkEngine:
             return None
         return EmbeddedEngine(self.lake, lambda: self, reader)
 
-    def _append(self, table: str, frame: DataFrame, options: Mapping[str, str]) -> None:
-        writer: DataFrameWriter = frame.write.format("delta").mode("append").options(**options)
-        if self.lake.is_catalog:
-            writer.saveAsTable(self.lake.address(table))
+    def create(self, table: Table) -> None:
+        """See `Engine.create`."""
+        if (by_delta_rs := self._by_delta_rs(table.name)) is not None:
+            by_delta_rs.create(table)
         else:
-            writer.save(self.lake.address(table))
+            super().create(table)
+
+    def append(
+        self, table: str, rows: DataFrame | pa.Table | WrittenFiles, commit: Commit | None = None
+    ) -> None:
+        """See `Engine.append`."""
+        if isinstance(rows, WrittenFiles):
+            with self._changes[table]:
+                rows.writer.append(table, rows, commit)
+        elif isinstance(rows, pa.Table) and (by_delta_rs := self._by_delta_rs(table)) is not None:
+            by_delta_rs.append(table, rows, commit)
+        else:
+            super().append(table, rows, commit)
+
+    def prepared(self, table: str, chunks: Iterable[pa.Table]) -> AbstractContextManager[Any]:
+        """See `Engine.prepared`."""
+        if (by_delta_rs := self._by_delta_rs(table)) is not None:
+            return by_delta_rs.prepared(table, chunks)
+        return super().prepared(table, chunks)
 
     def merge(
         self,
@@ -392,43 +310,11 @@ class SparkEngine:
         """See `Engine.merge`. Rows in this process are merged by delta-rs where it can write the
         table, unless those that they may change are large: Spark uses the disk.
         """
-        if isinstance(rows, pa.Table):
-            by_delta_rs = self._by_delta_rs(table) if large is None else None
-            if by_delta_rs is not None:
-                by_delta_rs.merge(table, rows, commit, only_open=only_open)
-                return
-            rows = self.rows(rows)
-        self._merge(table, rows, commit, only_open=only_open)
-
-    def _merge(
-        self,
-        table: str,
-        rows: DataFrame,
-        commit: Commit,
-        *,
-        only_open: bool = True,
-        settings: Mapping[str, str] = MappingProxyType({}),
-    ) -> None:
-        """Run MERGE with these further settings."""
-        schema = self.lake.layout[table].schema
-        columns = [f"`{name}`" for name in schema.names]
-        condition = replaced_row(only_open=only_open)
-        values = [f"changed.{name}" for name in columns]
-
-        def statement(changed: str) -> str:
-            """Return the MERGE of the rows that SQL calls `changed`."""
-            return (
-                f"MERGE INTO {sql_name(self.lake, table)} kept USING {changed} changed ON "
-                f"{condition} "
-                "WHEN MATCHED AND changed.status IS NULL THEN DELETE "
-                "WHEN MATCHED THEN UPDATE SET "
-                f"{', '.join(map(' = '.join, zip(columns, values, strict=True)))} "
-                "WHEN NOT MATCHED AND changed.status IS NOT NULL "
-                f"THEN INSERT ({', '.join(columns)}) VALUES ({', '.join(values)})"
-            )
-
-        with self._committing(commit, settings) as session:
-            self._run_on_rows(session, statement, rows)
+        is_here = isinstance(rows, pa.Table) and large is None
+        if is_here and (by_delta_rs := self._by_delta_rs(table)) is not None:
+            by_delta_rs.merge(table, rows, commit, only_open=only_open)
+        else:
+            self.merge_by_spark(table, rows, commit, only_open=only_open)
 
     def merge_in_chunks(
         self,
@@ -461,50 +347,8 @@ class SparkEngine:
             _ARROW_BYTES: str(CHUNK_BYTES),
             _ROW_GROUP_ROWS: str(max(1, CHUNK_BYTES * count // max(1, unfinished.size))),
         }
-        self._merge(tables.SILVER, validate(changed), commit, settings=settings)
+        self.merge_by_spark(tables.SILVER, validate(changed), commit, settings=settings)
         return True
-
-    def _run_on_rows(
-        self, session: SparkSession, statement: Callable[[str], str], rows: DataFrame
-    ) -> None:
-        """Run a statement about rows in another session than theirs, through a global view, which
-        sessions share.
-        """
-        name = f"watersmeet_{uuid.uuid4().hex}"
-        rows.createGlobalTempView(name)
-        try:
-            session.sql(statement(f"{session.conf.get('spark.sql.globalTempDatabase')}.{name}"))
-        finally:
-            self.spark.catalog.dropGlobalTempView(name)
-
-    def delete(self, table: str, where: Where, commit: Commit) -> None:
-        """See `Engine.delete`."""
-        self._run(f"DELETE FROM {sql_name(self.lake, table)}", table, where, commit)
-
-    def update(
-        self, table: str, where: Where, values: Mapping[str, str | bool | None], commit: Commit
-    ) -> None:
-        """See `Engine.update`."""
-        changes = ", ".join(f"`{name}` = {literal(value)}" for name, value in values.items())
-        self._run(f"UPDATE {sql_name(self.lake, table)} SET {changes}", table, where, commit)
-
-    def _run(self, statement: str, table: str, where: Where, commit: Commit) -> None:
-        """Run a statement about the rows of a table that meet the conditions."""
-        times = [f.name for f in self.lake.schema(table) if f.type == TIME]
-        condition = sql_where(where, times)
-        with self._changes[table], self._committing(commit) as session:
-            session.sql(f"{statement} WHERE {condition}")
-
-    def _committing(
-        self, commit: Commit, more: Mapping[str, str] = MappingProxyType({})
-    ) -> AbstractContextManager[SparkSession]:
-        """Provide a session in which one statement is this commit; `more`: further settings."""
-        settings = {
-            "spark.databricks.delta.write.txnAppId": commit.application,
-            "spark.databricks.delta.write.txnVersion": str(commit.transaction_version),
-            "spark.databricks.delta.commitInfo.userMetadata": commit.metadata,
-        }
-        return session_with(self.spark, {**settings, **more})
 
     # -- following
 
@@ -555,41 +399,21 @@ class SparkEngine:
             or by_delta_rs.reader.bytes_of_files(table, file_bytes) <= _FEW_COMPACTED_BYTES
         ):
             by_delta_rs.compact(table, file_bytes)
-            return
-        with suppress_conflict(), self._rewriting(table, file_bytes) as session:
-            session.sql(f"OPTIMIZE {sql_name(self.lake, table)}")
+        else:
+            super().compact(table, file_bytes)
 
     def purge(self, table: str) -> None:
         """See `Engine.purge`."""
         if not has_records(table) and (by_delta_rs := self._by_delta_rs(table)) is not None:
             by_delta_rs.purge(table)
-            return
-        with self._rewriting(table, FILE_BYTES) as session:
-            session.sql(f"REORG TABLE {sql_name(self.lake, table)} APPLY (PURGE)")
-
-    @contextmanager
-    def _rewriting(self, table: str, file_bytes: int) -> Iterator[SparkSession]:
-        """Provide a session that rewrites files into files of up to this size."""
-        has_keys = "merge_key" in self.lake.schema(table).names
-        sizes = {_MIN_FILE_SIZE: str(file_bytes // 2), _MAX_FILE_SIZE: str(file_bytes)}
-        settings = sizes | (_FINDS_KEYS if has_keys else {})
-        with self._changes[table], session_with(self.spark, settings) as session:
-            yield session
+        else:
+            super().purge(table)
 
     def vacuum(self, table: str) -> int:
         """See `Engine.vacuum`."""
         if not has_records(table) and (by_delta_rs := self._by_delta_rs(table)) is not None:
             return by_delta_rs.vacuum(table)
-        before = self.spark.sql(f"VACUUM {sql_name(self.lake, table)} DRY RUN").count()
-        self.spark.sql(f"VACUUM {sql_name(self.lake, table)}")
-        return before
-
-    def set_properties(self, table: str, properties: Mapping[str, str]) -> None:
-        """See `Engine.set_properties`."""
-        self.spark.sql(
-            f"ALTER TABLE {sql_name(self.lake, table)} SET TBLPROPERTIES "
-            f"({_as_properties(properties)})"
-        )
+        return super().vacuum(table)
 
 
 class _Query:
@@ -632,7 +456,3 @@ def _numbered(inputs: Sequence[DataFrame]) -> list[dict[str, str]]:
 
 def _as_numbered(names: Mapping[str, str]) -> list[Column]:
     return [F.col(f"`{name}`").alias(number) for name, number in names.items()]
-
-
-def _as_properties(properties: Mapping[str, str]) -> str:
-    return ", ".join(f"'{name}' = '{value}'" for name, value in properties.items())

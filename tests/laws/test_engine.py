@@ -341,9 +341,10 @@ def test_rows_that_come_in_pieces_are_merged_once_in_one_commit(
         return rows
 
     version = engine.reader.version(tables.SILVER)
+    size = 100 * engine.merge_bytes  # so that a row is a piece, whatever rows the table has
     for _ in range(2):
         assert engine.merge_in_chunks(
-            SilverRows(["open"], engine.merge_bytes),
+            SilverRows(["open"], size),
             _closing,
             [engine.collect(news)],
             schema,

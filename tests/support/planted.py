@@ -96,7 +96,7 @@ PLANTED = [
     ),
     Planted(
         "Spark makes a commit twice",
-        "pipelines/engine/spark.py",
+        "pipelines/engine/spark_writer.py",
         "session_with(self.spark, {**settings, **more})",
         "session_with(self.spark, more)",
         "tests/laws/test_engine.py::test_a_merge_replaces_the_open_row_of_its_key_and_time_once_and_leaves_no_setting_behind",

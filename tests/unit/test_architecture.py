@@ -303,6 +303,7 @@ def test_spark_is_imported_only_by_what_works_with_it(package: Package) -> None:
         "engine.catalog",
         "engine.class_archive",
         "engine.spark",
+        "engine.spark_writer",
         "engine.session",
         "engine.checks",
         "engine.connect",
