@@ -75,14 +75,13 @@ class River:
         self,
         engine: str,
         name: str,
-        master: str | None = None,
+        spark: Mapping[str, str] | None = None,
         variant: Variant = "plain",
     ) -> Run:
-        """`watersmeet run --once` into a lake and a sink of its own. Raises ProgramError where not
-        every session came out."""
+        """`watersmeet run --once` into a lake and a sink of its own; `spark`: settings of its
+        session. Raises ProgramError where not every session came out."""
         name = f"{engine}_{name}"
         folder, sink = self.folder / name, f"merged_{name}"
-        spark = {} if master is None else {"spark.master": master}
         file = write_configuration(
             folder,
             self.bootstrap_servers,
@@ -268,8 +267,8 @@ def _large(large: River, engine: str, floor: float, plain: Run) -> Iterator[Resu
 
 def _cores(small: River, plain: Run) -> Result:
     """Point 7."""
-    two = plain if os.cpu_count() == 2 else small.run("spark", "two", "local[2]")
-    one = small.run("spark", "one", "local[1]")
+    two = plain if os.cpu_count() == 2 else small.run("spark", "two", {"spark.master": "local[2]"})
+    one = small.run("spark", "one", {"spark.master": "local[1]"})
     seconds = {"seconds": {2: round(two.seconds, 1), 1: round(one.seconds, 1)}}
     return Result(points.CORES, "spark", one.seconds / two.seconds, seconds)
 

@@ -54,7 +54,6 @@ def test_lost_executors_and_a_lost_driver_lose_and_repeat_nothing(
     river.flow(records=200)
     run = river.run("--once", point="silver.merge")
     run.await_held()
-    run.let_go()
     kill_an_executor_at_work(cluster, run, port)
     assert run.wait() == 0, run.said()
     assert "ExecutorLostFailure" in run.log.read_text(errors="replace"), "no task was lost"
@@ -155,21 +154,20 @@ def other_python() -> str:
 
 
 def kill_an_executor_at_work(cluster: StandaloneCluster, run: RunProcess, ui_port: int) -> None:
-    """Ends an executor that runs a task, as the driver's own pages tell: it stands still when it is
-    asked for the last time."""
-
-    def is_killed() -> bool:
-        for name in busy(ui_port):
-            for executor in [one for one in cluster.executors() if number(one) == name]:
-                executor.suspend()
-                if name in busy(ui_port):
-                    executor.kill()
-                    return True
+    """Ends an executor that has a task of the batch which the run is let go for, as the driver's
+    own pages tell. All stand still until then: a task takes less time than to ask for it."""
+    executors = cluster.executors()
+    for executor in executors:
+        executor.suspend()
+    run.let_go()
+    try:
+        until(lambda: bool(busy(ui_port)), "an executor at work")
+        at_work = busy(ui_port)
+        next(executor for executor in executors if number(executor) in at_work).kill()
+    finally:
+        for executor in executors:
+            with suppress(psutil.NoSuchProcess):
                 executor.resume()
-        assert run.process.poll() is None, run.said()
-        return False
-
-    until(is_killed, "an executor at work")
 
 
 def number(executor: psutil.Process) -> str:
