@@ -43,7 +43,7 @@ from pipelines.engine.checks import number_of_tasks
 from pipelines.engine.embedded import FEW_BYTES, EmbeddedEngine, WrittenFiles
 from pipelines.engine.expressions import expression_problem, pure
 from pipelines.engine.session import struct_type
-from pipelines.engine.spark_writer import SparkWriter, as_dataframe
+from pipelines.engine.spark_writer import SparkWriter
 from pipelines.engine.tasks import (
     CHUNK_BYTES,
     FILE,
@@ -146,10 +146,6 @@ class SparkEngine(SparkWriter):
             yield Taken(files, groups.drop_columns([FILE.name]), reached)
         finally:
             files.delete_unless_offered(table)
-
-    def rows(self, table: pa.Table) -> DataFrame:
-        """See `Engine.rows`."""
-        return as_dataframe(self.spark, table)
 
     # -- transforming
 

@@ -56,6 +56,13 @@ class SparkWriter:
         self._creates_schema = threading.Lock()
         self._changes = defaultdict[str, threading.Lock](threading.Lock)
 
+    def rows(self, table: pa.Table) -> DataFrame:
+        """See `Engine.rows`."""
+        # Spark infers no types from an Arrow table without a chunk, and loses the rows behind a
+        # chunk that is empty.
+        rows = table.combine_chunks() if table.num_rows else []
+        return create_rows(self.spark, rows, columns_ddl(table.schema))
+
     def create(self, table: Table) -> None:
         """See `Engine.create`. A schema that is missing is created too, like a folder.
 
@@ -86,7 +93,7 @@ class SparkWriter:
 
     def evolve_schema(self, table: Table) -> None:
         """See `Engine.evolve_schema`."""
-        nothing = as_dataframe(self.spark, table.schema.empty_table())
+        nothing = self.rows(table.schema.empty_table())
         self._append(table.name, nothing, {"mergeSchema": "true"})
 
     def create_view(self, name: str, query: str) -> None:
@@ -96,7 +103,7 @@ class SparkWriter:
     def append(self, table: str, rows: DataFrame | pa.Table, commit: Commit | None = None) -> None:
         """See `Engine.append`."""
         if isinstance(rows, pa.Table):
-            rows = as_dataframe(self.spark, rows).coalesce(1)
+            rows = self.rows(rows).coalesce(1)
         options = {}
         if commit is not None:
             options = {
@@ -130,7 +137,7 @@ class SparkWriter:
     ) -> None:
         """Merge rows as `Engine.merge` does, by MERGE in a session with these further settings."""
         if isinstance(rows, pa.Table):
-            rows = as_dataframe(self.spark, rows)
+            rows = self.rows(rows)
         schema = self.lake.layout[table].schema
         columns = [f"`{name}`" for name in schema.names]
         condition = replaced_row(only_open=only_open)
@@ -225,14 +232,6 @@ class SparkWriter:
             f"ALTER TABLE {sql_name(self.lake, table)} SET TBLPROPERTIES "
             f"({_as_properties(properties)})"
         )
-
-
-def as_dataframe(spark: SparkSession, table: pa.Table) -> DataFrame:
-    """Return the rows of an Arrow table as a DataFrame."""
-    # Spark infers no types from an Arrow table without a chunk, and loses the rows behind a chunk
-    # that is empty.
-    rows = table.combine_chunks() if table.num_rows else []
-    return create_rows(spark, rows, columns_ddl(table.schema))
 
 
 def _as_properties(properties: Mapping[str, str]) -> str:
