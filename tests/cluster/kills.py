@@ -159,9 +159,14 @@ def kill_an_executor_at_work(cluster: StandaloneCluster, run: RunProcess, ui_por
     executors = cluster.executors()
     for executor in executors:
         executor.suspend()
+
+    def has_task() -> bool:
+        assert run.process.poll() is None, run.said()
+        return bool(busy(ui_port))
+
     run.let_go()
     try:
-        until(lambda: bool(busy(ui_port)), "an executor at work")
+        until(has_task, "an executor at work")
         at_work = busy(ui_port)
         next(executor for executor in executors if number(executor) in at_work).kill()
     finally:

@@ -115,10 +115,12 @@ def test_a_run_outlives_a_store_that_is_away(on_s3: MakeRiver, store: Store) -> 
         store.kill()
         try:
             river.flow()
+            about_store = "store: the object store of"
             until(
-                lambda: run.process.poll() is not None or "store: the object store" in run.said(),
+                lambda: run.process.poll() is not None or about_store in run.said(),
                 "a word about the store",
             )
+            assert about_store in run.said()
             river.flow()
         finally:
             store.start()
