@@ -30,7 +30,7 @@ help:
 
 install: $(STAMP)
 
-$(STAMP): requirements.lock requirements-build.lock pyproject.toml pipelines/jvm/ivy.xml
+$(STAMP): requirements.lock requirements-build.lock pyproject.toml pipelines/watersmeet/jvm/ivy.xml
 	@command -v $(PYTHON) >/dev/null || { echo "Watersmeet needs Python 3.10 or newer, and there is no '$(PYTHON)' on this machine: install it, or name one with PYTHON=..." >&2; exit 1; }
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { echo "Watersmeet needs Python 3.10 or newer, and '$(PYTHON)' is $$($(PYTHON) --version 2>&1): name a newer one with PYTHON=..." >&2; exit 1; }
 	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { echo "Watersmeet needs Python's venv module to make .venv, and '$(PYTHON)' lacks it: install your system's python3-venv package" >&2; exit 1; }

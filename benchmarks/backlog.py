@@ -22,11 +22,11 @@ from benchmarks import points
 from benchmarks.inputs import Variant, fill_topics, write_configuration
 from benchmarks.points import Result, Sizes
 from benchmarks.programs import ProgramError, bytes_in, embedded_broker, notify, program
-from pipelines.core.sequence import parse_tail
-from pipelines.kafka.cluster import Cluster
-from pipelines.kafka.publisher import sequence_tail
-from pipelines.kafka.reading import read_tails
-from pipelines.settings import load_settings
+from watersmeet.core.sequence import parse_tail
+from watersmeet.kafka.cluster import Cluster
+from watersmeet.kafka.publisher import sequence_tail
+from watersmeet.kafka.reading import read_tails
+from watersmeet.settings import load_settings
 
 NUMBERS = frozenset({1, 6, 7, 8, 9, 10})
 WARM_UP, FLOOR_B = "floor_nothing", "floor_append"
@@ -91,7 +91,7 @@ class River:
             variant=variant,
         )
         settings = load_settings(file)
-        with program(folder, "-m", "pipelines", "run", "--once") as running:
+        with program(folder, "-m", "watersmeet", "run", "--once") as running:
             running.wait()
         tails = read_tails(settings.kafka, settings.publish.topic, self.partitions)
         published = sum(sequence_tail(last, parse_tail).seq + 1 for last in tails.values())
@@ -344,7 +344,7 @@ def _starts(engine: str, plain: Run) -> Iterator[Result]:
 
 def _command(folder: Path, *arguments: str) -> float:
     """How long a command takes, as a process from its start to its end."""
-    with program(folder, "-m", "pipelines", *arguments) as running:
+    with program(folder, "-m", "watersmeet", *arguments) as running:
         running.wait()
     return running.seconds
 

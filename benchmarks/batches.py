@@ -32,20 +32,20 @@ from benchmarks.inputs import (
 )
 from benchmarks.points import Result, Sizes
 from benchmarks.programs import bytes_in, notify
-from pipelines.core.plan import TopicPartition
-from pipelines.core.reading import RECORD_BYTES
-from pipelines.core.types import ddl
-from pipelines.engine import Engine
-from pipelines.engine.embedded import EmbeddedEngine
-from pipelines.engine.session import spark_session
-from pipelines.engine.spark import SparkEngine
-from pipelines.lake import tables
-from pipelines.lake.generations import Generation, generation_rows
-from pipelines.lake.location import Lake
-from pipelines.run import create_missing
-from pipelines.running.owner import Owner
-from pipelines.settings import Settings, SilverSettings, load_settings
-from pipelines.silver import Silver
+from watersmeet.core.plan import TopicPartition
+from watersmeet.core.reading import RECORD_BYTES
+from watersmeet.core.types import ddl
+from watersmeet.engine import Engine
+from watersmeet.engine.embedded import EmbeddedEngine
+from watersmeet.engine.session import spark_session
+from watersmeet.engine.spark import SparkEngine
+from watersmeet.lake import tables
+from watersmeet.lake.generations import Generation, generation_rows
+from watersmeet.lake.location import Lake
+from watersmeet.run import create_missing
+from watersmeet.running.owner import Owner
+from watersmeet.settings import Settings, SilverSettings, load_settings
+from watersmeet.silver import Silver
 
 NUMBERS = frozenset({3, 4, 5})
 PARTITIONS = 4

@@ -49,7 +49,7 @@ def _run(backlog: River, folder: Path, workers: int) -> Run:
     with StandaloneCluster(folder, workers=workers) as cluster:
         settings = {
             "spark.master": cluster.master,
-            "spark.executorEnv.PYTHONPATH": str(ROOT),
+            "spark.executorEnv.PYTHONPATH": str(ROOT / "pipelines"),
         }
         return backlog.run("spark", folder.name, settings)
 

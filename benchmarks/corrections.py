@@ -35,18 +35,18 @@ from benchmarks.inputs import (
 )
 from benchmarks.points import Result, Sizes
 from benchmarks.programs import notify
-from pipelines.core.columns import Int64s, time_column
-from pipelines.core.plan import TopicPartition
-from pipelines.core.reading import RECORD_BYTES
-from pipelines.engine.embedded import EmbeddedEngine
-from pipelines.engine.spark import SparkEngine
-from pipelines.lake import tables
-from pipelines.lake.generations import Generation, generation_rows
-from pipelines.lake.location import Lake
-from pipelines.run import create_missing
-from pipelines.running.owner import Owner
-from pipelines.settings import load_settings
-from pipelines.silver import Silver
+from watersmeet.core.columns import Int64s, time_column
+from watersmeet.core.plan import TopicPartition
+from watersmeet.core.reading import RECORD_BYTES
+from watersmeet.engine.embedded import EmbeddedEngine
+from watersmeet.engine.spark import SparkEngine
+from watersmeet.lake import tables
+from watersmeet.lake.generations import Generation, generation_rows
+from watersmeet.lake.location import Lake
+from watersmeet.run import create_missing
+from watersmeet.running.owner import Owner
+from watersmeet.settings import load_settings
+from watersmeet.silver import Silver
 
 NUMBERS = frozenset({11})
 LATE = 1_000

@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Literal
 from uuid import UUID
 
-from pipelines.kafka.cluster import Cluster
-from pipelines.kafka.options import ListeningProducer
-from pipelines.settings import Settings
+from watersmeet.kafka.cluster import Cluster
+from watersmeet.kafka.options import ListeningProducer
+from watersmeet.settings import Settings
 
 TOPICS = ("tracking", "orders")
 DAY_MS = 86_400_000

@@ -39,10 +39,10 @@ from benchmarks.inputs import (
 from benchmarks.peers.common import RUNS_ON
 from benchmarks.points import Result, Sizes
 from benchmarks.programs import Program, ProgramError, embedded_broker, notify, program
-from pipelines.core.sequence import ID, parse_message_id
-from pipelines.kafka.cluster import Cluster, sink_settings
-from pipelines.kafka.options import ListeningConsumer, ListeningProducer
-from pipelines.settings import Settings, load_settings
+from watersmeet.core.sequence import ID, parse_message_id
+from watersmeet.kafka.cluster import Cluster, sink_settings
+from watersmeet.kafka.options import ListeningConsumer, ListeningProducer
+from watersmeet.settings import Settings, load_settings
 
 NUMBERS = frozenset({2})
 TIMEOUT_MS = 5_000
@@ -206,7 +206,7 @@ def _latency(name: str, sizes: Sizes, folder: Path) -> Latency:
             if name != MERGE_JOB:
                 settings = prepare(folder, servers, name, partitions)
                 return _under_load(
-                    settings, sizes, folder, ("pipelines", "run"), "lake: ready", _by_id
+                    settings, sizes, folder, ("watersmeet", "run"), "lake: ready", _by_id
                 )
             settings = prepare(folder, servers, "spark", partitions, f"merged_by_{MERGE_JOB}")
             arguments = servers, str(folder), str(partitions), str(TIMEOUT_MS)

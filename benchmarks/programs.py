@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.machine import PeakMemory
-from pipelines.dev import broker
+from watersmeet.dev import broker
 
 ROOT = Path(__file__).resolve().parent.parent
 _LONGEST_RUN_S = 7200.0
@@ -76,7 +76,7 @@ def program(folder: Path, *arguments: str) -> Iterator[Program]:
     folder.mkdir(parents=True, exist_ok=True)
     log = folder / f"program-{time.monotonic_ns()}.log"
     # This checkout is what is measured, whatever is installed.
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT / 'pipelines'}:{ROOT}"}
     began = time.time()
     with log.open("wb") as output:
         command = [sys.executable, *arguments]

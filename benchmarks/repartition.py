@@ -24,8 +24,8 @@ from benchmarks import machine
 from benchmarks.inputs import fill_topics, write_configuration
 from benchmarks.points import ENGINES
 from benchmarks.programs import ProgramError, embedded_broker, notify, program
-from pipelines.kafka.cluster import Cluster
-from pipelines.settings import load_settings
+from watersmeet.kafka.cluster import Cluster
+from watersmeet.settings import load_settings
 
 
 def main() -> None:
@@ -81,7 +81,7 @@ def _run(folder: Path, servers: str, engine: str, partitions: int) -> dict[str, 
     }
     file.write_text(yaml.safe_dump(config))
     before = _processor_s()
-    with program(folder, "-m", "pipelines", "repartition", "--once", "--json") as running:
+    with program(folder, "-m", "watersmeet", "repartition", "--once", "--json") as running:
         running.wait()
     processor_s = _processor_s() - before
     [told] = json.loads(running.said()[running.said().index("{") :])["sources"]

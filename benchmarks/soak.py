@@ -34,9 +34,9 @@ from rich.table import Table
 from benchmarks import machine
 from benchmarks.latency import TIMEOUT_MS, Receiver, Sender, latencies, prepare
 from benchmarks.programs import ProgramError, embedded_broker, notify, program
-from pipelines.lake.by_delta_rs import DeltaRsReader
-from pipelines.lake.location import Lake
-from pipelines.settings import Settings
+from watersmeet.lake.by_delta_rs import DeltaRsReader
+from watersmeet.lake.location import Lake
+from watersmeet.settings import Settings
 
 PARTITIONS = 4
 EVERY_S = 5.0
@@ -132,7 +132,7 @@ def _run(folder: Path, settings: Settings, receiver: Receiver, seconds: float) -
     """One run, watched for so long after it is ready."""
     lake = Lake(settings)
     reader = DeltaRsReader(lake)
-    with program(folder, "-m", "pipelines", "run") as running:
+    with program(folder, "-m", "watersmeet", "run") as running:
         running.await_words("lake: ready")
         run = Watched(time.time())
         notify(f"{settings.engine}: a run of {seconds:.0f} s")
@@ -184,7 +184,7 @@ def _verify(folder: Path) -> None:
 
 def _command(folder: Path, *arguments: str) -> str:
     """The last line that a command says."""
-    with program(folder, "-m", "pipelines", *arguments) as running:
+    with program(folder, "-m", "watersmeet", *arguments) as running:
         running.wait()
     return running.said().strip().rpartition("\n")[2]
 

@@ -13,11 +13,11 @@ import pytest
 from pyspark.sql import SparkSession
 from xdist.scheduler import LoadScopeScheduling
 
-from pipelines.dev import broker
-from pipelines.engine.session import JAVA_OPTIONS, spark_session
 from tests.support import effort
 from tests.support.lakes import OpenSpark
 from tests.support.rivers import STARTED, River, RunProcess
+from watersmeet.dev import broker
+from watersmeet.engine.session import JAVA_OPTIONS, spark_session
 
 # Tests run much code a few times: what the optimising compiler costs never comes back (a third of
 # all processor time). (Without the optimising compiler the JVM keeps little room for compiled code,

@@ -14,8 +14,8 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-from pipelines.kafka.cluster import Cluster
-from pipelines.settings import KafkaSettings
+from watersmeet.kafka.cluster import Cluster
+from watersmeet.settings import KafkaSettings
 
 TIMEOUT_MS = 600_000
 

@@ -7,19 +7,19 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from pipelines.audit.evidence import read_evidence
-from pipelines.audit.problems import Findings
-from pipelines.audit.verify import check_partition
-from pipelines.audit.verify_evidence import read_partitions
-from pipelines.audit.verify_tables import check_versions
-from pipelines.audit.verify_validity import Validator
-from pipelines.core.idle import IdleDecision
-from pipelines.settings import Settings
 from tests.support.cases import SOURCES, Case, random_case
 from tests.support.configurations import settings_for
 from tests.support.lakes import CaseLake
 from tests.support.model_lakes import ModelLake
 from tests.support.topics import create_topics
+from watersmeet.audit.evidence import read_evidence
+from watersmeet.audit.problems import Findings
+from watersmeet.audit.verify import check_partition
+from watersmeet.audit.verify_evidence import read_partitions
+from watersmeet.audit.verify_tables import check_versions
+from watersmeet.audit.verify_validity import Validator
+from watersmeet.core.idle import IdleDecision
+from watersmeet.settings import Settings
 
 
 def case_of(

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pipelines.commands.asking import evaluator
-from pipelines.engine.choice import open_engine
-from pipelines.lake.epochs import begin_epoch
-from pipelines.run import create_missing
 from tests.support.configurations import settings_for
+from watersmeet.commands.asking import evaluator
+from watersmeet.engine.choice import open_engine
+from watersmeet.lake.epochs import begin_epoch
+from watersmeet.run import create_missing
 
 
 def test_expressions_of_an_epoch_that_has_ended_are_evaluated_too(tmp_path: Path) -> None:

@@ -11,17 +11,6 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, QueryBuilder
 
-from pipelines.audit.explain import explain
-from pipelines.audit.report import read_report
-from pipelines.audit.show import explain_view, status_view
-from pipelines.audit.status import status
-from pipelines.core.correction_model import Correction
-from pipelines.engine.choice import open_engine
-from pipelines.lake import tables
-from pipelines.lake.location import Lake
-from pipelines.live import corrected_sql
-from pipelines.operations.retention import expire
-from pipelines.running.outcomes import outcomes
 from tests.audit.inputs import case_of
 from tests.audit.test_report import COUNTS, rows
 from tests.audit.test_show import read
@@ -30,6 +19,17 @@ from tests.support.cases import SOURCES, Case, cases_with_ids, heartbeat, keyed,
 from tests.support.configurations import IDS, settings_for
 from tests.support.corrections import CorrectionModels, late_duplicates_of
 from tests.support.lakes import CaseLake, folder_of
+from watersmeet.audit.explain import explain
+from watersmeet.audit.report import read_report
+from watersmeet.audit.show import explain_view, status_view
+from watersmeet.audit.status import status
+from watersmeet.core.correction_model import Correction
+from watersmeet.engine.choice import open_engine
+from watersmeet.lake import tables
+from watersmeet.lake.location import Lake
+from watersmeet.live import corrected_sql
+from watersmeet.operations.retention import expire
+from watersmeet.running.outcomes import outcomes
 
 PAGE = Path(__file__).parents[2] / "docs" / "corrections.md"
 PARTITIONS = 24

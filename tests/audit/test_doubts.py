@@ -11,16 +11,16 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from pipelines.audit.doubts import FINISHED
-from pipelines.audit.show import status_view
-from pipelines.audit.status import status
-from pipelines.lake import tables
 from tests.support.cases import Case, heartbeat, keyed
 from tests.support.commands import here
 from tests.support.configurations import settings_for
 from tests.support.model_lakes import KAFKA_TIME_MS, ModelLake
 from tests.support.rivers import TIMEOUT_MS, River
 from tests.support.topics import produce
+from watersmeet.audit.doubts import FINISHED
+from watersmeet.audit.show import status_view
+from watersmeet.audit.status import status
+from watersmeet.lake import tables
 
 AWAY_S = 0.2
 WIRE = "\x00\x00\x00\x00\x07"

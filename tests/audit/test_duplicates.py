@@ -8,18 +8,6 @@ from typing import Any
 
 import pytest
 
-from pipelines.audit.explain import explain
-from pipelines.audit.rebuild import rebuild, rebuilt_settings, verify_against
-from pipelines.audit.show import explain_view
-from pipelines.audit.status import status
-from pipelines.engine.choice import open_engine
-from pipelines.lake import tables
-from pipelines.lake.by_delta_rs import DeltaRsReader
-from pipelines.lake.epochs import begin_epoch, read_epochs
-from pipelines.lake.location import Lake
-from pipelines.run import evolve_schema
-from pipelines.running.outcomes import outcomes
-from pipelines.settings import Settings
 from tests.audit.inputs import case_of, problems_in
 from tests.audit.test_show import read
 from tests.audit.test_verify import Change, altered, gone, twice
@@ -39,6 +27,18 @@ from tests.support.inputs import input_of
 from tests.support.lakes import CaseLake, duplicates_of
 from tests.support.model_lakes import rewrite
 from tests.support.tenants import merge_of, tenant_cases
+from watersmeet.audit.explain import explain
+from watersmeet.audit.rebuild import rebuild, rebuilt_settings, verify_against
+from watersmeet.audit.show import explain_view
+from watersmeet.audit.status import status
+from watersmeet.engine.choice import open_engine
+from watersmeet.lake import tables
+from watersmeet.lake.by_delta_rs import DeltaRsReader
+from watersmeet.lake.epochs import begin_epoch, read_epochs
+from watersmeet.lake.location import Lake
+from watersmeet.run import evolve_schema
+from watersmeet.running.outcomes import outcomes
+from watersmeet.settings import Settings
 
 pytestmark = pytest.mark.promise("R16")
 

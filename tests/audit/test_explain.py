@@ -14,24 +14,24 @@ from typing import Any
 import pytest
 from deltalake import write_deltalake
 
-from pipelines.audit.explain import explain
-from pipelines.audit.show import utc
-from pipelines.audit.status import status
-from pipelines.audit.verify_sink import read_sink
-from pipelines.core.idle import IdleDecision
-from pipelines.core.model import MergeRecord
-from pipelines.errors import ConfigurationError, WatersmeetError
-from pipelines.lake import tables
-from pipelines.lake.by_delta_rs import DeltaRsReader
-from pipelines.lake.commits import Commit
-from pipelines.lake.epochs import epoch_row
-from pipelines.lake.location import Lake
-from pipelines.settings import Settings
 from tests.audit.inputs import case_of, richest_cases, with_topics
 from tests.support.cases import KEYS, SOURCES, Case, heartbeat, keyed
 from tests.support.configurations import settings_for
 from tests.support.model_lakes import ModelLake, rewrite, wall_clock_ms
 from tests.support.topics import Published, consume
+from watersmeet.audit.explain import explain
+from watersmeet.audit.show import utc
+from watersmeet.audit.status import status
+from watersmeet.audit.verify_sink import read_sink
+from watersmeet.core.idle import IdleDecision
+from watersmeet.core.model import MergeRecord
+from watersmeet.errors import ConfigurationError, WatersmeetError
+from watersmeet.lake import tables
+from watersmeet.lake.by_delta_rs import DeltaRsReader
+from watersmeet.lake.commits import Commit
+from watersmeet.lake.epochs import epoch_row
+from watersmeet.lake.location import Lake
+from watersmeet.settings import Settings
 
 RANDOM, IDLE, HELD = range(4), 4, 5
 PARTITIONS = 6

@@ -9,9 +9,6 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from pipelines.audit.explain import explain
-from pipelines.audit.show import explain_view
-from pipelines.errors import ConfigurationError
 from tests.audit.test_verify_tenants import KNOWN, settings_of
 from tests.support.cases import SOURCES, Case, as_record
 from tests.support.configurations import settings_for
@@ -19,6 +16,9 @@ from tests.support.inputs import record_of
 from tests.support.merges import heads_by_tenant
 from tests.support.model_lakes import ModelLake
 from tests.support.tenants import TenantModels, case_of_records, tenant_case
+from watersmeet.audit.explain import explain
+from watersmeet.audit.show import explain_view
+from watersmeet.errors import ConfigurationError
 
 pytestmark = pytest.mark.promise("T7")
 

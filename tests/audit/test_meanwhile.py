@@ -12,34 +12,34 @@ from typing import Any
 
 import pytest
 
-from pipelines.audit.explain import explain
-from pipelines.audit.problems import SHOWN
-from pipelines.audit.rebuild import HistoryMovedError, rebuild, rebuilt_settings, verify_against
-from pipelines.audit.report import read_report
-from pipelines.audit.status import status
-from pipelines.audit.verify import verify
-from pipelines.engine.choice import open_engine
-from pipelines.lake import tables
-from pipelines.lake.by_delta_rs import DeltaRsReader
-from pipelines.lake.identity import REBUILD_GENERATION, kept_facts
-from pipelines.lake.lease import FORGET, Lease
-from pipelines.lake.location import Lake
-from pipelines.lake.table_reader import TableReader
-from pipelines.operations.forget import Forgetting
-from pipelines.operations.retention import expire
-from pipelines.run import LAYERS
-from pipelines.running.bronze_table import BronzeTable
-from pipelines.running.generations import Jump, Target
-from pipelines.running.owner import Owner
-from pipelines.running.taking_up import read_last_messages
-from pipelines.settings import Settings
-from pipelines.silver import Silver
 from tests.support.cases import keyed
 from tests.support.crashes import CrashError, dying_at
 from tests.support.effort import first_then_nightly
 from tests.support.lakes import fill_bronze
 from tests.support.meanwhile import Meanwhile
 from tests.support.rivers import River
+from watersmeet.audit.explain import explain
+from watersmeet.audit.problems import SHOWN
+from watersmeet.audit.rebuild import HistoryMovedError, rebuild, rebuilt_settings, verify_against
+from watersmeet.audit.report import read_report
+from watersmeet.audit.status import status
+from watersmeet.audit.verify import verify
+from watersmeet.engine.choice import open_engine
+from watersmeet.lake import tables
+from watersmeet.lake.by_delta_rs import DeltaRsReader
+from watersmeet.lake.identity import REBUILD_GENERATION, kept_facts
+from watersmeet.lake.lease import FORGET, Lease
+from watersmeet.lake.location import Lake
+from watersmeet.lake.table_reader import TableReader
+from watersmeet.operations.forget import Forgetting
+from watersmeet.operations.retention import expire
+from watersmeet.run import LAYERS
+from watersmeet.running.bronze_table import BronzeTable
+from watersmeet.running.generations import Jump, Target
+from watersmeet.running.owner import Owner
+from watersmeet.running.taking_up import read_last_messages
+from watersmeet.settings import Settings
+from watersmeet.silver import Silver
 
 pytestmark = [pytest.mark.promise("A16"), pytest.mark.long]
 

@@ -9,7 +9,12 @@ from typing import Any
 
 import pytest
 
-from pipelines.audit.partitioning import (
+from tests.support.cases import SOURCES, keyed
+from tests.support.configurations import settings_for
+from tests.support.inputs import tp_of
+from tests.support.repartitioning import expected_partition
+from tests.support.topics import create_topics, produce
+from watersmeet.audit.partitioning import (
     ENOUGH,
     SAMPLED,
     KeyPartitions,
@@ -17,12 +22,7 @@ from pipelines.audit.partitioning import (
     check_key_partition,
     check_sample,
 )
-from pipelines.audit.problems import Findings
-from tests.support.cases import SOURCES, keyed
-from tests.support.configurations import settings_for
-from tests.support.inputs import tp_of
-from tests.support.repartitioning import expected_partition
-from tests.support.topics import create_topics, produce
+from watersmeet.audit.problems import Findings
 
 PARTITIONS = 3
 

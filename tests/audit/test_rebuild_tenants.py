@@ -9,24 +9,24 @@ import pytest
 from deltalake import DeltaTable
 from rich.console import Console
 
-from pipelines.audit.rebuild import rebuild, rebuilt_settings, verify_against
-from pipelines.audit.show import rebuild_view
-from pipelines.core.window import Window
-from pipelines.engine.choice import open_engine
-from pipelines.errors import ConfigurationError
-from pipelines.lake import tables
-from pipelines.lake.by_delta_rs import DeltaRsReader
-from pipelines.lake.epochs import begin_epoch
-from pipelines.lake.location import Lake
-from pipelines.lake.retention_bounds import read_retention_bounds
-from pipelines.operations.retention import expire
-from pipelines.settings import Settings
 from tests.audit.inputs import problems_in
 from tests.audit.test_verify_tenants import settings_of
 from tests.support.cases import cases_with_ids
 from tests.support.configurations import IDS, settings_for
 from tests.support.lakes import CaseLake, duplicates_of
 from tests.support.tenants import TenantModels, late_of, silver_of, tenant_cases
+from watersmeet.audit.rebuild import rebuild, rebuilt_settings, verify_against
+from watersmeet.audit.show import rebuild_view
+from watersmeet.core.window import Window
+from watersmeet.engine.choice import open_engine
+from watersmeet.errors import ConfigurationError
+from watersmeet.lake import tables
+from watersmeet.lake.by_delta_rs import DeltaRsReader
+from watersmeet.lake.epochs import begin_epoch
+from watersmeet.lake.location import Lake
+from watersmeet.lake.retention_bounds import read_retention_bounds
+from watersmeet.operations.retention import expire
+from watersmeet.settings import Settings
 
 pytestmark = pytest.mark.promise("T6")
 

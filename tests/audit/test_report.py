@@ -12,19 +12,19 @@ from typing import Any
 import pytest
 from deltalake import write_deltalake
 
-from pipelines.audit import report as reading
-from pipelines.audit.report import ALL_SOURCES, STEPS, Report, read_report
-from pipelines.audit.report_charts import Figure, Steps
-from pipelines.audit.report_page import page
-from pipelines.lake.by_delta_rs import DeltaRsReader
-from pipelines.lake.epochs import epoch_row
-from pipelines.lake.location import Lake
-from pipelines.lake.tables import EPOCHS, LATE, PROGRESS, QUARANTINE, SILVER
-from pipelines.settings import Settings
 from tests.audit.test_verify_tenants import known_case
 from tests.audit.test_verify_tenants import settings_of as settings_with_tenants
 from tests.support.model_lakes import ModelLake
 from tests.support.report_tables import Row, parts, river_of, settings_for, write_tables
+from watersmeet.audit import report as reading
+from watersmeet.audit.report import ALL_SOURCES, STEPS, Report, read_report
+from watersmeet.audit.report_charts import Figure, Steps
+from watersmeet.audit.report_page import page
+from watersmeet.lake.by_delta_rs import DeltaRsReader
+from watersmeet.lake.epochs import epoch_row
+from watersmeet.lake.location import Lake
+from watersmeet.lake.tables import EPOCHS, LATE, PROGRESS, QUARANTINE, SILVER
+from watersmeet.settings import Settings
 
 NOW = 1_768_780_800_000
 """A wall time."""

@@ -14,9 +14,10 @@ import numpy as np
 import pytest
 import vl_convert
 
-from pipelines.audit.page import check_writable, write_page
-from pipelines.audit.report import Report, read_report
-from pipelines.audit.report_charts import (
+from tests.support.report_tables import river_of, settings_for, write_tables
+from watersmeet.audit.page import check_writable, write_page
+from watersmeet.audit.report import Report, read_report
+from watersmeet.audit.report_charts import (
     COLOURS,
     WIDTHS,
     Figure,
@@ -27,11 +28,10 @@ from pipelines.audit.report_charts import (
     in_unit,
     time_format,
 )
-from pipelines.audit.report_page import page
-from pipelines.errors import ConfigurationError
-from pipelines.lake.by_delta_rs import DeltaRsReader
-from pipelines.lake.location import Lake
-from tests.support.report_tables import river_of, settings_for, write_tables
+from watersmeet.audit.report_page import page
+from watersmeet.errors import ConfigurationError
+from watersmeet.lake.by_delta_rs import DeltaRsReader
+from watersmeet.lake.location import Lake
 
 HOUR, DAY = 3_600_000, 86_400_000
 NOW = 1_767_261_600_000

@@ -8,7 +8,7 @@ from typing import Any
 
 from rich.console import Console
 
-from pipelines.audit.show import SHOWN_PARTS, SHOWN_RECORDS, evolve_view, explain_view, utc
+from watersmeet.audit.show import SHOWN_PARTS, SHOWN_RECORDS, evolve_view, explain_view, utc
 
 
 def read(view: Any) -> list[str]:

@@ -11,12 +11,6 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from pipelines.audit.show import status_view
-from pipelines.audit.status import status
-from pipelines.core.idle import IdleDecision
-from pipelines.lake import tables
-from pipelines.lake.by_delta_rs import DeltaRsReader
-from pipelines.lake.location import Lake
 from tests.support.cases import SOURCES, Case, heartbeat, keyed, random_case
 from tests.support.configurations import settings_for
 from tests.support.inputs import record_of
@@ -24,6 +18,12 @@ from tests.support.model_lakes import ModelLake
 from tests.support.tenants import TenantModels, case_of_records, tenant_case
 from tests.support.timing import within
 from tests.support.topics import create_topics, produce
+from watersmeet.audit.show import status_view
+from watersmeet.audit.status import status
+from watersmeet.core.idle import IdleDecision
+from watersmeet.lake import tables
+from watersmeet.lake.by_delta_rs import DeltaRsReader
+from watersmeet.lake.location import Lake
 
 AWAY_S = 0.5
 
@@ -168,7 +168,7 @@ def test_without_the_broker_it_answers_within_four_seconds(tmp_path: Path) -> No
 @pytest.mark.parametrize("module", ["status", "explain", "verify", "rebuild", "show"])
 def test_nothing_of_spark_is_imported(module: str) -> None:
     foreign = "{'pyspark', 'py4j', 'delta'} & {name.split('.')[0] for name in sys.modules}"
-    code = f"import sys, pipelines.audit.{module}; sys.exit(bool({foreign}))"
+    code = f"import sys, watersmeet.audit.{module}; sys.exit(bool({foreign}))"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 

@@ -12,27 +12,6 @@ from typing import Any
 import pytest
 from deltalake import write_deltalake
 
-from pipelines.audit import evidence as audit_evidence
-from pipelines.audit import problems, verify_evidence
-from pipelines.audit.evidence import read_evidence
-from pipelines.audit.problems import Findings
-from pipelines.audit.verify import LOOKS, MOVING, verify
-from pipelines.audit.verify_evidence import read_partitions
-from pipelines.audit.verify_sink import check_sink, read_limits, read_sink
-from pipelines.audit.verify_tables import check_clock
-from pipelines.audit.verify_validity import Validator
-from pipelines.core.idle import IdleDecision
-from pipelines.core.plan import BatchPlan, Cursor, Rules
-from pipelines.core.step import State
-from pipelines.errors import ConfigurationError, KafkaUnreachableError, WatersmeetError
-from pipelines.lake import tables
-from pipelines.lake.by_delta_rs import DeltaRsReader
-from pipelines.lake.decisions import read_decisions
-from pipelines.lake.location import Lake
-from pipelines.lake.progress import progress_rows
-from pipelines.lake.table_reader import VersionGoneError
-from pipelines.running.planning import Planner
-from pipelines.settings import Settings
 from tests.audit.inputs import case_of, problems_in, richest_cases, settings_of, with_topics
 from tests.support.cases import HOLE, SOURCES, Case, heartbeat, keyed, random_case
 from tests.support.configurations import settings_for
@@ -45,6 +24,27 @@ from tests.support.topics import (
     produce,
     produce_transaction,
 )
+from watersmeet.audit import evidence as audit_evidence
+from watersmeet.audit import problems, verify_evidence
+from watersmeet.audit.evidence import read_evidence
+from watersmeet.audit.problems import Findings
+from watersmeet.audit.verify import LOOKS, MOVING, verify
+from watersmeet.audit.verify_evidence import read_partitions
+from watersmeet.audit.verify_sink import check_sink, read_limits, read_sink
+from watersmeet.audit.verify_tables import check_clock
+from watersmeet.audit.verify_validity import Validator
+from watersmeet.core.idle import IdleDecision
+from watersmeet.core.plan import BatchPlan, Cursor, Rules
+from watersmeet.core.step import State
+from watersmeet.errors import ConfigurationError, KafkaUnreachableError, WatersmeetError
+from watersmeet.lake import tables
+from watersmeet.lake.by_delta_rs import DeltaRsReader
+from watersmeet.lake.decisions import read_decisions
+from watersmeet.lake.location import Lake
+from watersmeet.lake.progress import progress_rows
+from watersmeet.lake.table_reader import VersionGoneError
+from watersmeet.running.planning import Planner
+from watersmeet.settings import Settings
 
 PLAIN = 18
 """So many partitions have the same known records; what is broken in one of them does not disturb
@@ -467,7 +467,7 @@ def test_a_version_that_silver_never_had_is_found(
         lambda found: {**found, "silver_version": 0} if found["batch"] == 1 else found,
     )
     monkeypatch.setattr(verify_evidence, "KNOWN_BATCHES", 1)
-    monkeypatch.setattr("pipelines.audit.verify_tables.KNOWN_BATCHES", 1)
+    monkeypatch.setattr("watersmeet.audit.verify_tables.KNOWN_BATCHES", 1)
     assert problems_of(settings, full=False) == []
     assert problems_of(settings) == [
         ("progress: batch 1", "version 0 of silver is not the commit of this batch")
@@ -637,8 +637,8 @@ def test_a_lake_that_never_stands_still_is_looked_at_so_often_and_no_more(
             raise VersionGoneError(tables.SILVER, 3)
         return {"ok": False, "problems": [], "notes": ["one"]}, None
 
-    monkeypatch.setattr("pipelines.audit.verify._check_once", look)
-    monkeypatch.setattr("pipelines.audit.verify._is_changing", lambda _: True)
+    monkeypatch.setattr("watersmeet.audit.verify._check_once", look)
+    monkeypatch.setattr("watersmeet.audit.verify._is_changing", lambda _: True)
     settings = settings_for(tmp_path)
     if is_gone:
         with pytest.raises(WatersmeetError, match="removed during each of 10 looks"):

@@ -14,22 +14,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
-from pipelines.audit import problems
-from pipelines.audit.verify import verify
-from pipelines.audit.verify_correction_topic import read_correction_topic
-from pipelines.engine.choice import open_engine
-from pipelines.engine.embedded import EmbeddedEngine
-from pipelines.engine.spark import SparkEngine
-from pipelines.gold import Gold
-from pipelines.lake import tables
-from pipelines.lake.by_delta_rs import DeltaRsReader
-from pipelines.lake.epochs import begin_epoch
-from pipelines.lake.generations import Generation, generation_rows
-from pipelines.lake.location import Lake
-from pipelines.operations.forget import Forgetting
-from pipelines.operations.retention import expire
-from pipelines.running.corrected_sequence import CorrectedSequence
-from pipelines.settings import Settings
 from tests.audit.inputs import case_of, settings_of, with_topics
 from tests.audit.test_verify import Change, altered, the_same
 from tests.laws.test_corrections import limited
@@ -50,6 +34,22 @@ from tests.support.topics import (
     delete_records,
     delete_topic,
 )
+from watersmeet.audit import problems
+from watersmeet.audit.verify import verify
+from watersmeet.audit.verify_correction_topic import read_correction_topic
+from watersmeet.engine.choice import open_engine
+from watersmeet.engine.embedded import EmbeddedEngine
+from watersmeet.engine.spark import SparkEngine
+from watersmeet.gold import Gold
+from watersmeet.lake import tables
+from watersmeet.lake.by_delta_rs import DeltaRsReader
+from watersmeet.lake.epochs import begin_epoch
+from watersmeet.lake.generations import Generation, generation_rows
+from watersmeet.lake.location import Lake
+from watersmeet.operations.forget import Forgetting
+from watersmeet.operations.retention import expire
+from watersmeet.running.corrected_sequence import CorrectedSequence
+from watersmeet.settings import Settings
 
 pytestmark = pytest.mark.promise("R21")
 

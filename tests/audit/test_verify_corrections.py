@@ -8,13 +8,6 @@ from typing import Any
 
 import pytest
 
-from pipelines.audit.rebuild import rebuild, rebuilt_settings, verify_against
-from pipelines.engine.choice import open_engine
-from pipelines.lake import tables
-from pipelines.lake.by_delta_rs import DeltaRsReader
-from pipelines.lake.location import Lake
-from pipelines.operations.forget import Forgetting
-from pipelines.operations.retention import expire
 from tests.audit.inputs import problems_in
 from tests.audit.test_corrections import NOTED
 from tests.audit.test_verify import Change, altered, gone, twice
@@ -26,6 +19,13 @@ from tests.support.crashes import CrashError, dying_at
 from tests.support.lakes import CaseLake
 from tests.support.model_lakes import rewrite
 from tests.support.tenants import merge_of, tenant_cases
+from watersmeet.audit.rebuild import rebuild, rebuilt_settings, verify_against
+from watersmeet.engine.choice import open_engine
+from watersmeet.lake import tables
+from watersmeet.lake.by_delta_rs import DeltaRsReader
+from watersmeet.lake.location import Lake
+from watersmeet.operations.forget import Forgetting
+from watersmeet.operations.retention import expire
 
 pytestmark = pytest.mark.promise("R21")
 

@@ -11,16 +11,6 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from pipelines.audit import evidence, problems, verify_dead_letters
-from pipelines.audit.verify import verify
-from pipelines.core.dead_letters import OFFSET, PARTITION, REASON
-from pipelines.kafka.cluster import Cluster
-from pipelines.lake import tables
-from pipelines.lake.by_delta_rs import DeltaRsReader
-from pipelines.lake.location import Lake
-from pipelines.monitoring.observability import Reporter
-from pipelines.run import LAYERS, Run
-from pipelines.settings import Settings
 from tests.support.cases import heartbeat, keyed
 from tests.support.commands import here
 from tests.support.model_lakes import rewrite
@@ -33,6 +23,16 @@ from tests.support.topics import (
     delete_records,
     delete_topic,
 )
+from watersmeet.audit import evidence, problems, verify_dead_letters
+from watersmeet.audit.verify import verify
+from watersmeet.core.dead_letters import OFFSET, PARTITION, REASON
+from watersmeet.kafka.cluster import Cluster
+from watersmeet.lake import tables
+from watersmeet.lake.by_delta_rs import DeltaRsReader
+from watersmeet.lake.location import Lake
+from watersmeet.monitoring.observability import Reporter
+from watersmeet.run import LAYERS, Run
+from watersmeet.settings import Settings
 
 pytestmark = [pytest.mark.long, pytest.mark.promise("A2")]
 

@@ -8,15 +8,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pipelines.audit.evidence import End
-from pipelines.audit.problems import SHOWN, Findings, answer
-from pipelines.audit.verify_evidence import Outcome
-from pipelines.audit.verify_model import PUBLISHED, Arrived, Message, merged_through, outcomes
-from pipelines.audit.verify_tables import gaps
-from pipelines.errors import Problem
-from pipelines.lake.epochs import Epoch
 from tests.support.configurations import settings_for
 from tests.support.inputs import input_of, record_of, tp_of
+from watersmeet.audit.evidence import End
+from watersmeet.audit.problems import SHOWN, Findings, answer
+from watersmeet.audit.verify_evidence import Outcome
+from watersmeet.audit.verify_model import PUBLISHED, Arrived, Message, merged_through, outcomes
+from watersmeet.audit.verify_tables import gaps
+from watersmeet.errors import Problem
+from watersmeet.lake.epochs import Epoch
 
 FIRST = Epoch(0, 0, settings_for(Path(), merge__timeout="100ms"))
 
@@ -71,7 +71,7 @@ def test_gaps_are_what_lies_between_offsets_and_skipped_ranges(
 ) -> None:
     some = np.array([3, 4, 9])
     assert gaps(some, [], 10) == [(0, 9)], "near ones are read as one"
-    monkeypatch.setattr("pipelines.audit.verify_tables.NEAR", 0)
+    monkeypatch.setattr("watersmeet.audit.verify_tables.NEAR", 0)
     assert gaps(some, [], 10) == [(0, 3), (5, 9)]
     assert gaps(some, [(0, 3), (6, 7)], 12) == [(5, 6), (7, 9), (10, 12)]
     assert gaps(some, [(0, 20)], 10) == gaps(some[:0], [], 0) == []

@@ -16,20 +16,6 @@ from typing import Any
 import pytest
 from hypothesis import given
 
-from pipelines.audit import evidence as audit_evidence
-from pipelines.audit import problems
-from pipelines.audit.evidence import End, read_evidence
-from pipelines.audit.problems import Findings
-from pipelines.audit.verify_evidence import Outcome, read_partitions
-from pipelines.audit.verify_model import merged_through, outcomes
-from pipelines.audit.verify_sink import check_sink, read_limits, read_sink
-from pipelines.audit.verify_validity import Validator
-from pipelines.core.model import MergeRecord, PartitionMerge, Record
-from pipelines.core.plan import TopicPartition
-from pipelines.engine.choice import open_engine
-from pipelines.lake import tables
-from pipelines.lake.epochs import Epoch, begin_epoch
-from pipelines.settings import Settings
 from tests.audit.inputs import problems_in, with_topics
 from tests.audit.inputs import settings_of as settings_with_topics
 from tests.audit.test_verify import Change, altered, gone, twice
@@ -42,6 +28,20 @@ from tests.support.merges import TENANTS, Life, idle_decision, lives
 from tests.support.model_lakes import ModelLake, Row, rewrite
 from tests.support.tenants import case_of_records, tenant_cases
 from tests.support.topics import CheckedProducer, consume, create_topics
+from watersmeet.audit import evidence as audit_evidence
+from watersmeet.audit import problems
+from watersmeet.audit.evidence import End, read_evidence
+from watersmeet.audit.problems import Findings
+from watersmeet.audit.verify_evidence import Outcome, read_partitions
+from watersmeet.audit.verify_model import merged_through, outcomes
+from watersmeet.audit.verify_sink import check_sink, read_limits, read_sink
+from watersmeet.audit.verify_validity import Validator
+from watersmeet.core.model import MergeRecord, PartitionMerge, Record
+from watersmeet.core.plan import TopicPartition
+from watersmeet.engine.choice import open_engine
+from watersmeet.lake import tables
+from watersmeet.lake.epochs import Epoch, begin_epoch
+from watersmeet.settings import Settings
 
 pytestmark = [pytest.mark.long, pytest.mark.promise("T5")]
 

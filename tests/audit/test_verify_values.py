@@ -13,31 +13,31 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
-from pipelines.audit.rebuild import (
-    WINDOW_FIELD,
-    rebuild,
-    rebuilt_settings,
-    verify_against,
-)
-from pipelines.audit.verify import verify
-from pipelines.audit.verify_sink import read_sink
-from pipelines.audit.verify_values import as_kept
-from pipelines.core.message import message_bytes
-from pipelines.core.types import TIME
-from pipelines.core.window import Window
-from pipelines.engine.choice import open_engine
-from pipelines.errors import ConfigurationError
-from pipelines.lake import tables
-from pipelines.lake.by_delta_rs import DeltaRsReader
-from pipelines.lake.epochs import begin_epoch
-from pipelines.lake.identity import REBUILD_BATCH
-from pipelines.lake.location import Lake
 from tests.audit.inputs import case_of, richest_cases, with_topics
 from tests.audit.test_verify import problems_of
 from tests.support.cases import heartbeat, keyed
 from tests.support.configurations import settings_for
 from tests.support.lakes import CaseLake
 from tests.support.model_lakes import ModelLake, Row, rewrite
+from watersmeet.audit.rebuild import (
+    WINDOW_FIELD,
+    rebuild,
+    rebuilt_settings,
+    verify_against,
+)
+from watersmeet.audit.verify import verify
+from watersmeet.audit.verify_sink import read_sink
+from watersmeet.audit.verify_values import as_kept
+from watersmeet.core.message import message_bytes
+from watersmeet.core.types import TIME
+from watersmeet.core.window import Window
+from watersmeet.engine.choice import open_engine
+from watersmeet.errors import ConfigurationError
+from watersmeet.lake import tables
+from watersmeet.lake.by_delta_rs import DeltaRsReader
+from watersmeet.lake.epochs import begin_epoch
+from watersmeet.lake.identity import REBUILD_BATCH
+from watersmeet.lake.location import Lake
 
 ODD_KEY = 'q"\\\x01\t\x1f/é\U0001f600'
 INTEGERS = {"type": "object", "properties": {name: {"type": "integer"} for name in ("ts", "n")}}
@@ -264,7 +264,7 @@ def copies(tmp_path: Path) -> tuple[ModelLake, ModelLake]:
 def test_a_rebuild_is_compared_row_by_row(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, groups: int
 ) -> None:
-    monkeypatch.setattr("pipelines.audit.verify_evidence.GROUPS", groups)
+    monkeypatch.setattr("watersmeet.audit.verify_evidence.GROUPS", groups)
     here, there = copies(tmp_path)
     directory = Path(str(there.settings.lake))
     assert verify_against(here.reader, there.reader, here.settings, directory) == {

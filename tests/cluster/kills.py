@@ -15,10 +15,10 @@ from typing import Any
 import psutil
 import pytest
 
-from pipelines.dev.processes import free_port
 from tests.support.rivers import FOLDER, Losses, River, RunProcess, until
 from tests.support.standalone import HOST, StandaloneCluster
 from tests.support.submitting import BARE_PYTHON, Submission
+from watersmeet.dev.processes import free_port
 
 
 @pytest.fixture(scope="module")

@@ -13,11 +13,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipelines.core.avro_schema import AvroSchema, avro_schema
-from pipelines.core.json_text import UndecodableError
-from pipelines.core.types import TIME, columns_ddl
-from pipelines.core.values import json_texts, largest_sizes, typed_values
-from pipelines.errors import ConfigurationError
 from tests.support.avro import (
     as_text,
     decoded,
@@ -28,6 +23,11 @@ from tests.support.avro import (
     schemas_with_values,
 )
 from tests.support.effort import draws
+from watersmeet.core.avro_schema import AvroSchema, avro_schema
+from watersmeet.core.json_text import UndecodableError
+from watersmeet.core.types import TIME, columns_ddl
+from watersmeet.core.values import json_texts, largest_sizes, typed_values
+from watersmeet.errors import ConfigurationError
 
 law = draws(60)
 FILE = Path("x.avsc")

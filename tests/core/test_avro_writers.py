@@ -16,10 +16,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipelines.core.avro_schema import avro_schema, self_contained
-from pipelines.core.json_text import UndecodableError
-from pipelines.core.reading import WRITER_SCHEMA, read_records
-from pipelines.core.values import typed_values
 from tests.core.test_reading import FAR, kafka_table, rules
 from tests.support.avro import (
     as_text,
@@ -34,6 +30,10 @@ from tests.support.avro import (
     schemas_with_values,
 )
 from tests.support.effort import draws
+from watersmeet.core.avro_schema import avro_schema, self_contained
+from watersmeet.core.json_text import UndecodableError
+from watersmeet.core.reading import WRITER_SCHEMA, read_records
+from watersmeet.core.values import typed_values
 
 law = draws(60)
 UTC = timezone.utc

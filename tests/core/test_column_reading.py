@@ -14,15 +14,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipelines.core import reading
-from pipelines.core.column_reading import column_reader
-from pipelines.core.json_text import MAX_DEPTH
-from pipelines.core.reading import ReadingRules, read_records
-from pipelines.core.times import LAST_EVENT_TIME_MS
 from tests.core.test_reading import FAR, NO_KAFKA_TIME, SCHEMA, Input, kafka_table, rules
 from tests.support.cases import BAD_VALUES
 from tests.support.effort import draws
 from tests.support.strategies import json_values
+from watersmeet.core import reading
+from watersmeet.core.column_reading import column_reader
+from watersmeet.core.json_text import MAX_DEPTH
+from watersmeet.core.reading import ReadingRules, read_records
+from watersmeet.core.times import LAST_EVENT_TIME_MS
 
 pytestmark = pytest.mark.promise("R9")
 

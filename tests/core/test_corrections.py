@@ -13,28 +13,28 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipelines.configuration.values import NAMES_OF_CORRECTIONS, RESERVED_NAMES
-from pipelines.core.clocks import clocks_of
-from pipelines.core.correction_model import Correction, PartitionCorrections
-from pipelines.core.correction_sequence import CorrectionPlace, late_born_id
-from pipelines.core.corrections import (
-    correct,
-    correction_schema,
-    newest,
-    settled,
-    with_validity,
-)
-from pipelines.core.merge import LATE_SCHEMA, Batch
-from pipelines.core.model import MergeRules, PartitionMerge, Record
-from pipelines.core.plan import Rules
-from pipelines.core.sequence import message_id
-from pipelines.core.window import Window
 from tests.core.test_merge_tenants import VALUE_TYPES, PureLake
 from tests.support.cases import SOURCES
 from tests.support.effort import draws
 from tests.support.inputs import input_of
 from tests.support.merges import KINDS
 from tests.support.strategies import cuts
+from watersmeet.configuration.values import NAMES_OF_CORRECTIONS, RESERVED_NAMES
+from watersmeet.core.clocks import clocks_of
+from watersmeet.core.correction_model import Correction, PartitionCorrections
+from watersmeet.core.correction_sequence import CorrectionPlace, late_born_id
+from watersmeet.core.corrections import (
+    correct,
+    correction_schema,
+    newest,
+    settled,
+    with_validity,
+)
+from watersmeet.core.merge import LATE_SCHEMA, Batch
+from watersmeet.core.model import MergeRules, PartitionMerge, Record
+from watersmeet.core.plan import Rules
+from watersmeet.core.sequence import message_id
+from watersmeet.core.window import Window
 
 law = draws(100)
 

@@ -8,7 +8,7 @@ import orjson
 import pyarrow as pa
 import pytest
 
-from pipelines.core.doubts import (
+from watersmeet.core.doubts import (
     APART_IN_PARTITION,
     APART_IN_TIME,
     UNLIKE,
@@ -18,7 +18,7 @@ from pipelines.core.doubts import (
     odd_times,
     why_unmet,
 )
-from pipelines.core.reading import KAFKA, ReadingRules
+from watersmeet.core.reading import KAFKA, ReadingRules
 
 NOW_MS = 1_767_225_600_000
 YEAR_MS = 365 * 86_400_000

@@ -13,9 +13,9 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from pipelines.core.json_schema import ValueSchema
-from pipelines.core.reading import ReadingRules
 from tests.core.test_reading import FAR, Input, read_all
+from watersmeet.core.json_schema import ValueSchema
+from watersmeet.core.reading import ReadingRules
 
 pytestmark = pytest.mark.promise("R9")
 

@@ -13,10 +13,10 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from pipelines.core.json_schema import value_schema
-from pipelines.core.message import message_values
-from pipelines.core.types import TIME, columns_ddl
-from pipelines.core.values import json_texts, typed_values
+from watersmeet.core.json_schema import value_schema
+from watersmeet.core.message import message_values
+from watersmeet.core.types import TIME, columns_ddl
+from watersmeet.core.values import json_texts, typed_values
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 SOURCES = ("tracking", "orders", "carts")

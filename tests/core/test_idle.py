@@ -6,8 +6,8 @@ from collections.abc import Collection, Mapping
 
 import pytest
 
-from pipelines.core.idle import decide
 from tests.support.inputs import input_of, name_of
+from watersmeet.core.idle import decide
 
 pytestmark = pytest.mark.promise("C2")
 

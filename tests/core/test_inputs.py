@@ -6,8 +6,8 @@ import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipelines.core.input_columns import input_numbers, part_topics
-from pipelines.core.inputs import InputId, input_of_part, names_of, of_source, several_topics
+from watersmeet.core.input_columns import input_numbers, part_topics
+from watersmeet.core.inputs import InputId, input_of_part, names_of, of_source, several_topics
 
 _SOURCES = st.from_regex("[a-z][a-z0-9_]{0,3}", fullmatch=True)
 _TOPICS = st.text("AZaz09._-", min_size=1, max_size=4)

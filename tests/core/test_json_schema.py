@@ -11,9 +11,9 @@ from typing import Any
 import orjson
 import pytest
 
-from pipelines.core.json_schema import ValueSchema, value_schema
-from pipelines.core.types import columns_ddl
-from pipelines.errors import ConfigurationError
+from watersmeet.core.json_schema import ValueSchema, value_schema
+from watersmeet.core.types import columns_ddl
+from watersmeet.errors import ConfigurationError
 
 Schema = dict[str, Any]
 

@@ -13,35 +13,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
-from pipelines.configuration.values import NAMES_OF_STEPS, RESERVED_NAMES
-from pipelines.core.columns import NULL_TIME
-from pipelines.core.idle import IdleDecision
-from pipelines.core.inputs import InputId
-from pipelines.core.merge import (
-    LATE_SCHEMA,
-    MESSAGE_SCHEMA,
-    RECORD_SCHEMA,
-    Batch,
-    applied,
-    late,
-    merge,
-    merge_in_chunks,
-    silver_schema,
-)
-from pipelines.core.message import SAYS_CLOSING
-from pipelines.core.model import PartitionMerge, PublishedRecord, Record, horizon_after
-from pipelines.core.plan import (
-    Available,
-    BatchPlan,
-    Cursor,
-    OffsetRange,
-    Rules,
-    TopicPartition,
-    plan_batch,
-)
-from pipelines.core.repeated import DUPLICATE_SCHEMA, ID, RECORD_IDS, duplicates_of
-from pipelines.core.types import DUE
-from pipelines.core.window import Window
 from tests.support.cases import (
     INPUTS,
     KEYS,
@@ -55,6 +26,35 @@ from tests.support.cases import (
 )
 from tests.support.effort import seeds
 from tests.support.inputs import input_of, tp_of
+from watersmeet.configuration.values import NAMES_OF_STEPS, RESERVED_NAMES
+from watersmeet.core.columns import NULL_TIME
+from watersmeet.core.idle import IdleDecision
+from watersmeet.core.inputs import InputId
+from watersmeet.core.merge import (
+    LATE_SCHEMA,
+    MESSAGE_SCHEMA,
+    RECORD_SCHEMA,
+    Batch,
+    applied,
+    late,
+    merge,
+    merge_in_chunks,
+    silver_schema,
+)
+from watersmeet.core.message import SAYS_CLOSING
+from watersmeet.core.model import PartitionMerge, PublishedRecord, Record, horizon_after
+from watersmeet.core.plan import (
+    Available,
+    BatchPlan,
+    Cursor,
+    OffsetRange,
+    Rules,
+    TopicPartition,
+    plan_batch,
+)
+from watersmeet.core.repeated import DUPLICATE_SCHEMA, ID, RECORD_IDS, duplicates_of
+from watersmeet.core.types import DUE
+from watersmeet.core.window import Window
 
 TIMEOUT_MS = 100
 PARTITIONS = 50

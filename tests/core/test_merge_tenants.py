@@ -12,18 +12,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipelines.core.idle import IdleDecision
-from pipelines.core.merge import RECORD_SCHEMA, Batch, late_again, silver_schema
-from pipelines.core.model import PartitionMerge, Record
-from pipelines.core.plan import Available, BatchPlan, Cursor, Rules, TopicPartition, plan_batch
-from pipelines.core.repeated import ID, duplicates_of
-from pipelines.core.step import State, step
-from pipelines.core.window import Window
 from tests.support.cases import SOURCES
 from tests.support.effort import draws
 from tests.support.inputs import tp_of
 from tests.support.merges import MergeInput, tenant_inputs, with_ids
 from tests.support.strategies import cuts
+from watersmeet.core.idle import IdleDecision
+from watersmeet.core.merge import RECORD_SCHEMA, Batch, late_again, silver_schema
+from watersmeet.core.model import PartitionMerge, Record
+from watersmeet.core.plan import Available, BatchPlan, Cursor, Rules, TopicPartition, plan_batch
+from watersmeet.core.repeated import ID, duplicates_of
+from watersmeet.core.step import State, step
+from watersmeet.core.window import Window
 
 law = draws(150)
 

@@ -11,8 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipelines.core.columns import time_column
-from pipelines.core.message import (
+from tests.support.effort import draws
+from tests.support.sequences import in_sequence
+from tests.support.strategies import cuts
+from watersmeet.core.columns import time_column
+from watersmeet.core.message import (
     MESSAGES,
     SAYS_CLOSING,
     exceeds,
@@ -20,7 +23,7 @@ from pipelines.core.message import (
     message_values,
     messages,
 )
-from pipelines.core.sequence import (
+from watersmeet.core.sequence import (
     CLOSED_AT,
     DUE,
     ID,
@@ -31,10 +34,7 @@ from pipelines.core.sequence import (
     message_id,
     place_of,
 )
-from pipelines.core.types import TIME
-from tests.support.effort import draws
-from tests.support.sequences import in_sequence
-from tests.support.strategies import cuts
+from watersmeet.core.types import TIME
 
 law = draws(30)
 

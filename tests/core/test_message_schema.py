@@ -11,13 +11,13 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 
-from pipelines.core.avro_schema import avro_schema
-from pipelines.core.json_schema import value_schema
-from pipelines.core.merge import silver_schema
-from pipelines.core.message import message_values
-from pipelines.core.message_schema import message_schema
 from tests.support.avro import as_text, encoded, schemas_with_values
 from tests.support.effort import draws
+from watersmeet.core.avro_schema import avro_schema
+from watersmeet.core.json_schema import value_schema
+from watersmeet.core.merge import silver_schema
+from watersmeet.core.message import message_values
+from watersmeet.core.message_schema import message_schema
 
 AT = 1_767_225_600_000_000
 

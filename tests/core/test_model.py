@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 
-from pipelines.core.model import (
+from tests.support.cases import rules_of
+from tests.support.inputs import input_of, record_of
+from watersmeet.core.model import (
     NO_TENANT,
     LateRecord,
     MergeRecord,
@@ -15,8 +17,6 @@ from pipelines.core.model import (
     PartitionMerge,
     Record,
 )
-from tests.support.cases import rules_of
-from tests.support.inputs import input_of, record_of
 
 pytestmark = pytest.mark.promise("R1")
 

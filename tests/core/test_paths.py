@@ -12,16 +12,16 @@ import pytest
 import yaml
 from pydantic import ValidationError
 
-from pipelines.configuration.sources import EventTime, SourceSettings
-from pipelines.core.avro_schema import avro_schema
-from pipelines.core.paths import parse_path
-from pipelines.core.reading import ReadingRules, Reason
-from pipelines.dry_run import try_records
-from pipelines.errors import ConfigurationError
-from pipelines.settings import Settings, load_settings
 from tests.core.test_reading import FAR, Reading, read
 from tests.support.avro import as_text, encoded
 from tests.support.configurations import SMALLEST, settings_for
+from watersmeet.configuration.sources import EventTime, SourceSettings
+from watersmeet.core.avro_schema import avro_schema
+from watersmeet.core.paths import parse_path
+from watersmeet.core.reading import ReadingRules, Reason
+from watersmeet.dry_run import try_records
+from watersmeet.errors import ConfigurationError
+from watersmeet.settings import Settings, load_settings
 
 NO_KEY, NO_EVENT_TIME = Reason.NO_KEY.value, Reason.NO_EVENT_TIME.value
 NS = {"field": "ts", "unit": "ns", "text": True}

@@ -5,8 +5,9 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import pytest
 
-from pipelines.core.columns import NULL_TIME
-from pipelines.core.plan import (
+from tests.support.inputs import tp_of
+from watersmeet.core.columns import NULL_TIME
+from watersmeet.core.plan import (
     Available,
     BatchPlan,
     Cursor,
@@ -15,8 +16,7 @@ from pipelines.core.plan import (
     TopicPartition,
     plan_batch,
 )
-from pipelines.core.window import Window
-from tests.support.inputs import tp_of
+from watersmeet.core.window import Window
 
 pytestmark = pytest.mark.promise("R5")
 

@@ -13,15 +13,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipelines.core.json_schema import ValueSchema
-from pipelines.core.json_text import (
+from tests.support.effort import draws
+from tests.support.strategies import json_values
+from watersmeet.core.json_schema import ValueSchema
+from watersmeet.core.json_text import (
     MAX_DEPTH,
     MAX_DEPTH_WITH_SCHEMA,
     MAX_EXPONENT,
     MAX_NAME_LENGTH,
     MAX_NUMBER_LENGTH,
 )
-from pipelines.core.reading import (
+from watersmeet.core.reading import (
     KAFKA,
     MILLISECONDS_PER_UNIT,
     ReadingRules,
@@ -29,10 +31,8 @@ from pipelines.core.reading import (
     bronze_schema,
     read_records,
 )
-from pipelines.core.times import LAST_EVENT_TIME_MS
-from pipelines.core.types import HEADERS
-from tests.support.effort import draws
-from tests.support.strategies import json_values
+from watersmeet.core.times import LAST_EVENT_TIME_MS
+from watersmeet.core.types import HEADERS
 
 FAR = LAST_EVENT_TIME_MS
 """A Kafka timestamp that nothing is in the future of."""

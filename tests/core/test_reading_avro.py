@@ -13,11 +13,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipelines.core.avro_schema import avro_schema
-from pipelines.core.reading import Reason
 from tests.core.test_reading import FAR, Reading, read, read_all, rules
 from tests.support.avro import as_text, decoded, encoded, logical, schemas_with_values
 from tests.support.effort import draws
+from watersmeet.core.avro_schema import avro_schema
+from watersmeet.core.reading import Reason
 
 law = draws(60)
 UTC = timezone.utc

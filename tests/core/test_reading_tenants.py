@@ -13,9 +13,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipelines.core.avro_schema import avro_schema
-from pipelines.core.json_schema import ValueSchema
-from pipelines.core.reading import (
+from tests.core.test_reading import FAR, Input, kafka_table, rules
+from tests.support.avro import as_text, encoded, framed
+from tests.support.effort import draws
+from tests.support.strategies import json_values
+from watersmeet.core.avro_schema import avro_schema
+from watersmeet.core.json_schema import ValueSchema
+from watersmeet.core.reading import (
     BRONZE,
     KAFKA,
     RECORD_BYTES,
@@ -24,11 +28,7 @@ from pipelines.core.reading import (
     bronze_schema,
     read_records,
 )
-from pipelines.core.types import NO_TENANT
-from tests.core.test_reading import FAR, Input, kafka_table, rules
-from tests.support.avro import as_text, encoded, framed
-from tests.support.effort import draws
-from tests.support.strategies import json_values
+from watersmeet.core.types import NO_TENANT
 
 law = draws(50)
 

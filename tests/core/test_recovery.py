@@ -7,9 +7,12 @@ from hashlib import sha256
 
 import pytest
 
-from pipelines.core.idle import IdleDecision
-from pipelines.core.model import LateRecord, PartitionMerge, Record
-from pipelines.core.recovery import (
+from tests.support.cases import SOURCES, rules_of
+from tests.support.inputs import record_of
+from tests.support.sequences import by_key, published
+from watersmeet.core.idle import IdleDecision
+from watersmeet.core.model import LateRecord, PartitionMerge, Record
+from watersmeet.core.recovery import (
     CloseTimeRange,
     NotToldError,
     ReadBack,
@@ -24,7 +27,7 @@ from pipelines.core.recovery import (
     recovery_headers,
     sink_state,
 )
-from pipelines.core.sequence import (
+from watersmeet.core.sequence import (
     IDLE,
     IDLE_PACKED,
     LIVED,
@@ -35,10 +38,7 @@ from pipelines.core.sequence import (
     SEQ,
     SortKey,
 )
-from pipelines.core.window import Window
-from tests.support.cases import SOURCES, rules_of
-from tests.support.inputs import record_of
-from tests.support.sequences import by_key, published
+from watersmeet.core.window import Window
 
 T = 100
 TIMEOUT = Window(T)

@@ -9,9 +9,9 @@ import orjson
 import pyarrow as pa
 import pytest
 
-from pipelines.core import repartition
-from pipelines.core.reading import KAFKA, ReadingRules
-from pipelines.core.repartition import (
+from watersmeet.core import repartition
+from watersmeet.core.reading import KAFKA, ReadingRules
+from watersmeet.core.repartition import (
     ORIGIN,
     InputPartition,
     Origin,
@@ -23,7 +23,7 @@ from pipelines.core.repartition import (
     repartition_messages,
     written,
 )
-from pipelines.core.types import TIME
+from watersmeet.core.types import TIME
 
 RULES = ReadingRules(
     event_time=("ts",), max_future_ms=1000, key=("k",), heartbeat=(("type",), "beat")

@@ -14,11 +14,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipelines.core.avro_schema import AvroSchema, avro_schema
-from pipelines.core.json_text import UndecodableError
-from pipelines.core.schema_changes import refused_changes
-from pipelines.core.types import widened
-from pipelines.core.values import typed_values
 from tests.support.avro import (
     as_text,
     decimal,
@@ -30,6 +25,11 @@ from tests.support.avro import (
     schemas_with_values,
 )
 from tests.support.effort import draws
+from watersmeet.core.avro_schema import AvroSchema, avro_schema
+from watersmeet.core.json_text import UndecodableError
+from watersmeet.core.schema_changes import refused_changes
+from watersmeet.core.types import widened
+from watersmeet.core.values import typed_values
 
 pytestmark = pytest.mark.promise("C8")
 

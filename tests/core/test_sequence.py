@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipelines.core.sequence import (
+from tests.support.effort import draws
+from watersmeet.core.sequence import (
     CLOSED_AT,
     DUE,
     FORGOTTEN,
@@ -24,7 +25,6 @@ from pipelines.core.sequence import (
     place_of,
     tombstones,
 )
-from tests.support.effort import draws
 
 law = draws(80)
 

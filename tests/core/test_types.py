@@ -7,8 +7,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from pipelines.core.columns import int64s
-from pipelines.core.types import HEADERS, TIME, columns_ddl, ddl
+from watersmeet.core.columns import int64s
+from watersmeet.core.types import HEADERS, TIME, columns_ddl, ddl
 
 
 @pytest.mark.parametrize(

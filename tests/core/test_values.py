@@ -11,8 +11,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from pipelines.core.values import double_text, json_texts, largest_sizes, typed_values
 from tests.support.effort import draws
+from watersmeet.core.values import double_text, json_texts, largest_sizes, typed_values
 
 law = draws(30)
 

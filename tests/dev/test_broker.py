@@ -19,13 +19,13 @@ from confluent_kafka import Consumer, KafkaError, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
-from pipelines.dev import broker, broker_launch
-from pipelines.dev.broker import BrokerStatus
-from pipelines.dev.broker_launch import INHERITED
-from pipelines.errors import ArtifactsError, BrokerError, WatersmeetError
-from pipelines.kafka.groups import Group
-from pipelines.settings import KafkaSettings
 from tests.support.topics import CheckedProducer, committed
+from watersmeet.dev import broker, broker_launch
+from watersmeet.dev.broker import BrokerStatus
+from watersmeet.dev.broker_launch import INHERITED
+from watersmeet.errors import ArtifactsError, BrokerError, WatersmeetError
+from watersmeet.kafka.groups import Group
+from watersmeet.settings import KafkaSettings
 
 pytestmark = [pytest.mark.long, pytest.mark.promise("A10")]
 
@@ -278,7 +278,7 @@ def test_a_crashed_broker_is_not_running_and_comes_back_on_other_ports(directory
 @pytest.mark.nightly
 def test_survives_the_death_of_the_process_that_started_it(directory: Path) -> None:
     code = (
-        "import pathlib, sys, time; from pipelines.dev import broker; "
+        "import pathlib, sys, time; from watersmeet.dev import broker; "
         "broker.start(pathlib.Path(sys.argv[1])); print('up', flush=True); time.sleep(600)"
     )
     with subprocess.Popen(
@@ -304,7 +304,7 @@ def test_a_starter_that_dies_early_leaves_a_broker_that_can_be_found_and_one_tha
     directory: Path,
 ) -> None:
     code = (
-        "import pathlib, sys; from pipelines.dev import broker; "
+        "import pathlib, sys; from watersmeet.dev import broker; "
         "broker.start(pathlib.Path(sys.argv[1]))"
     )
     with subprocess.Popen([sys.executable, "-c", code, str(directory)]) as starter:

@@ -10,7 +10,7 @@ from typing import Any
 import psutil
 import pytest
 
-from pipelines.dev.processes import alive
+from watersmeet.dev.processes import alive
 
 
 @pytest.fixture

@@ -23,12 +23,12 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
     ResourceType,
 )
 
-from pipelines.dev import broker, secure
-from pipelines.errors import BrokerError, KafkaAccessError, KafkaUnreachableError
-from pipelines.kafka.cluster import Cluster
-from pipelines.kafka.permissions import permissions
-from pipelines.settings import KafkaSettings, load_settings
 from tests.support.configurations import SMALLEST
+from watersmeet.dev import broker, secure
+from watersmeet.errors import BrokerError, KafkaAccessError, KafkaUnreachableError
+from watersmeet.kafka.cluster import Cluster
+from watersmeet.kafka.permissions import permissions
+from watersmeet.settings import KafkaSettings, load_settings
 
 pytestmark = pytest.mark.long
 
@@ -47,7 +47,7 @@ def watersmeet(folder: Path, *words: str) -> dict[str, Any]:
         name: value for name, value in os.environ.items() if name != secure.PASSWORD_VARIABLE
     }
     environment["KAFKA_HEAP_OPTS"] = QUICKLY
-    program = [sys.executable, "-m", "pipelines", *words, "--json"]
+    program = [sys.executable, "-m", "watersmeet", *words, "--json"]
     done = subprocess.run(
         program,
         capture_output=True,

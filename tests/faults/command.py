@@ -15,8 +15,8 @@ from pathlib import Path
 
 import psutil
 
-from pipelines.dev import broker
 from tests.support.standalone import end
+from watersmeet.dev import broker
 
 
 @contextmanager

@@ -26,9 +26,6 @@ import orjson
 import psutil
 
 import tests.conftest  # noqa: F401  # quick starts
-from pipelines.dev.processes import free_port
-from pipelines.lake import tables
-from pipelines.operations.redrive import Redrive
 from tests.faults.command import brokered, say
 from tests.support.cases import SOURCES, expected_late, expected_messages
 from tests.support.commands import here
@@ -55,6 +52,9 @@ from tests.support.rivers import (
 )
 from tests.support.timing import load
 from tests.support.topics import CheckedProducer, dead_letters, published
+from watersmeet.dev.processes import free_port
+from watersmeet.lake import tables
+from watersmeet.operations.redrive import Redrive
 
 LAKES = {"embedded": EMBEDDED, "spark": FOLDER}
 

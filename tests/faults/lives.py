@@ -48,23 +48,11 @@ from confluent_kafka import OFFSET_END, Message
 from confluent_kafka import TopicPartition as KafkaPartition
 from confluent_kafka.admin import AdminClient
 
-import pipelines.lake.lease
-import pipelines.operations.evolve
-import pipelines.operations.forget
-import pipelines.running.runner
 import tests.conftest  # noqa: F401  # quick starts
-from pipelines.core.inputs import InputId
-from pipelines.engine.embedded import EmbeddedEngine
-from pipelines.errors import WatersmeetError
-from pipelines.faults import IN_EVOLVE, IN_FORGET, IN_RESET
-from pipelines.faults import POINTS as OF_RUNS
-from pipelines.lake import tables
-from pipelines.lake.generations import read_generations
-from pipelines.lake.inputs import of_topic
-from pipelines.lake.lease import Lease
-from pipelines.lake.table_reader import row_count
-from pipelines.monitoring.observability import Reporter
-from pipelines.run import LAYERS, Run
+import watersmeet.lake.lease
+import watersmeet.operations.evolve
+import watersmeet.operations.forget
+import watersmeet.running.runner
 from tests.faults.command import brokered, say
 from tests.support.cases import SOURCES, heartbeat
 from tests.support.commands import in_process
@@ -82,6 +70,18 @@ from tests.support.lives import KilledError, Life, messages_in
 from tests.support.rivers import EMBEDDED, FOLDER
 from tests.support.timing import load
 from tests.support.topics import Access, CheckedProducer, client_options, create_topics
+from watersmeet.core.inputs import InputId
+from watersmeet.engine.embedded import EmbeddedEngine
+from watersmeet.errors import WatersmeetError
+from watersmeet.faults import IN_EVOLVE, IN_FORGET, IN_RESET
+from watersmeet.faults import POINTS as OF_RUNS
+from watersmeet.lake import tables
+from watersmeet.lake.generations import read_generations
+from watersmeet.lake.inputs import of_topic
+from watersmeet.lake.lease import Lease
+from watersmeet.lake.table_reader import row_count
+from watersmeet.monitoring.observability import Reporter
+from watersmeet.run import LAYERS, Run
 
 LAKES = {"embedded": EMBEDDED, "spark": FOLDER}
 DAY_MS = 86_400_000
@@ -117,7 +117,7 @@ class Points:
         self._lock = threading.Lock()
 
     def __call__(self, here: str) -> None:
-        """Instead of `pipelines.faults.fault_point`."""
+        """Instead of `watersmeet.faults.fault_point`."""
         if self.is_dead:
             raise KilledError(here)
         with self._lock:
@@ -172,11 +172,11 @@ def quick_lives() -> Iterator[None]:
 
     with ExitStack() as patched:
         for name, module in list(sys.modules.items()):
-            if name.startswith("pipelines.") and hasattr(module, "fault_point"):
+            if name.startswith("watersmeet.") and hasattr(module, "fault_point"):
                 patched.enter_context(patch.object(module, "fault_point", POINTS))
         patched.enter_context(patch.object(Lease, "release", released))
-        patched.enter_context(patch.object(pipelines.lake.lease, "SILENCE_S", 0.0))
-        patched.enter_context(patch.object(pipelines.running.runner, "LOOK_EVERY_S", 0.01))
+        patched.enter_context(patch.object(watersmeet.lake.lease, "SILENCE_S", 0.0))
+        patched.enter_context(patch.object(watersmeet.running.runner, "LOOK_EVERY_S", 0.01))
         patched.enter_context(patch.object(EmbeddedEngine, "from_kafka_s", 0.05))
         yield
 
@@ -1169,7 +1169,7 @@ def _prepare(engine: str) -> None:
     stack = ExitStack()
     stack.enter_context(quick_lives())
     if engine == "spark":
-        from pipelines.engine.session import spark_session
+        from watersmeet.engine.session import spark_session
 
         spark_session({"spark.sql.shuffle.partitions": "2"})
     _begun.append(stack)

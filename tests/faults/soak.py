@@ -27,9 +27,6 @@ from typing import Any
 from deltalake import DeltaTable
 
 import tests.conftest  # noqa: F401  # quick starts
-from pipelines.faults import POINTS
-from pipelines.lake import tables
-from pipelines.lake.commits import APPLICATION, last_decision
 from tests.faults.command import brokered, say
 from tests.faults.lives import Fate, kinds_of, parse, random_life, take, text_of
 from tests.support.cases import SOURCES, keyed
@@ -48,6 +45,9 @@ from tests.support.rivers import (
     until,
 )
 from tests.support.tenant_rivers import TenantRiver
+from watersmeet.faults import POINTS
+from watersmeet.lake import tables
+from watersmeet.lake.commits import APPLICATION, last_decision
 
 ANY_MOMENT = "any moment"
 

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from pipelines.faults import IN_RESET, POINTS
 from tests.support.configurations import IDS
 from tests.support.rivers import CATALOG, EMBEDDED, FOLDER, Losses, River
+from watersmeet.faults import IN_RESET, POINTS
 
-PACKAGE = Path(__file__).parents[2] / "pipelines"
+PACKAGE = Path(__file__).parents[2] / "pipelines" / "watersmeet"
 
 KILLS = [
     pytest.param(

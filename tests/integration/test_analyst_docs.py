@@ -15,18 +15,18 @@ from typing import Any
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
-from pipelines.dev.init import write_example
-from pipelines.lake import tables
-from pipelines.lake.by_spark import SparkReader, table_rows
-from pipelines.lake.generations import Generation, generation_rows
-from pipelines.run import create_missing
-from pipelines.running.bronze_table import BronzeTable
-from pipelines.running.owner import Owner
-from pipelines.settings import Settings, load_settings
-from pipelines.silver import Silver
 from tests.support.inputs import tp_of
 from tests.support.lakes import engine_for, fill_bronze, first_columns, quickly
 from tests.unit.test_docs import REGISTRY, ROOT, prose, slug
+from watersmeet.dev.init import write_example
+from watersmeet.lake import tables
+from watersmeet.lake.by_spark import SparkReader, table_rows
+from watersmeet.lake.generations import Generation, generation_rows
+from watersmeet.run import create_missing
+from watersmeet.running.bronze_table import BronzeTable
+from watersmeet.running.owner import Owner
+from watersmeet.settings import Settings, load_settings
+from watersmeet.silver import Silver
 
 pytestmark = [pytest.mark.long, pytest.mark.promise("A11")]
 

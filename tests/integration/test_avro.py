@@ -15,15 +15,6 @@ import jsonschema_rs
 import pytest
 from pyspark.sql import SparkSession
 
-from pipelines.audit.status import status
-from pipelines.core.message_schema import message_schema
-from pipelines.engine.spark import SparkEngine
-from pipelines.errors import WatersmeetError
-from pipelines.lake import tables
-from pipelines.lake.location import Lake
-from pipelines.live import live
-from pipelines.monitoring.observability import Reporter
-from pipelines.run import LAYERS, Run
 from tests.support.avro import (
     BAD_BYTES,
     CASE_SCHEMA,
@@ -41,6 +32,15 @@ from tests.support.registry import TestRegistry
 from tests.support.rivers import DEADLINE_S, EMBEDDED, FOLDER, River, until
 from tests.support.timing import within
 from tests.support.topics import published
+from watersmeet.audit.status import status
+from watersmeet.core.message_schema import message_schema
+from watersmeet.engine.spark import SparkEngine
+from watersmeet.errors import WatersmeetError
+from watersmeet.lake import tables
+from watersmeet.lake.location import Lake
+from watersmeet.live import live
+from watersmeet.monitoring.observability import Reporter
+from watersmeet.run import LAYERS, Run
 
 pytestmark = [pytest.mark.long, pytest.mark.promise("C11")]
 

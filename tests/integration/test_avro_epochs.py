@@ -10,10 +10,6 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from pipelines.engine.spark import SparkEngine
-from pipelines.lake import tables
-from pipelines.lake.location import Lake
-from pipelines.live import live
 from tests.integration.test_avro import (
     assert_whole,
     avro_river,
@@ -25,6 +21,10 @@ from tests.integration.test_epochs import evolve, is_sound
 from tests.support.avro import CASE_SCHEMA, as_avro, as_text
 from tests.support.rivers import EMBEDDED, FOLDER, River
 from tests.support.topics import published
+from watersmeet.engine.spark import SparkEngine
+from watersmeet.lake import tables
+from watersmeet.lake.location import Lake
+from watersmeet.live import live
 
 pytestmark = [pytest.mark.long, pytest.mark.promise("C8")]
 

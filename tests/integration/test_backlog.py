@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.lake import tables
 from tests.support.cases import Case, expected_silver, heartbeat, keyed
 from tests.support.configurations import settings_for
 from tests.support.lakes import CaseLake, OpenSpark, engine_for
+from watersmeet.lake import tables
 
 FAST, SLOW = 20_000, 200
 SHARE = 2_000

@@ -14,28 +14,28 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from pipelines.engine.catalog import check_catalog
-from pipelines.errors import ConfigurationError
-from pipelines.lake.location import Lake
-from pipelines.monitoring.observability import Reporter
-from pipelines.run import LAYERS, Run
 from tests.support.cases import SOURCES, heartbeat, keyed
 from tests.support.commands import here
 from tests.support.configurations import settings_for
 from tests.support.rivers import CATALOG, SCHEMA, Losses, River, warehouse
 from tests.support.topics import consume
+from watersmeet.engine.catalog import check_catalog
+from watersmeet.errors import ConfigurationError
+from watersmeet.lake.location import Lake
+from watersmeet.monitoring.observability import Reporter
+from watersmeet.run import LAYERS, Run
 
 pytestmark = pytest.mark.long
 
 ANALYST = """
 import io, json, sys
 from contextlib import redirect_stdout
-from pipelines.cli import main
+from watersmeet.cli import main
 sys.argv = ["watersmeet", "validate", "--json"]
 with redirect_stdout(io.StringIO()) as said:
     main()
-from pipelines.engine.session import spark_session
-from pipelines.settings import load_settings
+from watersmeet.engine.session import spark_session
+from watersmeet.settings import load_settings
 from pathlib import Path
 spark = spark_session(load_settings(Path("watersmeet.yml")).spark)
 by_status = "SELECT status, count(*) AS records FROM spark_catalog.shop.{} GROUP BY status"

@@ -24,12 +24,6 @@ import yaml
 from confluent_kafka.admin import AdminClient
 from pyspark.sql import SparkSession
 
-from pipelines.audit.validate import check_expressions, check_kafka
-from pipelines.engine.spark import SparkEngine
-from pipelines.errors import ConfigurationError, ForeignMessageError, Problem
-from pipelines.kafka.cluster import Cluster, dead_letter_settings, sink_settings
-from pipelines.monitoring.observability import Reporter
-from pipelines.run import Run
 from tests.support.cases import heartbeat, keyed
 from tests.support.commands import in_process
 from tests.support.configurations import settings_for
@@ -37,6 +31,12 @@ from tests.support.lakes import engine_for
 from tests.support.rivers import until
 from tests.support.timing import load
 from tests.support.topics import Published, create_topics, produce, published
+from watersmeet.audit.validate import check_expressions, check_kafka
+from watersmeet.engine.spark import SparkEngine
+from watersmeet.errors import ConfigurationError, ForeignMessageError, Problem
+from watersmeet.kafka.cluster import Cluster, dead_letter_settings, sink_settings
+from watersmeet.monitoring.observability import Reporter
+from watersmeet.run import Run
 
 TRACKING, ORDERS = "cli_tracking", "cli_orders"
 PARTITIONS = 2
@@ -147,7 +147,7 @@ class Following:
         self.errors = project.folder / f"run_{time.monotonic_ns()}.log"
         with self.errors.open("wb") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "pipelines", "run"],
+                [sys.executable, "-m", "watersmeet", "run"],
                 cwd=project.folder,
                 stdout=subprocess.PIPE,
                 stderr=log,

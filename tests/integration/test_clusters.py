@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.dev import broker
-from pipelines.errors import ConfigurationError
 from tests.support.commands import here
 from tests.support.rivers import Losses, River
 from tests.support.timing import within
 from tests.support.topics import Change, as_it_was, make_again
+from watersmeet.dev import broker
+from watersmeet.errors import ConfigurationError
 
 pytestmark = pytest.mark.long
 

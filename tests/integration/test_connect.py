@@ -41,7 +41,7 @@ def test_a_lake_is_filled_published_and_verified_through_spark_connect(
     river.flow()
     river.environment = without_spark() | {"SPARK_REMOTE": remote}
     river.finish()
-    command = [sys.executable, "-m", "pipelines", "verify", "--json", "-c", str(river.file)]
+    command = [sys.executable, "-m", "watersmeet", "verify", "--json", "-c", str(river.file)]
     done = subprocess.run(
         command, env=river.environment, capture_output=True, text=True, check=True, timeout=300
     )
@@ -79,7 +79,7 @@ def test_spark_connect_that_cannot_work_is_refused_in_one_sentence(
     (tmp_path / "watersmeet.yml").write_text(yaml.safe_dump(values))
     program = tmp_path / "program.py"
     program.write_text(
-        "import sys\nfrom pipelines.cli import "
+        "import sys\nfrom watersmeet.cli import "
         f"main\n{f'sys.modules[{missing!r}] = None' * bool(missing)}\nmain()\n"
     )
     with socket.socket() as silent:
@@ -89,7 +89,7 @@ def test_spark_connect_that_cannot_work_is_refused_in_one_sentence(
         environment = without_spark() | {
             "SPARK_REMOTE": f"sc://127.0.0.1:{silent.getsockname()[1]}/;token=secret"
         }
-        environment["PYTHONPATH"] = str(Path(__file__).parents[2])
+        environment["PYTHONPATH"] = str(Path(__file__).parents[2] / "pipelines")
         command = [sys.executable, str(program), "status"]
         done = subprocess.run(
             command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=60

@@ -12,24 +12,24 @@ from typing import Any
 
 import pytest
 
-from pipelines.audit.validate import check_keys
-from pipelines.core.repartition import murmur2
-from pipelines.errors import ConfigurationError, FencedError, LeaseTakenError
-from pipelines.faults import IN_EVOLVE
-from pipelines.lake import tables
-from pipelines.lake.epochs import read_epochs
-from pipelines.lake.lease import FORGET
-from pipelines.monitoring.observability import Reporter
-from pipelines.operations.evolve import evolve
-from pipelines.operations.forget import forgotten
-from pipelines.operations.redrive import Redrive
-from pipelines.repartition.command import repartition
-from pipelines.run import LAYERS, Run
 from tests.support.cases import heartbeat, keyed
 from tests.support.commands import in_process
 from tests.support.repartitioning import confluence
 from tests.support.rivers import River
 from tests.support.topics import consume, produce
+from watersmeet.audit.validate import check_keys
+from watersmeet.core.repartition import murmur2
+from watersmeet.errors import ConfigurationError, FencedError, LeaseTakenError
+from watersmeet.faults import IN_EVOLVE
+from watersmeet.lake import tables
+from watersmeet.lake.epochs import read_epochs
+from watersmeet.lake.lease import FORGET
+from watersmeet.monitoring.observability import Reporter
+from watersmeet.operations.evolve import evolve
+from watersmeet.operations.forget import forgotten
+from watersmeet.operations.redrive import Redrive
+from watersmeet.repartition.command import repartition
+from watersmeet.run import LAYERS, Run
 
 REFUSED = b'{"k":"forgotten","ts":"soon"}'
 
@@ -46,10 +46,10 @@ def crossing(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, Callable[[], obj
         def fault_point(reached: str) -> None:
             """What happens publishes, too, and is not crossed itself."""
             if reached == point:
-                monkeypatch.setattr("pipelines.kafka.publisher.fault_point", lambda _: None)
+                monkeypatch.setattr("watersmeet.kafka.publisher.fault_point", lambda _: None)
                 happens()
 
-        monkeypatch.setattr("pipelines.kafka.publisher.fault_point", fault_point)
+        monkeypatch.setattr("watersmeet.kafka.publisher.fault_point", fault_point)
 
     return cross
 

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from deltalake import DeltaTable
 
-from pipelines.lake.by_delta_rs import DeltaRsReader
-from pipelines.monitoring.observability import Reporter
-from pipelines.run import LAYERS, Run
 from tests.support.rivers import River
+from watersmeet.lake.by_delta_rs import DeltaRsReader
+from watersmeet.monitoring.observability import Reporter
+from watersmeet.run import LAYERS, Run
 
 TURNS = 6
 

@@ -8,14 +8,14 @@ import orjson
 import pytest
 from pyspark.sql import SparkSession
 
-from pipelines.core.message import message_bytes
-from pipelines.dry_run import try_records
-from pipelines.errors import ConfigurationError
 from tests.support.cases import keyed
 from tests.support.configurations import settings_for
 from tests.support.rivers import Losses, River
 from tests.support.topics import published
 from tests.unit.test_dry_run import records_of, sent
+from watersmeet.core.message import message_bytes
+from watersmeet.dry_run import try_records
+from watersmeet.errors import ConfigurationError
 
 pytestmark = pytest.mark.promise("C12")
 

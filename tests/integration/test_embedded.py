@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.engine.choice import open_engine
-from pipelines.errors import ConfigurationError
-from pipelines.lake import tables
-from pipelines.lake.by_delta_rs import DeltaRsReader
 from tests.support.commands import every_command_does_its_work
 from tests.support.configurations import settings_for
 from tests.support.rivers import River
+from watersmeet.engine.choice import open_engine
+from watersmeet.errors import ConfigurationError
+from watersmeet.lake import tables
+from watersmeet.lake.by_delta_rs import DeltaRsReader
 
 
 @pytest.mark.promise("R12")

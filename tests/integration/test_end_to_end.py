@@ -16,22 +16,22 @@ import pytest
 from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
-from pipelines.audit.status import status
-from pipelines.core.message import message_bytes
-from pipelines.engine.session import spark_session
-from pipelines.errors import ConfigurationError, WatersmeetError
-from pipelines.lake import tables
-from pipelines.lake.commits import last_decision
-from pipelines.lake.location import Lake
-from pipelines.lake.table_reader import TableReader
-from pipelines.monitoring.observability import Reporter
-from pipelines.run import LAYERS, Run
-from pipelines.settings import Settings
 from tests.support.cases import SOURCES, Case, expected_messages, heartbeat, keyed, random_case
 from tests.support.configurations import settings_for
 from tests.support.inputs import tp_of
 from tests.support.lakes import KINDS, engine_for, folder_of, place_of
 from tests.support.topics import consume, create_topics, produce, produce_transaction, published
+from watersmeet.audit.status import status
+from watersmeet.core.message import message_bytes
+from watersmeet.engine.session import spark_session
+from watersmeet.errors import ConfigurationError, WatersmeetError
+from watersmeet.lake import tables
+from watersmeet.lake.commits import last_decision
+from watersmeet.lake.location import Lake
+from watersmeet.lake.table_reader import TableReader
+from watersmeet.monitoring.observability import Reporter
+from watersmeet.run import LAYERS, Run
+from watersmeet.settings import Settings
 
 PARTITIONS = 7
 TIMEOUT_MS = 100

@@ -14,15 +14,15 @@ from typing import Any
 import orjson
 import pytest
 
-from pipelines.core.sequence import CLOSED_AT
-from pipelines.engine.choice import open_engine
-from pipelines.faults import IN_EVOLVE
-from pipelines.lake import tables
 from tests.support.cases import SOURCES, keyed
 from tests.support.commands import here
 from tests.support.effort import first_then_nightly
 from tests.support.rivers import EMBEDDED, FOLDER, Losses, River, until
 from tests.support.topics import consume, published
+from watersmeet.core.sequence import CLOSED_AT
+from watersmeet.engine.choice import open_engine
+from watersmeet.faults import IN_EVOLVE
+from watersmeet.lake import tables
 
 pytestmark = [pytest.mark.long, pytest.mark.promise("C6")]
 

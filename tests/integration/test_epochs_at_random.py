@@ -18,21 +18,21 @@ import orjson
 import pytest
 from confluent_kafka import Producer
 
-from pipelines.audit.rebuild import rebuild, verify_against
-from pipelines.audit.verify import verify
-from pipelines.core.message import message_bytes
-from pipelines.core.model import MergeRecord, PartitionMerge, Record
-from pipelines.core.window import Window
-from pipelines.lake import tables
-from pipelines.lake.by_delta_rs import DeltaRsReader
-from pipelines.lake.location import Lake
-from pipelines.monitoring.observability import Reporter
-from pipelines.operations.evolve import evolve, preview
-from pipelines.run import LAYERS, Run
 from tests.support.cases import SOURCES, rules_of
 from tests.support.inputs import record_of
 from tests.support.rivers import EMBEDDED, River
 from tests.support.topics import client_options, published
+from watersmeet.audit.rebuild import rebuild, verify_against
+from watersmeet.audit.verify import verify
+from watersmeet.core.message import message_bytes
+from watersmeet.core.model import MergeRecord, PartitionMerge, Record
+from watersmeet.core.window import Window
+from watersmeet.lake import tables
+from watersmeet.lake.by_delta_rs import DeltaRsReader
+from watersmeet.lake.location import Lake
+from watersmeet.monitoring.observability import Reporter
+from watersmeet.operations.evolve import evolve, preview
+from watersmeet.run import LAYERS, Run
 
 pytestmark = pytest.mark.nightly
 

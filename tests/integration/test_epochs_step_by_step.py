@@ -12,17 +12,17 @@ from typing import Any
 import orjson
 import pytest
 
-from pipelines import gold
-from pipelines.audit.verify import verify
-from pipelines.core.window import Window
-from pipelines.errors import ConfigurationError
-from pipelines.lake import tables
-from pipelines.monitoring.observability import Reporter
-from pipelines.operations.evolve import evolve
-from pipelines.run import Run
 from tests.support.cases import SOURCES, heartbeat, keyed
 from tests.support.rivers import River
 from tests.support.topics import published
+from watersmeet import gold
+from watersmeet.audit.verify import verify
+from watersmeet.core.window import Window
+from watersmeet.errors import ConfigurationError
+from watersmeet.lake import tables
+from watersmeet.monitoring.observability import Reporter
+from watersmeet.operations.evolve import evolve
+from watersmeet.run import Run
 
 pytestmark = [pytest.mark.long, pytest.mark.promise("C7")]
 

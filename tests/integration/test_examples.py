@@ -19,17 +19,17 @@ import pytest
 import yaml
 from deltalake import DeltaTable, QueryBuilder
 
-from pipelines.audit.rebuild import rebuild
-from pipelines.audit.verify import verify
-from pipelines.core.window import Window
-from pipelines.dry_run import try_file
-from pipelines.lake import tables
-from pipelines.lake.by_delta_rs import DeltaRsReader
-from pipelines.lake.location import Lake
-from pipelines.settings import Settings, load_settings
 from tests.support.commands import in_process
 from tests.support.corrections import corrections_in
 from tests.support.topics import create_topics, produce, published
+from watersmeet.audit.rebuild import rebuild
+from watersmeet.audit.verify import verify
+from watersmeet.core.window import Window
+from watersmeet.dry_run import try_file
+from watersmeet.lake import tables
+from watersmeet.lake.by_delta_rs import DeltaRsReader
+from watersmeet.lake.location import Lake
+from watersmeet.settings import Settings, load_settings
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = sorted(path.parent.name for path in ROOT.glob("examples/*/watersmeet.yml"))

@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 from deltalake import DeltaTable
 
-from pipelines.faults import IN_FORGET
 from tests.support.cases import BAD_VALUES, SOURCES, expected_messages, heartbeat, keyed
 from tests.support.commands import here
 from tests.support.rivers import River, RunProcess, until
 from tests.support.topics import consume, dead_letters, published
+from watersmeet.faults import IN_FORGET
 
 pytestmark = pytest.mark.long
 
@@ -52,7 +52,7 @@ def send(river: River, *times: int) -> None:
 
 
 def watersmeet(river: River, *words: str, exit_code: int = 0) -> str:
-    program = [sys.executable, "-m", "pipelines", *words, "-c", str(river.file)]
+    program = [sys.executable, "-m", "watersmeet", *words, "-c", str(river.file)]
     done = subprocess.run(
         program, capture_output=True, text=True, timeout=120, check=False, cwd=river.folder
     )

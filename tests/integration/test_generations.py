@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
-from pipelines.faults import IN_BEGINNING, IN_RESET
-from pipelines.lake import tables
-from pipelines.lake.generations import read_generations
-from pipelines.lake.table_reader import row_count
 from tests.support.effort import first_then_nightly
 from tests.support.lakes import first_columns
 from tests.support.lives import Life, killed_at
 from tests.support.topics import create_topics, delete_records
+from watersmeet.faults import IN_BEGINNING, IN_RESET
+from watersmeet.lake import tables
+from watersmeet.lake.generations import read_generations
+from watersmeet.lake.table_reader import row_count
 
 pytestmark = pytest.mark.long
 

@@ -13,15 +13,15 @@ import orjson
 import pytest
 import yaml
 
-from pipelines.audit.status import status
-from pipelines.lake import tables
-from pipelines.lake.table_reader import row_count
-from pipelines.monitoring.observability import Reporter
-from pipelines.repartition.command import repartition
 from tests.support.cases import SOURCES, heartbeat, keyed
 from tests.support.repartitioning import expected_partition
 from tests.support.rivers import TIMEOUT_MS, River
 from tests.support.topics import Published, produce, published
+from watersmeet.audit.status import status
+from watersmeet.lake import tables
+from watersmeet.lake.table_reader import row_count
+from watersmeet.monitoring.observability import Reporter
+from watersmeet.repartition.command import repartition
 
 OLD, NEW = 2, 5
 FIRST_ENDS_MS = 1000

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.jvm.artifacts import BROKER, SPARK, pinned
 from tests.support.installed import Environment, build_wheel
 from tests.support.packaging import extras
+from watersmeet.jvm.artifacts import BROKER, SPARK, pinned
 
 CHECKED = [
     *["bronze_tracking"] * 3,

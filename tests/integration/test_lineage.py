@@ -14,14 +14,14 @@ import pytest
 import yaml
 from openlineage.client import OpenLineageClient
 
-from pipelines.dev.processes import free_port
-from pipelines.errors import ConfigurationError
-from pipelines.monitoring.events import RecordsProcessed
-from pipelines.running.lineage import Dataset, sending
-from pipelines.settings import load_settings
 from tests.support.configurations import SMALLEST, settings_for
 from tests.support.panics import PanicException
 from tests.support.rivers import Losses, River
+from watersmeet.dev.processes import free_port
+from watersmeet.errors import ConfigurationError
+from watersmeet.monitoring.events import RecordsProcessed
+from watersmeet.running.lineage import Dataset, sending
+from watersmeet.settings import load_settings
 
 
 class Backend(BaseHTTPRequestHandler):

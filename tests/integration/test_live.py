@@ -9,20 +9,20 @@ from pathlib import Path
 import pytest
 from pyspark.sql import DataFrame, Row, SparkSession
 
-from pipelines.core.idle import IdleDecision
-from pipelines.engine.spark import SparkEngine
-from pipelines.lake import tables
-from pipelines.lake.by_spark import table_rows
-from pipelines.lake.decisions import decision_rows
-from pipelines.lake.location import Lake
-from pipelines.live import live
-from pipelines.running.owner import now_ms
-from pipelines.settings import Settings
 from tests.support.cases import INPUTS, SOURCES, Case, heartbeat, keyed, random_case
 from tests.support.configurations import settings_for
 from tests.support.inputs import tp_of
 from tests.support.lakes import CaseLake, engine_for, place_of
 from tests.support.tenants import TenantModels, tenant_cases
+from watersmeet.core.idle import IdleDecision
+from watersmeet.engine.spark import SparkEngine
+from watersmeet.lake import tables
+from watersmeet.lake.by_spark import table_rows
+from watersmeet.lake.decisions import decision_rows
+from watersmeet.lake.location import Lake
+from watersmeet.live import live
+from watersmeet.running.owner import now_ms
+from watersmeet.settings import Settings
 
 pytestmark = pytest.mark.long
 

@@ -9,11 +9,6 @@ from typing import Any
 
 import pytest
 
-from pipelines.lake import tables
-from pipelines.lake.generations import read_generations
-from pipelines.running.corrected_sequence import CorrectedSequence
-from pipelines.running.lake_sequence import LakeSequence
-from pipelines.running.merged_sequence import MergedSequence
 from tests.support.correction_topic import (
     CorrectionSeen,
     assert_as_the_table_says,
@@ -27,6 +22,11 @@ from tests.support.correction_topic import (
 from tests.support.effort import first_then_nightly
 from tests.support.lives import KilledError, Life, messages_in
 from tests.support.topics import create_topics
+from watersmeet.lake import tables
+from watersmeet.lake.generations import read_generations
+from watersmeet.running.corrected_sequence import CorrectedSequence
+from watersmeet.running.lake_sequence import LakeSequence
+from watersmeet.running.merged_sequence import MergedSequence
 
 pytestmark = [pytest.mark.promise("R20"), pytest.mark.long]
 

@@ -15,19 +15,19 @@ from typing import Any
 import pytest
 from prometheus_client import generate_latest
 
-from pipelines.audit.status import status
-from pipelines.dev.processes import free_port
-from pipelines.errors import LeaseLostError
-from pipelines.kafka.cluster import Cluster
-from pipelines.lake import tables
-from pipelines.lake.lease import Lease
-from pipelines.monitoring.metrics import Metrics
-from pipelines.monitoring.observability import Reporter
-from pipelines.run import LAYERS, Run
 from tests.support.cases import SOURCES, heartbeat
 from tests.support.metrics import Exposed, asked, expressions, scrape
 from tests.support.rivers import EMBEDDED, FOLDER, River, RunProcess, until
 from tests.support.topics import committed, produce
+from watersmeet.audit.status import status
+from watersmeet.dev.processes import free_port
+from watersmeet.errors import LeaseLostError
+from watersmeet.kafka.cluster import Cluster
+from watersmeet.lake import tables
+from watersmeet.lake.lease import Lease
+from watersmeet.monitoring.metrics import Metrics
+from watersmeet.monitoring.observability import Reporter
+from watersmeet.run import LAYERS, Run
 
 pytestmark = pytest.mark.long
 
@@ -308,7 +308,7 @@ def _without(labels: dict[str, str], lake: str) -> dict[str, str]:
 
 
 def watersmeet(river: River, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "pipelines", *arguments, "-c", str(river.file)]
+    command = [sys.executable, "-m", "watersmeet", *arguments, "-c", str(river.file)]
     return subprocess.run(
         command, cwd=river.folder, capture_output=True, text=True, timeout=120, check=False
     )

@@ -17,15 +17,15 @@ import yaml
 from nbclient import NotebookClient
 from pyspark.sql import SparkSession
 
-from pipelines.core.idle import IdleDecision
-from pipelines.lake import tables
-from pipelines.lake.decisions import decision_rows
-from pipelines.running.owner import now_ms
 from tests.support.cases import random_case
 from tests.support.configurations import settings_for
 from tests.support.inputs import input_of, tp_of
 from tests.support.lakes import CaseLake, engine_for, first_columns, write_configuration
 from tests.support.tenants import tenant_cases
+from watersmeet.core.idle import IdleDecision
+from watersmeet.lake import tables
+from watersmeet.lake.decisions import decision_rows
+from watersmeet.running.owner import now_ms
 
 pytestmark = [pytest.mark.long, pytest.mark.promise("A9")]
 

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from pipelines.audit.show import utc
-from pipelines.core.times import LAST_EVENT_TIME_MS
 from tests.support.cases import SOURCES, keyed
 from tests.support.commands import here
 from tests.support.rivers import Losses, River
 from tests.support.topics import CheckedProducer, consume, create_topics
+from watersmeet.audit.show import utc
+from watersmeet.core.times import LAST_EVENT_TIME_MS
 
 MICROSECONDS = 1_768_780_800_123_456
 NANOSECONDS = 1_768_780_800_123_456_789

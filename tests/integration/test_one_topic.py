@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from pipelines.lake import tables
-from pipelines.monitoring.observability import Reporter
-from pipelines.operations.forget import forgotten
 from tests.support.cases import KEYS, SOURCES, heartbeat, keyed
 from tests.support.rivers import EMBEDDED, FOLDER, Losses, River
 from tests.support.topics import produce
+from watersmeet.lake import tables
+from watersmeet.monitoring.observability import Reporter
+from watersmeet.operations.forget import forgotten
 
 
 def of_one_topic(kafka: str, folder: Path, lake: str) -> River:

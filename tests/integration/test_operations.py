@@ -11,19 +11,19 @@ import pytest
 from pyspark.sql import SparkSession
 from typer.testing import CliRunner
 
-from pipelines import cli
-from pipelines.commands import arguments
-from pipelines.errors import ConfigurationError
-from pipelines.lake import tables
-from pipelines.lake.maintenance import FEW_FILES, Maintenance, maintain
-from pipelines.monitoring.observability import Reporter
-from pipelines.run import LAYERS, Run
-from pipelines.running.ownership import kept_by
 from tests.support.cases import Case, expected_messages, expected_silver, heartbeat, keyed
 from tests.support.configurations import settings_for
 from tests.support.lakes import CaseLake, OpenSpark, engine_for, silver_of
 from tests.support.rivers import River
 from tests.support.topics import published
+from watersmeet import cli
+from watersmeet.commands import arguments
+from watersmeet.errors import ConfigurationError
+from watersmeet.lake import tables
+from watersmeet.lake.maintenance import FEW_FILES, Maintenance, maintain
+from watersmeet.monitoring.observability import Reporter
+from watersmeet.run import LAYERS, Run
+from watersmeet.running.ownership import kept_by
 
 pytestmark = pytest.mark.long
 

@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 
-from pipelines.lake import tables
-from pipelines.monitoring.events import Event, RecordsProcessed
-from pipelines.monitoring.observability import Reporter
-from pipelines.run import LAYERS, Run
 from tests.support.cases import SOURCES
 from tests.support.effort import first_then_nightly
 from tests.support.rivers import River
 from tests.support.tenant_rivers import TenantRiver
 from tests.support.topics import consume
+from watersmeet.lake import tables
+from watersmeet.monitoring.events import Event, RecordsProcessed
+from watersmeet.monitoring.observability import Reporter
+from watersmeet.run import LAYERS, Run
 
 pytestmark = pytest.mark.long
 

@@ -13,15 +13,15 @@ from typing import Any
 import pytest
 from confluent_kafka import Producer
 
-from pipelines.errors import ConfigurationError, KafkaRequestError
-from pipelines.kafka.cluster import Cluster
-from pipelines.lake import tables
-from pipelines.operations.redrive import Redrive
 from tests.support.cases import heartbeat, keyed
 from tests.support.commands import here
 from tests.support.effort import first_then_nightly
 from tests.support.rivers import River, RunProcess, in_chunks
 from tests.support.topics import CheckedProducer, consume, produce
+from watersmeet.errors import ConfigurationError, KafkaRequestError
+from watersmeet.kafka.cluster import Cluster
+from watersmeet.lake import tables
+from watersmeet.operations.redrive import Redrive
 
 pytestmark = pytest.mark.long
 

@@ -18,26 +18,6 @@ from typing import Any
 import pytest
 from confluent_kafka import Producer
 
-from pipelines.audit.validate import check_kafka, check_keys
-from pipelines.audit.verify import verify
-from pipelines.core.repartition import InputPartition, RepartitionProgress, murmur2
-from pipelines.errors import (
-    ConfigurationError,
-    DataLossError,
-    ForeignMessageError,
-    TopicChangedError,
-)
-from pipelines.kafka.cluster import Cluster
-from pipelines.lake import tables
-from pipelines.monitoring.events import Event, LagObserved
-from pipelines.monitoring.metrics import Metrics
-from pipelines.monitoring.observability import Reporter
-from pipelines.operations.redrive import Redrive
-from pipelines.repartition import origin_topics
-from pipelines.repartition.command import repartition
-from pipelines.repartition.origin_topics import OriginTopics
-from pipelines.running.lineage import sending
-from pipelines.settings import LineageSettings
 from tests.support.cases import SOURCES, expected_late, expected_messages, heartbeat, keyed
 from tests.support.effort import first_then_nightly
 from tests.support.lakes import late_of
@@ -55,6 +35,26 @@ from tests.support.topics import (
     produce,
     published,
 )
+from watersmeet.audit.validate import check_kafka, check_keys
+from watersmeet.audit.verify import verify
+from watersmeet.core.repartition import InputPartition, RepartitionProgress, murmur2
+from watersmeet.errors import (
+    ConfigurationError,
+    DataLossError,
+    ForeignMessageError,
+    TopicChangedError,
+)
+from watersmeet.kafka.cluster import Cluster
+from watersmeet.lake import tables
+from watersmeet.monitoring.events import Event, LagObserved
+from watersmeet.monitoring.metrics import Metrics
+from watersmeet.monitoring.observability import Reporter
+from watersmeet.operations.redrive import Redrive
+from watersmeet.repartition import origin_topics
+from watersmeet.repartition.command import repartition
+from watersmeet.repartition.origin_topics import OriginTopics
+from watersmeet.running.lineage import sending
+from watersmeet.settings import LineageSettings
 
 pytestmark = pytest.mark.long
 
@@ -551,7 +551,7 @@ def test_the_command_says_what_was_written_to_people_and_programs(river: River) 
         program = [
             sys.executable,
             "-m",
-            "pipelines",
+            "watersmeet",
             "repartition",
             "--once",
             *words,

@@ -11,10 +11,6 @@ from typing import Any
 
 import pytest
 
-from pipelines.errors import WatersmeetError
-from pipelines.lake import tables
-from pipelines.monitoring.observability import Reporter
-from pipelines.repartition.command import repartition
 from tests.support.avro import (
     BAD_BYTES,
     CASE_SCHEMA,
@@ -30,6 +26,10 @@ from tests.support.registry import TestRegistry
 from tests.support.repartitioning import Raws, as_cases, confluence, copied, raws
 from tests.support.rivers import River, until
 from tests.support.topics import published
+from watersmeet.errors import WatersmeetError
+from watersmeet.lake import tables
+from watersmeet.monitoring.observability import Reporter
+from watersmeet.repartition.command import repartition
 
 pytestmark = [pytest.mark.long, pytest.mark.promise("N4")]
 

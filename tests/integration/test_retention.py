@@ -8,16 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.dev.clickstream import events
-from pipelines.lake import tables
-from pipelines.lake.maintenance import FEW_FILES, maintain
-from pipelines.monitoring.observability import Reporter
-from pipelines.run import LAYERS, Run
-from pipelines.running.ownership import kept_by
 from tests.support.cases import SOURCES, expected_messages
 from tests.support.commands import here
 from tests.support.rivers import River
 from tests.support.topics import produce, published
+from watersmeet.dev.clickstream import events
+from watersmeet.lake import tables
+from watersmeet.lake.maintenance import FEW_FILES, maintain
+from watersmeet.monitoring.observability import Reporter
+from watersmeet.run import LAYERS, Run
+from watersmeet.running.ownership import kept_by
 
 pytestmark = [pytest.mark.long, pytest.mark.promise("C10")]
 

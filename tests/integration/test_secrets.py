@@ -17,7 +17,7 @@ SESSION = """
 import json, os, stat, sys, tempfile, threading
 from pathlib import Path
 import psutil
-from pipelines.engine.session import spark_session
+from watersmeet.engine.session import spark_session
 
 secret, option, folder = sys.argv[1:]
 tempfile.tempdir = folder

@@ -15,23 +15,23 @@ from typing import Any
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
-from pipelines.cycle import Cycle
-from pipelines.errors import ConfigurationError, LeaseLostError
-from pipelines.kafka.cluster import Cluster
-from pipelines.lake import tables
-from pipelines.lake.lease import FORGET, Lease
-from pipelines.lake.maintenance import maintain
-from pipelines.lake.published import last_sink
-from pipelines.monitoring.observability import Reporter
-from pipelines.operations import evolve as evolving
-from pipelines.operations.evolve import evolve
-from pipelines.operations.forget import forgotten
-from pipelines.run import LAYERS, Run
-from pipelines.running.bronze_table import BronzeTable, kafka_input
-from pipelines.running.ownership import kept_by
 from tests.support.cases import SOURCES, expected_quarantine
 from tests.support.lakes import quarantined_of
 from tests.support.rivers import Losses, River
+from watersmeet.cycle import Cycle
+from watersmeet.errors import ConfigurationError, LeaseLostError
+from watersmeet.kafka.cluster import Cluster
+from watersmeet.lake import tables
+from watersmeet.lake.lease import FORGET, Lease
+from watersmeet.lake.maintenance import maintain
+from watersmeet.lake.published import last_sink
+from watersmeet.monitoring.observability import Reporter
+from watersmeet.operations import evolve as evolving
+from watersmeet.operations.evolve import evolve
+from watersmeet.operations.forget import forgotten
+from watersmeet.run import LAYERS, Run
+from watersmeet.running.bronze_table import BronzeTable, kafka_input
+from watersmeet.running.ownership import kept_by
 
 KEEP = {"bronze": "1500ms", "silver": "2500ms", "late": "1500ms", "quarantine": "1s"}
 
@@ -40,7 +40,7 @@ KEEP = {"bronze": "1500ms", "silver": "2500ms", "late": "1500ms", "quarantine": 
 def every_owner_counts_as_dead(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody waits for silence: as where the owner before was killed, and a takeover between it and
     the next one, too."""
-    monkeypatch.setattr("pipelines.run.Lease", partial(Lease, is_dead=lambda _: True))
+    monkeypatch.setattr("watersmeet.run.Lease", partial(Lease, is_dead=lambda _: True))
 
 
 def new_run(river: River) -> Run:

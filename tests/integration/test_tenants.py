@@ -10,17 +10,17 @@ from urllib.parse import quote
 import pytest
 from prometheus_client import generate_latest
 
-from pipelines.audit.explain import explain
-from pipelines.audit.status import status
-from pipelines.monitoring.metrics import Metrics
-from pipelines.monitoring.observability import Reporter
-from pipelines.run import LAYERS, Run
-from pipelines.running.sampling import Sampler
 from tests.support.commands import here
 from tests.support.metrics import Exposed
 from tests.support.tenant_rivers import FIRST, TenantRiver
 from tests.support.tenants import TENANTS, Window, merge_of
 from tests.support.topics import consume
+from watersmeet.audit.explain import explain
+from watersmeet.audit.status import status
+from watersmeet.monitoring.metrics import Metrics
+from watersmeet.monitoring.observability import Reporter
+from watersmeet.run import LAYERS, Run
+from watersmeet.running.sampling import Sampler
 
 pytestmark = [pytest.mark.long, pytest.mark.promise("T4")]
 

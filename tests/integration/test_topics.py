@@ -13,17 +13,17 @@ from typing import Any
 
 import pytest
 
-from pipelines.engine.choice import open_engine
-from pipelines.lake import tables
-from pipelines.lake.commits import Commit
-from pipelines.lake.generations import read_generations
-from pipelines.lake.inputs import of_topic
-from pipelines.lake.table_reader import row_count
 from tests.support.avro import CASE_SCHEMA, as_avro, as_text
 from tests.support.cases import SOURCES, expected_messages, keyed
 from tests.support.commands import every_command_does_its_work, here
 from tests.support.rivers import FOLDER, Losses, River, until
 from tests.support.topics import add_partitions, consume, published
+from watersmeet.engine.choice import open_engine
+from watersmeet.lake import tables
+from watersmeet.lake.commits import Commit
+from watersmeet.lake.generations import read_generations
+from watersmeet.lake.inputs import of_topic
+from watersmeet.lake.table_reader import row_count
 
 pytestmark = pytest.mark.long
 

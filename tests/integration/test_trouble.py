@@ -13,20 +13,20 @@ import pytest
 from confluent_kafka import Producer
 from pyspark.sql import SparkSession
 
-from pipelines.dev import broker
-from pipelines.dev.processes import free_port
-from pipelines.errors import KafkaUnreachableError, TopicChangedError, WatersmeetError
-from pipelines.kafka import topic_monitor
-from pipelines.kafka.cluster import Cluster
-from pipelines.kafka.topic_monitor import TopicMonitor
-from pipelines.monitoring.observability import Reporter
-from pipelines.run import LAYERS, Run
-from pipelines.running.runner import Runner
 from tests.support.cases import expected_messages
 from tests.support.configurations import settings_for
 from tests.support.metrics import Exposed, scrape
 from tests.support.rivers import DEADLINE_S, FOLDER, Losses, River, until
 from tests.support.topics import add_partitions, create_topics, delete_topic, published
+from watersmeet.dev import broker
+from watersmeet.dev.processes import free_port
+from watersmeet.errors import KafkaUnreachableError, TopicChangedError, WatersmeetError
+from watersmeet.kafka import topic_monitor
+from watersmeet.kafka.cluster import Cluster
+from watersmeet.kafka.topic_monitor import TopicMonitor
+from watersmeet.monitoring.observability import Reporter
+from watersmeet.run import LAYERS, Run
+from watersmeet.running.runner import Runner
 
 pytestmark = pytest.mark.long
 

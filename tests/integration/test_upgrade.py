@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.lake import tables
 from tests.support.effort import first_then_nightly
 from tests.support.kept import FOLDER_OF_ARCHIVES, kept_river
 from tests.support.rivers import EMBEDDED, FOLDER, Losses, River
+from watersmeet.lake import tables
 
 pytestmark = pytest.mark.long
 

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.errors import ArtifactsError
-from pipelines.jvm import artifacts
-from pipelines.jvm.artifacts import BROKER, IVY_FILE, SPARK, cache_folder, fetch, jars, pinned
 from tests.support.commands import in_process
+from watersmeet.errors import ArtifactsError
+from watersmeet.jvm import artifacts
+from watersmeet.jvm.artifacts import BROKER, IVY_FILE, SPARK, cache_folder, fetch, jars, pinned
 
 pytestmark = pytest.mark.promise("A19")
 

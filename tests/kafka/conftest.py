@@ -5,8 +5,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from pipelines.settings import KafkaSettings
 from tests.support.secured import SecuredBroker, secured_broker
+from watersmeet.settings import KafkaSettings
 
 
 @pytest.fixture

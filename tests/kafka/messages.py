@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import pyarrow as pa
 
-from pipelines.core.sequence import ID, SEQ, message_id
-from pipelines.core.types import HEADERS
+from watersmeet.core.sequence import ID, SEQ, message_id
+from watersmeet.core.types import HEADERS
 
 
 def messages(

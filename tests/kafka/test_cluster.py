@@ -10,16 +10,16 @@ import pytest
 from confluent_kafka import OFFSET_INVALID, TopicPartition
 from confluent_kafka.admin import AdminClient
 
-from pipelines.audit.validate import check_kafka
-from pipelines.errors import KafkaRequestError, KafkaUnreachableError, TopicChangedError
-from pipelines.kafka.cluster import SMALLER_MESSAGES, Cluster, sink_settings
-from pipelines.kafka.options import ListeningAdmin
-from pipelines.settings import KafkaSettings
 from tests.kafka.waiting import await_end
 from tests.support.cases import SOURCES
 from tests.support.configurations import settings_for
 from tests.support.timing import load, within
 from tests.support.topics import create_topics, produce, produce_transaction
+from watersmeet.audit.validate import check_kafka
+from watersmeet.errors import KafkaRequestError, KafkaUnreachableError, TopicChangedError
+from watersmeet.kafka.cluster import SMALLER_MESSAGES, Cluster, sink_settings
+from watersmeet.kafka.options import ListeningAdmin
+from watersmeet.settings import KafkaSettings
 
 
 def test_topics_are_counted_and_identified_where_they_exist(

@@ -8,15 +8,15 @@ from pathlib import Path
 import pytest
 from confluent_kafka import Consumer, KafkaError, TopicPartition
 
-from pipelines.kafka.groups import Group, Groups
-from pipelines.kafka.permissions import Permission
-from pipelines.monitoring.events import BronzeProgress, MergeProgress, SourceStanding
-from pipelines.settings import KafkaSettings, Settings
 from tests.support.configurations import settings_for
 from tests.support.inputs import tp_of
 from tests.support.rivers import until
 from tests.support.secured import SecuredBroker
 from tests.support.topics import committed, create_topics
+from watersmeet.kafka.groups import Group, Groups
+from watersmeet.kafka.permissions import Permission
+from watersmeet.monitoring.events import BronzeProgress, MergeProgress, SourceStanding
+from watersmeet.settings import KafkaSettings, Settings
 
 
 def settings_of(folder: Path, topic: str, kafka: KafkaSettings) -> Settings:
@@ -127,7 +127,7 @@ def test_a_coordinator_that_has_just_moved_is_asked_again(
 def test_a_broker_that_is_away_is_no_warning(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pipelines.kafka.groups.TIMEOUT_S", 1.5)
+    monkeypatch.setattr("watersmeet.kafka.groups.TIMEOUT_S", 1.5)
     groups = Groups(settings_of(tmp_path, "any", KafkaSettings(bootstrap_servers="127.0.0.1:1")))
     groups(BronzeProgress({tp_of("tracking/any", 0): 1}))
     groups.commit()

@@ -14,16 +14,16 @@ from pathlib import Path
 import psutil
 import pytest
 
-from pipelines.configuration.sources import RegistrySettings
-from pipelines.core.avro_schema import avro_schema
-from pipelines.core.json_text import UndecodableError
-from pipelines.errors import RegistryUnreachableError, UnknownWriterSchemaError
-from pipelines.kafka import registry as asking
-from pipelines.kafka.registry import Registry
 from tests.support.avro import as_text, framed
 from tests.support.hostile_registry import answering, flood, packed_flood, schema, send
 from tests.support.repeating import repeating
 from tests.support.timing import within
+from watersmeet.configuration.sources import RegistrySettings
+from watersmeet.core.avro_schema import avro_schema
+from watersmeet.core.json_text import UndecodableError
+from watersmeet.errors import RegistryUnreachableError, UnknownWriterSchemaError
+from watersmeet.kafka import registry as asking
+from watersmeet.kafka.registry import Registry
 
 pytestmark = pytest.mark.promise("K60")
 READER = {"type": "record", "name": "R", "fields": [{"name": "f", "type": "long"}]}

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from confluent_kafka import KafkaError
 
-from pipelines.configuration.values import OWN_OPTIONS
-from pipelines.errors import (
+from watersmeet.configuration.values import OWN_OPTIONS
+from watersmeet.errors import (
     ConfigurationError,
     DataLossError,
     KafkaAccessError,
@@ -22,15 +22,15 @@ from pipelines.errors import (
     is_retriable,
     root_cause,
 )
-from pipelines.kafka.failures import failure
-from pipelines.kafka.options import (
+from watersmeet.kafka.failures import failure
+from watersmeet.kafka.options import (
     ListeningProducer,
     admin_options,
     check_options,
     consumer_options,
     producer_options,
 )
-from pipelines.settings import KafkaSettings
+from watersmeet.settings import KafkaSettings
 
 SECRET = "hunter2!secret"
 
@@ -156,8 +156,8 @@ def test_a_client_that_cannot_be_made_is_a_mistake_in_the_configuration() -> Non
 def test_the_log_goes_nowhere_unless_it_is_asked_for() -> None:
     script = """if True:
         import sys
-        from pipelines.kafka.options import ListeningProducer
-        from pipelines.settings import KafkaSettings
+        from watersmeet.kafka.options import ListeningProducer
+        from watersmeet.settings import KafkaSettings
         options = {"debug": "broker"} if sys.argv[1] == "debug" else {}
         kafka = KafkaSettings(bootstrap_servers="127.0.0.1:1", options=options)
         producer = ListeningProducer(kafka)
@@ -232,7 +232,7 @@ def test_each_error_is_one_sentence_and_only_what_may_pass_is_waited_for(
         (PublishingError("t", "too large", retriable=False), False),
         (KafkaAccessError("no"), False),
         (DataLossError("s", "t", {0: (1, 2)}), False),
-        (ValueError("pipelines"), False),
+        (ValueError("watersmeet"), False),
     ],
 )
 def test_an_error_says_whether_to_try_again(error: Exception, retriable: bool) -> None:
@@ -250,5 +250,5 @@ def test_an_error_of_a_worker_is_recognised_by_the_last_line_of_its_traceback() 
     )
     assert (is_retriable(unreachable), is_retriable(access)) == (True, False)
     assert root_cause(unreachable) == root_cause(access) == "the sentence"
-    mentioned = RuntimeError("a value said: pipelines.errors.KafkaUnreachableError: not raised")
+    mentioned = RuntimeError("a value said: watersmeet.errors.KafkaUnreachableError: not raised")
     assert not is_retriable(mentioned)

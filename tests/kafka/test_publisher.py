@@ -9,8 +9,12 @@ import pyarrow as pa
 import pytest
 from confluent_kafka import Message, Producer
 
-from pipelines.core.sequence import SequenceTail, parse_tail
-from pipelines.errors import (
+from tests.kafka.messages import messages
+from tests.kafka.waiting import await_end
+from tests.support.configurations import SMALLEST
+from tests.support.topics import consume, create_topics, produce, produce_transaction
+from watersmeet.core.sequence import SequenceTail, parse_tail
+from watersmeet.errors import (
     FencedError,
     ForeignMessageError,
     KafkaUnreachableError,
@@ -18,13 +22,9 @@ from pipelines.errors import (
     TopicChangedError,
     is_retriable,
 )
-from pipelines.kafka.options import ListeningProducer
-from pipelines.kafka.publisher import Publisher, sequence_tail, sink_publisher
-from pipelines.settings import KafkaSettings, Settings
-from tests.kafka.messages import messages
-from tests.kafka.waiting import await_end
-from tests.support.configurations import SMALLEST
-from tests.support.topics import consume, create_topics, produce, produce_transaction
+from watersmeet.kafka.options import ListeningProducer
+from watersmeet.kafka.publisher import Publisher, sequence_tail, sink_publisher
+from watersmeet.settings import KafkaSettings, Settings
 
 
 def publisher(
@@ -215,7 +215,7 @@ def test_a_broker_that_is_away_is_worth_another_try(
     topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     away = publisher("127.0.0.1:1", topic, delivery="at_least_once")
-    monkeypatch.setattr("pipelines.kafka.publisher.TIMEOUT_S", 1.0)
+    monkeypatch.setattr("watersmeet.kafka.publisher.TIMEOUT_S", 1.0)
     with pytest.raises(KafkaUnreachableError, match="refused") as error:
         away.begin()
     assert is_retriable(error.value)

@@ -13,17 +13,17 @@ import pytest
 from confluent_kafka import Message, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 
-from pipelines.core.reading import KAFKA
-from pipelines.errors import DataLossError, KafkaUnreachableError, TopicChangedError
-from pipelines.kafka.options import ListeningConsumer
-from pipelines.kafka.reading import BATCH_BYTES, Range, read_backwards, read_range, read_tails
-from pipelines.settings import KafkaSettings
 from tests.kafka.waiting import await_end
 from tests.support.cases import keyed
 from tests.support.memory import peak_mib_of
 from tests.support.rivers import until
 from tests.support.timing import within
 from tests.support.topics import CheckedProducer, create_topics, produce, produce_transaction
+from watersmeet.core.reading import KAFKA
+from watersmeet.errors import DataLossError, KafkaUnreachableError, TopicChangedError
+from watersmeet.kafka.options import ListeningConsumer
+from watersmeet.kafka.reading import BATCH_BYTES, Range, read_backwards, read_range, read_tails
+from watersmeet.settings import KafkaSettings
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -157,8 +157,8 @@ def test_batches_of_large_records_hold_fewer(
 
 READS_ALL = """
 import sys
-from pipelines.kafka.reading import Range, read_range
-from pipelines.settings import KafkaSettings
+from watersmeet.kafka.reading import Range, read_range
+from watersmeet.settings import KafkaSettings
 kafka = KafkaSettings.model_validate_json(sys.argv[1])
 batches = read_range(kafka, Range(sys.argv[2], 0, 0, 16_000))
 assert sum(batch.num_rows for batch in batches) == 16_000

@@ -11,20 +11,20 @@ from typing import Any
 
 import pytest
 
-from pipelines.configuration.sources import RegistrySettings
-from pipelines.core.avro_schema import avro_schema
-from pipelines.dev.certificates import Authority
-from pipelines.dev.processes import HOST, free_port
-from pipelines.errors import (
+from tests.support.avro import as_text, encoded, framed
+from tests.support.registry import TestRegistry, gate
+from watersmeet.configuration.sources import RegistrySettings
+from watersmeet.core.avro_schema import avro_schema
+from watersmeet.dev.certificates import Authority
+from watersmeet.dev.processes import HOST, free_port
+from watersmeet.errors import (
     ConfigurationError,
     RegistryAccessError,
     RegistryUnreachableError,
     UnknownWriterSchemaError,
     WatersmeetError,
 )
-from pipelines.kafka.registry import Registry
-from tests.support.avro import as_text, encoded, framed
-from tests.support.registry import TestRegistry, gate
+from watersmeet.kafka.registry import Registry
 
 pytestmark = pytest.mark.long
 

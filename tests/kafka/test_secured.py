@@ -10,18 +10,18 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.dev.certificates import Authority
-from pipelines.errors import KafkaAccessError, KafkaUnreachableError, is_retriable
-from pipelines.kafka.cluster import Cluster
-from pipelines.kafka.permissions import Permission
-from pipelines.kafka.publisher import Publisher, sink_publisher
-from pipelines.kafka.reading import Range, read_range, read_tails
-from pipelines.settings import KafkaSettings, Settings
 from tests.kafka.messages import messages
 from tests.support.configurations import SMALLEST
 from tests.support.secured import PASSWORD, SecuredBroker
 from tests.support.timing import within
 from tests.support.topics import create_topics, produce
+from watersmeet.dev.certificates import Authority
+from watersmeet.errors import KafkaAccessError, KafkaUnreachableError, is_retriable
+from watersmeet.kafka.cluster import Cluster
+from watersmeet.kafka.permissions import Permission
+from watersmeet.kafka.publisher import Publisher, sink_publisher
+from watersmeet.kafka.reading import Range, read_range, read_tails
+from watersmeet.settings import KafkaSettings, Settings
 
 pytestmark = pytest.mark.long
 

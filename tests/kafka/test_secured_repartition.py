@@ -12,14 +12,14 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from pipelines.dev import secure
-from pipelines.kafka.permissions import Permission, permissions
-from pipelines.settings import Settings
 from tests.support.configurations import settings_for
 from tests.support.repartitioning import Raws, confluence, copied, raws
 from tests.support.rivers import River, until
 from tests.support.secured import SecuredBroker
 from tests.support.topics import committed
+from watersmeet.dev import secure
+from watersmeet.kafka.permissions import Permission, permissions
+from watersmeet.settings import Settings
 
 pytestmark = [pytest.mark.long, pytest.mark.promise("N4")]
 
@@ -83,7 +83,7 @@ def place(
 
 
 def run(river: River, *words: str) -> subprocess.CompletedProcess[str]:
-    program = [sys.executable, "-m", "pipelines", *words, "-c", str(river.file)]
+    program = [sys.executable, "-m", "watersmeet", *words, "-c", str(river.file)]
     return subprocess.run(
         program, capture_output=True, text=True, timeout=SECONDS, check=False, cwd=river.folder
     )

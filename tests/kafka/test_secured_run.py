@@ -16,10 +16,6 @@ from typing import Any
 import psutil
 import pytest
 
-from pipelines.dev import secure
-from pipelines.dev.certificates import Authority
-from pipelines.kafka.cluster import written_topics
-from pipelines.kafka.permissions import permissions
 from tests.support.cases import expected_messages
 from tests.support.configurations import settings_for
 from tests.support.effort import first_then_nightly
@@ -28,6 +24,10 @@ from tests.support.secured import SecuredBroker
 from tests.support.timing import within
 from tests.support.tokens import SECRET, new_key
 from tests.support.topics import dead_letters, published
+from watersmeet.dev import secure
+from watersmeet.dev.certificates import Authority
+from watersmeet.kafka.cluster import written_topics
+from watersmeet.kafka.permissions import permissions
 
 pytestmark = pytest.mark.long
 
@@ -83,7 +83,7 @@ def ends(run: RunProcess, exit_code: int) -> str:
 
 
 def command(river: River, *words: str) -> subprocess.CompletedProcess[str]:
-    program = [sys.executable, "-m", "pipelines", *words, "-c", str(river.file)]
+    program = [sys.executable, "-m", "watersmeet", *words, "-c", str(river.file)]
     return subprocess.run(
         program, capture_output=True, text=True, timeout=120, check=False, cwd=river.folder
     )
@@ -132,7 +132,7 @@ def test_a_pipeline_runs_publishes_and_recovers_and_tells_nobody_its_password(
     lines = CommandLines(run)
     assert run.wait() == 0, run.said()
     seen = lines.stop()
-    assert any("pipelines run" in line for line in seen)
+    assert any("watersmeet run" in line for line in seen)
     assert [line for line in seen if password in line] == []
     river.flow()
     river.finish()

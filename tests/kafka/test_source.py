@@ -16,15 +16,15 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from pipelines.core.reading import KAFKA
-from pipelines.core.types import columns_ddl
-from pipelines.errors import is_retriable, root_cause
-from pipelines.kafka.ends import Topics
-from pipelines.kafka.ranges import share, split_ranges
-from pipelines.kafka.reading import Range
-from pipelines.kafka.source import DecodedTopic, ends_source, kafka_source, register
-from pipelines.settings import KafkaSettings
 from tests.support.topics import create_topics, produce
+from watersmeet.core.reading import KAFKA
+from watersmeet.core.types import columns_ddl
+from watersmeet.errors import is_retriable, root_cause
+from watersmeet.kafka.ends import Topics
+from watersmeet.kafka.ranges import share, split_ranges
+from watersmeet.kafka.reading import Range
+from watersmeet.kafka.source import DecodedTopic, ends_source, kafka_source, register
+from watersmeet.settings import KafkaSettings
 
 SECRET = "hunter2!secret"
 DEADLINE_S = 60
@@ -115,13 +115,13 @@ def test_an_error_is_recognised_on_the_driver_wherever_it_happens(
             root_session.read.format(register(root_session, ranges)).load().collect()
         return caught.value
 
-    beyond = in_a_worker(decoded(), 5, r"pipelines\.errors")
+    beyond = in_a_worker(decoded(), 5, r"watersmeet\.errors")
     assert root_cause(beyond).startswith(f"{topic}[0] ends at offset 1, and 5 is to be read next")
     assert not is_retriable(in_a_worker(decoded(decode=fail), 0, "a defect at 0"))
     away = in_a_worker(
         decoded(kafka=KafkaSettings(bootstrap_servers="127.0.0.1:1"), timeout_s=1.0),
         0,
-        r"pipelines\.errors",
+        r"watersmeet\.errors",
     )
     assert is_retriable(away)
     assert root_cause(away).startswith("no Kafka broker answers at 127.0.0.1:1 (")
@@ -214,9 +214,9 @@ def test_a_stream_that_spark_hangs_up_on_ends_without_a_stack_trace(
     """As Spark's own runner calls it: `stop` while the error passes through, and the error is told
     afterwards."""
     program = f"""
-from pipelines.kafka.ends import Topics
-from pipelines.kafka.source import ends_source
-from pipelines.settings import KafkaSettings
+from watersmeet.kafka.ends import Topics
+from watersmeet.kafka.source import ends_source
+from watersmeet.settings import KafkaSettings
 
 topics = Topics(KafkaSettings(bootstrap_servers="none:1"), ["t"], 1)
 reader = ends_source("hung_up", topics)({{}}).streamReader(None)

@@ -11,15 +11,15 @@ from pathlib import Path
 import pytest
 from confluent_kafka import KafkaException, Producer
 
-from pipelines.core.sequence import parse_tail
-from pipelines.errors import OpenTransactionError, is_retriable
-from pipelines.kafka import cluster
-from pipelines.kafka.permissions import former_transactional_id, permissions, transactional_id
-from pipelines.kafka.publisher import Publisher, record_publisher, sequence_tail, sink_publisher
-from pipelines.settings import KafkaSettings, Settings
 from tests.kafka.messages import messages
 from tests.support.configurations import settings_for
 from tests.support.topics import create_topics
+from watersmeet.core.sequence import parse_tail
+from watersmeet.errors import OpenTransactionError, is_retriable
+from watersmeet.kafka import cluster
+from watersmeet.kafka.permissions import former_transactional_id, permissions, transactional_id
+from watersmeet.kafka.publisher import Publisher, record_publisher, sequence_tail, sink_publisher
+from watersmeet.settings import KafkaSettings, Settings
 
 PARTS = [
     "shop",

@@ -16,21 +16,21 @@ import pytest
 from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient
 
-from pipelines import errors
-from pipelines.core.reading import KAFKA
-from pipelines.errors import (
+from tests.kafka.test_reading import send
+from tests.support.topics import create_topics, produce
+from watersmeet import errors
+from watersmeet.core.reading import KAFKA
+from watersmeet.errors import (
     DataLossError,
     KafkaUnreachableError,
     WatersmeetError,
     WorkerEndedError,
     is_retriable,
 )
-from pipelines.kafka import ranges, workers
-from pipelines.kafka.reading import Range, read_range
-from pipelines.kafka.workers import read_decoded
-from pipelines.settings import KafkaSettings
-from tests.kafka.test_reading import send
-from tests.support.topics import create_topics, produce
+from watersmeet.kafka import ranges, workers
+from watersmeet.kafka.reading import Range, read_range
+from watersmeet.kafka.workers import read_decoded
+from watersmeet.settings import KafkaSettings
 
 DEADLINE_S = 60
 AS_IT_IS = pa.table
@@ -40,11 +40,11 @@ STARTER = """
 import sys, time
 from multiprocessing import active_children
 import pyarrow as pa
-from pipelines.core.reading import KAFKA
-from pipelines.kafka.reading import Range
-from pipelines.kafka import workers
-from pipelines.kafka.workers import read_decoded
-from pipelines.settings import KafkaSettings
+from watersmeet.core.reading import KAFKA
+from watersmeet.kafka.reading import Range
+from watersmeet.kafka import workers
+from watersmeet.kafka.workers import read_decoded
+from watersmeet.settings import KafkaSettings
 workers.FEW_OFFSETS = 0
 kafka = KafkaSettings(bootstrap_servers=sys.argv[1])
 read_decoded(kafka, [Range(sys.argv[2], 0, 0, 1)], pa.table, KAFKA)
@@ -57,11 +57,11 @@ import os, sys, time
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing import active_children
 import pyarrow as pa
-from pipelines.core.reading import KAFKA
-from pipelines.kafka.reading import Range
-from pipelines.kafka import workers
-from pipelines.kafka.workers import read_decoded
-from pipelines.settings import KafkaSettings
+from watersmeet.core.reading import KAFKA
+from watersmeet.kafka.reading import Range
+from watersmeet.kafka import workers
+from watersmeet.kafka.workers import read_decoded
+from watersmeet.settings import KafkaSettings
 workers.FEW_OFFSETS = 0
 kafka = KafkaSettings(bootstrap_servers=sys.argv[1])
 with ThreadPoolExecutor(1) as inputs:
@@ -77,10 +77,10 @@ AT_ONCE = """
 import sys, time
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 import pyarrow as pa
-from pipelines.core.reading import KAFKA
-from pipelines.kafka import workers
-from pipelines.kafka.reading import Range
-from pipelines.settings import KafkaSettings
+from watersmeet.core.reading import KAFKA
+from watersmeet.kafka import workers
+from watersmeet.kafka.reading import Range
+from watersmeet.settings import KafkaSettings
 class Slow(ProcessPoolExecutor):
     made = 0
     def __init__(self, *arguments):
@@ -102,10 +102,10 @@ FEW = """
 import sys
 from multiprocessing import active_children
 import pyarrow as pa
-from pipelines.core.reading import KAFKA
-from pipelines.kafka import workers
-from pipelines.kafka.reading import Range
-from pipelines.settings import KafkaSettings
+from watersmeet.core.reading import KAFKA
+from watersmeet.kafka import workers
+from watersmeet.kafka.reading import Range
+from watersmeet.settings import KafkaSettings
 kafka = KafkaSettings(bootstrap_servers=sys.argv[1])
 for few in (3, 2):
     workers.FEW_OFFSETS = few

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 
-from pipelines.kafka.cluster import Cluster
-from pipelines.settings import KafkaSettings
+from watersmeet.kafka.cluster import Cluster
+from watersmeet.settings import KafkaSettings
 
 
 def await_end(settings: KafkaSettings, topic: str, end: int, partition: int = 0) -> None:

@@ -12,14 +12,14 @@ import pytest
 from deltalake import CommitProperties, DeltaTable, Schema, Transaction, write_deltalake
 from pyspark.sql import SparkSession
 
-from pipelines.core.types import columns_ddl
-from pipelines.lake.by_delta_rs import DeltaRsReader
-from pipelines.lake.by_spark import SparkReader
-from pipelines.lake.commits import Commit
-from pipelines.lake.location import Lake
-from pipelines.lake.table_reader import TableReader
-from pipelines.settings import Settings
 from tests.support.lakes import OpenSpark
+from watersmeet.core.types import columns_ddl
+from watersmeet.lake.by_delta_rs import DeltaRsReader
+from watersmeet.lake.by_spark import SparkReader
+from watersmeet.lake.commits import Commit
+from watersmeet.lake.location import Lake
+from watersmeet.lake.table_reader import TableReader
+from watersmeet.settings import Settings
 
 
 def settings_for(folder: Path, **overrides: Any) -> Settings:

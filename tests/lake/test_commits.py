@@ -12,11 +12,13 @@ import pytest
 from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
-import pipelines
-from pipelines.errors import LeaseLostError
-from pipelines.lake import tables
-from pipelines.lake.by_spark import SparkReader
-from pipelines.lake.commits import (
+import watersmeet
+from tests.lake.conftest import Store
+from tests.support.lakes import OpenSpark
+from watersmeet.errors import LeaseLostError
+from watersmeet.lake import tables
+from watersmeet.lake.by_spark import SparkReader
+from watersmeet.lake.commits import (
     APPLICATION,
     DELETING,
     EVOLVING,
@@ -26,11 +28,9 @@ from pipelines.lake.commits import (
     ranges_fact,
     ranges_of,
 )
-from pipelines.lake.conflicts import is_conflict, suppress_conflict
-from pipelines.lake.table_reader import Version
-from pipelines.running.owner import Owner
-from tests.lake.conftest import Store
-from tests.support.lakes import OpenSpark
+from watersmeet.lake.conflicts import is_conflict, suppress_conflict
+from watersmeet.lake.table_reader import Version
+from watersmeet.running.owner import Owner
 
 LATE = ("s", "t", 0, 1, "k", 0, 0, b"", 0, 0, "", None, None)
 FACTS = {
@@ -51,7 +51,7 @@ def test_a_commit_is_its_metadata() -> None:
         "application": "watersmeet",
         "token": 3,
         "number": 8,
-        "code_version": pipelines.__version__,
+        "code_version": watersmeet.__version__,
     }
 
 

@@ -17,13 +17,13 @@ import pyarrow as pa
 import pytest
 from deltalake.exceptions import CommitFailedError
 
-from pipelines.errors import LeaseLostError, LeaseTakenError, WatersmeetError
-from pipelines.lake import lease as leasing
-from pipelines.lake.commits import Commit
-from pipelines.lake.lease import RENEWAL_S, SILENCE_S, Entry, Lease, is_dead
-from pipelines.lake.process import process_table, start_ticks
 from tests.lake.conftest import Store
 from tests.support.panics import PanicException
+from watersmeet.errors import LeaseLostError, LeaseTakenError, WatersmeetError
+from watersmeet.lake import lease as leasing
+from watersmeet.lake.commits import Commit
+from watersmeet.lake.lease import RENEWAL_S, SILENCE_S, Entry, Lease, is_dead
+from watersmeet.lake.process import process_table, start_ticks
 
 
 @dataclass
@@ -296,9 +296,9 @@ def test_a_host_name_a_process_number_and_a_wall_clock_prove_no_death(ended: int
 TAKE = """
 import sys, time
 from pathlib import Path
-from pipelines.lake.by_delta_rs import DeltaRsReader
-from pipelines.lake.lease import Lease
-from pipelines.lake.location import Lake
+from watersmeet.lake.by_delta_rs import DeltaRsReader
+from watersmeet.lake.lease import Lease
+from watersmeet.lake.location import Lake
 from tests.lake.conftest import Store, settings_for
 folder = Path(sys.argv[1])
 lake = Lake(settings_for(folder, lake=sys.argv[2]))

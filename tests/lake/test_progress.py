@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.core.plan import BatchPlan, OffsetRange
-from pipelines.lake.commits import APPLICATION, Commit
-from pipelines.lake.progress import facts_of, last_batch, plan_of, progress_rows
-from pipelines.running.owner import Owner
 from tests.lake.conftest import Store, settings_for
 from tests.support.inputs import tp_of
+from watersmeet.core.plan import BatchPlan, OffsetRange
+from watersmeet.lake.commits import APPLICATION, Commit
+from watersmeet.lake.progress import facts_of, last_batch, plan_of, progress_rows
+from watersmeet.running.owner import Owner
 
 T = 1_700_000_000_000
 SMALL = BatchPlan(

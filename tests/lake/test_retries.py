@@ -10,24 +10,24 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from pipelines.bronze import Bronze
-from pipelines.engine.choice import open_engine
-from pipelines.errors import CommitRepeatedError
-from pipelines.kafka.idle_detector import IdleDetector
-from pipelines.lake import tables
-from pipelines.lake.decisions import read_decisions
-from pipelines.lake.generations import Generation
-from pipelines.lake.table_reader import TableReader
-from pipelines.run import create_missing
-from pipelines.running.next_offsets import NextOffsets
-from pipelines.running.owner import Owner
-from pipelines.settings import Settings
 from tests.lake.conftest import Store
 from tests.support.cases import Case, heartbeat, keyed
 from tests.support.configurations import settings_for
 from tests.support.crashes import CrashError, dying_at
 from tests.support.inputs import tp_of
 from tests.support.lakes import CaseLake, begin_at, records_of
+from watersmeet.bronze import Bronze
+from watersmeet.engine.choice import open_engine
+from watersmeet.errors import CommitRepeatedError
+from watersmeet.kafka.idle_detector import IdleDetector
+from watersmeet.lake import tables
+from watersmeet.lake.decisions import read_decisions
+from watersmeet.lake.generations import Generation
+from watersmeet.lake.table_reader import TableReader
+from watersmeet.run import create_missing
+from watersmeet.running.next_offsets import NextOffsets
+from watersmeet.running.owner import Owner
+from watersmeet.settings import Settings
 
 TABLE = tables.bronze("tracking")
 

@@ -9,25 +9,25 @@ from typing import Any
 
 import pytest
 
-from pipelines.core.idle import IdleDecision
-from pipelines.core.types import columns_ddl
-from pipelines.errors import ConfigurationError
-from pipelines.lake import tables
-from pipelines.lake.decisions import decision_rows, read_decisions
-from pipelines.lake.epochs import Epoch, Epochs, changes
-from pipelines.lake.files import Files
-from pipelines.lake.generations import Generation
-from pipelines.lake.identity import (
+from tests.lake.conftest import SPARK_CATALOG, Store, settings_for
+from tests.support.inputs import tp_of
+from watersmeet.core.idle import IdleDecision
+from watersmeet.core.types import columns_ddl
+from watersmeet.errors import ConfigurationError
+from watersmeet.lake import tables
+from watersmeet.lake.decisions import decision_rows, read_decisions
+from watersmeet.lake.epochs import Epoch, Epochs, changes
+from watersmeet.lake.files import Files
+from watersmeet.lake.generations import Generation
+from watersmeet.lake.identity import (
     check_layout,
     differences,
     identity,
     keep_identity,
 )
-from pipelines.lake.location import Lake
-from pipelines.lake.maintenance import FEW_FILES, FILE_BYTES, VACUUM_EVERY_S, Maintenance, maintain
-from pipelines.lake.table_reader import TableReader
-from tests.lake.conftest import SPARK_CATALOG, Store, settings_for
-from tests.support.inputs import tp_of
+from watersmeet.lake.location import Lake
+from watersmeet.lake.maintenance import FEW_FILES, FILE_BYTES, VACUUM_EVERY_S, Maintenance, maintain
+from watersmeet.lake.table_reader import TableReader
 
 # -- layout and place
 

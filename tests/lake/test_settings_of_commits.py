@@ -14,17 +14,17 @@ import pytest
 from deltalake import CommitProperties, DeltaTable, write_deltalake
 from pyspark.sql import SparkSession
 
-from pipelines.core.merge import REPLACING
-from pipelines.core.types import TIME
-from pipelines.engine.spark import SparkEngine
-from pipelines.lake import tables
-from pipelines.lake.commits import APPLICATION, Commit, last_commit, last_decision
-from pipelines.lake.location import Lake
-from pipelines.run import create_missing
-from pipelines.running.owner import Owner
 from tests.lake.conftest import Store
 from tests.support.configurations import settings_for
 from tests.support.rivers import until
+from watersmeet.core.merge import REPLACING
+from watersmeet.core.types import TIME
+from watersmeet.engine.spark import SparkEngine
+from watersmeet.lake import tables
+from watersmeet.lake.commits import APPLICATION, Commit, last_commit, last_decision
+from watersmeet.lake.location import Lake
+from watersmeet.run import create_missing
+from watersmeet.running.owner import Owner
 
 pytestmark = pytest.mark.promise("N26")
 

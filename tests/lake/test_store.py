@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.errors import ConfigurationError
-from pipelines.lake.location import Lake
-from pipelines.lake.store import check_writable
 from tests.support.configurations import settings_for
+from watersmeet.errors import ConfigurationError
+from watersmeet.lake.location import Lake
+from watersmeet.lake.store import check_writable
 
 
 def check(folder: Path, where: Path) -> None:

@@ -16,22 +16,6 @@ import pytest
 from deltalake import CommitProperties, DeltaTable, QueryBuilder, write_deltalake
 from pyspark.sql import SparkSession
 
-from pipelines.core.types import TIME
-from pipelines.errors import ConfigurationError, WatersmeetError
-from pipelines.lake import tables
-from pipelines.lake.by_delta_rs import DeltaRsReader
-from pipelines.lake.by_spark import SparkReader
-from pipelines.lake.choice import reader
-from pipelines.lake.location import Lake
-from pipelines.lake.table_reader import (
-    MAX_TERMS,
-    Condition,
-    NoTableError,
-    TableReader,
-    VersionGoneError,
-    Where,
-    within,
-)
 from tests.lake.conftest import (
     DELTA_RS,
     KINDS,
@@ -42,6 +26,22 @@ from tests.lake.conftest import (
     store_of,
 )
 from tests.support.lakes import OpenSpark
+from watersmeet.core.types import TIME
+from watersmeet.errors import ConfigurationError, WatersmeetError
+from watersmeet.lake import tables
+from watersmeet.lake.by_delta_rs import DeltaRsReader
+from watersmeet.lake.by_spark import SparkReader
+from watersmeet.lake.choice import reader
+from watersmeet.lake.location import Lake
+from watersmeet.lake.table_reader import (
+    MAX_TERMS,
+    Condition,
+    NoTableError,
+    TableReader,
+    VersionGoneError,
+    Where,
+    within,
+)
 
 pytestmark = pytest.mark.promise("A5")
 
@@ -446,7 +446,7 @@ def explained(monkeypatch: pytest.MonkeyPatch) -> list[str]:
                 asked.append(str(plan.column(1).to_pylist()))
             return super().execute(sql)
 
-    monkeypatch.setattr("pipelines.lake.by_delta_rs.QueryBuilder", Explained)
+    monkeypatch.setattr("watersmeet.lake.by_delta_rs.QueryBuilder", Explained)
     return asked
 
 
@@ -554,8 +554,8 @@ def test_a_borrowed_table_is_the_other_lakes(folder_store: Store, tmp_path: Path
 def test_asking_without_spark_imports_no_spark(folder_store: Store) -> None:
     folder_store.create("late")
     code = (
-        "import sys; from pipelines.lake import by_delta_rs, commits, conflicts, decisions, files, "
-        "identity, lease, maintenance, "
+        "import sys; from watersmeet.lake import by_delta_rs, commits, conflicts, decisions; "
+        "from watersmeet.lake import files, identity, lease, maintenance, "
         "location, progress, table_reader, tables; from deltalake import DeltaTable; "
         f"DeltaTable({folder_store.path('late')!r}); "
         "print([m for m in ('pyspark', 'delta', 'confluent_kafka') if m in sys.modules])"

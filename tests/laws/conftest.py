@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from pipelines.core.model import PartitionMerge
-from pipelines.settings import Settings
 from tests.support.cases import Case
 from tests.support.configurations import settings_for
 from tests.support.lakes import CaseLake, OpenSpark, engine_for, place_of
+from watersmeet.core.model import PartitionMerge
+from watersmeet.settings import Settings
 
 QUICK = "embedded-folder"
 """Where a step costs little: the layers are written once, so here is the place for many steps. With

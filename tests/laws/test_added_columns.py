@@ -9,11 +9,11 @@ import pytest
 from deltalake import DeltaTable, Field
 from deltalake.schema import PrimitiveType
 
-from pipelines.lake import tables
-from pipelines.monitoring.observability import Reporter
-from pipelines.operations.forget import forgotten
 from tests.support.commands import here
 from tests.support.rivers import EMBEDDED, FOLDER, Losses, River
+from watersmeet.lake import tables
+from watersmeet.monitoring.observability import Reporter
+from watersmeet.operations.forget import forgotten
 
 NOTE = "noted_by"
 

@@ -9,9 +9,6 @@ from typing import Any
 
 import pytest
 
-from pipelines.audit.rebuild import rebuild, rebuilt_settings, verify_against
-from pipelines.lake.by_delta_rs import DeltaRsReader
-from pipelines.lake.location import Lake
 from tests.laws.conftest import MakeLake
 from tests.support.avro import CASE_SCHEMA, as_avro, as_text, avro_case, decoded, in_a_column
 from tests.support.cases import (
@@ -23,6 +20,9 @@ from tests.support.cases import (
     rich_cases,
 )
 from tests.support.lakes import CaseLake, late_of, silver_of
+from watersmeet.audit.rebuild import rebuild, rebuilt_settings, verify_against
+from watersmeet.lake.by_delta_rs import DeltaRsReader
+from watersmeet.lake.location import Lake
 
 pytestmark = pytest.mark.promise("C11")
 

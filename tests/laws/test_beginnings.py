@@ -9,18 +9,6 @@ from typing import Any
 
 import pytest
 
-from pipelines.core.idle import IdleDecision
-from pipelines.engine import Engine
-from pipelines.engine.choice import open_engine
-from pipelines.errors import ConfigurationError, DataLossError, ForeignMessageError
-from pipelines.lake import tables
-from pipelines.monitoring.observability import Reporter
-from pipelines.run import Run, create_missing
-from pipelines.running.bronze_table import BronzeTable
-from pipelines.running.generations import begin_first, preview
-from pipelines.running.next_offsets import NextOffsets
-from pipelines.running.owner import Owner
-from pipelines.settings import KafkaSettings, Settings
 from tests.laws.conftest import MakeLake, MakeSettings, in_folders
 from tests.laws.test_gold import extended
 from tests.support.cases import (
@@ -48,6 +36,18 @@ from tests.support.topics import (
     delete_topic,
     produce,
 )
+from watersmeet.core.idle import IdleDecision
+from watersmeet.engine import Engine
+from watersmeet.engine.choice import open_engine
+from watersmeet.errors import ConfigurationError, DataLossError, ForeignMessageError
+from watersmeet.lake import tables
+from watersmeet.monitoring.observability import Reporter
+from watersmeet.run import Run, create_missing
+from watersmeet.running.bronze_table import BronzeTable
+from watersmeet.running.generations import begin_first, preview
+from watersmeet.running.next_offsets import NextOffsets
+from watersmeet.running.owner import Owner
+from watersmeet.settings import KafkaSettings, Settings
 
 PARTITIONS = 2
 NUMBERS = itertools.count()

@@ -9,9 +9,13 @@ from typing import Any
 
 import pytest
 
-from pipelines.core.idle import IdleDecision
-from pipelines.core.recovery import encode_idle, encode_min_offsets
-from pipelines.core.sequence import (
+from tests.laws.conftest import MakeLake, in_folders
+from tests.support.cases import SOURCES, Case, keyed
+from tests.support.lakes import CaseLake
+from tests.support.topics import CheckedProducer, create_topics, produce
+from watersmeet.core.idle import IdleDecision
+from watersmeet.core.recovery import encode_idle, encode_min_offsets
+from watersmeet.core.sequence import (
     CLOSED_AT,
     DUE,
     ID,
@@ -22,17 +26,13 @@ from pipelines.core.sequence import (
     TENANT,
     message_id,
 )
-from pipelines.errors import ConfigurationError
-from pipelines.lake import tables
-from pipelines.lake.decisions import read_decisions
-from pipelines.lake.generations import is_begun, read_generations
-from pipelines.lake.recovered import read_since
-from pipelines.running.generations import begin_first
-from pipelines.running.next_offsets import NextOffsets
-from tests.laws.conftest import MakeLake, in_folders
-from tests.support.cases import SOURCES, Case, keyed
-from tests.support.lakes import CaseLake
-from tests.support.topics import CheckedProducer, create_topics, produce
+from watersmeet.errors import ConfigurationError
+from watersmeet.lake import tables
+from watersmeet.lake.decisions import read_decisions
+from watersmeet.lake.generations import is_begun, read_generations
+from watersmeet.lake.recovered import read_since
+from watersmeet.running.generations import begin_first
+from watersmeet.running.next_offsets import NextOffsets
 
 PARTITIONS = 2
 NUMBERS = itertools.count()

@@ -14,16 +14,6 @@ import pytest
 from deltalake import DeltaTable
 from pyarrow import parquet
 
-from pipelines.bronze import Bronze
-from pipelines.errors import DataLossError, QuarantineLimitError
-from pipelines.kafka.cluster import Cluster
-from pipelines.lake import tables
-from pipelines.lake.commits import last_decision
-from pipelines.running.bronze_table import BronzeTable
-from pipelines.running.generations import Jump, begin_first, targets_of
-from pipelines.running.next_offsets import NextOffsets
-from pipelines.running.owner import Owner
-from pipelines.settings import Settings
 from tests.laws.conftest import QUICK, MakeLake, in_folders, in_folders_of_both
 from tests.support.cases import (
     BAD_VALUES,
@@ -39,6 +29,16 @@ from tests.support.cases import (
 from tests.support.crashes import CrashError, dying_at
 from tests.support.lakes import CaseLake, OpenSpark, folder_of
 from tests.support.topics import create_topics, delete_records, produce, produce_transaction
+from watersmeet.bronze import Bronze
+from watersmeet.errors import DataLossError, QuarantineLimitError
+from watersmeet.kafka.cluster import Cluster
+from watersmeet.lake import tables
+from watersmeet.lake.commits import last_decision
+from watersmeet.running.bronze_table import BronzeTable
+from watersmeet.running.generations import Jump, begin_first, targets_of
+from watersmeet.running.next_offsets import NextOffsets
+from watersmeet.running.owner import Owner
+from watersmeet.settings import Settings
 
 PARTITIONS = 3
 

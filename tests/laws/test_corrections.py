@@ -8,13 +8,6 @@ from typing import Any
 
 import pytest
 
-from pipelines.core.correction_model import PartitionCorrections
-from pipelines.lake import tables
-from pipelines.lake.epochs import begin_epoch
-from pipelines.operations.evolve import preview
-from pipelines.operations.retention import expire
-from pipelines.running import correcting
-from pipelines.settings import KeepSettings, Settings
 from tests.laws.conftest import IN_FOLDERS_OF_BOTH, QUICK, MakeLake, in_folders, one_of
 from tests.laws.test_tenants import with_rules
 from tests.support.cases import Case, cases_with_ids, heartbeat, keyed, rich_cases
@@ -23,6 +16,13 @@ from tests.support.corrections import CorrectionModels, corrections_of, late_dup
 from tests.support.crashes import CrashError, dying_at
 from tests.support.lakes import CaseLake
 from tests.support.tenants import Window, merge_of, tenant_cases
+from watersmeet.core.correction_model import PartitionCorrections
+from watersmeet.lake import tables
+from watersmeet.lake.epochs import begin_epoch
+from watersmeet.operations.evolve import preview
+from watersmeet.operations.retention import expire
+from watersmeet.running import correcting
+from watersmeet.settings import KeepSettings, Settings
 
 pytestmark = pytest.mark.promise("R19")
 

@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from pipelines import bronze
-from pipelines.errors import WatersmeetError
-from pipelines.lake import tables
-from pipelines.monitoring.observability import Reporter
-from pipelines.run import LAYERS, Run
 from tests.support.cases import keyed
 from tests.support.rivers import River, until
 from tests.support.topics import delete_records, produce
+from watersmeet import bronze
+from watersmeet.errors import WatersmeetError
+from watersmeet.lake import tables
+from watersmeet.monitoring.observability import Reporter
+from watersmeet.run import LAYERS, Run
 
 pytestmark = pytest.mark.promise("C21")
 

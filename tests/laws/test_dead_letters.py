@@ -9,12 +9,6 @@ from typing import Any
 
 import pytest
 
-from pipelines.errors import ForeignMessageError
-from pipelines.lake import tables
-from pipelines.lake.commits import Commit
-from pipelines.running import chunks
-from pipelines.running import dead_letters as sending
-from pipelines.running.dead_letters import DeadLetters
 from tests.laws.conftest import MakeLake
 from tests.laws.test_gold import extended
 from tests.support.cases import BAD_VALUES, expected_late, expected_quarantine, rich_cases
@@ -30,6 +24,12 @@ from tests.support.topics import (
     delete_topic,
     produce,
 )
+from watersmeet.errors import ForeignMessageError
+from watersmeet.lake import tables
+from watersmeet.lake.commits import Commit
+from watersmeet.running import chunks
+from watersmeet.running import dead_letters as sending
+from watersmeet.running.dead_letters import DeadLetters
 
 PARTITIONS = 4
 EMPTIED = 2

@@ -20,21 +20,6 @@ from deltalake import DeltaTable
 from pyarrow import parquet
 from pyspark.sql import SparkSession
 
-from pipelines.core.merge import REPLACING
-from pipelines.core.message import message_bytes
-from pipelines.core.types import TIME
-from pipelines.engine import Engine, Selection, SilverRows, embedded
-from pipelines.engine.spark import SparkEngine
-from pipelines.engine.tasks import by_sorted_key
-from pipelines.lake import tables
-from pipelines.lake.by_delta_rs import DeltaRsReader
-from pipelines.lake.commits import Commit
-from pipelines.lake.conflicts import suppress_conflict
-from pipelines.lake.maintenance import FILE_BYTES
-from pipelines.lake.table_reader import Where
-from pipelines.lake.tables import layout
-from pipelines.run import create_missing
-from pipelines.running.owner import Owner
 from tests.laws.conftest import (
     CATALOG_AT_NIGHT,
     ON_BOTH_ENGINES,
@@ -43,6 +28,21 @@ from tests.laws.conftest import (
     one_of,
 )
 from tests.support.lakes import OpenSpark, engine_for, folder_of, rows_of_silver
+from watersmeet.core.merge import REPLACING
+from watersmeet.core.message import message_bytes
+from watersmeet.core.types import TIME
+from watersmeet.engine import Engine, Selection, SilverRows, embedded
+from watersmeet.engine.spark import SparkEngine
+from watersmeet.engine.tasks import by_sorted_key
+from watersmeet.lake import tables
+from watersmeet.lake.by_delta_rs import DeltaRsReader
+from watersmeet.lake.commits import Commit
+from watersmeet.lake.conflicts import suppress_conflict
+from watersmeet.lake.maintenance import FILE_BYTES
+from watersmeet.lake.table_reader import Where
+from watersmeet.lake.tables import layout
+from watersmeet.run import create_missing
+from watersmeet.running.owner import Owner
 
 APPLICATION = "test"
 DEADLINE_S = 120
@@ -328,7 +328,7 @@ def _as_changed(rows: pa.Table, status: str, batch: int) -> pa.Table:
 def test_rows_that_come_in_pieces_are_merged_once_in_one_commit(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pipelines.engine.spark.CHUNK_BYTES", 1)
+    monkeypatch.setattr("watersmeet.engine.spark.CHUNK_BYTES", 1)
     opened = [(13, f"k{n}", "open", 10 + n, None) for n in range(4)]
     others = [(14, "k0", "open", 10, None), (13, "done", "timed_out", 5, None)]
     engine.merge(tables.SILVER, changed(engine, *opened, *others), Commit("pieces", 1, 1))
@@ -757,7 +757,7 @@ def test_compaction_brings_no_deleted_row_back(
     engine: Engine, monkeypatch: pytest.MonkeyPatch, few_bytes: int
 ) -> None:
     """Spark deletes by deletion vectors, and compacts what is more than a few bytes."""
-    monkeypatch.setattr("pipelines.engine.spark._FEW_COMPACTED_BYTES", few_bytes)
+    monkeypatch.setattr("watersmeet.engine.spark._FEW_COMPACTED_BYTES", few_bytes)
     partition = 16 if few_bytes < 0 else 17
     for time in (10, 20, 30):
         rows: list[tuple[Any, ...]] = [
@@ -778,7 +778,7 @@ def test_files_that_spark_compacts_say_which_keys_they_may_have(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A question for one key then opens few of them."""
-    monkeypatch.setattr("pipelines.engine.spark._FEW_COMPACTED_BYTES", -1)
+    monkeypatch.setattr("watersmeet.engine.spark._FEW_COMPACTED_BYTES", -1)
     for time in (10, 20):
         rows: list[tuple[Any, ...]] = [
             (11, "a", "timed_out", time, time, [], [], True, None, 0, 0, 0)

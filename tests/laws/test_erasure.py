@@ -15,15 +15,15 @@ from deltalake import DeltaTable
 from pyarrow import parquet
 from pyspark.sql import SparkSession
 
-from pipelines.engine import Engine
-from pipelines.lake import tables
-from pipelines.lake.maintenance import keep_properties, maintain
-from pipelines.operations.forget import Forgetting
-from pipelines.operations.retention import expire
 from tests.laws.conftest import FOLDER_AT_NIGHT, MakeLake, in_folders
 from tests.laws.test_retention import note_published
 from tests.support.cases import Case, heartbeat, keyed
 from tests.support.lakes import CaseLake, OpenSpark, engine_for, folder_of
+from watersmeet.engine import Engine
+from watersmeet.lake import tables
+from watersmeet.lake.maintenance import keep_properties, maintain
+from watersmeet.operations.forget import Forgetting
+from watersmeet.operations.retention import expire
 
 pytestmark = pytest.mark.promise("N20")
 

@@ -8,17 +8,17 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from pipelines.engine.embedded import EmbeddedEngine
-from pipelines.engine.spark import SparkEngine
-from pipelines.errors import ConfigurationError
-from pipelines.lake import tables
-from pipelines.lake.location import Lake
-from pipelines.lake.maintenance import maintain
-from pipelines.lake.store import check_writable
-from pipelines.run import create_missing
 from tests.support.cases import Case, expected_silver, heartbeat, keyed
 from tests.support.configurations import settings_for
 from tests.support.lakes import CaseLake
+from watersmeet.engine.embedded import EmbeddedEngine
+from watersmeet.engine.spark import SparkEngine
+from watersmeet.errors import ConfigurationError
+from watersmeet.lake import tables
+from watersmeet.lake.location import Lake
+from watersmeet.lake.maintenance import maintain
+from watersmeet.lake.store import check_writable
+from watersmeet.run import create_missing
 
 pytestmark = pytest.mark.promise("C23")
 

@@ -9,12 +9,6 @@ from dataclasses import replace
 import orjson
 import pytest
 
-from pipelines.errors import ConfigurationError
-from pipelines.lake import tables
-from pipelines.lake.epochs import begin_epoch
-from pipelines.monitoring.observability import Reporter
-from pipelines.operations.forget import Forgetting, forgotten
-from pipelines.running.bronze_table import BronzeTable
 from tests.laws.conftest import QUICK, MakeLake, in_folders
 from tests.support.cases import (
     BAD_VALUES,
@@ -32,6 +26,12 @@ from tests.support.configurations import IDS
 from tests.support.crashes import CrashError, dying_at
 from tests.support.lakes import CaseLake, fill_bronze
 from tests.support.tenants import TENANTS, TenantModels, late_of, silver_of, tenant_cases
+from watersmeet.errors import ConfigurationError
+from watersmeet.lake import tables
+from watersmeet.lake.epochs import begin_epoch
+from watersmeet.monitoring.observability import Reporter
+from watersmeet.operations.forget import Forgetting, forgotten
+from watersmeet.running.bronze_table import BronzeTable
 
 KEY = "a"
 SHARE = 0.7

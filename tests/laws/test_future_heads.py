@@ -9,11 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.audit.status import status
-from pipelines.audit.validate import check_keys
-from pipelines.core.times import LAST_EVENT_TIME_MS
-from pipelines.monitoring.events import MergeProgress, SourceStanding
-from pipelines.monitoring.metrics import Metrics
 from tests.support.cases import SOURCES, heartbeat, keyed
 from tests.support.commands import here
 from tests.support.configurations import settings_for
@@ -21,6 +16,11 @@ from tests.support.inputs import tp_of
 from tests.support.rivers import River
 from tests.support.topics import CheckedProducer, create_topics, produce, published
 from tests.unit.test_monitoring import exposed
+from watersmeet.audit.status import status
+from watersmeet.audit.validate import check_keys
+from watersmeet.core.times import LAST_EVENT_TIME_MS
+from watersmeet.monitoring.events import MergeProgress, SourceStanding
+from watersmeet.monitoring.metrics import Metrics
 
 pytestmark = pytest.mark.promise("C51")
 

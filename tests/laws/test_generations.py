@@ -5,18 +5,18 @@ from __future__ import annotations
 
 import pytest
 
-from pipelines.core.model import PartitionMerge
-from pipelines.core.plan import TopicPartition
-from pipelines.core.sequence import SequenceTail
-from pipelines.lake import tables
-from pipelines.lake.generations import read_generations
-from pipelines.running.owner import Owner
 from tests.laws.conftest import MakeLake, in_folders
 from tests.support.cases import SOURCES, Case, cases_with_ids, rich_cases, rules_of
 from tests.support.configurations import IDS
 from tests.support.crashes import CrashError, dying_at
 from tests.support.inputs import input_of
 from tests.support.lakes import CaseLake, as_tuples
+from watersmeet.core.model import PartitionMerge
+from watersmeet.core.plan import TopicPartition
+from watersmeet.core.sequence import SequenceTail
+from watersmeet.lake import tables
+from watersmeet.lake.generations import read_generations
+from watersmeet.running.owner import Owner
 
 BACK, BACK_PUBLISHED, FORWARD, HERE = range(4)
 """What becomes of a partition, by its number modulo 4: back to the beginning, the same with half of

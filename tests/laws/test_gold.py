@@ -12,7 +12,6 @@ import orjson
 import pytest
 from confluent_kafka import Message, Producer
 
-from pipelines.lake import tables
 from tests.laws.conftest import IN_FOLDERS_OF_BOTH, QUICK, MakeLake, one_of
 from tests.support.cases import (
     SOURCES,
@@ -26,6 +25,7 @@ from tests.support.cases import (
 from tests.support.crashes import CrashError, dying_at
 from tests.support.lakes import CaseLake
 from tests.support.topics import client_options, consume, delete_records, delete_topic
+from watersmeet.lake import tables
 
 PARTITIONS = 6
 EMPTIED = 2

@@ -9,10 +9,6 @@ from typing import Any
 
 import pytest
 
-from pipelines.audit.explain import explain
-from pipelines.gold import Gold
-from pipelines.lake import tables
-from pipelines.running.corrected_sequence import CorrectedSequence
 from tests.laws.conftest import QUICK, SPARK_FOLDER, MakeLake, in_folders, one_of
 from tests.laws.test_corrections import ALL_MS
 from tests.support.cases import SOURCES, Case, heartbeat, keyed, rich_cases
@@ -21,6 +17,10 @@ from tests.support.crashes import CrashError, dying_at
 from tests.support.lakes import CaseLake
 from tests.support.tenants import merge_of, tenant_cases
 from tests.support.topics import consume, delete_records, delete_topic
+from watersmeet.audit.explain import explain
+from watersmeet.gold import Gold
+from watersmeet.lake import tables
+from watersmeet.running.corrected_sequence import CorrectedSequence
 
 pytestmark = pytest.mark.promise("R20")
 

@@ -11,15 +11,15 @@ from typing import Any, NamedTuple
 import orjson
 import pytest
 
-from pipelines.gold import Gold
-from pipelines.lake import tables
-from pipelines.lake.epochs import begin_epoch
-from pipelines.lake.published import last_published
 from tests.laws.conftest import MakeLake
 from tests.support.cases import Case
 from tests.support.crashes import CrashError, dying_at
 from tests.support.lakes import CaseLake
 from tests.support.topics import consume, delete_topic
+from watersmeet.gold import Gold
+from watersmeet.lake import tables
+from watersmeet.lake.epochs import begin_epoch
+from watersmeet.lake.published import last_published
 
 PARTITIONS = 2
 TENANTS = ("%2F", " ", "100%", "a", "a/b", "é", "\uff61", "\U0001f600")

@@ -7,14 +7,14 @@ from collections.abc import Mapping
 
 import pytest
 
-from pipelines.core.idle import IdleDecision
-from pipelines.core.plan import TopicPartition
-from pipelines.kafka.idle_detector import IdleDetector
-from pipelines.lake import tables
 from tests.laws.conftest import MakeLake, in_folders
 from tests.support.cases import Case, expected_late, expected_silver, heartbeat, keyed, rich_cases
 from tests.support.crashes import CrashError, dying_at
 from tests.support.lakes import CaseLake, decisions_of
+from watersmeet.core.idle import IdleDecision
+from watersmeet.core.plan import TopicPartition
+from watersmeet.kafka.idle_detector import IdleDetector
+from watersmeet.lake import tables
 
 pytestmark = pytest.mark.promise("C2")
 

@@ -9,16 +9,16 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from pipelines import run
-from pipelines.cli import app
-from pipelines.errors import ConfigurationError, OpenTransactionError
-from pipelines.kafka import cluster
-from pipelines.kafka.permissions import transactional_id
-from pipelines.lake.identity import identity
-from pipelines.settings import Settings
 from tests.kafka.test_transactional_ids import left_open
 from tests.support.rivers import River
 from tests.support.topics import published
+from watersmeet import run
+from watersmeet.cli import app
+from watersmeet.errors import ConfigurationError, OpenTransactionError
+from watersmeet.kafka import cluster
+from watersmeet.kafka.permissions import transactional_id
+from watersmeet.lake.identity import identity
+from watersmeet.settings import Settings
 
 
 def test_another_name_is_refused_before_anything_is_published(kafka: str, tmp_path: Path) -> None:

@@ -11,13 +11,6 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from pipelines.audit.status import status
-from pipelines.audit.validate import check_kafka, check_keys
-from pipelines.core.repartition import assign_partitions
-from pipelines.errors import ConfigurationError, UnreadableRecordsError
-from pipelines.kafka.reading import Range, read_range
-from pipelines.lake import tables
-from pipelines.operations.redrive import Redrive
 from tests.laws.conftest import FOLDER_AT_NIGHT, QUICK, MakeLake, one_of
 from tests.support.cases import SOURCES, Case, heartbeat, keyed
 from tests.support.commands import here
@@ -31,6 +24,13 @@ from tests.support.topics import (
     dead_letters,
     delete_records,
 )
+from watersmeet.audit.status import status
+from watersmeet.audit.validate import check_kafka, check_keys
+from watersmeet.core.repartition import assign_partitions
+from watersmeet.errors import ConfigurationError, UnreadableRecordsError
+from watersmeet.kafka.reading import Range, read_range
+from watersmeet.lake import tables
+from watersmeet.operations.redrive import Redrive
 
 kind = one_of([QUICK, FOLDER_AT_NIGHT])
 MIB = 2**20

@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from pipelines.configuration.values import NAMES_OF_STEPS
-from pipelines.core.merge import REPLACING
-from pipelines.errors import ConfigurationError
-from pipelines.lake.location import Lake
-from pipelines.settings import Settings, load_settings
 from tests.laws.conftest import QUICK, MakeLake, in_folders
 from tests.support.cases import Case, expected_late, expected_silver, heartbeat, keyed
 from tests.support.configurations import settings_for
+from watersmeet.configuration.values import NAMES_OF_STEPS
+from watersmeet.core.merge import REPLACING
+from watersmeet.errors import ConfigurationError
+from watersmeet.lake.location import Lake
+from watersmeet.settings import Settings, load_settings
 
 pytestmark = pytest.mark.promise("C23")
 

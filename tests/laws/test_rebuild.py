@@ -14,17 +14,6 @@ import pytest
 from delta.tables import DeltaTable
 from pyspark.sql import SparkSession
 
-from pipelines.audit.rebuild import rebuild, rebuilt_settings, verify_against
-from pipelines.core.idle import IdleDecision
-from pipelines.core.plan import BatchPlan
-from pipelines.core.window import Window
-from pipelines.errors import ConfigurationError
-from pipelines.lake import tables
-from pipelines.lake.by_delta_rs import DeltaRsReader
-from pipelines.lake.decisions import decision_rows
-from pipelines.lake.identity import check_layout
-from pipelines.lake.location import Lake
-from pipelines.lake.table_reader import TableReader
 from tests.laws.conftest import QUICK, MakeLake
 from tests.support.cases import (
     SOURCES,
@@ -45,6 +34,17 @@ from tests.support.lakes import (
     late_of,
     silver_of,
 )
+from watersmeet.audit.rebuild import rebuild, rebuilt_settings, verify_against
+from watersmeet.core.idle import IdleDecision
+from watersmeet.core.plan import BatchPlan
+from watersmeet.core.window import Window
+from watersmeet.errors import ConfigurationError
+from watersmeet.lake import tables
+from watersmeet.lake.by_delta_rs import DeltaRsReader
+from watersmeet.lake.decisions import decision_rows
+from watersmeet.lake.identity import check_layout
+from watersmeet.lake.location import Lake
+from watersmeet.lake.table_reader import TableReader
 
 RANDOM = 5
 IDLE = RANDOM

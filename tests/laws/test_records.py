@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.audit.status import status
-from pipelines.audit.validate import check_kafka, check_keys
-from pipelines.lake import tables
-from pipelines.operations.redrive import Redrive
 from tests.support.cases import heartbeat, keyed
 from tests.support.raw_producer import produce_raw
 from tests.support.rivers import River
 from tests.support.topics import dead_letters, produce
+from watersmeet.audit.status import status
+from watersmeet.audit.validate import check_kafka, check_keys
+from watersmeet.lake import tables
+from watersmeet.operations.redrive import Redrive
 
 pytestmark = pytest.mark.promise("R9")
 

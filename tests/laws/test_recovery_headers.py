@@ -7,23 +7,23 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.core import recovery
-from pipelines.core.idle import IdleDecision
-from pipelines.engine.choice import open_engine
-from pipelines.errors import ConfigurationError
-from pipelines.lake import tables
-from pipelines.lake.by_delta_rs import DeltaRsReader
-from pipelines.lake.decisions import decision_rows, read_decisions
-from pipelines.lake.generations import read_generations
-from pipelines.lake.location import Lake
-from pipelines.run import create_missing
-from pipelines.running.generations import begin_first
-from pipelines.running.owner import Owner
 from tests.support.cases import SOURCES, Case, expected_messages, heartbeat, keyed
 from tests.support.configurations import settings_for
 from tests.support.inputs import tp_of
 from tests.support.lakes import CaseLake
 from tests.support.topics import consume, create_topics
+from watersmeet.core import recovery
+from watersmeet.core.idle import IdleDecision
+from watersmeet.engine.choice import open_engine
+from watersmeet.errors import ConfigurationError
+from watersmeet.lake import tables
+from watersmeet.lake.by_delta_rs import DeltaRsReader
+from watersmeet.lake.decisions import decision_rows, read_decisions
+from watersmeet.lake.generations import read_generations
+from watersmeet.lake.location import Lake
+from watersmeet.run import create_missing
+from watersmeet.running.generations import begin_first
+from watersmeet.running.owner import Owner
 
 
 def test_of_many_messages_of_one_time_the_last_alone_has_them(kafka: str, tmp_path: Path) -> None:

@@ -10,10 +10,6 @@ import pytest
 from deltalake.exceptions import CommitFailedError
 from deltalake.transaction import AddAction
 
-from pipelines.errors import LeaseLostError
-from pipelines.lake import tables
-from pipelines.lake.partitioned import PartitionedFiles
-from pipelines.lake.progress import last_batch
 from tests.laws.conftest import QUICK, MakeLake, in_folders
 from tests.support.cases import (
     cases_with_ids,
@@ -26,6 +22,10 @@ from tests.support.configurations import IDS
 from tests.support.crashes import CrashError, dying_at
 from tests.support.lakes import CaseLake
 from tests.support.rewrites import rewrite_open_records, rewrites_of
+from watersmeet.errors import LeaseLostError
+from watersmeet.lake import tables
+from watersmeet.lake.partitioned import PartitionedFiles
+from watersmeet.lake.progress import last_batch
 
 SOURCES = ("tracking", "orders", "returns")
 WRITE = PartitionedFiles.write

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 from deltalake import DeltaTable
 
-from pipelines.errors import ConfigurationError
-from pipelines.lake import tables
-from pipelines.lake.restored import check_not_deleted, check_not_restored
 from tests.laws.conftest import CATALOG_AT_NIGHT, FOLDER_AT_NIGHT, QUICK, MakeLake
 from tests.support.cases import expected_late, expected_silver, rich_cases
 from tests.support.lakes import CaseLake, OpenSpark, delta_table, folder_of
+from watersmeet.errors import ConfigurationError
+from watersmeet.lake import tables
+from watersmeet.lake.restored import check_not_deleted, check_not_restored
 
 pytestmark = pytest.mark.promise("N22")
 

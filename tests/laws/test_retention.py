@@ -12,23 +12,6 @@ from typing import Any
 
 import pytest
 
-from pipelines.audit.evidence import read_evidence
-from pipelines.audit.problems import Findings
-from pipelines.audit.rebuild import rebuild, rebuilt_settings, verify_against
-from pipelines.audit.verify import check_partition
-from pipelines.audit.verify_evidence import read_partitions
-from pipelines.audit.verify_tables import check_places, check_versions
-from pipelines.audit.verify_validity import Validator
-from pipelines.lake import tables
-from pipelines.lake.by_delta_rs import DeltaRsReader
-from pipelines.lake.epochs import begin_epoch
-from pipelines.lake.location import Lake
-from pipelines.lake.progress import last_batch
-from pipelines.lake.published import last_published
-from pipelines.lake.retention_bounds import batch_ends, read_retention_bounds
-from pipelines.lake.table_reader import Where
-from pipelines.operations.retention import expire
-from pipelines.settings import WindowSettings
 from tests.laws.conftest import QUICK, MakeLake, in_folders
 from tests.support.cases import (
     BAD_VALUES,
@@ -45,6 +28,23 @@ from tests.support.corrections import late_duplicates_of
 from tests.support.crashes import CrashError, dying_at
 from tests.support.inputs import tp_of
 from tests.support.lakes import CaseLake, first_columns
+from watersmeet.audit.evidence import read_evidence
+from watersmeet.audit.problems import Findings
+from watersmeet.audit.rebuild import rebuild, rebuilt_settings, verify_against
+from watersmeet.audit.verify import check_partition
+from watersmeet.audit.verify_evidence import read_partitions
+from watersmeet.audit.verify_tables import check_places, check_versions
+from watersmeet.audit.verify_validity import Validator
+from watersmeet.lake import tables
+from watersmeet.lake.by_delta_rs import DeltaRsReader
+from watersmeet.lake.epochs import begin_epoch
+from watersmeet.lake.location import Lake
+from watersmeet.lake.progress import last_batch
+from watersmeet.lake.published import last_published
+from watersmeet.lake.retention_bounds import batch_ends, read_retention_bounds
+from watersmeet.lake.table_reader import Where
+from watersmeet.operations.retention import expire
+from watersmeet.settings import WindowSettings
 
 pytestmark = pytest.mark.promise("C10")
 

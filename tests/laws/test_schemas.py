@@ -8,11 +8,11 @@ from pathlib import Path
 
 import orjson
 
-from pipelines.core.message import message_values
-from pipelines.lake import tables
 from tests.laws.conftest import MakeLake
 from tests.support.cases import Case, heartbeat, keyed
 from tests.support.lakes import as_tuples
+from watersmeet.core.message import message_values
+from watersmeet.lake import tables
 
 NAMES = [
     "a.b",

@@ -12,15 +12,15 @@ import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
-from pipelines.engine.checks import check_executors, check_versions, number_of_tasks
-from pipelines.engine.session import LAYER_SETTINGS, spark_session
-from pipelines.errors import ConfigurationError
-from pipelines.lake import tables
-from pipelines.lake.commits import Commit
-from pipelines.lake.location import Lake
 from tests.support.cases import random_case
 from tests.support.configurations import settings_for
 from tests.support.lakes import CaseLake, engine_for
+from watersmeet.engine.checks import check_executors, check_versions, number_of_tasks
+from watersmeet.engine.session import LAYER_SETTINGS, spark_session
+from watersmeet.errors import ConfigurationError
+from watersmeet.lake import tables
+from watersmeet.lake.commits import Commit
+from watersmeet.lake.location import Lake
 
 TASKS = "spark.sql.shuffle.partitions"
 

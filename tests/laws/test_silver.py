@@ -11,10 +11,6 @@ import orjson
 import pytest
 from pyspark.sql import SparkSession
 
-from pipelines.core.message import message_bytes
-from pipelines.lake import tables
-from pipelines.lake.commits import APPLICATION, Commit
-from pipelines.lake.progress import facts_of, plan_of
 from tests.laws.conftest import IN_FOLDERS_OF_BOTH, QUICK, MakeLake, in_folders, one_of
 from tests.support.cases import (
     SOURCES,
@@ -29,6 +25,10 @@ from tests.support.cases import (
 from tests.support.configurations import IDS
 from tests.support.inputs import tp_of
 from tests.support.lakes import CaseLake, delta_table
+from watersmeet.core.message import message_bytes
+from watersmeet.lake import tables
+from watersmeet.lake.commits import APPLICATION, Commit
+from watersmeet.lake.progress import facts_of, plan_of
 
 PARTITIONS = 60
 MAX_BYTES = 455

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from pipelines import gold as gold_module
-from pipelines.errors import SinkReplacedError, is_retriable
-from pipelines.lake import tables
-from pipelines.running.dead_letters import DeadLetters
 from tests.laws.conftest import QUICK, MakeLake, one_of
 from tests.support.cases import Case, expected_messages, expected_quarantine, heartbeat, keyed
 from tests.support.lakes import CaseLake
 from tests.support.topics import create_topics, dead_letters, delete_topic, published
+from watersmeet import gold as gold_module
+from watersmeet.errors import SinkReplacedError, is_retriable
+from watersmeet.lake import tables
+from watersmeet.running.dead_letters import DeadLetters
 
 pytestmark = pytest.mark.promise("N18")
 

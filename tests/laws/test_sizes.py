@@ -14,16 +14,6 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
 
-from pipelines.core.plan import BatchPlan
-from pipelines.engine import Input, Selection
-from pipelines.engine.choice import open_engine
-from pipelines.engine.embedded import ROW_GROUP_BYTES
-from pipelines.lake import tables
-from pipelines.lake.commits import Commit
-from pipelines.lake.maintenance import FILE_BYTES
-from pipelines.lake.table_reader import ROW_BYTES, Where
-from pipelines.running import publication_plan
-from pipelines.running.message_rows import MessageRows
 from tests.laws.conftest import FOLDER_AT_NIGHT, QUICK, SPARK_FOLDER, MakeLake, one_of
 from tests.support.cases import (
     SOURCES,
@@ -41,6 +31,16 @@ from tests.support.rewrites import rewrite_open_records, rewrites_of
 from tests.support.rivers import FOLDER, WATERSMEET, River
 from tests.support.tenants import TenantModels, late_of, merge_of, silver_of, tenant_cases
 from tests.support.topics import consume, delete_topic, produce, published
+from watersmeet.core.plan import BatchPlan
+from watersmeet.engine import Input, Selection
+from watersmeet.engine.choice import open_engine
+from watersmeet.engine.embedded import ROW_GROUP_BYTES
+from watersmeet.lake import tables
+from watersmeet.lake.commits import Commit
+from watersmeet.lake.maintenance import FILE_BYTES
+from watersmeet.lake.table_reader import ROW_BYTES, Where
+from watersmeet.running import publication_plan
+from watersmeet.running.message_rows import MessageRows
 
 kind = one_of([QUICK, FOLDER_AT_NIGHT])
 
@@ -71,7 +71,7 @@ def test_a_batch_fits_into_memory_and_the_result_is_the_models(
     monkeypatch.setattr(lake.engine, "few_bytes", limit)
     monkeypatch.setattr(lake.engine, "from_tables", noting_silver(lake.engine.from_tables, asked))
     for share, held_batches in ((0.5, 0), (1.0, 2)):
-        monkeypatch.setattr("pipelines.silver.HELD_BATCHES", held_batches)
+        monkeypatch.setattr("watersmeet.silver.HELD_BATCHES", held_batches)
         lake.arrive(share)
         lake.merge()
     assert lake.silver() == expected_silver(lake.cases)

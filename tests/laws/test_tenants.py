@@ -6,10 +6,6 @@ from __future__ import annotations
 import pytest
 from deltalake import DeltaTable
 
-from pipelines.core.idle import IdleDecision
-from pipelines.lake import tables
-from pipelines.lake.epochs import begin_epoch
-from pipelines.settings import Settings
 from tests.laws.conftest import QUICK, MakeLake
 from tests.laws.test_idle import Clock, Quiet
 from tests.support.cases import Case, heartbeat, keyed
@@ -17,6 +13,10 @@ from tests.support.crashes import CrashError, dying_at
 from tests.support.inputs import record_of
 from tests.support.lakes import CaseLake, decisions_of
 from tests.support.tenants import TenantModels, Window, late_of, merge_of, silver_of, tenant_cases
+from watersmeet.core.idle import IdleDecision
+from watersmeet.lake import tables
+from watersmeet.lake.epochs import begin_epoch
+from watersmeet.settings import Settings
 
 pytestmark = pytest.mark.promise("T3")
 

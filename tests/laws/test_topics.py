@@ -7,8 +7,6 @@ from functools import cache
 
 import pytest
 
-from pipelines.lake import tables
-from pipelines.running.bronze_table import BronzeTable
 from tests.laws.conftest import QUICK, MakeLake
 from tests.support.cases import (
     INPUTS,
@@ -24,6 +22,8 @@ from tests.support.configurations import IDS
 from tests.support.crashes import CrashError, dying_at
 from tests.support.inputs import input_of, tp_of
 from tests.support.lakes import CaseLake, fill_bronze
+from watersmeet.lake import tables
+from watersmeet.running.bronze_table import BronzeTable
 
 PARTITIONS = 20
 TOPICS = {"sources__tracking__topic": [name.partition("/")[2] for name in INPUTS if "/" in name]}

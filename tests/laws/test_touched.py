@@ -16,15 +16,15 @@ import pyarrow.compute as pc
 import pytest
 from deltalake import DeltaTable
 
-from pipelines.engine import Engine, Input
-from pipelines.engine.session import LAYER_SETTINGS
-from pipelines.errors import ConfigurationError, MissingRecordsError
-from pipelines.lake import tables
-from pipelines.lake.features import check_features
-from pipelines.lake.maintenance import FILE_BYTES
 from tests.laws.conftest import QUICK, SPARK_FOLDER, MakeLake, in_folders_of_both
 from tests.support.cases import expected_silver, rich_cases
 from tests.support.lakes import CaseLake, OpenSpark, folder_of
+from watersmeet.engine import Engine, Input
+from watersmeet.engine.session import LAYER_SETTINGS
+from watersmeet.errors import ConfigurationError, MissingRecordsError
+from watersmeet.lake import tables
+from watersmeet.lake.features import check_features
+from watersmeet.lake.maintenance import FILE_BYTES
 
 pytestmark = pytest.mark.promise("N21")
 

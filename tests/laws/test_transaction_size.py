@@ -13,21 +13,21 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from pipelines.dev import broker
-from pipelines.dev.broker_launch import java_of_broker
-from pipelines.errors import TransactionTimeoutError, is_retriable
-from pipelines.gold import Gold
-from pipelines.kafka import publisher
-from pipelines.kafka.publisher import Publisher
-from pipelines.monitoring.events import Event, Failed
-from pipelines.running import transaction_size
-from pipelines.running.owner import Owner
-from pipelines.running.transaction_size import TARGET_S, TransactionSize
-from pipelines.settings import KafkaSettings
 from tests.kafka.messages import messages
 from tests.laws.conftest import QUICK, MakeLake, one_of
 from tests.support.cases import Case, expected_messages, heartbeat, keyed
 from tests.support.topics import consume, create_topics, published
+from watersmeet.dev import broker
+from watersmeet.dev.broker_launch import java_of_broker
+from watersmeet.errors import TransactionTimeoutError, is_retriable
+from watersmeet.gold import Gold
+from watersmeet.kafka import publisher
+from watersmeet.kafka.publisher import Publisher
+from watersmeet.monitoring.events import Event, Failed
+from watersmeet.running import transaction_size
+from watersmeet.running.owner import Owner
+from watersmeet.running.transaction_size import TARGET_S, TransactionSize
+from watersmeet.settings import KafkaSettings
 
 pytestmark = pytest.mark.promise("N17")
 

@@ -16,20 +16,20 @@ from prometheus_client import generate_latest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from pipelines.audit.show import status_view
-from pipelines.audit.status import status
-from pipelines.cli import app
-from pipelines.kafka.idle_detector import IdleDetector
-from pipelines.monitoring.events import Event, Sampled
-from pipelines.monitoring.metrics import Metrics
-from pipelines.monitoring.observability import Reporter
-from pipelines.run import LAYERS, Run
-from pipelines.running.sampling import Sampler
 from tests.support.cases import heartbeat, keyed
 from tests.support.inputs import tp_of
 from tests.support.metrics import Exposed
 from tests.support.rivers import River, until
 from tests.support.topics import produce, published
+from watersmeet.audit.show import status_view
+from watersmeet.audit.status import status
+from watersmeet.cli import app
+from watersmeet.kafka.idle_detector import IdleDetector
+from watersmeet.monitoring.events import Event, Sampled
+from watersmeet.monitoring.metrics import Metrics
+from watersmeet.monitoring.observability import Reporter
+from watersmeet.run import LAYERS, Run
+from watersmeet.running.sampling import Sampler
 
 pytestmark = pytest.mark.promise("C22")
 

@@ -7,18 +7,18 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from pipelines.engine import Engine
-from pipelines.engine.embedded import EmbeddedEngine
-from pipelines.engine.spark import SparkEngine
-from pipelines.lake import tables
-from pipelines.lake.location import Lake
-from pipelines.lake.maintenance import FILE_BYTES
 from tests.support.cases import expected_late, expected_silver, random_case, rich_cases
 from tests.support.configurations import settings_for
 from tests.support.crashes import CrashError, dying_at
 from tests.support.effort import first_then_nightly
 from tests.support.lakes import CaseLake
 from tests.support.rewrites import rewrite_open_records, rewrites_of
+from watersmeet.engine import Engine
+from watersmeet.engine.embedded import EmbeddedEngine
+from watersmeet.engine.spark import SparkEngine
+from watersmeet.lake import tables
+from watersmeet.lake.location import Lake
+from watersmeet.lake.maintenance import FILE_BYTES
 
 SHARES = (0.3, 0.7, 1.0)
 

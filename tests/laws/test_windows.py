@@ -6,10 +6,10 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-from pipelines.core.model import PartitionMerge
-from pipelines.lake import tables
 from tests.laws.conftest import MakeLake
 from tests.support.cases import SOURCES, Case, rich_cases, rules_of
+from watersmeet.core.model import PartitionMerge
+from watersmeet.lake import tables
 
 WINDOW = {"gap": "100ms", "max": "250ms"}
 COLUMNS = ["partition", "merge_key", "event_time", "last_event_time", "status", "due", "closed_at"]

@@ -11,14 +11,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipelines.core.correction_model import Correction, PartitionCorrections
-from pipelines.core.inputs import InputId
-from pipelines.core.model import MergeRules, PartitionMerge, Record
 from tests.support.cases import SOURCES, rules_of
 from tests.support.effort import draws
 from tests.support.inputs import record_of
 from tests.support.merges import KINDS, MergeInput, lives, outcome
 from tests.support.strategies import cuts
+from watersmeet.core.correction_model import Correction, PartitionCorrections
+from watersmeet.core.inputs import InputId
+from watersmeet.core.model import MergeRules, PartitionMerge, Record
 
 pytestmark = pytest.mark.promise("R17")
 

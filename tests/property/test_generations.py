@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from pipelines.core.model import PartitionMerge, Record
-from pipelines.core.window import Window
 from tests.support.cases import KEYS, SOURCES, rules_of
 from tests.support.effort import seeds
 from tests.support.inputs import input_of, record_of
+from watersmeet.core.model import PartitionMerge, Record
+from watersmeet.core.window import Window
 
 pytestmark = pytest.mark.promise("B120")
 

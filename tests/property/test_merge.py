@@ -13,8 +13,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipelines.core.inputs import InputId
-from pipelines.core.model import MIN_TIME, MergeRules, PartitionMerge, Record
 from tests.support.cases import INPUTS, SOURCES, rules_of
 from tests.support.effort import draws
 from tests.support.inputs import input_of, record_of
@@ -30,6 +28,8 @@ from tests.support.merges import (
     timeout_inputs,
 )
 from tests.support.strategies import TIMEOUT_MS, arrivals, cuts
+from watersmeet.core.inputs import InputId
+from watersmeet.core.model import MIN_TIME, MergeRules, PartitionMerge, Record
 
 pytestmark = pytest.mark.promise("R1")
 

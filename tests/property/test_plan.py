@@ -11,15 +11,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipelines.core.columns import NULL_TIME
-from pipelines.core.model import PartitionMerge
-from pipelines.core.plan import Available, BatchPlan, Cursor, Rules, TopicPartition, plan_batch
-from pipelines.core.window import Window
 from tests.support.cases import SOURCES, rules_of
 from tests.support.effort import draws
 from tests.support.inputs import record_of, tp_of
 from tests.support.merges import outcome
 from tests.support.strategies import TIMEOUT_MS, BronzeRow, topic_partitions
+from watersmeet.core.columns import NULL_TIME
+from watersmeet.core.model import PartitionMerge
+from watersmeet.core.plan import Available, BatchPlan, Cursor, Rules, TopicPartition, plan_batch
+from watersmeet.core.window import Window
 
 pytestmark = pytest.mark.promise("C17")
 

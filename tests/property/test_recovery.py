@@ -14,9 +14,13 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-from pipelines.core.idle import IdleDecision, decide
-from pipelines.core.model import MergeRecord, PartitionMerge, Record
-from pipelines.core.plan import (
+from tests.support.cases import KEYS, advance_to, rules_of
+from tests.support.effort import first_then_nightly, seeds
+from tests.support.inputs import input_of, name_of, record_of, tp_of
+from tests.support.sequences import by_key, in_sequence
+from watersmeet.core.idle import IdleDecision, decide
+from watersmeet.core.model import MergeRecord, PartitionMerge, Record
+from watersmeet.core.plan import (
     Available,
     Cursor,
     Rules,
@@ -25,7 +29,7 @@ from pipelines.core.plan import (
     plan_batch,
     positions_of,
 )
-from pipelines.core.recovery import (
+from watersmeet.core.recovery import (
     ReadBack,
     SinkState,
     idle_header,
@@ -34,14 +38,10 @@ from pipelines.core.recovery import (
     recovery_headers,
     sink_state,
 )
-from pipelines.core.sequence import SequenceTail, place_of
-from pipelines.core.window import Window
-from pipelines.lake.epochs import EpochEnd
-from pipelines.lake.fingerprints import Ended, Fingerprints, read_spans
-from tests.support.cases import KEYS, advance_to, rules_of
-from tests.support.effort import first_then_nightly, seeds
-from tests.support.inputs import input_of, name_of, record_of, tp_of
-from tests.support.sequences import by_key, in_sequence
+from watersmeet.core.sequence import SequenceTail, place_of
+from watersmeet.core.window import Window
+from watersmeet.lake.epochs import EpochEnd
+from watersmeet.lake.fingerprints import Ended, Fingerprints, read_spans
 
 pytestmark = pytest.mark.promise("B3")
 

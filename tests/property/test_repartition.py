@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipelines.core.columns import NULL_TIME
-from pipelines.core.repartition import ROUTED, InputPartition, Lockstep
-from pipelines.core.types import TIME
 from tests.support.effort import draws
+from watersmeet.core.columns import NULL_TIME
+from watersmeet.core.repartition import ROUTED, InputPartition, Lockstep
+from watersmeet.core.types import TIME
 
 Inputs = dict[InputPartition, list[int | None]]
 """By topic and partition the event times (ms) of the records; None: of a record that has none."""

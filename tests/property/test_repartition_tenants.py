@@ -15,10 +15,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipelines.core.model import PartitionMerge, Record, SourceState
 from tests.support.cases import rules_of
 from tests.support.effort import draws
 from tests.support.inputs import record_of
+from watersmeet.core.model import PartitionMerge, Record, SourceState
 
 GAP, LAG = 100, 2000
 SOURCE = "tracking"

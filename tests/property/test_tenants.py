@@ -11,14 +11,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipelines.core.model import (
-    MIN_TIME,
-    NO_TENANT,
-    MergeRecord,
-    PartitionMerge,
-    PublishedRecord,
-    Record,
-)
 from tests.support.cases import SOURCES
 from tests.support.effort import draws
 from tests.support.inputs import record_of
@@ -31,6 +23,14 @@ from tests.support.merges import (
     tenant_inputs,
 )
 from tests.support.strategies import cuts
+from watersmeet.core.model import (
+    MIN_TIME,
+    NO_TENANT,
+    MergeRecord,
+    PartitionMerge,
+    PublishedRecord,
+    Record,
+)
 
 law = draws(80)
 

@@ -8,8 +8,12 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from pipelines.core.idle import IdleDecision
-from pipelines.core.model import (
+from tests.support.cases import SOURCES, rules_of
+from tests.support.effort import seeds
+from tests.support.inputs import input_of, record_of
+from tests.support.merges import KEYS, TENANTS, MergeInput, closed, idle_decision
+from watersmeet.core.idle import IdleDecision
+from watersmeet.core.model import (
     MIN_TIME,
     MergeRecord,
     MergeRules,
@@ -17,7 +21,7 @@ from pipelines.core.model import (
     PublishedRecord,
     Record,
 )
-from pipelines.core.recovery import (
+from watersmeet.core.recovery import (
     CloseTimeRange,
     ReadBack,
     SinkState,
@@ -29,14 +33,10 @@ from pipelines.core.recovery import (
     read_again_from,
     sink_state,
 )
-from pipelines.core.sequence import IDLE, MIN_OFFSETS, RULES
-from pipelines.core.window import Window
-from pipelines.lake.epochs import EpochEnd
-from pipelines.lake.fingerprints import Ended, Fingerprints
-from tests.support.cases import SOURCES, rules_of
-from tests.support.effort import seeds
-from tests.support.inputs import input_of, record_of
-from tests.support.merges import KEYS, TENANTS, MergeInput, closed, idle_decision
+from watersmeet.core.sequence import IDLE, MIN_OFFSETS, RULES
+from watersmeet.core.window import Window
+from watersmeet.lake.epochs import EpochEnd
+from watersmeet.lake.fingerprints import Ended, Fingerprints
 
 Decisions = Mapping[str, Sequence[IdleDecision]]
 

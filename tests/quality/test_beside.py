@@ -10,13 +10,6 @@ from typing import Any
 
 import pytest
 
-from pipelines.audit.status import status
-from pipelines.dev.processes import free_port
-from pipelines.lake.quality import last_results
-from pipelines.monitoring.observability import Reporter
-from pipelines.quality import beside
-from pipelines.quality.beside import Checker
-from pipelines.quality.command import check_lake
 from tests.support.commands import here
 from tests.support.configurations import settings_for
 from tests.support.metrics import scrape
@@ -24,6 +17,13 @@ from tests.support.panics import PanicException
 from tests.support.quality import expected, suite_file
 from tests.support.rivers import Losses, River, until
 from tests.support.topics import published
+from watersmeet.audit.status import status
+from watersmeet.dev.processes import free_port
+from watersmeet.lake.quality import last_results
+from watersmeet.monitoring.observability import Reporter
+from watersmeet.quality import beside
+from watersmeet.quality.beside import Checker
+from watersmeet.quality.command import check_lake
 
 pytestmark = pytest.mark.long
 

@@ -10,23 +10,23 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from pipelines.audit.show import check_view
-from pipelines.dev.init import schemas_directory
-from pipelines.engine.spark import SparkEngine
-from pipelines.errors import ConfigurationError
-from pipelines.lake import tables
-from pipelines.lake.location import Lake
-from pipelines.lake.quality import Checked, append_results, last_results, last_versions
-from pipelines.lake.table_reader import row_count
-from pipelines.quality import rows
-from pipelines.quality.check import check
-from pipelines.quality.suites import PROMISES
-from pipelines.settings import Settings
 from tests.support.cases import Case, cases_with_ids, heartbeat, keyed, rich_cases
 from tests.support.configurations import IDS
 from tests.support.corrections import corrections_of, late_duplicates_of
 from tests.support.lakes import KAFKA_TIME_US, CaseLake
 from tests.support.quality import NOW_MS, QualityLake, expected, suite_file
+from watersmeet.audit.show import check_view
+from watersmeet.dev.init import schemas_directory
+from watersmeet.engine.spark import SparkEngine
+from watersmeet.errors import ConfigurationError
+from watersmeet.lake import tables
+from watersmeet.lake.location import Lake
+from watersmeet.lake.quality import Checked, append_results, last_results, last_versions
+from watersmeet.lake.table_reader import row_count
+from watersmeet.quality import rows
+from watersmeet.quality.check import check
+from watersmeet.quality.suites import PROMISES
+from watersmeet.settings import Settings
 
 BRONZE = {"bronze_tracking": 6, "bronze_orders": 3}
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-from pipelines.quality.evaluate import evaluate
-from pipelines.quality.suites import Suite
+from watersmeet.quality.evaluate import evaluate
+from watersmeet.quality.suites import Suite
 
 
 @pytest.mark.promise("A37")

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from pipelines.quality.check import Check, SuiteResult
-from pipelines.quality.evaluate import Outcome
-from pipelines.quality.page import page
 from tests.support.configurations import settings_for
 from tests.support.quality import NOW_MS
+from watersmeet.quality.check import Check, SuiteResult
+from watersmeet.quality.evaluate import Outcome
+from watersmeet.quality.page import page
 
 EVIL = "<script>alert(1)</script>&\"'"
 

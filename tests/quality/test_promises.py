@@ -14,13 +14,13 @@ import pytest
 from pyspark import StorageLevel
 from pyspark.sql import SparkSession
 
-from pipelines.core.types import columns_ddl
-from pipelines.lake import tables
-from pipelines.quality.evaluate import Outcome
-from pipelines.quality.rows import MESSAGES, Span, rows_of
-from pipelines.quality.suites import PROMISES, SINK, Suite, sentence_of
 from tests.support.cases import keyed
 from tests.support.quality import NOW_MS, QualityLake, Row, failed, outcomes, with_rows
+from watersmeet.core.types import columns_ddl
+from watersmeet.lake import tables
+from watersmeet.quality.evaluate import Outcome
+from watersmeet.quality.rows import MESSAGES, Span, rows_of
+from watersmeet.quality.suites import PROMISES, SINK, Suite, sentence_of
 
 BRONZE = "bronze_tracking"
 TIME = datetime(2026, 1, 1, tzinfo=timezone.utc)

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from pipelines.dev.init import write_example
-from pipelines.errors import ConfigurationError, WatersmeetError
-from pipelines.quality.command import check_suites
-from pipelines.quality.suites import PROMISES, read_suites
-from pipelines.settings import load_settings
 from tests.support.configurations import settings_for
 from tests.support.quality import expected, suite_file
+from watersmeet.dev.init import write_example
+from watersmeet.errors import ConfigurationError, WatersmeetError
+from watersmeet.quality.command import check_suites
+from watersmeet.quality.suites import PROMISES, read_suites
+from watersmeet.settings import load_settings
 
 NOT_NULL = expected("expect_column_values_to_not_be_null", "partition is there", column="partition")
 

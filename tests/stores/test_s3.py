@@ -9,17 +9,17 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from deltalake.exceptions import CommitFailedError
 
-from pipelines.engine.choice import open_engine
-from pipelines.errors import StoreAccessError
-from pipelines.lake import tables
-from pipelines.lake.commits import Commit, last_commit
-from pipelines.lake.files import Files
 from tests.stores.conftest import MakeRiver
 from tests.support.commands import every_command_does_its_work, without_java
 from tests.support.owners import assert_changes_nothing, assert_refused
 from tests.support.rewrites import PROGRAM, rewrites_of
 from tests.support.rivers import Losses, River, until
 from tests.support.stores import READER, SECRET, Store
+from watersmeet.engine.choice import open_engine
+from watersmeet.errors import StoreAccessError
+from watersmeet.lake import tables
+from watersmeet.lake.commits import Commit, last_commit
+from watersmeet.lake.files import Files
 
 pytestmark = pytest.mark.long
 

@@ -17,7 +17,7 @@ from databricks.bundles.schemas import Schema
 from databricks.bundles.volumes import Volume
 from hatchling.metadata.core import ProjectMetadata
 
-from pipelines.cli import app
+from watersmeet.cli import app
 
 LAYERS = ("bronze", "silver", "gold")
 Document = dict[str, Any]

@@ -11,9 +11,11 @@ from dataclasses import dataclass, field, replace
 
 import orjson
 
-from pipelines.core.idle import IdleDecision
-from pipelines.core.inputs import InputId, several_topics
-from pipelines.core.model import (
+from tests.support.inputs import input_of, name_of, record_of
+from tests.support.topics import Published
+from watersmeet.core.idle import IdleDecision
+from watersmeet.core.inputs import InputId, several_topics
+from watersmeet.core.model import (
     NO_TENANT,
     MergeRules,
     Part,
@@ -21,8 +23,6 @@ from pipelines.core.model import (
     Record,
     SourceState,
 )
-from tests.support.inputs import input_of, name_of, record_of
-from tests.support.topics import Published
 
 SOURCES = ("tracking", "orders")
 INPUTS = ("tracking/web", "tracking/app", "orders")

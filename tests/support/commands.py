@@ -13,13 +13,13 @@ from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from unittest.mock import patch
 
-from pipelines.cli import main
 from tests.support.rivers import Losses, River
+from watersmeet.cli import main
 
 _BEFORE_EACH = "\f"
 _PROGRAM = """
 import sys
-from pipelines.cli import main
+from watersmeet.cli import main
 for words in {commands!r}:
     print(end={before_each!r}, flush=True)
     sys.argv[1:] = words

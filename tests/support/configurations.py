@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from pipelines.settings import Settings
 from tests.support.cases import SOURCES
+from watersmeet.settings import Settings
 
 SMALLEST: dict[str, Any] = {
     "name": "shop",

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import psutil
 
-from pipelines.dev.processes import free_port
 from tests.support.rivers import until
 from tests.support.standalone import HOME, HOST, QUICK, end, environment
+from watersmeet.dev.processes import free_port
 
 DELTA: Mapping[str, str] = {
     "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
@@ -49,7 +49,7 @@ def connect_server(folder: Path, settings: Mapping[str, str]) -> Iterator[str]:
     packages = {
         "SPARK_DAEMON_MEMORY": "1g",
         "PYSPARK_PYTHON": sys.executable,
-        "PYTHONPATH": str(Path(__file__).parents[2]),
+        "PYTHONPATH": str(Path(__file__).parents[2] / "pipelines"),
     }
     with log.open("wb") as out:
         process = psutil.Popen(

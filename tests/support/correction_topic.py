@@ -10,12 +10,12 @@ from typing import Any, NamedTuple
 import orjson
 from confluent_kafka import Message
 
-from pipelines.core.correction_sequence import LATE, VERSION, CorrectionPlace, parse_tail
-from pipelines.core.sequence import FORGOTTEN, ID, SEQ
-from pipelines.kafka.reading import headers_of
-from pipelines.lake import tables
-from pipelines.lake.generations import Generation
-from pipelines.lake.table_reader import TableReader
+from watersmeet.core.correction_sequence import LATE, VERSION, CorrectionPlace, parse_tail
+from watersmeet.core.sequence import FORGOTTEN, ID, SEQ
+from watersmeet.kafka.reading import headers_of
+from watersmeet.lake import tables
+from watersmeet.lake.generations import Generation
+from watersmeet.lake.table_reader import TableReader
 
 
 class Version(NamedTuple):

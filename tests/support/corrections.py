@@ -8,16 +8,16 @@ from typing import Any
 
 import orjson
 
-from pipelines.core.correction_model import Correction, PartitionCorrections
-from pipelines.core.correction_sequence import LATE, VERSION
-from pipelines.core.model import MergeRecord, Record
-from pipelines.core.sequence import ID, SEQ, message_id
-from pipelines.lake import tables
-from pipelines.lake.table_reader import TableReader
 from tests.support.cases import SOURCES, Case
 from tests.support.lakes import of_generation
 from tests.support.tenants import TenantModels, Window
 from tests.support.topics import Access, consume
+from watersmeet.core.correction_model import Correction, PartitionCorrections
+from watersmeet.core.correction_sequence import LATE, VERSION
+from watersmeet.core.model import MergeRecord, Record
+from watersmeet.core.sequence import ID, SEQ, message_id
+from watersmeet.lake import tables
+from watersmeet.lake.table_reader import TableReader
 
 Row = tuple[Any, ...]
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any, cast
 
-from pipelines.engine import Engine
-from pipelines.lake import tables
+from watersmeet.engine import Engine
+from watersmeet.lake import tables
 
 
 class CrashError(Exception):

@@ -16,14 +16,14 @@ from typing import Any, Final
 import orjson
 import pyarrow as pa
 
-from pipelines.core.avro_schema import UNKNOWN, AvroSchema
-from pipelines.core.columns import times_ms
-from pipelines.core.reading import KAFKA, ReadingRules, Reason, read_records
-from pipelines.core.times import LAST_EVENT_TIME_MS
 from tests.core.test_avro_writers import EMPTY, chain, doubling, dropping, nested
 from tests.support.avro import encoded, framed
 from tests.support.cases import BAD_VALUES, HOLE, heartbeat, keyed, spelled
 from tests.support.hostile_registry import schema
+from watersmeet.core.avro_schema import UNKNOWN, AvroSchema
+from watersmeet.core.columns import times_ms
+from watersmeet.core.reading import KAFKA, ReadingRules, Reason, read_records
+from watersmeet.core.times import LAST_EVENT_TIME_MS
 
 MIB: Final = 2**20
 MAX_RECORD_BYTES: Final = 4 * MIB

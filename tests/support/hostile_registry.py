@@ -13,8 +13,8 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-from pipelines.dev.processes import HOST
 from tests.support.registry import TestRegistry
+from watersmeet.dev.processes import HOST
 
 CHUNK = b" " * 2**20
 CHUNKS = 400

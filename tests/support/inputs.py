@@ -5,9 +5,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from pipelines.core.inputs import InputId
-from pipelines.core.model import NO_TENANT, Record
-from pipelines.core.plan import TopicPartition
+from watersmeet.core.inputs import InputId
+from watersmeet.core.model import NO_TENANT, Record
+from watersmeet.core.plan import TopicPartition
 
 
 def input_of(name: str | InputId) -> InputId:

@@ -23,10 +23,10 @@ from typing import Any
 import yaml
 
 import tests.conftest  # noqa: F401  # quick starts
-from pipelines.dev import broker
-from pipelines.lake.tables import LAYOUT_VERSION
 from tests.support.cases import Case
 from tests.support.rivers import EMBEDDED, ENGINES, FOLDER, River
+from watersmeet.dev import broker
+from watersmeet.lake.tables import LAYOUT_VERSION
 
 FOLDER_OF_ARCHIVES = Path(__file__).parents[1] / "golden" / "lakes"
 _PARTITIONS = 2

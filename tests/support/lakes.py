@@ -19,34 +19,34 @@ import yaml
 from delta.tables import DeltaTable
 from pyspark.sql import SparkSession
 
-from pipelines.core.correction_sequence import CorrectionTail
-from pipelines.core.idle import IdleDecision
-from pipelines.core.inputs import InputId
-from pipelines.core.plan import BatchPlan, TopicPartition
-from pipelines.core.reading import KAFKA, RECORD_BYTES, read_records
-from pipelines.core.sequence import SequenceTail
-from pipelines.engine import Engine
-from pipelines.engine.choice import open_engine
-from pipelines.engine.embedded import EmbeddedEngine
-from pipelines.engine.spark import SparkEngine
-from pipelines.gold import Gold
-from pipelines.kafka.idle_detector import IdleDetector
-from pipelines.lake import tables
-from pipelines.lake.decisions import read_decisions
-from pipelines.lake.generations import Generation, generation_rows, is_begun
-from pipelines.lake.location import Lake
-from pipelines.lake.table_reader import TableReader, Where
-from pipelines.lake.tables import Table
-from pipelines.run import create_missing
-from pipelines.running.bronze_table import BatchCounts, BronzeTable
-from pipelines.running.generations import Jump, Target
-from pipelines.running.owner import Owner
-from pipelines.running.publications import Publication
-from pipelines.settings import Settings, load_settings
-from pipelines.silver import Silver
 from tests.support.cases import SOURCES, Case
 from tests.support.inputs import tp_of
 from tests.support.topics import Published, published
+from watersmeet.core.correction_sequence import CorrectionTail
+from watersmeet.core.idle import IdleDecision
+from watersmeet.core.inputs import InputId
+from watersmeet.core.plan import BatchPlan, TopicPartition
+from watersmeet.core.reading import KAFKA, RECORD_BYTES, read_records
+from watersmeet.core.sequence import SequenceTail
+from watersmeet.engine import Engine
+from watersmeet.engine.choice import open_engine
+from watersmeet.engine.embedded import EmbeddedEngine
+from watersmeet.engine.spark import SparkEngine
+from watersmeet.gold import Gold
+from watersmeet.kafka.idle_detector import IdleDetector
+from watersmeet.lake import tables
+from watersmeet.lake.decisions import read_decisions
+from watersmeet.lake.generations import Generation, generation_rows, is_begun
+from watersmeet.lake.location import Lake
+from watersmeet.lake.table_reader import TableReader, Where
+from watersmeet.lake.tables import Table
+from watersmeet.run import create_missing
+from watersmeet.running.bronze_table import BatchCounts, BronzeTable
+from watersmeet.running.generations import Jump, Target
+from watersmeet.running.owner import Owner
+from watersmeet.running.publications import Publication
+from watersmeet.settings import Settings, load_settings
+from watersmeet.silver import Silver
 
 OpenSpark = Callable[[], SparkSession]
 """Starts the process's one Spark session at the first call, and returns it."""

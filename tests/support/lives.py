@@ -46,7 +46,7 @@ def killed_at(point: str) -> Iterator[None]:
     named = [
         module
         for name, module in sys.modules.items()
-        if name.startswith("pipelines.") and hasattr(module, "fault_point")
+        if name.startswith("watersmeet.") and hasattr(module, "fault_point")
     ]
     with ExitStack() as patched:
         for module in named:

@@ -9,10 +9,10 @@ from typing import Any
 
 import pyarrow as pa
 
-from pipelines.lake.by_delta_rs import DeltaRsReader
-from pipelines.lake.location import Lake
-from pipelines.lake.table_reader import Version
-from pipelines.settings import Settings
+from watersmeet.lake.by_delta_rs import DeltaRsReader
+from watersmeet.lake.location import Lake
+from watersmeet.lake.table_reader import Version
+from watersmeet.settings import Settings
 
 
 class Meanwhile(DeltaRsReader):

@@ -10,10 +10,10 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from pipelines.core.model import MIN_TIME, MergeRecord, MergeRules, PartitionMerge, Record
 from tests.support.cases import INPUTS, SOURCES, rules_of
 from tests.support.inputs import record_of
 from tests.support.strategies import TIMEOUT_MS, arrivals, cuts
+from watersmeet.core.model import MIN_TIME, MergeRecord, MergeRules, PartitionMerge, Record
 
 TENANTS = ("x", "y", "é", "\U0001f600")
 KEYS = ("a", "b")

@@ -15,7 +15,10 @@ import pyarrow as pa
 from confluent_kafka import Producer
 from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
 
-from pipelines.core.model import (
+from tests.support.cases import BAD_VALUES, HOLE, Case
+from tests.support.inputs import record_of
+from tests.support.topics import Published, consume
+from watersmeet.core.model import (
     MIN_TIME,
     NO_TENANT,
     MergeRecord,
@@ -24,18 +27,15 @@ from pipelines.core.model import (
     PublishedRecord,
     Record,
 )
-from pipelines.core.plan import BatchPlan, OffsetRange, TopicPartition
-from pipelines.core.sequence import SequenceTail
-from pipelines.lake import tables
-from pipelines.lake.by_delta_rs import DeltaRsReader
-from pipelines.lake.commits import APPLICATION, Commit
-from pipelines.lake.generations import Generation, generation_rows
-from pipelines.lake.location import Lake
-from pipelines.lake.progress import facts_of, progress_rows
-from pipelines.settings import Settings
-from tests.support.cases import BAD_VALUES, HOLE, Case
-from tests.support.inputs import record_of
-from tests.support.topics import Published, consume
+from watersmeet.core.plan import BatchPlan, OffsetRange, TopicPartition
+from watersmeet.core.sequence import SequenceTail
+from watersmeet.lake import tables
+from watersmeet.lake.by_delta_rs import DeltaRsReader
+from watersmeet.lake.commits import APPLICATION, Commit
+from watersmeet.lake.generations import Generation, generation_rows
+from watersmeet.lake.location import Lake
+from watersmeet.lake.progress import facts_of, progress_rows
+from watersmeet.settings import Settings
 
 KAFKA_TIME_MS = 1_767_225_600_000
 Row = dict[str, Any]

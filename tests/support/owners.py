@@ -3,8 +3,8 @@ once it was replaced."""
 
 from __future__ import annotations
 
-from pipelines.lake import tables
 from tests.support.rivers import River, RunProcess
+from watersmeet.lake import tables
 
 
 def assert_refused(river: River) -> None:

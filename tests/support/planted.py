@@ -30,7 +30,7 @@ class Planted(NamedTuple):
 PLANTED = [
     Planted(
         "a range of Kafka ends one record early",
-        "pipelines/kafka/reading.py",
+        "pipelines/watersmeet/kafka/reading.py",
         "                yield messages, sizes[: len(messages)]\n",
         "                is_done = position >= offset_range.until_offset\n"
         "                taken = messages[:-1] if is_done else messages\n"
@@ -39,42 +39,42 @@ PLANTED = [
     ),
     Planted(
         "an event time far in the future is let in",
-        "pipelines/core/reading.py",
+        "pipelines/watersmeet/core/reading.py",
         "if kafka_time < event_time - rules.max_future_ms:",
         "if kafka_time < event_time - 2 * rules.max_future_ms:",
         "tests/core/test_reading.py::test_an_event_time_may_lie_just_so_far_after_kafkas",
     ),
     Planted(
         "a clock goes back at the end of a batch",
-        "pipelines/core/plan.py",
+        "pipelines/watersmeet/core/plan.py",
         "return running if cursor.position is None else np.maximum(running, cursor.position)",
         "return running",
         "tests/property/test_plan.py::test_positions_and_heads_are_those_of_the_definition",
     ),
     Planted(
         "a late record is merged",
-        "pipelines/core/merge.py",
+        "pipelines/watersmeet/core/merge.py",
         "on_time = positioned.where(\n        ~positioned.is_late(batch.rules) & ~positioned",
         "on_time = positioned.where(\n        ~positioned",
         "tests/core/test_merge.py::test_merge_is_what_the_model_makes_of_the_same_records",
     ),
     Planted(
         "messages of one time are in the wrong order",
-        "pipelines/core/message.py",
+        "pipelines/watersmeet/core/message.py",
         'order = pc.sort_indices(timed, [(name, "ascending") for name in keys])',
         'order = pc.sort_indices(timed, [(name, "descending") for name in keys])',
         "tests/laws/test_gold.py::test_what_is_out_is_what_the_merge_model_says_byte_for_byte",
     ),
     Planted(
         "a message is sent again after a crash",
-        "pipelines/gold.py",
+        "pipelines/watersmeet/gold.py",
         "                tails[p] = tail  #",
         "                tails.setdefault(p, tail)  #",
         "tests/laws/test_gold.py::test_what_is_out_but_not_noted_is_noted_by_the_next_start_and_not_sent_again",
     ),
     Planted(
         "a start does not complete what a crash has left",
-        "pipelines/running/recover_planner.py",
+        "pipelines/watersmeet/running/recover_planner.py",
         "    if not _is_noted(reader, plan):\n",
         "    if False:\n",
         "tests/laws/test_restarts.py::"
@@ -82,35 +82,35 @@ PLANTED = [
     ),
     Planted(
         "a commit without its fence",
-        "pipelines/running/owner.py",
+        "pipelines/watersmeet/running/owner.py",
         "        facts = {}\n        if application not in UNREAD:\n",
         "        return\n        if application not in UNREAD:\n",
         "tests/lake/test_commits.py::test_an_earlier_owner_writes_nothing_once_it_is_fenced",
     ),
     Planted(
         "delta-rs makes a commit twice",
-        "pipelines/engine/embedded.py",
+        "pipelines/watersmeet/engine/embedded.py",
         "        if seen is not None and seen >= commit.transaction_version:\n            return\n",
         "",
         "tests/laws/test_engine.py::test_a_commit_is_appended_once_whoever_repeats_it",
     ),
     Planted(
         "Spark makes a commit twice",
-        "pipelines/engine/spark_writer.py",
+        "pipelines/watersmeet/engine/spark_writer.py",
         "session_with(self.spark, {**settings, **more})",
         "session_with(self.spark, more)",
         "tests/laws/test_engine.py::test_a_merge_replaces_the_open_row_of_its_key_and_time_once_and_leaves_no_setting_behind",
     ),
     Planted(
         "a living owner is replaced at once",
-        "pipelines/lake/lease.py",
+        "pipelines/watersmeet/lake/lease.py",
         "            if now not in (seen, None):\n",
         "            if False:\n",
         "tests/lake/test_lease.py::test_a_layer_has_one_owner_and_other_layers_have_others",
     ),
     Planted(
         "verify keeps what it has found to itself",
-        "pipelines/audit/problems.py",
+        "pipelines/watersmeet/audit/problems.py",
         "        yield from self.problems\n",
         "        yield from ()\n",
         "tests/audit/test_verify.py::test_every_promise_that_is_broken_in_the_lake_is_found",
@@ -125,7 +125,9 @@ def caught(planted: Planted, folder: Path) -> bool:
     Before the fault is there, the test must pass.
     """
     shutil.copytree(
-        ROOT / "pipelines", folder / "pipelines", ignore=shutil.ignore_patterns("__pycache__")
+        ROOT / "pipelines" / "watersmeet",
+        folder / "pipelines" / "watersmeet",
+        ignore=shutil.ignore_patterns("__pycache__"),
     )
     for name in (
         "tests",
@@ -163,7 +165,11 @@ def _exit_status(test: str, folder: Path) -> int:
         "not long and not nightly",
         test,
     ]
-    environment = {**os.environ, "PYTHONPATH": str(folder), "PYTHONDONTWRITEBYTECODE": "1"}
+    environment = {
+        **os.environ,
+        "PYTHONPATH": f"{folder / 'pipelines'}:{folder}",
+        "PYTHONDONTWRITEBYTECODE": "1",
+    }
     return subprocess.run(
         command, cwd=folder, env=environment, capture_output=True, timeout=600, check=False
     ).returncode

@@ -10,16 +10,16 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from pipelines.engine.embedded import EmbeddedEngine
-from pipelines.lake.location import Lake
-from pipelines.quality.check import Check, check
-from pipelines.quality.evaluate import Outcome, evaluate
-from pipelines.quality.rows import coordinates
-from pipelines.quality.suites import Suite, read_suites
-from pipelines.settings import Settings
 from tests.support.cases import Case, heartbeat, keyed
 from tests.support.configurations import settings_for
 from tests.support.lakes import CaseLake
+from watersmeet.engine.embedded import EmbeddedEngine
+from watersmeet.lake.location import Lake
+from watersmeet.quality.check import Check, check
+from watersmeet.quality.evaluate import Outcome, evaluate
+from watersmeet.quality.rows import coordinates
+from watersmeet.quality.suites import Suite, read_suites
+from watersmeet.settings import Settings
 
 NOW_MS = 1_800_000_000_000
 

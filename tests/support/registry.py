@@ -19,8 +19,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-from pipelines.dev.certificates import Authority
-from pipelines.dev.processes import HOST, free_port
+from watersmeet.dev.certificates import Authority
+from watersmeet.dev.processes import HOST, free_port
 
 API = "/apis/ccompat/v7"
 START_S = 90.0

@@ -12,11 +12,11 @@ from typing import Any, NamedTuple
 import orjson
 from confluent_kafka import Producer
 
-from pipelines.core.columns import NULL_TIME
 from tests.support.avro import BAD_BYTES
 from tests.support.cases import BAD_VALUES, SOURCES, Case, as_record, heartbeat, keyed
 from tests.support.rivers import TIMEOUT_MS, River
 from tests.support.topics import Access, client_options, consume, create_topics
+from watersmeet.core.columns import NULL_TIME
 
 KAFKA_TIME_MS = 1_000_000
 

@@ -11,9 +11,9 @@ from typing import Any
 import pyarrow as pa
 from deltalake import write_deltalake
 
-from pipelines.core.types import TIME
-from pipelines.lake.location import Lake
-from pipelines.lake.tables import (
+from watersmeet.core.types import TIME
+from watersmeet.lake.location import Lake
+from watersmeet.lake.tables import (
     IDLE_HEARTBEATS,
     LATE,
     PROGRESS,
@@ -22,7 +22,7 @@ from pipelines.lake.tables import (
     SILVER,
     bronze,
 )
-from pipelines.settings import Settings
+from watersmeet.settings import Settings
 
 Row = dict[str, Any]
 Tables = Mapping[str, Sequence[Row]]

@@ -9,11 +9,11 @@ from typing import Final
 import pytest
 from deltalake import DeltaTable
 
-from pipelines import silver
-from pipelines.engine.embedded import EmbeddedEngine
-from pipelines.lake import tables
-from pipelines.lake.location import Lake
-from pipelines.settings import Settings
+from watersmeet import silver
+from watersmeet.engine.embedded import EmbeddedEngine
+from watersmeet.lake import tables
+from watersmeet.lake.location import Lake
+from watersmeet.settings import Settings
 
 BYTES: Final = 2_000
 """So much is a batch, and a piece is a quarter of it."""
@@ -21,8 +21,8 @@ BYTES: Final = 2_000
 PROGRAM: Final = (
     sys.executable,
     "-c",
-    "from pipelines import silver; from pipelines.cli import main; from pipelines.engine.embedded "
-    "import EmbeddedEngine; "
+    "from watersmeet import silver; from watersmeet.cli import main; "
+    "from watersmeet.engine.embedded import EmbeddedEngine; "
     f"silver.HELD_BATCHES, EmbeddedEngine.merge_bytes = 0, {BYTES}; "
     f"EmbeddedEngine.few_bytes = {BYTES}; main()",
 )

@@ -25,18 +25,6 @@ import yaml
 from confluent_kafka import Producer
 from pyspark.sql import SparkSession
 
-from pipelines.audit.verify import verify
-from pipelines.faults import ARMED_BY
-from pipelines.lake import tables
-from pipelines.lake.by_delta_rs import DeltaRsReader
-from pipelines.lake.commits import Commit
-from pipelines.lake.location import Lake
-from pipelines.monitoring.metrics import serving
-from pipelines.monitoring.observability import Reporter
-from pipelines.repartition.command import repartition
-from pipelines.run import LAYERS, Run
-from pipelines.running.lineage import sending
-from pipelines.settings import Settings, load_settings
 from tests.support.cases import (
     BAD_VALUES,
     HOLE,
@@ -75,6 +63,18 @@ from tests.support.topics import (
     published,
     settings_of,
 )
+from watersmeet.audit.verify import verify
+from watersmeet.faults import ARMED_BY
+from watersmeet.lake import tables
+from watersmeet.lake.by_delta_rs import DeltaRsReader
+from watersmeet.lake.commits import Commit
+from watersmeet.lake.location import Lake
+from watersmeet.monitoring.metrics import serving
+from watersmeet.monitoring.observability import Reporter
+from watersmeet.repartition.command import repartition
+from watersmeet.run import LAYERS, Run
+from watersmeet.running.lineage import sending
+from watersmeet.settings import Settings, load_settings
 
 DEADLINE_S = 300.0
 TIMEOUT_MS = 300
@@ -92,9 +92,9 @@ def until(condition: Callable[[], bool], what: str, deadline_s: float = DEADLINE
         time.sleep(0.05)
 
 
-WATERSMEET = (sys.executable, "-m", "pipelines")
+WATERSMEET = (sys.executable, "-m", "watersmeet")
 _IN_CHUNKS = (
-    "from pipelines.cli import main; from pipelines.kafka import publisher; publisher.CHUNK = "
+    "from watersmeet.cli import main; from watersmeet.kafka import publisher; publisher.CHUNK = "
     "{chunk}; main()"
 )
 

@@ -20,14 +20,14 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
     ConfigResource,
 )
 
-from pipelines.dev import broker, secure
-from pipelines.dev.broker import BrokerStatus
-from pipelines.dev.certificates import Authority
-from pipelines.kafka.permissions import Permission
-from pipelines.settings import KafkaSettings
 from tests.support.rivers import until
 from tests.support.tokens import Issuer
 from tests.support.topics import client_options
+from watersmeet.dev import broker, secure
+from watersmeet.dev.broker import BrokerStatus
+from watersmeet.dev.certificates import Authority
+from watersmeet.kafka.permissions import Permission
+from watersmeet.settings import KafkaSettings
 
 PASSWORD = "correct-horse-battery-staple"
 """Of every user that a test adds."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from pipelines.core.model import PublishedRecord
-from pipelines.core.recovery import ReadBack
-from pipelines.core.sequence import SequenceTail, SortKey
+from watersmeet.core.model import PublishedRecord
+from watersmeet.core.recovery import ReadBack
+from watersmeet.core.sequence import SequenceTail, SortKey
 
 
 def by_key(read_back: Iterable[ReadBack]) -> dict[str, list[PublishedRecord]]:

@@ -18,8 +18,8 @@ from obstore.exceptions import BaseError
 from obstore.store import S3Store
 from pyarrow import fs
 
-from pipelines.dev.processes import free_port
 from tests.support.rivers import until
+from watersmeet.dev.processes import free_port
 
 BUCKET = "shop"
 SECRET = "battery-staple"

@@ -10,9 +10,9 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from pipelines.core.model import Record
 from tests.support.cases import KEYS, SOURCES
 from tests.support.inputs import record_of
+from watersmeet.core.model import Record
 
 TIMEOUT_MS = 100
 

@@ -6,11 +6,11 @@ import random
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from pipelines.core.idle import IdleDecision
-from pipelines.core.model import PartitionMerge, Record
-from pipelines.lake import tables
-from pipelines.lake.table_reader import TableReader, Where
 from tests.support.cases import SOURCES, Case, as_record, heartbeat, keyed, rules_of
+from watersmeet.core.idle import IdleDecision
+from watersmeet.core.model import PartitionMerge, Record
+from watersmeet.lake import tables
+from watersmeet.lake.table_reader import TableReader, Where
 
 TENANTS = ("x", "y/1 %", "\u00e9", "\U0001f600")
 """In the order of their UTF-8 bytes, which is not that of UTF-16."""

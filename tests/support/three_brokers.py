@@ -10,8 +10,8 @@ from pathlib import Path
 
 import psutil
 
-from pipelines.dev import broker
-from pipelines.dev.processes import HOST, free_port
+from watersmeet.dev import broker
+from watersmeet.dev.processes import HOST, free_port
 
 REPLICATED = {
     "default.replication.factor": "3",

@@ -19,10 +19,10 @@ from confluent_kafka import TopicPartition as KafkaPartition
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewPartitions, NewTopic
 
-from pipelines.errors import WatersmeetError
-from pipelines.kafka.cluster import Cluster
-from pipelines.kafka.failures import is_passing
-from pipelines.settings import KafkaSettings
+from watersmeet.errors import WatersmeetError
+from watersmeet.kafka.cluster import Cluster
+from watersmeet.kafka.failures import is_passing
+from watersmeet.settings import KafkaSettings
 
 
 class Published(NamedTuple):

@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
-PACKAGE = Path(__file__).parents[2] / "pipelines"
+PACKAGE = Path(__file__).parents[2] / "pipelines" / "watersmeet"
 
 ROOMS: Mapping[str, tuple[str, ...]] = {
     "facts": (
-        "pipelines",
+        "watersmeet",
         "configuration",
         "errors",
         "faults",
@@ -117,8 +117,8 @@ CLOCKS = frozenset(
 
 @dataclass(frozen=True)
 class Package:
-    """Modules by their dotted name without `pipelines.` (the package itself: `pipelines`), and what
-    they import."""
+    """Modules by their dotted name without `watersmeet.` (the package itself: `watersmeet`), and
+    what they import."""
 
     texts: Mapping[str, str]
 
@@ -160,12 +160,12 @@ class Package:
     def _module(self, name: str) -> str:
         """`from a import b` may mean the module a.b, so the longest name that is a module
         counts."""
-        if name.partition(".")[0] != "pipelines":
+        if name.partition(".")[0] != "watersmeet":
             return name.partition(".")[0]
         inner = name.partition(".")[2]
         while inner and inner not in self.texts:
             inner = inner.rpartition(".")[0]
-        return inner or "pipelines"
+        return inner or "watersmeet"
 
     def wrong_imports(self) -> list[str]:
         """Every import from a room that is not open to the module's own."""
@@ -175,7 +175,7 @@ class Package:
             for imported in self.imports(module):
                 there = self.room(imported)
                 if imported in self.texts and here is not None and there is not None:
-                    is_open = there in OPEN_TO[here] | {here} or imported == "pipelines"
+                    is_open = there in OPEN_TO[here] | {here} or imported == "watersmeet"
                     if not is_open and (module, imported) not in EXCEPTIONS:
                         wrong.append(f"{module} imports {imported}")
         return sorted(wrong)
@@ -221,7 +221,7 @@ class Package:
             ):
                 found.add(node.value)
             elif isinstance(node, ast.ImportFrom) and not (node.module or "").startswith(
-                "pipelines"
+                "watersmeet"
             ):
                 found |= {alias.name for alias in node.names if alias.name.startswith("_")}
         return found
@@ -232,7 +232,7 @@ def _imported(node: ast.AST, module: str) -> Iterator[str]:
         yield from (alias.name for alias in node.names)
     elif isinstance(node, ast.ImportFrom):
         package = (
-            ".".join(f"pipelines.{module}".split(".")[: -node.level]) + "." if node.level else ""
+            ".".join(f"watersmeet.{module}".split(".")[: -node.level]) + "." if node.level else ""
         )
         origin = (package + (node.module or "")).rstrip(".")
         yield from (f"{origin}.{alias.name}" for alias in node.names)
@@ -259,7 +259,7 @@ def _read(package: Path) -> Package:
     for path in package.rglob("*.py"):
         parts = path.relative_to(package).with_suffix("").parts
         name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
-        texts[name or "pipelines"] = path.read_text(encoding="utf-8")
+        texts[name or "watersmeet"] = path.read_text(encoding="utf-8")
     return Package(texts)
 
 
@@ -359,7 +359,7 @@ def test_the_command_line_is_ready_without_spark_and_kafka() -> None:
         "confluent_kafka",
         "great_expectations",
     }
-    script = f"import sys, pipelines.cli; print(*sorted({heavy!r} & sys.modules.keys()))"
+    script = f"import sys, watersmeet.cli; print(*sorted({heavy!r} & sys.modules.keys()))"
     done = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60
     )
@@ -373,7 +373,7 @@ def of(**texts: str) -> Package:
     """A package of these modules (`__` for a dot), beside some that import nothing."""
     empty = dict.fromkeys(
         [
-            "pipelines",
+            "watersmeet",
             "core",
             "core.plan",
             "core.merge",
@@ -391,16 +391,16 @@ def of(**texts: str) -> Package:
 @pytest.mark.parametrize(
     ("module", "text", "wrong"),
     [
-        ("core.a", "from pipelines.lake import tables", "core.a imports lake.tables"),
-        ("core.a", "def f():\n    import pipelines.bronze", "core.a imports bronze"),
+        ("core.a", "from watersmeet.lake import tables", "core.a imports lake.tables"),
+        ("core.a", "def f():\n    import watersmeet.bronze", "core.a imports bronze"),
         ("core.a", "from ..lake import tables", "core.a imports lake.tables"),
-        ("core.a", "from pipelines.lake.tables import SILVER", "core.a imports lake.tables"),
-        ("core.a", "if TYPE_CHECKING:\n    import pipelines.engine", "core.a imports engine"),
-        ("lake.a", "from pipelines import bronze, core", "lake.a imports bronze"),
-        ("kafka.a", "from pipelines.lake import tables", "kafka.a imports lake.tables"),
-        ("engine.a", "from pipelines.bronze import Bronze", "engine.a imports bronze"),
-        ("gold", "import pipelines.cli", "gold imports cli"),
-        ("audit.a", "from pipelines.bronze import Bronze", "audit.a imports bronze"),
+        ("core.a", "from watersmeet.lake.tables import SILVER", "core.a imports lake.tables"),
+        ("core.a", "if TYPE_CHECKING:\n    import watersmeet.engine", "core.a imports engine"),
+        ("lake.a", "from watersmeet import bronze, core", "lake.a imports bronze"),
+        ("kafka.a", "from watersmeet.lake import tables", "kafka.a imports lake.tables"),
+        ("engine.a", "from watersmeet.bronze import Bronze", "engine.a imports bronze"),
+        ("gold", "import watersmeet.cli", "gold imports cli"),
+        ("audit.a", "from watersmeet.bronze import Bronze", "audit.a imports bronze"),
     ],
 )
 def test_the_checker_sees_an_import_that_points_outward(module: str, text: str, wrong: str) -> None:
@@ -410,14 +410,15 @@ def test_the_checker_sees_an_import_that_points_outward(module: str, text: str, 
 @pytest.mark.parametrize(
     ("module", "text"),
     [
-        ("core.a", "import numpy\nfrom . import plan\nfrom pipelines.core.merge import merge"),
+        ("core.a", "import numpy\nfrom . import plan\nfrom watersmeet.core.merge import merge"),
         (
             "lake.a",
-            "from pipelines.core import plan\nfrom pipelines import __version__\nimport pipelines",
+            "from watersmeet.core import plan\nfrom watersmeet import __version__\n"
+            "import watersmeet",
         ),
-        ("engine.a", "from pipelines.lake import tables\nimport pyspark"),
-        ("gold", "from pipelines.engine import Engine\nfrom pipelines.lake.tables import SILVER"),
-        ("cli", "from pipelines.bronze import Bronze"),
+        ("engine.a", "from watersmeet.lake import tables\nimport pyspark"),
+        ("gold", "from watersmeet.engine import Engine\nfrom watersmeet.lake.tables import SILVER"),
+        ("cli", "from watersmeet.bronze import Bronze"),
     ],
 )
 def test_the_checker_lets_pass_what_is_allowed(module: str, text: str) -> None:
@@ -426,8 +427,8 @@ def test_the_checker_lets_pass_what_is_allowed(module: str, text: str) -> None:
 
 def test_the_checker_follows_imports_of_imports() -> None:
     package = of(
-        core__a="from pipelines.core import b",
-        core__b="def f():\n    from pipelines.core.c import x",
+        core__a="from watersmeet.core import b",
+        core__b="def f():\n    from watersmeet.core.c import x",
         core__c="if TYPE_CHECKING:\n    import delta.tables\nimport pyarrow",
     )
     assert package.reaches("core.a") >= {"core.b", "core.c", "delta", "pyarrow"}
@@ -437,7 +438,7 @@ def test_the_checker_follows_imports_of_imports() -> None:
 
 
 def test_importing_a_module_imports_its_packages() -> None:
-    package = of(core="import pyspark", core__a="", lake__a="import pipelines.core.a")
+    package = of(core="import pyspark", core__a="", lake__a="import watersmeet.core.a")
     assert "pyspark" in package.reaches("lake.a", at_import=True)
 
 

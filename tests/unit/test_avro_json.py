@@ -11,11 +11,11 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 
-from pipelines.avro_json import UnencodableError, encoder
-from pipelines.core.avro_schema import avro_schema
-from pipelines.core.values import json_texts, typed_values
 from tests.support.avro import as_text, encoded, logical, schema_of, schemas_with_values
 from tests.support.effort import draws
+from watersmeet.avro_json import UnencodableError, encoder
+from watersmeet.core.avro_schema import avro_schema
+from watersmeet.core.values import json_texts, typed_values
 
 law = draws(50)
 

@@ -13,13 +13,13 @@ import pytest
 from confluent_kafka import KafkaError
 from deltalake import write_deltalake
 
-from pipelines.errors import KafkaUnreachableError, WatersmeetError, root_cause
-from pipelines.kafka.failures import failure
-from pipelines.lake.by_delta_rs import DeltaRsReader
-from pipelines.lake.commits import last_commit
-from pipelines.lake.location import Lake
-from pipelines.settings import KafkaSettings
 from tests.support.configurations import settings_for
+from watersmeet.errors import KafkaUnreachableError, WatersmeetError, root_cause
+from watersmeet.kafka.failures import failure
+from watersmeet.lake.by_delta_rs import DeltaRsReader
+from watersmeet.lake.commits import last_commit
+from watersmeet.lake.location import Lake
+from watersmeet.settings import KafkaSettings
 
 KAFKA = KafkaSettings(bootstrap_servers="first:9092")
 MISSING_FILE = """Job aborted due to stage failure: Task 0 in stage 7.0 failed 1 times, most recent failure:
@@ -52,7 +52,7 @@ ValueError: no such field: amount
         ),
         (WORKER, "ValueError: no such field: amount"),
         (
-            f"{WORKER}\npipelines.errors.StoreError: one of ours says more than all else\n",
+            f"{WORKER}\nwatersmeet.errors.StoreError: one of ours says more than all else\n",
             "one of ours says more than all else",
         ),
         (
@@ -87,8 +87,8 @@ def test_a_jvm_that_is_gone_is_said_to_be(tmp_path: Path) -> None:
 @pytest.mark.parametrize("home", ["/nowhere", __file__])
 def test_a_wrong_spark_home_is_one_sentence(home: str) -> None:
     program = (
-        "from pipelines.engine.session import spark_session\n"
-        "from pipelines.errors import ConfigurationError\n"
+        "from watersmeet.engine.session import spark_session\n"
+        "from watersmeet.errors import ConfigurationError\n"
         "try:\n    spark_session({})\nexcept ConfigurationError as error:\n    print(error)\n"
     )
     done = subprocess.run(
@@ -137,7 +137,7 @@ def test_a_commit_file_that_is_emptied_or_torn_is_named(tmp_path: Path, left: in
 LOST = """
 import logging, socket, socketserver, sys, threading
 from pathlib import Path
-from pipelines.monitoring.observability import set_up_logging
+from watersmeet.monitoring.observability import set_up_logging
 
 set_up_logging(verbose=len(sys.argv) > 1)
 code = "import logging\\ntry:\\n    1 / 0\\nexcept ZeroDivisionError:\\n    logging.exception('while sending')\\n"

@@ -9,15 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.jvm import class_archive
-from pipelines.jvm.java import java_command
+from watersmeet.jvm import class_archive
+from watersmeet.jvm.java import java_command
 
 START = """
 import sys
 from pathlib import Path
 import psutil
-from pipelines.engine.session import spark_session
-from pipelines.jvm import class_archive
+from watersmeet.engine.session import spark_session
+from watersmeet.jvm import class_archive
 class_archive.folder = lambda: Path(sys.argv[1])
 spark_session({})
 [jvm] = [p for p in psutil.Process().children(recursive=True) if p.name() == "java"]

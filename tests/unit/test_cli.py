@@ -15,19 +15,19 @@ from typing import Any
 import pytest
 import yaml
 
-import pipelines
-from pipelines import cli
-from pipelines.errors import (
+import watersmeet
+from tests.support.commands import in_process
+from tests.support.panics import PanicException
+from tests.support.timing import within
+from watersmeet import cli
+from watersmeet.errors import (
     BrokerError,
     ConfigurationError,
     ForeignMessageError,
     WatersmeetError,
     root_cause,
 )
-from pipelines.kafka import cluster
-from tests.support.commands import in_process
-from tests.support.panics import PanicException
-from tests.support.timing import within
+from watersmeet.kafka import cluster
 
 pytestmark = pytest.mark.promise("C16")
 
@@ -84,11 +84,11 @@ def test_what_is_no_command_is_bad_usage(tmp_path: Path, arguments: Sequence[str
 
 
 def test_version_is_the_packages(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "pipelines", "--version"]
+    command = [sys.executable, "-m", "watersmeet", "--version"]
     done = subprocess.run(
         command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False
     )
-    assert (done.returncode, done.stdout, done.stderr) == (0, f"{pipelines.__version__}\n", "")
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"{watersmeet.__version__}\n", "")
 
 
 def test_help_names_every_command_there_is(tmp_path: Path) -> None:
@@ -244,16 +244,16 @@ Job aborted due to stage failure: Task 0 in stage 9.0 failed 1 times, most recen
 org.apache.spark.api.python.PythonException: Traceback (most recent call last):
   File "/pyspark/worker.py", line 3, in main
     process()
-  File "/pipelines/kafka/publisher.py", line 99, in _publish
+  File "/pipelines/watersmeet/kafka/publisher.py", line 99, in _publish
     raise BrokerError("first")
-pipelines.errors.BrokerError: not this one
+watersmeet.errors.BrokerError: not this one
 
 During handling of the above exception, another exception occurred:
 
 Traceback (most recent call last):
-  File "/pipelines/kafka/publisher.py", line 120, in _publish
+  File "/pipelines/watersmeet/kafka/publisher.py", line 120, in _publish
     raise PublishingError(self.topic, partition, error.args[0].str()) from None
-  pipelines.errors.PublishingError: publishing to merged[3] failed: Broker: it is: what it is
+  watersmeet.errors.PublishingError: publishing to merged[3] failed: Broker: it is: what it is
 \tat org.apache.spark.api.python.BasePythonRunner.handlePythonException(PythonRunner.scala:1)
 \tat java.base/java.lang.Thread.run(Thread.java:1)
 Driver stacktrace:

@@ -9,7 +9,7 @@ from functools import partial
 
 import pytest
 
-from pipelines import cycle
+from watersmeet import cycle
 
 DEADLINE_S = 60
 

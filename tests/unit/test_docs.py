@@ -18,15 +18,18 @@ import typer
 import yaml
 from pydantic import BaseModel
 
-from pipelines.audit.show import duration, utc
-from pipelines.cli import app
-from pipelines.core.correction_sequence import LATE as LATE_RECORD
-from pipelines.core.correction_sequence import SETTLED_AT, VERSION, U
-from pipelines.core.dead_letters import NEXT_OFFSETS, OFFSET, PARTITION, REASON, TOPIC, VALUE_BYTES
-from pipelines.core.model import MergeRules, PartitionMerge
-from pipelines.core.reading import KAFKA, ReadingRules, Reason, read_records
-from pipelines.core.repartition import FROM, ORIGIN, POSITIONS
-from pipelines.core.sequence import (
+from tests.support.configurations import SMALLEST
+from tests.support.inputs import record_of
+from tests.support.walkthrough import LINK, linked
+from watersmeet.audit.show import duration, utc
+from watersmeet.cli import app
+from watersmeet.core.correction_sequence import LATE as LATE_RECORD
+from watersmeet.core.correction_sequence import SETTLED_AT, VERSION, U
+from watersmeet.core.dead_letters import NEXT_OFFSETS, OFFSET, PARTITION, REASON, TOPIC, VALUE_BYTES
+from watersmeet.core.model import MergeRules, PartitionMerge
+from watersmeet.core.reading import KAFKA, ReadingRules, Reason, read_records
+from watersmeet.core.repartition import FROM, ORIGIN, POSITIONS
+from watersmeet.core.sequence import (
     FORGOTTEN,
     ID,
     IDLE,
@@ -38,18 +41,15 @@ from pipelines.core.sequence import (
     TENANT,
     message_id,
 )
-from pipelines.core.types import TIME
-from pipelines.dev.init import write_example
-from pipelines.errors import ConfigurationError
-from pipelines.faults import POINTS
-from pipelines.kafka.options import check_options
-from pipelines.kafka.permissions import permissions
-from pipelines.lake import tables
-from pipelines.monitoring.metrics import STATES
-from pipelines.settings import RESERVED_NAMES, CatalogLake, Settings, load_settings
-from tests.support.configurations import SMALLEST
-from tests.support.inputs import record_of
-from tests.support.walkthrough import LINK, linked
+from watersmeet.core.types import TIME
+from watersmeet.dev.init import write_example
+from watersmeet.errors import ConfigurationError
+from watersmeet.faults import POINTS
+from watersmeet.kafka.options import check_options
+from watersmeet.kafka.permissions import permissions
+from watersmeet.lake import tables
+from watersmeet.monitoring.metrics import STATES
+from watersmeet.settings import RESERVED_NAMES, CatalogLake, Settings, load_settings
 
 pytestmark = pytest.mark.promise("A11")
 
@@ -146,7 +146,7 @@ def test_every_link_and_path_leads_somewhere(document: Path) -> None:
 def test_every_file_at_the_top_that_is_named_exists() -> None:
     for name in (
         "requirements.txt",
-        "pipelines/jvm/ivy.xml",
+        "pipelines/watersmeet/jvm/ivy.xml",
         "databricks.yml",
         "LICENSE",
         "CHANGELOG.md",

@@ -19,13 +19,6 @@ from hypothesis import strategies as st
 from rich.console import Console
 from typer.testing import CliRunner
 
-from pipelines.audit.show import try_view
-from pipelines.cli import app
-from pipelines.core.message import message_bytes
-from pipelines.dev.init import write_example
-from pipelines.dry_run import try_file, try_records
-from pipelines.errors import ConfigurationError
-from pipelines.settings import Settings
 from tests.support.cases import (
     INPUTS,
     SOURCES,
@@ -46,6 +39,13 @@ from tests.support.effort import draws
 from tests.support.inputs import record_of
 from tests.support.tenants import TenantModels, tenant_case
 from tests.support.topics import Published
+from watersmeet.audit.show import try_view
+from watersmeet.cli import app
+from watersmeet.core.message import message_bytes
+from watersmeet.dev.init import write_example
+from watersmeet.dry_run import try_file, try_records
+from watersmeet.errors import ConfigurationError
+from watersmeet.settings import Settings
 
 pytestmark = pytest.mark.promise("C12")
 

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from pipelines import errors
-from pipelines.errors import WatersmeetError
+from watersmeet import errors
+from watersmeet.errors import WatersmeetError
 
 ROOT = Path(__file__).parent.parent.parent
 FAMILIES = (errors.KafkaTransientError, errors.StoreError, errors.RegistryError)
@@ -119,7 +119,7 @@ OWN_WORDS: Mapping[str, type[WatersmeetError]] = {
 }
 """The classes that make their sentence from facts."""
 
-TEXTS = [path.read_text("utf-8") for path in (ROOT / "pipelines").rglob("*.py")]
+TEXTS = [path.read_text("utf-8") for path in (ROOT / "pipelines" / "watersmeet").rglob("*.py")]
 MADE = sorted(
     {
         found

@@ -16,14 +16,14 @@ import pytest
 import yaml
 from packaging.utils import canonicalize_name
 
-from pipelines import cli
-from pipelines.engine.choice import open_engine
-from pipelines.errors import EXTRAS, MissingPackageError
-from pipelines.jvm.artifacts import IVY_FILE
-from pipelines.settings import load_settings
 from tests.support.commands import in_process
 from tests.support.packaging import ROOT, dependencies, extras, lower_bounds, pinned
 from tests.unit.test_cli import config
+from watersmeet import cli
+from watersmeet.engine.choice import open_engine
+from watersmeet.errors import EXTRAS, MissingPackageError
+from watersmeet.jvm.artifacts import IVY_FILE
+from watersmeet.settings import load_settings
 
 pytestmark = pytest.mark.promise("A19")
 
@@ -41,13 +41,13 @@ def modules(names: list[str]) -> set[str]:
 def imported() -> set[str]:
     """The packages of others that the code imports, in functions, too."""
     found = set()
-    for path in (ROOT / "pipelines").rglob("*.py"):
+    for path in (ROOT / "pipelines" / "watersmeet").rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Import):
                 found |= {alias.name.partition(".")[0] for alias in node.names}
             elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
                 found.add(node.module.partition(".")[0])
-    return found - sys.stdlib_module_names - {"pipelines"}
+    return found - sys.stdlib_module_names - {"watersmeet"}
 
 
 def test_every_package_that_is_imported_is_a_dependency_or_an_extras() -> None:

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.kafka.idle_detector import IdleDetector
 from tests.support.configurations import settings_for
 from tests.support.inputs import tp_of
+from watersmeet.kafka.idle_detector import IdleDetector
 
 A, B = tp_of("tracking", 0), tp_of("orders", 0)
 

@@ -7,10 +7,10 @@ import sys
 
 PROGRAM = """
 import importlib.util, sys
-from pipelines.imports import hide_pandas
+from watersmeet.imports import hide_pandas
 hide_pandas()
 import pyarrow as pa
-import pipelines.run
+import watersmeet.run
 assert "pandas" not in sys.modules
 assert importlib.util.find_spec("pandas") is not None
 try:

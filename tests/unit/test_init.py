@@ -6,14 +6,14 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from pipelines.configuration.sources import SourceSettings
-from pipelines.core.json_schema import value_schema
-from pipelines.core.message_schema import message_schema
-from pipelines.core.types import columns_ddl
-from pipelines.dev import init
-from pipelines.dev.init import schemas_directory, write_example
-from pipelines.errors import ConfigurationError
-from pipelines.settings import KafkaSettings, MergeSettings, PublishSettings, load_settings
+from watersmeet.configuration.sources import SourceSettings
+from watersmeet.core.json_schema import value_schema
+from watersmeet.core.message_schema import message_schema
+from watersmeet.core.types import columns_ddl
+from watersmeet.dev import init
+from watersmeet.dev.init import schemas_directory, write_example
+from watersmeet.errors import ConfigurationError
+from watersmeet.settings import KafkaSettings, MergeSettings, PublishSettings, load_settings
 
 FILES = [
     "watersmeet.yml",
@@ -150,7 +150,7 @@ def test_a_folder_that_is_a_file_is_refused(tmp_path: Path) -> None:
 def test_schemas_come_from_the_package_where_it_has_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert schemas_directory() == init.PACKAGE.parent / "schemas"
+    assert schemas_directory() == init.PACKAGE.parents[1] / "schemas"
     (tmp_path / "_schemas").mkdir()
     monkeypatch.setattr(init, "PACKAGE", tmp_path)
     assert schemas_directory() == tmp_path / "_schemas"

@@ -12,12 +12,12 @@ from pathlib import Path
 import psutil
 import pytest
 
-from pipelines.cli import _ended_by_signals
 from tests.support.rivers import until
+from watersmeet.cli import _ended_by_signals
 
 STARTING = """
-from pipelines.cli import _ended_by_signals
-from pipelines.engine.session import spark_session
+from watersmeet.cli import _ended_by_signals
+from watersmeet.engine.session import spark_session
 with _ended_by_signals():
     spark_session({})
 """

@@ -9,7 +9,7 @@ from pathlib import Path
 
 FREED = """
 import sys, time
-from pipelines.memory import limit_allocator_caches
+from watersmeet.memory import limit_allocator_caches
 limit_allocator_caches()
 import numpy as np
 import psutil
@@ -32,7 +32,7 @@ print(megabytes() - before)
 
 HEAPS = """
 import ctypes, sys, threading
-from pipelines.memory import limit_allocator_caches
+from watersmeet.memory import limit_allocator_caches
 limit_allocator_caches()
 libc, together = ctypes.CDLL(None), threading.Barrier(20)
 libc.malloc.restype = libc.fopen.restype = ctypes.c_void_p
@@ -77,6 +77,6 @@ def test_threads_share_as_many_heaps_as_there_are_cores(tmp_path: Path) -> None:
 
 def test_the_command_has_not_imported_delta_rs_when_it_sets_its_allocator(tmp_path: Path) -> None:
     assert (
-        told("import sys; import pipelines.cli; print(int('deltalake' in sys.modules))", tmp_path)
+        told("import sys; import watersmeet.cli; print(int('deltalake' in sys.modules))", tmp_path)
         == 0
     )

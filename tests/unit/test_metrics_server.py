@@ -10,8 +10,8 @@ import psutil
 import pytest
 from prometheus_client import CollectorRegistry, Gauge, make_wsgi_app
 
-from pipelines.monitoring.server import MOST_CONNECTIONS, MetricsServer
 from tests.support.rivers import until
+from watersmeet.monitoring.server import MOST_CONNECTIONS, MetricsServer
 
 pytestmark = pytest.mark.promise("A36")
 

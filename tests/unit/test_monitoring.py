@@ -9,19 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.core.reading import Reason
-from pipelines.errors import kinds
-from pipelines.monitoring.events import (
-    BronzeProgress,
-    MergeProgress,
-    Published,
-    RecordsProcessed,
-    Sampled,
-    SourceStanding,
-    StepDone,
-    TenantsSampled,
-)
-from pipelines.monitoring.metrics import METRICS, STATES, Metrics
 from tests.support.configurations import settings_for
 from tests.support.inputs import tp_of
 from tests.support.metrics import (
@@ -35,9 +22,22 @@ from tests.support.metrics import (
     shown_labels,
     targets,
 )
+from watersmeet.core.reading import Reason
+from watersmeet.errors import kinds
+from watersmeet.monitoring.events import (
+    BronzeProgress,
+    MergeProgress,
+    Published,
+    RecordsProcessed,
+    Sampled,
+    SourceStanding,
+    StepDone,
+    TenantsSampled,
+)
+from watersmeet.monitoring.metrics import METRICS, STATES, Metrics
 
 ROOT = Path(__file__).parents[2]
-PACKAGE = ROOT / "pipelines"
+PACKAGE = ROOT / "pipelines" / "watersmeet"
 PAGE = (ROOT / "docs" / "monitoring.md").read_text(encoding="utf-8")
 OF_PROCESS = re.compile("process_(start_time_seconds|resident_memory_bytes|cpu_seconds_total)")
 KNOWN_VALUES = {

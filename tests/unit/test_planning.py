@@ -12,14 +12,16 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from pipelines.core.plan import BatchPlan, Cursor, Rules, TopicPartition
-from pipelines.core.sequence import MessageTime, SequenceTail
-from pipelines.core.step import State
-from pipelines.lake.table_reader import Aggregates, TableReader, Where
-from pipelines.running import chunks, publication_plan
-from pipelines.running.chunks import chunks_of
-from pipelines.running.planning import Planner
-from pipelines.running.publication_plan import (
+from tests.support.configurations import settings_for
+from tests.support.inputs import input_of, tp_of
+from watersmeet.core.plan import BatchPlan, Cursor, Rules, TopicPartition
+from watersmeet.core.sequence import MessageTime, SequenceTail
+from watersmeet.core.step import State
+from watersmeet.lake.table_reader import Aggregates, TableReader, Where
+from watersmeet.running import chunks, publication_plan
+from watersmeet.running.chunks import chunks_of
+from watersmeet.running.planning import Planner
+from watersmeet.running.publication_plan import (
     Ends,
     Limits,
     Pending,
@@ -27,9 +29,7 @@ from pipelines.running.publication_plan import (
     Unpublished,
     pending,
 )
-from pipelines.settings import Settings
-from tests.support.configurations import settings_for
-from tests.support.inputs import input_of, tp_of
+from watersmeet.settings import Settings
 
 MERGE_BYTES = 1_000_000
 

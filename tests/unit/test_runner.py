@@ -10,19 +10,19 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from pipelines.engine.threads import RunningThread
-from pipelines.errors import (
+from tests.support.panics import PanicException
+from watersmeet.engine.threads import RunningThread
+from watersmeet.errors import (
     ConfigurationError,
     KafkaUnreachableError,
     StoreAccessError,
     StoreUnreachableError,
     WatersmeetError,
 )
-from pipelines.monitoring.events import Event, Failed
-from pipelines.monitoring.observability import Reporter
-from pipelines.running import runner as runners
-from pipelines.running.runner import Runner
-from tests.support.panics import PanicException
+from watersmeet.monitoring.events import Event, Failed
+from watersmeet.monitoring.observability import Reporter
+from watersmeet.running import runner as runners
+from watersmeet.running.runner import Runner
 
 DEADLINE_S = 60
 

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from pipelines.lake import tables
-from pipelines.monitoring.events import Committed, Event, Sampled
-from pipelines.running.sampling import Sampler
 from tests.support.cases import random_case
 from tests.support.configurations import settings_for
 from tests.support.model_lakes import ModelLake
 from tests.support.panics import PanicException
+from watersmeet.lake import tables
+from watersmeet.monitoring.events import Committed, Event, Sampled
+from watersmeet.running.sampling import Sampler
 
 
 class AwayOnce:

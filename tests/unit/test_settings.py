@@ -15,15 +15,16 @@ import pytest
 import yaml
 from pydantic import ValidationError
 
-from pipelines.configuration.sources import Equality
-from pipelines.core.window import Window
-from pipelines.errors import (
+from tests.support.configurations import SMALLEST
+from watersmeet.configuration.sources import Equality
+from watersmeet.core.window import Window
+from watersmeet.errors import (
     ConfigurationError,
     RegistryAccessError,
     RegistryUnreachableError,
     UnknownWriterSchemaError,
 )
-from pipelines.settings import (
+from watersmeet.settings import (
     CatalogLake,
     KafkaSettings,
     MergeSettings,
@@ -35,7 +36,6 @@ from pipelines.settings import (
     load_settings,
     parse_duration,
 )
-from tests.support.configurations import SMALLEST
 
 pytestmark = pytest.mark.promise("C16")
 

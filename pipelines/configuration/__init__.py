@@ -1,3 +1,0 @@
-"""The configuration's file, and the types of its fields; `pipelines.settings` puts them
-together.
-"""

@@ -1,0 +1,395 @@
+"""Warnings of `status` and `validate` about likely mistakes that no rule refuses.
+
+They are about sources whose records never meet, event times in another unit, and event times that
+nothing vouches for.
+
+`status` reads the lake: the merge records that finished last, and the last records of bronze.
+`validate` reads the last records in Kafka, so that it warns before anything runs. It looks there
+for keys that never meet only as long as the lake cannot tell.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import chain
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from watersmeet.audit.partitioning import FIX as FIX_PARTITIONS
+from watersmeet.audit.partitioning import read_sample
+from watersmeet.audit.show import duration, utc
+from watersmeet.core.columns import Int64s, int64s, times_ms
+from watersmeet.core.doubts import (
+    APART_IN_PARTITION,
+    APART_IN_TIME,
+    ENOUGH,
+    UNLIKE,
+    Appearance,
+    are_odd,
+    gap_ms,
+    lonely,
+    odd_times,
+    why_unmet,
+)
+from watersmeet.core.inputs import InputId
+from watersmeet.core.plan import TopicPartition
+from watersmeet.core.reading import KAFKA, ReadingRules, read_records
+from watersmeet.core.times import LAST_EVENT_TIME_MS
+from watersmeet.core.types import TENANT
+from watersmeet.errors import KafkaAccessError, Problem
+from watersmeet.kafka.cluster import AFTER_MAX, Cluster, after_max
+from watersmeet.kafka.registry import rules_of
+from watersmeet.lake import tables
+from watersmeet.lake.epochs import read_epochs
+from watersmeet.lake.inputs import of_topic
+from watersmeet.lake.schemas import avro_schemas
+from watersmeet.lake.table_reader import Condition, TableReader, Where, within
+from watersmeet.settings import Settings
+
+FINISHED = 1_000
+"""About how many of the merge records that finished last are read."""
+
+SPANS = 20
+"""Number of short spans of event time from which merge records are read where a single batch
+finished many more.
+"""
+
+LAST = 25
+"""Number of last offsets of a topic-partition in bronze that are read."""
+
+PARTITIONS = 8
+"""Maximum number of partitions of an input that are read."""
+
+SAMPLE_BYTES = 64 * 1024 * 1024
+"""About how many bytes of records from Kafka are kept, to be read again in other units."""
+
+_TIMED_OUT: Condition = ("status", "=", "timed_out")
+_FINISHED: Where = [
+    [_TIMED_OUT, ("invalid_reason", "is null", None)],
+    [_TIMED_OUT, ("invalid_reason", "!=", "reset")],
+]
+"""Finished merge records, without those that a jump (`watersmeet reset`) closed: these are not
+complete.
+"""
+
+_FIX_KEYS = (
+    "compare the keys of the sources (`sources.NAME.key`), and what their producers serialize them "
+    "with"
+)
+_FIX_FORM = (
+    "give all sources one serializer for the key, or name it in their values (`sources.NAME.key`)"
+)
+_FIX_TIMES = (
+    "look at unit and time zone of each source's event time; or give the merge a longer timeout"
+)
+
+
+# -- the lake
+
+
+def unmet_in_lake(reader: TableReader, settings: Settings) -> list[Problem] | None:
+    """Return problems about sources whose records met none of another source.
+
+    Only the merge records that finished last count. None where too few have finished.
+    """
+    if not reader.exists(tables.SILVER) or not set(settings.sources) <= set(
+        reader.columns(tables.SILVER).names
+    ):
+        return None
+    figures = {
+        "rows": ("count", "*"),
+        "first": ("min", "event_time"),
+        "last": ("max", "event_time"),
+    }
+    batches = (
+        reader.summary(tables.SILVER, ["batch"], figures, _FINISHED)
+        .sort_by([("batch", "descending")])
+        .to_pylist()
+    )
+    count = 0
+    chosen = list[dict[str, Any]]()
+    for batch in batches:
+        chosen.append(batch)
+        count += batch["rows"]
+        if count >= FINISHED:
+            break
+    if count < ENOUGH:
+        return None
+    since: list[Condition] = [("batch", ">=", chosen[-1]["batch"])]
+    spans = _spans(count, min(b["first"] for b in chosen), max(b["last"] for b in chosen))
+    names = ["partition", *TENANT.names, "merge_key", "event_time", "last_event_time"]
+    where = [[*term, *since, *span] for term in _FINISHED for span in spans]
+    rows = reader.select(tables.SILVER, [*names, *settings.sources], where)
+    groups = _groups(rows, settings.sources)
+    lonely_sources = lonely(groups)
+    if not lonely_sources.counts:
+        return []
+    places = zip(*(rows[name].to_pylist() for name in names), strict=True)
+    appearances = [
+        Appearance(source, *place)
+        for sources, place in zip(groups, places, strict=True)
+        for source in sources
+    ]
+    if lonely_sources.is_every_one:
+        occurrences = Counter(chain.from_iterable(groups))
+        counts = ", ".join(f"{name} {occurrences[name]:,}" for name in settings.sources)
+        what = (
+            f"of the last {len(groups):,} finished merge records none has records of two sources "
+            f"({counts})"
+        )
+        return [_problem(what, "silver", appearances, settings)]
+    return [
+        _problem(
+            f"of the last {n:,} finished merge records with records of {name} none has one of "
+            "another source",
+            f"silver.{name}",
+            _against(name, appearances),
+            settings,
+        )
+        for name, n in lonely_sources.counts.items()
+    ]
+
+
+def _groups(rows: pa.Table, sources: Iterable[str]) -> list[list[str]]:
+    """Return, by row of silver, the sources of which it has parts."""
+    sizes = {source: int64s(pc.list_value_length(rows[source])) for source in sources}
+    return [_sources_of(row, sizes) for row in range(rows.num_rows)]
+
+
+def _sources_of(row: int, sizes: Mapping[str, Int64s]) -> list[str]:
+    return [source for source, lengths in sizes.items() if lengths[row]]
+
+
+def _spans(count: int, first: int, last: int) -> list[list[Condition]]:
+    """Return spans of event time that together hold about `FINISHED` rows.
+
+    Where there are not many more rows than that, return one span without bounds.
+    """
+    if count <= 10 * FINISHED:
+        return [[]]
+    step = (last - first) // SPANS + 1
+    part = max(1, step * FINISHED // count)
+    begins = range(first, last + 1, step)
+    return [[("event_time", ">=", at), ("event_time", "<", at + part)] for at in begins]
+
+
+def _against(name: str, appearances: Sequence[Appearance]) -> list[Appearance]:
+    """Return the appearances of a source, and those of all others as if of a single source."""
+    others = "another source"
+    return [a if a.source == name else a._replace(source=others) for a in appearances]
+
+
+def odd_times_in_lake(
+    reader: TableReader, settings: Settings, ends: Mapping[TopicPartition, int]
+) -> list[Problem]:
+    """Return problems about sources whose last event times in bronze are decades from Kafka's
+    timestamps.
+
+    `ends`: by topic-partition, the exclusive end offset of bronze.
+    """
+    problems: list[Problem] = []
+    for input_id in settings.inputs:
+        partition_ends = {
+            tp.partition: end for tp, end in ends.items() if tp.input == input_id and end > 0
+        }
+        last = {
+            p: (max(0, partition_ends[p] - LAST), partition_ends[p])
+            for p in sorted(partition_ends)[:PARTITIONS]
+        }
+        table = tables.bronze(input_id.source)
+        where = of_topic(input_id, within(last))
+        if last and reader.exists(table) and are_odd(reader.rows(table, _TIMES, where)):
+            problems += _odd(
+                settings,
+                input_id.source,
+                reader.rows(table, KAFKA.names, where),
+                _lake_rules(reader, settings, input_id.source),
+            )
+    return problems
+
+
+_TIMES = ["kafka_timestamp", "event_time", "reason"]
+
+
+def _lake_rules(reader: TableReader, settings: Settings, source: str) -> ReadingRules:
+    """Return the rules by which the lake reads the records of a source now.
+
+    The schemas of writers are those that the lake knows: no registry is asked.
+    """
+    current = read_epochs(reader, settings).current.settings
+    rules = current.reading_rules(source)
+    schemas = avro_schemas(reader, current)
+    return replace(rules, schema=schemas[source]) if source in schemas else rules
+
+
+# -- Kafka
+
+
+def doubts_in_kafka(
+    settings: Settings,
+    partitions: int,
+    since: Callable[[InputId], Mapping[int, int]],
+    *,
+    with_keys: bool,
+) -> Iterator[Problem]:
+    """Yield problems about the last records of each source in Kafka.
+
+    - `since`: the first offsets that count, as in `audit.partitioning.check_sample`.
+    - `with_keys`: also report where no key is in two sources.
+
+    Raises what Kafka raises.
+    """
+    appearances: dict[tuple[int, str, str], dict[str, Appearance]] = {}
+    for input_id in settings.inputs:
+        source = input_id.source
+        rules = rules_of(settings, source)
+        sample: list[pa.RecordBatch] = []
+        for batch in read_sample(settings, partitions, input_id.topic, since(input_id)):
+            if sum(kept.nbytes for kept in sample) < SAMPLE_BYTES:
+                sample.append(batch)
+            read = read_records(batch, rules)
+            read = read.filter(pc.is_valid(read["merge_key"]))
+            names = ("partition", *TENANT.names, "merge_key")
+            columns = (read[column].to_pylist() for column in names)
+            for p, tenant, key, time in zip(
+                *columns, times_ms(read["event_time"]).tolist(), strict=True
+            ):
+                at = appearances.setdefault((p, tenant, key), {})
+                before = at.get(source, Appearance(source, p, tenant, key, time, time))
+                at[source] = before._replace(
+                    first=min(before.first, time), last=max(before.last, time)
+                )
+        if sample:
+            yield from _odd(settings, source, pa.Table.from_batches(sample), rules)
+    every = [appearance for at in appearances.values() for appearance in at.values()]
+    counts = Counter(appearance.source for appearance in every)
+    lonely_sources = lonely(appearances.values())
+    if with_keys and lonely_sources.counts and sum(n >= ENOUGH for n in counts.values()) > 1:
+        name = min(lonely_sources.counts, key=lonely_sources.counts.__getitem__)
+        count = lonely_sources.counts[name]
+        what = (
+            f"none of the {count:,} keys in the last records of {name} is one in those of another "
+            "source"
+        )
+        compared = (
+            every
+            if lonely_sources.is_every_one and len(settings.sources) == 2
+            else _against(name, every)
+        )
+        yield _problem(what, f"sources.{name}.key", compared, settings)
+
+
+def unbounded_times(settings: Settings) -> Iterator[Problem]:
+    """Yield a problem for each topic whose producers choose event time and Kafka's timestamp
+    without a bound.
+
+    Nothing vouches for an event time there. Of a repartitioned source, the topics that its records
+    come from are checked. Topics that the user may not see are left out. Raises what Kafka raises.
+    """
+    cluster = Cluster(settings.kafka)
+    topics: dict[str, str] = {}
+    for name, source in settings.sources.items():
+        repartition = settings.repartitioned.get(name)
+        at = f"sources.{name}.topic" if repartition is None else f"sources.{name}.repartition.from"
+        topics |= dict.fromkeys(
+            source.topics if repartition is None else repartition.from_topics, at
+        )
+    for topic, where in topics.items():
+        try:
+            topic_settings = cluster.topic_settings(topic)
+        except KafkaAccessError:
+            continue
+        latest = topic_settings.get(AFTER_MAX)
+        if topic_settings.get("message.timestamp.type") == "CreateTime" and (
+            latest is None or int(latest) > LAST_EVENT_TIME_MS
+        ):
+            what = (
+                f"producers choose event time and timestamp of {topic} without a bound: one record "
+                "of the year 9999 silences it"
+            )
+            fix = (
+                f"set {AFTER_MAX} to {after_max(settings)} on it (kafka-configs.sh), or "
+                "message.timestamp.type to LogAppendTime"
+            )
+            yield Problem(what, where, fix)
+
+
+# -- sentences
+
+
+def heads_in_future(
+    settings: Settings, heads: Mapping[TopicPartition, int], now_ms: int
+) -> Iterator[Problem]:
+    """Yield a problem for each head (ms) that is more than `max_future` ahead of the wall clock.
+
+    Until that time, all records of the source wait.
+    """
+    for tp, head in heads.items():
+        if head - now_ms > settings.merge.max_future_ms:
+            what = (
+                f"the head, {utc(head)}, lies {duration(head - now_ms)} ahead of the wall clock: "
+                "all records after it wait"
+            )
+            fix = (
+                f"bound {AFTER_MAX} on the topic, then jump over that record with `watersmeet "
+                "reset --to latest`"
+            )
+            yield Problem(what, f"{tp.input.topic}[{tp.partition}]", fix)
+
+
+def _odd(
+    settings: Settings, source: str, records: pa.Table, rules: ReadingRules
+) -> Iterator[Problem]:
+    if (odd := odd_times(records, rules)) is None:
+        return
+    time_text = (
+        "no event time" if odd.event_time is None else f"the event time {utc(odd.event_time)}"
+    )
+    what = (
+        f"{odd.odd:,} of the last {odd.records:,} records have event times decades from Kafka's "
+        f"own timestamps, or none: {time_text} where Kafka has {utc(odd.kafka_timestamp)}"
+    )
+    kept = settings.sources[source].time
+    field = kept.field if isinstance(kept.field, str) else f"[{', '.join(kept.field)}]"
+    fix = "look at the field and its unit; leave it, where the records are meant to be so old"
+    if odd.unit is not None:
+        text = ", text: true" if kept.text else ""
+        written = f"event_time: {{field: {field}, unit: {odd.unit}{text}}}"
+        fix = (
+            f"`unit: {odd.unit}` would fit: `{written}`, which a lake that has begun gets by "
+            "`evolve`"
+        )
+    yield Problem(what, f"sources.{source}.event_time", fix)
+
+
+def _problem(
+    what: str, where: str, appearances: Sequence[Appearance], settings: Settings
+) -> Problem:
+    difference = why_unmet(appearances)
+    if difference is None:
+        return Problem(what, where, _FIX_KEYS)
+    kind, one, other = difference
+    one_key = f"{one.key!r} of {one.source}"
+    other_key = f"{other.key!r} of {other.source}"
+    if kind == APART_IN_TIME:
+        allowed = f"the merge waits for {duration(settings.merge.window.gap_ms)}"
+        why = (
+            f"the nearest records of one key, {one.key!r}, lie {duration(gap_ms(one, other))} apart"
+        )
+        return Problem(f"{what}: {why}, and {allowed}", where, _FIX_TIMES)
+    if kind == APART_IN_PARTITION:
+        places = f"{one.partition} of {one.source} and {other.partition} of {other.source}"
+        return Problem(
+            f"{what}: the key {one.key!r} is in the partitions {places}",
+            where,
+            FIX_PARTITIONS,
+        )
+    if kind == UNLIKE:
+        return Problem(f"{what}, such as {one_key} and {other_key}", where, _FIX_KEYS)
+    return Problem(
+        f"{what}: what differs is {kind}, as in {one_key} and {other_key}", where, _FIX_FORM
+    )

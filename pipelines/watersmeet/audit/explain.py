@@ -1,0 +1,688 @@
+"""The history of a key: its merge records with their parts, how each part came there, when and why
+a record was closed, and where it was published.
+
+All of it comes from the tables. Silver holds the records. `progress` has the batch that merged an
+offset, the clock then, and the version of silver that holds the batch. Bronze has the event times
+of which a position is the largest.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta, timezone
+from difflib import get_close_matches
+from functools import cached_property
+from operator import itemgetter
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from watersmeet.audit.explain_sink import SentCorrections, SentMessages, SentRecords, message_of
+from watersmeet.audit.explain_tenants import TenantFacts
+from watersmeet.audit.explain_versions import CORRECTION_COLUMNS, CorrectionFacts
+from watersmeet.audit.show import utc
+from watersmeet.audit.unnoted import read_unnoted
+from watersmeet.core.columns import NULL_TIME
+from watersmeet.core.inputs import InputId, input_of_part
+from watersmeet.core.plan import Available, BatchPlan, Cursor, TopicPartition, positions_of
+from watersmeet.core.types import DUE, NO_TENANT, TENANT
+from watersmeet.errors import ConfigurationError, WatersmeetError
+from watersmeet.lake import tables
+from watersmeet.lake.decisions import Decided, read_decisions
+from watersmeet.lake.epochs import Epoch, Epochs, read_epochs
+from watersmeet.lake.generations import Generation, Generations, read_generations
+from watersmeet.lake.inputs import of_key, of_topic, topic_partition
+from watersmeet.lake.progress import last_batch, progress_rows
+from watersmeet.lake.restored import check_not_deleted
+from watersmeet.lake.retention_bounds import read_retention_bounds
+from watersmeet.lake.snapshot import Snapshot
+from watersmeet.lake.table_reader import (
+    Condition,
+    TableReader,
+    VersionGoneError,
+    Where,
+)
+from watersmeet.lake.table_reader import normalise as in_milliseconds
+from watersmeet.settings import Settings
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
+_MILLISECOND = timedelta(milliseconds=1)
+_UNPUBLISHED = {
+    "predicate": "; not published: publish.valid does not hold",
+    "too_large": "; not published: its message would be larger than publish.max_bytes",
+}
+
+_LATE_COLUMNS = ["source", "topic", "partition", "offset", "event_time", "position", "batch"]
+_LATE_COLUMNS += TENANT.names
+_DUPLICATE_COLUMNS = ["source", "topic", "partition", "offset", "event_time", "id", "of_offset"]
+_DUPLICATE_COLUMNS += ["is_late", "batch", *TENANT.names]
+
+NEAR = 5
+"""Maximum number of similar keys that are shown for an unknown one."""
+
+JsonObject = dict[str, Any]
+
+
+class Moment(NamedTuple):
+    """A point in the lake's history.
+
+    The last batch of silver that was known then (-1: none), the version of silver, and the time
+    (epoch ms); the latter two are None for now.
+    """
+
+    batch: int
+    version: int | None
+    at: int | None
+
+
+def explain(
+    reader: TableReader,
+    settings: Settings,
+    key: str,
+    as_of: int | datetime | None = None,
+    tenant: str | None = None,
+) -> dict[str, Any]:
+    """Return the answer of `explain --json`. Times are epoch ms.
+
+    `as_of`: a version of silver, or a time. Beside the contract's fields, the answer has:
+
+    - of a part: `batch`, `version` and `rule` (opened, joined);
+    - of a record: `closed` (batch, version, clock, heads by source; null while it is open);
+    - the records that late ones have opened (status `late_born`), without `closed`;
+    - `late`, `duplicates`, `quarantined` (where Kafka's key is this one) and `waiting` records of
+      the key; a duplicate has its `id`, and in `of_offset` the offset of the part that counts;
+    - with corrections, of a late record: `u`, `corrected` (event_time, is_late_born and version of
+      what it corrected, or null), and `outcome`, a sentence;
+    - `near`: keys that look like this one, where nothing is known of it;
+    - with tenants: the tenant of each record (all tenants, unless one is named) and why it waits or
+      is late; `waiting` then also has the records that wait in silver;
+    - `warnings`, as problems: only where notes of now are not written yet.
+
+    Raises ConfigurationError where that version does not exist, where a tenant is named and the
+    lake has none, or where a table of a lake with rows is gone.
+    """
+    settings.merge.check_tenants("--tenant", tenant)
+    reader = Snapshot(reader, settings)
+    check_not_deleted(reader, settings)
+    settings = read_epochs(reader, settings).current.settings
+    if not reader.exists(tables.SILVER) or not reader.exists(tables.PROGRESS):
+        return {
+            "key": key,
+            "as_of": None,
+            "records": [],
+            "late": [],
+            "duplicates": [],
+            "quarantined": [],
+            "waiting": [],
+            "near": [],
+        }
+    last = last_batch(reader, settings)
+    newest_batch = None if last is None else last[:2]
+    moment = _moment(reader, as_of, newest_batch)
+    history = _KeyHistory(reader, settings, key, tenant, moment, newest_batch)
+    outcomes = {
+        "records": history.records(),
+        "late": history.late(),
+        "duplicates": history.duplicates(),
+        "quarantined": history.quarantined(),
+        "waiting": history.waiting(),
+    }
+    near = [] if any(outcomes.values()) else _near(reader, key)
+    generations = read_generations(reader, settings)
+    is_now = as_of is None and bool(generations)
+    warnings = read_unnoted(reader, settings, generations.newest).warnings if is_now else []
+    as_of_moment = None if as_of is None else moment._asdict()
+    answer = {"key": key, "as_of": as_of_moment, **outcomes, "near": near}
+    return {**answer, "warnings": warnings} if warnings else answer
+
+
+def _moment(
+    reader: TableReader, as_of: int | datetime | None, last: tuple[BatchPlan, int] | None
+) -> Moment:
+    """Return the moment of a version of silver, or of a time; now for None.
+
+    `last`: silver's last batch and its version, which `progress` may not have yet.
+    """
+    if as_of is None:
+        return Moment(-1 if last is None else last[0].batch, None, None)
+    newest = reader.version(tables.SILVER)
+    if isinstance(as_of, int) and as_of > newest:
+        raise ConfigurationError(
+            f"silver has no version {as_of} yet", where="--as-of", fix=f"the newest is {newest}"
+        )
+    if isinstance(as_of, int):
+        moment = _batch_by(reader, ("silver_version", "<=", as_of))
+        if last is not None and moment.batch < last[0].batch and last[1] <= as_of:
+            moment = Moment(last[0].batch, last[1], None)
+        at = _committed_at(reader, moment.version or as_of) if moment.at is None else moment.at
+        return Moment(moment.batch, as_of, at)
+    at = _ms(as_of)
+    moment = _batch_by(reader, ("committed_at", "<=", at))
+    return Moment(moment.batch, moment.version or 0, at)
+
+
+def _batch_by(reader: TableReader, condition: Condition) -> Moment:
+    """Return the last batch in `progress` of which a condition holds, its version and its time.
+
+    Both are None where there is no such batch.
+    """
+    columns = {"batch": "batch", "version": "silver_version", "at": "committed_at"}
+    values = {name: ("max", column) for name, column in columns.items()}
+    [row] = reader.summary(tables.PROGRESS, [], values, [[condition]]).to_pylist()
+    return Moment(**row) if row["batch"] is not None else Moment(-1, None, None)
+
+
+def _committed_at(reader: TableReader, version: int) -> int:
+    """Return when a version of silver was committed (epoch ms)."""
+    newest = reader.version(tables.SILVER)
+    return reader.history(tables.SILVER, newest - version + 1)[-1].committed_at_ms
+
+
+def _ms(time: datetime) -> int:
+    return (time - _EPOCH) // _MILLISECOND
+
+
+@dataclass(frozen=True)
+class _KeyHistory:
+    """Reader of one key's rows in the tables, as they were at a moment."""
+
+    reader: TableReader
+    settings: Settings
+    key: str
+    tenant: str | None
+    moment: Moment
+    last: tuple[BatchPlan, int] | None
+    """Silver's last batch and the version that it made. Its rows of `progress` may not be written
+    yet.
+    """
+
+    @cached_property
+    def _sent(self) -> SentMessages:
+        return SentMessages(self.settings)
+
+    def records(self) -> list[JsonObject]:
+        """Return the merge records, by partition and event time."""
+        closing_from = self._epochs.closing_from
+        sink = SentRecords(
+            self.reader, self.settings.publish.topic, self._sent, self.moment.at, closing_from
+        )
+        parts = self._parts()
+        merged = [
+            self._record(row, parts, sink) for row in self._rows if row["status"] != "waiting"
+        ]
+        late_born = self._corrections.late_born(self._versions)
+        return sorted([*merged, *late_born], key=itemgetter("partition", "event_time"))
+
+    @property
+    def _key_conditions(self) -> list[Condition]:
+        """Conditions on the key, and on the tenant where one is named."""
+        return of_key(self.key, self.tenant)
+
+    @cached_property
+    def _rows(self) -> list[JsonObject]:
+        columns = ["partition", "merge_key", "status", "event_time", "last_event_time"]
+        columns += ["valid", "invalid_reason", "batch", *DUE.names, *TENANT.names, "position"]
+        columns += self.settings.sources
+        try:
+            rows = self.reader.select(
+                tables.SILVER, columns, [self._key_conditions], version=self.moment.version
+            )
+        except VersionGoneError as error:
+            kept = (
+                f"versions are kept for `retention` ({self.settings.retention_ms // 3_600_000} h)"
+            )
+            raise WatersmeetError(
+                f"version {self.moment.version} of silver cannot be read any more: {kept}"
+            ) from error
+        return sorted(rows.to_pylist(), key=itemgetter("partition", "event_time", *TENANT.names))
+
+    @cached_property
+    def _shown_times(self) -> Sequence[str]:
+        """Columns for when a merge record was closed, where the rules of the moment say it."""
+        return DUE.names if self._epochs.of(self.moment.batch).settings.merge.says_closing else ()
+
+    def _record(
+        self,
+        row: JsonObject,
+        part_index: Mapping[tuple[int, TopicPartition, int], JsonObject],
+        sink: SentRecords,
+    ) -> JsonObject:
+        is_open = row["status"] == "open"
+        p = row["partition"]
+        generation = self._generations.of(row["batch"])
+        parts = [
+            part_index[generation.number, TopicPartition(input_id, p), part["offset"]]
+            for input_id, part in self._parts_of(row)
+        ]
+        # Bronze may have deleted parts by now. Their positions are unknown, and were the smallest.
+        first = min(
+            parts,
+            key=lambda part: (part["position"] is not None, part["position"] or part["event_time"]),
+            default=None,
+        )
+        batch = self.moment.batch if is_open else row["batch"]
+        batch_rows = [r for r in self._progress if (r["batch"], r["partition"]) == (batch, p)]
+        clock = batch_rows[0]["clock"] if batch_rows else None
+        names_of_inputs = self.settings.input_names
+        heads = {names_of_inputs[InputId(r["source"], r["topic"])]: r["head"] for r in batch_rows}
+        closed = {
+            "batch": batch,
+            "version": self._versions.get(batch),
+            "clock": clock,
+            "heads": dict(sorted(heads.items())),
+        }
+        is_published = (
+            row["status"] == "timed_out" and row["valid"] and not self._is_behind(row, generation)
+        )
+        batches = self._generations.batches(generation)
+        names = ("partition", "event_time", "last_event_time", "status", "valid", "invalid_reason")
+        return {
+            **{name: row[name] for name in names},
+            "reason": self._reason(row, clock),
+            "parts": [{**part, "rule": "opened" if part is first else "joined"} for part in parts],
+            "closed": None if is_open else closed,
+            **{name: row[name] for name in self._shown_times},
+            **_tenant_of(row),
+            "published": sink.sent_as(p, row, batches) if is_published else None,
+            "versions": self._corrections.versions(generation.number, row),
+        }
+
+    def _reason(self, row: JsonObject, clock: int | None) -> str:
+        """Return, in a sentence, which rule has decided."""
+        is_open = row["status"] == "open"
+        epoch = self._next_epoch if is_open else self._epochs.of(row["batch"])
+        window = epoch.settings.merge.window
+        generation = self._generations.of(row["batch"])
+        if row["invalid_reason"] == "reset":
+            return (
+                "closed unpublished by a deliberate reset, with which generation "
+                f"{generation.number + 1} began"
+            )
+        # The next batch makes an open row due by the rules of that moment.
+        due = window.due(row["event_time"], row["last_event_time"]) if is_open else row["due"]
+        due_text = (
+            "last event time + gap"
+            if due == row["last_event_time"] + window.gap_ms
+            else "event time + max"
+        )
+        limit = f"{'event time + timeout' if window.is_timeout else due_text} ({utc(due)})"
+        now = "undefined" if clock is None else utc(clock)
+        has_tenant = row["tenant"] != NO_TENANT
+        if is_open and has_tenant:
+            return self._tenants.why_open(row["partition"], row["tenant"], limit)
+        if is_open:
+            return f"open: times out once the clock has passed {limit}; it is {now}"
+        unpublished = _UNPUBLISHED.get(row["invalid_reason"] or "", "")
+        if row["valid"] and self._is_behind(row, generation):
+            unpublished = (
+                "; not published: it sorts before what was out when generation "
+                f"{generation.number} began"
+            )
+        if has_tenant:
+            closed = (
+                f"the clock of tenant {row['tenant']!r} passed {limit} when the clock of all came "
+                f"to {utc(row['closed_at'])}"
+            )
+            return f"timed out in batch {row['batch']}, at the clock {now}: {closed}{unpublished}"
+        return (
+            f"timed out in batch {row['batch']}: the clock, {now}, had passed {limit}{unpublished}"
+        )
+
+    @cached_property
+    def _epochs(self) -> Epochs:
+        return read_epochs(self.reader, self.settings)
+
+    @property
+    def _next_epoch(self) -> Epoch:
+        """The epoch whose rules a batch right after the moment would follow."""
+        at = self.moment.at
+        return self._epochs.current if at is None else self._epochs.at(at)
+
+    @cached_property
+    def _generations(self) -> Generations:
+        return read_generations(self.reader, self.settings)
+
+    def _is_behind(self, row: JsonObject, generation: Generation) -> bool:
+        """Return True where a finished row sorts at or before the tail behind which its generation
+        publishes.
+        """
+        tail = generation.tails.get(row["partition"])
+        message = message_of(row, self._epochs.closing_from)
+        return tail is not None and message.place <= tail.place
+
+    def _parts(self) -> dict[tuple[int, TopicPartition, int], JsonObject]:
+        """Return all parts of the key's merge records, by generation, topic-partition and offset.
+
+        Each has the last batch that merged it, and its position.
+        """
+        times: dict[tuple[int, TopicPartition], dict[int, int]] = defaultdict(dict)
+        for row in self._rows:
+            number = self._generations.of(row["batch"]).number
+            for input_id, part in self._parts_of(row):
+                times[number, TopicPartition(input_id, row["partition"])][part["offset"]] = _ms(
+                    part["event_time"]
+                )
+        parts = {}
+        for (number, tp), offset_times in times.items():
+            place = self._place(tp)
+            for offset, (batch, _, position) in self._merged(
+                tp, sorted(offset_times), number
+            ).items():
+                came = {
+                    "position": position,
+                    "batch": batch,
+                    "version": self._versions.get(batch),
+                }
+                parts[number, tp, offset] = {
+                    **place,
+                    "offset": offset,
+                    "event_time": offset_times[offset],
+                    **came,
+                }
+        return parts
+
+    def _parts_of(self, row: JsonObject) -> list[tuple[InputId, JsonObject]]:
+        """Return the parts in a row of silver, each with its input."""
+        return [
+            (input_of_part(self.settings.inputs, source, part), part)
+            for source in self.settings.sources
+            for part in row[source]
+        ]
+
+    def _place(self, tp: TopicPartition) -> JsonObject:
+        return {**tp.input._asdict(), "partition": tp.partition}
+
+    def _merged(
+        self, tp: TopicPartition, offsets: Sequence[int], number: int
+    ) -> dict[int, tuple[int, int | None, int | None]]:
+        """Return the batch of generation `number` that merged each offset, and the record's two
+        positions.
+
+        The batch is the last one that has the offset in its range. The first position is that among
+        all records: the largest event time up to the offset, counted on from the position that the
+        batch before left. The second one is the record's position in its tenant; without tenants
+        it is the same. Positions are None where bronze does not have the record any more.
+        """
+        batch_rows = {
+            row["batch"]: row
+            for row in self._progress
+            if topic_partition(row) == tp and self._generations.of(row["batch"]).number == number
+        }
+        here: dict[int, list[int]] = defaultdict(list)
+        for offset in offsets:
+            done = (
+                b for b, r in batch_rows.items() if r["from_offset"] <= offset < r["until_offset"]
+            )
+            here[max(done)].append(offset)
+        ranges = {
+            batch: (batch_rows[batch]["from_offset"], merged_offsets[-1])
+            for batch, merged_offsets in here.items()
+        }
+        where = [
+            [("partition", "=", tp.partition), ("offset", ">=", a), ("offset", "<=", b)]
+            for a, b in ranges.values()
+        ]
+        read = self.reader.select(
+            tables.bronze(tp.input.source),
+            ["offset", "event_time", *TENANT.names],
+            of_topic(tp.input, where),
+        ).sort_by("offset")
+        offset = read["offset"].to_numpy()
+        time = read["event_time"].fill_null(NULL_TIME).to_numpy()
+        merged: dict[int, tuple[int, int | None, int | None]] = {}
+        for batch, (since, until) in ranges.items():
+            is_in_range = (offset >= since) & (offset <= until)
+            decided = [
+                decision
+                for decision_tp, decision in self._decisions[number]
+                if decision_tp == tp and since <= decision.after_offset + 1 <= until
+            ]
+            rows = Available(offset[is_in_range], time[is_in_range]).with_idle(decided)
+            before = batch_rows.get(batch - 1, {})
+            cursor = Cursor(since, before.get("position"))
+            positions = dict(
+                zip(rows.offsets.tolist(), positions_of(cursor, rows).tolist(), strict=True)
+            )
+            last = positions.get(here[batch][-1])
+            own: Mapping[int, int] = positions
+            if self.settings.merge.has_tenants:
+                begin = (cursor, before.get("clock"))
+                batch_records = read.filter(pa.array(is_in_range))
+                own = (
+                    {}
+                    if last is None
+                    else self._tenants.positions(tp, batch, begin, batch_records, last, decided)
+                )
+            merged |= {o: (batch, positions.get(o), own.get(o)) for o in here[batch]}
+        return merged
+
+    @cached_property
+    def _tenants(self) -> TenantFacts:
+        ends = [row for row in self._progress if row["batch"] == self.moment.batch]
+        return TenantFacts(self.reader, self._epochs, self.moment.batch, ends)
+
+    def late(self) -> list[JsonObject]:
+        """Return the late records, by position."""
+        rows = sorted(self._late, key=itemgetter("position"))
+        return [
+            {
+                **_shown(row, _LATE_COLUMNS),
+                "version": self._versions.get(row["batch"]),
+                **self._why_late(row),
+                **(self._corrections.became(row) if self._has_corrections else {}),
+            }
+            for row in rows
+        ]
+
+    @property
+    def _has_corrections(self) -> bool:
+        return tables.has_corrections(self.settings)
+
+    @cached_property
+    def _corrections(self) -> CorrectionFacts:
+        conditions = *self._key_conditions, ("batch", "<=", self.moment.batch)
+        columns = [*CORRECTION_COLUMNS, *self.settings.sources]
+        rows = self._rows_at_moment(tables.CORRECTIONS, columns, *conditions)
+        for row in rows:
+            row["parts"] = [
+                (input_id, part["offset"], _ms(part["event_time"]))
+                for input_id, part in self._parts_of(row)
+            ]
+        repeated = [row for row in self._duplicates if row["is_late"]]
+        topic = self.settings.publish.corrections_topic or ""  # without one, there are no rows
+        sent = SentCorrections(self.reader, topic, self._sent, self.moment.at)
+        bounds = read_retention_bounds(self.reader, self.moment.at)
+        deleted_until = bounds.last_of(tables.CORRECTIONS, tables.DUPLICATES)
+        return CorrectionFacts(rows, repeated, self._generations, sent, deleted_until)
+
+    @cached_property
+    def _late(self) -> list[JsonObject]:
+        names = [*_LATE_COLUMNS, *(("generation", "u") if self._has_corrections else ())]
+        conditions = *self._key_conditions, ("batch", "<=", self.moment.batch)
+        return self._rows_at_moment(tables.LATE, names, *conditions)
+
+    def duplicates(self) -> list[JsonObject]:
+        """Return the repeated records, by coordinates, and what each repeats."""
+        return [
+            {
+                **_shown(row, _DUPLICATE_COLUMNS),
+                "version": self._versions.get(row["batch"]),
+                "reason": _why_repeated(row),
+            }
+            for row in self._duplicates
+        ]
+
+    @cached_property
+    def _duplicates(self) -> list[JsonObject]:
+        if not self.settings.has_ids:
+            return []
+        conditions = *self._key_conditions, ("batch", "<=", self.moment.batch)
+        columns = [*_DUPLICATE_COLUMNS, "generation"]
+        return self._rows_at_moment(tables.DUPLICATES, columns, *conditions)
+
+    def _why_late(self, row: JsonObject) -> JsonObject:
+        """Return why a tenant's record is late."""
+        if row["tenant"] == NO_TENANT:
+            return {}
+        tp = topic_partition(row)
+        number = self._generations.of(row["batch"]).number
+        global_position = self._merged(tp, [row["offset"]], number)[row["offset"]][1]
+        return {"reason": self._tenants.why_late(row["tenant"], row, global_position)}
+
+    def quarantined(self) -> list[JsonObject]:
+        """Return the refused records whose Kafka key is this one.
+
+        The key in their value could not be read.
+        """
+        names = ("source", "topic", "partition", "offset", "reason", "detail")
+        return self._rows_at_moment(tables.QUARANTINE, names, ("key", "=", self.key.encode()))
+
+    def waiting(self) -> list[JsonObject]:
+        """Return the records in bronze that the clock has not reached.
+
+        With tenants, those in silver that their tenant's clock has not reached come before them.
+        """
+        records = [self._waiting(row) for row in self._rows if row["status"] == "waiting"]
+        for input_id in self.settings.inputs:
+            end_offsets = self._end_offsets(input_id)
+            conditions = (
+                *self._key_conditions,
+                ("topic", "=", input_id.topic),
+                ("offset", ">=", min(end_offsets.values(), default=0)),
+            )
+            rows = self._rows_at_moment(
+                tables.bronze(input_id.source),
+                ("topic", "partition", "offset", "event_time", *TENANT.names),
+                *conditions,
+            )
+            records += [
+                {"source": input_id.source, **_shown(row, row), **_why_unread(row)}
+                for row in rows
+                if row["offset"] >= end_offsets.get(row["partition"], 0)
+            ]
+        return records
+
+    def _end_offsets(self, input_id: InputId) -> dict[int, int]:
+        """Return, by partition, the offset up to which an input was merged at the moment.
+
+        Before the first batch of a generation, it is the one at which the generation begins.
+        """
+        generation = self._generation
+        begin = {} if generation is None else generation.offsets_of(input_id)
+        if generation is not None and self.moment.batch < generation.from_batch:
+            return begin
+        merged = {
+            row["partition"]: row["until_offset"]
+            for row in self._progress
+            if row["batch"] == self.moment.batch
+            and InputId(row["source"], row["topic"]) == input_id
+        }
+        return begin | merged
+
+    @property
+    def _generation(self) -> Generation | None:
+        """The newest generation at the moment; None before the first."""
+        at = self.moment.at
+        decided = (g for g in reversed(self._generations) if at is None or g.decided_at <= at)
+        return next(decided, None)
+
+    def _waiting(self, row: JsonObject) -> JsonObject:
+        """Return a waiting row of silver as the answer has it."""
+        p, tenant, position = (row[name] for name in ("partition", "tenant", "position"))
+        [(input_id, part)] = self._parts_of(row)
+        place = {**self._place(TopicPartition(input_id, p)), "offset": part["offset"]}
+        merge_state = {
+            "position": position,
+            "reason": self._tenants.why_waiting(p, tenant, position),
+        }
+        return {**place, "event_time": row["event_time"], "tenant": tenant, **merge_state}
+
+    def _rows_at_moment(
+        self, table: str, names: Sequence[str], *conditions: Condition
+    ) -> list[JsonObject]:
+        """Return rows of a table as it was at the moment, by coordinates."""
+        if not self.reader.exists(table):
+            return []
+        version = None if self.moment.at is None else self.reader.version_at(table, self.moment.at)
+        if version is None and self.moment.at is not None:
+            return []  # the table did not exist yet
+        rows = self.reader.select(table, names, [list(conditions)], version=version)
+        by_coordinates = [("partition", "ascending"), ("offset", "ascending")]
+        return rows.sort_by(by_coordinates).to_pylist()  # type: ignore[no-any-return]
+
+    @cached_property
+    def _progress(self) -> list[JsonObject]:
+        """Rows of `progress` up to the moment.
+
+        Every batch of the partitions that have records of the key, and of the other partitions the
+        moment's batch alone.
+        """
+        columns = ["batch", "source", "topic", "partition", "from_offset", "until_offset"]
+        columns += ["head", "clock", "position"]
+        batch = self.moment.batch
+        partitions = {row["partition"] for row in (*self._rows, *self._late)}
+        where: Where = [
+            [("batch", "<=", batch), ("partition", "in", sorted(partitions))],
+            [("batch", "=", batch)],
+        ]
+        rows: list[JsonObject] = self.reader.select(
+            tables.PROGRESS, [*columns, "silver_version"], where
+        ).to_pylist()
+        if (
+            self.last is not None
+            and self.last[0].batch == batch
+            and all(row["batch"] < batch for row in rows)
+        ):
+            now = in_milliseconds(progress_rows(self.last[0], self.settings, self.last[1], 0))
+            rows += now.to_pylist()
+        return rows
+
+    @cached_property
+    def _versions(self) -> dict[int, int]:
+        return {row["batch"]: row["silver_version"] for row in self._progress}
+
+    @cached_property
+    def _decisions(self) -> Mapping[int, list[Decided]]:
+        """Decisions of the idle policy, by generation."""
+        is_there = self.reader.exists(tables.IDLE_HEARTBEATS)
+        return {
+            generation.number: read_decisions(self.reader, generation) if is_there else []
+            for generation in self._generations
+        }
+
+
+def _why_repeated(row: JsonObject) -> str:
+    """Return why a record is no part of its merge record."""
+    place = f"{row['topic']}[{row['partition']}]@{row['of_offset']}"
+    return f"duplicate: it has the id {row['id']!r} of {place}, which is the part that counts"
+
+
+def _tenant_of(row: JsonObject) -> JsonObject:
+    """Return a row's tenant as the answer has it: nothing where there are no tenants."""
+    return {} if row["tenant"] == NO_TENANT else {"tenant": row["tenant"]}
+
+
+def _shown(row: JsonObject, columns: Iterable[str]) -> JsonObject:
+    """Return columns of a row as the answer has them, with its tenant last."""
+    return {name: row[name] for name in columns if name != "tenant"} | _tenant_of(row)
+
+
+def _why_unread(row: JsonObject) -> JsonObject:
+    """Return why a tenant's record in bronze waits."""
+    if row["tenant"] == NO_TENANT:
+        return {}
+    return {"position": None, "reason": "the clock of all has not come to it"}
+
+
+def _near(reader: TableReader, key: str) -> list[str]:
+    """Return known keys that look like this one, most alike first.
+
+    Only those that begin or end as it does are compared, so that these are few.
+    """
+    half = (len(key) + 1) // 2
+    keys = reader.summary(tables.SILVER, ["merge_key"], {"rows": ("count", "*")})["merge_key"]
+    is_alike = pc.or_(pc.starts_with(keys, key[:half]), pc.ends_with(keys, key[half:]))
+    return get_close_matches(key, keys.filter(is_alike).to_pylist(), NEAR)

@@ -1,0 +1,174 @@
+"""Facts about corrections for `explain`: the versions of a merge record, the records that late ones
+have opened, and what has become of each late record.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence, Set
+from typing import Any, Final
+
+from watersmeet.audit.explain_sink import SentCorrections
+from watersmeet.audit.show import utc
+from watersmeet.core.correction_sequence import CorrectionPlace, late_born_id
+from watersmeet.core.inputs import InputId
+from watersmeet.lake.generations import Generations
+
+JsonObject = dict[str, Any]
+
+CORRECTION_COLUMNS: Final = (
+    *("generation", "partition", "tenant", "event_time", "is_late_born", "version"),
+    *("source", "topic", "offset", "position", "u", "settled_at", "valid", "invalid_reason"),
+    *("batch", "last_event_time", "id", "has_message"),
+)
+"""The columns of `corrections` that the facts are made of, beside the parts."""
+
+_Record = tuple[int, int, str, int, str]
+"""Generation, partition, tenant and event time (ms) of a merge record, and the id of a late-born
+one: several may have one event time where a lake was lost.
+"""
+
+_Late = tuple[int, int, InputId, int]
+"""Generation, partition, input and offset of a late record."""
+
+_DELETED: Final[JsonObject] = {"position": None, "batch": None}
+
+_WHY_LATE_BORN: Final = "late-born: no merge record that had closed could hold it"
+
+
+class CorrectionFacts:
+    """The corrections of a key as they were at a moment. Times are in ms.
+
+    - `rows`: its rows of `corrections`, each with its parts as (input, offset, event time) under
+      `parts`.
+    - `repeated`: the late ones of its rows of `duplicates`.
+    - `deleted_until`: by partition, the time before which `keep` has deleted rows of either table.
+    """
+
+    def __init__(
+        self,
+        rows: Iterable[JsonObject],
+        repeated: Iterable[JsonObject],
+        generations: Generations,
+        sent: SentCorrections,
+        deleted_until: Mapping[int, int],
+    ) -> None:
+        self._generations = generations
+        self._sent = sent
+        self._deleted_until = deleted_until
+        self._by_record = defaultdict[_Record, list[JsonObject]](list)
+        self._by_late = dict[_Late, JsonObject]()
+        for row in sorted(rows, key=lambda row: (row["partition"], _place_of(row))):
+            self._by_record[_record_of(row)].append(row)
+            self._by_late[_late_of(row)] = row
+        self._repeated: Set[_Late] = {_late_of(row) for row in repeated}
+
+    def versions(self, generation: int, row: JsonObject) -> list[JsonObject]:
+        """Return the versions of a merge record, a row of silver of that generation."""
+        of_row = self._by_record.get(_record_of({**row, "generation": generation}), ())
+        return [self._version(correction) for correction in of_row]
+
+    def late_born(self, versions_of_silver: Mapping[int, int]) -> list[JsonObject]:
+        """Return the records that late ones have opened, each as its newest version has it.
+
+        `versions_of_silver`: by batch, the version of silver that it made.
+        """
+        return [
+            self._late_born(rows, versions_of_silver)
+            for record, rows in self._by_record.items()
+            if record[-1]
+        ]
+
+    def became(self, row: JsonObject) -> JsonObject:
+        """Return what has become of a late record, a row of `late`, and a sentence that says so.
+
+        `corrected` has event time, `is_late_born` and version of what it corrected; null where it
+        has corrected nothing, or not yet.
+        """
+        correction = self._by_late.get(_late_of(row))
+        if correction is None:
+            return {"u": row["u"], "corrected": None, "outcome": self._why_none(row)}
+        names = ("event_time", "is_late_born", "version")
+        kind = "the late-born record" if correction["is_late_born"] else "the merge record"
+        outcome = (
+            f"version {correction['version']} of {kind} of {utc(correction['event_time'])} has it"
+        )
+        corrected = {name: correction[name] for name in names}
+        return {"u": row["u"], "corrected": corrected, "outcome": outcome}
+
+    def _why_none(self, row: JsonObject) -> str:
+        if row["u"] is None:
+            return "not corrected: further behind than publish.corrections.within, or without it"
+        if _late_of(row) in self._repeated:
+            return "not corrected: its merge record has a part with its id"
+        # Nothing that is not settled yet is so old: `keep.silver` is larger than `within`.
+        if row["event_time"] < self._deleted_until.get(row["partition"], row["event_time"]):
+            return "settled; `keep` has deleted what came of it"
+        if row["generation"] != self._generations.newest.number:
+            return "not corrected: its generation ended before it was settled"
+        return f"settled once the clock has passed {utc(row['u'])}"
+
+    def _version(self, row: JsonObject) -> JsonObject:
+        names = ("version", "source", "topic", "partition", "offset", "settled_at", "valid")
+        place = _place_of(row)
+        tail = self._generations.of(row["batch"]).correction_tails.get(row["partition"])
+        is_behind = tail is not None and place <= tail.place
+        return {
+            **{name: row[name] for name in names},
+            "invalid_reason": row["invalid_reason"],
+            "published": None if is_behind else self._sent.sent_as(row, place),
+        }
+
+    def _late_born(
+        self, rows: Sequence[JsonObject], versions_of_silver: Mapping[int, int]
+    ) -> JsonObject:
+        newest = rows[-1]
+        names = ("partition", "event_time", "last_event_time")
+        tenant = {"tenant": newest["tenant"]} if newest["tenant"] else {}
+        parts = []
+        for input_id, offset, event_time in newest["parts"]:
+            # `keep` may have deleted the version of an earlier part, the first one's, too.
+            late = newest["generation"], newest["partition"], input_id, offset
+            came = self._by_late.get(late, _DELETED)
+            source, topic = input_id
+            own_id = late_born_id(source, topic, newest["partition"], offset)
+            parts.append(
+                {
+                    **input_id._asdict(),
+                    "partition": newest["partition"],
+                    "offset": offset,
+                    "event_time": event_time,
+                    "position": came["position"],
+                    "batch": came["batch"],
+                    "version": versions_of_silver.get(came["batch"]),
+                    "rule": "opened" if newest["id"] == own_id else "joined",
+                }
+            )
+        return {
+            **{name: newest[name] for name in names},
+            "status": "late_born",
+            "valid": newest["valid"],
+            "invalid_reason": newest["invalid_reason"],
+            "reason": _WHY_LATE_BORN,
+            "parts": parts,
+            "closed": None,
+            **tenant,
+            "published": None,
+            "versions": [self._version(row) for row in rows],
+        }
+
+
+def _record_of(row: JsonObject) -> _Record:
+    names = ("generation", "partition", "tenant", "event_time")
+    generation, partition, tenant, event_time = (row[name] for name in names)
+    return generation, partition, tenant, event_time, row["id"] if row.get("is_late_born") else ""
+
+
+def _late_of(row: JsonObject) -> _Late:
+    input_id = InputId(row["source"], row["topic"])
+    return row["generation"], row["partition"], input_id, row["offset"]
+
+
+def _place_of(row: JsonObject) -> CorrectionPlace:
+    tenant, source, topic = (row[name].encode() for name in ("tenant", "source", "topic"))
+    return CorrectionPlace(row["settled_at"], tenant, row["u"], source, topic, row["offset"])

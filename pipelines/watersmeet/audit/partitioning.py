@@ -1,0 +1,201 @@
+"""Checks that a key is in one partition of all sources: records of one key in two partitions never
+meet.
+
+Where a source is repartitioned, each key's partition is known: the one of Java's default
+partitioner. The records of every other source must be in it, too. Elsewhere nobody but the
+producers knows it, and for some of them a key in another partition is another key. So there it is
+no broken promise, and only noted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from watersmeet.audit.problems import Findings
+from watersmeet.core.columns import Int64s
+from watersmeet.core.inputs import InputId
+from watersmeet.core.plan import TopicPartition
+from watersmeet.core.reading import read_records
+from watersmeet.core.repartition import murmur2
+from watersmeet.core.types import NO_TENANT, TENANT
+from watersmeet.errors import Problem
+from watersmeet.kafka.cluster import Cluster
+from watersmeet.kafka.reading import Range, read_range
+from watersmeet.kafka.registry import rules_of
+from watersmeet.settings import Settings
+
+SAMPLED = 200
+"""Number of last offsets of each topic-partition that `validate` reads."""
+
+PARTITIONS = 32
+"""About how many partitions of each source are sampled, where there are more: each is a request of
+its own.
+"""
+
+ENOUGH = 10
+"""Minimum number of keys shared by two sources that says how these are partitioned."""
+
+SPLIT_SHARE = 0.25
+"""Share of these keys without a common partition above which it is no accident."""
+
+FIX = (
+    "give all sources one key and one partitioner, or repartition those that have others "
+    "(`sources.NAME.repartition`)"
+)
+_FIX_HOME = (
+    "write it by its merge key with Java's default partitioner (murmur2), or repartition this "
+    "source, too"
+)
+
+
+class Place(NamedTuple):
+    """A record with a key, in Kafka. `name`: that of its input."""
+
+    key: str
+    name: str
+    topic: str
+    partition: int
+    offset: int
+    tenant: str = NO_TENANT
+
+    def __str__(self) -> str:
+        return f"{self.topic}[{self.partition}]@{self.offset}"
+
+
+def check_key_partition(place: Place, partitions: int, findings: Findings) -> None:
+    """Report a record that is not in the partition of its key.
+
+    For a configuration that repartitions.
+    """
+    if (expected_partition := murmur2(place.key.encode()) % partitions) != place.partition:
+        findings.add(
+            f"the key {place.key!r} belongs to partition {expected_partition}: this record never "
+            "meets those there",
+            str(place),
+            _FIX_HOME,
+        )
+
+
+@dataclass
+class KeyPartitions:
+    """Index of keys by partition. It keeps three numbers for a key of a topic-partition."""
+
+    _topic_partitions: list[TopicPartition] = field(default_factory=list)
+    _key_offsets: list[tuple[Int64s, Int64s]] = field(default_factory=list)
+    """Hashes of the keys of each topic-partition, and the offsets of their first records."""
+
+    def add(self, tp: TopicPartition, keys: Mapping[int, tuple[str, str]]) -> None:
+        """Add the keys of a topic-partition's records, by offset, each with its tenant."""
+        hashes, firsts = np.unique(
+            np.fromiter(map(hash, keys.values()), np.int64), return_index=True
+        )
+        self._topic_partitions.append(tp)
+        self._key_offsets.append((hashes, np.fromiter(keys, np.int64)[firsts]))
+
+    def note(self) -> str | None:
+        """Return a note on how many keys are in more than one partition, with two records of one of
+        them.
+
+        None where no key is.
+        """
+        nothing = np.array([], np.int64)
+        numbers = np.repeat(
+            np.arange(len(self._key_offsets)), [len(hashes) for hashes, _ in self._key_offsets]
+        )
+        hashes = np.concatenate([nothing, *(hashes for hashes, _ in self._key_offsets)])
+        offsets = np.concatenate([nothing, *(offsets for _, offsets in self._key_offsets)])
+        partitions = np.array([tp.partition for tp in self._topic_partitions], np.int64)[numbers]
+        order = np.lexsort((partitions, hashes))
+        hashes = hashes[order]
+        partitions = partitions[order]
+        split_keys = np.flatnonzero(
+            (hashes[1:] == hashes[:-1]) & (partitions[1:] != partitions[:-1])
+        )
+        if not len(split_keys):
+            return None
+        places = []
+        for row in order[split_keys[0] : split_keys[0] + 2]:
+            tp = self._topic_partitions[numbers[row]]
+            places.append(f"{tp.input.topic}[{tp.partition}]@{offsets[row]}")
+        count = len(np.unique(hashes[split_keys]))
+        what = "keys are in more than one partition, where their records never meet"
+        return (
+            f"{what}: {count:,} of those looked at, such as that of {' and '.join(places)}; {FIX}"
+        )
+
+
+def check_sample(
+    settings: Settings,
+    partitions: int,
+    since: Callable[[InputId], Mapping[int, int]] = lambda _: {},
+) -> list[Problem]:
+    """Return problems with how the sources are partitioned, judged by the last records of some
+    partitions.
+
+    `since`: returns for an input, by partition, the first offset that the settings' rules apply to.
+    Where a partition is absent, they apply to every offset. Raises what Kafka raises.
+    """
+    findings = Findings("kafka")
+    places = list(_sampled(settings, partitions, since))
+    if settings.repartitioned:
+        for place in places:
+            check_key_partition(place, partitions, findings)
+        return list(findings.described())
+    by_input: dict[str, dict[tuple[str, str], list[Place]]] = {
+        name: {} for name in settings.inputs_by_name
+    }
+    for place in places:
+        by_input[place.name].setdefault((place.key, place.tenant), []).append(place)
+    first, *others = by_input.items()
+    for name, keys in others:
+        shared = sorted(keys.keys() & first[1].keys())
+        split_keys = [
+            key for key in shared if not _partitions(keys[key]) & _partitions(first[1][key])
+        ]
+        if len(shared) >= ENOUGH and len(split_keys) > SPLIT_SHARE * len(shared):
+            example = split_keys[0]
+            what = (
+                f"{len(split_keys)} of {len(shared)} keys that {first[0]} and {name} share are in "
+                "different partitions"
+            )
+            where = f"key {example[0]!r}: {first[1][example][0]} and {keys[example][0]}"
+            findings.add(f"{what}, so that their records never meet", where, FIX)
+    return list(findings.described())
+
+
+def _partitions(places: Iterable[Place]) -> set[int]:
+    return {place.partition for place in places}
+
+
+def read_sample(
+    settings: Settings, partitions: int, topic: str, since: Mapping[int, int]
+) -> Iterator[pa.RecordBatch]:
+    """Yield the last records of some partitions of a topic; the partitions are the same for each
+    topic.
+
+    `since`: as `check_sample` gets it for the input.
+    """
+    sampled = range(0, partitions, -(-partitions // PARTITIONS))
+    for p, (first, end) in Cluster(settings.kafka).bounds_of(topic, sampled).items():
+        begin = max(first, end - SAMPLED, min(since.get(p, 0), end))
+        yield from read_range(settings.kafka, Range(topic, p, begin, end))
+
+
+def _sampled(
+    settings: Settings, partitions: int, since: Callable[[InputId], Mapping[int, int]]
+) -> Iterator[Place]:
+    """Yield the records with a key in a sample of each input."""
+    names = ["merge_key", "partition", "offset", *TENANT.names]
+    for input_id, name in settings.input_names.items():
+        rules = rules_of(settings, input_id.source)
+        for batch in read_sample(settings, partitions, input_id.topic, since(input_id)):
+            read = read_records(batch, rules)
+            columns = (read[column].to_pylist() for column in names)
+            for key, p, offset, tenant in zip(*columns, strict=True):
+                if key is not None:
+                    yield Place(key, name, input_id.topic, p, offset, tenant)

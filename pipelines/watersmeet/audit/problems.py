@@ -1,0 +1,81 @@
+"""Problems that `verify` and `validate` report, each with its place and how to fix it."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, TypeVar
+
+from watersmeet.errors import Problem, WatersmeetError
+
+SHOWN = 10
+"""Maximum number of problems of a check that are shown: enough to see what they have in common."""
+
+REBUILD = "derive silver again from bronze: `watersmeet rebuild --into DIR`"
+
+_Row = TypeVar("_Row", bound=tuple[Any, ...])
+
+
+def as_problem(error: WatersmeetError, where: str) -> Problem:
+    """Return what an error says; `where`: the place to blame where the error names none."""
+    problem = error.problem
+    return problem if problem.where else problem._replace(where=where)
+
+
+class Findings:
+    """The first problems of a check, and how many more there are."""
+
+    def __init__(self, check: str) -> None:
+        self.check = check
+        self.more = 0
+        self.problems: list[Problem] = []
+
+    def add(self, what: str, where: str, fix: str = REBUILD) -> None:
+        """Keep the first `SHOWN` problems, and count the others."""
+        if len(self.problems) < SHOWN:
+            self.problems.append(Problem(what, where, fix))
+        else:
+            self.more += 1
+
+    def of(self, what: str) -> Findings:
+        """Return the same findings, with the name of what they are about."""
+        labelled = Findings(f"{what}, {self.check}")
+        labelled.more = self.more
+        for problem in self.problems:
+            labelled.problems.append(problem._replace(where=f"{what}, {problem.where}"))
+        return labelled
+
+    def described(self) -> Iterator[Problem]:
+        """Yield the problems, and one that counts those that are not shown."""
+        yield from self.problems
+        if self.more:
+            yield Problem(
+                f"{self.more:,} more problems like these",
+                self.check,
+                "fix those first, then verify again",
+            )
+
+
+def different(
+    one: Iterable[_Row], other: Iterable[_Row], key: Callable[[_Row], Any]
+) -> list[tuple[Any, list[_Row], list[_Row]]]:
+    """Return the rows that only one of two collections has, by key in order.
+
+    Each item has a key, the rows that only `one` has, and the rows that only `other` has. A row
+    comes as often as the other collection lacks it.
+    """
+    counts = Counter(one), Counter(other)
+    differing: dict[Any, tuple[list[_Row], list[_Row]]] = defaultdict(lambda: ([], []))
+    for side in (0, 1):
+        for row in (counts[side] - counts[1 - side]).elements():
+            differing[key(row)][side].append(row)
+    return [(name, *differing[name]) for name in sorted(differing)]
+
+
+def answer(findings: Iterable[Findings], notes: Iterable[str] = ()) -> dict[str, Any]:
+    """Return the answer of `verify --json`: `ok`, `problems`, and `notes` if something could not be
+    checked.
+    """
+    problems = [problem._asdict() for check in findings for problem in check.described()]
+    sentences = list(notes)
+    return {"ok": not problems, "problems": problems, **({"notes": sentences} if sentences else {})}

@@ -1,0 +1,280 @@
+"""Checks of whether a configuration can run: of its options, schemas, expressions, topics and
+tables.
+
+All of them are looked at, and nothing is changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import pyarrow as pa
+
+from watersmeet.audit.doubts import doubts_in_kafka, unbounded_times, unmet_in_lake
+from watersmeet.audit.partitioning import check_sample
+from watersmeet.audit.problems import as_problem
+from watersmeet.core.inputs import InputId
+from watersmeet.core.types import DUE, TENANT, ddl, widened
+from watersmeet.engine import Engine
+from watersmeet.errors import ConfigurationError, Problem, WatersmeetError
+from watersmeet.kafka.cluster import (
+    Cluster,
+    co_partitioned,
+    copy_settings,
+    dead_letter_settings,
+    sink_settings,
+    topics_of,
+    written_topics,
+)
+from watersmeet.kafka.options import check_options
+from watersmeet.kafka.registry import Registry
+from watersmeet.lake import tables
+from watersmeet.lake.epochs import check_rules, may_begin_anew, read_epochs
+from watersmeet.lake.features import check_features
+from watersmeet.lake.identity import check_layout, differences, identity
+from watersmeet.lake.location import Lake
+from watersmeet.lake.restored import check_not_deleted, check_not_restored
+from watersmeet.lake.store import check_writable
+from watersmeet.lake.table_reader import TableReader
+from watersmeet.running.generations import preview
+from watersmeet.running.moved import moved_topics
+from watersmeet.running.next_offsets import NextOffsets
+from watersmeet.settings import PublishSettings, Settings
+
+_NOT_CONTENT = frozenset(["valid", "invalid_reason", "batch", *DUE.names, "position"])
+"""Columns of silver that are no content of a merge record."""
+
+
+def check_kafka(settings: Settings) -> list[Problem]:
+    """Return problems with Kafka.
+
+    librdkafka must take the options. Topics must be reachable and co-partitioned, and the sink must
+    fit where it exists.
+    """
+    if wrong := check_options(settings.kafka):
+        return wrong
+    cluster = Cluster(settings.kafka)
+    problems: list[Problem] = []
+    try:
+        counts = cluster.partition_counts(topics_of(settings))
+        for name, kept in settings.repartitioned.items():
+            existing = cluster.partition_counts(kept.from_topics)
+            if missing := [topic for topic in kept.from_topics if topic not in existing]:
+                fix = "create it, or name the topic that has the records"
+                return [
+                    Problem(
+                        f"there is no topic {missing[0]}", f"sources.{name}.repartition.from", fix
+                    )
+                ]
+        co_partitioned(settings, counts)
+        cluster.check_transactions()
+        for name, kept in settings.repartitioned.items():
+            [topic] = settings.sources[name].topics
+            required = copy_settings(cluster, kept.from_topics)
+            problems += _unfit_settings(
+                f"sources.{name}.topic", topic, required, cluster.topic_settings(topic)
+            )
+        for name, topic in written_topics(settings).items():
+            if topic in counts:  # gold creates a missing one with these settings
+                required = (
+                    sink_settings(settings)
+                    if topic in settings.publish.sequence_topics
+                    else dead_letter_settings(cluster, settings)
+                )
+                problems += _unfit_settings(
+                    f"publish.{name}", topic, required, cluster.topic_settings(topic)
+                )
+    except WatersmeetError as error:
+        return [as_problem(error, "kafka")]
+    return problems
+
+
+def check_keys(settings: Settings, reader: TableReader) -> tuple[list[Problem], list[Problem]]:
+    """Check, as far as the last records say, that a key is in one partition of all sources.
+
+    This is for a configuration that fits Kafka. Returns the problems, and then what looks wrong but
+    may be meant: keys that never meet, event times decades from Kafka's timestamps, and topics
+    whose producers choose any timestamp.
+
+    Where the lake's rules have changed, what bronze has is left to `verify`: it may have been read
+    by other rules.
+    """
+    try:
+        partitions = co_partitioned(
+            settings, Cluster(settings.kafka).partition_counts(topics_of(settings))
+        )
+        has_changed = len(read_epochs(reader, settings)) > 1
+        reading = NextOffsets(reader, settings, partitions)
+
+        def since(input_id: InputId) -> Mapping[int, int]:
+            """Return, by partition, the first offset from which on the current rules alone judge
+            records.
+            """
+            return reading.of(input_id) if has_changed else {}
+
+        if problems := check_sample(settings, partitions, since):
+            return problems, []
+        unmet = unmet_in_lake(reader, settings)
+        kafka_problems = doubts_in_kafka(settings, partitions, since, with_keys=unmet is None)
+        return [], [*(unmet or []), *kafka_problems, *unbounded_times(settings)]
+    except WatersmeetError as error:
+        return [as_problem(error, "kafka")], []
+
+
+def _unfit_settings(
+    where: str, topic: str, required: Mapping[str, str], actual: Mapping[str, str]
+) -> Iterator[Problem]:
+    """Yield a problem for each setting in which an existing topic differs from what gold would have
+    made.
+
+    Only differences that lose or refuse messages count.
+    """
+    at_least = {
+        "message.timestamp.after.max.ms",
+        "message.timestamp.before.max.ms",
+        "max.message.bytes",
+    }
+    for name, value in required.items():
+        has = actual.get(name, value)
+        if has == value or (name in at_least and int(has) >= int(value)):
+            continue
+        fix = f"set {name} to {value}{' or more' if name in at_least else ''} on {topic}"
+        if (where, name) == ("publish.topic", "max.message.bytes"):
+            fix += "; or, where it cannot be set, make publish.max_bytes as much smaller"
+        yield Problem(f"{topic} has {name}={has}", where, fix)
+
+
+def check_schemas(settings: Settings) -> list[Problem]:
+    """Return a problem for each schema that cannot be the type of a column."""
+    problems = []
+    for name, source in settings.sources.items():
+        try:
+            _ = source.value_type
+        except ConfigurationError as error:
+            problems.append(as_problem(error, f"sources.{name}.schema"))
+        except ValueError as error:  # the schema gives a field another type than an earlier one did
+            fix = "keep the type that the field had, or use another name"
+            problems.append(Problem(str(error), f"sources.{name}.schema", fix))
+    return problems
+
+
+def check_registries(settings: Settings) -> list[Problem]:
+    """Return a problem for each schema registry that does not answer."""
+    problems = []
+    for name, registry in settings.registries.items():
+        try:
+            Registry(registry).check()
+        except WatersmeetError as error:
+            problems.append(as_problem(error, f"sources.{name}.registry"))
+    return problems
+
+
+def has_expressions(publish: PublishSettings) -> bool:
+    """Return True where the configuration has SQL expressions, which Spark evaluates."""
+    return publish.valid != "true" or publish.value is not None
+
+
+def check_expressions(engine: Engine, settings: Settings) -> list[Problem]:
+    """Check that `valid` is a predicate and `value` a message over a merge record's content.
+
+    Both must say the same in every run. Returns the problems.
+    """
+    silver = engine.lake.layout[tables.SILVER].schema
+    not_content = _NOT_CONTENT | settings.hidden_names.intersection(TENANT.names)
+    content = pa.schema([field for field in silver if field.name not in not_content])
+    publish = settings.publish
+    problems = []
+    for name, text, kinds in (
+        ("valid", publish.valid, (pa.bool_(),)),
+        ("value", publish.value, (pa.string(), pa.binary())),
+    ):
+        if text is not None and (what := engine.expression_problem(text, content, kinds)):
+            types = " or ".join(ddl(kind).lower() for kind in kinds)
+            fix = f"write an expression over {', '.join(content.names)} that gives a {types}"
+            problems.append(Problem(what, f"publish.{name}", fix))
+    return problems
+
+
+def check_lake(
+    lake: Lake,
+    reader: TableReader,
+    settings: Settings,
+    engine: Callable[[], Engine],
+    *,
+    with_kafka: bool,
+) -> tuple[list[Problem], list[dict[str, Any]]]:
+    """Check expressions and tables, and whether the lake was begun with this configuration.
+
+    The latter only where Kafka can be asked. Returns the problems, and where reading would go on:
+    source, partition, from_offset, until_offset, because. `engine` is only called where there are
+    expressions to check.
+    """
+    problems: list[Problem] = []
+    try:
+        check_writable(lake)
+        if lake.is_catalog:
+            from watersmeet.engine.catalog import check_catalog  # imports Spark
+            from watersmeet.engine.session import spark_session
+
+            check_catalog(spark_session(settings.spark), lake)
+        if has_expressions(settings.publish):
+            problems += check_expressions(engine(), settings)
+        check_layout(reader, lake)
+        check_features(reader, lake)
+        check_not_restored(reader, lake)
+        check_not_deleted(reader, settings)
+    except WatersmeetError as error:
+        problems.append(as_problem(error, "lake"))
+    else:
+        lake_settings = read_epochs(reader, settings).current.settings.under(settings.rules())
+        problems += check_schemas(lake_settings) or check_tables(Lake(lake_settings), reader)
+    if problems or not with_kafka:
+        return problems, []
+    try:
+        cluster = Cluster(settings.kafka)
+        topics = topics_of(settings)
+        partitions = co_partitioned(settings, cluster.partition_counts(topics))
+        facts = identity(settings, partitions, cluster.topic_ids(topics))
+        for field in moved_topics(reader, settings, partitions, facts):
+            del facts[field]
+        problems = differences(reader, facts)
+        if not may_begin_anew(reader, epochs := read_epochs(reader, settings), settings):
+            check_rules(epochs, settings)
+        return problems, [] if problems else preview(reader, settings, partitions)
+    except WatersmeetError as error:
+        return [as_problem(error, "kafka.start")], []
+
+
+def check_tables(lake: Lake, reader: TableReader) -> list[Problem]:
+    """Return a problem for each needed column that an existing table lacks or has in another type.
+
+    A column that fits once fields are added is no problem.
+    """
+    problems = []
+    for name, table in lake.layout.items():
+        if not reader.exists(name):
+            continue
+        existing = reader.columns(name)
+        for field in table.schema:
+            has = (
+                ddl(existing.field(field.name).type) if field.name in existing.names else "missing"
+            )
+            if has != ddl(field.type) and (
+                has == "missing" or not _becomes(existing.field(field.name).type, field.type)
+            ):
+                what = (
+                    f"{name}.{field.name} is {has}, and this configuration needs {ddl(field.type)}"
+                )
+                problems.append(
+                    Problem(what, lake.address(name), "use another lake for this configuration")
+                )
+    return problems
+
+
+def _becomes(before: pa.DataType, needed: pa.DataType) -> bool:
+    """Return True where adding fields turns a column into what is wanted."""
+    try:
+        return ddl(widened(before, needed)) == ddl(needed)
+    except ValueError:
+        return False

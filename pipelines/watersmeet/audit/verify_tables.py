@@ -1,0 +1,512 @@
+"""Checks 1 to 5 of `verify`: the tables are what Kafka has, and what the merge model makes of
+bronze.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from dataclasses import replace
+from itertools import chain
+from typing import Any, Final, NamedTuple, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from watersmeet.audit.evidence import KNOWN_BATCHES, MAX_TIME, Evidence, Ints, numbers
+from watersmeet.audit.partitioning import KeyPartitions, Place, check_key_partition
+from watersmeet.audit.problems import Findings, different
+from watersmeet.audit.verify_evidence import (
+    DECISION,
+    DUPLICATE,
+    Outcome,
+    Partition,
+    ReadLog,
+    as_ended,
+    place,
+    rows_of_input,
+)
+from watersmeet.audit.verify_model import PUBLISHED
+from watersmeet.audit.verify_validity import Validator
+from watersmeet.core.inputs import InputId
+from watersmeet.core.model import NO_TENANT
+from watersmeet.core.plan import TopicPartition
+from watersmeet.kafka.reading import Range, read_range
+from watersmeet.lake import tables
+from watersmeet.lake.commits import commit_of
+from watersmeet.lake.table_reader import Where
+
+Bounds: TypeAlias = Mapping[InputId, Mapping[int, tuple[int, int]]]
+"""The first offset that Kafka has, and the exclusive end offset, by input and partition."""
+
+NEAR = 10_000
+"""Distance up to which offsets are read through rather than sought one by one.
+
+Each transaction leaves a gap.
+"""
+
+
+# -- check 1: places, keys, offsets
+
+
+def check_places(evidence: Evidence, findings: Findings) -> None:
+    """Check that no row is of a partition that the topics lack, or of a source or topic that the
+    configuration lacks.
+    """
+    settings = evidence.settings
+    for name, table in tables.layout(settings).items():
+        by = [column for column in ("source", "topic", "partition") if column in table.schema.names]
+        if "partition" not in by or not evidence.reader.exists(name):
+            continue
+        own_inputs = [i for i in settings.inputs if name == tables.bronze(i.source)]
+        coordinates = [i._asdict() for i in own_inputs or settings.inputs]
+        places = [list(map(place.__getitem__, by[:-1])) for place in coordinates]
+        if name in (tables.RECOVERED, tables.GENERATIONS):  # there are rows of the sink
+            places.append([None] * len(by[:-1]))
+        counts = evidence.reader.summary(name, by, {"rows": ("count", "*")})
+        for row in counts.to_pylist():
+            *of, partition, count = row.values()
+            if partition not in range(evidence.partitions) or of not in places:
+                where = ", ".join(f"{column} {row[column]}" for column in by)
+                findings.add(
+                    f"{count:,} rows that belong to no partition of the topics",
+                    f"{name}: {where}",
+                    "delete them, if this is the lake of these topics",
+                )
+
+
+def check_key_partitions(
+    partition: Partition, key_partitions: KeyPartitions, findings: Findings
+) -> None:
+    """Check that every sampled key is where Java's default partitioner has it, if sources are
+    repartitioned.
+
+    `key_partitions` takes note of all of these keys.
+    """
+    evidence = partition.evidence
+    for tp, log in partition.logs.items():
+        keys = {offset: (record.key, record.tenant) for offset, record in log.sampled.items()}
+        key_partitions.add(tp, keys)
+        if evidence.settings.repartitioned:
+            for offset, (key, _) in keys.items():
+                name = evidence.settings.input_names[tp.input]
+                place = Place(key, name, tp.input.topic, tp.partition, offset)
+                check_key_partition(place, evidence.partitions, findings)
+
+
+def check_offsets(partition: Partition, bounds: Bounds, findings: Findings) -> None:
+    """Check that each (source, partition, offset) is in bronze once, and that Kafka lacks what
+    bronze lacks.
+
+    Compaction, retention, aborted records and the markers of transactions leave gaps in Kafka.
+    """
+    evidence = partition.evidence
+    for tp, log in partition.logs.items():
+        where = f"{tables.bronze(tp.input.source)}: "
+        first, end = bounds[tp.input].get(tp.partition, (0, 0))
+        for offset, rows in log.repeated.items():
+            fix = "delete all but one of the rows with this offset"
+            findings.add(
+                f"the record is in bronze {rows} times", where + evidence.at(tp, offset), fix
+            )
+        last = evidence.end.until.get(tp, 0)
+        if evidence.following is None:
+            last = max([last, *(log.offset[-1:] + 1).tolist()])
+        since = evidence.history_of(tp.partition).offsets.get(tp.input, 0)
+        begin = max(first, since, evidence.generation.begin.get(tp, 0))
+        kafka = evidence.settings.kafka
+        for gap in gaps(log.offset, [(0, begin)], min(last, end)):
+            for batch in read_range(kafka, Range(tp.input.topic, tp.partition, *gap)):
+                for offset in np.setdiff1d(batch["offset"].to_numpy(), log.offset).tolist():
+                    if offset >= begin:
+                        fix = "start a new lake while Kafka still has it"
+                        findings.add(
+                            "bronze lacks a record that Kafka has",
+                            where + evidence.at(tp, offset),
+                            fix,
+                        )
+
+
+def gaps(offsets: Ints, skipped: Sequence[tuple[int, int]], end: int) -> list[tuple[int, int]]:
+    """Return the ranges of `[0, end)` that hold none of some offsets, which are in order, and no
+    skipped range.
+
+    Ranges that lie near each other (`NEAR`) are returned as one.
+    """
+    begins = np.concatenate([offsets, [since for since, _ in skipped], [end]]).astype(np.int64)
+    ends = np.concatenate([offsets + 1, [until for _, until in skipped], [end]]).astype(np.int64)
+    order = np.argsort(begins, kind="stable")
+    reached = np.append(0, np.maximum.accumulate(ends[order])[:-1])
+    begins = np.minimum(begins[order], end)
+    ranges: list[tuple[int, int]] = []
+    for since, until in zip(
+        reached[reached < begins].tolist(), begins[reached < begins].tolist(), strict=True
+    ):
+        is_near = bool(ranges) and since - ranges[-1][1] <= NEAR
+        ranges.append((ranges.pop()[0] if is_near else since, until))
+    return ranges
+
+
+# -- check 2: each record has one outcome
+
+
+_NOTED_IN: Final = {"late": "late", DUPLICATE: "duplicates"}
+"""The tables of outcomes that are noted after their batch."""
+
+
+class Erasing(NamedTuple):
+    """Keys that `forget` has begun to erase, by tenant.
+
+    `parts`: what silver and its notes still have of them and bronze has, too, by input and offset.
+    """
+
+    keys: Set[tuple[str, str]]
+    parts: Sequence[tuple[InputId, int]]
+
+
+def without_erased(partition: Partition, findings: Findings) -> tuple[Partition, Erasing]:
+    """Return the partition without what holds records that bronze no longer has, and what is left
+    of these.
+
+    `forget` erases records in bronze first.
+    """
+    erased = {(tp.input, offset) for tp, log in partition.logs.items() for offset in log.erased}
+    halves = list[Outcome]()
+
+    def stays(outcome: Outcome) -> bool:
+        """Return True where none of its records is erased; else take note of it."""
+        is_whole = erased.isdisjoint(part[:2] for part in outcome.parts)
+        halves.extend([] if is_whole else [outcome])
+        return is_whole
+
+    if erased:
+        rows = [row for row in partition.rows if stays(row.outcome)]
+        late = [outcome for outcome in partition.late if stays(outcome)]
+        duplicates = [outcome for outcome in partition.duplicates if stays(outcome)]
+        partition = replace(partition, rows=rows, late=late, duplicates=duplicates)
+    for outcome in halves:
+        findings.add(
+            f"`forget` was cut short: {_NOTED_IN.get(outcome.status, 'silver')} still has a record "
+            "of the key",
+            place(partition.number, outcome.key, outcome.event_time, outcome.tenant),
+            "call `watersmeet forget` for the key again",
+        )
+    parts = [part[:2] for outcome in halves for part in outcome.parts if part[:2] not in erased]
+    return partition, Erasing({(outcome.tenant, outcome.key) for outcome in halves}, parts)
+
+
+def with_unnoted(partition: Partition, model: Iterable[Outcome]) -> Partition:
+    """Return the partition with the late and repeated records of a batch whose notes are missing,
+    as the model has them.
+    """
+    consumed = partition.evidence.unnoted.consumed
+    if not consumed:
+        return partition
+    noted = {"late": [*partition.late], DUPLICATE: [*partition.duplicates]}
+    are_noted = {(one.status, *part[:2]) for one in chain(*noted.values()) for part in one.parts}
+    for outcome in model:
+        input_id, offset, *_ = outcome.parts[0]
+        since, until = consumed.get(TopicPartition(input_id, partition.number), (0, 0))
+        is_here = since <= offset < until and (outcome.status, input_id, offset) not in are_noted
+        if outcome.status in noted and is_here:
+            noted[outcome.status].append(outcome)
+    return replace(partition, late=noted["late"], duplicates=noted[DUPLICATE])
+
+
+_KINDS = ("merge records", "waiting", "late", "duplicates")
+"""Outcomes of records, as findings name them."""
+
+
+def check_outcomes(
+    partition: Partition, model: Iterable[Outcome], erasing: Erasing, findings: Findings
+) -> None:
+    """Check that every record that the merge has passed has exactly one outcome.
+
+    - It is in one merge record, waiting, late, a duplicate, or published before a recovery.
+    - A refused record is in quarantine once. It may be there before the merge has passed it.
+    - A skipped tombstone is nowhere else, and only a tombstone is skipped.
+    - Nothing else is there.
+
+    Of a batch whose notes are missing, only records with sampled keys are judged: the others may be
+    late, or duplicates.
+    """
+    evidence = partition.evidence
+    hidden = evidence.settings.hidden_names
+    kinds = ", ".join(kind for kind in _KINDS if kind not in hidden)
+    offsets_by_input = defaultdict[InputId, list[int]](list)
+    begins = partition.begins
+    published = (outcome for outcome in model if outcome.status == PUBLISHED)
+    noted = chain(partition.late, partition.duplicates)
+    every = chain((row.outcome for row in partition.rows), noted, published)
+    for input_id, offset, *_ in chain(*(outcome.parts for outcome in every), erasing.parts):
+        if offset >= begins.get(input_id, 0):
+            offsets_by_input[input_id].append(offset)
+    for tp, log in partition.logs.items():
+        where = f"{tables.bronze(tp.input.source)}: "
+        since, until = evidence.unnoted.consumed.get(tp, (0, 0))
+        is_unknown = (log.consumed >= since) & (log.consumed < until)
+        is_unknown &= ~np.isin(log.consumed, list(log.sampled))
+        refused = np.setdiff1d(log.refused[log.refused < evidence.end.until.get(tp, 0)], log.old)
+        here = np.array(offsets_by_input[tp.input], np.int64)
+        fix = "let quarantine hold bronze's refused rows, each once"
+        for offset, what in _unequal(log.quarantined, refused, log.refused):
+            findings.add(f"quarantine: the record {what}", where + evidence.at(tp, offset), fix)
+        for offset, what in _unequal(here, log.consumed[~is_unknown], log.consumed):
+            what = f"{kinds} and recovered: the record {what}"
+            findings.add(what, where + evidence.at(tp, offset))
+        for offset in log.unread:
+            fix = (
+                "give the row the event time or the reason that its value has, or start a new lake "
+                "while Kafka still has it"
+            )
+            what = "a record with a value was neither read nor refused"
+            findings.add(what, where + evidence.at(tp, offset), fix)
+
+
+def _unequal(here: Ints, required: Ints, allowed: Ints) -> Iterator[tuple[int, str]]:
+    """Yield offsets that are there more than once, that are missing, and that must not be there."""
+    offsets, counts = np.unique(here, return_counts=True)
+    for offset, count in zip(offsets[counts > 1], counts[counts > 1], strict=True):
+        yield int(offset), f"appears {count} times"
+    for offset in np.setdiff1d(required, offsets).tolist():
+        yield offset, "is missing"
+    for offset in np.setdiff1d(offsets, allowed).tolist():
+        yield offset, "must not be there"
+
+
+# -- checks 3 and 4: rows of silver and their states, and of 5 what is valid
+
+
+def check_rows(
+    partition: Partition, clocks: Mapping[int, int], validator: Validator, findings: Findings
+) -> None:
+    """Check the rows of a partition.
+
+    - A key of a tenant has at most one open row, and no two rows with the same event time. Rows
+      that a jump closed do not count for the latter.
+    - A row is open as long as it can be joined at the clock of its tenant, and no longer.
+    - A record waits as long as that clock has not come to its position, and the clock of all has.
+    - A finished row is valid exactly where predicate and size say so.
+
+    `clocks`: those of tenants, by the index of a row; absent where it is the partition's.
+    """
+    evidence = partition.evidence
+    p = partition.number
+    has_ended = evidence.following is not None
+    counts: Counter[tuple[Any, ...]] = Counter()
+    for i, row in enumerate(partition.rows):
+        key, status, time, last, *_, tenant, position, _ = row.outcome
+        epoch, now = partition.deciding_epoch(row)
+        clock = clocks.get(i, now)
+        if status == "waiting":
+            is_right = not has_ended and position is not None and _lies(position, clock, now)
+            what = f"has the position {position}, and the clock of all is {now}"
+        else:
+            due = epoch.settings.merge.window.due(time, last)
+            is_past = clock is not None and due < clock
+            is_right = status == "reset" or is_past == (status == "timed_out")
+            is_right &= status != "open" or not has_ended
+            what = f"can be joined until {due}"
+            counts["rows with the same partition, key and event time", tenant, key, time] += (
+                status != "reset"
+            )
+        counts["open rows for one key", tenant, key, None] += status == "open"
+        if not is_right:
+            clock_name = "the clock" if tenant == NO_TENANT else "its tenant's clock"
+            state = f"{status.replace('_', ' ')} although {clock_name} is {clock}"
+            findings.add(f"the row is {state}, and it {what}", place(p, key, time, tenant))
+        is_closed = has_ended and evidence.is_unpublished(p, row.outcome.place)
+        right = validator.right(row, is_closed=is_closed)
+        if (row.valid, row.invalid_reason) not in right:
+            allowed = " or ".join(f"{valid} ({reason})" for valid, reason in right)
+            findings.add(
+                f"valid is {row.valid} ({row.invalid_reason}), and must be {allowed}",
+                place(p, key, time, tenant),
+            )
+    for (what, tenant, key, time), n in counts.items():
+        if n > 1:
+            findings.add(f"{n} {what}", place(p, key, time, tenant))
+
+
+def _lies(position: int, after: int | None, until: int | None) -> bool:
+    return after is not None and until is not None and after < position <= until
+
+
+# -- check 4: clocks
+
+
+def check_clock(partition: Partition, findings: Findings) -> None:
+    """Check every batch that was read: its ranges follow one another, and bronze bears out its
+    times.
+
+    The times are its positions, heads and clock. The clock is the smallest head. Every record whose
+    position it has reached is passed, and no other.
+    """
+    progress = partition.progress
+    by_batch = progress.group_by("batch").aggregate(
+        [("head", "min"), ("clock", "min"), ("clock", "max"), ("source", "count")]
+    )
+    for row in by_batch.sort_by("batch").to_pylist():
+        where = f"progress: batch {row['batch']}, partition {partition.number}"
+        for clock in sorted({row["clock_min"], row["clock_max"]} - {row["head_min"]}):
+            findings.add(f"the clock is {clock}, and the smallest head {row['head_min']}", where)
+        if row["source_count"] != len(partition.logs):
+            findings.add(
+                f"there are {row['source_count']} rows for {len(partition.logs)} sources", where
+            )
+    for tp, log in partition.logs.items():
+        input_rows = rows_of_input(progress, tp.input)
+        columns = {name: numbers(input_rows[name]) for name in input_rows.column_names[3:]}
+        for batch, what, offset in _unlike(log.read, **columns):
+            topic = f"{tp.input.topic}[{tp.partition}]"
+            findings.add(
+                what, f"progress: batch {batch}, {topic}" if offset is None else f"{topic}@{offset}"
+            )
+
+
+def _unlike(
+    read: ReadLog,
+    batch: Ints,
+    from_offset: Ints,
+    until_offset: Ints,
+    head: Ints,
+    clock: Ints,
+    position: Ints,
+) -> Iterator[tuple[int, str, int | None]]:
+    """Yield the first batches that bronze does not bear out: number, what is wrong, and at which
+    offset.
+    """
+    records = np.flatnonzero(read.kind != DECISION)
+    offsets = np.append(read.offset[records], MAX_TIME)
+    record_positions = np.append(read.position[records], MAX_TIME)
+    consumed = np.searchsorted(offsets, until_offset)
+    ahead = np.searchsorted(record_positions, clock, side="right")
+    positions = np.append(read.before, read.position)
+    # A decision that follows the last offset passed may have come before the batch or after it.
+    certain = np.maximum(
+        np.append(0, records + 1)[consumed], np.searchsorted(read.offset, until_offset - 1)
+    )
+    least = positions[certain]
+    most = positions[np.searchsorted(read.offset, until_offset)]
+    is_next = np.append(False, np.diff(batch) == 1)
+    is_torn = np.append(False, np.diff(batch) == 0) | (
+        is_next & (from_offset != np.roll(until_offset, 1))
+    )
+
+    def first(wrong: npt.NDArray[np.bool_]) -> list[int]:
+        """Return the index of the first true element; empty where none is true."""
+        return [int(j) for j in np.flatnonzero(wrong)[:1]]
+
+    for j in first(is_torn):
+        yield (
+            int(batch[j]),
+            f"it begins at offset {from_offset[j]}, where the batch before it did not end",
+            None,
+        )
+    for j in first(~np.isin(position, positions) | (position < least) | (position > most)):
+        yield int(batch[j]), f"the position is {position[j]}, and bronze gives {least[j]}", None
+    for j in first(
+        ~np.isin(head, positions) | (head < position) | ((head == clock) & (position < clock))
+    ):
+        bronze = f"bronze has {least[j]} at offset {until_offset[j]} and gets to {positions[-1]}"
+        yield int(batch[j]), f"the head is {head[j]}, and {bronze}", None
+    for j in first(ahead < consumed):
+        what = (
+            f"passed, with the clock at {clock[j]}, although the position is "
+            f"{record_positions[ahead[j]]}"
+        )
+        yield int(batch[j]), what, int(offsets[ahead[j]])
+    for j in first(record_positions[consumed] < clock + (head != clock)):
+        what = (
+            f"not passed, with the clock at {clock[j]}, although the position is "
+            f"{record_positions[consumed[j]]}"
+        )
+        yield int(batch[j]), what, int(offsets[consumed[j]])
+
+
+def check_versions(evidence: Evidence, findings: Findings) -> None:
+    """Check that the version of silver that `progress` names for a batch is the commit of that
+    batch.
+
+    Only as far as silver's history goes.
+    """
+    if evidence.version is None:
+        return
+    history = evidence.reader.history(tables.SILVER, None if evidence.is_full else KNOWN_BATCHES)
+    commits = ((version.number, commit_of(tables.SILVER, version)) for version in history)
+    batches = {
+        number: None if commit is None or commit.is_fence else commit.facts.get("batch")
+        for number, commit in commits
+    }
+    conditions: Where = [
+        [("silver_version", ">=", min(batches)), ("batch", "<=", evidence.last_batch)]
+    ]
+    noted = evidence.reader.summary(
+        tables.PROGRESS, ["batch", "silver_version"], {"rows": ("count", "*")}, conditions
+    )
+    for batch, version in sorted(
+        zip(noted["batch"].to_pylist(), noted["silver_version"].to_pylist(), strict=True)
+    ):
+        if batches.get(version) != batch:
+            fix = (
+                "let progress.silver_version name the version that silver's history has for the "
+                "batch"
+            )
+            findings.add(
+                f"version {version} of silver is not the commit of this batch",
+                f"progress: batch {batch}",
+                fix,
+            )
+
+
+# -- check 5: what the model makes of bronze
+
+
+def check_model(
+    partition: Partition,
+    model: Iterable[Outcome],
+    erasing: Set[tuple[str, str]],
+    findings: Findings,
+) -> None:
+    """Check that the tables have the model's outcomes for sampled keys, and no others.
+
+    Outcomes are merge records, waiting records, late and repeated ones. Keys, by tenant, that
+    `forget` has begun to erase (`erasing`) do not count.
+    """
+    evidence = partition.evidence
+    names = evidence.settings.input_names
+    has_closing = evidence.epochs.closing_from is not None
+
+    def compared(outcomes: Iterable[Outcome]) -> Iterator[Outcome]:
+        """Yield the outcomes that the check is about, as they would be at its end."""
+        for outcome in outcomes:
+            is_erasing = (outcome.tenant, outcome.key) in erasing
+            if evidence.is_sampled(outcome.key) and not is_erasing and outcome.status != PUBLISHED:
+                yield as_ended(evidence, partition.number, outcome)
+
+    noted = chain(partition.late, partition.duplicates)
+    actual = compared(chain((row.outcome for row in partition.rows), noted))
+    right = compared(model)
+    for (key, tenant), *sides in different(
+        actual, right, lambda outcome: (outcome.key, outcome.tenant)
+    ):
+        tables_have, model_has = (
+            _described(side, names, with_closing=has_closing) for side in sides
+        )
+        if tables_have == model_has:
+            tables_have, model_has = (_described(side, names, with_closing=True) for side in sides)
+        time = min(outcome.event_time for side in sides for outcome in side)
+        findings.add(
+            f"the tables have {tables_have}, and the merge model {model_has}",
+            place(partition.number, key, time, tenant),
+        )
+
+
+def _described(side: Sequence[Outcome], names: Mapping[InputId, str], *, with_closing: bool) -> str:
+    """Return the first outcomes of a side for a sentence; `names`: those of the inputs.
+
+    Where no message says when its merge record was closed, `with_closing` is False unless nothing
+    else differs.
+    """
+    texts = (outcome.described(names, with_closing=with_closing) for outcome in sorted(side)[:3])
+    return "; ".join(texts) or "nothing"

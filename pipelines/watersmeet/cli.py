@@ -1,0 +1,680 @@
+"""The command line: parses arguments, builds Settings, calls one function.
+
+Answers go to standard output, everything else to standard error. Each command imports what it
+needs, so that `--help` and commands that only read a lake with a path start neither Spark nor a
+JVM.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import queue
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+
+import watersmeet
+from watersmeet.audit import show
+from watersmeet.commands.answers import answer, print_json, print_text
+from watersmeet.commands.arguments import (
+    DEFAULT_CONFIG,
+    Config,
+    Json,
+    Key,
+    as_utf_8,
+    parse_as_of,
+    parse_target,
+    parse_time_ms,
+    parse_window,
+)
+from watersmeet.commands.asking import begun_reader_of, evaluator, reader_of, unchecked
+from watersmeet.commands.broker import broker_app
+from watersmeet.core.texts import without_controls
+from watersmeet.errors import ConfigurationError, WatersmeetError, missing_package, root_cause
+from watersmeet.imports import hide_pandas
+from watersmeet.memory import limit_allocator_caches
+from watersmeet.monitoring.observability import (
+    log_as_json,
+    logs_are_json,
+    reporting,
+    set_up_logging,
+)
+from watersmeet.settings import load_settings, parse_duration
+
+OF_OTHERS = 0o007
+"""Permission bits that only the owner and the group of a file may have, whatever the umask of the
+caller: lakes and pages hold records.
+"""
+
+app = typer.Typer(
+    name="watersmeet",
+    help="Merges Kafka topics by event time on Delta tables and publishes each finished record "
+    "once, in order.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+app.add_typer(broker_app, name="broker")
+
+_ASK = ("validate", "try", "status", "explain", "verify", "rebuild", "check", "report")
+_CHANGE = ("run", "repartition", "redrive", "forget", "reset", "evolve", "maintain")
+
+
+@app.callback(invoke_without_command=True)
+def _main(
+    context: typer.Context,
+    config: Config = DEFAULT_CONFIG,
+    version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", "-v", help="Show the stack trace of an error.")
+    ] = False,
+) -> None:
+    set_up_logging(verbose=verbose)
+    context.default_map = {name: {"config": str(config)} for name in _ASK + _CHANGE}
+    context.default_map["broker"] = {"start": {"config": str(config)}}
+    if version:
+        print_text(watersmeet.__version__)
+        raise typer.Exit
+
+
+@app.command()
+def init(
+    directory: Annotated[Path, typer.Argument(help="Where to write; made if missing.")] = Path(),
+    as_json: Json = False,
+) -> None:
+    """Write a commented watersmeet.yml for the engine that can run here, and example schemas and
+    suites of expectations."""
+    from watersmeet.dev.init import choose_engine, init_view, write_example
+
+    engine, reason = choose_engine()
+    written = [str(path) for path in write_example(directory, engine)]
+    answer({"written": written, "engine": engine, "reason": reason}, as_json, init_view)
+
+
+@app.command()
+def fetch(
+    into: Annotated[
+        Path | None,
+        typer.Option(help="The folder; default: your cache, where they are looked for."),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Fetch the pinned JVM artifacts of Spark and of the embedded broker, as their first use does,
+    and prepare quicker starts of Spark on this machine."""
+    from watersmeet.jvm import class_archive
+    from watersmeet.jvm.artifacts import GROUPS, cache_folder
+    from watersmeet.jvm.artifacts import fetch as fetch_group
+
+    files = [str(file) for group in GROUPS for file in fetch_group(group, into or cache_folder())]
+    if into is None and class_archive.name() is not None:
+        from watersmeet.engine.class_archive import make_archive
+
+        make_archive()
+    answer({"files": files}, as_json, lambda _: "\n".join(files))
+
+
+@app.command()
+def validate(config: Config = DEFAULT_CONFIG, as_json: Json = False) -> None:
+    """Check configuration, schemas, topics and tables; exit status 2 where something is wrong."""
+    problems, warnings, preview = _find_problems(config)
+    if problems:
+        answer({"ok": False, "problems": problems}, as_json, show.problems_view)
+        raise typer.Exit(2)
+    if not as_json:
+        print_text(f"{config}: everything fits; a run would now read")
+    facts: dict[str, Any] = {"ok": True, "problems": []}
+    if transactions := [_open_transaction(row) for row in preview if "transaction" in row]:
+        facts["transactions"] = transactions
+    if warnings:
+        facts["warnings"] = warnings
+    answer(facts, as_json, lambda _: show.preview_view(preview, warnings))
+
+
+def _open_transaction(row: dict[str, Any]) -> dict[str, Any]:
+    return {name: row[name] for name in ("source", "partition", "transaction")}
+
+
+def _find_problems(
+    config: Path,
+) -> tuple[list[dict[str, str]], list[dict[str, str]], list[dict[str, Any]]]:
+    """Return the problems; if there are none, also the warnings and what a run would read."""
+    from watersmeet.audit.validate import (
+        check_kafka,
+        check_keys,
+        check_lake,
+        check_registries,
+        check_schemas,
+    )
+    from watersmeet.engine.choice import open_engine
+    from watersmeet.errors import Problem
+    from watersmeet.lake.location import Lake
+    from watersmeet.quality.command import check_suites
+
+    try:
+        settings = load_settings(config)
+    except ConfigurationError as error:
+        what, where, fix = error.problem
+        problem = Problem(what, where or str(config), fix or "correct the configuration")
+        return [problem._asdict()], [], []
+    problems = (
+        check_kafka(settings)
+        + check_schemas(settings)
+        + check_registries(settings)
+        + check_suites(settings)
+    )
+    preview: list[dict[str, Any]] = []
+    # Without its schemas, silver has no columns.
+    if not any(problem.where.endswith(".schema") for problem in problems):
+        lake_problems, preview = check_lake(
+            Lake(settings),
+            unchecked(settings),
+            settings,
+            lambda: open_engine(settings),
+            with_kafka=not problems,
+        )
+        problems += lake_problems
+    warnings: list[Problem] = []
+    if not problems:
+        key_problems, warnings = check_keys(settings, unchecked(settings))
+        problems += key_problems
+    return (
+        [problem._asdict() for problem in problems],
+        [warning._asdict() for warning in warnings],
+        preview,
+    )
+
+
+@app.command("try")
+def try_rules(
+    file: Annotated[
+        Path, typer.Argument(help="A file with a record in each line, as a JSON object.")
+    ],
+    config: Config = DEFAULT_CONFIG,
+    close: Annotated[
+        bool, typer.Option(help="Let time go on at the end until every merge record has timed out.")
+    ] = True,
+    as_json: Json = False,
+) -> None:
+    """Show what the configuration makes of the records in a file, without Kafka and without a
+    lake."""
+    from watersmeet.dry_run import try_file
+
+    answer(try_file(config, file, close=close), as_json, show.try_view)
+
+
+@app.command()
+def run(
+    layers: Annotated[
+        Literal["all", "bronze", "silver", "gold"], typer.Argument(help="Which layers.")
+    ] = "all",
+    config: Config = DEFAULT_CONFIG,
+    once: Annotated[
+        bool, typer.Option("--once", help="Handle everything available now, then exit.")
+    ] = False,
+    log_format: Annotated[
+        Literal["text", "json"],
+        typer.Option(help="How the log is written to standard error; json: one object a line."),
+    ] = "text",
+    as_json: Json = False,
+) -> None:
+    """Run the streams until stopped (SIGINT or SIGTERM end after the batch under way), or once."""
+    from watersmeet.monitoring.metrics import serving
+    from watersmeet.run import LAYERS, Run, run_with_restarts
+    from watersmeet.running.lineage import sending
+
+    if log_format == "json":
+        log_as_json()
+    asked_to_stop = threading.Event()
+    stopping = threading.Event()
+    _set_by_signals(asked_to_stop, stopping)
+    settings = load_settings(config)
+    with reporting() as reporter, serving(settings) as metrics, sending(settings) as lineage:
+        chosen = LAYERS if layers == "all" else (layers,)
+
+        def begin() -> None:
+            """Run the layers until they are done or stopped."""
+            with _ended_by_signals():
+                this_run = Run(settings, chosen, reporter, stopping, observers=[*metrics, *lineage])
+            if once:
+                this_run.once()
+            else:
+                this_run.until_stopped()
+
+        run_with_restarts(begin, asked_to_stop, stopping, reporter)
+    if as_json:
+        print_json({"layers": list(chosen), "latest": reporter.latest})
+
+
+@app.command()
+def repartition(
+    config: Config = DEFAULT_CONFIG,
+    once: Annotated[
+        bool, typer.Option("--once", help="Handle everything available now, then exit.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Write the topics of sources that have `repartition`, by their merge keys, until stopped
+    (SIGINT, SIGTERM), or once."""
+    from watersmeet.monitoring.metrics import serving
+    from watersmeet.repartition.command import repartition as write
+    from watersmeet.running.lineage import sending
+
+    stopping = threading.Event()
+    _set_by_signals(stopping)
+    settings = load_settings(config)
+    with reporting() as reporter, serving(settings) as metrics, sending(settings) as lineage:
+        written = write(settings, reporter, stopping, [*metrics, *lineage], once=once)
+    answer({"sources": written}, as_json, show.repartition_view)
+
+
+@app.command()
+def status(config: Config = DEFAULT_CONFIG, as_json: Json = False) -> None:
+    """Show where every partition stands: heads, clock, lead, lag, and how many records ended
+    where."""
+    from watersmeet.audit.status import status as find_status
+
+    settings = load_settings(config)
+    answer(find_status(reader_of(settings), settings), as_json, show.status_view)
+
+
+@app.command()
+def explain(
+    key: Key,
+    as_of: Annotated[
+        str | None,
+        typer.Option(
+            "--as-of", help="As of a version of silver, or a time such as 2026-01-01T00:00:00Z."
+        ),
+    ] = None,
+    tenant: Annotated[
+        str | None,
+        typer.Option(
+            help="Of this tenant alone, where the key is one of several tenants.",
+            callback=as_utf_8,
+        ),
+    ] = None,
+    config: Config = DEFAULT_CONFIG,
+    as_json: Json = False,
+) -> None:
+    """Show a key's merge records: their parts, how and when each was merged, and what became of
+    them."""
+    from watersmeet.audit.explain import explain as explain_key
+
+    settings = load_settings(config)
+    reader = reader_of(settings)
+    time = None if as_of is None else parse_as_of(as_of)
+    facts = explain_key(reader, settings, key, time, tenant)
+    answer(facts, as_json, show.explain_view)
+
+
+@app.command()
+def verify(
+    config: Config = DEFAULT_CONFIG,
+    full: Annotated[
+        bool, typer.Option("--full", help="Compare every key with the merge model, not a sample.")
+    ] = False,
+    against: Annotated[
+        Path | None,
+        typer.Option("--against", help="Compare silver with a rebuild, and nothing else."),
+    ] = None,
+    generation: Annotated[
+        int | None, typer.Option(help="Of this generation; by default the newest, with --full all.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Check the promises on the data itself: Kafka, bronze, silver, the sink; exit status 3 where
+    one is broken."""
+    from watersmeet.audit.rebuild import rebuilt_settings, verify_against
+    from watersmeet.audit.verify import verify as find_broken
+
+    settings = load_settings(config)
+    reader = reader_of(settings)
+    if against is None:
+        evaluate = evaluator(reader, settings) if full else None
+        result = find_broken(reader, settings, full=full, generation=generation, evaluate=evaluate)
+    else:
+        result = verify_against(
+            reader, unchecked(rebuilt_settings(settings, against)), settings, against, generation
+        )
+    verdict = "every promise is kept"
+    if against is not None:
+        verdict = f"silver and late are the same as in {against}"
+    elif not full:
+        verdict += " (silver: for a sample of its keys; --full checks all of them)"
+    view = (lambda _: f"{config}: {verdict}") if result["ok"] else show.problems_view
+    answer(result, as_json, view)
+    if not as_json:
+        for note in result.get("notes", ()):
+            print_text(note)
+    if not result["ok"]:
+        raise typer.Exit(3)
+
+
+@app.command()
+def rebuild(
+    into: Annotated[Path, typer.Option("--into", help="A new folder for it.")],
+    timeout: Annotated[
+        str | None,
+        typer.Option("--timeout", help="Another merge.timeout than the lake's, such as 60m."),
+    ] = None,
+    gap: Annotated[
+        str | None,
+        typer.Option("--gap", help="Another merge.window.gap than the lake's, with --max."),
+    ] = None,
+    longest: Annotated[
+        str | None,
+        typer.Option("--max", help="Another merge.window.max than the lake's, with --gap."),
+    ] = None,
+    lag: Annotated[
+        str | None,
+        typer.Option("--tenant-max-lag", help="Another merge.tenant_max_lag than the lake's."),
+    ] = None,
+    generation: Annotated[
+        int | None, typer.Option(help="Of this generation; by default the newest.")
+    ] = None,
+    config: Config = DEFAULT_CONFIG,
+    as_json: Json = False,
+) -> None:
+    """Derive silver again from bronze alone, up to its last batch, and compare the two; the lake is
+    not changed."""
+    from watersmeet.audit.rebuild import rebuild as derive_again
+
+    settings = load_settings(config)
+    window = parse_window(timeout, gap, longest)
+    lag_ms = None if lag is None else parse_duration(lag)
+    with reporting() as reporter:
+        reader = reader_of(settings)
+        result = derive_again(
+            reader,
+            settings,
+            into,
+            window,
+            lambda plan: reporter.notify("rebuild", f"batch {plan.batch}"),
+            lag_ms=lag_ms,
+            generation=generation,
+        )
+    answer(result, as_json, show.rebuild_view)
+
+
+@app.command()
+def redrive(
+    reason: Annotated[
+        str, typer.Option("--reason", help="Why they were refused, such as event_time_in_future.")
+    ],
+    since: Annotated[
+        str | None, typer.Option("--since", help="Only what Kafka took at this time or later.")
+    ] = None,
+    apply: Annotated[
+        bool, typer.Option("--apply", help="Do it; otherwise only show what would be sent.")
+    ] = False,
+    config: Config = DEFAULT_CONFIG,
+    as_json: Json = False,
+) -> None:
+    """Send refused records to their source topic again, as they came, each once; says first how
+    many."""
+    from watersmeet.operations.redrive import Redrive
+
+    settings = load_settings(config)
+    since_ms = None if since is None else parse_time_ms("--since", since)
+    answer(
+        Redrive(begun_reader_of(settings), settings, reason, since_ms).run(apply=apply),
+        as_json,
+        show.redrive_view,
+    )
+
+
+@app.command()
+def forget(
+    key: Key,
+    apply: Annotated[
+        bool, typer.Option("--apply", help="Do it; otherwise only show where the key is.")
+    ] = False,
+    tombstone: Annotated[
+        bool,
+        typer.Option("--tombstone", help="Also send the sink a message without a value for it."),
+    ] = False,
+    tenant: Annotated[
+        str | None,
+        typer.Option(
+            help="Of this tenant alone; otherwise the key of every tenant.", callback=as_utf_8
+        ),
+    ] = None,
+    config: Config = DEFAULT_CONFIG,
+    as_json: Json = False,
+) -> None:
+    """Erase a key's records from every table; says where they are, and what holds them for longer
+    and until when."""
+    from watersmeet.operations.forget import Forgetting, forgotten
+
+    settings = load_settings(config)
+    # A tombstone is sent for a key whose lake was lost, too.
+    reader = reader_of(settings) if apply and tombstone else begun_reader_of(settings)
+    with reporting() as reporter:
+        if apply:
+            facts = forgotten(settings, key, reporter, tenant, has_tombstone=tombstone)
+        else:
+            facts = Forgetting(reader, settings, key, tenant).preview()
+    answer(facts, as_json, show.forget_view)
+
+
+@app.command()
+def check(
+    since: Annotated[
+        int | None,
+        typer.Option(
+            "--since",
+            min=0,
+            help="Look at everything since a version of silver, not since the last check.",
+        ),
+    ] = None,
+    html: Annotated[
+        Path | None, typer.Option("--html", help="Also write an HTML page with the results.")
+    ] = None,
+    config: Config = DEFAULT_CONFIG,
+    as_json: Json = False,
+) -> None:
+    """Check what is new in the lake against the suites of expectations; exit status 3 where one is
+    not met."""
+    from watersmeet.quality.command import check_lake
+
+    done = check_lake(load_settings(config), since, html)
+    answer(done.document(), as_json, show.check_view)
+    if not done.ok:
+        raise typer.Exit(3)
+    if done.skipped:
+        raise typer.Exit(1)
+
+
+@app.command()
+def report(
+    out: Annotated[Path, typer.Option("--out", help="The HTML file to write.")],
+    config: Config = DEFAULT_CONFIG,
+    as_json: Json = False,
+) -> None:
+    """Write one HTML page with charts of the lake: clocks, leads, throughput, delays, what was
+    refused, match rates."""
+    from watersmeet.audit.page import check_writable, write_page
+    from watersmeet.audit.report import read_report
+    from watersmeet.audit.report_page import page
+    from watersmeet.running.owner import now_ms
+
+    settings = load_settings(config)
+    check_writable("--out", out)  # fail before reading the whole lake
+    write_page("--out", out, page(read_report(reader_of(settings), settings, now_ms())))
+    answer({"written": str(out)}, as_json, lambda _: str(out))
+
+
+@app.command()
+def reset(
+    to: Annotated[
+        str, typer.Option("--to", help="earliest, latest, or a time such as 2026-01-01T00:00:00Z.")
+    ],
+    yes: Annotated[
+        bool, typer.Option("--yes", help="Do it; otherwise only show what would be done.")
+    ] = False,
+    config: Config = DEFAULT_CONFIG,
+    as_json: Json = False,
+) -> None:
+    """Continue reading somewhere else, with fresh state; says first what would be skipped or read
+    again."""
+    from watersmeet.run import LAYERS, Run
+    from watersmeet.running.generations import Jump, targets_of
+    from watersmeet.running.owner import Owner
+    from watersmeet.running.taking_up import read_last_messages
+
+    settings = load_settings(config)
+    target = parse_target(to)
+    with reporting() as reporter:
+        this_run = Run(settings, LAYERS, reporter)
+        lake_settings = this_run.settings
+        partitions = this_run.partitions
+        targets = targets_of(lake_settings, partitions, target)
+        if yes:
+            with this_run.take_layers() as layer_set:
+                owner = layer_set.owner
+                tails = [each.recover() for each in (layer_set.gold, *layer_set.corrections)]
+                jump = Jump(owner, lake_settings, partitions, str(target), targets, *tails)
+                facts = {**jump.preview(), "done": True}
+                jump.commit()
+        else:
+            owner = Owner(this_run.engine)  # without a lease: it only reads
+            sink_tails = read_last_messages(lake_settings, partitions)
+            jump = Jump(owner, lake_settings, partitions, str(target), targets, sink_tails)
+            facts = {**jump.preview(), "done": False}
+    answer(facts, as_json, show.reset_view)
+
+
+@app.command()
+def evolve(
+    apply: Annotated[
+        bool, typer.Option("--apply", help="Record it; otherwise only show what would change.")
+    ] = False,
+    config: Config = DEFAULT_CONFIG,
+    as_json: Json = False,
+) -> None:
+    """Compare the configuration's rules with the lake's, and record them as its next epoch; a run
+    that goes on ends."""
+    from watersmeet.operations.evolve import evolve as record
+    from watersmeet.operations.evolve import preview
+
+    settings = load_settings(config)
+    with reporting() as reporter:
+        reader = begun_reader_of(settings)
+        changes = record(reader, settings, reporter) if apply else preview(reader, settings)
+    answer(changes, as_json, show.evolve_view)
+    if changes["problems"]:
+        raise typer.Exit(2)
+
+
+@app.command()
+def maintain(config: Config = DEFAULT_CONFIG, as_json: Json = False) -> None:
+    """Delete rows that `keep` lets go, compact, and remove files older than `retention`; a run does
+    so by itself."""
+    from watersmeet.lake.maintenance import maintain as maintain_tables
+    from watersmeet.run import LAYERS, Run
+    from watersmeet.running.ownership import kept_by
+
+    settings = load_settings(config)
+    begun_reader_of(settings)
+    with reporting() as reporter:
+        this_run = Run(settings, LAYERS, reporter)
+        names = [name for layer in LAYERS for name in kept_by(layer, this_run.settings)]
+        with this_run.take_layers() as layer_set:
+            done = maintain_tables(layer_set.owner.engine, names, layer_set.expire)
+    answer({"tables": done}, as_json, show.maintain_view)
+
+
+@app.command()
+def demo(
+    directory: Annotated[
+        Path, typer.Option("--dir", help="Where the demo's lake and broker live.")
+    ] = Path("demo-lake"),
+    engine: Annotated[
+        Literal["spark", "embedded"] | None,
+        typer.Option(help="What runs the layers; default: spark where it can run here."),
+    ] = None,
+) -> None:
+    """Run the whole pipeline on real clickstream data against a real broker, and show what came
+    out."""
+    from watersmeet.dev.demo import run_demo
+    from watersmeet.dev.init import choose_engine
+
+    chosen, reason = choose_engine() if engine is None else (engine, None)
+    if reason is not None:
+        logging.getLogger("watersmeet").info("engine: %s, since %s", chosen, reason)
+    run_demo(directory, chosen)
+
+
+def _set_by_signals(*stopping: threading.Event) -> None:
+    """Set these events on SIGINT and SIGTERM, so that the work under way is finished.
+
+    A thread sets them. A handler would run in the main thread, and wait for ever where that holds
+    the lock of an event, as it does for moments while it waits for it. `SimpleQueue.put` may be
+    called at any moment.
+    """
+    signals = queue.SimpleQueue[int]()
+
+    def stop() -> None:
+        """Set every event, after each signal."""
+        while signals.get():
+            for event in stopping:
+                event.set()
+
+    threading.Thread(target=stop, name="signals", daemon=True).start()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda number, _: signals.put(number))
+
+
+@contextmanager
+def _ended_by_signals() -> Iterator[None]:
+    """Let SIGINT and SIGTERM end the command at once, inside the `with` block.
+
+    An engine may take long to start, and owns nothing yet. Spark installs a handler of SIGINT of
+    its own on the way, which raises KeyboardInterrupt; afterwards the signals do what they did
+    before.
+    """
+    handlers = {
+        number: signal.signal(number, lambda *_: sys.exit())
+        for number in (signal.SIGINT, signal.SIGTERM)
+    }
+    try:
+        yield
+    except KeyboardInterrupt:
+        sys.exit()
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+
+
+def main() -> None:
+    """Run the command; any failure ends as one sentence and the exit status of the contract."""
+    limit_allocator_caches()
+    hide_pandas()
+    os.umask(os.umask(0) | OF_OTHERS)
+    try:
+        app()
+    except SystemExit as done:
+        if done.code:  # some job runners treat even SystemExit(0) as a failure
+            raise
+    except WatersmeetError as error:
+        _fail(str(error), error.exit_code)
+    except BaseException as error:  # last resort: a stack trace is only shown on request
+        logging.getLogger("watersmeet").debug("stack trace", exc_info=True)
+        _fail(root_cause(error), 2 if missing_package(error) else 1)
+
+
+def _fail(sentence: str, exit_code: int) -> None:
+    if logs_are_json():
+        logging.getLogger("watersmeet").error(
+            "%s", sentence, extra={"facts": {"exit_status": exit_code}}
+        )
+    else:
+        sys.stderr.write(f"watersmeet: {without_controls(sentence)}\n")
+    sys.exit(exit_code)

@@ -1,0 +1,114 @@
+"""The arguments that commands share, and functions that parse some.
+
+Each function raises ConfigurationError for an argument that means nothing.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from watersmeet.core.times import LAST_EVENT_TIME_MS, parse_iso_8601
+from watersmeet.core.window import Window
+from watersmeet.errors import ConfigurationError
+from watersmeet.settings import parse_duration
+
+Config = Annotated[
+    Path,
+    typer.Option(
+        "--config", "-c", help="The configuration file; also accepted before the command."
+    ),
+]
+Json = Annotated[
+    bool, typer.Option("--json", help="One JSON document on standard output, nothing else there.")
+]
+DEFAULT_CONFIG = Path("watersmeet.yml")
+
+
+def as_utf_8(parameter: typer.CallbackParam, text: str | None) -> str | None:
+    """Return the text of an argument as it is.
+
+    Raises ConfigurationError where it is not UTF-8, as all keys and tenants are.
+    """
+    try:
+        (text or "").encode()
+    except UnicodeEncodeError:
+        raise ConfigurationError(
+            "it is not UTF-8",
+            where=f"--{parameter.name}" if parameter.param_type_name == "option" else "KEY",
+            fix="write it in UTF-8, as records have it",
+        ) from None
+    return text
+
+
+Key = Annotated[str, typer.Argument(help="The key of merge records.", callback=as_utf_8)]
+
+
+def parse_target(to: str) -> str | int:
+    """Return where `reset` jumps to: a word, or a time in ms."""
+    if to in ("earliest", "latest"):
+        return to
+    return parse_time_ms("--to", to, "earliest, latest or ")
+
+
+def parse_as_of(text: str) -> int | datetime:
+    """Return a version of silver, or a time."""
+    if text.isdecimal():
+        return int(text)
+    return datetime.fromtimestamp(
+        parse_time_ms("--as-of", text, "a version of silver or ") / 1000, timezone.utc
+    )
+
+
+def parse_window(timeout: str | None, gap: str | None, longest: str | None) -> Window | None:
+    """Return another window than the lake's, by `--timeout`, or by `--gap` and `--max`; None where
+    none is asked for.
+    """
+    if (gap is None) != (longest is None) or (timeout is not None and gap is not None):
+        raise ConfigurationError(
+            "one of a pair is missing", where="--gap, --max", fix="give both, or --timeout alone"
+        )
+    if gap is not None and longest is not None:
+        window = Window(parse_duration(gap), parse_duration(longest))
+        if not 0 < window.gap_ms <= window.longest_ms:
+            raise ConfigurationError(
+                f"--gap, --max: from `{gap}` to `{longest}` is no window",
+                fix="give a gap that is no longer than the max",
+            )
+        return window
+    return None if timeout is None else Window(_parse_timeout(timeout))
+
+
+def _parse_timeout(text: str) -> int:
+    """Return a timeout in ms, which is longer than nothing."""
+    timeout_ms = parse_duration(text)
+    if timeout_ms == 0:
+        raise ConfigurationError(
+            f"`{text}` is too short",
+            where="--timeout",
+            fix="give one that is longer than nothing, such as `30m`",
+        )
+    return timeout_ms
+
+
+def parse_time_ms(option: str, text: str, others: str = "") -> int:
+    """Return a time in epoch ms; `others`: what else the option takes, as the error's sentence says
+    it.
+    """
+    time_ms = parse_iso_8601(text)
+    if time_ms is None:
+        raise ConfigurationError(
+            f"`{text}` is not a time",
+            where=option,
+            fix=f"use {others}a time such as 2026-01-01T00:00:00Z",
+        )
+    if not 0 <= time_ms <= LAST_EVENT_TIME_MS:
+        raise ConfigurationError(
+            f"`{text}` is out of range",
+            where=option,
+            fix="give a time from 1970 to the year 9999",
+        )
+    return time_ms

@@ -1,0 +1,86 @@
+"""The commands of the embedded broker: `watersmeet broker start`, `stop` and `status`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from watersmeet.commands.answers import answer
+from watersmeet.commands.arguments import DEFAULT_CONFIG, Config, Json
+from watersmeet.settings import load_settings
+
+if TYPE_CHECKING:
+    from watersmeet.dev.broker import BrokerStatus
+    from watersmeet.kafka.permissions import Permission
+
+broker_app = typer.Typer(
+    help="The embedded single-node Kafka, for development.", no_args_is_help=True
+)
+
+Directory = Annotated[Path, typer.Option("--dir", help="The broker's folder.")]
+DEFAULT_BROKER = Path("broker")
+
+
+@broker_app.command()
+def start(
+    port: Annotated[
+        int | None,
+        typer.Option(min=1, max=65535, help="Default: the last one used here, or a free one."),
+    ] = None,
+    directory: Directory = DEFAULT_BROKER,
+    secure: Annotated[
+        bool,
+        typer.Option(
+            "--secure",
+            help="Ask for a password over TLS, and allow just what the configuration needs.",
+        ),
+    ] = False,
+    config: Config = DEFAULT_CONFIG,
+    as_json: Json = False,
+) -> None:
+    """Start the broker, and return once it answers."""
+    from watersmeet.dev import broker
+
+    allowed = _permissions(config) if secure else None
+    _show_broker(
+        broker.start(directory, port, secure=secure, allowed=allowed or ()), as_json, allowed
+    )
+
+
+@broker_app.command()
+def stop(directory: Directory = DEFAULT_BROKER, as_json: Json = False) -> None:
+    """Stop the broker; its data stays."""
+    from watersmeet.dev import broker
+
+    _show_broker(broker.stop(directory), as_json)
+
+
+@broker_app.command("status")
+def broker_status(directory: Directory = DEFAULT_BROKER, as_json: Json = False) -> None:
+    """Say whether the broker runs, and where."""
+    from watersmeet.dev import broker
+
+    _show_broker(broker.status(directory), as_json)
+
+
+def _permissions(config: Path) -> list[Permission]:
+    """Return the permissions that the pipeline of a configuration needs.
+
+    The password that the configuration names may not have been made yet.
+    """
+    from watersmeet.dev.secure import PASSWORD_VARIABLE
+    from watersmeet.kafka.permissions import permissions
+
+    return permissions(load_settings(config, {PASSWORD_VARIABLE: "none yet", **os.environ}))
+
+
+def _show_broker(
+    status: BrokerStatus, as_json: bool, allowed: Sequence[Permission] | None = None
+) -> None:
+    from watersmeet.dev.show import broker_facts, broker_view
+
+    answer(broker_facts(status, allowed), as_json, broker_view)

@@ -1,0 +1,3 @@
+"""The configuration's file, and the types of its fields; `watersmeet.settings` puts them
+together.
+"""

@@ -1,0 +1,325 @@
+"""The reading of the configuration's file, and the wording of what is wrong with it."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import math
+import re
+from collections.abc import Mapping
+from datetime import date
+from pathlib import Path
+from typing import Any, Final
+
+import yaml
+from pydantic import ValidationError
+
+from watersmeet.errors import Problem
+
+
+class RefusedError(ValueError):
+    """A refusal: what is wrong and its fix, with {path}, {value} and {kind} open in both; `at`
+    leads from the part that refuses to the place that is wrong.
+    """
+
+    def __init__(self, what: str, *at: str, fix: str = "") -> None:
+        super().__init__(what)
+        self.what = what
+        self.at = at
+        self.fix = fix
+
+
+class FromEnvironment(str):
+    """Text that holds the value of an environment variable, and so is never shown."""
+
+    names: str
+
+
+# -- the file
+
+_LARGEST_SIZE: Final = 1_000_000
+"""Maximum number of characters of a configuration with its aliases written out, unless the file
+itself has more.
+"""
+_COMPARED: Final = "equals"
+_PASSED_ON: Final = frozenset(["options", "storage", "spark"])
+_RULES: Final = frozenset([("publish", "valid"), ("publish", "value"), ("merge", "tenant")])
+_RULES_OF_SOURCES: Final = frozenset(["key", "tenant", "event_time", "heartbeat", "where"])
+"""Fields of a configuration, and of each of its sources, whose texts are rules that the
+lake keeps.
+"""
+_MERGE: Final = "tag:yaml.org,2002:merge"
+
+
+def read_values(path: Path, environ: Mapping[str, str]) -> object:
+    """Return the file's mapping, with every variable filled in. Raises RefusedError."""
+    try:
+        content = path.read_bytes()
+        loader = yaml.SafeLoader(content)
+        document = loader.get_single_node()
+        if document is not None and _size(document, {}) > (
+            limit := max(_LARGEST_SIZE, 2 * len(content))
+        ):
+            raise RefusedError(
+                f"is not usable YAML: its aliases stand for more than {limit} characters",
+                fix="write them out",
+            )
+        _refuse_repeated_keys(document, (), set())
+        _refuse_guesses(document, (), set(), loader)
+        values: object = None if document is None else loader.construct_document(document)
+    except OSError as error:
+        raise RefusedError(
+            f"cannot be read ({error.strerror})",
+            fix="name another file with -c, or write one with `init`",
+        ) from None
+    except yaml.YAMLError as error:
+        raise RefusedError(_yaml_problem(error)) from None
+    except RefusedError:
+        raise
+    except (ValueError, LookupError, AttributeError, TypeError):
+        raise RefusedError(
+            "is not valid YAML: a value does not fit its tag or type", fix="put text in quotes"
+        ) from None
+    if values is None:
+        raise RefusedError("is empty", fix="write a configuration, or let `init` write an example")
+    if not isinstance(values, dict):
+        raise RefusedError(f"must be a mapping of fields, not {_kind_of(values)}")
+    return _substituted(values, environ)
+
+
+def _yaml_problem(error: yaml.YAMLError) -> str:
+    mark = getattr(error, "problem_mark", None)
+    where = f" in line {mark.line + 1}, column {mark.column + 1}" if mark else ""
+    # PyYAML quotes an alias or a tag, which may be a secret: a value that lacks its quotes.
+    what = re.sub(
+        r"(alias|anchor|handle|tag) .*",
+        r"\1",
+        getattr(error, "problem", None) or "unreadable characters",
+    )
+    return f"is not valid YAML{where}: {what}"
+
+
+def _size(node: yaml.Node, sizes: dict[int, int]) -> int:
+    """Return how many values and characters a node holds where aliases are written out.
+
+    Raises RecursionError where it contains itself.
+    """
+    if id(node) not in sizes:
+        size = 1 + len(node.value)
+        if not isinstance(node, yaml.ScalarNode):
+            for item in node.value:
+                parts = item if isinstance(item, tuple) else (item,)
+                size += sum(_size(part, sizes) for part in parts)
+        sizes[id(node)] = size
+    return sizes[id(node)]
+
+
+def _refuse_guesses(
+    node: yaml.Node | None, at: tuple[str, ...], seen: set[int], loader: yaml.SafeLoader
+) -> None:
+    """Raise RefusedError for a scalar without quotes that YAML takes for something else than it
+    looks like.
+
+    Looked at are those that records are compared with, and those that are passed on as text.
+    """
+    if node is None or id(node) in seen or isinstance(node, yaml.ScalarNode):
+        return
+    seen.add(id(node))
+    if isinstance(node, yaml.SequenceNode):
+        for item in node.value:
+            _refuse_guesses(item, at, seen, loader)
+        return
+    for key, value in node.value:
+        place = at if key.tag == _MERGE else (*at, str(key.value))
+        if isinstance(value, yaml.ScalarNode) and value.style is None and value.value:
+            if place[-1:] == (_COMPARED,):
+                _refuse_other_json(value.value, loader.construct_object(value), place)
+            elif place[-2:-1] and place[-2] in _PASSED_ON:
+                _refuse_other_text(value.value, loader.construct_object(value), place)
+        _refuse_guesses(value, place, seen, loader)
+
+
+def _refuse_other_json(spelled: str, value: object, at: tuple[str, ...]) -> None:
+    try:
+        json_value = json.loads(spelled)
+    except ValueError:
+        json_value = spelled
+    if type(json_value) is type(value) and json_value == value:
+        return
+    if isinstance(value, float) and not math.isfinite(value):  # which nothing can equal
+        return
+    other = _as_json(json_value if isinstance(value, str) else value)
+    instead = f", or `{other}` for {_kind_of(json.loads(other))}" if other else ""
+    raise RefusedError(
+        f"{{path}}: `{spelled}` is {_kind_of(value)} in YAML, which its spelling does not say",
+        *at,
+        fix=f'write `"{spelled}"` for the text{instead}',
+    )
+
+
+def _refuse_other_text(spelled: str, value: object, at: tuple[str, ...]) -> None:
+    """Raise RefusedError, without the value, which may be a secret."""
+    if not isinstance(value, str) and _as_json(value) != spelled:
+        raise RefusedError(
+            f"{{path}} is {_kind_of(value)} in YAML, and not as it is spelled",
+            *at,
+            fix="put it in quotes",
+        )
+
+
+def _as_json(value: object) -> str | None:
+    """Return a scalar as JSON has it; None where JSON has no such value."""
+    try:
+        return json.dumps(value, allow_nan=False)
+    except (TypeError, ValueError):
+        return None
+
+
+def _refuse_repeated_keys(node: yaml.Node | None, at: tuple[str, ...], seen: set[int]) -> None:
+    """Raise RefusedError for a key that is written twice: YAML would silently keep the last one."""
+    if node is None or id(node) in seen:
+        return
+    seen.add(id(node))
+    if isinstance(node, yaml.SequenceNode):
+        for item in node.value:
+            _refuse_repeated_keys(item, at, seen)
+    elif isinstance(node, yaml.MappingNode):
+        names: set[str] = set()
+        for key, value in node.value:
+            name = str(key.value)
+            if name in names:
+                raise RefusedError(
+                    f"field `{{path}}` is repeated in line {key.start_mark.line + 1}",
+                    *at,
+                    name,
+                    fix="keep one",
+                )
+            names.add(name)
+            _refuse_repeated_keys(value, (*at, name), seen)
+
+
+def _substituted(value: object, environ: Mapping[str, str], *at: str) -> object:
+    """Return a value with every `${NAME}` in it replaced once; what a variable holds is not
+    searched again.
+    """
+    if isinstance(value, dict):
+        return {key: _substituted(item, environ, *at, str(key)) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_substituted(item, environ, *at) for item in value]
+    if not isinstance(value, str) or "${" not in value:
+        return value
+    if at[:2] in _RULES or (at[:1] == ("sources",) and at[2:3] and at[2] in _RULES_OF_SOURCES):
+        raise RefusedError(
+            "{path} must not have `${`: a rule is kept with the lake for ever, where everybody who "
+            "reads the lake sees it, and must be the same wherever it is used",
+            *at,
+            fix="write it out, without secrets",
+        )
+    names: list[str] = []
+
+    def lookup(match: re.Match[str]) -> str:
+        """Return the value of an environment variable that a text names. Raises RefusedError where
+        it is not set or misnamed.
+        """
+        name = match[1] or ""
+        if not re.fullmatch("[A-Za-z_][A-Za-z0-9_]*", name):
+            raise RefusedError(
+                "{path}: `${` must be followed by the name of an environment variable and `}`", *at
+            )
+        if name not in environ:
+            raise RefusedError(
+                f"{{path}}: the environment variable {name} is not set", *at, fix="set it"
+            )
+        names.append(f"${{{name}}}")
+        return environ[name]
+
+    text = FromEnvironment(re.sub(r"\$\{(?:([^{}]*)\})?", lookup, value))
+    text.names = "".join(names)
+    return text
+
+
+# -- problems
+
+
+_PROBLEMS = {
+    "dict_type": Problem("{path} must be a mapping, not {kind}"),
+    "list_type": Problem(
+        "{path} must be a list, not {kind}", fix="write one entry a line, each after a dash"
+    ),
+    "literal_error": Problem(
+        "{path}: {value} is not one of the values it may have", fix="use {expected}"
+    ),
+    "model_type": Problem("{path} must be a mapping, not {kind}"),
+    "start": Problem(
+        "{path}: {value} is not one of the values it may have",
+        fix="use earliest, latest, sink, `{timestamp: ...}` or `{offsets: ...}`",
+    ),
+    "string_pattern_mismatch": Problem("{path} must not be empty"),
+    "string_type": Problem("{path} must be text, not {kind}", fix="put text in quotes"),
+    "too_short": Problem("{path} must have {min_length} or more entries, not {actual_length}"),
+}
+"""What pydantic finds, by the type of its error, with the facts that it gives open."""
+
+
+def first_problem(error: ValidationError) -> Problem:
+    """Return what is wrong first, with its place."""
+    first = error.errors(include_url=False)[0]
+    # Pydantic puts the kinds of a union into the place, and a word where a key is wrong.
+    at = tuple(str(step) for step in first["loc"] if not re.fullmatch(r"<.*>|\[key\]", str(step)))
+    facts: dict[str, Any] = first.get("ctx", {})
+    refusal = facts.get("error")
+    if isinstance(refusal, RefusedError):
+        return problem_of(refusal, at + refusal.at, first["input"])
+    problem = _PROBLEMS.get(first["type"], Problem(first["msg"]))
+    return problem_of(problem, at, first["input"], **facts)
+
+
+def problem_of(
+    open_problem: Problem | RefusedError, at: tuple[str, ...], value: object = None, **facts: object
+) -> Problem:
+    """Return a problem, each of its parts on one line, with its place, its value and further facts
+    filled in.
+    """
+    filled = {name: str(fact).replace("'", "") for name, fact in facts.items()}
+    filled |= {
+        "path": " ".join(".".join(at).split()),
+        "value": _shown(value),
+        "kind": _kind_of(value),
+    }
+
+    def fill(text: str) -> str:
+        """Return a text with what is open in it filled in, where it is known."""
+        return re.sub(r"\{(\w+)\}", lambda match: filled.get(match[1], match[0]), text)
+
+    return Problem(fill(open_problem.what), fix=fill(open_problem.fix))
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, FromEnvironment):
+        return f"the value of {value.names}"
+    if isinstance(value, Mapping):
+        return f"`{{{', '.join(f'{key}: ...' for key in value)}}}`"
+    if value is None or isinstance(value, (bool, list)):
+        return _kind_of(value)
+    text = " ".join(str(value).split())
+    return f"`{text if len(text) <= 80 else text[:77] + '...'}`"
+
+
+def _kind_of(value: object) -> str:
+    """Return the kind of a value of YAML, in words that do not show the value."""
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    kinds: dict[Any, str] = {
+        str: "text",
+        (int, float): "a number",
+        Mapping: "a mapping",
+        list: "a list",
+        date: "a date",
+    }
+    return next((name for kind, name in kinds.items() if isinstance(value, kind)), "a tagged value")
+
+
+def known_instead(unknown: str, names: list[str]) -> str:
+    """Return a hint: the names that are close to an unknown one, or else all of them."""
+    close = [f"`{name}`" for name in difflib.get_close_matches(unknown, names, n=2)]
+    return f"did you mean {' or '.join(close)}?" if close else f"known here: {', '.join(names)}"

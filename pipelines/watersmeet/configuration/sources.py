@@ -1,0 +1,314 @@
+"""A source of the configuration, typed, and the base of every part of the configuration."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import cached_property, reduce
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
+
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Discriminator,
+    Field,
+    PrivateAttr,
+    SerializerFunctionWrapHandler,
+    Tag,
+    ValidationInfo,
+    field_validator,
+    model_serializer,
+    model_validator,
+)
+
+from watersmeet.configuration import values as kinds
+from watersmeet.configuration.file import RefusedError, known_instead
+from watersmeet.core.paths import parse_path
+
+if TYPE_CHECKING:  # heavy: the command line is ready before they are needed
+    import pyarrow as pa
+
+    from watersmeet.core.avro_schema import AvroSchema
+    from watersmeet.core.json_schema import ValueSchema
+    from watersmeet.core.reading import ReadingRules
+
+
+_P = TypeVar("_P", bound="Part")
+_SECRET = frozenset(["options", "storage", "spark"])
+
+
+class Part(BaseModel):
+    """A mapping that has the fields of its class, under their names in YAML, and no others; `repr`
+    never shows a secret.
+    """
+
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", populate_by_name=True, hide_input_in_errors=True
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _has_its_own_fields(cls, data: object, info: ValidationInfo) -> object:
+        # Built in Python, by the names of the attributes; or no part.
+        if info.context is None or not isinstance(data, Mapping):
+            return data
+        fields = {
+            str(field.validation_alias or name): field for name, field in cls.model_fields.items()
+        }
+        for name in data:
+            if name not in fields:
+                raise RefusedError(
+                    "unknown field `{path}`",
+                    str(name),
+                    fix=known_instead(str(name), list(fields)),
+                )
+        for name, field in fields.items():
+            if field.is_required() and name not in data:
+                example = f", such as `{name}: {field.examples[0]}`" if field.examples else ""
+                raise RefusedError(
+                    "required field `{path}` is missing", name, fix=f"add it{example}"
+                )
+        return data
+
+    def changed(self: _P, **values: Any) -> _P:
+        """Return the part with other values of some attributes, and nothing computed from the old
+        ones.
+        """
+        return type(self)(
+            **{name: getattr(self, name) for name in type(self).model_fields} | values
+        )
+
+    def __repr_args__(self) -> Any:
+        for name, value in super().__repr_args__():
+            yield name, dict.fromkeys(value, "***") if name in _SECRET else value
+
+
+class Equality(Part):
+    """A condition that holds for a record where the value's `field` equals `equals`."""
+
+    field: kinds.DottedPath = Field(examples=["type"])
+    equals: kinds.Scalar = Field(examples=["heartbeat"])
+
+    @property
+    def parts(self) -> tuple[tuple[str, ...], str | int | float | bool]:
+        """The path, as field names from the outermost in, and the value to be found there."""
+        return parse_path(self.field), self.equals
+
+
+class EventTime(Part):
+    """The place of the event time in a value.
+
+    `unit`: that of a number, and with `text` of a number in a string. Any other string is ISO 8601.
+    """
+
+    field: kinds.Paths = Field(examples=["ts"])
+    unit: Literal["s", "ms", "us", "ns"] = "ms"
+    text: kinds.Flag = False
+
+    @model_serializer(mode="wrap")
+    def _is_kept_as_before_there_was_text(
+        self, serialize: SerializerFunctionWrapHandler
+    ) -> dict[str, Any]:
+        document: dict[str, Any] = serialize(self)
+        if not self.text:
+            document.pop("text", None)
+        return document
+
+
+def _shape_of_event_time(value: object) -> str:
+    return "<parts>" if isinstance(value, (Mapping, EventTime)) else "<path>"
+
+
+def _parsed(paths: str | tuple[str, ...]) -> tuple[tuple[str, ...], ...]:
+    """Return the paths that a configuration names: one or more."""
+    return tuple(map(parse_path, (paths,) if isinstance(paths, str) else paths))
+
+
+class RegistrySettings(Part):
+    """The schema registry (of Confluent's API) that has the schemas which a source's values were
+    written with.
+    """
+
+    url: kinds.Url = Field(examples=["http://127.0.0.1:8081"], repr=False)
+    options: kinds.RegistryOptions = {}
+    unknown_after_ms: kinds.PositiveDuration | None = Field(
+        default=None, validation_alias="unknown_after"
+    )
+
+
+class RepartitionSettings(Part):
+    """The topic that a source's records come from, or several, and how many partitions the source's
+    own topic has.
+    """
+
+    origin: kinds.Topics = Field(validation_alias="from", examples=["clicks"])
+    partitions: kinds.Count = Field(examples=["6"])
+
+    @property
+    def from_topics(self) -> tuple[str, ...]:
+        """The topics that the records come from, in ascending order."""
+        return (self.origin,) if isinstance(self.origin, str) else self.origin
+
+
+class SourceSettings(Part):
+    """One topic of the merge, or several that are alike, and where their records carry their key
+    and their event time.
+    """
+
+    topic: kinds.Topics = Field(examples=["tracking"])
+    id_path: kinds.DottedPath | None = Field(default=None, validation_alias="id")
+    repartition: RepartitionSettings | None = None
+    format: Literal["json", "avro"] = "json"
+    schema_file: kinds.Schema | None = Field(default=None, validation_alias="schema")
+    registry: RegistrySettings | None = None
+    key: kinds.Paths | None = None
+    tenant: kinds.DottedPath | None = None
+    event_time: Annotated[
+        Annotated[kinds.Paths, Tag("<path>")] | Annotated[EventTime, Tag("<parts>")],
+        Discriminator(_shape_of_event_time),
+    ] = Field(examples=["ts"])
+    tombstone: Literal["quarantine", "skip"] = "quarantine"
+    where: Equality | None = None
+    heartbeat: Equality | None = None
+    _had_id: bool = PrivateAttr(default=False)
+
+    @property
+    def has_id(self) -> bool:
+        """True where records have an id, or have had one in a living lake."""
+        return self._had_id or self.id_path is not None
+
+    def after(self, before: "SourceSettings") -> "SourceSettings":
+        """Return these settings as the next ones of a lake, after `before`."""
+        settings = self.model_copy()
+        settings._had_id = before.has_id
+        return settings
+
+    @property
+    def is_bare_avro(self) -> bool:
+        """True where values are Avro that does not name the schema it was written with."""
+        return self.format == "avro" and not self.registry
+
+    @property
+    def unknown_after_ms(self) -> int | None:
+        """Time (ms) for which a schema is waited for that the registry lacks; None: for ever."""
+        return self.registry.unknown_after_ms if self.registry else None
+
+    @field_validator("topic")
+    @classmethod
+    def _is_a_name_where_there_is_one(cls, topic: str | tuple[str, ...]) -> str | tuple[str, ...]:
+        return topic[0] if isinstance(topic, tuple) and len(topic) == 1 else topic
+
+    @property
+    def topics(self) -> tuple[str, ...]:
+        """The topics, in the order of their names: one or more."""
+        return (self.topic,) if isinstance(self.topic, str) else self.topic
+
+    @field_validator("event_time")
+    @classmethod
+    def _is_a_path_where_the_rest_is_usual(
+        cls, event_time: "str | tuple[str, ...] | EventTime"
+    ) -> "str | tuple[str, ...] | EventTime":
+        return (
+            event_time.field
+            if isinstance(event_time, EventTime) and event_time.unit == "ms" and not event_time.text
+            else event_time
+        )
+
+    @property
+    def time(self) -> EventTime:
+        """The place of the event time, however that is written."""
+        if isinstance(self.event_time, EventTime):
+            return self.event_time
+        return EventTime(field=self.event_time)
+
+    @model_validator(mode="after")
+    def _is_readable(self, info: ValidationInfo) -> "SourceSettings":
+        if info.context is None:  # built in Python, perhaps of a lake that has had no schema yet
+            return self
+        if self.format == "avro" and self.schema_file is None:
+            raise RefusedError(
+                "required field `{path}` is missing",
+                "schema",
+                fix="Avro cannot be read without it, so name a file",
+            )
+        if self.registry is not None and self.format != "avro":
+            raise RefusedError("{path} is for `format: avro` alone", "registry", fix="leave it out")
+        if self.repartition is not None and len(self.topics) > 1:
+            raise RefusedError(
+                "{path} is not possible where the source has several topics",
+                "repartition",
+                fix="name one topic",
+            )
+        return self
+
+    @cached_property
+    def value_schema(self) -> "ValueSchema | AvroSchema | None":
+        """The schema of the values; raises ConfigurationError where the file holds none."""
+        from watersmeet.core.json_schema import value_schema
+
+        if self.format == "avro" or self.schema_file is None:
+            return self.avro_schema
+        return value_schema(self.schema_file.text, self.schema_file.path)
+
+    @cached_property
+    def avro_schema(self) -> "AvroSchema | None":
+        """The schema of values that are Avro; raises ConfigurationError where the file holds none.
+
+        With a registry, it does not know the schemas of its writers yet.
+        """
+        from watersmeet.core.avro_schema import avro_schema
+
+        if self.format != "avro" or self.schema_file is None:
+            return None
+        writers: Mapping[int, str] | None = None if self.is_bare_avro else {}
+        schema = avro_schema(self.schema_file.text, self.schema_file.path, writers)
+        earlier = [source.avro_schema for source in self._earlier]
+        return replace(schema, earlier=tuple(filter(None, earlier)), since=self.schema_file.since)
+
+    @property
+    def _earlier(self) -> "list[SourceSettings]":
+        """The source with each schema that a living lake had in this one's place."""
+        earlier = self.schema_file.earlier if self.schema_file else ()
+        return [self.changed(schema_file=file) for file in earlier]
+
+    @cached_property
+    def read_type(self) -> "pa.DataType":
+        """The type as which a value is read: text, or the schema's struct."""
+        import pyarrow as pa
+
+        return self.value_schema.type if self.value_schema else pa.string()
+
+    @cached_property
+    def value_type(self) -> "pa.DataType":
+        """The type of a value in silver: text, or a struct with the fields of the schema and of
+        those before it.
+        """
+        from watersmeet.core.types import widened
+
+        return reduce(widened, [*(source.read_type for source in self._earlier), self.read_type])
+
+    def reading_rules(
+        self, max_future_ms: int, tenant: str | None = None, *, leaves_undecodable: bool = False
+    ) -> "ReadingRules":
+        """Return the rules by which this source's records are read.
+
+        `tenant`: the path of their tenant, where there are tenants. `leaves_undecodable`: records
+        that cannot be decoded are left to another source of the same topic.
+        """
+        from watersmeet.core.reading import ReadingRules
+
+        event_time, *other_times = _parsed(self.time.field)
+        key, *other_keys = _parsed(self.key) if self.key else (None,)
+        return ReadingRules(
+            event_time=event_time,
+            max_future_ms=max_future_ms,
+            key=key,
+            where=self.where.parts if self.where else None,
+            heartbeat=self.heartbeat.parts if self.heartbeat else None,
+            schema=self.value_schema,
+            unit=self.time.unit,
+            skips_tombstones=self.tombstone == "skip",
+            leaves_undecodable=leaves_undecodable,
+            tenant=parse_path(tenant) if tenant else None,
+            other_keys=tuple(other_keys),
+            other_event_times=tuple(other_times),
+            reads_text=self.time.text,
+        )

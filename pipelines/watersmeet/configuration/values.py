@@ -1,0 +1,574 @@
+"""The kinds of values in the configuration: each takes what YAML gave and returns what the program
+uses, or refuses it.
+"""
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import date, datetime, timedelta
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Discriminator,
+    Field,
+    StringConstraints,
+    Tag,
+    ValidationError,
+    ValidationInfo,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
+)
+
+from watersmeet.configuration.file import FromEnvironment, RefusedError
+from watersmeet.core.paths import PATH_PATTERN
+from watersmeet.core.times import LAST_EVENT_TIME_MS, parse_iso_8601
+from watersmeet.errors import ConfigurationError
+
+DURATION_UNITS_MS: Final = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
+SIZE_UNITS: Final = {
+    "kB": 10**3,
+    "MB": 10**6,
+    "GB": 10**9,
+    "KiB": 2**10,
+    "MiB": 2**20,
+    "GiB": 2**30,
+}
+
+# Row limits of Spark and partition numbers of Kafka are 32-bit; its offsets are 64-bit.
+LARGEST_COUNT: Final = 2**31 - 1
+LARGEST_OFFSET: Final = 2**63 - 1
+LARGEST_PORT: Final = 65_535
+# librdkafka sends at most 1 000 000 000 bytes in one message, key and headers included.
+LARGEST_MESSAGE: Final = 999_000_000
+# A reader (a run, a query, a notebook) needs a version of a table for as long as the reading takes.
+SHORTEST_RETENTION_MS: Final = 3_600_000
+
+# Columns of silver; `key`, a field beside the sources in a published message; and `waits_for`, a
+# column of the live view.
+RESERVED_NAMES: Final = frozenset(
+    [
+        "partition",
+        "merge_key",
+        "status",
+        "event_time",
+        "last_event_time",
+        "valid",
+        "invalid_reason",
+        "batch",
+        "generation",
+        "due",
+        "closed_at",
+        "tenant",
+        "position",
+        "record_bytes",
+        "record_ids",
+        "key",
+        "waits_for",
+    ]
+)
+# Columns beside the sources while merge records change and messages are made.
+NAMES_OF_STEPS: Final = frozenset(["replaces", "delete_up_to", "value"])
+# Columns of `corrections` beside the sources that are no columns of silver, and a number that its
+# messages have.
+NAMES_OF_CORRECTIONS: Final = frozenset(
+    [
+        "is_late_born",
+        "version",
+        "source",
+        "topic",
+        "offset",
+        "u",
+        "settled_at",
+        "first_event_time",
+        "id",
+        "has_message",
+        "seq",
+    ]
+)
+# Client options that carry a promise of Watersmeet (what is read, that each record is published
+# once and in order, that nothing but an answer is printed); `watersmeet.kafka.options` sets them.
+# And those of librdkafka's bindings whose values cannot be text.
+OWN_OPTIONS: Final = re.compile(
+    r"bootstrap\.servers|metadata\.broker\.list|group\.(id|instance\.id)|isolation\.level"
+    r"|auto\.offset\.reset|auto\.commit\..*"
+    r"|enable\.(auto\.commit|auto\.offset\.store|partition\.eof|idempotence|gapless\.guarantee)"
+    r"|allow\.auto\.create\.topics|transactional\.id|transaction\.timeout\.ms|acks"
+    r"|request\.required\.acks|partitioner|message\.max\.bytes|(delivery|message)\.timeout\.ms"
+    r"|max\.in\.flight(\..*)?|retries|message\.send\.max\.retries"
+    r"|delivery\.report\.only\.error|(key|value)\.(de)?serializer"
+    r"|log_level|log\.queue|logger|default\.topic\.config|on_commit|on_delivery|[a-z_]+_cb"
+)
+
+_WITH_CONTAINERS: Final = frozenset(["abfs", "abfss", "wasb", "wasbs"])
+"""Schemes of URIs with `container@account`."""
+
+_NOT_A_DURATION: Final = "is not a duration"
+_RIGHT_DURATION: Final = "write a whole number and ms, s, m, h or d, such as `30m`"
+
+
+def _else(what: str, fix: str = "") -> WrapValidator:
+    """Return the validator that says one thing of whatever pydantic finds wrong with a value."""
+
+    def validate(value: object, handler: ValidatorFunctionWrapHandler) -> object:
+        """Return the valid value. Raises RefusedError for any other one."""
+        try:
+            return handler(value)
+        except ValidationError:
+            raise RefusedError(what, fix=fix) from None
+
+    return WrapValidator(validate)
+
+
+# -- numbers
+
+
+def parse_duration(text: str) -> int:
+    """Return a duration in ms, from text with a whole number and a unit (500ms, 30s, 30m, 12h, 7d).
+
+    Raises ConfigurationError for anything else.
+    """
+    match = re.fullmatch(r"([0-9]{1,18})(ms|s|m|h|d)", text)
+    duration_ms = int(match[1]) * DURATION_UNITS_MS[match[2]] if match else -1
+    # Nothing longer can mean anything; and sums of two stay inside a bigint.
+    if not 0 <= duration_ms <= LAST_EVENT_TIME_MS:
+        raise ConfigurationError(f"`{text}` {_NOT_A_DURATION}", fix=_RIGHT_DURATION)
+    return duration_ms
+
+
+def _duration(shortest_ms: int = 0, right: str = "") -> BeforeValidator:
+    def duration(value: object, info: ValidationInfo) -> int:
+        """Return a duration in ms, from text such as `30m`. Raises RefusedError for
+        anything else.
+        """
+        try:
+            # Settings built in Python have a number: there the name says the unit.
+            if info.context is None and isinstance(value, int):
+                duration_ms = value
+            else:
+                duration_ms = parse_duration(value if isinstance(value, str) else "")
+        except ConfigurationError:
+            raise RefusedError(
+                f"{{path}}: {{value}} {_NOT_A_DURATION}", fix=_RIGHT_DURATION
+            ) from None
+        if duration_ms < shortest_ms:
+            raise RefusedError("{path}: {value} is too short", fix=f"it must be {right}")
+        return duration_ms
+
+    return BeforeValidator(duration)
+
+
+def _share(value: object, info: ValidationInfo) -> object:
+    """Return a percentage such as `50%` as a share of 1. Raises ValueError for anything else."""
+    if info.context is None and not isinstance(value, str):  # built in Python, as the share itself
+        return value
+    match = re.fullmatch(r"([0-9]{1,3}(\.[0-9]{1,9})?)%", value if isinstance(value, str) else "")
+    if match is None:
+        raise ValueError("not a percentage")
+    return float(match[1]) / 100
+
+
+def _whole(value: object) -> object:
+    """Return the number for digits from the environment, and any other value as it is.
+
+    Digits in quotes are text, but a variable has no other way to give a number.
+    """
+    return _whole_of_key(value) if isinstance(value, FromEnvironment) else value
+
+
+def _whole_of_key(value: object) -> object:
+    """Return the number for digits, as a key of JSON has them, and any other value as it is."""
+    return int(value) if isinstance(value, str) and re.fullmatch("[0-9]{1,19}", value) else value
+
+
+def _size(value: object) -> object:
+    """Return the number of bytes for text with a unit, such as `8MiB`, and any other value as
+    `_whole` does.
+    """
+    match = re.fullmatch(r"([0-9]{1,18})([A-Za-z]+)", value) if isinstance(value, str) else None
+    if match and match[2] in SIZE_UNITS:
+        return int(match[1]) * SIZE_UNITS[match[2]]
+    return _whole(value)
+
+
+def _timestamp(given: object) -> int:
+    """Return a time in epoch ms, from a time of YAML, from ISO 8601 text, or from a number (epoch
+    ms).
+
+    A time that names no zone is UTC. A finer part is cut off. Raises RefusedError for anything
+    else.
+    """
+    value = given.isoformat() if isinstance(given, date) else _whole(given)
+    timestamp_ms = parse_iso_8601(value) if isinstance(value, str) else value
+    if type(timestamp_ms) is not int:
+        raise RefusedError(
+            "{path}: {value} is not a time",
+            fix="write ISO 8601, such as `2026-01-01T00:00:00Z`, or epoch milliseconds",
+        )
+    if not 0 <= timestamp_ms <= LAST_EVENT_TIME_MS:
+        raise RefusedError(
+            "{path}: {value} is out of range", fix="it must lie from 1970 to the year 9999"
+        )
+    return timestamp_ms
+
+
+_FROM_1_TO: Final = "{path}: {value} is not a whole number from 1 to "
+_FROM_0_TO: Final = "{path}: {value} is not a whole number from 0 to "
+
+Count = Annotated[
+    int,
+    Field(strict=True, ge=1, le=LARGEST_COUNT),
+    BeforeValidator(_whole),
+    _else(f"{_FROM_1_TO}{LARGEST_COUNT}"),
+]
+Size = Annotated[
+    int,
+    Field(strict=True, ge=1, le=LARGEST_MESSAGE),
+    BeforeValidator(_size),
+    _else(
+        "{path}: {value} is not a size in bytes (such as `8MiB`, or a whole number) from 1 to "
+        f"{LARGEST_MESSAGE}"
+    ),
+]
+Port = Annotated[
+    int,
+    Field(strict=True, ge=1, le=LARGEST_PORT),
+    BeforeValidator(_whole),
+    _else(f"{_FROM_1_TO}{LARGEST_PORT}"),
+]
+Partition = Annotated[
+    int,
+    Field(strict=True, ge=0, le=LARGEST_COUNT),
+    BeforeValidator(_whole_of_key),
+    _else(f"{_FROM_0_TO}{LARGEST_COUNT}"),
+]
+Offset = Annotated[
+    int,
+    Field(strict=True, ge=0, le=LARGEST_OFFSET),
+    BeforeValidator(_whole),
+    _else(f"{_FROM_0_TO}{LARGEST_OFFSET}"),
+]
+Duration = Annotated[int, _duration()]
+PositiveDuration = Annotated[int, _duration(1, "longer than nothing, such as `30m`")]
+Retention = Annotated[int, _duration(SHORTEST_RETENTION_MS, "`1h` or longer, such as `7d`")]
+Share = Annotated[
+    float,
+    Field(strict=True, gt=0, le=1),
+    BeforeValidator(_share),
+    _else("{path}: {value} is not a percentage above 0% and up to 100%", "write one such as `50%`"),
+]
+
+
+# -- text
+
+
+def _matching(pattern: str, kind: str, fix: str) -> AfterValidator:
+    def matching(text: str) -> str:
+        """Return the text as it is. Raises RefusedError where it does not match the pattern."""
+        if not re.fullmatch(pattern, text):
+            raise RefusedError(f"{{path}}: {{value}} is not {kind}", fix=fix)
+        return text
+
+    return AfterValidator(matching)
+
+
+def _url(text: str) -> str:
+    # Perhaps with a password, so it is not shown.
+    if not re.fullmatch(r"https?://[^\s/@]+(/[^\s@]*)?", text):
+        raise RefusedError(
+            "{path} is not a URL", fix="write http:// or https://, a host, and no password"
+        )
+    return text
+
+
+def _not_reserved(name: str) -> str:
+    if name in RESERVED_NAMES | NAMES_OF_STEPS:
+        raise RefusedError("{path}: {value} is reserved for the output", fix="choose another")
+    return name
+
+
+def _location(text: str, info: ValidationInfo) -> str:
+    """Return a URI as it is; any other text is a path, made absolute from the folder of the
+    configuration file.
+
+    Raises RefusedError for a URI with credentials, since a location is shown to everybody.
+    """
+    if re.match(r"[A-Za-z][A-Za-z0-9+.-]+:", text):
+        if _may_have_credentials(text):
+            raise RefusedError(
+                "{path} has a user, a password or a query in its URI",
+                fix="leave them out, and give credentials in `storage`, `spark` or the environment",
+            )
+        return text.rstrip("/")
+    return str(_absolute(Path(text), info))
+
+
+def _may_have_credentials(uri: str) -> bool:
+    """Return True where a URI has user information or a query, such as a signature of Azure's.
+
+    In Azure's URIs a container stands before the `@`. The path of a `file:` URI is literal.
+    """
+    scheme, _, rest = uri.partition(":")
+    if scheme.lower() == "file":
+        return False
+    authority = rest[2:].partition("/")[0] if rest.startswith("//") else ""
+    user, at_sign, _ = authority.rpartition("@")
+    is_user = ":" in user or scheme.lower() not in _WITH_CONTAINERS
+    return "?" in rest or (at_sign != "" and is_user)
+
+
+@dataclass(frozen=True)
+class SchemaFile:
+    """The file of a schema, or of a suite of expectations, and the text that it had when the
+    configuration was read.
+
+    `earlier`: those that a living lake had in its place, the oldest first. `since`: by partition,
+    the first offset whose value was written with a schema of bare Avro, which values do not name; 0
+    where none is given.
+    """
+
+    path: Path
+    text: bytes
+    earlier: tuple["SchemaFile", ...] = ()
+    since: Mapping[int, int] = field(default_factory=dict, hash=False)
+
+
+def _schema_file(value: object, info: ValidationInfo) -> SchemaFile:
+    if isinstance(value, SchemaFile):  # built in Python
+        return value
+    if not isinstance(value, (str, Path)):
+        raise RefusedError("{path} must be text, not {kind}")
+    path = _absolute(Path(value), info)
+    try:
+        return SchemaFile(path, path.read_bytes())
+    except OSError:
+        raise RefusedError(
+            "{path}: {value} is not a file that can be read",
+            fix="paths start at this file's folder",
+        ) from None
+
+
+def _absolute(path: Path, info: ValidationInfo) -> Path:
+    folder: Path = info.context["folder"] if info.context else Path.cwd()
+    try:
+        return (folder / path.expanduser()).resolve()
+    except (OSError, RuntimeError, ValueError):  # a loop of links, no home folder, a null character
+        raise RefusedError(
+            "{path}: {value} is not a path", fix="name one, absolute or from this file's folder"
+        ) from None
+
+
+def _names_of_topics(names: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the names in ascending order, since their own order says nothing.
+
+    Raises RefusedError for one that is there twice.
+    """
+    for name in names:
+        if names.count(name) > 1:
+            raise RefusedError(f"{{path}} names {name} twice", fix="name each topic once")
+    return tuple(sorted(names))
+
+
+def _different(paths: tuple[str, ...]) -> tuple[str, ...] | str:
+    for path in paths:
+        if paths.count(path) > 1:
+            raise RefusedError(f"{{path}} names {path} twice", fix="name each path once")
+    return paths if len(paths) > 1 else paths[0]
+
+
+def _shape_of_names(value: object) -> str:
+    return "<names>" if isinstance(value, (list, tuple)) else "<name>"
+
+
+Text = Annotated[str, StringConstraints(strict=True, pattern=r"\S")]
+Location = Annotated[Text, AfterValidator(_location)]
+Schema = Annotated[SchemaFile, BeforeValidator(_schema_file)]
+Name = Annotated[
+    Text, _matching("[A-Za-z0-9._-]+", "a name", "use letters, digits, `-`, `_` and `.`")
+]
+Url = Annotated[Text, AfterValidator(_url)]
+Identifier = Annotated[
+    Text,
+    _matching(r"[^\s`./]+", "a name in a catalog", "leave out blanks, dots, slashes and backticks"),
+]
+TopicName = Annotated[
+    Text,
+    _matching(
+        r"(?!\.{1,2}$)[A-Za-z0-9._-]{1,249}",
+        "a topic name",
+        "Kafka takes letters, digits, `.`, `_` and `-`",
+    ),
+]
+
+Topics = Annotated[
+    Annotated[TopicName, Tag("<name>")]
+    | Annotated[
+        tuple[TopicName, ...], Field(min_length=1), AfterValidator(_names_of_topics), Tag("<names>")
+    ],
+    Discriminator(_shape_of_names),
+]
+"""One topic, or several."""
+
+SourceName = Annotated[
+    Text,
+    _matching("[a-z][a-z0-9_]*", "a name for a source", "use a-z, 0-9 and _, with a letter first"),
+    AfterValidator(_not_reserved),
+]
+DottedPath = Annotated[
+    Text,
+    _matching(
+        PATH_PATTERN,
+        "a dotted path",
+        r"join field names by single dots, such as `meta.ts`, and write `\.` for a dot in a name",
+    ),
+]
+
+Paths = Annotated[
+    Annotated[DottedPath, Tag("<name>")]
+    | Annotated[
+        tuple[DottedPath, ...], Field(min_length=1), AfterValidator(_different), Tag("<names>")
+    ],
+    Discriminator(_shape_of_names),
+]
+"""One path, or several of which the first that is there counts; a list of one is that one."""
+_SERVER = r"\s*([A-Za-z0-9_]+://)?(\[[0-9A-Fa-f:.]+\]|[^\s,:/\[\]]+):[0-9]{1,5}\s*"
+Servers = Annotated[
+    Text,
+    _matching(
+        f"{_SERVER}(,{_SERVER})*", "a list of brokers", "write host:port, separated by commas"
+    ),
+]
+
+
+# -- scalars and options
+
+
+def _flag(value: object) -> object:
+    if isinstance(value, FromEnvironment) and value in ("true", "false"):
+        return value == "true"
+    return value
+
+
+def _scalar(value: object) -> str | int | float | bool:
+    if not isinstance(value, (str, int, float)) or (
+        isinstance(value, float) and not math.isfinite(value)
+    ):
+        raise RefusedError("{path} must be text, a number, true or false, not {kind}")
+    return str(value) if isinstance(value, str) else value
+
+
+def _named(value: object) -> object:
+    for name in value if isinstance(value, Mapping) else ():
+        # Perhaps `name=value`, so it is not shown.
+        if not re.fullmatch(r"[A-Za-z0-9._-]+", str(name)):
+            raise RefusedError(
+                "{path} has a name that no option can have", fix="write `name: value`"
+            )
+    return value
+
+
+def _as_text(value: object) -> str:
+    scalar = _scalar(value)
+    return str(scalar).lower() if isinstance(scalar, bool) else str(scalar)
+
+
+def _not_own(options: dict[str, str]) -> dict[str, str]:
+    for name in options:
+        if OWN_OPTIONS.fullmatch(name):
+            raise RefusedError("{path} is set by Watersmeet itself", name, fix="leave it out")
+        if name.startswith("kafka."):
+            raise RefusedError(
+                "{path}: options are named as librdkafka names them",
+                name,
+                fix="leave out the leading `kafka.`",
+            )
+    return options
+
+
+# Options that carry a promise: that trouble is seen as such, and that the run waits for its end.
+_OWN_REGISTRY_OPTIONS: Final = re.compile(r"url|timeout|max\.retries|retries\..*|cache\..*")
+
+
+def _not_own_of_registry(options: dict[str, str]) -> dict[str, str]:
+    for name in options:
+        if _OWN_REGISTRY_OPTIONS.fullmatch(name):
+            raise RefusedError("{path} is set by Watersmeet itself", name, fix="leave it out")
+    return options
+
+
+Flag = Annotated[
+    bool,
+    Field(strict=True),
+    BeforeValidator(_flag),
+    _else("{path}: {value} is neither true nor false"),
+]
+Scalar = Annotated[str | int | float | bool, BeforeValidator(_scalar)]
+Options = Annotated[dict[str, Annotated[str, BeforeValidator(_as_text)]], BeforeValidator(_named)]
+KafkaOptions = Annotated[Options, AfterValidator(_not_own)]
+RegistryOptions = Annotated[Options, AfterValidator(_not_own_of_registry)]
+
+
+# -- where reading begins
+
+
+@dataclass(frozen=True)
+class StartTimestamp:
+    """A start at the first record whose Kafka timestamp is this or later."""
+
+    timestamp_ms: Annotated[int, BeforeValidator(_timestamp), Field(validation_alias="timestamp")]
+
+    def __str__(self) -> str:
+        """Return the start as in YAML, in UTC."""
+        time = datetime(1970, 1, 1) + timedelta(milliseconds=self.timestamp_ms)
+        return _flow({"timestamp": f"{time.isoformat(timespec='milliseconds')}Z"})
+
+
+@dataclass(frozen=True)
+class StartOffsets:
+    """A start at these offsets, by source and partition; a partition that is not named starts at
+    the earliest.
+    """
+
+    offsets: Annotated[
+        dict[
+            Annotated[str, BeforeValidator(str)],
+            Annotated[dict[Partition, Offset], Field(min_length=1)],
+        ],
+        Field(min_length=1),
+    ]
+
+    def __str__(self) -> str:
+        """Return the start as in YAML, partitions in order."""
+        by_source = {
+            source: _flow(dict(sorted(offsets.items()))) for source, offsets in self.offsets.items()
+        }
+        return _flow({"offsets": _flow(by_source)})
+
+
+def _flow(mapping: Mapping[Any, object]) -> str:
+    return f"{{{', '.join(f'{key}: {value}' for key, value in mapping.items())}}}"
+
+
+def _kind_of_start(value: object) -> str | None:
+    if isinstance(value, (StartTimestamp, StartOffsets)):
+        return f"<{type(value).__name__}>"
+    if isinstance(value, Mapping):
+        return {("timestamp",): "<StartTimestamp>", ("offsets",): "<StartOffsets>"}.get(
+            tuple(value)
+        )
+    return "<word>" if isinstance(value, str) and value in ("earliest", "latest", "sink") else None
+
+
+Start = Annotated[
+    Annotated[Literal["earliest", "latest", "sink"], Tag("<word>")]
+    | Annotated[StartTimestamp, Tag("<StartTimestamp>")]
+    | Annotated[StartOffsets, Tag("<StartOffsets>")],
+    Discriminator(
+        _kind_of_start,
+        custom_error_type="start",
+        custom_error_message="is no start",  # the sentence is in file.py, as all by type
+    ),
+]

@@ -1,0 +1,238 @@
+"""Reading of ordinary JSON records column by column, at a quarter of the cost of one by one.
+
+Only the fields that the rules name are decoded; all others are checked and skipped. Whatever is not
+quite ordinary is left to `core.reading`, which alone knows why a record is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from watersmeet.core.columns import Booleans, Int64s, lengths, time_column
+from watersmeet.core.json_text import MAX_DEPTH, is_deeper
+from watersmeet.core.paths import Path
+from watersmeet.core.times import LAST_EVENT_TIME_MS, parse_iso_8601
+from watersmeet.core.types import NO_TENANT
+
+if TYPE_CHECKING:
+    from watersmeet.core.reading import ReadingRules
+
+_Scalar: TypeAlias = str | int | float | bool | None
+_Values: TypeAlias = list[_Scalar]
+_Names: TypeAlias = "dict[str, _Names]"
+
+_REFUSED: Final = b""
+"""Stands for a value that no decoder takes."""
+
+_NO_TIME: Final = -1
+"""Stands for the event time (ms) of a record that is left."""
+
+
+class ColumnsRead(NamedTuple):
+    """The columns of records, with one row for each; of one that `is_left` nothing counts."""
+
+    merge_key: pa.Array
+    event_time: pa.Array
+    heartbeat: pa.Array
+    tenant: pa.Array
+    is_left: Booleans
+    """True for a record that `core.reading` is to read."""
+
+
+ColumnReader: TypeAlias = Callable[[pa.RecordBatch, Int64s], ColumnsRead]
+
+
+def column_reader(rules: ReadingRules) -> ColumnReader | None:
+    """Return the function that reads records under the rules, or None where it cannot.
+
+    Its arguments are records with the columns `key` and `value`, and Kafka's timestamps in ms. It
+    reads a record as `core.reading.read_records` does, or leaves it, whatever its bytes.
+
+    There is no such function for rules with a schema, with `where`, with a number as the mark of
+    heartbeats, or where one path leads into what another leads to.
+    """
+    has_number = rules.heartbeat is not None and not isinstance(rules.heartbeat[1], (str, bool))
+    if rules.schema is not None or rules.where is not None or has_number:
+        return None
+    return _column_reader(rules)
+
+
+@lru_cache
+def _column_reader(rules: ReadingRules) -> ColumnReader | None:
+    marks = (rules.heartbeat[0],) if rules.heartbeat else ()
+    mark = rules.heartbeat[1] if rules.heartbeat else None
+    tenants = (rules.tenant,) if rules.tenant else ()
+    max_future_ms = min(rules.max_future_ms, LAST_EVENT_TIME_MS)
+    fields = _Fields.of([*rules.keys, *rules.event_times, *marks, *tenants])
+    if fields is None:
+        return None
+
+    def read(kafka: pa.RecordBatch, kafka_times_ms: Int64s) -> ColumnsRead:
+        """Return what is read from the records that are not left."""
+        documents = fields.decode(kafka.column("value"))
+        times_ms = _times_ms(fields.values(documents, rules.event_times), rules.unit_exponent)
+        is_heartbeat: Booleans = np.zeros(len(documents), np.bool_)
+        if mark is not None:
+            marked = fields.values(documents, marks)
+            is_heartbeat = np.array(
+                [value == mark and type(value) is type(mark) for value in marked], np.bool_
+            )
+        if rules.keys:
+            keys = _texts(fields.values(documents, rules.keys))
+        else:
+            keys = _utf8(kafka.column("key"))
+        if tenants:
+            tenant = _texts(fields.values(documents, tenants))
+            has_tenant = lengths(tenant) > 0
+        else:
+            tenant = pc.if_else(pa.array(is_heartbeat), None, NO_TENANT)
+            has_tenant = np.ones(len(documents), np.bool_)
+        has_key = is_heartbeat | (lengths(keys) > 0)
+        is_in_time = kafka_times_ms >= np.maximum(times_ms - max_future_ms, 0)
+        return ColumnsRead(
+            pc.if_else(pa.array(is_heartbeat), None, keys),
+            time_column(times_ms, _NO_TIME),
+            pa.array(is_heartbeat),
+            tenant,
+            ~(has_key & has_tenant & is_in_time & (times_ms != _NO_TIME)),
+        )
+
+    return read
+
+
+class _Fields:
+    """Decoder of a value's fields at some paths. They may hold anything but objects and arrays."""
+
+    def __init__(self, names: _Names) -> None:
+        kind = _struct(names)
+        self._names = names
+        self._decode = msgspec.json.Decoder(kind).decode
+        self._nothing = kind()
+
+    @classmethod
+    def of(cls, paths: Sequence[Path]) -> _Fields | None:
+        """Return the decoder, or None where no struct has such fields."""
+        names: _Names = {}
+        for path in paths:
+            inside = names
+            for name in path:
+                inside = inside.setdefault(name, {})
+        is_both = any(_inside(names, path) for path in paths)
+        try:
+            return None if is_both else cls(names)
+        except ValueError:  # a name with a quote, a backslash or a control character
+            return None
+
+    def decode(self, column: pa.Array) -> list[msgspec.Struct]:
+        """Return the fields of each value: none (all are null) of one that is left."""
+        values = column.to_numpy(zero_copy_only=False).tolist()
+        # The decoder skips over bytes that are no UTF-8, and over more levels than are allowed.
+        for row in np.flatnonzero(_utf8(column).is_null()).tolist():
+            values[row] = _REFUSED
+        for row in np.flatnonzero(lengths(column) > 2 * MAX_DEPTH).tolist():
+            if is_deeper(values[row], MAX_DEPTH):
+                values[row] = _REFUSED
+        documents: list[msgspec.Struct] = []
+        remaining = iter(values)
+        while len(documents) < len(values):
+            try:
+                documents.extend(map(self._decode, remaining))
+            except (msgspec.DecodeError, RecursionError):
+                documents.append(self._nothing)
+        return documents
+
+    def values(self, documents: Sequence[msgspec.Struct], paths: Sequence[Path]) -> _Values:
+        """Return each document's value at the first path with one that is not null; else null."""
+        first, *others = (list(map(attrgetter(self._name(path)), documents)) for path in paths)
+        for other in others:
+            first = [b if a is None else a for a, b in zip(first, other, strict=True)]
+        return first
+
+    def _name(self, path: Path) -> str:
+        """Return where the structs have the field at a path."""
+        numbers = []
+        inside = self._names
+        for name in path:
+            numbers.append(_field(list(inside).index(name)))
+            inside = inside[name]
+        return ".".join(numbers)
+
+
+def _struct(names: _Names) -> type[msgspec.Struct]:
+    """Return the struct of these names, in their order; all of its fields have a default."""
+    fields: list[tuple[str, Any, Any]] = []
+    for number, inside in enumerate(names.values()):
+        kind: Any = _struct(inside) if inside else _Scalar
+        default = msgspec.field(default_factory=kind) if inside else None
+        fields.append((_field(number), kind, default))
+    renamed = {_field(number): name for number, name in enumerate(names)}
+    return msgspec.defstruct("Fields", fields, rename=renamed, gc=False)
+
+
+def _field(number: int) -> str:
+    return f"f{number}"
+
+
+def _inside(names: _Names, path: Path) -> _Names:
+    """Return the names that are in the field at a path."""
+    for name in path:
+        names = names[name]
+    return names
+
+
+def _utf8(column: pa.Array) -> pa.Array:
+    """Return bytes as text, null where they are no UTF-8."""
+    try:
+        return column.cast(pa.string())
+    except pa.ArrowInvalid:
+        return pa.array(map(_decoded, column.to_pylist()), pa.string(), size=len(column))
+
+
+def _decoded(text: bytes | None) -> str | None:
+    try:
+        return None if text is None else text.decode()
+    except UnicodeDecodeError:
+        return None
+
+
+def _texts(values: _Values) -> pa.Array:
+    """Return keys or tenants as text: null or empty where one is left."""
+    texts = [value if type(value) is str else _integer_text(value) for value in values]
+    return pa.array(texts, pa.string())
+
+
+def _integer_text(value: _Scalar) -> str | None:
+    """Return the JSON text of an integer that has only one; None for any other value."""
+    is_plain = type(value) is int and 0 != abs(value) < 2**63
+    return str(value) if is_plain else None
+
+
+def _times_ms(values: _Values, exponent: int) -> Int64s:
+    """Return event times in ms, `_NO_TIME` where one is left.
+
+    A number times 10 ** `exponent` is epoch ms.
+    """
+    factor = 10 ** max(exponent, 0)
+    divisor = 10 ** max(-exponent, 0)
+    end = min((LAST_EVENT_TIME_MS + 1) * divisor // factor, 2**63)
+    numbers = [value if type(value) is int and 0 <= value < end else -1 for value in values]
+    times = np.array(numbers, np.int64)
+    times_ms: Int64s = np.where(times < 0, _NO_TIME, times * factor // divisor)
+    for row in np.flatnonzero(times < 0).tolist():
+        times_ms[row] = _iso_8601_ms(values[row])
+    return times_ms
+
+
+def _iso_8601_ms(value: _Scalar) -> int:
+    time_ms = parse_iso_8601(value) if isinstance(value, str) else None
+    if time_ms is None or not 0 <= time_ms <= LAST_EVENT_TIME_MS:
+        return _NO_TIME
+    return time_ms

@@ -1,0 +1,112 @@
+"""Columns in Arrow and numpy: whole numbers, times as epoch milliseconds, and rows by group."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from watersmeet.core.types import TIME
+
+Int64s = npt.NDArray[np.int64]
+Booleans = npt.NDArray[np.bool_]
+
+NULL_TIME = np.iinfo(np.int64).min
+"""Value in place of a missing event time, such as a refused record's.
+
+It is below every real time, so that maxima ignore it.
+"""
+
+MAX_TIME = np.iinfo(np.int64).max
+"""Value in place of an event time that is never reached.
+
+It is above every real time, so that minima ignore it.
+"""
+
+
+def int64s(column: pa.Array | pa.ChunkedArray) -> Int64s:
+    """Return a column of integers as a numpy array.
+
+    Raises ValueError if there is a null, of which every processor makes another number.
+    """
+    if column.null_count:
+        raise ValueError(f"{column.null_count} of {len(column)} integers are null")
+    return np.asarray(column.to_numpy(), np.int64)
+
+
+def lengths(column: pa.Array | pa.ChunkedArray) -> Int64s:
+    """Return how many bytes each text or binary value has, 0 for a null."""
+    return int64s(pc.fill_null(pc.binary_length(column), 0))
+
+
+def times_ms(column: pa.Array | pa.ChunkedArray) -> Int64s:
+    """Return a column of times as epoch milliseconds, `NULL_TIME` for a null."""
+    return int64s(pc.fill_null(pc.divide(column.cast(pa.int64()), 1000), NULL_TIME))
+
+
+def time_column(times: Int64s, missing: int = NULL_TIME) -> pa.Array:
+    """Return epoch milliseconds as a column of times, null where they are `missing`."""
+    is_null = times == missing
+    return pa.array(np.where(is_null, 0, times) * 1000, pa.int64(), mask=is_null).cast(TIME)
+
+
+def both(
+    one: pa.Array | pa.ChunkedArray, other: pa.Array | pa.ChunkedArray, kind: pa.DataType
+) -> pa.ChunkedArray:
+    """Concatenate two columns, as a type whose offsets do not overflow."""
+    chunks = [
+        chunk.cast(kind) for column in (one, other) for chunk in getattr(column, "chunks", [column])
+    ]
+    return pa.chunked_array(chunks, kind)
+
+
+def in_lists(rows: Int64s, items: pa.Array, count: int) -> pa.ListArray:
+    """Return a list of items for each of `count` rows.
+
+    `rows`: for each item the number of its row, in ascending order.
+    """
+    return pa.ListArray.from_arrays(
+        pa.array(np.searchsorted(rows, np.arange(count + 1)), pa.int32()), items
+    )
+
+
+def looked_up(keys: Int64s, values: Mapping[int, int], otherwise: int) -> Int64s:
+    """Return the value of each key, or `otherwise` where it has none.
+
+    Meant for columns with few different keys.
+    """
+    if not values:
+        return np.full(len(keys), otherwise)
+    distinct, numbers = np.unique(keys, return_inverse=True)
+    return np.array([values.get(key, otherwise) for key in distinct.tolist()], np.int64)[numbers]
+
+
+def in_groups(by: Int64s, order_by: Int64s | None = None) -> tuple[Int64s, Int64s]:
+    """Return the numbers of the rows in order, and where each group begins there.
+
+    The order is that of (`by`, `order_by`). A group has one value of `by`, which may not be below
+    0.
+    """
+    order = np.argsort(by, kind="stable") if order_by is None else np.lexsort((order_by, by))
+    return order, np.flatnonzero(np.diff(by[order], prepend=-1))
+
+
+def groups(by: Int64s, order_by: Int64s | None = None) -> dict[int, Int64s]:
+    """Return the numbers of the rows by value of `by`, in order of `order_by` or else as they come.
+
+    No value of `by` may be below 0.
+    """
+    order, begins = in_groups(by, order_by)
+    return {int(by[rows[0]]): rows for rows in np.split(order, begins[1:]) if len(rows)}
+
+
+def as_ranges(offsets: Int64s) -> Iterator[tuple[int, int]]:
+    """Yield ascending offsets as ranges `[from, until)`."""
+    if len(offsets):
+        ends = np.flatnonzero(np.diff(offsets) > 1)
+        firsts = np.append(offsets[0], offsets[ends + 1])
+        lasts = np.append(offsets[ends], offsets[-1])
+        yield from zip(firsts.tolist(), (lasts + 1).tolist(), strict=True)

@@ -1,0 +1,197 @@
+"""Corrections in plain Python: the executable form of their rules, beside `core.model`.
+
+A late record is never merged. For each one that is not too late, a correction has the whole merge
+record with the late record in it, once no merge record that could hold it is open any more. How
+arrivals are split over calls does not change the corrections.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from watersmeet.core.correction_sequence import CorrectionPlace
+from watersmeet.core.inputs import InputId
+from watersmeet.core.model import DuplicateRecord, LateRecord, MergeRecord, Part, PartitionMerge
+
+
+@dataclass
+class CorrectedRecord:
+    """A merge record as it closed, or one that a late record has opened, with what corrected it."""
+
+    tenant: str
+    key: str
+    event_time: int
+    due: int
+    closed_at: int
+    is_late_born: bool
+    first_event_time: int
+    last_event_time: int
+    parts: dict[str, list[Part]]
+    ids: dict[tuple[InputId, str], int]
+    version: int = 0
+    """The number of its corrections."""
+
+    @classmethod
+    def closed(cls, row: MergeRecord) -> CorrectedRecord:
+        """Return a merge record that has timed out, before any correction."""
+        return cls(
+            row.tenant,
+            row.key,
+            row.event_time,
+            row.due,
+            row.closed_at,
+            is_late_born=False,
+            first_event_time=row.event_time,
+            last_event_time=row.last_event_time,
+            parts={source: list(parts) for source, parts in row.parts.items()},
+            ids=dict(row.ids),
+        )
+
+
+class Correction(NamedTuple):
+    """A correction: the merge record that it is about, and its content with the late record."""
+
+    place: CorrectionPlace
+    late: LateRecord
+    tenant: str
+    key: str
+    event_time: int
+    due: int
+    closed_at: int
+    is_late_born: bool
+    version: int
+    first_event_time: int
+    last_event_time: int
+    parts: dict[str, tuple[Part, ...]]
+
+
+class _Pending(NamedTuple):
+    """A late record that is to be corrected, with its `u` and the gap (ms) of its epoch."""
+
+    late: LateRecord
+    u: int
+    gap_ms: int
+
+
+@dataclass
+class PartitionCorrections:
+    """The corrections of a partition's late records. `settle` follows each `merge.advance`.
+
+    `within_ms`: how far a late record may lie behind its position and still be corrected; None: no
+    late record is. It may change whenever an epoch begins. `corrected_before`: the last correction
+    of a lost lake; a late record that sorts up to there may be in one that is out, so that it opens
+    a merge record which takes no other.
+    """
+
+    merge: PartitionMerge
+    within_ms: int | None
+    corrected_before: CorrectionPlace | None = None
+    corrections: list[Correction] = field(default_factory=list)
+    """All corrections so far, in their order."""
+    duplicates: list[DuplicateRecord] = field(default_factory=list)
+    """Late records that make no correction, since their merge record has a part with their id."""
+    uncorrected: list[LateRecord] = field(default_factory=list)
+    """Late records that are not to be corrected."""
+    pending: list[_Pending] = field(default_factory=list)
+    _records: dict[tuple[str, str], list[CorrectedRecord]] = field(
+        default_factory=lambda: defaultdict(list)
+    )
+    _late: int = 0
+    _closed: int = 0
+
+    def settle(self) -> None:
+        """Take what the merge has found late and closed, and make the corrections that are due."""
+        self._judge()
+        for row in self.merge.timed_out[self._closed :]:
+            self._records[row.tenant, row.key].append(CorrectedRecord.closed(row))
+        self._closed = len(self.merge.timed_out)
+        if self.merge.clock is None:
+            return
+        settled = list[tuple[CorrectionPlace, _Pending]]()
+        for each in self.pending:
+            settled_at = self.merge.first_clock_past(each.late.record.tenant or "", each.u)
+            if settled_at <= self.merge.clock:
+                settled.append((_place(each, int(settled_at)), each))
+        for place, each in sorted(settled, key=lambda pair: pair[0]):
+            self.pending.remove(each)
+            self._correct(place, each)
+
+    def _judge(self) -> None:
+        """Give each new late record its `u`, by the rules of the epoch in which it is late."""
+        rules = self.merge.rules
+        for late in self.merge.late[self._late :]:
+            event_time = late.record.event_time
+            if self.within_ms is None or event_time < late.position - self.within_ms:
+                self.uncorrected.append(late)
+                continue
+            longest_ms = rules.gap_ms if rules.max_ms is None else rules.max_ms
+            u = max(late.position, event_time + rules.gap_ms + longest_ms)
+            self.pending.append(_Pending(late, u, rules.gap_ms))
+        self._late = len(self.merge.late)
+
+    def _correct(self, place: CorrectionPlace, settled: _Pending) -> None:
+        late = settled.late
+        record = late.record
+        is_out = self.corrected_before is not None and place <= self.corrected_before
+        row = None if is_out else self._merge_record_of(place, settled)
+        if row is None:
+            row = CorrectedRecord(
+                record.tenant or "",
+                record.key or "",
+                record.event_time,
+                record.event_time + settled.gap_ms,
+                place.settled_at,
+                is_late_born=True,
+                first_event_time=record.event_time,
+                last_event_time=record.event_time,
+                parts={source: [] for source in self.merge.rules.sources},
+                ids={},
+            )
+            if not is_out:
+                self._records[row.tenant, row.key].append(row)
+        if record.id is not None:
+            of_offset = row.ids.setdefault((record.input, record.id), record.offset)
+            if of_offset != record.offset:
+                self.duplicates.append(DuplicateRecord(record, of_offset))
+                return
+        row.version += 1
+        row.first_event_time = min(row.first_event_time, record.event_time)
+        row.last_event_time = max(row.last_event_time, record.event_time)
+        row.parts[record.input.source].append(record.part)
+        self.corrections.append(
+            Correction(
+                place,
+                late,
+                row.tenant,
+                row.key,
+                row.event_time,
+                row.due,
+                row.closed_at,
+                row.is_late_born,
+                row.version,
+                row.first_event_time,
+                row.last_event_time,
+                {source: tuple(sorted(parts)) for source, parts in row.parts.items()},
+            )
+        )
+
+    def _merge_record_of(self, place: CorrectionPlace, settled: _Pending) -> CorrectedRecord | None:
+        """Return the merge record that a late record belongs to; None where it opens one."""
+        time = settled.late.record.event_time
+        key = settled.late.record.tenant or "", settled.late.record.key or ""
+        closed = [row for row in self._records[key] if row.closed_at <= place.settled_at]
+        covering = [row for row in closed if row.event_time <= time <= row.due]
+        if covering:
+            # A longer window may have merged a record that begins where a late one was opened.
+            return max(covering, key=lambda row: (row.event_time, not row.is_late_born))
+        following = [row for row in closed if time < row.event_time <= time + settled.gap_ms]
+        return min(following, key=lambda row: (row.event_time, row.is_late_born), default=None)
+
+
+def _place(settled: _Pending, settled_at: int) -> CorrectionPlace:
+    record = settled.late.record
+    source, topic = (name.encode() for name in record.input)
+    tenant = (record.tenant or "").encode()
+    return CorrectionPlace(settled_at, tenant, settled.u, source, topic, record.offset)

@@ -1,0 +1,412 @@
+"""Corrections: for each late record, once it is settled, the whole merge record with it.
+
+The rules are those of `core.correction_model`, the oracle that these functions are compared with.
+Event time and `due`, by which a late record finds its merge record, are those of the merge record
+as it closed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import chain
+from types import MappingProxyType
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from watersmeet.core.clocks import Clocks
+from watersmeet.core.columns import (
+    NULL_TIME,
+    Int64s,
+    int64s,
+    lengths,
+    looked_up,
+    time_column,
+    times_ms,
+)
+from watersmeet.core.correction_sequence import ORDER, CorrectionPlace, is_up_to, late_born_id
+from watersmeet.core.inputs import InputId
+from watersmeet.core.merge import Batch, Merged, parts_by_source, silver_schema
+from watersmeet.core.plan import Rules
+from watersmeet.core.positions import Positioned
+from watersmeet.core.reading import RECORD_BYTES
+from watersmeet.core.repeated import DUPLICATE_SCHEMA, RECORD_IDS, Numbers, joined
+from watersmeet.core.sequence import message_id
+from watersmeet.core.types import schema_of
+
+_NAMED: Final = schema_of(
+    "generation int, partition int, tenant string, merge_key string, event_time timestamp, "
+    "is_late_born boolean, version bigint, source string, topic string, offset bigint, position "
+    "timestamp, u timestamp, settled_at timestamp, valid boolean, invalid_reason string, batch "
+    "bigint, first_event_time timestamp, last_event_time timestamp"
+)
+_AFTER_PARTS: Final = schema_of(
+    "due timestamp, closed_at timestamp, id string, has_message boolean"
+)
+
+
+def correction_schema(
+    value_types: Mapping[str, pa.DataType],
+    inputs: Iterable[InputId] = (),
+    *,
+    has_ids: bool = False,
+) -> pa.Schema:
+    """Return the columns of `corrections`; the arguments are those of `silver_schema`.
+
+    A row is a correction: `source`, `topic`, `offset`, `position` and `u` are those of the late
+    record that made it; `event_time`, `due` and `closed_at` those of the merge record as it closed,
+    and `first_event_time` and `last_event_time` those of all its parts. `is_late_born`: a late
+    record has opened the merge record. `id` is that of its message. `has_message`: False where it
+    is not valid, and nothing that it would replace was.
+    """
+    silver = silver_schema(value_types, inputs, has_ids=has_ids)
+    parts = [silver.field(source) for source in value_types]
+    ids = [RECORD_IDS] if has_ids else []
+    return pa.schema([*_NAMED, *parts, *_AFTER_PARTS, RECORD_BYTES, *ids])
+
+
+class Settled(NamedTuple):
+    """Late records that are settled, in the order of their corrections, and when they were (ms)."""
+
+    rows: pa.Table
+    settled_at: Int64s
+
+    def ordered(self) -> pa.Table:
+        """Return the rows with `settled_at`, so that they have the columns of their order."""
+        return self.rows.append_column("settled_at", time_column(self.settled_at))
+
+
+def settled(
+    late: pa.Table, clocks: Clocks, partition_clocks: Mapping[int, int], rules: Rules
+) -> Settled:
+    """Return those of the late records that a batch settles, or that were settled before it.
+
+    - `late`: rows of `late` (`core.merge.LATE_SCHEMA`) with `u`.
+    - `clocks`: those after the batch; `partition_clocks`: by partition the clock (ms) then.
+    """
+    partitions = int64s(late["partition"])
+    u = times_ms(late["u"])
+    is_past = u < clocks.at(partitions, late["tenant"])
+    past = late.filter(pa.array(is_past))
+    partitions = partitions[is_past]
+    settled_at = rules.closed_at(
+        partitions, clocks.last_open(partitions, past["tenant"], u[is_past])
+    )
+    is_settled = settled_at <= looked_up(partitions, partition_clocks, NULL_TIME)
+    rows = past.filter(pa.array(is_settled))
+    settled_at = settled_at[is_settled]
+    ordered = Settled(rows, settled_at).ordered()
+    order = pc.sort_indices(ordered, [(name, "ascending") for name in ORDER])
+    return Settled(rows.take(order), settled_at[int64s(order)])
+
+
+@dataclass
+class _Candidate:
+    """A merge record that late records may belong to.
+
+    - `row`: the number of the row that has its newest content; None: a late record has opened it.
+    - `late`: the numbers of the late records that correct it now.
+    """
+
+    event_time: int
+    due: int
+    closed_at: int
+    is_late_born: bool
+    id: str
+    row: int | None = None
+    version: int = 0
+    has_message: bool = False
+    ids: dict[tuple[str, str, str], int] = field(default_factory=dict)
+    late: list[int] = field(default_factory=list)
+
+
+class _Made(NamedTuple):
+    """A correction: its merge record, its version, and the numbers of the late records it has."""
+
+    record: _Candidate
+    version: int
+    members: Sequence[int]
+
+
+_Key = tuple[int, str, str]
+"""Partition, tenant and key."""
+
+
+def correct(
+    late: Settled,
+    gaps_ms: Int64s,
+    closed: pa.Table,
+    corrected: pa.Table,
+    batch: Batch,
+    *,
+    corrected_before: Mapping[int, CorrectionPlace] = MappingProxyType({}),
+) -> tuple[pa.Table, pa.Table]:
+    """Return the corrections that settled late records make, and those of them that are repeated.
+
+    - `gaps_ms`: for each of them, the gap of the epoch in which it was late.
+    - `closed`: silver's columns of at least all finished rows of their keys that could hold them.
+    - `corrected`: the columns of `correction_schema` of at least the newest corrections of these,
+      and of what late records have opened where these could hold them.
+    - `corrected_before`: by partition, the last correction of a lost lake. Late records that sort
+      up to there may be in corrections that are out: each opens a merge record of its own, which
+      takes no other.
+
+    The first table has the columns of `correction_schema`; `valid` and `invalid_reason` are null,
+    and `has_message` is True where the merge record, or an earlier version, was valid. The second
+    one has those of `core.repeated.DUPLICATE_SCHEMA`: late records whose id a part of their merge
+    record has make no correction.
+    """
+    corrected = corrected.filter(pa.array(~is_up_to(corrected, corrected_before)))
+    is_out = is_up_to(late.ordered(), corrected_before)
+    before = _together(closed, corrected, batch)
+    candidates = _candidates(closed, corrected, before)
+    made: list[_Made] = []
+    repeated: list[dict[str, Any]] = []
+    columns = ("partition", "tenant", "merge_key", "source", "topic", "offset", "event_time", "id")
+    rows = late.rows.select(columns).set_column(6, "event_time", pa.array(_times(late.rows)))
+    for number, row in enumerate(rows.to_pylist()):
+        key = row["partition"], row["tenant"], row["merge_key"]
+        settled_at = int(late.settled_at[number])
+        gap_ms = int(gaps_ms[number])
+        if is_out[number]:
+            record = _opened(row, gap_ms, settled_at)
+        else:
+            record = _belongs_to(row, gap_ms, settled_at, candidates.setdefault(key, []))
+        if row["id"] is not None:
+            identity = row["source"], row["topic"], row["id"]
+            of_offset = record.ids.setdefault(identity, row["offset"])
+            if of_offset != row["offset"]:
+                repeated.append({**row, "of_offset": of_offset})
+                continue
+        record.version += 1
+        record.late.append(number)
+        made.append(_Made(record, record.version, tuple(record.late)))
+    return _corrections(late, before, made, batch), _duplicates(repeated, batch)
+
+
+def newest(corrections: pa.Table) -> pa.Array:
+    """Return the number of the row with the newest correction of each merge record.
+
+    `corrections`: at least id and version.
+    """
+    of_record: dict[str, int] = {}
+    versions = corrections["version"].to_pylist()
+    for number, record_id in enumerate(corrections["id"].to_pylist()):
+        if record_id not in of_record or versions[of_record[record_id]] < versions[number]:
+            of_record[record_id] = number
+    return pa.array(of_record.values(), pa.int64())
+
+
+def with_validity(corrections: pa.Table, reasons: Sequence[str | None]) -> pa.Table:
+    """Return judged corrections: a reason for each that is not valid, None for the others.
+
+    An invalid one has a message, without a value, where an earlier version or the merge record
+    itself had one. `corrections`: as `correct` returns them.
+    """
+    had: dict[str, bool] = {}
+    has_message = []
+    before = (corrections[name].to_pylist() for name in ("id", "has_message"))
+    for record_id, earlier, reason in zip(*before, reasons, strict=True):
+        had[record_id] = had.get(record_id, False) or earlier or reason is None
+        has_message.append(had[record_id])
+    columns = {
+        "valid": pa.array([reason is None for reason in reasons], pa.bool_()),
+        "invalid_reason": pa.array(reasons, pa.string()),
+        "has_message": pa.array(has_message, pa.bool_()),
+    }
+    for name, column in columns.items():
+        corrections = corrections.set_column(corrections.column_names.index(name), name, column)
+    return corrections
+
+
+def as_silver(corrections: pa.Table) -> pa.Table:
+    """Return corrections with silver's columns, as the rules of `publish` see them.
+
+    `event_time` is that of the first of all parts; there is no `position`.
+    """
+    position = corrections.column_names.index("event_time")
+    rows = corrections.set_column(position, "event_time", corrections["first_event_time"])
+    rows = rows.drop_columns(["first_event_time"])
+    place = rows.schema.get_field_index("position")
+    rows = rows.set_column(
+        place, rows.schema.field(place), pa.nulls(rows.num_rows, rows.schema.field(place).type)
+    )
+    return rows.append_column("status", pa.repeat(pa.scalar("timed_out"), rows.num_rows))
+
+
+# -- where late records belong
+
+
+def _times(rows: pa.Table) -> Int64s:
+    return times_ms(rows["event_time"])
+
+
+def _together(closed: pa.Table, corrected: pa.Table, batch: Batch) -> pa.Table:
+    """Return the content of finished rows and of corrections: times and parts, one after the other.
+
+    `event_time` is that of the first of all parts.
+    """
+    names = ["partition", "merge_key", "tenant", "event_time", "last_event_time", *batch.sources]
+    names += [RECORD_BYTES.name, *([RECORD_IDS.name] if batch.has_ids else [])]
+    silver = silver_schema(batch.value_types, batch.inputs, has_ids=batch.has_ids)
+    kinds = pa.schema([silver.field(name) for name in names])
+    tables = closed.select(names), as_silver(corrected).select(names)
+    return pa.concat_tables([rows.cast(kinds) for rows in tables])
+
+
+def _candidates(
+    closed: pa.Table, corrected: pa.Table, before: pa.Table
+) -> dict[_Key, list[_Candidate]]:
+    """Return, by key, the merge records that there are, each with its newest content."""
+    candidates: dict[_Key, dict[tuple[int, bool], _Candidate]] = {}
+    times = ("event_time", "due", "closed_at")
+    for row, (*key, is_valid, event_time, due, closed_at) in enumerate(
+        _rows(closed, ("partition", "tenant", "merge_key", "valid"), times)
+    ):
+        partition, tenant, merge_key = key
+        record_id = message_id(partition, event_time, merge_key, tenant)
+        of_key = candidates.setdefault((partition, tenant, merge_key), {})
+        of_key[event_time, False] = _Candidate(
+            event_time,
+            due,
+            closed_at,
+            is_late_born=False,
+            id=record_id,
+            row=row,
+            has_message=is_valid,
+        )
+    names = ("partition", "tenant", "merge_key", "is_late_born", "version", "has_message", "id")
+    for row, (
+        *key,
+        is_born,
+        version,
+        has_message,
+        record_id,
+        event_time,
+        due,
+        closed_at,
+    ) in enumerate(_rows(corrected, names, times), closed.num_rows):
+        partition, tenant, merge_key = key
+        of_key = candidates.setdefault((partition, tenant, merge_key), {})
+        newest = of_key.get((event_time, is_born))
+        if newest is None or newest.version < version:
+            of_key[event_time, is_born] = _Candidate(
+                event_time, due, closed_at, is_born, record_id, row, version, has_message
+            )
+    if RECORD_IDS.name in before.column_names:
+        for record in chain.from_iterable(of_key.values() for of_key in candidates.values()):
+            record.ids = _ids(before, record)
+    return {key: list(records.values()) for key, records in candidates.items()}
+
+
+def _rows(rows: pa.Table, names: Iterable[str], times: Iterable[str]) -> Iterator[tuple[Any, ...]]:
+    columns = [rows[name].to_pylist() for name in names]
+    columns += [times_ms(rows[name]).tolist() for name in times]
+    return zip(*columns, strict=True)
+
+
+def _ids(before: pa.Table, record: _Candidate) -> dict[tuple[str, str, str], int]:
+    """Return the offsets of the parts of a merge record that have ids, by source, topic and id."""
+    entries = before[RECORD_IDS.name][record.row].as_py() or []
+    return {
+        (entry["source"], entry["topic"], entry["id"]): entry["offset"]
+        for entry in entries
+        if entry["of_offset"] is None
+    }
+
+
+def _chosen(
+    candidates: Iterable[_Candidate], time: int, gap_ms: int, settled_at: int
+) -> _Candidate | None:
+    """Return the merge record that a late record belongs to (rule 2); None where there is none."""
+    closed = [record for record in candidates if record.closed_at <= settled_at]
+    covering = [record for record in closed if record.event_time <= time <= record.due]
+    if covering:
+        # A longer window may have merged a record that begins where a late one was opened.
+        return max(covering, key=lambda record: (record.event_time, not record.is_late_born))
+    following = [record for record in closed if time < record.event_time <= time + gap_ms]
+    return min(following, key=lambda record: (record.event_time, record.is_late_born), default=None)
+
+
+def _belongs_to(
+    row: Mapping[str, Any], gap_ms: int, settled_at: int, candidates: list[_Candidate]
+) -> _Candidate:
+    """Return the merge record that a late record belongs to; where it opens one, add that."""
+    record = _chosen(candidates, row["event_time"], gap_ms, settled_at)
+    if record is None:
+        record = _opened(row, gap_ms, settled_at)
+        candidates.append(record)
+    return record
+
+
+def _opened(row: Mapping[str, Any], gap_ms: int, settled_at: int) -> _Candidate:
+    """Return the merge record that a late record opens."""
+    time = row["event_time"]
+    record_id = late_born_id(row["source"], row["topic"], row["partition"], row["offset"])
+    return _Candidate(time, time + gap_ms, settled_at, is_late_born=True, id=record_id)
+
+
+# -- their content
+
+
+def _corrections(late: Settled, before: pa.Table, made: Sequence[_Made], batch: Batch) -> pa.Table:
+    """Return corrections with their content: the newest before, and the late records since."""
+    taken = np.array([*chain.from_iterable(each.members for each in made)], np.int64)
+    counts = np.array([len(each.members) for each in made], np.int64)
+    based = [number for number, each in enumerate(made) if each.record.row is not None]
+    rows = late.rows.take(pa.array(taken))
+    values = rows["value"].cast(pa.large_binary())
+    rows = rows.set_column(rows.column_names.index("value"), "value", values)
+    records = Positioned(rows, _times(rows), times_ms(rows["position"]))
+    contents = before.take(pa.array([made[number].record.row for number in based], pa.int64()))
+    labels = np.concatenate([np.repeat(np.arange(len(made)), counts), np.array(based, np.int64)])
+    merged = Merged.of(labels, len(taken))
+    first = [records.times, _times(contents)]
+    last = [records.times, times_ms(contents["last_event_time"])]
+    sizes = [lengths(rows["value"]), int64s(contents[RECORD_BYTES.name])]
+    columns: dict[str, Any] = {
+        "first_event_time": time_column(merged.reduce(np.minimum, np.concatenate(first))),
+        "last_event_time": time_column(merged.reduce(np.maximum, np.concatenate(last))),
+        RECORD_BYTES.name: pa.array(merged.reduce(np.add, np.concatenate(sizes))),
+        **parts_by_source(records, contents, merged, None, batch),
+    }
+    if batch.has_ids:
+        numbers = Numbers(merged.record_numbers, merged.row_numbers, merged.size)
+        ids = joined(rows, contents, 0, numbers, batch.plan.batch).record_ids
+        columns[RECORD_IDS.name] = ids
+    own = np.array([each.members[-1] for each in made], np.int64)
+    of_late = late.rows.take(pa.array(own))
+    for name in ("partition", "tenant", "merge_key", "source", "topic", "offset", "position", "u"):
+        columns[name] = of_late[name]
+    columns |= {
+        "generation": pa.array(np.full(len(made), batch.plan.generation)),
+        "batch": pa.array(np.full(len(made), batch.plan.batch)),
+        "settled_at": time_column(late.settled_at[own]),
+        "version": pa.array([each.version for each in made], pa.int64()),
+        "valid": pa.nulls(len(made), pa.bool_()),
+        "invalid_reason": pa.nulls(len(made), pa.string()),
+    }
+    for name in ("event_time", "due", "closed_at"):
+        times = np.array([getattr(each.record, name) for each in made], np.int64)
+        columns[name] = time_column(times)
+    for name in ("is_late_born", "id", "has_message"):
+        columns[name] = pa.array([getattr(each.record, name) for each in made])
+    schema = correction_schema(batch.value_types, batch.inputs, has_ids=batch.has_ids)
+    return pa.table(columns).select(schema.names).cast(schema)
+
+
+def _duplicates(repeated: Sequence[Mapping[str, Any]], batch: Batch) -> pa.Table:
+    times = np.array([row["event_time"] for row in repeated], np.int64)
+    own = {
+        "event_time": time_column(times),
+        "is_late": pa.repeat(pa.scalar(True), len(repeated)),
+        "batch": pa.array(np.full(len(repeated), batch.plan.batch)),
+        "generation": pa.array(np.full(len(repeated), batch.plan.generation)),
+    }
+    names = [name for name in DUPLICATE_SCHEMA.names if name not in own]
+    rows = pa.Table.from_pylist(repeated, pa.schema([DUPLICATE_SCHEMA.field(n) for n in names]))
+    columns = {**own, **dict(zip(names, rows.columns, strict=True))}
+    return pa.table(columns).select(DUPLICATE_SCHEMA.names).cast(DUPLICATE_SCHEMA)

@@ -1,0 +1,196 @@
+"""Dead letters: late and refused records as they came, with headers that say why and where.
+
+The headers say why a record is there and where it was. The dead letters of one source
+topic-partition are in order of offset. How those of several sources mix in one partition depends on
+when they were found: a refused record waits for no other source.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final, NamedTuple, TypeAlias
+
+import numpy as np
+import orjson
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from watersmeet.core.reading import record_bytes
+from watersmeet.core.redriven import REDRIVEN
+from watersmeet.core.types import HEADERS
+
+REASON = "watersmeet.reason"
+TOPIC = "watersmeet.topic"
+PARTITION = "watersmeet.partition"
+OFFSET = "watersmeet.offset"
+NEXT_OFFSETS = "watersmeet.next_offsets"
+
+VALUE_BYTES = "watersmeet.value_bytes"
+"""Header of a dead letter without its record's value: the size of that value in bytes.
+
+The topic would not take the value.
+"""
+
+LATE = "late"
+"""Reason of a late record. A refused one has the reason of its refusal."""
+
+LETTERS: Final = pa.schema(
+    [
+        ("partition", pa.int32()),
+        ("key", pa.binary()),
+        ("value", pa.large_binary()),
+        ("timestamp", pa.int64()),
+        ("headers", HEADERS),
+    ]
+)
+"""The columns of dead letters as sent. `timestamp` is in epoch ms, 0 where the record had none."""
+
+CODEC: Final = "zstd"
+"""Compression codec of records that are sent once more."""
+
+_OWN_BYTES: Final = 4096
+"""Number of bytes reserved for a dead letter's own headers and its frame."""
+
+
+class Room(NamedTuple):
+    """Maximum size in bytes of a message that a topic takes.
+
+    `is_packed`: True where this is the size of the message as it is sent, packed. False where it is
+    its size as the topic keeps it, unpacked.
+    """
+
+    most_bytes: int
+    is_packed: bool = True
+
+
+SentOffsets: TypeAlias = Mapping[int, Mapping[str, int]]
+"""Progress of a topic of dead letters, by partition and name of the input.
+
+It is the offset from which on records are not there yet.
+"""
+
+
+def dead_letter_messages(rows: pa.Table, after: SentOffsets, room: Room | None = None) -> pa.Table:
+    """Return the dead letters of some records, in order of (partition, source, offset).
+
+    The columns are those of `LETTERS`. `rows`: source, topic, partition, offset, kafka_timestamp
+    (ms), key, value, headers and reason of each record. A dead letter has the record's own headers,
+    then those that say why it is there and where it was. The last one of a partition also has the
+    topic's progress there `after` it. A dead letter for which there is no `room` comes without its
+    value; if there is still none, without anything of the record's own.
+    """
+    rows = rows.sort_by(
+        [("partition", "ascending"), ("source", "ascending"), ("offset", "ascending")]
+    )
+    rows, left_out = (rows, {}) if room is None else _within_room(rows, room)
+    partitions = rows["partition"].to_pylist()
+    lasts = set(dict(zip(partitions, range(len(partitions)), strict=True)).values())
+    own = zip(
+        *(rows[name].to_pylist() for name in ("headers", "reason", "topic", "offset")), strict=True
+    )
+    headers = []
+    for i, (had, reason, topic, offset) in enumerate(own):
+        size = {VALUE_BYTES: left_out[i]} if i in left_out else {}
+        facts = {**size, REASON: reason, TOPIC: topic, PARTITION: partitions[i], OFFSET: offset}
+        added = [(name, str(value).encode()) for name, value in facts.items()]
+        if i in lasts:
+            progress = dict(after[partitions[i]])
+            added.append((NEXT_OFFSETS, orjson.dumps(progress, option=orjson.OPT_SORT_KEYS)))
+        headers.append([*(had or []), *({"key": name, "value": value} for name, value in added)])
+    columns = {
+        "partition": rows["partition"],
+        "key": rows["key"],
+        "value": rows["value"],
+        "timestamp": pc.max_element_wise(rows["kafka_timestamp"], 0),
+        "headers": pa.array(headers, HEADERS),
+    }
+    return pa.table(columns).cast(LETTERS)
+
+
+def _within_room(rows: pa.Table, room: Room) -> tuple[pa.Table, dict[int, int]]:
+    """Return the rows without what the topic would not take of them, packed as in `room`.
+
+    Also return, by the number of each row that lacks something, how many bytes its value has.
+    """
+    codec = pa.Codec(CODEC)
+    left_out = dict[int, int]()
+    most_bytes = room.most_bytes - _OWN_BYTES
+    kept = {name: rows[name].to_pylist() for name in ("key", "value", "headers")}
+
+    def packed(*parts: bytes | None) -> int:
+        """Return how many bytes parts of a record have, packed with a margin where that matters."""
+        content = b"".join(part or b"" for part in parts)
+        if room.is_packed and len(content) > most_bytes:
+            return len(codec.compress(content)) * 65 // 64
+        return len(content)
+
+    for i in np.flatnonzero(record_bytes(rows) > most_bytes).tolist():
+        beside = [
+            kept["key"][i],
+            *(
+                part
+                for one in kept["headers"][i] or []
+                for part in (one["key"].encode(), one["value"])
+            ),
+        ]
+        value = kept["value"][i]
+        if packed(value, *beside) > most_bytes:
+            left_out[i] = len(value or b"")
+            kept["value"][i] = None
+            if packed(*beside) > most_bytes:
+                kept["key"][i] = None
+                kept["headers"][i] = None
+    if left_out:
+        for name, values in kept.items():
+            field = rows.schema.field(name)
+            rows = rows.set_column(
+                rows.schema.get_field_index(name), field, pa.array(values, field.type)
+            )
+    return rows, left_out
+
+
+def next_offsets(headers: Mapping[str, Any]) -> dict[str, int]:
+    """Return the next offset by name of the input, as a partition's last dead letter says it.
+
+    `headers`: those of the message; of several with one name, the last. Raises ValueError where
+    they do not say it.
+    """
+    return numbers_by_name(headers, NEXT_OFFSETS)
+
+
+def numbers_by_name(headers: Mapping[str, Any], header: str) -> dict[str, int]:
+    """Return a header that is a JSON object of whole numbers from 0 on.
+
+    Raises ValueError where it is missing, or is not one.
+    """
+    try:
+        numbers = orjson.loads(headers[header])
+    except (KeyError, TypeError, orjson.JSONDecodeError):
+        numbers = None
+    if not isinstance(numbers, dict) or not all(
+        type(number) is int and 0 <= number < 2**63 for number in numbers.values()
+    ):
+        raise ValueError(f"{header} is no object of whole numbers")
+    return numbers
+
+
+def redrive_messages(rows: pa.Table) -> pa.Table:
+    """Return the messages that send refused records to their source again, in the order given.
+
+    The columns are those of `LETTERS`. `rows`: topic, partition, offset, key, value and headers of
+    each record. A record keeps its headers, and gets one that says which refused record it was. Its
+    timestamp is the time at which it is sent.
+    """
+    own = zip(
+        *(rows[name].to_pylist() for name in ("headers", "topic", "partition", "offset")),
+        strict=True,
+    )
+    headers = [
+        [*(had or []), {"key": REDRIVEN, "value": "/".join(map(str, place)).encode()}]
+        for had, *place in own
+    ]
+    columns = {
+        **{name: rows[name] for name in ("partition", "key", "value")},
+        "timestamp": pa.repeat(0, rows.num_rows),
+    }
+    return pa.table({**columns, "headers": pa.array(headers, HEADERS)}).cast(LETTERS)

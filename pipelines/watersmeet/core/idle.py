@@ -1,0 +1,52 @@
+"""The idle policy: when silent sources no longer stop a partition's clock, and their new heads.
+
+A decision is data: a heartbeat of each idle source, placed after the last offset that bronze has of
+it. The caller determines by the wall clock which sources are silent: those that have had no record
+for long enough, and of which bronze holds everything up to Kafka's end. (A decision placed between
+records that Kafka already has could precede an offset that was merged before the lake was lost.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import NamedTuple
+
+from watersmeet.core.inputs import InputId
+
+
+class IdleDecision(NamedTuple):
+    """A synthetic heartbeat of a topic-partition, with its `event_time` (ms).
+
+    It comes after the record `after_offset` (-1: before any record) and before the next one.
+    `tenant_times`: where the merge has tenants, those to which it gives a position of their own
+    there, each with that position (ms), in order of their names.
+    """
+
+    after_offset: int
+    event_time: int
+    tenant_times: tuple[tuple[str, int], ...] = ()
+
+
+class Idle(NamedTuple):
+    """The inputs of a partition whose heads the idle policy moves, and the position (ms) to which
+    it moves them."""
+
+    inputs: list[InputId]
+    event_time: int
+
+
+def decide(heads: Mapping[InputId, int | None], silent: Collection[InputId]) -> Idle | None:
+    """Return where the heads of the laggards move, if all laggards are silent; None otherwise.
+
+    They move to the smallest head ahead of them. `heads` has every input of the partition; None: it
+    has no record there yet. The laggards are the inputs without a head, or else those with the
+    smallest one: the clock waits for them. A source that is ahead, or held back, is never idle,
+    however silent. No source is idle unless another is ahead.
+    """
+    present = [head for head in heads.values() if head is not None]
+    smallest = min(present, default=None) if len(present) == len(heads) else None
+    ahead = [head for head in present if smallest is None or head > smallest]
+    laggards = [input_id for input_id, head in heads.items() if head == smallest]
+    if not ahead or not all(input_id in silent for input_id in laggards):
+        return None
+    return Idle(laggards, min(ahead))

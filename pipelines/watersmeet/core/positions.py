@@ -1,0 +1,72 @@
+"""Records of a batch with their event times and positions, and what the rules say of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from watersmeet.core.columns import NULL_TIME, Booleans, Int64s, both, int64s, looked_up, times_ms
+from watersmeet.core.plan import Rules, TopicPartition, by_topic_partition
+
+NAMES = {"partition": pa.int32(), "merge_key": pa.large_string(), "tenant": pa.large_string()}
+"""The columns that identify a row's merge record, except for its time."""
+
+
+class Positioned(NamedTuple):
+    """Records with a key, with their event times and positions (ms)."""
+
+    rows: pa.Table
+    times: Int64s
+    positions: Int64s
+
+    @classmethod
+    def of_waiting(cls, rows: pa.Table) -> Positioned:
+        """Return the records in rows of silver that wait for their tenants."""
+        return cls(rows, times_ms(rows["event_time"]), times_ms(rows["position"]))
+
+    def with_others(self, others: Positioned) -> Positioned:
+        """Return these records, then others; the rows have at least the columns `NAMES`."""
+        if not len(others.times):
+            return self
+        rows = pa.table(
+            {name: both(self.rows[name], others.rows[name], kind) for name, kind in NAMES.items()}
+        )
+        times = np.concatenate([self.times, others.times])
+        positions = np.concatenate([self.positions, others.positions])
+        return Positioned(rows, times, positions)
+
+    def where(self, keep: Booleans) -> Positioned:
+        """Return only the rows to keep, with their times and positions."""
+        if keep.all():
+            return self
+        return Positioned(self.rows.filter(pa.array(keep)), self.times[keep], self.positions[keep])
+
+    def is_late(self, rules: Rules) -> Booleans:
+        """Return True for each record that is late (rule 3)."""
+        partitions = int64s(self.rows["partition"])
+        oldest = rules.late_before(partitions, self.positions)
+        if rules.tenant_horizons:
+            oldest = np.maximum(oldest, rules.tenant_floor(partitions, self.rows["tenant"]))
+        return np.asarray(self.times < oldest, np.bool_)
+
+    def is_passed_over(self, rules: Rules, out: Mapping[TopicPartition, Int64s]) -> Booleans:
+        """Return True for each record whose fate was decided before.
+
+        A lost lake has decided it, or the record is among those that are `out`, by topic-partition
+        and offset.
+        """
+        is_passed_over = np.zeros(len(self.positions), np.bool_)
+        if rules.since:
+            is_passed_over |= self.positions < looked_up(
+                int64s(self.rows["partition"]), rules.since, NULL_TIME
+            )
+        if out:
+            offsets = int64s(self.rows["offset"])
+            inputs = list(dict.fromkeys(tp.input for tp in out))
+            for tp, numbers in by_topic_partition(self.rows, inputs, offsets).items():
+                if tp in out:
+                    is_passed_over[numbers] |= np.isin(offsets[numbers], out[tp])
+        return is_passed_over

@@ -1,0 +1,714 @@
+"""Reader of records: from Kafka's bytes to a key and an event time, or to the reason of a refusal.
+
+The result depends on the record and the rules alone, so the same bytes are read alike in every
+batch, restart and rebuild.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import date, datetime, timedelta
+from decimal import MAX_EMAX, MAX_PREC, MIN_EMIN, Context, Decimal, Overflow
+from enum import Enum
+from functools import partial
+from typing import Any, Final, NamedTuple, TypeAlias
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from watersmeet.core.avro_schema import AvroSchema, as_text, schema_id_of
+from watersmeet.core.column_reading import ColumnReader, column_reader
+from watersmeet.core.columns import Int64s, int64s, lengths
+from watersmeet.core.json_schema import ValueSchema
+from watersmeet.core.json_text import (
+    UndecodableError,
+    finder,
+    first_finder,
+    is_same,
+    kind,
+    number_text,
+    parse_object,
+)
+from watersmeet.core.paths import Path, paths_text
+from watersmeet.core.redriven import REDRIVEN, redriven_offsets
+from watersmeet.core.repeated import ID
+from watersmeet.core.times import EPOCH, LAST_EVENT_TIME_MS, parse_iso_8601
+from watersmeet.core.types import HEADERS, NO_TENANT, TENANT, schema_of
+
+KAFKA: Final = schema_of(
+    "topic string, partition int, offset bigint, kafka_timestamp timestamp, timestamp_type int, "
+    "key binary, value binary"
+).append(pa.field("headers", HEADERS))
+"""The columns of a record as Kafka delivers it; a record without a timestamp has -1 ms."""
+
+BRONZE: Final = pa.schema(
+    [
+        *KAFKA,
+        *schema_of(
+            "merge_key string, event_time timestamp, heartbeat boolean, reason string, detail "
+            "string"
+        ),
+    ]
+)
+"""The columns of `bronze_<source>`: Kafka's, and what was read or why the record was refused."""
+
+RECORD_BYTES: Final = pa.field("record_bytes", pa.int64())
+"""The last column of bronze: how many bytes a record's key, value and headers have, as kept.
+
+Reads into memory are planned by it, since file sizes do not tell: values are compressed in files.
+"""
+
+REDRIVEN_FROM: Final = pa.field("redriven_from", pa.int64())
+"""A column of bronze: the offset of the refused record that a redriven one says it was.
+
+The offset is in the record's own topic-partition. Null for all other records.
+"""
+
+MAX_RECORD_BYTES: Final = 64 * 1024 * 1024
+"""Default maximum size of a value in bytes."""
+
+MILLISECONDS_PER_UNIT: Final = {"s": 3, "ms": 0, "us": -3, "ns": -6}
+"""Units of numeric event times, with the milliseconds of each as a power of ten."""
+WRITER_SCHEMA: Final = pa.field("writer_schema", pa.int64())
+"""An additional column of bronze: the registry's id of the schema that a value was written with.
+
+It is there where values name that schema.
+"""
+
+_BATCH_ROWS = 65_536
+_EXACTLY: Final = Context(MAX_PREC, Emin=MIN_EMIN, Emax=MAX_EMAX, traps=[Overflow])
+
+
+def bronze_schema(*, has_registry: bool = False, has_ids: bool = False) -> pa.Schema:
+    """Return the columns of a source's bronze.
+
+    `tenant` is null for a refused record, and for a heartbeat of no tenant. `has_ids`: True where
+    records of some source may have ids.
+    """
+    writer_schema = [WRITER_SCHEMA] if has_registry else []
+    ids = [ID] if has_ids else []
+    return pa.schema([*BRONZE, *writer_schema, *TENANT, *ids, REDRIVEN_FROM, RECORD_BYTES])
+
+
+class Reason(str, Enum):
+    """The reason why a record is quarantined: the first that applies, in this order."""
+
+    TOO_LARGE = "too_large"
+    UNDECODABLE = "undecodable"
+    NO_KEY = "no_key"
+    NO_TENANT = "no_tenant"
+    NO_EVENT_TIME = "no_event_time"
+    EVENT_TIME_IN_FUTURE = "event_time_in_future"
+
+
+FORGOTTEN: Final = "forgotten"
+"""Detail of a refused record that was erased because its key was forgotten."""
+
+
+@dataclass(frozen=True)
+class ReadingRules:
+    """Rules by which a source's records are read; paths are field names from the outermost in."""
+
+    event_time: Path
+    max_future_ms: int
+    key: Path | None = None
+    """Path of the merge key; None for the Kafka key."""
+    heartbeat: tuple[tuple[str, ...], str | int | float | bool] | None = None
+    schema: ValueSchema | AvroSchema | None = None
+    unit: str = "ms"
+    """Unit of an event time that is a number, one of `MILLISECONDS_PER_UNIT`."""
+    skips_tombstones: bool = False
+    """True where a record without a value is passed over, not refused."""
+    where: tuple[tuple[str, ...], str | int | float | bool] | None = None
+    """Path in the source's own records, and the value that they have there.
+
+    Any other record of the topic is a heartbeat, or is passed over where it has no event time.
+    """
+    leaves_undecodable: bool = False
+    """True where a record that cannot be decoded is passed over.
+
+    Another source of the topic then refuses it.
+    """
+    tenant: Path | None = None
+    """Path of the tenant; None without tenants.
+
+    A heartbeat without one there is nobody's. Another source's record without one is passed over.
+    """
+    other_keys: tuple[Path, ...] = ()
+    """Paths to try in order where the path before leads to no key."""
+    other_event_times: tuple[Path, ...] = ()
+    """Paths to try in order where the path before leads to no event time."""
+    reads_text: bool = False
+    """True where a number in a string is an event time in the `unit`."""
+    max_record_bytes: int = MAX_RECORD_BYTES
+    """Maximum bytes of a value, and of key and headers together.
+
+    The value of a larger record is not kept.
+    """
+    id: Path | None = None
+    """Path of a record's id; empty where the records have none.
+
+    None where those of no source have one: then there is no column `ID`.
+    """
+
+    @property
+    def keys(self) -> tuple[Path, ...]:
+        """Paths where a value may have its key, in order; none where the Kafka key counts."""
+        return () if self.key is None else (self.key, *self.other_keys)
+
+    @property
+    def event_times(self) -> tuple[Path, ...]:
+        """Paths where a value may have its event time, in order."""
+        return self.event_time, *self.other_event_times
+
+    @property
+    def unit_exponent(self) -> int:
+        """Milliseconds of the `unit`, as a power of ten."""
+        return MILLISECONDS_PER_UNIT[self.unit]
+
+
+_Read: TypeAlias = "tuple[str | None, int | None, bool, str | None, str | None, str | None]"
+"""Merge key, event time in ms, whether the record is a heartbeat, the reason and detail of a
+refusal, and the tenant."""
+
+_SKIPPED: _Read = (None, None, False, None, None, None)
+_Find: TypeAlias = Callable[[dict[str, Any]], Any]
+
+_READ: Final = pa.schema([*BRONZE, *TENANT])
+"""The columns of a record that was read, but for those that its bytes and headers give."""
+_READ_TYPES: Final = [
+    pa.string(),
+    pa.timestamp("ms", "UTC"),
+    pa.bool_(),
+    pa.string(),
+    pa.string(),
+    pa.string(),
+]
+
+
+class _RefusedError(Exception):
+    def __init__(self, reason: Reason, detail: str) -> None:
+        self.reason = reason
+        self.detail = detail
+
+
+def read_records(kafka: pa.Table | pa.RecordBatch, rules: ReadingRules) -> pa.Table:
+    """Read every record under the rules.
+
+    Each row of `KAFKA` columns becomes one row of bronze's columns, in the same order:
+
+    - A record that was read has an event time and either a merge key or, as a heartbeat, none.
+      `reason` and `detail` are null.
+    - A refused record has `reason` (a value of `Reason`) and `detail` (one sentence), neither key
+      nor event time, and is no heartbeat. One that is too large has no value, and neither key nor
+      headers where it is these that are too large.
+    - A skipped tombstone has no key, no event time and no reason.
+
+    `tenant` is null only for a record that was refused or skipped, and for a heartbeat of no
+    tenant; it is empty for every other record where there are no tenants. Where values name the
+    schema that they were written with, the rows also have the column `WRITER_SCHEMA`; where records
+    may have ids, `ID`.
+
+    No record raises an error, whatever its bytes. What `AvroSchema.writers` raises for an id passes
+    through.
+    """
+    read = column_reader(rules)
+    look = _look(rules)
+    placed = ("partition", "offset") if isinstance(rules.schema, AvroSchema) else ()
+    table = pa.Table.from_batches([kafka]) if isinstance(kafka, pa.RecordBatch) else kafka
+    table, too_large = _without_large(table, rules.max_record_bytes)
+    batches = [
+        _read_one_by_one(batch, look, placed) if read is None else _read_batch(batch, read, look)
+        for batch in table.to_batches(max_chunksize=_BATCH_ROWS)
+    ]
+    bronze = pa.Table.from_batches(batches, _READ)
+    if too_large:
+        bronze = _refused(bronze, {} if rules.leaves_undecodable else too_large, too_large.keys())
+    if rules.id is not None:
+        bronze = bronze.append_column(ID, _ids(bronze, rules))
+    bronze = bronze.append_column(REDRIVEN_FROM, _redriven_from(table))
+    bronze = bronze.append_column(RECORD_BYTES, pa.array(record_bytes(table), RECORD_BYTES.type))
+    if not isinstance(rules.schema, AvroSchema) or rules.schema.writers is None:
+        return bronze
+    ids = [schema_id_of(value) for value in table["value"].to_pylist()]
+    return bronze.add_column(len(BRONZE), WRITER_SCHEMA, pa.array(ids, WRITER_SCHEMA.type))
+
+
+def _ids(bronze: pa.Table, rules: ReadingRules) -> pa.Array:
+    """Return the column `ID`: text like a key, of each record that has a key and an id."""
+    ids = pa.nulls(bronze.num_rows, ID.type)
+    if not rules.id:
+        return ids
+    decode = _decoder(rules, is_checked=False)
+    find = finder(rules.id)
+    paths = (rules.id,)
+    columns = ["value"]
+    if isinstance(rules.schema, AvroSchema):
+        find = _then(find, as_text)
+        columns += ["partition", "offset"]
+    is_keyed = bronze["merge_key"].is_valid()
+    texts = []
+    for batch in bronze.filter(is_keyed).to_batches(max_chunksize=_BATCH_ROWS):
+        for value, *place in zip(*(batch[name].to_pylist() for name in columns), strict=True):
+            texts.append(_text(find(decode(value, *place)), paths, value, None))
+    return pc.replace_with_mask(ids, is_keyed.combine_chunks(), pa.array(texts, ID.type))
+
+
+def _redriven_from(kafka: pa.Table) -> pa.Array:
+    """Return the column `REDRIVEN_FROM`."""
+    headers = kafka["headers"].combine_chunks()
+    says = pc.equal(headers.flatten().field("key"), REDRIVEN).fill_null(False)
+    redriven: list[int | None] = [None] * kafka.num_rows
+    for row in pc.unique(headers.value_parent_indices().filter(says)).to_pylist():
+        topic, partition, offset = (
+            kafka[name][row].as_py() for name in ("topic", "partition", "offset")
+        )
+        own_headers = [(header["key"], header["value"]) for header in headers[row].as_py()]
+        claims = [at for at, _ in redriven_offsets(topic, partition, own_headers) if at < offset]
+        redriven[row] = claims[-1] if claims else None
+    return pa.array(redriven, REDRIVEN_FROM.type)
+
+
+def record_bytes(kafka: pa.Table) -> Int64s:
+    """Return how many bytes key, value and headers of each record have."""
+    return lengths(kafka["value"]) + _bytes_beside_values(kafka)
+
+
+def _bytes_beside_values(kafka: pa.Table) -> Int64s:
+    """Return how many bytes key and headers of each record have."""
+    headers = kafka["headers"].combine_chunks()
+    total = lengths(kafka["key"])
+    parents = int64s(headers.value_parent_indices())
+    flat = headers.flatten()
+    for name in ("key", "value"):
+        np.add.at(total, parents, lengths(flat.field(name)))
+    return total
+
+
+def _without_large(kafka: pa.Table, max_bytes: int) -> tuple[pa.Table, dict[int, str]]:
+    """Return the records without what is too large in them, and a sentence by row of such a record.
+
+    Such a record loses its value in any case. Its key and headers are kept unless it is they that
+    are too large.
+    """
+    values = lengths(kafka["value"])
+    others = _bytes_beside_values(kafka)
+    is_wide = others > max_bytes
+    is_large = (values > max_bytes) | (others > max_bytes)
+    if not is_large.any():
+        return kafka, {}
+    too_large = {}
+    for row in np.flatnonzero(is_large).tolist():
+        has = f"the value has {values[row]} bytes" + (
+            f", key and headers {others[row]}" if is_wide[row] else ""
+        )
+        too_large[row] = f"{has}; kafka.max_record_bytes is {max_bytes}"
+    for name, is_gone in (("value", is_large), ("key", is_wide), ("headers", is_wide)):
+        if is_gone.any():
+            column = kafka[name].combine_chunks()
+            kept = pc.if_else(pa.array(is_gone), pa.scalar(None, column.type), column)
+            kafka = kafka.set_column(
+                kafka.schema.get_field_index(name), kafka.schema.field(name), kept
+            )
+    return kafka, too_large
+
+
+def _refused(bronze: pa.Table, details: Mapping[int, str], rows: Iterable[int]) -> pa.Table:
+    """Return bronze with the rows of too large records refused, each with its detail.
+
+    Without details, these rows become those of skipped records.
+    """
+    is_large = np.zeros(bronze.num_rows, np.bool_)
+    is_large[list(rows)] = True
+    mask = pa.array(is_large)
+    for at in range(len(KAFKA), bronze.num_columns):
+        field = bronze.schema.field(at)
+        column = bronze.column(at).combine_chunks()
+        new: pa.Array = pa.scalar(None, field.type)
+        if field.name == "heartbeat":
+            new = pa.scalar(False)
+        elif field.name in ("reason", "detail") and details:
+            texts = [details.get(row) for row in range(bronze.num_rows)]
+            new = (
+                pa.array(texts, pa.string())
+                if field.name == "detail"
+                else pa.scalar(Reason.TOO_LARGE.value)
+            )
+        bronze = bronze.set_column(at, field, pc.if_else(mask, new, column))
+    return bronze
+
+
+def merge_keys(kafka: pa.Table, rules: ReadingRules) -> pa.Array:
+    """Return the merge key of each record, whatever else may be wrong with it.
+
+    It is null where none can be read. Raise what `read_records` raises.
+    """
+    key_of = value_key(rules)
+
+    def merge_key(key: bytes | None, value: bytes | None) -> str | None:
+        """Return the merge key, from Kafka's key and the value."""
+        try:
+            return _kafka_key(key) if rules.key is None else key_of(value)
+        except _RefusedError:
+            return None
+
+    return pa.array(
+        map(merge_key, kafka["key"].to_pylist(), kafka["value"].to_pylist()), pa.string()
+    )
+
+
+def value_key(rules: ReadingRules) -> Callable[[bytes | None], str | None]:
+    """Return a function that returns the merge key in a value, where the rules look for one there.
+
+    It finds the key also in a record that is refused for another reason. It returns None where the
+    value has none, or cannot be decoded. It raises what `AvroSchema.writers` raises for an id.
+    """
+    paths = rules.keys
+    decode = _decoder(rules, is_checked=False)
+    find = _finders(rules).key
+
+    def look(value: bytes | None) -> str | None:
+        """Return the merge key of a value."""
+        if not paths:
+            return None
+        try:
+            return _text(find(decode(value)), paths, value, Reason.NO_KEY)
+        except (UndecodableError, _RefusedError):
+            return None
+
+    return look
+
+
+def _read_batch(
+    kafka: pa.RecordBatch, read: ColumnReader, look: Callable[..., _Read]
+) -> pa.RecordBatch:
+    """Read the columns of records, and one by one those that are left."""
+    fast = read(kafka, _kafka_times_ms(kafka))
+    nothing = pa.nulls(kafka.num_rows, pa.string())
+    columns = [fast.merge_key, fast.event_time, fast.heartbeat, nothing, nothing, fast.tenant]
+    if fast.is_left.any():
+        is_left = pa.array(fast.is_left)
+        others = _read_one_by_one(kafka.filter(is_left), look)
+        columns = [
+            pc.replace_with_mask(column, is_left, other)
+            for column, other in zip(columns, others.columns[len(KAFKA) :], strict=True)
+        ]
+    return pa.RecordBatch.from_arrays([*kafka.select(KAFKA.names).columns, *columns], schema=_READ)
+
+
+def _kafka_times_ms(kafka: pa.RecordBatch) -> Int64s:
+    """Return Kafka's own timestamps of records (ms), -1 where there is none."""
+    times_us = kafka.column("kafka_timestamp").cast(pa.int64())
+    return int64s(pc.divide(pc.fill_null(times_us, -1000), 1000))
+
+
+def _read_one_by_one(
+    kafka: pa.RecordBatch, look: Callable[..., _Read], placed: Sequence[str] = ()
+) -> pa.RecordBatch:
+    # Numpy is five times as fast here as to_pylist().
+    keys, values = (
+        kafka.column(name).to_numpy(zero_copy_only=False).tolist() for name in ("key", "value")
+    )
+    times_ms = _kafka_times_ms(kafka).tolist()
+    places = [kafka.column(name).to_pylist() for name in placed]
+    read = list(zip(*map(look, keys, values, times_ms, *places), strict=True)) or [()] * len(
+        _READ_TYPES
+    )
+    columns = [
+        *kafka.select(KAFKA.names).columns,
+        *map(pa.array, read, _READ_TYPES),
+    ]
+    return pa.RecordBatch.from_arrays(columns, _READ.names).cast(_READ)
+
+
+# -- one record
+
+
+def _look(rules: ReadingRules) -> Callable[..., _Read]:
+    """Return the function that reads a record or refuses it.
+
+    Its arguments are Kafka's key, value and timestamp in ms, and with Avro also partition and
+    offset.
+    """
+    decode = _decoder(rules)
+    key_of = _finders(rules).key
+    event_time_of = _event_time_reader(rules)
+    tenant_of = _tenant_reader(rules)
+    skips_tombstones = rules.skips_tombstones
+    read_other = _other_reader(rules)
+    is_heartbeat = _test(rules.heartbeat)
+    keys = rules.keys
+
+    def look(key: bytes | None, value: bytes | None, kafka_time: int, *place: int) -> _Read:
+        """Read a record, skip it, or refuse it with a reason."""
+        if value is None and skips_tombstones:
+            return _SKIPPED
+        if read_other is not None and (other := read_other(value, kafka_time, *place)) is not None:
+            return other
+        try:
+            document = decode(value, *place)
+            heartbeat = is_heartbeat is not None and is_heartbeat(document)
+            if heartbeat:
+                merge_key = None
+                tenant = tenant_of(document, value, is_beat=True)
+            else:
+                merge_key = (
+                    _text(key_of(document), keys, value, Reason.NO_KEY) if keys else _kafka_key(key)
+                )
+                tenant = tenant_of(document, value, is_beat=False) or NO_TENANT
+            event_time = event_time_of(document, value, kafka_time)
+        except UndecodableError as error:
+            return None, None, False, Reason.UNDECODABLE.value, str(error), None
+        except _RefusedError as error:
+            return None, None, False, error.reason.value, error.detail, None
+        return merge_key, event_time, heartbeat, None, None, tenant
+
+    return look
+
+
+def _event_time_reader(rules: ReadingRules) -> Callable[[dict[str, Any], bytes | None, int], int]:
+    """Return the function that returns the event time of a record.
+
+    Its arguments are the decoded value, its bytes, and Kafka's timestamp in ms.
+    """
+    time_of = _finders(rules).event_time
+    exponent = rules.unit_exponent
+    paths = rules.event_times
+    reads_text = rules.reads_text
+
+    def event_time_of(document: dict[str, Any], value: bytes | None, kafka_time: int) -> int:
+        """Return the event time in a decoded value (ms).
+
+        Raise _RefusedError where it has none that counts.
+        """
+        event_time = _event_time(time_of(document), paths, value, exponent, reads_text=reads_text)
+        if kafka_time < 0:
+            detail = (
+                f"Kafka's own timestamp of the record is {kafka_time}: nothing vouches for its "
+                "event time"
+            )
+            raise _RefusedError(Reason.EVENT_TIME_IN_FUTURE, detail)
+        if kafka_time < event_time - rules.max_future_ms:
+            ahead = event_time - kafka_time
+            detail = (
+                f"{ahead} ms after Kafka's own timestamp of the record; merge.max_future is "
+                f"{rules.max_future_ms} ms"
+            )
+            raise _RefusedError(Reason.EVENT_TIME_IN_FUTURE, detail)
+        return event_time
+
+    return event_time_of
+
+
+def _tenant_reader(rules: ReadingRules) -> Callable[..., str | None]:
+    """Return the function that returns the tenant of a record, from its decoded value and bytes."""
+    find = _finders(rules).tenant
+    path = rules.tenant
+
+    def tenant_of(document: dict[str, Any], value: bytes | None, *, is_beat: bool) -> str | None:
+        """Return the tenant in a decoded value; None without tenants.
+
+        Raise _RefusedError where a record that is no heartbeat has none.
+        """
+        if path is None:
+            return None
+        return _text(find(document), (path,), value, None if is_beat else Reason.NO_TENANT)
+
+    return tenant_of
+
+
+def _other_reader(rules: ReadingRules) -> Callable[..., _Read | None] | None:
+    """Return the function that reads the topic's records that are not the source's own.
+
+    It is None where all of them are. Its arguments are those of the function of `_look` but for the
+    key.
+    """
+    is_own = _test(rules.where)
+    if is_own is None:
+        return None
+    decode = _decoder(rules, is_checked=False)
+    event_time_of = _event_time_reader(rules)
+    tenant_of = _tenant_reader(rules)
+    is_heartbeat = _test(rules.heartbeat)
+
+    def read_other(value: bytes | None, kafka_time: int, *place: int) -> _Read | None:
+        """Read a record as a heartbeat, or skip it; return None where it is the source's own.
+
+        One that cannot be decoded is the source's own unless the rules leave it to another source.
+        """
+        try:
+            document = decode(value, *place)
+            if is_own(document):
+                return None
+            is_beat = is_heartbeat is not None and is_heartbeat(document)
+            tenant = tenant_of(document, value, is_beat=is_beat)
+            event_time = event_time_of(document, value, kafka_time)
+        except _RefusedError:
+            return _SKIPPED
+        except UndecodableError:
+            return _SKIPPED if rules.leaves_undecodable else None
+        return None, event_time, True, None, None, tenant
+
+    return read_other
+
+
+def _test(
+    condition: tuple[tuple[str, ...], str | int | float | bool] | None,
+) -> Callable[[dict[str, Any]], bool] | None:
+    """Return the test of whether a document has the value of a condition at its path.
+
+    It is None without a condition.
+    """
+    if condition is None:
+        return None
+    path, expected = condition
+    find = finder(path)
+
+    def is_met(document: dict[str, Any]) -> bool:
+        """Return True where the document meets the condition."""
+        value = find(document)
+        return bool(value == expected and is_same(value, expected))
+
+    return is_met
+
+
+class _Finders(NamedTuple):
+    """Functions that find what the rules name in a decoded value."""
+
+    event_time: _Find
+    key: _Find
+    tenant: _Find
+
+
+def _finders(rules: ReadingRules) -> _Finders:
+    finders = _Finders(
+        first_finder(rules.event_times), first_finder(rules.keys), finder(rules.tenant or ())
+    )
+    if not isinstance(rules.schema, AvroSchema):
+        return finders
+    avro_time = partial(_avro_time, exponent=rules.unit_exponent)
+    return _Finders(
+        _then(finders.event_time, avro_time),
+        _then(finders.key, as_text),
+        _then(finders.tenant, as_text),
+    )
+
+
+def _decoder(rules: ReadingRules, *, is_checked: bool = True) -> Callable[..., Any]:
+    """Return the decoder of a value. With `is_checked`, JSON must fit its schema."""
+    if isinstance(rules.schema, AvroSchema):
+        return rules.schema.decoder()
+    if rules.schema is None or not is_checked:
+        return partial(parse_object, violation=None)
+    return partial(parse_object, violation=rules.schema.validator())
+
+
+def _then(find: _Find, make: Callable[[Any], Any]) -> _Find:
+    return lambda document: make(find(document))
+
+
+def _kafka_key(key: bytes | None) -> str:
+    if not key:
+        raise _RefusedError(
+            Reason.NO_KEY, "the Kafka key is missing" if key is None else "the Kafka key is empty"
+        )
+    try:
+        return key.decode()
+    except UnicodeDecodeError:
+        raise _RefusedError(Reason.NO_KEY, "the Kafka key is not UTF-8") from None
+
+
+def _text(
+    field_value: Any, paths: Sequence[Path], value: bytes | None, reason: Reason | None
+) -> str | None:
+    """Return what is found at one of the paths as text that is not empty.
+
+    A number or boolean becomes its JSON text. For anything else return None, or raise _RefusedError
+    where there is a reason.
+    """
+    if isinstance(field_value, str) and field_value:
+        return field_value
+    if isinstance(field_value, bool):
+        return "true" if field_value else "false"
+    if isinstance(field_value, (int, float)):
+        return number_text(field_value, paths, value)
+    if reason is None:
+        return None
+    raise _RefusedError(reason, f"{paths_text(paths)} is {kind(field_value)}")
+
+
+def _event_time(
+    field_value: Any, paths: Sequence[Path], value: bytes | None, exponent: int, *, reads_text: bool
+) -> int:
+    """Return the event time (ms) that was found in a value.
+
+    A number times 10 ** `exponent` is epoch ms, its fraction cut off. A string is ISO 8601; with
+    `reads_text` it may be a number, too. The year 9999 is the last. Raise _RefusedError otherwise.
+    """
+    if isinstance(field_value, timedelta):  # since 1970, of Avro
+        field_value = field_value // timedelta(milliseconds=1)
+        exponent = 0
+    if exponent == 0 and type(field_value) is int and 0 <= field_value <= LAST_EVENT_TIME_MS:
+        return field_value
+    if isinstance(field_value, bool) or not isinstance(field_value, (int, float, str)):
+        fault = kind(field_value)
+    else:
+        if reads_text and isinstance(field_value, str) and _NUMBER.fullmatch(field_value):
+            event_time: int | None = _whole(float(field_value), field_value, exponent)
+        else:
+            event_time = _milliseconds(field_value, paths, value, exponent)
+        if event_time is None:
+            fault = f"not an ISO 8601 time: {str(field_value)[:100]!r}"
+        elif event_time < 0:
+            fault = f"before 1970: {str(field_value)[:100]}"
+        elif event_time > LAST_EVENT_TIME_MS:
+            fault = f"after the year 9999: {str(field_value)[:100]}"
+        else:
+            return event_time
+    raise _RefusedError(Reason.NO_EVENT_TIME, f"{paths_text(paths)} is {fault}")
+
+
+def _avro_time(field_value: Any, exponent: int) -> Any:
+    """Return an Avro time, or a number that is no integer, as the time since 1970.
+
+    Any other value is returned as it is. A number times 10 ** `exponent` is epoch ms. A time is
+    one whatever the unit of numbers is.
+    """
+    if isinstance(field_value, datetime):
+        return field_value - EPOCH
+    if isinstance(field_value, date):
+        return field_value - EPOCH.date()
+    if not isinstance(field_value, (float, Decimal)):
+        return field_value
+    if field_value != field_value:  # not a number
+        return as_text(field_value)
+    return timedelta(milliseconds=_whole(float(field_value), str(field_value), exponent))
+
+
+_NUMBER: Final = re.compile(r"-?[0-9]+(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
+
+
+def _milliseconds(
+    field_value: float | str, paths: Sequence[Path], value: bytes | None, exponent: int
+) -> int | None:
+    if isinstance(field_value, str):
+        return parse_iso_8601(field_value)
+    if isinstance(field_value, int):
+        return int(field_value * 10**exponent) if exponent >= 0 else field_value // 10**-exponent
+    return _whole(field_value, number_text(field_value, paths, value), exponent)
+
+
+def _whole(number: float, text: str, exponent: int) -> int:
+    """Return a number times 10 ** `exponent` without its fraction.
+
+    It is taken from the number's text: a double would round a long fraction up. The result is -1
+    for what is below 0, and one more than the last event time for what is too late.
+    """
+    try:
+        exact = Decimal(text).scaleb(exponent, _EXACTLY)
+    except ArithmeticError:  # an exponent of twenty digits: zero or infinite, as the double is too
+        exact = Decimal(number)
+    return -1 if exact < 0 else int(min(exact, Decimal(LAST_EVENT_TIME_MS + 1)))

@@ -1,0 +1,399 @@
+"""Recovery of a lost lake from the sink alone: what messages must say for it, and how it is read.
+
+Let M be the last message that says from which offsets to begin, and E its event time. T is the
+timeout.
+
+*From where to read again.* Whatever sorts after M has all of its parts at positions >= E. So
+nothing before the first offset at such a position is needed, and that offset's record (or the
+decision before it) sets its position itself.
+
+*Which messages to read back.* A part at a position w >= E of a record that is already published,
+with event time e, has w <= e + T. So e >= E - T, and messages so far back are enough to know the
+part by. Conversely, an on-time record of that key with w <= e + T was merged into that record, or
+into an earlier one of its key, which sorts before it and is published as well.
+
+*Why not to begin earlier.* It would do harm. Some parts of a record that is published, but not read
+back, would be merged anew and take later ones in. So E must be the event time of the very message
+that has the header, not that of another one of its batch.
+
+*Which messages have the header.* A message without it used the same idle decisions as the last
+message before it that has it. So the last message of a transaction is enough. Where a batch may be
+published in part (`at_least_once`), the first message must have it as well. Otherwise, a record
+that timed out on a decision which the sink does not know would be published without the parts that
+it now waits for.
+
+*With a window by gap*, M says when it was closed, C, and no merge record stayed open for longer
+than L. What sorts after M is closed at C or later. So it has no part before X = C - 1 - L, which
+takes the place of E. A message that was closed at c holds what came up to c - 1 of its key, and
+nothing later. So the messages with c > X are read back.
+
+*With tenants*, whose clocks are up to a lag behind, X is earlier by that lag. A tenant's position
+may come out too low only before X. So a record at such a position is passed over: it is published,
+was late or was refused. When a merge record was closed depends on the position just before the
+record, or the decision, that took its tenant's position past `due` there. So of the decisions after
+one offset, the message has each that may have closed something from M on (`idle_header`).
+
+*One set of rules.* All that holds under one set of rules. M says by which rules everything from
+these offsets on was read and merged (`RULES`). A lake that is recovered must have these rules, and
+no others; otherwise it is refused.
+"""
+
+from __future__ import annotations
+
+import re
+import zlib
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import starmap
+from types import MappingProxyType
+from typing import Any, Final, NamedTuple, TypeAlias
+
+import orjson
+
+from watersmeet.core.idle import IdleDecision
+from watersmeet.core.sequence import (
+    IDLE,
+    IDLE_PACKED,
+    LIVED,
+    MIN_OFFSETS,
+    NO_RECOVERY,
+    RULES,
+    SortKey,
+    place_of,
+)
+from watersmeet.core.window import Window
+
+Decisions: TypeAlias = Mapping[str, Iterable[IdleDecision]]
+"""The idle policy's decisions by source."""
+
+
+RECOVERY_BYTES: Final = 900 * 1024
+"""Maximum bytes of the headers from which a lost lake is recovered.
+
+The sink takes 1 MiB beside `max_bytes`.
+"""
+
+PLAIN_BYTES: Final = 16 * 1024
+"""Maximum bytes of idle decisions that a message has as they are; more are compressed."""
+
+
+_FINGERPRINT: Final = re.compile("[0-9a-f]{8}")
+
+
+class NotToldError(Exception):
+    """The last message that could say where a lost lake goes on has the header `NO_RECOVERY`."""
+
+
+class CloseTimeRange(NamedTuple):
+    """Closing times (ms) of the messages that a header is for, with tenants."""
+
+    first: int
+    """The clock that closed the first of them."""
+    last: int
+    """The clock that closed the last of them."""
+    lag_ms: int
+    """Maximum by which a tenant's clock may be behind the global clock."""
+
+    def step(self, position: int) -> int:
+        """Return a number that is equal for decisions that can be described as one.
+
+        `position` (ms) is the one just before a decision. The decision closes merge records just
+        after that position, or later. All messages before the first one are published, and none
+        after the last one is.
+        """
+        return min(max(position, self.first - 2), self.last)
+
+
+class ReadBack(NamedTuple):
+    """A message of the sink, as far as the merge must know it again; times in ms.
+
+    `due` and `closed_at` are None where the message does not say them. `tenant` is empty without
+    tenants.
+    """
+
+    event_time: int
+    key: str
+    due: int | None = None
+    closed_at: int | None = None
+    tenant: str = ""
+
+    @property
+    def place(self) -> SortKey:
+        """The message's place in the order of publication."""
+        return place_of(self.event_time, self.key, self.due, self.closed_at, self.tenant)
+
+
+@dataclass(frozen=True)
+class SinkState:
+    """The facts that a lost lake takes from one sink partition."""
+
+    begin: Mapping[str, int]
+    """The offset to begin at, by source; a source that is missing begins at the earliest."""
+    decisions: Mapping[str, Sequence[IdleDecision]]
+    """The decisions of the idle policy to take again, by source."""
+    read_back: Sequence[ReadBack]
+    """The messages already published that parts may still come for, in the sink's order."""
+    rules: Collection[str] = frozenset()
+    """Fingerprints of the rules by which everything from `begin` on was read and merged."""
+    is_lived: bool = False
+    """True where the lake had more behind it than its records and one set of rules."""
+    last: SortKey | None = None
+    """The last of its messages in the order of publication.
+
+    The messages before a repeat count too; they come again as they were.
+    """
+    since: int | None = None
+    """The tenant position (ms) before which a record is passed over, with tenants.
+
+    None where the sink does not say where to begin.
+    """
+
+
+# -- from the lake to a message
+
+
+def min_offset(
+    records: Iterable[tuple[int, int]],
+    decisions: Iterable[IdleDecision],
+    event_time: int,
+    next_offset: int,
+) -> int:
+    """Return a source's first offset at a position >= `event_time`.
+
+    Where there is none yet, it is `next_offset`. `records` are (offset, event time in ms) of what
+    was not refused, heartbeats included, in any order. Those before the event time may be left out:
+    a position first reaches a time at a record, or after a decision, whose own event time reaches
+    it.
+    """
+    reached = [offset for offset, time in records if time >= event_time]
+    reached += [
+        decision.after_offset + 1 for decision in decisions if decision.event_time >= event_time
+    ]
+    return min(reached, default=next_offset)
+
+
+def idle_header(
+    decisions: Decisions, min_offsets: Mapping[str, int], closings: CloseTimeRange | None = None
+) -> dict[str, tuple[IdleDecision, ...]]:
+    """Return by source its decisions from the offset before its min_offset on, in order.
+
+    Only sources that have some are included. Of several decisions after one offset only the last
+    counts, since nothing stands between them. So the header does not grow while a source is silent.
+
+    With tenants (`closings`), the decisions after one offset are described as one up to the first
+    that may have closed a message, and again from the first that can have closed none. These have
+    the largest time of each tenant, where that is not too old to count.
+    """
+    header = {}
+    for source, offset in min_offsets.items():
+        by_step: dict[tuple[int, int], IdleDecision] = {}
+        position = 0
+        for decision in sorted(
+            decision
+            for decision in decisions.get(source, ())
+            if decision.after_offset >= offset - 1
+        ):
+            step = decision.after_offset, 0 if closings is None else closings.step(position)
+            earlier = by_step.get(step, decision)
+            by_step[step] = _as_one(earlier, decision, 0 if closings is None else closings.lag_ms)
+            position = decision.event_time
+        if by_step:
+            header[source] = tuple(by_step.values())
+    return header
+
+
+def _as_one(one: IdleDecision, other: IdleDecision, lag_ms: int) -> IdleDecision:
+    """Return what both decisions say, as one; `other` comes later, after the same offset."""
+    event_time = max(one.event_time, other.event_time)
+    tenant_times = dict(one.tenant_times)
+    for tenant, time in other.tenant_times:
+        tenant_times[tenant] = max(time, tenant_times.get(tenant, time))
+    return IdleDecision(
+        one.after_offset,
+        event_time,
+        tuple(sorted(t for t in tenant_times.items() if t[1] > event_time - lag_ms)),
+    )
+
+
+def encode_min_offsets(min_offsets: Mapping[str, int]) -> bytes:
+    """Return the header `watersmeet.min_offsets`."""
+    return orjson.dumps(dict(min_offsets))
+
+
+def encode_idle(decisions: Decisions) -> bytes:
+    """Return the header `watersmeet.idle`, which a message needs only where there are decisions."""
+    encoded = {source: [*map(_encoded, decided)] for source, decided in decisions.items()}
+    return orjson.dumps(encoded)
+
+
+def recovery_headers(
+    min_offsets: Mapping[str, int], idle: Decisions, rules: Collection[str], *, is_lived: bool
+) -> list[tuple[str, bytes]]:
+    """Return a message's headers from which a lost lake is recovered, of `RECOVERY_BYTES` at most.
+
+    Where they would have more, the message says instead that it does not have them (`NO_RECOVERY`).
+    """
+    headers = [(MIN_OFFSETS, encode_min_offsets(min_offsets))]
+    if idle:
+        text = encode_idle(idle)
+        headers.append(
+            (IDLE, text) if len(text) <= PLAIN_BYTES else (IDLE_PACKED, zlib.compress(text))
+        )
+    headers.append((RULES, ",".join(sorted(rules)).encode()))
+    lived_header = [(LIVED, b"true")] if is_lived else []
+    size = sum(len(name) + len(content) for name, content in [*headers, *lived_header])
+    return [*(headers if size <= RECOVERY_BYTES else [(NO_RECOVERY, b"%d" % size)]), *lived_header]
+
+
+def _encoded(decision: IdleDecision) -> list[Any]:
+    after_offset, event_time, tenant_times = decision
+    return [after_offset, event_time, *([dict(tenant_times)] if tenant_times else [])]
+
+
+def read_again_from(time: int, longest_ms: int | None) -> int:
+    """Return the position (ms) from which a lost lake reads again after a message.
+
+    `time` (ms) is the message's event time. With `longest_ms`, the longest time that a merge record
+    could stay open, it is the time at which the message was closed.
+    """
+    return time if longest_ms is None else time - 1 - longest_ms
+
+
+# -- from the sink to a lake
+
+
+def parse_min_offsets(header: bytes | None) -> dict[str, int]:
+    """Return what `encode_min_offsets` encoded.
+
+    Raise ValueError where the header is no such thing.
+    """
+    by_source = _by_source(header, MIN_OFFSETS, lambda offset: _is_integer(offset, 0))
+    if not by_source:
+        raise ValueError(f"{MIN_OFFSETS} names no source")
+    return by_source
+
+
+def parse_idle(header: bytes | None) -> dict[str, tuple[IdleDecision, ...]]:
+    """Return what `encode_idle` encoded.
+
+    Raise ValueError where the header is no such thing.
+    """
+    by_source = _by_source(header, IDLE, _are_decisions)
+    return {source: tuple(starmap(_decoded, decided)) for source, decided in by_source.items()}
+
+
+def _idle_of(headers: Mapping[str, bytes | None]) -> dict[str, tuple[IdleDecision, ...]]:
+    """Return the idle decisions that a message has, compressed or not."""
+    if IDLE_PACKED not in headers:
+        return parse_idle(headers[IDLE]) if IDLE in headers else {}
+    try:
+        return parse_idle(zlib.decompress(headers[IDLE_PACKED] or b""))
+    except zlib.error:
+        raise ValueError(f"{IDLE_PACKED} is not compressed with zlib") from None
+
+
+def _decoded(
+    after_offset: int, event_time: int, tenant_times: Mapping[str, int] = MappingProxyType({})
+) -> IdleDecision:
+    return IdleDecision(after_offset, event_time, tuple(sorted(tenant_times.items())))
+
+
+def parse_rules(header: bytes | None) -> frozenset[str]:
+    """Return the fingerprints of rules in the header `watersmeet.rules`.
+
+    Raise ValueError where the header is no such thing.
+    """
+    fingerprints = (header or b"").decode("ascii", errors="replace").split(",")
+    if not all(map(_FINGERPRINT.fullmatch, fingerprints)):
+        raise ValueError(f"{RULES} is not what a message of Watersmeet says of rules: {header!r}")
+    return frozenset(fingerprints)
+
+
+def sink_state(
+    messages: Iterable[tuple[ReadBack, Mapping[str, bytes | None]]],
+    window: Window,
+    lag_ms: int | None = None,
+) -> SinkState:
+    """Return what the last message with `min_offsets` says, and the messages to read back.
+
+    These are all messages of which a record may be read again by this window and, with tenants, by
+    this lag. `messages` are those of a sink partition with their headers, from its end backwards;
+    no more are consumed than are needed. A sink without a message with `min_offsets` is read whole.
+
+    What sorts after the sink's last message is passed over. It was published before a repeat
+    (`at_least_once`), and it comes again as well, since the sequence goes on after the last
+    message.
+
+    Raise ValueError where a header is not what it should be, and NotToldError where the messages do
+    not say where to begin.
+    """
+    begin: dict[str, int] = {}
+    decisions: dict[str, tuple[IdleDecision, ...]] = {}
+    rules: frozenset[str] = frozenset()
+    tail: SortKey | None = None
+    last: SortKey | None = None
+    since: int | None = None
+    is_lived = False
+    read_back = []
+    longest_ms = window.longest_ms + (lag_ms or 0)
+    for message, headers in messages:
+        last = message.place if last is None else max(message.place, last)
+        tail = message.place if tail is None else tail
+        if message.place > tail:
+            continue
+        if since is None and NO_RECOVERY in headers:
+            raise NotToldError
+        if since is None and MIN_OFFSETS in headers:
+            begin = parse_min_offsets(headers[MIN_OFFSETS])
+            decisions = _idle_of(headers)
+            rules = parse_rules(headers[RULES]) if RULES in headers else frozenset()
+            is_lived = LIVED in headers
+            closed_at = message.closed_at
+            since = (
+                message.event_time if closed_at is None else read_again_from(closed_at, longest_ms)
+            )
+        if since is not None and _last_position(message, longest_ms) < since:
+            break
+        read_back.append(message)
+    return SinkState(
+        begin,
+        decisions,
+        tuple(reversed(read_back)),
+        rules,
+        is_lived,
+        last,
+        None if lag_ms is None else since,
+    )
+
+
+def _last_position(message: ReadBack, longest_ms: int) -> int:
+    """Return the last position (ms) at which a message may hold a record."""
+    return message.event_time + longest_ms if message.closed_at is None else message.closed_at - 1
+
+
+def _by_source(header: bytes | None, name: str, fits: Callable[[Any], bool]) -> dict[str, Any]:
+    try:
+        value = orjson.loads(header or b"")
+    except orjson.JSONDecodeError:
+        value = None
+    if not isinstance(value, dict) or not all(map(fits, value.values())):
+        raise ValueError(f"{name} is not what a message of Watersmeet says by source: {header!r}")
+    return value
+
+
+def _is_integer(value: object, least: int) -> bool:
+    return type(value) is int and least <= value < 2**63
+
+
+def _are_decisions(value: object) -> bool:
+    return isinstance(value, list) and all(map(_is_decision, value))
+
+
+def _is_decision(value: object) -> bool:
+    if not isinstance(value, list) or not 2 <= len(value) <= 3:
+        return False
+    tenant_times = value[2] if len(value) == 3 else {}
+    has_times = isinstance(tenant_times, dict) and all(
+        _is_integer(time, -(2**63)) for time in tenant_times.values()
+    )
+    return has_times and _is_integer(value[0], -1) and _is_integer(value[1], 0)

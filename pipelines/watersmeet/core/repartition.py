@@ -1,0 +1,341 @@
+"""Repartitioning of a topic: the order of its records, their new partitions, and their messages.
+
+*Order*: records are written in order of (position, topic, partition, offset). A record's position
+is the largest event time of its own partition up to and including itself, as in the merge. So
+reading always goes on in the partition that is furthest behind, and no record is late among the
+others that was not late in its own partition. That holds for what is there; what comes later is
+written later. With tenants, a record may still be late that was not so in its own partition, if its
+tenant is further in another one. No order that leaves each partition's own as it is could prevent
+that.
+
+*Place*: a record goes to the partition that Java's default partitioner gives its merge key. A
+heartbeat goes to every partition. A record whose key cannot be read goes to its own partition's
+number, modulo the number of partitions.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Final, NamedTuple, TypeAlias
+
+import numpy as np
+import orjson
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from watersmeet.core.columns import NULL_TIME, Booleans, Int64s, groups, int64s, times_ms
+from watersmeet.core.dead_letters import LETTERS, NEXT_OFFSETS, next_offsets, numbers_by_name
+from watersmeet.core.reading import KAFKA, ReadingRules, Reason, merge_keys, read_records
+from watersmeet.core.redriven import REDRIVEN
+from watersmeet.core.types import HEADERS, TIME
+
+ORIGIN = "watersmeet.origin"
+"""Header with the place where a record was before: `topic/partition/offset`."""
+
+FROM = "watersmeet.from"
+"""Header with a topic that records come from, and Kafka's own identity of it.
+
+The two headers after it are about that topic.
+"""
+
+POSITIONS = "watersmeet.positions"
+"""Header with the event time (epoch ms) up to which each partition of that topic was written.
+
+It is a JSON object; partitions without a time are left out.
+"""
+
+ROUTED: Final = pa.schema(
+    [*KAFKA, ("event_time", TIME), ("heartbeat", pa.bool_()), ("hash", pa.int64())]
+)
+"""Kafka's columns, and those that decide where a record goes.
+
+`hash` is that of its merge key, null where none can be read.
+"""
+
+CHUNK_ROWS: Final = 10_000
+"""Number of messages that are made at a time."""
+
+Headers: TypeAlias = Sequence[tuple[str, "bytes | None"]]
+
+
+class InputPartition(NamedTuple):
+    """A partition of a topic that records come from."""
+
+    topic: str
+    partition: int
+
+
+class Origin(NamedTuple):
+    """A record's place in a topic that records come from."""
+
+    topic: str
+    partition: int
+    offset: int
+
+
+_PARTITIONS: Final = 2**32
+"""A number larger than a topic's number of partitions."""
+
+_SEED = 0x9747B28C
+_FACTOR = 0x5BD1E995
+_ALL = 0xFFFFFFFF
+
+
+def murmur2(key: bytes) -> int:
+    """Return the hash of Kafka's default partitioner for Java, its sign cut off.
+
+    Modulo the number of partitions, it is a key's partition.
+    """
+    h = _SEED ^ len(key)
+    whole = len(key) & ~3
+    for (k,) in struct.iter_unpack("<I", key[:whole]):
+        k = k * _FACTOR & _ALL
+        k = (k ^ k >> 24) * _FACTOR & _ALL
+        h = h * _FACTOR & _ALL ^ k
+    if whole < len(key):
+        h = (h ^ int.from_bytes(key[whole:], "little")) * _FACTOR & _ALL
+    h = (h ^ h >> 13) * _FACTOR & _ALL
+    return (h ^ h >> 15) & 0x7FFFFFFF
+
+
+def assign_partitions(kafka: pa.Table | pa.RecordBatch, rules: ReadingRules) -> pa.Table:
+    """Return records of `KAFKA` columns with the columns of `ROUTED`, in the same order.
+
+    Position and place follow from the source's own rules. A refused record has no event time, but
+    goes where its key says, if it has one: it may be sent there once more. Raise what
+    `read_records` raises.
+    """
+    read = _named(read_records(kafka, replace(rules, id=None))).select(
+        [*KAFKA.names, "merge_key", "event_time", "heartbeat"]
+    )
+    keys = read["merge_key"].combine_chunks()
+    is_refused = pc.and_(pc.is_null(keys), pc.invert(pc.fill_null(read["heartbeat"], False)))
+    if pc.any(is_refused).as_py():
+        refused = merge_keys(read.filter(is_refused), rules)
+        keys = pc.replace_with_mask(keys, is_refused.combine_chunks(), refused)
+    encoded = keys.dictionary_encode()
+    hashes = pa.array([murmur2(key.encode()) for key in encoded.dictionary.to_pylist()], pa.int64())
+    routed = read.drop_columns("merge_key").append_column("hash", hashes.take(encoded.indices))
+    return routed.cast(ROUTED)
+
+
+def _named(read: pa.Table) -> pa.Table:
+    """Return the records, with the reason of its refusal as the value of each too large one.
+
+    So such a record is refused in the copy, too, whatever becomes of records without a value there.
+    """
+    is_large = pc.fill_null(pc.equal(read["reason"], Reason.TOO_LARGE.value), False)
+    if not pc.any(is_large).as_py():
+        return read
+    values = pc.if_else(is_large, read["detail"].cast(pa.binary()), read["value"])
+    return read.set_column(read.schema.get_field_index("value"), read.schema.field("value"), values)
+
+
+@dataclass
+class Lockstep:
+    """Records of some topics that were read and not yet written, and which of them come next."""
+
+    topics: Sequence[str]
+    """All topics, in ascending order."""
+    heads: dict[InputPartition, int]
+    """Position (ms) of the last record added, by input partition; absent where there was none."""
+    _waiting: pa.Table = field(default_factory=ROUTED.empty_table)
+    _positions: Int64s = field(default_factory=lambda: np.array([], np.int64))
+
+    def add(self, rows: pa.Table) -> None:
+        """Add the next records of some input partitions, of each in order of offset.
+
+        `rows` has the columns of `ROUTED`.
+        """
+        times = times_ms(rows["event_time"])
+        positions = np.empty_like(times)
+        for number, row_numbers in groups(self._numbers(rows), int64s(rows["offset"])).items():
+            input_partition = self._input(number)
+            positions[row_numbers] = np.maximum(
+                np.maximum.accumulate(times[row_numbers]),
+                self.heads.get(input_partition, NULL_TIME),
+            )
+            self.heads[input_partition] = int(positions[row_numbers[-1]])
+        self._waiting = pa.concat_tables([self._waiting, rows])
+        self._positions = np.concatenate([self._positions, positions])
+
+    def take(self, unread: Iterable[InputPartition]) -> tuple[pa.Table, dict[InputPartition, int]]:
+        """Remove and return the records that are written next, in their order.
+
+        Return with them, by input partition, the position (ms) of the last of them. `unread` are
+        the input partitions that have more records than were added. Nothing is taken that could
+        come after such a record.
+        """
+        numbers = self._numbers(self._waiting)
+        order = np.lexsort((int64s(self._waiting["offset"]), numbers, self._positions))
+        places = self._positions[order], numbers[order]
+        count = len(order)
+        if ahead := [(self.heads.get(place, NULL_TIME), self._number(place)) for place in unread]:
+            head, last = min(ahead)
+            count = int(np.sum((places[0] < head) | ((places[0] == head) & (places[1] <= last))))
+        reached = dict(zip(places[1][:count].tolist(), places[0][:count].tolist(), strict=True))
+        taken = self._waiting.take(pa.array(order[:count]))
+        rest = np.sort(order[count:])
+        self._waiting = self._waiting.take(pa.array(rest))
+        self._positions = self._positions[rest]
+        return taken, {
+            self._input(number): position
+            for number, position in reached.items()
+            if position != NULL_TIME
+        }
+
+    def first_offsets(self) -> dict[InputPartition, int]:
+        """Return by input partition the offset of the first record that waits."""
+        firsts = self._waiting.group_by(["topic", "partition"]).aggregate([("offset", "min")])
+        inputs = map(InputPartition, firsts["topic"].to_pylist(), firsts["partition"].to_pylist())
+        return dict(zip(inputs, firsts["offset_min"].to_pylist(), strict=True))
+
+    def _numbers(self, rows: pa.Table) -> Int64s:
+        """Return a number for the input partition of each row.
+
+        The numbers are ordered as the input partitions are.
+        """
+        topics = pc.index_in(rows["topic"], value_set=pa.array(self.topics, pa.string()))
+        return int64s(topics) * _PARTITIONS + int64s(rows["partition"])
+
+    def _number(self, place: InputPartition) -> int:
+        return self.topics.index(place.topic) * _PARTITIONS + place.partition
+
+    def _input(self, number: int) -> InputPartition:
+        topic, partition = divmod(number, _PARTITIONS)
+        return InputPartition(self.topics[topic], partition)
+
+
+@dataclass(frozen=True)
+class RepartitionProgress:
+    """Progress of a repartitioning, as its messages say it."""
+
+    topics: Mapping[str, str]
+    """The topics that were read: by name, the name together with the topic's identity."""
+    offsets: Mapping[InputPartition, int]
+    """The next offset by input partition."""
+    positions: Mapping[InputPartition, int]
+    """The position (ms) there by input partition, where there is one."""
+
+    def headers(self) -> list[tuple[str, bytes]]:
+        """Return the headers that say it in a message: three for each topic."""
+        headers = []
+        for topic, identified in sorted(self.topics.items()):
+            headers.append((FROM, identified.encode()))
+            for name, by_input in ((NEXT_OFFSETS, self.offsets), (POSITIONS, self.positions)):
+                numbers = {
+                    input_partition.partition: number
+                    for input_partition, number in by_input.items()
+                    if input_partition.topic == topic
+                }
+                options = orjson.OPT_NON_STR_KEYS | orjson.OPT_SORT_KEYS
+                headers.append((name, orjson.dumps(numbers, option=options)))
+        return headers
+
+
+def written(headers: Headers) -> RepartitionProgress:
+    """Return what a message says of how much was written.
+
+    It is in the headers after the last `ORIGIN`; those before are the record's own. Raise
+    ValueError where they say no such thing.
+    """
+    begin = max((i for i, (name, _) in enumerate(headers, 1) if name == ORIGIN), default=0)
+    topic_headers = [headers[i : i + 3] for i in range(begin, len(headers), 3)]
+    topics: dict[str, str] = {}
+    offsets: dict[InputPartition, int] = {}
+    positions: dict[InputPartition, int] = {}
+    for values_of_topic in topic_headers or [()]:
+        values: dict[str, Any] = dict(values_of_topic)
+        identified = (values.get(FROM) or b"").decode()
+        topic = identified.rpartition(" (")[0]
+        topics[topic] = identified
+        offsets |= {InputPartition(topic, int(p)): at for p, at in next_offsets(values).items()}
+        positions |= {
+            InputPartition(topic, int(p)): at
+            for p, at in numbers_by_name(values, POSITIONS).items()
+        }
+    return RepartitionProgress(topics, offsets, positions)
+
+
+def origin_of(headers: Headers) -> Origin:
+    """Return the place of the record that a message with these headers is a copy of.
+
+    Raise ValueError where there is no header `ORIGIN`, or it is no such place.
+    """
+    last = next((value for name, value in reversed(headers) if name == ORIGIN), None)
+    topic, partition, offset = (last or b"").decode().rsplit("/", 2)
+    return Origin(topic, int(partition), int(offset))
+
+
+def is_redriven(headers: Headers) -> bool:
+    """Return True where a message was sent by a redrive.
+
+    Among messages that say how much was written, it is one that says nothing of it.
+    """
+    return bool(headers) and headers[-1][0] == REDRIVEN
+
+
+def repartition_messages(
+    rows: pa.Table, partitions: int, after: RepartitionProgress
+) -> Iterator[pa.Table]:
+    """Yield the messages that records of `ROUTED` columns become in a topic of so many partitions.
+
+    They are in the same order and have the columns of `LETTERS`, one chunk at a time. Key, value,
+    timestamp and headers are the record's own. Then comes `ORIGIN`, and on the last message of each
+    partition what was written `after` it. A timestamp of 0 becomes 1, since 0 stands for none.
+    """
+    is_beat = rows["heartbeat"].fill_null(False).to_numpy(zero_copy_only=False).astype(bool)
+    hashes = pc.coalesce(rows["hash"], rows["partition"].cast(pa.int64()))
+    expected_partition = int64s(hashes) % partitions
+    times = np.where(is_beat, partitions, 1)
+    numbers = np.repeat(np.arange(len(expected_partition)), times)
+    nth = np.arange(len(numbers)) - np.repeat(np.cumsum(times) - times, times)
+    targets = np.where(is_beat[numbers], nth, expected_partition[numbers])
+    is_last = np.zeros(len(targets), bool)
+    is_last[len(targets) - 1 - np.unique(targets[::-1], return_index=True)[1]] = True
+    progress_headers = pa.array(
+        [{"key": name, "value": value} for name, value in after.headers()], HEADERS.value_type
+    )
+    for begin in range(0, len(numbers), CHUNK_ROWS):
+        in_chunk = slice(begin, begin + CHUNK_ROWS)
+        chunk = rows.take(pa.array(numbers[in_chunk])).combine_chunks()
+        time = pc.divide(chunk["kafka_timestamp"].cast(pa.int64()), 1000)
+        sent = {
+            "partition": pa.array(targets[in_chunk]),
+            "key": chunk["key"],
+            "value": chunk["value"],
+            "timestamp": pc.if_else(pc.equal(time, 0), 1, pc.max_element_wise(time, 0)),
+            "headers": _headers(chunk, is_last[in_chunk], progress_headers),
+        }
+        yield pa.table(sent).cast(LETTERS)
+
+
+def _headers(rows: pa.Table, is_last: Booleans, progress_headers: pa.Array) -> pa.Array:
+    """Return by row the record's own headers, then `ORIGIN`, then on the last rows the progress.
+
+    `rows` must be in one chunk.
+    """
+    had = rows["headers"].combine_chunks()
+    own = had.flatten()
+    counts = int64s(had.value_lengths().fill_null(0))
+    places = pc.binary_join_element_wise(
+        *(rows[name].cast(pa.string()) for name in ("topic", "partition", "offset")), "/"
+    )
+    values = places.combine_chunks().cast(pa.binary())
+    origins = pa.StructArray.from_arrays(
+        [pa.repeat(ORIGIN, len(values)), values], fields=list(HEADERS.value_type)
+    )
+    every = pa.concat_arrays([own, origins, progress_headers])
+    lengths = counts + 1 + np.where(is_last, len(progress_headers), 0)
+    begins = np.cumsum(lengths) - lengths
+    numbers = np.empty(lengths.sum(), np.int64)
+    numbers[np.arange(len(own)) + np.repeat(begins - (np.cumsum(counts) - counts), counts)] = (
+        np.arange(len(own))
+    )
+    numbers[begins + counts] = len(own) + np.arange(len(values))
+    for i in range(len(progress_headers)):
+        numbers[(begins + counts + 1 + i)[is_last]] = len(own) + len(values) + i
+    offsets = pa.array(np.append(begins, len(numbers)), pa.int32())
+    return pa.ListArray.from_arrays(offsets, every.take(pa.array(numbers))).cast(HEADERS)

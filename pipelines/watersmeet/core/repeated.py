@@ -1,0 +1,165 @@
+"""Repeated records: of the records of an input with one id in a merge record, the first is a part.
+
+The others join their merge record like any other, and are its duplicates. A merge record keeps the
+ids of all that joined it, so that no later batch needs anything else to find what is repeated.
+Records of a topic-partition are merged in order of offset; so the first one stays the first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from watersmeet.core.columns import Booleans, Int64s, both, in_lists, int64s
+from watersmeet.core.types import TENANT, TIME, schema_of
+
+ID: Final = pa.field("id", pa.string())
+"""The column of bronze with a record's id, where records have one.
+
+Null for a record without one, and for one without a key.
+"""
+
+_PLACE: Final = (("source", pa.string()), ("topic", pa.string()), ("offset", pa.int64()))
+_ENTRY: Final = pa.struct(
+    [
+        *_PLACE,
+        ("event_time", TIME),
+        ("id", pa.string()),
+        ("of_offset", pa.int64()),
+        ("batch", pa.int64()),
+    ]
+)
+
+RECORD_IDS: Final = pa.field("record_ids", pa.list_(_ENTRY))
+"""The column of silver with each record of a merge record that has an id, part or duplicate.
+
+They are in order of source, topic and offset. `of_offset` and `batch` are those of a duplicate: the
+offset of the part with its id, and the batch that merged it (null where a rebuild began with it);
+both are null for a part. The column is null where no record has an id.
+"""
+
+DUPLICATE_SCHEMA: Final = schema_of(
+    "source string, topic string, partition int, offset bigint, merge_key string, event_time "
+    "timestamp, id string, of_offset bigint, is_late boolean, batch bigint, generation int, "
+    "tenant string"
+)
+"""The columns of `duplicates`. `of_offset`: the offset of the part that counts."""
+
+
+class Joined(NamedTuple):
+    """Ids of the records of merge records, by which repeated ones were found.
+
+    - `is_record`: True for each record of the batch that is a duplicate.
+    - `is_row`: True for each row of silver that held a waiting record, which is a duplicate now.
+    - `record_ids`: the column `RECORD_IDS` of each merge record.
+    """
+
+    is_record: Booleans
+    is_row: Booleans
+    record_ids: pa.ChunkedArray
+
+
+class Numbers(NamedTuple):
+    """Numbers of the merge records that records, and rows of silver, belong to; and how many."""
+
+    records: Int64s
+    rows: Int64s
+    size: int
+
+
+def joined(records: pa.Table, rows: pa.Table, waited: int, numbers: Numbers, batch: int) -> Joined:
+    """Find the repeated records of merge records.
+
+    - `records`: source, topic, offset, event_time and id of those that join.
+    - `rows`: silver's rows of the merge records before, with `RECORD_IDS`. The first `waited` of
+      them hold records that waited.
+    - `batch`: the number of the batch.
+    """
+    with_id = np.flatnonzero(records[ID.name].is_valid().to_numpy())
+    new = records.select(["source", "topic", "offset", "event_time", ID.name]).take(
+        pa.array(with_id)
+    )
+    lists = rows[RECORD_IDS.name].combine_chunks()
+    parents = int64s(lists.value_parent_indices())
+    old = lists.flatten()
+    columns = {
+        name: both(new[name], old.field(name), kind)
+        for name, kind in (*_PLACE, ("event_time", TIME), ("id", pa.large_string()))
+    }
+    labels = np.concatenate([numbers.records[with_id], numbers.rows[parents]])
+    offsets = int64s(columns["offset"])
+    inputs = [_codes(columns[name]) for name in ("topic", "source")]
+    of_offsets = _first_offsets(offsets, [_codes(columns["id"]), *inputs, labels])
+    is_duplicate = np.asarray(of_offsets != offsets, np.bool_)
+    batches = np.full(len(labels), batch)
+    is_old = np.flatnonzero(parents >= waited)
+    batches[len(with_id) + is_old] = int64s(pc.fill_null(old.field("batch"), -1))[is_old]
+
+    is_record = np.zeros(records.num_rows, np.bool_)
+    is_record[with_id] = is_duplicate[: len(with_id)]
+    is_row = np.zeros(rows.num_rows, np.bool_)
+    is_row[parents] = is_duplicate[len(with_id) :]
+    is_row[waited:] = False
+    columns["of_offset"] = pa.array(of_offsets, mask=~is_duplicate)
+    columns["batch"] = pa.array(batches, mask=~is_duplicate | (batches < 0))
+    order = np.lexsort([offsets, *inputs, labels])
+    return Joined(is_record, is_row, _as_lists(columns, labels, order, numbers.size))
+
+
+def _codes(texts: pa.ChunkedArray) -> Int64s:
+    """Return a number for each text, in the order of the texts."""
+    encoded = texts.combine_chunks().dictionary_encode()
+    ranks = np.empty(len(encoded.dictionary), np.int64)
+    ranks[int64s(pc.sort_indices(encoded.dictionary))] = np.arange(len(ranks))
+    return ranks[int64s(encoded.indices)]
+
+
+def _first_offsets(offsets: Int64s, keys: Sequence[Int64s]) -> Int64s:
+    """Return, for each row, the smallest offset of the rows that are like it in all keys."""
+    order = np.lexsort([offsets, *keys])
+    begins = np.zeros(len(order), np.bool_)
+    begins[:1] = True
+    for key in keys:
+        begins[1:] |= np.diff(key[order]) != 0
+    first = np.empty(len(order), np.int64)
+    first[order] = offsets[order][np.flatnonzero(begins)][np.cumsum(begins) - 1]
+    return first
+
+
+def _as_lists(
+    columns: dict[str, Any], labels: Int64s, order: Int64s, count: int
+) -> pa.ChunkedArray:
+    """Return entries in order as the column `RECORD_IDS`, null for a label without entries."""
+    taken = pa.table(columns).take(pa.array(order)).combine_chunks()
+    entries = pa.StructArray.from_arrays(
+        [taken[kind.name].cast(kind.type).combine_chunks() for kind in _ENTRY],
+        fields=list(_ENTRY),
+    )
+    lists = in_lists(labels[order], entries, count)
+    is_empty = pc.equal(pc.list_value_length(lists), 0).to_numpy(zero_copy_only=False)
+    return pa.chunked_array([lists.take(pa.array(np.arange(count), mask=is_empty))])
+
+
+def duplicates_of(rows: pa.Table, batch: int) -> pa.Table:
+    """Return the duplicates that a batch has merged: the columns of `DUPLICATE_SCHEMA`.
+
+    `rows`: partition, merge_key, tenant, generation and `RECORD_IDS` of silver's rows that the
+    batch has changed.
+    """
+    lists = rows[RECORD_IDS.name].combine_chunks()
+    entries = lists.flatten()
+    is_new = pc.equal(entries.field("batch"), batch).fill_null(False)
+    parents = lists.value_parent_indices().filter(is_new)
+    entries = entries.filter(is_new)
+    columns = {kind.name: entries.field(kind.name) for kind in _ENTRY}
+    names = ("partition", "merge_key", *TENANT.names, "generation")
+    columns |= {name: rows[name].take(parents) for name in names}
+    columns["is_late"] = pa.repeat(pa.scalar(False), len(entries))
+    duplicates = pa.table(columns).select(DUPLICATE_SCHEMA.names).cast(DUPLICATE_SCHEMA)
+    return duplicates.sort_by(
+        [(name, "ascending") for name in ("source", "topic", "partition", "offset")]
+    )

@@ -1,0 +1,388 @@
+"""Values of a source: from bronze's bytes to silver's column, and from there to a message's JSON.
+
+Without a schema they are JSON text, with one a struct. JSON is written as Spark's writer, Jackson,
+writes it: no spaces, nulls kept, escapes for quotation marks, backslashes and control characters
+only, doubles in the notation of Java. What JSON has no type for is written as docs/messages.md
+says.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from base64 import b64encode
+from collections.abc import Callable, Iterator
+from decimal import ROUND_HALF_UP, Decimal
+from itertools import repeat
+from math import isfinite, isnan
+from typing import Any, Final, TypeAlias
+
+import numpy as np
+import orjson
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from watersmeet.core.columns import Int64s, int64s
+from watersmeet.core.types import TIME
+
+_LARGEST_NUMBER: Final = len("-2.2250738585072014E-308")
+_LARGEST_TIME: Final = len('"9999-12-31T23:59:59.999999Z"')
+_LARGEST_ESCAPE: Final = len("\\u0000")  # for one byte
+_ROWS = 4_096
+_NOWHERE: Final[Iterator[tuple[int, ...]]] = repeat(())
+
+
+# -- from bytes to columns
+
+
+def typed_values(
+    values: pa.Array | pa.ChunkedArray,
+    value_type: pa.DataType,
+    decode: Callable[..., Any] | None = None,
+    places: Iterator[tuple[int, ...]] = _NOWHERE,
+) -> Any:
+    """Return bronze's values (binary) as silver keeps them.
+
+    They are JSON text, or the struct of the source's schema. Chunks stay as they are; a null stays
+    null.
+
+    With `decode`, the values are what it makes of their bytes, and of the partition and offset of
+    each (`places`, in order), where it needs them.
+
+    Without it, they are JSON. Integers may be spelled 1.0 or 1e3, and are exact beyond 2**53. A
+    field that is missing is null, and one that the type does not have is dropped. A field that does
+    not fit its type is null: its record was read before the schema had the field.
+
+    A value that cannot be read is a defect of the reader, and raises ValueError.
+    """
+    if isinstance(values, pa.ChunkedArray):
+        return pa.chunked_array(
+            [typed_values(chunk, value_type, decode, places) for chunk in values.chunks], value_type
+        )
+    if not pa.types.is_struct(value_type):
+        return values.cast(value_type)
+    texts = values.to_numpy(zero_copy_only=False).tolist()
+    outline = _outline(value_type)
+    parts = [texts[first : first + _ROWS] for first in range(0, len(texts), _ROWS)]
+    if decode is None:
+        texts = [_structs(part, value_type, outline) for part in parts]
+    else:
+        texts = [_decoded(part, value_type, decode, places) for part in parts]
+    return pa.concat_arrays(texts) if texts else pa.array([], value_type)
+
+
+def _decoded(
+    texts: list[bytes | None],
+    kind: pa.DataType,
+    decode: Callable[..., Any],
+    places: Iterator[tuple[int, ...]],
+) -> pa.Array:
+    placed = zip(texts, places, strict=False)
+    values = [None if text is None else decode(text, *place) for text, place in placed]
+    return pa.array(values, kind)
+
+
+_Outline: TypeAlias = "dict[str, Any] | list[Any] | tuple[Any] | type | None"
+"""The places where a type has numbers; None where it has none.
+
+- A struct is a dict by field.
+- A list is a list with the outline of its items.
+- A map is a tuple with the outline of its values.
+- A number is its Python type.
+"""
+
+_FRACTION_OR_EXPONENT = re.compile(rb"[0-9][.eE]")
+
+
+def _outline(kind: pa.DataType) -> _Outline:
+    if pa.types.is_struct(kind):
+        return {field.name: inner for field in kind if (inner := _outline(field.type))} or None
+    if pa.types.is_list(kind):
+        return [inner] if (inner := _outline(kind.value_type)) else None
+    if pa.types.is_map(kind):
+        return (inner,) if (inner := _outline(kind.item_type)) else None
+    return {pa.int64(): int, pa.float64(): float}.get(kind)
+
+
+def _structs(texts: list[bytes | None], kind: pa.DataType, outline: _Outline) -> pa.Array:
+    documents = [None if text is None else orjson.loads(text) for text in texts]
+    for row, text in enumerate(texts):
+        if (
+            text
+            and _FRACTION_OR_EXPONENT.search(text)
+            and _has_fractional_integer(documents[row], outline)
+        ):
+            documents[row] = _exact(text, outline)
+    try:
+        return pa.array(documents, kind)
+    except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError):
+        return pa.array(
+            [None if text is None else coerce(_exact(text, outline), kind) for text in texts], kind
+        )
+
+
+def coerce(value: Any, kind: pa.DataType) -> Any:
+    """Return a value in the fields of a type, with null for what it lacks or what does not fit."""
+    if pa.types.is_struct(kind):
+        return (
+            {field.name: coerce(value.get(field.name), field.type) for field in kind}
+            if isinstance(value, dict)
+            else None
+        )
+    if pa.types.is_list(kind):
+        return (
+            [coerce(item, kind.value_type) for item in value] if isinstance(value, list) else None
+        )
+    if pa.types.is_map(kind):
+        return (
+            {name: coerce(item, kind.item_type) for name, item in value.items()}
+            if isinstance(value, dict)
+            else None
+        )
+    try:
+        pa.scalar(value, kind)
+    except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError):
+        return None
+    return value
+
+
+def _has_fractional_integer(value: Any, where: _Outline) -> bool:
+    """Return True where an integer is spelled with a fraction or an exponent."""
+    if isinstance(where, type):
+        return where is int and type(value) is float
+    if value is None or where is None:
+        return False
+    if isinstance(where, dict):
+        return isinstance(value, dict) and any(
+            _has_fractional_integer(value.get(name), inner) for name, inner in where.items()
+        )
+    if isinstance(where, tuple):
+        return isinstance(value, dict) and any(
+            _has_fractional_integer(item, where[0]) for item in value.values()
+        )
+    return isinstance(value, list) and any(
+        _has_fractional_integer(item, where[0]) for item in value
+    )
+
+
+def _exact(text: bytes, outline: _Outline) -> Any:
+    return _converted(json.loads(text, parse_float=Decimal), outline)
+
+
+def _converted(value: Any, where: _Outline) -> Any:
+    if value is None or where is None:
+        return value
+    if isinstance(where, dict):
+        fields = value if isinstance(value, dict) else {}
+        return fields | {name: _converted(fields.get(name), inner) for name, inner in where.items()}
+    if isinstance(where, list):
+        return [_converted(item, where[0]) for item in value] if isinstance(value, list) else None
+    if isinstance(where, tuple):
+        return (
+            {name: _converted(item, where[0]) for name, item in value.items()}
+            if isinstance(value, dict)
+            else None
+        )
+    if isinstance(value, Decimal):
+        # The schema tests a double, which may hide the fraction of a number beyond 2**52.
+        return float(value) if where is float else int(value.to_integral_value(ROUND_HALF_UP))
+    return float(value) if where is float and isinstance(value, int) else value
+
+
+# -- from columns to JSON
+
+_ESCAPES = {code: f"\\u{code:04X}" for code in range(32)} | {
+    ord(char): f"\\{char}" for char in '"\\'
+}
+_ESCAPES |= {ord(char): f"\\{letter}" for char, letter in zip("\b\t\n\f\r", "btnfr", strict=True)}
+_TO_ESCAPE = r'["\\\x00-\x1f]'
+
+
+def json_texts(values: pa.Array) -> pa.Array:
+    """Return the JSON of each value, as large_string without nulls: a null is the text `null`.
+
+    Supported are strings, int64, float64, bool, binary, decimal128, date32, `TIME`, and lists,
+    structs and maps of them. Raise TypeError for another type.
+    """
+    texts = _texts(values)
+    if not values.null_count:
+        return texts
+    return pc.if_else(values.is_valid(), texts, pa.scalar("null", pa.large_string()))
+
+
+def _texts(values: pa.Array) -> pa.Array:
+    """Return the JSON of each value, with any text or null for a null."""
+    kind = values.type
+    if pa.types.is_struct(kind):
+        return _objects(values)
+    if pa.types.is_map(kind):
+        entries = _entries(values)
+        pairs = entries.flatten()
+        names = pairs.field("key")
+        items = pairs.field("value")
+        fields = concatenated(json_texts(names), ":", json_texts(items))
+        return concatenated("{", joined(entries, fields), "}")
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        return concatenated("[", joined(values, json_texts(values.flatten())), "]")
+    if pa.types.is_floating(kind):
+        return _each(_number_json, values)
+    if pa.types.is_decimal(kind):
+        return _each("{:f}".format, values)
+    if pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_binary_view(kind):
+        return _each(lambda content: f'"{b64encode(content).decode()}"', values)
+    return _scalar_texts(values)
+
+
+def _scalar_texts(values: pa.Array) -> pa.Array:
+    """Return the JSON of values whose texts Arrow makes. Raise TypeError for other values."""
+    kind = values.type
+    if pa.types.is_boolean(kind) or pa.types.is_integer(kind):
+        return values.cast(pa.large_string())
+    if kind == TIME:
+        texts = values.cast(pa.large_string())
+        return concatenated('"', pc.replace_substring(texts, " ", "T", max_replacements=1), '"')
+    if pa.types.is_date32(kind):
+        return concatenated('"', values.cast(pa.large_string()), '"')
+    if pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind):
+        return concatenated('"', _escaped(values.cast(pa.large_string())), '"')
+    raise TypeError(f"no value of a source has the Arrow type {kind}")
+
+
+def joined(lists: pa.Array, items: pa.Array) -> pa.Array:
+    """Return by list the texts of its items, with commas in between (large_string).
+
+    `items` belong to `lists.flatten()`.
+    """
+    return pc.binary_join(
+        pa.LargeListArray.from_arrays(pa.array(_offsets(lists)), items),
+        pa.scalar(",", pa.large_string()),
+    )
+
+
+def concatenated(*texts: pa.Array | str) -> pa.Array:
+    """Return row by row the pieces one after the other (large_string).
+
+    A string is the same in each row. At least one piece is an array.
+    """
+    columns = [
+        pa.scalar(chunk, pa.large_string()) if isinstance(chunk, str) else chunk for chunk in texts
+    ]
+    return pc.binary_join_element_wise(*columns, pa.scalar("", pa.large_string()))
+
+
+def number_text(number: float) -> str:
+    """Return a double in JSON's words.
+
+    It is `double_text`, or `NaN`, `Infinity` and `-Infinity`, for which JSON has no number.
+    """
+    if isfinite(number):
+        return double_text(number)
+    if isnan(number):
+        return "NaN"
+    return "Infinity" if number > 0 else "-Infinity"
+
+
+def double_text(number: float) -> str:
+    """Return a finite double as Java writes it since version 19: the shortest digits that mean it.
+
+    From 1e-3 to below 1e7 it is decimal, with at least one digit on either side of the point,
+    otherwise in scientific notation with `E`. For a number that one digit would mean, these are the
+    two digits closest to it: 4.9E-324.
+    """
+    size = abs(number)
+    if 1e-3 <= size < 1e7 or size == 0:
+        return repr(number)
+    digits = Decimal(repr(size)).normalize()
+    if len(digits.as_tuple().digits) == 1:
+        digits = Decimal(f"{size:.1e}").normalize()
+    mantissa = "".join(map(str, digits.as_tuple().digits))
+    return f"{'-' if number < 0 else ''}{mantissa[0]}.{mantissa[1:] or '0'}E{digits.adjusted()}"
+
+
+def _number_json(number: float) -> str:
+    return double_text(number) if isfinite(number) else f'"{number_text(number)}"'
+
+
+def _each(text_of: Callable[[Any], str], values: pa.Array) -> pa.Array:
+    return pa.array(
+        [None if value is None else text_of(value) for value in values.to_pylist()],
+        pa.large_string(),
+    )
+
+
+def _entries(maps: pa.MapArray) -> pa.Array:
+    """Return maps as lists of their pairs; for a slice, only those of its rows."""
+    return maps.cast(
+        pa.list_(pa.struct([("key", maps.type.key_type), ("value", maps.type.item_type)]))
+    )
+
+
+def _objects(structs: pa.StructArray) -> pa.Array:
+    texts: list[pa.Array | str] = []
+    for field, values in zip(structs.type, structs.flatten(), strict=True):
+        texts += [("," if texts else "{") + _name(field), json_texts(values)]
+    return concatenated(*texts, "}")
+
+
+def _name(field: pa.Field) -> str:
+    return f'"{field.name.translate(_ESCAPES)}":'
+
+
+def _escaped(texts: pa.Array) -> pa.Array:
+    """Return texts with JSON's escapes.
+
+    Few texts need one, so only those pass through Python.
+    """
+    needed = pc.fill_null(pc.match_substring_regex(texts, _TO_ESCAPE), False)
+    awkward = texts.filter(needed)
+    if not len(awkward):
+        return texts
+    escaped = [text.translate(_ESCAPES) for text in awkward.to_pylist()]
+    return pc.replace_with_mask(texts, needed, pa.array(escaped, pa.large_string()))
+
+
+# -- sizes
+
+
+def largest_sizes(values: pa.Array) -> Int64s:
+    """Return an upper bound of the bytes that the JSON of each value takes, without writing it."""
+    kind = values.type
+    if pa.types.is_struct(kind):
+        names = sum(len(_name(field).encode()) + 1 for field in kind)
+        return sum(
+            map(largest_sizes, values.flatten()), np.full(len(values), names + len("{}"), np.int64)
+        )
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        return np.maximum(
+            sums(values, largest_sizes(values.flatten()) + len(",")) + len("[]"), len("null")
+        )
+    if pa.types.is_map(kind):
+        entries = _entries(values)
+        pairs = entries.flatten()
+        pair_sizes = largest_sizes(pairs.field("key")) + largest_sizes(pairs.field("value"))
+        return np.maximum(sums(entries, pair_sizes + len(":,")) + len("{}"), len("null"))
+    if pa.types.is_boolean(kind) or pa.types.is_integer(kind) or pa.types.is_floating(kind):
+        return np.full(len(values), _LARGEST_NUMBER, np.int64)
+    if pa.types.is_decimal(kind):
+        return np.full(len(values), len("-0.") + kind.precision, np.int64)
+    if kind == TIME or pa.types.is_date32(kind):
+        return np.full(len(values), _LARGEST_TIME, np.int64)
+    return np.maximum(sizes(values) * _LARGEST_ESCAPE + len('""'), len("null"))
+
+
+def sizes(texts: pa.Array) -> Int64s:
+    """Return the bytes of each text; 0 for a null."""
+    return int64s(pc.fill_null(pc.binary_length(texts), 0))
+
+
+def sums(lists: pa.Array, item_sizes: Int64s) -> Int64s:
+    """Return by list the sum of a number for each of its items.
+
+    `item_sizes` belong to `lists.flatten()`.
+    """
+    return np.diff(np.concatenate([[0], np.cumsum(item_sizes)])[_offsets(lists)])
+
+
+def _offsets(lists: pa.Array) -> Int64s:
+    """Return where in `lists.flatten()` each list begins, and where the last one ends."""
+    return np.concatenate([[0], np.cumsum(int64s(pc.fill_null(pc.list_value_length(lists), 0)))])

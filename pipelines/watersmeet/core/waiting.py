@@ -1,0 +1,95 @@
+"""Records that were read and wait for their tenant's clock: rows of silver that hold one record
+each."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from watersmeet.core.columns import Booleans
+from watersmeet.core.input_columns import part_topics
+from watersmeet.core.inputs import InputId
+from watersmeet.core.types import TIME
+
+_KEY = ["partition", "tenant", "merge_key"]
+_PLACE = ["source", "topic", "partition", "offset"]
+
+
+class Released(NamedTuple):
+    """Outcome for rows that wait."""
+
+    enters: Booleans
+    """True for each row that enters the merge."""
+    stays: Booleans
+    """True for each row that is written anew and waits on."""
+    deleted: pa.Table
+    """The position up to which a key's waiting rows are deleted, for keys with rows that leave.
+
+    The columns are partition, tenant, merge_key and delete_up_to.
+    """
+
+
+def release(rows: pa.Table, is_reached: Booleans, is_late: Booleans) -> Released:
+    """Decide which rows leave, among all that wait of the keys that are there.
+
+    A row leaves where the tenant's clock has reached it, or where it is late by the rules of
+    another epoch. `rows` are those of silver.
+    """
+    leave = is_reached | is_late
+    short = rows.select([*_KEY, "position"]).append_column(
+        "row", pa.array(np.arange(rows.num_rows))
+    )
+    deleted = short.filter(pa.array(leave)).group_by(_KEY).aggregate([("position", "max")])
+    deleted = deleted.rename_columns([*_KEY, "delete_up_to"]).select([*_KEY, "delete_up_to"])
+    stays = np.zeros(rows.num_rows, np.bool_)
+    if is_late.any():  # else all rows that stay come after those of their key that leave
+        both = short.filter(pa.array(~leave)).join(deleted, _KEY, join_type="inner")
+        stays[
+            both.filter(pc.less_equal(both["position"], both["delete_up_to"]))["row"].to_numpy()
+        ] = True
+    return Released(is_reached & ~is_late, stays, deleted)
+
+
+def deletion_markers(deleted: pa.Table, schema: pa.Schema) -> pa.Table:
+    """Return deletion markers for a batch's changes (`core.merge.merge`): rows without a status.
+
+    The columns that `deleted` lacks are null.
+    """
+    columns = {name: deleted[name] for name in deleted.column_names}
+    nothing = {
+        name: pa.nulls(deleted.num_rows, kind)
+        for name, kind in zip(schema.names, schema.types, strict=True)
+    }
+    return pa.table(nothing | columns).select(schema.names).cast(schema)
+
+
+def placed(rows: pa.Table, inputs: Sequence[InputId]) -> pa.Table:
+    """Return the places that rows which wait come from.
+
+    The columns are source, topic, partition, offset, and position, which is that of the record in
+    its tenant.
+    """
+    places = []
+    for source in dict.fromkeys(input_id.source for input_id in inputs):
+        source_rows = rows.filter(pc.greater(pc.list_value_length(rows[source]), 0))
+        parts = source_rows[source].combine_chunks().flatten()
+        columns = [
+            pa.repeat(pa.scalar(source), len(parts)),
+            part_topics(parts, inputs, source),
+            source_rows["partition"],
+            parts.field("offset"),
+            source_rows["position"].cast(TIME),
+        ]
+        places.append(pa.table(columns, [*_PLACE, "position"]))
+    return pa.concat_tables(places)
+
+
+def records_at(records: pa.Table, places: pa.Table) -> pa.Table:
+    """Return the records at these places (`placed`), with their positions."""
+    short = records.select(_PLACE).append_column("row", pa.array(np.arange(records.num_rows)))
+    both = short.join(places, _PLACE, join_type="inner").sort_by("row")
+    return records.take(both["row"]).append_column("position", both["position"])

@@ -1,0 +1,233 @@
+"""The demo: it runs the layers and shows what went in, what they made of it, what came out, and
+what to try next.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections import Counter
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import pyarrow.compute as pc
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from watersmeet.audit.show import check_view, status_view, utc
+from watersmeet.audit.status import status
+from watersmeet.core.sequence import SEQ
+from watersmeet.dev import broker, clickstream
+from watersmeet.dev.init import write_example
+from watersmeet.engine import Engine
+from watersmeet.errors import BrokerError, ConfigurationError, MissingPackageError
+from watersmeet.kafka.cluster import Cluster
+from watersmeet.kafka.reading import Range, read_range
+from watersmeet.lake import tables
+from watersmeet.lake.table_reader import TableReader
+from watersmeet.monitoring.observability import reporting
+from watersmeet.quality.check import check
+from watersmeet.quality.suites import read_suites
+from watersmeet.run import LAYERS, Run
+from watersmeet.running.owner import now_ms
+from watersmeet.settings import Settings, load_settings
+
+_MARK = "# The demo's configuration"
+
+
+def run_demo(directory: Path, engine: str) -> None:
+    """Run the demo; leave the lake, its configuration and the broker's data in `directory`, and no
+    process behind.
+
+    A folder that an earlier demo left is made anew. Raises ConfigurationError where the folder
+    holds something else.
+    """
+    console = Console()
+    _make_room(directory)
+    try:
+        servers = broker.start(directory / "broker").bootstrap_servers
+        if servers is None:
+            raise BrokerError(
+                f"the broker in {directory / 'broker'} ended at once",
+                fix=f"see {directory / 'broker' / 'broker.log'}",
+            )
+        configuration = _write_configuration(directory, servers, engine)
+        settings = load_settings(configuration)
+        produced = clickstream.produce(settings.kafka)
+        with reporting() as reporter:
+            this_run = Run(settings, LAYERS, reporter)
+            this_run.once()
+        key = _show(console, settings, this_run.engine, produced)
+    finally:
+        broker.stop(directory / "broker")
+    _show_next_steps(console, directory, configuration, key, _READ[engine])
+
+
+def _make_room(directory: Path) -> None:
+    configuration = directory / "watersmeet.yml"
+    if configuration.is_file() and configuration.read_text().startswith(_MARK):
+        broker.stop(directory / "broker")
+        shutil.rmtree(directory)
+    elif directory.exists() and any(directory.iterdir()):
+        raise ConfigurationError(
+            f"{directory} is not empty and not the work of an earlier demo",
+            fix="name another folder with --dir",
+        )
+
+
+def _write_configuration(directory: Path, bootstrap_servers: str, engine: str) -> Path:
+    configuration = write_example(directory, engine)[0]
+    example = configuration.read_text().replace("127.0.0.1:9092", bootstrap_servers)
+    configuration.write_text(f"{_MARK}: the example that `watersmeet init` writes.\n{example}")
+    return configuration
+
+
+def _show(console: Console, settings: Settings, engine: Engine, produced: dict[str, int]) -> str:
+    """Show what came out; return the key of a merge record that is worth a closer look."""
+    reader = engine.reader
+    topic = settings.publish.topic
+    messages = _messages(settings)
+    _headline(console, "Where the records went")
+    console.print(_outcomes(reader, settings, produced))
+    _headline(console, "Merge records: a session's clicks beside its order (from silver)")
+    examples = _with_orders(reader)
+    for row in examples:
+        console.print(_visit(row), "")
+    _headline(
+        console, f"Published: the topic `{topic}` as a consumer reads it ({len(messages)} messages)"
+    )
+    console.print(_sequence(messages))
+    _headline(console, "The clock (watersmeet status)")
+    console.print(status_view(status(reader, settings)))
+    _headline(console, "What the data is expected to be (watersmeet check, by Great Expectations)")
+    try:
+        console.print(
+            check_view(check(engine, settings, read_suites(settings), now_ms()).document())
+        )
+    except MissingPackageError as error:
+        console.print(f"  {error}", highlight=False, markup=False)
+    return str(examples[0]["merge_key"])
+
+
+def _messages(settings: Settings) -> list[dict[str, Any]]:
+    """Return every committed message of the sink, by partition, in order, with its
+    headers by name.
+    """
+    topic = settings.publish.topic
+    bounds = Cluster(settings.kafka).settled_bounds(topic, clickstream.PARTITIONS)
+    messages = []
+    for partition, offsets in sorted(bounds.items()):
+        for batch in read_range(settings.kafka, Range(topic, partition, *offsets)):
+            messages += batch.to_pylist()
+    for message in messages:
+        message["headers"] = {header["key"]: header["value"] for header in message["headers"]}
+    return messages
+
+
+def _headline(console: Console, text: str) -> None:
+    console.print(f"\n[bold cyan]{text}[/]\n", highlight=False)
+
+
+def _outcomes(reader: TableReader, settings: Settings, produced: dict[str, int]) -> Table:
+    """Return a table of counts in which every record of a topic has exactly one outcome."""
+    table = Table("topic", box=None, header_style="dim")
+    for name in ("in Kafka", "in bronze", "merged", "late", "quarantined", "heartbeats", "waiting"):
+        table.add_column(name, justify="right")
+    silver = reader.select(tables.SILVER, list(settings.sources))
+    late = _counts(reader, tables.LATE, "source")
+    quarantined = _counts(reader, tables.QUARANTINE, "source")
+    for name, source in settings.sources.items():
+        bronze = _counts(reader, tables.bronze(name), "heartbeat")
+        merged = pc.sum(pc.list_value_length(silver[name])).as_py() or 0
+        waiting = bronze[False] - merged - late[name] - quarantined[name]
+        outcomes = (merged, late[name], quarantined[name], bronze[True], waiting)
+        in_kafka = sum(produced[topic] for topic in source.topics)
+        counts = (in_kafka, bronze.total(), *outcomes)
+        table.add_row(", ".join(source.topics), *[f"{count:,}" for count in counts])
+    return table
+
+
+def _counts(reader: TableReader, table: str, by: str) -> Counter[Any]:
+    rows = reader.summary(table, [by], {"records": ("count", "*")})
+    return Counter(dict(zip(rows[by].to_pylist(), rows["records"].to_pylist(), strict=True)))
+
+
+def _with_orders(reader: TableReader) -> list[dict[str, Any]]:
+    """Return a few finished records that have parts of both sources, the ones with most orders
+    first.
+    """
+    columns = ["merge_key", "event_time", "last_event_time", "tracking", "orders"]
+    rows = reader.select(tables.SILVER, columns, [[("status", "=", "timed_out")]]).to_pylist()
+    complete = [row for row in rows if row["orders"] and row["tracking"]]
+    complete.sort(key=lambda row: (-len(row["orders"]), row["event_time"], row["merge_key"]))
+    return complete[:3]
+
+
+def _visit(row: dict[str, Any]) -> Table:
+    title = f"session {row['merge_key']}, {utc(row['event_time'])} to {utc(row['last_event_time'])}"
+    table = Table(
+        "event time",
+        "tracking",
+        "orders",
+        title=title,
+        title_justify="left",
+        box=None,
+        header_style="dim",
+    )
+    parts = sorted(
+        (_ms(part["event_time"]), column, f"{part['value']['type']} {part['value']['aid']}")
+        for column, source in enumerate(("tracking", "orders"))
+        for part in row[source]
+    )
+    for time, column, text in parts[-8:]:
+        table.add_row(utc(time), *([text, ""] if column == 0 else ["", f"[bold]{text}[/]"]))
+    if len(parts) > 8:
+        table.caption = f"(and {len(parts) - 8} before)"
+    return table
+
+
+def _ms(time: datetime) -> int:
+    return round(time.timestamp() * 1000)
+
+
+def _sequence(messages: list[dict[str, Any]]) -> Table:
+    """Return a table of the first messages of each partition, and its last one."""
+    table = Table("partition", "seq", "event time", "key", "value", box=None, header_style="dim")
+    for partition in range(clickstream.PARTITIONS):
+        in_partition = [message for message in messages if message["partition"] == partition]
+        for message in [*in_partition[:4], *in_partition[-1:]]:
+            seq = message["headers"][SEQ].decode()
+            time = utc(_ms(message["kafka_timestamp"]))
+            value = Text(message["value"].decode()[:60] + "...")
+            table.add_row(str(partition), seq, time, message["key"].decode(), value)
+    return table
+
+
+_READ = {
+    "spark": "from watersmeet.engine.session import spark_session; "
+    "spark_session({{}}).read.format('delta').load('{0}').show()",
+    "embedded": "import deltalake, pyarrow; found = deltalake.QueryBuilder().register('silver', "
+    "deltalake.DeltaTable('{0}')); "
+    "print(pyarrow.table(found.execute('SELECT * FROM silver LIMIT 3')))",
+}
+"""By engine, a Python program that reads silver with what the engine brings along."""
+
+
+def _show_next_steps(
+    console: Console, directory: Path, configuration: Path, key: str, read: str
+) -> None:
+    program = Path(sys.prefix, "bin")
+    if program.is_relative_to(Path.cwd()):
+        program = program.relative_to(Path.cwd())
+    _headline(console, f"The lake stays in {directory}. Six commands to try next:")
+    for command in (
+        f"{program}/watersmeet broker start --dir {directory}/broker",
+        f"{program}/watersmeet status -c {configuration}",
+        f"{program}/watersmeet explain {key} -c {configuration}",
+        f"{program}/watersmeet check --since 0 --html {directory}/quality.html -c {configuration}",
+        f"{program}/watersmeet report --out {directory}/report.html -c {configuration}",
+        f'{program}/python -c "{read.format(directory / "lake" / tables.SILVER)}"',
+    ):
+        console.print(f"  {command}", highlight=False, soft_wrap=True)

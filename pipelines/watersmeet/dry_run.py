@@ -1,0 +1,586 @@
+"""Dry run: applies a configuration's rules to records, without Kafka and without a lake.
+
+It serves to try rules and to test them. Every decision is made by the functions that the layers
+call: `core.reading` reads the records, `core.plan` and `core.merge` merge them, the user's SQL
+expressions judge them, and `core.message` makes the messages. The records are one batch, since the
+output does not depend on how the input is cut. With `close`, time goes on after the last record
+until every merge record has timed out, as if every source sent a heartbeat from far ahead.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from decimal import Decimal
+from operator import itemgetter
+from pathlib import Path
+from typing import Any, Final, TypeAlias
+
+import numpy as np
+import orjson
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from watersmeet.audit.validate import check_expressions, has_expressions
+from watersmeet.avro_json import UnencodableError, encoder
+from watersmeet.configuration.file import known_instead
+from watersmeet.core.avro_schema import AvroSchema
+from watersmeet.core.columns import MAX_TIME
+from watersmeet.core.correction_sequence import correction_messages, in_order
+from watersmeet.core.corrections import Settled, as_silver, correct, correction_schema, settled
+from watersmeet.core.idle import IdleDecision
+from watersmeet.core.inputs import InputId, input_of_part, of_source
+from watersmeet.core.merge import LATE_SCHEMA, RECORD_SCHEMA, Batch, applied, silver_schema
+from watersmeet.core.message import in_message_order, messages
+from watersmeet.core.plan import (
+    NOTHING_AVAILABLE,
+    Available,
+    Cursor,
+    Rules,
+    TopicPartition,
+    plan_batch,
+)
+from watersmeet.core.reading import KAFKA, read_records
+from watersmeet.core.repeated import DUPLICATE_SCHEMA, duplicates_of
+from watersmeet.core.repeated import ID as RECORD_ID
+from watersmeet.core.sequence import ID, SEQ
+from watersmeet.core.sequence import TENANT as TENANT_HEADER
+from watersmeet.core.step import State, step
+from watersmeet.core.types import DUE, TENANT
+from watersmeet.engine import Engine
+from watersmeet.engine.choice import open_engine
+from watersmeet.errors import ConfigurationError
+from watersmeet.lake.order import PLACE_COLUMNS
+from watersmeet.lake.table_reader import normalise
+from watersmeet.running.batches import batch_of
+from watersmeet.running.correcting import validated_corrections, without
+from watersmeet.running.message_rows import with_message_values
+from watersmeet.running.planning import by_partition
+from watersmeet.running.validation import validated
+from watersmeet.settings import Settings, load_settings
+
+LARGEST_PARTITION: Final = 2**31 - 1
+LARGEST_TIME_MS: Final = 2**53
+
+_FIELDS: Final = ["source", "partition", "key", "value", "timestamp", "headers"]
+_AT_END: Final = 1
+"""Number of the batch in which time goes on after the last record."""
+
+_RECORD: Final = ("merge_key", *TENANT.names, "event_time")
+"""Columns of a record that is not published."""
+
+RecordPlace: TypeAlias = tuple[InputId, int, int]
+"""Input, partition and offset of a record."""
+
+
+def try_file(
+    configuration: Settings | Path | str, file: Path, *, close: bool = True
+) -> dict[str, Any]:
+    """Return `try_records` of a file with a JSON object in each line.
+
+    `line` is the number of the line there. Blank lines are skipped. A value that is an object is
+    sent as compact JSON, with its numbers as they are spelled. A value that is text is sent as it
+    is.
+    """
+    try:
+        lines = file.read_bytes().splitlines()
+    except OSError as error:
+        raise ConfigurationError(
+            f"cannot be read ({error.strerror})",
+            where=file,
+            fix="name a file with a JSON object in each line",
+        ) from None
+    return _tried(
+        configuration,
+        ((f"{file}, line {n}", n, text) for n, text in enumerate(lines, 1) if text.strip()),
+        close=close,
+    )
+
+
+def try_records(
+    configuration: Settings | Path | str,
+    records: Iterable[Mapping[str, Any]],
+    *,
+    close: bool = True,
+) -> dict[str, Any]:
+    """Return what a configuration makes of some records, in the order in which they came.
+
+    `configuration`: its file, or what `load_settings` made of it.
+
+    A record has `source` and `value` (an object; text or bytes, which are sent as they are; None
+    for a tombstone). It may have `partition` (default 0), `key` (text), `timestamp` (Kafka's own,
+    epoch ms; without it `max_future` refuses nothing) and `headers` (a mapping). Offsets are
+    numbered by topic-partition, `line` by record from 1 on. `close`: time goes on at the end until
+    all merge records have timed out. Without it, open records stay open, and records that wait for
+    the clock keep waiting.
+
+    The answer is that of `try --json`, with times in epoch ms:
+
+    - `clocks`: the clock of each partition at the last record.
+    - `records`: the merge records in order of (partition, event time, key), with `at_end` where
+      only the end has timed them out.
+    - `messages`: the messages as they would be sent, in order, without the headers for recovery.
+      Bytes of a value that are not UTF-8 are shown as `\\xff`.
+    - `late`, `duplicates`, `quarantined` and `waiting`: records in the order in which they came.
+      With tenants, those that wait for their tenant's clock have a `position`. A duplicate has its
+      `id`, in `of_offset` the offset of the part that counts, and `is_late`.
+    - `corrections`: the messages of corrections, in order, each with `version` and the record that
+      made it (`late`). A null value takes back what was sent.
+    - `read`: by source, how many records there were, and how many of them were heartbeats or
+      skipped tombstones.
+
+    Raises ConfigurationError if the configuration or a record is not what it should be.
+    """
+    return _tried(
+        configuration,
+        ((f"record {n}", n, record) for n, record in enumerate(records, 1)),
+        close=close,
+    )
+
+
+def _tried(
+    configuration: Settings | Path | str,
+    sent: Iterable[tuple[str, int, bytes | Mapping[str, Any]]],
+    *,
+    close: bool,
+) -> dict[str, Any]:
+    settings = (
+        configuration if isinstance(configuration, Settings) else load_settings(Path(configuration))
+    )
+    avro = {
+        name: replace(source.avro_schema, writers=None)
+        for name, source in settings.sources.items()
+        if source.avro_schema
+    }
+    encoders = {name: encoder(schema.text) for name, schema in avro.items()}
+    # All in this process: the first expression starts Spark here, and nowhere else.
+    spark = {
+        name: value
+        for name, value in settings.spark.items()
+        if name not in ("spark.master", "spark.remote")
+    }
+    engine = open_engine(
+        settings.model_copy(update={"engine": "embedded", "lake": "lake", "spark": spark})
+    )
+    if has_expressions(settings.publish):
+        for what, where, fix in check_expressions(engine, settings):
+            raise ConfigurationError(what, where=where, fix=fix)
+    rows: dict[InputId, list[tuple[Any, ...]]] = {i: [] for i in settings.inputs}
+    lines: dict[RecordPlace, int] = {}
+    offsets: Counter[tuple[str, int]] = Counter()
+    for place, number, record in sent:
+        try:
+            topic, partition, *fields = _checked(
+                _parsed(record) if isinstance(record, bytes) else record, settings, encoders
+            )
+        except _WrongError as wrong:
+            raise ConfigurationError(wrong.what, place, wrong.fix) from None
+        offset = offsets[topic, partition]
+        offsets[topic, partition] += 1
+        for reader in (i for i in settings.inputs if i.topic == topic):
+            lines[reader, partition, offset] = number
+            rows[reader].append((topic, partition, offset, *fields))
+    return DryRun(engine, settings, _bronze(settings, rows, avro), lines, avro).run(close=close)
+
+
+# -- what is sent
+
+
+class _WrongError(ValueError):
+    """A record is not what it should be: what is wrong, and how to fix it."""
+
+    def __init__(self, what: str, fix: str) -> None:
+        super().__init__(what)
+        self.what = what
+        self.fix = fix
+
+
+def _parsed(text: bytes) -> Mapping[str, Any]:
+    """Return a line's object, with its value as it is sent, unless that is text or null."""
+    try:
+        parsed = json.loads(text, parse_constant=_no_constant)
+        if isinstance(parsed, dict) and not isinstance(parsed.get("value"), (str, type(None))):
+            spelled = json.loads(text, parse_int=orjson.Fragment, parse_float=orjson.Fragment)
+            parsed["value"] = orjson.dumps(spelled["value"]).decode()
+    except (ValueError, TypeError, RecursionError) as error:
+        raise _WrongError(
+            f"is no strict JSON ({error})", f"write an object such as {_EXAMPLE}"
+        ) from None
+    if not isinstance(parsed, dict):
+        raise _WrongError("is no JSON object", f"write one such as {_EXAMPLE}")
+    return parsed
+
+
+_EXAMPLE: Final = '{"source": "tracking", "value": {"ts": 0}}'
+
+
+def _no_constant(name: str) -> None:
+    raise ValueError(f"{name} is no JSON")
+
+
+def _checked(
+    record: Mapping[str, Any], settings: Settings, encoders: Mapping[str, Callable[[Any], bytes]]
+) -> tuple[Any, ...]:
+    """Return topic, partition, Kafka timestamp (us), its type, key, value and headers."""
+    for field in record:
+        if field not in _FIELDS:
+            raise _WrongError(f"unknown field `{field}`", known_instead(str(field), _FIELDS))
+    name = record.get("source")
+    inputs = settings.inputs_by_name
+    partition = record.get("partition", 0)
+    time_ms = record.get("timestamp")
+    if not isinstance(name, str) or name not in inputs:
+        what = "is no source"
+        instead = known_instead(str(name), list(inputs))
+        if str(name) in settings.sources:
+            what = "has several topics"
+            example = settings.input_names[of_source(settings.inputs, str(name))[0]]
+            instead = f"name one, such as `{example}`"
+        raise _WrongError(f"`source` is `{name}`, which {what}", instead)
+    source, topic = inputs[name]
+    if "value" not in record:
+        raise _WrongError("`value` is missing", "add it, null for a tombstone")
+    if type(partition) is not int or not 0 <= partition <= LARGEST_PARTITION:
+        raise _WrongError(
+            f"`partition` is `{partition}`", f"write a whole number from 0 to {LARGEST_PARTITION}"
+        )
+    if time_ms is not None and (type(time_ms) is not int or not 0 <= time_ms <= LARGEST_TIME_MS):
+        raise _WrongError(
+            f"`timestamp` is `{time_ms}`",
+            "write whole milliseconds since 1970, or leave it out",
+        )
+    headers = record.get("headers") or {}
+    if not isinstance(headers, Mapping):
+        raise _WrongError("`headers` are no object", 'write them as {"name": "text"}')
+    sent = [(str(name), _bytes("headers", value)) for name, value in headers.items()]
+    # The largest time is after every event time.
+    kafka_time = (LARGEST_TIME_MS if time_ms is None else time_ms) * 1000
+    value = (
+        _avro(encoders[source], record["value"])
+        if source in encoders
+        else _bytes("value", record["value"])
+    )
+    return topic, partition, kafka_time, 0, _bytes("key", record.get("key")), value, sent
+
+
+def _avro(encode: Callable[[Any], bytes], value: object) -> bytes | None:
+    if value is None or isinstance(value, bytes):
+        return value
+    try:
+        return encode(json.loads(value, parse_float=Decimal) if isinstance(value, str) else value)
+    except UnencodableError as error:
+        raise _WrongError(error.what, error.fix) from None
+    except ValueError:
+        raise _WrongError(
+            "`value` is text that is no JSON, and the source's values are Avro", "write an object"
+        ) from None
+
+
+def _bytes(name: str, value: object) -> bytes | None:
+    if value is None or isinstance(value, bytes):
+        return value
+    try:
+        text = (
+            value
+            if isinstance(value, str)
+            else json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+        )
+        return text.encode()
+    except (ValueError, TypeError, RecursionError) as error:
+        raise _WrongError(f"`{name}` cannot be sent ({error})", "write it as text") from None
+
+
+def _bronze(
+    settings: Settings,
+    rows: Mapping[InputId, list[tuple[Any, ...]]],
+    avro: Mapping[str, AvroSchema],
+) -> pa.Table:
+    """Return the records of all sources as they are read: bronze's columns and `source`."""
+    tables = []
+    for (source, _), input_rows in rows.items():
+        columns = list(zip(*input_rows, strict=True)) or [()] * len(KAFKA)
+        kafka = pa.table(
+            [pa.array(column, kind) for column, kind in zip(columns, KAFKA.types, strict=True)],
+            schema=KAFKA,
+        )
+        rules = settings.reading_rules(source)
+        read = read_records(kafka, replace(rules, schema=avro.get(source, rules.schema)))
+        tables.append(read.append_column("source", pa.repeat(pa.scalar(source), len(read))))
+    return pa.concat_tables(tables)
+
+
+# -- what comes out
+
+
+@dataclass(frozen=True)
+class DryRun:
+    """A dry run of some records.
+
+    `bronze`: the records, with the column `source`. `lines`: the line of each. `avro`: the schemas
+    of bare Avro, by source.
+    """
+
+    engine: Engine
+    settings: Settings
+    bronze: pa.Table
+    lines: Mapping[RecordPlace, int]
+    avro: Mapping[str, AvroSchema]
+
+    def run(self, *, close: bool) -> dict[str, Any]:
+        """Return what `try_records` does."""
+        partitions = sorted({partition for _, partition, _ in self.lines})
+        cursors = {
+            TopicPartition(input_id, p): Cursor()
+            for input_id in self.settings.inputs
+            for p in partitions
+        }
+        types = {name: source.value_type for name, source in self.settings.sources.items()}
+        has_ids = self.settings.has_ids
+        silver = silver_schema(types, self.settings.inputs, has_ids=has_ids).empty_table()
+        late = LATE_SCHEMA.empty_table()
+        pending = LATE_SCHEMA.empty_table()
+        corrections = correction_schema(types, self.settings.inputs, has_ids=has_ids).empty_table()
+        duplicates = DUPLICATE_SCHEMA.empty_table()
+        merge_settings = self.settings.merge
+        rules = Rules(merge_settings.window, lag_ms=merge_settings.tenant_max_lag_ms)
+        state = State(0, cursors, {})
+        clocks = {}
+        for number in range(1 + close):
+            idle = self._far_ahead(state.cursors) if number == _AT_END else {}
+            available = self._available(state.cursors, idle)
+            plan = plan_batch(number, state.cursors, available, state.clocks, rules)
+            if plan is not None:
+                batch = batch_of(plan, self.settings, rules, idle, self.avro, self.settings)
+                is_finished = pc.equal(silver["status"], "timed_out")
+                unfinished = silver.filter(pc.invert(is_finished))
+                done = step(state, batch, self._timed, unfinished)
+                schema = batch.changed_schema()
+                changed = done.changed.select(schema.names).cast(schema)
+                changed = validated(self.engine, changed, self.settings.publish)
+                silver = pa.concat_tables(
+                    [silver.filter(is_finished), applied(unfinished, changed)]
+                )
+                late = pa.concat_tables([late, done.late])
+                if has_ids:
+                    duplicates = pa.concat_tables([duplicates, duplicates_of(changed, number)])
+                pending = pa.concat_tables([pending, done.late.filter(pc.is_valid(done.late["u"]))])
+                now = settled(pending, done.clocks, plan.clocks, rules)
+                made, repeated = self._corrected(now, silver, corrections, batch)
+                pending = without(pending, now.rows)
+                corrections = pa.concat_tables([corrections, made])
+                duplicates = pa.concat_tables([duplicates, repeated])
+                state = done.state
+            clocks[number] = state.clocks
+        silver = silver.sort_by(
+            [(name, "ascending") for name in ("partition", "event_time", "tenant", "merge_key")]
+        )
+        return {
+            "clocks": [{"partition": p, "clock": clocks[0].get(p)} for p in partitions],
+            "records": self._records(silver.filter(pc.not_equal(silver["status"], "waiting"))),
+            "messages": [message for p in partitions for message in self._messages(p, silver)],
+            "corrections": [
+                message for p in partitions for message in self._correction_messages(p, corrections)
+            ],
+            "late": self._described(late, *_RECORD, "position"),
+            "duplicates": self._described(duplicates, *_RECORD, "id", "of_offset", "is_late"),
+            "quarantined": self._described(
+                self.bronze.filter(pc.is_valid(self.bronze["reason"])), "reason", "detail"
+            ),
+            "waiting": self._waiting(state.cursors, silver),
+            "read": {name: self._counts(i) for i, name in self.settings.input_names.items()},
+        }
+
+    def _corrected(
+        self, late: Settled, silver: pa.Table, before: pa.Table, batch: Batch
+    ) -> tuple[pa.Table, pa.Table]:
+        """Return the corrections that settled late records make, and those that are repeated.
+
+        `before`: the corrections so far.
+        """
+        gaps = np.full(late.rows.num_rows, batch.rules.window.gap_ms)
+        closed = silver.filter(pc.equal(silver["status"], "timed_out"))
+        made, repeated = correct(late, gaps, closed, before, batch)
+        return validated_corrections(self.engine, self.settings, made, batch), repeated
+
+    @property
+    def _timed(self) -> pa.Table:
+        """The records that have a time."""
+        columns = [*RECORD_SCHEMA.names, *([RECORD_ID.name] if self.settings.has_ids else [])]
+        return self.bronze.filter(pc.is_valid(self.bronze["event_time"])).select(columns)
+
+    def _available(
+        self,
+        cursors: Mapping[TopicPartition, Cursor],
+        idle: Mapping[TopicPartition, Sequence[IdleDecision]],
+    ) -> dict[TopicPartition, Available]:
+        """Return the records that the merge has not consumed yet, with these heartbeats."""
+        available: dict[TopicPartition, Available] = {}
+        for input_id in self.settings.inputs:
+            input_rows = self._of_input(input_id).select(["partition", "offset", "event_time"])
+            ahead = {
+                tp.partition: (cursor.next_offset, MAX_TIME)
+                for tp, cursor in cursors.items()
+                if tp.input == input_id
+            }
+            available |= by_partition(input_id, normalise(input_rows), ahead)
+        return available | {
+            tp: available.get(tp, NOTHING_AVAILABLE).with_idle(beats) for tp, beats in idle.items()
+        }
+
+    def _far_ahead(
+        self, cursors: Mapping[TopicPartition, Cursor]
+    ) -> dict[TopicPartition, list[IdleDecision]]:
+        """Return a heartbeat after the last record of every topic-partition that times everything
+        out.
+        """
+        rules = self.settings.merge
+        last = (
+            max(normalise(self._timed)["event_time"].to_pylist(), default=0)
+            + rules.window.longest_ms
+            + 1
+        )
+        last += rules.tenant_max_lag_ms or 0
+        last += rules.window.gap_ms  # by then, late records are settled
+        records = Counter(TopicPartition(input_id, p) for input_id, p, _ in self.lines)
+        return {tp: [IdleDecision(records[tp] - 1, last)] for tp in cursors}
+
+    # -- the answer's parts
+
+    def _records(self, silver: pa.Table) -> list[dict[str, Any]]:
+        columns = [
+            "partition",
+            "merge_key",
+            "event_time",
+            "last_event_time",
+            "status",
+            "valid",
+            "invalid_reason",
+            "batch",
+        ]
+        columns += self._shown(*DUE.names, *TENANT.names)
+        records = []
+        for row in normalise(silver.select([*columns, *self.settings.sources])).to_pylist():
+            batch = row.pop("batch")
+            parts = self._parts_of(row)
+            for source in self.settings.sources:
+                del row[source]
+            at_end = batch == _AT_END and row["status"] == "timed_out"
+            part_rows = [
+                {
+                    **self._place(input_id, row["partition"], part["offset"]),
+                    "event_time": round(part["event_time"].timestamp() * 1000),
+                }
+                for input_id, part in parts
+            ]
+            records.append(
+                {"key": row.pop("merge_key"), **row, "at_end": at_end, "parts": part_rows}
+            )
+        return records
+
+    def _messages(self, partition: int, silver: pa.Table) -> list[dict[str, Any]]:
+        """Return the messages that gold would send to a partition."""
+        is_out = pc.and_(
+            pc.equal(silver["partition"], partition), pc.fill_null(silver["valid"], False)
+        )
+        columns = ["partition", "last_event_time", *PLACE_COLUMNS, *self.settings.sources]
+        rows = with_message_values(
+            self.engine, silver.filter(is_out).select(columns), self.settings
+        )
+        rows = in_message_order(rows)
+        made = messages(rows, rows["value"], None, {})
+        return [self._message(partition, row, {}) for row in made.to_pylist()]
+
+    def _correction_messages(self, partition: int, corrections: pa.Table) -> list[dict[str, Any]]:
+        """Return the messages that gold would send to a partition of the topic of corrections."""
+        is_out = pc.and_(pc.equal(corrections["partition"], partition), corrections["has_message"])
+        rows = in_order(corrections.filter(is_out))
+        if not rows.num_rows:
+            return []
+        values = with_message_values(self.engine, as_silver(rows), self.settings)["value"]
+        described = []
+        for row, late in zip(
+            correction_messages(rows, values, None).to_pylist(), rows.to_pylist(), strict=True
+        ):
+            input_id = InputId(late["source"], late["topic"])
+            place = self._place(input_id, partition, late["offset"])
+            about = {"version": late["version"], "late": place}
+            described.append(self._message(partition, row, about))
+        return described
+
+    def _message(
+        self, partition: int, row: Mapping[str, Any], about: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        """Return a message as the answer has it; `about` is what a correction has beside it."""
+        headers = {header["key"]: header["value"].decode() for header in row["headers"]}
+        text = None if row["value"] is None else row["value"].decode(errors="backslashreplace")
+        place = {"partition": partition, "seq": int(headers[SEQ]), "id": headers[ID], **about}
+        place |= {name: headers.get(TENANT_HEADER, "") for name in self._shown(*TENANT.names)}
+        return {**place, "key": row["key"].decode(), "timestamp": row["timestamp"], "value": text}
+
+    def _waiting(
+        self, cursors: Mapping[TopicPartition, Cursor], silver: pa.Table
+    ) -> list[dict[str, Any]]:
+        """Return the records that the clock (with tenants, their tenant's) has not reached."""
+        rows = self.bronze.filter(pc.is_valid(self.bronze["merge_key"]))
+        positions = dict[RecordPlace, int]()
+        for row in normalise(silver.filter(pc.equal(silver["status"], "waiting"))).to_pylist():
+            positions |= {
+                (input_id, row["partition"], part["offset"]): row["position"]
+                for input_id, part in self._parts_of(row)
+            }
+        waiting = []
+        for row in self._described(rows, *_RECORD):
+            place = (InputId(row["source"], row["topic"]), row["partition"], row["offset"])
+            is_unread = row["offset"] >= cursors[TopicPartition(*place[:2])].next_offset
+            if place in positions or is_unread:
+                if self._shown("waiting"):
+                    row["position"] = positions.get(place)
+                waiting.append(row)
+        return waiting
+
+    def _of_input(self, input_id: InputId) -> pa.Table:
+        """Return the records of an input."""
+        is_its = (pc.equal(self.bronze[name], text) for name, text in input_id._asdict().items())
+        return self.bronze.filter(pc.and_(*is_its))
+
+    def _counts(self, input_id: InputId) -> dict[str, int]:
+        rows = self._of_input(input_id)
+        is_skipped = pc.and_(pc.is_null(rows["event_time"]), pc.is_null(rows["reason"]))
+        beats, skipped = (pc.sum(column).as_py() or 0 for column in (rows["heartbeat"], is_skipped))
+        return {"records": len(rows), "heartbeats": beats, "skipped": skipped}
+
+    def _described(self, rows: pa.Table, *columns: str) -> list[dict[str, Any]]:
+        """Return records in the order in which they came: their coordinates, and some columns."""
+        described = []
+        shown = self._shown(*columns)
+        for row in normalise(
+            rows.select(["source", "topic", "partition", "offset", *shown])
+        ).to_pylist():
+            input_id = InputId(row["source"], row["topic"])
+            place = self._place(input_id, row["partition"], row["offset"])
+            described.append(
+                {**place, **{"key" if name == "merge_key" else name: row[name] for name in shown}}
+            )
+        return sorted(described, key=itemgetter("line"))
+
+    def _shown(self, *names: str) -> list[str]:
+        """Return the names that are not hidden in this lake."""
+        return [name for name in names if name not in self.settings.hidden_names]
+
+    def _parts_of(self, row: Mapping[str, Any]) -> list[tuple[InputId, dict[str, Any]]]:
+        """Return the parts of a row of silver, each with its input."""
+        return [
+            (input_of_part(self.settings.inputs, source, part), part)
+            for source in self.settings.sources
+            for part in row[source]
+        ]
+
+    def _place(self, input_id: InputId, partition: int, offset: int) -> dict[str, Any]:
+        return {
+            **input_id._asdict(),
+            "partition": partition,
+            "offset": offset,
+            "line": self.lines[input_id, partition, offset],
+        }

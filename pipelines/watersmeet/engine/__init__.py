@@ -1,0 +1,409 @@
+"""The engine that runs the layers: it reads and writes tables, calls pure functions on rows, and
+follows Kafka and tables.
+
+A layer is written once, against `Engine`. Which engine serves it decides only where its rows are
+while they are worked on. `Rows` is the engine's own form of rows (for Spark a DataFrame): a layer
+hands it from one call to the next and never looks inside.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol, TypeAlias
+
+import pyarrow as pa
+
+from watersmeet.core.columns import Int64s
+from watersmeet.core.inputs import InputId
+from watersmeet.core.reading import ReadingRules, read_records
+from watersmeet.kafka.ends import Topics
+from watersmeet.kafka.reading import Range
+from watersmeet.lake.commits import Commit
+from watersmeet.lake.erased import without_erased
+from watersmeet.lake.location import Lake
+from watersmeet.lake.table_reader import TableReader, Where
+from watersmeet.lake.tables import Table
+from watersmeet.settings import KafkaSettings
+
+Rows: TypeAlias = Any
+"""Rows of a table or of a stream's batch, in the engine's own form."""
+
+Function: TypeAlias = Callable[..., pa.Table]
+"""A pure function that takes one Arrow table for each input."""
+
+InChunks: TypeAlias = Callable[..., Iterator[tuple[pa.Table, pa.Table]]]
+"""A pure function of rows that come in pieces, and of one Arrow table for each input. It yields
+each piece together with the changes in it.
+"""
+
+
+@dataclass(frozen=True)
+class Selection:
+    """The rows of a table that meet the conditions, with these columns, as `Engine.read` has them.
+
+    Whoever computes with the rows reads them: with Spark, that is a Python worker.
+    """
+
+    table: str
+    columns: Sequence[str]
+    where: Where = ()
+    constants: Mapping[str, str] = field(default_factory=dict)
+
+    def of_partitions(self, partitions: Sequence[int]) -> Selection:
+        """Return the selection of those of the rows that are in some Kafka partitions."""
+        return replace(
+            self,
+            where=[[*term, ("partition", "in", partitions)] for term in self.where or [[]]],
+        )
+
+
+Input: TypeAlias = "Selection | pa.Table"
+"""Rows of a table, or a few rows that this process has in memory."""
+
+
+@dataclass(frozen=True)
+class SilverRows:
+    """The rows of silver that have one of these statuses; their records have `size` bytes.
+
+    `changing`: where it is given, a condition for the rows that may change. Their records have
+    `changing_bytes`; `has_changing` is False where there is no such row.
+    """
+
+    statuses: Sequence[str]
+    size: int
+    changing: Where | None = None
+    changing_bytes: int = 0
+    has_changing: bool = True
+
+    @property
+    def every(self) -> Where:
+        """The condition for all of the rows."""
+        return [[("status", "in", self.statuses)]]
+
+    @property
+    def where(self) -> Where:
+        """The condition for those of the rows that may change."""
+        return self.every if self.changing is None else self.changing
+
+    @property
+    def where_bytes(self) -> int:
+        """The size (bytes) of the records of the rows that may change."""
+        return self.size if self.changing is None else self.changing_bytes
+
+
+@dataclass(frozen=True)
+class KafkaInput:
+    """One input (`core.inputs`) as it is read from Kafka: the committed records of a topic, which
+    `rules` turn into bronze's columns.
+
+    `erased`: offsets by partition whose records are read as `forget` leaves them.
+    """
+
+    input: InputId
+    kafka: KafkaSettings
+    rules: ReadingRules
+    erased: Mapping[int, Int64s] = field(default_factory=dict)
+
+    def decode(self, batch: pa.RecordBatch) -> pa.Table:
+        """Return records with the columns of `core.reading.KAFKA` in bronze's columns."""
+        rows = read_records(batch, rules=self.rules)
+        return without_erased(rows, erased=self.erased) if self.erased else rows
+
+    def offset_ranges(self, ranges: Mapping[int, tuple[int, int]]) -> list[Range]:
+        """Return offset ranges `[from, until)` by partition as those of the topic."""
+        topic = self.input.topic
+        return [Range(topic, p, since, until) for p, (since, until) in sorted(ranges.items())]
+
+    @property
+    def identifier(self) -> str:
+        """The input, spelled with letters, digits and underscores alone."""
+        text = "/".join(self.input)
+        return re.sub("[^A-Za-z0-9_]", lambda character: f"_{ord(character[0]):x}_", text)
+
+
+@dataclass(frozen=True)
+class Summary:
+    """A question about rows: aggregates of the rows with equal values in the columns `by`.
+
+    `values`: as in `TableReader.summary`.
+    """
+
+    by: Sequence[str]
+    values: Mapping[str, tuple[str, str]]
+
+
+@dataclass(frozen=True)
+class Taken:
+    """Records that were read from Kafka, and that no table has yet.
+
+    - `rows`: the records for `Engine.append`, once, while `Engine.taken` provides them.
+    - `groups`: the answer to a summary of them. A group may have several rows, each of some of its
+      records.
+    - `reached`: by partition, the offset where they end.
+    """
+
+    rows: Rows
+    groups: pa.Table
+    reached: Mapping[int, int]
+
+
+class Running(Protocol):
+    """Work that an engine does until it is stopped, has come to its end, or fails."""
+
+    @property
+    def is_active(self) -> bool:
+        """True while the work goes on."""
+
+    @property
+    def failure(self) -> BaseException | None:
+        """The error that ended the work, if one did."""
+
+    def stop(self) -> None:
+        """End the work."""
+
+
+class Engine(Protocol):
+    """An engine, which reads, transforms and writes the tables of one lake.
+
+    A write with a `Commit` is one Delta commit that carries its transaction version and metadata.
+    Where the table has already seen this version of the application, or a later one, nothing is
+    written and nothing is raised. So a repeated write happens once, and a write of a fenced owner
+    never.
+    """
+
+    lake: Lake
+    compact_every: int
+    """Number of commits of a layer after which its tables are compacted: each commit makes a few
+    small files, and the next read opens most of them.
+    """
+    merge_bytes: int
+    """Number of bytes of records, as they are in memory, in a batch of silver. The merge holds them
+    several times.
+    """
+    few_bytes: int
+    """Number of bytes of records up to which reading all open rows takes no longer than finding out
+    which of them a batch may change.
+    """
+
+    @property
+    def reader(self) -> TableReader:
+        """The reader that answers questions about the lake's tables."""
+
+    def read(
+        self,
+        table: str,
+        columns: Sequence[str],
+        where: Where = (),
+        *,
+        constants: Mapping[str, str] | None = None,
+        version: int | None = None,
+    ) -> Rows:
+        """Return rows of a table, or of one of its versions, with these columns.
+
+        `constants`: further columns, each with one text in all rows.
+        """
+
+    def read_kafka(
+        self, source: KafkaInput, ranges: Mapping[int, tuple[int, int]]
+    ) -> tuple[Rows, dict[int, int]]:
+        """Return the records of offset ranges `[from, until)` by partition, in bronze's columns,
+        and by partition the offset where they end.
+
+        That is before the end of a range where the records are too large for memory.
+        """
+
+    def taken(
+        self, source: KafkaInput, ranges: Mapping[int, tuple[int, int]], summary: Summary
+    ) -> AbstractContextManager[Taken]:
+        """Read what `read_kafka` reads, once, and provide it to be appended to the bronze table of
+        its source, with a summary of it.
+
+        The aggregates of the summary are whole numbers. Until the append, the table has nothing of
+        the records.
+        """
+
+    def rows(self, table: pa.Table) -> Rows:
+        """Return a small Arrow table in the engine's own form of rows."""
+
+    def per_partition(self, function: Function, inputs: Sequence[Rows], schema: pa.Schema) -> Rows:
+        """Return the result of a pure function, called with all rows of some Kafka partitions at a
+        time.
+
+        Every input has the integer column `partition`. The function gets an Arrow table for each
+        input, and returns one with the columns of `schema`.
+        """
+
+    def from_tables(
+        self,
+        function: Function,
+        inputs: Sequence[Input],
+        partitions: Sequence[int],
+        schema: pa.Schema,
+    ) -> Rows:
+        """Return the result of a pure function of rows of the lake's tables: it is called with all
+        rows of some of these Kafka partitions at a time, where they are read.
+
+        Every input has the integer column `partition`, and rows of no other than these
+        `partitions`. The function gets an Arrow table for each input, and returns one with the
+        columns of `schema`.
+        """
+
+    def cached(self, rows: Rows) -> AbstractContextManager[Rows]:
+        """Compute the rows at most once inside the `with` block."""
+
+    def summary(
+        self, rows: Rows, by: Sequence[str], values: Mapping[str, tuple[str, str]]
+    ) -> pa.Table:
+        """Return rows grouped `by` columns, with aggregates; `values` as in
+        `TableReader.summary`."""
+
+    def validated(self, rows: Rows, valid: str, value: str | None, max_bytes: int) -> Rows:
+        """Return rows of silver whose finished ones are judged by the user's expressions (Spark SQL
+        over silver's columns).
+
+        A finished row for which `valid` is not true gets `valid` false and the reason `predicate`.
+        Otherwise one whose message with this `value` (where it is given) has more than `max_bytes`
+        bytes gets the reason `too_large`.
+        """
+
+    def collect(self, rows: Rows) -> pa.Table:
+        """Return rows, no more than memory holds, as an Arrow table in this process."""
+
+    def evaluate(self, rows: pa.Table, expressions: Mapping[str, str]) -> pa.Table:
+        """Evaluate SQL expressions of the user over some rows of silver, and return a row for each,
+        in their order.
+
+        `expressions`: by the name of the column that each becomes.
+        """
+
+    def expression_problem(
+        self, text: str, columns: pa.Schema, kinds: tuple[pa.DataType, ...]
+    ) -> str | None:
+        """Return what is wrong with an SQL expression of the user, or None where nothing is.
+
+        The expression is over these columns, and must give one of `kinds`.
+        """
+
+    def create(self, table: Table) -> None:
+        """Create the table, unless it exists; one that exists is left as it is."""
+
+    def evolve_schema(self, table: Table) -> None:
+        """Add to the table, which exists, every column and every field of a struct that it lacks
+        and its layout has.
+
+        No column is lost, and new ones are null in the rows that are there.
+        """
+
+    def create_view(self, name: str, query: str) -> None:
+        """Create or replace a view in the lake's catalog, which is this query in Spark SQL."""
+
+    def append(self, table: str, rows: Rows | pa.Table, commit: Commit | None = None) -> None:
+        """Append rows in one commit; where there are no rows, make the commit all the same."""
+
+    def prepared(
+        self, table: str, chunks: Iterable[pa.Table]
+    ) -> AbstractContextManager[Rows | None]:
+        """Provide rows that come in pieces, to be appended once to a table that is not partitioned
+        while the `with` block lasts; None where no piece comes.
+
+        The pieces have the columns of the table. Where delta-rs can write it, memory holds a piece
+        at a time, and each becomes a file.
+        """
+
+    def merge(
+        self,
+        table: str,
+        rows: Rows | pa.Table,
+        commit: Commit,
+        *,
+        only_open: bool = True,
+        large: SilverRows | None = None,
+    ) -> None:
+        """Replace or insert each of `rows` in one commit; once per commit.
+
+        `rows` have silver's columns, and `replaces`: the event time of the row with the same
+        partition, tenant and merge_key whose place a row takes, null for a new one. A row with a
+        null status deletes all rows that it matches: those at `replaces`, and those of its key that
+        wait, up to the position `delete_up_to`. `only_open`: of the rows that do not wait, only
+        open ones are replaced or deleted. `large`: given where the rows among which those are do
+        not fit into memory.
+        """
+
+    def merge_in_chunks(
+        self,
+        unfinished: SilverRows,
+        function: InChunks,
+        inputs: Sequence[Input],
+        schema: pa.Schema,
+        validate: Callable[[Rows], Rows],
+        commit: Commit,
+    ) -> bool:
+        """Merge the changes that `function` makes to rows of silver as `merge` does: in one commit,
+        once per commit.
+
+        Memory holds a piece of the rows at a time, and all rows of a key are in one piece. The
+        changes have the columns of `schema`; `validate` is called with them. Return False, and
+        change nothing, where the engine cannot do so: then use `merge`.
+        """
+
+    def delete(self, table: str, where: Where, commit: Commit) -> None:
+        """Delete the rows that meet the conditions, in one commit; once per commit."""
+
+    def update(
+        self, table: str, where: Where, values: Mapping[str, str | bool | None], commit: Commit
+    ) -> None:
+        """Give columns of the rows that meet the conditions these values, in one commit; once per
+        commit.
+        """
+
+    def follow_kafka(self, topics: Topics, work: Callable[[], None]) -> Running:
+        """Call `work` once soon, and again whenever Kafka has more in one of the topics."""
+
+    def follow_tables(self, tables: Sequence[str], work: Callable[[], None]) -> Running:
+        """Call `work` once soon, and again whenever one of the tables has new commits."""
+
+    def compact(self, table: str, file_bytes: int) -> None:
+        """Rewrite smaller files into few of up to about `file_bytes`; no row changes.
+
+        Where another writer was quicker, this is left for the next time.
+        """
+
+    def purge(self, table: str) -> None:
+        """Rewrite the files that hold rows which deletion vectors mark as deleted; no row changes.
+
+        Afterwards only older versions have files with such rows. Raises the error of a conflict
+        where another writer was quicker.
+        """
+
+    def vacuum(self, table: str) -> int:
+        """Remove the files that no version within the retention uses, and return how many there
+        were.
+
+        These are data and change files, also those that no commit names, once they are as old.
+        """
+
+    def set_properties(self, table: str, properties: Mapping[str, str]) -> None:
+        """Set these properties of the table."""
+
+
+def replaced_row(*, only_open: bool) -> str:
+    """Return the MERGE condition, in SQL of every engine: true where one of the rows of
+    `Engine.merge` (`changed`) takes the place of a row of silver (`kept`), or deletes it.
+    """
+    columns = ("partition", "tenant", "merge_key")
+    its_key = " AND ".join(f"kept.{name} = changed.{name}" for name in columns)
+    is_merged = "kept.status = 'open'" if only_open else "kept.status != 'waiting'"
+    is_replaced = f"{is_merged} AND kept.event_time = changed.replaces"
+    is_deleted = "kept.status = 'waiting' AND kept.position <= changed.delete_up_to"
+    its_row = f"{its_key} AND (({is_replaced}) OR ({is_deleted}))"
+    return f"kept.status IN ('open', 'waiting') AND {its_row}" if only_open else its_row
+
+
+def read_input(engine: Engine, rows: Input) -> Rows:
+    """Return an input as the engine's rows."""
+    if isinstance(rows, pa.Table):
+        return engine.rows(rows)
+    return engine.read(rows.table, rows.columns, rows.where, constants=rows.constants)

@@ -1,0 +1,209 @@
+"""Checks of a Spark session and its executors before anything starts; what is missing is reported
+in one sentence.
+"""
+
+from __future__ import annotations
+
+import importlib
+import re
+import sys
+import uuid
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Final
+
+import pyarrow as pa
+import pyspark
+from pyspark.errors import AnalysisException
+from pyspark.sql import Row, SparkSession, is_remote
+from pyspark.sql import functions as F
+
+import watersmeet
+from watersmeet.core.types import columns_ddl
+from watersmeet.errors import ConfigurationError, WatersmeetError, root_cause
+from watersmeet.lake.location import Lake, local_path, scheme_of
+from watersmeet.lake.store import check_readable
+
+OLDEST: Final = (4, 2)
+"""The first release of Spark whose Python data sources have what bronze needs: limits of a batch,
+AvailableNow, Arrow.
+"""
+
+_MANY_ROWS: Final = 100_000
+"""Number of rows of a range of which every core gets some."""
+
+_WITHOUT_DELTA: Final = frozenset(
+    [
+        "TABLE_OR_VIEW_NOT_FOUND",
+        "PARSE_SYNTAX_ERROR",
+        "DELTA_CONFIGURE_SPARK_SESSION_WITH_EXTENSION_AND_CATALOG",
+    ]
+)
+"""Error conditions of a session that does not know Delta's statements, or lacks its catalog."""
+
+
+def check_session(spark: SparkSession) -> None:
+    """Raise ConfigurationError where Spark is too old, differs from the driver's pyspark, or lacks
+    Delta Lake.
+    """
+    check_versions(spark.version, pyspark.__version__)
+    try:
+        spark.sql(f"DESCRIBE DETAIL delta.`/nowhere-{uuid.uuid4()}`")
+    except AnalysisException as error:
+        has_delta = error.getCondition() not in _WITHOUT_DELTA
+    else:
+        has_delta = True
+    if not has_delta:
+        raise ConfigurationError(
+            "this Spark session has no Delta Lake",
+            fix=(
+                "start it with Delta's jar, "
+                "spark.sql.extensions=io.delta.sql.DeltaSparkSessionExtension and "
+                "spark.sql.catalog.spark_catalog=org.apache.spark.sql.delta.catalog.DeltaCatalog"
+            ),
+        )
+    _check_delta_package()
+
+
+def check_versions(spark: str, driver: str) -> None:
+    """Raise ConfigurationError where a Spark of this version is too old, or differs from the
+    driver's pyspark.
+    """
+    oldest = ".".join(map(str, OLDEST))
+    if _release(spark) < OLDEST:
+        raise ConfigurationError(
+            f"this is Spark {spark}, and Watersmeet needs Spark {oldest} or newer",
+            fix="use a newer one",
+        )
+    if _release(spark) != _release(driver):
+        raise ConfigurationError(
+            f"this is Spark {spark}, and the driver's pyspark is {driver}",
+            fix=f"install pyspark {spark}",
+        )
+
+
+def _release(version: str) -> tuple[int, ...]:
+    return tuple(int(number) for number in re.findall(r"\d+", version)[:2])
+
+
+def _check_delta_package() -> None:
+    """Import Delta's package, which gives Delta's conflicts error classes of their own
+    (`lake.conflicts`).
+    """
+    try:
+        importlib.import_module("delta.connect" if is_remote() else "delta.exceptions")
+    except ImportError as error:
+        raise ConfigurationError(
+            f'the driver\'s Python lacks Delta Lake ({error}): `pip install "watersmeet[spark]"` '
+            "brings it, or start Spark with "
+            "--packages"
+        ) from None
+
+
+def number_of_tasks(spark: SparkSession) -> int:
+    """Return the number of tasks among which the layers divide Kafka's partitions:
+    `spark.sql.shuffle.partitions`, or the number of the cluster's cores where that is no number
+    (`auto`, on Databricks).
+    """
+    setting = spark.conf.get("spark.sql.shuffle.partitions") or ""
+    if setting.isdecimal():
+        return int(setting)
+    # Spark divides a range by its cores.
+    return spark.range(_MANY_ROWS).select(F.spark_partition_id()).distinct().count()
+
+
+def check_executors(spark: SparkSession, lake: Lake) -> None:
+    """Raise ConfigurationError where Spark's executors cannot run the layers' tasks, cannot open a
+    lake in an object store, or do not see one that is a folder: what they write would be lost.
+    """
+    if (spark.conf.get("spark.master", None) or "").startswith("local") and not is_remote():
+        return
+    folder = (
+        None
+        if lake.is_catalog or scheme_of(lake.location) is not None
+        else Path(local_path(lake.location))
+    )
+    marker = None if folder is None else folder / f"_seen-{uuid.uuid4()}"
+    if marker is not None:
+        marker.parent.mkdir(parents=True, exist_ok=True)
+        marker.touch()
+
+    schema = pa.schema([("version", pa.string()), ("sees", pa.bool_()), ("problem", pa.string())])
+
+    def look(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Run on an executor: yield for each batch the version of Watersmeet there, whether the
+        marker file is seen, and why the lake's store cannot be read.
+        """
+        # With all that they import.
+        for name in (
+            "watersmeet.kafka.reading",
+            "watersmeet.engine.spark",
+        ):
+            importlib.import_module(name)
+        version = importlib.import_module("watersmeet").__version__
+        sees = marker is None or marker.exists()
+        answer = {"version": version, "sees": sees, "problem": _problem_of_store(lake)}
+        for _ in batches:
+            yield pa.RecordBatch.from_pylist([answer], schema)
+
+    try:
+        tasks = number_of_tasks(spark)
+        answers = spark.range(0, tasks, 1, tasks).mapInArrow(look, columns_ddl(schema)).collect()
+    except Exception as error:  # whatever keeps a Python worker from running
+        raise _unfit(_cause(error)) from None
+    finally:
+        if marker is not None:
+            marker.unlink(missing_ok=True)
+    _check_answers(lake, answers)
+
+
+def _problem_of_store(lake: Lake) -> str | None:
+    """Return why the lake's objects cannot be listed here; None where they can, or are none."""
+    try:
+        check_readable(lake)
+    except WatersmeetError as error:
+        return str(error)
+    return None
+
+
+def _check_answers(lake: Lake, answers: Sequence[Row]) -> None:
+    """Raise ConfigurationError where one of the executors' answers shows that it is unfit."""
+    if other := {row.version for row in answers} - {watersmeet.__version__}:
+        raise _unfit(f"they have Watersmeet {', '.join(sorted(other))}")
+    if not all(row.sees for row in answers):
+        raise ConfigurationError(
+            f"{lake.location} is a folder of this machine, and Spark's executors do not see it",
+            where="lake",
+            fix=(
+                "name a folder that every worker mounts at this path, an object-store URI, or a "
+                "schema of a catalog"
+            ),
+        )
+    if problems := {row.problem for row in answers} - {None}:
+        raise ConfigurationError(
+            f"Spark's executors cannot open {lake.location} ({min(problems)})",
+            where="lake",
+            fix="name what opens it under `storage:`, or in the environment of every executor",
+        )
+
+
+def _unfit(why: str) -> ConfigurationError:
+    python = f"{sys.version_info.major}.{sys.version_info.minor}"
+    return ConfigurationError(
+        f"Spark's executors cannot run Watersmeet's tasks: {why}",
+        fix=(
+            f"give every worker Python {python} with Watersmeet {watersmeet.__version__} and its "
+            "packages (docs/spark-clusters.md)"
+        ),
+    )
+
+
+def _cause(error: Exception) -> str:
+    """Return the sentence of a Python worker's traceback, else of the first cause that an
+    executor's JVM names, else the error's own.
+    """
+    traceback = str(error).partition("Traceback (most recent call last):")[2]
+    causes = re.findall(r"^[\w.]+: (.+)$", traceback, re.MULTILINE) or re.findall(
+        r"(?:\): |Caused by: )[\w.]+: (.+)", str(error)
+    )
+    return causes[0].strip().rstrip(".") if causes else root_cause(error)

@@ -1,0 +1,684 @@
+"""The embedded engine: one process without a JVM, for a lake with a path.
+
+delta-rs reads and writes the tables, librdkafka reads Kafka, and rows are Arrow tables in memory.
+Batches are bounded, and so is memory. The user's SQL expressions are Spark SQL on every engine: a
+local Spark session starts with the first one.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import cached_property, partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, TypedDict
+
+import pyarrow as pa
+from deltalake import (
+    CommitProperties,
+    DeltaTable,
+    PostCommitHookProperties,
+    Transaction,
+    WriterProperties,
+    write_deltalake,
+)
+from deltalake.exceptions import CommitFailedError, DeltaError
+from deltalake.transaction import AddAction
+
+from watersmeet.core.merge import applied, kept, new_rows
+from watersmeet.core.reading import RECORD_BYTES
+from watersmeet.engine import (
+    Function,
+    InChunks,
+    Input,
+    KafkaInput,
+    SilverRows,
+    Summary,
+    Taken,
+    read_input,
+    replaced_row,
+)
+from watersmeet.engine.polling import Polling
+from watersmeet.kafka.workers import read_decoded
+from watersmeet.lake import tables
+from watersmeet.lake.by_delta_rs import DeltaRsReader, columns_of, sql_name, sql_where, streamed
+from watersmeet.lake.commits import Commit
+from watersmeet.lake.conditions import literal
+from watersmeet.lake.conflicts import suppress_conflict
+from watersmeet.lake.data_file import DataFile
+from watersmeet.lake.features import check_features_of
+from watersmeet.lake.location import Lake
+from watersmeet.lake.maintenance import FILE_BYTES
+from watersmeet.lake.partitioned import PartitionedFiles, by_key
+from watersmeet.lake.table_reader import VersionGoneError, Where, normalise, row_count
+from watersmeet.lake.tables import CHANGE_DATA_FEED, COUNTED_COLUMNS, STATISTICS_BYTES, Table
+
+if TYPE_CHECKING:
+    from watersmeet.engine.spark import SparkEngine
+
+BATCH_BYTES: Final = 64 * 1024 * 1024
+"""Approximate number of bytes of decoded records that are read at a time: twice as many take no
+less time.
+"""
+
+CLEAN_UP_EVERY: Final = 50
+"""Number of commits to a table after which the files of its log that are older than the retention
+are deleted.
+"""
+
+FEW_BYTES: Final = 8 * 1024 * 1024
+"""`Engine.few_bytes` where delta-rs reads."""
+
+CHUNKS: Final = 4
+"""Number of pieces for as many bytes of open rows as a batch may have: memory holds several copies
+of a piece.
+"""
+
+_ORDER: Final = ("partition", "event_time", "offset")
+"""The columns by which rows are near one another once a table was rewritten as a whole."""
+_WAITING: Final[Where] = [[("status", "=", "waiting")]]
+
+ROW_GROUP_BYTES: Final = 32 * 1024 * 1024
+"""Number of bytes of large rows, as they are in memory, in a row group of a file."""
+
+_DISTINCT: Final = frozenset(["offset", "key", "value", "merge_key"])
+"""Columns of bronze whose values hardly ever repeat: looking for repetitions would cost more than
+it saves.
+"""
+
+_ROWS_AT_ONCE: Final = 8_192
+"""Number of rows that readers unpack at a time: DataFusion's default."""
+
+# As Spark writes them.
+_WRITER: Final = WriterProperties(compression="SNAPPY", statistics_truncate_length=STATISTICS_BYTES)
+
+
+class EmbeddedEngine(Polling):
+    """`Engine` in this process.
+
+    `expressions` opens the engine that evaluates SQL expressions; it is called for the first one.
+    `reader`: those of the lake, where another engine has them.
+    """
+
+    reader: DeltaRsReader
+    compact_every = 20
+    merge_bytes = 64 * 1024 * 1024  # a merge costs little by itself
+    few_bytes = FEW_BYTES
+    from_kafka_s = 0.4
+    """Each answer is a commit, and with twice as many no message comes sooner."""
+    from_tables_s = 0.1
+    """Each look asks whether a table has the file of the next commit."""
+
+    def __init__(
+        self,
+        lake: Lake,
+        expressions: Callable[[], SparkEngine],
+        reader: DeltaRsReader | None = None,
+    ) -> None:
+        # Memory that Arrow's own allocators keep for later was a fifth of all memory of a run.
+        pa.set_memory_pool(pa.system_memory_pool())
+        self.lake = lake
+        self._open_expressions = expressions
+        self.reader = reader or DeltaRsReader(lake)
+
+    # -- reading
+
+    def read(
+        self,
+        table: str,
+        columns: Sequence[str],
+        where: Where = (),
+        *,
+        constants: Mapping[str, str] | None = None,
+        version: int | None = None,
+    ) -> pa.Table:
+        """See `Engine.read`."""
+        rows = self.reader.rows(table, columns, where, version)
+        for name, value in (constants or {}).items():
+            rows = rows.append_column(
+                pa.field(name, pa.string()), pa.repeat(pa.scalar(value, pa.string()), len(rows))
+            )
+        return rows
+
+    def read_kafka(
+        self, source: KafkaInput, ranges: Mapping[int, tuple[int, int]]
+    ) -> tuple[pa.Table, dict[int, int]]:
+        """See `Engine.read_kafka`."""
+        schema = self.lake.schema(tables.bronze(source.input.source))
+        return read_decoded(
+            source.kafka, source.offset_ranges(ranges), source.decode, schema, BATCH_BYTES
+        )
+
+    @contextmanager
+    def taken(
+        self, source: KafkaInput, ranges: Mapping[int, tuple[int, int]], summary: Summary
+    ) -> Iterator[Taken]:
+        """See `Engine.taken`."""
+        rows, reached = self.read_kafka(source, ranges)
+        yield Taken(rows, self.summary(rows, summary.by, summary.values), reached)
+
+    def rows(self, table: pa.Table) -> pa.Table:
+        """See `Engine.rows`."""
+        return table
+
+    # -- transforming
+
+    def per_partition(
+        self, function: Function, inputs: Sequence[pa.Table], schema: pa.Schema
+    ) -> pa.Table:
+        """See `Engine.per_partition`."""
+        return function(*inputs).select(schema.names).cast(schema)
+
+    def from_tables(
+        self,
+        function: Function,
+        inputs: Sequence[Input],
+        partitions: Sequence[int],  # noqa: ARG002 - all at once
+        schema: pa.Schema,
+    ) -> pa.Table:
+        """See `Engine.from_tables`."""
+        return self.per_partition(function, [*map(partial(read_input, self), inputs)], schema)
+
+    @contextmanager
+    def cached(self, rows: pa.Table) -> Iterator[pa.Table]:
+        """See `Engine.cached`."""
+        yield rows
+
+    def summary(
+        self, rows: pa.Table, by: Sequence[str], values: Mapping[str, tuple[str, str]]
+    ) -> pa.Table:
+        """See `Engine.summary`."""
+        aggregates: list[Any] = [
+            ([], "count_all") if column == "*" else (column, kind)
+            for kind, column in values.values()
+        ]
+        grouped = rows.group_by(list(by)).aggregate(aggregates)
+        return normalise(grouped.rename_columns([*by, *values]))
+
+    def validated(self, rows: pa.Table, valid: str, value: str | None, max_bytes: int) -> pa.Table:
+        """See `Engine.validated`."""
+        if not rows.num_rows:
+            return rows
+        by_spark = self._expressions
+        return by_spark.collect(
+            by_spark.validated(by_spark.rows(rows), valid, value, max_bytes)
+        ).cast(rows.schema)
+
+    def collect(self, rows: pa.Table) -> pa.Table:
+        """See `Engine.collect`."""
+        return rows
+
+    def evaluate(self, rows: pa.Table, expressions: Mapping[str, str]) -> pa.Table:
+        """See `Engine.evaluate`."""
+        return self._expressions.evaluate(rows, expressions)
+
+    def expression_problem(
+        self, text: str, columns: pa.Schema, kinds: tuple[pa.DataType, ...]
+    ) -> str | None:
+        """See `Engine.expression_problem`."""
+        return self._expressions.expression_problem(text, columns, kinds)
+
+    @cached_property
+    def _expressions(self) -> SparkEngine:
+        return self._open_expressions()
+
+    # -- writing
+
+    def create(self, table: Table) -> None:
+        """See `Engine.create`."""
+        with suppress(CommitFailedError):  # another process makes it, too
+            DeltaTable.create(
+                self.reader.uri(table.name),
+                table.schema,
+                mode="ignore",
+                partition_by=list(table.partitioned_by),
+                configuration=dict(table.properties),
+                storage_options=dict(self.lake.storage),
+                raise_if_key_not_exists=False,  # for `watersmeet.layout`, a key of our own
+            )
+
+    def evolve_schema(self, table: Table) -> None:
+        """See `Engine.evolve_schema`."""
+        write_deltalake(
+            self.reader.opened(table.name),
+            table.schema.empty_table(),
+            mode="append",
+            schema_mode="merge",
+        )
+
+    def create_view(self, name: str, query: str) -> None:
+        """See `Engine.create_view`. A lake with a path has no views."""
+        raise NotImplementedError(
+            f"{self.lake.location} is no catalog, and has no view {name} of {query}"
+        )
+
+    def append(
+        self, table: str, rows: pa.Table | WrittenFiles, commit: Commit | None = None
+    ) -> None:
+        """See `Engine.append`."""
+        if isinstance(rows, WrittenFiles):
+            rows.are_offered = True
+            self.append_files(table, rows.entries, commit)
+            return
+        schema = self.lake.schema(table)
+        rows = rows.select(schema.names).cast(schema)
+        self._commit(
+            table,
+            commit,
+            lambda delta_table, arguments: write_deltalake(
+                delta_table,
+                _with_added(delta_table, rows),
+                mode="append",
+                writer_properties=_writer(_size_of(rows)),
+                **arguments,
+            ),
+        )
+
+    @contextmanager
+    def prepared(self, table: str, chunks: Iterable[pa.Table]) -> Iterator[Any]:
+        """See `Engine.prepared`."""
+        if not self.takes_files(table):
+            rows = [*chunks]
+            yield pa.concat_tables(rows) if rows else None
+            return
+        files = WrittenFiles(self, [])
+        try:
+            for chunk in chunks:
+                files.entries += filter(None, [self.write_file(table, [chunk])])
+            yield files if files.entries else None
+        finally:
+            files.delete_unless_offered(table)
+
+    def write_file(self, table: str, chunks: Iterable[pa.Table]) -> AddAction | None:
+        """Write rows to a new file of a table that is not partitioned, a row group for each chunk;
+        return the file's entry for `append_files`, or None where there is no chunk.
+
+        Memory holds a chunk at a time. The chunks have the columns of the table.
+        """
+        layout = self.lake.layout[table]
+        counted = layout.properties[COUNTED_COLUMNS].split(",")
+        repeating = None  # a correction repeats what the one before it has
+        if table != tables.CORRECTIONS:
+            repeating = [name for name in layout.schema.names if name not in _DISTINCT]
+        with tempfile.TemporaryDirectory(prefix="watersmeet-") as folder:
+            file: DataFile | None = None
+            for rows in chunks:
+                file = file or DataFile(Path(folder, "rows"), layout.schema, counted, repeating)
+                file.write(rows)
+            if file is None:
+                return None
+            name = f"part-{uuid.uuid4()}.snappy.parquet"
+            return file.put(self.reader.files_of(table), self.reader.path(table), name, {})
+
+    def takes_files(self, table: str) -> bool:
+        """Return True where `write_file` can write files of a table: delta-rs checks no constraint
+        that others have added.
+        """
+        properties = self.reader.properties(table)
+        return not any(name.startswith("delta.constraints.") for name in properties)
+
+    def append_files(self, table: str, files: Sequence[AddAction], commit: Commit | None) -> None:
+        """Make files that `write_file` has written part of a table, as `Engine.append` does with
+        rows.
+        """
+
+        def write(delta_table: DeltaTable, arguments: _CommitArguments) -> None:
+            """Add the files in one commit with these properties."""
+            delta_table.create_write_transaction(
+                [*files], "append", delta_table.schema(), **arguments
+            )
+            delta_table.update_incremental()
+
+        self._commit(table, commit, write)
+
+    def merge(
+        self,
+        table: str,
+        rows: pa.Table,
+        commit: Commit,
+        *,
+        only_open: bool = True,
+        large: SilverRows | None = None,
+    ) -> None:
+        """See `Engine.merge`."""
+        if large is not None and self._can_rewrite(table):
+
+            def merged(chunks: Iterator[pa.Table]) -> Iterator[pa.Table]:
+                """Yield each chunk without the rows that are replaced, then the new ones."""
+                yield from (kept(chunk, rows) for chunk in chunks)
+                yield new_rows(rows)
+
+            self._rewrite(table, large, merged, commit)
+            return
+        schema = self.lake.layout[table].schema
+        columns = {sql_name(name): f"changed.{sql_name(name)}" for name in schema.names}
+        condition = replaced_row(only_open=only_open)
+
+        def write(delta_table: DeltaTable, arguments: _CommitArguments) -> None:
+            """Merge the changed rows into the table, in one commit with these properties."""
+            merge = delta_table.merge(
+                rows,
+                condition,
+                "changed",
+                "kept",
+                writer_properties=_writer(_size_of(rows)),
+                **arguments,
+            )
+            merge = merge.when_matched_delete("changed.status IS NULL").when_matched_update(columns)
+            merge.when_not_matched_insert(columns, "changed.status IS NOT NULL").execute()
+
+        self._commit(table, commit, write)
+
+    def merge_in_chunks(
+        self,
+        unfinished: SilverRows,
+        function: InChunks,
+        inputs: Sequence[Input],
+        _: pa.Schema,
+        validate: Callable[[pa.Table], pa.Table],
+        commit: Commit,
+    ) -> bool:
+        """See `Engine.merge_in_chunks`."""
+        table = tables.SILVER
+        if not self._can_rewrite(table):
+            return False
+        schema = self.lake.schema(table)
+        # Not later: a table that is brought up to date does not report a commit made meanwhile.
+        has_waiting = row_count(self.reader, table, _WAITING) > 0
+
+        def merged(chunks: Iterator[pa.Table]) -> Iterator[pa.Table]:
+            """Yield each chunk with the changes in it, in pieces that hold all rows of a key."""
+            with tempfile.TemporaryDirectory(prefix="watersmeet-") as folder:
+                if has_waiting:  # else a key has one row
+                    chunks = by_key(chunks, schema, self._chunks(unfinished), Path(folder))
+                for chunk, changed in function(chunks, *map(partial(read_input, self), inputs)):
+                    yield applied(chunk, validate(changed))
+
+        self._rewrite(table, unfinished, merged, commit)
+        return True
+
+    def _can_rewrite(self, table: str) -> bool:
+        """Return True where rows of a table may be written anew that did not change, except for:
+
+        - Somebody follows the changes, and would meet those rows.
+        - Others have added columns.
+        - Spark has left deletion vectors, which delta-rs does not name where it removes a file.
+        """
+        opened = self.reader.opened(table)
+        return (
+            self.reader.properties(table).get(CHANGE_DATA_FEED, "false") != "true"
+            and set(columns_of(opened).names) == set(self.lake.schema(table).names)
+            and not _has_deletion_vectors(opened)
+        )
+
+    def _chunks(self, rows: SilverRows) -> int:
+        return 1 + CHUNKS * rows.size // self.merge_bytes
+
+    def _rewrite(
+        self,
+        table: str,
+        rows: SilverRows,
+        merged: Callable[[Iterator[pa.Table]], Iterator[pa.Table]],
+        commit: Commit,
+    ) -> None:
+        """Write all these rows of a table anew in one commit, as `merged` returns them.
+
+        Memory holds a chunk of them at a time; delta-rs's own writers, among them its MERGE, hold
+        them all.
+        """
+        schema = self.lake.schema(table)
+        [by] = self.lake.layout[table].partitioned_by
+        count = row_count(self.reader, table, rows.every)
+        chunk_rows = max(1, min(_ROWS_AT_ONCE, count // self._chunks(rows)))
+
+        def write(delta_table: DeltaTable, arguments: _CommitArguments) -> None:
+            """Write new files, and commit them in place of those that are there, with these
+            properties.
+            """
+            chunks = streamed(delta_table, schema, rows.every, chunk_rows)
+            with tempfile.TemporaryDirectory(prefix="watersmeet-") as folder:
+                path = self.reader.path(table)
+                files = PartitionedFiles(
+                    schema, by, path, self.reader.files_of(table), Path(folder)
+                )
+                added = files.write(merged(chunks))
+            delta_table.create_write_transaction(
+                [*added],
+                "overwrite",
+                schema,
+                [by],
+                [(by, "in", list(rows.statuses))],
+                **arguments,
+            )
+            delta_table.update_incremental()
+
+        self._commit(table, commit, write)
+
+    def delete(self, table: str, where: Where, commit: Commit) -> None:
+        """See `Engine.delete`."""
+        condition = sql_where(where, self.lake.schema(table))
+        writer = self._writer_of(table)
+        self._commit(
+            table,
+            commit,
+            lambda delta_table, arguments: delta_table.delete(condition, writer, **arguments),
+        )
+
+    def update(
+        self, table: str, where: Where, values: Mapping[str, str | bool | None], commit: Commit
+    ) -> None:
+        """See `Engine.update`."""
+        condition = sql_where(where, self.lake.schema(table))
+        updates = {sql_name(name): literal(value) for name, value in values.items()}
+        writer = self._writer_of(table)
+        self._commit(
+            table,
+            commit,
+            lambda delta_table, arguments: delta_table.update(
+                updates, None, condition, writer, **arguments
+            ),
+        )
+
+    def _commit(
+        self,
+        table: str,
+        commit: Commit | None,
+        write: Callable[[DeltaTable, _CommitArguments], Any],
+    ) -> None:
+        """Make one commit, unless the table has seen its transaction version.
+
+        Where another process makes one for the same application meanwhile, delta-rs reports a
+        conflict.
+        """
+        delta_table = self.reader.opened(table)
+        if commit is None:
+            write(delta_table, _commit_arguments(delta_table, None))
+            return
+        seen = delta_table.transaction_version(commit.application)
+        if seen is not None and seen >= commit.transaction_version:
+            return
+        once = Transaction(commit.application, commit.transaction_version)
+        arguments = _commit_arguments(
+            delta_table,
+            CommitProperties({"userMetadata": commit.metadata}, app_transactions=[once]),
+        )
+        before = delta_table.version()
+        with self._naming_features(table):
+            write(delta_table, arguments)
+        if delta_table.version() == before:  # delta-rs makes no commit where no row changes
+            write_deltalake(
+                delta_table,
+                _with_added(delta_table, self.lake.schema(table).empty_table()),
+                mode="append",
+                **arguments,
+            )
+
+    @contextmanager
+    def _naming_features(self, table: str) -> Iterator[None]:
+        """Raise, inside the `with` block, an error that names the feature for which delta-rs
+        refuses an operation, where one was turned on meanwhile.
+
+        The class that delta-rs raises for it is that of a conflict.
+        """
+        try:
+            yield
+        except DeltaError:
+            check_features_of(self.reader, self.lake, table)
+            raise
+
+    # -- keeping
+
+    def compact(self, table: str, file_bytes: int) -> None:
+        """See `Engine.compact`."""
+        with suppress_conflict(), self._naming_features(table):
+            delta_table = self.reader.opened(table)
+            writer = self._writer_of(table)
+            delta_table.optimize.compact(
+                target_size=file_bytes,
+                writer_properties=writer,
+                **_commit_arguments(delta_table, None),
+            )
+
+    def purge(self, table: str) -> None:
+        """See `Engine.purge`. Deletion vectors come from Spark alone; where it has left some,
+        delta-rs rewrites all files.
+        """
+        delta_table = self.reader.opened(table)
+        if _has_deletion_vectors(delta_table):
+            columns = [name for name in _ORDER if name in self.lake.schema(table).names]
+            writer = self._writer_of(table)
+            delta_table.optimize.z_order(
+                columns,
+                target_size=FILE_BYTES,
+                writer_properties=writer,
+                **_commit_arguments(delta_table, None),
+            )
+
+    def _writer_of(self, table: str) -> WriterProperties:
+        """Return the properties for writing anew files with rows of this table.
+
+        The size of a row is that of its records in memory: in the files, values may be packed.
+        """
+        if RECORD_BYTES.name not in self.reader.columns(table).names:
+            return _WRITER
+        sums = {"bytes": ("sum", RECORD_BYTES.name), "rows": ("count", RECORD_BYTES.name)}
+        size = self.reader.summary(table, [], sums).to_pylist()[0]
+        return _writer((size["bytes"] or 0) // max(1, size["rows"]))
+
+    def vacuum(self, table: str) -> int:
+        """See `Engine.vacuum`. delta-rs lists the unused files.
+
+        It knows only data files, so its list has Spark's deletion vectors, too, which may be in
+        use.
+        """
+        files = self.reader.opened(table).vacuum(dry_run=True, full=True)
+        # The checksums of Hadoop's local file system go with their files.
+        named = {name for name in files if not name.rpartition("/")[2].startswith(".")}
+        vectors = {name for name in named if name.rpartition("/")[2].startswith("deletion_vector_")}
+        if vectors and self._uses_deletion_vectors(table):
+            named -= vectors
+        self.reader.delete_files(table, sorted(named))
+        return len(named)
+
+    def _uses_deletion_vectors(self, table: str) -> bool:
+        """Return True where the table has deletion vectors, or had some when the retention began.
+
+        Those made since then are young files.
+        """
+        if _has_deletion_vectors(self.reader.opened(table)):
+            return True
+        began = self.reader.version_at(
+            table, time.time_ns() // 1_000_000 - self.lake.settings.retention_ms
+        )
+        oldest = self.reader.history(table)[-1].number if began is None else began
+        try:
+            return _has_deletion_vectors(self.reader.opened_at(table, oldest))
+        except (DeltaError, VersionGoneError):
+            return True
+
+    def set_properties(self, table: str, properties: Mapping[str, str]) -> None:
+        """See `Engine.set_properties`."""
+        self.reader.opened(table).alter.set_table_properties(
+            dict(properties), raise_if_not_exists=False
+        )
+
+
+@dataclass
+class WrittenFiles:
+    """Files of a table that were written, and that no commit names yet, as rows to append."""
+
+    writer: EmbeddedEngine
+    entries: list[AddAction]
+    are_offered: bool = False
+    """True once a commit was to name them."""
+
+    def delete_unless_offered(self, table: str) -> None:
+        """Delete the files, unless a commit may name them, whatever is known of it."""
+        if not self.are_offered:
+            self.writer.reader.delete_files(table, [file.path for file in self.entries])
+
+
+def _has_deletion_vectors(delta_table: DeltaTable) -> bool:
+    return any(
+        batch.num_rows for batch in pa.RecordBatchReader.from_stream(delta_table.deletion_vectors())
+    )
+
+
+def _with_added(delta_table: DeltaTable, rows: pa.Table) -> pa.Table:
+    """Return rows with the columns that others have added to a table, as nulls: delta-rs appends
+    only whole rows.
+
+    The table is not brought up to date for this: it would then no longer report a commit made since
+    it was looked at.
+    """
+    for field in columns_of(delta_table):
+        if field.name not in rows.column_names:
+            rows = rows.append_column(field.name, pa.nulls(len(rows), field.type))
+    return rows
+
+
+def _writer(row_bytes: int) -> WriterProperties:
+    """Return the properties for writing files with rows of this size in memory.
+
+    Large rows go into row groups that fit into memory, since readers unpack up to thousands of rows
+    of one at a time.
+    """
+    if row_bytes * _ROWS_AT_ONCE <= ROW_GROUP_BYTES:
+        return _WRITER
+    rows = max(1, ROW_GROUP_BYTES // row_bytes)
+    return WriterProperties(
+        compression="SNAPPY", statistics_truncate_length=STATISTICS_BYTES, max_row_group_size=rows
+    )
+
+
+def _size_of(rows: pa.Table) -> int:
+    """Return the mean size of a row in memory, in bytes."""
+    return int(rows.nbytes // max(1, rows.num_rows))
+
+
+class _CommitArguments(TypedDict):
+    """The arguments with which delta-rs makes a commit."""
+
+    commit_properties: CommitProperties | None
+    post_commithook_properties: PostCommitHookProperties
+
+
+def _commit_arguments(
+    delta_table: DeltaTable, properties: CommitProperties | None
+) -> _CommitArguments:
+    """Return the arguments of a commit with these properties.
+
+    Every `CLEAN_UP_EVERY` commits, log files older than the log's retention are deleted. That
+    lists the log, so it is not done after each commit, as delta-rs would.
+    """
+    is_due = (delta_table.version() + 1) % CLEAN_UP_EVERY == 0
+    return {
+        "commit_properties": properties,
+        "post_commithook_properties": PostCommitHookProperties(
+            cleanup_expired_logs=None if is_due else False
+        ),
+    }

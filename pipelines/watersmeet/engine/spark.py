@@ -1,0 +1,454 @@
+"""The Spark engine: any Spark that has Delta Lake, and any lake that it can reach. Rows are
+DataFrames.
+
+Wherever delta-rs can open the lake, it creates the tables, writes what a run itself has to say, and
+commits the files of bronze, which Spark's tasks write: its commit takes hundredths of a second, and
+one of Spark a whole second. Spark writes the other records, and rewrites files. No table is
+written by both at once: on S3, two processes cannot both make the same commit with delta-rs, while
+Spark looks whether there is a commit of that number, and then writes its own.
+
+Only documented calls are used.
+"""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial, reduce
+from typing import Any
+
+import pyarrow as pa
+from deltalake.transaction import AddAction
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.streaming.query import StreamingQuery
+from pyspark.sql.types import StringType, StructType
+
+from watersmeet.core.message import message_bytes
+from watersmeet.core.types import columns_ddl
+from watersmeet.engine import (
+    Function,
+    InChunks,
+    Input,
+    KafkaInput,
+    Running,
+    SilverRows,
+    Summary,
+    Taken,
+    read_input,
+)
+from watersmeet.engine.checks import number_of_tasks
+from watersmeet.engine.embedded import FEW_BYTES, EmbeddedEngine, WrittenFiles
+from watersmeet.engine.expressions import expression_problem, pure
+from watersmeet.engine.session import struct_type
+from watersmeet.engine.spark_writer import SparkWriter
+from watersmeet.engine.tasks import (
+    CHUNK_BYTES,
+    FILE,
+    INPUT,
+    FromTables,
+    ToFiles,
+    called,
+    called_in_chunks,
+)
+from watersmeet.kafka.ends import Topics
+from watersmeet.kafka.ranges import split_ranges
+from watersmeet.kafka.source import DecodedTopic, ends_source, kafka_source, register
+from watersmeet.lake import tables
+from watersmeet.lake.by_delta_rs import DeltaRsReader
+from watersmeet.lake.by_spark import matching, summarised, table_rows
+from watersmeet.lake.choice import reader
+from watersmeet.lake.commits import Commit
+from watersmeet.lake.files import Files
+from watersmeet.lake.location import Lake
+from watersmeet.lake.table_reader import Where, normalise, row_count
+from watersmeet.lake.tables import Table, has_records
+
+LOOK_EVERY = "200 milliseconds"
+"""Interval between two looks of a query for news: each look asks Kafka, or lists a folder."""
+
+_ARROW_BYTES = "spark.sql.execution.arrow.maxBytesPerBatch"
+_ROW_GROUP_ROWS = "parquet.block.row.count.limit"
+
+_FEW_COMPACTED_BYTES = 64 * 1024 * 1024
+"""Bytes of files up to which delta-rs compacts them in this process; Spark distributes more."""
+
+
+class SparkEngine(SparkWriter):
+    """`Engine` on a Spark session whose settings are the layers' own (`engine.session`)."""
+
+    compact_every = 50
+    merge_bytes = 128 * 1024 * 1024
+
+    def __init__(self, spark: SparkSession, lake: Lake) -> None:
+        super().__init__(spark, lake)
+        self.reader = reader(lake, lambda: spark)
+        self._id = uuid.uuid4().hex
+        by_delta_rs = isinstance(self.reader, DeltaRsReader)
+        self.few_bytes = FEW_BYTES if by_delta_rs else self.merge_bytes
+        self._tasks = number_of_tasks(spark)
+        self._files = Files(lake.storage)
+
+    # -- reading
+
+    def read(
+        self,
+        table: str,
+        columns: Sequence[str],
+        where: Where = (),
+        *,
+        constants: Mapping[str, str] | None = None,
+        version: int | None = None,
+    ) -> DataFrame:
+        """See `Engine.read`."""
+        rows = matching(table_rows(self.spark, self.lake, table, version), where)
+        return rows.select(
+            *columns, *[F.lit(value).alias(name) for name, value in (constants or {}).items()]
+        )
+
+    def read_kafka(
+        self, source: KafkaInput, ranges: Mapping[int, tuple[int, int]]
+    ) -> tuple[DataFrame, dict[int, int]]:
+        """See `Engine.read_kafka`. The workers hand on what they read, and hold a part of it."""
+        schema = columns_ddl(self.lake.schema(tables.bronze(source.input.source)))
+        topic = DecodedTopic(source.kafka, source.decode, schema, self._tasks)
+        kafka = kafka_source(f"watersmeet_{source.identifier}", topic, source.offset_ranges(ranges))
+        rows = self.spark.read.format(register(self.spark, kafka)).load()
+        return rows, {p: until for p, (_, until) in ranges.items()}
+
+    @contextmanager
+    def taken(
+        self, source: KafkaInput, ranges: Mapping[int, tuple[int, int]], summary: Summary
+    ) -> Iterator[Taken]:
+        """See `Engine.taken`. Where delta-rs can write the table, the task that reads a range
+        writes its records to a file, and counts them; the append commits the files.
+        """
+        table = tables.bronze(source.input.source)
+        writer = self._by_delta_rs(table)
+        if writer is None or not writer.takes_files(table):
+            rows, reached = self.read_kafka(source, ranges)
+            with self.cached(rows) as kept:
+                yield Taken(kept, self.summary(kept, summary.by, summary.values), reached)
+            return
+        parts = split_ranges(source.offset_ranges(ranges), self._tasks)
+        tasks = ToFiles(self.lake, self._id, source, parts, summary)
+        groups = (
+            self.spark.range(0, len(parts), 1, len(parts))
+            .mapInArrow(tasks, self._type(tasks.schema))
+            .toArrow()
+        )
+        entries = groups[FILE.name].unique().to_pylist()
+        files = WrittenFiles(writer, [AddAction(**json.loads(entry)) for entry in entries])
+        try:
+            reached = {p: until for p, (_, until) in ranges.items()}
+            yield Taken(files, groups.drop_columns([FILE.name]), reached)
+        finally:
+            files.delete_unless_offered(table)
+
+    # -- transforming
+
+    def per_partition(
+        self, function: Function, inputs: Sequence[DataFrame], schema: pa.Schema
+    ) -> DataFrame:
+        """See `Engine.per_partition`. One exchange brings together the rows of a partition, of all
+        inputs at once.
+        """
+        names = _numbered(inputs)
+        return self._together(inputs, names).mapInArrow(
+            called(function, names, schema), self._type(schema)
+        )
+
+    def from_tables(
+        self,
+        function: Function,
+        inputs: Sequence[Input],
+        partitions: Sequence[int],
+        schema: pa.Schema,
+    ) -> DataFrame:
+        """See `Engine.from_tables`. Where delta-rs can open the lake, each task reads its rows by
+        it, which needs no plan of Spark over Delta's log and no exchange.
+        """
+        if not isinstance(self.reader, DeltaRsReader):
+            return self.per_partition(function, [*map(partial(read_input, self), inputs)], schema)
+        count = min(self._tasks, len(partitions))
+        groups = [partitions[number::count] for number in range(count)]
+        tasks = FromTables(self.lake, self._id, function, inputs, groups, schema)
+        return self.spark.range(0, count, 1, count).mapInArrow(tasks, self._type(schema))
+
+    def _type(self, schema: pa.Schema) -> StructType:
+        """Return the type of rows with these columns, as mapInArrow takes it."""
+        return struct_type(self.spark, columns_ddl(schema))
+
+    def _together(
+        self, inputs: Sequence[DataFrame], names: Sequence[Mapping[str, str]]
+    ) -> DataFrame:
+        """Return the rows of all inputs, with columns as `_numbered` names them, those of a
+        partition in one task.
+        """
+        tagged = [
+            rows.select(F.lit(i).alias(INPUT), *_as_numbered(names[i]))
+            for i, rows in enumerate(inputs)
+        ]
+        rows = reduce(lambda one, other: one.unionByName(other, allowMissingColumns=True), tagged)
+        partition = F.col(names[0]["partition"])
+        return rows.repartitionById(self._tasks, (partition % self._tasks).cast("int"))
+
+    @contextmanager
+    def cached(self, rows: DataFrame) -> Iterator[DataFrame]:
+        """See `Engine.cached`."""
+        kept = rows.persist()
+        try:
+            yield kept
+        finally:
+            kept.unpersist()
+
+    def summary(
+        self, rows: DataFrame, by: Sequence[str], values: Mapping[str, tuple[str, str]]
+    ) -> pa.Table:
+        """See `Engine.summary`."""
+        return normalise(summarised(rows, by, values).toArrow())
+
+    def validated(
+        self, rows: DataFrame, valid: str, value: str | None, max_bytes: int
+    ) -> DataFrame:
+        """See `Engine.validated`."""
+        is_finished = F.col("status") == "timed_out"
+        reason = F.when(
+            ~F.coalesce(pure(rows, valid).cast("boolean"), F.lit(False)), "predicate"
+        ).otherwise(F.col("invalid_reason"))
+        if value is not None:
+            # The type tells the tenant from a source of that name.
+            names = [field.name for field in rows.schema if field.dataType == StringType()]
+            tenant = F.octet_length("tenant") if "tenant" in names else F.lit(0)
+            size = message_bytes(
+                F.coalesce(F.octet_length(pure(rows, value)), F.lit(0)),
+                F.octet_length("merge_key"),
+                tenant,
+            )
+            is_too_large = F.coalesce(size > max_bytes, F.lit(False))
+            reason = F.when(reason.isNull() & is_too_large, "too_large").otherwise(reason)
+        return rows.withColumn("invalid_reason", F.when(is_finished, reason)).withColumn(
+            "valid", F.when(is_finished, F.col("invalid_reason").isNull())
+        )
+
+    def collect(self, rows: DataFrame) -> pa.Table:
+        """See `Engine.collect`."""
+        # Not toLocalIterator: since Spark 4.2 the driver keeps what it has handed over, for as long
+        # as it lives.
+        return rows.toArrow().combine_chunks()
+
+    def evaluate(self, rows: pa.Table, expressions: Mapping[str, str]) -> pa.Table:
+        """See `Engine.evaluate`."""
+        numbered = self.rows(rows.append_column("_row", pa.array(range(rows.num_rows), pa.int64())))
+        values = numbered.select(
+            "_row", *[pure(numbered, text).alias(name) for name, text in expressions.items()]
+        )
+        return values.toArrow().sort_by("_row").drop_columns(["_row"])
+
+    def expression_problem(
+        self, text: str, columns: pa.Schema, kinds: tuple[pa.DataType, ...]
+    ) -> str | None:
+        """See `Engine.expression_problem`."""
+        return expression_problem(self.spark, text, columns, kinds)
+
+    # -- writing
+
+    def _by_delta_rs(self, table: str) -> EmbeddedEngine | None:
+        """Return the engine that creates a table, and writes to it what this process has in memory;
+        else None.
+
+        There is one where delta-rs can open the lake, and nobody has turned on a feature of the
+        table that it cannot write.
+        """
+        reader = self.reader
+        if not isinstance(reader, DeltaRsReader) or (
+            reader.exists(table) and reader.unknown_features(table, for_writing=True)
+        ):
+            return None
+        return EmbeddedEngine(self.lake, lambda: self, reader)
+
+    def create(self, table: Table) -> None:
+        """See `Engine.create`."""
+        if (by_delta_rs := self._by_delta_rs(table.name)) is not None:
+            by_delta_rs.create(table)
+        else:
+            super().create(table)
+
+    def append(
+        self, table: str, rows: DataFrame | pa.Table | WrittenFiles, commit: Commit | None = None
+    ) -> None:
+        """See `Engine.append`."""
+        if isinstance(rows, WrittenFiles):
+            with self._changes[table]:
+                rows.writer.append(table, rows, commit)
+        elif isinstance(rows, pa.Table) and (by_delta_rs := self._by_delta_rs(table)) is not None:
+            by_delta_rs.append(table, rows, commit)
+        else:
+            super().append(table, rows, commit)
+
+    def prepared(self, table: str, chunks: Iterable[pa.Table]) -> AbstractContextManager[Any]:
+        """See `Engine.prepared`."""
+        if (by_delta_rs := self._by_delta_rs(table)) is not None:
+            return by_delta_rs.prepared(table, chunks)
+        return super().prepared(table, chunks)
+
+    def merge(
+        self,
+        table: str,
+        rows: DataFrame | pa.Table,
+        commit: Commit,
+        *,
+        only_open: bool = True,
+        large: SilverRows | None = None,
+    ) -> None:
+        """See `Engine.merge`. Rows in this process are merged by delta-rs where it can write the
+        table, unless those that they may change are large: Spark uses the disk.
+        """
+        is_here = isinstance(rows, pa.Table) and large is None
+        if is_here and (by_delta_rs := self._by_delta_rs(table)) is not None:
+            by_delta_rs.merge(table, rows, commit, only_open=only_open)
+        else:
+            self.merge_by_spark(table, rows, commit, only_open=only_open)
+
+    def merge_in_chunks(
+        self,
+        unfinished: SilverRows,
+        function: InChunks,
+        inputs: Sequence[Input],
+        schema: pa.Schema,
+        validate: Callable[[DataFrame], DataFrame],
+        commit: Commit,
+    ) -> bool:
+        """See `Engine.merge_in_chunks`. A Python worker gets the rows of each key together, after
+        the other inputs: Spark's own MERGE and sorting use the disk where memory does not suffice.
+
+        Row groups of the files fit into memory, since other readers unpack thousands of rows of one
+        at a time.
+        """
+        rows = [
+            *map(partial(read_input, self), inputs),
+            self.read(tables.SILVER, self.lake.schema(tables.SILVER).names, unfinished.where),
+        ]
+        names = _numbered(rows)
+        together = self._together(rows, names)
+        key = [F.col(names[-1][name]) for name in ("partition", "merge_key")]
+        changed = together.sortWithinPartitions(F.col(INPUT), *key).mapInArrow(
+            called_in_chunks(function, names, schema, CHUNK_BYTES),
+            self._type(schema),
+        )
+        count = row_count(self.reader, tables.SILVER, unfinished.every)
+        settings = {
+            _ARROW_BYTES: str(CHUNK_BYTES),
+            _ROW_GROUP_ROWS: str(max(1, CHUNK_BYTES * count // max(1, unfinished.size))),
+        }
+        self.merge_by_spark(tables.SILVER, validate(changed), commit, settings=settings)
+        return True
+
+    # -- following
+
+    def follow_kafka(self, topics: Topics, work: Callable[[], None]) -> Running:
+        """See `Engine.follow_kafka`. The query's offsets are the ends of the topics, and its
+        batches have no rows.
+        """
+        name = register(self.spark, ends_source("watersmeet_ends", topics))
+        return self._start("kafka", self.spark.readStream.format(name).load(), work)
+
+    def follow_tables(self, tables: Sequence[str], work: Callable[[], None]) -> Running:
+        """See `Engine.follow_tables`. The streams begin with the last commit of each table, and
+        their rows are not looked at.
+        """
+        news = reduce(DataFrame.union, [self._commits_of(table) for table in tables])
+        return self._start("tables", news, work)
+
+    def _commits_of(self, table: str) -> DataFrame:
+        options = {"startingVersion": str(self.reader.version(table)), "ignoreChanges": "true"}
+        stream = self.spark.readStream.format("delta").options(**options)
+        address = self.lake.address(table)
+        return (stream.table(address) if self.lake.is_catalog else stream.load(address)).select(
+            F.lit(1).alias("news")
+        )
+
+    def _start(self, name: str, stream: DataFrame, work: Callable[[], None]) -> Running:
+        """Start a query whose batches do `work`. The tables say where a layer stands; Spark insists
+        on a checkpoint, so it gets one, which is never read again.
+        """
+        folder = f"{self.lake.settings.checkpoints}/{name}"
+        self._files.delete(folder)
+        writer = stream.writeStream.queryName(f"watersmeet {name}").option(
+            "checkpointLocation", f"{folder}/{uuid.uuid4()}"
+        )
+        writer = writer.trigger(processingTime=LOOK_EVERY)
+        return _Query(writer.foreachBatch(lambda *_: work()).start())
+
+    # -- keeping
+
+    def compact(self, table: str, file_bytes: int) -> None:
+        """See `Engine.compact`. Files of at least half that size are left alone.
+
+        To gather the few bytes of the last batches takes Spark seconds, and delta-rs tenths of one.
+        """
+        by_delta_rs = self._by_delta_rs(table)
+        if by_delta_rs is not None and (
+            not has_records(table)
+            or by_delta_rs.reader.bytes_of_files(table, file_bytes) <= _FEW_COMPACTED_BYTES
+        ):
+            by_delta_rs.compact(table, file_bytes)
+        else:
+            super().compact(table, file_bytes)
+
+    def purge(self, table: str) -> None:
+        """See `Engine.purge`."""
+        if not has_records(table) and (by_delta_rs := self._by_delta_rs(table)) is not None:
+            by_delta_rs.purge(table)
+        else:
+            super().purge(table)
+
+    def vacuum(self, table: str) -> int:
+        """See `Engine.vacuum`."""
+        if not has_records(table) and (by_delta_rs := self._by_delta_rs(table)) is not None:
+            return by_delta_rs.vacuum(table)
+        return super().vacuum(table)
+
+
+class _Query:
+    """A streaming query as the engine's `Running`."""
+
+    def __init__(self, query: StreamingQuery) -> None:
+        self._query = query
+
+    @property
+    def is_active(self) -> bool:
+        """True while the query runs."""
+        return self._query.isActive
+
+    @property
+    def failure(self) -> Exception | None:
+        """The error that ended the query; None where nothing went wrong."""
+        return self._query.exception()
+
+    def stop(self) -> None:
+        """Stop the query; return once it has ended."""
+        self._query.stop()
+
+
+def _numbered(inputs: Sequence[DataFrame]) -> list[dict[str, str]]:
+    """Return, by input, a numbered name for each of its columns: the same one in every input where
+    name and type are the same.
+
+    So columns of several inputs in one table cannot be mistaken for one another, whatever the
+    sources are called.
+    """
+    numbers: dict[tuple[str, str], str] = {}
+
+    def numbered(rows: DataFrame) -> dict[str, str]:
+        """Return the number of each column; a new pair of name and type gets the next one."""
+        columns = [(field.name, field.dataType.simpleString()) for field in rows.schema]
+        return {column[0]: numbers.setdefault(column, f"c{len(numbers)}") for column in columns}
+
+    return [numbered(rows) for rows in inputs]
+
+
+def _as_numbered(names: Mapping[str, str]) -> list[Column]:
+    return [F.col(f"`{name}`").alias(number) for name, number in names.items()]

@@ -1,0 +1,238 @@
+"""Changes of a lake's tables by Spark: any table that it can reach.
+
+MERGE, DELETE and UPDATE have no options, and take a commit's transaction version and metadata from
+a session's settings. So they run in a session beside the layers' own, one at a time, and no other
+statement meets what is set there. An append takes them as options.
+"""
+
+from __future__ import annotations
+
+import threading
+import uuid
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from types import MappingProxyType
+from typing import Any
+
+import pyarrow as pa
+from pyspark.errors import AnalysisException
+from pyspark.sql import DataFrame, DataFrameWriter, SparkSession
+
+from watersmeet.core.types import TIME, columns_ddl
+from watersmeet.engine import replaced_row
+from watersmeet.engine.session import create_rows, session_with
+from watersmeet.lake.by_spark import sql_name, sql_where
+from watersmeet.lake.commits import Commit
+from watersmeet.lake.conditions import literal
+from watersmeet.lake.conflicts import suppress_conflict
+from watersmeet.lake.location import Lake
+from watersmeet.lake.maintenance import FILE_BYTES
+from watersmeet.lake.table_reader import Where
+from watersmeet.lake.tables import Table
+
+_MIN_FILE_SIZE = "spark.databricks.delta.optimize.minFileSize"
+_MAX_FILE_SIZE = "spark.databricks.delta.optimize.maxFileSize"
+
+_FINDS_KEYS = {
+    "parquet.bloom.filter.enabled#merge_key": "true",
+    "parquet.bloom.filter.adaptive.enabled": "true",
+}
+"""Settings that give compacted files a Bloom filter of their keys, so that a query for one key
+opens few of them.
+
+(In small files that would take more than it saves.)
+"""
+
+
+class SparkWriter:
+    """The part of `Engine` that changes tables, on a Spark session whose settings are the layers'
+    own (`engine.session`).
+    """
+
+    def __init__(self, spark: SparkSession, lake: Lake) -> None:
+        self.spark = spark
+        self.lake = lake
+        self._creates_schema = threading.Lock()
+        self._changes = defaultdict[str, threading.Lock](threading.Lock)
+
+    def rows(self, table: pa.Table) -> DataFrame:
+        """See `Engine.rows`."""
+        # Spark infers no types from an Arrow table without a chunk, and loses the rows behind a
+        # chunk that is empty.
+        rows = table.combine_chunks() if table.num_rows else []
+        return create_rows(self.spark, rows, columns_ddl(table.schema))
+
+    def create(self, table: Table) -> None:
+        """See `Engine.create`. A schema that is missing is created too, like a folder.
+
+        It does not check first whether there is one, since that takes a permission.
+        """
+        partitioned = (
+            f" PARTITIONED BY ({', '.join(table.partitioned_by)})" if table.partitioned_by else ""
+        )
+        name = sql_name(self.lake, table.name)
+        columns = columns_ddl(table.schema)
+        statement = (
+            f"CREATE TABLE IF NOT EXISTS {name} ({columns}) USING delta{partitioned} "
+            f"TBLPROPERTIES ({_as_properties(table.properties)})"
+        )
+        try:
+            self.spark.sql(statement)
+        except AnalysisException as error:
+            if error.getCondition() != "SCHEMA_NOT_FOUND":
+                raise
+            self._create_schema(name.rpartition(".")[0])
+            self.spark.sql(statement)
+
+    def _create_schema(self, name: str) -> None:
+        """Create a schema once, though several tables are created at a time."""
+        with self._creates_schema:
+            if not self.spark.catalog.databaseExists(name):
+                self.spark.sql(f"CREATE SCHEMA IF NOT EXISTS {name}")
+
+    def evolve_schema(self, table: Table) -> None:
+        """See `Engine.evolve_schema`."""
+        nothing = self.rows(table.schema.empty_table())
+        self._append(table.name, nothing, {"mergeSchema": "true"})
+
+    def create_view(self, name: str, query: str) -> None:
+        """See `Engine.create_view`."""
+        self.spark.sql(f"CREATE OR REPLACE VIEW {self.lake.address(name)} AS {query}")
+
+    def append(self, table: str, rows: DataFrame | pa.Table, commit: Commit | None = None) -> None:
+        """See `Engine.append`."""
+        if isinstance(rows, pa.Table):
+            rows = self.rows(rows).coalesce(1)
+        options = {}
+        if commit is not None:
+            options = {
+                "txnAppId": commit.application,
+                "txnVersion": str(commit.transaction_version),
+                "userMetadata": commit.metadata,
+            }
+        self._append(table, rows.select(*self.lake.schema(table).names), options)
+
+    def _append(self, table: str, rows: DataFrame, options: Mapping[str, str]) -> None:
+        writer: DataFrameWriter = rows.write.format("delta").mode("append").options(**options)
+        if self.lake.is_catalog:
+            writer.saveAsTable(self.lake.address(table))
+        else:
+            writer.save(self.lake.address(table))
+
+    def prepared(self, table: str, chunks: Iterable[pa.Table]) -> AbstractContextManager[Any]:
+        """See `Engine.prepared`."""
+        del table
+        rows = [*chunks]
+        return nullcontext(pa.concat_tables(rows) if rows else None)
+
+    def merge_by_spark(
+        self,
+        table: str,
+        rows: DataFrame | pa.Table,
+        commit: Commit,
+        *,
+        only_open: bool = True,
+        settings: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
+        """Merge rows as `Engine.merge` does, by MERGE in a session with these further settings."""
+        if isinstance(rows, pa.Table):
+            rows = self.rows(rows)
+        schema = self.lake.layout[table].schema
+        columns = [f"`{name}`" for name in schema.names]
+        condition = replaced_row(only_open=only_open)
+        values = [f"changed.{name}" for name in columns]
+
+        def statement(changed: str) -> str:
+            """Return the MERGE of the rows that SQL calls `changed`."""
+            return (
+                f"MERGE INTO {sql_name(self.lake, table)} kept USING {changed} changed ON "
+                f"{condition} "
+                "WHEN MATCHED AND changed.status IS NULL THEN DELETE "
+                "WHEN MATCHED THEN UPDATE SET "
+                f"{', '.join(map(' = '.join, zip(columns, values, strict=True)))} "
+                "WHEN NOT MATCHED AND changed.status IS NOT NULL "
+                f"THEN INSERT ({', '.join(columns)}) VALUES ({', '.join(values)})"
+            )
+
+        with self._committing(commit, settings) as session:
+            self._run_on_rows(session, statement, rows)
+
+    def _run_on_rows(
+        self, session: SparkSession, statement: Callable[[str], str], rows: DataFrame
+    ) -> None:
+        """Run a statement about rows in another session than theirs, through a global view, which
+        sessions share.
+        """
+        name = f"watersmeet_{uuid.uuid4().hex}"
+        rows.createGlobalTempView(name)
+        try:
+            session.sql(statement(f"{session.conf.get('spark.sql.globalTempDatabase')}.{name}"))
+        finally:
+            self.spark.catalog.dropGlobalTempView(name)
+
+    def delete(self, table: str, where: Where, commit: Commit) -> None:
+        """See `Engine.delete`."""
+        self._run(f"DELETE FROM {sql_name(self.lake, table)}", table, where, commit)
+
+    def update(
+        self, table: str, where: Where, values: Mapping[str, str | bool | None], commit: Commit
+    ) -> None:
+        """See `Engine.update`."""
+        changes = ", ".join(f"`{name}` = {literal(value)}" for name, value in values.items())
+        self._run(f"UPDATE {sql_name(self.lake, table)} SET {changes}", table, where, commit)
+
+    def _run(self, statement: str, table: str, where: Where, commit: Commit) -> None:
+        """Run a statement about the rows of a table that meet the conditions."""
+        times = [f.name for f in self.lake.schema(table) if f.type == TIME]
+        condition = sql_where(where, times)
+        with self._changes[table], self._committing(commit) as session:
+            session.sql(f"{statement} WHERE {condition}")
+
+    def _committing(
+        self, commit: Commit, more: Mapping[str, str] = MappingProxyType({})
+    ) -> AbstractContextManager[SparkSession]:
+        """Provide a session in which one statement is this commit; `more`: further settings."""
+        settings = {
+            "spark.databricks.delta.write.txnAppId": commit.application,
+            "spark.databricks.delta.write.txnVersion": str(commit.transaction_version),
+            "spark.databricks.delta.commitInfo.userMetadata": commit.metadata,
+        }
+        return session_with(self.spark, {**settings, **more})
+
+    def compact(self, table: str, file_bytes: int) -> None:
+        """See `Engine.compact`."""
+        with suppress_conflict(), self._rewriting(table, file_bytes) as session:
+            session.sql(f"OPTIMIZE {sql_name(self.lake, table)}")
+
+    def purge(self, table: str) -> None:
+        """See `Engine.purge`."""
+        with self._rewriting(table, FILE_BYTES) as session:
+            session.sql(f"REORG TABLE {sql_name(self.lake, table)} APPLY (PURGE)")
+
+    @contextmanager
+    def _rewriting(self, table: str, file_bytes: int) -> Iterator[SparkSession]:
+        """Provide a session that rewrites files into files of up to this size."""
+        has_keys = "merge_key" in self.lake.schema(table).names
+        sizes = {_MIN_FILE_SIZE: str(file_bytes // 2), _MAX_FILE_SIZE: str(file_bytes)}
+        settings = sizes | (_FINDS_KEYS if has_keys else {})
+        with self._changes[table], session_with(self.spark, settings) as session:
+            yield session
+
+    def vacuum(self, table: str) -> int:
+        """See `Engine.vacuum`."""
+        name = sql_name(self.lake, table)
+        before = self.spark.sql(f"VACUUM {name} DRY RUN").count()
+        self.spark.sql(f"VACUUM {name}")
+        return before
+
+    def set_properties(self, table: str, properties: Mapping[str, str]) -> None:
+        """See `Engine.set_properties`."""
+        self.spark.sql(
+            f"ALTER TABLE {sql_name(self.lake, table)} SET TBLPROPERTIES "
+            f"({_as_properties(properties)})"
+        )
+
+
+def _as_properties(properties: Mapping[str, str]) -> str:
+    return ", ".join(f"'{name}' = '{value}'" for name, value in properties.items())

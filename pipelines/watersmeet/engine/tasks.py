@@ -1,0 +1,232 @@
+"""Work of Spark's tasks: functions that its Python workers run."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from itertools import chain
+from typing import Final, NoReturn
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from watersmeet.engine import Function, InChunks, Input, KafkaInput, Summary
+from watersmeet.engine.embedded import ROW_GROUP_BYTES, EmbeddedEngine
+from watersmeet.imports import leave_imports_alone
+from watersmeet.kafka.reading import Range, read_range
+from watersmeet.lake import tables
+from watersmeet.lake.location import Lake
+
+CHUNK_BYTES: Final = 32 * 1024 * 1024
+"""Approximate number of bytes that go from a Python worker to Spark at a time."""
+
+FILE: Final = pa.field("file", pa.string())
+"""The column with the entry of a file for a commit, as JSON."""
+
+INPUT = "input"
+"""The column with the number of the input to which a row belongs, beside the columns of
+`engine.spark`.
+"""
+
+
+@dataclass(frozen=True)
+class FromTables:
+    """`Engine.from_tables` as a function for mapInArrow, whose rows are the numbers of tasks.
+
+    A task does what the embedded engine does, with the partitions of its group. What opens the lake
+    is in this object, and so neither in a plan nor in a command line.
+    """
+
+    lake: Lake
+    engine_id: str
+    function: Function
+    inputs: Sequence[Input]
+    groups: Sequence[Sequence[int]]
+    schema: pa.Schema
+
+    def __call__(self, tasks: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Run in a Python worker of Spark: yield the rows of each task."""
+        engine = _engine(self.lake, self.engine_id)
+        for number in (number for task in tasks for number in task["id"].to_pylist()):
+            partitions = self.groups[number]
+            inputs = [_of_partitions(rows, partitions) for rows in self.inputs]
+            rows = engine.from_tables(self.function, inputs, partitions, self.schema)
+            yield from _chunks(rows, self.schema)
+
+
+@dataclass(frozen=True)
+class ToFiles:
+    """`Engine.taken` as a function for mapInArrow, whose rows are the numbers of ranges.
+
+    A task reads a range of Kafka and writes its records to a file of bronze, which no commit names
+    yet. It yields the groups of a summary of its records, each with the file's entry for a commit
+    (`FILE`).
+    """
+
+    lake: Lake
+    engine_id: str
+    source: KafkaInput
+    ranges: Sequence[Range]
+    summary: Summary
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The columns of the groups."""
+        schema = self.lake.schema(self._table)
+        by = [schema.field(name) for name in self.summary.by]
+        values = [pa.field(name, pa.int64()) for name in self.summary.values]
+        return pa.schema([*by, *values, FILE])
+
+    def __call__(self, tasks: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Run in a Python worker of Spark: yield the groups of each range."""
+        leave_imports_alone()
+        engine = _engine(self.lake, self.engine_id)
+        for number in (number for task in tasks for number in task["id"].to_pylist()):
+            groups = list[pa.Table]()
+            added = engine.write_file(
+                self._table, self._row_groups(self.ranges[number], engine, groups)
+            )
+            if added is not None:
+                entry = pa.scalar(json.dumps(asdict(added)), FILE.type)
+                rows = pa.concat_tables(groups)
+                rows = rows.append_column(FILE, pa.repeat(entry, len(rows)))
+                yield from _chunks(rows, self.schema)
+
+    def _row_groups(
+        self, offset_range: Range, engine: EmbeddedEngine, groups: list[pa.Table]
+    ) -> Iterator[pa.Table]:
+        """Yield the records of a range in chunks that are worth a row group, and add the groups of
+        each to `groups`.
+        """
+        schema = self.lake.schema(self._table)
+        chunk = list[pa.Table]()
+        for batch in read_range(self.source.kafka, offset_range):
+            chunk.append(self.source.decode(batch).select(schema.names).cast(schema))
+            if sum(rows.nbytes for rows in chunk) >= ROW_GROUP_BYTES:
+                yield self._counted(chunk, engine, groups)
+                chunk = []
+        if chunk:
+            yield self._counted(chunk, engine, groups)
+
+    def _counted(
+        self, chunk: Sequence[pa.Table], engine: EmbeddedEngine, groups: list[pa.Table]
+    ) -> pa.Table:
+        rows = pa.concat_tables(chunk)
+        groups.append(engine.summary(rows, self.summary.by, self.summary.values))
+        return rows
+
+    @property
+    def _table(self) -> str:
+        return tables.bronze(self.source.input.source)
+
+
+_engines: dict[str, EmbeddedEngine] = {}
+"""The engine of the lake that this worker has read last. It keeps what it knows of the tables."""
+
+
+def _engine(lake: Lake, engine_id: str) -> EmbeddedEngine:
+    if engine_id not in _engines:
+        _engines.clear()
+        _engines[engine_id] = EmbeddedEngine(lake, _no_expressions)
+    return _engines[engine_id]
+
+
+def _no_expressions() -> NoReturn:
+    raise NotImplementedError("a task of Spark evaluates no SQL")
+
+
+def _of_partitions(rows: Input, partitions: Sequence[int]) -> Input:
+    if isinstance(rows, pa.Table):
+        return rows.filter(pc.is_in(rows["partition"], pa.array(partitions, pa.int32())))
+    return rows.of_partitions(partitions)
+
+
+def called(
+    function: Function, names: Sequence[Mapping[str, str]], schema: pa.Schema
+) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    """Return a pure function of several tables as one for mapInArrow, whose columns are named as by
+    `engine.spark`.
+    """
+
+    def call(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Run in a Python worker of Spark: give the function its inputs, which came as one group,
+        and yield its rows.
+        """
+        rows = list(batches)
+        if not sum(batch.num_rows for batch in rows):
+            return
+        table = pa.Table.from_batches(rows)
+        yield from _chunks(
+            function(*(_input_rows(table, i, columns) for i, columns in enumerate(names))), schema
+        )
+
+    return call
+
+
+def called_in_chunks(
+    function: InChunks, names: Sequence[Mapping[str, str]], schema: pa.Schema, size: int
+) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    """Return a function for mapInArrow, as `called` does, from one that takes rows in pieces of
+    about `size` bytes.
+
+    These rows are the last input, and come after the others, sorted by key.
+    """
+    *other_names, row_names = names
+
+    def call(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Run in a Python worker of Spark; hold the inputs, and a piece at a time."""
+        last = len(other_names)  # the number of the input with the rows
+        first = list[pa.RecordBatch]()
+        batches = (batch for batch in batches if batch.num_rows)
+        for batch in batches:
+            first.append(batch)
+            if batch[INPUT][-1].as_py() == last:
+                break
+        if not first:
+            return
+        table = pa.Table.from_batches(first)
+        inputs = [_input_rows(table, i, columns) for i, columns in enumerate(other_names)]
+        rest = (pa.Table.from_batches([batch]) for batch in batches)
+        rows = (_input_rows(group, last, row_names) for group in chain([table], rest))
+        for _, changed in function(by_sorted_key(rows, size), *inputs):
+            yield from _chunks(changed, schema)
+
+    return call
+
+
+def _input_rows(table: pa.Table, number: int, names: Mapping[str, str]) -> pa.Table:
+    """Return the rows of one input, with its own names of columns."""
+    return (
+        table.filter(pc.equal(table[INPUT], number))
+        .select([*names.values()])
+        .rename_columns([*names])
+    )
+
+
+def by_sorted_key(rows: Iterable[pa.Table], size: int) -> Iterator[pa.Table]:
+    """Yield rows that are sorted by partition and key in pieces of about `size` bytes, all rows of
+    a key in one piece.
+    """
+    chunk: list[pa.Table] = []
+    for group in rows:
+        chunk.append(group)
+        if sum(part.nbytes for part in chunk) < size:
+            continue
+        table = pa.concat_tables(chunk)
+        last = [pc.equal(table[name], table[name][-1]) for name in ("partition", "merge_key")]
+        until = pc.index(pc.and_(*last), True).as_py()
+        if until:
+            yield table.slice(0, until)
+        chunk = [table.slice(until)]
+    if chunk:
+        yield pa.concat_tables(chunk)
+
+
+def _chunks(rows: pa.Table, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    """Yield rows in batches of bounded size, with the types of a schema."""
+    size = max(1, rows.num_rows * CHUNK_BYTES // max(1, rows.nbytes))
+    for begin in range(0, rows.num_rows, size):
+        yield from (
+            rows.slice(begin, size).select(schema.names).cast(schema).combine_chunks().to_batches()
+        )

@@ -1,0 +1,285 @@
+"""The gold layer: publishes the records that silver has finished to Kafka, and corrections.
+
+Each partition of a topic is one gapless sequence. Merge records go to the sink
+(`running.merged_sequence`), corrections of late records to a topic of their own
+(`running.corrected_sequence`): each sequence has a publisher and a state of its own.
+
+The topic itself says how far each sequence has come. There is one publisher, the process that owns
+gold. A publication is made in these steps:
+
+1. *plan*: find what the lake has beyond the last published message, and for the sink the Kafka
+   offsets from which a lost lake would be recovered after them;
+2. *read* it in the order of publication, in chunks;
+3. *messages*: make their keys, values, headers and timestamps;
+4. *transaction*: send them in one transaction for all partitions (`kafka.publisher`);
+5. *note*: write a row per partition to `published`.
+
+After a crash before or in step 4, all messages are published or none (under `at_least_once`,
+perhaps some of them), and the next start reads from the topic which. After a crash between steps 4
+and 5, the next start writes the missing rows. Under `at_most_once`, step 5 comes before step 4:
+what is noted counts as published, whether it is or not.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import takewhile
+from time import monotonic
+from typing import Any
+
+from watersmeet.core.sequence import FORGOTTEN
+from watersmeet.engine import Engine
+from watersmeet.errors import SinkReplacedError, TransactionTimeoutError, kind_of
+from watersmeet.faults import fault_point
+from watersmeet.kafka.cluster import SMALLER_MESSAGES, Cluster, sink_settings
+from watersmeet.kafka.publisher import Publisher, sink_publisher
+from watersmeet.kafka.reading import headers_of, read_backwards
+from watersmeet.lake import tables
+from watersmeet.lake.published import last_noted_ms
+from watersmeet.monitoring.events import Failed, Published, RecordsProcessed
+from watersmeet.running.merged_sequence import MAX_PER_CHUNK, MergedSequence
+from watersmeet.running.owner import Owner, now_ms
+from watersmeet.running.publications import Publication, Sequence, followed, publications_of
+from watersmeet.running.transaction_size import TransactionSize
+from watersmeet.settings import Settings
+
+MAX_PER_TRANSACTION = 500_000
+"""Approximate maximum number of messages in a transaction: few large transactions are cheap."""
+
+log = logging.getLogger("watersmeet.gold")
+
+
+@dataclass
+class Gold:
+    """Publishes a sequence of one lake to `partitions` partitions of a topic; one owner at a time.
+
+    `kind`: which of the lake's sequences it is; merge records by default.
+    """
+
+    owner: Owner
+    settings: Settings
+    partitions: int
+    check_owner: Callable[[], None] = lambda: None
+    """Called before others are fenced: a process that was paused must not fence its successor."""
+    now_s: Callable[[], float] = monotonic
+    kind: Callable[[Engine, Settings, int], Sequence] = MergedSequence
+    _tails: dict[int, Any] | None = None
+    _sink: str = ""
+    """The topic as `published` names it; a new topic starts again with the first message."""
+    _size: TransactionSize = field(
+        default_factory=lambda: TransactionSize(
+            MAX_PER_TRANSACTION, min(MAX_PER_CHUNK, MAX_PER_TRANSACTION)
+        )
+    )
+    _noted_ms: int = 0
+    """Time (epoch ms) of the last row of `published`."""
+
+    def drain(self, is_stopping: Callable[[], bool] = lambda: False) -> Iterator[list[Publication]]:
+        """Publish everything that silver has finished; yield what each transaction published."""
+        while not is_stopping():
+            tails = self.recover() if self._tails is None else self._tails
+            self._tails = None  # after a failure, only the sink knows what is published
+            with self.owner.step("gold", "plan"):
+                backlog = self.sequence.pending(tails, self._size)
+            if backlog is None:
+                return  # the lake has not begun
+            if backlog.chunks and self._sink != self._identified():
+                continue  # and recover: the sink was deleted, or created again
+            try:
+                publications = self._timed(backlog, tails) if backlog.chunks else []
+            except TransactionTimeoutError as error:
+                if not self._size.timed_out(backlog.records):
+                    raise
+                log.warning(
+                    "%s: about %d messages instead of %d", error, self._size.limit, backlog.records
+                )
+                self.owner.notify(Failed(kind_of(error), is_retried=True))
+                continue
+            self._tails = tails | {p.partition: p.tail for p in publications}
+            self._notify_published(publications, self._tails)
+            if publications:
+                fault_point("gold.done")
+                yield publications
+            if not backlog.has_more:
+                return
+
+    def _timed(self, backlog: Any, tails: Mapping[int, Any]) -> list[Publication]:
+        """Publish what is pending; the time it takes decides the size of the next transaction."""
+        began = self.now_s()
+        publications = self._publish(backlog, tails)
+        self._size.succeeded(self.now_s() - began, is_full=backlog.has_more)
+        return publications
+
+    def complete(self) -> None:
+        """Complete `published`, as the sink says, and remember the tail of every sequence."""
+        if self._tails is None:
+            self._tails = self.recover()
+
+    def recover(self) -> dict[int, Any]:
+        """Return the tail of every partition's sequence, as the sink says.
+
+        Afterwards no transaction is open, and `published` covers every published message.
+        """
+        self.check_owner()
+        self._ensure_topic()
+        self._sink = self._identified()
+        self._noted_ms = max(self._noted_ms, last_noted_ms(self._engine.reader))
+        noted = self.sequence.noted(self._sink)
+        self._publisher.begin()
+        sink_tails = {
+            p: self.sequence.tail(message)
+            for p, message in self._publisher.tails(self.partitions).items()
+        }
+        if self.settings.publish.delivery == "at_least_once":
+            sink_tails = self._without_gaps(sink_tails, {**self.sequence.first_tails(), **noted})
+        counts_as_out = self.settings.publish.delivery == "at_most_once"
+        # A partition that retention has emptied has no message in the sink: its noted tail stays.
+        tails = dict(noted)
+        missing = []
+        for p, tail in sink_tails.items():
+            last = noted.get(p)
+            if last is None or last.seq < tail.seq:
+                missing.append(Publication(p, 0 if last is None else last.seq + 1, tail))
+            if not (counts_as_out and last is not None and last.seq > tail.seq):
+                tails[p] = tail  # otherwise what was noted, and never sent, counts as published
+        self._note(missing)
+        return tails
+
+    def _without_gaps(self, tails: Mapping[int, Any], noted: Mapping[int, Any]) -> dict[int, Any]:
+        """Return, by partition, the last message before which none is missing.
+
+        Without a transaction a message may be out, and one before it not, since the producer has
+        given that one up. `noted`: the messages behind which that may be so.
+        """
+        gapless: dict[int, Any] = {}
+        for p, tail in tails.items():
+            last = noted.get(p)
+            seq = -1 if last is None else last.seq
+            sent = {seq: tail} if tail.seq <= seq else self._sent_after(p, seq)
+            while seq + 1 in sent:
+                seq += 1
+            if (gapless_tail := sent.get(seq, last)) is not None:
+                gapless[p] = gapless_tail
+        return gapless
+
+    def _sent_after(self, partition: int, seq: int) -> dict[int, Any]:
+        """Return, by its number, each message of a partition that came after one."""
+        messages = read_backwards(self.settings.kafka, self.sequence.topic, partition)
+        later = takewhile(lambda tail: tail.seq > seq, map(self.sequence.tail, messages))
+        sent: dict[int, Any] = {}
+        for tail in later:
+            sent.setdefault(tail.seq, tail)
+        return sent
+
+    def send_tombstones(self, key: str, partitions: Collection[int]) -> int:
+        """Send messages without a value, since a key was erased; return how many were sent.
+
+        They go to these partitions, or to all if none is named, but only where something was
+        published. A partition whose last message is already a tombstone for the key gets none.
+        """
+        tails = self.recover()
+        last = self._publisher.tails(self.partitions)
+        has_tombstone = {
+            p
+            for p, m in last.items()
+            if m.key() == key.encode() and FORGOTTEN in dict(headers_of(m))
+        }
+        targets = sorted(
+            (tails.keys() & partitions if partitions else tails.keys()) - has_tombstone
+        )
+        self._publisher.send([self.sequence.tombstones(key, [(p, tails[p]) for p in targets])])
+        return len(targets)
+
+    def _publish(self, backlog: Any, tails: Mapping[int, Any]) -> list[Publication]:
+        """Publish what is pending (steps 1 to 5) and return it by partition."""
+        headers = self.sequence.headers(backlog)
+        fault_point("gold.publish")
+        if self.settings.publish.delivery == "at_most_once":
+            # What is noted is never sent again, so the messages are counted first, in a pass of
+            # their own.
+            promised = self._promised(backlog, tails)
+            self._note(promised)
+            with self.owner.step("gold", "publish"):
+                self._publisher.send(self.sequence.messages(backlog, tails, headers))
+            return promised
+        ends: dict[int, Any] = {}
+        made = self.sequence.messages(backlog, tails, headers)
+        messages = followed(made, ends, self.sequence.end_of)
+        with self.owner.step("gold", "publish"):
+            offsets = self._publisher.send(messages, self._check_sink)
+        ends = {p: end._replace(offset=offsets[p]) for p, end in ends.items()}
+        publications = publications_of(ends, tails)
+        fault_point("gold.note")
+        with self.owner.step("gold", "note"):
+            self._note(publications)
+        return publications
+
+    def _promised(self, backlog: Any, tails: Mapping[int, Any]) -> list[Publication]:
+        """Return what `at_most_once` notes before it publishes; no offset can be known yet."""
+        ends: dict[int, Any] = {}
+        made = self.sequence.messages(backlog, tails, {})
+        for _ in followed(made, ends, self.sequence.end_of):
+            pass
+        return publications_of(ends, tails)
+
+    # -- the table `published`, and the sink
+
+    def _note(self, publications: Collection[Publication]) -> None:
+        """Write rows to `published` (step 5).
+
+        Later rows get later times, whatever the wall clock was set to: they tell which sink is the
+        last.
+        """
+        if not publications:
+            return
+        self._noted_ms = max(now_ms(), self._noted_ms + 1)
+        noted = {"committed_at": self._noted_ms, "sink": self._sink}
+        rows = [{**p.row(), **self.sequence.columns(p.tail), **noted} for p in publications]
+        layout = self._engine.lake.layout[tables.PUBLISHED]
+        self.owner.append(tables.PUBLISHED, layout.rows_of(rows))
+
+    def _notify_published(
+        self, publications: Collection[Publication], tails: Mapping[int, Any]
+    ) -> None:
+        topic = self.sequence.topic
+        messages = sum(p.tail.seq - p.first_seq + 1 for p in publications)
+        if messages:
+            self.owner.notify(RecordsProcessed("gold", {topic: {("published", ""): messages}}))
+        self.owner.notify(Published(topic, {p: tail.seq for p, tail in tails.items()}))
+
+    def _ensure_topic(self) -> None:
+        topic = self.sequence.topic
+        if topic not in self._cluster.partition_counts([topic]):
+            topic_settings = sink_settings(self.settings)
+            self._cluster.create_topic(topic, self.partitions, topic_settings, SMALLER_MESSAGES)
+
+    @cached_property
+    def sequence(self) -> Sequence:
+        """The sequence that is published."""
+        return self.kind(self._engine, self.settings, self.partitions)
+
+    @cached_property
+    def _publisher(self) -> Publisher:
+        return sink_publisher(self.settings, self.sequence.topic)
+
+    def _identified(self) -> str:
+        return self._cluster.identified(self.sequence.topic)
+
+    def _check_sink(self) -> None:
+        """Raise SinkReplacedError if the topic is not the one whose tails were read.
+
+        A new topic has a sequence of its own.
+        """
+        if self._identified() != self._sink:
+            raise SinkReplacedError(self.sequence.topic)
+
+    @cached_property
+    def _cluster(self) -> Cluster:
+        return Cluster(self.settings.kafka)
+
+    @property
+    def _engine(self) -> Engine:
+        return self.owner.engine

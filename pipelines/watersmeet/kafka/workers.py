@@ -1,0 +1,162 @@
+"""Workers that read offset ranges of Kafka and decode them: decoding takes more time than all the
+rest of bronze.
+
+Few records are read by threads of this process, before other processes would have started. Many are
+read by worker processes, one for each core, which are started with the first of them and end with
+the process that started them, however that ends. A worker hands its rows on in Arrow's stream
+format.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from functools import cache
+from typing import Final
+
+import pyarrow as pa
+
+from watersmeet.errors import WorkerEndedError
+from watersmeet.imports import hide_pandas, leave_imports_alone
+from watersmeet.kafka.ranges import split_ranges
+from watersmeet.kafka.reading import Range, read_range
+from watersmeet.settings import KafkaSettings
+
+SAFE_PATH = ("PYTHONSAFEPATH", "1")
+"""The environment variable, and its value, by which a Python that is started later imports nothing
+from the current folder (Python 3.11).
+"""
+
+FEW_OFFSETS: Final = 5_000
+"""Largest number of offsets that threads of this process read. Decoding these takes tens of
+milliseconds, and starting a worker process takes half a second of processor time.
+"""
+
+Decode = Callable[[pa.RecordBatch], pa.Table]
+
+
+def read_decoded(
+    kafka: KafkaSettings,
+    ranges: Sequence[Range],
+    decode: Decode,
+    schema: pa.Schema,
+    max_bytes: int | None = None,
+) -> tuple[pa.Table, dict[int, int]]:
+    """Return the decoded committed records of ranges of one topic, one for a partition, in their
+    order, and by partition the offset where reading ended.
+
+    `decode` makes the records of the columns of `core.reading.KAFKA`; where there are many, it is
+    sent to worker processes, and its result has the columns of `schema`. Reading ends before the
+    range does where the records have more than about `max_bytes`. Raises what `read_range` raises,
+    and WorkerEndedError where a worker process was killed.
+    """
+    parts = split_ranges(ranges, os.cpu_count() or 1)
+    room = None if max_bytes is None else max_bytes // max(1, len(parts))
+    tables = [schema.empty_table()]
+    ends = {whole.partition: whole.from_offset for whole in ranges}
+    futures: list[Future[tuple[bytes, int]]] = []
+    is_few = sum(part.size for part in parts) <= FEW_OFFSETS
+    workers: Executor = _THREADS if is_few else _processes()
+    try:
+        with _blocked_signals():
+            futures += [workers.submit(_read, kafka, part, decode, schema, room) for part in parts]
+        for part, future in zip(parts, futures, strict=True):
+            packed, end = future.result()
+            # Else there is a gap before it, and it is read another time.
+            if ends[part.partition] == part.from_offset:
+                tables.append(pa.ipc.open_stream(packed).read_all())
+                ends[part.partition] = end
+    except BrokenProcessPool as error:
+        _discard(workers)  # whoever tries again gets new ones
+        raise WorkerEndedError(ranges[0].topic) from error
+    finally:
+        # After a failure, whoever tries again, or stops, waits for none of the others.
+        for future in futures:
+            future.cancel()
+    return pa.concat_tables(tables), ends
+
+
+def _read(
+    kafka: KafkaSettings, offset_range: Range, decode: Decode, schema: pa.Schema, room: int | None
+) -> tuple[bytes, int]:
+    """Return the records of a range, packed, and where reading ended: after the batch that has
+    filled the room.
+    """
+    packed = pa.BufferOutputStream()
+    end = offset_range.until_offset
+    with pa.ipc.new_stream(packed, schema) as stream:
+        for batch in read_range(kafka, offset_range):
+            stream.write_table(decode(batch).select(schema.names).cast(schema))
+            if room is not None and packed.tell() >= room:
+                end = batch["offset"][-1].as_py() + 1
+                break
+    return packed.getvalue().to_pybytes(), end
+
+
+_THREADS: Final = ThreadPoolExecutor(os.cpu_count() or 1)
+"""They start with the first few records that are read."""
+
+_lock: Final = threading.Lock()
+"""Held to start or discard processes: all inputs share them, and are read side by side."""
+
+
+def _processes() -> ProcessPoolExecutor:
+    with _lock:
+        return _pool()
+
+
+def _discard(workers: Executor) -> None:
+    with _lock:
+        if _pool() is workers:
+            _pool.cache_clear()
+
+
+@cache
+def _pool() -> ProcessPoolExecutor:
+    os.environ.setdefault(*SAFE_PATH)
+    # Not forked: a copy of a process that has threads, such as librdkafka's, cannot be relied on.
+    return ProcessPoolExecutor(os.cpu_count() or 1, multiprocessing.get_context("spawn"), _prepare)
+
+
+STOPPING: Final = (signal.SIGINT, signal.SIGTERM)
+"""The signals by which a run is asked to stop. They may go to all of its processes, and a worker's
+batch is not done then.
+"""
+
+
+@contextmanager
+def _blocked_signals() -> Iterator[None]:
+    """Block `STOPPING` in this thread inside the `with` block, and for good in the processes that
+    it starts there.
+
+    So a worker outlives them before it has come to `_prepare`, too. multiprocessing's own tracker,
+    whose start unblocks them, has been started with the pool.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _prepare() -> None:
+    """Prepare a worker, which ends with its parent, and with nothing else."""
+    pa.set_memory_pool(pa.system_memory_pool())  # see `engine.embedded`
+    hide_pandas()
+    leave_imports_alone()
+    for number in STOPPING:
+        signal.signal(number, signal.SIG_IGN)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os.kill(os.getpid(), signal.SIGKILL)

@@ -1,0 +1,350 @@
+"""Queries on a lake's tables by delta-rs, without a JVM, for lakes at a path that it can open.
+
+Conditions become DataFusion SQL. Names and texts are quoted, and literals have the column's own
+type: only then does DataFusion skip files by their statistics.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import threading
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from deltalake import DeltaTable, QueryBuilder
+from deltalake.exceptions import DeltaError, TableNotFoundError
+
+from watersmeet.core.types import TIME
+from watersmeet.errors import WatersmeetError
+from watersmeet.lake.conditions import Dialect, sql_of
+from watersmeet.lake.files import Files
+from watersmeet.lake.location import Lake, local_path, scheme_of
+from watersmeet.lake.table_reader import (
+    Aggregates,
+    NoTableError,
+    TableReader,
+    Version,
+    VersionGoneError,
+    Where,
+    check_question,
+    normalise,
+    plain_schema,
+    restored_to,
+)
+
+
+class DeltaRsReader(TableReader):
+    """`TableReader` by delta-rs.
+
+    Each thread keeps what it has read of the tables' logs, and from then on reads only later
+    commits.
+    """
+
+    def __init__(self, lake: Lake) -> None:
+        self._lake = lake
+        self._files: dict[str, Files] = {}
+        self._thread_tables = threading.local()
+        self._kept: dict[str, DeltaTable] = {}
+        """The version of each table that was last opened by its number.
+
+        It never changes, so all threads share it.
+        """
+
+    def exists(self, table: str) -> bool:
+        """See `TableReader`."""
+        return DeltaTable.is_deltatable(self.uri(table), self._storage(table))
+
+    def rows(
+        self, table: str, columns: Sequence[str], where: Where = (), version: int | None = None
+    ) -> pa.Table:
+        """See `TableReader`."""
+        rows = self._ask(table, columns, {}, where, version, "")
+        return rows.cast(plain_schema(rows.schema))
+
+    def summary(
+        self,
+        table: str,
+        by: Sequence[str],
+        values: Aggregates,
+        where: Where = (),
+        *,
+        version: int | None = None,
+    ) -> pa.Table:
+        """See `TableReader`."""
+        grouped = f" GROUP BY {', '.join(map(sql_name, by))}" if by else ""
+        return normalise(self._ask(table, by, values, where, version, grouped))
+
+    def _ask(
+        self,
+        table: str,
+        columns: Sequence[str],
+        values: Aggregates,
+        where: Where,
+        version: int | None,
+        grouped: str,
+    ) -> pa.Table:
+        delta_table = self._at(table, version)
+        schema = columns_of(delta_table)
+        check_question(table, schema.names, columns, where, values)
+        selected = [sql_name(column) for column in columns]
+        for name, (kind, column) in values.items():
+            selected.append(
+                f"{kind}({column if column == '*' else sql_name(column)}) AS {sql_name(name)}"
+            )
+        condition = f" WHERE {sql_where(where, schema)}" if where else ""
+        sql = f"SELECT {', '.join(selected)} FROM t{condition}{grouped}"
+        query = QueryBuilder().register("t", delta_table)
+        query.execute(_UNPACK_WHAT_MATCHES)
+        try:
+            return pa.table(query.execute(sql))
+        except (DeltaError, pa.ArrowException, OSError):
+            if version is not None and self._lacks_files(table, delta_table):
+                raise VersionGoneError(table, version) from None
+            raise
+
+    def history(self, table: str, limit: int | None = None) -> list[Version]:
+        """See `TableReader`."""
+        while True:
+            commits = self.opened(table).history(limit)
+            if not commits:
+                raise self._damaged(table, self.opened(table).version())
+            # delta-rs numbers downwards from the version that it knows, but also lists commits that
+            # came since: the numbers are right once both agree.
+            if len(commits) == limit == 1 or self.opened(table).version() == commits[0]["version"]:
+                break
+        return [
+            Version(
+                c["version"],
+                c.get("inCommitTimestamp", c["timestamp"]),
+                c.get("userMetadata"),
+                c.get("operation"),
+                restored_to(c.get("operation"), c.get("operationParameters")),
+            )
+            for c in commits
+        ]
+
+    def version(self, table: str) -> int:
+        """See `TableReader`."""
+        return self.opened(table).version()
+
+    def has_moved(self, table: str, version: int) -> bool:
+        """See `TableReader`. Does not open the table.
+
+        Delta numbers the files of its log and deletes the oldest first, so two look-ups by name
+        suffice. An update would list the whole log, which may be long.
+        """
+        files = self.files_of(table)
+        log = f"{self.path(table)}/_delta_log"
+        return files.has_file(f"{log}/{version + 1:020}.json") or not files.has_file(
+            f"{log}/{version:020}.json"
+        )
+
+    def columns(self, table: str, version: int | None = None) -> pa.Schema:
+        """See `TableReader`."""
+        return columns_of(self._at(table, version))
+
+    def properties(self, table: str) -> dict[str, str]:
+        """See `TableReader`."""
+        return dict(self.opened(table).metadata().configuration)
+
+    def unknown_features(self, table: str, *, for_writing: bool) -> Sequence[str]:
+        """See `TableReader`. A feature counts as known once delta-rs has been tested with it."""
+        protocol = self.opened(table).protocol()
+        properties = self.properties(table)
+        if not for_writing:
+            return sorted({*(protocol.reader_features or ())} - _READABLE)
+        features = {
+            *(protocol.reader_features or ()),
+            *(protocol.writer_features or ()),
+        } - _WRITABLE
+        # A table of an earlier protocol has only the mode, and the feature without the mode changes
+        # nothing.
+        has_mapping = properties.get("delta.columnMapping.mode", "none") != "none"
+        return sorted(features | {"columnMapping"} if has_mapping else features - {"columnMapping"})
+
+    def file_count(self, table: str) -> int:
+        """See `TableReader`."""
+        return len(self.opened(table).file_uris())
+
+    def bytes_of_files(self, table: str, largest: int) -> int:
+        """Return how many bytes the files of a table have that are not larger than `largest`."""
+        sizes = pa.table(self.opened(table).get_add_actions())["size_bytes"]
+        return pc.sum(sizes.filter(pc.less_equal(sizes, largest))).as_py() or 0
+
+    def row_bytes(self, table: str) -> int:
+        """See `TableReader`."""
+        files = pa.table(self.opened(table).get_add_actions())
+        rows = pc.sum(files["num_records"]).as_py()
+        return math.ceil(pc.sum(files["size_bytes"]).as_py() / rows) if rows else 0
+
+    def path(self, table: str) -> str:
+        """Return the path or URI of a table."""
+        return local_path(self._lake.address(table))
+
+    def uri(self, table: str) -> str:
+        """Return the URI of a table: delta-rs would mistake a path with a `%` for a URI."""
+        path = self.path(table)
+        return Path(path).absolute().as_uri() if scheme_of(path) is None else path
+
+    def _storage(self, table: str) -> dict[str, str]:
+        return dict(self._lake.owning_lake(table).storage)
+
+    def opened(self, table: str) -> DeltaTable:
+        """Return the table at its last commit. Each thread has an instance of its own."""
+        thread_tables: dict[str, DeltaTable] = vars(self._thread_tables)
+        try:
+            if self.has_moved(table, thread_tables[table].version()):
+                thread_tables[table].update_incremental()
+        # Not read yet; or the log was cleaned up beyond what was read, or the table made again.
+        except (KeyError, DeltaError):
+            thread_tables[table] = self._open(table)
+        return thread_tables[table]
+
+    def files_of(self, table: str) -> Files:
+        """Return access to the files beside a table, with the options of the lake that holds it.
+
+        A borrowed table may need other options than this lake's tables.
+        """
+        owning_lake = self._lake.owning_lake(table)
+        return self._files.setdefault(owning_lake.location, Files(owning_lake.storage))
+
+    def _open(self, table: str, version: int | None = None) -> DeltaTable:
+        try:
+            return DeltaTable(self.uri(table), version, self._storage(table))
+        except TableNotFoundError:
+            raise NoTableError(table, self._lake.owning_lake(table).location) from None
+        except DeltaError:
+            if (
+                version is None
+                and (last := self._last_commit(table)) is not None
+                and not self._is_whole(table, last)
+            ):
+                raise self._damaged(table, last) from None
+            raise
+
+    def delete_files(self, table: str, names: Sequence[str]) -> None:
+        """Delete files of a table, by their names below its folder.
+
+        The checksums that Hadoop keeps beside them go, too.
+        """
+        self.files_of(table).delete_files(self.path(table), names)
+
+    def _at(self, table: str, version: int | None) -> DeltaTable:
+        return self.opened(table) if version is None else self.opened_at(table, version)
+
+    def opened_at(self, table: str, version: int) -> DeltaTable:
+        """Return the table at one of its versions.
+
+        Raises VersionGoneError where the log does not have it.
+        """
+        if (kept := self._kept.get(table)) is not None and kept.version() == version:
+            return kept
+        thread_tables: dict[str, DeltaTable] = vars(self._thread_tables)
+        if table in thread_tables and thread_tables[table].version() == version:
+            delta_table = self._kept[table] = thread_tables.pop(
+                table
+            )  # from now on it is not updated
+            return delta_table
+        if not 0 <= version <= self.version(table):
+            raise VersionGoneError(table, version)
+        try:
+            delta_table = self._kept[table] = self._open(table, version)
+            return delta_table
+        # The store has just answered, so the log no longer reaches back so far.
+        except (DeltaError, NoTableError):
+            raise VersionGoneError(table, version) from None
+
+    def _last_commit(self, table: str) -> int | None:
+        """Return the number of the last commit file of a lake that is a folder; None elsewhere."""
+        log = Path(self.path(table), "_delta_log")
+        numbers = (
+            [int(file.stem) for file in log.glob("*.json") if file.stem.isdigit()]
+            if log.is_dir()
+            else []
+        )
+        return max(numbers, default=None)
+
+    def _is_whole(self, table: str, version: int) -> bool:
+        """Return True where a commit file is not empty and each of its lines is JSON."""
+        text = self.files_of(table).read_text(f"{self.path(table)}/_delta_log/{version:020}.json")
+        try:
+            return bool([json.loads(line) for line in (text or "").splitlines()])
+        except ValueError:
+            return False
+
+    def _damaged(self, table: str, version: int) -> WatersmeetError:
+        return WatersmeetError(
+            f"the log of table {table} is damaged: "
+            f"{self.path(table)}/_delta_log/{version:020}.json is empty or torn",
+            fix="put that file back from a copy of the lake",
+        )
+
+    def _lacks_files(self, table: str, delta_table: DeltaTable) -> bool:
+        files = self.files_of(table)
+        path = self.path(table)
+        listed = pa.table(delta_table.get_add_actions(flatten=True))["path"].to_pylist()
+        return not all(files.exists(f"{path}/{name}") for name in listed)
+
+
+_UNPACK_WHAT_MATCHES: Final = "SET datafusion.execution.parquet.pushdown_filters = true"
+"""The other columns are unpacked for the rows alone that meet the conditions on some. delta-rs does
+so by itself, except for a table that may have deletion vectors; where a file has one, it never
+does.
+"""
+
+_WRITABLE: Final = frozenset(
+    [
+        "appendOnly",
+        "changeDataFeed",
+        "checkConstraints",
+        "deletionVectors",
+        "invariants",
+        "v2Checkpoint",
+        "variantType",
+    ]
+)
+"""Table features that delta-rs was tested with, reading and writing."""
+_READABLE: Final = _WRITABLE | {"columnMapping"}
+
+
+def columns_of(delta_table: DeltaTable) -> pa.Schema:
+    """Return the columns of a table in the version that is opened."""
+    return plain_schema(pa.schema(delta_table.schema().to_arrow()))
+
+
+def streamed(
+    delta_table: DeltaTable, schema: pa.Schema, where: Where, batch_rows: int
+) -> Iterator[pa.Table]:
+    """Yield the rows of an opened table that meet the conditions, one file after the other.
+
+    At most `batch_rows` come at a time. Without these settings, DataFusion would read as many files
+    at once as there are cores, and ahead of the consumer.
+    """
+    query = QueryBuilder().register("t", delta_table)
+    for setting in ("target_partitions = 1", f"batch_size = {batch_rows}"):
+        query.execute(f"SET datafusion.execution.{setting}")
+    names = ", ".join(map(sql_name, schema.names))
+    for batch in query.execute(f"SELECT {names} FROM t WHERE {sql_where(where, schema)}"):
+        yield pa.table(pa.record_batch(batch)).cast(schema)
+
+
+def sql_where(where: Where, schema: pa.Schema) -> str:
+    """Return conditions as DataFusion SQL, for a table with the columns of `schema`."""
+    return sql_of(where, {field.name for field in schema if field.type == TIME}, _DATAFUSION)
+
+
+def sql_name(column: str) -> str:
+    """Return a column's name, quoted for DataFusion SQL."""
+    return '"{}"'.format(column.replace('"', '""'))
+
+
+_DATAFUSION: Final = Dialect(
+    name=sql_name,
+    text=lambda text: "'{}'".format(text.replace("'", "''")),
+    double=repr,
+    time=lambda ms: f"arrow_cast({ms * 1000}, 'Timestamp(Microsecond, Some(\"UTC\"))')",
+)

@@ -1,0 +1,261 @@
+"""Queries on a lake's tables by Spark, for lakes that only Spark can open.
+
+These are tables of a catalog, and tables on file systems unknown to delta-rs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import cached_property
+from typing import Any, Final
+from urllib.parse import unquote
+
+import pyarrow as pa
+from pyspark.errors import AnalysisException
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.types import TimestampType
+
+from watersmeet.lake.conditions import Dialect, sql_of
+from watersmeet.lake.location import Lake
+from watersmeet.lake.table_reader import (
+    Aggregates,
+    NoTableError,
+    TableReader,
+    Version,
+    VersionGoneError,
+    Where,
+    check_question,
+    normalise,
+    plain_schema,
+    restored_to,
+    row_count,
+)
+
+_GONE: Final = frozenset(
+    [
+        "DELTA_VERSION_NOT_FOUND",
+        "DELTA_UNSUPPORTED_TIME_TRAVEL_BEYOND_DELETED_FILE_RETENTION_DURATION",
+        "DELTA_NO_RECREATABLE_HISTORY_FOUND",
+        "DELTA_VERSIONS_NOT_CONTIGUOUS",
+        "DELTA_LOG_FILE_NOT_FOUND",
+        "DELTA_TRUNCATED_TRANSACTION_LOG",
+    ]
+)
+"""Delta's error conditions for a version that cannot be read.
+
+It was never made, or its log is gone or no longer promised.
+"""
+
+
+class SparkReader(TableReader):
+    """`TableReader` by Spark. The session is requested with the first query."""
+
+    def __init__(self, lake: Lake, spark: Callable[[], SparkSession]) -> None:
+        self._lake = lake
+        self._factory = spark
+
+    @cached_property
+    def _spark(self) -> SparkSession:
+        return self._factory()
+
+    def exists(self, table: str) -> bool:
+        """See `TableReader`."""
+        if self._lake.owning_lake(table).is_catalog:
+            return self._spark.catalog.tableExists(self._lake.address(table))
+        try:
+            self._spark.sql(f"DESCRIBE DETAIL {sql_name(self._lake, table)}")
+        except AnalysisException as error:
+            if error.getCondition() != "DELTA_MISSING_DELTA_TABLE":
+                raise
+            return False
+        return True
+
+    def rows(
+        self, table: str, columns: Sequence[str], where: Where = (), version: int | None = None
+    ) -> pa.Table:
+        """See `TableReader`."""
+        selected = self._rows(table, version, columns, where).select(*map(_column, columns))
+        rows = self._collect(table, version, selected)
+        return rows.cast(plain_schema(rows.schema))
+
+    def summary(
+        self,
+        table: str,
+        by: Sequence[str],
+        values: Aggregates,
+        where: Where = (),
+        *,
+        version: int | None = None,
+    ) -> pa.Table:
+        """See `TableReader`."""
+        rows = self._rows(table, version, by, where, values)
+        return normalise(self._collect(table, version, summarised(rows, by, values)))
+
+    def history(self, table: str, limit: int | None = None) -> list[Version]:
+        """See `TableReader`."""
+        rows = self._described(table, "HISTORY", "" if limit is None else f" LIMIT {limit}")
+        commits = rows.select(
+            "version",
+            F.unix_millis("timestamp").alias("at"),
+            "userMetadata",
+            "operation",
+            "operationParameters",
+        ).collect()
+        versions = [
+            Version(
+                row.version,
+                row.at,
+                row.userMetadata,
+                row.operation,
+                restored_to(row.operation, row.operationParameters),
+            )
+            for row in commits
+        ]
+        return sorted(versions, key=lambda version: version.number, reverse=True)
+
+    def columns(self, table: str, version: int | None = None) -> pa.Schema:
+        """See `TableReader`."""
+        return plain_schema(self._rows(table, version).limit(0).toArrow().schema)
+
+    def properties(self, table: str) -> dict[str, str]:
+        """See `TableReader`."""
+        return dict(self._detail(table, "properties"))
+
+    def unknown_features(self, table: str, *, for_writing: bool) -> Sequence[str]:
+        """See `TableReader`."""
+        del table, for_writing  # Spark itself refuses what it does not know
+        return ()
+
+    def file_count(self, table: str) -> int:
+        """See `TableReader`."""
+        return int(self._detail(table, "numFiles"))
+
+    def row_bytes(self, table: str) -> int:
+        """See `TableReader`."""
+        rows = row_count(self, table)
+        return math.ceil(self._detail(table, "sizeInBytes") / rows) if rows else 0
+
+    def _detail(self, table: str, column: str) -> Any:
+        return self._described(table, "DETAIL").select(column).collect()[0][0]
+
+    def _described(self, table: str, what: str, limit: str = "") -> DataFrame:
+        with self._translated_errors(table, None):
+            return self._spark.sql(f"DESCRIBE {what} {sql_name(self._lake, table)}{limit}")
+
+    def _rows(
+        self,
+        table: str,
+        version: int | None,
+        columns: Sequence[str] = (),
+        where: Where = (),
+        values: Aggregates | None = None,
+    ) -> DataFrame:
+        """Return the rows that meet the conditions; `columns` and `values` are only checked."""
+        if version is not None and version < 0:
+            raise VersionGoneError(table, version)
+        with self._translated_errors(table, version):
+            rows = table_rows(self._spark, self._lake, table, version)
+            check_question(table, rows.columns, columns, where, values or {})
+            return matching(rows, where)
+
+    @contextmanager
+    def _translated_errors(self, table: str, version: int | None) -> Iterator[None]:
+        """Turn Spark's error for a missing table or version into one of ours."""
+        try:
+            yield
+        except AnalysisException as error:
+            if version is not None and error.getCondition() in _GONE:
+                raise VersionGoneError(table, version) from None
+            if not self.exists(table):
+                raise NoTableError(table, self._lake.owning_lake(table).location) from None
+            raise
+
+    def _collect(self, table: str, version: int | None, rows: DataFrame) -> pa.Table:
+        try:
+            return rows.toArrow()
+        except Exception:  # errors of a task have no class of their own in Python
+            if version is not None and self._lacks_files(rows):
+                raise VersionGoneError(table, version) from None
+            raise
+
+    def _lacks_files(self, rows: DataFrame) -> bool:
+        try:
+            self._spark.read.format("binaryFile").load(
+                [unquote(file) for file in rows.inputFiles()]
+            )
+        except AnalysisException as error:
+            return error.getCondition() == "PATH_NOT_FOUND"
+        return False
+
+
+def summarised(
+    rows: DataFrame, by: Sequence[str], values: Mapping[str, tuple[str, str]]
+) -> DataFrame:
+    """Return rows grouped `by` columns, with aggregates as in `TableReader.summary`."""
+    aggregates = [_aggregate(kind, column).alias(name) for name, (kind, column) in values.items()]
+    return (
+        rows.groupBy(*map(_column, by)).agg(*aggregates)
+        if aggregates
+        else rows.select(*map(_column, by)).distinct()
+    )
+
+
+def table_rows(
+    spark: SparkSession, lake: Lake, table: str, version: int | None = None
+) -> DataFrame:
+    """Return the rows of a table at its last commit, or at `version`."""
+    as_of = "" if version is None else f" VERSION AS OF {int(version)}"
+    return spark.sql(f"SELECT * FROM {sql_name(lake, table)}{as_of}")
+
+
+def sql_name(lake: Lake, table: str) -> str:
+    """Return what Spark SQL calls a table.
+
+    That is its name in the catalog, or its path as Delta reads it.
+    """
+    address = lake.address(table)
+    return address if lake.owning_lake(table).is_catalog else f"delta.{_quoted(address)}"
+
+
+def matching(rows: DataFrame, where: Where) -> DataFrame:
+    """Return the rows that meet the conditions."""
+    if not where:
+        return rows
+    times = {field.name for field in rows.schema if isinstance(field.dataType, TimestampType)}
+    return rows.where(sql_where(where, times))
+
+
+def sql_where(where: Where, times: Collection[str]) -> str:
+    """Return conditions as Spark SQL; `times`: the columns that hold timestamps."""
+    return sql_of(where, times, _SPARK_SQL)
+
+
+def _aggregate(kind: str, column: str) -> Column:
+    function: Callable[[Column], Column] = {
+        "count": F.count,
+        "min": F.min,
+        "max": F.max,
+        "sum": F.sum,
+    }[kind]
+    return function(F.lit(1) if column == "*" else _column(column))
+
+
+def _column(name: str) -> Column:
+    return F.col(_quoted(name))
+
+
+def _quoted(name: str) -> str:
+    return "`{}`".format(name.replace("`", "``"))
+
+
+_SPARK_SQL: Final = Dialect(
+    name=_quoted,
+    # As hexadecimal bytes, so that no quote, variable or escape in a value means anything to a
+    # session.
+    text=lambda text: f"CAST(X'{text.encode().hex()}' AS STRING)",
+    double=lambda number: f"{number!r}D",
+    time=lambda ms: f"timestamp_millis({ms})",
+)

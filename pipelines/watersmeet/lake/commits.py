@@ -1,0 +1,202 @@
+"""Metadata of commits: the application, the owner's fencing token, a number, and facts.
+
+Delta skips a commit whose transaction version is not above the last one that it has seen of the
+application in that table. So a batch is written once, and an earlier owner, whose token is smaller,
+writes nothing. The notes of a deciding commit (late, progress, quarantine) carry its transaction
+version, so they are written once, too. The facts are JSON in the commit's `userMetadata`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import pyarrow as pa
+
+import watersmeet
+from watersmeet.core.inputs import InputId, of_source
+from watersmeet.lake import tables
+from watersmeet.lake.table_reader import Histories, TableReader, Version, walk
+from watersmeet.settings import Settings
+
+APPLICATION: Final = "watersmeet"
+
+DELETING: Final = "watersmeet-delete"
+"""Application of commits that delete rows older than `keep`, or erase a key.
+
+They decide no batch.
+"""
+
+EVOLVING: Final = "watersmeet-evolve"
+"""Application of commits that begin a further epoch, each with one row of `epochs`."""
+
+RESETTING: Final = "watersmeet-reset"
+"""Application of commits that follow from a jump, for the generation that it has ended."""
+
+UNREAD: Final = frozenset([DELETING, EVOLVING, RESETTING])
+"""Applications whose last commit nobody reads back."""
+
+Append = Callable[[str, pa.Table, "Commit"], None]
+"""Function that appends rows to a table in one commit, as an engine does.
+
+It is silent where Delta skips the commit, and raises an error where another writer came first.
+"""
+
+_WRITES: Final = frozenset(["WRITE", "MERGE", "DELETE", "UPDATE"])
+"""Operations of an owner's commits, as Delta calls them.
+
+Maintenance is not among them, whatever metadata its commits carry.
+"""
+
+_NUMBERS: Final = 1 << 32
+_OWN: Final = frozenset(["application", "token", "number", "code_version"])
+
+
+def bronze_application() -> str:
+    """Return the application of bronze in tables that have other writers, too."""
+    return f"{APPLICATION}-bronze"
+
+
+def note_application(settings: Settings, input_id: InputId) -> str:
+    """Return the application of an input's bronze in tables that have other writers, too."""
+    return f"{APPLICATION}-{settings.input_names[input_id]}"
+
+
+def application_of(settings: Settings, input_id: InputId) -> str:
+    """Return the application of bronze in the table of an input's source.
+
+    Each input of a source with several topics has its own.
+    """
+    is_alone = len(of_source(settings.inputs, input_id.source)) == 1
+    return APPLICATION if is_alone else note_application(settings, input_id)
+
+
+@dataclass(frozen=True)
+class Commit:
+    """A commit of an owner.
+
+    - `token`: the fencing token of the owner's lease, 0 without one.
+    - `number`: rises with each commit of an owner, from 1 on. 0 is a fence, which decides nothing
+      (see `Owner.fence`).
+    - `facts`: JSON values by name. The names of the other fields are taken.
+    """
+
+    application: str
+    token: int
+    number: int
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    code_version: str = watersmeet.__version__
+
+    def __post_init__(self) -> None:
+        if taken := _OWN & self.facts.keys():
+            raise ValueError(f"facts of a commit cannot be named {', '.join(sorted(taken))}")
+
+    @property
+    def transaction_version(self) -> int:
+        """The number that Delta compares.
+
+        It is larger for a later owner, and for a later number of one owner.
+        """
+        return self.token * _NUMBERS + self.number
+
+    @property
+    def metadata(self) -> str:
+        """The commit as a JSON object, for `userMetadata`."""
+        own = {
+            name: getattr(self, name) for name in ("application", "token", "number", "code_version")
+        }
+        return json.dumps({**own, **self.facts}, separators=(",", ":"))
+
+    @property
+    def is_fence(self) -> bool:
+        """True where the commit decides nothing."""
+        return self.number == 0
+
+    @staticmethod
+    def parse(metadata: str | None) -> Commit | None:
+        """Return the commit with this `metadata`; None where the text is not a commit's."""
+        try:
+            fields = json.loads(metadata or "")
+            own = fields["application"], fields["token"], fields["number"]
+        except (ValueError, TypeError, LookupError):
+            return None
+        if [type(value) for value in own] != [str, int, int]:
+            return None
+        facts = {name: value for name, value in fields.items() if name not in _OWN}
+        return Commit(*own, facts, str(fields.get("code_version")))
+
+
+def last_commit(
+    reader: Histories, table: str, application: str = APPLICATION
+) -> tuple[Version, Commit] | None:
+    """Return an application's last commit, fences included: (version, commit).
+
+    None where the table's history has no such commit, or no longer.
+    """
+    return next(_commits(reader, table, application), None)
+
+
+def last_decision(
+    reader: Histories, table: str, application: str = APPLICATION
+) -> tuple[int, Commit] | None:
+    """Return an application's last commit that is no fence: (number of its version, commit).
+
+    Where the history no longer has it, the last fence repeats it. None where there is neither.
+    """
+    repeated: tuple[int, Commit] | None = None
+    for version, commit in _commits(reader, table, application):
+        if not commit.is_fence:
+            return version.number, commit
+        decided = Commit.parse(commit.facts.get("decided"))
+        if repeated is None and decided is not None:
+            repeated = commit.facts["decided_in"], decided
+    return repeated
+
+
+def unnoted_commit(reader: TableReader, settings: Settings, input_id: InputId) -> Commit | None:
+    """Return the last commit of an input to bronze if `quarantine` lacks its refused records.
+
+    None where it lacks nothing.
+    """
+    last = last_decision(reader, tables.bronze(input_id.source), application_of(settings, input_id))
+    if last is None or not last[1].facts["refused"]:
+        return None  # nothing to note, so quarantine's history need not be searched
+    noted = last_commit(reader, tables.QUARANTINE, note_application(settings, input_id))
+    is_noted = noted is not None and noted[1].transaction_version >= last[1].transaction_version
+    return None if is_noted else last[1]
+
+
+def commit_of(table: str, version: Version) -> Commit | None:
+    """Return the owner's commit that made a version of a table; None where it was made otherwise.
+
+    Its metadata alone does not tell: Delta gives a session's metadata to every commit made there,
+    such as a compaction after a MERGE. So what the version did, and the facts that a batch has,
+    count as well.
+    """
+    commit = Commit.parse(version.metadata) if version.operation in _WRITES else None
+    if commit is None or commit.is_fence or commit.application in UNREAD:
+        return commit
+    if table == tables.SILVER:
+        is_batch = "batch" in commit.facts
+    else:
+        is_batch = not table.startswith(tables.bronze("")) or "ranges" in commit.facts
+    return commit if is_batch else None
+
+
+def _commits(reader: Histories, table: str, application: str) -> Iterator[tuple[Version, Commit]]:
+    for version in walk(reader, table):
+        commit = commit_of(table, version)
+        if commit is not None and commit.application == application:
+            yield version, commit
+
+
+def ranges_fact(ranges: Mapping[int, tuple[int, int]]) -> list[list[int]]:
+    """Return offset ranges `[from, until)` by partition as `[partition, from, until]` each."""
+    return [[partition, since, until] for partition, (since, until) in sorted(ranges.items())]
+
+
+def ranges_of(fact: Sequence[Sequence[int]]) -> dict[int, tuple[int, int]]:
+    """Return the ranges from which `ranges_fact` made the fact."""
+    return {partition: (since, until) for partition, since, until in fact}

@@ -1,0 +1,91 @@
+"""A file of a table, written a piece at a time for a commit that names it."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from deltalake.transaction import AddAction
+
+from watersmeet.lake.files import Files
+
+
+class DataFile:
+    """Writer of one file.
+
+    It is made on the local disk, and moved to the table's address once it is complete.
+
+    - `counted`: the columns that it has statistics of.
+    - `repeating`: the columns whose values are looked for repetitions; None for all.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        schema: pa.Schema,
+        counted: Sequence[str],
+        repeating: Sequence[str] | None = None,
+    ) -> None:
+        self._path = path
+        self._counted = counted
+        self._writer = pq.ParquetWriter(
+            path,
+            schema,
+            write_statistics=list(counted),
+            use_dictionary=True if repeating is None else list(repeating),
+        )
+
+    def write(self, rows: pa.Table) -> int:
+        """Write rows as a row group, and return how many bytes the file has."""
+        self._writer.write_table(rows)
+        return self._path.stat().st_size
+
+    def put(
+        self, files: Files, address: str, name: str, values: Mapping[str, str | None]
+    ) -> AddAction:
+        """Complete the file, move it below the table's address, and return its entry for a commit.
+
+        `values`: those of the columns that partition the table.
+        """
+        self._writer.close()
+        size = self._path.stat().st_size
+        statistics = _statistics(pq.read_metadata(self._path), self._counted)
+        files.put(self._path, f"{address}/{name}")
+        now_ms = time.time_ns() // 1_000_000
+        return AddAction(name, size, values, now_ms, True, json.dumps(statistics))
+
+
+def _statistics(written: pq.FileMetaData, counted: Sequence[str]) -> dict[str, Any]:
+    """Return the statistics of these columns of a file, as Delta's log has them."""
+    least = dict[str, Any]()
+    most = dict[str, Any]()
+    nulls = dict[str, int]()
+    groups = [written.row_group(i) for i in range(written.num_row_groups)]
+    columns = {written.schema.column(i).path: i for i in range(written.num_columns)}
+    for name in counted:
+        statistics = [group.column(columns[name]).statistics for group in groups]
+        nulls[name] = sum(column.null_count for column in statistics)
+        if with_values := [column for column in statistics if column.has_min_max]:
+            least[name] = _json_value(min(column.min for column in with_values))
+            most[name] = _json_value(max(column.max for column in with_values))
+    return {
+        "numRecords": written.num_rows,
+        "minValues": least,
+        "maxValues": most,
+        "nullCount": nulls,
+    }
+
+
+def _json_value(value: Any) -> Any:
+    """Return a number or a text as it is, and a time as text with whole milliseconds."""
+    return (
+        value.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+        if isinstance(value, datetime)
+        else value
+    )

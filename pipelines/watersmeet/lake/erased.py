@@ -1,0 +1,87 @@
+"""The table `erased`: places of records that `forget` has erased.
+
+So reading Kafka again does not bring them back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from watersmeet.core.columns import Int64s, groups, int64s
+from watersmeet.core.inputs import InputId
+from watersmeet.core.reading import FORGOTTEN
+from watersmeet.core.repeated import ID
+from watersmeet.lake import tables
+from watersmeet.lake.inputs import of_input
+from watersmeet.lake.table_reader import TableReader
+
+
+def read_erased(
+    reader: TableReader, input_id: InputId, since: Mapping[int, int]
+) -> dict[int, Int64s]:
+    """Return, by partition, the offsets from `since` on at which records of an input were erased.
+
+    Only partitions with such offsets are included.
+    """
+    if not reader.exists(tables.ERASED):
+        return {}
+    first = min(since.values(), default=0)
+    where = of_input(input_id, [[("offset", ">=", first)]])
+    places = reader.select(tables.ERASED, ["partition", "offset"], where)
+    offsets = int64s(places["offset"])
+    erased: dict[int, Int64s] = {}
+    for p, rows in groups(int64s(places["partition"])).items():
+        partition_offsets = np.unique(offsets[rows])
+        later = partition_offsets[partition_offsets >= since.get(p, 0)]
+        if len(later):
+            erased[p] = later
+    return erased
+
+
+def without_erased(rows: pa.Table, *, erased: Mapping[int, Int64s]) -> pa.Table:
+    """Return rows of bronze as `forget` leaves them; `erased`: offsets by partition.
+
+    At erased offsets, key, value, headers and id are null; places, times and tenants stay. A record
+    that had a key becomes a heartbeat, since its time still moves the position. The detail of a
+    refused record is `FORGOTTEN`.
+    """
+    offsets = int64s(rows["offset"])
+    is_erased = np.zeros(rows.num_rows, np.bool_)
+    for p, partition_rows in groups(int64s(rows["partition"])).items():
+        if p in erased:
+            is_erased[partition_rows] = np.isin(offsets[partition_rows], erased[p])
+    if not is_erased.any():
+        return rows
+    erased_mask = pa.array(is_erased)
+    was_keyed = pc.is_valid(rows["merge_key"])
+    is_refused = pc.is_valid(rows["reason"])
+    changed = {
+        "key": None,
+        "value": None,
+        "headers": None,
+        "merge_key": None,
+        **({ID.name: None} if ID.name in rows.column_names else {}),
+        "heartbeat": pc.or_(rows["heartbeat"], pc.and_(erased_mask, was_keyed)),
+        "detail": pc.if_else(pc.and_(erased_mask, is_refused), FORGOTTEN, rows["detail"]),
+    }
+    for name, column in changed.items():
+        number = rows.column_names.index(name)
+        kind = rows.schema.field(name).type
+        if column is None:
+            column = (
+                pc.if_else(erased_mask, pa.scalar(None, kind), rows[name])
+                if not pa.types.is_nested(kind)
+                else _without(rows[name], erased_mask)
+            )
+        rows = rows.set_column(number, rows.schema.field(name), column.cast(kind))
+    return rows
+
+
+def _without(column: pa.ChunkedArray, mask: pa.Array) -> pa.ChunkedArray:
+    """Return a column of lists, null where `mask` is true."""
+    numbers = pa.array(np.arange(len(column)), mask=np.asarray(mask))
+    return column.take(numbers)

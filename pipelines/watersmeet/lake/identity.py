@@ -1,0 +1,292 @@
+"""Facts of a lake that never change: kept when the lake is begun, and compared at every start.
+
+Another topic or number of partitions would give another result for the same records, which would
+not agree with what was merged before. So a change is refused; it needs a new lake. (The rules may
+change: `lake.epochs`.)
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from typing import Final
+
+from watersmeet.errors import ConfigurationError, Problem
+from watersmeet.lake import tables
+from watersmeet.lake.commits import Append, Commit
+from watersmeet.lake.conflicts import suppress_conflict
+from watersmeet.lake.location import Lake
+from watersmeet.lake.table_reader import TableReader, row_count
+from watersmeet.settings import Settings
+
+REBUILD_GENERATION: Final = "rebuild.generation"
+"""Field of the table `configuration` of a rebuild, from its beginning on: the generation that it
+derives again.
+"""
+
+REBUILD_BATCH: Final = "rebuild.batch"
+"""Field of the table `configuration` of a complete rebuild: the last batch that it repeats."""
+
+_APPLICATION = "watersmeet-configuration"
+_ATTEMPTS = 20
+
+_NO_TENANTS = ""
+"""Path of the tenants of a source that has none; it is not kept."""
+
+
+def check_layout(reader: TableReader, lake: Lake) -> None:
+    """Raise ConfigurationError where this version, as configured, cannot continue the tables.
+
+    - Their layout is another one.
+    - They are a rebuild, whose bronze is another lake's.
+    - The lake was begun with other sources, topics or tenants than the configuration has.
+    """
+    if reader.exists(tables.SILVER):
+        _check_layout_version(reader, lake)
+    kept = kept_facts(reader)
+    if kept.keys() & {REBUILD_GENERATION, REBUILD_BATCH}:
+        raise ConfigurationError(
+            f"{lake.location} is a rebuild, and not a lake",
+            where="lake",
+            fix="name the lake that it was derived from, or an empty place",
+        )
+    if changed := [
+        *_differences(kept, {"sources": ", ".join(lake.settings.sources)}),
+        *_other_topics(kept, lake.settings),
+        *_differences(kept, _tenants(lake.settings)),
+    ]:
+        raise ConfigurationError(*changed[0])
+
+
+def check_begun(reader: TableReader, lake: Lake) -> None:
+    """Raise ConfigurationError where no lake has begun at the location."""
+    if not reader.exists(tables.SILVER):
+        raise ConfigurationError(
+            f"no lake has begun at {lake.location}",
+            where="lake",
+            fix="name another place, or run first",
+        )
+
+
+def _check_layout_version(reader: TableReader, lake: Lake) -> None:
+    layout = int(reader.properties(tables.SILVER).get(tables.LAYOUT, 0))
+    if layout > tables.LAYOUT_VERSION:
+        raise ConfigurationError(
+            f"{lake.location} has layout {layout}, and this version of Watersmeet knows "
+            f"layout {tables.LAYOUT_VERSION}",
+            where="lake",
+            fix="use the version that wrote it, or a later one",
+        )
+    if layout < tables.LAYOUT_VERSION:
+        raise ConfigurationError(
+            f"{lake.location} was made by an earlier version of Watersmeet, whose tables "
+            "this one does not continue: name an empty place, where `kafka.start: sink` goes "
+            "on after the sink's last messages (if they say too little, it says so: then "
+            "publish to another topic), and keep this lake to look at",
+            where="lake",
+        )
+
+
+def identity(settings: Settings, partitions: int, topic_ids: Mapping[str, str]) -> dict[str, str]:
+    """Return, by dotted path, the facts of a lake that never change.
+
+    They are what rows of bronze and silver depend on, and the `name` by which Kafka keeps a second
+    publisher out.
+
+    `topic_ids`: Kafka's identity of each source's topic that exists; a topic that was made again
+    has another one.
+    """
+    facts = {
+        "name": settings.name,
+        "partitions": str(partitions),
+        "sources": ", ".join(settings.sources),
+    }
+    for name, source in settings.sources.items():
+        facts |= {
+            f"sources.{name}.topic": ", ".join(
+                f"{topic} ({topic_ids.get(topic, 'missing')})" for topic in source.topics
+            ),
+            f"sources.{name}.format": f"{source.format}, with a registry"
+            if source.registry
+            else source.format,
+        }
+    return {**facts, **_tenants(settings)}
+
+
+def _other_topics(kept: Mapping[str, str], settings: Settings) -> Iterator[Problem]:
+    for name, source in settings.sources.items():
+        before = kept.get(field := f"sources.{name}.topic")
+        if before is not None and _names(before) != list(source.topics):
+            yield _difference(field, ", ".join(_names(before)), ", ".join(source.topics))
+
+
+def _tenants(settings: Settings) -> dict[str, str]:
+    """Return, by dotted path, the path of each source's tenants."""
+    paths = dict.fromkeys(settings.sources, _NO_TENANTS) | settings.tenant_paths
+    return {f"sources.{name}.tenant": path for name, path in paths.items()}
+
+
+def differences(reader: TableReader, facts: Mapping[str, str]) -> list[Problem]:
+    """Return a problem for everything that is not as it was when the lake was begun.
+
+    Nothing for a lake that was not begun yet.
+    """
+    return _differences(kept_facts(reader), facts)
+
+
+def remade_topics(reader: TableReader, facts: Mapping[str, str]) -> dict[str, list[str]]:
+    """Return the topics that kept their names but have another identity now.
+
+    They are listed by the fact of their source. Sources whose topics have other names than before
+    are left out.
+    """
+    kept = kept_facts(reader)
+    names = [
+        field
+        for field, now in facts.items()
+        if field.endswith(".topic") and kept.get(field, now) != now
+    ]
+    return {
+        field: _remade(kept[field], facts[field])
+        for field in names
+        if _names(kept[field]) == _names(facts[field])
+    }
+
+
+def keep_moved(
+    reader: TableReader, append: Append, settings: Settings, facts: Mapping[str, str]
+) -> None:
+    """Keep facts in place of those that the lake has.
+
+    For the lake's owner, where topics have moved.
+    """
+    kept = _kept(reader)
+    now = time.time_ns() // 1_000_000
+    changed = [(field, value, now) for field, value in facts.items() if kept.get(field) != value]
+    if changed:
+        rows = tables.layout(settings)[tables.CONFIGURATION].rows(changed)
+        append(
+            tables.CONFIGURATION,
+            rows,
+            Commit(_APPLICATION, 0, row_count(reader, tables.CONFIGURATION) + len(changed)),
+        )
+
+
+def check_identity(reader: TableReader, facts: Mapping[str, str]) -> None:
+    """Raise ConfigurationError where a fact differs from what the lake was begun with."""
+    _check(kept_facts(reader), facts)
+
+
+def keep_identity(
+    reader: TableReader, append: Append, settings: Settings, facts: Mapping[str, str]
+) -> None:
+    """Make sure that the lake holds every fact.
+
+    Raises ConfigurationError where one differs from what the lake held.
+    """
+    _check(keep_facts(reader, append, settings, facts), facts)
+
+
+def keep_facts(
+    reader: TableReader, append: Append, settings: Settings, facts: Mapping[str, str]
+) -> dict[str, str]:
+    """Keep the facts that the lake does not hold yet, and return all that it holds."""
+    table = tables.layout(settings)[tables.CONFIGURATION]
+    for _ in range(_ATTEMPTS):
+        kept = _kept(reader)
+        now = time.time_ns() // 1_000_000
+        missing = [
+            (name, value, now)
+            for name, value in facts.items()
+            if name not in kept and value != _NO_TENANTS
+        ]
+        if not missing:
+            break
+        with suppress_conflict():  # of two concurrent first starts, one writes
+            number = row_count(reader, tables.CONFIGURATION) + len(missing)
+            append(tables.CONFIGURATION, table.rows(missing), Commit(_APPLICATION, 0, number))
+    return kept
+
+
+def kept_facts(reader: TableReader) -> dict[str, str]:
+    """Return, by name, everything that the lake was begun with, or that was noted since."""
+    return _kept(reader) if reader.exists(tables.CONFIGURATION) else {}
+
+
+def _check(kept: Mapping[str, str], facts: Mapping[str, str]) -> None:
+    if changed := _differences(kept, facts):
+        what, where, fix = changed[0]
+        more = f" (and {len(changed) - 1} more changes)" if len(changed) > 1 else ""
+        raise ConfigurationError(what, where, fix + more)
+
+
+def _kept(reader: TableReader) -> dict[str, str]:
+    rows = reader.select(tables.CONFIGURATION, ["decided_at", "field", "value"]).sort_by(
+        [("decided_at", "ascending")]
+    )
+    # Of a field, the last row holds: a topic may have moved.
+    kept = dict(zip(rows["field"].to_pylist(), rows["value"].to_pylist(), strict=True))
+    without = {
+        f"{field.removesuffix('.topic')}.tenant": _NO_TENANTS
+        for field in kept
+        if field.endswith(".topic")
+    }
+    return {**without, **kept}
+
+
+def _differences(kept: Mapping[str, str], facts: Mapping[str, str]) -> list[Problem]:
+    return [
+        _difference(field, kept[field], now)
+        for field, now in facts.items()
+        if kept.get(field, now) != now
+    ]
+
+
+def _difference(field: str, before: str, now: str) -> Problem:
+    if field == "name":
+        return Problem(
+            f"the lake was begun as `{before}`, and as `{now}` Kafka would no longer keep a second "
+            "publisher out",
+            field,
+            "set it back",
+        )
+    if field == "partitions":
+        return Problem(
+            f"the topics have {now} partitions, and had {before} when the lake was begun: keys "
+            "have moved to other partitions since, so nothing would meet",
+            "sources",
+            "begin a new lake, or restore the topics",
+        )
+    if field.endswith(".topic") and _names(before) == _names(now):
+        return Problem(
+            f"{' and '.join(_remade(before, now))} was deleted and made again since the lake was "
+            "begun, and does not have the last records of bronze: its offsets mean other records "
+            "now",
+            field,
+            "begin a new lake, or restore the topic",
+        )
+    if field.endswith(".tenant"):
+        was, would_be = (
+            f"with tenants at `{path}`" if path else "without tenants" for path in (before, now)
+        )
+        return Problem(
+            f"the lake was begun {was}, and {would_be} it would be another merge",
+            field,
+            "set it back, or begin a new lake",
+        )
+    return Problem(
+        f"the lake was begun with `{before}`, and `{now}` would make another result of the same "
+        "records",
+        field,
+        "set it back, or begin a new lake",
+    )
+
+
+def _remade(before: str, now: str) -> list[str]:
+    """Return the topics that have another identity than before."""
+    return [name.partition(" ")[0] for name in now.split(", ") if name not in before.split(", ")]
+
+
+def _names(fact: str) -> list[str]:
+    """Return the names of a source's topics, without Kafka's identity of them."""
+    return [name.partition(" ")[0] for name in fact.split(", ")]

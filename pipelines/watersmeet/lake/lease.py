@@ -1,0 +1,340 @@
+"""One owner at a time for each layer of a lake, by a lease with a fencing token.
+
+The table `leases` is a list of entries, numbered without a gap; Delta lets one of two writers of
+the same number through. An entry says that layers were taken, with its number as the fencing token,
+or released. The owner renews a file of its token every few seconds. A newcomer that finds a layer
+taken watches that file. If it changes, the newcomer is refused. If it stays the same for
+`SILENCE_S`, or the owner is certainly dead, the newcomer takes over and removes the file.
+
+The end of the wait proves nothing. So every owner fences the tables that it may write before it
+reads them (`watersmeet.running.owner.Owner.fence`). An owner that was only
+paused learns from `leases` that it was replaced. What it tries to write until then is kept out by
+its token.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+import time
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import cached_property
+from operator import attrgetter
+from typing import Final, NamedTuple
+
+import psutil
+
+from watersmeet.errors import LeaseLostError, LeaseTakenError, WatersmeetError
+from watersmeet.lake import tables
+from watersmeet.lake.commits import Append, Commit
+from watersmeet.lake.conflicts import suppress_conflict
+from watersmeet.lake.files import Files
+from watersmeet.lake.location import Lake
+from watersmeet.lake.process import is_gone, process_table, start_ticks
+from watersmeet.lake.table_reader import TableReader
+
+RENEWAL_S: Final = 2.0
+SILENCE_S: Final = 20.0
+"""Ten renewals.
+
+An owner that is silent for so long is dead, or paused for longer than anyone should wait for it.
+"""
+_LOOK_S: Final = 0.25
+_CHECK_EVERY: Final = 5
+"""Number of renewals after which an owner checks `leases`, whatever its file says.
+
+Where the file is gone, it checks sooner.
+"""
+
+TAKEN = "taken"
+RELEASED = "released"
+FORGET: Final = "forget"
+EVOLVE: Final = "evolve"
+_APPLICATION = "watersmeet-leases"
+_ATTEMPTS = 20
+_SPARK_CLASSES: Final = ("org.apache.spark.", "com.databricks.")
+"""Prefixes of the main class of a JVM that runs Spark's driver."""
+
+
+class Entry(NamedTuple):
+    """A row of `leases` as far as a newcomer needs it; `at` in epoch ms."""
+
+    entry: int
+    layer: str
+    token: int
+    event: str
+    host: str
+    pid: int
+    jvm_pid: int | None
+    at: int
+    holder: str = ""
+    boot_id: str | None = None
+    namespace: str | None = None
+    started: int | None = None
+    jvm_started: int | None = None
+
+    @property
+    def change(self) -> str | None:
+        """The command by which the owner changes the lake.
+
+        None for an owner that works on as long as it is left to.
+        """
+        return self.holder.partition(" ")[0] if " " in self.holder else None
+
+
+def is_dead(owner: Entry) -> bool:
+    """Return True where it is certain that the owner writes nothing any more.
+
+    It was in this process table, and neither its process nor its JVM is left: the JVM may outlive
+    the process for a moment and finish what it was told to write. An owner that did not say when it
+    started is never certainly dead.
+    """
+    here = process_table()
+    if (
+        None in (here.boot_id, here.namespace, owner.started)
+        or (owner.boot_id, owner.namespace) != here
+    ):
+        return False
+    has_jvm = owner.jvm_pid is not None
+    return is_gone(owner.pid, owner.started) and not (
+        has_jvm and not is_gone(owner.jvm_pid or 0, owner.jvm_started)
+    )
+
+
+def last_entries(reader: TableReader) -> dict[str, Entry]:
+    """Return, by layer, the last entry of `leases`."""
+    rows = reader.select(tables.LEASES, list(Entry._fields)).to_pylist()
+    entries = sorted((Entry(**row) for row in rows), key=attrgetter("entry"))
+    return {entry.layer: entry for entry in entries}
+
+
+def change_under_way(reader: TableReader, change: str | None = None) -> Entry | None:
+    """Return the entry of a command that changes the lake and has not released it, if any.
+
+    `change`: only this command. It may have been cut short, too: `is_dead` knows more.
+    """
+    entries = last_entries(reader).values() if reader.exists(tables.LEASES) else ()
+    return next(
+        (
+            entry
+            for entry in entries
+            if entry.event == TAKEN and entry.change and change in (None, entry.change)
+        ),
+        None,
+    )
+
+
+def check_not_changing(reader: TableReader, lake: Lake, change: str) -> None:
+    """Raise LeaseTakenError while the command `change` holds layers of the lake, or was cut short.
+
+    For a process that sends records without a lease, once it has fenced those before it. The
+    command first takes the layers and then fences in turn, so of two that cross, one learns of the
+    other.
+    """
+    entry = change_under_way(reader, change)
+    if entry is not None:
+        raise LeaseTakenError(entry.layer, lake.location, entry.host, entry.pid, change)
+
+
+@dataclass
+class Lease:
+    """Lease on some layers of a lake, held by this process from `take` to `release`.
+
+    `lost` is set where another owner took over, and `on_lost` is called, in another thread, as soon
+    as that is noticed. `append` writes to `leases`. Tests replace the sleep and the look at
+    processes, and renew by themselves.
+    """
+
+    lake: Lake
+    reader: TableReader
+    append: Append
+    layers: Sequence[str]
+    change: str | None = None
+    """The command that changes the lake.
+
+    It takes the layers by force, except from another such command.
+    """
+    token: int = 0
+    lost: LeaseLostError | None = None
+    on_lost: Callable[[], None] = lambda: None
+    renews: bool = True
+    sleep_s: Callable[[float], None] = time.sleep
+    is_dead: Callable[[Entry], bool] = is_dead
+    _ended: threading.Event = field(default_factory=threading.Event)
+    _renewing: threading.Thread | None = None
+    _id: str = field(default_factory=lambda: uuid.uuid4().hex)
+    _renewals: int = 0
+
+    @property
+    def _holder(self) -> str:
+        return f"{self.change} {self._id}" if self.change else self._id
+
+    @cached_property
+    def _files(self) -> Files:
+        return Files(self.lake.storage)
+
+    def take(self, largest_known: Callable[[], int] = lambda: 0) -> None:
+        """Wait until nobody else renews the layers, then take them.
+
+        The token is larger than every earlier one. `largest_known` is called where `leases` is
+        empty: other tables may have seen owners. Raises LeaseTakenError where a living process
+        holds one of the layers and does not lose it to a `change`.
+        """
+        for _ in range(_ATTEMPTS):
+            last, next_entry = self._last()
+            owners = {entry.token: entry for entry in last.values() if entry.event == TAKEN}
+            for owner in owners.values():
+                if owner.change or not self.change:
+                    self._await_silence(owner)
+            if not self._claim(next_entry if next_entry > 1 else largest_known() + 1):
+                continue
+            self._write_renewal()
+            for token in owners:
+                self._files.delete(self._path(token))
+            if self.renews:
+                self._renewing = threading.Thread(
+                    target=self._keep_renewing, name="lease", daemon=True
+                )
+                self._renewing.start()
+            return
+        raise WatersmeetError(
+            f"the table leases of {self.lake.location} could not be written to: others write to it "
+            "all the time"
+        )
+
+    def release(self) -> None:
+        """Release the layers, so that the next owner need not wait.
+
+        Where another writer of `leases` comes in between, no entry is made, and the next owner
+        waits as for one that has died.
+        """
+        self._ended.set()
+        if self._renewing is not None:
+            self._renewing.join()
+        last, next_entry = self._last()
+        if all(entry.token == self.token for entry in last.values()):
+            self._append(next_entry, RELEASED, self.token)
+        self._files.delete(self._path(self.token))
+
+    def check(self) -> None:
+        """Raise LeaseLostError where another process has taken over.
+
+        For a step that would itself shut another owner out.
+        """
+        others = [entry for entry in self._last()[0].values() if entry.token != self.token]
+        if others:
+            self.lost = LeaseLostError(
+                self.lake.location, max(others, key=attrgetter("entry")).change
+            )
+            raise self.lost
+
+    def renew(self) -> bool:
+        """Show once more that this process lives; return False where another has taken over.
+
+        Then `lost` is set and `on_lost` is called. Whoever takes over removes the file after its
+        entry is in `leases`. So a renewal that makes the file anew finds the entry at its next
+        check, and removes the file again.
+        """
+        is_there = self._renewal(self.token) is not None
+        self._write_renewal()
+        self._renewals += 1
+        try:
+            if not is_there or self._renewals % _CHECK_EVERY == 0:
+                self.check()
+        except LeaseLostError:
+            self._files.delete(self._path(self.token))
+            self.on_lost()
+            return False
+        return True
+
+    def _last(self) -> tuple[Mapping[str, Entry], int]:
+        """Return the last entry of each of the layers, and the number of the next entry."""
+        entries = last_entries(self.reader)
+        next_entry = max((entry.entry for entry in entries.values()), default=0) + 1
+        return {
+            layer: entry for layer, entry in entries.items() if layer in self.layers
+        }, next_entry
+
+    def _claim(self, entry: int) -> bool:
+        """Take the layers by the entry of that number.
+
+        Return True where it was this process that wrote it.
+        """
+        self._append(entry, TAKEN, token=entry)
+        holders = self.reader.select(tables.LEASES, ["holder"], [[("entry", "=", entry)]])[
+            "holder"
+        ].to_pylist()
+        is_ours = set(holders) == {self._holder}
+        if is_ours:
+            self.token = entry
+        return is_ours
+
+    def _append(self, entry: int, event: str, token: int) -> None:
+        jvm_pid = _jvm_pid()
+        here = {
+            "holder": self._holder,
+            "host": socket.gethostname(),
+            "at": time.time_ns() // 1_000_000,
+            **process_table()._asdict(),
+            "pid": os.getpid(),
+            "started": start_ticks(os.getpid()),
+            "jvm_pid": jvm_pid,
+            "jvm_started": None if jvm_pid is None else start_ticks(jvm_pid),
+        }
+        rows = self.lake.layout[tables.LEASES].rows_of(
+            {"entry": entry, "layer": layer, "token": token, "event": event, **here}
+            for layer in self.layers
+        )
+        with suppress_conflict():
+            self.append(tables.LEASES, rows, Commit(_APPLICATION, token=0, number=entry))
+
+    def _await_silence(self, owner: Entry) -> None:
+        """Wait until the owner is certainly dead, was silent long enough, or has released.
+
+        Raises LeaseTakenError where it is alive.
+        """
+        seen = self._renewal(owner.token)
+        for _ in range(round(SILENCE_S / _LOOK_S)):
+            if self.is_dead(owner):
+                return
+            self.sleep_s(_LOOK_S)
+            now = self._renewal(owner.token)
+            if now not in (seen, None):
+                raise LeaseTakenError(
+                    owner.layer, self.lake.location, owner.host, owner.pid, owner.change
+                )
+            if now != seen and self._last()[0][owner.layer] != owner:
+                return
+
+    def _keep_renewing(self) -> None:
+        while not self._ended.wait(RENEWAL_S):
+            # Tried again, also after a panic in a Rust library, which is no Exception; where it
+            # never succeeds, the token keeps everything safe.
+            with suppress(BaseException):
+                if not self.renew():
+                    return
+
+    def _renewal(self, token: int) -> str | None:
+        return self._files.read_text(self._path(token))
+
+    def _write_renewal(self) -> None:
+        self._files.write_text(self._path(self.token), f"{self._holder} {time.time_ns()}")
+
+    def _path(self, token: int) -> str:
+        return f"{self.lake.settings.checkpoints}/_leases/{token}"
+
+
+def _jvm_pid() -> int | None:
+    """Return the process id of Spark's JVM, if this process has started it or was started by it."""
+    here = psutil.Process()
+    for process in (*here.children(recursive=True), *here.parents()):
+        with suppress(psutil.Error):
+            if process.name() in ("java", "java.exe") and any(
+                word.startswith(_SPARK_CLASSES) for word in process.cmdline()
+            ):
+                return process.pid
+    return None

@@ -1,0 +1,95 @@
+"""Files of a table that is partitioned by one column.
+
+They are written a piece at a time, for a commit that names them.
+"""
+
+from __future__ import annotations
+
+import uuid
+import zlib
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from deltalake.transaction import AddAction
+
+from watersmeet.core.types import TIME
+from watersmeet.lake.data_file import DataFile
+from watersmeet.lake.files import Files
+from watersmeet.lake.maintenance import FILE_BYTES
+
+_COUNTED: Final = (pa.int32(), pa.int64(), TIME)
+"""Types of the columns that a file has statistics of.
+
+Statistics of other types could tell a key (`forget`).
+"""
+
+MAX_FILES: Final = 256
+"""Maximum number of files open at a time: a process may often have no more than 1,024."""
+
+
+def by_key(
+    chunks: Iterable[pa.Table], schema: pa.Schema, count: int, folder: Path
+) -> Iterator[pa.Table]:
+    """Yield rows of silver in about `count` pieces, with all rows of a key in one.
+
+    Meanwhile the rows are on the disk.
+    """
+    count = min(count, MAX_FILES)
+    paths = [folder / f"{number}.arrow" for number in range(count)]
+    options = pa.ipc.IpcWriteOptions(compression="lz4")
+    writers = [pa.ipc.new_stream(path, schema, options=options) for path in paths]
+    for chunk in chunks:
+        keys = zip(
+            *(chunk[name].to_pylist() for name in ("partition", "tenant", "merge_key")), strict=True
+        )
+        numbers = np.array([zlib.crc32(repr(key).encode()) % count for key in keys])
+        for number in np.unique(numbers):
+            writers[number].write_table(chunk.filter(pa.array(numbers == number)))
+    for writer, path in zip(writers, paths, strict=True):
+        writer.close()
+        with pa.ipc.open_stream(path) as rows:
+            yield rows.read_all()
+        path.unlink()
+
+
+class PartitionedFiles:
+    """Writer of a table's files.
+
+    Each is made in a folder of the local disk, and moved to the table's address once it is
+    complete.
+    """
+
+    def __init__(
+        self, schema: pa.Schema, by: str, address: str, files: Files, folder: Path
+    ) -> None:
+        self._by = by
+        self._address = address
+        self._files = files
+        self._folder = folder
+        self._schema = schema.remove(schema.get_field_index(by))
+        self._counted = [field.name for field in self._schema if field.type in _COUNTED]
+
+    def write(self, chunks: Iterable[pa.Table]) -> list[AddAction]:
+        """Write all rows, a row group for each piece; return the files' entries for a commit."""
+        added: list[AddAction] = []
+        written: dict[str, DataFile] = {}
+        for chunk in chunks:
+            for value in pc.unique(chunk[self._by]).to_pylist():
+                rows = (
+                    chunk.filter(pc.equal(chunk[self._by], value))
+                    .select(self._schema.names)
+                    .cast(self._schema)
+                )
+                if value not in written:
+                    written[value] = DataFile(self._folder / value, self._schema, self._counted)
+                if written[value].write(rows) >= FILE_BYTES:
+                    added.append(self._added(value, written.pop(value)))
+        return added + [self._added(value, file) for value, file in written.items()]
+
+    def _added(self, value: str, file: DataFile) -> AddAction:
+        name = f"{self._by}={value}/part-{uuid.uuid4()}.snappy.parquet"
+        return file.put(self._files, self._address, name, {self._by: value})

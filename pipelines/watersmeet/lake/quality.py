@@ -1,0 +1,114 @@
+"""The table `quality`: results of expectations by check, and how far each suite has checked.
+
+A check covers everything up to a version of silver; the next one of that suite goes on there.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Sequence
+from itertools import takewhile
+from typing import Any, Final, NamedTuple
+
+from watersmeet.errors import WatersmeetError
+from watersmeet.lake import tables
+from watersmeet.lake.commits import Append, Commit
+from watersmeet.lake.conflicts import suppress_conflict
+from watersmeet.lake.table_reader import TableReader, walk
+from watersmeet.lake.tables import Table
+
+_APPLICATION: Final = "watersmeet-quality"
+_ATTEMPTS: Final = 20
+
+
+class Checked(NamedTuple):
+    """A row of `quality`; times in epoch ms."""
+
+    checked_at: int
+    suite: str
+    table: str
+    version: int
+    expectation: str
+    success: bool
+    unexpected: int | None
+    total: int
+
+
+def last_versions(reader: TableReader) -> dict[tuple[str, str], int]:
+    """Return, by suite and table, the version of silver up to which the suite has checked.
+
+    Empty where the table does not exist.
+    """
+    if not reader.exists(tables.QUALITY):
+        return {}
+    rows = reader.summary(
+        tables.QUALITY, ["suite", "table"], {"version": ("max", "version")}
+    ).to_pylist()
+    return {(row["suite"], row["table"]): row["version"] for row in rows}
+
+
+def last_results(reader: TableReader) -> list[dict[str, Any]]:
+    """Return the results of the last check of each suite and table.
+
+    - `suite`, `table`, `version`, `checked_at` (epoch ms), `success`.
+    - `expectations`: how many there are.
+    - `failed`: how many of them failed.
+    """
+    if not reader.exists(tables.QUALITY):
+        return []
+    by = ["suite", "table"]
+    last = reader.summary(tables.QUALITY, by, {"at": ("max", "checked_at")}).to_pylist()
+    at = {(row["suite"], row["table"]): row["at"] for row in last}
+    latest = [[("checked_at", "in", sorted(set(at.values())))]]
+    counts = {"version": ("max", "version"), "rows": ("count", "*")}
+    rows = reader.summary(tables.QUALITY, [*by, "checked_at", "success"], counts, latest)
+    results: dict[tuple[str, str], dict[str, Any]] = {}
+    for row in rows.to_pylist():
+        place = row["suite"], row["table"]
+        if row["checked_at"] != at[place]:
+            continue
+        result = results.setdefault(
+            place,
+            {
+                "suite": row["suite"],
+                "table": row["table"],
+                "version": row["version"],
+                "checked_at": row["checked_at"],
+                "success": True,
+                "expectations": 0,
+                "failed": 0,
+            },
+        )
+        result["expectations"] += row["rows"]
+        result["failed"] += 0 if row["success"] else row["rows"]
+        result["success"] = result["failed"] == 0
+    return [results[place] for place in sorted(results)]
+
+
+def append_results(
+    reader: TableReader, append: Append, table: Table, results: Sequence[Checked]
+) -> None:
+    """Append the results of one check in one commit; several processes may do so at once.
+
+    The commit's number is that of the version that it is to make. So of two checks that end
+    together, Delta skips the later one, or finds it in conflict, and that one tries again.
+    """
+    check_id = uuid.uuid4().hex
+    rows = table.rows(results)
+    for _ in range(_ATTEMPTS):
+        number = reader.version(table.name) + 1
+        with suppress_conflict():
+            append(table.name, rows, Commit(_APPLICATION, 0, number, {"check": check_id}))
+        if check_id in _checks_since(reader, table.name, number):
+            return
+    raise WatersmeetError(
+        f"results cannot be added to the table {table.name}: other checks were quicker each time",
+        fix="try again",
+    )
+
+
+def _checks_since(reader: TableReader, table: str, number: int) -> list[str]:
+    """Return the checks whose results were added by this version of the table, or a later one."""
+    new = takewhile(lambda version: version.number >= number, walk(reader, table))
+    commits = [Commit.parse(version.metadata) for version in new]
+    return [str(commit.facts.get("check")) for commit in commits if commit is not None]

@@ -1,0 +1,182 @@
+"""Records that must not be merged: parts of published messages, and copies of other records.
+
+The table `recovered` knows the parts, and redriven records in bronze say which records they copy.
+Of a lake that was lost, the first generation knows the messages that were read back from the sink,
+by key and time. After a jump back, a generation knows the offsets of the parts of all messages of
+earlier generations.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from typing import Any, Final
+
+import numpy as np
+
+from watersmeet.core.columns import Int64s, as_ranges
+from watersmeet.core.inputs import InputId
+from watersmeet.core.plan import TopicPartition
+from watersmeet.core.reading import REDRIVEN_FROM
+from watersmeet.lake import tables
+from watersmeet.lake.generations import Generation
+from watersmeet.lake.inputs import of_topic, topic_partition
+from watersmeet.lake.table_reader import (
+    Condition,
+    TableReader,
+    Where,
+    by_partition,
+    in_portions,
+    row_count,
+    within,
+)
+
+MESSAGES: Final[Where] = [[("merge_key", "is not null", None)]]
+"""Condition for the rows that are messages of a lost lake."""
+
+Ranges = Mapping[TopicPartition, tuple[int, int]]
+"""Offsets `[from, until)` by topic-partition."""
+
+
+def has_messages(reader: TableReader, generation: Generation) -> bool:
+    """Return True where a generation knows messages that were read back from the sink."""
+    return generation.number == 0 and row_count(reader, tables.RECOVERED, MESSAGES) > 0
+
+
+def read_since(reader: TableReader, generation: Generation) -> dict[int, int]:
+    """Return, by partition, the position (ms) from which on a lost lake's records are merged.
+
+    A record counts by the position of its tenant. Empty without tenants.
+    """
+    if generation.number:
+        return {}
+    rows = reader.select(
+        tables.RECOVERED, ["partition", "since"], [[("since", "is not null", None)]]
+    )
+    return by_partition(rows, "since")
+
+
+def read_out(
+    reader: TableReader, generation: Generation, ranges: Ranges | None = None
+) -> dict[TopicPartition, Int64s]:
+    """Return, by topic-partition, the offsets of records that a generation skips, in order.
+
+    A message of an earlier generation has them, or they are copies of records that this one has.
+    `ranges`: the offsets to look at; all without.
+    """
+    within_all = (
+        {tp: (begin, None) for tp, begin in generation.begin.items()} if ranges is None else ranges
+    )
+    return joined(
+        [
+            *parts_of_messages(reader, generation, within_all),
+            *_offsets_of_copies(reader, generation, within_all),
+        ]
+    )
+
+
+def joined(parts: Iterable[tuple[TopicPartition, Int64s]]) -> dict[TopicPartition, Int64s]:
+    """Return all offsets by topic-partition, in order, each once."""
+    offsets = defaultdict(list)
+    for tp, part_offsets in parts:
+        offsets[tp].append(part_offsets)
+    return {tp: np.unique(np.concatenate(part_offsets)) for tp, part_offsets in offsets.items()}
+
+
+def rows_of_parts(part_offsets: Mapping[TopicPartition, Int64s]) -> list[dict[str, Any]]:
+    """Return the offsets of parts of messages as rows of the table.
+
+    There is one for each range `[offset, until_offset)`. `part_offsets`: by topic-partition, in
+    order.
+    """
+    return [
+        {
+            **tp.input._asdict(),
+            "partition": tp.partition,
+            "offset": since,
+            "until_offset": until,
+        }
+        for tp, offsets in part_offsets.items()
+        for since, until in as_ranges(offsets)
+    ]
+
+
+def parts_of_messages(
+    reader: TableReader,
+    generation: Generation,
+    ranges: Mapping[TopicPartition, tuple[int, int | None]],
+) -> Iterator[tuple[TopicPartition, Int64s]]:
+    """Yield, by topic-partition, offsets of parts of messages of earlier generations.
+
+    `ranges`: the offsets to look at (until None: no end).
+    """
+    if not generation.number or not ranges:
+        return
+    terms: list[Condition] = [
+        ("generation", "=", generation.number),
+        ("until_offset", "is not null", None),
+    ]
+    terms.append(("until_offset", ">", min(since for since, _ in ranges.values())))
+    for row in reader.select(
+        tables.RECOVERED, ["source", "topic", "partition", "offset", "until_offset"], [terms]
+    ).to_pylist():
+        tp = topic_partition(row)
+        since, until = ranges.get(tp, (0, 0))
+        since = max(since, row["offset"])
+        until = row["until_offset"] if until is None else min(until, row["until_offset"])
+        if since < until:
+            yield tp, np.arange(since, until, dtype=np.int64)
+
+
+def _offsets_of_copies(
+    reader: TableReader,
+    generation: Generation,
+    ranges: Mapping[TopicPartition, tuple[int, int | None]],
+) -> Iterator[tuple[TopicPartition, Int64s]]:
+    """Yield the offsets of redriven records whose original this lake has not refused.
+
+    Since the redrive, its rules of reading have changed, or the lake was lost. A record that only
+    says that it was redriven is another record, and no copy.
+    """
+    for input_id in sorted({tp.input for tp in ranges}):
+        input_ranges = {tp.partition: span for tp, span in ranges.items() if tp.input == input_id}
+        redriven: Where = [
+            [*terms, (REDRIVEN_FROM.name, "is not null", None)] for terms in within(input_ranges)
+        ]
+        rows = reader.select(
+            tables.bronze(input_id.source),
+            ["partition", "offset", REDRIVEN_FROM.name, "key", "value"],
+            of_topic(input_id, redriven),
+        ).to_pylist()
+        originals = _records_at(
+            reader, input_id, {(row["partition"], row[REDRIVEN_FROM.name]) for row in rows}
+        )
+        copied = defaultdict(list)
+        for row in rows:
+            p = row["partition"]
+            original = originals.get((row["partition"], row[REDRIVEN_FROM.name]))
+            since, until = input_ranges.get(p, (0, 0))
+            is_here = since <= row["offset"] and (until is None or row["offset"] < until)
+            begin = generation.begin.get(TopicPartition(input_id, p), 0)
+            is_known = row[REDRIVEN_FROM.name] >= begin
+            if is_here and is_known and original == (row["key"], row["value"]):
+                copied[p].append(row["offset"])
+        for p, offsets in copied.items():
+            yield TopicPartition(input_id, p), np.array(offsets, np.int64)
+
+
+def _records_at(
+    reader: TableReader, input_id: InputId, places: Collection[tuple[int, int]]
+) -> dict[tuple[int, int], tuple[bytes | None, bytes | None]]:
+    """Return, by partition and offset, the key and value of records that were not refused."""
+    records = {}
+    for portion in in_portions(sorted(places)):
+        where: Where = [
+            [("partition", "=", p), ("offset", "=", offset), ("reason", "is null", None)]
+            for p, offset in portion
+        ]
+        columns = ["partition", "offset", "key", "value"]
+        rows = reader.select(tables.bronze(input_id.source), columns, of_topic(input_id, where))
+        for row in rows.to_pylist():
+            records[row["partition"], row["offset"]] = row["key"], row["value"]
+    return records

@@ -1,0 +1,205 @@
+"""One moment of a lake: consistent versions of all its tables, while other processes go on writing.
+
+An answer that takes several queries is wrong where a batch, `keep` or `forget` comes in between. So
+the version of each table is read first, and checked again until no table has changed in between:
+then all of them were the last ones at the same moment. Every query is answered from these versions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from copy import copy
+from itertools import islice
+from typing import Final
+
+import pyarrow as pa
+
+from watersmeet.errors import WatersmeetError
+from watersmeet.lake import tables
+from watersmeet.lake.commits import Commit, last_commit
+from watersmeet.lake.table_reader import (
+    Aggregates,
+    TableReader,
+    Version,
+    VersionGoneError,
+    Where,
+    walk,
+)
+from watersmeet.settings import Settings
+
+ATTEMPTS: Final = 100
+"""Maximum number of checks until no table has changed.
+
+A check takes far less time than a commit.
+"""
+
+_THREADS: Final = 8
+
+_OF_BATCHES: Final = (tables.SILVER, tables.LATE, tables.DUPLICATES, tables.PROGRESS)
+"""The tables that a batch of silver and its notes are written to."""
+
+_CHANGING: Final = frozenset(["DELETE", "UPDATE", "MERGE", "RESTORE"])
+"""Operations, as Delta calls them, of commits that change existing rows."""
+
+
+class IncompleteBatchError(WatersmeetError):
+    """A crash came between a batch and its notes, and the version of a table before it is gone."""
+
+    def __init__(self, table: str, version: int) -> None:
+        super().__init__(
+            f"the last batch of silver was cut short, and version {version} of {table}, which it "
+            "began with, can no longer be "
+            "read; the next start completes the batch: run once, and ask again"
+        )
+
+
+class Snapshot(TableReader):
+    """`TableReader` about one moment: every answer is of that moment.
+
+    A table that did not exist then does not exist here. `is_exact`: True where no table changed
+    while the versions were taken.
+    """
+
+    def __init__(self, reader: TableReader, settings: Settings) -> None:
+        """Take the versions that the tables of a lake have now."""
+        self._reader = reader
+        self._names = frozenset(tables.layout(settings))
+        self._versions, self.is_exact = _versions(reader, self._names)
+        self._before: frozenset[str] = frozenset()
+        """The tables that are read at a version before that moment's (`before`)."""
+
+    @property
+    def is_past(self) -> bool:
+        """True where a table has another version by now, or exists and did not then."""
+        now = {name for name in self._names - self._versions.keys() if self._reader.exists(name)}
+        return bool(now) or any(self._reader.has_moved(*item) for item in self._versions.items())
+
+    def has_changed_since(self, table: str) -> bool:
+        """Return True where rows of a table have been deleted or changed since that moment.
+
+        Rows that were added do not count.
+        """
+        if (version := self._versions.get(table)) is None:
+            return False
+        since = (commit for commit in walk(self._reader, table) if commit.number > version)
+        return any(commit.operation in _CHANGING for commit in since)
+
+    def before(self, commit: Commit) -> Snapshot:
+        """Return the moment before a commit and its notes.
+
+        The commit must be the last one of its application in silver.
+        """
+        snapshot = copy(self)
+        snapshot._versions = dict(self._versions)
+        for table in _OF_BATCHES:
+            last = last_commit(self, table) if self.exists(table) else None
+            if last is not None and last[1].transaction_version == commit.transaction_version:
+                snapshot._versions[table] = last[0].number - 1
+                snapshot._before |= {table}
+        return snapshot
+
+    def exists(self, table: str) -> bool:
+        """See `TableReader`."""
+        return table in self._versions if table in self._names else self._reader.exists(table)
+
+    def rows(
+        self, table: str, columns: Sequence[str], where: Where = (), version: int | None = None
+    ) -> pa.Table:
+        """See `TableReader`."""
+        return self._at_moment(
+            table, version, lambda at: self._reader.rows(table, columns, where, at)
+        )
+
+    def summary(
+        self,
+        table: str,
+        by: Sequence[str],
+        values: Aggregates,
+        where: Where = (),
+        *,
+        version: int | None = None,
+    ) -> pa.Table:
+        """See `TableReader`."""
+        return self._at_moment(
+            table, version, lambda at: self._reader.summary(table, by, values, where, version=at)
+        )
+
+    def history(self, table: str, limit: int | None = None) -> list[Version]:
+        """See `TableReader`. Commits since that moment are left out."""
+        last = self._versions.get(table)
+        if last is None:
+            return self._reader.history(table, limit)
+        versions = (version for version in walk(self._reader, table) if version.number <= last)
+        return list(islice(versions, limit))
+
+    def version(self, table: str) -> int:
+        """See `TableReader`."""
+        last = self._versions.get(table)
+        return self._reader.version(table) if last is None else last
+
+    def columns(self, table: str, version: int | None = None) -> pa.Schema:
+        """See `TableReader`."""
+        return self._reader.columns(table, self._version(table, version))
+
+    def properties(self, table: str) -> dict[str, str]:
+        """See `TableReader`. Returns the current ones."""
+        return self._reader.properties(table)
+
+    def unknown_features(self, table: str, *, for_writing: bool) -> Sequence[str]:
+        """See `TableReader`. Returns the current ones."""
+        return self._reader.unknown_features(table, for_writing=for_writing)
+
+    def file_count(self, table: str) -> int:
+        """See `TableReader`. Returns the current one."""
+        return self._reader.file_count(table)
+
+    def row_bytes(self, table: str) -> int:
+        """See `TableReader`. Returns the current one."""
+        return self._reader.row_bytes(table)
+
+    def _version(self, table: str, version: int | None) -> int | None:
+        return self._versions.get(table) if version is None else version
+
+    def _at_moment(
+        self, table: str, version: int | None, ask: Callable[[int | None], pa.Table]
+    ) -> pa.Table:
+        """Return the answer at `version`, or at that moment's version.
+
+        Where a file is missing although the table has not changed, no version is gone: the query is
+        repeated at the last version, and raises the error of a query there.
+        """
+        at = self._version(table, version)
+        try:
+            return ask(at)
+        except VersionGoneError as error:
+            if version is None and table in self._before:
+                raise IncompleteBatchError(error.table, error.version) from None
+            if version is not None or at is None or self._reader.has_moved(table, at):
+                raise
+            return ask(None)
+
+
+def _versions(reader: TableReader, names: Collection[str]) -> tuple[Mapping[str, int], bool]:
+    """Return the last version of each existing table, and whether they belong together.
+
+    True where all of them were the last ones at the same moment.
+    """
+    versions = dict(_last_versions(reader, names))
+    missing = [name for name in names if name not in versions]
+    with ThreadPoolExecutor(_THREADS) as pool:
+        for _ in range(ATTEMPTS):
+            moved = list(pool.map(lambda item: reader.has_moved(*item), versions.items()))
+            new = [name for name in missing if reader.exists(name)]
+            if not any(moved) and not new:
+                return versions, True
+            moved_names = [
+                name for name, has_moved in zip(versions, moved, strict=True) if has_moved
+            ]
+            versions |= dict(_last_versions(reader, [*moved_names, *new]))
+            missing = [name for name in missing if name not in versions]
+    return versions, False
+
+
+def _last_versions(reader: TableReader, names: Collection[str]) -> Iterator[tuple[str, int]]:
+    return ((name, reader.version(name)) for name in names if reader.exists(name))

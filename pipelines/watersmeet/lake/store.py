@@ -1,0 +1,101 @@
+"""Checks of a lake's location, an object store or a folder, by using it."""
+
+from __future__ import annotations
+
+import os
+import uuid
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from watersmeet.errors import ConfigurationError
+from watersmeet.lake.files import Files
+from watersmeet.lake.location import Lake, has_store, local_path, scheme_of
+
+
+def stored(lake: Lake) -> list[str]:
+    """Return the places in an object store that a run writes to.
+
+    They are the lake, and its checkpoints with the renewals of leases.
+    """
+    places = (
+        [lake.settings.checkpoints]
+        if lake.is_catalog
+        else [lake.location, lake.settings.checkpoints]
+    )
+    return [place for place in places if has_store(place)]
+
+
+def check_readable(lake: Lake) -> None:
+    """Raise WatersmeetError where the lake's objects cannot be listed.
+
+    A command that only reads needs no more.
+    """
+    if not lake.is_catalog and has_store(lake.location):
+        Files(lake.storage).check_readable(lake.location)
+
+
+def check_openable(lake: Lake) -> None:
+    """Raise ConfigurationError where the embedded engine is to open a lake that only Spark can."""
+    if lake.settings.engine == "embedded" and lake.needs_spark:
+        raise ConfigurationError(
+            f"embedded cannot open {lake.location}",
+            where="engine",
+            fix=(
+                "name an object-store URI (s3:, abfss:, gs:) or a folder (its path without # ? [ "
+                "] | ^ \\, control characters or a % with two hexadecimal digits) as the lake, "
+                "or engine: spark"
+            ),
+        )
+
+
+def check_writable(lake: Lake) -> None:
+    """Raise WatersmeetError where a run could not write to the lake.
+
+    - The engine cannot open the lake.
+    - Its folder takes no commits.
+    - The store of the lake or of its checkpoints is away, refuses, or lets two writers make a file.
+
+    In a store, a file is made, made a second time, and deleted. Only a store that refuses the
+    second attempt keeps one commit from replacing another: that takes conditional puts
+    (`If-None-Match`), which not every store that speaks S3 knows.
+    """
+    check_openable(lake)
+    if not lake.is_catalog and scheme_of(lake.location) is None:
+        _check_folder(Path(local_path(lake.location)))
+    for place in stored(lake):
+        files = Files(lake.storage)
+        probe = f"{place}/_probe-{uuid.uuid4()}"
+        first = files.create(probe)
+        second = files.create(probe)
+        files.read_text(probe)
+        files.delete(probe)  # lists, too
+        if not first or second:
+            raise ConfigurationError(
+                f"the object store of {place} lets two writers make the same file, so that "
+                "one commit could replace another",
+                where="lake",
+                fix="use one with conditional puts (If-None-Match), such as Amazon S3 itself",
+            )
+
+
+def _check_folder(folder: Path) -> None:
+    """Raise ConfigurationError where a folder cannot be written to, or has no hard links.
+
+    The folder need not exist. delta-rs makes the file of a commit as a hard link, so that it
+    replaces no other. Folders mounted from a store often lack hard links.
+    """
+    try:
+        existing = next(path for path in (folder, *folder.parents) if path.exists())
+        with TemporaryDirectory(prefix="watersmeet-", dir=existing) as name:
+            probe = Path(name, "probe")
+            probe.touch()
+            os.link(probe, Path(name, "linked"))
+    except OSError as error:
+        raise ConfigurationError(
+            f"the folder {folder} takes no commits ({error.strerror})",
+            where="lake",
+            fix=(
+                "make it writable, or name one on a file system with hard links, an object store "
+                "by its URI, or a schema of a catalog"
+            ),
+        ) from None

@@ -1,0 +1,355 @@
+"""Small read-only queries on the tables of a lake: columns and conditions in, Arrow out.
+
+delta-rs answers them in milliseconds, without a JVM, for a lake with a path that it can open, and
+Spark for all others.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from itertools import chain
+from typing import Any, Final, NamedTuple, Protocol, TypeAlias, TypeVar
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from watersmeet.core.columns import Int64s, int64s
+from watersmeet.core.reading import RECORD_BYTES
+from watersmeet.core.types import TIME
+from watersmeet.errors import WatersmeetError
+
+_T = TypeVar("_T")
+
+Condition: TypeAlias = tuple[str, str, Any]
+"""A column, an operator, and the value that the column is compared with."""
+
+Where: TypeAlias = Sequence[Sequence[Condition]]
+"""Conditions (column, operator, value), ANDed within a term; the terms are ORed.
+
+`()` matches every row. Operators: `=`, `!=`, `<`, `<=`, `>`, `>=`, `in` and `not in` (a list),
+`is null`, `is not null` (the value is ignored). A time is epoch ms. As in SQL, a null meets no
+condition but `is null`.
+"""
+
+Aggregates: TypeAlias = Mapping[str, tuple[str, str]]
+"""Aggregates by output name: (`count` | `min` | `max` | `sum`, column).
+
+Nulls are ignored; `("count", "*")` counts rows.
+"""
+
+COMPARISONS: Final = frozenset(["=", "!=", "<", "<=", ">", ">="])
+OPERATORS: Final = COMPARISONS | {"in", "not in", "is null", "is not null"}
+AGGREGATES: Final = frozenset(["count", "min", "max", "sum"])
+
+MAX_TERMS: Final = 16
+"""Maximum number of terms in a condition on partitions.
+
+With a term for each of hundreds of partitions, a condition takes longer to plan than to answer.
+"""
+
+PARTITIONS_PER_QUESTION: Final = 64
+"""Maximum number of partitions in one query where each needs a term of its own."""
+
+_SEVERAL: Final = 20
+"""Number of commits to read where the last one does not answer."""
+
+ROW_BYTES: Final = 100
+"""Approximate size in memory of a row without keys, values and headers."""
+
+
+class NoTableError(WatersmeetError):
+    """The table of a query does not exist."""
+
+    def __init__(self, table: str, place: str) -> None:
+        super().__init__(
+            f"{place} has no table {table}: nothing has been written there yet; name another lake, "
+            "or run first"
+        )
+        self.table = table
+
+
+class VersionGoneError(WatersmeetError):
+    """A table does not have a version, or no longer has its files."""
+
+    def __init__(self, table: str, version: int) -> None:
+        super().__init__(
+            f"version {version} of {table} cannot be read: it was never made, or lies further back "
+            "than `retention`; "
+            "name a later one"
+        )
+        self.table = table
+        self.version = version
+
+
+class Version(NamedTuple):
+    """A commit to a table.
+
+    - `committed_at_ms`: when it was made (epoch ms).
+    - `metadata`: its `userMetadata`.
+    - `operation`: what it did, as Delta calls it (WRITE, MERGE, OPTIMIZE, ...).
+    - `restored_to`: for a RESTORE, the version that it restored (-1: it does not say which).
+    """
+
+    number: int
+    committed_at_ms: int
+    metadata: str | None
+    operation: str | None
+    restored_to: int | None = None
+
+
+class Histories(Protocol):
+    """The histories of a lake's tables."""
+
+    def history(self, table: str, limit: int | None = None) -> list[Version]:
+        """Return the last commits, latest first; without a limit, all that the log still has."""
+
+
+class TableReader(Histories, Protocol):
+    """Read-only queries on a lake's tables. Every answer is of the last commit, or of a `version`.
+
+    - Unknown columns and operators raise ValueError.
+    - A table that does not exist raises NoTableError (but for `exists`).
+    - A version that does not exist, or whose files were vacuumed, raises VersionGoneError.
+
+    Timestamp columns are answered as int64 epoch ms; nested values as they are, with timestamps as
+    timestamp[us, UTC].
+    """
+
+    def exists(self, table: str) -> bool:
+        """Return True where the table exists. Nothing is created."""
+
+    def select(
+        self, table: str, columns: Sequence[str], where: Where = (), *, version: int | None = None
+    ) -> pa.Table:
+        """Return columns of exactly the rows that meet the conditions, in no particular order."""
+        return normalise(self.rows(table, columns, where, version))
+
+    def rows(
+        self, table: str, columns: Sequence[str], where: Where = (), version: int | None = None
+    ) -> pa.Table:
+        """Return what `select` returns, but of the table's own columns and with its own times.
+
+        Their type is timestamp[us, UTC].
+        """
+
+    def summary(
+        self,
+        table: str,
+        by: Sequence[str],
+        values: Aggregates,
+        where: Where = (),
+        *,
+        version: int | None = None,
+    ) -> pa.Table:
+        """Return a row for each combination of `by`, with aggregates of its rows.
+
+        Where `by` is empty, there is one row in any case.
+        """
+
+    def version(self, table: str) -> int:
+        """Return the number of the last commit."""
+        return self.history(table, 1)[0].number
+
+    def has_moved(self, table: str, version: int) -> bool:
+        """Return True where the last version of the table is another one than `version`."""
+        return self.version(table) != version
+
+    def version_at(self, table: str, time_ms: int) -> int | None:
+        """Return the version of the last commit at or before a time (epoch ms).
+
+        None before the first commit that the log still has.
+        """
+        return next(
+            (version.number for version in walk(self, table) if version.committed_at_ms <= time_ms),
+            None,
+        )
+
+    def columns(self, table: str, version: int | None = None) -> pa.Schema:
+        """Return the columns of the stored table, which may be more than its layout's."""
+
+    def properties(self, table: str) -> dict[str, str]:
+        """Return the table's properties."""
+
+    def unknown_features(self, table: str, *, for_writing: bool) -> Sequence[str]:
+        """Return the table features, by Delta's names, that keep the engine from reading the table.
+
+        `for_writing`: those that keep it from writing the table.
+        """
+
+    def file_count(self, table: str) -> int:
+        """Return the number of data files in the last version."""
+
+    def row_bytes(self, table: str) -> int:
+        """Return the approximate number of bytes of a row in the files of the last version.
+
+        Values are packed there. 0 where there is no row.
+        """
+
+
+def restored_to(operation: str | None, parameters: Mapping[str, Any] | None) -> int | None:
+    """Return the version that a commit has restored, from its history entry (see `Version`)."""
+    if operation != "RESTORE":
+        return None
+    version = str((parameters or {}).get("version"))
+    return int(version) if version.isdigit() else -1
+
+
+def within(ranges: Mapping[int, tuple[int, int | None]]) -> Where:
+    """Return the condition for offsets `[from, until)` of each partition (until None: no end).
+
+    Partitions not named are outside; without any, no row matches. With more than 16 partitions,
+    neighbours share a term and more rows may match: filter exactly afterwards.
+    """
+    if not ranges:
+        return [[("partition", "in", [])]]
+    terms = []
+    for near in neighbours(sorted(ranges)):
+        term: list[tuple[str, str, Any]] = [
+            ("partition", ">=", near[0]),
+            ("partition", "<=", near[-1]),
+        ]
+        term.append(("offset", ">=", min(ranges[p][0] for p in near)))
+        untils = [until for p in near if (until := ranges[p][1]) is not None]
+        terms.append([*term, ("offset", "<", max(untils))] if len(untils) == len(near) else term)
+    return terms
+
+
+def lexicographic(columns: Sequence[str], values: Sequence[Any], operator: str) -> Where:
+    """Return the condition for rows that compare with these values as the operator says.
+
+    The operator is `<`, `<=`, `>` or `>=`; the first column counts first.
+    """
+    same = [(column, "=", value) for column, value in zip(columns, values, strict=True)]
+    operators = [operator.rstrip("=")] * (len(columns) - 1) + [operator]
+    return [[*same[:i], (columns[i], operators[i], values[i])] for i in range(len(columns))]
+
+
+def neighbours(partitions: Sequence[int]) -> list[Sequence[int]]:
+    """Return sorted partitions in groups that share a term: at most `MAX_TERMS` groups."""
+    size = max(1, math.ceil(len(partitions) / MAX_TERMS))
+    return [partitions[i : i + size] for i in range(0, len(partitions), size)]
+
+
+def in_portions(items: Sequence[_T]) -> Iterator[Sequence[_T]]:
+    """Return items that need a term of their own each, in portions for one query.
+
+    A portion has at most `PARTITIONS_PER_QUESTION` of them.
+    """
+    return (
+        items[i : i + PARTITIONS_PER_QUESTION]
+        for i in range(0, len(items), PARTITIONS_PER_QUESTION)
+    )
+
+
+def by_partition(rows: pa.Table, column: str) -> dict[int, Any]:
+    """Return the values of a column by partition; there is a row for each partition."""
+    return dict(zip(rows["partition"].to_pylist(), rows[column].to_pylist(), strict=True))
+
+
+def row_count(reader: TableReader, table: str, where: Where = ()) -> int:
+    """Return the number of rows of a table that meet the conditions."""
+    return int(reader.summary(table, [], {"rows": ("count", "*")}, where)["rows"][0].as_py())
+
+
+def sizes_of(rows: pa.Table) -> Int64s:
+    """Return the size of each row in memory (bytes): its `record_bytes` and `ROW_BYTES`."""
+    return int64s(rows[RECORD_BYTES.name]) + ROW_BYTES
+
+
+def walk(reader: Histories, table: str) -> Iterator[Version]:
+    """Yield the table's commits, latest first.
+
+    They are read from the log in growing steps: mostly one of the last is needed.
+    """
+    oldest: int | None = None
+    for limit in (1, _SEVERAL, None):
+        commits = reader.history(table, limit)
+        yield from (version for version in commits if oldest is None or version.number < oldest)
+        oldest = commits[-1].number
+        if oldest == 0 or (limit is not None and len(commits) < limit):
+            return
+
+
+class ReadOnce:
+    """Histories of tables as they were when they were first asked for.
+
+    For several questions to the same histories: in a catalog each reading takes a query of Spark.
+    """
+
+    def __init__(self, reader: Histories) -> None:
+        self._reader = reader
+        self._read: dict[tuple[str, int | None], list[Version]] = {}
+
+    def history(self, table: str, limit: int | None = None) -> list[Version]:
+        """See `TableReader`."""
+        read = limit if limit is None else max(limit, _SEVERAL)
+        if (table, read) not in self._read:
+            self._read[table, read] = self._reader.history(table, read)
+        return self._read[table, read][:limit]
+
+
+def check_question(
+    table: str, existing: Collection[str], columns: Sequence[str], where: Where, values: Aggregates
+) -> None:
+    """Raise ValueError where a query names an unknown operator or aggregate, or an unknown column.
+
+    `existing`: the table's columns.
+    """
+    conditions = list(chain.from_iterable(where))
+    aggregated = (column for _, column in values.values() if column != "*")
+    for column in chain(columns, aggregated, (column for column, _, _ in conditions)):
+        if column not in existing:
+            raise ValueError(f"{table} has no column {column}")
+    for kind, column in values.values():
+        if kind not in AGGREGATES or (column == "*" and kind != "count"):
+            raise ValueError(f"{kind}({column}) is no aggregate")
+    for column, operator, value in conditions:
+        if operator not in OPERATORS or (operator in COMPARISONS and value is None):
+            raise ValueError(f"{column} {operator} {value!r} is no condition")
+        if operator in ("in", "not in") and any(element is None for element in value):
+            raise ValueError(f"{column} {operator} {value!r} is no condition: a null is in no list")
+
+
+_PLAIN: Final = {
+    pa.large_string(): pa.string(),
+    pa.string_view(): pa.string(),
+    pa.large_binary(): pa.binary(),
+    pa.binary_view(): pa.binary(),
+}
+
+
+def plain_type(kind: pa.DataType) -> pa.DataType:
+    """Return the common type of an Arrow type's variants, which engines choose differently.
+
+    For instance string for string views and large strings.
+    """
+    if pa.types.is_dictionary(kind):
+        return plain_type(kind.value_type)
+    if pa.types.is_timestamp(kind) and kind.tz is not None:
+        return TIME
+    if pa.types.is_struct(kind):
+        return pa.struct(list(plain_schema(kind)))
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        return pa.list_(plain_type(kind.value_type))
+    if pa.types.is_map(kind):
+        return pa.map_(plain_type(kind.key_type), plain_type(kind.item_type))
+    return _PLAIN.get(kind, kind)
+
+
+def plain_schema(schema: Iterable[pa.Field]) -> pa.Schema:
+    """Return a schema of plain types, in which everything may be null and nothing has metadata."""
+    return pa.schema([pa.field(field.name, plain_type(field.type)) for field in schema])
+
+
+def normalise(rows: pa.Table) -> pa.Table:
+    """Return an engine's rows as `TableReader` promises them.
+
+    Types are plain, and timestamp columns are int64 epoch ms.
+    """
+    uniform = rows.cast(plain_schema(rows.schema))
+    in_ms = [
+        pc.divide(column.cast(pa.int64()), 1000) if column.type == TIME else column
+        for column in uniform.columns
+    ]
+    return pa.table(in_ms, uniform.column_names)

@@ -1,0 +1,365 @@
+"""The tables of a lake: names, columns, and how each is laid out.
+
+Timestamps are UTC; event times are whole milliseconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pyarrow as pa
+
+from watersmeet.configuration.sources import SourceSettings
+from watersmeet.core.corrections import correction_schema
+from watersmeet.core.merge import LATE_SCHEMA, silver_schema
+from watersmeet.core.reading import BRONZE, RECORD_BYTES, REDRIVEN_FROM, bronze_schema
+from watersmeet.core.repeated import DUPLICATE_SCHEMA, RECORD_IDS
+from watersmeet.core.types import TIME, schema_of
+from watersmeet.settings import Settings
+
+SILVER = "silver"
+LATE = "late"
+DUPLICATES = "duplicates"
+CORRECTIONS = "corrections"
+QUARANTINE = "quarantine"
+IDLE_HEARTBEATS = "idle_heartbeats"
+GENERATIONS = "generations"
+RESETS = "resets"
+PUBLISHED = "published"
+DEAD_LETTERS = "dead_letters"
+FORGOTTEN = "forgotten"
+ERASED = "erased"
+RECOVERED = "recovered"
+PROGRESS = "progress"
+FLOORS = "floors"
+QUALITY = "quality"
+CONFIGURATION = "configuration"
+EPOCHS = "epochs"
+LEASES = "leases"
+WRITER_SCHEMAS = "writer_schemas"
+
+CHANGE_DATA_FEED = "delta.enableChangeDataFeed"
+COUNTED_COLUMNS = "delta.dataSkippingStatsColumns"
+DELETION_VECTORS = "delta.enableDeletionVectors"
+
+LAYOUT = "watersmeet.layout"
+"""Property of silver that says which layout the tables of its lake have."""
+LAYOUT_VERSION = 4
+"""Layout that this version writes, and the only one that it continues."""
+
+STATISTICS_BYTES = 64
+"""Bytes that a file's statistics keep of the smallest and the largest text or binary value.
+
+Whole values would triple small files, and no reader opens a file whose statistics have some hundred
+megabytes.
+"""
+
+
+@dataclass(frozen=True)
+class Table:
+    """Layout of a Delta table: its columns, the columns that partition it, and its properties."""
+
+    name: str
+    schema: pa.Schema
+    partitioned_by: tuple[str, ...] = ()
+    properties: Mapping[str, str] = field(default_factory=dict)
+
+    def rows(self, rows: Iterable[Sequence[Any]]) -> pa.Table:
+        """Return rows of Python values, in the order of the columns, as an Arrow table.
+
+        Times are epoch ms.
+        """
+        columns = list(zip(*rows, strict=True)) or [()] * len(self.schema)
+        kinds = [pa.timestamp("ms", "UTC") if kind == TIME else kind for kind in self.schema.types]
+        return pa.table([*map(pa.array, columns, kinds)], self.schema.names).cast(self.schema)
+
+    def rows_of(self, rows: Iterable[Mapping[str, Any]]) -> pa.Table:
+        """Return rows by column name as an Arrow table.
+
+        Columns that a row lacks are null; columns that the layout lacks are left out.
+        """
+        names = self.schema.names
+        return self.rows([*map(row.get, names)] for row in rows)
+
+
+def bronze(source: str) -> str:
+    """Return the name of a source's bronze table."""
+    return f"bronze_{source}"
+
+
+def has_records(table: str) -> bool:
+    """Return True where a table has records: raw, merged, late, repeated or refused ones.
+
+    The others have what a run itself says, a few rows a batch.
+    """
+    others = (SILVER, LATE, DUPLICATES, CORRECTIONS, QUARANTINE)
+    return table.startswith(bronze("")) or table in others
+
+
+def inputs_of(settings: Settings) -> frozenset[str]:
+    """Return the tables that the merge reads and never writes.
+
+    They say what Kafka had, how to read it, and what the idle policy has decided.
+    """
+    registered = [WRITER_SCHEMAS] if settings.registries else []
+    return frozenset([*map(bronze, settings.sources), IDLE_HEARTBEATS, *registered])
+
+
+def has_corrections(settings: Settings) -> bool:
+    """Return True where late records are corrected, or have been in a living lake."""
+    return settings.publish.corrections_topic is not None
+
+
+def notes_of_records(settings: Settings) -> list[str]:
+    """Return the tables of records that follow from silver's batches."""
+    return [LATE, DUPLICATES, *([CORRECTIONS] if has_corrections(settings) else [])]
+
+
+def layout(settings: Settings) -> dict[str, Table]:
+    """Return every table of a lake by name, as this configuration needs it.
+
+    Removed files and the log stay as long as `retention`.
+    """
+    interval = f"interval {settings.retention_ms} milliseconds"
+    retention = {
+        "delta.deletedFileRetentionDuration": interval,
+        "delta.logRetentionDuration": interval,
+    }
+    bronze_tables = [
+        _bronze(name, source, has_ids=settings.has_ids) for name, source in settings.sources.items()
+    ]
+    # Late records, which are kept and never merged.
+    statistics = _statistics(
+        "source", "topic", "partition", "offset", "event_time", "position", "u", "batch"
+    )
+    late = Table(LATE, LATE_SCHEMA, properties=statistics)
+    tables = [*bronze_tables, _silver(settings), late, _DUPLICATES, *_OTHERS]
+    if settings.registries:
+        tables.append(_WRITER_SCHEMAS)
+    if has_corrections(settings):
+        tables.append(_corrections(settings))
+    return {
+        table.name: replace(table, properties={**retention, **table.properties}) for table in tables
+    }
+
+
+def _statistics(*columns: str) -> dict[str, str]:
+    return {COUNTED_COLUMNS: ",".join(columns)}
+
+
+def _bronze(name: str, source: SourceSettings, *, has_ids: bool) -> Table:
+    """Return the bronze table of a source: every Kafka record once.
+
+    A refused one has `reason` and `detail`, and is in `quarantine`, too.
+    """
+    # Statistics of these columns skip files exactly: a file holds one contiguous range of offsets
+    # of one topic-partition.
+    schema = bronze_schema(has_registry=bool(source.registry), has_ids=has_ids)
+    statistics = _statistics(
+        "partition", "offset", "event_time", "kafka_timestamp", "reason", REDRIVEN_FROM.name
+    )
+    return Table(bronze(name), schema, properties=statistics)
+
+
+def _silver(settings: Settings) -> Table:
+    """Return the table of merge records.
+
+    It is partitioned by status, so that no batch ever opens a file of finished records again.
+    """
+    types = {name: source.value_type for name, source in settings.sources.items()}
+    schema = silver_schema(types, settings.inputs, has_ids=settings.has_ids)
+    # No statistics of keys: they would be in the log, which `forget` cannot change.
+    without = {"status", "valid", "invalid_reason", "merge_key", RECORD_IDS.name, *types}
+    properties = {
+        **_statistics(*(name for name in schema.names if name not in without)),
+        # A checkpoint of the log doubles the cost of a small batch; reading the log between two
+        # costs next to nothing.
+        "delta.checkpointInterval": "50",
+        # A MERGE marks the rows that it replaces instead of rewriting their files.
+        DELETION_VECTORS: "true",
+        CHANGE_DATA_FEED: "true" if settings.silver.change_data_feed else "false",
+        LAYOUT: str(LAYOUT_VERSION),
+    }
+    return Table(SILVER, schema, partitioned_by=("status",), properties=properties)
+
+
+def _corrections(settings: Settings) -> Table:
+    """Return the table of corrections: a merge record with each late record that it has got."""
+    types = {name: source.value_type for name, source in settings.sources.items()}
+    schema = correction_schema(types, settings.inputs, has_ids=settings.has_ids)
+    statistics = _statistics(
+        *("generation", "partition", "event_time", "last_event_time", "offset", "u"),
+        *("settled_at", "batch"),
+    )
+    return Table(CORRECTIONS, schema, properties=statistics)
+
+
+# Repeated records: they have joined a merge record that has a part with their id. Late ones
+# (`is_late`) would have corrected one.
+_DUPLICATES = Table(
+    DUPLICATES,
+    DUPLICATE_SCHEMA,
+    properties=_statistics("source", "topic", "partition", "offset", "event_time", "batch"),
+)
+
+_TOPIC_PARTITION = "source string, topic string, partition int"
+_NOT_QUARANTINED = ("timestamp_type", "merge_key", "event_time", "heartbeat")
+_QUARANTINED = [column for column in (*BRONZE, RECORD_BYTES) if column.name not in _NOT_QUARANTINED]
+
+# The registry's schemas that records of bronze name, each with all that it refers to. They are
+# written before the first such record, so that nothing after bronze needs the registry. A row may
+# occur twice. In one without a schema, the registry did not have it then.
+_WRITER_SCHEMAS = Table(
+    WRITER_SCHEMAS,
+    schema_of("source string, writer_schema bigint, schema string, seen_at timestamp"),
+)
+
+_OTHERS = (
+    # Records that could not be read, with the reason why.
+    Table(
+        QUARANTINE,
+        pa.schema([("source", pa.string()), *_QUARANTINED]),
+        properties=_statistics("source", "topic", "partition", "offset"),
+    ),
+    # Decisions of the idle policy: a heartbeat of a silent topic-partition, placed after
+    # `after_offset` (-1: before any record) and before whatever comes next. Like bronze, they are
+    # input of the merge: a rebuild takes the same decisions. A decision is a row without a tenant
+    # (null), and a row for each tenant with a time of its own, with the same `after_offset` and
+    # `decided_at`.
+    Table(
+        IDLE_HEARTBEATS,
+        schema_of(
+            f"{_TOPIC_PARTITION}, after_offset bigint, event_time timestamp, decided_at timestamp, "
+            "generation int, tenant string"
+        ),
+    ),
+    # Beginnings of the lake's generations, each decided by one commit: a row for every
+    # topic-partition with the offset that is read first, and one for every partition of the sink
+    # that had messages, with the last of them (`seq` to `tenant`; its `source` is null). A row of
+    # the topic of corrections has `settled_at` to `late_offset`, and neither key nor event time.
+    # `from_batch`: the generation's first batch of silver. `epoch`: the last epoch then.
+    # `is_lived`: true where the lake that was lost, or reset, had more behind it than its records
+    # and one set of rules.
+    Table(
+        GENERATIONS,
+        schema_of(
+            f"generation int, from_batch bigint, {_TOPIC_PARTITION}, start_offset bigint, kind "
+            "string, decided_at timestamp, "
+            "reason string, epoch int, is_lived boolean, seq bigint, event_time timestamp, "
+            "merge_key string, due timestamp, "
+            "closed_at timestamp, tenant string, settled_at timestamp, u timestamp, late_source "
+            "string, late_topic string, late_offset bigint"
+        ),
+    ),
+    # Offsets of a topic-partition that were skipped on purpose, `[from_offset, to_offset)`, and
+    # why: a jump to another generation, or a gap in Kafka that was accepted. Where `to_offset` is
+    # the smaller one, the range is merged once more.
+    Table(
+        RESETS,
+        schema_of(
+            f"{_TOPIC_PARTITION}, from_offset bigint, to_offset bigint, decided_at timestamp, "
+            "reason string"
+        ),
+    ),
+    # What each publication transaction wrote, to the sink or to the topic of corrections (whose
+    # rows have `last_settled_at` to `last_offset`, and neither key nor event time). `sink_offset`
+    # is the offset of its last message (null under at_most_once, which notes before it sends).
+    # `sink` is the topic with Kafka's identity of it, which a topic that was made again does not
+    # share.
+    Table(
+        PUBLISHED,
+        schema_of(
+            "partition int, first_seq bigint, last_seq bigint, last_event_time timestamp, last_key "
+            "string, sink_offset bigint, committed_at timestamp, sink string, "
+            "last_due timestamp, last_closed_at timestamp, last_tenant string, last_settled_at "
+            "timestamp, last_u timestamp, last_source string, last_topic string, last_offset bigint"
+        ),
+    ),
+    # The exclusive offset up to which each transaction has sent the records of a topic-partition to
+    # a dead-letter topic. `sink` is that topic with Kafka's identity of it.
+    Table(
+        DEAD_LETTERS,
+        schema_of(f"sink string, {_TOPIC_PARTITION}, next_offset bigint, committed_at timestamp"),
+    ),
+    # Places of merge records whose key was forgotten, without the key: the sink may have messages
+    # of them.
+    Table(FORGOTTEN, schema_of("partition int, event_time timestamp, forgotten_at timestamp")),
+    # Places of records that `forget` has erased: whatever reads Kafka again leaves them empty.
+    Table(ERASED, schema_of(f"{_TOPIC_PARTITION}, offset bigint, erased_at timestamp")),
+    # What a generation must know of published messages. A row is one of four; the columns of the
+    # others are null.
+    # - A message of a lost lake that was read back from the sink: `merge_key`, `event_time`,
+    #   `tenant`, and `due` and `closed_at` where it says them.
+    # - The offset at which reading a lost lake's source began: `source`, `topic`, `offset`.
+    # - After a jump back, offsets of parts of messages of earlier generations:
+    #   `[offset, until_offset)`.
+    # - With tenants, `since`: from which position of their tenant on the records of a partition
+    #   were merged; all before are passed over.
+    Table(
+        RECOVERED,
+        schema_of(
+            "partition int, merge_key string, event_time timestamp, source string, offset bigint, "
+            "until_offset bigint, recovered_at timestamp, generation int, due timestamp, "
+            "closed_at timestamp, tenant string, since timestamp, topic string"
+        ),
+    ),
+    # A row for every topic-partition and batch: the offsets `[from_offset, until_offset)` that the
+    # silver batch merged, and the event times then. `head` and `clock` are null while there is
+    # none; `position` is the running maximum at `until_offset`. `reason` is null. `silver_version`
+    # is the version of silver that holds the batch, `epoch` the epoch whose rules it followed
+    # (null: the first).
+    Table(
+        PROGRESS,
+        schema_of(
+            f"batch bigint, {_TOPIC_PARTITION}, from_offset bigint, until_offset bigint, head "
+            "timestamp, clock timestamp, "
+            "committed_at timestamp, position timestamp, reason string, silver_version bigint, "
+            "epoch int, generation int"
+        ),
+    ),
+    # The beginning of a table's history in a partition, after `keep` had rows deleted: of bronze
+    # the end of a batch of silver, of another table a time. A later row of a table and partition
+    # lies further on.
+    Table(
+        FLOORS,
+        pa.schema(
+            [
+                ("table", pa.string()),
+                *schema_of("partition int, batch bigint, time timestamp, decided_at timestamp"),
+            ]
+        ),
+    ),
+    # The result of each expectation at each check, which covered everything up to this version of
+    # silver. `total` rows were checked; `unexpected` of them violate the expectation (null: it is
+    # not about rows, or could not be checked).
+    Table(
+        QUALITY,
+        schema_of(
+            "checked_at timestamp, suite string, table string, version bigint, expectation string, "
+            "success boolean, "
+            "unexpected bigint, total bigint"
+        ),
+    ),
+    # The rules that hold from a batch of silver on, as JSON by dotted path.
+    Table(
+        EPOCHS,
+        schema_of("epoch int, from_batch bigint, configuration string, decided_at timestamp"),
+    ),
+    # The facts that never change, as the lake was begun with them. The last row of a field holds: a
+    # topic may have moved.
+    Table(CONFIGURATION, schema_of("field string, value string, decided_at timestamp")),
+    # The process that writes a layer: an owner holds it from `taken` (whose `entry` is its token)
+    # to `released`, or to a larger token. `jvm_pid` is null where the process has no JVM of its
+    # own. `boot_id`, `namespace`, `started` and `jvm_started` (clock ticks since boot) identify the
+    # processes and their machine; null where the system does not tell.
+    Table(
+        LEASES,
+        schema_of(
+            "entry bigint, layer string, token bigint, event string, holder string, host string, "
+            "pid int, jvm_pid int, "
+            "at timestamp, boot_id string, namespace string, started bigint, jvm_started bigint"
+        ),
+    ),
+)

@@ -1,0 +1,289 @@
+"""The views of a lake: what waits, and what late records have corrected.
+
+The live view has merge records, and beside them the records that wait in bronze for the clock.
+
+Nothing is written. A row with the status `waiting` is a key of a partition with records that the
+clock has not reached. Its parts will be merged, into one merge record or several, when their time
+comes. For which inputs it waits is the word of `audit.status`, which SQL alone cannot say: `live`
+has it in a column, and the view of a catalog has not.
+
+With tenants, such a row is a key of a tenant. Silver then has waiting rows of its own, which wait
+for the clock of their tenant: one for each record, with its `position`.
+
+The view `corrected` has each finished merge record as its newest correction has left it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from watersmeet.audit.status import waits_for
+from watersmeet.core.avro_schema import AvroSchema
+from watersmeet.core.inputs import InputId
+from watersmeet.core.types import DUE, TIME, ddl, quoted
+from watersmeet.lake import tables
+from watersmeet.lake.by_spark import sql_name
+from watersmeet.lake.epochs import read_epochs
+from watersmeet.lake.generations import read_generations
+from watersmeet.lake.location import Lake
+from watersmeet.lake.progress import last_batch
+from watersmeet.lake.schemas import avro_schemas
+from watersmeet.lake.table_reader import Condition, within
+from watersmeet.lake.unpublished import reached
+from watersmeet.settings import Settings
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+    from watersmeet.engine.spark import SparkEngine
+
+LIVE = "live"
+CORRECTED = "corrected"
+"""The names of the views in a catalog."""
+
+Skipping = Mapping[InputId, Mapping[int, int]]
+"""The next offset of the merge, by input and partition; bronze before it need not be opened."""
+
+
+def live(engine: SparkEngine, settings: Settings) -> DataFrame:
+    """Return merge records, open and timed out, and records that wait (status `waiting`).
+
+    Records wait in bronze for the clock, and in silver for their tenant's. The columns are silver's
+    and `waits_for` (an array of the inputs that the clock waited for at the time of the call; null
+    for rows of silver). Of silver's, `due` and `closed_at` are there where messages say them,
+    `tenant` and `position` with tenants. Avro values are decoded by a function of the session,
+    `watersmeet_<source>`.
+    """
+    # The settings of the current epoch know every field that silver has had.
+    settings = read_epochs(engine.reader, settings).current.settings
+    for source, schema in avro_schemas(engine.reader, settings).items():
+        kind = settings.sources[source].value_type
+        from watersmeet.engine.session import struct_type
+
+        value_type = struct_type(engine.spark, f"value {ddl(kind)}")["value"].dataType
+        engine.spark.udf.register(_decoder(source), partial(_decoded, schema), value_type)
+    reader = engine.reader
+    next_offsets = dict[InputId, dict[int, int]]()
+    if generations := read_generations(reader, settings):
+        last = last_batch(reader, settings)
+        batch = 0 if last is None else last[0].batch + 1
+        for tp, offset in reached(reader, generations.newest, batch).items():
+            next_offsets.setdefault(tp.input, {})[tp.partition] = offset
+    waits = waits_for(reader, settings)
+    return engine.spark.sql(live_sql(engine.lake, settings, next_offsets, waits, decodes=True))
+
+
+def _decoded(schema: AvroSchema, value: bytes, partition: int, offset: int) -> Any:
+    return schema.decoder_of_accepted()(bytes(value), partition, offset)
+
+
+def _decoder(source: str) -> str:
+    return f"watersmeet_{source}"
+
+
+def live_sql(
+    lake: Lake,
+    settings: Settings,
+    skipping: Skipping | None = None,
+    waits: Mapping[int, Sequence[str]] | None = None,
+    *,
+    decodes: bool = False,
+) -> str:
+    """Return the view as a query in Spark SQL, with the columns of `live`.
+
+    `settings`: those of the current epoch. `waits`: the inputs that are waited for, by partition;
+    without them, there is no column `waits_for`. SQL cannot read Avro: the Avro value of a waiting
+    record is null, unless the session `decodes` it.
+    """
+    sources = list(settings.sources)
+    next_offsets = skipping or {}
+    progress = sql_name(lake, tables.PROGRESS)
+    generations = sql_name(lake, tables.GENERATIONS)
+    columns = ", ".join(f"`{source}`" for source in sources)
+    names = settings.input_names
+    more_columns = _shown_columns(settings)
+    if waits is not None:
+        more_columns |= {"CAST(NULL AS ARRAY<STRING>) AS waits_for": _waits_for(waits)}
+    of_silver = "".join(f", {name}" for name in more_columns)
+    of_waiting = "".join(f", {value}" for value in more_columns.values())
+    unmerged = {
+        name: _beyond(input_id, lake, settings, next_offsets.get(input_id, {}), decodes)
+        for input_id, name in names.items()
+    }
+    beyond = ", ".join(f"{_unmerged(name)} AS ({query})" for name, query in unmerged.items())
+    silver = lake.layout[tables.SILVER].schema
+    parts = ", ".join(_sorted_parts(silver.field(source)) for source in sources)
+    return f"""
+        WITH starts AS (
+            SELECT {_input(settings)}, `partition`, start_offset, from_batch FROM {generations}
+            WHERE source IS NOT NULL AND generation = (SELECT MAX(generation) FROM {generations})
+        ), merged AS (
+            SELECT {_input(settings)}, `partition`, until_offset FROM {progress}
+            WHERE batch = (SELECT MAX(batch) FROM {progress})
+                AND batch >= COALESCE((SELECT MAX(from_batch) FROM starts), 0)
+        ), consumed AS (
+            SELECT source, `partition`, COALESCE(until_offset, start_offset) AS until_offset
+            FROM starts FULL JOIN merged USING (source, `partition`)
+        ), {beyond}, waiting AS (
+            {" UNION ALL ".join(_waiting(input_id, settings) for input_id in names)}
+        )
+        SELECT `partition`, merge_key, status, event_time, last_event_time, {columns}, valid,
+            invalid_reason, batch{of_silver}
+        FROM {sql_name(lake, tables.SILVER)}
+        UNION ALL
+        SELECT `partition`, merge_key, 'waiting', MIN(event_time), MAX(event_time), {parts},
+            CAST(NULL AS BOOLEAN), CAST(NULL AS STRING), CAST(NULL AS BIGINT){of_waiting}
+        FROM waiting
+        GROUP BY `partition`, merge_key, tenant"""
+
+
+def corrected_sql(lake: Lake, settings: Settings) -> str:
+    """Return the view `corrected` as a query in SQL: merge records with what has corrected them.
+
+    Its rows are finished and valid: partition, tenant, merge_key, first_event_time and
+    last_event_time (of all parts), version (0: as it closed), and the parts by source.
+    """
+    record = "generation, `partition`, tenant, merge_key, event_time"
+    sources = ", ".join(f"`{source}`" for source in settings.sources)
+    return f"""
+        WITH versions AS (
+            SELECT {record}, NULL AS late_born, 0 AS version, valid,
+                event_time AS first_event_time, last_event_time, {sources}
+            FROM {sql_name(lake, tables.SILVER)} WHERE status = 'timed_out'
+            UNION ALL
+            SELECT {record}, CASE WHEN is_late_born THEN id END AS late_born, version, valid,
+                first_event_time, last_event_time, {sources}
+            FROM {sql_name(lake, tables.CORRECTIONS)}
+        ), ranked AS (
+            SELECT *, row_number() OVER (
+                PARTITION BY {record}, late_born ORDER BY version DESC) AS place
+            FROM versions
+        )
+        SELECT `partition`, tenant, merge_key, first_event_time, last_event_time, version, {sources}
+        FROM ranked WHERE place = 1 AND valid"""
+
+
+def _shown_columns(settings: Settings) -> dict[str, str]:
+    """Return the columns that are shown beside those of every lake.
+
+    They come by name, each with its value in a row that waits in bronze.
+    """
+    null = f"CAST(NULL AS {ddl(TIME)})"
+    times = dict.fromkeys(DUE.names, null) if settings.merge.says_closing else {}
+    of_tenants = {"tenant": "tenant", "`position`": null} if settings.merge.has_tenants else {}
+    return times | of_tenants
+
+
+def _unmerged(name: str) -> str:
+    """Return the query's name for the records of an input that the merge has not consumed."""
+    return f"`beyond_{name}`"
+
+
+def _input(settings: Settings) -> str:
+    """Return SQL for the name of a row's input, as `source`."""
+    cases = " ".join(
+        f"WHEN source = '{source}' AND topic = '{topic}' THEN '{name}'"
+        for (source, topic), name in settings.input_names.items()
+    )
+    return f"CASE {cases} END AS source"
+
+
+def _beyond(
+    input_id: InputId,
+    lake: Lake,
+    settings: Settings,
+    next_offsets: Mapping[int, int],
+    decodes: bool,
+) -> str:
+    """Return a query of the records of bronze that the merge has not consumed."""
+    source, topic = input_id
+    read = sql_name(lake, tables.bronze(source))
+    if next_offsets:
+        near = within({partition: (until, None) for partition, until in next_offsets.items()})
+        terms = [_sql_term(term) for term in near]
+        others = f"`partition` NOT IN ({', '.join(map(str, next_offsets))})"
+        read = f"(SELECT * FROM {read} WHERE {' OR '.join([*terms, others])})"
+    kind = settings.sources[source].value_type
+    value = _value("b.value", kind)
+    if settings.sources[source].format == "avro":
+        value = (
+            f"{_decoder(source)}(b.value, b.`partition`, b.`offset`)"
+            if decodes
+            else f"CAST(NULL AS {ddl(kind)})"
+        )
+    return f"""
+        SELECT b.`partition`, b.`offset`, b.event_time, b.merge_key, b.heartbeat, b.tenant,
+            b.topic, {value} AS value
+        FROM {read} AS b
+        LEFT JOIN consumed AS p
+            ON p.source = '{settings.input_names[input_id]}' AND p.`partition` = b.`partition`
+        WHERE b.`offset` >= COALESCE(p.until_offset, 0)
+            AND b.event_time IS NOT NULL AND b.topic = '{topic}'"""
+
+
+def _sql_term(term: Sequence[Condition]) -> str:
+    return " AND ".join(f"`{column}` {operator} {value}" for column, operator, value in term)
+
+
+def _value(value: str, value_type: pa.DataType) -> str:
+    """Return SQL for a record's value as silver stores it."""
+    text = f"CAST({value} AS STRING)"
+    if not pa.types.is_struct(value_type):
+        return text
+    schema = _json_ddl(value_type).replace("\\", "\\\\").replace("'", "\\'")
+    return f"CAST(FROM_JSON({text}, '{schema}', MAP('mode', 'FAILFAST')) AS {ddl(value_type)})"
+
+
+def _json_ddl(kind: pa.DataType) -> str:
+    """Return the type as which JSON is parsed, before it is cast to `kind`.
+
+    JSON Schema counts 1.0 and 1e3 as integers, which Spark can only read as a decimal. The schema's
+    bounds make the cast exact.
+    """
+    if pa.types.is_struct(kind):
+        fields = (f"{quoted(field.name)}: {_json_ddl(field.type)}" for field in kind)
+        return f"STRUCT<{', '.join(fields)}>"
+    if pa.types.is_list(kind):
+        return f"ARRAY<{_json_ddl(kind.value_type)}>"
+    if pa.types.is_map(kind):
+        return f"MAP<STRING, {_json_ddl(kind.item_type)}>"
+    return "DECIMAL(19, 0)" if kind == pa.int64() else ddl(kind)
+
+
+def _waits_for(waits: Mapping[int, Sequence[str]]) -> str:
+    """Return SQL for the inputs that a row's partition waits for."""
+    quoted_names = {partition: "', '".join(names) for partition, names in waits.items()}
+    entries = (f"{partition}, ARRAY('{names}')" for partition, names in quoted_names.items())
+    by_partition = f"CAST(MAP({', '.join(entries)}) AS MAP<INT, ARRAY<STRING>>)"
+    return f"ELEMENT_AT({by_partition}, `partition`)"
+
+
+def _waiting(input_id: InputId, settings: Settings) -> str:
+    """Return a query of an input's waiting records, each as a part in the column of its source."""
+    place = "topic: STRING, event_time: TIMESTAMP, `offset`: BIGINT"
+    parts = {
+        other: f"CAST(NULL AS STRUCT<{place}, value: {ddl(other_settings.value_type)}>)"
+        for other, other_settings in settings.sources.items()
+    }
+    parts[input_id.source] = "STRUCT(topic, event_time, `offset`, value)"
+    columns = ", ".join(f"{part} AS `{other}`" for other, part in parts.items())
+    return (
+        f"SELECT `partition`, merge_key, tenant, event_time, {columns} "
+        f"FROM {_unmerged(settings.input_names[input_id])} WHERE NOT heartbeat"
+    )
+
+
+def _sorted_parts(column: pa.Field) -> str:
+    """Return SQL for the parts in a column of silver, in its order: (event time, topic, offset)."""
+    fields = ", ".join(f"'{name}', p.`{name}`" for name in column.type.value_type.names)
+    # Not ordered by the whole part: its value may have maps, which cannot be compared.
+    cases = " ".join(
+        f"WHEN p.`{name}` < q.`{name}` THEN -1 WHEN p.`{name}` > q.`{name}` THEN 1"
+        for name in ("event_time", "topic", "offset")
+    )
+    items = f"ARRAY_SORT(COLLECT_LIST(`{column.name}`), (p, q) -> CASE {cases} ELSE 0 END)"
+    return f"TRANSFORM({items}, p -> NAMED_STRUCT({fields})) AS `{column.name}`"

@@ -1,0 +1,255 @@
+"""Changes the rules of an existing lake.
+
+It says first what changes and from which batch on, then records it as the next epoch. The epoch is
+one row of `epochs`, which decides. Before it is written, this process takes the layers from their
+owner, so that no batch can follow the old rules afterwards; a run in progress ends. The row
+carries this process's token: once another process has taken a layer, it is not written. The next
+run, with the new rules, adds the columns that they need. If nothing changes, or a change is
+refused, no layers are taken.
+
+What `repartition` has written by the old rules lies in the partition of the key that these rules
+give a record. So if rules of such a source change, `repartition` is fenced, and bronze reads by the
+old rules what it has written, before the epoch begins. From then on `repartition` is refused until
+it has the new rules, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from watersmeet.audit.show import utc
+from watersmeet.audit.validate import check_expressions, check_schemas, has_expressions
+from watersmeet.core.inputs import of_source
+from watersmeet.core.schema_changes import refused_changes
+from watersmeet.cycle import Cycle
+from watersmeet.engine.choice import open_engine
+from watersmeet.errors import ConfigurationError, Problem
+from watersmeet.faults import IN_EVOLVE, fault_point
+from watersmeet.kafka.cluster import Cluster
+from watersmeet.kafka.publisher import REDRIVE, REPARTITION, fence_records
+from watersmeet.lake import tables
+from watersmeet.lake.commits import EVOLVING
+from watersmeet.lake.epochs import Epochs, changes, epoch_row, read_epochs, rerouted
+from watersmeet.lake.generations import read_generations
+from watersmeet.lake.lease import EVOLVE, change_under_way
+from watersmeet.lake.location import Lake
+from watersmeet.lake.progress import LastBatch, last_batch
+from watersmeet.lake.published import last_published
+from watersmeet.lake.recovered import MESSAGES, has_messages
+from watersmeet.lake.table_reader import TableReader
+from watersmeet.monitoring.observability import Reporter
+from watersmeet.run import LAYERS, Run, evolve_schema
+from watersmeet.running.generations import told_by_order
+from watersmeet.running.next_offsets import NextOffsets
+from watersmeet.running.owner import now_ms
+from watersmeet.settings import Settings
+
+
+def preview(reader: TableReader, settings: Settings) -> dict[str, Any]:
+    """Return the answer of `evolve --json`, without changing anything.
+
+    - `changes`: the fields that change, before and after;
+    - `problems`: what keeps the change from being made;
+    - `epoch` and `from_batch`: the next epoch's number, and the batch of silver that it would begin
+      with;
+    - `read_first`: the repartitioned sources of which bronze first reads what is written.
+
+    Raises ConfigurationError if there is no lake.
+    """
+    epochs = read_epochs(reader, settings)
+    last = last_batch(reader, settings)
+    changed = changes(epochs, settings)
+    problems = [
+        *_problems(epochs, settings, changed),
+        *_too_early(reader, changed, last, epochs, settings),
+        *_told_by_order(reader, epochs, settings),
+    ]
+    next_batch = 0 if last is None else last[0].batch + 1
+    return {
+        "epoch": epochs.current.number + (1 if changed else 0),
+        "from_batch": next_batch if changed else epochs.current.from_batch,
+        "changes": [
+            {"field": field, "before": before, "after": after}
+            for field, (before, after) in changed.items()
+        ],
+        "problems": [problem._asdict() for problem in problems],
+        "read_first": rerouted(settings, changed),
+        "applied": False,
+    }
+
+
+def evolve(reader: TableReader, settings: Settings, reporter: Reporter) -> dict[str, Any]:
+    """Record the settings' rules as the lake's next epoch, and answer as `preview` does.
+
+    Raises ConfigurationError if the change cannot be made, and LeaseTakenError if the layers cannot
+    be taken.
+    """
+    answer = _applicable(reader, settings)
+    # An `evolve` that was cut short still has the layers.
+    if not answer["changes"] and change_under_way(reader, EVOLVE) is None:
+        return answer
+    this_run = Run(read_epochs(reader, settings).current.settings, LAYERS, reporter)
+    with this_run.take_layers(change=EVOLVE) as cycle:
+        from_batch = cycle.silver.recover().state.next_batch
+        answer = _applicable(reader, settings)  # a run may have merged a batch meanwhile
+        if not answer["changes"]:
+            return answer
+        _read_to_the_end(this_run, cycle, answer["read_first"])
+        fault_point(IN_EVOLVE[0])
+        next_offsets = NextOffsets(reader, this_run.settings, this_run.partitions)
+        after = this_run.settings.under(
+            {**settings.rules(), **_first_values(next_offsets, settings, answer)}
+        )
+        if after.has_ids:  # whoever knows the epoch may ask for the columns
+            this_run.engine.lake = Lake(after)
+            evolve_schema(this_run.engine, [*map(tables.bronze, settings.sources), tables.SILVER])
+        number = read_epochs(reader, settings).current.number + 1
+        cycle.owner.append(tables.EPOCHS, epoch_row(after, number, from_batch, now_ms()), EVOLVING)
+        fault_point(IN_EVOLVE[1])
+    return {**answer, "from_batch": from_batch, "applied": True}
+
+
+def _applicable(reader: TableReader, settings: Settings) -> dict[str, Any]:
+    """Return what `preview` does. Raises ConfigurationError if the change cannot be made."""
+    answer = preview(reader, settings)
+    if answer["problems"]:
+        raise ConfigurationError(**answer["problems"][0])
+    return answer
+
+
+def _read_to_the_end(this_run: Run, cycle: Cycle, sources: Sequence[str]) -> None:
+    """Let bronze read all that the topics of repartitioned sources hold.
+
+    Producers of `repartition` and `redrive` are fenced first.
+    """
+    settings = this_run.settings
+    inputs = [input_id for input_id in settings.inputs if input_id.source in sources]
+    for input_id in inputs:
+        fence_records(settings, input_id.topic, REPARTITION, REDRIVE)
+        Cluster(settings.kafka).settled_bounds(input_id.topic, this_run.partitions)
+    if inputs:
+        this_run.run_to_end(partial(cycle.read, inputs))
+
+
+def _first_values(
+    next_offsets: NextOffsets, settings: Settings, answer: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return, as rules, the offsets from which changed schemas of bare Avro hold.
+
+    Such values do not name their schema: it holds from bronze's next offsets on.
+    """
+    changed = {change["field"] for change in answer["changes"]}
+    rules: dict[str, Any] = {}
+    for name, source in settings.sources.items():
+        if source.is_bare_avro and f"sources.{name}.schema" in changed:
+            [input_id] = of_source(settings.inputs, name)
+            rules[f"sources.{name}.schema_since"] = {
+                str(p): offset for p, offset in next_offsets.of(input_id).items()
+            }
+    return rules
+
+
+def _too_early(
+    reader: TableReader,
+    changed: dict[str, tuple[Any, Any]],
+    last: LastBatch | None,
+    epochs: Epochs,
+    after: Settings,
+) -> Iterator[Problem]:
+    """Yield a problem for each partition that may still need the old rules of reading and grouping.
+
+    These rules say which records are in the messages that were read back from the sink of a lost
+    lake. They stay until all of these messages are past.
+    """
+    before = epochs.current.settings
+    after = epochs.current.settings.under(after.rules())
+    if before.fingerprint == after.fingerprint or not reader.exists(tables.RECOVERED):
+        return
+    field = next(field for field in changed if not field.startswith("publish."))
+    generations = read_generations(reader, before)
+    if not generations or not has_messages(reader, generations.newest):
+        return
+    longest_ms = max(
+        rules.merge.window.longest_ms + (rules.merge.tenant_max_lag_ms or 0)
+        for rules in (before, after)
+    )
+    clocks = {} if last is None else last[0].clocks
+    rows = reader.summary(
+        tables.RECOVERED, ["partition"], {"last": ("max", "event_time")}, MESSAGES
+    ).to_pylist()
+    for row in rows:
+        until = row["last"] + longest_ms
+        if clocks.get(row["partition"], 0) <= until:
+            what = (
+                f"messages of the lost lake may still hold records of partition {row['partition']}"
+            )
+            yield Problem(
+                what, field, f"run the lake, and wait until its clock has passed {utc(until)}"
+            )
+
+
+def _told_by_order(reader: TableReader, epochs: Epochs, settings: Settings) -> Iterator[Problem]:
+    """Yield a problem for each partition where a jump still reads records again of which only the
+    order by event time tells whether they are published.
+
+    A window by gap has another order.
+    """
+    before = epochs.current.settings
+    generations = read_generations(reader, before)
+    if before.merge.says_closing or not settings.merge.says_closing or not generations:
+        return
+    newest = generations.newest
+    published = last_published(reader)
+    unknown = {tp.partition for tp, _ in told_by_order(generations[0], newest)}
+    for p in sorted(unknown):
+        if p not in published or published[p].seq <= newest.tails[p].seq:
+            yield Problem(
+                f"only the order of messages by event time tells what is published of partition {p}"
+                ", and the jump back has not passed that yet",
+                "merge.window",
+                f"run the lake by its rules until another message is out in partition {p}",
+            )
+
+
+def _problems(
+    epochs: Epochs, settings: Settings, changed: dict[str, tuple[Any, Any]]
+) -> list[Problem]:
+    if problems := check_schemas(settings):
+        return problems
+    topic = epochs.current.settings.publish.corrections_topic
+    if topic is not None and settings.publish.corrections_topic not in (None, topic):
+        problems.append(
+            Problem(
+                f"the lake's corrections go to {topic}, where their sequence goes on",
+                "publish.corrections.topic",
+                "set it back; `within` may change",
+            )
+        )
+    for field, (before, after) in changed.items():
+        if field.endswith(".schema"):
+            fix = "leave what is there as it is, and add optional fields; or begin a new lake"
+            source = settings.sources[field.split(".")[1]]
+            if source.is_bare_avro and len(source.topics) > 1:
+                what = (
+                    "Avro without a registry does not say where in each of several topics another "
+                    "schema begins"
+                )
+                problems.append(
+                    Problem(
+                        what,
+                        field,
+                        "leave the schema as it is; or begin a new lake, with a registry",
+                    )
+                )
+            problems += [
+                Problem(what, field, fix)
+                for what in refused_changes(before, after, is_avro=source.format == "avro")
+            ]
+    if not problems:
+        after = epochs.current.settings.under(settings.rules())
+        problems = check_schemas(after)
+        if not problems and has_expressions(after.publish):
+            problems = check_expressions(open_engine(after), after)
+    return problems

@@ -1,0 +1,540 @@
+"""Forgets a key: its records leave every table, and all else stays as it was, to the byte.
+
+A record's event time moves the position of its topic-partition, and so the clock, lateness and
+order of all other records. So bronze keeps the row of a forgotten record as a heartbeat: its place,
+its times and its tenant, without key, value and headers. The merge makes of it what it made before,
+except for the key. A rebuild gives the same, and a record of the key that comes later starts anew.
+A refused record keeps its row, too, in bronze and in `quarantine`, with the detail `forgotten`.
+
+The owner of all layers does this. It takes them from a run in progress, which waits and goes on
+afterwards. Rows are named by their places, because the Delta log must not contain the key. Each
+step finds by itself what is left to do, so after a crash the command is called again. A key that is
+in no table takes no layers.
+
+A redrive that began before is fenced: it may have read what is erased now.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from itertools import chain
+from typing import Any, Final
+
+import pyarrow as pa
+
+from watersmeet.core.columns import int64s
+from watersmeet.core.inputs import InputId, of_source
+from watersmeet.core.merge import REPLACING
+from watersmeet.core.reading import FORGOTTEN, ReadingRules, value_key
+from watersmeet.core.repeated import ID
+from watersmeet.core.sequence import place_of
+from watersmeet.core.types import DUE, TENANT, TIME
+from watersmeet.errors import ConfigurationError, KafkaAccessError
+from watersmeet.faults import IN_FORGET, fault_point
+from watersmeet.kafka.cluster import Cluster
+from watersmeet.kafka.publisher import REDRIVE, fence_records
+from watersmeet.lake import tables
+from watersmeet.lake.commits import DELETING, Commit
+from watersmeet.lake.conflicts import is_conflict
+from watersmeet.lake.epochs import read_epochs
+from watersmeet.lake.inputs import KEY_COLUMNS, of_input, of_key, of_topic
+from watersmeet.lake.lease import FORGET
+from watersmeet.lake.published import last_published
+from watersmeet.lake.schemas import avro_schemas
+from watersmeet.lake.table_reader import Condition, TableReader, row_count
+from watersmeet.monitoring.observability import Reporter
+from watersmeet.run import LAYERS, Run
+from watersmeet.running.chunks import NOT_FORGOTTEN, chunks_of, read_chunk
+from watersmeet.running.owner import Owner, now_ms
+from watersmeet.running.published_parts import offsets_of, part_columns, places_of_parts
+from watersmeet.settings import Settings
+
+ROWS = 5_000
+"""Maximum number of rows that are named in one commit."""
+
+ATTEMPTS = 5
+"""Attempts for a commit: a run that has just lost the layers may still compact a table."""
+
+Places = Sequence[tuple[int, int]]
+"""Partition and offset of records of one input."""
+
+
+def forgotten(
+    settings: Settings,
+    key: str,
+    reporter: Reporter,
+    tenant: str | None = None,
+    *,
+    has_tombstone: bool = False,
+) -> dict[str, Any]:
+    """Forget the key, of one tenant or of all; return the answer of `forget --apply --json`.
+
+    With a tombstone, the sink gets one for the key first, while the tables still say in which
+    partitions it was. Raises LeaseTakenError while another command changes the lake. Raises
+    ConfigurationError for a tombstone of one tenant's key, since it would apply to all tenants.
+    """
+    if has_tombstone and tenant is not None:
+        raise ConfigurationError(
+            "it tells consumers that the key of every tenant is gone",
+            where="--tombstone",
+            fix="leave it out, or --tenant",
+        )
+    run = Run(settings, LAYERS, reporter)
+    forgetting = Forgetting(run.engine.reader, settings, key, tenant)
+    if not has_tombstone and not forgetting.is_there:
+        return {**forgetting.preview(), "applied": True}
+    with run.take_layers(change=FORGET) as layer_set:
+        for topic in settings.topics:
+            fence_records(settings, topic, REDRIVE)
+        forgetting = Forgetting(layer_set.owner.engine.reader, settings, key, tenant)
+        answer = forgetting.preview()
+        answer["tombstones"] = (
+            sum(
+                gold.send_tombstones(key, forgetting.partitions)
+                for gold in (layer_set.gold, *layer_set.corrections)
+            )
+            if has_tombstone
+            else 0
+        )
+        forgetting.erase(layer_set.owner)
+    remaining = Forgetting(forgetting.reader, settings, key, tenant).preview()["tables"]
+    after = {row["table"]: row["before"] for row in remaining}
+    return {
+        **answer,
+        "applied": True,
+        "tables": [{**row, "after": after[row["table"]]} for row in answer["tables"]],
+    }
+
+
+@dataclass
+class Forgetting:
+    """The places of a key, of one tenant or of all, as of the first query.
+
+    Raises ConfigurationError if a tenant is named and the lake has none.
+    """
+
+    reader: TableReader
+    settings: Settings
+    key: str
+    tenant: str | None = None
+
+    def __post_init__(self) -> None:
+        self.settings.merge.check_tenants("--tenant", self.tenant)
+        # They know the topic of corrections that are no longer made, too.
+        self.settings = read_epochs(self.reader, self.settings).current.settings
+
+    def preview(self) -> dict[str, Any]:
+        """Return where the key is, without erasing anything.
+
+        `tables`: how many records of the key each table has, `before` and `after`. `held`: what
+        else has them, and until when.
+        """
+        counts = {
+            tables.SILVER: len(self._silver),
+            **{table: sum(map(len, noted.values())) for table, noted in self._noted.items()},
+            tables.QUARANTINE: sum(map(len, self._quarantined.values())),
+        }
+        for source in self.settings.sources:
+            inputs = of_source(self.settings.inputs, source)
+            counts[tables.bronze(source)] = sum(len(self._in_bronze(i)) for i in inputs)
+        counts[tables.PUBLISHED] = self._count(tables.PUBLISHED, ("last_key", "last_tenant"))
+        counts[tables.RECOVERED] = self._count(tables.RECOVERED)
+        table_rows = [
+            {"table": table, "before": count, "after": count} for table, count in counts.items()
+        ]
+        return {
+            "key": self.key,
+            "applied": False,
+            "tombstones": 0,
+            "tables": table_rows,
+            "held": list(self._further_copies()),
+        }
+
+    @property
+    def is_there(self) -> bool:
+        """True where a table has something to erase."""
+        return bool(self._silver or any(map(self._anywhere, self.settings.inputs)))
+
+    @property
+    def partitions(self) -> set[int]:
+        """The partitions in which the tables have the key."""
+        places = chain.from_iterable(map(self._anywhere, self.settings.inputs))
+        return {row["partition"] for row in self._silver} | {p for p, _ in places}
+
+    # -- where it is
+
+    @property
+    def _key_conditions(self) -> list[Condition]:
+        return of_key(self.key, self.tenant)
+
+    @cached_property
+    def _silver(self) -> list[dict[str, Any]]:
+        columns = ["partition", "batch", "event_time", "status", "valid", "position"]
+        columns += [*DUE.names, *TENANT.names]
+        rows = self.reader.select(tables.SILVER, columns, [self._key_conditions])
+        return list(rows.to_pylist())
+
+    @cached_property
+    def _noted(self) -> dict[str, dict[InputId, Places]]:
+        """The late and repeated records of the key, and those that made corrections of it, by table
+        and input."""
+        return {table: self._noted_in(table) for table in filter(self.reader.exists, _NOTED)}
+
+    def _noted_in(self, table: str) -> dict[InputId, Places]:
+        places = {}
+        for input_id in self.settings.inputs:
+            where = of_input(input_id, [self._key_conditions])
+            places[input_id] = _places(self.reader.select(table, _PLACE, where))
+        return places
+
+    @cached_property
+    def _read(self) -> dict[InputId, Places]:
+        """The records that were read, late or not, by input."""
+        places = {}
+        for input_id in self.settings.inputs:
+            where = of_topic(input_id, [self._key_conditions])
+            rows = self.reader.select(tables.bronze(input_id.source), _PLACE, where)
+            places[input_id] = _places(rows)
+        return places
+
+    @cached_property
+    def _unmerged(self) -> dict[InputId, Places]:
+        """Heartbeats and skipped tombstones that have the key, by input.
+
+        Heartbeats may be records of another source. The key is Kafka's key, or the value has it by
+        the rules of any epoch of a source of the topic.
+        """
+        return {
+            input_id: list(self._with_key(input_id, tables.bronze(input_id.source), _UNMERGED))
+            for input_id in self.settings.inputs
+        }
+
+    def _in_bronze(self, input_id: InputId) -> Places:
+        places = (self._read, self._unmerged, self._refused_in_bronze)
+        return [place for of_input in places for place in of_input[input_id]]
+
+    def _anywhere(self, input_id: InputId) -> set[tuple[int, int]]:
+        """Return the records of an input that any table has: of bronze, `keep` may have deleted
+        them.
+        """
+        noted = chain.from_iterable(of_table[input_id] for of_table in self._noted.values())
+        quarantined = self._quarantined[input_id]
+        return {*self._in_bronze(input_id), *quarantined, *self._merged[input_id], *noted}
+
+    @cached_property
+    def _merged(self) -> dict[InputId, Places]:
+        """The parts of merge records and corrections of the key, and their duplicates, by input."""
+        places: dict[InputId, Places] = {i: [] for i in self.settings.inputs}
+        for table in filter(self.reader.exists, (tables.SILVER, tables.CORRECTIONS)):
+            existing = self.reader.columns(table).names
+            names = [name for name in part_columns(self.settings) if name in existing]
+            rows = self.reader.rows(table, ["partition", *names], [self._key_conditions])
+            parts = places_of_parts(rows, self.settings.inputs)
+            for tp, offsets in offsets_of(parts, self.settings.inputs).items():
+                more = [(tp.partition, offset) for offset in offsets.tolist()]
+                places[tp.input] = [*places[tp.input], *more]
+        return places
+
+    @cached_property
+    def _refused_in_bronze(self) -> dict[InputId, Places]:
+        """Refused records of bronze that have the key all the same, by input.
+
+        The key is Kafka's key, or the value has it by the rules of any epoch. Quarantine may lack
+        their notes, since `keep` has deleted them or a crash prevented them.
+        """
+        conditions: list[Condition] = [("reason", "is not null", None), NOT_FORGOTTEN]
+        return {
+            input_id: list(self._with_key(input_id, tables.bronze(input_id.source), conditions))
+            for input_id in self.settings.inputs
+        }
+
+    @cached_property
+    def _quarantined(self) -> dict[InputId, Places]:
+        """The notes of such records in quarantine, by input: a `forget` that was cut short has
+        erased their rows of bronze.
+        """
+        places: dict[InputId, Places] = {}
+        for input_id in self.settings.inputs:
+            conditions: list[Condition] = [("source", "=", input_id.source), NOT_FORGOTTEN]
+            places[input_id] = list(self._with_key(input_id, tables.QUARANTINE, conditions))
+        return places
+
+    def _refused(self, input_id: InputId) -> Places:
+        return sorted({*self._refused_in_bronze[input_id], *self._quarantined[input_id]})
+
+    def _with_key(
+        self, input_id: InputId, table: str, conditions: Sequence[Condition]
+    ) -> Iterator[tuple[int, int]]:
+        """Yield the records of a table that meet the conditions and have the key, but not as merge
+        key.
+
+        For one tenant, these are the records whose value does not name another.
+        """
+        as_bytes = self.key.encode()
+        readers = [other for other in self.settings.inputs if other.topic == input_id.topic]
+        rules = [rules for reader in readers for rules in self._rules(reader.source)]
+        key_readers = [value_key(epoch_rules) for epoch_rules in rules]
+        tenant_readers = (
+            []
+            if self.tenant is None
+            else [value_key(replace(epoch_rules, key=epoch_rules.tenant)) for epoch_rules in rules]
+        )
+        candidates = self.reader.select(table, _PLACE, of_topic(input_id, [conditions]))
+        partitions, offsets = (int64s(candidates[name]) for name in _PLACE)
+        for chunk in chunks_of(self.reader, input_id, table, partitions, offsets):
+            rows = read_chunk(self.reader, chunk, [*_PLACE, "key", "value"], conditions)
+            for row in rows.to_pylist():
+                value = row["value"]
+                if row["key"] == as_bytes or any(read(value) == self.key for read in key_readers):
+                    tenants = {read(value) for read in tenant_readers} - {None}
+                    if not tenants or self.tenant in tenants:
+                        yield row["partition"], row["offset"]
+
+    def _rules(self, source: str) -> list[ReadingRules]:
+        """Return the rules by which records of a source were read, epoch by epoch."""
+        epoch_rules: list[ReadingRules] = []
+        for epoch in read_epochs(self.reader, self.settings):
+            rules = epoch.settings.reading_rules(source)
+            if source in (avro := avro_schemas(self.reader, epoch.settings)):
+                rules = replace(rules, schema=avro[source])
+            if rules not in epoch_rules:
+                epoch_rules.append(rules)
+        return epoch_rules
+
+    def _count(self, table: str, columns: tuple[str, str] = KEY_COLUMNS) -> int:
+        return row_count(self.reader, table, [of_key(self.key, self.tenant, columns)])
+
+    # -- where it stays for longer
+
+    def _further_copies(self) -> Iterator[dict[str, Any]]:
+        """Yield where the key stays for longer: time travel and change files, and the topics.
+
+        Each row has the number of records and their end (epoch ms; None: unknown).
+        """
+        if self.is_there:
+            yield {
+                "where": "time travel and change files",
+                "records": None,
+                "until": now_ms() + self.settings.retention_ms,
+            }
+        cluster = Cluster(self.settings.kafka)
+        for input_id in self.settings.inputs:
+            topic = input_id.topic
+            places = sorted(self._anywhere(input_id))
+            kept = self.settings.sources[input_id.source]
+            first = cluster.bounds_of(topic, sorted({p for p, _ in places})) if places else {}
+            yield self._topic_row(
+                cluster, topic, [(p, offset) for p, offset in places if offset >= first[p][0]]
+            )
+            if kept.repartition is not None:  # bronze has read copies of what is, or was, there
+                for topic in kept.repartition.from_topics:
+                    yield self._topic_row(cluster, topic, places)
+        yield self._topic_row(cluster, self.settings.publish.topic, self._published())
+        for topic in self.settings.publish.sequence_topics[1:]:
+            corrections = chain.from_iterable(self._noted.get(tables.CORRECTIONS, {}).values())
+            yield self._topic_row(cluster, topic, list(corrections))
+        for table, topic in self.settings.publish.dead_letter_topics.items():
+            places_of = self._noted[table].__getitem__ if table == tables.LATE else self._refused
+            records = list(chain.from_iterable(map(places_of, self.settings.inputs)))
+            yield self._topic_row(cluster, topic, records)
+
+    def _published(self) -> list[dict[str, Any]]:
+        """Return the merge records of which the sink has a message."""
+        tails = last_published(self.reader)
+        closing_from = read_epochs(self.reader, self.settings).closing_from
+        published = []
+        for row in self._silver:
+            says_closing = closing_from is not None and row["batch"] >= closing_from
+            closing = [row["due"], row["closed_at"], row["tenant"]] if says_closing else []
+            place = place_of(row["event_time"], self.key, *closing)
+            tail = tails.get(row["partition"])
+            if row["valid"] and tail is not None and place <= tail.place:
+                published.append(row)
+        return published
+
+    def _topic_row(self, cluster: Cluster, topic: str, records: Sequence[Any]) -> dict[str, Any]:
+        """Return a row about records that are, or may be, in a topic.
+
+        `until`: if the topic has a retention, that long from now, at the latest.
+        """
+        until = None
+        with suppress(KafkaAccessError):  # without DESCRIBE_CONFIGS, Kafka does not say
+            topic_settings = cluster.topic_settings(topic) if records else {}
+            if "delete" in topic_settings.get("cleanup.policy", ""):
+                retention_ms = int(topic_settings["retention.ms"])
+                until = now_ms() + retention_ms if retention_ms >= 0 else None
+        return {"where": f"topic {topic}", "records": len(records), "until": until}
+
+    # -- erasing
+
+    def erase(self, owner: Owner) -> None:
+        """Erase the key; what has been erased already is left out.
+
+        Afterwards only older versions have files with it, which `maintain` removes once the
+        retention is over.
+
+        Bronze comes first: if the command is cut short, what silver and late still have is
+        recognised by records that bronze no longer has.
+        """
+        for step in (
+            self._note_places,
+            self._forget_in_bronze,
+            self._forget_refused,
+            self._forget_records,
+            self._forget_noted,
+        ):
+            step(owner)
+        for table in filter(tables.has_records, owner.engine.lake.layout):
+            _retried(partial(owner.engine.purge, table))
+
+    def _note_places(self, owner: Owner) -> None:
+        """Note the places of the key's records in `erased`.
+
+        Reading Kafka again must not bring them back, even if `keep` has deleted their rows.
+        """
+        now = now_ms()
+        for input_id in self.settings.inputs:
+            if rows := [(*input_id, p, at, now) for p, at in sorted(self._anywhere(input_id))]:
+                owner.append(
+                    tables.ERASED, owner.engine.lake.layout[tables.ERASED].rows(rows), DELETING
+                )
+
+    def _forget_in_bronze(self, owner: Owner) -> None:
+        as_heartbeat = {**_ERASED, "merge_key": None, "heartbeat": True}
+        as_heartbeat |= {ID.name: None} if owner.engine.lake.settings.has_ids else {}
+        for input_id in self.settings.inputs:
+            table = tables.bronze(input_id.source)
+            [here] = of_topic(input_id)
+            _change_records(owner, table, self._read[input_id], here, as_heartbeat)
+            _change_records(owner, table, self._unmerged[input_id], here, _ERASED)
+
+    def _forget_refused(self, owner: Owner) -> None:
+        erased = {**_ERASED, "detail": FORGOTTEN}
+        for input_id in self.settings.inputs:
+            places = self._refused(input_id)
+            bronze = tables.bronze(input_id.source)
+            _change_records(owner, bronze, places, of_topic(input_id)[0], erased)
+            _change_records(owner, tables.QUARANTINE, places, of_input(input_id)[0], erased)
+
+    def _forget_noted(self, owner: Owner) -> None:
+        """Erase corrections, then repeated and late records, by which a half is recognised."""
+        self._note_corrected(owner)
+        for table, noted in reversed(self._noted.items()):
+            for input_id, places in noted.items():
+                _change_records(owner, table, places, of_input(input_id)[0], None)
+
+    def _note_corrected(self, owner: Owner) -> None:
+        """Note the places of corrected records, since the topic of corrections may have messages.
+
+        Silver need not have had them: late records have opened some, and `keep` deletes a merge
+        record before the later of its corrections.
+        """
+        if not any(self._noted.get(tables.CORRECTIONS, {}).values()):
+            return
+        now = now_ms()
+        by = ["partition", "event_time"]
+        corrected = self.reader.summary(
+            tables.CORRECTIONS, by, {"rows": ("count", "*")}, [self._key_conditions]
+        )
+        rows = [(row["partition"], row["event_time"], now) for row in corrected.to_pylist()]
+        layout = owner.engine.lake.layout[tables.FORGOTTEN]
+        owner.append(tables.FORGOTTEN, layout.rows(rows), DELETING)
+
+    def _forget_records(self, owner: Owner) -> None:
+        """Erase merge records. Their places are noted first, since the sink may have their
+        messages.
+        """
+        if not self._silver:
+            return
+        engine = owner.engine
+        now = now_ms()
+        records = [row for row in self._silver if row["status"] != "waiting"]
+        places = [(row["partition"], row["event_time"], now) for row in records]
+        if places:
+            owner.append(
+                tables.FORGOTTEN, engine.lake.layout[tables.FORGOTTEN].rows(places), DELETING
+            )
+        markers = [
+            {
+                "partition": row["partition"],
+                "tenant": row["tenant"],
+                "merge_key": self.key,
+                "replaces": row["event_time"],
+            }
+            for row in records
+        ]
+        silver = engine.lake.layout[tables.SILVER]
+        changed = pa.schema([*silver.schema, *((name, TIME) for name in REPLACING)])
+        rows = replace(silver, schema=changed).rows_of([*markers, *self._waiting])
+        _commit(
+            owner,
+            tables.SILVER,
+            lambda commit: engine.merge(tables.SILVER, engine.rows(rows), commit, only_open=False),
+        )
+
+    @property
+    def _waiting(self) -> list[dict[str, Any]]:
+        """The positions up to which records wait, by partition and tenant, as rows that delete
+        them.
+        """
+        positions: dict[tuple[int, str], int] = {}
+        for row in (row for row in self._silver if row["status"] == "waiting"):
+            place = row["partition"], row["tenant"]
+            positions[place] = max(row["position"], positions.get(place, 0))
+        return [
+            {"partition": p, "tenant": t, "merge_key": self.key, "delete_up_to": at}
+            for (p, t), at in positions.items()
+        ]
+
+
+_PLACE = ["partition", "offset"]
+_NOTED: Final = (tables.LATE, tables.DUPLICATES, tables.CORRECTIONS)
+_ERASED: Final[Mapping[str, None]] = {"key": None, "value": None, "headers": None}
+_UNMERGED: Sequence[Condition] = [("merge_key", "is null", None), ("reason", "is null", None)]
+
+
+def _places(rows: pa.Table) -> Places:
+    return list(zip(*(rows[name].to_pylist() for name in _PLACE), strict=True))
+
+
+def _change_records(
+    owner: Owner,
+    table: str,
+    places: Places,
+    conditions: Sequence[Any],
+    values: Mapping[str, Any] | None,
+) -> None:
+    """Set columns of these records' rows to other values, or (without `values`) delete the rows."""
+    in_order = sorted(places)
+    for begin in range(0, len(in_order), ROWS):
+        offsets: dict[int, list[int]] = {}
+        for p, offset in in_order[begin : begin + ROWS]:
+            offsets.setdefault(p, []).append(offset)
+        where = [
+            [*conditions, ("partition", "=", p), ("offset", "in", partition_offsets)]
+            for p, partition_offsets in offsets.items()
+        ]
+        if values is None:
+            _commit(owner, table, partial(owner.engine.delete, table, where))
+        else:
+            _commit(owner, table, partial(owner.engine.update, table, where, values))
+
+
+def _commit(owner: Owner, table: str, write: Callable[[Commit], None]) -> None:
+    """Make a commit; try again if another writer of the table came first."""
+    fault_point(IN_FORGET)
+    owner.change(table, DELETING, write, attempts=ATTEMPTS)
+
+
+def _retried(write: Callable[[], None]) -> None:
+    for attempt in range(1, ATTEMPTS + 1):
+        try:
+            write()
+        except Exception as error:
+            if attempt == ATTEMPTS or not is_conflict(error):
+                raise
+        else:
+            return

@@ -1,0 +1,357 @@
+"""Redrive: sends refused records to their source topic again, as they came, each once.
+
+A record that is sent says which one it was (`watersmeet.redriven`), so the source topic itself
+tells what was redriven: bronze has the headers of what was read, and Kafka those of what was not.
+No other state is kept that could disagree. Any producer may write that header. It counts only if
+key, value and the headers before it are those of the refused record. For each source:
+
+1. an earlier redrive is fenced, and its open transaction aborted: from here on nobody else sends.
+   While `forget` erases a key, nothing is sent at all, and `forget` fences a redrive that began
+   before;
+2. what was redriven is read;
+3. what is left is sent, in transactions: a crash leaves a transaction whole or not at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from watersmeet.core.columns import Int64s, int64s
+from watersmeet.core.dead_letters import redrive_messages
+from watersmeet.core.inputs import InputId
+from watersmeet.core.reading import Reason, merge_keys
+from watersmeet.core.redriven import fingerprint, redriven_offsets
+from watersmeet.core.repartition import murmur2
+from watersmeet.errors import ConfigurationError, TransactionTimeoutError
+from watersmeet.kafka.cluster import Cluster, co_partitioned, topics_of
+from watersmeet.kafka.publisher import REDRIVE, Publisher, record_publisher
+from watersmeet.kafka.reading import Range, read_range
+from watersmeet.kafka.registry import rules_of
+from watersmeet.lake import tables
+from watersmeet.lake.epochs import read_epochs
+from watersmeet.lake.identity import differences, identity
+from watersmeet.lake.inputs import first_offsets, of_input, of_topic
+from watersmeet.lake.lease import FORGET, check_not_changing
+from watersmeet.lake.location import Lake
+from watersmeet.lake.table_reader import Condition, TableReader, within
+from watersmeet.running.chunks import CHUNKS, NOT_FORGOTTEN, RECORD, Chunk, chunks_of, read_chunk
+from watersmeet.running.next_offsets import NextOffsets
+from watersmeet.running.transaction_size import TransactionSize
+from watersmeet.settings import Settings
+
+SPAN = 1_000_000
+"""Approximate number of records whose headers are read at a time."""
+
+
+@dataclass
+class Redrive:
+    """Redrives the records that were refused for a `reason`.
+
+    `since_ms`: only those with a Kafka timestamp (epoch ms) from this one on.
+    """
+
+    reader: TableReader
+    settings: Settings
+    reason: str
+    since_ms: int | None = None
+
+    def __post_init__(self) -> None:
+        """Check the reason, and Kafka's topics.
+
+        Raises ConfigurationError for an unknown reason, or if a topic is not the one that the lake
+        has read.
+        """
+        if self.reason not in (reasons := [reason.value for reason in Reason]):
+            raise ConfigurationError(
+                f"no record is refused as `{self.reason}`",
+                where="--reason",
+                fix=f"use {', '.join(reasons)}",
+            )
+        if self.reason == Reason.TOO_LARGE.value:
+            raise ConfigurationError(
+                "the values of records that are `too_large` are not kept, so that they "
+                "cannot be sent again",
+                where="--reason",
+                fix="raise kafka.max_record_bytes, and have their producers send them",
+            )
+        for name in self.settings.repartitioned:
+            if (
+                self.reason in (Reason.UNDECODABLE, Reason.NO_KEY)
+                and self.settings.sources[name].key is not None
+            ):
+                origins = " or ".join(self.settings.repartitioned[name].from_topics)
+                raise ConfigurationError(
+                    f"{name} is repartitioned, and no key says where its records belong that "
+                    f"are refused as `{self.reason}`",
+                    where="--reason",
+                    fix=f"send them to {origins}, with the key that they lack",
+                )
+        topics = topics_of(self.settings)
+        self.partitions = co_partitioned(self.settings, self._cluster.partition_counts(topics))
+        facts = identity(self.settings, self.partitions, self._cluster.topic_ids(topics))
+        topics_of_lake = {
+            name: fact
+            for name, fact in facts.items()
+            if name.endswith(".topic") or name in ("name", "partitions")
+        }
+        if changed := differences(self.reader, topics_of_lake):
+            raise ConfigurationError(*changed[0])
+
+    def run(self, *, apply: bool) -> dict[str, Any]:
+        """Send what is left, or (without `apply`) only say what it is.
+
+        Returns `records`, among others. By source, it says how many `quarantine` has (`found`), how
+        many were redriven `before`, and how many are `after`.
+        """
+        records = [self._redrive(input_id, apply=apply) for input_id in self.settings.inputs]
+        sent = sum(row["after"] - row["before"] for row in records)
+        return {
+            "reason": self.reason,
+            "since": self.since_ms,
+            "applied": apply,
+            "sent": sent,
+            "records": records,
+        }
+
+    def _redrive(self, input_id: InputId, *, apply: bool) -> dict[str, Any]:
+        publisher = record_publisher(self.settings, input_id.topic, REDRIVE)
+        partitions, offsets = self._refused(input_id)
+        if apply and len(offsets):
+            self._begin(publisher)
+            partitions, offsets = self._refused(input_id)  # one may have been forgotten meanwhile
+        answer: dict[str, Any] = {
+            "table": tables.QUARANTINE,
+            **input_id._asdict(),
+            "found": len(offsets),
+            "before": 0,
+            "after": 0,
+        }
+        if not len(offsets):
+            return answer
+        first = {int(p): int(offsets[partitions == p].min()) for p in np.unique(partitions)}
+        refused = Refused(self.reader, input_id)
+        redriven = set(self._redriven(input_id, refused, first, is_settled=apply))
+        places = zip(partitions.tolist(), offsets.tolist(), strict=True)
+        is_left = np.array([place not in redriven for place in places], np.bool_)
+        answer["before"] = answer["after"] = len(offsets) - int(is_left.sum())
+        chunks = list(
+            chunks_of(
+                self.reader, input_id, tables.QUARANTINE, partitions[is_left], offsets[is_left]
+            )
+        )
+        conditions: list[Condition] = [("source", "=", input_id.source), NOT_FORGOTTEN]
+        self._check_partitions(input_id, chunks, conditions)
+        if apply:
+            answer["after"] += self._send(publisher, chunks, conditions)
+        return answer
+
+    def _send(
+        self, publisher: Publisher, chunks: Sequence[Chunk], conditions: Sequence[Condition]
+    ) -> int:
+        """Send the records of chunks that meet the conditions; return how many were sent."""
+        order = [("partition", "ascending"), ("offset", "ascending")]
+        size = TransactionSize(CHUNKS, CHUNKS)
+        sent = 0
+        while chunks:
+            read = [
+                read_chunk(self.reader, chunk, RECORD, conditions).sort_by(order)
+                for chunk in chunks[: size.limit]
+            ]
+            try:
+                publisher.send(map(redrive_messages, read))
+            except TransactionTimeoutError:
+                if not size.timed_out(len(read)):
+                    raise
+                self._begin(publisher)
+                continue
+            sent += sum(rows.num_rows for rows in read)
+            chunks = chunks[len(read) :]
+        return sent
+
+    def _check_partitions(
+        self, input_id: InputId, chunks: Iterable[Chunk], conditions: Sequence[Condition]
+    ) -> None:
+        """Raise ConfigurationError if a record of a repartitioned source has another key by now.
+
+        Where it was written by its old key, it would never meet the others of its key.
+        """
+        source = input_id.source
+        if (
+            source not in self.settings.repartitioned
+            or len(read_epochs(self.reader, self.settings)) == 1
+        ):
+            return
+        rules = rules_of(self.settings, source)
+        origins = self.settings.repartitioned[source].from_topics
+        for chunk in chunks:
+            rows = read_chunk(
+                self.reader, chunk, ["partition", "offset", "key", "value"], conditions
+            )
+            places = zip(rows["partition"].to_pylist(), rows["offset"].to_pylist(), strict=True)
+            for (p, offset), key in zip(places, merge_keys(rows, rules).to_pylist(), strict=True):
+                if key is not None and murmur2(key.encode()) % self.partitions != p:
+                    raise ConfigurationError(
+                        f"{input_id.topic}[{p}]@{offset} was refused before "
+                        f"the rules of {source} changed, and its key belongs to another "
+                        "partition now",
+                        where="--reason",
+                        fix=f"send such records to {' or '.join(origins)}",
+                    )
+
+    def _begin(self, publisher: Publisher) -> None:
+        publisher.begin()
+        check_not_changing(self.reader, Lake(self.settings), FORGET)
+
+    def _refused(self, input_id: InputId) -> tuple[Int64s, Int64s]:
+        """Return partitions and offsets of the refused records to redrive."""
+        conditions: list[Condition] = [("reason", "=", self.reason), NOT_FORGOTTEN]
+        if self.since_ms is not None:
+            conditions.append(("kafka_timestamp", ">=", self.since_ms))
+        where = of_input(input_id, [conditions])
+        rows = self.reader.select(tables.QUARANTINE, ["partition", "offset"], where)
+        return int64s(rows["partition"]), int64s(rows["offset"])
+
+    # -- what was redriven
+
+    def _redriven(
+        self, input_id: InputId, refused: Refused, first: Mapping[int, int], *, is_settled: bool
+    ) -> Iterator[tuple[int, int]]:
+        """Yield the (partition, offset) of each record that was redriven.
+
+        `first`: by partition, the first record to redrive. Later records tell it: those in bronze,
+        those not in bronze yet, and those that a reset skipped and that are still in Kafka.
+        """
+        topic = input_id.topic
+        until = 2**63 - 1
+        bounds = (self._cluster.settled_bounds if is_settled else self._cluster.bounds)(
+            topic, self.partitions
+        )
+        unread = NextOffsets(self.reader, self.settings, self.partitions).of(input_id)
+        bronze_ranges = {p: (at + 1, until) for p, at in first.items()}
+        for p, _, offset in redriven_in_bronze(self.reader, refused, bronze_ranges):
+            yield p, offset
+        ranges = [(p, unread[p], bounds[p][1]) for p in first]
+        skipped = self.reader.select(
+            tables.RESETS, ["partition", "from_offset", "to_offset"], of_input(input_id)
+        )
+        ranges += [tuple(row.values()) for row in skipped.to_pylist()]
+        for p, since, until in ranges:
+            if p in first:
+                begin = max(since, first[p] + 1, bounds[p][0])
+                for batch in read_range(
+                    self.settings.kafka, Range(topic, p, begin, min(until, bounds[p][1]))
+                ):
+                    for _, _, offset in refused.confirmed(pa.Table.from_batches([batch])):
+                        yield p, offset
+
+    @cached_property
+    def _cluster(self) -> Cluster:
+        return Cluster(self.settings.kafka)
+
+
+class Refused:
+    """The records of an input that `quarantine` has, as fingerprints.
+
+    Each is read once, when it is first needed.
+    """
+
+    def __init__(self, reader: TableReader, input_id: InputId) -> None:
+        self.input = input_id
+        self._reader = reader
+        self._fingerprints: dict[tuple[int, int], bytes | None] = {}
+        """Fingerprints by partition and offset; None where quarantine does not have the record, or
+        it was forgotten.
+        """
+
+    def confirmed(self, rows: pa.Table) -> Iterator[tuple[int, int, int]]:
+        """Yield those of these whole records of the topic that were redriven.
+
+        Each is given as partition, offset, and the offset of the record that it was.
+        """
+        claims = list(_claims(self.input.topic, rows))
+        self._read({(p, offset) for p, _, offset, _ in claims})
+        records = (
+            {(row["partition"], row["offset"]): row for row in rows.to_pylist()} if claims else {}
+        )
+        for p, at, offset, count in claims:
+            if self._fingerprints[p, offset] == _fingerprint(records[p, at], count):
+                yield p, at, offset
+
+    def _read(self, places: Iterable[tuple[int, int]]) -> None:
+        new = {place for place in places if place not in self._fingerprints}
+        self._fingerprints |= dict.fromkeys(new)
+        conditions: list[Condition] = [("source", "=", self.input.source), NOT_FORGOTTEN]
+        for rows in _records(self._reader, self.input, tables.QUARANTINE, new, conditions):
+            self._fingerprints |= {
+                (row["partition"], row["offset"]): _fingerprint(row) for row in rows.to_pylist()
+            }
+
+
+def _records(
+    reader: TableReader,
+    input_id: InputId,
+    table: str,
+    places: Iterable[tuple[int, int]],
+    conditions: Sequence[Condition] = (),
+) -> Iterator[pa.Table]:
+    """Yield records of a table at these partitions and offsets, as many as fit into memory."""
+    in_order = sorted(place for place in places if place[1] < 2**63)
+    partitions, offsets = np.array(in_order, np.int64).reshape(-1, 2).T
+    for chunk in chunks_of(reader, input_id, table, partitions, offsets):
+        yield read_chunk(
+            reader, chunk, ["partition", "offset", "key", "value", "headers"], conditions
+        )
+
+
+def _fingerprint(row: Mapping[str, Any], count: int | None = None) -> bytes:
+    headers = [(header["key"], header["value"]) for header in row["headers"] or ()]
+    return fingerprint(row["key"], row["value"], headers[:count])
+
+
+def redriven_in_bronze(
+    reader: TableReader, refused: Refused, ranges: Mapping[int, tuple[int, int]]
+) -> Iterator[tuple[int, int, int]]:
+    """Yield the redriven records that bronze has in ranges `[from, until)`, by partition.
+
+    A few more may come. Each is given as its partition, its own offset and that of the refused
+    record that it was. The headers of a span of offsets are read at a time, and whole records only
+    where these say that they were redriven.
+    """
+    input_id = refused.input
+    table = tables.bronze(input_id.source)
+    begins = {p: at for p, (at, _) in ranges.items()}
+    step = max(1, SPAN // max(1, len(ranges)))
+    while begins := {
+        p: at
+        for p, at in first_offsets(reader, input_id, "offset", begins).items()
+        if at < ranges[p][1]
+    }:
+        spans = {p: (at, min(at + step, ranges[p][1])) for p, at in begins.items()}
+        with_headers = [[*terms, ("headers", "is not null", None)] for terms in within(spans)]
+        where = of_topic(input_id, with_headers)
+        read = reader.select(table, ["partition", "offset", "headers"], where)
+        claims = _claims(input_id.topic, read)
+        for rows in _records(reader, input_id, table, {(p, at) for p, at, *_ in claims}):
+            yield from refused.confirmed(rows)
+        begins = {p: until for p, (_, until) in spans.items()}
+
+
+def _claims(topic: str, rows: pa.Table) -> Iterator[tuple[int, int, int, int]]:
+    """Yield the rows of a topic that have a header of a redrive.
+
+    Each is given as partition, offset, the offset of the record that it was, and how many headers
+    that one had.
+    """
+    for partition, at, headers in zip(
+        *(rows[name].to_pylist() for name in ("partition", "offset", "headers")), strict=True
+    ):
+        header_pairs = [(header["key"], header["value"]) for header in headers or ()]
+        yield from (
+            (partition, at, *claim) for claim in redriven_offsets(topic, partition, header_pairs)
+        )

@@ -1,0 +1,215 @@
+"""One check: every suite on what is new in its table since the suite's last check, and the outcome
+of each expectation.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from watersmeet.engine import Engine
+from watersmeet.errors import ConfigurationError, KafkaRequestError, KafkaTransientError
+from watersmeet.lake import tables
+from watersmeet.lake.quality import Checked, append_results, last_versions
+from watersmeet.lake.table_reader import TableReader
+from watersmeet.quality.evaluate import Outcome, evaluate
+from watersmeet.quality.rows import (
+    Batches,
+    Span,
+    batch_at,
+    chunk_limit,
+    coordinates,
+    published_until,
+    read_batches,
+    rows_of,
+)
+from watersmeet.quality.suites import SINK, Suite
+from watersmeet.settings import Settings
+
+log = logging.getLogger("watersmeet.quality")
+
+_EVERY_TIME: Final = frozenset([tables.PROGRESS])
+"""Tables that are looked at as they stand, also where no batch is new."""
+
+
+@dataclass(frozen=True)
+class SuiteResult:
+    """The result of a suite on a table: that of `rows` new rows, up to a version of silver."""
+
+    suite: str
+    table: str
+    version: int
+    rows: int
+    outcomes: Sequence[Outcome]
+
+    @property
+    def failed(self) -> list[Outcome]:
+        """The expectations that do not hold."""
+        return [outcome for outcome in self.outcomes if not outcome.success]
+
+
+@dataclass
+class Check:
+    """A check at a time (epoch ms), and its results.
+
+    - `version`: the last one of silver that was looked at, None before the first batch.
+    - `nothing_new`: tables without a new batch.
+    - `skipped`: by table why it was not looked at.
+    """
+
+    checked_at: int
+    version: int | None
+    results: list[SuiteResult] = field(default_factory=list)
+    nothing_new: list[str] = field(default_factory=list)
+    skipped: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def ok(self) -> bool:
+        """True where every expectation holds."""
+        return not any(result.failed for result in self.results)
+
+    def checked(self) -> list[Checked]:
+        """Return the results as rows of the table `quality`."""
+        return [
+            Checked(
+                self.checked_at,
+                result.suite,
+                result.table,
+                result.version,
+                outcome.expectation,
+                outcome.success,
+                outcome.unexpected,
+                result.rows,
+            )
+            for result in self.results
+            for outcome in result.outcomes
+        ]
+
+    def document(self) -> dict[str, Any]:
+        """Return the answer of `check --json`."""
+        outcomes = [outcome for result in self.results for outcome in result.outcomes]
+        results = [
+            {
+                **row._asdict(),
+                "observed": outcome.observed,
+                "trouble": outcome.trouble,
+                "examples": list(outcome.examples),
+            }
+            for row, outcome in zip(self.checked(), outcomes, strict=True)
+        ]
+        return {
+            "ok": self.ok,
+            "checked_at": self.checked_at,
+            "version": self.version,
+            "results": results,
+            "nothing_new": self.nothing_new,
+            "skipped": self.skipped,
+        }
+
+
+def check(
+    engine: Engine,
+    settings: Settings,
+    suites: Sequence[Suite],
+    now_ms: int,
+    *,
+    since: int | None = None,
+    is_stopping: Callable[[], bool] = lambda: False,
+) -> Check:
+    """Check what is new since the last check of each suite, or since a version of silver, and add
+    the results to `quality`.
+
+    All else is only read. Where the check is to stop, what was not looked at yet is left for the
+    next one. Raises ConfigurationError where silver has no such version, and what `evaluate`
+    raises.
+    """
+    for suite in suites:
+        # A suite that Great Expectations does not take is reported before anything is read.
+        _ = suite.expectations
+    reader = engine.reader
+    table = engine.lake.layout[tables.QUALITY]
+    if since is not None and (newest := reader.version(tables.SILVER)) < since:
+        raise ConfigurationError(
+            f"silver has no version {since}", where="--since", fix=f"name one from 0 to {newest}"
+        )
+    groups = _grouped(reader, suites, since)
+    batches = read_batches(reader, min(after for _, after in groups))
+    last = batches.last
+    done = Check(now_ms, batches.versions.get(last))
+    for (name, after), group_suites in groups.items():
+        if is_stopping():
+            break
+        try:
+            until = published_until(reader, settings, last) if name == SINK else last
+            if name not in _EVERY_TIME and until <= after:
+                done.nothing_new.append(name)
+            elif until >= 0:
+                done.results += _results(
+                    engine, settings, batches, name, Span(after, until), group_suites, now_ms
+                )
+        except (KafkaTransientError, KafkaRequestError) as error:
+            done.skipped[name] = str(error)
+            log.warning("%s; %s is not checked", error, name)
+    done.nothing_new = sorted(set(done.nothing_new))
+    if done.results:
+        append_results(reader, engine.append, table, done.checked())
+    return done
+
+
+def unchecked(reader: TableReader, suites: Sequence[Suite]) -> int:
+    """Return how many batches of silver some suite has not looked at yet.
+
+    Gold may be behind, so the sink does not count.
+    """
+    in_lake = [suite for suite in suites if suite.table != SINK]
+    after = min(after for _, after in _grouped(reader, in_lake, None))
+    return sum(batch > after for batch in read_batches(reader, after).versions)
+
+
+def _grouped(
+    reader: TableReader, suites: Sequence[Suite], since: int | None
+) -> dict[tuple[str, int], list[Suite]]:
+    """Return suites by their table and the batch after which they look at it: those of one group
+    read the same rows.
+    """
+    versions = last_versions(reader) if since is None else {}
+    after = {version: batch_at(reader, version) for version in {since, *versions.values()}}
+    groups: dict[tuple[str, int], list[Suite]] = {}
+    for suite in suites:
+        version = versions.get((suite.name, suite.table), since)
+        groups.setdefault((suite.table, after[version]), []).append(suite)
+    return groups
+
+
+def _results(
+    engine: Engine,
+    settings: Settings,
+    batches: Batches,
+    table: str,
+    span: Span,
+    suites: Sequence[Suite],
+    now_ms: int,
+) -> list[SuiteResult]:
+    row_count = 0
+    outcomes = list[list[Outcome]]()
+    chunks: Iterable[Span] = [span]
+    if table not in _EVERY_TIME:
+        chunks = batches.chunks(span, chunk_limit(engine.reader, settings))
+    names = coordinates(table, settings.hidden_names)
+    for chunk in chunks:
+        with engine.cached(rows_of(engine, settings, table, chunk, now_ms)) as rows:
+            row_count += engine.summary(rows, [], {"rows": ("count", "*")})["rows"][0].as_py()
+            chunk_outcomes = evaluate(rows, suites, names)
+        outcomes = list(map(_joined, outcomes, chunk_outcomes)) if outcomes else chunk_outcomes
+    version = batches.versions[span.until]
+    return [
+        SuiteResult(suite.name, table, version, row_count, suite_outcomes)
+        for suite, suite_outcomes in zip(suites, outcomes, strict=True)
+    ]
+
+
+def _joined(outcomes: Sequence[Outcome], later: Sequence[Outcome]) -> list[Outcome]:
+    """Return the outcomes of a suite on two chunks of rows as those of both together."""
+    return [first.joined(second) for first, second in zip(outcomes, later, strict=True)]

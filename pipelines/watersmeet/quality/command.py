@@ -1,0 +1,47 @@
+"""The work of `watersmeet check`, and the check of suites by `validate`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from watersmeet.audit.page import check_writable, write_page
+from watersmeet.audit.problems import as_problem
+from watersmeet.engine.choice import open_engine
+from watersmeet.errors import ConfigurationError, Problem
+from watersmeet.lake.identity import check_layout
+from watersmeet.lake.quality import last_results
+from watersmeet.quality.check import Check, check
+from watersmeet.quality.page import page
+from watersmeet.quality.suites import read_suites
+from watersmeet.running.owner import now_ms
+from watersmeet.settings import Settings
+
+
+def check_lake(settings: Settings, since: int | None, html: Path | None) -> Check:
+    """Check every suite on what is new, or new since a version of silver, and write a page where
+    one is asked for.
+
+    Raises ConfigurationError for a wrong suite, version or file, and WatersmeetError where the lake
+    cannot be read.
+    """
+    suites = read_suites(settings)
+    if html is not None:
+        check_writable("--html", html)  # before the lake is read for it
+    engine = open_engine(settings)
+    check_layout(engine.reader, engine.lake)
+    done = check(engine, settings, suites, now_ms(), since=since)
+    if html is not None:
+        write_page("--html", html, page(done, settings, last_results(engine.reader)))
+    return done
+
+
+def check_suites(settings: Settings) -> list[Problem]:
+    """Return a problem where a suite does not have the form of one.
+
+    Whether Great Expectations takes it, a check says.
+    """
+    try:
+        read_suites(settings)
+    except ConfigurationError as error:
+        return [as_problem(error, "quality.suites")]
+    return []

@@ -1,0 +1,550 @@
+"""The rows that a check looks at: those that silver's batches have handled since the last check,
+table by table.
+
+Every table is cut by silver's batches, so that each row is seen once, whatever runs meanwhile:
+
+- silver, corrections, late and duplicates by their column `batch`;
+- bronze by the offsets that the batches have passed;
+- the sink by the merge records that the batches have finished.
+
+Of `progress` the last batch is looked at: a row for each topic-partition, as it stands.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from functools import partial, reduce
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from watersmeet.core.columns import NULL_TIME, int64s, looked_up, times_ms
+from watersmeet.core.inputs import InputId, of_source
+from watersmeet.core.merge import LATE_SCHEMA
+from watersmeet.core.reading import bronze_schema
+from watersmeet.core.repeated import DUPLICATE_SCHEMA
+from watersmeet.core.sequence import CLOSED_AT, FORGOTTEN, ID, SEQ, parse_message_id
+from watersmeet.core.types import TIME
+from watersmeet.engine import Engine, Rows
+from watersmeet.kafka.cluster import Cluster
+from watersmeet.kafka.reading import Range, read_range
+from watersmeet.lake import tables
+from watersmeet.lake.epochs import read_epochs
+from watersmeet.lake.generations import read_generations
+from watersmeet.lake.inputs import of_input, of_topic
+from watersmeet.lake.order import beyond
+from watersmeet.lake.published import last_published
+from watersmeet.lake.table_reader import Condition, TableReader, Where, in_portions, within
+from watersmeet.quality.suites import SINK
+from watersmeet.settings import Settings
+
+CHUNK_OFFSETS = 1_000_000
+CHUNK_BYTES = 512 * 1024 * 1024
+"""Approximate number of offsets that are looked at in one go, and of bytes of bronze's files, so
+that the rows fit into memory.
+"""
+
+MET: Final = "sources_met"
+DISTANCE: Final = "days_from_kafka"
+
+_COORDINATES: Final = {
+    tables.SILVER: ("partition", "tenant", "merge_key", "event_time"),
+    tables.LATE: ("source", "topic", "partition", "offset"),
+    tables.DUPLICATES: ("source", "topic", "partition", "offset"),
+    tables.CORRECTIONS: ("source", "topic", "partition", "offset"),
+    tables.PROGRESS: ("source", "topic", "partition"),
+    SINK: ("partition", "offset"),
+}
+_OF_BRONZE: Final = ("topic", "partition", "offset")
+
+_OFFSETS: Final = pa.list_(pa.struct([("offset", pa.int64())]))
+
+_FINISHED: Final[list[Condition]] = [("status", "=", "timed_out"), ("valid", "=", True)]
+
+
+class Span(NamedTuple):
+    """A range of silver's batches: those after one of them (-1: from the first on) up to another
+    one, which is included.
+    """
+
+    after: int
+    until: int
+
+    @property
+    def where(self) -> list[Condition]:
+        """The conditions for rows whose column `batch` is in the range."""
+        return [("batch", ">", self.after), ("batch", "<=", self.until)]
+
+    def split(self, batch: int | None) -> tuple[Span, Span]:
+        """Return the part before a batch, and the part from it on.
+
+        Either may be empty, with `until` not beyond `after`. Without a batch, all is before it.
+        """
+        last = self.until if batch is None else min(self.until, batch - 1)
+        return Span(self.after, last), Span(max(self.after, last), self.until)
+
+
+class Batches(NamedTuple):
+    """Batches of silver: by number, the version of silver that holds one, and how many offsets it
+    has.
+    """
+
+    versions: Mapping[int, int]
+    offsets: Mapping[int, int]
+
+    @property
+    def last(self) -> int:
+        """The last batch; -1 before the first."""
+        return max(self.versions, default=-1)
+
+    def chunks(self, span: Span, limit: int) -> Iterator[Span]:
+        """Yield the span in chunks of up to `limit` offsets, and of one batch or more: a batch is
+        bounded by itself.
+        """
+        after = span.after
+        size = 0
+        inside = sorted(batch for batch in self.versions if span.after < batch <= span.until)
+        for previous, batch in zip([span.after, *inside], inside, strict=False):
+            if size and size + self.offsets[batch] > limit:
+                yield Span(after, previous)
+                after = previous
+                size = 0
+            size += self.offsets[batch]
+        if after < span.until:
+            yield Span(after, span.until)
+
+
+def batch_at(reader: TableReader, version: int | None) -> int:
+    """Return the last batch that a version of silver has; -1 where it has none, and for None."""
+    if version is None or not reader.exists(tables.PROGRESS):
+        return -1
+    last = reader.summary(
+        tables.PROGRESS, [], {"batch": ("max", "batch")}, [[("silver_version", "<=", version)]]
+    )
+    batch: int | None = last["batch"][0].as_py()
+    return -1 if batch is None else batch
+
+
+def read_batches(reader: TableReader, since: int) -> Batches:
+    """Return the batches that silver has made and noted, from one on."""
+    if not reader.exists(tables.PROGRESS):
+        return Batches({}, {})
+    sums = {
+        "version": ("max", "silver_version"),
+        "begin": ("sum", "from_offset"),
+        "end": ("sum", "until_offset"),
+    }
+    rows = reader.summary(tables.PROGRESS, ["batch"], sums, [[("batch", ">=", since)]]).to_pylist()
+    return Batches(
+        {row["batch"]: row["version"] for row in rows},
+        {row["batch"]: abs(row["end"] - row["begin"]) for row in rows},
+    )
+
+
+def chunk_limit(reader: TableReader, settings: Settings) -> int:
+    """Return how many offsets make a chunk: fewer where records are large."""
+    widest = max(reader.row_bytes(tables.bronze(source)) for source in settings.sources)
+    return max(1, min(CHUNK_OFFSETS, CHUNK_BYTES // max(1, widest)))
+
+
+def coordinates(table: str, hidden_names: Collection[str]) -> tuple[str, ...]:
+    """Return the columns by which a row of a table is found, without `hidden_names`."""
+    columns = _COORDINATES.get(table, _OF_BRONZE)
+    return tuple(name for name in columns if name not in hidden_names)
+
+
+def rows_of(engine: Engine, settings: Settings, table: str, span: Span, now_ms: int) -> Rows:
+    """Return the rows of a table that a suite looks at, in the engine's form.
+
+    - Bytes of records are text, null where they are not UTF-8.
+    - Of the parts in silver and in corrections only the offsets are left. `<source>_parts` says
+      how many records of a source a merge record holds, and `sources_met` of how many sources it
+      has some.
+    - In bronze `days_from_kafka` is how far the event time lies behind Kafka's timestamp (negative:
+      before it), null where either is missing.
+
+    Raises WatersmeetError where Kafka does not show the sink.
+    """
+    reader = engine.reader
+    if table in (tables.SILVER, tables.CORRECTIONS):
+        return _merged_rows(engine, settings, table, span)
+    if table == tables.DUPLICATES:
+        return engine.read(table, DUPLICATE_SCHEMA.names, [span.where])
+    if table == tables.LATE:
+        rows = engine.read(table, LATE_SCHEMA.names, [span.where])
+        return engine.per_partition(_as_text, [rows], _text_schema(LATE_SCHEMA))
+    if table == tables.PROGRESS:
+        return engine.rows(_progress_rows(reader, now_ms))
+    if table == SINK:
+        return engine.rows(_messages(reader, settings, span))
+    source = next(name for name in settings.sources if tables.bronze(name) == table)
+    inputs = of_source(settings.inputs, source)
+    ranges_by_input = {i: _merged_offsets(reader, i, span) for i in inputs}
+    where = [
+        term
+        for input_id, ranges in ranges_by_input.items()
+        for term in of_topic(input_id, within(ranges))
+    ]
+    schema = _text_schema(
+        pa.schema([field for field in bronze_schema() if field.name != "headers"])
+    )
+    rows = engine.read(table, schema.names, where)
+    return engine.per_partition(
+        partial(_within, ranges_by_input=ranges_by_input),
+        [rows],
+        schema.append(pa.field(DISTANCE, pa.float64())),
+    )
+
+
+def _merged_rows(engine: Engine, settings: Settings, table: str, span: Span) -> Rows:
+    """Return rows of silver, or of corrections, with the offsets of their parts, and the counts
+    that these lack.
+    """
+    stored = engine.lake.layout[table].schema
+    rows = engine.read(table, stored.names, [span.where])
+    counts = {
+        f"{source}_parts": source
+        for source in settings.sources
+        if f"{source}_parts" not in stored.names
+    }
+    fields = [
+        (field.name, _OFFSETS if field.name in settings.sources else field.type) for field in stored
+    ]
+    met = [MET] if MET not in stored.names else []
+    schema = pa.schema([*fields, *[(name, pa.int64()) for name in (*counts, *met)]])
+    sources = list(settings.sources) if met else []
+    return engine.per_partition(
+        partial(_with_counts, counts=counts, sources=sources), [rows], schema
+    )
+
+
+# -- bronze, silver, late: pure functions of Arrow tables, which run where the engine keeps its rows
+
+
+def _text_schema(schema: pa.Schema) -> pa.Schema:
+    return pa.schema(
+        [(field.name, pa.string() if field.type == pa.binary() else field.type) for field in schema]
+    )
+
+
+def _as_text(rows: pa.Table) -> pa.Table:
+    """Return rows with text for bytes, null where they are not UTF-8."""
+    for place, field in enumerate(rows.schema):
+        if pa.types.is_binary(field.type) or pa.types.is_large_binary(field.type):
+            rows = rows.set_column(place, field.name, _text(rows[field.name]))
+    return rows
+
+
+def _text(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    try:
+        return column.cast(pa.string())
+    except pa.ArrowInvalid:
+        return pa.chunked_array(
+            [pa.array([_decoded(value) for value in column.to_pylist()], pa.string())]
+        )
+
+
+def _decoded(value: bytes | None) -> str | None:
+    try:
+        return None if value is None else value.decode()
+    except UnicodeDecodeError:
+        return None
+
+
+def _within(
+    rows: pa.Table, ranges_by_input: Mapping[InputId, Mapping[int, tuple[int, int]]]
+) -> pa.Table:
+    """Return the rows at offsets `[from, until)` of their partition, by input, with text for bytes
+    and `days_from_kafka`.
+    """
+    partitions = int64s(rows["partition"])
+    offsets = int64s(rows["offset"])
+    is_merged = np.zeros(rows.num_rows, np.bool_)
+    for input_id, ranges in ranges_by_input.items():
+        since = looked_up(partitions, {p: begin for p, (begin, _) in ranges.items()}, 0)
+        until = looked_up(partitions, {p: end for p, (_, end) in ranges.items()}, 0)
+        is_its = pc.equal(rows["topic"], input_id.topic).to_numpy()
+        is_merged |= is_its & (offsets >= since) & (offsets < until)
+    rows = _as_text(rows.filter(pa.array(is_merged)))
+    event_times = times_ms(rows["event_time"])
+    kafka_times = times_ms(rows["kafka_timestamp"])
+    is_missing = (event_times == NULL_TIME) | (kafka_times < 0)
+    days = pa.array((event_times - kafka_times) / 86_400_000, pa.float64(), mask=is_missing)
+    return rows.append_column(DISTANCE, days)
+
+
+def _with_counts(rows: pa.Table, counts: Mapping[str, str], sources: Sequence[str]) -> pa.Table:
+    lengths = {
+        source: pc.list_value_length(rows[source]).cast(pa.int64())
+        for source in {*counts.values(), *sources}
+    }
+    for name, source in counts.items():
+        rows = rows.append_column(name, lengths[source])
+    if sources:
+        has_parts = [pc.greater(lengths[source], 0).cast(pa.int64()) for source in sources]
+        rows = rows.append_column(MET, reduce(pc.add, has_parts))
+    return rows
+
+
+def _merged_offsets(
+    reader: TableReader, input_id: InputId, span: Span
+) -> dict[int, tuple[int, int]]:
+    """Return, by partition, the offsets `[from, until)` of an input's bronze that the batches have
+    merged.
+    """
+    merged = of_input(input_id, [span.where])
+    bounds = {"begin": ("min", "from_offset"), "end": ("max", "until_offset")}
+    rows = reader.summary(tables.PROGRESS, ["partition"], bounds, merged).to_pylist()
+    return {
+        row["partition"]: (row["begin"], row["end"]) for row in rows if row["begin"] < row["end"]
+    }
+
+
+# -- progress
+
+
+def _progress_rows(reader: TableReader, now_ms: int) -> pa.Table:
+    """Return where each topic-partition stood after the last batch.
+
+    Also, in minutes until now: `minutes_since_batch` from the batch's commit, `minutes_behind` from
+    the head.
+    """
+    names = [
+        "batch",
+        "source",
+        "topic",
+        "partition",
+        "until_offset",
+        "head",
+        "clock",
+        "position",
+        "committed_at",
+    ]
+    last = reader.summary(tables.PROGRESS, [], {"batch": ("max", "batch")})["batch"][0].as_py()
+    rows = reader.select(tables.PROGRESS, names, [[("batch", "=", -1 if last is None else last)]])
+    columns = {name: rows[name] for name in names}
+    now = pa.scalar(now_ms, pa.int64())
+    for name, since in (("minutes_since_batch", "committed_at"), ("minutes_behind", "head")):
+        elapsed_ms = pc.subtract(now, rows[since]).cast(pa.float64())
+        columns[name] = pc.divide(elapsed_ms, 60_000.0)
+    for name in ("head", "clock", "position", "committed_at"):
+        columns[name] = pc.multiply(rows[name], 1000).cast(TIME)
+    return pa.table(columns)
+
+
+# -- the sink
+
+MESSAGES: Final = pa.schema(
+    [
+        ("topic", pa.string()),
+        ("partition", pa.int32()),
+        ("offset", pa.int64()),
+        ("timestamp", TIME),
+        ("key", pa.string()),
+        ("value", pa.string()),
+        ("seq", pa.int64()),
+        ("id", pa.string()),
+        ("event_time", TIME),
+    ]
+)
+"""Messages as a check sees them; `seq`, `id` and `event_time` come from their headers, null where
+those do not say it.
+"""
+
+
+def published_until(reader: TableReader, settings: Settings, last: int) -> int:
+    """Return the last batch of silver of which gold has published everything; -1 where there is
+    none.
+    """
+    generations = read_generations(reader, settings)
+    if last < 0 or not generations or not reader.exists(tables.PUBLISHED):
+        return -1
+    summary = reader.summary(tables.PROGRESS, [], {"partition": ("max", "partition")})
+    partitions = range(summary["partition"][0].as_py() + 1)
+    tails = last_published(reader)
+    closing_from = read_epochs(reader, settings).closing_from
+    finished = [*_FINISHED, ("batch", ">=", generations.newest.from_batch)]
+    pending = [
+        [*finished, ("partition", "=", p), *term]
+        for p in partitions
+        for term in beyond(tails.get(p), closing_from, is_after=True)
+    ]
+    rows = _summary_rows(reader, tables.SILVER, [], {"batch": ("min", "batch")}, pending)
+    batches = [row["batch"] for row in rows if row["batch"] is not None]
+    first: int = min(batches, default=last + 1)
+    return min(first - 1, last)
+
+
+def _summary_rows(
+    reader: TableReader,
+    table: str,
+    by: list[str],
+    values: Mapping[str, tuple[str, str]],
+    terms: Where,
+) -> list[Any]:
+    """Return the rows of a summary whose condition has terms for each partition, asking for some
+    terms at a time.
+    """
+    return [
+        row
+        for portion in in_portions(terms)
+        for row in reader.summary(table, by, values, portion).to_pylist()
+    ]
+
+
+class _MessageOrder(NamedTuple):
+    """The first part of a message's sort key, compared as a tuple.
+
+    `time` (ms) is when its merge record was closed, where the message says so, and else its event
+    time. Messages that do not say it come first.
+    """
+
+    says_closing: bool
+    time: int
+
+
+_Ends = tuple[_MessageOrder, _MessageOrder]
+"""Where a range of messages begins and ends; both are included."""
+
+
+def _messages(reader: TableReader, settings: Settings, span: Span) -> pa.Table:
+    """Return the messages of the merge records that these batches have finished: those of each
+    partition follow one another.
+
+    All records of one time are finished by one batch, so the first and the last time select the
+    messages.
+    """
+    ends = _ends(reader, span, read_epochs(reader, settings).closing_from)
+    if not ends:
+        return MESSAGES.empty_table()
+    topic = settings.publish.topic
+    cluster = Cluster(settings.kafka)
+    sink = cluster.identified(topic)  # where it was created anew since, nothing is noted yet
+    noted: dict[int, list[Condition]] = {
+        p: [("sink", "=", sink), ("partition", "=", p)] for p in ends
+    }
+    before = [[*noted[p], *term] for p, (first, _) in ends.items() for term in _noted_before(first)]
+    after = [[*noted[p], *term] for p, (_, last) in ends.items() for term in _noted_from(last)]
+    # `at_most_once` notes no offsets: then a partition is read from end to end.
+    begins = dict.fromkeys(ends, -1) | _noted_offsets(reader, "max", before)
+    ends_at = dict.fromkeys(ends, -1) | _noted_offsets(reader, "min", after)
+    messages = []
+    # A commit is answered before every partition shows it.
+    bounds = cluster.settled_bounds(topic, max(ends) + 1)
+    for p in sorted(ends):
+        first, end = bounds[p]
+        since = max(first, begins[p] + 1)
+        until = end if ends_at[p] < 0 else ends_at[p] + 1
+        if since < until:
+            read = read_range(settings.kafka, Range(topic, p, since, until))
+            messages += [_as_messages(batch, ends[p]) for batch in read]
+    return pa.concat_tables(messages) if messages else MESSAGES.empty_table()
+
+
+def _ends(reader: TableReader, span: Span, closing_from: int | None) -> dict[int, _Ends]:
+    """Return, by partition, the ends of the messages of a span of batches.
+
+    `closing_from`: the first batch whose messages say when their merge records were closed.
+    """
+    by_event_time, by_closing = span.split(closing_from)
+    ends: dict[int, list[_MessageOrder]] = {}
+    for part, says_closing, column in (
+        (by_event_time, False, "event_time"),
+        (by_closing, True, "closed_at"),
+    ):
+        if part.until <= part.after:
+            continue
+        values = {"first": ("min", column), "last": ("max", column)}
+        finished: Where = [[*_FINISHED, *part.where]]
+        for row in reader.summary(tables.SILVER, ["partition"], values, finished).to_pylist():
+            times = (row["first"], row["last"])
+            ends.setdefault(row["partition"], []).extend(
+                _MessageOrder(says_closing, time) for time in times
+            )
+    return {p: (min(places), max(places)) for p, places in ends.items()}
+
+
+_SAYS_NO_CLOSING: Final[Condition] = ("last_closed_at", "is null", None)
+
+
+def _noted_before(first: _MessageOrder) -> Where:
+    """Return a condition for the rows of `published` whose last message comes before this one."""
+    if first.says_closing:
+        return [[_SAYS_NO_CLOSING], [("last_closed_at", "<", first.time)]]
+    return [[_SAYS_NO_CLOSING, ("last_event_time", "<", first.time)]]
+
+
+def _noted_from(last: _MessageOrder) -> Where:
+    """Return a condition for the rows of `published` whose last message is this one, or later."""
+    if last.says_closing:
+        return [[("last_closed_at", ">=", last.time)]]
+    later: Where = [[("last_closed_at", "is not null", None)]]
+    return [[_SAYS_NO_CLOSING, ("last_event_time", ">=", last.time)], *later]
+
+
+def _noted_offsets(reader: TableReader, kind: str, where: Where) -> dict[int, int]:
+    """Return, by partition, the smallest or largest (`kind`) offset of the sink that is noted."""
+    values = {"offset": (kind, "sink_offset")}
+    rows = _summary_rows(reader, tables.PUBLISHED, ["partition"], values, where)
+    choose = {"min": min, "max": max}[kind]
+    offsets: dict[int, int] = {}
+    for row in rows:  # a partition may have a row for each of its terms
+        offset = row["offset"]
+        if offset is not None:
+            p = row["partition"]
+            offsets[p] = choose(offset, offsets.get(p, offset))
+    return offsets
+
+
+def _as_messages(batch: pa.RecordBatch, ends: _Ends) -> pa.Table:
+    """Return the messages, without tombstones, between two ends, or with an unknown place."""
+    facts = [_message_facts(headers) for headers in batch["headers"].to_pylist()]
+    columns = [
+        *(batch[name] for name in ("topic", "partition", "offset", "kafka_timestamp")),
+        *(_text(pa.chunked_array([batch[name]])) for name in ("key", "value")),
+        pa.array([message.seq for message in facts], pa.int64()),
+        pa.array([message.id for message in facts], pa.string()),
+        pa.array([message.event_time for message in facts], pa.timestamp("ms", "UTC")).cast(TIME),
+    ]
+    is_selected = [message.is_between(ends) for message in facts]
+    return pa.table(columns, schema=MESSAGES).filter(pa.array(is_selected, pa.bool_()))
+
+
+class _MessageFacts(NamedTuple):
+    """The facts in the headers of a message: its number, its id, its event time, the time at which
+    it was closed (ms; None where a header is missing), and whether it is a tombstone.
+    """
+
+    seq: int | None
+    id: str | None
+    event_time: int | None
+    closed_at: int | None
+    is_tombstone: bool
+
+    def is_between(self, ends: _Ends) -> bool:
+        """Return True for a message, and no tombstone, between two ends, or with an unknown
+        place.
+        """
+        if self.is_tombstone:
+            return False
+        time = self.event_time if self.closed_at is None else self.closed_at
+        if time is None:
+            return True
+        return ends[0] <= _MessageOrder(self.closed_at is not None, time) <= ends[1]
+
+
+def _message_facts(headers: list[dict[str, Any]] | None) -> _MessageFacts:
+    values = {header["key"]: _decoded(header["value"]) for header in headers or ()}
+    id = values.get(ID)
+    try:
+        event_time = parse_message_id(id or "")[1]
+    except ValueError:
+        event_time = None
+    closed_at = _number(values.get(CLOSED_AT))
+    return _MessageFacts(_number(values.get(SEQ)), id, event_time, closed_at, FORGOTTEN in values)
+
+
+def _number(text: str | None) -> int | None:
+    return int(text) if text is not None and text.isdecimal() else None

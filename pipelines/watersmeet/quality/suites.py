@@ -1,0 +1,221 @@
+"""Suites of expectations: Watersmeet's own promises, which hold for every configuration, and the
+user's.
+
+A suite is a JSON file of Great Expectations: `name`, `expectations` (each with `type`, `kwargs`
+and, for people, `description`), and in `meta` the table that it is about: `{"table": "silver"}`.
+`bronze` stands for the table of every source.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Final
+
+from watersmeet.configuration.file import known_instead
+from watersmeet.dev.init import schemas_directory
+from watersmeet.errors import ConfigurationError, Problem, lines_of, missing_package
+from watersmeet.lake import tables
+from watersmeet.settings import Settings
+
+SINK: Final = "sink"
+"""The name by which a suite calls the messages of the sink."""
+
+BRONZE: Final = "bronze"
+"""The name by which a suite calls the tables of all sources."""
+
+PROMISES: Final = ("bronze_promises", "silver_promises", "late_promises", "sink_promises")
+"""Watersmeet's own suites, which hold for every configuration, by their names, which are those of
+their files.
+"""
+
+
+@dataclass(frozen=True)
+class Suite:
+    """The expectations of one table. `table`: its name in the lake, or `SINK`; `file`: where the
+    suite comes from.
+    """
+
+    name: str
+    table: str
+    documents: tuple[Mapping[str, Any], ...]
+    """The expectations, as JSON has them."""
+    file: str
+
+    @cached_property
+    def expectations(self) -> list[Any]:
+        """The expectations as Great Expectations knows them.
+
+        Raises ConfigurationError where it does not take one, or is not installed.
+        """
+        return [self._made(number, document) for number, document in enumerate(self.documents)]
+
+    def _made(self, number: int, document: Mapping[str, Any]) -> Any:
+        load_great_expectations()
+        from great_expectations.exceptions.exceptions import GreatExpectationsError
+        from great_expectations.expectations.expectation_configuration import (
+            ExpectationConfiguration,
+        )
+
+        try:
+            # A result has the `meta` of its expectation: so it is known which one it is about.
+            configuration = {**document, "meta": {**(document.get("meta") or {}), PLACE: number}}
+            return ExpectationConfiguration(**configuration).to_domain_obj()
+        except (GreatExpectationsError, ValueError, TypeError) as error:
+            # The first line of several only counts what is wrong.
+            reason = "; ".join(lines_of(error))
+        fault = (
+            f"expectations[{number}], {document.get('type')}: {reason}; correct it as Great "
+            "Expectations' gallery has it"
+        )
+        raise ConfigurationError(fault, where=self.file)
+
+
+PLACE: Final = "watersmeet_place"
+"""The name, in `meta`, by which an expectation keeps its number within its suite."""
+
+
+def sentence_of(document: Mapping[str, Any]) -> str:
+    """Return what an expectation says: its description, or else its type and what it is about."""
+    if document.get("description"):
+        return str(document["description"])
+    arguments = ", ".join(
+        f"{name}: {json.dumps(value)}" for name, value in document["kwargs"].items()
+    )
+    return f"{document['type']} ({arguments})"
+
+
+def load_great_expectations() -> None:
+    """Import Great Expectations, which takes seconds. Raises MissingPackageError where it is not
+    installed.
+    """
+    os.environ["GX_ANALYTICS_ENABLED"] = "false"
+    try:
+        from great_expectations.data_context.types.base import ProgressBarsConfig
+    except ImportError as error:
+        raise missing_package(error) or error from None
+    # This module logs every temporary folder, at a level of its own.
+    logging.getLogger(ProgressBarsConfig.__module__).setLevel(logging.WARNING)
+
+
+def read_suites(settings: Settings) -> list[Suite]:
+    """Return every suite of a configuration, Watersmeet's own first.
+
+    Raises ConfigurationError where a file is no suite.
+    """
+    suites: list[Suite] = []
+    for name in PROMISES:
+        file = schemas_directory() / "promises" / f"{name}.json"
+        for suite in _suites(file.read_bytes(), str(file), settings):
+            documents = [document for document in suite.documents if _is_meant(document, settings)]
+            if suite.table == tables.SILVER:
+                documents += _source_expectations(settings)
+            if suite.table == SINK:
+                documents += _sink_expectations(settings)
+            suites.append(Suite(suite.name, suite.table, tuple(documents), suite.file))
+    for user_file in settings.quality.suites:
+        user_suites = _suites(user_file.text, str(user_file.path), settings)
+        names = {suite.name for suite in suites}
+        repeated = names.intersection(suite.name for suite in user_suites)
+        if repeated:
+            what = f"there are two suites called `{repeated.pop()}`"
+            fault = Problem(what, "name", "give each a name of its own")
+            raise _refusal(str(user_file.path), fault)
+        suites += user_suites
+    return suites
+
+
+def _suites(text: bytes, file: str, settings: Settings) -> list[Suite]:
+    """Return the suite of a file, once for each table that it is about."""
+    try:
+        document = json.loads(text)
+    except ValueError as error:
+        fault = Problem(f"is not JSON ({error})", fix="write a suite of Great Expectations")
+        raise _refusal(file, fault) from None
+    if (wrong := _fault(document, settings)) is not None:
+        raise _refusal(file, wrong)
+    table = (document.get("meta") or {}).get("table", tables.SILVER)
+    names = [tables.bronze(source) for source in settings.sources] if table == BRONZE else [table]
+    return [Suite(document["name"], name, tuple(document["expectations"]), file) for name in names]
+
+
+def _refusal(file: str, fault: Problem) -> ConfigurationError:
+    """Return the error that says of a file what is wrong with it, and at which place."""
+    return ConfigurationError(f"{file}: {fault._replace(fix='')}", fix=fault.fix)
+
+
+def _fault(document: Any, settings: Settings) -> Problem | None:
+    """Return what is wrong with the form of a suite, and at which place; None where nothing is."""
+    if not isinstance(document, dict):
+        return Problem("is not a JSON object", fix="write a suite of Great Expectations")
+    if not isinstance(document.get("name"), str) or not document["name"].strip():
+        return Problem("is missing or no text", "name", "give the suite a name")
+    expectations = document.get("expectations")
+    if not isinstance(expectations, list) or not expectations:
+        return Problem("is missing or empty", "expectations", "list one or more expectations")
+    for number, expectation in enumerate(expectations):
+        if (
+            not isinstance(expectation, dict)
+            or not isinstance(expectation.get("type"), str)
+            or not isinstance(expectation.get("kwargs"), dict)
+        ):
+            return Problem(
+                "is no expectation",
+                f"expectations[{number}]",
+                "write an object with `type` and `kwargs`",
+            )
+    meta = document.get("meta") or {}
+    if not isinstance(meta, dict):
+        fix = 'name the table in it, such as {"table": "silver"}'
+        return Problem("is no object", "meta", fix)
+    bronze_tables = map(tables.bronze, settings.sources)
+    names = [BRONZE, *bronze_tables, tables.SILVER, tables.LATE, tables.DUPLICATES]
+    names += [tables.CORRECTIONS] if tables.has_corrections(settings) else []
+    names += [tables.PROGRESS, SINK]
+    table = meta.get("table", tables.SILVER)
+    if table not in names:
+        instead = known_instead(str(table), names)
+        return Problem(f"`{table}` is no table that is checked", "meta.table", instead)
+    return None
+
+
+def _is_meant(document: Mapping[str, Any], settings: Settings) -> bool:
+    """Return True where one of Watersmeet's own expectations holds for a configuration.
+
+    In its `meta`, `tenants` is true for configurations with tenants, and false for those without.
+    So is `topics` for those in which a source has several topics.
+    """
+    hidden = settings.hidden_names
+    own = {"tenants": "tenant" not in hidden, "topics": "topic" not in hidden}
+    return all(document.get("meta", {}).get(name, has_it) == has_it for name, has_it in own.items())
+
+
+def _source_expectations(settings: Settings) -> Iterator[Mapping[str, Any]]:
+    """Yield the expectations of the columns of the sources in silver."""
+    for source in settings.sources:
+        yield _expectation("expect_column_to_exist", f"the column {source} exists", column=source)
+        yield _expectation(
+            "expect_column_values_to_not_be_null", f"{source} is never null", column=source
+        )
+
+
+def _sink_expectations(settings: Settings) -> Sequence[Mapping[str, Any]]:
+    """Return the expectation that a number comes once, unless the delivery allows for repeats."""
+    if settings.publish.delivery == "at_least_once":
+        return ()
+    columns = {"column_list": ["partition", "seq"], "ignore_row_if": "never"}
+    return [
+        _expectation(
+            "expect_compound_columns_to_be_unique",
+            "partition and seq together are unique",
+            **columns,
+        )
+    ]
+
+
+def _expectation(kind: str, sentence: str, **kwargs: Any) -> Mapping[str, Any]:
+    return {"type": kind, "kwargs": kwargs, "description": sentence}

@@ -1,0 +1,414 @@
+"""Runs the layers: once over everything that is available, or until they are stopped."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from watersmeet.audit.validate import check_expressions, check_tables, has_expressions
+from watersmeet.core.types import ddl, widened
+from watersmeet.cycle import Cycle
+from watersmeet.engine import Engine, Running
+from watersmeet.engine.choice import create_tables, open_engine
+from watersmeet.engine.threads import RunningThread
+from watersmeet.errors import (
+    ConfigurationError,
+    KafkaTransientError,
+    LeaseLostError,
+    LeaseTakenError,
+    kind_of,
+)
+from watersmeet.kafka.cluster import Cluster, co_partitioned, topics_of
+from watersmeet.kafka.groups import Groups
+from watersmeet.kafka.options import check_options
+from watersmeet.kafka.publisher import sink_publisher
+from watersmeet.kafka.registry import Registry
+from watersmeet.kafka.topic_monitor import TopicMonitor
+from watersmeet.lake import tables
+from watersmeet.lake.commits import EVOLVING, last_commit
+from watersmeet.lake.conflicts import suppress_conflict
+from watersmeet.lake.epochs import (
+    Epochs,
+    changes,
+    check_rules,
+    epoch_row,
+    keep_first_epoch,
+    may_begin_anew,
+    read_epochs,
+)
+from watersmeet.lake.features import check_features
+from watersmeet.lake.fingerprints import is_noted, keep_read_since
+from watersmeet.lake.identity import (
+    check_identity,
+    check_layout,
+    identity,
+    keep_identity,
+    keep_moved,
+)
+from watersmeet.lake.lease import FORGET, Lease
+from watersmeet.lake.location import Lake
+from watersmeet.lake.maintenance import keep_properties
+from watersmeet.lake.restored import check_not_deleted, check_not_restored
+from watersmeet.lake.store import check_writable, stored
+from watersmeet.lake.table_reader import ReadOnce, TableReader
+from watersmeet.monitoring.events import Failed, Observer, OwnerChanged, all_of
+from watersmeet.monitoring.observability import Reporter
+from watersmeet.running.generations import begin_first, check_beginning
+from watersmeet.running.moved import moved_topics
+from watersmeet.running.next_offsets import NextOffsets
+from watersmeet.running.owner import Owner, now_ms
+from watersmeet.running.ownership import fence_all, written_by
+from watersmeet.running.runner import Runner
+from watersmeet.running.sampling import Sampler
+from watersmeet.settings import Settings
+
+if TYPE_CHECKING:
+    from watersmeet.quality.beside import Checker
+
+LAYERS = ("bronze", "silver", "gold")
+
+LOOK_AGAIN_S = 1.0
+"""Interval at which a run without its layers checks whether the command that has them has ended."""
+
+
+@dataclass
+class Run:
+    """The chosen layers of one configuration in this process.
+
+    Setting `stopping` ends the run after the batches under way.
+    """
+
+    settings: Settings
+    layers: Sequence[str]
+    reporter: Reporter
+    stopping: threading.Event = field(default_factory=threading.Event)
+    patience_s: float = 120.0
+    """Time for which trouble with Kafka or the object store is waited out."""
+    observers: Sequence[Observer] = ()
+    """Receivers of the run's events; without any, nothing is sampled for them."""
+
+    def __post_init__(self) -> None:
+        """Check Kafka and the lake's location before an engine is started, to report trouble at
+        once.
+
+        Raises WatersmeetError.
+        """
+        if unusable := check_options(self.settings.kafka):
+            raise ConfigurationError(*unusable[0])
+        for registry in self.settings.registries.values():
+            Registry(registry).check_options()
+        cluster = Cluster(self.settings.kafka)
+        self.partitions = co_partitioned(
+            self.settings, cluster.partition_counts(topics_of(self.settings))
+        )
+        lake = Lake(self.settings)
+        check_writable(lake)
+        self.engine = open_engine(self.settings)
+        reader = self.engine.reader
+        check_layout(reader, self.engine.lake)
+        check_features(reader, self.engine.lake)
+        check_not_restored(reader, self.engine.lake)
+        check_not_deleted(reader, self.settings)
+        epochs = read_epochs(reader, self.settings)
+        rules = self.settings.rules()
+        if not self._begins_anew(reader, epochs):
+            check_rules(epochs, self.settings)
+        self.settings = (
+            epochs.current.settings.under(rules)
+            if changes(epochs, self.settings)
+            else epochs.current.settings
+        )
+        self.engine.lake = Lake(self.settings)
+        has_sql = has_expressions(self.settings.publish)
+        problems = check_expressions(self.engine, self.settings) if has_sql else []
+        problems += check_tables(self.engine.lake, reader)
+        if problems:
+            raise ConfigurationError(*problems[0])
+        if "bronze" in self.layers:
+            check_beginning(reader, self.settings, self.partitions)
+        create_missing(self.engine)
+        observe = all_of(self.observers)
+        self._background: list[Groups | Sampler | Checker] = [Groups(self.settings)]
+        if self.settings.quality.every is not None and "silver" in self.layers:
+            from watersmeet.quality.beside import Checker  # imports Great Expectations
+
+            self._background.append(
+                Checker(
+                    self.engine, self.settings, self.settings.quality.every, self.reporter, observe
+                )
+            )
+        if self.observers:
+            self._background.append(
+                Sampler(self.settings, self.partitions, self.layers, self.engine.reader, observe)
+            )
+        self.notify = all_of([*self.observers, *self._background])
+        check_store = partial(check_writable, lake) if stored(lake) else None
+        self.runner = Runner(
+            self.reporter, self.stopping, self.patience_s, check_store, self.notify
+        )
+        self.reporter.notify("lake", "ready")
+
+    def _widen_shared(self, *names: str) -> None:
+        """Widen tables that owners of other layers, which may start too, write to as well."""
+        for name in names:
+            with suppress_conflict():
+                evolve_schema(self.engine, [name])
+
+    def _begins_anew(self, reader: TableReader, epochs: Epochs) -> bool:
+        """Return True if rules that differ from the lake's need no `evolve`.
+
+        So it is while nothing was read and no other process has a layer.
+        """
+        return set(LAYERS) <= set(self.layers) and may_begin_anew(reader, epochs, self.settings)
+
+    def once(self) -> None:
+        """Pass everything that is available now through the layers, and return.
+
+        Raises WatersmeetError if a layer failed.
+        """
+        with self._watched(), self.take_layers() as cycle:
+            self.run_to_end(cycle.run)
+            cycle.raise_if_lost()
+
+    def until_stopped(self) -> None:
+        """Pass on what comes, until `stopping` is set.
+
+        Returns once the batches under way are done. Raises WatersmeetError if a layer failed.
+        """
+        with self._watched(), self.take_layers(can_be_idle=True) as cycle:
+            watch = self._topic_monitor()
+
+            def look() -> bool:
+                """Look at the topics; return True where the cycle is due."""
+                watch.poll()
+                return cycle.is_due
+
+            self.runner.supervise(cycle.run, cycle.follow, look)
+            cycle.raise_if_lost()
+
+    def run_to_end(self, work: Callable[[], object]) -> None:
+        """Do work of the layers, which ends by itself or once `stopping` is set.
+
+        Afterwards `stopping` is set. Raises WatersmeetError if it failed.
+        """
+        watch = self._topic_monitor()
+
+        def look() -> bool:
+            """Look at the topics; nothing else is due."""
+            watch.poll()
+            return False
+
+        self.runner.supervise(work, partial(_beside, "cycle"), look, ends=True)
+
+    def _topic_monitor(self) -> TopicMonitor:
+        def away(error: KafkaTransientError, news: str) -> None:
+            """Report to people and observers that Kafka is waited for."""
+            self.reporter.notify("kafka", news)
+            self.notify(Failed(kind_of(error), is_retried=True))
+
+        return TopicMonitor(self.settings, self.partitions, away, self.patience_s)
+
+    @contextmanager
+    def _watched(self) -> Iterator[None]:
+        """Do the work beside the batches inside the `with` block.
+
+        That is: offsets for consumer groups, samples for observers, checks.
+        """
+        threads = [RunningThread(type(work).__name__, work.follow) for work in self._background]
+        try:
+            yield
+        finally:
+            for thread in threads:
+                thread.stop()
+
+    @contextmanager
+    def take_layers(
+        self, *, can_be_idle: bool = False, change: str | None = None
+    ) -> Iterator[Cycle]:
+        """Take the layers, so that only this process writes them inside the `with` block.
+
+        Every earlier owner, however it ended, is fenced before the tables are read.
+
+        `change`: the command that takes them to change the lake. A run in progress loses them to
+        it. Raises LeaseLostError if another process has taken the layers over by the end. Raises
+        ConfigurationError, before any layer is taken, if the configuration is not of this lake.
+        """
+        reader = self.engine.reader
+        ids = Cluster(self.settings.kafka).topic_ids(topics_of(self.settings))
+        facts = identity(self.settings, self.partitions, ids)
+        moved = moved_topics(reader, self.settings, self.partitions, facts)
+        check_identity(reader, {field: fact for field, fact in facts.items() if field not in moved})
+        written = [pair for layer in self.layers for pair in written_by(layer, self.settings)]
+
+        def lost() -> None:
+            """Tell the observers that another process has the layers now, and stop the run."""
+            self.notify(OwnerChanged(self.layers, lease.token, is_owner=False))
+            self.stopping.set()
+
+        lease = Lease(
+            self.engine.lake, reader, self.engine.append, self.layers, change, on_lost=lost
+        )
+        self._widen_shared(tables.LEASES)
+        lease.take(partial(_largest_token, reader, written))
+        try:
+            self.notify(OwnerChanged(self.layers, lease.token, is_owner=True))
+            owner = Owner(self.engine, lease.token, self.notify, is_observed=bool(self.observers))
+            self._widen_own(written)
+            fence_all(owner, written)  # after widening, since a fence writes every column
+            moved_facts = {field: facts[field] for field in moved}
+            keep_moved(reader, self.engine.append, self.settings, moved_facts)
+            keep_identity(reader, self.engine.append, self.settings, facts)
+            epochs = self._keep_epochs(owner)
+            if "silver" in self.layers:
+                keep_properties(self.engine, tables.SILVER)
+            if "bronze" in self.layers:
+                self._begin_reading(owner, epochs)
+            cycle = Cycle(self, owner, lease, can_be_idle=can_be_idle)
+            self.runner.retry(cycle.complete)
+            yield cycle
+            lease.check()
+        except BaseException:
+            with suppress(Exception):  # a takeover may be what made it fail
+                lease.check()
+            # The first failure is reported; the next owner finds this one dead, or silent.
+            with suppress(Exception):
+                lease.release()
+            if lease.lost is not None:
+                raise lease.lost from None
+            raise
+        else:
+            lease.release()
+        finally:
+            self.notify(OwnerChanged(self.layers, lease.token, is_owner=False))
+
+    def _widen_own(self, written: Sequence[tuple[str, str]]) -> None:
+        """Widen the tables to which the layers' owner commits (`written_by`)."""
+        own = {
+            "bronze": [
+                *map(tables.bronze, self.settings.sources),
+                tables.QUARANTINE,
+                tables.RECOVERED,
+            ],
+            "silver": [
+                tables.SILVER,
+                *tables.notes_of_records(self.settings),
+                tables.PROGRESS,
+            ],
+            "gold": [tables.PUBLISHED],
+        }
+        for layer in self.layers:
+            if evolve_schema(self.engine, own[layer]) and layer == "silver":
+                create_views(self.engine)
+        self._widen_shared(
+            *{table for table, _ in written}.difference(*[own[layer] for layer in self.layers])
+        )
+
+    def _keep_epochs(self, owner: Owner) -> Epochs:
+        """Record the first epoch, or the rules of a lake that begins anew; return the epochs.
+
+        Raises ConfigurationError if the rules have changed since the run was created.
+        """
+        reader = self.engine.reader
+        keep_first_epoch(reader, self.engine.append, self.settings, now_ms())
+        epochs = read_epochs(reader, self.settings)
+        if self._begins_anew(reader, epochs):
+            row = epoch_row(self.settings, epochs.current.number + 1, 0, now_ms())
+            owner.append(tables.EPOCHS, row, EVOLVING)
+            return read_epochs(reader, self.settings)
+        check_rules(epochs, self.settings)
+        return epochs
+
+    def _begin_reading(self, owner: Owner, epochs: Epochs) -> None:
+        """Begin the lake if it has not begun, and note where bronze begins to read by an epoch."""
+        reader = self.engine.reader
+        topics = self.settings.publish.sequence_topics if "gold" in self.layers else []
+        publishers = [sink_publisher(self.settings, topic) for topic in topics]
+        begin_first(owner, self.settings, self.partitions, publishers)
+        if not is_noted(reader, self.settings, epochs.current.number):
+            next_offsets = NextOffsets(reader, self.settings, self.partitions)
+            offsets = {i: next_offsets.of(i) for i in self.settings.inputs}
+            keep_read_since(reader, self.engine.append, self.settings, epochs, offsets)
+
+
+def _largest_token(reader: TableReader, written: Sequence[tuple[str, str]]) -> int:
+    """Return the largest fencing token in the last commits to these tables; 0 if there are none."""
+    histories = ReadOnce(reader)
+    last_commits = (last_commit(histories, table, application) for table, application in written)
+    return max((last[1].token for last in last_commits if last is not None), default=0)
+
+
+def run_with_restarts(
+    begin: Callable[[], None],
+    asked_to_stop: threading.Event,
+    stopping: threading.Event,
+    reporter: Reporter,
+) -> None:
+    """Run `begin`, and run it again each time `watersmeet forget` has taken its layers and ended.
+
+    The run that `begin` starts ends when `stopping` is set. To ask it to stop, set `asked_to_stop`
+    first and then `stopping`, which the loss of the layers sets as well.
+    """
+    while True:
+        try:
+            begin()
+            return
+        except (LeaseTakenError, LeaseLostError) as error:
+            if error.change != FORGET:  # `evolve` changes the rules that the run was started with
+                raise
+            reporter.notify("lake", f"waiting for `watersmeet {error.change}` to end")
+        stopping.clear()
+        if asked_to_stop.wait(LOOK_AGAIN_S):
+            return
+
+
+def _beside(name: str, work: Callable[[], None]) -> Running:
+    """Do work once, in a thread."""
+    return RunningThread(name, lambda _: work())
+
+
+def create_missing(engine: Engine) -> None:
+    """Create every missing table of the lake's layout, and a catalog's views.
+
+    Existing tables stay as they are.
+    """
+    create_tables(engine)
+    create_views(engine)
+
+
+def create_views(engine: Engine) -> None:
+    """Create the views of a catalog's lake: `live`, and `corrected` where there are corrections."""
+    if engine.lake.is_catalog:
+        from watersmeet.live import CORRECTED, LIVE, corrected_sql, live_sql  # imports Spark
+
+        lake = engine.lake
+        engine.create_view(LIVE, live_sql(lake, lake.settings))
+        if tables.has_corrections(lake.settings):
+            engine.create_view(CORRECTED, corrected_sql(lake, lake.settings))
+
+
+def evolve_schema(engine: Engine, names: Sequence[str]) -> bool:
+    """Add to these tables the missing columns and fields of the lake's layout.
+
+    Returns True if any table lacked one. To be called by their owner, or where another writer that
+    comes in between (a conflict) would make the same change.
+    """
+    lacked = False
+    for table in (engine.lake.layout[name] for name in names):
+        existing = engine.reader.columns(table.name)
+        has_all = set(table.schema.names) <= set(existing.names)
+        if not has_all or any(
+            not _holds(existing.field(column.name).type, column.type) for column in table.schema
+        ):
+            engine.evolve_schema(table)
+            lacked = True
+    return lacked
+
+
+def _holds(column: pa.DataType, required: pa.DataType) -> bool:
+    return ddl(widened(column, required)) == ddl(column)

@@ -1,0 +1,185 @@
+"""Reads the rows that a batch of silver merges: records, open rows, and messages read back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import pyarrow as pa
+
+from watersmeet.core.clocks import Clocks, lookahead
+from watersmeet.core.inputs import InputId
+from watersmeet.core.merge import MESSAGE_SCHEMA, RECORD_SCHEMA, Batch, released_keys
+from watersmeet.core.plan import BatchPlan, Rules
+from watersmeet.core.reading import RECORD_BYTES
+from watersmeet.core.repeated import DUPLICATE_SCHEMA, ID, RECORD_IDS, duplicates_of
+from watersmeet.core.types import TENANT
+from watersmeet.engine import Engine, Selection, SilverRows
+from watersmeet.lake import tables
+from watersmeet.lake.generations import Generation
+from watersmeet.lake.inputs import of_topic
+from watersmeet.lake.recovered import MESSAGES, has_messages
+from watersmeet.lake.table_reader import Where, neighbours, within
+from watersmeet.running.merge_functions import MergeInputs, counts_of
+from watersmeet.running.planning import Planner
+from watersmeet.settings import Settings
+
+MAX_KEYS = 5_000
+"""Maximum number of keys of open rows in a query; with more of them, all open rows are read."""
+
+_WAITING: Where = [[("status", "=", "waiting")]]
+
+_BRONZE_COLUMNS = [name for name in RECORD_SCHEMA.names if name != "source"]
+_KEY = ["partition", *TENANT.names, "merge_key"]
+_OPEN_TIMES = [*_KEY, "status", "event_time", "last_event_time", "due", "position"]
+
+
+@dataclass
+class BatchRows:
+    """Reader of the rows of one lake's batches."""
+
+    engine: Engine
+    settings: Settings
+    generation: Generation
+    _unfinished_bytes: int | None = None
+    """Maximum size (bytes) of the records of open rows; None: not measured yet."""
+
+    def records(self, plan: BatchPlan, rules: Rules) -> list[Selection]:
+        """Return, by input, every record of the batch's ranges that has a time.
+
+        Those after each range that the clocks need are there, too. An input of which nothing is
+        needed has no item.
+        """
+        beyond = lookahead(rules).records
+        records = []
+        for input_id in self.settings.inputs:
+            ranges = {
+                tp.partition: (done.from_offset, done.until_offset + beyond)
+                for tp, done in plan.ranges.items()
+                if tp.input == input_id and done.size + beyond
+            }
+            if ranges:
+                records.append(self.between(input_id, ranges))
+        return records
+
+    def between(self, input_id: InputId, ranges: Mapping[int, tuple[int, int]]) -> Selection:
+        """Return the records of bronze at these offsets that have a time."""
+        timed: Where = [[*terms, ("event_time", "is not null", None)] for terms in within(ranges)]
+        columns = [*_BRONZE_COLUMNS, ID.name] if self._has_ids else _BRONZE_COLUMNS
+        constants = {"source": input_id.source}
+        where = of_topic(input_id, timed)
+        return Selection(tables.bronze(input_id.source), columns, where, constants)
+
+    def duplicates(self, batch: int) -> pa.Table:
+        """Return the duplicates that a committed batch has merged (`core.repeated`)."""
+        if not self._has_ids:
+            return DUPLICATE_SCHEMA.empty_table()
+        columns = ["partition", "merge_key", *TENANT.names, "generation", RECORD_IDS.name]
+        return duplicates_of(
+            self.engine.reader.rows(tables.SILVER, columns, [[("batch", "=", batch)]]), batch
+        )
+
+    @property
+    def _has_ids(self) -> bool:
+        """True where the tables of the lake have ids of records."""
+        return self.engine.lake.settings.has_ids
+
+    @cached_property
+    def has_messages(self) -> bool:
+        """True where messages were read back from the sink, which the merge must recognise."""
+        return has_messages(self.engine.reader, self.generation)
+
+    def inputs(self, batch: Batch, planner: Planner) -> MergeInputs:
+        """Return what a batch reads beside rows of silver."""
+        counts = counts_of(planner.records(batch.plan))
+        heads = planner.state.heads
+        messages = []
+        if self.has_messages:
+            messages.append(Selection(tables.RECOVERED, MESSAGE_SCHEMA.names, MESSAGES))
+        return MergeInputs(
+            self.records(batch.plan, batch.rules),
+            [counts] if counts.num_rows else [],
+            [heads] if heads.num_rows else [],
+            messages,
+        )
+
+    def open_rows(self, unfinished: SilverRows) -> Selection:
+        """Return the columns of open and waiting rows that the merge takes."""
+        columns = [*_OPEN_TIMES, *self.settings.sources, RECORD_BYTES.name]
+        columns += [RECORD_IDS.name] if self._has_ids else []
+        return Selection(tables.SILVER, columns, unfinished.where)
+
+    def select_unfinished(self, batch: Batch, clocks: Clocks, records: int) -> SilverRows:
+        """Return which open and waiting rows a batch of so many records may change, and their size.
+
+        In two cases those are all that there are: it takes no longer to read them, or the batch has
+        many keys. The first batch of an epoch judges each of them anew.
+        """
+        every = SilverRows(["open", "waiting"], 0)
+        every = replace(every, size=self._measure(every))
+        if every.size <= self.engine.few_bytes or records > MAX_KEYS or batch.begins_epoch:
+            return every
+        changing = self._changing(batch, clocks, every)
+        if changing is None:
+            return every
+        values = {"rows": ("count", "*"), "bytes": ("sum", RECORD_BYTES.name)}
+        [some] = self.engine.reader.summary(tables.SILVER, [], values, changing).to_pylist()
+        return replace(
+            every,
+            changing=changing,
+            changing_bytes=some["bytes"] or 0,
+            has_changing=some["rows"] > 0,
+        )
+
+    def merged(self, size: int) -> None:
+        """Note that a batch was merged whose records have so many bytes."""
+        if self._unfinished_bytes is not None:
+            self._unfinished_bytes += size
+
+    def _measure(self, unfinished: SilverRows) -> int:
+        """Return the maximum size (bytes) of the records of these rows.
+
+        It is measured when it may have grown beyond `few_bytes`.
+        """
+        if self._unfinished_bytes is None or self._unfinished_bytes > self.engine.few_bytes:
+            values = {"bytes": ("sum", RECORD_BYTES.name)}
+            size = self.engine.reader.summary(tables.SILVER, [], values, unfinished.every)
+            self._unfinished_bytes = size["bytes"][0].as_py() or 0
+        return self._unfinished_bytes
+
+    def _changing(self, batch: Batch, clocks: Clocks, unfinished: SilverRows) -> Where | None:
+        """Return the condition for the rows that a batch may change; None where it has many keys.
+
+        A row may change in three cases, and is then needed with all others of its key that wait:
+        its key is among the batch's; it waits, and its clock has reached it; or it times out.
+        """
+        columns = [*_KEY, "event_time", "position"]
+        waiting = self.engine.reader.rows(tables.SILVER, columns, _WAITING)
+        keys = {*self._keys(batch.plan), *released_keys(waiting, clocks)}
+        if len(keys) > MAX_KEYS:
+            return None
+        latest = clocks.unknown_tenant_clocks()
+        for (partition, _), clock in clocks.tenant_clocks().items():
+            latest[partition] = max(clock, latest.get(partition, clock))
+        changing = [[*term, ("merge_key", "in", sorted(keys))] for term in unfinished.every]
+        for near in neighbours(sorted(latest)):
+            is_in = [("partition", ">=", near[0]), ("partition", "<=", near[-1])]
+            is_over = ("due", "<", max(latest[partition] for partition in near))
+            changing.append([("status", "=", "open"), *is_in, is_over])
+        return changing
+
+    def _keys(self, plan: BatchPlan) -> set[str]:
+        """Return the keys of a batch's records."""
+        keys = set[str]()
+        for input_id in self.settings.inputs:
+            ranges = {
+                tp.partition: (done.from_offset, done.until_offset)
+                for tp, done in plan.ranges.items()
+                if tp.input == input_id
+            }
+            keyed: Where = [[*term, ("merge_key", "is not null", None)] for term in within(ranges)]
+            table = tables.bronze(input_id.source)
+            rows = self.engine.reader.rows(table, ["merge_key"], of_topic(input_id, keyed))
+            keys.update(rows["merge_key"].to_pylist())
+        return keys

@@ -1,0 +1,418 @@
+"""Corrects late records: what a batch of silver settles, a note of the batch.
+
+A late record is settled once every merge record that could hold it is closed. Then it makes a
+correction, or is a late duplicate; both tables say which late records are behind.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from watersmeet.core.clocks import Clocks, clocks_of
+from watersmeet.core.columns import (
+    MAX_TIME,
+    NULL_TIME,
+    Booleans,
+    Int64s,
+    int64s,
+    lengths,
+    looked_up,
+    times_ms,
+)
+from watersmeet.core.correction_sequence import header_bytes
+from watersmeet.core.corrections import Settled, as_silver, correct, newest, settled, with_validity
+from watersmeet.core.merge import LATE_SCHEMA, Batch
+from watersmeet.core.message import as_read, exceeds
+from watersmeet.core.plan import BatchPlan
+from watersmeet.core.reading import RECORD_BYTES
+from watersmeet.core.repeated import DUPLICATE_SCHEMA
+from watersmeet.core.types import TENANT
+from watersmeet.engine import Engine, Rows
+from watersmeet.lake import tables
+from watersmeet.lake.epochs import Epochs, read_epochs
+from watersmeet.lake.generations import Generation
+from watersmeet.lake.table_reader import MAX_TERMS, ROW_BYTES, Condition, Where, sizes_of
+from watersmeet.running.batch_rows import MAX_KEYS, BatchRows
+from watersmeet.running.batches import make_batch
+from watersmeet.running.planning import Planner
+from watersmeet.running.validation import validated
+from watersmeet.settings import Settings
+
+CHUNK_BYTES = 32 * 1024 * 1024
+"""Approximate maximum size of the corrections that are made at a time, as they are in memory."""
+
+_PLACE = ["source", "topic", "partition", "offset"]
+_KEY = ["partition", "tenant", "merge_key"]
+_NARROW = [*_PLACE, "event_time", *TENANT.names]
+_WITHOUT_VALUE = [name for name in LATE_SCHEMA.names if name != "value"]
+
+
+class Corrected(NamedTuple):
+    """The corrections that a batch makes, and the late records that repeat a part.
+
+    `corrections`: rows for `Engine.append`; None where there are none.
+    """
+
+    corrections: Rows | None
+    duplicates: pa.Table
+
+
+class Near(NamedTuple):
+    """The finished merge records that some late records may belong to, and the newest correction of
+    each that has one: keys, times and sizes.
+    """
+
+    closed: pa.Table
+    corrected: pa.Table
+
+
+@dataclass
+class Correcting:
+    """Corrects the late records of one generation of a lake.
+
+    `rows`: the reader of the rows of its batches.
+    """
+
+    engine: Engine
+    settings: Settings
+    generation: Generation
+    rows: BatchRows
+    _first_u: Mapping[int, int] | None = field(default=None, repr=False)
+    """By partition, the smallest `u` (ms) of late records that are not settled; None: unknown."""
+
+    @contextmanager
+    def of(self, plan: BatchPlan, planner: Planner) -> Iterator[Corrected]:
+        """Provide what a batch settles, which silver has and whose late records are noted.
+
+        `planner`: the planner in the state before the batch.
+        """
+        late = self._due(plan, planner)
+        duplicates = [DUPLICATE_SCHEMA.empty_table()]
+        if not late.rows.num_rows:
+            yield Corrected(None, *duplicates)
+            return
+        batch = make_batch(self.engine, self.settings, plan, planner, self.generation)
+        made = self._made(late, batch, duplicates)
+        with self.engine.prepared(tables.CORRECTIONS, made) as corrections:
+            yield Corrected(corrections, pa.concat_tables(duplicates))
+
+    def _due(self, plan: BatchPlan, planner: Planner) -> Settled:
+        """Return the late records that a batch settles, without their values."""
+        nothing = Settled(LATE_SCHEMA.empty_table(), np.array([], np.int64))
+        if not tables.has_corrections(self.engine.lake.settings):
+            return nothing
+        if plan.has_late or self._first_u is None:
+            self._first_u = self._first_pending(planner.state.clocks)
+        if all(clock <= self._first_u.get(p, MAX_TIME) for p, clock in plan.clocks.items()):
+            return nothing
+        late = self._settled(plan, planner)
+        self._first_u = None
+        return late
+
+    # -- late records that are settled
+
+    def _first_pending(self, clocks: Mapping[int, int]) -> dict[int, int]:
+        """Return, by partition, the smallest `u` (ms) that may not be settled at these clocks."""
+        rows = self._pending(["partition", "u"], clocks, {})
+        first = rows.group_by("partition").aggregate([("u", "min")])
+        return dict(
+            zip(first["partition"].to_pylist(), times_ms(first["u_min"]).tolist(), strict=True)
+        )
+
+    def _pending(
+        self, columns: list[str], before: Mapping[int, int], after: Mapping[int, int]
+    ) -> pa.Table:
+        """Return columns of late records whose `u` may lie between two states of the clocks.
+
+        A tenant's clock is never further behind that of its partition than the largest lag.
+        """
+        lag_ms = max(epoch.settings.merge.tenant_max_lag_ms or 0 for epoch in self._epochs)
+        partitions = range(1 + max(tp.partition for tp in self.generation.begin))
+        floors = {p: before[p] - lag_ms if p in before else NULL_TIME for p in partitions}
+        lowest = min(floors.values())
+        terms: list[Condition] = [("generation", "=", self.generation.number)]
+        terms.append(("u", ">=", lowest) if lowest != NULL_TIME else ("u", "is not null", None))
+        if after:
+            terms.append(("u", "<", max(after.values())))
+        rows = self.engine.reader.rows(tables.LATE, columns, [terms])
+        u = times_ms(rows["u"])
+        of_rows = int64s(rows["partition"])
+        is_pending: Booleans = u >= looked_up(of_rows, floors, NULL_TIME)
+        if after:
+            is_pending &= u < looked_up(of_rows, after, NULL_TIME)
+        return rows.filter(pa.array(is_pending))
+
+    def _settled(self, plan: BatchPlan, planner: Planner) -> Settled:
+        """Return the late records that a batch settles, without their values."""
+        late = self._pending(_WITHOUT_VALUE, planner.state.clocks, plan.clocks)
+        late = self._not_behind(late, plan.batch)
+        if not late.num_rows:
+            return Settled(late, np.array([], np.int64))
+        return settled(late, self._clocks_after(plan, planner), plan.clocks, planner.rules)
+
+    def _not_behind(self, late: pa.Table, batch: int) -> pa.Table:
+        """Return the late records that no earlier batch has settled."""
+        if not late.num_rows:
+            return late
+        of_earlier: list[Condition] = [
+            ("generation", "=", self.generation.number),
+            ("batch", "<", batch),
+        ]
+        times = times_ms(late["event_time"])
+        u = times_ms(late["u"])
+        behind = [
+            self.engine.reader.rows(table, _PLACE, [[*of_earlier, *terms]])
+            for table, terms in (
+                (tables.CORRECTIONS, [("u", ">=", int(u.min())), ("u", "<=", int(u.max()))]),
+                (
+                    tables.DUPLICATES,
+                    [
+                        ("is_late", "=", True),
+                        ("event_time", ">=", int(times.min())),
+                        ("event_time", "<=", int(times.max())),
+                    ],
+                ),
+            )
+        ]
+        return without(late, *behind)
+
+    def _clocks_after(self, plan: BatchPlan, planner: Planner) -> Clocks:
+        """Return the clocks after a batch, with what they need of bronze."""
+        records = []
+        if planner.rules.lag_ms is not None:
+            for selection in self.rows.records(plan, planner.rules):
+                columns = [name for name in _NARROW if name != "source"]
+                rows = self.engine.reader.rows(selection.table, columns, selection.where)
+                for name, text in selection.constants.items():
+                    rows = rows.append_column(name, pa.repeat(pa.scalar(text), rows.num_rows))
+                records.append(rows.select(_NARROW))
+        empty = LATE_SCHEMA.empty_table().select(_NARROW)
+        every = pa.concat_tables([empty, *(rows.cast(empty.schema) for rows in records)])
+        return clocks_of(planner.rules, plan, planner.idle, every, planner.state.heads)
+
+    @cached_property
+    def _epochs(self) -> Epochs:
+        return read_epochs(self.engine.reader, self.settings)
+
+    # -- what they correct
+
+    def _made(self, late: Settled, batch: Batch, duplicates: list[pa.Table]) -> Iterator[pa.Table]:
+        """Yield corrections by key, in pieces that fit into memory; collect the late duplicates.
+
+        Where a key goes on in the next piece, its corrections up to then come from memory: the
+        table does not have them yet.
+        """
+        late = _by_key(late)
+        row_bytes = self.engine.reader.row_bytes(tables.LATE)
+        share_rows = min(MAX_KEYS, max(1, CHUNK_BYTES // max(1, row_bytes)))
+        before = self.engine.lake.schema(tables.CORRECTIONS).empty_table()
+        for begin in range(0, late.rows.num_rows, share_rows):
+            share = self._with_values(_slice(late, begin, begin + share_rows))
+            near = self._near(share.rows, batch.plan.batch)
+            for some in _chunks(share, near, before):
+                before = before.filter(_is_of_key(before, some.rows, 0))
+                candidates = self._candidates(some.rows, near, before)
+                made, repeated = correct(
+                    some,
+                    self._gaps(some.rows),
+                    *candidates,
+                    batch,
+                    corrected_before=self.generation.corrected_before,
+                )
+                made = validated_corrections(self.engine, self.settings, made, batch)
+                duplicates.append(repeated)
+                if made.num_rows:
+                    yield made
+                both = pa.concat_tables([before, made])
+                both = both.filter(_is_of_key(both, some.rows, -1))
+                before = both.take(newest(both))
+
+    def _with_values(self, late: Settled) -> Settled:
+        """Return late records with all columns of `late`."""
+        return Settled(self._at(tables.LATE, LATE_SCHEMA.names, late.rows), late.settled_at)
+
+    def _at(self, table: str, columns: list[str], late: pa.Table) -> pa.Table:
+        """Return the rows of a table that are about these late records, in their order."""
+        if not late.num_rows:
+            return self.engine.lake.schema(table).empty_table().select(columns)
+        offsets = sorted(set(late["offset"].to_pylist()))
+        u = times_ms(late["u"])
+        where: list[Condition] = [
+            *self._of_generation(late),
+            ("offset", ">=", offsets[0]),
+            ("offset", "<=", offsets[-1]),
+            ("offset", "in", offsets),
+            ("u", ">=", int(u.min())),
+            ("u", "<=", int(u.max())),
+        ]
+        rows = self.engine.reader.rows(table, columns, [where])
+        numbers = {place: n for n, place in enumerate(_places(rows))}
+        return rows.take(pa.array([numbers[place] for place in _places(late)], pa.int64()))
+
+    def _of_generation(self, rows: pa.Table) -> list[Condition]:
+        """Return the condition for rows of this generation in the partitions of others."""
+        partitions = sorted(pc.unique(rows["partition"]).to_pylist())
+        return [("generation", "=", self.generation.number), ("partition", "in", partitions)]
+
+    def _gaps(self, late: pa.Table) -> Int64s:
+        """Return, for each late record, the gap (ms) of the epoch in which it was late."""
+        gaps = np.array([epoch.settings.merge.window.gap_ms for epoch in self._epochs], np.int64)
+        return gaps[self._epochs.numbers_of(int64s(late["batch"]))]
+
+    def _near(self, late: pa.Table, batch: int) -> Near:
+        """Return which merge records late records may belong to, without their content.
+
+        Corrections of the batch itself do not count: a crash may have left them.
+        """
+        windows = [epoch.settings.merge.window for epoch in self._epochs]
+        longest_ms = max(window.longest_ms for window in windows)
+        gap_ms = max(window.gap_ms for window in windows)
+        times = np.unique(times_ms(late["event_time"]))
+        spans = covering(times - longest_ms, times + gap_ms, MAX_TERMS)
+        names = [*_KEY, "event_time", RECORD_BYTES.name]
+        closed = self._rows(tables.SILVER, names, late, spans)
+        names += ["id", "version", "source", "topic", "offset", "u"]
+        of_earlier: Condition = ("batch", "<", batch)
+        corrected = self._rows(tables.CORRECTIONS, names, late, spans, of_earlier)
+        return Near(closed, corrected.take(newest(corrected)))
+
+    def _rows(
+        self,
+        table: str,
+        columns: list[str],
+        late: pa.Table,
+        spans: Iterable[tuple[int, int]],
+        *conditions: Condition,
+    ) -> pa.Table:
+        """Return columns of the finished merge records, or of the corrections, that have the keys
+        of late records, begin in one of these spans, and meet further conditions.
+        """
+        of_these = [*self._of_generation(late), *conditions]
+        of_these.append(("merge_key", "in", sorted(pc.unique(late["merge_key"]).to_pylist())))
+        if table == tables.SILVER:
+            of_these.append(("status", "=", "timed_out"))
+        where: Where = [
+            [*of_these, ("event_time", ">=", first), ("event_time", "<=", last)]
+            for first, last in spans
+        ]
+        return self.engine.reader.rows(table, columns, where)
+
+    def _candidates(
+        self, late: pa.Table, near: Near, before: pa.Table
+    ) -> tuple[pa.Table, pa.Table]:
+        """Return the finished rows and the newest corrections that late records may belong to.
+
+        `before`: corrections that the table does not have yet.
+        """
+        keys = pc.unique(late["merge_key"])
+        closed, corrected = (
+            rows.filter(pc.is_in(rows["merge_key"], keys)) for rows in (near.closed, near.corrected)
+        )
+        silver = self.engine.lake.schema(tables.SILVER)
+        content = sorted(set(silver.names) - {"status", "position"})
+        rows = silver.empty_table().select(content)
+        if closed.num_rows:
+            times = np.unique(times_ms(closed["event_time"]))
+            rows = self._rows(tables.SILVER, content, closed, covering(times, times, MAX_TERMS))
+        earlier = self._at(tables.CORRECTIONS, before.schema.names, corrected)
+        return rows, pa.concat_tables([earlier.cast(before.schema), before])
+
+
+def validated_corrections(
+    engine: Engine, settings: Settings, corrections: pa.Table, batch: Batch
+) -> pa.Table:
+    """Return corrections judged by `publish`, the rules of the batch that makes them.
+
+    `corrections`: as `core.corrections.correct` returns them.
+    """
+    publish = settings.publish
+    max_bytes = publish.max_bytes - header_bytes(settings.inputs)
+    rows = as_silver(corrections)
+    if batch.max_bytes is not None:
+        is_too_large = exceeds(as_read(rows, batch.read_types), batch.sources, max_bytes)
+        reasons = pc.if_else(is_too_large, "too_large", pa.scalar(None, pa.string()))
+        rows = rows.set_column(rows.column_names.index("invalid_reason"), "invalid_reason", reasons)
+    silver = engine.lake.schema(tables.SILVER)
+    rows = rows.select(silver.names).append_column("_row", pa.array(range(rows.num_rows)))
+    own = publish.model_copy(update={"max_bytes": max_bytes})
+    checked = engine.collect(validated(engine, engine.rows(rows), own))
+    return with_validity(corrections, checked.sort_by("_row")["invalid_reason"].to_pylist())
+
+
+def without(late: pa.Table, *behind: pa.Table) -> pa.Table:
+    """Return the late records that none of these tables has, by their coordinates."""
+    places = {place for rows in behind for place in _places(rows)}
+    is_new = [place not in places for place in _places(late)]
+    return late.filter(pa.array(is_new, pa.bool_()))
+
+
+def covering(firsts: Int64s, lasts: Int64s, count: int) -> list[tuple[int, int]]:
+    """Return at most `count` spans that cover all of these, with as little between them as can be.
+
+    `firsts` and `lasts` are in ascending order, and one or more.
+    """
+    gaps = firsts[1:] - lasts[:-1]
+    widest = np.sort(np.argsort(-gaps, kind="stable")[: count - 1])
+    cuts = [int(cut) + 1 for cut in widest if gaps[cut] > 0]
+    return [
+        (int(firsts[begin]), int(lasts[end - 1]))
+        for begin, end in pairwise([0, *cuts, len(firsts)])
+    ]
+
+
+def _places(rows: pa.Table) -> Iterator[tuple[Any, ...]]:
+    return zip(*(rows[name].to_pylist() for name in _PLACE), strict=True)
+
+
+def _keys(rows: pa.Table) -> Iterator[tuple[Any, ...]]:
+    return zip(*(rows[name].to_pylist() for name in _KEY), strict=True)
+
+
+def _by_key(late: Settled) -> Settled:
+    """Return late records with those of a key one after the other, in their order."""
+    numbered = late.rows.append_column("_row", pa.array(range(late.rows.num_rows)))
+    order = pc.sort_indices(numbered, [(name, "ascending") for name in [*_KEY, "_row"]])
+    return Settled(late.rows.take(order), late.settled_at[int64s(order)])
+
+
+def _slice(late: Settled, begin: int, end: int) -> Settled:
+    return Settled(late.rows.slice(begin, end - begin), late.settled_at[begin:end])
+
+
+def _is_of_key(rows: pa.Table, late: pa.Table, number: int) -> pa.Array:
+    """Return True for each row that has the key of the late record of this number."""
+    [key] = _keys(late.take([number % late.num_rows]))
+    return pa.array([each == key for each in _keys(rows)], pa.bool_())
+
+
+def _chunks(late: Settled, near: Near, before: pa.Table) -> Iterator[Settled]:
+    """Yield late records by key in pieces whose corrections have about `CHUNK_BYTES`.
+
+    A correction is counted with all that merge records near it have, and the late records of its
+    key up to it.
+    """
+    content = Counter[tuple[Any, ...]]()
+    for rows in (near.closed, near.corrected, before):
+        for key, size in zip(_keys(rows), sizes_of(rows).tolist(), strict=True):
+            content[key] += size
+    begin = 0
+    room = CHUNK_BYTES
+    sizes = lengths(late.rows["value"]) + ROW_BYTES
+    for number, (key, size) in enumerate(zip(_keys(late.rows), sizes.tolist(), strict=True)):
+        content[key] += size
+        if begin < number and content[key] > room:
+            yield _slice(late, begin, number)
+            begin = number
+            room = CHUNK_BYTES
+        room -= content[key]
+    yield _slice(late, begin, late.rows.num_rows)

@@ -1,0 +1,545 @@
+"""Begins generations: the first one of a lake, and another one with each reset.
+
+One commit to `generations` decides each of them. A generation says at which offsets the merge
+begins to read, and behind which messages of the sink it publishes. Nothing else crosses from the
+generation before it. It is made in these steps:
+
+1. the records from its offsets on that bronze lacks are read, if bronze has already read further;
+2. what it must know of published messages is written under its number (`recovered`, and the idle
+   decisions of a lost lake);
+3. *decide*: its rows of `generations` are written, in one commit.
+
+Before step 3 nobody looks at what step 2 has written, and another attempt writes it again. What
+follows for the generation before it is completed by `running.ended`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import cached_property, partial
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from watersmeet.core.columns import groups, int64s
+from watersmeet.core.correction_sequence import CorrectionTail
+from watersmeet.core.inputs import InputId
+from watersmeet.core.plan import TopicPartition
+from watersmeet.core.recovery import SinkState
+from watersmeet.core.sequence import PLAIN, SequenceTail
+from watersmeet.errors import ConfigurationError, OpenTransactionError
+from watersmeet.faults import fault_point
+from watersmeet.kafka.cluster import Cluster
+from watersmeet.kafka.publisher import Publisher
+from watersmeet.kafka.transactions import open_transactions
+from watersmeet.lake import tables
+from watersmeet.lake.commits import bronze_application
+from watersmeet.lake.decisions import Decided, decision_rows
+from watersmeet.lake.epochs import read_epochs
+from watersmeet.lake.erased import read_erased
+from watersmeet.lake.generations import (
+    Generation,
+    Generations,
+    generation_rows,
+    is_begun,
+    read_generations,
+)
+from watersmeet.lake.inputs import of_topic
+from watersmeet.lake.progress import last_batch
+from watersmeet.lake.recovered import joined, rows_of_parts
+from watersmeet.lake.table_reader import TableReader, Where, in_portions, row_count, within
+from watersmeet.lake.unpublished import reached, unpublished
+from watersmeet.running.bronze_table import BronzeTable, kafka_input, without_existing
+from watersmeet.running.ended import end_earlier
+from watersmeet.running.next_offsets import NextOffsets
+from watersmeet.running.owner import Owner, now_ms
+from watersmeet.running.published_parts import (
+    corrected_offsets,
+    deleted_offsets,
+    late_duplicates,
+    out_offsets,
+    passed_over,
+)
+from watersmeet.running.taking_up import Sink, check_start, read_last_corrections, read_sink
+from watersmeet.settings import Settings, StartOffsets, StartTimestamp
+
+# -- the first generation
+
+
+def begin_first(
+    owner: Owner, settings: Settings, partitions: int, publishers: Sequence[Publisher] = ()
+) -> None:
+    """Begin a lake that has not begun, as `kafka.start` says.
+
+    `publishers`: those of a process that owns gold as well, that of the sink first. They fence
+    every other publisher of their topics before these are read. Raises ConfigurationError if the
+    lake cannot begin like that.
+    """
+    reader = owner.engine.reader
+    if is_begun(reader):
+        return
+    for publisher in publishers:
+        publisher.begin()
+    of_sink = next(iter(publishers), None)
+    generation, sink = first_generation(settings, partitions, of_sink)
+    now = now_ms()
+    rows = list[dict[str, Any]]()
+    decided = list[Decided]()
+    if generation.kind == "sink":
+        rows += _recovered_rows(generation, sink.states)
+        decided += [
+            (TopicPartition(input_id, p), decision)
+            for p, state in sink.states.items()
+            for input_id, name in settings.input_names.items()
+            for decision in state.decisions.get(name, ())
+        ]
+    _write_published(owner, settings, 0, rows, decided)
+    _decide(owner, settings, generation._replace(decided_at=now))
+
+
+def check_beginning(reader: TableReader, settings: Settings, partitions: int) -> None:
+    """Raise ConfigurationError if a lake that has not begun cannot begin as `kafka.start` says.
+
+    This is checked before anything of the lake is created. While a transaction is open in the sink,
+    nothing is raised: `begin_first` reads the sink when nobody else can publish.
+    """
+    if not read_generations(reader, settings):
+        with suppress(OpenTransactionError):
+            first_generation(settings, partitions)
+
+
+def first_generation(
+    settings: Settings, partitions: int, publisher: Publisher | None = None
+) -> tuple[Generation, Sink]:
+    """Return the first generation as `kafka.start` wants it, and what the sink says.
+
+    Raises ConfigurationError if it is not possible.
+    """
+    sink = read_sink(settings, partitions, publisher)
+    start = settings.kafka.start
+    check_start(settings, sink)
+    begin = {
+        TopicPartition(input_id, p): offset
+        for input_id in settings.inputs
+        for p, offset in _chosen(settings, input_id, partitions, sink).items()
+    }
+    kind = "sink" if start == "sink" and sink.states else "start"
+    is_lived = any(state.is_lived for state in sink.states.values())
+    generation = Generation(
+        0,
+        0,
+        begin,
+        sink.tails,
+        kind,
+        reason=f"start: {start}",
+        is_lived=is_lived,
+        correction_tails=read_last_corrections(settings, partitions),
+    )
+    return generation, sink
+
+
+def _chosen(settings: Settings, input_id: InputId, partitions: int, sink: Sink) -> dict[int, int]:
+    """Return, by partition, the offset at which `start` wants an input to begin."""
+    start = settings.kafka.start
+    topic = input_id.topic
+    name = settings.input_names[input_id]
+    cluster = Cluster(settings.kafka)
+    bounds = cluster.bounds(topic, partitions)
+    firsts = {p: first for p, (first, _) in bounds.items()}
+    if start == "latest":
+        return {p: end for p, (_, end) in bounds.items()}
+    if isinstance(start, StartTimestamp):
+        return cluster.offsets_at(topic, partitions, start.timestamp_ms)
+    if isinstance(start, StartOffsets):
+        named = start.offsets.get(name, {})
+        if beyond := sorted(named.keys() - bounds.keys()):
+            raise ConfigurationError(
+                f"{topic} has no partition {beyond[0]}",
+                where="kafka.start",
+                fix=f"name partitions from 0 to {partitions - 1}",
+            )
+        for p, offset in named.items():
+            if offset > bounds[p][1]:
+                raise ConfigurationError(
+                    f"{topic}[{p}] ends at offset {bounds[p][1]}, and {offset} is beyond",
+                    where="kafka.start",
+                    fix="name one up to there",
+                )
+        return {**firsts, **named}
+    if start == "sink":  # what Kafka has deleted since is published, or lost for good
+        return {
+            p: max(first, sink.states[p].begin.get(name, first)) if p in sink.states else first
+            for p, first in firsts.items()
+        }
+    return firsts
+
+
+def _recovered_rows(
+    generation: Generation, states: Mapping[int, SinkState]
+) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = [
+        {"partition": p, "merge_key": m.key, "event_time": m.event_time}
+        | {"due": m.due, "closed_at": m.closed_at, "tenant": m.tenant}
+        for p, state in states.items()
+        for m in state.read_back
+    ]
+    rows += [
+        {"partition": p, "since": state.since}
+        for p, state in states.items()
+        if state.since is not None
+    ]
+    rows += [
+        {**tp.input._asdict(), "partition": tp.partition, "offset": offset}
+        for tp, offset in generation.begin.items()
+    ]
+    return rows
+
+
+def preview(reader: TableReader, settings: Settings, partitions: int) -> list[dict[str, Any]]:
+    """Return what a run would read now, without changing anything.
+
+    Each row has a source, a partition, `[from_offset, until_offset)`, and `because`: the reason.
+    It has the `transaction` of another producer if one is open behind these offsets. Raises what a
+    run would raise.
+    """
+    rows = []
+    generations = read_generations(reader, settings)
+    next_offsets = NextOffsets(reader, settings, partitions)
+    newest = generations.newest if generations else first_generation(settings, partitions)[0]
+    reason = "the lake" if generations else newest.reason
+    for input_id, name in settings.input_names.items():
+        cluster = Cluster(settings.kafka)
+        bounds, transactions = open_transactions(cluster, input_id.topic, range(partitions))
+        begin = newest.offsets_of(input_id)
+        offsets = next_offsets.of(input_id, newest) if generations else begin
+        lost = next_offsets.lost(input_id, offsets, bounds)
+        for p, (first, end) in bounds.items():
+            place = {
+                "source": name,
+                "partition": p,
+                "from_offset": max(first, offsets[p]),
+                "until_offset": end,
+            }
+            transaction = {"transaction": transactions[p].as_row()} if p in transactions else {}
+            why = reason + (", on_data_loss: continue" if p in lost else "")
+            rows.append({**place, **transaction, "because": why})
+    return rows
+
+
+# -- a reset
+
+
+def told_by_order(first: Generation, jumped: Generation) -> Iterator[tuple[TopicPartition, int]]:
+    """Yield the topic-partitions of which a jump reads records again that silver knows nothing of,
+    and the offset from which it knows them.
+
+    These lie before a lake that was recovered from its sink (`first`). Only the order by event time
+    tells which of them are published, since no message at the jump says when it was closed.
+    """
+    for tp, begin in jumped.begin.items():
+        tail = jumped.tails.get(tp.partition)
+        is_known = first.kind != "sink" or begin >= first.begin[tp]
+        if not is_known and tail is not None and tail.place.closed_at == PLAIN:
+            yield tp, first.begin[tp]
+
+
+class TopicJump(NamedTuple):
+    """A reset of one topic-partition.
+
+    It has the offset that would be merged next, the one that will be, and the end of what Kafka
+    has.
+    """
+
+    tp: TopicPartition
+    from_offset: int
+    to_offset: int
+    end: int
+
+    @property
+    def skipped(self) -> int:
+        """The number of offsets that will never be merged."""
+        return max(0, self.to_offset - self.from_offset)
+
+    @property
+    def read_again(self) -> int:
+        """The number of offsets that will be merged a second time."""
+        return max(0, self.from_offset - self.to_offset)
+
+
+class Target(NamedTuple):
+    """The offset that a topic-partition is reset to, and the end of what Kafka has."""
+
+    offset: int
+    end: int
+
+
+def targets_of(settings: Settings, partitions: int, to: str | int) -> dict[TopicPartition, Target]:
+    """Return the targets of a reset to `earliest`, `latest` or a Kafka timestamp (ms)."""
+    cluster = Cluster(settings.kafka)
+    reset_targets = dict[TopicPartition, Target]()
+    for input_id in settings.inputs:
+        bounds = cluster.bounds(input_id.topic, partitions)
+        if isinstance(to, int):
+            targets = cluster.offsets_at(input_id.topic, partitions, to)
+        else:
+            targets = {p: end if to == "latest" else first for p, (first, end) in bounds.items()}
+        reset_targets |= {
+            TopicPartition(input_id, p): Target(at, bounds[p][1]) for p, at in targets.items()
+        }
+    return reset_targets
+
+
+@dataclass
+class Jump:
+    """A reset of every topic-partition of a lake.
+
+    `to`: the target in words. `tails`: the last message of the sink, by partition, and
+    `correction_tails` that of the topic of corrections. To commit the
+    reset, the layers must be owned, and what a crash has left must be complete, since the reset
+    starts from the current state.
+    """
+
+    owner: Owner
+    settings: Settings
+    partitions: int
+    to: str
+    targets: Mapping[TopicPartition, Target]
+    tails: Mapping[int, SequenceTail]
+    correction_tails: Mapping[int, CorrectionTail] = field(default_factory=dict)
+
+    @cached_property
+    def _before(self) -> Generations:
+        """The generations so far; of a lake that has not begun, the one that would be first."""
+        existing = read_generations(self._reader, self.settings)
+        return existing or Generations([first_generation(self.settings, self.partitions)[0]])
+
+    @cached_property
+    def jumps(self) -> list[TopicJump]:
+        """The reset of each topic-partition."""
+        next_offsets = reached(self._reader, self._before.newest, self._next_batch)
+        return [TopicJump(tp, next_offsets[tp], *target) for tp, target in self.targets.items()]
+
+    @cached_property
+    def _generation(self) -> Generation:
+        begin = {jump.tp: jump.to_offset for jump in self.jumps}
+        epoch = read_epochs(self._reader, self.settings).current.number
+        reason = f"reset --to {self.to}"
+        number = self._before.newest.number + 1
+        return Generation(
+            number,
+            self._next_batch,
+            begin,
+            self.tails,
+            "reset",
+            now_ms(),
+            reason,
+            epoch,
+            is_lived=True,
+            correction_tails=self.correction_tails,
+        )
+
+    @property
+    def _next_batch(self) -> int:
+        last = last_batch(self._reader, self.settings)
+        return max(self._before.newest.from_batch, 0 if last is None else last[0].batch + 1)
+
+    def _check_order(self) -> None:
+        """Raise ConfigurationError if published records would be merged again and not be
+        recognised.
+
+        That happens to records before a lake that was recovered from its sink, if the order of
+        messages has changed: only it tells whether they are published.
+        """
+        if not self.settings.merge.says_closing:
+            return
+        for tp, known_from in told_by_order(self._before[0], self._generation):
+            raise ConfigurationError(
+                "silver does not have all that was published, with a timeout, of what lies before "
+                f"offset {known_from} of {tp.input.topic}[{tp.partition}], so it would be "
+                "published again with the window",
+                where="--to",
+                fix=(
+                    "run this lake until a message that its window has closed is out in "
+                    f"partition {tp.partition}, or jump to a later time"
+                ),
+            )
+
+    def preview(self) -> dict[str, Any]:
+        """Return what the reset does.
+
+        That is: its offsets by topic-partition, how many open records it closes, and how many
+        finished, unpublished ones.
+        """
+        self._check_order()
+        unfinished: Where = [[("status", "in", ["open", "waiting"])]]
+        closing_from = read_epochs(self._reader, self.settings).closing_from
+        not_published = list(unpublished(self._before.newest, self._generation, closing_from))
+        return {
+            "to": self.to,
+            "open_records_closed": row_count(self._reader, tables.SILVER, unfinished),
+            "unpublished_records_closed": sum(
+                row_count(self._reader, tables.SILVER, portion)
+                for portion in in_portions(not_published)
+            ),
+            "jumps": [
+                {
+                    "source": self.settings.input_names[jump.tp.input],
+                    "partition": jump.tp.partition,
+                    "from_offset": jump.from_offset,
+                    "to_offset": jump.to_offset,
+                    "end": jump.end,
+                    "skipped": jump.skipped,
+                    "read_again": jump.read_again,
+                }
+                for jump in self.jumps
+            ],
+        }
+
+    def commit(self) -> None:
+        """Make the reset. Raises ConfigurationError if it is not possible."""
+        self._check_order()
+        generation = self._generation
+        for input_id in self.settings.inputs:
+            self._read_missing(input_id)
+        if any(jump.read_again for jump in self.jumps):
+            engine = self.owner.engine
+            messages = out_offsets(engine, self.settings, self._before, self.tails)
+            corrections = corrected_offsets(
+                engine, self.settings, self._before, self.correction_tails
+            )
+            spans = {
+                jump.tp: (jump.to_offset, jump.from_offset)
+                for jump in self.jumps
+                if jump.read_again
+            }
+            deleted = deleted_offsets(self._reader, self.settings, spans)
+            published = joined([*messages.items(), *corrections.items(), *deleted.items()])
+            repeated = late_duplicates(self._reader, self.settings.inputs, published)
+            published = joined([*published.items(), *repeated.items()])
+        else:
+            published = passed_over(self._reader, self._before.newest)
+        _write_published(self.owner, self.settings, generation.number, rows_of_parts(published))
+        _decide(self.owner, self.settings, generation)
+        end_earlier(self.owner, self.settings)
+
+    def _read_missing(self, input_id: InputId) -> None:
+        """Read what bronze lacks between the target of a reset to earlier offsets and bronze's next
+        one.
+
+        Each record is read once.
+        """
+        of_bronze = NextOffsets(self._reader, self.settings, self.partitions)
+        next_offsets = of_bronze.of(input_id, self._before.newest)
+        ranges = {
+            jump.tp.partition: (jump.to_offset, next_offsets[jump.tp.partition])
+            for jump in self.jumps
+            if jump.tp.input == input_id
+        }
+        engine = self.owner.engine
+        table = tables.bronze(input_id.source)
+        ranges = self._lacking(
+            input_id, {p: (since, until) for p, (since, until) in ranges.items() if since < until}
+        )
+        if not ranges:
+            return
+        bronze = BronzeTable(self.owner, self.settings, input_id)
+        erased = read_erased(self._reader, input_id, {p: since for p, (since, _) in ranges.items()})
+        source = kafka_input(self.settings, input_id, erased=erased)
+        while ranges:
+            kafka, reached = engine.read_kafka(source, ranges)
+            existing = engine.read(
+                table, ["partition", "offset"], of_topic(input_id, within(ranges))
+            )
+            missing = engine.per_partition(
+                without_existing, [kafka, existing], engine.lake.schema(table)
+            )
+            with engine.cached(missing) as rows:
+                counts = bronze.counted(rows)
+                if counts.records:
+                    fault_point("reset.read")
+                    beyond = of_bronze.beyond_rows(input_id)
+                    bronze.note(bronze.append(rows, counts, beyond, fills=True))
+            ranges = {p: (reached[p], end) for p, (_, end) in ranges.items() if reached[p] < end}
+
+    def _lacking(
+        self, input_id: InputId, ranges: Mapping[int, tuple[int, int]]
+    ) -> dict[int, tuple[int, int]]:
+        """Return, by partition, the range from the first to the last offset that bronze lacks.
+
+        Only offsets within `ranges` count. A partition that lacks none is absent.
+        """
+        table = tables.bronze(input_id.source)
+        where = of_topic(input_id, within(ranges))
+        rows = self._reader.select(table, ["partition", "offset"], where)
+        offsets = int64s(rows["offset"])
+        row_numbers = groups(int64s(rows["partition"]))
+        lacking = {}
+        for p, (since, until) in ranges.items():
+            existing = offsets[row_numbers[p]] if p in row_numbers else np.array([], np.int64)
+            missing = np.setdiff1d(np.arange(since, until), existing)
+            if len(missing):
+                lacking[p] = int(missing[0]), int(missing[-1]) + 1
+        return lacking
+
+    @property
+    def _reader(self) -> TableReader:
+        return self.owner.engine.reader
+
+
+# -- the steps of both
+
+
+def _write_published(
+    owner: Owner,
+    settings: Settings,
+    number: int,
+    rows: Iterable[Mapping[str, Any]],
+    decided: Iterable[Decided] = (),
+) -> None:
+    """Write what a generation must know of published messages (step 2).
+
+    This replaces what an attempt that was never committed has written.
+    """
+    engine = owner.engine
+    now = now_ms()
+    for table in (tables.RECOVERED, tables.IDLE_HEARTBEATS):
+        undecided: Where = [[("generation", "=", number)]]
+        if row_count(engine.reader, table, undecided):
+            owner.change(table, bronze_application(), partial(engine.delete, table, undecided))
+    fault_point("beginning.known")
+    layout = engine.lake.layout[tables.RECOVERED]
+    recovered_rows = [{**row, "recovered_at": now, "generation": number} for row in rows]
+    if recovered_rows:
+        owner.append(tables.RECOVERED, layout.rows_of(recovered_rows), bronze_application())
+    if decisions := list(decided):
+        decision_table = _rows_of_decisions(settings, decisions, now, number)
+        owner.append(tables.IDLE_HEARTBEATS, decision_table, bronze_application())
+
+
+def _rows_of_decisions(
+    settings: Settings, decided: Iterable[Decided], now: int, number: int
+) -> pa.Table:
+    """Return decisions as rows.
+
+    Decisions after the same offset are a millisecond apart, since rows of one time are one
+    decision.
+    """
+    counts: Counter[tuple[TopicPartition, int]] = Counter()
+    by_time: dict[int, list[Decided]] = {now: []}
+    for tp, decision in decided:
+        place = tp, decision.after_offset
+        by_time.setdefault(now + counts[place], []).append((tp, decision))
+        counts[place] += 1
+    return pa.concat_tables(
+        [decision_rows(settings, decisions, time, number) for time, decisions in by_time.items()]
+    )
+
+
+def _decide(owner: Owner, settings: Settings, generation: Generation) -> None:
+    """Commit a generation (step 3)."""
+    fault_point("beginning.decide")
+    owner.append(tables.GENERATIONS, generation_rows(settings, generation), bronze_application())

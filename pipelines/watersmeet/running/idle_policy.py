@@ -1,0 +1,64 @@
+"""The idle policy: decides that a silent source holds the clock up no longer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from watersmeet.core.idle import Idle, IdleDecision, decide
+from watersmeet.core.plan import TopicPartition
+from watersmeet.faults import fault_point
+from watersmeet.kafka.idle_detector import IdleDetector
+from watersmeet.lake import tables
+from watersmeet.lake.decisions import Decided, decision_rows
+from watersmeet.running.owner import Owner, now_ms
+from watersmeet.running.planning import Planner
+from watersmeet.settings import Settings
+
+
+def decide_idle(planner: Planner, detector: IdleDetector, partitions: int) -> list[Decided]:
+    """Return a decision for each silent source that holds others up, as far as Kafka confirms it.
+
+    A source is silent if nothing has come for long enough, and nothing waits in bronze.
+    """
+    silent = detector.observe(planner.bronze_ends())
+    heads = planner.heads()
+    idle = dict[int, Idle]()
+    for p in range(partitions):
+        partition_heads = {tp.input: head for tp, head in heads.items() if tp.partition == p}
+        inputs = {tp.input for tp in silent if tp.partition == p and not planner.waits(tp)}
+        decision = decide(partition_heads, inputs)
+        if decision is not None and _has_nothing_beyond(planner, detector, p, decision):
+            idle[p] = decision
+    tenant_times = planner.tenant_times(idle)
+    return [
+        (
+            TopicPartition(input_id, p),
+            IdleDecision(
+                _last_offset(planner, TopicPartition(input_id, p)),
+                decision.event_time,
+                tenant_times.get(p, ()),
+            ),
+        )
+        for p, decision in idle.items()
+        for input_id in decision.inputs
+    ]
+
+
+def write_decisions(
+    owner: Owner, settings: Settings, planner: Planner, decided: Sequence[Decided]
+) -> None:
+    """Write decisions to `idle_heartbeats`, and add them to the planner's."""
+    fault_point("idle.decide")
+    rows = decision_rows(settings, decided, now_ms(), planner.generation)
+    owner.append(tables.IDLE_HEARTBEATS, rows)
+    planner.decided(decided)
+
+
+def _has_nothing_beyond(planner: Planner, detector: IdleDetector, p: int, decision: Idle) -> bool:
+    after = [TopicPartition(input_id, p) for input_id in decision.inputs]
+    return detector.has_nothing_beyond({tp: _last_offset(planner, tp) for tp in after})
+
+
+def _last_offset(planner: Planner, tp: TopicPartition) -> int:
+    """Return the last offset that the merge has consumed."""
+    return planner.state.cursors[tp].next_offset - 1

@@ -1,0 +1,163 @@
+"""The pure functions of a batch of silver in the form in which an engine calls them.
+
+An engine gives a function a table for each of its inputs: the records by input, how many of them
+the plan has counted, the heads of tenants, the messages read back, and rows of silver.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from watersmeet.core.columns import int64s
+from watersmeet.core.input_columns import input_numbers
+from watersmeet.core.inputs import InputId, names_of
+from watersmeet.core.merge import (
+    NO_MESSAGES,
+    Batch,
+    late,
+    late_again,
+    merge,
+    merge_in_chunks,
+)
+from watersmeet.core.plan import TopicPartition
+from watersmeet.core.tenants import HEADS
+from watersmeet.engine import Input
+from watersmeet.errors import MissingRecordsError
+from watersmeet.lake import tables
+
+_NO_HEADS = HEADS.empty_table()
+
+COUNTS: Final = pa.schema(
+    [
+        pa.field("partition", pa.int32()),
+        pa.field("source", pa.string()),
+        pa.field("topic", pa.string()),
+        pa.field("records", pa.int64()),
+    ]
+)
+"""The number of records of a topic-partition that have a time, as a plan has counted them."""
+
+
+def counts_of(records: Mapping[TopicPartition, int]) -> pa.Table:
+    """Return numbers of records as rows (`COUNTS`), without those of no record."""
+    rows = [
+        {"partition": tp.partition, **tp.input._asdict(), "records": count}
+        for tp, count in records.items()
+        if count
+    ]
+    return pa.Table.from_pylist(rows, COUNTS)
+
+
+@dataclass(frozen=True)
+class MergeInputs:
+    """The inputs of a batch beside rows of silver; those without rows are left out.
+
+    `counts`: of the records (`COUNTS`). They are an input, so that whoever merges a partition knows
+    how many records it has to have, also where it has none.
+    """
+
+    records: Sequence[Input]
+    counts: Sequence[pa.Table]
+    heads: Sequence[Input]
+    messages: Sequence[Input]
+
+    @property
+    def rows(self) -> list[Input]:
+        """All of them, in the order in which the functions take them."""
+        return [*self.records, *self.counts, *self.heads, *self.messages]
+
+    @property
+    def record_count(self) -> int:
+        """The number of records."""
+        return sum(pc.sum(counts["records"]).as_py() for counts in self.counts)
+
+    def functions(self, batch: Batch) -> MergeFunctions:
+        """Return the functions that take these inputs."""
+        kinds = (self.records, self.counts, self.heads, self.messages)
+        return MergeFunctions(batch, *map(len, kinds))
+
+
+@dataclass(frozen=True)
+class MergeFunctions:
+    """The functions of a batch, which take so many inputs of each kind."""
+
+    batch: Batch
+    records: int
+    counts: int
+    heads: int
+    messages: int
+
+    def merge(self, *inputs: pa.Table) -> pa.Table:
+        """Return what a batch changes in a partition; the last input are open and waiting rows."""
+        records, heads, messages = self._split(inputs[:-1])
+        return merge(records, inputs[-1], self.batch, messages, heads)
+
+    def merge_in_chunks(
+        self, chunks: Iterator[pa.Table], *inputs: pa.Table
+    ) -> Iterator[tuple[pa.Table, pa.Table]]:
+        """Yield each chunk of open and waiting rows, and what a batch changes in it."""
+        records, heads, messages = self._split(inputs)
+        return merge_in_chunks(records, chunks, self.batch, messages, heads)
+
+    def late(self, *inputs: pa.Table) -> pa.Table:
+        """Return the late records of a partition."""
+        records, heads, _ = self._split(inputs)
+        return late(records, self.batch, heads)
+
+    def _split(self, inputs: Sequence[pa.Table]) -> tuple[pa.Table, pa.Table, pa.Table]:
+        """Return the records, the heads and the messages.
+
+        Raises MissingRecordsError if a topic-partition has fewer records than the plan has seen.
+        """
+        rest = iter(inputs)
+        records = together([*islice(rest, self.records)], self.batch)
+        for counts in islice(rest, self.counts):
+            _check_complete(records, self.batch, counts)
+        heads = [*islice(rest, self.heads), _NO_HEADS]
+        messages = [*islice(rest, self.messages), NO_MESSAGES]
+        return records, heads[0], messages[0]
+
+
+@dataclass(frozen=True)
+class LateAgain:
+    """The function that finds waiting rows that a new epoch makes late."""
+
+    batch: Batch
+
+    def __call__(self, *inputs: pa.Table) -> pa.Table:
+        """Return their records; `inputs`: records by input, and the waiting rows."""
+        return late_again(together(inputs[:-1], self.batch), inputs[-1], self.batch)
+
+
+def together(records: Sequence[pa.Table], batch: Batch) -> pa.Table:
+    """Return a batch's records of several inputs as one table."""
+    return pa.concat_tables(records) if records else batch.record_schema().empty_table()
+
+
+def _check_complete(records: pa.Table, batch: Batch, counts: pa.Table) -> None:
+    partitions = int64s(records["partition"])
+    offsets = int64s(records["offset"])
+    inputs = batch.inputs
+    numbers = int64s(pc.fill_null(input_numbers(records, inputs), -1))
+    for count in counts.to_pylist():
+        input_id = InputId(count["source"], count["topic"])
+        partition = count["partition"]
+        done = batch.plan.ranges[TopicPartition(input_id, partition)]
+        is_its = (partitions == partition) & (offsets < done.until_offset)
+        existing = np.count_nonzero(is_its & (numbers == inputs.index(input_id)))
+        if existing < count["records"]:
+            raise MissingRecordsError(
+                names_of(inputs)[input_id],
+                tables.bronze(input_id.source),
+                partition,
+                f"{done.from_offset} to {done.until_offset - 1}",
+                existing,
+                count["records"],
+            )

@@ -1,0 +1,137 @@
+"""Finds the offsets that bronze reads next of a source, and those that Kafka no longer has."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from watersmeet.core.inputs import InputId
+from watersmeet.errors import ConfigurationError, DataLossError
+from watersmeet.kafka.cluster import Cluster
+from watersmeet.lake import tables
+from watersmeet.lake.commits import application_of, bronze_application, last_decision
+from watersmeet.lake.generations import Generation, read_generations
+from watersmeet.lake.inputs import of_input, of_topic
+from watersmeet.lake.progress import last_batch
+from watersmeet.lake.table_reader import TableReader, within
+from watersmeet.running.owner import Owner, now_ms
+from watersmeet.settings import Settings
+
+Bounds = Mapping[int, tuple[int, int]]
+"""The first offset that Kafka has and the end, by partition."""
+
+
+@dataclass
+class NextOffsets:
+    """The offsets that bronze reads next, of the inputs of a lake that has begun.
+
+    Each input has `partitions` Kafka partitions. Without an `owner`, nothing is written.
+    """
+
+    reader: TableReader
+    settings: Settings
+    partitions: int
+    owner: Owner | None = None
+
+    def of(
+        self,
+        input_id: InputId,
+        generation: Generation | None = None,
+        beyond: Mapping[int, int] | None = None,
+    ) -> dict[int, int]:
+        """Return, by partition, the offset that is read next.
+
+        It is the largest of: the offset after bronze's last row, or where reading has ended behind
+        it; the first of the newest generation; and the end of an accepted gap. `generation`: the
+        newest one, if it is known; `beyond`: what `beyond_rows` returns, if it is known.
+        """
+        newest = generation or read_generations(self.reader, self.settings).newest
+        offsets = newest.offsets_of(input_id)
+        last = last_batch(self.reader, self.settings)
+        ranges = {} if last is None else last[0].ranges
+        consumed = {
+            tp.partition: done.until_offset
+            for tp, done in ranges.items()
+            if tp.input == input_id and done.until_offset
+        }
+        # Rows that silver has consumed need not be read.
+        unconsumed = within({p: (consumed.get(p, 0), None) for p in range(self.partitions)})
+        lasts = self.reader.summary(
+            tables.bronze(input_id.source),
+            ["partition"],
+            {"last": ("max", "offset")},
+            of_topic(input_id, unconsumed),
+        )
+        read = [(row["partition"], row["last"] + 1) for row in lasts.to_pylist()]
+        gaps = self.reader.select(tables.RESETS, ["partition", "to_offset"], of_input(input_id))
+        for p, offset in [
+            *consumed.items(),
+            *read,
+            *(self.beyond_rows(input_id) if beyond is None else beyond).items(),
+            *(tuple(row.values()) for row in gaps.to_pylist()),
+        ]:
+            offsets[p] = max(offset, offsets.get(p, 0))
+        return {p: offsets.get(p, 0) for p in range(self.partitions)}
+
+    def beyond_rows(self, input_id: InputId) -> dict[int, int]:
+        """Return, by partition, where reading has ended beyond bronze's last row, as bronze's last
+        commit says.
+
+        Once Kafka has deleted what it has there, nobody could tell that it was no record.
+        """
+        table = tables.bronze(input_id.source)
+        if not self.reader.exists(table):
+            return {}
+        last = last_decision(self.reader, table, application_of(self.settings, input_id))
+        return {} if last is None else dict(last[1].facts.get("reached", ()))
+
+    def checked(self, input_id: InputId, beyond: Mapping[int, int] | None = None) -> dict[int, int]:
+        """Return, by partition, the offset that is read next and that Kafka has.
+
+        A gap that is accepted is recorded in `resets`. Raises DataLossError if Kafka has deleted
+        offsets that were not read and `on_data_loss` is `stop`.
+        """
+        bounds = self.bounds(input_id)
+        offsets = self.of(input_id, beyond=beyond)
+        lost = self.lost(input_id, offsets, bounds)
+        if lost:
+            if self.owner is None:
+                raise ValueError("a gap can only be accepted by the owner of bronze")
+            now = now_ms()
+            reason = "on_data_loss: continue"
+            rows = [(*input_id, p, *gap, now, reason) for p, gap in lost.items()]
+            self.owner.append(
+                tables.RESETS,
+                tables.layout(self.settings)[tables.RESETS].rows(rows),
+                bronze_application(),
+            )
+        return {p: max(offset, bounds[p][0]) for p, offset in offsets.items()}
+
+    def bounds(self, input_id: InputId) -> Bounds:
+        """Return the first offset that Kafka has of an input and the end, by partition."""
+        return Cluster(self.settings.kafka).bounds(input_id.topic, self.partitions)
+
+    def lost(
+        self, input_id: InputId, offsets: Mapping[int, int], bounds: Bounds
+    ) -> dict[int, tuple[int, int]]:
+        """Return, by partition, the offsets to be read that Kafka has deleted, if that is accepted.
+
+        Raises DataLossError if it is not, and ConfigurationError if an offset is beyond Kafka's
+        end.
+        """
+        topic = input_id.topic
+        lost = dict[int, tuple[int, int]]()
+        for p, offset in offsets.items():
+            first, end = bounds[p]
+            if offset > end:
+                raise ConfigurationError(
+                    f"{topic}[{p}] ends at offset {end}, and {offset} is to be read next: it "
+                    "is not the topic that this lake has read, or has lost its end",
+                    where=f"sources.{input_id.source}.topic",
+                    fix="use another lake for another topic",
+                )
+            if offset < first:
+                lost[p] = offset, first
+        if lost and self.settings.kafka.on_data_loss == "stop":
+            raise DataLossError(self.settings.input_names[input_id], topic, lost)
+        return lost

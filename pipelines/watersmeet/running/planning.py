@@ -1,0 +1,370 @@
+"""Plans silver's next batch: offset ranges and clocks.
+
+Plans are made from the narrow columns of bronze beyond the last batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from watersmeet.core.clocks import Clocks, SharedClock, clocks_of, lookahead
+from watersmeet.core.columns import NULL_TIME, Int64s, groups, int64s
+from watersmeet.core.idle import Idle, IdleDecision
+from watersmeet.core.inputs import InputId
+from watersmeet.core.plan import (
+    NOTHING_AVAILABLE,
+    Available,
+    BatchPlan,
+    End,
+    OffsetRange,
+    Rules,
+    TopicPartition,
+    heads_of,
+    plan_batch,
+)
+from watersmeet.core.reading import RECORD_BYTES, REDRIVEN_FROM
+from watersmeet.core.step import State
+from watersmeet.core.types import TENANT
+from watersmeet.lake import tables
+from watersmeet.lake.inputs import first_offsets, of_topic
+from watersmeet.lake.table_reader import TableReader, sizes_of, within
+from watersmeet.monitoring.events import MergeProgress, SourceStanding
+from watersmeet.settings import Settings
+
+_NARROW = pa.schema([("partition", pa.int32()), ("offset", pa.int64()), ("event_time", pa.int64())])
+_RECORDS = pa.schema([("source", pa.string()), ("topic", pa.string()), *_NARROW, *TENANT])
+
+
+class Sizes(NamedTuple):
+    """The offsets of a topic-partition's records, in order, and their running total of bytes.
+
+    The total at a record includes the record itself.
+    """
+
+    offsets: Int64s
+    sums: Int64s
+
+    def before(self, until: int) -> int:
+        """Return the size (bytes) of the records before an offset."""
+        count = int(np.searchsorted(self.offsets, until))
+        return int(self.sums[count - 1]) if count else 0
+
+    def within(self, limit: int) -> int:
+        """Return how many records fit into a limit (bytes); at least one."""
+        return max(1, int(np.searchsorted(self.sums, limit, side="right")))
+
+
+@dataclass
+class Planner:
+    """Plans the batches of one lake, from a state on; writes nothing.
+
+    - `rules`: those of the settings' epoch.
+    - `max_bytes`: maximum size of a batch's records, as they are in memory (`Engine.merge_bytes`).
+    - `epoch`: the number of the settings' epoch, and the batch that it begins with.
+    - `generation`: that of the batches.
+    - `idle`: the idle policy's decisions.
+    - `ends`: where a rebuild stops; without any, bronze is merged as far as the clock goes.
+    - `has_redriven`: True where there may be redriven records among those that the last plan saw.
+    """
+
+    reader: TableReader
+    settings: Settings
+    rules: Rules
+    state: State
+    max_bytes: int
+    epoch: tuple[int, int] = (0, 0)
+    generation: int = 0
+    idle: dict[TopicPartition, list[IdleDecision]] = field(default_factory=dict)
+    ends: Mapping[TopicPartition, End] = field(default_factory=dict)
+    has_redriven: bool = field(default=True, repr=False)
+    _available: dict[TopicPartition, Available] = field(default_factory=dict, repr=False)
+    _heads_beyond: dict[TopicPartition, int] = field(default_factory=dict, repr=False)
+    _sizes: dict[TopicPartition, Sizes] = field(default_factory=dict, repr=False)
+    """Sizes of the records that the last plan looked at."""
+    _rows: list[pa.Table] = field(default_factory=list, repr=False)
+    """The rows that the last plan looked at, by input, and those after them."""
+    _clocks: Clocks | None = field(default=None, repr=False)
+
+    @property
+    def clocks(self) -> Clocks:
+        """The clocks after the last plan, or else after the last batch."""
+        if self._clocks is None:
+            return SharedClock(BatchPlan(-1, {}, self.state.clocks, has_late=False), {})
+        return self._clocks
+
+    @property
+    def partitions(self) -> list[int]:
+        """The Kafka partitions that the merge reads."""
+        return sorted({tp.partition for tp in self.state.cursors})
+
+    def resume(self, state: State, clocks: Clocks) -> None:
+        """Continue after a batch that has left this state and these clocks."""
+        self.state = state._replace(heads=clocks.heads())
+        self._clocks = clocks
+
+    def next(self) -> BatchPlan | None:
+        """Return the next batch; None if nothing has changed.
+
+        Each topic-partition has an equal share of `max_records_per_batch`. If the batch would have
+        more than `max_bytes`, each has an equal share of these, but always one record.
+        """
+        count = len(self.state.cursors)
+        share = max(1, self.settings.merge.max_records_per_batch // count)
+        plan = self._within(share)
+        if plan is not None and self.size(plan) > self.max_bytes:
+            plan = self._within(share, self.max_bytes // count)
+        if plan is None:
+            return None
+        rows = self._looked_at()
+        self._clocks = self._clocks_after(plan, rows)
+        may_have_late = self._clocks.may_have_late(rows, self.rules)
+        return replace(plan, has_late=plan.has_late or self.begins_epoch(plan) or may_have_late)
+
+    def begins_epoch(self, plan: BatchPlan) -> bool:
+        """Return True if a plan is the first one of an epoch other than the lake's first."""
+        return plan.epoch > 0 and self.epoch == (plan.epoch, plan.batch)
+
+    def _within(self, share: int, share_bytes: int | None = None) -> BatchPlan | None:
+        self._heads_beyond.clear()
+        self._sizes.clear()
+        self.has_redriven = False
+        self._rows.clear()
+        starts = {tp: cursor.next_offset for tp, cursor in self.state.cursors.items()}
+        self._available = self._read(starts, share, share_bytes)
+        plan = self._plan()
+        if plan is None:
+            # Offsets may have gaps longer than a share (transaction markers, compaction, a start at
+            # `latest`). The search begins at the start: what has come since the first read lies in
+            # the range of that read, and is not behind a gap.
+            missing = {tp: start for tp, start in starts.items() if tp not in self._available}
+            beyond = self._first_offsets(missing)
+            if beyond:
+                self._available |= self._read(beyond, share, share_bytes)
+                plan = self._plan()
+        return plan
+
+    def size(self, plan: BatchPlan) -> int:
+        """Return the size (bytes) of a plan's records in memory; the plan must be the last one."""
+        return sum(
+            self._sizes[tp].before(done.until_offset)
+            for tp, done in plan.ranges.items()
+            if tp in self._sizes
+        )
+
+    def done(self, plan: BatchPlan) -> None:
+        """Move on behind a plan, which is now committed."""
+        self.state = self.state.after(plan, self.clocks)
+
+    def decided(self, decisions: Iterable[tuple[TopicPartition, IdleDecision]]) -> None:
+        """Add decisions that the idle policy has made."""
+        for tp, decision in decisions:
+            self.idle.setdefault(tp, []).append(decision)
+
+    def bronze_ends(self) -> dict[TopicPartition, int]:
+        """Return the offset after each topic-partition's last record in bronze.
+
+        It is known as far as the last plan looked.
+        """
+        last = {tp: int(rows.offsets[-1]) + 1 for tp, rows in self._available.items()}
+        return {tp: last.get(tp, cursor.next_offset) for tp, cursor in self.state.cursors.items()}
+
+    def heads(self) -> dict[TopicPartition, int | None]:
+        """Return the heads (ms) that the last plan saw."""
+        return heads_of(self.state.cursors, self._available)
+
+    def progress(self) -> MergeProgress:
+        """Return the progress of the merge, as far as the last plan looked."""
+        ends = self.bronze_ends()
+        heads = self.heads()
+        sources = {}
+        for tp, cursor in self.state.cursors.items():
+            head = heads[tp]
+            decisions = self.idle.get(tp)
+            if decisions and decisions[-1].after_offset + 1 >= ends[tp]:
+                state = "idle"
+            elif head is None:
+                state = "waiting"
+            else:  # what waits and is not ahead of the clock does not wait for another source
+                is_ahead = head > self.state.clocks.get(tp.partition, NULL_TIME)
+                state = "held" if ends[tp] > cursor.next_offset and is_ahead else "active"
+            sources[tp] = SourceStanding(cursor.next_offset, cursor.position, head, state)
+        return MergeProgress(self.state.clocks, sources, self.clocks)
+
+    def records(self, plan: BatchPlan) -> dict[TopicPartition, int]:
+        """Return, by topic-partition, how many records with a time a plan consumes.
+
+        The plan must be the last one. Records count as far as it has looked.
+        """
+        counts = {}
+        for tp, rows in self._available.items():
+            if tp in plan.ranges:
+                is_in = (rows.offsets < plan.ranges[tp].until_offset) & (
+                    rows.event_times != NULL_TIME
+                )
+                counts[tp] = np.count_nonzero(
+                    is_in if rows.is_idle is None else is_in & ~rows.is_idle
+                )
+        return counts
+
+    def tenant_times(self, silent: Mapping[int, Idle]) -> dict[int, tuple[tuple[str, int], ...]]:
+        """Return, by partition, what a decision about these silent sources tells tenants.
+
+        Each tenant that is known on the other sources gets its smallest position there (ms), as far
+        as the last plan looked. Empty without tenants.
+        """
+        if not silent:
+            return {}
+        heads = self.heads()
+        ends = self.bronze_ends()
+        ranges = {
+            tp: OffsetRange(cursor.next_offset, ends[tp], cursor.position, heads[tp], heads[tp])
+            for tp, cursor in self.state.cursors.items()
+            if tp.partition in silent and tp.input not in silent[tp.partition].inputs
+        }
+        clocks = {p: idle.event_time for p, idle in silent.items()}
+        plan = BatchPlan(self.state.next_batch, ranges, clocks, has_late=False)
+        return self._clocks_after(plan, self._looked_at()).ahead()
+
+    def _clocks_after(self, plan: BatchPlan, rows: pa.Table) -> Clocks:
+        """Return the clocks after a plan, which must be the last one."""
+        return clocks_of(self.rules, plan, self.idle, rows, self.state.heads)
+
+    def _looked_at(self) -> pa.Table:
+        """Return the records that the last plan looked at, and those after them."""
+        return pa.concat_tables([_RECORDS.empty_table(), *self._rows])
+
+    def waits(self, tp: TopicPartition) -> bool:
+        """Return True if the last plan saw records of a topic-partition beyond the clock."""
+        return tp in self._available
+
+    def _plan(self) -> BatchPlan | None:
+        number, since = self.epoch
+        plan = plan_batch(
+            self.state.next_batch,
+            self.state.cursors,
+            self._available,
+            self.state.clocks,
+            self.rules,
+            self._heads_beyond,
+            begins_epoch=number > 0 and since == self.state.next_batch,
+        )
+        return None if plan is None else replace(plan, epoch=number, generation=self.generation)
+
+    def _read(
+        self, starts: Mapping[TopicPartition, int], share: int, share_bytes: int | None
+    ) -> dict[TopicPartition, Available]:
+        """Return offsets and event times in `[start, start + share)` of each topic-partition.
+
+        A topic-partition without any is absent. `share_bytes`: of each, only as many records as fit
+        into this size, but at least one.
+        """
+        untils = {tp: start + share for tp, start in starts.items()}
+        for tp in starts.keys() & self.ends.keys():
+            last = self.ends[tp]
+            if untils[tp] >= last.until:
+                untils[tp] = max(starts[tp], last.until)
+                if last.head is not None:
+                    self._heads_beyond[tp] = last.head
+        rows: dict[TopicPartition, Available] = {}
+        for input_id, input_starts in _by_input(starts).items():
+            ranges = {
+                p: (start, untils[TopicPartition(input_id, p)]) for p, start in input_starts.items()
+            }
+            bronze_rows = self._select(input_id, ranges)
+            rows |= by_partition(input_id, bronze_rows, ranges)
+            sizes = sizes_by_partition(bronze_rows, sizes_of(bronze_rows), ranges)
+            for p, partition_sizes in sizes.items():
+                tp = TopicPartition(input_id, p)
+                self._sizes[tp] = partition_sizes
+                count = len(rows[tp].offsets)
+                kept = count if share_bytes is None else partition_sizes.within(share_bytes)
+                if kept < count:
+                    rows[tp] = rows[tp].first(kept)
+                    untils[tp] = rows[tp].end(kept)
+                    self._heads_beyond.pop(tp, None)
+        for tp, until in untils.items():
+            decisions = [
+                decision for decision in self.idle.get(tp, ()) if self._is_next(decision, tp, until)
+            ]
+            if decisions:
+                rows[tp] = rows.get(tp, NOTHING_AVAILABLE).with_idle(decisions)
+        return rows
+
+    def _select(self, input_id: InputId, ranges: Mapping[int, tuple[int, int]]) -> pa.Table:
+        table = tables.bronze(input_id.source)
+        needs = lookahead(self.rules)
+        until_next = {p: (start, until + needs.records) for p, (start, until) in ranges.items()}
+        columns = [*_NARROW.names, REDRIVEN_FROM.name, RECORD_BYTES.name, *needs.columns]
+        rows = self.reader.select(table, columns, of_topic(input_id, within(until_next)))
+        redriven_from = rows[REDRIVEN_FROM.name]
+        self.has_redriven |= redriven_from.null_count < len(redriven_from)
+        if needs.records:
+            records = rows
+            for name, text in input_id._asdict().items():
+                records = records.append_column(name, pa.repeat(pa.scalar(text), rows.num_rows))
+            self._rows.append(records.select(_RECORDS.names))
+        return rows
+
+    def _is_next(self, decision: IdleDecision, tp: TopicPartition, until: int) -> bool:
+        """Return True if a decision is before `until`, is not consumed, and moves the position."""
+        cursor = self.state.cursors[tp]
+        last = self.ends.get(tp)
+        if last is not None and decision.after_offset + 1 >= last.until:
+            return False  # it is part of the head already, or came later
+        is_new = cursor.position is None or decision.event_time > cursor.position
+        return is_new and cursor.next_offset <= decision.after_offset + 1 <= until
+
+    def _first_offsets(self, starts: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
+        """Return bronze's first offset at or after each of these; absent if it has none."""
+        offsets: dict[TopicPartition, int] = {}
+        for input_id, input_starts in _by_input(starts).items():
+            firsts = first_offsets(self.reader, input_id, "offset", input_starts)
+            offsets |= {TopicPartition(input_id, p): offset for p, offset in firsts.items()}
+        return offsets
+
+
+def _by_input(offsets: Mapping[TopicPartition, int]) -> dict[InputId, dict[int, int]]:
+    by_input: dict[InputId, dict[int, int]] = {}
+    for tp, offset in offsets.items():
+        by_input.setdefault(tp.input, {})[tp.partition] = offset
+    return by_input
+
+
+def sizes_by_partition(
+    bronze_rows: pa.Table, sizes: Int64s, ranges: Mapping[int, tuple[int, int]]
+) -> dict[int, Sizes]:
+    """Return the sizes of rows of bronze (bytes) by partition, only of those in its range."""
+    offsets = int64s(bronze_rows["offset"])
+    return {
+        partition: Sizes(offsets[rows], np.cumsum(sizes[rows]))
+        for partition, rows in _rows_in(ranges, bronze_rows, offsets)
+    }
+
+
+def by_partition(
+    input_id: InputId, bronze_rows: pa.Table, ranges: Mapping[int, tuple[int, int]]
+) -> dict[TopicPartition, Available]:
+    """Return rows of bronze by topic-partition, in order of offset, only those in its range."""
+    offsets = int64s(bronze_rows["offset"])
+    times = int64s(bronze_rows["event_time"].fill_null(NULL_TIME))
+    return {
+        TopicPartition(input_id, partition): Available(offsets[rows], times[rows])
+        for partition, rows in _rows_in(ranges, bronze_rows, offsets)
+    }
+
+
+def _rows_in(
+    ranges: Mapping[int, tuple[int, int]], bronze_rows: pa.Table, offsets: Int64s
+) -> Iterator[tuple[int, Int64s]]:
+    """Yield, by partition, the numbers of the rows in its range; only partitions that have some."""
+    for partition, rows in groups(int64s(bronze_rows["partition"]), offsets).items():
+        # A query may also return neighbours of the requested rows.
+        since, until = ranges.get(partition, (0, 0))
+        inside = rows[(offsets[rows] >= since) & (offsets[rows] < until)]
+        if len(inside):
+            yield partition, inside

@@ -1,0 +1,465 @@
+"""Finds records that are parts of published messages.
+
+A generation that begins before them must not merge them again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from functools import partial
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from watersmeet.core.clocks import clocks_of
+from watersmeet.core.columns import Int64s, groups, int64s, times_ms
+from watersmeet.core.correction_sequence import ORDER, CorrectionPlace, CorrectionTail, is_up_to
+from watersmeet.core.idle import IdleDecision
+from watersmeet.core.input_columns import part_topics
+from watersmeet.core.inputs import InputId
+from watersmeet.core.merge import MESSAGE_SCHEMA, is_published
+from watersmeet.core.plan import (
+    Available,
+    BatchPlan,
+    Cursor,
+    OffsetRange,
+    Rules,
+    TopicPartition,
+    by_topic_partition,
+    positions_of,
+)
+from watersmeet.core.repeated import RECORD_IDS
+from watersmeet.core.sequence import SequenceTail, SortKey, place_of
+from watersmeet.engine import Engine, Rows
+from watersmeet.lake import tables
+from watersmeet.lake.decisions import read_decisions
+from watersmeet.lake.epochs import inherited_lateness, read_epochs
+from watersmeet.lake.generations import Generation, Generations
+from watersmeet.lake.inputs import of_topic
+from watersmeet.lake.order import PLACE_COLUMNS
+from watersmeet.lake.progress import last_batch
+from watersmeet.lake.recovered import MESSAGES, joined, parts_of_messages, read_since
+from watersmeet.lake.retention_bounds import read_retention_bounds
+from watersmeet.lake.table_reader import TableReader, Where, in_portions, within
+from watersmeet.lake.tenant_state import BatchEnd, TenantStateReader
+from watersmeet.lake.unpublished import reached
+from watersmeet.running.recover_planner import merge_rules
+from watersmeet.settings import Settings
+
+_WAITING = ["topic", "partition", "offset", "event_time", "heartbeat", "merge_key", "tenant"]
+
+_NO_OFFSETS = np.array([], np.int64)
+
+PARTS = pa.schema(
+    {
+        "source": pa.string(),
+        "topic": pa.string(),
+        "partition": pa.int32(),
+        "offset": pa.int64(),
+    }
+)
+"""The schema of records by their coordinates."""
+
+
+def out_offsets(
+    engine: Engine,
+    settings: Settings,
+    generations: Generations,
+    tails: Mapping[int, SequenceTail],
+) -> dict[TopicPartition, Int64s]:
+    """Return, by topic-partition, the sorted offsets of all parts of messages up to these tails.
+
+    The tails are the sink's. Records that earlier generations left out for the same reason are
+    included.
+    """
+    newest = generations.newest
+    names = ["partition", "batch", *PLACE_COLUMNS, *part_columns(settings)]
+    valid = engine.read(
+        tables.SILVER, names, [[("status", "=", "timed_out"), ("valid", "=", True)]]
+    )
+    function = partial(
+        _parts_of_messages,
+        newest=newest,
+        tails=tails,
+        closing_from=read_epochs(engine.reader, settings).closing_from,
+        inputs=settings.inputs,
+    )
+    published = engine.collect(engine.per_partition(function, [valid], PARTS))
+    if generations[0].kind == "sink":
+        recovered = [engine.collect(_known_from_sink(engine, settings, generations))]
+        if generations.after(generations[0]) is None:
+            recovered.append(engine.collect(_waiting_from_sink(engine, settings, generations[0])))
+        published = pa.concat_tables([published, *recovered])
+    parts = offsets_of(published, settings.inputs)
+    return joined([*parts.items(), *passed_over(engine.reader, newest).items()])
+
+
+def corrected_offsets(
+    engine: Engine,
+    settings: Settings,
+    generations: Generations,
+    tails: Mapping[int, CorrectionTail],
+) -> dict[TopicPartition, Int64s]:
+    """Return, by topic-partition, the sorted offsets of all parts of published corrections.
+
+    `tails`: the last messages of their topic now. Of an earlier generation, what is published lies
+    before the tails at which the next one begins. Those of a lost lake count as published, too.
+    """
+    if not engine.reader.exists(tables.CORRECTIONS):
+        return {}
+    after = [*(generation.correction_tails for generation in generations[1:]), tails]
+    spans = [
+        (generation.number, _places_in(generation.correction_tails), _places_in(until))
+        for generation, until in zip(generations, after, strict=True)
+    ]
+    function = partial(
+        _parts_of_corrections,
+        spans=spans,
+        recovered=generations[0].corrected_before,
+        inputs=settings.inputs,
+    )
+    names = ["generation", "partition", *ORDER, "valid", *part_columns(settings)]
+    rows = engine.read(tables.CORRECTIONS, names)
+    parts = engine.collect(engine.per_partition(function, [rows], PARTS))
+    return joined(offsets_of(parts, settings.inputs).items())
+
+
+def late_duplicates(
+    reader: TableReader, inputs: Sequence[InputId], out: Mapping[TopicPartition, Int64s]
+) -> dict[TopicPartition, Int64s]:
+    """Return, by topic-partition, the sorted offsets of late records that repeat one of these.
+
+    They corrected nothing; where what they repeat is passed over, they would count as new. `out`:
+    by topic-partition, sorted offsets.
+    """
+    if not reader.exists(tables.DUPLICATES):
+        return {}
+    names = [*PARTS.names, "of_offset"]
+    rows = reader.rows(tables.DUPLICATES, names, [[("is_late", "=", True)]])
+    of_offsets = int64s(rows["of_offset"])
+    offsets = int64s(rows["offset"])
+    repeated = dict[TopicPartition, Int64s]()
+    for tp, numbers in by_topic_partition(rows, inputs, offsets).items():
+        # What a record repeats may be in another topic of its source.
+        of_source = [
+            of_topic
+            for other, of_topic in out.items()
+            if (other.input.source, other.partition) == (tp.input.source, tp.partition)
+        ]
+        is_out = np.isin(of_offsets[numbers], np.concatenate([_NO_OFFSETS, *of_source]))
+        repeated[tp] = np.unique(offsets[numbers][is_out])
+    return repeated
+
+
+def deleted_offsets(
+    reader: TableReader, settings: Settings, spans: Mapping[TopicPartition, tuple[int, int]]
+) -> dict[TopicPartition, Int64s]:
+    """Return, by topic-partition, the sorted offsets of all records that may be parts of rows of
+    silver, or of corrections, which `keep` has deleted.
+
+    Nothing tells which of them were published: those of another merge record, by other rules or
+    without some of the parts, may sort behind the sink's last message. So all of them count that
+    are older than the rows that are there, and in none of these. `spans`: by topic-partition, the
+    offsets `[from, until)` that are asked for.
+    """
+    times = read_retention_bounds(reader).last_of(tables.SILVER, tables.CORRECTIONS)
+    older: Where = [[("partition", "=", p), ("event_time", "<", time)] for p, time in times.items()]
+    if not older:
+        return {}
+    rows = reader.rows(tables.SILVER, ["partition", *part_columns(settings)], older)
+    kept = offsets_of(places_of_parts(rows, settings.inputs), settings.inputs)
+    deleted = list[tuple[TopicPartition, Int64s]]()
+    for input_id in settings.inputs:
+        old_records = [
+            [*terms, ("event_time", "<", times[tp.partition])]
+            for tp, span in spans.items()
+            if tp.input == input_id and tp.partition in times
+            for terms in within({tp.partition: span})
+        ]
+        for portion in in_portions(old_records):
+            table = tables.bronze(input_id.source)
+            names = ["partition", "offset"]
+            records = reader.rows(table, names, of_topic(input_id, portion))
+            offsets = int64s(records["offset"])
+            for p, numbers in groups(int64s(records["partition"])).items():
+                tp = TopicPartition(input_id, p)
+                deleted.append((tp, np.setdiff1d(offsets[numbers], kept.get(tp, _NO_OFFSETS))))
+    return joined(deleted)
+
+
+def _places_in(tails: Mapping[int, CorrectionTail]) -> dict[int, CorrectionPlace]:
+    return {p: tail.place for p, tail in tails.items()}
+
+
+def _parts_of_corrections(
+    rows: pa.Table,
+    *,
+    spans: Sequence[tuple[int, dict[int, CorrectionPlace], dict[int, CorrectionPlace]]],
+    recovered: dict[int, CorrectionPlace],
+    inputs: Sequence[InputId],
+) -> pa.Table:
+    """Return the parts of published corrections, and their duplicates.
+
+    - `spans`: by generation, the places behind which, and up to which its corrections are
+      published.
+    - `recovered`: those up to which a lost lake has published the corrections of the first one.
+    """
+    published = [rows.slice(0, 0)]
+    for number, since, until in spans:
+        own = rows.filter(pc.equal(rows["generation"], number))
+        is_between = is_up_to(own, until) & ~is_up_to(own, since)
+        is_out = pc.and_(own["valid"], pa.chunked_array([is_between]))
+        is_recovered = is_up_to(own, recovered if number == 0 else {})
+        published.append(own.filter(pc.or_(is_out, pa.chunked_array([is_recovered]))))
+    return places_of_parts(pa.concat_tables(published), inputs)
+
+
+def passed_over(reader: TableReader, generation: Generation) -> dict[TopicPartition, Int64s]:
+    """Return, by topic-partition, the sorted offsets that earlier messages have.
+
+    The generation leaves these records out.
+    """
+    return joined(parts_of_messages(reader, generation, dict.fromkeys(generation.begin, (0, None))))
+
+
+def _parts_of_messages(
+    rows: pa.Table,
+    *,
+    newest: Generation,
+    tails: Mapping[int, SequenceTail],
+    closing_from: int | None,
+    inputs: Sequence[InputId],
+) -> pa.Table:
+    """Return the parts of those finished, valid rows that are published, and their duplicates.
+
+    All rows of the generations before the newest are. `closing_from`: `Epochs.closing_from`.
+    """
+    places = _places(rows, closing_from)
+    partitions = rows["partition"].to_pylist()
+    batches = rows["batch"].to_pylist()
+    is_out = []
+    for p, batch, place in zip(partitions, batches, places, strict=True):
+        is_behind = p in newest.tails and place <= newest.tails[p].place
+        is_out.append(
+            batch < newest.from_batch or (p in tails and place <= tails[p].place and not is_behind)
+        )
+    published = rows.filter(pa.array(is_out, pa.bool_()))
+    return places_of_parts(published, inputs)
+
+
+def _places(rows: pa.Table, closing_from: int | None) -> Iterator[SortKey]:
+    """Yield the place of each finished, valid row in the order of publication."""
+    columns = [
+        times_ms(rows["event_time"]).tolist(),
+        rows["merge_key"].to_pylist(),
+        times_ms(rows["due"]).tolist(),
+        times_ms(rows["closed_at"]).tolist(),
+        rows["tenant"].to_pylist(),
+    ]
+    batches = rows["batch"].to_pylist()
+    for batch, (event_time, key, *closing) in zip(batches, zip(*columns, strict=True), strict=True):
+        says_closing = closing_from is not None and batch >= closing_from
+        yield place_of(event_time, key, *(closing if says_closing else ()))
+
+
+def offsets_of(parts: pa.Table, inputs: Sequence[InputId]) -> dict[TopicPartition, Int64s]:
+    """Return, by topic-partition, the offsets of records by their coordinates."""
+    offsets = int64s(parts["offset"])
+    return {tp: offsets[rows] for tp, rows in by_topic_partition(parts, inputs, offsets).items()}
+
+
+def part_columns(settings: Settings) -> list[str]:
+    """Return the columns of silver that name the records which are in a merge record."""
+    return [*settings.sources, *([RECORD_IDS.name] if settings.has_ids else [])]
+
+
+def places_of_parts(rows: pa.Table, inputs: Sequence[InputId]) -> pa.Table:
+    """Return the places of the parts of merge records, and of their duplicates."""
+    part_tables = [PARTS.empty_table()]
+    for source in dict.fromkeys(input_id.source for input_id in inputs):
+        parts = rows[source].combine_chunks()
+        flat = parts.flatten()
+        partitions = rows["partition"].take(parts.value_parent_indices())
+        columns = [
+            pa.repeat(pa.scalar(source), len(flat)),
+            pc.cast(part_topics(flat, inputs, source), pa.string()),
+            partitions,
+            flat.field("offset"),
+        ]
+        part_tables.append(
+            pa.table(
+                [pa.chunked_array([c]) if isinstance(c, pa.Array) else c for c in columns],
+                schema=PARTS,
+            )
+        )
+    if RECORD_IDS.name in rows.column_names:
+        part_tables.append(_places_of_duplicates(rows))
+    return pa.concat_tables(part_tables)
+
+
+def _places_of_duplicates(rows: pa.Table) -> pa.Table:
+    lists = rows[RECORD_IDS.name].combine_chunks()
+    entries = lists.flatten()
+    is_duplicate = entries.field("of_offset").is_valid()
+    partitions = rows["partition"].take(lists.value_parent_indices().filter(is_duplicate))
+    entries = entries.filter(is_duplicate)
+    columns = {name: entries.field(name) for name in ("source", "topic", "offset")}
+    return pa.table({**columns, "partition": partitions}).select(PARTS.names).cast(PARTS)
+
+
+def _known_from_sink(engine: Engine, settings: Settings, generations: Generations) -> Rows:
+    """Return the records that the first generation of a recovered lake has not merged.
+
+    It left them out since the sink of the lost lake had them.
+    """
+    first = generations[0]
+    inputs = list[Rows]()
+    after = generations.after(first)
+    until_batch = _next_batch(engine.reader, settings, first) if after is None else after.from_batch
+    ends = reached(engine.reader, first, until_batch)
+    batches = [generations.batches(first)]
+    spans = {tp: (since, ends.get(tp)) for tp, since in first.begin.items()}
+    for input_id in settings.inputs:
+        ranges = {tp.partition: span for tp, span in spans.items() if tp.input == input_id}
+        keyed: Where = [
+            [*terms, ("merge_key", "is not null", None), ("event_time", "is not null", None)]
+            for terms in within(ranges)
+        ]
+        columns = ["topic", "partition", "offset", "merge_key"]
+        table = tables.bronze(input_id.source)
+        source = {"source": input_id.source}
+        inputs.append(engine.read(table, columns, of_topic(input_id, keyed), constants=source))
+    inputs.append(engine.read(tables.SILVER, ["partition", *part_columns(settings)], batches))
+    inputs.append(engine.read(tables.LATE, ["partition", "source", "topic", "offset"], batches))
+    inputs.append(engine.read(tables.RECOVERED, ["partition", "merge_key"], MESSAGES))
+    function = partial(
+        _merged_into_nothing,
+        inputs_of_lake=settings.inputs,
+        spans=spans,
+        partitions_passed_over=frozenset(read_since(engine.reader, first)),
+    )
+    return engine.per_partition(function, inputs, PARTS)
+
+
+def _next_batch(reader: TableReader, settings: Settings, generation: Generation) -> int:
+    """Return the number of the generation's next batch."""
+    last = last_batch(reader, settings)
+    return max(generation.from_batch, 0 if last is None else last[0].batch + 1)
+
+
+def _waiting_from_sink(engine: Engine, settings: Settings, generation: Generation) -> Rows:
+    """Return the records that a recovered lake has read and not merged yet, and that the sink has.
+
+    The merge would leave them out once the clock has reached them. All others of their keys wait to
+    be merged.
+    """
+    reader = engine.reader
+    last = last_batch(reader, settings)
+    cursors = {tp: Cursor(offset) for tp, offset in generation.begin.items()}
+    clocks: Mapping[int, int] = {}
+    if last is not None and last[0].batch >= generation.from_batch:
+        cursors |= last[0].cursors()
+        clocks = last[0].clocks
+    lateness = inherited_lateness(reader, read_epochs(reader, settings), generation)
+    rules = merge_rules(settings.merge, lateness, read_since(reader, generation))
+    end = BatchEnd(cursors, clocks)
+    state = TenantStateReader(reader, generation)
+    idle: dict[TopicPartition, list[IdleDecision]] = {}
+    for tp, decision in read_decisions(reader, generation):
+        idle.setdefault(tp, []).append(decision)
+    inputs = list[Rows]()
+    for input_id in settings.inputs:
+        begins = {
+            tp.partition: (c.next_offset, None) for tp, c in cursors.items() if tp.input == input_id
+        }
+        timed: Where = [[*terms, ("event_time", "is not null", None)] for terms in within(begins)]
+        table = tables.bronze(input_id.source)
+        source = {"source": input_id.source}
+        inputs.append(engine.read(table, _WAITING, of_topic(input_id, timed), constants=source))
+    inputs.append(engine.read(tables.RECOVERED, MESSAGE_SCHEMA.names, MESSAGES))
+    function = partial(
+        _waiting_and_published,
+        cursors=cursors,
+        heads=state.clocks_at(end, rules.lag_ms, lateness.global_floor).heads(),
+        rules=rules,
+        idle=idle,
+    )
+    return engine.per_partition(function, inputs, PARTS)
+
+
+def _waiting_and_published(
+    *inputs: pa.Table,
+    cursors: Mapping[TopicPartition, Cursor],
+    heads: pa.Table,
+    rules: Rules,
+    idle: Mapping[TopicPartition, Sequence[IdleDecision]],
+) -> pa.Table:
+    """Return those of the records beyond the cursors that a message has, or that are passed over.
+
+    The last input are the messages that were read back.
+    """
+    *bronze, messages = inputs
+    parts = [PARTS.empty_table()]
+    for records in bronze:
+        offsets = int64s(records["offset"])
+        times = times_ms(records["event_time"])
+        here = list(dict.fromkeys(tp.input for tp in cursors))
+        for tp, rows in by_topic_partition(records, here, offsets).items():
+            cursor = cursors[tp]
+            decisions = [
+                each for each in idle.get(tp, ()) if each.after_offset + 1 >= cursor.next_offset
+            ]
+            available = Available(offsets[rows], times[rows]).with_idle(decisions)
+            head = int(positions_of(cursor, available)[-1])
+            until = int(offsets[rows[-1]]) + 1
+            done = OffsetRange(cursor.next_offset, until, cursor.position, head, head)
+            plan = BatchPlan(0, {tp: done}, {tp.partition: head}, has_late=False)
+            waiting = records.take(pa.array(rows))
+            positioned = clocks_of(rules, plan, idle, waiting, heads).positioned(waiting)
+            is_out = is_published(positioned, messages, rules) | positioned.is_passed_over(
+                rules, {}
+            )
+            parts.append(positioned.where(is_out).rows.select(PARTS.names).cast(PARTS))
+    return pa.concat_tables(parts)
+
+
+def _is_within(offset: int, span: tuple[int, int | None] | None) -> bool:
+    return span is not None and span[0] <= offset and (span[1] is None or offset < span[1])
+
+
+def _merged_into_nothing(
+    *inputs: pa.Table,
+    inputs_of_lake: Sequence[InputId],
+    spans: Mapping[TopicPartition, tuple[int, int | None]],
+    partitions_passed_over: Collection[int],
+) -> pa.Table:
+    """Return the records of bronze in these spans that are neither in silver nor late.
+
+    They have the key of a message, or are in a partition where records before a position were
+    passed over, whatever their key.
+    """
+    *bronze, silver, late, messages = inputs
+    records = pa.concat_tables(rows.select([*PARTS.names, "merge_key"]) for rows in bronze)
+    places = zip(*(records[name].to_pylist() for name in PARTS.names), strict=True)
+    records = records.filter(
+        pa.array(
+            [
+                _is_within(offset, spans.get(TopicPartition(InputId(source, topic), p)))
+                for source, topic, p, offset in places
+            ],
+            pa.bool_(),
+        )
+    )
+    has_known_key = pc.is_in(records["merge_key"], value_set=pc.unique(messages["merge_key"]))
+    is_passed_over = np.isin(int64s(records["partition"]), list(partitions_passed_over))
+    records = records.filter(pc.or_(has_known_key, pa.array(is_passed_over)))
+    late_parts = late.select(PARTS.names).cast(PARTS)
+    merged = pa.concat_tables([places_of_parts(silver, inputs_of_lake), late_parts])
+    return (
+        records.select(PARTS.names)
+        .cast(PARTS)
+        .join(merged, PARTS.names, join_type="left anti")
+        .select(PARTS.names)
+        .cast(PARTS)
+    )

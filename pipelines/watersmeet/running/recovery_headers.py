@@ -1,0 +1,121 @@
+"""Makes the headers from which a lost lake is recovered, for the messages of a publication."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from watersmeet.core.idle import IdleDecision
+from watersmeet.core.inputs import InputId
+from watersmeet.core.recovery import (
+    CloseTimeRange,
+    idle_header,
+    min_offset,
+    read_again_from,
+    recovery_headers,
+)
+from watersmeet.core.sequence import NO_RECOVERY, MessageTime
+from watersmeet.lake.decisions import read_decisions
+from watersmeet.lake.epochs import Epochs
+from watersmeet.lake.fingerprints import read_fingerprints
+from watersmeet.lake.generations import Generation, Generations
+from watersmeet.lake.inputs import first_offsets
+from watersmeet.lake.table_reader import TableReader
+from watersmeet.running.message_rows import Headers
+from watersmeet.running.publication_plan import Ends
+from watersmeet.settings import Settings
+
+log = logging.getLogger("watersmeet.gold")
+
+
+@dataclass(frozen=True)
+class RecoveryHeaders:
+    """Recovery headers of the newest generation of one lake."""
+
+    reader: TableReader
+    settings: Settings
+    partitions: int
+    epochs: Epochs
+    generations: Generations
+
+    def of(self, ends: Mapping[int, Ends], *, is_atomic: bool) -> dict[int, Headers]:
+        """Return the recovery headers by partition, and by the time (ms) of the messages that carry
+        them.
+
+        A partition's last messages carry them. Its first messages do too unless the publication
+        `is_atomic`: then no part of it may be published alone.
+        """
+        headers: dict[int, dict[MessageTime, list[tuple[str, bytes]]]] = {p: {} for p in ends}
+        carriers = [{p: end.last for p, end in ends.items()}]
+        if not is_atomic:
+            carriers.append({p: end.first for p, end in ends.items()})
+        generation = self.generations.newest
+        rules = read_fingerprints(self.reader, self.settings, self.epochs, self.generations)
+        decisions = self._decisions(generation)
+        is_lived = self._is_lived(generation) or any(decisions.values())
+        for times in carriers:
+            positions = {p: self._read_again_from(at) for p, at in times.items()}
+            for p, offsets in self._min_offsets(generation, positions, decisions).items():
+                close_times = self._close_times(times[p], ends[p].last.time)
+                named = {self.settings.input_names[i]: offset for i, offset in offsets.items()}
+                decided = {self.settings.input_names[i]: d for i, d in decisions[p].items()}
+                idle = idle_header(decided, named, close_times)
+                fingerprints = rules.of(p, offsets, positions[p])
+                recovery = recovery_headers(named, idle, fingerprints, is_lived=is_lived)
+                if recovery[0][0] == NO_RECOVERY:
+                    log.warning(
+                        "partition %d: what a lost lake needs of idle decisions does not fit into "
+                        "a message",
+                        p,
+                    )
+                headers[p][times[p]] = recovery
+        return dict(headers)
+
+    def _read_again_from(self, at: MessageTime) -> int:
+        """Return the position (ms) from which a lost lake reads again after a message."""
+        merge = self.epochs.current.settings.merge
+        longest_ms = merge.window.longest_ms + (merge.tenant_max_lag_ms or 0)
+        return read_again_from(at.time, longest_ms if at.says_closing else None)
+
+    def _close_times(self, at: MessageTime, last_ms: int) -> CloseTimeRange | None:
+        """Return the closing times of the messages from one on, with tenants."""
+        lag_ms = self.epochs.current.settings.merge.tenant_max_lag_ms
+        return None if lag_ms is None else CloseTimeRange(at.time, last_ms, lag_ms)
+
+    def _is_lived(self, generation: Generation) -> bool:
+        """Return True if more than records, idle decisions and one set of rules shaped the lake."""
+        fingerprints = {epoch.settings.fingerprint for epoch in self.epochs}
+        return generation.number > 0 or generation.is_lived or len(fingerprints) > 1
+
+    def _decisions(self, generation: Generation) -> dict[int, dict[InputId, list[IdleDecision]]]:
+        """Return the idle policy's decisions in a generation, by partition and input."""
+        decisions: dict[int, dict[InputId, list[IdleDecision]]] = {
+            partition: {} for partition in range(self.partitions)
+        }
+        for tp, decision in read_decisions(self.reader, generation):
+            decisions[tp.partition].setdefault(tp.input, []).append(decision)
+        return decisions
+
+    def _min_offsets(
+        self,
+        generation: Generation,
+        times: Mapping[int, int],
+        decisions: Mapping[int, Mapping[InputId, Sequence[IdleDecision]]],
+    ) -> dict[int, dict[InputId, int]]:
+        """Return, by partition and input, a generation's first offset at a position (ms) >= a time.
+
+        A position first reaches a time at the first record, or after the first decision, that has
+        it. Every source has one, since the clock has passed that time in all of them.
+        """
+        offsets: dict[int, dict[InputId, int]] = {partition: {} for partition in times}
+        for input_id in self.settings.inputs:
+            since = generation.offsets_of(input_id)
+            first = first_offsets(self.reader, input_id, "event_time", times, since)
+            for p, time in times.items():
+                records = [(first[p], time)] if p in first else []
+                input_decisions = decisions[p].get(input_id, ())
+                offsets[p][input_id] = min_offset(
+                    records, input_decisions, time, next_offset=since.get(p, 0)
+                )
+        return offsets

@@ -1,0 +1,140 @@
+"""Samples what the metrics need and no layer knows, now and then, beside a run's batches."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from watersmeet.core.plan import OpenTransaction, TopicPartition
+from watersmeet.core.types import NO_TENANT
+from watersmeet.kafka.cluster import Cluster
+from watersmeet.kafka.transactions import open_transactions
+from watersmeet.lake import tables
+from watersmeet.lake.epochs import read_epochs
+from watersmeet.lake.generations import read_generations
+from watersmeet.lake.table_reader import TableReader
+from watersmeet.lake.tenants import slowest, unfinished
+from watersmeet.lake.unpublished import count_behind_sink
+from watersmeet.monitoring.events import (
+    Committed,
+    Event,
+    MergeProgress,
+    Observer,
+    Sampled,
+    TenantsSampled,
+)
+from watersmeet.settings import Settings
+
+log = logging.getLogger("watersmeet.sampling")
+
+EVERY_S: Final = 5.0
+TIMEOUT_S: Final = 2.5
+
+
+class Sampler:
+    """Samples Kafka and the lake for the observers of a run.
+
+    Of Kafka: the ends of the sources' topics, and the transactions open there. Of the lake, after
+    silver has changed: how many merge records are open, and of which tenants.
+
+    The sampler also observes the run, to know whether silver has changed, and where the clocks of
+    tenants are. A query that fails is repeated with the next sample.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        partitions: int,
+        layers: Sequence[str],
+        reader: TableReader,
+        notify: Observer,
+    ) -> None:
+        self._settings = settings
+        self._partitions = partitions
+        self._layers = layers
+        self._reader = reader
+        self._notify = notify
+        self._cluster = Cluster(settings.kafka, TIMEOUT_S)
+        self._silver_changed = "silver" in layers
+        self._progress: MergeProgress | None = None
+
+    def __call__(self, event: Event) -> None:
+        """Record a new version of silver, and the clocks."""
+        if isinstance(event, Committed) and event.table == tables.SILVER:
+            self._silver_changed = True
+        if isinstance(event, MergeProgress):
+            # The first sample was taken without clocks.
+            self._silver_changed |= self._progress is None
+            self._progress = event
+
+    def follow(self, stopping: threading.Event) -> None:
+        """Take a sample at once, and then every few seconds."""
+        while True:
+            try:
+                self.sample()
+            # Sampling must not stop the run, which reports trouble with Kafka itself.
+            except BaseException as error:
+                log.debug("no sample: %s", error)
+            if stopping.wait(EVERY_S):
+                return
+
+    def sample(self) -> None:
+        """Take a sample and report it."""
+        bounds: dict[TopicPartition, tuple[int, int]] = {}
+        transactions: dict[TopicPartition, OpenTransaction] = {}
+        if {"bronze", "silver"} & set(self._layers):
+            for input_id in self._settings.inputs:
+                topic_bounds, still_open = open_transactions(
+                    self._cluster, input_id.topic, range(self._partitions)
+                )
+                bounds |= {
+                    TopicPartition(input_id, p): limits for p, limits in topic_bounds.items()
+                }
+                transactions |= {
+                    TopicPartition(input_id, p): transaction
+                    for p, transaction in still_open.items()
+                }
+        open_rows = None
+        tenants = None
+        behind_sink = None
+        if self._silver_changed:
+            # Before the query, so that a batch committed meanwhile is not missed.
+            self._silver_changed = False
+            try:
+                open_rows, tenants = self._by_tenant()
+                behind_sink = self._behind_sink()
+            except BaseException:
+                self._silver_changed = True
+                raise
+        self._notify(Sampled(bounds, open_rows, tenants, transactions, behind_sink))
+
+    def _behind_sink(self) -> Mapping[int, int] | None:
+        """Return, by partition, how many merge records are never published; None where no
+        generation has begun.
+        """
+        generations = read_generations(self._reader, self._settings)
+        if not generations:
+            return None
+        closing_from = read_epochs(self._reader, self._settings).closing_from
+        counts = count_behind_sink(self._reader, generations.newest, closing_from)
+        return dict.fromkeys(range(self._partitions), 0) | counts
+
+    def _by_tenant(self) -> tuple[int, TenantsSampled]:
+        """Return how many merge records are open, and how far tenants are."""
+        rows = unfinished(self._reader)
+        progress = self._progress
+        counts = {"open": 0, "waiting": 0}
+        for status, count in zip(rows["status"].to_pylist(), rows["rows"].to_pylist(), strict=True):
+            counts[status] += count
+        behind = [0]
+        if progress is not None and progress.tenant_clocks is not None:
+            slowest_tenants = slowest(rows, progress.tenant_clocks)
+            behind += [
+                progress.clocks[p] - slowest_tenant.clock
+                for p, slowest_tenant in slowest_tenants.items()
+                if slowest_tenant.clock is not None
+            ]
+        tenants = {*rows["tenant"].unique().to_pylist()} - {NO_TENANT}
+        return counts["open"], TenantsSampled(counts["waiting"], len(tenants), max(behind))

@@ -1,0 +1,221 @@
+"""Reads from a sink how a new lake can continue it after the lake that filled it was lost.
+
+The messages say how far the partitions are, and where and by which rules to read on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any, Final, NamedTuple
+
+from confluent_kafka import Message
+
+from watersmeet.core.correction_sequence import CorrectionTail
+from watersmeet.core.correction_sequence import parse_tail as parse_correction_tail
+from watersmeet.core.recovery import NotToldError, ReadBack, SinkState, sink_state
+from watersmeet.core.sequence import FORGOTTEN, MIN_OFFSETS, PLAIN, SequenceTail, parse_tail
+from watersmeet.errors import ConfigurationError, ForeignMessageError
+from watersmeet.kafka.cluster import Cluster
+from watersmeet.kafka.publisher import Publisher, sequence_tail
+from watersmeet.kafka.reading import headers_of, read_backwards, read_tails
+from watersmeet.settings import Settings
+
+COUNTED_RULES: Final = (
+    "key, event_time, heartbeat, where, tombstone and schema of each source, tenant, "
+    "tenant_max_lag, max_future, "
+    "max_record_bytes, and timeout or window"
+)
+"""The rules of reading and grouping, whose fingerprint messages carry (`Settings.fingerprint`)."""
+
+
+class Sink(NamedTuple):
+    """The last message of each partition that has messages, and what its messages say."""
+
+    tails: Mapping[int, SequenceTail]
+    states: Mapping[int, SinkState]
+
+
+NO_MESSAGES: Final = Sink({}, {})
+
+
+def read_sink(settings: Settings, partitions: int, publisher: Publisher | None = None) -> Sink:
+    """Return what the sink says, once no transaction is open there.
+
+    That is nothing if the sink does not exist or has no messages. `publisher`: the one that has
+    fenced every other of this pipeline, if there is one.
+
+    Raises ForeignMessageError if a message is not Watersmeet's. Raises ConfigurationError if the
+    messages were made by another merge, or do not say where a lost lake goes on.
+    """
+    topic = settings.publish.topic
+    cluster = Cluster(settings.kafka)
+    if topic not in cluster.partition_counts([topic]):
+        return NO_MESSAGES
+    bounds = (
+        cluster.settled_bounds(topic, partitions)
+        if publisher is None
+        else publisher.settled_bounds(partitions)
+    )
+    tails = {
+        p: sequence_tail(message, parse_tail)
+        for p, message in read_tails(settings.kafka, topic, partitions, bounds).items()
+    }
+    states = {p: _read_state(settings, p, bounds[p]) for p in tails}
+    for state in states.values():
+        _check_form(settings, state)
+    return Sink(tails, {p: state for p, state in states.items() if state.last is not None})
+
+
+def read_last_messages(settings: Settings, partitions: int) -> dict[int, SequenceTail]:
+    """Return the last message that each partition of the sink has now; none without a sink."""
+    topic = settings.publish.topic
+    if topic not in Cluster(settings.kafka).partition_counts([topic]):
+        return {}
+    return {
+        p: sequence_tail(message, parse_tail)
+        for p, message in read_tails(settings.kafka, topic, partitions).items()
+    }
+
+
+def read_last_corrections(settings: Settings, partitions: int) -> dict[int, CorrectionTail]:
+    """Return the last correction that each partition of their topic has, once no transaction is
+    open there; none without such a topic.
+    """
+    topic = settings.publish.corrections_topic
+    cluster = Cluster(settings.kafka)
+    if topic is None or topic not in cluster.partition_counts([topic]):
+        return {}
+    bounds = cluster.settled_bounds(topic, partitions)
+    return {
+        p: sequence_tail(message, parse_correction_tail)
+        for p, message in read_tails(settings.kafka, topic, partitions, bounds).items()
+    }
+
+
+def check_start(settings: Settings, sink: Sink) -> None:
+    """Raise ConfigurationError if a lake begun by `kafka.start` would not exactly continue the
+    sink.
+    """
+    start = settings.kafka.start
+    topic = settings.publish.topic
+    states = sink.states.values()
+    if not sink.states or start == "latest":
+        return
+    if start != "sink" and any(state.is_lived for state in states):
+        raise ConfigurationError(
+            f"{topic} has messages of a lake that has had idle decisions, other rules or a "
+            "jump, which Kafka's records alone do not tell",
+            where="kafka.start",
+            fix="start at `sink`, or publish to another topic",
+        )
+    if start not in ("sink", "earliest"):
+        return
+    for p, state in sink.states.items():
+        if not state.begin:
+            continue  # nothing says where to begin, so all is read from the first record on
+        if not state.rules:
+            raise ConfigurationError(
+                f"the messages of {topic}[{p}] were made by an earlier version, which did "
+                "not say by which rules",
+                where="kafka.start",
+                fix="publish to another topic",
+            )
+        if state.rules != {settings.fingerprint}:
+            raise _other_rules(settings, f"{topic}[{p}]", state.rules)
+
+
+def _other_rules(settings: Settings, place: str, rules: Collection[str]) -> ConfigurationError:
+    which = f"The rules that count are {COUNTED_RULES}"
+    if settings.fingerprint in rules or len(rules) > 1:
+        return ConfigurationError(
+            f"what a lake that goes on after the last messages of {place} would read again was "
+            f"read and merged by rules that changed meanwhile ({', '.join(sorted(rules))}; those "
+            f"of this configuration are {settings.fingerprint}), so it cannot be taken up exactly",
+            where="kafka.start",
+            fix=f"publish to another topic. {which}",
+        )
+    return ConfigurationError(
+        f"the last messages of {place} were made by other rules ({', '.join(rules)}) than those "
+        f"of this configuration ({settings.fingerprint})",
+        where="kafka.start",
+        fix=(
+            "begin with the former rules, and change them with `watersmeet evolve` then; or "
+            f"publish to another topic. {which}"
+        ),
+    )
+
+
+def _read_state(settings: Settings, partition: int, bounds: tuple[int, int]) -> SinkState:
+    topic = settings.publish.topic
+    merge = settings.merge
+    offset = -1
+
+    def messages() -> Iterator[tuple[ReadBack, Mapping[str, bytes | None]]]:
+        """Yield the partition's messages from its end backwards, without tombstones."""
+        nonlocal offset
+        for message in read_backwards(settings.kafka, topic, partition, bounds):
+            if FORGOTTEN not in dict(headers_of(message)):
+                offset = message.offset() or 0
+                yield _as_read_back(message)
+
+    try:
+        return sink_state(messages(), merge.window, merge.tenant_max_lag_ms)
+    except ValueError:
+        raise ForeignMessageError(topic, partition, offset, MIN_OFFSETS) from None
+    except NotToldError:
+        raise ConfigurationError(
+            f"{topic}[{partition}]@{offset} does not say where a lost lake goes on, since "
+            "the idle decisions that it needs, with what each tells its tenants, are more "
+            "than fit into a message",
+            where="kafka.start",
+            fix="start at `earliest`, and publish to another topic",
+        ) from None
+
+
+def _check_form(settings: Settings, state: SinkState) -> None:
+    """Raise ConfigurationError if the sink's messages have another form than this merge's.
+
+    The form depends on whether there are tenants, and on how merge records are closed.
+    """
+    topic = settings.publish.topic
+    merge = settings.merge
+    if state.last is None:
+        return
+    if merge.has_tenants and not state.last.tenant:
+        raise ConfigurationError(
+            f"the messages of {topic} were made without tenants",
+            where="merge.tenant",
+            fix="leave `tenant` and `tenant_max_lag` out, or publish to another topic",
+        )
+    if state.last.tenant and not merge.has_tenants:
+        raise ConfigurationError(
+            f"the messages of {topic} were made with tenants",
+            where="merge.tenant",
+            fix="give the `tenant` and `tenant_max_lag` of the lake, or publish to another topic",
+        )
+    if state.last.closed_at != PLAIN and not merge.says_closing:
+        raise ConfigurationError(
+            f"the messages of {topic} were made with a window by gap",
+            where="merge.timeout",
+            fix=(
+                "give the `window` of the lake, or one whose gap and max are both "
+                f"`{merge.window.gap_ms}ms`, which is this timeout"
+            ),
+        )
+    if state.last.closed_at == PLAIN and merge.says_closing:
+        raise ConfigurationError(
+            f"the messages of {topic} were made with a timeout",
+            where="merge.window",
+            fix="begin with that one as `merge.timeout`, and change it with `watersmeet evolve`",
+        )
+
+
+def _as_read_back(message: Message) -> tuple[ReadBack, Mapping[str, bytes | None]]:
+    headers: dict[str, Any] = dict(headers_of(message))
+    try:
+        tail = parse_tail(headers)
+    except ValueError:
+        raise ForeignMessageError(
+            message.topic() or "", message.partition() or 0, message.offset() or 0
+        ) from None
+    return ReadBack(tail.event_time, tail.key, tail.due, tail.closed_at, tail.tenant), headers

@@ -1,0 +1,759 @@
+"""The typed configuration: nonsense is refused here, in one sentence, before anything is started.
+
+The sentence says what is wrong, where (file and dotted path) and what would be right. It never
+contains a value that came from the environment, nor one of `kafka.options` or `storage`, since
+either may be a secret.
+"""
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
+
+from pydantic import (
+    Discriminator,
+    Field,
+    PrivateAttr,
+    Tag,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
+
+from watersmeet.configuration import values as kinds
+from watersmeet.configuration.file import (
+    RefusedError,
+    first_problem,
+    known_instead,
+    problem_of,
+    read_values,
+)
+from watersmeet.configuration.sources import (
+    Part,
+    RegistrySettings,
+    RepartitionSettings,
+    SourceSettings,
+)
+from watersmeet.configuration.values import (
+    NAMES_OF_CORRECTIONS,
+    RESERVED_NAMES,
+    StartOffsets,
+    StartTimestamp,
+    parse_duration,
+)
+from watersmeet.core.inputs import InputId, names_of, of_source
+from watersmeet.core.paths import parse_path
+from watersmeet.core.window import Window
+from watersmeet.errors import ConfigurationError, Problem
+
+if TYPE_CHECKING:  # heavy, and the command line starts without it
+    from watersmeet.core.reading import ReadingRules
+
+__all__ = [
+    "RESERVED_NAMES",
+    "CatalogLake",
+    "Settings",
+    "StartOffsets",
+    "StartTimestamp",
+    "load_settings",
+    "parse_duration",
+]
+
+
+_KAFKA_RULES = {"max_record_bytes": "max_record_bytes"}
+_MERGE_RULES = {"timeout": "timeout_ms", "window": "window_by_gap", "max_future": "max_future_ms"}
+_TENANT_RULES = {"tenant_max_lag": "tenant_max_lag_ms"}
+_PUBLISH_RULES = {name: name for name in ("valid", "value", "max_bytes", "corrections")}
+_SOURCE_RULES = {
+    "schema": "schema_file",
+    "id": "id_path",
+    **{name: name for name in ("key", "event_time", "where", "heartbeat", "tombstone")},
+}
+"""Rules that may change in an existing lake (in all of these mappings): names in YAML, with the
+attributes.
+"""
+
+_SINCE = "schema_since"
+"""Entry beside the rule `schema`, where a schema of bare Avro has changed: by partition, the first
+offset whose value was written with it.
+"""
+
+
+class CatalogLake(Part):
+    """A lake whose tables live in a schema of a catalog (Unity Catalog)."""
+
+    catalog: kinds.Identifier = Field(examples=["main"])
+    schema_name: kinds.Identifier = Field(validation_alias="schema", examples=["shop"])
+
+
+class KafkaSettings(Part):
+    """Kafka's address, and how Kafka is read."""
+
+    bootstrap_servers: kinds.Servers = Field(examples=["127.0.0.1:9092"])
+    options: kinds.KafkaOptions = Field(default_factory=dict)
+    start: kinds.Start = "earliest"
+    max_offsets_per_batch: kinds.Count = 500_000
+    on_data_loss: Literal["stop", "continue"] = "stop"
+    max_record_bytes: kinds.Size = 64 * 2**20
+    quarantine_limit: kinds.Share = 0.5
+
+
+class WindowSettings(Part):
+    """The time that a merge record stays open after its last part, and at most after its first."""
+
+    gap_ms: kinds.PositiveDuration = Field(validation_alias="gap", examples=["30m"])
+    max_ms: kinds.PositiveDuration = Field(validation_alias="max", examples=["12h"])
+
+    @model_validator(mode="after")
+    def _is_not_over_before_the_gap(self) -> "WindowSettings":
+        if self.max_ms < self.gap_ms:
+            raise RefusedError(
+                "{path} is shorter than the gap",
+                "max",
+                fix="give it the length of the gap at least",
+            )
+        return self
+
+
+class MergeSettings(Part):
+    """Settings of the merge: its window, its tenants and the size of a batch.
+
+    The window says how long a merge record stays open: a timeout, or a window by gap.
+    """
+
+    timeout_ms: kinds.PositiveDuration | None = Field(default=None, validation_alias="timeout")
+    window_by_gap: WindowSettings | None = Field(default=None, validation_alias="window")
+    tenant: kinds.DottedPath | None = None
+    tenant_max_lag_ms: kinds.Duration | None = Field(
+        default=None, validation_alias="tenant_max_lag"
+    )
+    max_future_ms: kinds.Duration = Field(default=86_400_000, validation_alias="max_future")
+    max_records_per_batch: kinds.Count = 1_000_000
+    idle_after_ms: kinds.PositiveDuration | None = Field(
+        default=None, validation_alias="idle_after"
+    )
+    _had_window: bool = PrivateAttr(default=False)
+
+    @property
+    def window(self) -> Window:
+        """The time that a merge record stays open."""
+        if self.window_by_gap is not None:
+            return Window(self.window_by_gap.gap_ms, self.window_by_gap.max_ms)
+        return Window(self.timeout_ms or 0)
+
+    @property
+    def has_tenants(self) -> bool:
+        """True where every tenant has a clock of its own."""
+        return self.tenant is not None
+
+    def check_tenants(self, option: str, value: object) -> None:
+        """Raise ConfigurationError where an option has a value and there are no tenants."""
+        if value is not None and not self.has_tenants:
+            raise ConfigurationError("this lake has no tenants", where=option, fix="leave it out")
+
+    @property
+    def says_closing(self) -> bool:
+        """True where merge records say when they were closed.
+
+        They do with tenants or a window by gap, or if there was either before.
+        """
+        return self._had_window or self.has_tenants or not self.window.is_timeout
+
+    def after(self, before: "MergeSettings") -> "MergeSettings":
+        """Return these settings as the next ones of a lake, after `before`."""
+        settings = self.model_copy()
+        settings._had_window = before.says_closing
+        return settings
+
+    def with_window(self, window: Window) -> "MergeSettings":
+        """Return these settings with another window, as if there had never been one before."""
+        if window.max_ms is None:
+            return self.changed(timeout_ms=window.gap_ms, window_by_gap=None)
+        return self.changed(
+            timeout_ms=None,
+            window_by_gap=WindowSettings(gap_ms=window.gap_ms, max_ms=window.max_ms),
+        )
+
+    @model_validator(mode="after")
+    def _has_one_window(self) -> "MergeSettings":
+        if self.timeout_ms is None and self.window_by_gap is None:
+            raise RefusedError(
+                "required field `{path}` is missing",
+                "timeout",
+                fix="add it, such as `timeout: 30m`",
+            )
+        if self.timeout_ms is not None and self.window_by_gap is not None:
+            raise RefusedError(
+                "`{path}` has both `timeout` and `window`", fix="leave one of them out"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _has_tenants_with_a_lag(self) -> "MergeSettings":
+        if self.has_tenants and self.tenant_max_lag_ms is None:
+            raise RefusedError(
+                "required field `{path}` is missing where there is a tenant",
+                "tenant_max_lag",
+                fix="add it, such as `tenant_max_lag: 24h`",
+            )
+        if not self.has_tenants and self.tenant_max_lag_ms is not None:
+            raise RefusedError(
+                "{path} is for a merge with `tenant` alone",
+                "tenant_max_lag",
+                fix="add that, or leave this out",
+            )
+        return self
+
+
+class SilverSettings(Part):
+    """Settings of silver's table."""
+
+    change_data_feed: kinds.Flag = False
+
+
+class CorrectionSettings(Part):
+    """The topic of corrections, and how late a record may be that is corrected."""
+
+    topic: kinds.TopicName = Field(examples=["merged-corrections"])
+    within_ms: kinds.Duration = Field(validation_alias="within", examples=["7d"])
+
+
+class PublishSettings(Part):
+    """The sink, which merge records go there, and in what form."""
+
+    topic: kinds.TopicName = Field(examples=["merged"])
+    valid: kinds.Text = "true"
+    value: kinds.Text | None = None
+    max_bytes: kinds.Size = 8 * 2**20
+    delivery: Literal["exactly_once", "at_least_once", "at_most_once"] = "exactly_once"
+    late_topic: kinds.TopicName | None = None
+    quarantine_topic: kinds.TopicName | None = None
+    retention_ms: kinds.Retention | None = Field(default=None, validation_alias="retention")
+    corrections: CorrectionSettings | None = None
+    _earlier_corrections_topic: str | None = PrivateAttr(default=None)
+
+    @property
+    def corrections_topic(self) -> str | None:
+        """The topic of corrections; None where a living lake has never had any.
+
+        It stays where late records are no longer corrected: those that are pending still are.
+        """
+        topic = self.corrections and self.corrections.topic
+        return topic or self._earlier_corrections_topic
+
+    @property
+    def within_ms(self) -> int | None:
+        """How far (ms) behind its position a late record may lie to be corrected; None: none is."""
+        return None if self.corrections is None else self.corrections.within_ms
+
+    def after(self, before: "PublishSettings") -> "PublishSettings":
+        """Return these settings as the next ones of a lake, after `before`."""
+        settings = self.model_copy()
+        settings._earlier_corrections_topic = before.corrections_topic
+        return settings
+
+    @property
+    def dead_letter_topics(self) -> dict[str, str]:
+        """The topics of dead letters, by the table of the records: `late`, `quarantine`, or
+        neither.
+        """
+        topics = {"late": self.late_topic, "quarantine": self.quarantine_topic}
+        return {table: topic for table, topic in topics.items() if topic is not None}
+
+    @property
+    def sequence_topics(self) -> list[str]:
+        """The topics with a sequence of merge records: the sink, and that of corrections."""
+        topics = [self.topic, self.corrections_topic]
+        return [topic for topic in topics if topic is not None]
+
+    @property
+    def topics_beside_the_sink(self) -> dict[str, str]:
+        """The topics of dead letters and of corrections, by the field that names them."""
+        fields = {f"{table}_topic": topic for table, topic in self.dead_letter_topics.items()}
+        topic = self.corrections_topic
+        return fields if topic is None else {**fields, "corrections.topic": topic}
+
+
+class KeepSettings(Part):
+    """The time that rows of a table are kept, in event time behind the clock; None: for ever."""
+
+    bronze_ms: kinds.PositiveDuration | None = Field(default=None, validation_alias="bronze")
+    silver_ms: kinds.PositiveDuration | None = Field(default=None, validation_alias="silver")
+    late_ms: kinds.PositiveDuration | None = Field(default=None, validation_alias="late")
+    quarantine_ms: kinds.PositiveDuration | None = Field(
+        default=None, validation_alias="quarantine"
+    )
+
+
+class QualitySettings(Part):
+    """The user's suites of expectations, and after how many batches of silver a run checks them
+    beside the stream."""
+
+    suites: list[kinds.Schema] = Field(default_factory=list)
+    every: kinds.Count | None = None
+
+
+class MetricsSettings(Part):
+    """The address at which the metrics of a run are served."""
+
+    port: kinds.Port = Field(examples=["9464"])
+    address: kinds.Text = "127.0.0.1"
+
+
+class LineageSettings(Part):
+    """The destination of OpenLineage events: a file or a URL."""
+
+    file: kinds.Location | None = None
+    url: kinds.Url | None = Field(default=None, repr=False)
+
+    @model_validator(mode="after")
+    def _goes_to_one_place(self) -> "LineageSettings":
+        if (self.file is None) == (self.url is None):
+            raise RefusedError(
+                "`{path}` needs one of `file` and `url`",
+                fix="name a file, or the URL of an OpenLineage backend",
+            )
+        return self
+
+
+def _shape_of_lake(value: object) -> str:
+    return "<catalog>" if isinstance(value, (Mapping, CatalogLake)) else "<location>"
+
+
+class Settings(Part):
+    """The whole configuration; paths are absolute, durations in ms, sizes in bytes, sources in
+    their written order."""
+
+    name: kinds.Name = Field(examples=["shop"])
+    engine: Literal["spark", "embedded"] = "spark"
+    lake: Annotated[
+        Annotated[kinds.Location, Tag("<location>")] | Annotated[CatalogLake, Tag("<catalog>")],
+        Discriminator(_shape_of_lake),
+    ] = Field(examples=["./lake"])
+    storage: kinds.Options = Field(default_factory=dict)
+    spark: kinds.Options = Field(default_factory=dict)
+    checkpoints: kinds.Location = Field(default=None, validate_default=True)
+    kafka: KafkaSettings
+    sources: dict[kinds.SourceName, SourceSettings] = Field(min_length=2)
+    merge: MergeSettings
+    silver: SilverSettings = SilverSettings()
+    publish: PublishSettings
+    retention_ms: kinds.Retention = Field(default=604_800_000, validation_alias="retention")
+    keep: KeepSettings = KeepSettings()
+    quality: QualitySettings = QualitySettings()
+    metrics: MetricsSettings | None = None
+    lineage: LineageSettings | None = None
+
+    def reading_rules(self, source: str) -> "ReadingRules":
+        """Return how a source's records are read.
+
+        Of the sources of one topic, the first one refuses what none of them can decode.
+        """
+        source_settings = self.sources[source]
+        first = next(
+            name for name, other in self.sources.items() if other.topics == source_settings.topics
+        )
+        rules = source_settings.reading_rules(
+            self.merge.max_future_ms,
+            self.tenant_paths.get(source),
+            leaves_undecodable=source != first,
+        )
+        record_id = parse_path(source_settings.id_path or "") if self.has_ids else None
+        return replace(rules, max_record_bytes=self.kafka.max_record_bytes, id=record_id)
+
+    @property
+    def has_ids(self) -> bool:
+        """True where records of some source have ids, or have had them in a living lake."""
+        return any(source.has_id for source in self.sources.values())
+
+    @property
+    def tenant_paths(self) -> dict[str, str]:
+        """The dotted path of the tenant in values, by source; none without tenants."""
+        paths = {name: source.tenant or self.merge.tenant for name, source in self.sources.items()}
+        return {name: path for name, path in paths.items() if path}
+
+    @property
+    def hidden_names(self) -> frozenset[str]:
+        """Names of columns and counts that say nothing in this lake, so that no answer has them.
+
+        They are those of tenants without tenants, of ids without ids, of corrections without any,
+        of topics where each source has one, and of closing times where merge records do not say
+        them.
+        """
+        says = {
+            "topic": len(self.inputs) > len(self.sources),
+            **dict.fromkeys(("duplicates", "id_path"), self.has_ids),
+            **dict.fromkeys(("due", "closed_at"), self.merge.says_closing),
+            **dict.fromkeys(("tenant", "tenant_max_lag_ms", "waiting"), self.merge.has_tenants),
+            **dict.fromkeys(
+                ("corrections", "corrections_published"), self.publish.corrections_topic is not None
+            ),
+        }
+        return frozenset(name for name, is_said in says.items() if not is_said)
+
+    @property
+    def inputs(self) -> tuple[InputId, ...]:
+        """The inputs: each topic of each source, in the order of the sources."""
+        return tuple(
+            InputId(name, topic) for name, source in self.sources.items() for topic in source.topics
+        )
+
+    @property
+    def topics(self) -> list[str]:
+        """The topic of each input."""
+        return [input_id.topic for input_id in self.inputs]
+
+    @property
+    def input_names(self) -> dict[InputId, str]:
+        """The name of each input (`names_of`), as users, commits and headers know it."""
+        return names_of(self.inputs)
+
+    @property
+    def inputs_by_name(self) -> dict[str, InputId]:
+        """The inputs by their names (`input_names`), in the order of the sources."""
+        return {name: input_id for input_id, name in self.input_names.items()}
+
+    def rules(self) -> dict[str, Any]:
+        """Return everything that decides the output and may change in an existing lake.
+
+        The rules are JSON values, by dotted path.
+        """
+        rules: dict[str, Any] = {}
+        for *path, part, names in self._ruled():
+            values = part.model_dump(include=set(names.values()))
+            for name, attribute in names.items():
+                rules[".".join([*path, name])] = (
+                    values[attribute] if name != "schema" else _schema_text(part.schema_file)
+                )
+            if "schema" in names and part.schema_file and part.schema_file.since:
+                since = {str(p): offset for p, offset in part.schema_file.since.items()}
+                rules[".".join([*path, _SINCE])] = since
+        return rules
+
+    @property
+    def fingerprint(self) -> str:
+        """Eight hexadecimal digits for the rules of reading and grouping.
+
+        These rules decide what merge records there are. Rules with their default value do not
+        count, so that the fingerprint stays the same when a later version adds rules.
+        """
+        rules = self.rules()
+        window = self.merge.window
+        facts: dict[str, Any] = {"merge.window": [window.gap_ms, window.longest_ms]}
+        for *path, part, names in self._ruled():
+            for name, attribute in names.items():
+                value = rules[".".join([*path, name])]
+                if (
+                    path[0] == "publish"
+                    or name in ("timeout", "window")
+                    or value == type(part).model_fields[attribute].default
+                ):
+                    continue
+                if name == "schema":  # in which the order of names means nothing
+                    with suppress(ValueError):
+                        value = json.loads(value)
+                facts[".".join([*path, name])] = value
+        facts |= {f"sources.{name}.tenant": path for name, path in self.tenant_paths.items()}
+        document = json.dumps(facts, sort_keys=True, default=str)
+        return hashlib.sha256(document.encode()).hexdigest()[:8]
+
+    def under(self, rules: Mapping[str, Any]) -> "Settings":
+        """Return these settings with later rules, as `rules` of other settings returned them."""
+        changed: dict[tuple[str, ...], Part] = {}
+        for *path, part, names in self._ruled():
+            values = {}
+            for name, attribute in names.items():
+                field = ".".join([*path, name])
+                model_field = type(part).model_fields[attribute]
+                if field in rules:
+                    values[attribute] = rules[field]
+                # The rule did not exist yet when the others were kept.
+                elif name not in _TENANT_RULES and not model_field.is_required():
+                    values[attribute] = model_field.default
+            if "schema_file" in values:
+                since = rules.get(".".join([*path, _SINCE]), {})
+                values["schema_file"] = _next_schema(part.schema_file, values["schema_file"], since)
+            changed[tuple(path)] = part.changed(**values)
+        merge = cast(MergeSettings, changed["merge",]).after(self.merge)
+        sources = {
+            name: cast(SourceSettings, changed["sources", name]).after(source)
+            for name, source in self.sources.items()
+        }
+        publish = cast(PublishSettings, changed["publish",]).after(self.publish)
+        parts = {"kafka": changed["kafka",], "publish": publish}
+        return self.model_copy(update={"merge": merge, "sources": sources, **parts})
+
+    @property
+    def registries(self) -> dict[str, RegistrySettings]:
+        """The schema registries, by the source whose values name schemas there."""
+        return {name: source.registry for name, source in self.sources.items() if source.registry}
+
+    @property
+    def repartitioned(self) -> dict[str, RepartitionSettings]:
+        """The settings of repartitioning, by the source whose topic is written."""
+        return {
+            name: source.repartition
+            for name, source in self.sources.items()
+            if source.repartition is not None
+        }
+
+    def before_epochs(self) -> "Settings":
+        """Return these settings as those of a lake that has had no rules yet that leave a trace.
+
+        These are schemas, ids, windows and corrections.
+        """
+        sources = {
+            name: source.changed(schema_file=None, id_path=None)
+            for name, source in self.sources.items()
+        }
+        merge = self.merge.with_window(Window(self.merge.window.gap_ms))
+        publish = self.publish.changed(corrections=None)
+        return self.model_copy(update={"sources": sources, "merge": merge, "publish": publish})
+
+    def _ruled(self) -> list[tuple[Any, ...]]:
+        """Return the parts that have rules.
+
+        For each part: its path, the part, and the attributes that are rules by their names in YAML.
+        """
+        merge_rules = {
+            name: attribute
+            for name, attribute in (_MERGE_RULES | _TENANT_RULES).items()
+            if attribute not in self.hidden_names
+        }
+        return [
+            ("kafka", self.kafka, _KAFKA_RULES),
+            ("merge", self.merge, merge_rules),
+            ("publish", self.publish, _PUBLISH_RULES),
+            *(("sources", name, source, _SOURCE_RULES) for name, source in self.sources.items()),
+        ]
+
+    @property
+    def digest(self) -> str:
+        """A digest of all settings except locations, credentials and monitoring.
+
+        It is equal for two runs that do the same.
+        """
+        places: Any = dict.fromkeys(
+            ["engine", "lake", "storage", "spark", "checkpoints", "quality", "metrics", "lineage"],
+            True,
+        )
+        hidden = self.hidden_names & {"id_path", "tenant", "tenant_max_lag_ms"}
+        places |= {
+            "kafka": {"options", "bootstrap_servers"},
+            "sources": {"__all__": {"schema_file", "registry", "repartition", *hidden}},
+            "merge": set(hidden),
+            "publish": self.hidden_names & {"corrections"},
+        }
+        document = self.model_dump_json(exclude=places)
+        schemas = [str(source.value_type) for source in self.sources.values()]
+        return f"sha256 {hashlib.sha256(repr((document, schemas)).encode()).hexdigest()[:16]}"
+
+    @field_validator("checkpoints", mode="before")
+    @classmethod
+    def _beside_the_tables(cls, value: object, info: ValidationInfo) -> object:
+        if value is not None or "lake" not in info.data:
+            return value
+        if isinstance(info.data["lake"], CatalogLake):
+            raise RefusedError(
+                "`{path}` is needed where the lake is a catalog",
+                fix="name a folder or an object-store URI",
+            )
+        return f"{info.data['lake']}/_checkpoints"
+
+    @model_validator(mode="after")
+    def _reads_and_writes_each_topic_once(self) -> "Settings":
+        used: dict[str, str] = {}
+        roles: set[str] = set()
+        """Topics from which each source so far takes only its own records."""
+
+        def use(topic: str, by: str, right: str, *at: str, is_role: bool = False) -> None:
+            """Record what a topic is used for.
+
+            Raises RefusedError if it already has a use, unless all its uses are roles.
+            """
+            if is_role and topic not in used:
+                roles.add(topic)
+            if topic in used and not (is_role and topic in roles):
+                raise RefusedError(f"{{path}} is the topic of {used[topic]} too", *at, fix=right)
+            used[topic] = by
+
+        for name, source in self.sources.items():
+            right = (
+                "give each source a topic of its own, or each of the two its own records with "
+                "`where`"
+            )
+            if any(
+                len(other.topics) > 1 and set(source.topics) & set(other.topics)
+                for other in self.sources.values()
+            ):
+                right = (
+                    "a source of several topics shares none of them; give each source topics of "
+                    "its own"
+                )
+            is_role = (
+                source.where is not None and source.repartition is None and len(source.topics) == 1
+            )
+            for topic in source.topics:
+                use(topic, f"source `{name}`", right, "sources", name, "topic", is_role=is_role)
+        for name, repartition in self.repartitioned.items():
+            at = "sources", name, "repartition", "from"
+            right = "write the records to another topic than they come from"
+            for topic in repartition.from_topics:
+                use(topic, f"`{'.'.join(at)}`", right, *at)
+        use(self.publish.topic, "`publish.topic`", "publish to another topic", "publish", "topic")
+        right = "send these records to a topic of their own"
+        for field, topic in self.publish.topics_beside_the_sink.items():
+            use(topic, f"`publish.{field}`", right, "publish", *field.split("."))
+        return self
+
+    @model_validator(mode="after")
+    def _can_correct_late_records(self) -> "Settings":
+        if self.publish.corrections is None:
+            return self
+        for name in self.sources:
+            if name in NAMES_OF_CORRECTIONS:
+                raise RefusedError(
+                    "{path} is reserved for the output where there are `publish.corrections`",
+                    "sources",
+                    name,
+                    fix="choose another name, or leave these out",
+                )
+        window = self.merge.window
+        needed_ms = self.publish.corrections.within_ms + 2 * (window.gap_ms + window.longest_ms)
+        for name in ("silver", "late"):
+            kept_ms = getattr(self.keep, f"{name}_ms")
+            if kept_ms is not None and kept_ms <= needed_ms:
+                raise RefusedError(
+                    "{path} is too short for what a correction needs",
+                    "keep",
+                    name,
+                    fix=(
+                        f"keep more than {needed_ms}ms (`publish.corrections.within`, and twice "
+                        "the gap and the longest time of the window), or correct less"
+                    ),
+                )
+        return self
+
+    @model_validator(mode="after")
+    def _keeps_what_tenants_need(self) -> "Settings":
+        """Refuse `keep` where there are tenants.
+
+        Where history begins within a lake, nothing says which records waited for their tenants
+        then.
+        """
+        for name in ("bronze", "silver", "late"):
+            if self.merge.has_tenants and getattr(self.keep, f"{name}_ms") is not None:
+                raise RefusedError(
+                    "{path} is not possible where there are tenants",
+                    "keep",
+                    name,
+                    fix="leave it out",
+                )
+        return self
+
+    @model_validator(mode="after")
+    def _finds_the_tenants_of_a_topic_at_one_path(self) -> "Settings":
+        first_sources: dict[str, str] = {}
+        for name, source in self.sources.items():
+            at = "sources", name, "tenant"
+            if source.tenant is not None and not self.merge.has_tenants:
+                raise RefusedError(
+                    "{path} is for a merge with `merge.tenant` alone",
+                    *at,
+                    fix="add that, or leave this out",
+                )
+            first = first_sources.setdefault(source.topics[0], name)
+            path = self.tenant_paths.get(name)
+            other = self.tenant_paths.get(first)
+            if path != other:  # in a topic, the records of one source move the others' time
+                raise RefusedError(
+                    f"{{path}}: `{path}` is not `{other}`, where source `{first}` of the same "
+                    "topic has its tenants",
+                    *at,
+                    fix="give both the same path",
+                )
+        return self
+
+    @model_validator(mode="after")
+    def _has_one_number_of_partitions(self) -> "Settings":
+        counts = {name: repartition.partitions for name, repartition in self.repartitioned.items()}
+        for name, count in counts.items():
+            if count != (first := next(iter(counts.values()))):
+                raise RefusedError(
+                    f"{{path}}: {count} is not the {first} of source `{next(iter(counts))}`",
+                    *("sources", name, "repartition", "partitions"),
+                    fix="give all sources the same number",
+                )
+        return self
+
+    @model_validator(mode="after")
+    def _begins_with_its_own_sources(self) -> "Settings":
+        named = self.kafka.start.offsets if isinstance(self.kafka.start, StartOffsets) else {}
+        for name in named:
+            if name not in self.inputs_by_name:
+                at = ("kafka", "start", "offsets", name)
+                instead = known_instead(name, list(self.inputs_by_name))
+                if name in self.sources:
+                    example = self.input_names[of_source(self.inputs, name)[0]]
+                    instead = f"name each by its topic, such as `{example}`"
+                    raise RefusedError("{path} has several topics", *at, fix=instead)
+                raise RefusedError("{path} is not a source", *at, fix=instead)
+        return self
+
+
+def _schema_text(schema: kinds.SchemaFile | None) -> str | None:
+    """Return a schema's JSON without insignificant white space.
+
+    Its fields keep their order, which is that of the columns.
+    """
+    if schema is None:
+        return None
+    try:
+        return json.dumps(json.loads(schema.text))
+    except ValueError:  # not JSON: the schema's own check says so
+        return schema.text.decode(errors="replace")
+
+
+def _next_schema(
+    before: kinds.SchemaFile | None, text: str | None, since: Mapping[str, int]
+) -> kinds.SchemaFile | None:
+    """Return the schema of an epoch.
+
+    `before`: the schema of the epoch before it. `since`: by partition, the first offset whose value
+    was written with it.
+    """
+    if text is None or before is None:
+        return None if text is None else kinds.SchemaFile(Path("epochs"), text.encode())
+    if before.text == text.encode():
+        return before
+    earlier = (*before.earlier, kinds.SchemaFile(before.path, before.text, (), before.since))
+    return kinds.SchemaFile(
+        before.path, text.encode(), earlier, {int(p): offset for p, offset in since.items()}
+    )
+
+
+def load_settings(path: Path, environ: Mapping[str, str] | None = None) -> Settings:
+    """Read and check a configuration file.
+
+    Raises ConfigurationError, with one sentence for the first thing that is wrong.
+    """
+    try:
+        values = read_values(path, os.environ if environ is None else environ)
+        return Settings.model_validate(values, context={"folder": path.absolute().parent})
+    except ValidationError as error:
+        problem = first_problem(error)
+    except RefusedError as refusal:
+        problem = problem_of(refusal, refusal.at)
+    except RecursionError:
+        problem = Problem(
+            "is not usable YAML: mappings or lists that contain themselves, or are nested too "
+            "deeply",
+            fix="write them out",
+        )
+    # Raised outside the handlers, so that the error has no cause that contains values.
+    raise ConfigurationError(problem.what, path, problem.fix)
