@@ -241,7 +241,7 @@ def test_an_error_says_whether_to_try_again(error: Exception, retriable: bool) -
 
 def test_an_error_of_a_worker_is_recognised_by_the_last_line_of_its_traceback() -> None:
     text = (
-        "Spark said:\nTraceback (most recent call last):\n  File x\npipelines.errors.{}: the "
+        "Spark said:\nTraceback (most recent call last):\n  File x\nwatersmeet.errors.{}: the "
         "sentence\n\n\tat org.apache.spark.X"
     )
     unreachable, access = (
