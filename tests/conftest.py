@@ -29,6 +29,10 @@ os.environ.setdefault(JAVA_OPTIONS, f"{QUICK_START} -XX:MetaspaceSize=256m -XX:N
 # A worker of the test run has no main file, which pyspark takes for its own doctests: importing
 # parts of it would exit.
 sys.modules["__main__"].__dict__.setdefault("__file__", __file__)
+# Spark's Python processes run functions of the tests.
+os.environ["PYTHONPATH"] = os.pathsep.join(
+    [str(Path(__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
+)
 # As arguments, since with a folder of settings on its class path Java takes no archive of classes.
 _QUICK = (Path(__file__).parent / "support" / "spark" / "spark-defaults.conf").read_text()
 _SETTINGS = [line.split() for line in _QUICK.splitlines() if not line.startswith("#")]
