@@ -8,7 +8,14 @@ from typing import Any
 
 import pytest
 
-from tests.laws.conftest import IN_FOLDERS_OF_BOTH, QUICK, MakeLake, in_folders, one_of
+from tests.laws.conftest import (
+    IN_FOLDERS_OF_BOTH,
+    QUICK,
+    MakeLake,
+    in_folders,
+    in_folders_of_both,
+    one_of,
+)
 from tests.laws.test_tenants import with_rules
 from tests.support.cases import Case, cases_with_ids, heartbeat, keyed, rich_cases
 from tests.support.configurations import IDS
@@ -87,7 +94,7 @@ def test_corrections_equal_their_model_however_the_input_is_cut(
 
 @pytest.mark.promise("C24")
 @pytest.mark.parametrize("size", [1, 1000], ids=["one late record each", "a few late records"])
-@pytest.mark.parametrize("kind", [QUICK], indirect=True, scope="module")
+@in_folders_of_both
 def test_corrections_are_the_same_in_pieces(
     new_lake: MakeLake, monkeypatch: pytest.MonkeyPatch, size: int
 ) -> None:
@@ -198,6 +205,31 @@ def test_corrections_of_a_batch_that_a_crash_has_left_make_no_late_record_of_it_
     models.arrive(1.0)
     assert len(models.rows()) == 2
     compared(lake, models)
+
+
+@in_folders_of_both
+@pytest.mark.usefixtures("kind")
+def test_a_batch_whose_late_records_are_all_repeated_makes_no_correction(
+    new_lake: MakeLake,
+) -> None:
+    tracking = [keyed("a", 0, i="x"), heartbeat(1000), keyed("a", 10, i="x")]
+    given = {
+        0: Case(
+            {
+                "tracking": [*tracking, heartbeat(2000)],
+                "orders": [heartbeat(1000), heartbeat(2000)],
+            },
+            100,
+            ["tracking", "tracking", "orders", "tracking", "tracking", "orders"],
+        )
+    }
+    lake = new_lake(given, **corrections(), **IDS)
+    models = CorrectionModels(given, (100, None, None), ALL_MS)
+    for share in (0.5, 1.0):
+        merged(lake, models, share)
+        compared(lake, models)
+    assert models.rows() == []
+    assert len(models.late_duplicates()) == 1
 
 
 @pytest.mark.parametrize("kind", [QUICK], indirect=True, scope="module")

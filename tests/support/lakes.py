@@ -28,6 +28,7 @@ from watersmeet.core.inputs import InputId
 from watersmeet.core.plan import BatchPlan, TopicPartition
 from watersmeet.core.reading import KAFKA, RECORD_BYTES, read_records
 from watersmeet.core.sequence import SequenceTail
+from watersmeet.core.types import columns_ddl
 from watersmeet.engine import Engine
 from watersmeet.engine.choice import open_engine
 from watersmeet.engine.embedded import EmbeddedEngine
@@ -83,6 +84,15 @@ def folder_of(settings: Settings) -> str:
     )
 
 
+class TypedEngine(EmbeddedEngine):
+    """An embedded engine that takes rows of those types alone that Spark takes, too."""
+
+    def rows(self, table: pa.Table) -> pa.Table:
+        """See `Engine.rows`."""
+        columns_ddl(table.schema)
+        return super().rows(table)
+
+
 def engine_for(open_spark: OpenSpark, settings: Settings) -> Engine:
     """The engine of a configuration. The embedded one opens Spark for the first SQL expression that
     it is asked for."""
@@ -91,7 +101,7 @@ def engine_for(open_spark: OpenSpark, settings: Settings) -> Engine:
     def by_spark() -> SparkEngine:
         return SparkEngine(open_spark(), Lake(settings))
 
-    return by_spark() if settings.engine == "spark" else EmbeddedEngine(Lake(settings), by_spark)
+    return by_spark() if settings.engine == "spark" else TypedEngine(Lake(settings), by_spark)
 
 
 def quickly(settings: Settings) -> Settings:

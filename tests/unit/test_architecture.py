@@ -340,6 +340,27 @@ def test_nothing_is_used_that_others_keep_for_themselves(package: Package) -> No
     } == {}
 
 
+def test_an_arrow_array_of_python_values_has_a_type(package: Package) -> None:
+    """Of nothing it would have none, and Spark takes no column without."""
+    python_values = (ast.List, ast.ListComp, ast.GeneratorExp, ast.Tuple)
+    makers = {"range", "list", "map", "sorted", "zip", "tuple"}
+
+    def is_of_python_values(node: ast.expr) -> bool:
+        is_made = isinstance(node, ast.Call) and ast.unparse(node.func) in makers
+        return is_made or isinstance(node, python_values)
+
+    found = [
+        f"{module}: {ast.unparse(node)}"
+        for module, tree in package.trees.items()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call)
+        and ast.unparse(node.func) == "pa.array"
+        and len(node.args) + len(node.keywords) == 1
+        and is_of_python_values(node.args[0])
+    ]
+    assert found == []
+
+
 def test_what_guards_data_is_never_an_assertion(package: Package) -> None:
     found = [
         module

@@ -63,6 +63,11 @@ def both(
     return pa.chunked_array(chunks, kind)
 
 
+def numbered(rows: pa.Table, name: str = "_row") -> pa.Table:
+    """Return rows with a further column, which has their numbers."""
+    return rows.append_column(name, pa.array(np.arange(rows.num_rows)))
+
+
 def in_lists(rows: Int64s, items: pa.Array, count: int) -> pa.ListArray:
     """Return a list of items for each of `count` rows.
 

@@ -155,7 +155,10 @@ def correction_messages(
         pa.array(timestamps),
         pa.array(headers, HEADERS),
         pa.array(seqs, pa.int64()),
-        *(pa.array(column) for column in zip(*places, strict=True)),
+        *(
+            pa.array([getattr(place, name) for place in places], _MESSAGES.field(name).type)
+            for name in CorrectionPlace._fields
+        ),
     ]
     return pa.Table.from_arrays(columns, schema=_MESSAGES)
 

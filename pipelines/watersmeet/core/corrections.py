@@ -392,9 +392,10 @@ def _corrections(late: Settled, before: pa.Table, made: Sequence[_Made], batch: 
     for name in ("event_time", "due", "closed_at"):
         times = np.array([getattr(each.record, name) for each in made], np.int64)
         columns[name] = time_column(times)
-    for name in ("is_late_born", "id", "has_message"):
-        columns[name] = pa.array([getattr(each.record, name) for each in made])
     schema = correction_schema(batch.value_types, batch.inputs, has_ids=batch.has_ids)
+    for name in ("is_late_born", "id", "has_message"):
+        values = [getattr(each.record, name) for each in made]
+        columns[name] = pa.array(values, schema.field(name).type)
     return pa.table(columns).select(schema.names).cast(schema)
 
 

@@ -612,7 +612,7 @@ def _parts(
     offsets = np.concatenate([int64s(new["offset"]), int64s(old.field("offset"))])
     times = np.concatenate([records.times[source_rows], times_ms(old.field("event_time"))])
     topics = both(new["topic"], part_topics(old, batch.inputs, source), pa.string())
-    topic_names = pa.array(sorted(i.topic for i in of_source(batch.inputs, source)))
+    topic_names = pa.array(sorted(i.topic for i in of_source(batch.inputs, source)), pa.string())
     order = np.lexsort([offsets, int64s(pc.index_in(topics, topic_names)), times, labels])
     kind = _large(batch.value_types[source])
     decode = batch.avro[source].decoder_of_accepted() if source in batch.avro else None

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from watersmeet.core.columns import Booleans
+from watersmeet.core.columns import Booleans, numbered
 from watersmeet.core.input_columns import part_topics
 from watersmeet.core.inputs import InputId
 from watersmeet.core.types import TIME
@@ -40,9 +40,7 @@ def release(rows: pa.Table, is_reached: Booleans, is_late: Booleans) -> Released
     another epoch. `rows` are those of silver.
     """
     leave = is_reached | is_late
-    short = rows.select([*_KEY, "position"]).append_column(
-        "row", pa.array(np.arange(rows.num_rows))
-    )
+    short = numbered(rows.select([*_KEY, "position"]), "row")
     deleted = short.filter(pa.array(leave)).group_by(_KEY).aggregate([("position", "max")])
     deleted = deleted.rename_columns([*_KEY, "delete_up_to"]).select([*_KEY, "delete_up_to"])
     stays = np.zeros(rows.num_rows, np.bool_)
@@ -90,6 +88,6 @@ def placed(rows: pa.Table, inputs: Sequence[InputId]) -> pa.Table:
 
 def records_at(records: pa.Table, places: pa.Table) -> pa.Table:
     """Return the records at these places (`placed`), with their positions."""
-    short = records.select(_PLACE).append_column("row", pa.array(np.arange(records.num_rows)))
+    short = numbered(records.select(_PLACE), "row")
     both = short.join(places, _PLACE, join_type="inner").sort_by("row")
     return records.take(both["row"]).append_column("position", both["position"])

@@ -26,6 +26,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.types import StringType, StructType
 
+from watersmeet.core.columns import numbered
 from watersmeet.core.message import message_bytes
 from watersmeet.core.types import columns_ddl
 from watersmeet.engine import (
@@ -241,9 +242,9 @@ class SparkEngine(SparkWriter):
 
     def evaluate(self, rows: pa.Table, expressions: Mapping[str, str]) -> pa.Table:
         """See `Engine.evaluate`."""
-        numbered = self.rows(rows.append_column("_row", pa.array(range(rows.num_rows), pa.int64())))
-        values = numbered.select(
-            "_row", *[pure(numbered, text).alias(name) for name, text in expressions.items()]
+        own = self.rows(numbered(rows))
+        values = own.select(
+            "_row", *[pure(own, text).alias(name) for name, text in expressions.items()]
         )
         return values.toArrow().sort_by("_row").drop_columns(["_row"])
 

@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from watersmeet.core.columns import Int64s, int64s
+from watersmeet.core.columns import Int64s, int64s, numbered
 from watersmeet.core.inputs import InputId
 from watersmeet.core.reading import WRITER_SCHEMA
 from watersmeet.engine import Engine, KafkaInput, Rows, Summary
@@ -223,7 +223,7 @@ def _to_note(
 def without_existing(rows: pa.Table, existing: pa.Table) -> pa.Table:
     """Return the rows whose partition and offset are not among the existing ones."""
     place = ["partition", "offset"]
-    numbered = rows.select(place).append_column("row", pa.array(range(rows.num_rows), pa.int64()))
     # Only the places are joined: a join cannot carry list columns, such as headers.
-    new = numbered.join(existing.select(place), place, join_type="left anti")
-    return rows.take(new["row"].sort())
+    places = numbered(rows.select(place))
+    new = places.join(existing.select(place), place, join_type="left anti")
+    return rows.take(new["_row"].sort())

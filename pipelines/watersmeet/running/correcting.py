@@ -27,6 +27,7 @@ from watersmeet.core.columns import (
     int64s,
     lengths,
     looked_up,
+    numbered,
     times_ms,
 )
 from watersmeet.core.correction_sequence import header_bytes
@@ -343,7 +344,7 @@ def validated_corrections(
         reasons = pc.if_else(is_too_large, "too_large", pa.scalar(None, pa.string()))
         rows = rows.set_column(rows.column_names.index("invalid_reason"), "invalid_reason", reasons)
     silver = engine.lake.schema(tables.SILVER)
-    rows = rows.select(silver.names).append_column("_row", pa.array(range(rows.num_rows)))
+    rows = numbered(rows.select(silver.names))
     own = publish.model_copy(update={"max_bytes": max_bytes})
     checked = engine.collect(validated(engine, engine.rows(rows), own))
     return with_validity(corrections, checked.sort_by("_row")["invalid_reason"].to_pylist())
@@ -380,8 +381,8 @@ def _keys(rows: pa.Table) -> Iterator[tuple[Any, ...]]:
 
 def _by_key(late: Settled) -> Settled:
     """Return late records with those of a key one after the other, in their order."""
-    numbered = late.rows.append_column("_row", pa.array(range(late.rows.num_rows)))
-    order = pc.sort_indices(numbered, [(name, "ascending") for name in [*_KEY, "_row"]])
+    order_by = [(name, "ascending") for name in [*_KEY, "_row"]]
+    order = pc.sort_indices(numbered(late.rows), order_by)
     return Settled(late.rows.take(order), late.settled_at[int64s(order)])
 
 
