@@ -275,7 +275,13 @@ def test_status_says_where_everything_is(merged: Project) -> None:
                 "partition": 0,
                 "clock": 3000,
                 "open": 1,  # "open"
+                "next_due": 3050,
                 "timed_out": 3,  # "a", "b" and the one without orders
+                "not_valid": 1,
+                "not_valid_reasons": {"predicate": 1},
+                "to_publish": 0,
+                "not_in_silver": 0,
+                "in_former_sink": 0,
                 "late": 2,  # "late" and "c"
                 "corrections": 0,
                 "corrections_published": 0,
@@ -292,7 +298,13 @@ def test_status_says_where_everything_is(merged: Project) -> None:
                 "partition": 1,
                 "clock": 200,
                 "open": 0,
+                "next_due": None,
                 "timed_out": 1,
+                "not_valid": 0,
+                "not_valid_reasons": {},
+                "to_publish": 0,
+                "not_in_silver": 0,
+                "in_former_sink": 0,
                 "late": 0,
                 "corrections": 0,
                 "corrections_published": 0,

@@ -278,17 +278,25 @@ class _KeyHistory:
             row["status"] == "timed_out" and row["valid"] and not self._is_behind(row, generation)
         )
         batches = self._generations.batches(generation)
+        published = sink.sent_as(p, row, batches) if is_published else None
+        unsent = self._unsent if is_published and published is None else ""
         names = ("partition", "event_time", "last_event_time", "status", "valid", "invalid_reason")
         return {
             **{name: row[name] for name in names},
-            "reason": self._reason(row, clock),
+            "reason": self._reason(row, clock) + unsent,
             "parts": [{**part, "rule": "opened" if part is first else "joined"} for part in parts],
             "closed": None if is_open else closed,
             **{name: row[name] for name in self._shown_times},
             **_tenant_of(row),
-            "published": sink.sent_as(p, row, batches) if is_published else None,
+            "published": published,
             "versions": self._corrections.versions(generation.number, row),
         }
+
+    @property
+    def _unsent(self) -> str:
+        """What to say of a valid record that is in no message."""
+        is_once = self.settings.publish.delivery == "at_most_once"
+        return "; not published yet" + (", or lost in a failure (at_most_once)" if is_once else "")
 
     def _reason(self, row: JsonObject, clock: int | None) -> str:
         """Return, in a sentence, which rule has decided."""

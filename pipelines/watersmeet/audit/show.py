@@ -16,6 +16,16 @@ from watersmeet.core.times import LAST_EVENT_TIME_MS
 
 _EPOCH: Final = datetime(1970, 1, 1)
 
+_ALWAYS: Final = ("open", "waiting", "timed_out", "published", "late", "quarantined")
+"""Counts of a partition that are shown also where they are 0."""
+
+_COUNTS: Final = (
+    *("open", "waiting", "timed_out", "published", "not_valid", "to_publish", "behind_sink"),
+    *("not_in_silver", "in_former_sink", "late", "corrections", "corrections_published"),
+    *("duplicates", "quarantined"),
+)
+"""Counts of a partition in the order in which they are shown."""
+
 _STATE_STYLES = {"active": "green", "held": "yellow", "idle": "cyan", "waiting": "red"}
 
 
@@ -59,13 +69,12 @@ def _quality(results: list[dict[str, Any]]) -> list[RenderableType]:
 
 
 def _partition(partition: dict[str, Any]) -> tuple[RenderableType, ...]:
-    counts = ["open", "waiting", "timed_out", "late", "corrections", "duplicates", "quarantined"]
-    counts += ["published", "corrections_published", "behind_sink"]
-    seldom = ("corrections", "duplicates", "corrections_published", "behind_sink")
-    shown = [
-        name for name in counts if name in partition and (partition[name] or name not in seldom)
-    ]
-    facts = " · ".join(f"{name.replace('_', ' ')} [bold]{partition[name]:,}[/]" for name in shown)
+    shown = [name for name in _COUNTS if partition.get(name) or name in {*_ALWAYS} & {*partition}]
+    facts = " · ".join(
+        f"{name.replace('_', ' ')} [bold]{partition[name]:,}[/]"
+        f"{_reasons(partition) if name == 'not_valid' else ''}"
+        for name in shown
+    )
     sources = Table("", "state", "head", "lead", "lag", "", box=None, header_style="dim")
     for name, at in partition["sources"].items():
         state = f"[{_STATE_STYLES[at['state']]}]{at['state']}[/]"
@@ -80,8 +89,19 @@ def _partition(partition: dict[str, Any]) -> tuple[RenderableType, ...]:
     stuck = "".join(
         f"  [red]waits for {name}\\[{partition['partition']}][/]" for name in waited_for(partition)
     )
+    due = partition["next_due"]
+    if not stuck and due is not None and "tenants" not in partition:
+        stuck = f"  next due {utc(due)}"
     title = f"[bold]partition {partition['partition']}[/]  clock {utc(partition['clock'])}{stuck}"
     return title, f"  {facts}", *_tenants(partition), sources, ""
+
+
+def _reasons(partition: dict[str, Any]) -> str:
+    reasons = partition["not_valid_reasons"]
+    texts = [name.replace("_", " ") for name in reasons]
+    if len(texts) > 1:
+        texts = [f"{text} {reasons[name]:,}" for text, name in zip(texts, reasons, strict=True)]
+    return f" ({', '.join(texts)})"
 
 
 def _tenants(partition: dict[str, Any]) -> list[RenderableType]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, NamedTuple
@@ -17,13 +18,15 @@ from watersmeet.audit.unnoted import read_unnoted
 from watersmeet.core.idle import IdleDecision
 from watersmeet.core.inputs import InputId
 from watersmeet.core.plan import Cursor, OpenTransaction, TopicPartition
+from watersmeet.core.sequence import SequenceTail
+from watersmeet.core.window import Window
 from watersmeet.errors import KafkaTransientError, Problem, UnreadableRecordsError
 from watersmeet.kafka.cluster import Cluster, co_partitioned, topics_of
 from watersmeet.kafka.reading import Range, read_range
 from watersmeet.kafka.transactions import open_transactions
 from watersmeet.lake import tables
 from watersmeet.lake.decisions import read_decisions
-from watersmeet.lake.epochs import read_epochs
+from watersmeet.lake.epochs import Epochs, read_epochs
 from watersmeet.lake.generations import Generation, Generations, read_generations
 from watersmeet.lake.inputs import of_topic
 from watersmeet.lake.progress import LastBatch, last_batch
@@ -41,7 +44,7 @@ from watersmeet.lake.tenants import (
     tenants_of,
     unfinished,
 )
-from watersmeet.lake.unpublished import count_behind_sink
+from watersmeet.lake.unpublished import count_behind_sink, count_to_publish
 from watersmeet.settings import Settings
 
 log = logging.getLogger("watersmeet.status")
@@ -72,13 +75,23 @@ def status(
 
     - `corrections`: how many late records have corrected a merge record; `corrections_published`:
       how many messages their topic has had.
+    - `not_valid`: timed-out records that are not published, since they are not valid;
+      `not_valid_reasons` counts them by reason.
+    - `to_publish`: timed-out, valid records that are still to be published.
     - `behind_sink`: finished, valid records of the newest generation that are never published,
       since they sort at or before the message behind which it began.
+    - `not_in_silver`: messages of records that silver does not have: those of a lost lake, and
+      those that were forgotten or deleted.
+    - `in_former_sink`: records that were published to a sink that has been made again since.
+    - `next_due`: until when the first of the open records can be joined (null: nothing is open).
     - `waiting`, with tenants: records that wait for their tenant's clock.
     - `tenants`, with tenants: how many have something open or waiting.
     - `slowest`, with tenants: which of them is behind the others (tenant, clock).
     - `leading`, with tenants: whose record is the head of the source that is furthest ahead
       (tenant, null for nobody's, source, head).
+
+    So of the records that have timed out each is counted once: `timed_out` + `not_in_silver` =
+    `published` + `not_valid` + `to_publish` + `behind_sink` + `in_former_sink`.
 
     By source:
 
@@ -100,12 +113,11 @@ def status(
         unmet = pool.submit(unmet_in_lake, reader, settings)
         unnoted = pool.submit(read_unnoted, reader, settings, newest)
         epochs = read_epochs(reader, settings)
-        behind_sink = pool.submit(_behind_sink, reader, newest, epochs.closing_from)
         progress = _read_progress(pool, reader, settings, newest)
         slowest_tenants = (
             pool.submit(_slowest, reader, settings) if settings.merge.has_tenants else None
         )
-        counts = _read_counts(pool, reader, epochs.current.settings)
+        counts = _read_counts(pool, reader, epochs, newest)
         bounds, transactions = _answer_of(kafka_ends)
         partitions = range(progress.partitions(bounds))
         every = [TopicPartition(i, p) for i in settings.inputs for p in partitions]
@@ -122,8 +134,7 @@ def status(
             if tp in transactions:
                 sources[name]["transaction"] = transactions[tp].as_row()
         clock = _add_leads(sources.values())
-        numbers = {**counts.of(p), "behind_sink": behind_sink.result().get(p, 0)}
-        rows.append({"partition": p, "clock": clock, **numbers, "sources": sources})
+        rows.append({"partition": p, "clock": clock, **counts.of(p), "sources": sources})
     if slowest_tenants is not None:
         rows = _with_tenants(reader, settings, rows, counts, slowest_tenants.result())
     problems = [
@@ -217,9 +228,15 @@ def _read_progress(
 
 
 class _Counts(NamedTuple):
-    """Numbers of rows: of silver by partition and status, of the other tables by partition."""
+    """Numbers of rows by partition: of silver by status too, and for what timed out also by
+    `invalid_reason` (null: valid). `next_due`: times (ms) of open rows.
+    """
 
     silver: Mapping[tuple[Any, ...], int]
+    not_valid: Mapping[int, Mapping[str, int]]
+    next_due: Mapping[int, int]
+    to_publish: Mapping[int, int]
+    behind_sink: Mapping[int, int]
     late: Mapping[tuple[Any, ...], int]
     duplicates: Mapping[tuple[Any, ...], int]
     quarantined: Mapping[tuple[Any, ...], int]
@@ -227,33 +244,72 @@ class _Counts(NamedTuple):
     corrections: Mapping[tuple[Any, ...], int]
     corrections_published: Mapping[int, int]
 
-    def of(self, partition: int) -> dict[str, int]:
+    def of(self, partition: int) -> dict[str, Any]:
         """Return the numbers of a partition as the answer has them."""
+        timed_out = self.silver.get((partition, "timed_out"), 0)
+        reasons = self.not_valid.get(partition, {})
+        not_published = {
+            "not_valid": sum(reasons.values()),
+            "to_publish": self.to_publish.get(partition, 0),
+            "behind_sink": self.behind_sink.get(partition, 0),
+        }
+        published = self.published.get(partition, 0)
+        surplus = published + sum(not_published.values()) - timed_out
         return {
             "open": self.silver.get((partition, "open"), 0),
-            "timed_out": self.silver.get((partition, "timed_out"), 0),
+            "next_due": self.next_due.get(partition),
+            "timed_out": timed_out,
+            "published": published,
+            **not_published,
+            "not_valid_reasons": dict(sorted(reasons.items())),
+            "not_in_silver": max(0, surplus),
+            "in_former_sink": max(0, -surplus),
             "late": self.late.get((partition,), 0),
             "corrections": self.corrections.get((partition,), 0),
             "corrections_published": self.corrections_published.get(partition, 0),
             "duplicates": self.duplicates.get((partition,), 0),
             "quarantined": self.quarantined.get((partition,), 0),
-            "published": self.published.get(partition, 0),
         }
 
 
-def _read_counts(pool: ThreadPoolExecutor, reader: TableReader, settings: Settings) -> _Counts:
-    silver = pool.submit(_counts, reader, tables.SILVER, "partition", "status")
+def _read_counts(
+    pool: ThreadPoolExecutor, reader: TableReader, epochs: Epochs, newest: Generation
+) -> _Counts:
+    settings = epochs.current.settings
+    by_reason = ("partition", "status", "valid", "invalid_reason")
+    silver_rows = pool.submit(_counts, reader, tables.SILVER, *by_reason)
+    next_due = pool.submit(_next_due, reader, settings.merge.window)
+    behind_sink = pool.submit(_behind_sink, reader, newest, epochs.closing_from)
     late = pool.submit(_counts, reader, tables.LATE, "partition")
     duplicates = _counts(reader, tables.DUPLICATES, "partition") if settings.has_ids else {}
     quarantined = pool.submit(_counts, reader, tables.QUARANTINE, "partition")
-    published = {p: tail.seq + 1 for p, tail in last_published(reader).items()}
+    tails = last_published(reader)
+    silver = Counter[tuple[Any, ...]]()
+    not_valid = defaultdict[int, Counter[str]](Counter)
+    for (partition, status_of_row, valid, reason), count in silver_rows.result().items():
+        silver[partition, status_of_row] += count
+        if valid is False:
+            not_valid[partition][reason] += count
+    partitions = [p for p, status_of_row in silver if status_of_row == "timed_out"]
+    to_publish = pool.submit(_to_publish, reader, newest, tails, partitions, epochs.closing_from)
     corrections: Mapping[tuple[Any, ...], int] = {}
     corrected: Mapping[int, int] = {}
     if tables.has_corrections(settings):
         corrections = _counts(reader, tables.CORRECTIONS, "partition")
         corrected = {p: tail.seq + 1 for p, tail in last_corrected(reader).items()}
-    noted = late.result(), duplicates, quarantined.result()
-    return _Counts(silver.result(), *noted, published, corrections, corrected)
+    return _Counts(
+        silver,
+        not_valid,
+        next_due.result(),
+        to_publish.result(),
+        behind_sink.result(),
+        late.result(),
+        duplicates,
+        quarantined.result(),
+        {p: tail.seq + 1 for p, tail in tails.items()},
+        corrections,
+        corrected,
+    )
 
 
 def _answer_of(
@@ -397,6 +453,25 @@ def _behind_sink(
     if not reader.exists(tables.SILVER):
         return {}
     return count_behind_sink(reader, generation, closing_from)
+
+
+def _to_publish(
+    reader: TableReader,
+    generation: Generation,
+    tails: Mapping[int, SequenceTail],
+    partitions: Collection[int],
+    closing_from: int | None,
+) -> Mapping[int, int]:
+    if not reader.exists(tables.SILVER):
+        return {}
+    return count_to_publish(reader, generation, tails, partitions, closing_from)
+
+
+def _next_due(reader: TableReader, window: Window) -> dict[int, int]:
+    """Return, by partition with an open record, until when (ms) the first of them can be joined."""
+    times = {"first": ("min", "event_time"), "last": ("min", "last_event_time")}
+    rows = _rows(reader, tables.SILVER, ["partition"], [[("status", "=", "open")]], **times)
+    return {row["partition"]: window.due(row["first"], row["last"]) for row in rows}
 
 
 def _slowest(reader: TableReader, settings: Settings) -> dict[int, SlowestTenant]:

@@ -6,10 +6,11 @@ Both follow from its beginning, and from that of the next one.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
 from watersmeet.core.plan import TopicPartition
+from watersmeet.core.sequence import SequenceTail
 from watersmeet.lake import tables
 from watersmeet.lake.generations import Generation
 from watersmeet.lake.order import beyond
@@ -50,10 +51,20 @@ def unpublished(
         ("batch", ">=", ended.from_batch),
         ("batch", "<", newest.from_batch),
     ]
-    partitions = sorted({tp.partition for tp in newest.begin})
-    for p in partitions:
+    partitions = {tp.partition for tp in newest.begin}
+    yield from _after(newest.tails, partitions, batches, closing_from)
+
+
+def _after(
+    tails: Mapping[int, SequenceTail],
+    partitions: Iterable[int],
+    batches: Sequence[Condition],
+    closing_from: int | None,
+) -> Iterator[Sequence[Condition]]:
+    """Yield conditions for the finished, valid rows of some batches that sort after these tails."""
+    for p in sorted(partitions):
         here: list[Condition] = [*_VALID, *batches, ("partition", "=", p)]
-        beyond_tail = beyond(newest.tails.get(p), closing_from, is_after=True)
+        beyond_tail = beyond(tails.get(p), closing_from, is_after=True)
         yield from ([*here, *term] for term in beyond_tail)
 
 
@@ -79,8 +90,29 @@ def count_behind_sink(
 
     They are those of `behind_sink`.
     """
+    return _count(reader, behind_sink(generation, closing_from))
+
+
+def count_to_publish(
+    reader: TableReader,
+    generation: Generation,
+    tails: Mapping[int, SequenceTail],
+    partitions: Iterable[int],
+    closing_from: int | None,
+) -> dict[int, int]:
+    """Return, by partition, how many finished, valid rows of the newest generation are still to be
+    published.
+
+    `tails`: the last message of each of these partitions that has one.
+    """
+    batches: list[Condition] = [("batch", ">=", generation.from_batch)]
+    last = {**generation.tails, **tails}
+    return _count(reader, _after(last, partitions, batches, closing_from))
+
+
+def _count(reader: TableReader, where: Iterable[Sequence[Condition]]) -> dict[int, int]:
     counts: Counter[int] = Counter()
-    for portion in in_portions(list(behind_sink(generation, closing_from))):
+    for portion in in_portions(list(where)):
         rows = reader.summary(tables.SILVER, ["partition"], {"rows": ("count", "*")}, portion)
         counts.update(by_partition(rows, "rows"))
     return dict(counts)
