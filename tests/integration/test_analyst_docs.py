@@ -8,10 +8,13 @@ import io
 import os
 import re
 from contextlib import redirect_stdout
+from dataclasses import dataclass, field
 from datetime import datetime, timezone
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+import polars
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
@@ -33,7 +36,12 @@ pytestmark = [pytest.mark.long, pytest.mark.promise("A11")]
 PAGE = (ROOT / "docs" / "analysts.md").read_text(encoding="utf-8")
 GLOSSARY = (ROOT / "docs" / "glossary.md").read_text(encoding="utf-8")
 
-QUERY = re.compile(r"^```sql\n(.*?)^```\n(?:\n^```\n(.*?)^```\n)?", re.DOTALL | re.MULTILINE)
+PIECE = re.compile(
+    r"^<details><summary>(?P<engines>.*?)</summary>$|^```sql\n(?P<sql>.*?)^```$"
+    r"|^```\n(?P<shown>\+-.*?)^```$",
+    re.DOTALL | re.MULTILINE,
+)
+OTHERS = ("DuckDB", "Polars")
 SECTION = re.compile(r"^### `([^`]+)`\n\n(.*?)(?=^#|\Z)", re.DOTALL | re.MULTILINE)
 
 
@@ -95,6 +103,11 @@ class Example:
         try:
             for block in re.findall(r"^```python\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE):
                 exec(block, found)
+            for version in (1, 2, 3):
+                name = f"silver_{version}"
+                found["load"]("demo-lake/lake/silver", name, version=version)
+                silver = polars.scan_delta("demo-lake/lake/silver", version=version)
+                found["lake"].register(name, silver)
         finally:
             os.chdir(before)
         return found
@@ -120,14 +133,39 @@ def names(example: Example) -> dict[str, Any]:
     return example.names()
 
 
-def queries() -> list[tuple[str, str]]:
-    """Every statement, with what the page shows of its answer."""
-    return [
-        (s.strip(), shown)
-        for block, shown in QUERY.findall(PAGE)
-        for s in block.split(";\n")
-        if s.strip()
-    ]
+@dataclass
+class Answer:
+    """A statement of the page for Spark, what the page shows of its answer, and the statement for
+    each other engine, which is the same one where the page has no other."""
+
+    spark: str
+    shown: str = ""
+    others: dict[str, str] = field(default_factory=dict)
+
+    def of(self, engine: str) -> str | None:
+        """The statement for another engine; None where it is for Spark alone."""
+        return self.others.get(engine) or (
+            None if self.spark.startswith("-- Spark") else self.spark
+        )
+
+
+def answers() -> list[Answer]:
+    found: list[Answer] = []
+    engines = ""
+    for piece in PIECE.finditer(PAGE):
+        if piece["engines"]:
+            engines = piece["engines"]
+        elif piece["shown"]:
+            found[-1].shown = piece["shown"]
+        elif engines:
+            found[-1].others |= {name: piece["sql"] for name in OTHERS if name in engines}
+            engines = ""
+        else:
+            found += [Answer(s.strip()) for s in piece["sql"].split(";\n") if s.strip()]
+    return found
+
+
+ANSWERS = answers()
 
 
 def shown_by(answer: DataFrame) -> str:
@@ -138,20 +176,62 @@ def shown_by(answer: DataFrame) -> str:
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize(("statement", "shown"), queries(), ids=range(len(queries())))
+@pytest.mark.parametrize("answer", ANSWERS, ids=range(len(ANSWERS)))
 def test_a_query_runs_and_answers_as_the_page_says(
-    example: Example, names: dict[str, Any], statement: str, shown: str
+    example: Example, names: dict[str, Any], answer: Answer
 ) -> None:
-    answer = example.query(names["spark"], statement)
-    if shown:
-        assert shown_by(answer) == shown.strip()
+    found = example.query(names["spark"], answer.spark)
+    if answer.shown:
+        assert shown_by(found) == answer.shown.strip()
     else:
-        assert answer.collect(), "no row of the example is in the answer"
+        assert found.collect(), "no row of the example is in the answer"
 
 
-def test_answers_are_shown() -> None:
-    assert sum(bool(shown) for _, shown in queries()) >= 8
-    assert len(queries()) >= 18
+@pytest.mark.parametrize("answer", ANSWERS, ids=range(len(ANSWERS)))
+def test_duckdb_and_polars_answer_as_spark_does(
+    example: Example,
+    names: dict[str, Any],
+    answer: Answer,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(example.folder)
+    for engine in OTHERS:
+        statement = answer.of(engine)
+        if statement is None:
+            continue
+        if engine == "DuckDB":
+            found = names["duckdb"].sql(statement).to_arrow_table().to_pylist()
+        else:
+            found = names["lake"].execute(statement).collect().to_dicts()
+        by_spark = [row.asDict() for row in example.query(names["spark"], answer.spark).collect()]
+        assert plain(found, statement) == plain(by_spark, statement)
+
+
+def plain(rows: list[dict[str, Any]], statement: str) -> list[dict[str, str]]:
+    """Values as texts, for engines differ in their types: of numbers, of times, of bytes."""
+
+    def text(value: Any) -> str:
+        if isinstance(value, (bytes, bytearray)):
+            return value.decode()
+        if isinstance(value, datetime):
+            return f"{value.astimezone(timezone.utc):%Y-%m-%d %H:%M:%S.%f}".removesuffix(".000000")
+        if isinstance(value, (int, float, Decimal)) and not isinstance(value, bool):
+            return f"{value:g}"
+        if hasattr(value, "asDict"):
+            return text(value.asDict())
+        if isinstance(value, dict):
+            return str({name: text(inner) for name, inner in value.items()})
+        return str(value)
+
+    texts = [{name: text(value) for name, value in row.items()} for row in rows]
+    return texts if "ORDER BY" in statement else sorted(texts, key=str)
+
+
+def test_answers_are_shown_and_are_for_every_engine() -> None:
+    assert sum(bool(answer.shown) for answer in ANSWERS) >= 8
+    assert len(ANSWERS) >= 18
+    for_spark_alone = [answer.spark for answer in ANSWERS if answer.of("Polars") is None]
+    assert len(for_spark_alone) == 3, "time travel by time, the history, the live view"
 
 
 def test_every_table_is_named(example: Example) -> None:
