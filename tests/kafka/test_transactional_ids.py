@@ -9,7 +9,7 @@ from itertools import product
 from pathlib import Path
 
 import pytest
-from confluent_kafka import KafkaException, Producer
+from confluent_kafka import Producer
 
 from tests.kafka.messages import messages
 from tests.support.configurations import settings_for
@@ -17,7 +17,7 @@ from tests.support.topics import create_topics
 from watersmeet.core.sequence import parse_tail
 from watersmeet.errors import OpenTransactionError, is_retriable
 from watersmeet.kafka import cluster
-from watersmeet.kafka.permissions import former_transactional_id, permissions, transactional_id
+from watersmeet.kafka.permissions import permissions, transactional_id
 from watersmeet.kafka.publisher import Publisher, record_publisher, sequence_tail, sink_publisher
 from watersmeet.settings import KafkaSettings, Settings
 
@@ -74,12 +74,8 @@ def test_no_two_publishers_share_an_id() -> None:
     assert transactional_id("shop-eu", "merged") != transactional_id("shop", "eu-merged")
 
 
-def test_an_id_that_could_never_be_shared_stays_as_it_was() -> None:
-    assert (
-        transactional_id("shop", "merged")
-        == former_transactional_id("shop", "merged")
-        == "watersmeet-shop-merged"
-    )
+def test_an_id_that_could_never_be_shared_has_a_hyphen_for_a_slash() -> None:
+    assert transactional_id("shop", "merged") == "watersmeet-shop-merged"
 
 
 def test_the_permissions_of_a_configuration_are_for_the_ids_that_its_publishers_have(
@@ -126,21 +122,3 @@ def test_no_tail_is_read_while_a_transaction_of_another_name_is_open(
         assert is_retriable(error.value)
         owner.commit_transaction(30)
     assert tail(after) == 1
-
-
-def test_the_transaction_that_an_earlier_version_has_left_open_is_settled(
-    kafka: str, settings: KafkaSettings, sink: str
-) -> None:
-    former = former_transactional_id("ids-of-before", sink)
-    now = publisher(settings, "ids-of-before", sink)
-    assert now.transactional_id != former
-    now.begin()
-    now.send([messages(0, "a")])
-    with left_open(kafka, sink, former) as owner:
-        now.begin()
-        assert tail(now) == 0
-        with pytest.raises(KafkaException):
-            owner.commit_transaction(30)
-    now.send([messages(0, "b", first_seq=1)])
-    now.begin()
-    assert tail(now) == 1

@@ -26,12 +26,7 @@ def transactional_id(name: str, topic: str, role: str = "") -> str:
     """
     if role or "-" in name or "-" in topic:
         return "watersmeet-" + "/".join(filter(None, (name, role, topic)))
-    return former_transactional_id(name, topic)
-
-
-def former_transactional_id(name: str, topic: str, role: str = "") -> str:
-    """Return the id that earlier versions gave the publisher; several publishers might share it."""
-    return "-".join(filter(None, ("watersmeet", name, role, topic)))
+    return f"watersmeet-{name}-{topic}"
 
 
 _SEQUENCE = "gold reads where the sequence stands; a lost lake is taken up from it"

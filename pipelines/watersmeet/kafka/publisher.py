@@ -32,10 +32,8 @@ from watersmeet.core.sequence import SequenceTail
 from watersmeet.errors import (
     FencedError,
     ForeignMessageError,
-    KafkaAccessError,
     KafkaRequestError,
     KafkaTransientError,
-    OpenTransactionError,
     PublishingError,
     TransactionTimeoutError,
     WatersmeetError,
@@ -44,7 +42,7 @@ from watersmeet.faults import fault_point
 from watersmeet.kafka.cluster import BESIDE_VALUES, LARGEST_RECORD, TIMEOUT_S, Cluster
 from watersmeet.kafka.failures import failure, is_passing
 from watersmeet.kafka.options import ListeningProducer, queue_kbytes
-from watersmeet.kafka.permissions import former_transactional_id, transactional_id
+from watersmeet.kafka.permissions import transactional_id
 from watersmeet.kafka.reading import headers_of, read_tails
 from watersmeet.settings import KafkaSettings, Settings
 
@@ -133,7 +131,6 @@ class Publisher:
         self._max_bytes = max_bytes
         self.transactional_id = transactional_id(name, topic, role)
         """The id by which Kafka fences an earlier publisher when a later one begins."""
-        self._former_id = former_transactional_id(name, topic, role)
         self._is_transactional = is_transactional
         self._options = options or {}
         self._producer: ListeningProducer | None = None
@@ -148,22 +145,16 @@ class Publisher:
         where no broker answers.
         """
         self._producer = None
-        producer = self._fencing(self.transactional_id)
-        self._producer = producer if self._is_transactional else self._made()
-        fault_point("publisher.begin")
-
-    def _fencing(self, transactional_id: str) -> ListeningProducer:
-        """Return a producer with this id: earlier ones that had it are fenced, and their open
-        transaction is settled.
-        """
         producer = self._made(
-            transactional_id=transactional_id, transaction_timeout_ms=TRANSACTION_TIMEOUT_S * 1000
+            transactional_id=self.transactional_id,
+            transaction_timeout_ms=TRANSACTION_TIMEOUT_S * 1000,
         )
         try:
             self._init_transactions(producer)
         except _RAISED as error:
             raise self._failure(producer, _reason(error)) from None
-        return producer
+        self._producer = producer if self._is_transactional else self._made()
+        fault_point("publisher.begin")
 
     def _made(self, **own: Any) -> ListeningProducer:
         largest = min(self._max_bytes, 1_000_000_000)
@@ -210,15 +201,9 @@ class Publisher:
         """Return, by partition of the topic, the first offset and the end of what is committed,
         once no transaction is open there.
 
-        A transaction of this publisher's id ends with `begin`. One of the id that an earlier
-        version gave it is settled here, where the user may use that id. Raises OpenTransactionError
-        where another one is still open after a while.
+        A transaction of this publisher's id ends with `begin`. Raises OpenTransactionError where
+        another one is still open after a while.
         """
-        with suppress(OpenTransactionError):
-            return Cluster(self._kafka, settling_s=0).settled_bounds(self._topic, partitions)
-        if self._former_id != self.transactional_id:
-            with suppress(KafkaAccessError):
-                self._fencing(self._former_id)
         return Cluster(self._kafka).settled_bounds(self._topic, partitions)
 
     def send(
