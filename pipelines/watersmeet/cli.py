@@ -22,7 +22,6 @@ import typer
 
 import watersmeet
 from watersmeet.audit import show
-from watersmeet.commands.answers import answer, print_json, print_text
 from watersmeet.commands.arguments import (
     DEFAULT_CONFIG,
     Config,
@@ -36,6 +35,16 @@ from watersmeet.commands.arguments import (
 )
 from watersmeet.commands.asking import begun_reader_of, evaluator, reader_of, unchecked
 from watersmeet.commands.broker import broker_app
+from watersmeet.commands.usage import (
+    CHANGE,
+    LOOK,
+    RUN,
+    TRY,
+    call,
+    new_app,
+    show_help_alone,
+    usage_sentence,
+)
 from watersmeet.core.texts import without_controls
 from watersmeet.errors import ConfigurationError, WatersmeetError, missing_package, root_cause
 from watersmeet.imports import hide_pandas
@@ -46,6 +55,7 @@ from watersmeet.monitoring.observability import (
     reporting,
     set_up_logging,
 )
+from watersmeet.output import answer, print_json, print_text, write_in_any_encoding
 from watersmeet.settings import load_settings, parse_duration
 
 OF_OTHERS = 0o007
@@ -53,21 +63,15 @@ OF_OTHERS = 0o007
 caller: lakes and pages hold records.
 """
 
-app = typer.Typer(
+app = new_app(
     name="watersmeet",
     help="Merges Kafka topics by event time on Delta tables and publishes each finished record "
     "once, in order.",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
 )
-app.add_typer(broker_app, name="broker")
-
-_ASK = ("validate", "try", "status", "explain", "verify", "rebuild", "check", "report")
-_CHANGE = ("run", "repartition", "redrive", "forget", "reset", "evolve", "maintain")
+app.add_typer(broker_app, name="broker", rich_help_panel=TRY)
 
 
-@app.callback(invoke_without_command=True)
+@app.callback()
 def _main(
     context: typer.Context,
     config: Config = DEFAULT_CONFIG,
@@ -77,14 +81,17 @@ def _main(
     ] = False,
 ) -> None:
     set_up_logging(verbose=verbose)
-    context.default_map = {name: {"config": str(config)} for name in _ASK + _CHANGE}
-    context.default_map["broker"] = {"start": {"config": str(config)}}
+    group: Any = context.command
+    defaults = {"config": str(config)}
+    of_broker = {"start": defaults, "send": defaults}
+    context.default_map = {**dict.fromkeys(group.commands, defaults), "broker": of_broker}
     if version:
         print_text(watersmeet.__version__)
         raise typer.Exit
+    show_help_alone(context)
 
 
-@app.command()
+@app.command(rich_help_panel=TRY)
 def init(
     directory: Annotated[Path, typer.Argument(help="Where to write; made if missing.")] = Path(),
     as_json: Json = False,
@@ -98,7 +105,7 @@ def init(
     answer({"written": written, "engine": engine, "reason": reason}, as_json, init_view)
 
 
-@app.command()
+@app.command(rich_help_panel=TRY)
 def fetch(
     into: Annotated[
         Path | None,
@@ -120,7 +127,7 @@ def fetch(
     answer({"files": files}, as_json, lambda _: "\n".join(files))
 
 
-@app.command()
+@app.command(rich_help_panel=LOOK)
 def validate(config: Config = DEFAULT_CONFIG, as_json: Json = False) -> None:
     """Check configuration, schemas, topics and tables; exit status 2 where something is wrong."""
     problems, warnings, preview = _find_problems(config)
@@ -191,7 +198,7 @@ def _find_problems(
     )
 
 
-@app.command("try")
+@app.command("try", rich_help_panel=TRY)
 def try_rules(
     file: Annotated[
         Path, typer.Argument(help="A file with a record in each line, as a JSON object.")
@@ -209,10 +216,11 @@ def try_rules(
     answer(try_file(config, file, close=close), as_json, show.try_view)
 
 
-@app.command()
+@app.command(rich_help_panel=RUN)
 def run(
     layers: Annotated[
-        Literal["all", "bronze", "silver", "gold"], typer.Argument(help="Which layers.")
+        Literal["all", "bronze", "silver", "gold"],
+        typer.Argument(show_choices=False, help="all, bronze, silver or gold."),
     ] = "all",
     config: Config = DEFAULT_CONFIG,
     once: Annotated[
@@ -224,7 +232,8 @@ def run(
     ] = "text",
     as_json: Json = False,
 ) -> None:
-    """Run the streams until stopped (SIGINT or SIGTERM end after the batch under way), or once."""
+    """Run the streams until stopped (SIGINT or SIGTERM end after the batch under way), or once;
+    changes data."""
     from watersmeet.monitoring.metrics import serving
     from watersmeet.run import LAYERS, Run, run_with_restarts
     from watersmeet.running.lineage import sending
@@ -252,7 +261,7 @@ def run(
         print_json({"layers": list(chosen), "latest": reporter.latest})
 
 
-@app.command()
+@app.command(rich_help_panel=RUN)
 def repartition(
     config: Config = DEFAULT_CONFIG,
     once: Annotated[
@@ -261,7 +270,7 @@ def repartition(
     as_json: Json = False,
 ) -> None:
     """Write the topics of sources that have `repartition`, by their merge keys, until stopped
-    (SIGINT, SIGTERM), or once."""
+    (SIGINT, SIGTERM), or once; changes data."""
     from watersmeet.monitoring.metrics import serving
     from watersmeet.repartition.command import repartition as write
     from watersmeet.running.lineage import sending
@@ -274,7 +283,7 @@ def repartition(
     answer({"sources": written}, as_json, show.repartition_view)
 
 
-@app.command()
+@app.command(rich_help_panel=LOOK)
 def status(config: Config = DEFAULT_CONFIG, as_json: Json = False) -> None:
     """Show where every partition stands: heads, clock, lead, lag, and how many records ended
     where."""
@@ -284,7 +293,7 @@ def status(config: Config = DEFAULT_CONFIG, as_json: Json = False) -> None:
     answer(find_status(reader_of(settings), settings), as_json, show.status_view)
 
 
-@app.command()
+@app.command(rich_help_panel=LOOK)
 def explain(
     key: Key,
     as_of: Annotated[
@@ -314,7 +323,7 @@ def explain(
     answer(facts, as_json, show.explain_view)
 
 
-@app.command()
+@app.command(rich_help_panel=LOOK)
 def verify(
     config: Config = DEFAULT_CONFIG,
     full: Annotated[
@@ -357,7 +366,7 @@ def verify(
         raise typer.Exit(3)
 
 
-@app.command()
+@app.command(rich_help_panel=LOOK)
 def rebuild(
     into: Annotated[Path, typer.Option("--into", help="A new folder for it.")],
     timeout: Annotated[
@@ -403,7 +412,7 @@ def rebuild(
     answer(result, as_json, show.rebuild_view)
 
 
-@app.command()
+@app.command(rich_help_panel=CHANGE)
 def redrive(
     reason: Annotated[
         str, typer.Option("--reason", help="Why they were refused, such as event_time_in_future.")
@@ -418,7 +427,7 @@ def redrive(
     as_json: Json = False,
 ) -> None:
     """Send refused records to their source topic again, as they came, each once; says first how
-    many."""
+    many; changes data with --apply."""
     from watersmeet.operations.redrive import Redrive
 
     settings = load_settings(config)
@@ -430,7 +439,7 @@ def redrive(
     )
 
 
-@app.command()
+@app.command(rich_help_panel=CHANGE)
 def forget(
     key: Key,
     apply: Annotated[
@@ -450,7 +459,7 @@ def forget(
     as_json: Json = False,
 ) -> None:
     """Erase a key's records from every table; says where they are, and what holds them for longer
-    and until when."""
+    and until when; changes data with --apply."""
     from watersmeet.operations.forget import Forgetting, forgotten
 
     settings = load_settings(config)
@@ -464,7 +473,7 @@ def forget(
     answer(facts, as_json, show.forget_view)
 
 
-@app.command()
+@app.command(rich_help_panel=LOOK)
 def check(
     since: Annotated[
         int | None,
@@ -481,7 +490,7 @@ def check(
     as_json: Json = False,
 ) -> None:
     """Check what is new in the lake against the suites of expectations; exit status 3 where one is
-    not met."""
+    not met; changes data: the table `quality`."""
     from watersmeet.quality.command import check_lake
 
     done = check_lake(load_settings(config), since, html)
@@ -492,7 +501,7 @@ def check(
         raise typer.Exit(1)
 
 
-@app.command()
+@app.command(rich_help_panel=LOOK)
 def report(
     out: Annotated[Path, typer.Option("--out", help="The HTML file to write.")],
     config: Config = DEFAULT_CONFIG,
@@ -511,7 +520,7 @@ def report(
     answer({"written": str(out)}, as_json, lambda _: str(out))
 
 
-@app.command()
+@app.command(rich_help_panel=CHANGE)
 def reset(
     to: Annotated[
         str, typer.Option("--to", help="earliest, latest, or a time such as 2026-01-01T00:00:00Z.")
@@ -523,7 +532,7 @@ def reset(
     as_json: Json = False,
 ) -> None:
     """Continue reading somewhere else, with fresh state; says first what would be skipped or read
-    again."""
+    again; changes data with --yes."""
     from watersmeet.run import LAYERS, Run
     from watersmeet.running.generations import Jump, targets_of
     from watersmeet.running.owner import Owner
@@ -551,7 +560,7 @@ def reset(
     answer(facts, as_json, show.reset_view)
 
 
-@app.command()
+@app.command(rich_help_panel=CHANGE)
 def evolve(
     apply: Annotated[
         bool, typer.Option("--apply", help="Record it; otherwise only show what would change.")
@@ -560,7 +569,7 @@ def evolve(
     as_json: Json = False,
 ) -> None:
     """Compare the configuration's rules with the lake's, and record them as its next epoch; a run
-    that goes on ends."""
+    that goes on ends; changes data with --apply."""
     from watersmeet.operations.evolve import evolve as record
     from watersmeet.operations.evolve import preview
 
@@ -573,10 +582,10 @@ def evolve(
         raise typer.Exit(2)
 
 
-@app.command()
+@app.command(rich_help_panel=CHANGE)
 def maintain(config: Config = DEFAULT_CONFIG, as_json: Json = False) -> None:
     """Delete rows that `keep` lets go, compact, and remove files older than `retention`; a run does
-    so by itself."""
+    so by itself; changes data."""
     from watersmeet.lake.maintenance import maintain as maintain_tables
     from watersmeet.run import LAYERS, Run
     from watersmeet.running.ownership import kept_by
@@ -591,7 +600,7 @@ def maintain(config: Config = DEFAULT_CONFIG, as_json: Json = False) -> None:
     answer({"tables": done}, as_json, show.maintain_view)
 
 
-@app.command()
+@app.command(rich_help_panel=TRY)
 def demo(
     directory: Annotated[
         Path, typer.Option("--dir", help="Where the demo's lake and broker live.")
@@ -657,12 +666,16 @@ def main() -> None:
     """Run the command; any failure ends as one sentence and the exit status of the contract."""
     limit_allocator_caches()
     hide_pandas()
+    write_in_any_encoding()
     os.umask(os.umask(0) | OF_OTHERS)
     try:
-        app()
+        if status := call(app):
+            sys.exit(status)
     except SystemExit as done:
         if done.code:  # some job runners treat even SystemExit(0) as a failure
             raise
+    except typer.TyperException as error:
+        _fail(usage_sentence(error), error.exit_code)
     except WatersmeetError as error:
         _fail(str(error), error.exit_code)
     except BaseException as error:  # last resort: a stack trace is only shown on request

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from rich.table import Table
 from rich.text import Text
 
-from watersmeet.commands.answers import answer
 from watersmeet.core.json_schema import ValueSchema
 from watersmeet.core.texts import CONTROLS, printable, without_controls
+from watersmeet.output import answer
 
 STEERING = ["\x1b[31m", "\x9b31m", "\u202e", "\u2066", "\x07", "\r", "\x7f", "\u2028"]
 

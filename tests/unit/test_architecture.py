@@ -25,6 +25,7 @@ ROOMS: Mapping[str, tuple[str, ...]] = {
         "jvm",
         "memory",
         "monitoring",
+        "output",
         "settings",
     ),
     "core": ("core",),

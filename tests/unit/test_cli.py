@@ -295,7 +295,7 @@ def test_every_failure_ends_as_one_sentence_and_its_exit_status(
     exit_code: int,
     sentence: str,
 ) -> None:
-    def fail() -> None:
+    def fail(**_: object) -> None:
         raise error
 
     monkeypatch.setattr(cli, "app", fail)

@@ -78,7 +78,7 @@ def test_a_package_that_is_missing_is_said_with_the_extra_that_brings_it(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], package: str
 ) -> None:
     monkeypatch.setitem(sys.modules, package, None)
-    monkeypatch.setattr(cli, "app", lambda: importlib.import_module(package))
+    monkeypatch.setattr(cli, "app", lambda **_: importlib.import_module(package))
     with pytest.raises(SystemExit) as ended:
         cli.main()
     said = (

@@ -13,6 +13,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from watersmeet.core.times import LAST_EVENT_TIME_MS
+from watersmeet.errors import Problem
 
 _EPOCH: Final = datetime(1970, 1, 1)
 
@@ -42,12 +43,16 @@ def status_view(answer: dict[str, Any]) -> Group:
 
 def warnings_view(warnings: list[dict[str, str]]) -> list[Text]:
     """Return a paragraph for each warning: where, what looks wrong, and what to do about it."""
-    return [
-        Text.assemble(
-            ("warning", "yellow"), f" {warning['where']}: {warning['what']}; {warning['fix']}"
-        )
-        for warning in warnings
-    ]
+    return [_finding("warning", "yellow", warning) for warning in warnings]
+
+
+def problems_view(answer: dict[str, Any]) -> Group:
+    """Return a paragraph for each problem: where, what is wrong, and how to fix it."""
+    return Group(*[_finding("problem", "red", problem) for problem in answer["problems"]])
+
+
+def _finding(name: str, style: str, finding: Mapping[str, str]) -> Text:
+    return Text.assemble((name, style), f" {Problem(**finding)}")
 
 
 def _quality(results: list[dict[str, Any]]) -> list[RenderableType]:
@@ -154,19 +159,13 @@ def waited_for(partition: dict[str, Any]) -> list[str]:
     return [name for name, at in sources.items() if at["head"] == partition["clock"]]
 
 
-def problems_view(answer: dict[str, Any]) -> Table:
-    """Return a table of what is wrong, where, and how to fix it."""
-    table = Table("what", "where", "fix", title="problems", title_justify="left")
-    for problem in answer["problems"]:
-        table.add_row(*(Text(problem[column]) for column in ("what", "where", "fix")))
-    return table
-
-
 def maintain_view(answer: dict[str, Any]) -> Table:
     """Return a table of how many files each table had and has now, and how many old ones were
     removed.
     """
-    table = Table("table", "files before", "files now", "old files removed")
+    table = Table(
+        "table", "files before", "files now", "old files removed", box=None, header_style="dim"
+    )
     for row in answer["tables"]:
         table.add_row(*[str(value) for value in row.values()])
     return table

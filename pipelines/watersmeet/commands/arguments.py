@@ -29,19 +29,20 @@ DEFAULT_CONFIG = Path("watersmeet.yml")
 
 
 def as_utf_8(parameter: typer.CallbackParam, text: str | None) -> str | None:
-    """Return the text of an argument as it is.
+    """Return the text of an argument, also where the locale's encoding lacks its characters.
 
     Raises ConfigurationError where it is not UTF-8, as all keys and tenants are.
     """
+    if text is None:
+        return None
     try:
-        (text or "").encode()
-    except UnicodeEncodeError:
+        return text.encode("utf-8", "surrogateescape").decode("utf-8")
+    except UnicodeError:
         raise ConfigurationError(
             "it is not UTF-8",
             where=f"--{parameter.name}" if parameter.param_type_name == "option" else "KEY",
             fix="write it in UTF-8, as records have it",
         ) from None
-    return text
 
 
 Key = Annotated[str, typer.Argument(help="The key of merge records.", callback=as_utf_8)]

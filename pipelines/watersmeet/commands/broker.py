@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from watersmeet.commands.answers import answer
 from watersmeet.commands.arguments import DEFAULT_CONFIG, Config, Json
+from watersmeet.commands.usage import new_app, show_help_alone
+from watersmeet.output import answer
 from watersmeet.settings import load_settings
 
 if TYPE_CHECKING:
     from watersmeet.dev.broker import BrokerStatus
     from watersmeet.kafka.permissions import Permission
 
-broker_app = typer.Typer(
-    help="The embedded single-node Kafka, for development.", no_args_is_help=True
-)
+broker_app = new_app(help="The embedded single-node Kafka, for development.")
+broker_app.callback()(show_help_alone)
 
 Directory = Annotated[Path, typer.Option("--dir", help="The broker's folder.")]
 DEFAULT_BROKER = Path("broker")

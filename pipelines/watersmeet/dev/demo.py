@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow.compute as pc
-from rich.console import Console
+from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
@@ -28,6 +28,7 @@ from watersmeet.kafka.reading import Range, read_range
 from watersmeet.lake import tables
 from watersmeet.lake.table_reader import TableReader
 from watersmeet.monitoring.observability import reporting
+from watersmeet.output import print_text, print_view
 from watersmeet.quality.check import check
 from watersmeet.quality.suites import read_suites
 from watersmeet.run import LAYERS, Run
@@ -44,7 +45,6 @@ def run_demo(directory: Path, engine: str) -> None:
     A folder that an earlier demo left is made anew. Raises ConfigurationError where the folder
     holds something else.
     """
-    console = Console()
     _make_room(directory)
     try:
         servers = broker.start(directory / "broker").bootstrap_servers
@@ -59,10 +59,10 @@ def run_demo(directory: Path, engine: str) -> None:
         with reporting() as reporter:
             this_run = Run(settings, LAYERS, reporter)
             this_run.once()
-        key = _show(console, settings, this_run.engine, produced)
+        key = _show(settings, this_run.engine, produced)
     finally:
         broker.stop(directory / "broker")
-    _show_next_steps(console, directory, configuration, key, _READ[engine])
+    _show_next_steps(directory, configuration, key, _READ[engine])
 
 
 def _make_room(directory: Path) -> None:
@@ -84,30 +84,26 @@ def _write_configuration(directory: Path, bootstrap_servers: str, engine: str) -
     return configuration
 
 
-def _show(console: Console, settings: Settings, engine: Engine, produced: dict[str, int]) -> str:
+def _show(settings: Settings, engine: Engine, produced: dict[str, int]) -> str:
     """Show what came out; return the key of a merge record that is worth a closer look."""
     reader = engine.reader
     topic = settings.publish.topic
     messages = _messages(settings)
-    _headline(console, "Where the records went")
-    console.print(_outcomes(reader, settings, produced))
-    _headline(console, "Merge records: a session's clicks beside its order (from silver)")
+    _headline("Where the records went")
+    print_view(_outcomes(reader, settings, produced))
+    _headline("Merge records: a session's clicks beside its order (from silver)")
     examples = _with_orders(reader)
     for row in examples:
-        console.print(_visit(row), "")
-    _headline(
-        console, f"Published: the topic `{topic}` as a consumer reads it ({len(messages)} messages)"
-    )
-    console.print(_sequence(messages))
-    _headline(console, "The clock (watersmeet status)")
-    console.print(status_view(status(reader, settings)))
-    _headline(console, "What the data is expected to be (watersmeet check, by Great Expectations)")
+        print_view(Group(*_visit(row), ""))
+    _headline(f"Published: the topic `{topic}` as a consumer reads it ({len(messages)} messages)")
+    print_view(_sequence(messages))
+    _headline("The clock (watersmeet status)")
+    print_view(status_view(status(reader, settings)))
+    _headline("What the data is expected to be (watersmeet check, by Great Expectations)")
     try:
-        console.print(
-            check_view(check(engine, settings, read_suites(settings), now_ms()).document())
-        )
+        print_view(check_view(check(engine, settings, read_suites(settings), now_ms()).document()))
     except MissingPackageError as error:
-        console.print(f"  {error}", highlight=False, markup=False)
+        print_text(f"  {error}")
     return str(examples[0]["merge_key"])
 
 
@@ -126,8 +122,8 @@ def _messages(settings: Settings) -> list[dict[str, Any]]:
     return messages
 
 
-def _headline(console: Console, text: str) -> None:
-    console.print(f"\n[bold cyan]{text}[/]\n", highlight=False)
+def _headline(text: str) -> None:
+    print_view(f"\n[bold cyan]{text}[/]\n")
 
 
 def _outcomes(reader: TableReader, settings: Settings, produced: dict[str, int]) -> Table:
@@ -165,17 +161,9 @@ def _with_orders(reader: TableReader) -> list[dict[str, Any]]:
     return complete[:3]
 
 
-def _visit(row: dict[str, Any]) -> Table:
+def _visit(row: dict[str, Any]) -> tuple[RenderableType, ...]:
     title = f"session {row['merge_key']}, {utc(row['event_time'])} to {utc(row['last_event_time'])}"
-    table = Table(
-        "event time",
-        "tracking",
-        "orders",
-        title=title,
-        title_justify="left",
-        box=None,
-        header_style="dim",
-    )
+    table = Table("event time", "tracking", "orders", box=None, header_style="dim")
     parts = sorted(
         (_ms(part["event_time"]), column, f"{part['value']['type']} {part['value']['aid']}")
         for column, source in enumerate(("tracking", "orders"))
@@ -183,9 +171,8 @@ def _visit(row: dict[str, Any]) -> Table:
     )
     for time, column, text in parts[-8:]:
         table.add_row(utc(time), *([text, ""] if column == 0 else ["", f"[bold]{text}[/]"]))
-    if len(parts) > 8:
-        table.caption = f"(and {len(parts) - 8} before)"
-    return table
+    before = (f" (and {len(parts) - 8} before)",) if len(parts) > 8 else ()
+    return title, *before, table
 
 
 def _ms(time: datetime) -> int:
@@ -200,8 +187,9 @@ def _sequence(messages: list[dict[str, Any]]) -> Table:
         for message in [*in_partition[:4], *in_partition[-1:]]:
             seq = message["headers"][SEQ].decode()
             time = utc(_ms(message["kafka_timestamp"]))
-            value = Text(message["value"].decode()[:60] + "...")
-            table.add_row(str(partition), seq, time, message["key"].decode(), value)
+            value = message["value"].decode()
+            shown = f"{value[:60]}..." if sys.stdout.isatty() else value
+            table.add_row(str(partition), seq, time, message["key"].decode(), Text(shown))
     return table
 
 
@@ -215,13 +203,11 @@ _READ = {
 """By engine, a Python program that reads silver with what the engine brings along."""
 
 
-def _show_next_steps(
-    console: Console, directory: Path, configuration: Path, key: str, read: str
-) -> None:
+def _show_next_steps(directory: Path, configuration: Path, key: str, read: str) -> None:
     program = Path(sys.prefix, "bin")
     if program.is_relative_to(Path.cwd()):
         program = program.relative_to(Path.cwd())
-    _headline(console, f"The lake stays in {directory}. Six commands to try next:")
+    _headline(f"The lake stays in {directory}. Six commands to try next:")
     for command in (
         f"{program}/watersmeet broker start --dir {directory}/broker",
         f"{program}/watersmeet status -c {configuration}",
@@ -230,4 +216,4 @@ def _show_next_steps(
         f"{program}/watersmeet report --out {directory}/report.html -c {configuration}",
         f'{program}/python -c "{read.format(directory / "lake" / tables.SILVER)}"',
     ):
-        console.print(f"  {command}", highlight=False, soft_wrap=True)
+        print_text(f"  {command}")

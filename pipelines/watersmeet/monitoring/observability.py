@@ -113,9 +113,8 @@ def reporting() -> Iterator[Reporter]:
     """Provide a reporter with a progress line where standard error is a terminal and no JSON is
     asked for, else with log lines.
     """
-    console = Console(stderr=True)
-    if not console.is_terminal or logs_are_json():
+    if not sys.stderr.isatty() or logs_are_json():
         yield Reporter()
         return
-    with console.status("starting Spark ...") as status:
+    with Console(stderr=True).status("starting Spark ...") as status:
         yield Reporter(status)

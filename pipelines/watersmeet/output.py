@@ -1,16 +1,24 @@
-"""The answers of commands, which alone go to standard output."""
+"""The answers of commands, which alone go to standard output.
+
+On a terminal they fit its width. Elsewhere they are plain text: an item is one line, however long.
+JSON is ASCII, so that it is the same document in every encoding.
+"""
 
 from __future__ import annotations
 
+import io
 import json
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.segment import Segment
 
 from watersmeet.core.texts import without_controls
+
+UNLIMITED: Final = 2**31
+"""Width, in characters, within which every line fits."""
 
 
 def answer(
@@ -22,7 +30,17 @@ def answer(
     elif isinstance(shown := view(facts), str):
         print_text(shown)
     else:
-        Console().print(_Harmless(shown))
+        print_view(shown)
+
+
+def print_view(shown: RenderableType) -> None:
+    """Print what a view returns."""
+    if sys.stdout.isatty():
+        Console(emoji=False).print(_Harmless(shown))
+        return
+    lines = io.StringIO()
+    Console(file=lines, force_terminal=False, width=UNLIMITED, emoji=False).print(shown)
+    print_text("\n".join(line.rstrip() for line in lines.getvalue().removesuffix("\n").split("\n")))
 
 
 class _Harmless:
@@ -43,8 +61,16 @@ class _Harmless:
 def print_text(text: str) -> None:
     """Print a line, or several."""
     sys.stdout.write(f"{without_controls(text)}\n")
+    sys.stdout.flush()
 
 
 def print_json(document: object) -> None:
     """Print one JSON document."""
     print_text(json.dumps(document))
+
+
+def write_in_any_encoding() -> None:
+    """Write characters that the encoding of a standard stream lacks as escapes, such as `\\xb7`."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
