@@ -251,6 +251,12 @@ def _checked(
             f"`timestamp` is `{time_ms}`",
             "write whole milliseconds since 1970, or leave it out",
         )
+    readers = [i.source for i in settings.inputs if i.topic == topic]
+    if time_ms is None and any(settings.sources[reader].time is None for reader in readers):
+        raise _WrongError(
+            "`timestamp` is missing, which is the event time",
+            "add it, in milliseconds since 1970",
+        )
     headers = record.get("headers") or {}
     if not isinstance(headers, Mapping):
         raise _WrongError("`headers` are no object", 'write them as {"name": "text"}')

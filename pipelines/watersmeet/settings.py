@@ -38,6 +38,8 @@ from watersmeet.configuration.sources import (
     RegistrySettings,
     RepartitionSettings,
     SourceSettings,
+    recorded,
+    written,
 )
 from watersmeet.configuration.values import (
     NAMES_OF_CORRECTIONS,
@@ -77,6 +79,9 @@ _SOURCE_RULES = {
 """Rules that may change in an existing lake (in all of these mappings): names in YAML, with the
 attributes.
 """
+
+_PLACES = ("key", "event_time")
+"""Rules of sources that lakes record in a form of their own (`recorded`)."""
 
 _SINCE = "schema_since"
 """Entry beside the rule `schema`, where a schema of bare Avro has changed: by partition, the first
@@ -427,9 +432,12 @@ class Settings(Part):
         for *path, part, names in self._ruled():
             values = part.model_dump(include=set(names.values()))
             for name, attribute in names.items():
-                rules[".".join([*path, name])] = (
-                    values[attribute] if name != "schema" else _schema_text(part.schema_file)
-                )
+                value = values[attribute]
+                if name == "schema":
+                    value = _schema_text(part.schema_file)
+                elif name in _PLACES:
+                    value = recorded(value)
+                rules[".".join([*path, name])] = value
             if "schema" in names and part.schema_file and part.schema_file.since:
                 since = {str(p): offset for p, offset in part.schema_file.since.items()}
                 rules[".".join([*path, _SINCE])] = since
@@ -471,7 +479,7 @@ class Settings(Part):
                 field = ".".join([*path, name])
                 model_field = type(part).model_fields[attribute]
                 if field in rules:
-                    values[attribute] = rules[field]
+                    values[attribute] = written(rules[field]) if name in _PLACES else rules[field]
                 # The rule did not exist yet when the others were kept.
                 elif name not in _TENANT_RULES and not model_field.is_required():
                     values[attribute] = model_field.default

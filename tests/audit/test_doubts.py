@@ -17,7 +17,7 @@ from tests.support.configurations import settings_for
 from tests.support.model_lakes import KAFKA_TIME_MS, ModelLake
 from tests.support.rivers import TIMEOUT_MS, River
 from tests.support.topics import produce
-from watersmeet.audit.doubts import FINISHED
+from watersmeet.audit.doubts import FINISHED, local_times_twice
 from watersmeet.audit.show import status_view
 from watersmeet.audit.status import status
 from watersmeet.lake import tables
@@ -78,6 +78,29 @@ def test_of_the_same_key_it_is_said_how_far_its_records_lie_apart(tmp_path: Path
     assert "lie 2h apart, and the merge waits for 100ms" in found["what"].replace(
         "1h 59m 59s", "2h"
     )
+
+
+@pytest.mark.parametrize(
+    ("zone", "timeout", "twice"),
+    [
+        ("Europe/Berlin", "59m", "1h"),
+        ("Europe/Berlin", "1h", None),
+        ("Australia/Lord_Howe", "29m", "30m"),
+        ("Australia/Lord_Howe", "30m", None),
+        ("Asia/Kolkata", "1s", None),
+        (None, "1s", None),
+    ],
+)
+def test_validate_says_that_the_second_of_two_equal_hours_is_late(
+    tmp_path: Path, zone: str | None, timeout: str, twice: str | None
+) -> None:
+    time = {"field": "ts", "zone": zone} if zone else "ts"
+    settings = settings_for(tmp_path, merge__timeout=timeout, sources__orders__event_time=time)
+    found = list(local_times_twice(settings))
+    assert [each.where for each in found] == ["sources.orders.event_time.zone"] * bool(twice)
+    for each in found:
+        assert f"when clocks go back in {zone}, {twice} of local time is there twice" in each.what
+        assert each.fix.startswith(f"give the merge {twice} or more")
 
 
 @pytest.mark.long

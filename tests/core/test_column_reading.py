@@ -34,7 +34,7 @@ RULES = [
     rules(heartbeat=(("n",), ""), max_future_ms=10**30),
     rules(key=("k", "k"), event_time=("ts", "ts"), heartbeat=(("n", "type"), "heartbeat")),
     rules(key=("ts",), tenant=("ts",), heartbeat=(("ts",), "heartbeat")),
-    rules(other_keys=(("n",), ("s",)), other_event_times=(("n",),), max_future_ms=0),
+    rules(keys=((("k",), ("n",), ("s",)),), event_times=(("ts",), ("n",)), max_future_ms=0),
     rules(tenant=("n",)),
     rules(tenant=("s", "n"), leaves_undecodable=True, max_record_bytes=60),
     rules(key=("",), event_time=("é",), tenant=(":",)),
@@ -42,6 +42,14 @@ RULES = [
     rules(unit="s", reads_text=True),
     rules(unit="us"),
     rules(unit="ns"),
+    rules(keys=((("k",),), (("n",), ("s",)))),
+    rules(keys=((("s",),), (("k",),), (("n",),)), tenant=("k",)),
+    rules(key=None, key_header="key"),
+    rules(key=None, key_header="nowhere", skips_tombstones=True),
+    rules(event_time=None),
+    rules(event_time=None, key=None, heartbeat=None, max_future_ms=0),
+    rules(zone="Europe/Berlin"),
+    rules(zone="America/New_York", unit="s", reads_text=True),
 ]
 """All of them can read columns."""
 
@@ -100,7 +108,12 @@ def test_some_rules_read_records_one_by_one(how: ReadingRules) -> None:
         (b'{"k":"a","ts":9223372036854775807}', rules(unit="ns")),
         (b'{"ts":1}', rules(key=None)),
         (b'{"k":{"k":"a"},"ts":{"ts":1}}', rules(key=("k", "k"), event_time=("ts", "ts"))),
-        (b'{"k":null,"s":"a","ts":1}', rules(other_keys=(("n",), ("s",)))),
+        (b'{"k":null,"s":"a","ts":1}', rules(keys=((("k",), ("n",), ("s",)),))),
+        (b'{"k":7,"s":"\xc3\xa9","ts":1}', rules(keys=((("k",),), (("s",),)))),
+        (b'{"ts":1}', rules(key=None, key_header="key")),
+        (b'{"k":"a"}', rules(event_time=None)),
+        (b"{}", rules(event_time=None, key=None)),
+        (b'{"k":"a","ts":"2026-10-25T02:30"}', rules(zone="Europe/Berlin")),
         (b'{"k":"a","ts":1,"g":12}', rules(tenant=("g",))),
         (b'{"ts":1,"g":"x","type":"heartbeat"}', rules(tenant=("g",))),
         (b'{"ts":1,"beat":true}', rules(heartbeat=(("beat",), True))),
@@ -250,6 +263,7 @@ _SCALARS = (
     | st.floats(allow_nan=False)
     | st.text(max_size=3)
     | st.sampled_from(["heartbeat", "2026-01-01", "2026-01-01T00:00:00Z", "12", ""])
+    | st.sampled_from(["2026-03-29T02:30", "2026-10-25 02:30:00,5", "1970-01-01", "20260101T0000"])
 )
 
 

@@ -40,7 +40,7 @@ def records(times: list[Any], taken_ms: int = NOW_MS) -> pa.Table:
 
 
 def odd(times: list[Any], unit: str = "ms", taken_ms: int = NOW_MS) -> OddTimes | None:
-    return odd_times(records(times, taken_ms), ReadingRules(("ts",), 86_400_000, unit=unit))
+    return odd_times(records(times, taken_ms), ReadingRules((("ts",),), 86_400_000, unit=unit))
 
 
 PER_UNIT = {"s": 1000, "ms": 1, "us": 1 / 1000, "ns": 1 / 1_000_000}
@@ -84,7 +84,7 @@ def test_where_no_unit_fits_none_is_named(times: list[Any], count: int | None) -
 def test_what_kafka_gave_no_time_or_was_refused_for_something_else_does_not_count() -> None:
     assert odd([5] * 20, taken_ms=-1) is None
     undecodable = records([5] * 20).set_column(6, "value", pa.array([b"{"] * 20))
-    assert odd_times(undecodable, ReadingRules(("ts",), 86_400_000)) is None
+    assert odd_times(undecodable, ReadingRules((("ts",),), 86_400_000)) is None
 
 
 # -- what never meets

@@ -25,11 +25,17 @@ GOLDEN = Path(__file__).parents[1] / "golden" / "reading.jsonl.gz"
 
 def as_rules(kept: dict[str, Any]) -> ReadingRules:
     heartbeat = kept["heartbeat"] and (tuple(kept["heartbeat"][0]), kept["heartbeat"][1])
-    key = kept["key"] and tuple(kept["key"])
+    keys = ((tuple(kept["key"]),),) if kept["key"] else ()
     schema = (
         None if kept["schema"] is None else ValueSchema(json.dumps(kept["schema"]), pa.struct([]))
     )
-    return ReadingRules(tuple(kept["event_time"]), kept["max_future_ms"], key, heartbeat, schema)
+    return ReadingRules(
+        (tuple(kept["event_time"]),),
+        kept["max_future_ms"],
+        keys,
+        heartbeat=heartbeat,
+        schema=schema,
+    )
 
 
 def as_bytes(kept: str | None) -> bytes | None:

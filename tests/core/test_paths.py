@@ -4,23 +4,30 @@ strings."""
 from __future__ import annotations
 
 import json
-from dataclasses import fields
+import zoneinfo
+from dataclasses import fields, replace
+from datetime import date, datetime, timedelta
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 import yaml
-from pydantic import ValidationError
 
-from tests.core.test_reading import FAR, Reading, read
+from tests.core.test_reading import FAR, SCHEMA, Reading, kafka_table, read, read_all
 from tests.support.avro import as_text, encoded
 from tests.support.configurations import SMALLEST, settings_for
 from watersmeet.configuration.sources import EventTime, SourceSettings
 from watersmeet.core.avro_schema import avro_schema
+from watersmeet.core.json_schema import ValueSchema
 from watersmeet.core.paths import parse_path
-from watersmeet.core.reading import ReadingRules, Reason
+from watersmeet.core.reading import ReadingRules, Reason, merge_keys, read_records
+from watersmeet.core.times import parse_iso_8601, time_zone
+from watersmeet.core.types import HEADERS
 from watersmeet.dry_run import try_records
 from watersmeet.errors import ConfigurationError
+from watersmeet.lake.epochs import Epoch, Epochs, check_rules
 from watersmeet.settings import Settings, load_settings
 
 NO_KEY, NO_EVENT_TIME = Reason.NO_KEY.value, Reason.NO_EVENT_TIME.value
@@ -118,7 +125,7 @@ def test_a_name_with_a_dot_is_found_wherever_a_path_may_stand(tmp_path: Path) ->
 def test_of_several_places_of_a_key_the_first_that_is_there_counts(
     tmp_path: Path, value: dict[str, Any], key: str | None
 ) -> None:
-    source = source_of(tmp_path, key=["after.id", "before.id"])
+    source = source_of(tmp_path, key={"first_of": ["after.id", "before.id"]})
     found = reading(source, {**value, "ts": 1})
     assert (found[0], found[3]) == (key, None if key else NO_KEY)
     if key is None:
@@ -126,22 +133,25 @@ def test_of_several_places_of_a_key_the_first_that_is_there_counts(
 
 
 def test_a_number_is_spelled_as_in_the_place_where_it_was_found(tmp_path: Path) -> None:
-    source = source_of(tmp_path, key=["a", "b"])
-    places: dict[str, Any] = {"key": ("a",), "other_keys": (("b",),), "event_time": ("ts",)}
-    assert source.reading_rules(FAR).other_keys == (("b",),)
-    assert read(b'{"a": null, "b": 1.50, "ts": 1}', **places)[0] == "1.50"
-    assert read(b'{"a": 2.00, "b": 1.50, "ts": 1}', **places)[0] == "2.00"
+    keys = source_of(tmp_path, key={"first_of": ["a", "b"]}).reading_rules(FAR).keys
+    assert keys == ((("a",), ("b",)),)
+    assert read(b'{"a": null, "b": 1.50, "ts": 1}', keys=keys)[0] == "1.50"
+    assert read(b'{"a": 2.00, "b": 1.50, "ts": 1}', keys=keys)[0] == "2.00"
 
 
 @pytest.mark.parametrize(
-    "written", [["after.ts", "before.ts"], {"field": ["after.ts", "before.ts"], "unit": "s"}]
+    "written",
+    [
+        {"first_of": ["after.ts", "before.ts"]},
+        {"field": {"first_of": ["after.ts", "before.ts"]}, "unit": "s"},
+    ],
 )
 def test_of_several_places_of_an_event_time_the_first_that_is_there_counts(
     tmp_path: Path, written: Any
 ) -> None:
     source, ms = (
         source_of(tmp_path, key="k", event_time=written),
-        1000 if isinstance(written, dict) else 1,
+        1000 if "unit" in written else 1,
     )
     assert reading(source, {"k": "k", "after": {"ts": 5}, "before": {"ts": 4}})[1] == 5 * ms
     assert reading(source, {"k": "k", "after": None, "before": {"ts": 4}})[1] == 4 * ms
@@ -163,8 +173,8 @@ def test_avro_is_read_from_the_same_places(tmp_path: Path) -> None:
     )
     source = source_of(
         tmp_path,
-        key=["after.id", "before.id"],
-        event_time={"field": ["ts", "at"], "unit": "ns", "text": True},
+        key={"first_of": ["after.id", "before.id"]},
+        event_time={"field": {"first_of": ["ts", "at"]}, "unit": "ns", "text": True},
     )
     usual = {"ts": "1700000000123456789", "at": None}
     assert reading(source, {"before": {"id": 1}, "after": {"id": 2}, **usual}, schema=schema)[
@@ -181,11 +191,224 @@ def test_avro_is_read_from_the_same_places(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("key", "sentence"),
-    [(["a", "a"], "names a twice"), ([], "must have 1 or more"), ([1], "must be text")],
+    [
+        (["a", "a"], "names a twice"),
+        ([], "must have 1 or more"),
+        ([1], "must be text"),
+        ([["a", "b"], "c"], r"key\.0 is a list.*write `{first_of: \[a, b\]}`"),
+        ({"first_of": ["a", "a"]}, "names a twice"),
+        ({"first_of": []}, "must have 1 or more"),
+        ({"first_of": "a"}, "must be a list"),
+        ({"first": ["a"]}, r"unknown field `sources\.tracking\.key\.first`.*`first_of`"),
+        ({"header": ""}, r"key\.header must not be empty"),
+        ({"header": "h", "first_of": ["a"]}, "unknown field"),
+    ],
 )
 def test_places_are_named_once_and_as_text(tmp_path: Path, key: Any, sentence: str) -> None:
     with pytest.raises(ConfigurationError, match=sentence):
         source_of(tmp_path, key=key)
+
+
+@pytest.mark.parametrize("event_time", [["a", "b"], {"field": ["a", "b"], "unit": "s"}])
+def test_a_list_of_event_times_is_refused_with_what_to_write(
+    tmp_path: Path, event_time: Any
+) -> None:
+    with pytest.raises(ConfigurationError, match=r"is a list.*write `{first_of: \[a, b\]}`"):
+        source_of(tmp_path, event_time=event_time)
+
+
+# -- keys of several fields
+
+
+@pytest.mark.parametrize(
+    ("value", "key"),
+    [
+        (b'{"shop":"7","session":"2026"}', '["7","2026"]'),
+        (b'{"session":2026,"shop":7}', '["7","2026"]'),
+        (b'{"shop":1.50,"session":true}', '["1.50","true"]'),
+        (b'{"shop":-0,"session":1e400}', '["-0","1e400"]'),
+        ('{"shop":"Łódź","session":"\U0001f600"}'.encode(), '["Łódź","\U0001f600"]'),
+        (rb'{"shop":"a\"b\\","session":"\u0001\n\/\u007f"}', '["a\\"b\\\\","\\u0001\\n/\x7f"]'),
+        (b'{"shop":" ","session":"null"}', '[" ","null"]'),
+        (b'{"shop":"7"}', None),
+        (b'{"shop":"7","session":null}', None),
+        (b'{"shop":"","session":"2026"}', None),
+        (b'{"shop":"7","session":{}}', None),
+        (b'{"shop":["7"],"session":"2026"}', None),
+    ],
+)
+def test_a_list_of_places_is_all_of_them_as_a_json_array_of_their_texts(
+    tmp_path: Path, value: bytes, key: str | None
+) -> None:
+    keys = source_of(tmp_path, key=["shop", "session"]).reading_rules(FAR).keys
+    found = read(value[:-1] + b',"ts":1}', keys=keys)
+    assert (found[0], found[3]) == (key, None if key else NO_KEY)
+    one_by_one = read(value[:-1] + b',"ts":1}', keys=keys, schema=SCHEMA)
+    assert one_by_one[:4] == found[:4] or b"e400" in value
+    if key is None:
+        assert str(found[4]).startswith(("shop is ", "session is "))
+    else:
+        assert json.loads(key) == [*map(str, json.loads(key))]
+
+
+def test_avro_has_the_same_keys_of_several_fields(tmp_path: Path) -> None:
+    names = {"shop": "long", "day": {"type": "int", "logicalType": "date"}, "s": "string"}
+    schema = {
+        "type": "record",
+        "name": "E",
+        "fields": [{"name": name, "type": kind} for name, kind in {**names, "ts": "long"}.items()],
+    }
+    source = source_of(tmp_path, key=["shop", "day", "s"])
+    value = {"shop": 7, "day": date(2026, 1, 2), "s": 'é"', "ts": 1}
+    assert reading(source, value, schema=schema)[0] == '["7","2026-01-02","é\\""]'
+    assert reading(source, {**value, "s": ""}, schema=schema)[3] == NO_KEY
+
+
+def test_a_part_of_a_key_may_have_several_places(tmp_path: Path) -> None:
+    ids = [{"first_of": [f"{row}.{name}" for row in ("after", "before")]} for name in ("a", "b")]
+    source = source_of(tmp_path, key=ids)
+    row = {"a": 1, "b": "x"}
+    for value in ({"after": row, "before": None}, {"before": row}, {"after": row, "before": {}}):
+        assert reading(source, {**value, "ts": 1})[0] == '["1","x"]'
+    found = reading(source, {"after": {"a": 1}, "ts": 1})
+    assert found[3:5] == (NO_KEY, "after.b or before.b is missing")
+
+
+# -- keys in headers
+
+
+@pytest.mark.parametrize(
+    ("headers", "key"),
+    [
+        ([("id", b"a")], "a"),
+        ([("id", b"a"), ("x", b"b"), ("id", "é".encode())], "é"),
+        ([("id", b"a"), ("ID", b"b"), ("id ", b"c")], "a"),
+        ([("id", b"7"), ("id", b"")], None),
+        ([("id", b"7"), ("id", None)], None),
+        ([("id", b"\xff")], None),
+        ([("x", b"a")], None),
+        ([], None),
+        (None, None),
+    ],
+)
+def test_the_last_header_of_a_name_is_the_key(
+    tmp_path: Path, headers: list[tuple[str, bytes | None]] | None, key: str | None
+) -> None:
+    rules = source_of(tmp_path, key={"header": "id"}).reading_rules(FAR)
+    value = b'{"ts":1,"id":"wrong"}'
+    others: list[Any] = [[("id", b"other")], None, [], [("id", None)]]
+    rows = pa.array([*others, headers, *others], HEADERS)
+    kafka = kafka_table([(b"wrong", value, FAR)] * len(rows)).set_column(7, "headers", rows)
+    for table in (kafka, kafka.slice(3, 3), kafka.slice(4, 1)):
+        at = len(table) // 2
+        for schema in (None, SCHEMA):
+            row = read_records(table, replace(rules, schema=schema)).slice(at, 1).to_pylist()[0]
+            assert (row["merge_key"], row["reason"]) == (key, None if key else NO_KEY)
+            if key is None:
+                assert row["detail"].startswith("the header `id` is ")
+        assert merge_keys(table, rules)[at].as_py() == key
+
+
+# -- Kafka's own timestamp
+
+
+@pytest.mark.parametrize(
+    ("kafka_time", "reason"),
+    [(0, None), (5, None), (FAR, None), (-1, NO_EVENT_TIME), (FAR + 1, NO_EVENT_TIME)],
+)
+def test_kafkas_timestamp_may_be_the_event_time_and_is_never_in_the_future(
+    tmp_path: Path, kafka_time: int, reason: str | None
+) -> None:
+    source = source_of(
+        tmp_path, key="k", event_time={"kafka": "timestamp"}, heartbeat={"field": "b", "equals": 1}
+    )
+    rules = source.reading_rules(0)
+    values = [b'{"k":"a","ts":"wrong"}', b'{"b":1}', b'{"k":"a","b":2}']
+    for how in (rules, replace(rules, schema=ValueSchema("{}", pa.struct([])))):
+        found = read_all([(None, value, kafka_time) for value in values], how)
+        expected = None if reason else kafka_time
+        assert [each[1] for each in found] == [expected] * 3
+        assert [each[3] for each in found] == [reason] * 3
+        assert [each[2] for each in found] == [False, reason is None, False]
+
+
+# -- times of a zone
+
+
+@pytest.mark.parametrize(
+    ("text", "utc"),
+    [
+        ("2026-01-15T12:00:00", "2026-01-15T11:00:00"),
+        ("2026-07-15T12:00:00.123456", "2026-07-15T10:00:00.123"),
+        ("2026-07-15", "2026-07-14T22:00:00"),
+        ("20260715T120000", "2026-07-15T10:00:00"),
+        ("2026-07-15T12:00:00Z", "2026-07-15T12:00:00"),
+        ("2026-07-15T12:00:00+05:30", "2026-07-15T06:30:00"),
+        ("2026-10-25T02:30:00", "2026-10-25T00:30:00"),  # twice: the earlier one
+        ("2026-10-25T03:00:00", "2026-10-25T02:00:00"),
+        ("2026-03-29T01:59:59.999", "2026-03-29T00:59:59.999"),
+        ("2026-03-29T02:30:00", "2026-03-29T01:30:00"),  # never: 03:30
+        ("2026-03-29T03:00:00", "2026-03-29T01:00:00"),
+        ("1970-01-01T01:00:00", "1970-01-01T00:00:00"),
+        ("1970-01-01T00:59:59", None),
+        ("9999-12-31T23:59:59.999", "9999-12-31T22:59:59.999"),
+        ("0001-01-01T00:00:00", None),
+        ("2026-02-30T00:00:00", None),
+        ("12", None),
+    ],
+)
+def test_a_time_without_a_zone_is_a_local_time_of_the_configured_one(
+    tmp_path: Path, text: str, utc: str | None
+) -> None:
+    source = source_of(tmp_path, key="k", event_time={"field": "ts", "zone": "Europe/Berlin"})
+    expected = None if utc is None else parse_iso_8601(utc)
+    schema = {
+        "type": "record",
+        "name": "E",
+        "fields": [{"name": "k", "type": "string"}, {"name": "ts", "type": "string"}],
+    }
+    for found in (
+        reading(source, {"k": "k", "ts": text}),
+        reading(source, {"k": "k", "ts": text}, schema=schema),
+    ):
+        assert (found[1], found[3]) == (expected, NO_EVENT_TIME if utc is None else None)
+
+
+def test_a_number_has_no_zone(tmp_path: Path) -> None:
+    zoned = {"field": "ts", "zone": "Asia/Tokyo", "unit": "s", "text": True}
+    source = source_of(tmp_path, key="k", event_time=zoned)
+    for ts in (17, "17", 17.0):
+        assert reading(source, {"k": "k", "ts": ts})[1] == 17_000
+
+
+def test_zones_are_those_of_the_package_not_of_the_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = "Europe/Lisbon"
+    wrong = tmp_path / name
+    wrong.parent.mkdir()
+    with files("tzdata").joinpath("zoneinfo/Asia/Tokyo").open("rb") as rules:
+        wrong.write_bytes(rules.read())
+    monkeypatch.setattr(zoneinfo, "TZPATH", (str(tmp_path),))
+    assert time_zone(name).utcoffset(datetime(2026, 1, 1)) == timedelta(0)
+
+
+@pytest.mark.parametrize(
+    ("zone", "example"),
+    [
+        ("Berlin", "Europe/Berlin"),
+        ("CEST?", "EST"),
+        ("europe/berlin", "Europe/Berlin"),
+        ("../zones", "Europe/Berlin"),
+        ("+02:00", "Europe/Berlin"),
+    ],
+)
+def test_what_is_no_zone_is_refused_with_one_that_is(
+    tmp_path: Path, zone: str, example: str
+) -> None:
+    sentence = rf"`.*` is not a time zone; write a name of the tz database, such as `{example}`"
+    with pytest.raises(ConfigurationError, match=rf"event_time\.zone: {sentence}"):
+        source_of(tmp_path, event_time={"field": "ts", "zone": zone})
 
 
 # -- numbers in strings
@@ -251,8 +474,13 @@ def test_places_are_rules_that_come_back_as_they_were_and_leave_those_before_as_
         "no lake sees a change"
     )
     for changed in (
-        settings(key=["after.id", "before.id"]),
-        settings(key="k", event_time=["a", "b"]),
+        settings(key={"first_of": ["after.id", "before.id"]}),
+        settings(key=["shop", {"first_of": ["after.id", "before.id"]}]),
+        settings(key={"header": "id"}),
+        settings(key="k", event_time={"first_of": ["a", "b"]}),
+        settings(key="k", event_time={"field": {"first_of": ["a", "b"]}, "unit": "s"}),
+        settings(key="k", event_time={"kafka": "timestamp"}),
+        settings(key="k", event_time={"field": "ts", "zone": "Europe/Berlin"}),
         settings(key="k", event_time={"field": "ts", "unit": "s", "text": True}),
         settings(key=r"a\.b"),
     ):
@@ -262,18 +490,68 @@ def test_places_are_rules_that_come_back_as_they_were_and_leave_those_before_as_
         assert changed.digest != usual.digest
 
 
+@pytest.mark.parametrize(
+    ("kept", "source", "fingerprint"),
+    [
+        (
+            {"key": ["after.id", "before.id"]},
+            {"key": {"first_of": ["after.id", "before.id"]}},
+            "297150fd",
+        ),
+        (
+            {"key": "k", "event_time": ["a", "b"]},
+            {"key": "k", "event_time": {"first_of": ["a", "b"]}},
+            "3e0593a0",
+        ),
+        (
+            {"key": "k", "event_time": {"field": ["a", "b"], "unit": "s"}},
+            {"key": "k", "event_time": {"field": {"first_of": ["a", "b"]}, "unit": "s"}},
+            "b4b5b809",
+        ),
+    ],
+)
+def test_a_list_that_a_lake_has_recorded_is_alternatives_for_ever(
+    tmp_path: Path, kept: dict[str, Any], source: dict[str, Any], fingerprint: str
+) -> None:
+    source_of(tmp_path, **source)
+    settings = load_settings(tmp_path / "watersmeet.yml", {})
+    recorded = {f"sources.tracking.{name}": rule for name, rule in kept.items()}
+    assert settings.rules().items() >= recorded.items()
+    assert settings.fingerprint == fingerprint, "messages of a lost lake name it"
+    source_of(tmp_path, key="other")
+    other = load_settings(tmp_path / "watersmeet.yml", {})
+    upgraded = other.under({**other.rules(), **recorded})
+    assert upgraded.sources["tracking"] == settings.sources["tracking"]
+    assert upgraded.rules() == settings.rules()
+
+
+def test_a_run_with_a_list_where_the_lake_has_alternatives_is_refused_with_what_to_write(
+    tmp_path: Path,
+) -> None:
+    source_of(tmp_path, key={"first_of": ["after.id", "before.id"]})
+    lake = load_settings(tmp_path / "watersmeet.yml", {})
+    source_of(tmp_path, key=["after.id", "before.id"])
+    now = load_settings(tmp_path / "watersmeet.yml", {})
+    assert now.fingerprint != lake.fingerprint
+    check_rules(Epochs([Epoch(0, 0, lake)]), lake)
+    with pytest.raises(ConfigurationError) as refused:
+        check_rules(Epochs([Epoch(0, 0, lake)]), now)
+    assert str(refused.value).startswith("sources.tracking.key: the lake has other rules")
+    assert "set it back (`key: {first_of: [after.id, before.id]}`)" in str(refused.value)
+
+
 def test_a_list_of_one_place_is_that_place(tmp_path: Path) -> None:
-    source = source_of(tmp_path, key=["k"], event_time=["ts"])
-    assert (source.key, source.event_time) == ("k", "ts")
-    assert source_of(
-        tmp_path, key="k", event_time={"field": ["ts"], "unit": "s"}
-    ).time == EventTime(field="ts", unit="s")
-    with pytest.raises(ValidationError):
-        EventTime(field=())
+    first = {"first_of": ["ts"]}
+    for key in (["k"], {"first_of": ["k"]}, [{"first_of": ["k"]}]):
+        source = source_of(tmp_path, key=key, event_time=first)
+        assert (source.key, source.event_time) == ("k", "ts")
+    assert source_of(tmp_path, key="k", event_time={"field": first, "unit": "s"}).time == EventTime(
+        field="ts", unit="s"
+    )
 
 
 def test_records_that_are_tried_are_read_from_the_same_places(tmp_path: Path) -> None:
-    places = {"key": ["after.id", "before.id"], "event_time": NS}
+    places = {"key": {"first_of": ["after.id", "before.id"]}, "event_time": NS}
     sources = ("tracking", "orders")
     overrides: dict[str, Any] = {
         f"sources__{name}__{field}": place for name in sources for field, place in places.items()

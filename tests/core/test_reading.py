@@ -23,6 +23,7 @@ from watersmeet.core.json_text import (
     MAX_NAME_LENGTH,
     MAX_NUMBER_LENGTH,
 )
+from watersmeet.core.paths import Path
 from watersmeet.core.reading import (
     KAFKA,
     MILLISECONDS_PER_UNIT,
@@ -56,11 +57,14 @@ SCHEMA = ValueSchema(
 )
 
 
-def rules(**changed: Any) -> ReadingRules:
+def rules(
+    event_time: Path | None = ("ts",), key: Path | None = ("k",), **changed: Any
+) -> ReadingRules:
+    """The usual rules; `event_time` and `key` are a path, or None for Kafka's own."""
     usual: dict[str, Any] = {
-        "event_time": ("ts",),
+        "event_times": () if event_time is None else (event_time,),
         "max_future_ms": 1_000,
-        "key": ("k",),
+        "keys": () if key is None else ((key,),),
         "heartbeat": (("type",), "heartbeat"),
     }
     return ReadingRules(**(usual | changed))
@@ -90,7 +94,7 @@ def kafka_table(inputs: Sequence[Input]) -> pa.Table:
         "timestamp_type": [0] * len(inputs),
         "key": keys,
         "value": values,
-        "headers": [[("h", b"\x00"), ("h", None)]] * len(inputs),
+        "headers": [[("key", b"first"), ("h", b"\x00"), ("h", None), ("key", k)] for k in keys],
     }
     return pa.table({name: pa.array(columns[name], KAFKA.field(name).type) for name in KAFKA.names})
 

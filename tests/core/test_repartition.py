@@ -26,7 +26,7 @@ from watersmeet.core.repartition import (
 from watersmeet.core.types import TIME
 
 RULES = ReadingRules(
-    event_time=("ts",), max_future_ms=1000, key=("k",), heartbeat=(("type",), "beat")
+    event_times=(("ts",),), max_future_ms=1000, keys=((("k",),),), heartbeat=(("type",), "beat")
 )
 AFTER = RepartitionProgress(
     {"clicks": "clicks (1.2)", "web (old)": "web (old) (-1.2)"},
@@ -109,7 +109,7 @@ def test_a_record_goes_where_its_merge_key_says_and_not_its_kafka_key() -> None:
 
 
 def test_without_a_path_the_kafka_key_says_where_also_for_a_tombstone() -> None:
-    rules = ReadingRules(event_time=("ts",), max_future_ms=1000)
+    rules = ReadingRules(event_times=(("ts",),), max_future_ms=1000)
     assert (
         hashes(assign_partitions(records(b'{"ts":1}', None, b"{", key="é".encode()), rules))
         == [murmur2("é".encode())] * 3

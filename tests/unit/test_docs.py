@@ -306,7 +306,9 @@ def load(folder: Path, config: dict[str, Any]) -> Settings:
 def with_value(config: dict[str, Any], path: str, value: Any) -> dict[str, Any]:
     """A copy of the configuration with another value at a dotted path."""
     first, _, rest = path.partition(".")
-    return {**config, first: with_value(config.get(first, {}), rest, value) if rest else value}
+    inner = config.get(first)
+    below = with_value(inner if isinstance(inner, dict) else {}, rest, value) if rest else value
+    return {**config, first: below}
 
 
 def with_registry(folder: Path) -> dict[str, Any]:
@@ -328,14 +330,24 @@ COMPLETE = {
     "merge.window": {"gap": "30m", "max": "12h"},
     "sources.tracking.where": {"field": "type", "equals": 1},
     "sources.tracking.heartbeat": {"field": "type", "equals": 1},
+    "sources.tracking.key": {"first_of": ["a", "b"]},
     "sources.tracking.event_time": {"field": "ts", "unit": "s"},
+    "sources.tracking.event_time.field": {"first_of": ["a", "b"]},
     "sources.tracking.repartition": {"from": "raw", "partitions": 2},
 }
 """Values of the parts that the smallest configuration has not, with what they require."""
 
 
+FORMS = {
+    "sources.tracking.key.header": {"header": "h"},
+    "sources.tracking.event_time.first_of": {"first_of": ["a", "b"]},
+    "sources.tracking.event_time.kafka": {"kafka": "timestamp"},
+}
+"""Fields that tell one form of a mapping from another, so that none of them is ever missing."""
+
+
 def test_every_field_has_a_row() -> None:
-    assert [path for path, _ in FIELDS] == list(fields(Settings))
+    assert [path for path, _ in FIELDS] == list(dict.fromkeys(fields(Settings)))
     assert {"lake.catalog", "sources.tracking.heartbeat.equals", "merge.timeout"} <= set(
         fields(Settings)
     )
@@ -344,7 +356,9 @@ def test_every_field_has_a_row() -> None:
 
 @pytest.mark.parametrize(("path", "default"), FIELDS, ids=[path for path, _ in FIELDS])
 def test_the_default_is_the_one_that_is_named(tmp_path: Path, path: str, default: str) -> None:
-    if default == "required":
+    if path in FORMS:
+        load(tmp_path, with_value(SMALLEST, path.rpartition(".")[0], FORMS[path]))
+    elif default == "required":
         parent = path.rpartition(".")[0]
         if parent.endswith(".registry"):
             without = with_registry(tmp_path)
@@ -368,7 +382,8 @@ def test_the_default_is_the_one_that_is_named(tmp_path: Path, path: str, default
             "lineage.url": {"file": "x"},
         }
         needed |= {
-            f"sources.tracking.event_time.{name}": {"field": "ts"} for name in ("unit", "text")
+            f"sources.tracking.event_time.{name}": {"field": "ts"}
+            for name in ("unit", "text", "zone")
         }
         config = (
             with_value(SMALLEST, path.rpartition(".")[0], needed[path])

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from datetime import datetime
 from itertools import chain
 from typing import Any
 
@@ -22,6 +23,7 @@ import pyarrow.compute as pc
 from watersmeet.audit.partitioning import FIX as FIX_PARTITIONS
 from watersmeet.audit.partitioning import read_sample
 from watersmeet.audit.show import duration, utc
+from watersmeet.configuration.sources import spelled
 from watersmeet.core.columns import Int64s, int64s, times_ms
 from watersmeet.core.doubts import (
     APART_IN_PARTITION,
@@ -38,7 +40,7 @@ from watersmeet.core.doubts import (
 from watersmeet.core.inputs import InputId
 from watersmeet.core.plan import TopicPartition
 from watersmeet.core.reading import KAFKA, ReadingRules, read_records
-from watersmeet.core.times import LAST_EVENT_TIME_MS
+from watersmeet.core.times import LAST_EVENT_TIME_MS, set_back_ms, time_zone
 from watersmeet.core.types import TENANT
 from watersmeet.errors import KafkaAccessError, Problem
 from watersmeet.kafka.cluster import AFTER_MAX, Cluster, after_max
@@ -341,6 +343,27 @@ def heads_in_future(
             yield Problem(what, f"{tp.input.topic}[{tp.partition}]", fix)
 
 
+def local_times_twice(settings: Settings) -> Iterator[Problem]:
+    """Yield a problem for each source whose local times go back further than the merge waits."""
+    gap_ms = settings.merge.window.gap_ms
+    for name, source in settings.sources.items():
+        if source.time is None or source.time.zone is None:
+            continue
+        zone = source.time.zone
+        back_ms = set_back_ms(time_zone(zone), datetime.now().year)
+        if back_ms > gap_ms:
+            what = (
+                f"when clocks go back in {zone}, {duration(back_ms)} of local time is there twice "
+                "and read as the earlier one: records of the second time are late, since the "
+                f"merge waits for {duration(gap_ms)}"
+            )
+            fix = (
+                f"give the merge {duration(back_ms)} or more, or let producers write UTC or the "
+                "offset"
+            )
+            yield Problem(what, f"sources.{name}.event_time.zone", fix)
+
+
 def _odd(
     settings: Settings, source: str, records: pa.Table, rules: ReadingRules
 ) -> Iterator[Problem]:
@@ -354,11 +377,9 @@ def _odd(
         f"own timestamps, or none: {time_text} where Kafka has {utc(odd.kafka_timestamp)}"
     )
     kept = settings.sources[source].time
-    field = kept.field if isinstance(kept.field, str) else f"[{', '.join(kept.field)}]"
     fix = "look at the field and its unit; leave it, where the records are meant to be so old"
-    if odd.unit is not None:
-        text = ", text: true" if kept.text else ""
-        written = f"event_time: {{field: {field}, unit: {odd.unit}{text}}}"
+    if odd.unit is not None and kept is not None:
+        written = f"event_time: {spelled(kept.changed(unit=odd.unit).model_dump())}"
         fix = (
             f"`unit: {odd.unit}` would fit: `{written}`, which a lake that has begun gets by "
             "`evolve`"

@@ -12,6 +12,7 @@ from rich.markup import escape
 from rich.table import Column, Table
 from rich.text import Text
 
+from watersmeet.configuration.sources import spelled
 from watersmeet.core.times import LAST_EVENT_TIME_MS
 from watersmeet.errors import Problem
 
@@ -327,6 +328,8 @@ def _rule(field: str, value: Any) -> str:
         return duration(value)
     if field == "merge.window" and value is not None:
         return _window(value)
+    if isinstance(value, (dict, list)):
+        return spelled(value)
     return "none" if value is None else str(value)
 
 

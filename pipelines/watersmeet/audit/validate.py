@@ -11,7 +11,12 @@ from typing import Any
 
 import pyarrow as pa
 
-from watersmeet.audit.doubts import doubts_in_kafka, unbounded_times, unmet_in_lake
+from watersmeet.audit.doubts import (
+    doubts_in_kafka,
+    local_times_twice,
+    unbounded_times,
+    unmet_in_lake,
+)
 from watersmeet.audit.partitioning import check_sample
 from watersmeet.audit.problems import as_problem
 from watersmeet.core.inputs import InputId
@@ -94,8 +99,8 @@ def check_keys(settings: Settings, reader: TableReader) -> tuple[list[Problem], 
     """Check, as far as the last records say, that a key is in one partition of all sources.
 
     This is for a configuration that fits Kafka. Returns the problems, and then what looks wrong but
-    may be meant: keys that never meet, event times decades from Kafka's timestamps, and topics
-    whose producers choose any timestamp.
+    may be meant: keys that never meet, event times decades from Kafka's timestamps, topics whose
+    producers choose any timestamp, and local times that are there twice.
 
     Where the lake's rules have changed, what bronze has is left to `verify`: it may have been read
     by other rules.
@@ -117,7 +122,8 @@ def check_keys(settings: Settings, reader: TableReader) -> tuple[list[Problem], 
             return problems, []
         unmet = unmet_in_lake(reader, settings)
         kafka_problems = doubts_in_kafka(settings, partitions, since, with_keys=unmet is None)
-        return [], [*(unmet or []), *kafka_problems, *unbounded_times(settings)]
+        unbounded = unbounded_times(settings)
+        return [], [*(unmet or []), *kafka_problems, *unbounded, *local_times_twice(settings)]
     except WatersmeetError as error:
         return [as_problem(error, "kafka")], []
 

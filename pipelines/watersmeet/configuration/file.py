@@ -241,11 +241,12 @@ def _substituted(value: object, environ: Mapping[str, str], *at: str) -> object:
 # -- problems
 
 
+_NO_LIST = Problem(
+    "{path} must be a list, not {kind}", fix="write one entry a line, each after a dash"
+)
 _PROBLEMS = {
     "dict_type": Problem("{path} must be a mapping, not {kind}"),
-    "list_type": Problem(
-        "{path} must be a list, not {kind}", fix="write one entry a line, each after a dash"
-    ),
+    "list_type": _NO_LIST,
     "literal_error": Problem(
         "{path}: {value} is not one of the values it may have", fix="use {expected}"
     ),
@@ -256,6 +257,7 @@ _PROBLEMS = {
     ),
     "string_pattern_mismatch": Problem("{path} must not be empty"),
     "string_type": Problem("{path} must be text, not {kind}", fix="put text in quotes"),
+    "tuple_type": _NO_LIST,
     "too_short": Problem("{path} must have {min_length} or more entries, not {actual_length}"),
 }
 """What pydantic finds, by the type of its error, with the facts that it gives open."""

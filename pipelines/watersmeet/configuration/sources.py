@@ -1,12 +1,16 @@
 """A source of the configuration, typed, and the base of every part of the configuration."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import cached_property, reduce
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
+import yaml
 from pydantic import (
+    AfterValidator,
     BaseModel,
+    BeforeValidator,
     ConfigDict,
     Discriminator,
     Field,
@@ -93,33 +97,142 @@ class Equality(Part):
         return parse_path(self.field), self.equals
 
 
+class FirstOf(Part):
+    """Paths of which the first that leads to something but null counts."""
+
+    first_of: Annotated[
+        tuple[kinds.DottedPath, ...], Field(min_length=1), AfterValidator(kinds.different_paths)
+    ] = Field(examples=["[after.id, before.id]"])
+
+
+def _is_of(value: object, part: type[Part], name: str) -> bool:
+    """Return True for such a part, or a mapping that has one of its fields."""
+    return isinstance(value, part) or (isinstance(value, Mapping) and name in value)
+
+
+def _shape_of_paths(value: object) -> str:
+    return "<first>" if isinstance(value, (Mapping, FirstOf)) else "<path>"
+
+
+def _not_a_list(value: object) -> object:
+    if isinstance(value, (list, tuple)):
+        raise RefusedError(
+            "{path} is a list, which does not say which of its paths counts",
+            fix=f"write `{{first_of: [{', '.join(map(str, value))}]}}` for the first that is there",
+        )
+    return value
+
+
+_Paths = Annotated[
+    Annotated[kinds.DottedPath, Tag("<path>")] | Annotated[FirstOf, Tag("<first>")],
+    Discriminator(_shape_of_paths),
+    AfterValidator(
+        lambda paths: (
+            paths.first_of[0] if isinstance(paths, FirstOf) and len(paths.first_of) == 1 else paths
+        )
+    ),
+    BeforeValidator(_not_a_list),
+]
+"""One path, or several of which the first that is there counts."""
+
+
+class HeaderKey(Part):
+    """The header of Kafka's that has the key."""
+
+    header: kinds.Text = Field(examples=["user-id"])
+
+
+def _shape_of_key(value: object) -> str:
+    if isinstance(value, (list, tuple)):
+        return "<all>"
+    return "<header>" if _is_of(value, HeaderKey, "header") else "<paths>"
+
+
+_Key = Annotated[
+    Annotated[_Paths, Tag("<paths>")]
+    | Annotated[
+        tuple[_Paths, ...],
+        Field(min_length=1),
+        AfterValidator(kinds.different_paths),
+        AfterValidator(lambda paths: paths if len(paths) > 1 else paths[0]),
+        Tag("<all>"),
+    ]
+    | Annotated[HeaderKey, Tag("<header>")],
+    Discriminator(_shape_of_key),
+]
+
+
 class EventTime(Part):
     """The place of the event time in a value.
 
-    `unit`: that of a number, and with `text` of a number in a string. Any other string is ISO 8601.
+    `unit`: that of a number, and with `text` of a number in a string. Any other string is ISO 8601,
+    in `zone` where it names none (None: UTC).
     """
 
-    field: kinds.Paths = Field(examples=["ts"])
+    field: _Paths = Field(examples=["ts"])
     unit: Literal["s", "ms", "us", "ns"] = "ms"
     text: kinds.Flag = False
+    zone: kinds.ZoneName | None = None
 
     @model_serializer(mode="wrap")
-    def _is_kept_as_before_there_was_text(
+    def _is_kept_as_before_there_were_text_and_zone(
         self, serialize: SerializerFunctionWrapHandler
     ) -> dict[str, Any]:
         document: dict[str, Any] = serialize(self)
-        if not self.text:
-            document.pop("text", None)
-        return document
+        return {
+            name: value for name, value in document.items() if name not in ("text", "zone") or value
+        }
+
+
+class KafkaTime(Part):
+    """Kafka's own timestamp of a record as its event time."""
+
+    kafka: Literal["timestamp"] = Field(examples=["timestamp"])
 
 
 def _shape_of_event_time(value: object) -> str:
-    return "<parts>" if isinstance(value, (Mapping, EventTime)) else "<path>"
+    if _is_of(value, KafkaTime, "kafka"):
+        return "<kafka>"
+    is_parts = isinstance(value, (Mapping, EventTime)) and not _is_of(value, FirstOf, "first_of")
+    return "<parts>" if is_parts else "<paths>"
 
 
-def _parsed(paths: str | tuple[str, ...]) -> tuple[tuple[str, ...], ...]:
+def recorded(rule: Any) -> Any:
+    """Return the dumped rule of a key or an event time as lakes record it.
+
+    There a list has always meant the first path that is there.
+    """
+    match rule:
+        case {"first_of": paths}:
+            return [*paths]
+        case list() | tuple():
+            return {"all_of": [recorded(paths) for paths in rule]}
+        case {"field": paths}:
+            return {**rule, "field": recorded(paths)}
+    return rule
+
+
+def written(rule: Any) -> Any:
+    """Return the rule of a key or an event time that a lake has recorded as it is configured."""
+    match rule:
+        case list() | tuple():
+            return {"first_of": [*rule]}
+        case {"all_of": parts}:
+            return [written(paths) for paths in parts]
+        case {"field": paths}:
+            return {**rule, "field": written(paths)}
+    return rule
+
+
+def spelled(rule: Any) -> str:
+    """Return the dumped rule of a key or an event time as one line of YAML."""
+    text = yaml.safe_dump(rule, default_flow_style=True, sort_keys=False, width=math.inf)
+    return text.removesuffix("...\n").rstrip()
+
+
+def _parsed(paths: str | FirstOf) -> tuple[tuple[str, ...], ...]:
     """Return the paths that a configuration names: one or more."""
-    return tuple(map(parse_path, (paths,) if isinstance(paths, str) else paths))
+    return tuple(map(parse_path, (paths,) if isinstance(paths, str) else paths.first_of))
 
 
 class RegistrySettings(Part):
@@ -159,10 +272,12 @@ class SourceSettings(Part):
     format: Literal["json", "avro"] = "json"
     schema_file: kinds.Schema | None = Field(default=None, validation_alias="schema")
     registry: RegistrySettings | None = None
-    key: kinds.Paths | None = None
+    key: _Key | None = None
     tenant: kinds.DottedPath | None = None
     event_time: Annotated[
-        Annotated[kinds.Paths, Tag("<path>")] | Annotated[EventTime, Tag("<parts>")],
+        Annotated[_Paths, Tag("<paths>")]
+        | Annotated[EventTime, Tag("<parts>")]
+        | Annotated[KafkaTime, Tag("<kafka>")],
         Discriminator(_shape_of_event_time),
     ] = Field(examples=["ts"])
     tombstone: Literal["quarantine", "skip"] = "quarantine"
@@ -204,20 +319,27 @@ class SourceSettings(Part):
     @field_validator("event_time")
     @classmethod
     def _is_a_path_where_the_rest_is_usual(
-        cls, event_time: "str | tuple[str, ...] | EventTime"
-    ) -> "str | tuple[str, ...] | EventTime":
-        return (
-            event_time.field
-            if isinstance(event_time, EventTime) and event_time.unit == "ms" and not event_time.text
-            else event_time
-        )
+        cls, event_time: str | FirstOf | EventTime | KafkaTime
+    ) -> str | FirstOf | EventTime | KafkaTime:
+        if isinstance(event_time, EventTime) and event_time == EventTime(field=event_time.field):
+            return event_time.field
+        return event_time
 
     @property
-    def time(self) -> EventTime:
-        """The place of the event time, however that is written."""
+    def time(self) -> EventTime | None:
+        """The place of the event time, however that is written; None: Kafka's own timestamp."""
+        if isinstance(self.event_time, KafkaTime):
+            return None
         if isinstance(self.event_time, EventTime):
             return self.event_time
         return EventTime(field=self.event_time)
+
+    @property
+    def _keys(self) -> tuple[str | FirstOf, ...]:
+        """The paths of each part of the key; none where records are sent with it."""
+        if self.key is None or isinstance(self.key, HeaderKey):
+            return ()
+        return self.key if isinstance(self.key, tuple) else (self.key,)
 
     @model_validator(mode="after")
     def _is_readable(self, info: ValidationInfo) -> "SourceSettings":
@@ -295,20 +417,19 @@ class SourceSettings(Part):
         """
         from watersmeet.core.reading import ReadingRules
 
-        event_time, *other_times = _parsed(self.time.field)
-        key, *other_keys = _parsed(self.key) if self.key else (None,)
+        time = self.time
         return ReadingRules(
-            event_time=event_time,
+            event_times=_parsed(time.field) if time else (),
             max_future_ms=max_future_ms,
-            key=key,
+            keys=tuple(map(_parsed, self._keys)),
+            key_header=self.key.header if isinstance(self.key, HeaderKey) else None,
             where=self.where.parts if self.where else None,
             heartbeat=self.heartbeat.parts if self.heartbeat else None,
             schema=self.value_schema,
-            unit=self.time.unit,
+            unit=time.unit if time else "ms",
             skips_tombstones=self.tombstone == "skip",
             leaves_undecodable=leaves_undecodable,
             tenant=parse_path(tenant) if tenant else None,
-            other_keys=tuple(other_keys),
-            other_event_times=tuple(other_times),
-            reads_text=self.time.text,
+            reads_text=time is not None and time.text,
+            zone=time.zone if time else None,
         )

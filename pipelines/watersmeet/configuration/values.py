@@ -2,6 +2,7 @@
 uses, or refuses it.
 """
 
+import difflib
 import math
 import re
 from collections.abc import Mapping
@@ -25,7 +26,7 @@ from pydantic import (
 
 from watersmeet.configuration.file import FromEnvironment, RefusedError
 from watersmeet.core.paths import PATH_PATTERN
-from watersmeet.core.times import LAST_EVENT_TIME_MS, parse_iso_8601
+from watersmeet.core.times import LAST_EVENT_TIME_MS, parse_iso_8601, zone_names
 from watersmeet.errors import ConfigurationError
 
 DURATION_UNITS_MS: Final = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
@@ -284,6 +285,16 @@ def _url(text: str) -> str:
     return text
 
 
+def _zone_name(name: str) -> str:
+    if name not in zone_names():
+        [example] = difflib.get_close_matches(name, zone_names(), 1) or ["Europe/Berlin"]
+        raise RefusedError(
+            "{path}: {value} is not a time zone",
+            fix=f"write a name of the tz database, such as `{example}`",
+        )
+    return name
+
+
 def _not_reserved(name: str) -> str:
     if name in RESERVED_NAMES | NAMES_OF_STEPS:
         raise RefusedError("{path}: {value} is reserved for the output", fix="choose another")
@@ -372,11 +383,12 @@ def _names_of_topics(names: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(sorted(names))
 
 
-def _different(paths: tuple[str, ...]) -> tuple[str, ...] | str:
+def different_paths(paths: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Return the paths as they are. Raises RefusedError where two are the same."""
     for path in paths:
         if paths.count(path) > 1:
             raise RefusedError(f"{{path}} names {path} twice", fix="name each path once")
-    return paths if len(paths) > 1 else paths[0]
+    return paths
 
 
 def _shape_of_names(value: object) -> str:
@@ -426,14 +438,7 @@ DottedPath = Annotated[
     ),
 ]
 
-Paths = Annotated[
-    Annotated[DottedPath, Tag("<name>")]
-    | Annotated[
-        tuple[DottedPath, ...], Field(min_length=1), AfterValidator(_different), Tag("<names>")
-    ],
-    Discriminator(_shape_of_names),
-]
-"""One path, or several of which the first that is there counts; a list of one is that one."""
+ZoneName = Annotated[Text, AfterValidator(_zone_name)]
 _SERVER = r"\s*([A-Za-z0-9_]+://)?(\[[0-9A-Fa-f:.]+\]|[^\s,:/\[\]]+):[0-9]{1,5}\s*"
 Servers = Annotated[
     Text,

@@ -7,6 +7,7 @@ quite ordinary is left to `core.reading`, which alone knows why a record is refu
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from datetime import timezone, tzinfo
 from functools import lru_cache
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
@@ -16,10 +17,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from watersmeet.core.columns import Booleans, Int64s, lengths, time_column
-from watersmeet.core.json_text import MAX_DEPTH, is_deeper
+from watersmeet.core.columns import Booleans, Int64s, int64s, lengths, time_column
+from watersmeet.core.json_text import MAX_DEPTH, is_deeper, key_text
 from watersmeet.core.paths import Path
-from watersmeet.core.times import LAST_EVENT_TIME_MS, parse_iso_8601
+from watersmeet.core.times import LAST_EVENT_TIME_MS, parse_iso_8601, time_zone
 from watersmeet.core.types import NO_TENANT
 
 if TYPE_CHECKING:
@@ -53,8 +54,8 @@ ColumnReader: TypeAlias = Callable[[pa.RecordBatch, Int64s], ColumnsRead]
 def column_reader(rules: ReadingRules) -> ColumnReader | None:
     """Return the function that reads records under the rules, or None where it cannot.
 
-    Its arguments are records with the columns `key` and `value`, and Kafka's timestamps in ms. It
-    reads a record as `core.reading.read_records` does, or leaves it, whatever its bytes.
+    Its arguments are records with the columns `key`, `value` and `headers`, and Kafka's timestamps
+    in ms. It reads a record as `core.reading.read_records` does, or leaves it, whatever its bytes.
 
     There is no such function for rules with a schema, with `where`, with a number as the mark of
     heartbeats, or where one path leads into what another leads to.
@@ -65,20 +66,40 @@ def column_reader(rules: ReadingRules) -> ColumnReader | None:
     return _column_reader(rules)
 
 
+def sent_keys(kafka: pa.Table | pa.RecordBatch, header: str | None) -> pa.Array:
+    """Return the key that each record was sent with, as bytes: Kafka's own, or that in a header.
+
+    Of several headers with the name, the last one counts.
+    """
+    if header is None:
+        keys = kafka["key"]
+        return keys.combine_chunks() if isinstance(keys, pa.ChunkedArray) else keys
+    headers = kafka["headers"]
+    headers = headers.combine_chunks() if isinstance(headers, pa.ChunkedArray) else headers
+    flat = headers.flatten()
+    is_it = pc.equal(flat.field("key"), header).fill_null(False)
+    last = np.full(len(headers), -1)
+    # Of several places for one row, numpy takes the last.
+    last[int64s(headers.value_parent_indices().filter(is_it))] = np.flatnonzero(is_it)
+    return flat.field("value").take(pa.array(last, mask=last < 0))
+
+
 @lru_cache
 def _column_reader(rules: ReadingRules) -> ColumnReader | None:
     marks = (rules.heartbeat[0],) if rules.heartbeat else ()
     mark = rules.heartbeat[1] if rules.heartbeat else None
     tenants = (rules.tenant,) if rules.tenant else ()
     max_future_ms = min(rules.max_future_ms, LAST_EVENT_TIME_MS)
-    fields = _Fields.of([*rules.keys, *rules.event_times, *marks, *tenants])
+    keys = [path for paths in rules.keys for path in paths]
+    fields = _Fields.of([*keys, *rules.event_times, *marks, *tenants])
     if fields is None:
         return None
+    times_of = _times_reader(rules, fields)
 
     def read(kafka: pa.RecordBatch, kafka_times_ms: Int64s) -> ColumnsRead:
         """Return what is read from the records that are not left."""
         documents = fields.decode(kafka.column("value"))
-        times_ms = _times_ms(fields.values(documents, rules.event_times), rules.unit_exponent)
+        times_ms = times_of(documents, kafka_times_ms)
         is_heartbeat: Booleans = np.zeros(len(documents), np.bool_)
         if mark is not None:
             marked = fields.values(documents, marks)
@@ -86,15 +107,16 @@ def _column_reader(rules: ReadingRules) -> ColumnReader | None:
                 [value == mark and type(value) is type(mark) for value in marked], np.bool_
             )
         if rules.keys:
-            keys = _texts(fields.values(documents, rules.keys))
+            keys = _joined([_texts(fields.values(documents, paths)) for paths in rules.keys])
         else:
-            keys = _utf8(kafka.column("key"))
+            keys = _utf8(sent_keys(kafka, rules.key_header))
         if tenants:
-            tenant = _texts(fields.values(documents, tenants))
+            tenant = pa.array(_texts(fields.values(documents, tenants)), pa.string())
             has_tenant = lengths(tenant) > 0
         else:
             tenant = pc.if_else(pa.array(is_heartbeat), None, NO_TENANT)
             has_tenant = np.ones(len(documents), np.bool_)
+        is_decoded = np.array([document is not fields.nothing for document in documents], np.bool_)
         has_key = is_heartbeat | (lengths(keys) > 0)
         is_in_time = kafka_times_ms >= np.maximum(times_ms - max_future_ms, 0)
         return ColumnsRead(
@@ -102,10 +124,25 @@ def _column_reader(rules: ReadingRules) -> ColumnReader | None:
             time_column(times_ms, _NO_TIME),
             pa.array(is_heartbeat),
             tenant,
-            ~(has_key & has_tenant & is_in_time & (times_ms != _NO_TIME)),
+            ~(is_decoded & has_key & has_tenant & is_in_time & (times_ms != _NO_TIME)),
         )
 
     return read
+
+
+def _times_reader(
+    rules: ReadingRules, fields: _Fields
+) -> Callable[[Sequence[msgspec.Struct], Int64s], Int64s]:
+    """Return the function that returns event times in ms, `_NO_TIME` where one is left.
+
+    Its arguments are the fields of records, and Kafka's timestamps in ms.
+    """
+    if not rules.event_times:
+        return lambda _, times: np.where(times <= LAST_EVENT_TIME_MS, times, _NO_TIME)
+    zone = time_zone(rules.zone) if rules.zone else timezone.utc
+    return lambda documents, _: _times_ms(
+        fields.values(documents, rules.event_times), rules.unit_exponent, zone
+    )
 
 
 class _Fields:
@@ -115,7 +152,8 @@ class _Fields:
         kind = _struct(names)
         self._names = names
         self._decode = msgspec.json.Decoder(kind).decode
-        self._nothing = kind()
+        self.nothing = kind()
+        """What `decode` returns for a value that is left."""
 
     @classmethod
     def of(cls, paths: Sequence[Path]) -> _Fields | None:
@@ -132,7 +170,7 @@ class _Fields:
             return None
 
     def decode(self, column: pa.Array) -> list[msgspec.Struct]:
-        """Return the fields of each value: none (all are null) of one that is left."""
+        """Return the fields of each value; `nothing` (all are null) for one that is left."""
         values = column.to_numpy(zero_copy_only=False).tolist()
         # The decoder skips over bytes that are no UTF-8, and over more levels than are allowed.
         for row in np.flatnonzero(_utf8(column).is_null()).tolist():
@@ -146,7 +184,7 @@ class _Fields:
             try:
                 documents.extend(map(self._decode, remaining))
             except (msgspec.DecodeError, RecursionError):
-                documents.append(self._nothing)
+                documents.append(self.nothing)
         return documents
 
     def values(self, documents: Sequence[msgspec.Struct], paths: Sequence[Path]) -> _Values:
@@ -203,10 +241,17 @@ def _decoded(text: bytes | None) -> str | None:
         return None
 
 
-def _texts(values: _Values) -> pa.Array:
-    """Return keys or tenants as text: null or empty where one is left."""
-    texts = [value if type(value) is str else _integer_text(value) for value in values]
-    return pa.array(texts, pa.string())
+def _texts(values: _Values) -> list[str | None]:
+    """Return what keys or tenants are made of as text: None or empty where one is left."""
+    return [value if type(value) is str else _integer_text(value) for value in values]
+
+
+def _joined(texts: Sequence[Sequence[str | None]]) -> pa.Array:
+    """Return keys from the texts at each of their paths: null or empty where one of these is."""
+    if len(texts) == 1:
+        return pa.array(texts[0], pa.string())
+    keys = [key_text(parts) if all(parts) else None for parts in zip(*texts, strict=True)]
+    return pa.array(keys, pa.string())
 
 
 def _integer_text(value: _Scalar) -> str | None:
@@ -215,10 +260,10 @@ def _integer_text(value: _Scalar) -> str | None:
     return str(value) if is_plain else None
 
 
-def _times_ms(values: _Values, exponent: int) -> Int64s:
+def _times_ms(values: _Values, exponent: int, zone: tzinfo) -> Int64s:
     """Return event times in ms, `_NO_TIME` where one is left.
 
-    A number times 10 ** `exponent` is epoch ms.
+    A number times 10 ** `exponent` is epoch ms. `zone`: that of a text which names none.
     """
     factor = 10 ** max(exponent, 0)
     divisor = 10 ** max(-exponent, 0)
@@ -227,12 +272,12 @@ def _times_ms(values: _Values, exponent: int) -> Int64s:
     times = np.array(numbers, np.int64)
     times_ms: Int64s = np.where(times < 0, _NO_TIME, times * factor // divisor)
     for row in np.flatnonzero(times < 0).tolist():
-        times_ms[row] = _iso_8601_ms(values[row])
+        times_ms[row] = _iso_8601_ms(values[row], zone)
     return times_ms
 
 
-def _iso_8601_ms(value: _Scalar) -> int:
-    time_ms = parse_iso_8601(value) if isinstance(value, str) else None
+def _iso_8601_ms(value: _Scalar, zone: tzinfo) -> int:
+    time_ms = parse_iso_8601(value, zone) if isinstance(value, str) else None
     if time_ms is None or not 0 <= time_ms <= LAST_EVENT_TIME_MS:
         return _NO_TIME
     return time_ms

@@ -131,6 +131,14 @@ def kind(value: Any) -> str:
     return kinds.get(type(value), "a number")
 
 
+def key_text(texts: Sequence[str]) -> str:
+    """Return the key that several texts make: the compact JSON array of them; a single one is it.
+
+    Only quotes, backslashes and control characters are escaped.
+    """
+    return texts[0] if len(texts) == 1 else orjson.dumps(texts).decode()
+
+
 class _NumberText(str):
     """A number's own text, distinct from a string that looks like it."""
 

@@ -9,18 +9,18 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import date, datetime, timedelta
+from datetime import date, datetime, timedelta, timezone, tzinfo
 from decimal import MAX_EMAX, MAX_PREC, MIN_EMIN, Context, Decimal, Overflow
 from enum import Enum
 from functools import partial
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from watersmeet.core.avro_schema import AvroSchema, as_text, schema_id_of
-from watersmeet.core.column_reading import ColumnReader, column_reader
+from watersmeet.core.column_reading import ColumnReader, column_reader, sent_keys
 from watersmeet.core.columns import Int64s, int64s, lengths
 from watersmeet.core.json_schema import ValueSchema
 from watersmeet.core.json_text import (
@@ -28,6 +28,7 @@ from watersmeet.core.json_text import (
     finder,
     first_finder,
     is_same,
+    key_text,
     kind,
     number_text,
     parse_object,
@@ -35,7 +36,7 @@ from watersmeet.core.json_text import (
 from watersmeet.core.paths import Path, paths_text
 from watersmeet.core.redriven import REDRIVEN, redriven_offsets
 from watersmeet.core.repeated import ID
-from watersmeet.core.times import EPOCH, LAST_EVENT_TIME_MS, parse_iso_8601
+from watersmeet.core.times import EPOCH, LAST_EVENT_TIME_MS, parse_iso_8601, time_zone
 from watersmeet.core.types import HEADERS, NO_TENANT, TENANT, schema_of
 
 KAFKA: Final = schema_of(
@@ -43,6 +44,9 @@ KAFKA: Final = schema_of(
     "key binary, value binary"
 ).append(pa.field("headers", HEADERS))
 """The columns of a record as Kafka delivers it; a record without a timestamp has -1 ms."""
+
+KEYED_BY: Final = ("key", "value", "headers")
+"""The columns of `KAFKA` in which a record may have its merge key."""
 
 BRONZE: Final = pa.schema(
     [
@@ -110,12 +114,18 @@ FORGOTTEN: Final = "forgotten"
 
 @dataclass(frozen=True)
 class ReadingRules:
-    """Rules by which a source's records are read; paths are field names from the outermost in."""
+    """Rules by which a source's records are read; paths are field names from the outermost in.
 
-    event_time: Path
+    Of several paths of one thing, the first counts that leads to something but null.
+    """
+
+    event_times: tuple[Path, ...]
+    """Paths of the event time; none for Kafka's own timestamp of the record."""
     max_future_ms: int
-    key: Path | None = None
-    """Path of the merge key; None for the Kafka key."""
+    keys: tuple[tuple[Path, ...], ...] = ()
+    """Paths of each part of the merge key; none where the record was sent with it."""
+    key_header: str | None = None
+    """Name of the header that a record is sent with as its key; None for the Kafka key."""
     heartbeat: tuple[tuple[str, ...], str | int | float | bool] | None = None
     schema: ValueSchema | AvroSchema | None = None
     unit: str = "ms"
@@ -137,12 +147,10 @@ class ReadingRules:
 
     A heartbeat without one there is nobody's. Another source's record without one is passed over.
     """
-    other_keys: tuple[Path, ...] = ()
-    """Paths to try in order where the path before leads to no key."""
-    other_event_times: tuple[Path, ...] = ()
-    """Paths to try in order where the path before leads to no event time."""
     reads_text: bool = False
     """True where a number in a string is an event time in the `unit`."""
+    zone: str | None = None
+    """Time zone of an event time that names none; None for UTC."""
     max_record_bytes: int = MAX_RECORD_BYTES
     """Maximum bytes of a value, and of key and headers together.
 
@@ -153,16 +161,6 @@ class ReadingRules:
 
     None where those of no source have one: then there is no column `ID`.
     """
-
-    @property
-    def keys(self) -> tuple[Path, ...]:
-        """Paths where a value may have its key, in order; none where the Kafka key counts."""
-        return () if self.key is None else (self.key, *self.other_keys)
-
-    @property
-    def event_times(self) -> tuple[Path, ...]:
-        """Paths where a value may have its event time, in order."""
-        return self.event_time, *self.other_event_times
 
     @property
     def unit_exponent(self) -> int:
@@ -217,11 +215,10 @@ def read_records(kafka: pa.Table | pa.RecordBatch, rules: ReadingRules) -> pa.Ta
     """
     read = column_reader(rules)
     look = _look(rules)
-    placed = ("partition", "offset") if isinstance(rules.schema, AvroSchema) else ()
     table = pa.Table.from_batches([kafka]) if isinstance(kafka, pa.RecordBatch) else kafka
     table, too_large = _without_large(table, rules.max_record_bytes)
     batches = [
-        _read_one_by_one(batch, look, placed) if read is None else _read_batch(batch, read, look)
+        _read_batch(batch, read, look, rules) if read else _read_one_by_one(batch, look, rules)
         for batch in table.to_batches(max_chunksize=_BATCH_ROWS)
     ]
     bronze = pa.Table.from_batches(batches, _READ)
@@ -243,17 +240,16 @@ def _ids(bronze: pa.Table, rules: ReadingRules) -> pa.Array:
     if not rules.id:
         return ids
     decode = _decoder(rules, is_checked=False)
-    find = finder(rules.id)
     paths = (rules.id,)
+    find = _finder(rules, paths, as_text)
     columns = ["value"]
     if isinstance(rules.schema, AvroSchema):
-        find = _then(find, as_text)
         columns += ["partition", "offset"]
     is_keyed = bronze["merge_key"].is_valid()
     texts = []
     for batch in bronze.filter(is_keyed).to_batches(max_chunksize=_BATCH_ROWS):
         for value, *place in zip(*(batch[name].to_pylist() for name in columns), strict=True):
-            texts.append(_text(find(decode(value, *place)), paths, value, None))
+            texts.append(_text(find(decode(value, *place)), paths, value))
     return pc.replace_with_mask(ids, is_keyed.combine_chunks(), pa.array(texts, ID.type))
 
 
@@ -344,46 +340,25 @@ def _refused(bronze: pa.Table, details: Mapping[int, str], rows: Iterable[int]) 
 def merge_keys(kafka: pa.Table, rules: ReadingRules) -> pa.Array:
     """Return the merge key of each record, whatever else may be wrong with it.
 
-    It is null where none can be read. Raise what `read_records` raises.
+    It is null where none can be read. `kafka`: the columns `KEYED_BY`. Raise what `read_records`
+    raises.
     """
-    key_of = value_key(rules)
+    decode = _decoder(rules, is_checked=False)
+    key_of = _key_reader(rules)
 
     def merge_key(key: bytes | None, value: bytes | None) -> str | None:
-        """Return the merge key, from Kafka's key and the value."""
+        """Return the merge key, from the key that a record was sent with, and its value."""
         try:
-            return _kafka_key(key) if rules.key is None else key_of(value)
-        except _RefusedError:
-            return None
-
-    return pa.array(
-        map(merge_key, kafka["key"].to_pylist(), kafka["value"].to_pylist()), pa.string()
-    )
-
-
-def value_key(rules: ReadingRules) -> Callable[[bytes | None], str | None]:
-    """Return a function that returns the merge key in a value, where the rules look for one there.
-
-    It finds the key also in a record that is refused for another reason. It returns None where the
-    value has none, or cannot be decoded. It raises what `AvroSchema.writers` raises for an id.
-    """
-    paths = rules.keys
-    decode = _decoder(rules, is_checked=False)
-    find = _finders(rules).key
-
-    def look(value: bytes | None) -> str | None:
-        """Return the merge key of a value."""
-        if not paths:
-            return None
-        try:
-            return _text(find(decode(value)), paths, value, Reason.NO_KEY)
+            return key_of(decode(value) if rules.keys else {}, value, key)
         except (UndecodableError, _RefusedError):
             return None
 
-    return look
+    keys = sent_keys(kafka, rules.key_header).to_pylist()
+    return pa.array(map(merge_key, keys, kafka["value"].to_pylist()), pa.string())
 
 
 def _read_batch(
-    kafka: pa.RecordBatch, read: ColumnReader, look: Callable[..., _Read]
+    kafka: pa.RecordBatch, read: ColumnReader, look: Callable[..., _Read], rules: ReadingRules
 ) -> pa.RecordBatch:
     """Read the columns of records, and one by one those that are left."""
     fast = read(kafka, _kafka_times_ms(kafka))
@@ -391,7 +366,7 @@ def _read_batch(
     columns = [fast.merge_key, fast.event_time, fast.heartbeat, nothing, nothing, fast.tenant]
     if fast.is_left.any():
         is_left = pa.array(fast.is_left)
-        others = _read_one_by_one(kafka.filter(is_left), look)
+        others = _read_one_by_one(kafka.filter(is_left), look, rules)
         columns = [
             pc.replace_with_mask(column, is_left, other)
             for column, other in zip(columns, others.columns[len(KAFKA) :], strict=True)
@@ -406,13 +381,15 @@ def _kafka_times_ms(kafka: pa.RecordBatch) -> Int64s:
 
 
 def _read_one_by_one(
-    kafka: pa.RecordBatch, look: Callable[..., _Read], placed: Sequence[str] = ()
+    kafka: pa.RecordBatch, look: Callable[..., _Read], rules: ReadingRules
 ) -> pa.RecordBatch:
     # Numpy is five times as fast here as to_pylist().
     keys, values = (
-        kafka.column(name).to_numpy(zero_copy_only=False).tolist() for name in ("key", "value")
+        column.to_numpy(zero_copy_only=False).tolist()
+        for column in (sent_keys(kafka, rules.key_header), kafka.column("value"))
     )
     times_ms = _kafka_times_ms(kafka).tolist()
+    placed = ("partition", "offset") if isinstance(rules.schema, AvroSchema) else ()
     places = [kafka.column(name).to_pylist() for name in placed]
     read = list(zip(*map(look, keys, values, times_ms, *places), strict=True)) or [()] * len(
         _READ_TYPES
@@ -430,17 +407,16 @@ def _read_one_by_one(
 def _look(rules: ReadingRules) -> Callable[..., _Read]:
     """Return the function that reads a record or refuses it.
 
-    Its arguments are Kafka's key, value and timestamp in ms, and with Avro also partition and
-    offset.
+    Its arguments are the key that the record was sent with (`sent_keys`), its value, Kafka's
+    timestamp in ms, and with Avro also partition and offset.
     """
     decode = _decoder(rules)
-    key_of = _finders(rules).key
+    key_of = _key_reader(rules)
     event_time_of = _event_time_reader(rules)
     tenant_of = _tenant_reader(rules)
     skips_tombstones = rules.skips_tombstones
     read_other = _other_reader(rules)
     is_heartbeat = _test(rules.heartbeat)
-    keys = rules.keys
 
     def look(key: bytes | None, value: bytes | None, kafka_time: int, *place: int) -> _Read:
         """Read a record, skip it, or refuse it with a reason."""
@@ -455,9 +431,7 @@ def _look(rules: ReadingRules) -> Callable[..., _Read]:
                 merge_key = None
                 tenant = tenant_of(document, value, is_beat=True)
             else:
-                merge_key = (
-                    _text(key_of(document), keys, value, Reason.NO_KEY) if keys else _kafka_key(key)
-                )
+                merge_key = key_of(document, value, key)
                 tenant = tenant_of(document, value, is_beat=False) or NO_TENANT
             event_time = event_time_of(document, value, kafka_time)
         except UndecodableError as error:
@@ -469,22 +443,48 @@ def _look(rules: ReadingRules) -> Callable[..., _Read]:
     return look
 
 
+def _key_reader(
+    rules: ReadingRules,
+) -> Callable[[dict[str, Any], bytes | None, bytes | None], str]:
+    """Return the function that returns the merge key of a record, or raises _RefusedError.
+
+    Its arguments are the decoded value, its bytes, and the key that the record was sent with.
+    """
+    if not rules.keys:
+        name = "the Kafka key" if rules.key_header is None else f"the header `{rules.key_header}`"
+        return lambda _document, _value, key: _sent_key(key, name)
+    finders = [(_finder(rules, paths, as_text), paths) for paths in rules.keys]
+
+    def key_of(document: dict[str, Any], value: bytes | None, _key: bytes | None) -> str:
+        """Return the merge key in a decoded value."""
+        return key_text(
+            [_required(find(document), paths, value, Reason.NO_KEY) for find, paths in finders]
+        )
+
+    return key_of
+
+
 def _event_time_reader(rules: ReadingRules) -> Callable[[dict[str, Any], bytes | None, int], int]:
     """Return the function that returns the event time of a record.
 
     Its arguments are the decoded value, its bytes, and Kafka's timestamp in ms.
     """
-    time_of = _finders(rules).event_time
+    if not rules.event_times:
+        return lambda _document, _value, kafka_time: _kafka_event_time(kafka_time)
+    time_of = _finder(rules, rules.event_times, partial(_avro_time, exponent=rules.unit_exponent))
     exponent = rules.unit_exponent
     paths = rules.event_times
     reads_text = rules.reads_text
+    zone = time_zone(rules.zone) if rules.zone else timezone.utc
 
     def event_time_of(document: dict[str, Any], value: bytes | None, kafka_time: int) -> int:
         """Return the event time in a decoded value (ms).
 
         Raise _RefusedError where it has none that counts.
         """
-        event_time = _event_time(time_of(document), paths, value, exponent, reads_text=reads_text)
+        event_time = _event_time(
+            time_of(document), paths, value, exponent, reads_text=reads_text, zone=zone
+        )
         if kafka_time < 0:
             detail = (
                 f"Kafka's own timestamp of the record is {kafka_time}: nothing vouches for its "
@@ -505,8 +505,8 @@ def _event_time_reader(rules: ReadingRules) -> Callable[[dict[str, Any], bytes |
 
 def _tenant_reader(rules: ReadingRules) -> Callable[..., str | None]:
     """Return the function that returns the tenant of a record, from its decoded value and bytes."""
-    find = _finders(rules).tenant
     path = rules.tenant
+    find = _finder(rules, (path or (),), as_text)
 
     def tenant_of(document: dict[str, Any], value: bytes | None, *, is_beat: bool) -> str | None:
         """Return the tenant in a decoded value; None without tenants.
@@ -515,7 +515,9 @@ def _tenant_reader(rules: ReadingRules) -> Callable[..., str | None]:
         """
         if path is None:
             return None
-        return _text(find(document), (path,), value, None if is_beat else Reason.NO_TENANT)
+        if is_beat:
+            return _text(find(document), (path,), value)
+        return _required(find(document), (path,), value, Reason.NO_TENANT)
 
     return tenant_of
 
@@ -575,26 +577,15 @@ def _test(
     return is_met
 
 
-class _Finders(NamedTuple):
-    """Functions that find what the rules name in a decoded value."""
+def _finder(rules: ReadingRules, paths: Sequence[Path], of_avro: Callable[[Any], Any]) -> _Find:
+    """Return the function that finds what is at the first of some paths in a decoded value.
 
-    event_time: _Find
-    key: _Find
-    tenant: _Find
-
-
-def _finders(rules: ReadingRules) -> _Finders:
-    finders = _Finders(
-        first_finder(rules.event_times), first_finder(rules.keys), finder(rules.tenant or ())
-    )
+    `of_avro`: what becomes of it in Avro.
+    """
+    find = first_finder(paths)
     if not isinstance(rules.schema, AvroSchema):
-        return finders
-    avro_time = partial(_avro_time, exponent=rules.unit_exponent)
-    return _Finders(
-        _then(finders.event_time, avro_time),
-        _then(finders.key, as_text),
-        _then(finders.tenant, as_text),
-    )
+        return find
+    return lambda document: of_avro(find(document))
 
 
 def _decoder(rules: ReadingRules, *, is_checked: bool = True) -> Callable[..., Any]:
@@ -606,28 +597,27 @@ def _decoder(rules: ReadingRules, *, is_checked: bool = True) -> Callable[..., A
     return partial(parse_object, violation=rules.schema.validator())
 
 
-def _then(find: _Find, make: Callable[[Any], Any]) -> _Find:
-    return lambda document: make(find(document))
-
-
-def _kafka_key(key: bytes | None) -> str:
+def _sent_key(key: bytes | None, name: str) -> str:
     if not key:
-        raise _RefusedError(
-            Reason.NO_KEY, "the Kafka key is missing" if key is None else "the Kafka key is empty"
-        )
+        raise _RefusedError(Reason.NO_KEY, f"{name} is {'missing' if key is None else 'empty'}")
     try:
         return key.decode()
     except UnicodeDecodeError:
-        raise _RefusedError(Reason.NO_KEY, "the Kafka key is not UTF-8") from None
+        raise _RefusedError(Reason.NO_KEY, f"{name} is not UTF-8") from None
 
 
-def _text(
-    field_value: Any, paths: Sequence[Path], value: bytes | None, reason: Reason | None
-) -> str | None:
+def _required(field_value: Any, paths: Sequence[Path], value: bytes | None, reason: Reason) -> str:
+    """Return what `_text` does, or raise _RefusedError where that is None."""
+    text = _text(field_value, paths, value)
+    if text is None:
+        raise _RefusedError(reason, f"{paths_text(paths)} is {kind(field_value)}")
+    return text
+
+
+def _text(field_value: Any, paths: Sequence[Path], value: bytes | None) -> str | None:
     """Return what is found at one of the paths as text that is not empty.
 
-    A number or boolean becomes its JSON text. For anything else return None, or raise _RefusedError
-    where there is a reason.
+    A number or boolean becomes its JSON text. For anything else return None.
     """
     if isinstance(field_value, str) and field_value:
         return field_value
@@ -635,18 +625,31 @@ def _text(
         return "true" if field_value else "false"
     if isinstance(field_value, (int, float)):
         return number_text(field_value, paths, value)
-    if reason is None:
-        return None
-    raise _RefusedError(reason, f"{paths_text(paths)} is {kind(field_value)}")
+    return None
+
+
+def _kafka_event_time(kafka_time: int) -> int:
+    """Return Kafka's own timestamp (ms) as the event time. Raise _RefusedError where it is none."""
+    if 0 <= kafka_time <= LAST_EVENT_TIME_MS:
+        return kafka_time
+    fault = f"{kafka_time}, which is none" if kafka_time < 0 else "after the year 9999"
+    raise _RefusedError(Reason.NO_EVENT_TIME, f"Kafka's own timestamp of the record is {fault}")
 
 
 def _event_time(
-    field_value: Any, paths: Sequence[Path], value: bytes | None, exponent: int, *, reads_text: bool
+    field_value: Any,
+    paths: Sequence[Path],
+    value: bytes | None,
+    exponent: int,
+    *,
+    reads_text: bool,
+    zone: tzinfo,
 ) -> int:
     """Return the event time (ms) that was found in a value.
 
-    A number times 10 ** `exponent` is epoch ms, its fraction cut off. A string is ISO 8601; with
-    `reads_text` it may be a number, too. The year 9999 is the last. Raise _RefusedError otherwise.
+    A number times 10 ** `exponent` is epoch ms, its fraction cut off. A string is ISO 8601, in
+    `zone` where it names none; with `reads_text` it may be a number, too. The year 9999 is the
+    last. Raise _RefusedError otherwise.
     """
     if isinstance(field_value, timedelta):  # since 1970, of Avro
         field_value = field_value // timedelta(milliseconds=1)
@@ -659,7 +662,7 @@ def _event_time(
         if reads_text and isinstance(field_value, str) and _NUMBER.fullmatch(field_value):
             event_time: int | None = _whole(float(field_value), field_value, exponent)
         else:
-            event_time = _milliseconds(field_value, paths, value, exponent)
+            event_time = _milliseconds(field_value, paths, value, exponent, zone)
         if event_time is None:
             fault = f"not an ISO 8601 time: {str(field_value)[:100]!r}"
         elif event_time < 0:
@@ -692,10 +695,14 @@ _NUMBER: Final = re.compile(r"-?[0-9]+(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
 
 
 def _milliseconds(
-    field_value: float | str, paths: Sequence[Path], value: bytes | None, exponent: int
+    field_value: float | str,
+    paths: Sequence[Path],
+    value: bytes | None,
+    exponent: int,
+    zone: tzinfo,
 ) -> int | None:
     if isinstance(field_value, str):
-        return parse_iso_8601(field_value)
+        return parse_iso_8601(field_value, zone)
     if isinstance(field_value, int):
         return int(field_value * 10**exponent) if exponent >= 0 else field_value // 10**-exponent
     return _whole(field_value, number_text(field_value, paths, value), exponent)

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import re
-from datetime import datetime, timedelta, timezone
+from datetime import datetime, timedelta, timezone, tzinfo
+from functools import lru_cache
+from importlib.resources import files
 from typing import Final
+from zoneinfo import ZoneInfo
 
 LAST_EVENT_TIME_MS: Final = 253_402_300_799_999
 """9999-12-31T23:59:59.999Z: the last millisecond that every reader of the tables can show."""
@@ -21,13 +24,39 @@ _BASIC = re.compile(
 )
 
 
-def parse_iso_8601(text: str) -> int | None:
+@lru_cache
+def zone_names() -> frozenset[str]:
+    """Return the names of all time zones, such as `Europe/Berlin`."""
+    return frozenset(files("tzdata").joinpath("zones").read_text("utf-8").split())
+
+
+@lru_cache
+def time_zone(name: str) -> ZoneInfo:
+    """Return a time zone by its name, one of `zone_names`.
+
+    Its rules are those of the package tzdata, not of the machine: machines must not read one record
+    differently.
+    """
+    with files("tzdata").joinpath(f"zoneinfo/{name}").open("rb") as rules:
+        return ZoneInfo.from_file(rules, name)
+
+
+def set_back_ms(zone: tzinfo, year: int) -> int:
+    """Return by how many ms clocks go back within a year: so much local time is there twice."""
+    offsets = [zone.utcoffset(datetime(year, month, 1)) for month in range(1, 13)]
+    known = [offset for offset in offsets if offset is not None]
+    return (max(known) - min(known)) // timedelta(milliseconds=1)
+
+
+def parse_iso_8601(text: str, zone: tzinfo = timezone.utc) -> int | None:
     """Return the epoch ms of an ISO 8601 calendar date, or date and time.
 
-    Without a zone it is in UTC. What is finer than a millisecond is cut off. Return None where the
-    text is something else: digits alone, a week or ordinal date, a 25th hour, a 61st second.
+    Where it names no zone, it is a local time of `zone`. Of a local time that is there twice, the
+    earlier one counts; one that clocks skip has the offset from before (02:30 is 03:30). What is
+    finer than a millisecond is cut off. Return None where the text is something else: digits alone,
+    a week or ordinal date, a 25th hour, a 61st second.
     """
-    parsed = _parsed(text)
+    parsed = _parsed(text, zone)
     return None if parsed is None else parsed[0] * 1000 + int(parsed[1][:3].ljust(3, "0"))
 
 
@@ -42,7 +71,7 @@ def parse_microseconds(text: str) -> int:
     return parsed[0] * 1_000_000 + int(parsed[1][:6].ljust(6, "0"))
 
 
-def _parsed(text: str) -> tuple[int, str] | None:
+def _parsed(text: str, zone: tzinfo = timezone.utc) -> tuple[int, str] | None:
     """Return epoch seconds and the digits of the fraction; None where the text is no time."""
     match = _EXTENDED.fullmatch(text) or _BASIC.fullmatch(text)
     if match is None:
@@ -50,7 +79,8 @@ def _parsed(text: str) -> tuple[int, str] | None:
     year, month, day, hour, minute, second = (int(part or 0) for part in match.groups()[:6])
     offset = timedelta(hours=int(match["hours"] or 0), minutes=int(match["minutes"] or 0))
     try:
-        zone = timezone(-offset if match["sign"] == "-" else offset)
+        if match["zone"]:
+            zone = timezone(-offset if match["sign"] == "-" else offset)
         time = datetime(year, month, day, hour, minute, second, tzinfo=zone)
     except ValueError:
         return None

@@ -8,7 +8,7 @@ batch 0, each further one where `watersmeet evolve` says so.
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from itertools import pairwise
 from operator import itemgetter
 from types import MappingProxyType
@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
+from watersmeet.configuration.sources import spelled, written
 from watersmeet.core.columns import Int64s
 from watersmeet.core.model import horizon_after
 from watersmeet.core.plan import TopicPartition
@@ -103,7 +104,10 @@ def read_epochs(reader: TableReader, settings: Settings) -> Epochs:
 
 
 def changes(epochs: Epochs, settings: Settings) -> dict[str, tuple[Any, Any]]:
-    """Return the rules that differ, by dotted path: (in the lake's last epoch, in the settings)."""
+    """Return the rules that differ, by dotted path: (in the lake's last epoch, in the settings).
+
+    They are as lakes record them.
+    """
     before = epochs.current.settings.rules()
     now = settings.rules()
     return {
@@ -131,10 +135,13 @@ def check_repartition_rules(epochs: Epochs, settings: Settings, source: str) -> 
 
     The ones to follow are those of the lake's last epoch.
     """
-    if wrong := [
-        field for field in changes(epochs, settings) if source in rerouted(settings, [field])
-    ]:
-        raise _other_rules(wrong)
+    changed = {
+        field: rules
+        for field, rules in changes(epochs, settings).items()
+        if source in rerouted(settings, [field])
+    }
+    if changed:
+        raise _other_rules(changed)
 
 
 def _is_same(field: str, before: Any, now: Any) -> bool:
@@ -150,14 +157,16 @@ def check_rules(epochs: Epochs, settings: Settings) -> None:
         raise _other_rules(changed)
 
 
-def _other_rules(fields: Iterable[str]) -> ConfigurationError:
+def _other_rules(changed: Mapping[str, tuple[Any, Any]]) -> ConfigurationError:
+    fix = (
+        "`watersmeet evolve` says what would change, and `watersmeet evolve --apply` records it; "
+        "or set it back"
+    )
+    for field, (before, now) in changed.items():
+        if now == {"all_of": before}:  # a list meant the first that is there, once
+            fix += f" (`{field.rpartition('.')[2]}: {spelled(written(before))}`)"
     return ConfigurationError(
-        "the lake has other rules than this configuration",
-        where=", ".join(fields),
-        fix=(
-            "`watersmeet evolve` says what would change, and `watersmeet evolve --apply` records "
-            "it; or set it back"
-        ),
+        "the lake has other rules than this configuration", where=", ".join(changed), fix=fix
     )
 
 

@@ -21,6 +21,7 @@ from typing import Any
 
 from watersmeet.audit.show import utc
 from watersmeet.audit.validate import check_expressions, check_schemas, has_expressions
+from watersmeet.configuration.sources import written
 from watersmeet.core.inputs import of_source
 from watersmeet.core.schema_changes import refused_changes
 from watersmeet.cycle import Cycle
@@ -71,7 +72,7 @@ def preview(reader: TableReader, settings: Settings) -> dict[str, Any]:
         "epoch": epochs.current.number + (1 if changed else 0),
         "from_batch": next_batch if changed else epochs.current.from_batch,
         "changes": [
-            {"field": field, "before": before, "after": after}
+            {"field": field, "before": written(before), "after": written(after)}
             for field, (before, after) in changed.items()
         ],
         "problems": [problem._asdict() for problem in problems],

@@ -28,7 +28,7 @@ import pyarrow as pa
 from watersmeet.core.columns import int64s
 from watersmeet.core.inputs import InputId, of_source
 from watersmeet.core.merge import REPLACING
-from watersmeet.core.reading import FORGOTTEN, ReadingRules, value_key
+from watersmeet.core.reading import FORGOTTEN, KEYED_BY, ReadingRules, merge_keys
 from watersmeet.core.repeated import ID
 from watersmeet.core.sequence import place_of
 from watersmeet.core.types import DUE, TENANT, TIME
@@ -276,22 +276,20 @@ class Forgetting:
         as_bytes = self.key.encode()
         readers = [other for other in self.settings.inputs if other.topic == input_id.topic]
         rules = [rules for reader in readers for rules in self._rules(reader.source)]
-        key_readers = [value_key(epoch_rules) for epoch_rules in rules]
-        tenant_readers = (
+        of_tenant = (
             []
             if self.tenant is None
-            else [value_key(replace(epoch_rules, key=epoch_rules.tenant)) for epoch_rules in rules]
+            else [replace(each, keys=((each.tenant or (),),), key_header=None) for each in rules]
         )
         candidates = self.reader.select(table, _PLACE, of_topic(input_id, [conditions]))
         partitions, offsets = (int64s(candidates[name]) for name in _PLACE)
         for chunk in chunks_of(self.reader, input_id, table, partitions, offsets):
-            rows = read_chunk(self.reader, chunk, [*_PLACE, "key", "value"], conditions)
-            for row in rows.to_pylist():
-                value = row["value"]
-                if row["key"] == as_bytes or any(read(value) == self.key for read in key_readers):
-                    tenants = {read(value) for read in tenant_readers} - {None}
-                    if not tenants or self.tenant in tenants:
-                        yield row["partition"], row["offset"]
+            rows = read_chunk(self.reader, chunk, [*_PLACE, *KEYED_BY], conditions)
+            columns = rows["key"].to_pylist(), _keys(rows, rules), _keys(rows, of_tenant)
+            for place, sent_key, keys, tenants in zip(_places(rows), *columns, strict=True):
+                has_key = sent_key == as_bytes or self.key in keys
+                if has_key and (not tenants or self.tenant in tenants):
+                    yield place
 
     def _rules(self, source: str) -> list[ReadingRules]:
         """Return the rules by which records of a source were read, epoch by epoch."""
@@ -498,6 +496,12 @@ _UNMERGED: Sequence[Condition] = [("merge_key", "is null", None), ("reason", "is
 
 def _places(rows: pa.Table) -> Places:
     return list(zip(*(rows[name].to_pylist() for name in _PLACE), strict=True))
+
+
+def _keys(rows: pa.Table, rules: Sequence[ReadingRules]) -> list[set[str | None]]:
+    """Return, by record, the keys that it has under any of the rules."""
+    keys = (merge_keys(rows, each).to_pylist() for each in rules)
+    return [{*row} - {None} for row in zip(*keys, strict=True)] or [set() for _ in range(len(rows))]
 
 
 def _change_records(

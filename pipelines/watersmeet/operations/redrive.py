@@ -25,7 +25,7 @@ import pyarrow as pa
 from watersmeet.core.columns import Int64s, int64s
 from watersmeet.core.dead_letters import redrive_messages
 from watersmeet.core.inputs import InputId
-from watersmeet.core.reading import Reason, merge_keys
+from watersmeet.core.reading import KEYED_BY, Reason, merge_keys
 from watersmeet.core.redriven import fingerprint, redriven_offsets
 from watersmeet.core.repartition import murmur2
 from watersmeet.errors import ConfigurationError, TransactionTimeoutError
@@ -190,9 +190,7 @@ class Redrive:
         rules = rules_of(self.settings, source)
         origins = self.settings.repartitioned[source].from_topics
         for chunk in chunks:
-            rows = read_chunk(
-                self.reader, chunk, ["partition", "offset", "key", "value"], conditions
-            )
+            rows = read_chunk(self.reader, chunk, ["partition", "offset", *KEYED_BY], conditions)
             places = zip(rows["partition"].to_pylist(), rows["offset"].to_pylist(), strict=True)
             for (p, offset), key in zip(places, merge_keys(rows, rules).to_pylist(), strict=True):
                 if key is not None and murmur2(key.encode()) % self.partitions != p:
