@@ -11,7 +11,12 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from watersmeet.audit.validate import check_expressions, check_tables, has_expressions
+from watersmeet.audit.validate import (
+    check_expressions,
+    check_schemas,
+    check_tables,
+    has_expressions,
+)
 from watersmeet.core.types import ddl, widened
 from watersmeet.cycle import Cycle
 from watersmeet.engine import Engine, Running
@@ -237,9 +242,12 @@ class Run:
 
         `change`: the command that takes them to change the lake. A run in progress loses them to
         it. Raises LeaseLostError if another process has taken the layers over by the end. Raises
-        ConfigurationError, before any layer is taken, if the configuration is not of this lake.
+        ConfigurationError, before any layer is taken, if the configuration is not of this lake, or
+        if no table can have what the rules need, unless a command changes them.
         """
         reader = self.engine.reader
+        if change is None and (unfit := check_schemas(self.settings)):
+            raise ConfigurationError(*unfit[0])
         ids = Cluster(self.settings.kafka).topic_ids(topics_of(self.settings))
         facts = identity(self.settings, self.partitions, ids)
         moved = moved_topics(reader, self.settings, self.partitions, facts)

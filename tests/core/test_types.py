@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from watersmeet.core.columns import int64s
-from watersmeet.core.types import HEADERS, TIME, columns_ddl, ddl
+from watersmeet.core.types import HEADERS, TIME, clashes, columns_ddl, ddl, widened
 
 
 @pytest.mark.parametrize(
@@ -60,3 +60,12 @@ def test_integers_of_which_some_are_null_are_no_numbers(wrap: Callable[[Any], An
     assert int64s(wrap([1, 2])).tolist() == [1, 2]
     with pytest.raises(ValueError, match="1 of 2 integers are null"):
         int64s(wrap([1, None]))
+
+
+def test_a_field_that_differs_from_another_in_case_alone_has_no_column_of_its_own() -> None:
+    inner = [pa.list_(pa.struct([(name, pa.int64())])) for name in ("sku", "Sku", "skus")]
+    before = pa.struct([("n", pa.int64()), ("lines", inner[0])])
+    after = pa.struct([("N", pa.int64()), ("m", pa.int64()), ("lines", inner[1])])
+    assert list(clashes(before, after)) == [("N", "n"), ("lines[].Sku", "sku")]
+    assert widened(before, after) == pa.struct([*before, ("m", pa.int64())])
+    assert not list(clashes(before, pa.struct([("n", pa.int64()), ("lines", inner[2])])))

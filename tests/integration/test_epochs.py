@@ -4,6 +4,7 @@ of bronze."""
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections import Counter
 from collections.abc import Callable
@@ -21,8 +22,12 @@ from tests.support.rivers import EMBEDDED, FOLDER, Losses, River, until
 from tests.support.topics import consume, published
 from watersmeet.core.sequence import CLOSED_AT
 from watersmeet.engine.choice import open_engine
+from watersmeet.errors import ConfigurationError
 from watersmeet.faults import IN_EVOLVE
 from watersmeet.lake import tables
+from watersmeet.monitoring.observability import Reporter
+from watersmeet.operations import evolve as evolving
+from watersmeet.run import LAYERS, Run
 
 pytestmark = [pytest.mark.long, pytest.mark.promise("C6")]
 
@@ -224,6 +229,51 @@ def test_a_schema_that_does_not_fit_the_one_before_is_refused_with_its_path(
     ]
     with_schema(river, FIRST)
     river.finish()
+
+
+def _inner(name: str) -> dict[str, Any]:
+    inner = {"type": "object", "properties": {name: {"type": "integer"}}}
+    return {"type": "array", "items": inner}
+
+
+@pytest.mark.parametrize("lake", first_then_nightly([EMBEDDED, FOLDER]))
+def test_a_field_differs_from_those_of_all_epochs_in_more_than_case(
+    kafka: str,
+    tmp_path: Path,
+    lake: str,
+    on_spark: Callable[[River], River],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """And a lake that has such an epoch all the same runs again once it has evolved back."""
+    river = on_spark(River.make(kafka, tmp_path, f"case-{lake}", lake=lake))
+    first = {**FIRST, "lines": _inner("sku")}
+    with_schema(river, first)
+    river.flow()
+    river.finish()
+    later = {name: kind for name, kind in first.items() if name != "n"}
+    with_schema(river, later)
+    evolve(river)
+    river.finish()
+    said = (
+        "field `{}` differs from `{}`, which the lake has had, only in case, which columns do not"
+    )
+    wrong = {**later, "lines": _inner("Sku"), "N": {"type": "integer"}}
+    expected = [said.format("lines[].Sku", "sku"), said.format("N", "n")]
+    with_schema(river, wrong)
+    found = evolve(river, apply=False, exit_code=2)
+    assert [each["what"] for each in found["problems"]] == expected
+    with monkeypatch.context() as earlier_version:
+        earlier_version.setattr(evolving, "check_schemas", lambda _: [])
+        evolve(river)
+    problems = json.loads(here(river, "validate", "--json", exit_code=2))["problems"]
+    assert [each["what"] for each in problems] == expected
+    with pytest.raises(ConfigurationError, match=re.escape(expected[0])):
+        Run(river.settings, LAYERS, Reporter()).once()
+    with_schema(river, later)
+    evolve(river)
+    river.flow()
+    river.finish()
+    is_sound(river, "case")
 
 
 def test_a_run_that_goes_on_ends_when_the_rules_change(kafka: str, tmp_path: Path) -> None:

@@ -152,16 +152,29 @@ def _unfit_settings(
 
 
 def check_schemas(settings: Settings) -> list[Problem]:
-    """Return a problem for each schema that cannot be the type of a column."""
+    """Return a problem for each schema that cannot be the type of a column.
+
+    The column has the fields of all schemas that the lake has had.
+    """
     problems = []
     for name, source in settings.sources.items():
+        where = f"sources.{name}.schema"
         try:
             _ = source.value_type
+            problems += [
+                Problem(
+                    f"field `{field}` differs from `{other}`, which the lake has had, only in "
+                    "case, which columns do not",
+                    where,
+                    "spell it as it was, or use another name",
+                )
+                for field, other in source.clashing_fields()
+            ]
         except ConfigurationError as error:
-            problems.append(as_problem(error, f"sources.{name}.schema"))
+            problems.append(as_problem(error, where))
         except ValueError as error:  # the schema gives a field another type than an earlier one did
             fix = "keep the type that the field had, or use another name"
-            problems.append(Problem(str(error), f"sources.{name}.schema", fix))
+            problems.append(Problem(str(error), where, fix))
     return problems
 
 

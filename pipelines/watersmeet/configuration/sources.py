@@ -407,6 +407,15 @@ class SourceSettings(Part):
 
         return reduce(widened, [*(source.read_type for source in self._earlier), self.read_type])
 
+    def clashing_fields(self) -> list[tuple[str, str]]:
+        """Return the fields of the schema that silver cannot have beside those of earlier schemas
+        (`core.types.clashes`).
+        """
+        from watersmeet.core.types import clashes, widened
+
+        earlier = [source.read_type for source in self._earlier]
+        return list(clashes(reduce(widened, earlier), self.read_type)) if earlier else []
+
     def reading_rules(
         self, max_future_ms: int, tenant: str | None = None, *, leaves_undecodable: bool = False
     ) -> "ReadingRules":

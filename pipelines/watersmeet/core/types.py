@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Final
 
 import pyarrow as pa
@@ -73,15 +73,36 @@ def ddl(kind: pa.DataType) -> str:
 def widened(before: pa.DataType, after: pa.DataType) -> pa.DataType:
     """Return the type of a column that holds values of both types.
 
-    Structs have the fields of the first, then what the second adds. Raise ValueError with the path
-    of the first field whose types differ.
+    Structs have the fields of the first, then what the second adds, without those that no table has
+    beside the first ones (`clashes`). Raise ValueError with the path of the first field whose types
+    differ.
     """
     return _widened(before, after, "")
 
 
+def clashes(before: pa.DataType, after: pa.DataType, where: str = "") -> Iterator[tuple[str, str]]:
+    """Yield the fields of the second type that no table has beside those of the first one: names of
+    columns and fields do not differ in case alone.
+
+    Each is its path, and the name of the other field there.
+    """
+    if pa.types.is_struct(before) and pa.types.is_struct(after):
+        spellings = {field.name.lower(): field for field in before}
+        for field in after:
+            path = f"{where}.{field.name}".lstrip(".")
+            other = spellings.get(field.name.lower(), field)
+            if other.name != field.name:
+                yield path, other.name
+            else:
+                yield from clashes(other.type, field.type, path)
+    elif pa.types.is_list(before) and pa.types.is_list(after):
+        yield from clashes(before.value_type, after.value_type, f"{where}[]")
+
+
 def _widened(before: pa.DataType, after: pa.DataType, where: str) -> pa.DataType:
     if pa.types.is_struct(before) and pa.types.is_struct(after):
-        added = [field for field in after if before.get_field_index(field.name) < 0]
+        names = {field.name.lower() for field in before}
+        added = [field for field in after if field.name.lower() not in names]
         both = [
             (f, after.field(f.name) if after.get_field_index(f.name) >= 0 else f) for f in before
         ]
