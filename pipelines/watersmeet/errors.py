@@ -36,6 +36,10 @@ class WatersmeetError(Exception):
     exit_code = 1
     retriable = False
     """True where the same work may succeed a little later, so that a run waits and tries again."""
+    party = "kafka"
+    """Who is in trouble where that may pass, as lines of the log name it."""
+    passed = "answers again"
+    """What such a line says once the trouble has passed."""
 
     def __init__(self, what: str, where: str | Path = "", fix: str = "") -> None:
         self.problem = Problem(what, str(where), fix)
@@ -133,6 +137,8 @@ class RegistryError(WatersmeetError):
     Messages name only the scheme, host and port of its URL, which may hold a token.
     """
 
+    party = "registry"
+
 
 class RegistryUnreachableError(RegistryError):
     """The schema registry does not answer, or answers that it cannot serve the request."""
@@ -154,6 +160,7 @@ class UnknownWriterSchemaError(RegistryError):
     """
 
     retriable = True
+    passed = "goes on"
     ID = re.compile(r"a record was written with schema (\d+),")
     """Pattern of the beginning of its message; a worker of Spark passes on the message alone."""
 
@@ -183,6 +190,8 @@ class RegistryAccessError(RegistryError):
 
 class StoreError(WatersmeetError):
     """The object store of the lake is in trouble."""
+
+    party = "store"
 
 
 class StoreUnreachableError(StoreError):
@@ -282,6 +291,8 @@ class CommitRepeatedError(WatersmeetError):
     """
 
     retriable = True
+    party = "lake"
+    passed = "goes on"
 
     def __init__(self, table: str, place: str) -> None:
         super().__init__(
@@ -319,6 +330,8 @@ class WorkerEndedError(WatersmeetError):
     """
 
     retriable = True
+    party = "worker"
+    passed = "goes on"
 
     def __init__(self, topic: str) -> None:
         super().__init__(
@@ -504,6 +517,15 @@ def is_retriable(error: BaseException) -> bool:
         return error.retriable
     own = _own(error)
     return own is not None and own[0].retriable
+
+
+def class_of(error: BaseException) -> type[WatersmeetError]:
+    """Return the class of an error of Watersmeet, or of the one that caused this error.
+
+    `WatersmeetError` for any other error.
+    """
+    own = _own(error)
+    return WatersmeetError if own is None else own[0]
 
 
 def unknown_schema_of(error: BaseException) -> int | None:

@@ -7,16 +7,21 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import count
+from types import SimpleNamespace
 
 import pytest
 
 from tests.support.panics import PanicException
 from watersmeet.engine.threads import RunningThread
 from watersmeet.errors import (
+    CommitRepeatedError,
     ConfigurationError,
     KafkaUnreachableError,
+    RegistryUnreachableError,
     StoreAccessError,
     StoreUnreachableError,
+    UnknownWriterSchemaError,
     WatersmeetError,
 )
 from watersmeet.monitoring.events import Event, Failed
@@ -145,6 +150,48 @@ def test_trouble_with_kafka_is_waited_out_and_told() -> None:
     it.retry(work)
     assert work.calls == 3
     assert [event.is_retried for event in told if isinstance(event, Failed)] == [True, True]
+
+
+class Told(Reporter):
+    """Keeps the lines that it is given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines: list[str] = []
+
+    def notify(self, layer: str, news: str, **_: int | str | None) -> None:
+        self.lines.append(f"{layer}: {news}")
+
+
+def test_trouble_is_told_once_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:
+    now_s = count(1000.0, 1.0)
+    monkeypatch.setattr(runners, "time", SimpleNamespace(monotonic=lambda: next(now_s)))
+    told = Told()
+    Runner(told, threading.Event(), 1000).retry(Work([away() for _ in range(150)]))
+    assert [line.partition(" (")[0] for line in told.lines] == [
+        *["kafka: no Kafka broker answers at nowhere:1"] * 3,
+        "kafka: answers again",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("trouble", "lines"),
+    [
+        (StoreUnreachableError("s3://lake"), ("store", "answers again")),
+        (RegistryUnreachableError("http://registry", "no answer"), ("registry", "answers again")),
+        (UnknownWriterSchemaError("http://registry", 7), ("registry", "goes on")),
+        (CommitRepeatedError("silver", "./lake"), ("lake", "goes on")),
+    ],
+)
+def test_lines_about_trouble_name_who_is_in_trouble(
+    trouble: WatersmeetError, lines: tuple[str, str]
+) -> None:
+    told = Told()
+    Runner(told, threading.Event(), DEADLINE_S).retry(Work([trouble]))
+    assert told.lines == [
+        f"{lines[0]}: {trouble}; trying again for at most {DEADLINE_S} s",
+        ": ".join(lines),
+    ]
 
 
 def test_another_error_is_raised_at_once() -> None:

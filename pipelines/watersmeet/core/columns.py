@@ -43,7 +43,12 @@ def lengths(column: pa.Array | pa.ChunkedArray) -> Int64s:
 
 
 def times_ms(column: pa.Array | pa.ChunkedArray) -> Int64s:
-    """Return a column of times as epoch milliseconds, `NULL_TIME` for a null."""
+    """Return a column of times as epoch milliseconds, `NULL_TIME` for a null.
+
+    Raises TypeError for numbers, which say nothing of their unit.
+    """
+    if column.type != TIME:
+        raise TypeError(f"times have the Arrow type {TIME}, not {column.type}")
     return int64s(pc.fill_null(pc.divide(column.cast(pa.int64()), 1000), NULL_TIME))
 
 

@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from watersmeet.core.avro_schema import UNKNOWN, AvroSchema
-from watersmeet.core.columns import times_ms
 from watersmeet.errors import WatersmeetError
 from watersmeet.lake import tables
 from watersmeet.lake.table_reader import TableReader
@@ -68,7 +67,7 @@ def _rows(reader: TableReader, source: str) -> dict[int, tuple[str | None, int]]
     columns = (
         entries["writer_schema"].to_pylist(),
         entries["schema"].to_pylist(),
-        times_ms(entries["seen_at"]).tolist(),
+        entries["seen_at"].to_pylist(),
     )
     rows = sorted(
         zip(*columns, strict=True), key=lambda row: (bool(row[1]), row[2], row[1] is not None)

@@ -6,6 +6,7 @@ that ends by itself begins again.
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable
@@ -16,6 +17,7 @@ from watersmeet.engine import Running
 from watersmeet.errors import (
     StoreError,
     WatersmeetError,
+    class_of,
     is_known,
     is_retriable,
     kind_of,
@@ -36,6 +38,9 @@ UNEXPLAINED = 5
 """Maximum number of an engine's own failures in a row that are tolerated while the lake's object
 store is well.
 """
+
+SAY_EVERY_S = 60.0
+"""Interval between two lines about trouble of the same kind."""
 
 ATTEMPTS = 3
 """Maximum number of times in a row, with no cycle between, that following begins after the
@@ -139,7 +144,8 @@ class Runner:
         Raises what it raised last once the limit is passed, and at once what is not retriable.
         """
         since = None
-        where = ""
+        party = WatersmeetError
+        said: dict[type[WatersmeetError], float] = {}
         unexplained = 0
         while True:
             try:
@@ -152,22 +158,23 @@ class Runner:
                     is_known(error) or self.check_store is None or unexplained > UNEXPLAINED
                 ):
                     raise error from None
-                where = "store" if unexplained or isinstance(error, StoreError) else "kafka"
+                party = StoreError if unexplained else class_of(error)
                 now = time.monotonic()
                 since = since or now
                 if now - since > self.limit_s:
                     raise WatersmeetError(
                         f"{root_cause(error)} (tried again for {self.limit_s:.0f} s)"
                     ) from None
-                self.reporter.notify(
-                    where, f"{root_cause(error)}; trying again for at most {self.limit_s:.0f} s"
-                )
+                if now - said.get(party, -math.inf) >= SAY_EVERY_S:
+                    said[party] = now
+                    again = f"trying again for at most {self.limit_s:.0f} s"
+                    self.reporter.notify(party.party, f"{root_cause(error)}; {again}")
                 self.notify(Failed(kind_of(error), is_retried=True))
                 if self.stopping.wait(RETRY_S):
                     return None
             else:
                 if since is not None:
-                    self.reporter.notify(where, "answers again")
+                    self.reporter.notify(party.party, party.passed)
                 return result
 
     def _cause(self, failure: BaseException) -> BaseException:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
@@ -13,6 +14,8 @@ from watersmeet.lake.schemas import given_up_schemas, known_schemas, unknown_sch
 from watersmeet.lake.table_reader import TableReader
 from watersmeet.running.owner import Owner, now_ms
 from watersmeet.settings import Settings
+
+log = logging.getLogger("watersmeet")
 
 
 @dataclass
@@ -76,6 +79,12 @@ class WriterSchemas:
             return False
         self.given_up.add(schema_id)
         self._note({schema_id: UNKNOWN})
+        log.warning(
+            "%s no longer waits for schema %d, which its registry did not have for "
+            "registry.unknown_after: its records are refused",
+            self.source,
+            schema_id,
+        )
         return True
 
     def note_success(self) -> None:
