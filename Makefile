@@ -3,16 +3,18 @@ SHELL := /bin/bash
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-STAMP := $(VENV)/.installed
 
 # Every process that a test starts would compile what it imports anew.
 unexport PYTHONDONTWRITEBYTECODE
 
+# An environment that lacks its uv is made anew.
+.DELETE_ON_ERROR:
+
 .PHONY: help install lock demo test test-long test-all test-core planted faults lives hostile cluster-test s3-test check format bench soak clean
 
 help:
-	@echo "make install   .venv with the pinned packages, and the pinned JVM artifacts"
-	@echo "make demo      the whole pipeline on real clickstream data against a real broker (ENGINE=embedded: quickly, without Spark)"
+	@echo "make demo      the whole pipeline on real clickstream data against a real broker, without Spark (ENGINE=spark: with Spark, which it installs)"
+	@echo "make install   everything for development: .venv with the pinned packages, Spark, and the pinned JVM artifacts"
 	@echo "make test      the tests for every change: the rules, the laws, a whole run on both engines (five minutes)"
 	@echo "make test-long what shows every promise of docs/guarantees.md beside it (twenty minutes)"
 	@echo "make test-all  everything, with other random cases in each run; SEED=... draws those of one again (hours)"
@@ -28,34 +30,58 @@ help:
 	@echo "make soak      half an hour at a steady rate: does anything grow? (ENGINE=embedded, MINUTES=10)"
 	@echo "make format    rewrite the code in the project's format"
 
-install: $(STAMP)
+install: $(VENV)/.installed
 
-$(STAMP): requirements.lock requirements-build.lock pyproject.toml pipelines/watersmeet/jvm/ivy.xml
+# What is installed, by groups, from the one lock: each package of a group is compared with its hashes there, and so is what builds one.
+JARS := pipelines/watersmeet/jvm/jars.lock
+LOCKED := requirements.lock pyproject.toml $(JARS)
+UV = $(shell uv --version >/dev/null 2>&1 && echo uv || echo $(BIN)/uv)
+UV_INSTALL = $(UV) pip install --python $(BIN)/python --build-constraints requirements.lock
+INSTALL = $(UV_INSTALL) --require-hashes --constraint requirements.lock
+INSTALL_SELF = $(UV_INSTALL) --no-deps --editable .
+
+# With the uv of this machine, or else with the pinned one, which comes first.
+$(BIN)/python:
 	@command -v $(PYTHON) >/dev/null || { echo "Watersmeet needs Python 3.10 or newer, and there is no '$(PYTHON)' on this machine: install it, or name one with PYTHON=..." >&2; exit 1; }
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { echo "Watersmeet needs Python 3.10 or newer, and '$(PYTHON)' is $$($(PYTHON) --version 2>&1): name a newer one with PYTHON=..." >&2; exit 1; }
 	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { echo "Watersmeet needs Python's venv module to make .venv, and '$(PYTHON)' lacks it: install your system's python3-venv package" >&2; exit 1; }
 	@bash bin/java-version
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --require-hashes --requirement requirements-build.lock
-	$(BIN)/python -m pip install --quiet --require-hashes --no-build-isolation --requirement requirements.lock
-	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation --editable .
-	$(BIN)/python bin/fetch-jars
+	@[ $(UV) = uv ] || $(BIN)/python -m pip install --quiet --require-hashes --requirement <(sed -n '/^uv==/,/[^\\]$$/p' requirements.lock)
+
+$(VENV)/.embedded: $(LOCKED) | $(BIN)/python
+	$(INSTALL) --requirement pyproject.toml --extra broker --extra quality --extra report
+	$(INSTALL_SELF)
+	$(BIN)/python bin/fetch-jars broker
+	@touch $@
+
+$(VENV)/.spark: $(VENV)/.embedded
+	@echo "Spark is a package of 434 MB, which is built here: a minute or two"
+	$(INSTALL) --requirement pyproject.toml --extra spark
+	$(BIN)/python bin/fetch-jars spark
+	@touch $@
+
+$(VENV)/.installed: $(LOCKED) | $(BIN)/python
+	$(INSTALL) --requirement requirements.lock
+	$(INSTALL_SELF)
+	$(BIN)/python bin/fetch-jars broker spark
 	$(BIN)/python -m ipykernel install --prefix $(VENV) --name python3 >/dev/null
-	@touch $(STAMP)
+	@touch $(VENV)/.embedded $(VENV)/.spark $@
 
-# After a change of requirements.txt: the packages that those need, for every Python that is supported, with their hashes; and
-# what builds pyspark, by itself: `make install` has it there first, since not every pip knows the hashes of what it builds with.
-COMPILE := $(BIN)/uv pip compile --universal --python-version 3.10 --generate-hashes --no-annotate \
-	--custom-compile-command "make lock" --quiet
-
+# After a change of requirements.txt: the packages that those need, for every Python that is supported, with their hashes; after one of an
+# Ivy file: the files that it names, and what they need.
 lock:
-	$(COMPILE) requirements.txt --output-file requirements.lock
-	printf 'setuptools\nwheel\n' | $(COMPILE) - --constraint requirements.txt --output-file requirements-build.lock
+	$(BIN)/uv pip compile --universal --python-version 3.10 --generate-hashes --no-annotate --custom-compile-command "make lock" --quiet \
+		requirements.txt --output-file requirements.lock
+	$(BIN)/python bin/lock-jars pipelines/watersmeet/jvm/ivy.xml benchmarks/ivy.xml tests/registry/ivy.xml tests/stores/ivy.xml
 
 ENGINE ?= spark
+# Quickly without Spark, unless ENGINE=spark is said.
+QUICK = $(if $(filter command line environment,$(origin ENGINE)),$(ENGINE),embedded)
 
-demo: install
-	$(BIN)/watersmeet demo --engine $(ENGINE)
+demo: $(VENV)/.$(or $(filter spark,$(QUICK)),embedded)
+	$(BIN)/watersmeet demo --engine $(QUICK)
+	@[ $(QUICK) = spark ] || printf '\nThe same on Spark, which is installed for it first (434 MB): make demo ENGINE=spark\n'
 
 # More processes than cores, since some of the time is waiting; each of them collects and imports anew. Files stay together, and
 # so do the tests that share the Spark session (tests/conftest.py); what takes minutes begins first.
@@ -73,8 +99,9 @@ test-all: install $(VENV)/jars/registry $(VENV)/jars/s3
 	seed=$${SEED:-$$(date +%s)} && WATERSMEET_TEST_SEED=$$seed $(PYTEST) --hypothesis-seed=$$seed
 
 # A schema registry for the tests of Avro, fetched the first time (109 MB).
-$(VENV)/jars/registry: tests/registry/ivy.xml tests/registry/ivysettings.xml | install
+$(VENV)/jars/registry: tests/registry/jars.lock | install
 	$(BIN)/python bin/fetch-jars $<
+	@touch $@
 
 planted: install
 	$(BIN)/python -m tests.support.planted
@@ -86,8 +113,9 @@ s3-test: install $(VENV)/jars/s3
 	$(BIN)/python -m pytest tests/stores/test_s3.py tests/stores/spark_on_s3.py
 
 # Hadoop's S3 connector with the AWS SDK.
-$(VENV)/jars/s3: tests/stores/ivy.xml | install
+$(VENV)/jars/s3: tests/stores/jars.lock | install
 	$(BIN)/python bin/fetch-jars $<
+	@touch $@
 
 SEED ?= 1
 KILLS ?= 48
@@ -99,10 +127,8 @@ faults: install
 	$(BIN)/python -m tests.faults.soak --seed $(SEED) --kills $(KILLS) --lake $(LAKE)
 	WATERSMEET_TEST_BATCHES=200 $(BIN)/python -m pytest tests/integration/test_operations.py -k files_stay_few --timeout 3600
 
-# Quickly without Spark, unless ENGINE=spark is said.
-lives: ENGINE := $(if $(filter command line environment,$(origin ENGINE)),$(ENGINE),embedded)
 lives: install
-	$(BIN)/python -m tests.faults.lives --engine $(ENGINE) --minutes $(MINUTES) --seed $(SEED)
+	$(BIN)/python -m tests.faults.lives --engine $(QUICK) --minutes $(MINUTES) --seed $(SEED)
 
 hostile: install $(VENV)/jars/registry
 	$(BIN)/python -m tests.faults.hostile --engine $(ENGINE) --minutes $(MINUTES) --seed $(SEED)
@@ -131,8 +157,9 @@ soak: install
 	$(BIN)/python -m benchmarks.soak --engine $(ENGINE) --minutes $(MINUTES)
 
 # Spark's own Kafka source, for what the benchmarks compare with.
-$(VENV)/jars/benchmarks: benchmarks/ivy.xml | install
+$(VENV)/jars/benchmarks: benchmarks/jars.lock | install
 	$(BIN)/python bin/fetch-jars $<
+	@touch $@
 
 clean:
 	rm -rf $(VENV) demo-lake .pytest_cache .mypy_cache .ruff_cache .hypothesis

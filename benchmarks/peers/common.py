@@ -46,7 +46,7 @@ def peer_session(settings: Mapping[str, str] | None = None) -> SparkSession:
     if not any(jar.name.startswith("spark-sql-kafka") for jar in jars):
         sys.exit(
             "Spark's Kafka source is missing: run `make bench`, or `python bin/fetch-jars "
-            "benchmarks/ivy.xml`"
+            "benchmarks/jars.lock`"
         )
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     builder = SparkSession.builder.config("spark.jars", ",".join(map(str, jars)))

@@ -585,7 +585,7 @@ EXTRAS: Mapping[str, str] = {
     "prometheus_client": "metrics",
     **dict.fromkeys(("cachetools", "httpx2", "authlib", "attr", "attrs", "certifi"), "registry"),
     "openlineage": "lineage",
-    "cryptography": "broker",
+    **dict.fromkeys(("jgo", "cryptography"), "broker"),
 }
 """The extra of Watersmeet that installs a package, by the package's import name."""
 

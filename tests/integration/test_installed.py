@@ -46,6 +46,12 @@ def test_the_wheel_alone_says_what_it_lacks_and_with_its_extras_runs_the_demo_on
     assert '`pip install "watersmeet[broker]"`' in said
     assert [name for name in pinned(BROKER) if name not in said] == []
 
+    environment.pip(f"{wheel}[broker]")
+    assert environment.run("python", "-c", "import pyspark", cwd=tmp_path).returncode == 1
+    quick = watersmeet("demo", "--engine", "embedded", "--dir", "quick")
+    assert "(142 messages)" in quick
+    assert '`pip install "watersmeet[quality]"`' in quick
+
     environment.pip(f"{wheel}[{','.join(name for name in extras() if name != 'connect')}]")
     watersmeet("fetch")
     assert sorted(

@@ -9,6 +9,7 @@ from typing import Any
 
 from hatchling.metadata.core import ProjectMetadata
 from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 ROOT = Path(__file__).parents[2]
@@ -32,10 +33,17 @@ def extras() -> Mapping[str, list[Requirement]]:
 
 def pinned() -> dict[str, str]:
     """The versions of `requirements.txt`, by package."""
-    lines = [
-        line.partition("#")[0].strip()
-        for line in (ROOT / "requirements.txt").read_text(encoding="utf-8").splitlines()
-    ]
+    return _pins((ROOT / "requirements.txt").read_text(encoding="utf-8"))
+
+
+def of_development() -> set[str]:
+    """The packages of `requirements.txt` that are for development alone."""
+    text = (ROOT / "requirements.txt").read_text(encoding="utf-8")
+    return set(map(canonicalize_name, _pins(text.partition("# -- tests, checks, notebooks")[2])))
+
+
+def _pins(text: str) -> dict[str, str]:
+    lines = [line.partition("#")[0].strip() for line in text.splitlines()]
     return dict(line.split("==", 1) for line in lines if line)
 
 

@@ -36,8 +36,8 @@ class TestRegistry:
         self._folder, self.port = folder, free_port()
         archives = list(Path(sys.prefix, "jars", "registry").glob("*.tar.gz"))
         assert archives, (
-            "the registry is not there: bin/fetch-jars tests/registry/ivy.xml, as `make test-long` "
-            "does, fetches it"
+            "the registry is not there: bin/fetch-jars tests/registry/jars.lock fetches it, as "
+            "`make test-long` does"
         )
         with tarfile.open(archives[0]) as archive:
             archive.extractall(folder, filter="data")

@@ -6,7 +6,6 @@ from __future__ import annotations
 import ast
 import importlib
 import json
-import re
 import sys
 from importlib.metadata import packages_distributions
 from itertools import chain
@@ -22,7 +21,8 @@ from tests.unit.test_cli import config
 from watersmeet import cli
 from watersmeet.engine.choice import open_engine
 from watersmeet.errors import EXTRAS, MissingPackageError
-from watersmeet.jvm.artifacts import IVY_FILE
+from watersmeet.jvm.artifacts import SPARK
+from watersmeet.jvm.artifacts import pinned as pinned_artifacts
 from watersmeet.settings import load_settings
 
 pytestmark = pytest.mark.promise("A19")
@@ -137,9 +137,11 @@ def test_init_takes_spark_with_a_fitting_java_alone(
 
 
 def test_the_python_half_of_delta_lake_is_that_of_the_jvm_artifact() -> None:
-    [revision] = re.findall(
-        r'name="delta-spark_[\d._]+" rev="(.+?)"', IVY_FILE.read_text(encoding="utf-8")
-    )
+    [revision] = [
+        artifact.version
+        for artifact in pinned_artifacts(SPARK).values()
+        if artifact.module.startswith("delta-spark_")
+    ]
     asked = {
         str(each.specifier)
         for each in chain.from_iterable(extras().values())

@@ -1,9 +1,9 @@
 """The pinned JVM artifacts: Delta Lake for Spark, and Apache Kafka's broker.
 
-`ivy.xml` says which they are, and `ivy.sha256` names each file with its hash. `make install` puts
-them into the folder `jars` of a clone's environment. Without that, they are fetched into the user's
-cache the first time that they are needed. Ivy, which pyspark brings along, fetches them. A file
-that is not the recorded one is never used.
+`jars.lock` names each file by its Maven coordinates, with its hash. `make install` puts them into
+the folder `jars` of a clone's environment. Without that, they are fetched into the user's cache the
+first time that they are needed, from a Maven repository. A file that is not the recorded one is
+never used.
 """
 
 from __future__ import annotations
@@ -11,40 +11,59 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
-import re
-import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
-from importlib.util import find_spec
+from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final, NamedTuple
+from urllib.parse import urlsplit
+from xml.etree import ElementTree
 
 from watersmeet.errors import ArtifactsError
-from watersmeet.jvm.java import java_command, missing_java
+
+if TYPE_CHECKING:
+    from jgo.maven import MavenContext
 
 log = logging.getLogger("watersmeet")
 
 SPARK: Final = "spark"
 BROKER: Final = "broker"
 GROUPS: Mapping[str, str] = {SPARK: "Delta Lake for Spark", BROKER: "the embedded broker"}
-"""The groups of artifacts, by the names that they have in `ivy.xml` and as folders, and what each
-is for.
+"""The groups of artifacts, by the names that they have in `jars.lock`, as folders and as extras,
+and what each is for.
 """
 
-IVY_FILE: Final = Path(__file__).with_name("ivy.xml")
-HASHES: Final = Path(__file__).with_name("ivy.sha256")
-"""The file with a line for each artifact, as `sha256sum` writes it, with its path below the folder
-of all groups.
+LOCK: Final = Path(__file__).with_name("jars.lock")
+"""The file with a line for each artifact: its hash, as `sha256sum` writes it, its group and its
+coordinates.
 """
 
-SETTINGS: Final = "WATERSMEET_IVY_SETTINGS"
-"""The environment variable that names Ivy's settings, for those who fetch from a repository of
-their own.
-"""
+REPOSITORY: Final = "WATERSMEET_MAVEN_REPOSITORY"
+"""The environment variable that names the Maven repository to fetch from, by its URL."""
 
-_CONNECT_MS: Final = 20_000
-_READ_MS: Final = 120_000
+_AT_ONCE: Final = 8
+_TRIES: Final = 3
+_SILENCE_S: Final = 60
+"""How long a repository may say nothing."""
+
+
+class Artifact(NamedTuple):
+    """A file of a Maven repository, by its coordinates, with its hash."""
+
+    digest: str
+    organisation: str
+    module: str
+    version: str
+    extension: str = "jar"
+    classifier: str = ""
+
+    @property
+    def name(self) -> str:
+        """Return the name of its file."""
+        parts = [self.module, self.version, *([self.classifier] if self.classifier else [])]
+        return f"{'-'.join(parts)}.{self.extension}"
 
 
 def cache_folder() -> Path:
@@ -54,14 +73,21 @@ def cache_folder() -> Path:
     )
 
 
-def pinned(group: str) -> dict[str, str]:
-    """Return the names of a group's files, each with its hash."""
-    hashes = {}
-    for line in HASHES.read_text(encoding="utf-8").splitlines():
-        digest, _, path = line.partition("  ")
-        if Path(path).parent.name == group:
-            hashes[Path(path).name] = digest
-    return hashes
+def groups(lock: Path) -> list[str]:
+    """Return the groups of a lock."""
+    lines = lock.read_text(encoding="utf-8").splitlines()
+    return list(dict.fromkeys(line.split()[1].partition("/")[0] for line in lines))
+
+
+def pinned(group: str, lock: Path = LOCK) -> dict[str, Artifact]:
+    """Return the artifacts of a group, by the names of their files."""
+    artifacts = []
+    for line in lock.read_text(encoding="utf-8").splitlines():
+        digest, _, place = line.partition("  ")
+        of_group, _, coordinates = place.partition("/")
+        if of_group == group:
+            artifacts.append(Artifact(digest, *coordinates.split(":")))
+    return {artifact.name: artifact for artifact in artifacts}
 
 
 def jars(group: str) -> list[Path]:
@@ -77,127 +103,131 @@ def place_of(group: str) -> Path:
     whole group is there, or else in that of the user's cache.
     """
     installed = Path(sys.prefix, "jars")
-    return installed if not _missing(group, installed / group) else cache_folder()
+    return installed if not _missing(pinned(group), installed / group) else cache_folder()
 
 
-def fetch(group: str, place: Path) -> list[Path]:
+def fetch(group: str, place: Path, lock: Path = LOCK) -> list[Path]:
     """Fetch what is missing of a group into its folder below `place`, and return all of its files,
     checked against their hashes.
 
     Raises ArtifactsError where a file cannot be fetched, or is not the recorded one.
     """
     folder = place.expanduser().absolute() / group
-    missing = _missing(group, folder)
-    if missing:
-        log.info("fetching %s: %d files into %s", GROUPS[group], len(missing), folder)
+    artifacts, what = pinned(group, lock), GROUPS.get(group, group)
+    if missing := _missing(artifacts, folder):
+        log.info("fetching %s: %d files into %s", what, len(missing), folder)
         try:
             folder.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryDirectory(prefix=".fetching-", dir=folder) as new:
-                problem = retrieve(IVY_FILE, f"{new}/[artifact]-[revision].[ext]", group)
-                new_files = [name for name in missing if Path(new, name).is_file()]
-                _check(group, Path(new), new_files, "Ivy's own copy, below ~/.ivy2")
-                for name in new_files:
-                    Path(new, name).replace(folder / name)
+                problem = _download([artifacts[name] for name in missing], Path(new), folder)
         except OSError as error:
             raise ArtifactsError(
-                f"the JVM artifacts of {GROUPS[group]} cannot be written to {folder} "
-                f"({error.strerror})",
+                f"the JVM artifacts of {what} cannot be written to {folder} ({error.strerror})",
                 fix="name another folder by XDG_CACHE_HOME",
             ) from None
-        if missing := _missing(group, folder):
+        if missing := _missing(artifacts, folder):
             for name in missing:
                 log.warning("missing: %s", folder / name)
             raise ArtifactsError(
-                f"{len(missing)} JVM artifacts of {GROUPS[group]} could not be fetched "
-                f"({problem or 'Ivy gave others'}): "
+                f"{len(missing)} JVM artifacts of {what} could not be fetched ({problem}): "
                 "`watersmeet fetch --into DIR` does it where there is a network, or put the files "
                 f"named above into {folder}"
             )
-        log.info("%s is there", GROUPS[group])
-    names = list(pinned(group))
-    _check(group, folder, names, "it")
-    return [folder / name for name in names]
-
-
-def retrieve(ivy_file: Path, pattern: str, group: str | None = None) -> str | None:
-    """Have Ivy fetch the artifacts of an Ivy file, or one group of them, to where its `pattern`
-    says, and report the progress.
-
-    Returns why that failed, or None. Settings beside the file (`ivysettings.xml`) count, or else
-    those that `SETTINGS` names.
-    """
-    java = java_command()
-    if java is None:
-        return f"it takes Java 17 or 21, and {missing_java()}"
-    ivy = _ivy()
-    if ivy is None:
-        return (
-            "the package pyspark, which has the Ivy that fetches them, is not installed: `pip "
-            'install "watersmeet[broker]"`'
-        )
-    # Without these Java waits for ever for a server that says nothing.
-    timeouts = [
-        f"-Dsun.net.client.defaultConnectTimeout={_CONNECT_MS}",
-        f"-Dsun.net.client.defaultReadTimeout={_READ_MS}",
-    ]
-    command = [java, *timeouts, "-jar", str(ivy), "-ivy", str(ivy_file), "-retrieve", pattern]
-    beside = ivy_file.with_name("ivysettings.xml")
-    settings = str(beside) if beside.exists() else os.environ.get(SETTINGS)
-    command += ["-settings", settings] if settings else []
-    command += ["-confs", group] if group else []
-    lines: list[str] = []
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
-    ) as process:
-        for line in process.stdout or ():
-            lines.append(line.strip())
-            if done := re.search(r"\[SUCCESSFUL \] \S+!([^\s(]+)", line):
-                log.info("fetched %s", done[1])
-    log.debug("Ivy: %s", "\n".join(lines))
-    return _problem(lines) if process.returncode else None
-
-
-def _ivy() -> Path | None:
-    """Return the jar of Ivy among those of pyspark."""
-    spec = find_spec("pyspark")
-    places = spec.submodule_search_locations if spec is not None else None
-    return next(
-        (jar for place in places or () for jar in sorted(Path(place, "jars").glob("ivy-*.jar"))),
-        None,
-    )
-
-
-def _problem(lines: Sequence[str]) -> str:
-    """Return the cause that Ivy gives: a server that does not answer, or what was not found, or
-    else its last line.
-    """
-    errors = [re.search(r"^Server access error .*\((.+)\)$", line) for line in lines]
-    causes = [error[1] for error in errors if error]
-    unknown = [
-        line.strip(": ")
-        for line in lines
-        if line.startswith(":: ") and line.endswith(": not found")
-    ]
-    return (causes + unknown + [line for line in lines if line][-1:] + ["Ivy said nothing"])[0]
-
-
-def _missing(group: str, folder: Path) -> list[str]:
-    return [name for name in pinned(group) if not (folder / name).is_file()]
-
-
-def _check(group: str, folder: Path, names: Sequence[str], culprit: str) -> None:
-    """Raise ArtifactsError where a file is not the recorded one, with the advice to delete
-    `culprit`.
-    """
-    recorded = pinned(group)
-    for name in names:
-        if hash_of(folder / name) != recorded[name]:
+        log.info("%s is there", what)
+    for name, artifact in artifacts.items():
+        if hash_of(folder / name) != artifact.digest:
             raise ArtifactsError(
-                f"{folder / name} is not the file that is recorded in {HASHES}",
-                fix=f"delete {culprit}, and it is fetched again",
+                f"{folder / name} is not the file that is recorded in {lock}",
+                fix="delete it, and it is fetched again",
             )
+    return [folder / name for name in artifacts]
+
+
+def _missing(names: Iterable[str], folder: Path) -> list[str]:
+    return [name for name in names if not (folder / name).is_file()]
 
 
 def hash_of(file: Path) -> str:
-    """Return the hash of a file as `ivy.sha256` has it."""
+    """Return the hash of a file as `jars.lock` has it."""
     return hashlib.sha256(file.read_bytes()).hexdigest()
+
+
+def _download(artifacts: list[Artifact], new: Path, folder: Path) -> str | None:
+    """Put the artifacts that a Maven repository has, and that are the recorded ones, into a folder,
+    by way of an empty one.
+
+    Returns why one of them is not there, or None.
+    """
+    try:
+        from jgo.maven import MavenContext
+    except ImportError:
+        return (
+            "the package jgo, which fetches them, is not installed: `pip install "
+            '"watersmeet[broker]"`'
+        )
+    maven = MavenContext(repo_cache=new, remote_repos=_repository(), timeout=_SILENCE_S)
+    with ThreadPoolExecutor(_AT_ONCE) as threads:
+        problems = threads.map(partial(_take, maven, folder), artifacts)
+        return next((problem for problem in problems if problem is not None), None)
+
+
+def _take(maven: MavenContext, folder: Path, artifact: Artifact) -> str | None:
+    """Put an artifact into a folder; return why that failed, or None."""
+    asked = (
+        maven.project(artifact.organisation, artifact.module)
+        .at_version(artifact.version)
+        .artifact(artifact.classifier, artifact.extension)
+    )
+    problem = None
+    for _ in range(_TRIES):
+        try:
+            file = asked.resolve()
+        except OSError as error:
+            if error.errno is not None:  # of this machine, not of requests
+                raise
+            problem = f"{_host(maven)} does not answer: {_cause(error)}"
+            (maven.repo_cache / asked.component.path_prefix / asked.filename).unlink(
+                missing_ok=True
+            )
+            continue
+        except RuntimeError:  # jgo's, for any other answer
+            return f"{_host(maven)} does not have {artifact.name}"
+        if hash_of(file) != artifact.digest:
+            return f"{_host(maven)} gives another {artifact.name} than the recorded one"
+        file.replace(folder / artifact.name)
+        log.info("fetched %s", artifact.name)
+        return None
+    return problem
+
+
+def _host(maven: MavenContext) -> str:
+    """Name the repository, without a password that its URL may have."""
+    return ", ".join(urlsplit(url).hostname or url for url in maven.remote_repos.values())
+
+
+def _cause(error: BaseException) -> str:
+    """Return what has caused an error in the end, without addresses of objects."""
+    while (cause := error.__cause__ or error.__context__) is not None:
+        error = cause
+    return getattr(error, "strerror", None) or type(error).__name__
+
+
+def _repository() -> dict[str, str] | None:
+    """Return the repository that the environment names, or else the mirror of Maven's own
+    settings; None for Maven Central.
+    """
+    url = os.environ.get(REPOSITORY) or _mirror(Path("~/.m2/settings.xml").expanduser())
+    return {"repository": url.rstrip("/")} if url else None
+
+
+def _mirror(settings: Path) -> str | None:
+    """Return the URL of the mirror that Maven's settings name for Maven Central."""
+    try:
+        mirrors = ElementTree.parse(settings).iterfind(".//{*}mirror")
+    except (OSError, ElementTree.ParseError):
+        return None
+    for mirror in mirrors:
+        of = (mirror.findtext("{*}mirrorOf") or "").replace(" ", "").split(",")
+        if {"*", "external:*", "central"} & {*of} and "!central" not in of:
+            return (mirror.findtext("{*}url") or "").strip() or None
+    return None
