@@ -209,6 +209,24 @@ def test_validate_names_the_unit_also_where_every_record_is_refused(river: River
     assert found["sources.orders.event_time"]["fix"].startswith("`unit: us` would fit")
 
 
+@pytest.mark.promise("A18")
+def test_validate_names_the_fields_that_a_schema_lacks(river: River) -> None:
+    fields = {"ts": {"type": "integer"}, "k": {"type": "string"}, "type": {"type": "string"}}
+    (river.folder / "orders.json").write_text(json.dumps({"type": "object", "properties": fields}))
+    river.config["sources"]["orders"]["schema"] = "orders.json"
+    river.write()
+    for source in ("tracking", "orders"):
+        records = [(n % 2, keyed(f"k{n}", KAFKA_TIME_MS, n=n, secret="s3cret")) for n in range(9)]
+        produce(river.kafka, river.topic(source), [*records, (0, heartbeat(KAFKA_TIME_MS, x=1))])
+    [found] = validated(river)
+    assert found["where"] == "sources.orders.schema"
+    assert found["what"] == (
+        "of the last 9 records 9 have fields that the schema lacks, so that only bronze keeps "
+        "them: n (9), secret (9)"
+    )
+    assert "s3cret" not in here(river, "validate", "--json")
+
+
 @pytest.mark.long
 def test_where_the_lake_says_that_records_meet_no_sample_says_otherwise(river: River) -> None:
     send(river, lambda _, n: f"k{n}", lambda _, n: KAFKA_TIME_MS + n)

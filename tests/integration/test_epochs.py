@@ -179,7 +179,8 @@ def test_a_schema_gains_and_drops_fields(
     kafka: str, tmp_path: Path, lake: str, on_spark: Callable[[River], River]
 ) -> None:
     river = on_spark(River.make(kafka, tmp_path, f"fields-{lake}", lake=lake))
-    with_schema(river, FIRST)
+    fewer = {name: kind for name, kind in FIRST.items() if name != "n"}
+    with_schema(river, fewer)
     river.flow()
     river.finish()
     before = published(river.kafka, river.sink, river.partitions)
@@ -191,6 +192,11 @@ def test_a_schema_gains_and_drops_fields(
             "lines": {"type": "array", "items": {"type": "integer"}},
         },
     )
+    [n, *others] = evolve(river, apply=False)["fields"]
+    assert (n["source"], n["field"], n["taken_up"]) == ("orders", "n", True)
+    assert 0 < n["records"] == n["of"]
+    assert [(row["field"], row["records"]) for row in others] == [("coupon", 0), ("lines", 0)]
+    assert "field n: kept from then on; " in here(river, "evolve").replace("\n", " ")
     river.flow()
     evolve(river)
     river.flow()
@@ -198,13 +204,17 @@ def test_a_schema_gains_and_drops_fields(
     after = published(river.kafka, river.sink, river.partitions)
     assert set(before) <= set(after)
     assert any(b"coupon" in (message.value or b"") for message in after)
-    with_schema(river, {name: kind for name, kind in FIRST.items() if name != "n"})
+    with_schema(river, fewer)
     evolve(river)
     river.flow()
     river.finish()
     assert json.loads(here(river, "validate", "--json")) == {"ok": True, "problems": []}
+    warnings = json.loads(here(river, "status", "--json"))["warnings"]
+    [what] = [each["what"] for each in warnings if each["where"] == "sources.orders.schema"]
+    assert "have fields that the schema lacks" in what
+    assert " n (" in what
     silver = river.reader.columns("silver").field("orders").type.value_type.field("value").type
-    assert [field.name for field in silver] == [*FIRST, "coupon", "lines"]
+    assert [field.name for field in silver] == [*fewer, "n", "coupon", "lines"]
     is_sound(river, "fields")
 
 

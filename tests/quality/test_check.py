@@ -354,6 +354,30 @@ def test_the_suites_of_init_say_that_nothing_meets_and_that_event_times_are_of_a
     assert {columns[one.expectation] for one in outcomes} - {"tracking_parts"} == {*failed}
 
 
+@pytest.mark.promise("A18")
+@pytest.mark.parametrize("fields", [0, 2])
+def test_the_suites_of_init_say_that_records_have_fields_which_their_schema_lacks(
+    tmp_path: Path, fields: int
+) -> None:
+    properties = {name: {"type": kind} for name, kind in (("ts", "integer"), ("k", "string"))}
+    schema = json.dumps({"type": "object", "properties": properties})
+    (tmp_path / "orders.json").write_text(schema)
+    suites = {"suites": [str(schemas_directory() / "expectations" / "fields.json")]}
+    lake = QualityLake(tmp_path, sources__orders__schema="orders.json", quality=suites)
+    more = {f"secret{n}": "s3cret" for n in range(fields)}
+    values: dict[str, list[bytes | None]] = {
+        "tracking": [keyed("a", 1, any=1), heartbeat(10**6)],
+        "orders": [b"{", *(keyed("a", n, **more) for n in range(5)), heartbeat(10**6)],
+    }
+    arrivals = [source for source, mine in values.items() for _ in mine]
+    lake.lake = CaseLake(lake.engine, lake.settings, {0: Case(values, 100, arrivals)})
+    lake.flow()
+    found = lake.check()
+    failed = {result.table: one.unexpected for result in found.results for one in result.failed}
+    assert failed == ({"bronze_orders": 5} if fields else {})
+    assert "s3cret" not in json.dumps(found.document())
+
+
 def test_a_suite_may_be_about_corrections_and_about_duplicates(tmp_path: Path) -> None:
     cases = cases_with_ids(rich_cases(6))
     for case in cases.values():

@@ -122,6 +122,7 @@ def test_the_examples_suites_are_suites(tmp_path: Path) -> None:
         "completeness": "silver",
         "quarantine": "bronze_orders",
         "event_times": "bronze_orders",
+        "fields": "bronze_orders",
     }
     assert all(suite.expectations for suite in added.values())
 

@@ -196,7 +196,7 @@ def test_validate_shows_people_what_is_wrong_too(tmp_path: Path) -> None:
 
 EXAMPLE = [
     *["watersmeet.yml", "examples.jsonl", "orders.json", "tracking.json", "merged.json"],
-    *["completeness.json", "event_times.json", "freshness.json", "quarantine.json"],
+    *["completeness.json", "event_times.json", "fields.json", "freshness.json", "quarantine.json"],
 ]
 
 

@@ -22,6 +22,7 @@ FILES = [
     "schemas/tracking.json",
     "expectations/completeness.json",
     "expectations/event_times.json",
+    "expectations/fields.json",
     "expectations/freshness.json",
     "expectations/quarantine.json",
     "schemas/merged.json",

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.support.cases import random_case
+from tests.support.cases import Case, keyed, random_case
 from tests.support.configurations import settings_for
 from tests.support.model_lakes import ModelLake
 from tests.support.panics import PanicException
 from watersmeet.lake import tables
-from watersmeet.monitoring.events import Committed, Event, Sampled
-from watersmeet.running.sampling import Sampler
+from watersmeet.monitoring.events import BronzeProgress, Committed, Event, Sampled
+from watersmeet.running.sampling import FIELDS_EVERY, Sampler
 
 
 class AwayOnce:
@@ -52,6 +53,28 @@ def test_a_question_that_failed_is_asked_again_with_the_next_sample(tmp_path: Pa
     assert first.open_rows is not None
     assert first.open_rows > 0
     assert second.open_rows is None
+
+
+def test_fields_are_looked_at_where_bronze_has_read_more_and_once_a_minute(
+    tmp_path: Path,
+) -> None:
+    schema = {"type": "object", "properties": {"ts": {"type": "integer"}, "k": {"type": "string"}}}
+    (tmp_path / "orders.json").write_text(json.dumps(schema))
+    orders: list[bytes | None] = [keyed("k", n, **{"x": 1} if n % 4 == 0 else {}) for n in range(8)]
+    case = Case({"tracking": [], "orders": orders}, 100, ["orders"] * 8)
+    lake = ModelLake(settings_for(tmp_path, sources__orders__schema="orders.json"), {0: case})
+    lake.arrive()
+    sampled = list[Any]()
+    sampler = Sampler(lake.settings, 1, ["gold"], lake.reader, sampled.append)
+    sampler.sample()
+    read = BronzeProgress({tp: end for tp, end in lake.arrived.items() if end})
+    sampler(read)
+    for _ in range(FIELDS_EVERY):
+        sampler.sample()
+        sampler(read)
+    sampler.sample()
+    shares = [sample.dropped for sample in sampled]
+    assert shares == [None, {"orders": 0.25}, *[None] * (FIELDS_EVERY - 1), {"orders": 0.25}]
 
 
 @pytest.mark.parametrize("failure", [OSError("the store is away"), PanicException("no thread")])

@@ -20,6 +20,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from watersmeet.audit.newest import dropped_problems
 from watersmeet.audit.partitioning import FIX as FIX_PARTITIONS
 from watersmeet.audit.partitioning import read_sample
 from watersmeet.audit.show import duration, utc
@@ -37,6 +38,7 @@ from watersmeet.core.doubts import (
     odd_times,
     why_unmet,
 )
+from watersmeet.core.dropped_fields import counted, dropped_fields, fields_in
 from watersmeet.core.inputs import InputId
 from watersmeet.core.plan import TopicPartition
 from watersmeet.core.reading import KAFKA, ReadingRules, read_records
@@ -246,15 +248,18 @@ def doubts_in_kafka(
     Raises what Kafka raises.
     """
     appearances: dict[tuple[int, str, str], dict[str, Appearance]] = {}
+    fields: dict[str, list[frozenset[str]]] = {}
     for input_id in settings.inputs:
         source = input_id.source
         rules = rules_of(settings, source)
+        find = None if rules.schema is None else dropped_fields(rules.schema)
         sample: list[pa.RecordBatch] = []
         for batch in read_sample(settings, partitions, input_id.topic, since(input_id)):
             if sum(kept.nbytes for kept in sample) < SAMPLE_BYTES:
                 sample.append(batch)
             read = read_records(batch, rules)
             read = read.filter(pc.is_valid(read["merge_key"]))
+            fields.setdefault(source, []).extend(fields_in(read, find) if find else ())
             names = ("partition", *TENANT.names, "merge_key")
             columns = (read[column].to_pylist() for column in names)
             for p, tenant, key, time in zip(
@@ -267,6 +272,7 @@ def doubts_in_kafka(
                 )
         if sample:
             yield from _odd(settings, source, pa.Table.from_batches(sample), rules)
+    yield from dropped_problems({source: counted(found) for source, found in fields.items()})
     every = [appearance for at in appearances.values() for appearance in at.values()]
     counts = Counter(appearance.source for appearance in every)
     lonely_sources = lonely(appearances.values())

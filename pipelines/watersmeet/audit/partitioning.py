@@ -44,8 +44,9 @@ SPLIT_SHARE = 0.25
 """Share of these keys without a common partition above which it is no accident."""
 
 FIX = (
-    "give all sources one key and one partitioner, or repartition those that have others "
-    "(`sources.NAME.repartition`)"
+    "give all sources one key and one partitioner (of librdkafka's clients `partitioner: "
+    "murmur2_random` is that of Java's), or repartition those that have others "
+    "(`sources.NAME.repartition`, then `watersmeet repartition`)"
 )
 _FIX_HOME = (
     "write it by its merge key with Java's default partitioner (murmur2), or repartition this "
@@ -140,8 +141,12 @@ def check_sample(
     `since`: returns for an input, by partition, the first offset that the settings' rules apply to.
     Where a partition is absent, they apply to every offset. Raises what Kafka raises.
     """
+    return check_places(settings, partitions, _sampled(settings, partitions, since))
+
+
+def check_places(settings: Settings, partitions: int, places: Iterable[Place]) -> list[Problem]:
+    """Return problems with how the sources are partitioned, judged by where some records are."""
     findings = Findings("kafka")
-    places = list(_sampled(settings, partitions, since))
     if settings.repartitioned:
         for place in places:
             check_key_partition(place, partitions, findings)

@@ -290,9 +290,19 @@ def evolve_view(answer: dict[str, Any]) -> Group | str:
             f"\nWhat `repartition` has written of {' and '.join(answer['read_first'])} {verb}; it "
             f"ends: start it again{hint}"
         )
+    fields = [Text(_field_taken_up(row)) for row in answer["fields"]]
     return Group(
-        table, f"epoch {answer['epoch']} {does} with batch {answer['from_batch']:,} of silver{hint}"
+        table,
+        *fields,
+        f"epoch {answer['epoch']} {does} with batch {answer['from_batch']:,} of silver{hint}",
     )
+
+
+def _field_taken_up(row: dict[str, Any]) -> str:
+    """Return what becomes of a field that the schema of the lake lacks."""
+    has = f"{row['records']:,} of the last {row['of']:,} records in bronze have it"
+    becomes = "kept from then on" if row["taken_up"] else "still dropped"
+    return f"sources.{row['source']}.schema, field {row['field']}: {becomes}; {has}"
 
 
 def _parted(field: str, before: Any, after: Any) -> Iterator[tuple[str, Any, Any]]:

@@ -13,6 +13,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 from watersmeet.audit.doubts import heads_in_future, odd_times_in_lake, unmet_in_lake
+from watersmeet.audit.newest import doubts_of_newest
 from watersmeet.audit.show import utc
 from watersmeet.audit.unnoted import read_unnoted
 from watersmeet.core.idle import IdleDecision
@@ -123,6 +124,7 @@ def status(
         every = [TopicPartition(i, p) for i in settings.inputs for p in partitions]
         ends = {tp: progress.end(tp) for tp in every}
         odd = pool.submit(odd_times_in_lake, reader, settings, ends)
+        of_newest = pool.submit(doubts_of_newest, reader, settings, ends)
         missing = pool.map(lambda tp: _behind(settings, tp, ends[tp], bounds), every)
         behind = dict(zip(every, missing, strict=True))
     rows: list[Row] = []
@@ -141,6 +143,7 @@ def status(
         *_unknown_schemas(reader, settings),
         *(unmet.result() or []),
         *odd.result(),
+        *of_newest.result(),
         *heads_in_future(settings, _heads(settings, rows), time.time_ns() // 1_000_000),
     ]
     warnings = [*(problem._asdict() for problem in problems), *unnoted.result().warnings]

@@ -126,6 +126,16 @@ class AvroSchema:
 
         return decode
 
+    def written_with(self, value: bytes, partition: int, offset: int) -> str | None:
+        """Return the schema that the value of a record was written with, or None where it does not
+        say so. Raises what `writers` raises for an id.
+        """
+        if self.writers is not None:
+            schema_id = schema_id_of(value)
+            return None if schema_id is None else self.writers[schema_id]
+        written = (self, *reversed(self.earlier))
+        return next(schema.text for schema in written if offset >= schema.since.get(partition, 0))
+
     def decoder_of_accepted(self) -> Decode:
         """Return the decoder of records that bronze has accepted, perhaps by an earlier schema.
 
@@ -177,7 +187,7 @@ def avro_schema(text: bytes, path: Path, writers: Mapping[int, str] | None = Non
     try:
         document = orjson.loads(text)
         column = column_of(parsed(document))
-        _bounded(text)
+        bounded(text)
         return AvroSchema(
             orjson.dumps(document, option=orjson.OPT_SORT_KEYS).decode(), column.type, writers
         )
@@ -237,7 +247,7 @@ def _decoder(written_with: str, read_with: str) -> Decode:
     if written_with == UNKNOWN:
         return _refusing("the registry did not have the schema that it was written with")
     try:
-        writer = _bounded(written_with)
+        writer = bounded(written_with)
     except UnsafeError as error:
         return _refusing(f"the schema that it was written with {error}")
     except Exception:  # a parser may raise anything
@@ -323,8 +333,8 @@ class UnsafeError(Exception):
     """Error for a schema whose values are not safe to decode. The message says what it has."""
 
 
-def _bounded(text: str | bytes) -> Parsed:
-    """Parse a schema, and check its bounds.
+def bounded(text: str | bytes) -> Parsed:
+    """Parse a schema that values are written with, and check its bounds.
 
     Raises UnsafeError where it exceeds the bounds, or where a few bytes could stand for an endless
     stack or loop: types inside themselves, or arrays of nothing. Raises UnfitError or another error

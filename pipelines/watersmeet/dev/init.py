@@ -18,7 +18,9 @@ from watersmeet.jvm.java import java_problem
 
 PACKAGE = Path(watersmeet.__file__).parent
 _SCHEMAS: Final = ("orders.json", "tracking.json")
-_SUITES: Final = ("completeness.json", "event_times.json", "freshness.json", "quarantine.json")
+_SUITES: Final = tuple(
+    f"{name}.json" for name in ("completeness", "event_times", "fields", "freshness", "quarantine")
+)
 
 
 _ENGINE: Final = (

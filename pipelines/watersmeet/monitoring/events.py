@@ -114,6 +114,8 @@ class Sampled:
     - `tenants`: how tenants stand (None: as before).
     - `transactions`: the oldest open transaction of each topic-partition that has one.
     - `behind_sink`: by partition, how many merge records are never published (None: as before).
+    - `dropped`: by source, the share of the newest records with fields that its schema lacks (None:
+      as before).
     """
 
     bounds: Mapping[TopicPartition, tuple[int, int]]
@@ -121,6 +123,7 @@ class Sampled:
     tenants: TenantsSampled | None = None
     transactions: Mapping[TopicPartition, OpenTransaction] = field(default_factory=dict)
     behind_sink: Mapping[int, int] | None = None
+    dropped: Mapping[str, float] | None = None
 
 
 @dataclass(frozen=True)

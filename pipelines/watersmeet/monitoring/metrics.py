@@ -124,6 +124,12 @@ METRICS: Final = (
         "Finished, valid merge records that are never published.",
     ),
     Metric(
+        "dropped_fields_ratio",
+        "gauge",
+        ("source",),
+        "Share of the newest records in bronze with fields that the source's schema lacks.",
+    ),
+    Metric(
         "waiting_rows",
         "gauge",
         (),
@@ -282,6 +288,8 @@ class Metrics:
             self._metrics["open_rows"].set(event.open_rows)
         for p, rows in (event.behind_sink or {}).items():
             self._metric("behind_sink_rows", p).set(rows)
+        for source, share in (event.dropped or {}).items():
+            self._metric("dropped_fields_ratio", source).set(share)
         if event.tenants is not None:
             self._metrics["waiting_rows"].set(event.tenants.waiting_rows)
             self._metrics["tenants"].set(event.tenants.tenants)

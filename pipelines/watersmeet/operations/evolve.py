@@ -22,6 +22,7 @@ from typing import Any
 from watersmeet.audit.show import utc
 from watersmeet.audit.validate import check_expressions, check_schemas, has_expressions
 from watersmeet.configuration.sources import written
+from watersmeet.core.dropped_fields import SHOWN, gained_fields, shown
 from watersmeet.core.inputs import of_source
 from watersmeet.core.schema_changes import refused_changes
 from watersmeet.cycle import Cycle
@@ -36,6 +37,7 @@ from watersmeet.lake.epochs import Epochs, changes, epoch_row, read_epochs, rero
 from watersmeet.lake.generations import read_generations
 from watersmeet.lake.lease import EVOLVE, change_under_way
 from watersmeet.lake.location import Lake
+from watersmeet.lake.newest import bronze_ends, dropped_in_lake, finders
 from watersmeet.lake.progress import LastBatch, last_batch
 from watersmeet.lake.published import last_published
 from watersmeet.lake.recovered import MESSAGES, has_messages
@@ -55,6 +57,9 @@ def preview(reader: TableReader, settings: Settings) -> dict[str, Any]:
     - `problems`: what keeps the change from being made;
     - `epoch` and `from_batch`: the next epoch's number, and the batch of silver that it would begin
       with;
+    - `fields`: of each source whose schema changes, the fields that records in bronze have and the
+      schema lacks, and those that it gains: how many of the newest records (`of`) have each, and
+      whether the new schema takes it up.
     - `read_first`: the repartitioned sources of which bronze first reads what is written.
 
     Raises ConfigurationError if there is no lake.
@@ -76,9 +81,27 @@ def preview(reader: TableReader, settings: Settings) -> dict[str, Any]:
             for field, (before, after) in changed.items()
         ],
         "problems": [problem._asdict() for problem in problems],
+        "fields": [] if problems else _fields(reader, epochs.current.settings, settings, changed),
         "read_first": rerouted(settings, changed),
         "applied": False,
     }
+
+
+def _fields(
+    reader: TableReader, before: Settings, after: Settings, changed: Mapping[str, tuple[Any, Any]]
+) -> list[dict[str, Any]]:
+    names = [name for name in before.sources if f"sources.{name}.schema" in changed]
+    find = {name: of for name, of in finders(reader, before).items() if name in names}
+    dropped = dropped_in_lake(reader, before, bronze_ends(reader, before), find) if find else {}
+    rows = list[dict[str, Any]]()
+    for name, found in dropped.items():
+        old, new = before.sources[name].value_schema, after.sources[name].value_schema
+        gained = gained_fields(old, new) if old and new else frozenset[str]()
+        others = sorted(gained - found.counts.keys())
+        for field, count in [*found.counts.most_common(SHOWN), *((other, 0) for other in others)]:
+            row = {"source": name, "field": shown(field), "records": count, "of": found.records}
+            rows.append({**row, "taken_up": field in gained})
+    return rows
 
 
 def evolve(reader: TableReader, settings: Settings, reporter: Reporter) -> dict[str, Any]:

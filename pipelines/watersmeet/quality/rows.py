@@ -20,8 +20,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from watersmeet.core.avro_schema import AvroSchema
 from watersmeet.core.columns import NULL_TIME, int64s, looked_up, times_ms
+from watersmeet.core.dropped_fields import dropped_fields, fields_in
 from watersmeet.core.inputs import InputId, of_source
+from watersmeet.core.json_schema import ValueSchema
 from watersmeet.core.merge import LATE_SCHEMA
 from watersmeet.core.reading import bronze_schema
 from watersmeet.core.repeated import DUPLICATE_SCHEMA
@@ -34,6 +37,7 @@ from watersmeet.lake import tables
 from watersmeet.lake.epochs import read_epochs
 from watersmeet.lake.generations import read_generations
 from watersmeet.lake.inputs import of_input, of_topic
+from watersmeet.lake.newest import lake_schemas
 from watersmeet.lake.order import beyond
 from watersmeet.lake.published import last_published
 from watersmeet.lake.table_reader import Condition, TableReader, Where, in_portions, within
@@ -48,6 +52,7 @@ that the rows fit into memory.
 
 MET: Final = "sources_met"
 DISTANCE: Final = "days_from_kafka"
+DROPPED: Final = "dropped_fields"
 
 _COORDINATES: Final = {
     tables.SILVER: ("partition", "tenant", "merge_key", "event_time"),
@@ -163,7 +168,8 @@ def rows_of(engine: Engine, settings: Settings, table: str, span: Span, now_ms: 
       how many records of a source a merge record holds, and `sources_met` of how many sources it
       has some.
     - In bronze `days_from_kafka` is how far the event time lies behind Kafka's timestamp (negative:
-      before it), null where either is missing.
+      before it), null where either is missing. `dropped_fields` is how many fields a value has that
+      the source's schema lacks, null without a key or a schema.
 
     Raises WatersmeetError where Kafka does not show the sink.
     """
@@ -192,9 +198,13 @@ def rows_of(engine: Engine, settings: Settings, table: str, span: Span, now_ms: 
     )
     rows = engine.read(table, schema.names, where)
     return engine.per_partition(
-        partial(_within, ranges_by_input=ranges_by_input),
+        partial(
+            _within,
+            ranges_by_input=ranges_by_input,
+            value_schema=lake_schemas(reader, settings).get(source),
+        ),
         [rows],
-        schema.append(pa.field(DISTANCE, pa.float64())),
+        pa.schema([*schema, (DISTANCE, pa.float64()), (DROPPED, pa.int64())]),
     )
 
 
@@ -254,10 +264,12 @@ def _decoded(value: bytes | None) -> str | None:
 
 
 def _within(
-    rows: pa.Table, ranges_by_input: Mapping[InputId, Mapping[int, tuple[int, int]]]
+    rows: pa.Table,
+    ranges_by_input: Mapping[InputId, Mapping[int, tuple[int, int]]],
+    value_schema: ValueSchema | AvroSchema | None,
 ) -> pa.Table:
-    """Return the rows at offsets `[from, until)` of their partition, by input, with text for bytes
-    and `days_from_kafka`.
+    """Return the rows at offsets `[from, until)` of their partition, by input, with text for bytes,
+    `days_from_kafka` and `dropped_fields`.
     """
     partitions = int64s(rows["partition"])
     offsets = int64s(rows["offset"])
@@ -267,12 +279,19 @@ def _within(
         until = looked_up(partitions, {p: end for p, (_, end) in ranges.items()}, 0)
         is_its = pc.equal(rows["topic"], input_id.topic).to_numpy()
         is_merged |= is_its & (offsets >= since) & (offsets < until)
-    rows = _as_text(rows.filter(pa.array(is_merged)))
+    rows = rows.filter(pa.array(is_merged))
+    dropped = pa.nulls(rows.num_rows, pa.int64())
+    if value_schema is not None:
+        has_key = rows["merge_key"].is_valid().combine_chunks()
+        fields = fields_in(rows.filter(has_key), dropped_fields(value_schema))
+        counts = pa.array(map(len, fields), dropped.type, size=len(fields))
+        dropped = pc.replace_with_mask(dropped, has_key, counts)
+    rows = _as_text(rows)
     event_times = times_ms(rows["event_time"])
     kafka_times = times_ms(rows["kafka_timestamp"])
     is_missing = (event_times == NULL_TIME) | (kafka_times < 0)
     days = pa.array((event_times - kafka_times) / 86_400_000, pa.float64(), mask=is_missing)
-    return rows.append_column(DISTANCE, days)
+    return rows.append_column(DISTANCE, days).append_column(DROPPED, dropped)
 
 
 def _with_counts(rows: pa.Table, counts: Mapping[str, str], sources: Sequence[str]) -> pa.Table:

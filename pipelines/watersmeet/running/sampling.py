@@ -14,10 +14,12 @@ from watersmeet.kafka.transactions import open_transactions
 from watersmeet.lake import tables
 from watersmeet.lake.epochs import read_epochs
 from watersmeet.lake.generations import read_generations
+from watersmeet.lake.newest import dropped_in_lake, finders
 from watersmeet.lake.table_reader import TableReader
 from watersmeet.lake.tenants import slowest, unfinished
 from watersmeet.lake.unpublished import count_behind_sink
 from watersmeet.monitoring.events import (
+    BronzeProgress,
     Committed,
     Event,
     MergeProgress,
@@ -30,6 +32,8 @@ from watersmeet.settings import Settings
 log = logging.getLogger("watersmeet.sampling")
 
 EVERY_S: Final = 5.0
+FIELDS_EVERY: Final = 12
+"""Number of samples of which at most one looks at the fields of the newest records."""
 TIMEOUT_S: Final = 2.5
 
 
@@ -37,9 +41,10 @@ class Sampler:
     """Samples Kafka and the lake for the observers of a run.
 
     Of Kafka: the ends of the sources' topics, and the transactions open there. Of the lake, after
-    silver has changed: how many merge records are open, and of which tenants.
+    silver has changed: how many merge records are open, and of which tenants. Once a minute, after
+    bronze has read more: how many of the newest records have fields that their schema lacks.
 
-    The sampler also observes the run, to know whether silver has changed, and where the clocks of
+    The sampler also observes the run, to know whether tables have changed, and where the clocks of
     tenants are. A query that fails is repeated with the next sample.
     """
 
@@ -59,6 +64,9 @@ class Sampler:
         self._cluster = Cluster(settings.kafka, TIMEOUT_S)
         self._silver_changed = "silver" in layers
         self._progress: MergeProgress | None = None
+        self._ends: dict[TopicPartition, int] = {}
+        self._samples_to_wait = 0
+        self._has_new_records = False
 
     def __call__(self, event: Event) -> None:
         """Record a new version of silver, and the clocks."""
@@ -68,6 +76,9 @@ class Sampler:
             # The first sample was taken without clocks.
             self._silver_changed |= self._progress is None
             self._progress = event
+        if isinstance(event, BronzeProgress):
+            self._ends = {**self._ends, **event.offsets}
+            self._has_new_records = True
 
     def follow(self, stopping: threading.Event) -> None:
         """Take a sample at once, and then every few seconds."""
@@ -108,7 +119,21 @@ class Sampler:
             except BaseException:
                 self._silver_changed = True
                 raise
-        self._notify(Sampled(bounds, open_rows, tenants, transactions, behind_sink))
+        dropped = self._dropped()
+        self._notify(Sampled(bounds, open_rows, tenants, transactions, behind_sink, dropped))
+
+    def _dropped(self) -> Mapping[str, float] | None:
+        """Return, by source, the share of the newest records with fields that its schema lacks;
+        None where it is not the time for it, or bronze has not read more.
+        """
+        self._samples_to_wait -= 1
+        if self._samples_to_wait > 0 or not self._has_new_records:
+            return None
+        self._has_new_records = False
+        self._samples_to_wait = FIELDS_EVERY
+        find = finders(self._reader, self._settings)
+        dropped = dropped_in_lake(self._reader, self._settings, self._ends, find)
+        return {name: fields.having / max(1, fields.records) for name, fields in dropped.items()}
 
     def _behind_sink(self) -> Mapping[int, int] | None:
         """Return, by partition, how many merge records are never published; None where no
