@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 import zoneinfo
 from dataclasses import fields, replace
-from datetime import date, datetime, timedelta
+from datetime import date, datetime, timedelta, timezone
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,13 @@ import yaml
 from tests.core.test_reading import FAR, SCHEMA, Reading, kafka_table, read, read_all
 from tests.support.avro import as_text, encoded
 from tests.support.configurations import SMALLEST, settings_for
-from watersmeet.configuration.sources import EventTime, SourceSettings
+from watersmeet.configuration.sources import (
+    EventTime,
+    SourceSettings,
+    recorded,
+    spelled,
+    written,
+)
 from watersmeet.core.avro_schema import avro_schema
 from watersmeet.core.json_schema import ValueSchema
 from watersmeet.core.paths import parse_path
@@ -332,6 +338,22 @@ def test_kafkas_timestamp_may_be_the_event_time_and_is_never_in_the_future(
         assert [each[2] for each in found] == [False, reason is None, False]
 
 
+def test_records_are_tried_with_headers_and_kafkas_timestamps(tmp_path: Path) -> None:
+    settings = settings_for(
+        tmp_path,
+        sources__tracking__key=["shop", "visit"],
+        sources__orders__key={"header": "visit"},
+        sources__orders__event_time={"kafka": "timestamp"},
+    )
+    click = {"source": "tracking", "value": {"shop": 7, "visit": "é", "ts": 1}}
+    order: dict[str, Any] = {"source": "orders", "value": {}, "headers": {"visit": '["7","é"]'}}
+    found = try_records(settings, [click, {**order, "timestamp": 5}])
+    [record] = found["records"]
+    assert (record["key"], record["event_time"], record["last_event_time"]) == ('["7","é"]', 1, 5)
+    with pytest.raises(ConfigurationError, match="`timestamp` is missing, which is the event time"):
+        try_records(settings, [click, order])
+
+
 # -- times of a zone
 
 
@@ -372,6 +394,40 @@ def test_a_time_without_a_zone_is_a_local_time_of_the_configured_one(
         reading(source, {"k": "k", "ts": text}, schema=schema),
     ):
         assert (found[1], found[3]) == (expected, NO_EVENT_TIME if utc is None else None)
+
+
+@pytest.mark.parametrize("unit", ["millis", "micros", "nanos"])
+@pytest.mark.parametrize("is_local", [True, False])
+def test_avro_has_local_times_and_dates_of_a_zone_too(
+    tmp_path: Path, unit: str, is_local: bool
+) -> None:
+    summer = datetime(2026, 7, 15, 12, tzinfo=timezone.utc)
+    per_second = {"millis": 10**3, "micros": 10**6, "nanos": 10**9}[unit]
+    local = "local-" if is_local else ""
+    schema = {
+        "type": "record",
+        "name": "E",
+        "fields": [
+            {"name": "ts", "type": {"type": "long", "logicalType": f"{local}timestamp-{unit}"}},
+            {"name": "day", "type": {"type": "int", "logicalType": "date"}},
+        ],
+    }
+    # Spelled as numbers, which every logical type is made of.
+    bare = {**schema, "fields": [{"name": "ts", "type": "long"}, {"name": "day", "type": "int"}]}
+    number = int(summer.timestamp())
+    value = encoded(bare, {"ts": number * per_second, "day": number // 86_400})
+    avro = avro_schema(as_text(schema), Path("x.avsc"))
+
+    def time_at(name: str, zone: str | None) -> int | None:
+        return read(value, event_times=((name,),), keys=(), schema=avro, zone=zone, kafka_key=b"k")[
+            1
+        ]
+
+    hours_ms = 3_600_000
+    assert time_at("ts", None) == number * 1000
+    assert time_at("ts", "Europe/Berlin") == number * 1000 - (2 * hours_ms if is_local else 0)
+    assert time_at("day", None) == number // 86_400 * 86_400_000
+    assert time_at("day", "Europe/Berlin") == number // 86_400 * 86_400_000 - 2 * hours_ms
 
 
 def test_a_number_has_no_zone(tmp_path: Path) -> None:
@@ -538,6 +594,21 @@ def test_a_run_with_a_list_where_the_lake_has_alternatives_is_refused_with_what_
         check_rules(Epochs([Epoch(0, 0, lake)]), now)
     assert str(refused.value).startswith("sources.tracking.key: the lake has other rules")
     assert "set it back (`key: {first_of: [after.id, before.id]}`)" in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("rule", "text"),
+    [
+        ("k", "k"),
+        (["a", {"first_of": ["b", "c"]}], "[a, {first_of: [b, c]}]"),
+        ({"first_of": ["a", "b"]}, "{first_of: [a, b]}"),
+        ({"header": "id"}, "{header: id}"),
+        ({"field": {"first_of": ["a", "b"]}, "unit": "s"}, "{field: {first_of: [a, b]}, unit: s}"),
+    ],
+)
+def test_a_recorded_rule_is_shown_as_it_is_configured(rule: Any, text: str) -> None:
+    assert written(json.loads(json.dumps(recorded(rule)))) == rule
+    assert spelled(rule) == text
 
 
 def test_a_list_of_one_place_is_that_place(tmp_path: Path) -> None:

@@ -52,6 +52,9 @@ _PLAIN: Final = {
 MAX_DIGITS: Final = 38
 """Maximum number of digits of a decimal: as many as a table's column holds."""
 
+LOCAL: Final = timezone(timedelta(0), "local")
+"""The zone of a time that was written without one; it counts as UTC. Its identity tells it."""
+
 _EXACT: Final = Context(prec=2 * MAX_DIGITS, traps=[Inexact, InvalidOperation])
 
 _OWN: Final = "watersmeet-"
@@ -266,7 +269,8 @@ def _of_logical_type(schema: Mapping[str, Any], where: str) -> Column | None:
         case (("int", "time-millis") | ("long", "time-micros")) as at:
             return Column(pa.string(), partial(_time_text, UNITS_US[at[1].rpartition("-")[2]]))
         case ("long", at) if at in _TIMESTAMPS:
-            return Column(TIME, partial(_timestamp, at.rpartition("-")[2]))
+            zone = LOCAL if at.startswith("local-") else timezone.utc
+            return Column(TIME, partial(_timestamp, at.rpartition("-")[2], zone))
         case ("fixed", "uuid") if schema["size"] == 16:
             return Column(pa.string(), _uuid_text)
         case _:
@@ -381,13 +385,14 @@ def _date(value: date | int) -> date:
     return EPOCH.date() + timedelta(days=value) if isinstance(value, int) else value
 
 
-def _timestamp(unit: str, value: datetime | int) -> datetime:
-    """Return a time, or a number in a unit since the epoch, as a time in UTC."""
+def _timestamp(unit: str, zone: timezone, value: datetime | int) -> datetime:
+    """Return a time, or a number in a unit since the epoch, as a time in UTC, or in `LOCAL`."""
     if isinstance(value, int):
         if unit == "nanos":
-            return _read_nanoseconds(value)
-        return EPOCH + timedelta(microseconds=value * UNITS_US[unit])
-    return value if value.tzinfo is timezone.utc else value.replace(tzinfo=timezone.utc)
+            value = _read_nanoseconds(value)
+        else:
+            value = EPOCH + timedelta(microseconds=value * UNITS_US[unit])
+    return value if value.tzinfo is zone else value.replace(tzinfo=zone)
 
 
 def _uuid_text(value: bytes | str) -> str:

@@ -19,6 +19,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from watersmeet.core.avro_columns import LOCAL
 from watersmeet.core.avro_schema import AvroSchema, as_text, schema_id_of
 from watersmeet.core.column_reading import ColumnReader, column_reader, sent_keys
 from watersmeet.core.columns import Int64s, int64s, lengths
@@ -471,11 +472,11 @@ def _event_time_reader(rules: ReadingRules) -> Callable[[dict[str, Any], bytes |
     """
     if not rules.event_times:
         return lambda _document, _value, kafka_time: _kafka_event_time(kafka_time)
-    time_of = _finder(rules, rules.event_times, partial(_avro_time, exponent=rules.unit_exponent))
     exponent = rules.unit_exponent
     paths = rules.event_times
     reads_text = rules.reads_text
     zone = time_zone(rules.zone) if rules.zone else timezone.utc
+    time_of = _finder(rules, paths, partial(_avro_time, exponent=exponent, zone=zone))
 
     def event_time_of(document: dict[str, Any], value: bytes | None, kafka_time: int) -> int:
         """Return the event time in a decoded value (ms).
@@ -674,16 +675,18 @@ def _event_time(
     raise _RefusedError(Reason.NO_EVENT_TIME, f"{paths_text(paths)} is {fault}")
 
 
-def _avro_time(field_value: Any, exponent: int) -> Any:
+def _avro_time(field_value: Any, exponent: int, zone: tzinfo) -> Any:
     """Return an Avro time, or a number that is no integer, as the time since 1970.
 
     Any other value is returned as it is. A number times 10 ** `exponent` is epoch ms. A time is
-    one whatever the unit of numbers is.
+    one whatever the unit of numbers is, in `zone` where it was written without one; a date is its
+    midnight there.
     """
     if isinstance(field_value, datetime):
-        return field_value - EPOCH
+        is_local = field_value.tzinfo is LOCAL
+        return (field_value.replace(tzinfo=zone) if is_local else field_value) - EPOCH
     if isinstance(field_value, date):
-        return field_value - EPOCH.date()
+        return datetime(field_value.year, field_value.month, field_value.day, tzinfo=zone) - EPOCH
     if not isinstance(field_value, (float, Decimal)):
         return field_value
     if field_value != field_value:  # not a number
