@@ -156,7 +156,7 @@ bench: install $(VENV)/jars/benchmarks
 soak: install
 	$(BIN)/python -m benchmarks.soak --engine $(ENGINE) --minutes $(MINUTES)
 
-# Spark's own Kafka source, for what the benchmarks compare with.
+# Spark's own Kafka source and Kafka Streams, for what the benchmarks compare with.
 $(VENV)/jars/benchmarks: benchmarks/jars.lock | install
 	$(BIN)/python bin/fetch-jars $<
 	@touch $@

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shlex
 import signal
 import sys
 import tempfile
@@ -20,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import backlog, batches, corrections, latency, machine
-from benchmarks.points import ENGINES, Result, Sizes, print_results
+from benchmarks.points import ENGINES, KINDS, Result, Sizes, print_results
 from benchmarks.programs import ProgramError, notify
 
 
@@ -32,6 +33,7 @@ def main() -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     document: dict[str, Any] = {
         "machine": machine.describe(),
+        "arguments": shlex.join(sys.argv[1:]),
         "taken_at": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "sizes": asdict(sizes),
         "results": [],
@@ -70,6 +72,7 @@ def _parse() -> argparse.Namespace:
     parser.add_argument(
         "--engine", choices=ENGINES, help="what is measured; without one, both in turns"
     )
+    parser.add_argument("--input", choices=KINDS, help="of points 1, 2 and 6; without one, both")
     parser.add_argument(
         "--records", type=int, default=defaults.records, help="records of the backlog (%(default)s)"
     )
@@ -128,6 +131,7 @@ def _sizes(options: argparse.Namespace) -> Sizes:
     sizes = replace(
         Sizes(),
         engines=ENGINES if options.engine is None else (options.engine,),
+        kinds=KINDS if options.input is None else (options.input,),
         records=options.records,
         partitions=options.partitions,
         closed_rows=options.closed_rows,

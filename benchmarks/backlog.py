@@ -2,7 +2,8 @@
 written and every message out.
 
 Producing the input is not timed. `watersmeet run --once` is, as a process of its own; so are the
-floors and the peers, over the same topics of the same broker, one after the other.
+floors and the peers, over the same topics of the same broker, one after the other. Points 1 and 6
+are measured on each chosen kind of input, the others on the first one.
 """
 
 from __future__ import annotations
@@ -12,16 +13,17 @@ import re
 import shutil
 from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 
 from deltalake import DeltaTable
 
-from benchmarks import points
-from benchmarks.inputs import Variant, fill_topics, write_configuration
+from benchmarks import peers, points
+from benchmarks.inputs import Shape, Variant, fill_topics, write_configuration
 from benchmarks.points import Result, Sizes
-from benchmarks.programs import ProgramError, bytes_in, embedded_broker, notify, program
+from benchmarks.programs import ProgramError, bytes_in, embedded_broker, notify, program, started
+from benchmarks.sinks import published
 from watersmeet.core.sequence import parse_tail
 from watersmeet.kafka.cluster import Cluster
 from watersmeet.kafka.publisher import sequence_tail
@@ -29,13 +31,20 @@ from watersmeet.kafka.reading import read_tails
 from watersmeet.settings import load_settings
 
 NUMBERS = frozenset({1, 6, 7, 8, 9, 10})
-WARM_UP, FLOOR_B = "floor_nothing", "floor_append"
+FLOORS = WARM_UP, FLOOR_B = "floor_nothing", "floor_append"
 PEERS = {
     WARM_UP: points.OF_FLOOR_A,
     FLOOR_B: points.OF_FLOOR_B,
+    peers.KAFKA_STREAMS: points.OF_KAFKA_STREAMS,
     "merge_job": points.OF_MERGE_JOB,
     "state_job": points.OF_STATE_JOB,
 }
+LARGE_PEERS = {
+    FLOOR_B: points.LARGE_OF_FLOOR_B,
+    peers.KAFKA_STREAMS: points.LARGE_OF_KAFKA_STREAMS,
+}
+AGAIN = tuple(LARGE_PEERS)
+"""What runs twice, as the engines do: the better run counts."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +52,7 @@ class Run:
     """One program over the whole backlog."""
 
     folder: Path
+    sink: str
     seconds: float
     peak_bytes: int
     steps: dict[str, float]
@@ -58,6 +68,16 @@ class Run:
             shares[layer] = round((until - since) / self.seconds, 3)
             since = until
         return shares
+
+
+@dataclass(frozen=True)
+class Peer:
+    """Another program over the whole backlog; `same_messages` are byte for byte those of a run."""
+
+    seconds: float
+    peak_bytes: int
+    messages: int = 0
+    same_messages: int = 0
 
 
 @dataclass(frozen=True)
@@ -106,29 +126,38 @@ class River:
         )
         return Run(
             folder,
+            sink,
             running.seconds,
             running.memory.peak_bytes,
             _steps(running.said(), running.began),
         )
 
-    def peer(self, name: str) -> tuple[float, int]:
-        """A peer's seconds, and how many messages it wrote."""
-        folder = self.folder / name
+    def peer(self, name: str, own: Run | None = None) -> Peer:
+        """A peer over the whole backlog; its messages are compared with those of a run.
+
+        Raises ProgramError where Kafka Streams, which is exact as well, published anything else.
+        """
+        folder, topic = self.folder / name, f"merged_by_{name}"
         shutil.rmtree(folder, ignore_errors=True)
-        module = f"benchmarks.peers.{name}"
-        with program(
-            folder, "-m", module, self.bootstrap_servers, str(folder), str(self.partitions)
-        ) as running:
+        kafka = load_settings(self.folder / "watersmeet.yml").kafka
+        if name not in FLOORS:
+            Cluster(kafka).create_topic(topic, self.partitions, {"retention.ms": "-1"})
+        arguments = self.bootstrap_servers, str(folder), str(self.partitions)
+        with started(folder, peers.command(name, *arguments)) as running:
             running.wait()
-        cluster = Cluster(load_settings(self.folder / "watersmeet.yml").kafka)
-        topic = f"merged_by_{name}"
-        messages = 0
-        if topic in cluster.partition_counts([topic]):
-            messages = sum(
-                end - first for first, end in cluster.bounds(topic, self.partitions).values()
-            )
-        notify(f"{name}: {self.records / running.seconds:,.0f} records/s, {messages:,} messages")
-        return running.seconds, messages
+        found = Peer(running.seconds, running.memory.peak_bytes)
+        if own is not None and name not in FLOORS:
+            messages = published(kafka, topic, self.partitions)
+            same = set(messages) & set(published(kafka, own.sink, self.partitions))
+            found = replace(found, messages=len(messages), same_messages=len(same))
+            if name == peers.KAFKA_STREAMS and not len(messages) == len(same) == self.sessions:
+                raise ProgramError(
+                    f"of its {len(messages)} messages {len(same)} are those of a run"
+                )
+        notify(
+            f"{name}: {self.records / running.seconds:,.0f} records/s, {found.messages:,} messages"
+        )
+        return found
 
 
 @contextmanager
@@ -136,27 +165,17 @@ def river(
     folder: Path,
     records: int,
     partitions: int,
-    tenants: int | None = None,
-    *,
-    has_ids: bool = False,
+    shape: Shape,
 ) -> Iterator[River]:
     """A broker with so many records, a session's order among eleven of them; nothing of it is left
-    afterwards.
-
-    `tenants`: so many of them have records in each partition. With ids, each record has one.
-    """
+    afterwards."""
     orders = max(1, records // 11)
     try:
         with embedded_broker(folder / "broker") as bootstrap_servers:
             settings = load_settings(write_configuration(folder, bootstrap_servers))
+            cluster = Cluster(settings.kafka)
             count, size = fill_topics(
-                Cluster(settings.kafka),
-                settings,
-                records - orders,
-                orders,
-                partitions,
-                tenants,
-                has_ids=has_ids,
+                cluster, settings, records - orders, orders, partitions, shape
             )
             notify(f"{count:,} records in {partitions} partitions, {size:,} bytes")
             yield River(folder, bootstrap_servers, partitions, count, orders, size)
@@ -168,9 +187,15 @@ def measure(numbers: Set[int], sizes: Sizes, folder: Path) -> Iterator[Result]:
     """The chosen ones of these points; the engines in turns."""
     if 10 in numbers:
         yield from _variants(sizes, folder)
-    if not numbers & NUMBERS - {10}:
-        return
-    with river(folder / "backlog", sizes.records, sizes.partitions) as small:
+    for kind in sizes.kinds:
+        chosen = numbers & (NUMBERS - {10} if kind == sizes.kinds[0] else {1, 6})
+        if chosen:
+            for result in _of_kind(chosen, sizes, folder, Shape(kind)):
+                yield replace(result, kind=kind)
+
+
+def _of_kind(numbers: Set[int], sizes: Sizes, folder: Path, shape: Shape) -> Iterator[Result]:
+    with river(folder / "backlog", sizes.records, sizes.partitions, shape) as small:
         small.peer(WARM_UP)  # the first one reads Spark's own files from the disk
         plain = {engine: small.run(engine, "plain") for engine in sizes.engines}
         runs = {engine: [run] for engine, run in plain.items()}
@@ -183,10 +208,10 @@ def measure(numbers: Set[int], sizes: Sizes, folder: Path) -> Iterator[Result]:
         for engine, run in plain.items():
             yield from _of_lake(numbers, small, engine, run)
     if 6 in numbers:
-        yield from _large_backlog(sizes, folder, plain)
+        yield from _large_backlog(sizes, folder, shape, plain)
     if 7 in numbers:
         quickest = {engine: _quicker(both).seconds for engine, both in runs.items()}
-        yield from _many_partitions(sizes, folder, quickest)
+        yield from _many_partitions(sizes, folder, shape, quickest)
 
 
 def _run_again(river: River, runs: Mapping[str, list[Run]]) -> None:
@@ -204,11 +229,13 @@ def _quicker(runs: Sequence[Run]) -> Run:
 
 def _against_others(small: River, runs: Mapping[str, list[Run]]) -> Iterator[Result]:
     """Point 1; runs the engines a second time."""
-    taken: dict[str, list[tuple[float, int]]] = {}
+    taken: dict[str, list[Peer]] = {}
+    own = next(iter(runs.values()))[0]
     for name in PEERS:
-        _try_peer(small, name, taken)
+        _try_peer(small, name, own, taken)
     _run_again(small, runs)
-    _try_peer(small, FLOOR_B, taken)
+    for name in AGAIN:
+        _try_peer(small, name, own, taken)
     for engine, both in runs.items():
         best = _quicker(both)
         details = {
@@ -219,43 +246,51 @@ def _against_others(small: River, runs: Mapping[str, list[Run]]) -> Iterator[Res
         }
         yield Result(points.BACKLOG, engine, small.records / best.seconds, details)
         for name, of_peer in taken.items():
-            seconds, messages = min(of_peer)
-            details = {
-                "seconds": [round(each, 1) for each, _ in of_peer],
-                "messages": messages,
-                "sessions": small.sessions,
-            }
-            rate = {"records_per_second": round(small.records / seconds)}
-            yield Result(PEERS[name], engine, seconds / best.seconds, rate | details)
+            seconds = min(each.seconds for each in of_peer)
+            yield Result(PEERS[name], engine, seconds / best.seconds, _of_peer(small, of_peer))
 
 
-def _try_peer(river: River, name: str, taken: dict[str, list[tuple[float, int]]]) -> None:
+def _of_peer(river: River, runs: Sequence[Peer]) -> dict[str, object]:
+    return {
+        "records_per_second": round(river.records / min(run.seconds for run in runs)),
+        "seconds": [round(run.seconds, 1) for run in runs],
+        "peak_bytes": max(run.peak_bytes for run in runs),
+        "messages": runs[0].messages,
+        "same_messages": runs[0].same_messages,
+        "sessions": river.sessions,
+    }
+
+
+def _try_peer(river: River, name: str, own: Run, taken: dict[str, list[Peer]]) -> None:
     """One that fails is left out."""
     try:
-        taken.setdefault(name, []).append(river.peer(name))
+        compared = own if name not in taken else None
+        taken.setdefault(name, []).append(river.peer(name, compared))
     except ProgramError as error:
         notify(f"{name} is left out: {error}")
 
 
-def _large_backlog(sizes: Sizes, folder: Path, plain: Mapping[str, Run]) -> Iterator[Result]:
+def _large_backlog(
+    sizes: Sizes, folder: Path, shape: Shape, plain: Mapping[str, Run]
+) -> Iterator[Result]:
     """Point 6."""
-    with river(folder / "large", sizes.records * sizes.large_factor, sizes.partitions) as large:
-        floor, _ = large.peer(FLOOR_B)
-        for engine, run in plain.items():
-            yield from _large(large, engine, floor, run)
+    records = sizes.records * sizes.large_factor
+    with river(folder / "large", records, sizes.partitions, shape) as large:
+        runs = {engine: large.run(engine, "plain") for engine in plain}
+        taken: dict[str, list[Peer]] = {}
+        for name in LARGE_PEERS:
+            _try_peer(large, name, next(iter(runs.values())), taken)
+        for engine, run in runs.items():
+            yield from _large(large, engine, run, plain[engine])
+            for name, of_peer in taken.items():
+                ratio = of_peer[0].seconds / run.seconds
+                yield Result(LARGE_PEERS[name], engine, ratio, _of_peer(large, of_peer))
 
 
-def _large(large: River, engine: str, floor: float, plain: Run) -> Iterator[Result]:
+def _large(large: River, engine: str, run: Run, plain: Run) -> Iterator[Result]:
     """Point 6 on one engine; the broker is not counted."""
-    run = large.run(engine, "plain")
-    seconds = {"seconds": round(run.seconds, 1), "seconds_of_floor_b": round(floor, 1)}
-    yield Result(
-        points.LARGE_BACKLOG,
-        engine,
-        large.records / run.seconds,
-        {"records": large.records, **seconds},
-    )
-    yield Result(points.LARGE_OF_FLOOR_B, engine, floor / run.seconds)
+    details = {"records": large.records, "seconds": round(run.seconds, 1)}
+    yield Result(points.LARGE_BACKLOG, engine, large.records / run.seconds, details)
     yield Result(
         points.MEMORY,
         engine,
@@ -273,9 +308,11 @@ def _cores(small: River, plain: Run) -> Result:
     return Result(points.CORES, "spark", one.seconds / two.seconds, seconds)
 
 
-def _many_partitions(sizes: Sizes, folder: Path, quickest: Mapping[str, float]) -> Iterator[Result]:
+def _many_partitions(
+    sizes: Sizes, folder: Path, shape: Shape, quickest: Mapping[str, float]
+) -> Iterator[Result]:
     """Point 7: the same records in many partitions; `quickest`: seconds in few, by engine."""
-    with river(folder / "wide", sizes.records, sizes.many_partitions) as wide:
+    with river(folder / "wide", sizes.records, sizes.many_partitions, shape) as wide:
         runs = {engine: [wide.run(engine, "plain")] for engine in quickest}
         _run_again(wide, runs)
         for engine, both in runs.items():
@@ -288,13 +325,16 @@ def _many_partitions(sizes: Sizes, folder: Path, quickest: Mapping[str, float]) 
 
 def _variants(sizes: Sizes, folder: Path) -> Iterator[Result]:
     """Point 10; ids on the embedded engine alone."""
+    kind = sizes.kinds[0]
     for tenants, point in points.TENANTS.items():
-        with river(folder / "tenants", sizes.records, sizes.partitions, tenants) as of_tenants:
+        shape = Shape(kind, tenants)
+        with river(folder / "tenants", sizes.records, sizes.partitions, shape) as of_tenants:
             for engine in sizes.engines:
-                yield _to_plain(of_tenants, engine, point, "tenants")
+                yield replace(_to_plain(of_tenants, engine, point, "tenants"), kind=kind)
     if "embedded" in sizes.engines:
-        with river(folder / "ids", sizes.records, sizes.partitions, has_ids=True) as of_ids:
-            yield _to_plain(of_ids, "embedded", points.IDS, "ids")
+        shape = Shape(kind, has_ids=True)
+        with river(folder / "ids", sizes.records, sizes.partitions, shape) as of_ids:
+            yield replace(_to_plain(of_ids, "embedded", points.IDS, "ids"), kind=kind)
 
 
 def _to_plain(river: River, engine: str, point: points.Point, variant: Variant) -> Result:

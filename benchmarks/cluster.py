@@ -15,6 +15,7 @@ import tempfile
 from pathlib import Path
 
 from benchmarks.backlog import River, Run, river
+from benchmarks.inputs import Shape
 from benchmarks.programs import ROOT, notify
 from tests.support.standalone import StandaloneCluster
 
@@ -29,7 +30,7 @@ def main() -> None:
     seconds: dict[int, list[float]] = {1: [], 2: []}
     with (
         tempfile.TemporaryDirectory(prefix="watersmeet-bench-") as name,
-        river(Path(name, "backlog"), options.records, 4) as backlog,
+        river(Path(name, "backlog"), options.records, 4, Shape()) as backlog,
     ):
         for turn in range(options.turns):
             for workers, taken in seconds.items():

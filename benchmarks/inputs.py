@@ -1,9 +1,10 @@
-"""Made-up input, the same in each run: sessions of ten `tracking` records and one `orders` record,
-over a day of event time.
+"""Made-up input, the same in each run: sessions of ten `tracking` records and one `orders` record.
 
-A session lasts five minutes and ends with its order. Records come in order of event time, and every
-topic-partition is closed by a heartbeat a day later, so that everything times out: one merge record
-per session.
+A session lasts five minutes and ends with its order. There are two kinds: `ordered`, whose sessions
+begin evenly over a day and whose records come in order of event time, and `overlapping`, of which
+81 sessions begin in a second of event time, so that 45,000 are open at once, and whose records come
+up to two minutes late, out of order. Every topic-partition is closed by a heartbeat two days after
+the first record, so that everything times out: one merge record per session.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import json
 import random
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 from uuid import UUID
@@ -44,6 +46,12 @@ spark: {spark}
 """
 
 Variant = Literal["plain", "tenants", "ids", "corrections"]
+Kind = Literal["overlapping", "ordered"]
+
+SESSIONS_PER_S = 81
+"""Of the overlapping kind: 45,000 are open at once, since the first record of each comes later."""
+MAX_DELAY_MS = 120_000
+"""How late its records come; a session and this are less than the timeout, so none is too late."""
 
 _SPREAD = 2_654_435_761
 _SLICE = 20_000
@@ -113,24 +121,45 @@ def heartbeat_value(event_time: int) -> str:
     return f'{{"type":"heartbeat","ts":{event_time}}}'
 
 
-def records(tracking: int, orders: int) -> Iterator[tuple[int, int, int]]:
-    """(event time, session, index of its topic in `TOPICS`), in order of event time; there is a
+@dataclass(frozen=True)
+class Shape:
+    """How the records are made.
+
+    `tenants`: so many of them are in each partition, and take turns in its sessions. Ids are UUIDs,
+    none of which comes twice.
+    """
+
+    kind: Kind = "ordered"
+    tenants: int | None = None
+    has_ids: bool = False
+
+
+def records(tracking: int, orders: int, kind: Kind) -> Iterator[tuple[int, int, int]]:
+    """(event time, session, index of its topic in `TOPICS`), in order of arrival; there is a
     session for every order."""
     rng = random.Random(1)
-    pending: list[tuple[int, int, int]] = []
+    overlaps = kind == "overlapping"
+    step_ms = 1000 / SESSIONS_PER_S if overlaps else DAY_MS / orders
+    pending: list[tuple[float, int, int, int]] = []
+
+    def add(event_time: int, session: int, topic: int) -> None:
+        arrival = event_time + (rng.random() * MAX_DELAY_MS if overlaps else 0)
+        pending.append((arrival, event_time, session, topic))
+
     for session in range(orders):
-        begin = START_MS + session * DAY_MS // orders
+        begin = START_MS + int(session * step_ms)
         if session % _SLICE == 0:
             # Later sessions begin no earlier, so nothing can come before this any more.
             pending.sort()
-            done = bisect_left(pending, (begin, -1, -1))
-            yield from pending[:done]
+            done = bisect_left(pending, (begin,))
+            yield from (record[1:] for record in pending[:done])
             del pending[:done]
         clicks = tracking // orders + (session < tracking % orders)
-        pending += [(begin + int(rng.random() * SESSION_MS), session, 0) for _ in range(clicks)]
-        pending.append((begin + SESSION_MS, session, 1))
+        for _ in range(clicks):
+            add(begin + int(rng.random() * SESSION_MS), session, 0)
+        add(begin + SESSION_MS, session, 1)
     pending.sort()
-    yield from pending
+    yield from (record[1:] for record in pending)
 
 
 def fill_topics(
@@ -139,22 +168,15 @@ def fill_topics(
     tracking: int,
     orders: int,
     partitions: int,
-    tenants: int | None = None,
-    *,
-    has_ids: bool = False,
+    shape: Shape,
 ) -> tuple[int, int]:
     """Makes and fills both topics; returns how many records they hold, heartbeats included, and the
-    bytes of their values.
-
-    `tenants`: so many of them are in each partition, and take turns in its sessions. Ids are UUIDs,
-    none of which comes twice.
-    """
+    bytes of their values."""
     for topic in TOPICS:
         cluster.create_topic(topic, partitions, {"retention.ms": "-1"})
     producer = ListeningProducer(settings.kafka, linger_ms=50, queue_buffering_max_messages=500_000)
     count, size = 0, 0
-    messages = _messages(tracking, orders, partitions, tenants, has_ids)
-    for topic, partition, event_time, value in messages:
+    for topic, partition, event_time, value in _messages(tracking, orders, partitions, shape):
         while True:
             try:
                 producer.produce(topic, value, partition=partition, timestamp=event_time)
@@ -172,14 +194,14 @@ def fill_topics(
 
 
 def _messages(
-    tracking: int, orders: int, partitions: int, tenants: int | None, has_ids: bool
+    tracking: int, orders: int, partitions: int, shape: Shape
 ) -> Iterator[tuple[str, int, int, str]]:
     rng = random.Random(2)
-    for event_time, session, kind in records(tracking, orders):
-        topic, more = TOPICS[kind], ""
-        if tenants is not None:
-            more += f',"org":"o{session // partitions % tenants}"'
-        if has_ids:
+    for event_time, session, of in records(tracking, orders, shape.kind):
+        topic, more = TOPICS[of], ""
+        if shape.tenants is not None:
+            more += f',"org":"o{session // partitions % shape.tenants}"'
+        if shape.has_ids:
             more += f',"id":"{UUID(int=rng.getrandbits(128), version=4)}"'
         value = record_value(session_key(session), event_time, topic, more)
         yield topic, session % partitions, event_time, value

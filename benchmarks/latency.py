@@ -6,8 +6,14 @@ record with event time E can be published from the acknowledgement on by which, 
 the largest event time acknowledged of every source has passed E + timeout (rule 5 of the merge).
 What was acknowledged and what arrived when is noted on one clock, and compared afterwards.
 
-The MERGE job that people write by hand gets the same records, and its messages are compared in the
-same way.
+The MERGE job that people write by hand and the Kafka Streams program get the same records, and
+their messages are compared in the same way.
+
+There are two kinds of load. `ordered`: event time is the time of sending, sessions last two
+seconds, the timeout is five. `overlapping`: records come up to two minutes after their event time,
+out of order; sessions last five minutes, 91 begin in a second, and with a timeout of nine minutes
+45,000 are open at once. The records of the time before are sent first, for the run to catch up
+with.
 """
 
 from __future__ import annotations
@@ -15,11 +21,12 @@ from __future__ import annotations
 import json
 import random
 import shutil
+import sys
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Set
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -28,17 +35,19 @@ import numpy as np
 from confluent_kafka import OFFSET_BEGINNING, KafkaError, Message
 from confluent_kafka import TopicPartition as KafkaPartition
 
-from benchmarks import points
+from benchmarks import peers, points
 from benchmarks.inputs import (
+    MAX_DELAY_MS,
+    SESSION_MS,
     TOPICS,
+    Kind,
     record_value,
     session_key,
     session_of,
     write_configuration,
 )
-from benchmarks.peers.common import RUNS_ON
 from benchmarks.points import Result, Sizes
-from benchmarks.programs import Program, ProgramError, embedded_broker, notify, program
+from benchmarks.programs import Program, ProgramError, embedded_broker, notify, started
 from watersmeet.core.sequence import ID, parse_message_id
 from watersmeet.kafka.cluster import Cluster, sink_settings
 from watersmeet.kafka.options import ListeningConsumer, ListeningProducer
@@ -51,6 +60,12 @@ SESSION_S = 2
 PATIENCE_S = 120.0
 """For so long after the measured time the last of its merge records may arrive."""
 MERGE_JOB = "merge_job"
+PEERS = {
+    MERGE_JOB: (points.MEDIAN_TO_MERGE_JOB, points.TAIL_TO_MERGE_JOB),
+    peers.KAFKA_STREAMS: (points.MEDIAN_TO_KAFKA_STREAMS, points.TAIL_TO_KAFKA_STREAMS),
+}
+_MOST_UNSENT = 50_000
+TIMEOUTS_MS: Mapping[Kind, int] = {"ordered": TIMEOUT_MS, "overlapping": 540_000}
 
 Place = Callable[[Message], tuple[int, int]]
 """Of a message, the partition and the event time (ms) of its merge record."""
@@ -93,13 +108,15 @@ class Sender:
 
     def _send(self, newest: int, topic: str) -> None:
         session = newest + self._random.randrange(SESSION_S * SESSIONS_PER_S)
-        now = int(time.time() * 1000)
-        value = record_value(session_key(session), now, topic)
+        self._produce(session, int(time.time() * 1000), topic)
+
+    def _produce(self, session: int, event_time: int, topic: str) -> None:
+        value = record_value(session_key(session), event_time, topic)
         self._producer.produce(
             topic,
             value,
             partition=session % self._partitions,
-            timestamp=now,
+            timestamp=event_time,
             on_delivery=self._acknowledge,
         )
 
@@ -108,6 +125,30 @@ class Sender:
             raise ProgramError(f"a record was not taken: {error}")
         at = str(message.topic()), int(message.partition() or 0)
         self.acknowledged[at].append((time.time(), message.timestamp()[1]))
+
+
+class OverlappingSender(Sender):
+    """Sends the overlapping load, after the records of so many milliseconds before now."""
+
+    def __init__(self, settings: Settings, partitions: int, rate: int, history_ms: int) -> None:
+        super().__init__(settings, partitions, rate)
+        self._began_ms = int(time.time() * 1000) - history_ms
+        self._sessions_per_ms = rate / 11 / 1000
+        for number in range(history_ms * rate // 1000):
+            self._send_at(self._began_ms + number * 1000 // rate, TOPICS[number % 10 == 9])
+            while len(self._producer) > _MOST_UNSENT:
+                self._producer.poll(0.01)
+        self._producer.flush()
+
+    def _send(self, newest: int, topic: str) -> None:  # noqa: ARG002
+        self._send_at(int(time.time() * 1000), topic)
+
+    def _send_at(self, now: int, topic: str) -> None:
+        event_time = now - self._random.randrange(MAX_DELAY_MS)
+        begin = event_time - self._random.randrange(SESSION_MS)
+        # Counted from before the first one.
+        since = begin - self._began_ms + MAX_DELAY_MS + SESSION_MS
+        self._produce(int(since * self._sessions_per_ms), event_time, topic)
 
 
 class Receiver:
@@ -164,31 +205,43 @@ def measure(numbers: Set[int], sizes: Sizes, folder: Path) -> Iterator[Result]:
     """The point, where it is chosen."""
     if not numbers & NUMBERS:
         return
+    for kind in sizes.kinds:
+        for result in _of_kind(kind, sizes, folder / "latency"):
+            yield replace(result, kind=kind)
+
+
+def _of_kind(kind: Kind, sizes: Sizes, folder: Path) -> Iterator[Result]:
     own = {}
     for engine in sizes.engines:
-        own[engine] = found = _latency(engine, sizes, folder / "latency")
+        own[engine] = found = _latency(engine, kind, sizes, folder)
         yield Result(points.LATENCY_MEDIAN, engine, found.median, found.details)
         yield Result(points.LATENCY_95, engine, found.tail)
-    try:
-        job = _latency(MERGE_JOB, sizes, folder / "latency")
-    except ProgramError as error:
-        notify(f"{MERGE_JOB} is left out: {error}")
-        return
-    seconds = {"median": round(job.median, 3), "p95": round(job.tail, 3), **job.details}
-    for engine, found in own.items():
-        yield Result(points.MEDIAN_TO_MERGE_JOB, engine, found.median / job.median, seconds)
-        yield Result(points.TAIL_TO_MERGE_JOB, engine, found.tail / job.tail)
+    for name, (of_median, of_tail) in PEERS.items():
+        try:
+            peer = _latency(name, kind, sizes, folder)
+        except ProgramError as error:
+            notify(f"{name} is left out: {error}")
+            continue
+        seconds = {"median": round(peer.median, 3), "p95": round(peer.tail, 3), **peer.details}
+        for engine, found in own.items():
+            yield Result(of_median, engine, found.median / peer.median, seconds)
+            yield Result(of_tail, engine, found.tail / peer.tail)
 
 
 def prepare(
-    folder: Path, bootstrap_servers: str, engine: str, partitions: int, sink: str = "merged"
+    folder: Path,
+    bootstrap_servers: str,
+    engine: str,
+    partitions: int,
+    sink: str = "merged",
+    timeout_ms: int = TIMEOUT_MS,
 ) -> Settings:
-    """A configuration in the folder, with the timeout `TIMEOUT_MS`, and all its topics: before the
-    run, so that a Receiver finds the sink.
+    """A configuration in the folder, and all its topics: before the run, so that a Receiver finds
+    the sink.
     """
     settings = load_settings(
         write_configuration(
-            folder, bootstrap_servers, timeout_ms=TIMEOUT_MS, sink=sink, engine=engine
+            folder, bootstrap_servers, timeout_ms=timeout_ms, sink=sink, engine=engine
         )
     )
     cluster = Cluster(settings.kafka)
@@ -198,22 +251,27 @@ def prepare(
     return settings
 
 
-def _latency(name: str, sizes: Sizes, folder: Path) -> Latency:
-    """Of an engine, or of the MERGE job, with a broker of its own."""
-    partitions = sizes.partitions
+def _latency(name: str, kind: Kind, sizes: Sizes, folder: Path) -> Latency:
+    """Of an engine or a peer, with a broker of its own."""
+    partitions, timeout_ms = sizes.partitions, TIMEOUTS_MS[kind]
     try:
         with embedded_broker(folder / "broker") as servers:
-            if name != MERGE_JOB:
-                settings = prepare(folder, servers, name, partitions)
-                return _under_load(
-                    settings, sizes, folder, ("watersmeet", "run"), "lake: ready", _by_id
-                )
-            settings = prepare(folder, servers, "spark", partitions, f"merged_by_{MERGE_JOB}")
-            arguments = servers, str(folder), str(partitions), str(TIMEOUT_MS)
-            command = f"benchmarks.peers.{MERGE_JOB}", *arguments
-            return _under_load(
-                settings, sizes, folder, command, RUNS_ON, partial(_by_key, partitions)
-            )
+            if name not in PEERS:
+                settings = prepare(folder, servers, name, partitions, timeout_ms=timeout_ms)
+                command = [sys.executable, "-m", "watersmeet", "run"]
+                is_ready, place = "lake: ready", _by_id
+            else:
+                sink = f"merged_by_{name}"
+                settings = prepare(folder, servers, "spark", partitions, sink, timeout_ms)
+                arguments = servers, str(folder), str(partitions), str(timeout_ms)
+                command = peers.command(name, *arguments)
+                is_ready, place = peers.RUNS_ON, partial(_by_key, partitions)
+            if kind == "ordered":
+                sender = Sender(settings, partitions, sizes.rate)
+            else:
+                history_ms = timeout_ms + MAX_DELAY_MS
+                sender = OverlappingSender(settings, partitions, sizes.rate, history_ms)
+            return _under_load(settings, sizes, folder, sender, command, is_ready, place)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -222,14 +280,15 @@ def _under_load(
     settings: Settings,
     sizes: Sizes,
     folder: Path,
-    command: tuple[str, ...],
+    sender: Sender,
+    command: Sequence[str],
     is_ready: str,
     place: Place,
 ) -> Latency:
     """Of a program, from its words `is_ready` on."""
-    sender = Sender(settings, sizes.partitions, sizes.rate)
+    timeout_ms = settings.merge.timeout_ms or 0
     with (
-        program(folder, "-m", *command) as running,
+        started(folder, command) as running,
         Receiver(settings, sizes.partitions, place) as receiver,
     ):
         running.await_words(is_ready)
@@ -239,14 +298,17 @@ def _under_load(
         )
         since = time.time() + sizes.warm_up_s
         until = since + sizes.measured_s
-        sent = sender.send_until(lambda: _is_over(until, receiver, running))
-        if not receiver.has_passed(int(until * 1000)):
+        # What is as young as this can be published only after the measured time, and comes after
+        # all that could before.
+        last = int(until * 1000) - timeout_ms + TIMEOUT_MS
+        sent = sender.send_until(lambda: _is_over(until, last, receiver, running))
+        if not receiver.has_passed(last):
             raise ProgramError(f"the run fell behind, or ended: {running.said()[-2000:]}")
         running.stop()
     # What is younger than this can be published after the measured time only. By the clock of its
     # own partition, the last that the MERGE job publishes never can.
-    arrivals = [found for found in receiver.arrivals if found[2] + TIMEOUT_MS < until * 1000]
-    found = latencies(sender.acknowledged, arrivals, TIMEOUT_MS)
+    arrivals = [found for found in receiver.arrivals if found[2] + timeout_ms < until * 1000]
+    found = latencies(sender.acknowledged, arrivals, timeout_ms)
     measured = [seconds for publishable, seconds in found if since <= publishable < until]
     if not measured:
         raise ProgramError("no merge record could be published within the measured time")
@@ -257,18 +319,17 @@ def _under_load(
         "worst": round(max(measured), 3),
         "records_sent": sent,
         "records_per_second": sizes.rate,
-        "timeout_ms": TIMEOUT_MS,
+        "timeout_ms": timeout_ms,
     }
     return Latency(p50, p95, details)
 
 
-def _is_over(until: float, receiver: Receiver, running: Program) -> bool:
-    """The load stays until everything that could be published in the measured time has arrived."""
+def _is_over(until: float, last: int, receiver: Receiver, running: Program) -> bool:
+    """The load stays until everything that could be published in the measured time has arrived:
+    whatever began before `last`."""
     if time.time() < until:
         return running.process.poll() is not None
-    # What is as young as this can be published only after the measured time, and comes after all
-    # that could before.
-    has_everything = receiver.has_passed(int(until * 1000))
+    has_everything = receiver.has_passed(last)
     return has_everything or time.time() > until + PATIENCE_S or running.process.poll() is not None
 
 

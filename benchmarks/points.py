@@ -9,11 +9,15 @@ from typing import Any, Literal
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.inputs import Kind
+
 _WIDTH = 130
 """Of the table where it goes to a file."""
 
 
 ENGINES = ("spark", "embedded")
+KINDS: tuple[Kind, ...] = ("overlapping", "ordered")
+"""Of input: the harder one first, which the points measure that need only one."""
 
 
 @dataclass(frozen=True)
@@ -40,12 +44,15 @@ class Point:
 BACKLOG = Point(1, "backlog, whole run", "records/s", "higher")
 OF_FLOOR_A = Point(1, "backlog, of floor A (Kafka into nothing)", "x", "higher")
 OF_FLOOR_B = Point(1, "backlog, of floor B (raw append)", "x", "higher", (0.5, 0.7), (1.7, 2.2))
+OF_KAFKA_STREAMS = Point(1, "backlog, of Kafka Streams", "x", "higher")
 OF_MERGE_JOB = Point(1, "backlog, of a tuned MERGE job", "x", "higher")
 OF_STATE_JOB = Point(1, "backlog, of transformWithState", "x", "higher")
 LATENCY_MEDIAN = Point(2, "latency, median", "s", "lower", (6.0, 4.0), (1.0, 0.5))
 LATENCY_95 = Point(2, "latency, 95th percentile", "s", "lower", (10.0, 7.0), (2.0, 1.0))
 MEDIAN_TO_MERGE_JOB = Point(2, "latency, median, to that of a tuned MERGE job", "x", "lower")
 TAIL_TO_MERGE_JOB = Point(2, "latency, 95th percentile, to that of the job", "x", "lower")
+MEDIAN_TO_KAFKA_STREAMS = Point(2, "latency, median, to that of Kafka Streams", "x", "lower")
+TAIL_TO_KAFKA_STREAMS = Point(2, "latency, 95th percentile, to that of Kafka Streams", "x", "lower")
 CLOCK_BATCH = Point(3, "batch that only moves the clock", "s", "lower", (0.8, 0.5), (0.1, 0.05))
 SMALL_BATCH = Point(3, "batch of 1,000 records", "s", "lower", (2.5, 1.5), (0.4, 0.2))
 CHANGE_FEED = Point(3, "the same with the change data feed, to without", "x", "lower")
@@ -61,6 +68,7 @@ OPEN_GROWTH = Point(5, "same batch, many open rows to few", "x", "lower")
 OPEN_CONTENT = Point(5, "same batch, open rows of ten times the content", "x", "lower")
 LARGE_BACKLOG = Point(6, "large backlog, whole run", "records/s", "higher")
 LARGE_OF_FLOOR_B = Point(6, "large backlog, of floor B", "x", "higher", (0.5, 0.7), (0.8, 1.2))
+LARGE_OF_KAFKA_STREAMS = Point(6, "large backlog, of Kafka Streams", "x", "higher")
 MEMORY = Point(6, "peak memory, large backlog", "GiB", "lower", (3.0,), (1.5,))
 MEMORY_GROWTH = Point(6, "peak memory, large backlog to small", "x", "lower", (1.1,), (1.1,))
 CORES = Point(7, "seconds, local[1] to local[2]", "x", "higher")
@@ -86,12 +94,14 @@ NOTHING_LATE = Point(
 
 @dataclass(frozen=True)
 class Result:
-    """A point's figure, the engine that it was measured with, and what it was made of."""
+    """A point's figure, the engine that it was measured with, what it was made of, and the kind of
+    input, where there are several."""
 
     point: Point
     engine: str
     value: float
     details: Mapping[str, object] = field(default_factory=dict)
+    kind: Kind | None = None
 
     def document(self) -> dict[str, object]:
         """The result as JSON keeps it."""
@@ -99,6 +109,7 @@ class Result:
             "point": self.point.number,
             "name": self.point.name,
             "engine": self.engine,
+            "input": self.kind,
             "lake": "folder",
             "value": round(self.value, 3),
             "unit": self.point.unit,
@@ -106,19 +117,23 @@ class Result:
             "details": dict(self.details),
         }
 
+    def figure(self) -> str:
+        """The figure with its unit."""
+        figure = f"{self.value:,.0f}" if self.value >= 1000 else f"{self.value:.2f}"
+        return f"{figure} {self.point.unit}"
+
     def summary(self) -> str:
         """The figure, its marks, and the best of them that it reaches."""
-        figure = f"{self.value:,.0f}" if self.value >= 1000 else f"{self.value:.2f}"
         marks = self.point.marks(self.engine)
         if not marks:
-            return f"{figure} {self.point.unit}"
+            return self.figure()
         reached = [
             name
             for name, mark in zip(("first", "second"), marks, strict=False)
             if self.point.reaches(self.value, mark)
         ]
         return (
-            f"{figure} {self.point.unit} ({' / '.join(f'{mark:g}' for mark in marks)}: "
+            f"{self.figure()} ({' / '.join(f'{mark:g}' for mark in marks)}: "
             f"{reached[-1] if reached else 'no'})"
         )
 
@@ -129,6 +144,7 @@ class Sizes:
     defaults are less."""
 
     engines: tuple[str, ...] = ENGINES
+    kinds: tuple[Kind, ...] = KINDS
     records: int = 1_100_000
     large_factor: int = 3
     partitions: int = 4
@@ -162,11 +178,13 @@ def print_results(results: Sequence[Result], document: Mapping[str, Any]) -> Non
     """A table of the points: by engine the figure, its marks, and which of them it reaches."""
     engines = [engine for engine in ENGINES if any(result.engine == engine for result in results)]
     title = ", ".join(f"{name} {value}" for name, value in document["machine"].items())
-    table = Table("point", "", *engines, title=f"{title}; a lake in a folder", title_justify="left")
-    of = {(result.point, result.engine): result.summary() for result in results}
-    for point in sorted({result.point: None for result in results}, key=lambda point: point.number):
-        table.add_row(
-            str(point.number), point.name, *[of.get((point, engine), "") for engine in engines]
-        )
+    table = Table(
+        "point", "", "input", *engines, title=f"{title}; a lake in a folder", title_justify="left"
+    )
+    of = {(result.point, result.kind, result.engine): result.summary() for result in results}
+    rows = {(result.point, result.kind): None for result in results}
+    for point, kind in sorted(rows, key=lambda row: row[0].number):
+        cells = [of.get((point, kind, engine), "") for engine in engines]
+        table.add_row(str(point.number), point.name, kind or "", *cells)
     console = Console()
     (console if console.is_terminal else Console(width=_WIDTH)).print(table)

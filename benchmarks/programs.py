@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -73,13 +73,19 @@ class Program:
 def program(folder: Path, *arguments: str) -> Iterator[Program]:
     """A Python program with these arguments, in this folder; afterwards neither it nor anything it
     started is left."""
+    with started(folder, [sys.executable, *arguments]) as running:
+        yield running
+
+
+@contextmanager
+def started(folder: Path, command: Sequence[str]) -> Iterator[Program]:
+    """The same of any command."""
     folder.mkdir(parents=True, exist_ok=True)
     log = folder / f"program-{time.monotonic_ns()}.log"
     # This checkout is what is measured, whatever is installed.
     environment = {**os.environ, "PYTHONPATH": f"{ROOT / 'pipelines'}:{ROOT}"}
     began = time.time()
     with log.open("wb") as output:
-        command = [sys.executable, *arguments]
         process = subprocess.Popen(
             command, stdout=output, stderr=output, env=environment, cwd=folder
         )

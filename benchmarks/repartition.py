@@ -21,7 +21,7 @@ from typing import Any
 import yaml
 
 from benchmarks import machine
-from benchmarks.inputs import fill_topics, write_configuration
+from benchmarks.inputs import Shape, fill_topics, write_configuration
 from benchmarks.points import ENGINES
 from benchmarks.programs import ProgramError, embedded_broker, notify, program
 from watersmeet.kafka.cluster import Cluster
@@ -63,6 +63,7 @@ def main() -> None:
                 options.records,
                 max(1, options.records // 10),
                 before,
+                Shape(),
             )
             for number in range(options.rounds):
                 for engine in options.engine or ENGINES:

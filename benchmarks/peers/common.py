@@ -1,5 +1,4 @@
-"""What the peers share: their arguments, the topics as one stream, and the topic that they write
-to."""
+"""What the peers on Spark share: their arguments, a session, and the topics as one stream."""
 
 from __future__ import annotations
 
@@ -14,16 +13,9 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-from watersmeet.kafka.cluster import Cluster
-from watersmeet.settings import KafkaSettings
+from benchmarks.peers import FETCH, JARS, RUNS_ON
 
 TIMEOUT_MS = 600_000
-
-RUNS_ON = "runs on and on"
-"""What a program says when its stream has begun."""
-
-JARS = Path(sys.prefix, "jars")
-"""Where `bin/fetch-jars` puts Delta Lake (`spark`), and Spark's own Kafka source (`benchmarks`)."""
 
 _SETTINGS = {
     "spark.master": "local[*]",
@@ -44,10 +36,7 @@ def peer_session(settings: Mapping[str, str] | None = None) -> SparkSession:
     Watersmeet's."""
     jars = [jar for name in ("spark", "benchmarks") for jar in sorted((JARS / name).glob("*.jar"))]
     if not any(jar.name.startswith("spark-sql-kafka") for jar in jars):
-        sys.exit(
-            "Spark's Kafka source is missing: run `make bench`, or `python bin/fetch-jars "
-            "benchmarks/jars.lock`"
-        )
+        sys.exit(f"Spark's Kafka source is missing: {FETCH}")
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     builder = SparkSession.builder.config("spark.jars", ",".join(map(str, jars)))
     for name, value in {**_SETTINGS, **(settings or {})}.items():
@@ -67,16 +56,19 @@ def arguments() -> tuple[str, Path, int, int | None]:
     )
 
 
-def kafka_stream(spark: SparkSession, bootstrap_servers: str, offsets_per_batch: int) -> DataFrame:
-    """Both topics from their beginning on, as Spark's Kafka source gives them."""
-    return (
-        spark.readStream.format("kafka")
-        .option("kafka.bootstrap.servers", bootstrap_servers)
-        .option("subscribe", "tracking,orders")
-        .option("startingOffsets", "earliest")
-        .option("maxOffsetsPerTrigger", offsets_per_batch)
-        .load()
-    )
+def kafka_stream(
+    spark: SparkSession, bootstrap_servers: str, offsets_per_batch: int | None = None
+) -> DataFrame:
+    """Both topics from their beginning on, as Spark's Kafka source gives them; all that is there in
+    one batch, unless that is bounded."""
+    options = {
+        "kafka.bootstrap.servers": bootstrap_servers,
+        "subscribe": "tracking,orders",
+        "startingOffsets": "earliest",
+    }
+    if offsets_per_batch is not None:
+        options["maxOffsetsPerTrigger"] = str(offsets_per_batch)
+    return spark.readStream.format("kafka").options(**options).load()
 
 
 def parsed(kafka: DataFrame, *names: str) -> DataFrame:
@@ -92,13 +84,6 @@ def parsed(kafka: DataFrame, *names: str) -> DataFrame:
 def joined_values(parts: str) -> Column:
     """The values of an array of (ts, value), in order, as the inside of a JSON array."""
     return F.array_join(F.transform(F.array_sort(parts), lambda part: part["value"]), ",")
-
-
-def make_topic(bootstrap_servers: str, topic: str, partitions: int) -> None:
-    """The topic exists afterwards, and keeps what is written to it."""
-    Cluster(KafkaSettings(bootstrap_servers=bootstrap_servers)).create_topic(
-        topic, partitions, {"retention.ms": "-1"}
-    )
 
 
 def run(writer: DataStreamWriter, folder: Path) -> None:

@@ -9,7 +9,7 @@ def main() -> None:
     """Reads everything available, and ends."""
     bootstrap_servers, folder, *_ = arguments()
     spark = peer_session()
-    run(kafka_stream(spark, bootstrap_servers, 500_000).writeStream.format("noop"), folder)
+    run(kafka_stream(spark, bootstrap_servers).writeStream.format("noop"), folder)
     spark.stop()
 
 

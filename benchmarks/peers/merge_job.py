@@ -19,7 +19,6 @@ from benchmarks.peers.common import (
     arguments,
     joined_values,
     kafka_stream,
-    make_topic,
     parsed,
     peer_session,
     run,
@@ -48,7 +47,6 @@ def main() -> None:
     """Merges everything available, and ends; with a timeout, merges whatever comes until it is
     ended."""
     bootstrap_servers, folder, partitions, timeout_ms = arguments()
-    make_topic(bootstrap_servers, TOPIC, partitions)
     spark = peer_session(_SETTINGS | {"spark.sql.shuffle.partitions": str(partitions)})
     bronze, path = str(folder / "bronze"), str(folder / "target")
     properties = "TBLPROPERTIES ('delta.enableDeletionVectors' = 'true')"

@@ -22,7 +22,6 @@ from benchmarks.peers.common import (
     TIMEOUT_MS,
     arguments,
     kafka_stream,
-    make_topic,
     parsed,
     peer_session,
     run,
@@ -88,7 +87,6 @@ class Merge(StatefulProcessor):
 def main() -> None:
     """Merges everything available, and ends."""
     bootstrap_servers, folder, partitions, _ = arguments()
-    make_topic(bootstrap_servers, TOPIC, partitions)
     spark = peer_session()
     spark.conf.set("spark.sql.shuffle.partitions", str(partitions))
     spark.conf.set(
