@@ -302,6 +302,61 @@ class CommitRepeatedError(WatersmeetError):
         self.table = table
 
 
+class TableError(WatersmeetError):
+    """A library could not read or write a table, for a reason that it says in its own words."""
+
+    def __init__(self, table: str, what: str) -> None:
+        super().__init__(f"{table}: {what}")
+        self.table = table
+
+
+class TableConflictError(WatersmeetError):
+    """Another writer's commit to the table came first; nothing was written."""
+
+    retriable = True
+    party = "lake"
+    passed = "goes on"
+
+    def __init__(self, table: str, other: str) -> None:
+        super().__init__(
+            f"{table}: the commit of another job came first ({other})",
+            fix="try again; runs compact and vacuum the tables themselves, so let no other job do "
+            "so while one goes on",
+        )
+        self.table = table
+
+
+class MissingFileError(WatersmeetError):
+    """A file of the table is gone: of its last version (`is_needed`), or of the one before that was
+    being read.
+    """
+
+    retriable = True
+    party = "lake"
+    passed = "goes on"
+
+    def __init__(self, table: str, file: str, *, is_needed: bool = False) -> None:
+        remedy = "put it back from a copy of the lake" if is_needed else "try again"
+        super().__init__(
+            f"{table}: its file {file} was deleted by somebody else",
+            fix=f"{remedy}; let no VACUUM delete what is younger than the lake's `retention`",
+        )
+        self.retriable = not is_needed
+        self.table = table
+        self.file = file
+
+
+class ConstraintError(WatersmeetError):
+    """The table refuses rows because of CHECK constraints that somebody has added to it."""
+
+    def __init__(self, table: str, constraints: str) -> None:
+        super().__init__(
+            f"{table}: rows do not meet a CHECK constraint that somebody has added ({constraints})",
+            fix="drop it (ALTER TABLE ... DROP CONSTRAINT): the tables take whatever comes",
+        )
+        self.table = table
+
+
 class UnreadableRecordsError(WatersmeetError):
     """Records that were sent together cannot be read, and cannot be told apart.
 
@@ -547,8 +602,12 @@ def is_data_loss(error: BaseException) -> bool:
 
 
 def is_known(error: BaseException) -> bool:
-    """Return True if an error is one of Watersmeet's, or says that one of them caused it."""
-    return _own(error) is not None
+    """Return True if an error is one of Watersmeet's, or says that one of them caused it.
+
+    False for a `TableError` in the words of a library: it may be the store that is in trouble.
+    """
+    own = _own(error)
+    return own is not None and own[0] is not TableError
 
 
 OTHER = "Other"

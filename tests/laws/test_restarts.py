@@ -7,7 +7,6 @@ from collections.abc import Iterable
 
 import pyarrow as pa
 import pytest
-from deltalake.exceptions import CommitFailedError
 from deltalake.transaction import AddAction
 
 from tests.laws.conftest import QUICK, MakeLake, in_folders
@@ -22,7 +21,7 @@ from tests.support.configurations import IDS
 from tests.support.crashes import CrashError, dying_at
 from tests.support.lakes import CaseLake
 from tests.support.rewrites import rewrite_open_records, rewrites_of
-from watersmeet.errors import LeaseLostError
+from watersmeet.errors import LeaseLostError, TableConflictError
 from watersmeet.lake import tables
 from watersmeet.lake.partitioned import PartitionedFiles
 from watersmeet.lake.progress import last_batch
@@ -164,7 +163,7 @@ def test_the_same_holds_of_a_batch_that_writes_the_open_records_anew(
 
     with monkeypatch.context() as patch:
         patch.setattr(PartitionedFiles, "write", replaced)
-        with pytest.raises(CommitFailedError):
+        with pytest.raises(TableConflictError):
             list(paused.drain())
     assert [lake.reader.version(name) for name in WRITTEN] == versions, (
         "the fence is the last commit"

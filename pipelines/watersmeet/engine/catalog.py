@@ -11,7 +11,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from watersmeet.engine.spark import SparkEngine
-from watersmeet.errors import ConfigurationError, root_cause
+from watersmeet.errors import ConfigurationError, TableError, root_cause
 from watersmeet.lake import tables
 from watersmeet.lake.location import Lake
 
@@ -66,7 +66,7 @@ def check_catalog(spark: SparkSession, lake: Lake) -> None:
 def _tried(lake: Lake, doing: str, step: Callable[[], object]) -> object:
     try:
         return step()
-    except PySparkException as error:
+    except (PySparkException, TableError) as error:
         raise ConfigurationError(
             f"the catalog refuses {doing} in {lake.location} ({root_cause(error)})",
             where="lake",

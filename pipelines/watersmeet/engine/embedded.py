@@ -54,6 +54,7 @@ from watersmeet.lake.features import check_features_of
 from watersmeet.lake.location import Lake
 from watersmeet.lake.maintenance import FILE_BYTES
 from watersmeet.lake.partitioned import PartitionedFiles, by_key
+from watersmeet.lake.table_errors import names_table, names_tables
 from watersmeet.lake.table_reader import VersionGoneError, Where, normalise, row_count
 from watersmeet.lake.tables import CHANGE_DATA_FEED, COUNTED_COLUMNS, STATISTICS_BYTES, Table
 
@@ -97,6 +98,7 @@ _ROWS_AT_ONCE: Final = 8_192
 _WRITER: Final = WriterProperties(compression="SNAPPY", statistics_truncate_length=STATISTICS_BYTES)
 
 
+@names_tables
 class EmbeddedEngine(Polling):
     """`Engine` in this process.
 
@@ -456,7 +458,7 @@ class EmbeddedEngine(Polling):
             )
             delta_table.update_incremental()
 
-        self._commit(table, commit, write)
+        self._commit(table, commit, write, is_next=True)
 
     def delete(self, table: str, where: Where, commit: Commit) -> None:
         """See `Engine.delete`."""
@@ -483,16 +485,20 @@ class EmbeddedEngine(Polling):
             ),
         )
 
+    @names_table
     def _commit(
         self,
         table: str,
         commit: Commit | None,
         write: Callable[[DeltaTable, _CommitArguments], Any],
+        *,
+        is_next: bool = False,
     ) -> None:
         """Make one commit, unless the table has seen its transaction version.
 
         Where another process makes one for the same application meanwhile, delta-rs reports a
-        conflict.
+        conflict; with `is_next` whatever the other commit is. Files that replace others need that:
+        delta-rs would commit them behind a compaction, which has all the rows in files of its own.
         """
         delta_table = self.reader.opened(table)
         if commit is None:
@@ -504,7 +510,11 @@ class EmbeddedEngine(Polling):
         once = Transaction(commit.application, commit.transaction_version)
         arguments = _commit_arguments(
             delta_table,
-            CommitProperties({"userMetadata": commit.metadata}, app_transactions=[once]),
+            CommitProperties(
+                {"userMetadata": commit.metadata},
+                max_commit_retries=0 if is_next else None,
+                app_transactions=[once],
+            ),
         )
         before = delta_table.version()
         with self._naming_features(table):

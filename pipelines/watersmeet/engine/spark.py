@@ -64,6 +64,7 @@ from watersmeet.lake.choice import reader
 from watersmeet.lake.commits import Commit
 from watersmeet.lake.files import Files
 from watersmeet.lake.location import Lake
+from watersmeet.lake.table_errors import names_tables, naming
 from watersmeet.lake.table_reader import Where, normalise, row_count
 from watersmeet.lake.tables import Table, has_records
 
@@ -77,6 +78,7 @@ _FEW_COMPACTED_BYTES = 64 * 1024 * 1024
 """Bytes of files up to which delta-rs compacts them in this process; Spark distributes more."""
 
 
+@names_tables
 class SparkEngine(SparkWriter):
     """`Engine` on a Spark session whose settings are the layers' own (`engine.session`)."""
 
@@ -209,7 +211,7 @@ class SparkEngine(SparkWriter):
         self, rows: DataFrame, by: Sequence[str], values: Mapping[str, tuple[str, str]]
     ) -> pa.Table:
         """See `Engine.summary`."""
-        return normalise(summarised(rows, by, values).toArrow())
+        return normalise(self.collect(summarised(rows, by, values)))
 
     def validated(
         self, rows: DataFrame, valid: str, value: str | None, max_bytes: int
@@ -238,7 +240,8 @@ class SparkEngine(SparkWriter):
         """See `Engine.collect`."""
         # Not toLocalIterator: since Spark 4.2 the driver keeps what it has handed over, for as long
         # as it lives.
-        return rows.toArrow().combine_chunks()
+        with naming(self.reader, self.lake.location):
+            return rows.toArrow().combine_chunks()
 
     def evaluate(self, rows: pa.Table, expressions: Mapping[str, str]) -> pa.Table:
         """See `Engine.evaluate`."""

@@ -28,6 +28,7 @@ from watersmeet.lake.conditions import literal
 from watersmeet.lake.conflicts import suppress_conflict
 from watersmeet.lake.location import Lake
 from watersmeet.lake.maintenance import FILE_BYTES
+from watersmeet.lake.table_errors import names_tables
 from watersmeet.lake.table_reader import Where
 from watersmeet.lake.tables import Table
 
@@ -45,6 +46,7 @@ opens few of them.
 """
 
 
+@names_tables
 class SparkWriter:
     """The part of `Engine` that changes tables, on a Spark session whose settings are the layers'
     own (`engine.session`).

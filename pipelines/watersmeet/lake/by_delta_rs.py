@@ -23,6 +23,7 @@ from watersmeet.errors import WatersmeetError
 from watersmeet.lake.conditions import Dialect, sql_of
 from watersmeet.lake.files import Files
 from watersmeet.lake.location import Lake, local_path, scheme_of
+from watersmeet.lake.table_errors import names_tables
 from watersmeet.lake.table_reader import (
     Aggregates,
     NoTableError,
@@ -37,6 +38,7 @@ from watersmeet.lake.table_reader import (
 )
 
 
+@names_tables
 class DeltaRsReader(TableReader):
     """`TableReader` by delta-rs.
 
@@ -169,6 +171,11 @@ class DeltaRsReader(TableReader):
     def file_count(self, table: str) -> int:
         """See `TableReader`."""
         return len(self.opened(table).file_uris())
+
+    def has_data_file(self, table: str, name: str) -> bool:
+        """See `TableReader`."""
+        paths = pa.table(self.opened(table).get_add_actions())["path"].to_pylist()
+        return any(path.rpartition("/")[2] == name for path in paths)
 
     def bytes_of_files(self, table: str, largest: int) -> int:
         """Return how many bytes the files of a table have that are not larger than `largest`."""

@@ -20,6 +20,7 @@ from pyspark.sql.types import TimestampType
 
 from watersmeet.lake.conditions import Dialect, sql_of
 from watersmeet.lake.location import Lake
+from watersmeet.lake.table_errors import names_tables
 from watersmeet.lake.table_reader import (
     Aggregates,
     NoTableError,
@@ -50,6 +51,7 @@ It was never made, or its log is gone or no longer promised.
 """
 
 
+@names_tables
 class SparkReader(TableReader):
     """`TableReader` by Spark. The session is requested with the first query."""
 
@@ -132,6 +134,11 @@ class SparkReader(TableReader):
     def file_count(self, table: str) -> int:
         """See `TableReader`."""
         return int(self._detail(table, "numFiles"))
+
+    def has_data_file(self, table: str, name: str) -> bool:
+        """See `TableReader`."""
+        files = map(unquote, self._rows(table, None).inputFiles())
+        return any(file.rpartition("/")[2] == name for file in files)
 
     def row_bytes(self, table: str) -> int:
         """See `TableReader`."""

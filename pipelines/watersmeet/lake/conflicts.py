@@ -8,6 +8,8 @@ from contextlib import contextmanager
 
 from deltalake.exceptions import CommitFailedError
 
+from watersmeet.errors import TableConflictError
+
 
 def is_conflict(error: BaseException) -> bool:
     """Return True where a commit was refused because of another writer's commit.
@@ -18,7 +20,7 @@ def is_conflict(error: BaseException) -> bool:
     """
     module = sys.modules.get("delta.exceptions")
     spark_errors = () if module is None else tuple(getattr(module, name) for name in module.__all__)
-    return isinstance(error, (CommitFailedError, *spark_errors))
+    return isinstance(error, (CommitFailedError, TableConflictError, *spark_errors))
 
 
 @contextmanager

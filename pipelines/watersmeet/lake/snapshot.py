@@ -154,6 +154,10 @@ class Snapshot(TableReader):
         """See `TableReader`. Returns the current one."""
         return self._reader.file_count(table)
 
+    def has_data_file(self, table: str, name: str) -> bool:
+        """See `TableReader`. Returns the current one."""
+        return self._reader.has_data_file(table, name)
+
     def row_bytes(self, table: str) -> int:
         """See `TableReader`. Returns the current one."""
         return self._reader.row_bytes(table)

@@ -180,6 +180,9 @@ class TableReader(Histories, Protocol):
     def file_count(self, table: str) -> int:
         """Return the number of data files in the last version."""
 
+    def has_data_file(self, table: str, name: str) -> bool:
+        """Return True where the last version has a data file of this name."""
+
     def row_bytes(self, table: str) -> int:
         """Return the approximate number of bytes of a row in the files of the last version.
 

@@ -1,0 +1,123 @@
+"""Errors of the libraries that read and write tables, as sentences that name the table.
+
+Every reader and every engine goes through here, so nothing that delta-rs, DataFusion, pyarrow or
+Spark raises reaches a user as it is.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from functools import wraps
+from typing import Any, Final, TypeVar
+
+import pyarrow as pa
+from deltalake.exceptions import DeltaError
+
+from watersmeet.errors import (
+    ConstraintError,
+    MissingFileError,
+    TableConflictError,
+    TableError,
+    WatersmeetError,
+    is_known,
+    root_cause,
+)
+from watersmeet.lake.conflicts import is_conflict
+from watersmeet.lake.table_reader import TableReader
+
+T = TypeVar("T")
+
+_CONSTRAINT: Final = "delta.constraints."
+"""Prefix of the properties of a table that are its CHECK constraints."""
+
+_REFUSED: Final = re.compile("failed validation check|DELTA_VIOLATE_CONSTRAINT")
+"""What delta-rs and Delta on Spark say of rows that a constraint refuses."""
+
+_MISSING: Final = re.compile(
+    r"not found|NotFound|not_exist|does not exist|no such file", re.IGNORECASE
+)
+_FILE: Final = re.compile(r"([^\s/'\"`]+)/(?:\w+=[^\s/]*/)?([^\s/'\"`]+\.parquet)\b")
+"""The path of a data file: its table's folder, perhaps a partition's, and its name."""
+
+
+def names_tables(kind: type[T]) -> type[T]:
+    """Let what the public methods of a class raise name the table that is their first argument."""
+    for name, method in [*vars(kind).items()]:
+        if inspect.isfunction(method) and not name.startswith("_") and _is_about_a_table(method):
+            setattr(kind, name, names_table(method))
+    return kind
+
+
+def _is_about_a_table(method: Callable[..., Any]) -> bool:
+    return [*inspect.signature(method).parameters][1:2] == ["table"]
+
+
+def names_table(method: Callable[..., Any]) -> Callable[..., Any]:
+    """Let what a method raises name the table that is its first argument.
+
+    The method is a reader's, or an engine's with a `reader`.
+    """
+
+    @wraps(method)
+    def named(self: Any, table: Any, *args: Any, **kwargs: Any) -> Any:
+        """Call the method."""
+        with naming(getattr(self, "reader", self), getattr(table, "name", table)):
+            return method(self, table, *args, **kwargs)
+
+    return named
+
+
+@contextmanager
+def naming(reader: TableReader, table: str) -> Iterator[None]:
+    """Raise, in place of an error of a library inside the `with` block, one that names the table.
+
+    Where the error names a file of another table, it names that one: Spark reads what it writes.
+    """
+    try:
+        yield
+    except Exception as error:
+        if is_known(error) or isinstance(error, WatersmeetError) or not _is_of_library(error):
+            raise
+        raise _explained(reader, table, error) from error
+
+
+def _is_of_library(error: Exception) -> bool:
+    """Return True for errors of delta-rs, pyarrow, Spark, and of files; DataFusion's have no class
+    of their own.
+    """
+    spark = [
+        getattr(sys.modules[module], name)
+        for module, name in (("pyspark.errors", "PySparkException"), ("py4j.protocol", "Py4JError"))
+        if module in sys.modules
+    ]
+    classes = (DeltaError, pa.ArrowException, OSError, *spark)
+    return isinstance(error, classes) or type(error) is Exception
+
+
+def _explained(reader: TableReader, table: str, error: Exception) -> WatersmeetError:
+    text = str(error)
+    file = _FILE.search(text)
+    with suppress(Exception):
+        if file and reader.exists(file[1]):
+            table = file[1]
+    if is_conflict(error):
+        with suppress(Exception):  # history tells more, if it can be read
+            last = reader.history(table, 1)[0]
+            return TableConflictError(table, f"{last.operation}, version {last.number}")
+        return TableConflictError(table, root_cause(error))
+    if _REFUSED.search(text):
+        with suppress(Exception):
+            constraints = [
+                f"{name.removeprefix(_CONSTRAINT)}: {expression}"
+                for name, expression in sorted(reader.properties(table).items())
+                if name.startswith(_CONSTRAINT)
+            ]
+            return ConstraintError(table, ", ".join(constraints))
+    if file and _MISSING.search(text):
+        with suppress(Exception):
+            return MissingFileError(table, file[2], is_needed=reader.has_data_file(table, file[2]))
+    return TableError(table, root_cause(error))
