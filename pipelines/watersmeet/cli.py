@@ -27,8 +27,10 @@ from watersmeet.commands.arguments import (
     Config,
     Json,
     Key,
+    KeyJson,
     as_utf_8,
     parse_as_of,
+    parse_key,
     parse_target,
     parse_time_ms,
     parse_window,
@@ -63,6 +65,13 @@ OF_OTHERS = 0o007
 caller: lakes and pages hold records.
 """
 
+Engine = Annotated[
+    Literal["spark", "embedded"] | None,
+    typer.Option(
+        help="What runs the layers; default: spark where the environment names one, else embedded."
+    ),
+]
+
 app = new_app(
     name="watersmeet",
     help="Merges Kafka topics by event time on Delta tables and publishes each finished record "
@@ -94,15 +103,16 @@ def _main(
 @app.command(rich_help_panel=TRY)
 def init(
     directory: Annotated[Path, typer.Argument(help="Where to write; made if missing.")] = Path(),
+    engine: Engine = None,
     as_json: Json = False,
 ) -> None:
-    """Write a commented watersmeet.yml for the engine that can run here, and example schemas and
-    suites of expectations."""
-    from watersmeet.dev.init import choose_engine, init_view, write_example
+    """Write a commented watersmeet.yml, example records, and the schemas and suites of expectations
+    that it names."""
+    from watersmeet.dev.init import Choice, choose_engine, init_view, write_example
 
-    engine, reason = choose_engine()
-    written = [str(path) for path in write_example(directory, engine)]
-    answer({"written": written, "engine": engine, "reason": reason}, as_json, init_view)
+    choice = choose_engine() if engine is None else Choice(engine, None)
+    written = [str(path) for path in write_example(directory, choice.engine)]
+    answer({"written": written, **choice._asdict()}, as_json, init_view)
 
 
 @app.command(rich_help_panel=TRY)
@@ -295,7 +305,8 @@ def status(config: Config = DEFAULT_CONFIG, as_json: Json = False) -> None:
 
 @app.command(rich_help_panel=LOOK)
 def explain(
-    key: Key,
+    key: Key = None,
+    key_json: KeyJson = None,
     as_of: Annotated[
         str | None,
         typer.Option(
@@ -317,9 +328,9 @@ def explain(
     from watersmeet.audit.explain import explain as explain_key
 
     settings = load_settings(config)
-    reader = reader_of(settings)
+    merge_key = parse_key(key, key_json)
     time = None if as_of is None else parse_as_of(as_of)
-    facts = explain_key(reader, settings, key, time, tenant)
+    facts = explain_key(reader_of(settings), settings, merge_key, time, tenant)
     answer(facts, as_json, show.explain_view)
 
 
@@ -441,7 +452,8 @@ def redrive(
 
 @app.command(rich_help_panel=CHANGE)
 def forget(
-    key: Key,
+    key: Key = None,
+    key_json: KeyJson = None,
     apply: Annotated[
         bool, typer.Option("--apply", help="Do it; otherwise only show where the key is.")
     ] = False,
@@ -463,13 +475,14 @@ def forget(
     from watersmeet.operations.forget import Forgetting, forgotten
 
     settings = load_settings(config)
+    merge_key = parse_key(key, key_json)
     # A tombstone is sent for a key whose lake was lost, too.
     reader = reader_of(settings) if apply and tombstone else begun_reader_of(settings)
     with reporting() as reporter:
         if apply:
-            facts = forgotten(settings, key, reporter, tenant, has_tombstone=tombstone)
+            facts = forgotten(settings, merge_key, reporter, tenant, has_tombstone=tombstone)
         else:
-            facts = Forgetting(reader, settings, key, tenant).preview()
+            facts = Forgetting(reader, settings, merge_key, tenant).preview()
     answer(facts, as_json, show.forget_view)
 
 
@@ -605,10 +618,7 @@ def demo(
     directory: Annotated[
         Path, typer.Option("--dir", help="Where the demo's lake and broker live.")
     ] = Path("demo-lake"),
-    engine: Annotated[
-        Literal["spark", "embedded"] | None,
-        typer.Option(help="What runs the layers; default: spark where it can run here."),
-    ] = None,
+    engine: Engine = None,
 ) -> None:
     """Run the whole pipeline on real clickstream data against a real broker, and show what came
     out."""

@@ -11,12 +11,12 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from decimal import Decimal
 from operator import itemgetter
 from pathlib import Path
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 import orjson
@@ -74,6 +74,9 @@ _RECORD: Final = ("merge_key", *TENANT.names, "event_time")
 RecordPlace: TypeAlias = tuple[InputId, int, int]
 """Input, partition and offset of a record."""
 
+_Sent: TypeAlias = tuple[str, int, "bytes | Mapping[str, Any]"]
+"""Place of a record, its number, and the line or the object that it is."""
+
 
 def try_file(
     configuration: Settings | Path | str, file: Path, *, close: bool = True
@@ -84,19 +87,7 @@ def try_file(
     sent as compact JSON, with its numbers as they are spelled. A value that is text is sent as it
     is.
     """
-    try:
-        lines = file.read_bytes().splitlines()
-    except OSError as error:
-        raise ConfigurationError(
-            f"cannot be read ({error.strerror})",
-            where=file,
-            fix="name a file with a JSON object in each line",
-        ) from None
-    return _tried(
-        configuration,
-        ((f"{file}, line {n}", n, text) for n, text in enumerate(lines, 1) if text.strip()),
-        close=close,
-    )
+    return _tried(configuration, _lines(file), close=close)
 
 
 def try_records(
@@ -140,9 +131,38 @@ def try_records(
     )
 
 
+class SentRecord(NamedTuple):
+    """A record as it is sent to Kafka; `timestamp_ms`: None where Kafka sets it."""
+
+    topic: str
+    partition: int
+    timestamp_ms: int | None
+    key: bytes | None
+    value: bytes | None
+    headers: list[tuple[str, str | bytes | None]]
+
+
+def records_of_file(settings: Settings, file: Path) -> Iterator[tuple[str, SentRecord]]:
+    """Yield the records of a file, as `try_file` takes it, each with its place there."""
+    for place, _, record in _checked_records(settings, _lines(file)):
+        yield place, record
+
+
+def _lines(file: Path) -> list[_Sent]:
+    try:
+        lines = file.read_bytes().splitlines()
+    except OSError as error:
+        raise ConfigurationError(
+            f"cannot be read ({error.strerror})",
+            where=file,
+            fix="name a file with a JSON object in each line",
+        ) from None
+    return [(f"{file}, line {n}", n, text) for n, text in enumerate(lines, 1) if text.strip()]
+
+
 def _tried(
     configuration: Settings | Path | str,
-    sent: Iterable[tuple[str, int, bytes | Mapping[str, Any]]],
+    sent: Iterable[_Sent],
     *,
     close: bool,
 ) -> dict[str, Any]:
@@ -154,7 +174,6 @@ def _tried(
         for name, source in settings.sources.items()
         if source.avro_schema
     }
-    encoders = {name: encoder(schema.text) for name, schema in avro.items()}
     # All in this process: the first expression starts Spark here, and nowhere else.
     spark = {
         name: value
@@ -170,18 +189,15 @@ def _tried(
     rows: dict[InputId, list[tuple[Any, ...]]] = {i: [] for i in settings.inputs}
     lines: dict[RecordPlace, int] = {}
     offsets: Counter[tuple[str, int]] = Counter()
-    for place, number, record in sent:
-        try:
-            topic, partition, *fields = _checked(
-                _parsed(record) if isinstance(record, bytes) else record, settings, encoders
-            )
-        except _WrongError as wrong:
-            raise ConfigurationError(wrong.what, place, wrong.fix) from None
+    for _, number, record in _checked_records(settings, sent):
+        topic, partition, time_ms, *fields = record
+        # The largest time is after every event time.
+        kafka_time = (LARGEST_TIME_MS if time_ms is None else time_ms) * 1000
         offset = offsets[topic, partition]
         offsets[topic, partition] += 1
         for reader in (i for i in settings.inputs if i.topic == topic):
             lines[reader, partition, offset] = number
-            rows[reader].append((topic, partition, offset, *fields))
+            rows[reader].append((topic, partition, offset, kafka_time, 0, *fields))
     return DryRun(engine, settings, _bronze(settings, rows, avro), lines, avro).run(close=close)
 
 
@@ -195,6 +211,22 @@ class _WrongError(ValueError):
         super().__init__(what)
         self.what = what
         self.fix = fix
+
+
+def _checked_records(
+    settings: Settings, sent: Iterable[_Sent]
+) -> Iterator[tuple[str, int, SentRecord]]:
+    encoders = {
+        name: encoder(source.avro_schema.text)
+        for name, source in settings.sources.items()
+        if source.avro_schema
+    }
+    for place, number, record in sent:
+        try:
+            parsed = _parsed(record) if isinstance(record, bytes) else record
+            yield place, number, _checked(parsed, settings, encoders)
+        except _WrongError as wrong:
+            raise ConfigurationError(wrong.what, place, wrong.fix) from None
 
 
 def _parsed(text: bytes) -> Mapping[str, Any]:
@@ -222,8 +254,7 @@ def _no_constant(name: str) -> None:
 
 def _checked(
     record: Mapping[str, Any], settings: Settings, encoders: Mapping[str, Callable[[Any], bytes]]
-) -> tuple[Any, ...]:
-    """Return topic, partition, Kafka timestamp (us), its type, key, value and headers."""
+) -> SentRecord:
     for field in record:
         if field not in _FIELDS:
             raise _WrongError(f"unknown field `{field}`", known_instead(str(field), _FIELDS))
@@ -260,15 +291,15 @@ def _checked(
     headers = record.get("headers") or {}
     if not isinstance(headers, Mapping):
         raise _WrongError("`headers` are no object", 'write them as {"name": "text"}')
-    sent = [(str(name), _bytes("headers", value)) for name, value in headers.items()]
-    # The largest time is after every event time.
-    kafka_time = (LARGEST_TIME_MS if time_ms is None else time_ms) * 1000
+    sent: list[tuple[str, str | bytes | None]] = [
+        (str(name), _bytes("headers", value)) for name, value in headers.items()
+    ]
     value = (
         _avro(encoders[source], record["value"])
         if source in encoders
         else _bytes("value", record["value"])
     )
-    return topic, partition, kafka_time, 0, _bytes("key", record.get("key")), value, sent
+    return SentRecord(topic, partition, time_ms, _bytes("key", record.get("key")), value, sent)
 
 
 def _avro(encode: Callable[[Any], bytes], value: object) -> bytes | None:

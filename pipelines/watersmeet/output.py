@@ -6,6 +6,7 @@ JSON is ASCII, so that it is the same document in every encoding.
 
 from __future__ import annotations
 
+import codecs
 import io
 import json
 import sys
@@ -70,7 +71,15 @@ def print_json(document: object) -> None:
 
 
 def write_in_any_encoding() -> None:
-    """Write characters that the encoding of a standard stream lacks as escapes, such as `\\xb7`."""
+    """Write characters that the encoding of a standard stream lacks as escapes, and the dot between
+    facts as a dash.
+    """
+    codecs.register_error("watersmeet", _spelled)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")
+            stream.reconfigure(errors="watersmeet")
+
+
+def _spelled(error: UnicodeError) -> tuple[str | bytes, int]:
+    escapes, end = codecs.backslashreplace_errors(error)
+    return str(escapes).replace("\\xb7", "-"), end

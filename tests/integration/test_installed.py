@@ -57,7 +57,7 @@ def test_the_wheel_alone_says_what_it_lacks_and_with_its_extras_runs_the_demo_on
     assert sorted(
         file.name for file in (tmp_path / "cache" / "watersmeet" / "jars").rglob("*.jar")
     ) == sorted([*pinned(SPARK), *pinned(BROKER)])
-    assert json.loads(watersmeet("init", "large", "--json"))["engine"] == "spark"
+    assert json.loads(watersmeet("init", "large", "--json"))["engine"] == "embedded"
     shown = {
         engine: watersmeet("demo", "--engine", engine, "--dir", engine)
         for engine in ("embedded", "spark")

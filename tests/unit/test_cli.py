@@ -91,14 +91,39 @@ def test_version_is_the_packages(tmp_path: Path) -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, f"{watersmeet.__version__}\n", "")
 
 
-def test_help_names_every_command_there_is(tmp_path: Path) -> None:
+def test_help_groups_the_commands_and_marks_those_that_change_data(tmp_path: Path) -> None:
     done = in_process("--help", cwd=tmp_path)
     assert done.returncode == 0
-    assert [
-        c
-        for c in ("init", "validate", "run", "status", "demo", "broker")
-        if f" {c} " not in done.stdout
-    ] == []
+    sections = [block.splitlines() for block in done.stdout.split("\n\n")[3:]]
+    groups = {title: [line.split()[0] for line in lines] for title, *lines in sections}
+    assert groups == {
+        "Begin, and try things:": ["init", "fetch", "try", "demo", "broker"],
+        "Look at a lake:": [
+            *["validate", "status", "explain", "verify", "rebuild", "check", "report"]
+        ],
+        "Run the streams:": ["run", "repartition"],
+        "Change a lake:": ["redrive", "forget", "reset", "evolve", "maintain"],
+    }
+    lines = done.stdout.splitlines()
+    marked = [line.split()[0] for line in lines if "changes data" in line]
+    assert marked == ["check", *groups["Run the streams:"], *groups["Change a lake:"]]
+
+
+@pytest.mark.parametrize(
+    ("words", "key"),
+    [
+        (["--", "-5"], "-5"),
+        (["--key-json", '"a\\u0000b"'], "a\0b"),
+        (["--key-json", '"\\ud83d\\ude00"'], "😀"),
+        (["--key-json", '"-5"'], "-5"),
+        (["--key-json", '""'], ""),
+    ],
+)
+def test_a_key_that_no_command_line_can_spell_is_named(
+    tmp_path: Path, words: list[str], key: str
+) -> None:
+    done = in_process("explain", "--json", "-c", config(tmp_path), *words, cwd=tmp_path)
+    assert json.loads(done.stdout)["key"] == key
 
 
 # -- a configuration that is missing or wrong
@@ -125,6 +150,13 @@ def test_a_wrong_configuration_is_one_sentence_that_says_where(tmp_path: Path) -
         (["forget", "a\udcff", "--apply"], "KEY: it is not UTF-8"),
         (["explain", "a", "--tenant", "\udcff"], "--tenant: it is not UTF-8"),
         (["forget", "a", "--tenant", "\udcff"], "--tenant: it is not UTF-8"),
+        (["explain"], "KEY, --key-json: no key is named"),
+        (["forget", "a", "--key-json", '"a"'], "KEY, --key-json: two keys are named"),
+        (["explain", "-5"], "comes behind `--`"),
+        (["forget", "-key"], "comes behind `--`"),
+        (["explain", "--key-json", "7"], "--key-json: `7` is no JSON string"),
+        (["forget", "--key-json", '"a'], '--key-json: `"a` is no JSON string'),
+        (["explain", "--key-json", '"\\ud800"'], "--key-json: half a surrogate pair is no text"),
         (["rebuild", "--into", "r", "--timeout", "0s"], "--timeout: `0s` is too short"),
         (["reset", "--to", "1900-01-01"], "--to: `1900-01-01` is out of range"),
         (["reset", "--to", "9999-12-31T23:00-02"], "--to: `9999-12-31T23:00-02` is out of range"),

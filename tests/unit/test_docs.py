@@ -533,6 +533,14 @@ KAFKA_TIME = 1_790_000_000_000
 """Long after the example's events."""
 
 
+EXAMPLES = (
+    (ROOT / "pipelines" / "watersmeet" / "dev" / "templates" / "examples.jsonl")
+    .read_text(encoding="utf-8")
+    .splitlines()
+)
+"""What `init` writes to be sent first."""
+
+
 def example_records() -> list[tuple[str, str]]:
     """Topic and value of what is to be sent, in order."""
     cells = [row for row in rows(FIRST_STEPS) if row[0] in ("`tracking`", "`orders`")]
@@ -574,9 +582,16 @@ def merged(rules: MergeRules, readings: list[tuple[str, dict[str, Any]]]) -> Par
     return merge
 
 
+def test_the_examples_first_records_are_those_of_the_file_that_init_writes() -> None:
+    records = [json.loads(line) for line in EXAMPLES]
+    assert example_records()[: len(records)] == [
+        (record["source"], json.dumps(record["value"], separators=(",", ":"))) for record in records
+    ]
+
+
 def test_the_examples_first_records_stand_as_status_says(tmp_path: Path) -> None:
     rules, readings = read(tmp_path)
-    merge = merged(rules, readings[:5])
+    merge = merged(rules, readings[: len(EXAMPLES)])
     [shown] = [block for block in blocks(FIRST_STEPS, "") if block.startswith("partition 0")]
     assert merge.clock is not None
     assert f"clock {utc(merge.clock)}" in shown

@@ -5,17 +5,14 @@ from __future__ import annotations
 
 import ast
 import importlib
-import json
 import sys
 from importlib.metadata import packages_distributions
 from itertools import chain
 from pathlib import Path
 
 import pytest
-import yaml
 from packaging.utils import canonicalize_name
 
-from tests.support.commands import in_process
 from tests.support.packaging import ROOT, dependencies, extras, lower_bounds, pinned
 from tests.unit.test_cli import config
 from watersmeet import cli
@@ -97,43 +94,6 @@ def test_without_spark_another_engine_is_offered_where_spark_is_asked_for(
         match=r'`pip install "watersmeet\[spark\]"` brings it, or take `engine: embedded`',
     ):
         open_engine(load_settings(config(tmp_path)))
-
-
-@pytest.mark.parametrize("missing", [None, "pyspark", "delta", "pandas"])
-def test_init_writes_the_engine_that_can_run_here_and_says_why(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, missing: str | None
-) -> None:
-    if missing is not None:
-        monkeypatch.setitem(sys.modules, missing, None)
-    answer = json.loads(in_process("init", "--json", cwd=tmp_path).stdout)
-    written = yaml.safe_load((tmp_path / "watersmeet.yml").read_text())
-    assert answer["engine"] == written["engine"] == ("spark" if missing is None else "embedded")
-    said = in_process("init", "again", cwd=tmp_path).stdout.splitlines()[-1]
-    if missing is None:
-        assert (answer["reason"], "engine" in said) == (None, False)
-    else:
-        reason = (
-            f'the package {missing} is not installed: `pip install "watersmeet[spark]"` brings it'
-        )
-        assert (answer["reason"], said) == (reason, f"engine: embedded, since {reason}")
-
-
-@pytest.mark.parametrize(
-    ("version", "reason"),
-    [(None, "no bin/java is there"), ("11.0.2", "is Java 11"), ("21.0.1", None)],
-)
-def test_init_takes_spark_with_a_fitting_java_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: str | None, reason: str | None
-) -> None:
-    if version is not None:
-        java = tmp_path / "bin" / "java"
-        java.parent.mkdir()
-        java.write_text(f"#!/bin/sh\necho 'openjdk version \"{version}\"' >&2\n")
-        java.chmod(0o755)
-    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
-    answer = json.loads(in_process("init", "--json", "example", cwd=tmp_path).stdout)
-    assert answer["engine"] == ("embedded" if reason else "spark")
-    assert (reason or "") in (answer["reason"] or "")
 
 
 def test_the_python_half_of_delta_lake_is_that_of_the_jvm_artifact() -> None:

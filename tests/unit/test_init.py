@@ -1,11 +1,14 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
+import yaml
 
+from tests.support.commands import in_process
 from watersmeet.configuration.sources import SourceSettings
 from watersmeet.core.json_schema import value_schema
 from watersmeet.core.message_schema import message_schema
@@ -155,3 +158,38 @@ def test_schemas_come_from_the_package_where_it_has_them(
     (tmp_path / "_schemas").mkdir()
     monkeypatch.setattr(init, "PACKAGE", tmp_path)
     assert schemas_directory() == tmp_path / "_schemas"
+
+
+SPARKS = [
+    "DATABRICKS_RUNTIME_VERSION",
+    "PYSPARK_GATEWAY_PORT",
+    "SPARK_REMOTE",
+    "SPARK_HOME",
+    "MASTER",
+]
+
+
+@pytest.mark.parametrize("named", [None, *SPARKS, "PYSPARK_SUBMIT_ARGS"])
+@pytest.mark.parametrize("asked", [None, "spark", "embedded"])
+def test_init_takes_spark_where_the_environment_names_one_or_it_is_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, named: str | None, asked: str | None
+) -> None:
+    for name in [*SPARKS, "PYSPARK_SUBMIT_ARGS"]:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("PYSPARK_SUBMIT_ARGS", "--conf a=b pyspark-shell")
+    if named is not None:
+        monkeypatch.setenv(named, "--master spark://here:7077 pyspark-shell")
+    options = [] if asked is None else ["--engine", asked]
+    answer = json.loads(in_process("init", "new", *options, "--json", cwd=tmp_path).stdout)
+    text = (tmp_path / "new" / "watersmeet.yml").read_text()
+    [before, line] = re.findall(r"(.*)\n(engine: .*)\n", text)[0]
+    expected = asked or ("embedded" if named is None else "spark")
+    assert answer["engine"] == yaml.safe_load(text)["engine"] == expected
+    assert before.startswith("# One process without a JVM. Take `spark` ")
+    assert line.endswith("# the default" if expected == "spark" else "# not the default")
+    said = in_process("init", "again", *options, cwd=tmp_path).stdout.splitlines()[-1]
+    if named is None or asked is not None:
+        assert (answer["reason"], "engine" in said) == (None, False)
+    else:
+        assert answer["reason"].startswith(f"{named} ")
+        assert said == f"engine: spark, since {answer['reason']}"

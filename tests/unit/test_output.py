@@ -134,3 +134,5 @@ def test_no_command_fails_for_an_encoding(tmp_path: Path, encoding: str) -> None
     )
     assert done.returncode == 0, done.stderr
     assert b"Error" not in done.stdout + done.stderr
+    if encoding != "latin-1":
+        assert b"'1' - partition 0 - 1970-01-01 " in done.stdout

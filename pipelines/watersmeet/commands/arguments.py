@@ -5,6 +5,7 @@ Each function raises ConfigurationError for an argument that means nothing.
 
 from __future__ import annotations
 
+import json
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Annotated
@@ -45,7 +46,52 @@ def as_utf_8(parameter: typer.CallbackParam, text: str | None) -> str | None:
         ) from None
 
 
-Key = Annotated[str, typer.Argument(help="The key of merge records.", callback=as_utf_8)]
+Key = Annotated[
+    str | None,
+    typer.Argument(
+        help="The key of merge records; behind `--` where it begins with a dash.",
+        callback=as_utf_8,
+    ),
+]
+KeyJson = Annotated[
+    str | None,
+    typer.Option(
+        "--key-json",
+        help="The key as a JSON string, instead: for one that a command line cannot spell, such as "
+        "'\"a\\u0000b\"'.",
+    ),
+]
+
+
+def parse_key(key: str | None, key_json: str | None) -> str:
+    """Return the key that one of the two names."""
+    if key is not None and key_json is None:
+        return key
+    if key is not None or key_json is None:
+        raise ConfigurationError(
+            "no key is named" if key is None else "two keys are named",
+            where="KEY, --key-json",
+            fix="give one of them, KEY behind `--` where it begins with a dash",
+        )
+    try:
+        parsed = json.loads(key_json)
+    except ValueError:
+        parsed = None
+    if not isinstance(parsed, str):
+        raise ConfigurationError(
+            f"`{key_json}` is no JSON string",
+            where="--key-json",
+            fix="write the key in double quotes, inside of single quotes for the shell",
+        )
+    try:
+        parsed.encode()
+    except UnicodeEncodeError:
+        raise ConfigurationError(
+            "half a surrogate pair is no text",
+            where="--key-json",
+            fix="look for its record in quarantine: as `undecodable`, it has no key",
+        ) from None
+    return parsed
 
 
 def parse_target(to: str) -> str | int:

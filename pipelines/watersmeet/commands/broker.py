@@ -1,4 +1,4 @@
-"""The commands of the embedded broker: `watersmeet broker start`, `stop` and `status`."""
+"""The commands of the embedded broker: `watersmeet broker start`, `send`, `stop` and `status`."""
 
 from __future__ import annotations
 
@@ -49,6 +49,22 @@ def start(
     _show_broker(
         broker.start(directory, port, secure=secure, allowed=allowed or ()), as_json, allowed
     )
+
+
+@broker_app.command()
+def send(
+    file: Annotated[
+        Path, typer.Argument(help="A file with a record in each line, as `watersmeet try` has it.")
+    ],
+    directory: Directory = DEFAULT_BROKER,
+    config: Config = DEFAULT_CONFIG,
+    as_json: Json = False,
+) -> None:
+    """Send the records of a file to the broker, and create the topics of the configuration's
+    sources that it lacks."""
+    from watersmeet.dev.send import send_file, send_view
+
+    answer(send_file(load_settings(config), file, directory), as_json, send_view)
 
 
 @broker_app.command()

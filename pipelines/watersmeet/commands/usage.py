@@ -69,6 +69,11 @@ def call(app: typer.Typer) -> int:
 def usage_sentence(error: typer.TyperException) -> str:
     """Return what is wrong with the arguments, and where to read what would be right."""
     what = " ".join(error.format_message().split()).rstrip(".?")
+    sentence = f"{what[:1].lower()}{what[1:]}"
     context = getattr(error, "ctx", None)
-    hint = "" if context is None else f"; see `{context.command_path} --help`"
-    return f"{what[:1].lower()}{what[1:]}{hint}"
+    if context is None:
+        return sentence
+    arguments = {parameter.name for parameter in context.command.params}
+    if "key" in arguments and hasattr(error, "option_name"):
+        sentence += "; a key that begins with a dash comes behind `--`"
+    return f"{sentence}; see `{context.command_path} --help`"

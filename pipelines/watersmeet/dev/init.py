@@ -4,7 +4,6 @@ suites that it names.
 
 import os
 from collections.abc import Mapping
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -13,8 +12,7 @@ import orjson
 import watersmeet
 from watersmeet.core.json_schema import value_schema
 from watersmeet.core.message_schema import message_schema
-from watersmeet.errors import ConfigurationError, MissingPackageError
-from watersmeet.jvm.java import java_problem
+from watersmeet.errors import ConfigurationError
 
 PACKAGE = Path(watersmeet.__file__).parent
 _SCHEMAS: Final = ("orders.json", "tracking.json")
@@ -23,37 +21,38 @@ _SUITES: Final = tuple(
 )
 
 
-_ENGINE: Final = (
-    "engine: spark                         # or embedded: one process without a JVM, a lake with a "
-    "path"
+_EMBEDDED: Final = "engine: embedded                      # not the default"
+_SPARK: Final = "engine: spark                         # the default"
+"""The line of the template, and the one that replaces it for Spark."""
+
+_SPARK_IS_THERE: Final = (
+    "DATABRICKS_RUNTIME_VERSION",
+    "PYSPARK_GATEWAY_PORT",
+    "SPARK_REMOTE",
+    "SPARK_HOME",
+    "MASTER",
 )
-"""The line of the template that `_EMBEDDED` replaces for the other engine."""
-_EMBEDDED: Final = (
-    "engine: embedded                      # one process without a JVM; or spark: any lake"
-)
+"""Environment variables that name a Spark: of Databricks, spark-submit, Spark Connect, a folder and
+a master. (A Python package alone may be there for anything.)
+"""
 
 
 class Choice(NamedTuple):
-    """An engine that can run here, and why it is not Spark."""
+    """An engine, and why it is Spark."""
 
     engine: str
     reason: str | None
 
 
 def choose_engine() -> Choice:
-    """Return Spark where it can run here, else the embedded engine."""
-    missing = next(
-        (name for name in ("pyspark", "delta", "pandas") if find_spec(name) is None), None
-    )
-    if missing is not None:
-        return Choice("embedded", str(MissingPackageError(missing, "spark")))
-    problem = None if "SPARK_REMOTE" in os.environ else java_problem()
-    if problem is not None:
-        return Choice("embedded", f"Spark needs Java 17 or 21, and {problem}")
-    return Choice("spark", None)
+    """Return Spark where the environment names one, else the embedded engine."""
+    named = [f"{name} is set" for name in _SPARK_IS_THERE if os.environ.get(name)]
+    if "--master" in os.environ.get("PYSPARK_SUBMIT_ARGS", ""):
+        named.append("PYSPARK_SUBMIT_ARGS names a master")
+    return Choice("spark", named[0]) if named else Choice("embedded", None)
 
 
-def write_example(directory: Path, engine: str = "spark") -> list[Path]:
+def write_example(directory: Path, engine: str = "embedded") -> list[Path]:
     """Write all files of the example to `directory`, or none: nothing that exists is overwritten.
 
     `engine`: the one that the configuration names. Returns the paths of the files, the
@@ -64,9 +63,9 @@ def write_example(directory: Path, engine: str = "spark") -> list[Path]:
         directory / name: source.read_text(encoding="utf-8")
         for name, source in _example_files().items()
     }
-    if engine == "embedded":
+    if engine == "spark":
         texts[directory / "watersmeet.yml"] = texts[directory / "watersmeet.yml"].replace(
-            _ENGINE, _EMBEDDED
+            _EMBEDDED, _SPARK
         )
     texts[directory / "schemas" / "merged.json"] = _schema_of_messages()
     existing = [path for path in texts if path.exists() or path.is_symlink()]
@@ -89,8 +88,8 @@ def write_example(directory: Path, engine: str = "spark") -> list[Path]:
 
 
 def init_view(facts: Mapping[str, Any]) -> str:
-    """Return what was written, for people: a line for each file, and one for the engine where it is
-    not Spark.
+    """Return what was written, for people: a line for each file, and one for the engine where the
+    environment chose it.
     """
     engine = f"engine: {facts['engine']}, since {facts['reason']}"
     return "\n".join([*facts["written"], *([engine] if facts["reason"] else [])])
