@@ -141,12 +141,13 @@ def fetch(
 def validate(config: Config = DEFAULT_CONFIG, as_json: Json = False) -> None:
     """Check configuration, schemas, topics and tables; exit status 2 where something is wrong."""
     problems, warnings, preview = _find_problems(config)
+    facts: dict[str, Any] = {"ok": not problems, "problems": problems}
     if problems:
-        answer({"ok": False, "problems": problems}, as_json, show.problems_view)
+        facts |= {"warnings": warnings} if warnings else {}
+        answer(facts, as_json, show.problems_view)
         raise typer.Exit(2)
     if not as_json:
         print_text(f"{config}: everything fits; a run would now read")
-    facts: dict[str, Any] = {"ok": True, "problems": []}
     if transactions := [_open_transaction(row) for row in preview if "transaction" in row]:
         facts["transactions"] = transactions
     if warnings:
@@ -161,7 +162,7 @@ def _open_transaction(row: dict[str, Any]) -> dict[str, Any]:
 def _find_problems(
     config: Path,
 ) -> tuple[list[dict[str, str]], list[dict[str, str]], list[dict[str, Any]]]:
-    """Return the problems; if there are none, also the warnings and what a run would read."""
+    """Return the problems, the warnings, and where there are no problems what a run would read."""
     from watersmeet.audit.validate import (
         check_kafka,
         check_keys,

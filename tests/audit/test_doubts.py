@@ -225,6 +225,16 @@ def test_validate_names_the_fields_that_a_schema_lacks(river: River) -> None:
         "them: n (9), secret (9)"
     )
     assert "s3cret" not in here(river, "validate", "--json")
+    for source in ("tracking", "orders"):  # keys that never meet do not hide it
+        records = [
+            (int((n % 2 == 0) is (source == "orders")), keyed(f"new{n}", KAFKA_TIME_MS, n=n))
+            for n in range(200)
+        ]
+        produce(river.kafka, river.topic(source), records)
+    both = json.loads(here(river, "validate", "--json", exit_code=2))
+    assert "so that their records never meet" in both["problems"][0]["what"]
+    assert [each["where"] for each in both["warnings"]] == ["sources.orders.schema"]
+    assert "warning sources.orders.schema: of the last" in here(river, "validate", exit_code=2)
 
 
 @pytest.mark.long

@@ -12,8 +12,11 @@ from typing import Any
 import pytest
 from deltalake import write_deltalake
 
+from tests.audit.test_newest import bronze_of
 from tests.audit.test_verify_tenants import known_case
 from tests.audit.test_verify_tenants import settings_of as settings_with_tenants
+from tests.support.cases import keyed
+from tests.support.configurations import settings_for as lake_settings_for
 from tests.support.model_lakes import ModelLake
 from tests.support.report_tables import Row, parts, river_of, settings_for, write_tables
 from watersmeet.audit import report as reading
@@ -155,7 +158,7 @@ def test_it_begins_with_event_time_and_the_match_rate(tmp_path: Path) -> None:
         REFUSED,
     ]
     assert figure(found, MATCHED).caption.startswith(
-        "33.3% of the merge records have parts of all sources."
+        "Only 33.3% of the merge records have parts of all sources."
     )
 
 
@@ -334,7 +337,8 @@ def test_the_mean_of_a_step_is_what_a_look_at_every_ms_would_give(
         report_of(tmp_path, silver=silver, progress=progress(0, 0, ("order", 0, 0, 1, 9999, 6000))),
         OPEN,
     )
-    width = Steps.over([min(times), 70, 6000], STEPS).width
+    end = max([70, *times]) + 100
+    width = Steps.over([min(times), 70, min(end, 6000)], STEPS).width
     for row in found[:-1]:
         expected = (
             sum(
@@ -351,15 +355,93 @@ def test_a_step_that_the_clock_is_still_in_is_not_counted(tmp_path: Path) -> Non
     clocks = [("order", 0, 0, 0, 9, 2345), ("order", 1, 0, 0, 9, 2000)]
     found = rows(
         report_of(
-            tmp_path, silver=[merge_record(0), merge_record(5)], progress=progress(0, 0, *clocks)
+            tmp_path,
+            silver=[merge_record(0), merge_record(5), merge_record(2300, status="open")],
+            progress=progress(0, 0, *clocks),
         ),
         OPEN,
     )
     assert [(row["at"], row["open"]) for row in (found[0], *found[-2:])] == [
         (0, 1.5),
-        (2330, 0),
-        (2345, 0),
+        (2330, 1),
+        (2345, 1),
     ]
+
+
+@pytest.mark.parametrize("clock", [60, 2_000, 10**9])
+def test_an_axis_ends_where_nothing_more_is_to_be_drawn_however_far_the_clock_is(
+    tmp_path: Path, clock: int
+) -> None:
+    silver = [merge_record(n, order=1) for n in range(60)]
+    of_clock = progress(0, 0, ("order", 0, 0, 9, clock, clock))
+    found = report_of(tmp_path, silver=silver, progress=of_clock)
+    ends = {}
+    for title in (MATCHED, OPEN):
+        chart = figure(found, title).chart
+        assert chart is not None
+        ends[title] = chart["layer"][0]["encoding"]["x"]["scale"]["domain"][1]
+    assert ends[MATCHED] == 60
+    assert ends[OPEN] == min(clock, 159) + 1
+    assert rows(found, OPEN)[-1]["at"] == min(clock, 160)
+    said = "Nothing is open from then on; the largest clock is " in figure(found, OPEN).caption
+    assert said == (clock > 160)
+
+
+def apart(count: int) -> list[Row]:
+    """Merge records of one source each, of keys that the other one has in another partition."""
+    return [
+        merge_record(
+            5,
+            tracking=n % 2,
+            order=1 - n % 2,
+            merge_key=f"k{n // 2}",
+            partition=n % 2,
+            last_event_time=5,
+        )
+        for n in range(count)
+    ]
+
+
+def test_of_a_low_match_rate_it_is_said_why_records_may_not_match(tmp_path: Path) -> None:
+    silver = [
+        *(merge_record(5, order=1, merge_key=f"both{n}") for n in range(9)),
+        *apart(40),
+        *(merge_record(5, merge_key=f"alone{n}") for n in range(5)),
+        merge_record(5, merge_key="K"),
+        merge_record(5, tracking=0, order=1, merge_key="k"),
+    ]
+    found = report_of(tmp_path, silver=silver)
+    assert figure(found, MATCHED).caption.startswith("Only 16.1% of the merge records have parts")
+    reasons = rows(found, "Why merge records lack a source")
+    assert [(row["why"], row["merge records"]) for row in reasons] == [
+        ("another source has the key in another partition", 40),
+        ("another source has the key, but for capital letters", 2),
+        ("no other source has the key, of those that were looked at", 5),
+    ]
+    assert "repartition" in reasons[0]["what helps"]
+
+
+def test_of_a_good_match_rate_nothing_more_is_said(tmp_path: Path) -> None:
+    both = [merge_record(5, order=1, merge_key=f"b{n}") for n in range(50)]
+    found = report_of(tmp_path, silver=[*both, *apart(40)])
+    assert not any("Why" in each.title for section in found.sections for each in section.figures)
+
+
+def test_what_looks_wrong_comes_first(tmp_path: Path) -> None:
+    keys = [f"key {n}" for n in range(40)]
+    values: dict[int, dict[str, list[bytes | None]]] = {
+        p: {
+            "tracking": [keyed(key, n) for n, key in enumerate(keys) if n % 2 == p],
+            "orders": [keyed(key, n) for n, key in enumerate(keys) if n % 2 != p],
+        }
+        for p in range(2)
+    }
+    lake = bronze_of(lake_settings_for(tmp_path), values)
+    found = read_report(lake.reader, lake.settings, NOW)
+    [warning] = found.sections[0].figures[0].rows
+    assert warning["what"].startswith("40 of 40 keys that tracking and orders share are in")
+    assert "murmur2_random" in warning["what helps"]
+    assert '<td class="prose">40 of 40 keys' in page(found)
 
 
 def test_matched_are_those_with_parts_of_each_and_of_all(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import json
 import re
 from collections.abc import Iterator
 from html.parser import HTMLParser
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -130,7 +131,7 @@ def test_the_library_is_in_it_once_and_every_chart_has_its_place(
 
 def test_every_figure_of_a_lake_is_on_its_page(river: Report, whole: _Text) -> None:
     figures = [figure for section in river.sections for figure in section.figures]
-    assert len(figures) == 13
+    assert len(figures) == 14
     for figure in figures:
         assert figure.rows
         assert figure.title in whole.texts
@@ -204,7 +205,8 @@ def test_an_axis_has_one_kind_of_time_the_same_in_a_section_and_in_utc(river: Re
         ]
         assert bool(found) == (section.title in expected)
         assert all(x["axis"]["title"].startswith(expected[section.title]) for x in found)
-        assert len({tuple(x["scale"]["domain"]) for x in found}) <= 1
+        ends = {tuple(x["scale"]["domain"]) for x in found}
+        assert len(ends) <= 1 + (section.title == "Event time")  # whose charts end where data does
     channels = [
         channel
         for encoding in encodings(charts_of(*river.sections))
@@ -213,6 +215,29 @@ def test_an_axis_has_one_kind_of_time_the_same_in_a_section_and_in_utc(river: Re
     assert {
         channel["scale"]["type"] for channel in channels if channel.get("type") == "temporal"
     } == {"utc"}
+
+
+def test_each_of_several_lines_that_lie_on_each_other_is_seen(river: Report) -> None:
+    several = [
+        encoding
+        for chart in charts_of(*river.sections)
+        for layer in chart["layer"]
+        if layer["mark"]["type"] == "line"
+        for encoding in [layer["encoding"]]
+        if len(encoding["color"]["scale"]["domain"]) > 1
+    ]
+    assert len(several) == 4
+    for encoding in several:
+        width = encoding["strokeWidth"]["scale"]
+        assert width["domain"] == encoding["color"]["scale"]["domain"]
+        assert all(wider - width >= 1 for wider, width in pairwise(width["range"]))
+        names = width["domain"]
+        values = [{"of": of, "partition": of, "x": x} for of in names for x in (1, 2)]
+        channels = {name: encoding[name] for name in ("color", "strokeWidth")}
+        channels["x"] = {"field": "x", "type": "quantitative"}
+        chart = {"data": {"values": values}, "mark": "line", "encoding": channels}
+        svg = vl_convert.vegalite_to_svg(chart)
+        assert all(f'stroke-width="{size:g}"' in svg for size in width["range"])
 
 
 def test_a_row_holds_to_the_end() -> None:

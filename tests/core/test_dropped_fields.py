@@ -156,3 +156,9 @@ def test_many_made_up_names_are_a_number_and_none_is_long_or_steers_a_terminal()
     assert sentence.startswith("coupon (2), \\x1b[2Jxxx")
     assert sentence.endswith(f", and {902 - SHOWN} other fields")
     assert len(sentence) < SHOWN * (LONGEST_NAME + 10)
+
+
+def test_fields_of_one_frequency_are_in_the_order_of_their_names() -> None:
+    names = [f"n{n}" for n in range(9)]
+    expected = ", ".join(f"{name} (2)" for name in names)
+    assert str(counted([names, names[::-1]])) == expected

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from itertools import chain
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -36,6 +36,7 @@ from watersmeet.core.doubts import (
     gap_ms,
     lonely,
     odd_times,
+    reasons_unmet,
     why_unmet,
 )
 from watersmeet.core.dropped_fields import counted, dropped_fields, fields_in
@@ -100,6 +101,73 @@ def unmet_in_lake(reader: TableReader, settings: Settings) -> list[Problem] | No
 
     Only the merge records that finished last count. None where too few have finished.
     """
+    last_finished = _last_finished(reader, settings)
+    if last_finished is None:
+        return None
+    groups = [[appearance.source for appearance in parts] for parts in last_finished]
+    lonely_sources = lonely(groups)
+    if not lonely_sources.counts:
+        return []
+    appearances = [*chain.from_iterable(last_finished)]
+    if lonely_sources.is_every_one:
+        occurrences = Counter(chain.from_iterable(groups))
+        counts = ", ".join(f"{name} {occurrences[name]:,}" for name in settings.sources)
+        what = (
+            f"of the last {len(groups):,} finished merge records none has records of two sources "
+            f"({counts})"
+        )
+        return [_problem(what, "silver", appearances, settings)]
+    return [
+        _problem(
+            f"of the last {n:,} finished merge records with records of {name} none has one of "
+            "another source",
+            f"silver.{name}",
+            _against(name, appearances),
+            settings,
+        )
+        for name, n in lonely_sources.counts.items()
+    ]
+
+
+class Incomplete(NamedTuple):
+    """Records that lack those of another source: `why`, how many merge records, and `fix`, what
+    helps.
+    """
+
+    why: str
+    records: int
+    fix: str
+
+
+def why_incomplete(reader: TableReader, settings: Settings) -> list[Incomplete]:
+    """Return why merge records have records of one source alone, as far as it can be seen.
+
+    Only the merge records that finished last are looked at; none where too few have finished.
+    """
+    alone = [parts[0] for parts in _last_finished(reader, settings) or () if len(parts) == 1]
+    return [
+        Incomplete(*_of_kind(kind, settings, count)) for kind, count in reasons_unmet(alone).items()
+    ]
+
+
+def _of_kind(kind: str, settings: Settings, count: int) -> tuple[str, int, str]:
+    if kind == APART_IN_TIME:
+        waits = duration(settings.merge.window.gap_ms)
+        why = f"another source has the key in the same partition, further away than {waits}"
+        return why, count, _FIX_TIMES
+    if kind == APART_IN_PARTITION:
+        return "another source has the key in another partition", count, FIX_PARTITIONS
+    if kind == UNLIKE:
+        fix = f"nothing, where a source may have no record of a key; else {_FIX_KEYS}"
+        return "no other source has the key, of those that were looked at", count, fix
+    return f"another source has the key, but for {kind}", count, _FIX_FORM
+
+
+def _last_finished(reader: TableReader, settings: Settings) -> list[list[Appearance]] | None:
+    """Return the merge records that finished last, each by its sources.
+
+    None where too few have finished.
+    """
     if not reader.exists(tables.SILVER) or not set(settings.sources) <= set(
         reader.columns(tables.SILVER).names
     ):
@@ -128,33 +196,10 @@ def unmet_in_lake(reader: TableReader, settings: Settings) -> list[Problem] | No
     names = ["partition", *TENANT.names, "merge_key", "event_time", "last_event_time"]
     where = [[*term, *since, *span] for term in _FINISHED for span in spans]
     rows = reader.select(tables.SILVER, [*names, *settings.sources], where)
-    groups = _groups(rows, settings.sources)
-    lonely_sources = lonely(groups)
-    if not lonely_sources.counts:
-        return []
     places = zip(*(rows[name].to_pylist() for name in names), strict=True)
-    appearances = [
-        Appearance(source, *place)
-        for sources, place in zip(groups, places, strict=True)
-        for source in sources
-    ]
-    if lonely_sources.is_every_one:
-        occurrences = Counter(chain.from_iterable(groups))
-        counts = ", ".join(f"{name} {occurrences[name]:,}" for name in settings.sources)
-        what = (
-            f"of the last {len(groups):,} finished merge records none has records of two sources "
-            f"({counts})"
-        )
-        return [_problem(what, "silver", appearances, settings)]
     return [
-        _problem(
-            f"of the last {n:,} finished merge records with records of {name} none has one of "
-            "another source",
-            f"silver.{name}",
-            _against(name, appearances),
-            settings,
-        )
-        for name, n in lonely_sources.counts.items()
+        [Appearance(source, *place) for source in sources]
+        for sources, place in zip(_groups(rows, settings.sources), places, strict=True)
     ]
 
 

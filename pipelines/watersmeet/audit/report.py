@@ -17,6 +17,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from watersmeet.audit import report_charts as charts
+from watersmeet.audit.doubts import why_incomplete
+from watersmeet.audit.newest import doubts_of_newest
 from watersmeet.audit.report_charts import (
     Figure,
     Numbers,
@@ -30,14 +32,17 @@ from watersmeet.audit.report_charts import (
     in_unit,
     layer,
     number,
+    told_apart,
 )
 from watersmeet.audit.show import duration, utc
 from watersmeet.core.inputs import InputId
 from watersmeet.core.times import LAST_EVENT_TIME_MS
 from watersmeet.core.window import Window
+from watersmeet.errors import Problem
 from watersmeet.lake.epochs import read_epochs
 from watersmeet.lake.generations import read_generations
 from watersmeet.lake.location import Lake
+from watersmeet.lake.newest import bronze_ends
 from watersmeet.lake.progress import last_batch
 from watersmeet.lake.published import OF_MERGE_RECORDS
 from watersmeet.lake.snapshot import Snapshot
@@ -59,6 +64,7 @@ from watersmeet.settings import Settings
 
 Columns = dict[str, Numbers]
 
+LOW_MATCH = 0.5  # share of merge records with parts of all sources below which reasons are shown
 SHOWN_PARTITIONS = 8  # more lines cannot be told apart, by colour or otherwise
 STEPS = 240  # maximum number of steps of time in a chart
 FEWEST_STEPS = 10  # with fewer steps of wall time that saw any work, charts are empty axes
@@ -137,7 +143,9 @@ def read_report(reader: TableReader, settings: Settings, now_ms: int) -> Report:
         about += f" Only the latest batches, since {utc(lake.since)}."
     sent = "When the records were sent, as Kafka has it: by the producers' clocks or the broker's."
     themselves = "What the records say themselves, however fast they were processed."
+    doubts = doubts_of_newest(snapshot, settings, bronze_ends(snapshot, settings))
     sections = [
+        *_warnings(doubts),
         Section("Event time", themselves, [*lake.event_time(), lake.refused()]),
         Section("Partitions", "", [lake.partitions(), *lake.slowest_tenants()]),
         Section("Kafka's timestamps", sent, [lake.arrivals()]),
@@ -155,6 +163,15 @@ def read_report(reader: TableReader, settings: Settings, now_ms: int) -> Report:
         else "none yet",
     }
     return Report(settings.name, facts, sections)
+
+
+def _warnings(doubts: Sequence[Problem]) -> Iterator[Section]:
+    """Yield a section with what looks wrong, where anything does."""
+    if doubts:
+        rows = _rows(("where", "what", "what helps"), ((p.where, p.what, p.fix) for p in doubts))
+        about = "What breaks no rule, and may be meant: in the newest records of each source."
+        warnings = Figure("Warnings", "As `watersmeet status` says them.", rows)
+        yield Section("What looks wrong", about, [warnings])
 
 
 class _LakeFigures:
@@ -358,7 +375,7 @@ class _LakeFigures:
             "How far event time had come, after the last batch of each step of "
             f"{duration(steps.width)}.{_SHOWN}"
         )
-        lines = layer(mark, x=x, y=y, color=colour(self.shown, "partition"))
+        lines = layer(mark, x=x, y=y, **told_apart(self.shown, "partition"))
         return drawn("Clock of each partition", caption, rows, lines, nothing=_NO_CLOCK, height=240)
 
     def lead_figures(self, steps: Steps, decisions: Columns, x: Spec) -> Iterator[Figure]:
@@ -384,7 +401,7 @@ class _LakeFigures:
         y = number(
             "lead", unit, scale={"domain": [0, max((row["lead"] for row in rows), default=0) or 1]}
         )
-        lines = layer(charts.LINE, x=x, y=y, color=colour(self.shown, "partition"))
+        lines = layer(charts.LINE, x=x, y=y, **told_apart(self.shown, "partition"))
         caption = (
             f"Head minus clock: the largest in each step of {duration(steps.width)}, kept up to "
             "the next batch. The clock waits for the source whose lead is 0. Shaded: the idle "
@@ -497,7 +514,7 @@ class _LakeFigures:
         Finished are those that timed out and that no jump closed. Where there are many, a sample is
         read: those that begin in the first part of a step.
         """
-        figures = "count *", "min event_time", "max event_time"
+        figures = "count *", "min event_time", "max event_time", "max due"
         counts = self.summary(SILVER, ["status", "invalid_reason"], *figures, where=[_IS_RECORD])
         if not counts:
             yield Figure("Merge records", "Silver has no merge record yet.", [])
@@ -505,10 +522,8 @@ class _LakeFigures:
         finished = sum(
             count for status, why, count, *_ in counts if status == "timed_out" and why != "reset"
         )
-        event_times = [time for *_, first, last in counts for time in (first, last)]
-        until = max([*event_times, *self.clocks.values()])
-        steps = Steps.over([*event_times, until], STEPS)
-        x = charts.time("event time", steps.first, steps.end)
+        event_times = [time for *_, first, last, _ in counts for time in (first, last)]
+        steps = Steps.over(event_times, STEPS)
 
         part = steps.width * SAMPLED_RECORDS // max(finished, 1)
         spans = [[("event_time", ">=", at), ("event_time", "<=", at + part)] for at in steps.starts]
@@ -526,7 +541,7 @@ class _LakeFigures:
             f"Of {len(times):,} of the {finished:,} that have timed out (without those that a jump "
             "closed)."
         )
-        yield self.match_figure(steps, x, times, lengths, about)
+        yield from self.match_figures(steps, times, lengths, about)
         caption = f"How many merge records have this many parts, all sources together. {about}"
         yield _histogram(
             "Size of merge records",
@@ -539,12 +554,13 @@ class _LakeFigures:
         yield _histogram(
             "Duration of merge records", caption, durations, sample["last_event_time"] - times
         )
-        yield self.open_figure(steps, x, until)
+        yield self.open_figure(event_times, [due for *_, due in counts if due is not None])
 
-    def match_figure(
-        self, steps: Steps, x: Spec, times: Numbers, lengths: Mapping[str, Numbers], about: str
-    ) -> Figure:
-        """Return the share of finished merge records that have parts of each source.
+    def match_figures(
+        self, steps: Steps, times: Numbers, lengths: Mapping[str, Numbers], about: str
+    ) -> Iterator[Figure]:
+        """Yield the share of finished merge records that have parts of each source, and where it is
+        small the reasons.
 
         The steps are so wide that each holds some of them on average.
         """
@@ -563,28 +579,38 @@ class _LakeFigures:
                 rows.append(
                     {"of": name, "at": middle, "share": matched / records if records else None}
                 )
+        x = charts.time("event time", steps.first, steps.end)
         y = number("share", "of merge records", scale={"domain": [0, 1]}, format=".0%")
-        # One of the lines is often the same as that of all sources.
-        dashes = {
-            "field": "of",
-            "legend": None,
-        }
-        points = layer(
-            charts.POINTS, x=x, y=y, color=colour([ALL_SOURCES, *self.sources]), strokeDash=dashes
-        )
+        points = layer(charts.POINTS, x=x, y=y, **told_apart([ALL_SOURCES, *self.sources]))
+        matched = float(np.mean(fewest_parts > 0)) if rows else 1.0
+        only = "Only " if matched < LOW_MATCH else ""
         overall = (
-            f"{np.mean(fewest_parts > 0):.1%} of the merge records have parts of all sources. "
-            if rows
-            else ""
+            f"{only}{matched:.1%} of the merge records have parts of all sources. " if rows else ""
         )
         caption = (
             f"{overall}The shares in steps of {duration(wide.width)}, of all sources and of each. "
             f"{about}"
         )
-        return drawn("Match rate", caption, rows, points, nothing=_NONE_FINISHED, height=200)
+        yield drawn("Match rate", caption, rows, points, nothing=_NONE_FINISHED, height=200)
+        if matched >= LOW_MATCH or not (reasons := why_incomplete(self.reader, self.settings)):
+            return
+        caption = (
+            f"Of {sum(reason.records for reason in reasons):,} with parts of one source alone, "
+            "among the last that have timed out: how many have this reason, as far as it can be "
+            "seen."
+        )
+        columns = ("why", "merge records", "what helps")
+        yield Figure("Why merge records lack a source", caption, _rows(columns, reasons))
 
-    def open_figure(self, steps: Steps, x: Spec, until: int) -> Figure:
-        """Return how many merge records are open at a time, up to the largest clock."""
+    def open_figure(self, event_times: Sequence[int], dues: Sequence[int]) -> Figure:
+        """Return how many merge records are open at a time, up to the largest clock, or until none
+        is.
+        """
+        clock = max([*event_times, *self.clocks.values()])
+        until = min(clock, max([*event_times, *dues]))
+        steps = Steps.over([*event_times, until], STEPS)
+        until = min(clock, steps.end)
+        x = charts.time("event time", steps.first, steps.end)
         change = np.zeros(steps.number)
         share = np.zeros(steps.number)
         for sign, column in ((1, "event_time"), (-1, "due")):
@@ -604,6 +630,8 @@ class _LakeFigures:
             "can be joined, but for those that a jump closed. The mean of each step of "
             f"{duration(steps.width)}, all partitions together."
         )
+        if clock > steps.end:
+            caption += f" Nothing is open from then on; the largest clock is {utc(clock)}."
         area = layer(charts.AREA, x=x, y=number("open", "merge records"))
         return drawn("Open merge records", caption, extended(rows, "of", until), area, height=200)
 

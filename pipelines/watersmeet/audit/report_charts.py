@@ -106,7 +106,8 @@ class Figure(NamedTuple):
 class Section(NamedTuple):
     """Figures about one kind of time.
 
-    A chart's horizontal axis of time is the same in all of them.
+    A chart's horizontal axis of time begins alike in all of them, and ends where nothing more is to
+    be drawn.
     """
 
     title: str
@@ -137,7 +138,7 @@ def drawn(
 
 # -- layers
 
-LINE: Spec = {"type": "line", "interpolate": "step-after", "strokeWidth": 1.8}
+LINE: Spec = {"type": "line", "interpolate": "step-after"}
 POINTS: Spec = {"type": "line", "point": {"size": 14}}
 AREA: Spec = {"type": "area", "interpolate": "step-after", "opacity": 0.85, "color": COLOURS[0]}
 SHADE: Spec = {"type": "rect", "color": COLOURS[5], "opacity": 0.35}
@@ -196,6 +197,17 @@ def colour(names: Iterable[Any], field: str = "of") -> Spec:
         "scale": scale,
         "legend": {"title": title, "symbolType": "square"} if len(domain) > 1 else None,
     }
+
+
+def told_apart(names: Sequence[Any], field: str = "of") -> dict[str, Any]:
+    """Return channels with a colour and a width for each name, the earlier ones wider: so each of
+    several lines that lie on each other is seen.
+    """
+    step = min(3.0, 8 / max(1, len(names) - 1))
+    widths = [round(1.6 + step * n, 2) for n in reversed(range(len(names)))]
+    scale = {"type": "ordinal", "domain": list(names), "range": widths}
+    width = {"field": field, "type": "nominal", "scale": scale, "legend": None}
+    return {"color": colour(names, field), "strokeWidth": width}
 
 
 def time_format(first: int, end: int) -> str:

@@ -8,6 +8,7 @@ import json
 from collections.abc import Sequence
 from functools import cache
 from html import escape
+from typing import Final
 
 import vl_convert
 
@@ -17,7 +18,11 @@ from watersmeet.audit.report_charts import Row, Spec
 
 _STYLE = """figure { margin: 1.8rem 0 0; break-inside: avoid }
 .chart { width: 100% }
+th.prose, td.prose { white-space: normal; text-align: left }
 @media print { .vega-embed details { display: none } }"""
+
+LONGEST_LABEL: Final = 40
+"""Maximum characters of a cell that is not broken into lines."""
 
 _SCRIPTS = """<script>{library}</script>
 <script>const CHARTS = {charts};
@@ -94,12 +99,16 @@ def page(report: Report) -> str:
 
 
 def _table(rows: Sequence[Row]) -> str:
-    lines = ["".join(f"<th>{escape(name)}</th>" for name in rows[0])]
-    for row in rows:
-        cells = [f"{cell:,}" if type(cell) is int else cell for cell in row.values()]
-        lines.append("".join(f"<td>{escape(cell)}</td>" for cell in cells))
+    lines = ["".join(_cell(name, value, "th") for name, value in rows[0].items())]
+    lines += ["".join(_cell(value, value) for value in row.values()) for row in rows]
     body = "\n".join(f"<tr>{line}</tr>" for line in lines)
     return f'<div class="table"><table>\n{body}\n</table></div>'
+
+
+def _cell(shown: int | str, value: int | str, tag: str = "td") -> str:
+    """Return a cell, or the head of a column (`tag`) with such a value."""
+    kind = ' class="prose"' if isinstance(value, str) and len(value) > LONGEST_LABEL else ""
+    return f"<{tag}{kind}>{f'{shown:,}' if isinstance(shown, int) else escape(shown)}</{tag}>"
 
 
 def _as_script(value: object) -> str:

@@ -48,8 +48,9 @@ def warnings_view(warnings: list[dict[str, str]]) -> list[Text]:
 
 
 def problems_view(answer: dict[str, Any]) -> Group:
-    """Return a paragraph for each problem: where, what is wrong, and how to fix it."""
-    return Group(*[_finding("problem", "red", problem) for problem in answer["problems"]])
+    """Return a paragraph for each problem, then warnings: where, what is wrong, how to fix it."""
+    problems = [_finding("problem", "red", problem) for problem in answer["problems"]]
+    return Group(*problems, *warnings_view(answer.get("warnings", [])))
 
 
 def _finding(name: str, style: str, finding: Mapping[str, str]) -> Text:

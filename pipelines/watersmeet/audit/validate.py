@@ -118,12 +118,13 @@ def check_keys(settings: Settings, reader: TableReader) -> tuple[list[Problem], 
             """
             return reading.of(input_id) if has_changed else {}
 
-        if problems := check_sample(settings, partitions, since):
-            return problems, []
-        unmet = unmet_in_lake(reader, settings)
+        problems = check_sample(settings, partitions, since)
+        # Keys in different partitions say enough of why they do not meet.
+        unmet = [] if problems else unmet_in_lake(reader, settings)
         kafka_problems = doubts_in_kafka(settings, partitions, since, with_keys=unmet is None)
         unbounded = unbounded_times(settings)
-        return [], [*(unmet or []), *kafka_problems, *unbounded, *local_times_twice(settings)]
+        doubts = [*(unmet or []), *kafka_problems, *unbounded, *local_times_twice(settings)]
+        return problems, doubts
     except WatersmeetError as error:
         return [as_problem(error, "kafka")], []
 

@@ -178,6 +178,25 @@ def why_unmet(appearances: Iterable[Appearance]) -> Unmet | None:
     return Unmet(UNLIKE, one[0], other[0])
 
 
+def reasons_unmet(appearances: Iterable[Appearance]) -> Counter[str]:
+    """Return how many of some appearances did not meet one of another source, by the reason.
+
+    Each counts for the first reason that applies, as `why_unmet` has them. It counts for `UNLIKE`
+    where no other source has its key in any form.
+    """
+    counts = Counter[str]()
+    remaining = list(appearances)
+    for kind, same in _SAME:
+        sources: dict[object, set[str]] = {}
+        for appearance in remaining:
+            sources.setdefault(same(appearance), set()).add(appearance.source)
+        others = [a for a in remaining if len(sources[same(a)]) < 2]
+        counts[kind] = len(remaining) - len(others)
+        remaining = others
+    counts[UNLIKE] = len(remaining)
+    return +counts
+
+
 def gap_ms(one: Appearance, other: Appearance) -> int:
     """Return the distance of two appearances in event time (ms), 0 where they overlap."""
     return max(one.first - other.last, other.first - one.last, 0)

@@ -52,9 +52,19 @@ class DroppedFields(NamedTuple):
     having: int
     counts: Counter[str]
 
+    @property
+    def by_frequency(self) -> list[tuple[str, int]]:
+        """The fields, each with the number of its records, the most frequent ones first."""
+        return sorted(self.counts.items(), key=lambda item: (-item[1], item[0]))
+
+    @property
+    def most_frequent(self) -> list[tuple[str, int]]:
+        """Those of them that are named."""
+        return self.by_frequency[:SHOWN]
+
     def __str__(self) -> str:
         """Return the most frequent fields, each with the number of records that have it."""
-        first = self.counts.most_common(SHOWN)
+        first = self.most_frequent
         names = [f"{shown(name)} ({count:,})" for name, count in first]
         others = len(self.counts) - len(first)
         return ", ".join([*names, *([f"and {others:,} other fields"] if others else [])])

@@ -15,6 +15,7 @@ it has the new rules, too.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -22,7 +23,7 @@ from typing import Any
 from watersmeet.audit.show import utc
 from watersmeet.audit.validate import check_expressions, check_schemas, has_expressions
 from watersmeet.configuration.sources import written
-from watersmeet.core.dropped_fields import SHOWN, gained_fields, shown
+from watersmeet.core.dropped_fields import gained_fields, shown
 from watersmeet.core.inputs import of_source
 from watersmeet.core.schema_changes import refused_changes
 from watersmeet.cycle import Cycle
@@ -97,8 +98,9 @@ def _fields(
     for name, found in dropped.items():
         old, new = before.sources[name].value_schema, after.sources[name].value_schema
         gained = gained_fields(old, new) if old and new else frozenset[str]()
-        others = sorted(gained - found.counts.keys())
-        for field, count in [*found.counts.most_common(SHOWN), *((other, 0) for other in others)]:
+        of_gained = found._replace(counts=Counter({field: found.counts[field] for field in gained}))
+        others = [item for item in found.most_frequent if item[0] not in gained]
+        for field, count in [*of_gained.by_frequency, *others]:
             row = {"source": name, "field": shown(field), "records": count, "of": found.records}
             rows.append({**row, "taken_up": field in gained})
     return rows
