@@ -7,7 +7,6 @@ import json
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from deltalake.exceptions import CommitFailedError
 
 from tests.stores.conftest import MakeRiver
 from tests.support.commands import every_command_does_its_work, without_java
@@ -16,7 +15,7 @@ from tests.support.rewrites import PROGRAM, rewrites_of
 from tests.support.rivers import Losses, River, until
 from tests.support.stores import READER, SECRET, Store
 from watersmeet.engine.choice import open_engine
-from watersmeet.errors import StoreAccessError
+from watersmeet.errors import StoreAccessError, TableConflictError
 from watersmeet.lake import tables
 from watersmeet.lake.commits import Commit, last_commit
 from watersmeet.lake.files import Files
@@ -53,7 +52,7 @@ def test_of_many_writers_of_one_commit_one_succeeds(on_s3: MakeRiver) -> None:
         rows = layout.rows_of([{**entry, "pid": writer, "at": 0}])
         try:
             own.append(tables.LEASES, rows, Commit("test", 1, 1, {"writer": writer}))
-        except CommitFailedError:
+        except TableConflictError:
             return False
         told = last_commit(own.reader, tables.LEASES, "test")
         return told is not None and told[1].facts == {"writer": writer}
