@@ -20,7 +20,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from benchmarks import backlog, batches, corrections, latency, machine
+from benchmarks import backlog, batches, corrections, latency, machine, start
 from benchmarks.points import ENGINES, KINDS, Result, Sizes, print_results
 from benchmarks.programs import ProgramError, notify
 
@@ -45,7 +45,7 @@ def main() -> None:
             prefix="watersmeet-bench-", ignore_cleanup_errors=True
         ) as name:
             # Last come those that start Spark in this process, where it stays.
-            for measured in (backlog, latency, corrections, batches):
+            for measured in (backlog, latency, start, corrections, batches):
                 try:
                     for result in measured.measure(set(options.points), sizes, Path(name)):
                         results.append(result)
@@ -67,7 +67,7 @@ def _parse() -> argparse.Namespace:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
-        "points", metavar="POINT", type=int, nargs="*", help="1 to 11; without any, all of them"
+        "points", metavar="POINT", type=int, nargs="*", help="1 to 12; without any, all of them"
     )
     parser.add_argument(
         "--engine", choices=ENGINES, help="what is measured; without one, both in turns"
@@ -121,9 +121,9 @@ def _parse() -> argparse.Namespace:
         "--out", type=Path, default=Path("results.json"), help="where the JSON goes (%(default)s)"
     )
     options = parser.parse_args()
-    if not set(options.points) <= set(range(1, 12)):
-        parser.error("the points are 1 to 11")
-    options.points = options.points or list(range(1, 12))
+    if not set(options.points) <= set(range(1, 13)):
+        parser.error("the points are 1 to 12")
+    options.points = options.points or list(range(1, 13))
     return options
 
 

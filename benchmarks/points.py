@@ -90,6 +90,16 @@ CORRECTED_BATCH = Point(
 NOTHING_LATE = Point(
     11, "batch without late records, with corrections to without", "x", "lower", (), (1.15,)
 )
+STARTS = (
+    (
+        Point(12, "first start, to the first message", "s", "lower"),
+        Point(12, "first start, to a bare session's first task", "x", "lower", (1.1,)),
+    ),
+    (
+        Point(12, "restart, to the first message", "s", "lower"),
+        Point(12, "restart, to a bare session's first task", "x", "lower", (1.1,)),
+    ),
+)
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,7 @@ import pyarrow as pa
 
 from watersmeet.core.merge import LATE_SCHEMA, Batch
 from watersmeet.core.plan import BatchPlan, End, TopicPartition
-from watersmeet.engine import Engine, Rows
+from watersmeet.engine import Engine
 from watersmeet.faults import fault_point
 from watersmeet.kafka.idle_detector import IdleDetector
 from watersmeet.lake import tables
@@ -54,11 +54,6 @@ from watersmeet.running.planning import Planner
 from watersmeet.running.recover_planner import recover_planner
 from watersmeet.running.validation import validated
 from watersmeet.settings import Settings
-
-GATHERED_BYTES = 16 * 1024 * 1024
-"""Number of bytes of records up to which rows are gathered in this process before they are
-committed: a few rows that are there are committed sooner than an engine's own, and many later.
-"""
 
 HELD_BATCHES = 2
 """Number of batches whose byte limit open rows may reach; larger ones are merged in chunks."""
@@ -167,10 +162,10 @@ class Silver:
             ):
                 return
         rows = [*inputs.rows, self._rows.open_rows(unfinished)]
+        size = planner.size(batch.plan) + unfinished.where_bytes
         changed = validate(
-            self._engine.from_tables(functions.merge, rows, planner.partitions, schema)
+            self._engine.from_tables(functions.merge, rows, planner.partitions, schema, size=size)
         )
-        changed = self._gathered(changed, planner.size(batch.plan) + unfinished.where_bytes)
         if not unfinished.has_changing:
             self._engine.append(tables.SILVER, changed, commit)
             return
@@ -184,8 +179,14 @@ class Silver:
             batch = make_batch(self._engine, self.settings, plan, planner, self._generation)
             inputs = replace(self._rows.inputs(batch, planner), counts=[], messages=[])
             find_late = inputs.functions(batch).late
-            late = self._engine.from_tables(find_late, inputs.rows, planner.partitions, LATE_SCHEMA)
-            self._engine.append(tables.LATE, self._gathered(late, planner.size(plan)), commit)
+            late = self._engine.from_tables(
+                find_late,
+                inputs.rows,
+                planner.partitions,
+                LATE_SCHEMA,
+                size=planner.size(plan),
+            )
+            self._engine.append(tables.LATE, late, commit)
         fault_point("silver.duplicates")
         with self._correcting.of(plan, planner) as corrected:
             repeated = [self._rows.duplicates(plan.batch), corrected.duplicates]
@@ -198,12 +199,6 @@ class Silver:
         fault_point("silver.progress")
         rows = progress_rows(plan, self.settings, version, now_ms())
         self._engine.append(tables.PROGRESS, rows, commit)
-
-    def _gathered(self, rows: Rows, size: int) -> Rows | pa.Table:
-        """Return rows that are made of records of so many bytes: in this process, if those are
-        few.
-        """
-        return self._engine.collect(rows) if size <= GATHERED_BYTES else rows
 
     def _decide_idle(self, planner: Planner) -> bool:
         """Write idle decisions for laggards that are silent; return True if there were any."""

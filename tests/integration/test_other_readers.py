@@ -14,10 +14,10 @@ from deltalake import DeltaTable, QueryBuilder
 from deltalake.exceptions import DeltaProtocolError
 from pyspark.sql import SparkSession
 
-import watersmeet.silver
 from tests.support.cases import expected_silver, random_case
 from tests.support.configurations import settings_for
 from tests.support.lakes import CaseLake, engine_for, silver_of
+from watersmeet.engine.spark import SparkEngine
 from watersmeet.lake import tables
 from watersmeet.lake.by_spark import SparkReader
 
@@ -75,7 +75,7 @@ def lake(root_session: SparkSession, tmp_path_factory: pytest.TempPathFactory) -
         settings,
         {p: random_case(7300 + p) for p in range(4)},
     )
-    with patch.object(watersmeet.silver, "GATHERED_BYTES", -1):
+    with patch.object(SparkEngine, "here_bytes", -1):
         for share in (0.3, 0.6, 1.0):
             lake.arrive(share)
             lake.merge()

@@ -1,29 +1,20 @@
 from __future__ import annotations
 
-import signal
-import subprocess
-import sys
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
-from pyspark.errors import StreamingQueryException
-from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.streaming.query import StreamingQuery
+from pyspark.sql import SparkSession
 
 from tests.support.topics import create_topics, produce
 from watersmeet.core.reading import KAFKA
 from watersmeet.core.types import columns_ddl
 from watersmeet.errors import is_retriable, root_cause
-from watersmeet.kafka.ends import Topics
 from watersmeet.kafka.ranges import share, split_ranges
 from watersmeet.kafka.reading import Range
-from watersmeet.kafka.source import DecodedTopic, ends_source, kafka_source, register
+from watersmeet.kafka.source import DecodedTopic, kafka_source, register
 from watersmeet.settings import KafkaSettings
 
 SECRET = "hunter2!secret"
@@ -44,48 +35,6 @@ def decoded(kafka: str) -> Callable[..., DecodedTopic]:
     return made
 
 
-@contextmanager
-def following(
-    spark: SparkSession, folder: Path, topics: Topics, work: Callable[[DataFrame], None]
-) -> Iterator[StreamingQuery]:
-    """A query over the ends of topics, whose batches are the work's."""
-    source = register(spark, ends_source(f"ends_{folder.name}", topics))
-    query = (
-        spark.readStream.format(source)
-        .load()
-        .writeStream.foreachBatch(lambda rows, _: work(rows))
-        .option("checkpointLocation", str(folder / "checkpoint"))
-        .trigger(processingTime="50 milliseconds")
-        .start()
-    )
-    try:
-        yield query
-    finally:
-        query.stop()
-
-
-@pytest.mark.long
-def test_a_query_has_a_batch_at_once_and_whenever_kafka_has_more_and_none_has_a_row(
-    kafka: str, root_session: SparkSession, tmp_path: Path, topic: str
-) -> None:
-    create_topics(kafka, topic, f"{topic}-other", partitions=2)
-    topics = Topics(KafkaSettings(bootstrap_servers=kafka), [topic, f"{topic}-other"], 2)
-    heard = threading.Semaphore(0)
-    counts: list[int] = []
-
-    def work(rows: DataFrame) -> None:
-        counts.append(rows.count())
-        heard.release()
-
-    with following(root_session, tmp_path, topics, work):
-        assert heard.acquire(timeout=DEADLINE_S)
-        assert not heard.acquire(timeout=1), "nothing is new"
-        for written, partition in ((topic, 0), (f"{topic}-other", 1)):
-            produce(kafka, written, [(partition, b"x")])
-            assert heard.acquire(timeout=DEADLINE_S)
-    assert set(counts) == {0}
-
-
 def fail(batch: pa.RecordBatch) -> pa.Table:
     raise ValueError(f"a defect at {batch['offset'][0]}")
 
@@ -96,18 +45,9 @@ def test_an_error_is_recognised_on_the_driver_wherever_it_happens(
     root_session: SparkSession,
     decoded: Callable[..., DecodedTopic],
     topic: str,
-    tmp_path: Path,
 ) -> None:
     create_topics(kafka, topic, partitions=1)
     produce(kafka, topic, [(0, b"x")])
-    none = Topics(KafkaSettings(bootstrap_servers=kafka), ["no-such-topic"], 1)
-    with (
-        pytest.raises(StreamingQueryException) as missing,
-        following(root_session, tmp_path, none, lambda _: None) as query,
-    ):
-        query.awaitTermination(DEADLINE_S)  # beside the driver
-    assert root_cause(missing.value).startswith("topic no-such-topic does not exist at ")
-    assert not is_retriable(missing.value)
 
     def in_a_worker(decoded: DecodedTopic, since: int, match: str) -> Exception:
         ranges = kafka_source(f"ranges_{topic}", decoded, [Range(topic, 0, since, since + 1)])
@@ -203,31 +143,3 @@ def test_ranges_are_split_so_that_every_task_has_something_to_do(
         own = [part for part in parts if part.partition == wanted.partition]
         assert sum(part.size for part in own) == wanted.size
         assert all(a.until_offset == b.from_offset for a, b in pairwise(own))
-
-
-@pytest.mark.parametrize(
-    ("error", "is_silent"), [("EOFError", True), ("BrokenPipeError", True), ("ValueError", False)]
-)
-def test_a_stream_that_spark_hangs_up_on_ends_without_a_stack_trace(
-    error: str, is_silent: bool
-) -> None:
-    """As Spark's own runner calls it: `stop` while the error passes through, and the error is told
-    afterwards."""
-    program = f"""
-from watersmeet.kafka.ends import Topics
-from watersmeet.kafka.source import ends_source
-from watersmeet.settings import KafkaSettings
-
-topics = Topics(KafkaSettings(bootstrap_servers="none:1"), ["t"], 1)
-reader = ends_source("hung_up", topics)({{}}).streamReader(None)
-try:
-    raise {error}
-finally:
-    reader.stop()
-"""
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False
-    )
-    assert (done.returncode == -signal.SIGKILL, done.stderr == "") == (is_silent, is_silent), (
-        done.stderr
-    )

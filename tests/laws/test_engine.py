@@ -23,10 +23,21 @@ from pyspark.sql import SparkSession
 from tests.laws.conftest import (
     CATALOG_AT_NIGHT,
     ON_BOTH_ENGINES,
+    MakeLake,
     MakeSettings,
     in_catalogs_of_spark,
     one_of,
 )
+from tests.support.cases import (
+    SOURCES,
+    cases_with_ids,
+    expected_duplicates,
+    expected_late,
+    expected_quarantine,
+    expected_silver,
+    rich_cases,
+)
+from tests.support.configurations import IDS
 from tests.support.lakes import OpenSpark, engine_for, folder_of, rows_of_silver
 from watersmeet.core.merge import REPLACING
 from watersmeet.core.message import message_bytes
@@ -794,3 +805,38 @@ def test_files_that_spark_compacts_say_which_keys_they_may_have(
         if (chunk := group.column(n)).path_in_schema == "merge_key"
     ]
     assert key.bloom_filter_length
+
+
+@pytest.mark.parametrize("kind", ["spark-folder"], indirect=True, scope="module")
+@pytest.mark.parametrize("here_bytes", [SparkEngine.here_bytes, -1], ids=["few", "many"])
+def test_what_batches_append_to_a_folder_delta_rs_commits(
+    new_lake: MakeLake, monkeypatch: pytest.MonkeyPatch, kind: str, here_bytes: int
+) -> None:
+    """Whatever has become of their records. Spark's tasks write the files where they are many; its
+    MERGE alone, which replaces many rows of silver, commits by itself."""
+    cases = cases_with_ids(rich_cases(8, 1656))
+    corrections = {"topic": "merged-corrections", "within": "36500d"}
+    lake = new_lake(cases, publish__corrections=corrections, **IDS)
+    monkeypatch.setattr(lake.engine, "here_bytes", here_bytes)
+    for share in (0.5, 1.0):
+        lake.arrive(share, lake.engine)
+        lake.merge()
+    assert lake.silver() == expected_silver(cases)
+    assert lake.late() == expected_late(cases)
+    assert lake.duplicates() == expected_duplicates(cases)
+    assert lake.quarantined() == expected_quarantine(cases)
+    commits = {
+        (name, commit["operation"], commit["engineInfo"].partition(":")[0])
+        for name in lake.engine.lake.layout
+        for commit in DeltaTable(f"{folder_of(lake.settings)}/{name}").history()
+        if "userMetadata" in commit
+    }
+    appended = {
+        *map(tables.bronze, SOURCES),
+        *(tables.QUARANTINE, tables.SILVER, tables.LATE, tables.DUPLICATES, tables.CORRECTIONS),
+    }
+    assert appended <= {name for name, *_ in commits}
+    by_spark = {commit for commit in commits if commit[2] != "delta-rs"}
+    assert {commit[:2] for commit in by_spark} <= (
+        {(tables.SILVER, "MERGE")} if here_bytes < 0 else set()
+    )

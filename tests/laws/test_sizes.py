@@ -132,13 +132,13 @@ def test_a_batch_that_reads_the_rows_alone_that_it_may_change_changes_the_same(
 def noting_silver(from_tables: Callable[..., Any], asked: list[Where]) -> Callable[..., Any]:
     """The operation, which notes the conditions for rows of silver."""
 
-    def noting(function: Any, inputs: Sequence[Input], *more: Any) -> Any:
+    def noting(function: Any, inputs: Sequence[Input], *more: Any, **named: Any) -> Any:
         asked.extend(
             rows.where
             for rows in inputs
             if isinstance(rows, Selection) and rows.table == tables.SILVER
         )
-        return from_tables(function, inputs, *more)
+        return from_tables(function, inputs, *more, **named)
 
     return noting
 

@@ -135,8 +135,10 @@ class Forgetful:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.engine, name)
 
-    def from_tables(self, function: Any, inputs: Sequence[Input], *more: Any) -> pa.Table:
-        return self.engine.from_tables(function, [*map(self._read, inputs)], *more)
+    def from_tables(
+        self, function: Any, inputs: Sequence[Input], *more: Any, **named: Any
+    ) -> pa.Table:
+        return self.engine.from_tables(function, [*map(self._read, inputs)], *more, **named)
 
     def _read(self, rows: Input) -> Input:
         if isinstance(rows, pa.Table) or not rows.table.startswith("bronze_"):

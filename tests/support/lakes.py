@@ -94,12 +94,14 @@ class TypedEngine(EmbeddedEngine):
 
 
 def engine_for(open_spark: OpenSpark, settings: Settings) -> Engine:
-    """The engine of a configuration. The embedded one opens Spark for the first SQL expression that
-    it is asked for."""
+    """The engine of a configuration, on which Spark's tasks read Kafka, however little. The
+    embedded one opens Spark for the first SQL expression that it is asked for."""
 
     @cache
     def by_spark() -> SparkEngine:
-        return SparkEngine(open_spark(), Lake(settings))
+        engine = SparkEngine(open_spark(), Lake(settings))
+        engine.here_offsets = -1
+        return engine
 
     return by_spark() if settings.engine == "spark" else TypedEngine(Lake(settings), by_spark)
 

@@ -242,9 +242,14 @@ class Engine(Protocol):
         inputs: Sequence[Input],
         partitions: Sequence[int],
         schema: pa.Schema,
-    ) -> Rows:
+        *,
+        size: int | None = None,
+    ) -> Rows | pa.Table:
         """Return the result of a pure function of rows of the lake's tables: it is called with all
         rows of some of these Kafka partitions at a time, where they are read.
+
+        `size`: the number of bytes of the records of the rows, where it is known. Where that is
+        small, the result is in this process.
 
         Every input has the integer column `partition`, and rows of no other than these
         `partitions`. The function gets an Arrow table for each input, and returns one with the
@@ -260,7 +265,9 @@ class Engine(Protocol):
         """Return rows grouped `by` columns, with aggregates; `values` as in
         `TableReader.summary`."""
 
-    def validated(self, rows: Rows, valid: str, value: str | None, max_bytes: int) -> Rows:
+    def validated(
+        self, rows: Rows | pa.Table, valid: str, value: str | None, max_bytes: int
+    ) -> Rows | pa.Table:
         """Return rows of silver whose finished ones are judged by the user's expressions (Spark SQL
         over silver's columns).
 

@@ -25,9 +25,7 @@ from watersmeet.lake.location import Lake, local_path, scheme_of
 from watersmeet.lake.store import check_readable
 
 OLDEST: Final = (4, 2)
-"""The first release of Spark whose Python data sources have what bronze needs: limits of a batch,
-AvailableNow, Arrow.
-"""
+"""The first release of Spark that Watersmeet was developed with."""
 
 _MANY_ROWS: Final = 100_000
 """Number of rows of a range of which every core gets some."""

@@ -1,4 +1,4 @@
-"""The Spark engine over Spark Connect: a thread of this process looks for news.
+"""The Spark engine over Spark Connect: a thread of this process looks for new commits.
 
 Spark Connect runs foreachBatch on its server, in a process that has nothing of a run's state.
 Everything else is as in `SparkEngine`.
@@ -14,11 +14,11 @@ from watersmeet.engine.polling import Polling
 from watersmeet.engine.spark import SparkEngine
 
 
-class ConnectEngine(Polling, SparkEngine):
+class ConnectEngine(SparkEngine):
     """`Engine` on a session of Spark Connect."""
 
-    from_kafka_s = 1.0
     from_tables_s = 0.5
+    follow_tables = Polling.follow_tables
 
     def _run_on_rows(
         self, session: SparkSession, statement: Callable[[str], str], rows: DataFrame

@@ -181,6 +181,8 @@ class EmbeddedEngine(Polling):
         inputs: Sequence[Input],
         partitions: Sequence[int],  # noqa: ARG002 - all at once
         schema: pa.Schema,
+        *,
+        size: int | None = None,  # noqa: ARG002 - all is in this process
     ) -> pa.Table:
         """See `Engine.from_tables`."""
         return self.per_partition(function, [*map(partial(read_input, self), inputs)], schema)
@@ -205,10 +207,7 @@ class EmbeddedEngine(Polling):
         """See `Engine.validated`."""
         if not rows.num_rows:
             return rows
-        by_spark = self._expressions
-        return by_spark.collect(
-            by_spark.validated(by_spark.rows(rows), valid, value, max_bytes)
-        ).cast(rows.schema)
+        return self._expressions.validated(rows, valid, value, max_bytes)
 
     def collect(self, rows: pa.Table) -> pa.Table:
         """See `Engine.collect`."""
@@ -295,6 +294,23 @@ class EmbeddedEngine(Polling):
         finally:
             files.delete_unless_offered(table)
 
+    def write_files(self, table: str, chunks: Iterable[pa.Table]) -> list[AddAction]:
+        """Write rows to new files of a table, a row group for each chunk and value of the column
+        that partitions it; return the files' entries for `append_files`.
+
+        Memory holds a chunk at a time. The chunks have the columns of the table.
+        """
+        layout = self.lake.layout[table]
+        if not layout.partitioned_by:
+            return [*filter(None, [self.write_file(table, chunks)])]
+        [by] = layout.partitioned_by
+        path = self.reader.path(table)
+        with tempfile.TemporaryDirectory(prefix="watersmeet-") as folder:
+            files = PartitionedFiles(
+                layout.schema, by, path, self.reader.files_of(table), Path(folder)
+            )
+            return files.write(chunks)
+
     def write_file(self, table: str, chunks: Iterable[pa.Table]) -> AddAction | None:
         """Write rows to a new file of a table that is not partitioned, a row group for each chunk;
         return the file's entry for `append_files`, or None where there is no chunk.
@@ -317,21 +333,22 @@ class EmbeddedEngine(Polling):
             return file.put(self.reader.files_of(table), self.reader.path(table), name, {})
 
     def takes_files(self, table: str) -> bool:
-        """Return True where `write_file` can write files of a table: delta-rs checks no constraint
+        """Return True where `write_files` can write files of a table: delta-rs checks no constraint
         that others have added.
         """
         properties = self.reader.properties(table)
         return not any(name.startswith("delta.constraints.") for name in properties)
 
     def append_files(self, table: str, files: Sequence[AddAction], commit: Commit | None) -> None:
-        """Make files that `write_file` has written part of a table, as `Engine.append` does with
+        """Make files that `write_files` has written part of a table, as `Engine.append` does with
         rows.
         """
+        by = [*self.lake.layout[table].partitioned_by]
 
         def write(delta_table: DeltaTable, arguments: _CommitArguments) -> None:
             """Add the files in one commit with these properties."""
             delta_table.create_write_transaction(
-                [*files], "append", delta_table.schema(), **arguments
+                [*files], "append", delta_table.schema(), by, **arguments
             )
             delta_table.update_incremental()
 
@@ -442,12 +459,7 @@ class EmbeddedEngine(Polling):
             properties.
             """
             chunks = streamed(delta_table, schema, rows.every, chunk_rows)
-            with tempfile.TemporaryDirectory(prefix="watersmeet-") as folder:
-                path = self.reader.path(table)
-                files = PartitionedFiles(
-                    schema, by, path, self.reader.files_of(table), Path(folder)
-                )
-                added = files.write(merged(chunks))
+            added = self.write_files(table, merged(chunks))
             delta_table.create_write_transaction(
                 [*added],
                 "overwrite",

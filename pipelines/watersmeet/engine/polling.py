@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
+from watersmeet.engine import Running
 from watersmeet.engine.threads import RunningThread
 from watersmeet.kafka.cluster import Cluster
 from watersmeet.kafka.ends import Topics, ends_of
@@ -27,7 +28,7 @@ class Polling:
         look = partial(ends_of, Cluster(topics.kafka), topics)
         return _followed("kafka", look, work, every_s=self.from_kafka_s)
 
-    def follow_tables(self, tables: Sequence[str], work: Callable[[], None]) -> RunningThread:
+    def follow_tables(self, tables: Sequence[str], work: Callable[[], None]) -> Running:
         """See `Engine.follow_tables`."""
 
         def look() -> list[int]:

@@ -1,11 +1,13 @@
 """The Spark engine: any Spark that has Delta Lake, and any lake that it can reach. Rows are
-DataFrames.
+DataFrames, or Arrow tables where they are few.
 
-Wherever delta-rs can open the lake, it creates the tables, writes what a run itself has to say, and
-commits the files of bronze, which Spark's tasks write: its commit takes hundredths of a second, and
-one of Spark a whole second. Spark writes the other records, and rewrites files. No table is
-written by both at once: on S3, two processes cannot both make the same commit with delta-rs, while
-Spark looks whether there is a commit of that number, and then writes its own.
+Wherever delta-rs can open the lake, it creates the tables, and makes every commit that appends: its
+commit takes hundredths of a second, and one of Spark a whole second. The work of a small batch is
+done in this process, as by the embedded engine, since a job of Spark would take longer. Of a large
+batch Spark's tasks read, compute, and write the files. Spark itself merges many rows, and rewrites
+many files. No table is written by both at once: on S3, two processes cannot both make the same
+commit with delta-rs, while Spark looks whether there is a commit of that number, and then writes
+its own.
 
 Only documented calls are used.
 """
@@ -43,6 +45,7 @@ from watersmeet.engine import (
 from watersmeet.engine.checks import number_of_tasks
 from watersmeet.engine.embedded import FEW_BYTES, EmbeddedEngine, WrittenFiles
 from watersmeet.engine.expressions import expression_problem, pure
+from watersmeet.engine.polling import Polling
 from watersmeet.engine.session import struct_type
 from watersmeet.engine.spark_writer import SparkWriter
 from watersmeet.engine.tasks import (
@@ -50,13 +53,14 @@ from watersmeet.engine.tasks import (
     FILE,
     INPUT,
     FromTables,
+    RowsToFiles,
     ToFiles,
     called,
     called_in_chunks,
 )
-from watersmeet.kafka.ends import Topics
 from watersmeet.kafka.ranges import split_ranges
-from watersmeet.kafka.source import DecodedTopic, ends_source, kafka_source, register
+from watersmeet.kafka.source import DecodedTopic, kafka_source, register
+from watersmeet.kafka.workers import FEW_OFFSETS
 from watersmeet.lake import tables
 from watersmeet.lake.by_delta_rs import DeltaRsReader
 from watersmeet.lake.by_spark import matching, summarised, table_rows
@@ -69,7 +73,7 @@ from watersmeet.lake.table_reader import Where, normalise, row_count
 from watersmeet.lake.tables import Table, has_records
 
 LOOK_EVERY = "200 milliseconds"
-"""Interval between two looks of a query for news: each look asks Kafka, or lists a folder."""
+"""Interval between two looks of a query for new commits: each look lists a folder."""
 
 _ARROW_BYTES = "spark.sql.execution.arrow.maxBytesPerBatch"
 _ROW_GROUP_ROWS = "parquet.block.row.count.limit"
@@ -79,11 +83,18 @@ _FEW_COMPACTED_BYTES = 64 * 1024 * 1024
 
 
 @names_tables
-class SparkEngine(SparkWriter):
+class SparkEngine(Polling, SparkWriter):
     """`Engine` on a Spark session whose settings are the layers' own (`engine.session`)."""
 
+    here_bytes = 16 * 1024 * 1024
+    """Number of bytes of records up to which this process computes with them: a few rows are
+    committed sooner so than by tasks of Spark, and many later.
+    """
+    here_offsets = FEW_OFFSETS
+    """Number of offsets of Kafka up to which this process reads them."""
     compact_every = 50
     merge_bytes = 128 * 1024 * 1024
+    from_kafka_s = EmbeddedEngine.from_kafka_s
 
     def __init__(self, spark: SparkSession, lake: Lake) -> None:
         super().__init__(spark, lake)
@@ -92,7 +103,6 @@ class SparkEngine(SparkWriter):
         by_delta_rs = isinstance(self.reader, DeltaRsReader)
         self.few_bytes = FEW_BYTES if by_delta_rs else self.merge_bytes
         self._tasks = number_of_tasks(spark)
-        self._files = Files(lake.storage)
 
     # -- reading
 
@@ -129,6 +139,11 @@ class SparkEngine(SparkWriter):
         writes its records to a file, and counts them; the append commits the files.
         """
         table = tables.bronze(source.input.source)
+        offsets = sum(until - since for since, until in ranges.values())
+        if (here := self._here) is not None and offsets <= self.here_offsets:
+            with here.taken(source, ranges, summary) as few:
+                yield few
+            return
         writer = self._by_delta_rs(table)
         if writer is None or not writer.takes_files(table):
             rows, reached = self.read_kafka(source, ranges)
@@ -142,8 +157,7 @@ class SparkEngine(SparkWriter):
             .mapInArrow(tasks, self._type(tasks.schema))
             .toArrow()
         )
-        entries = groups[FILE.name].unique().to_pylist()
-        files = WrittenFiles(writer, [AddAction(**json.loads(entry)) for entry in entries])
+        files = _written_files(writer, groups[FILE.name].unique().to_pylist())
         try:
             reached = {p: until for p, (_, until) in ranges.items()}
             yield Taken(files, groups.drop_columns([FILE.name]), reached)
@@ -169,12 +183,18 @@ class SparkEngine(SparkWriter):
         inputs: Sequence[Input],
         partitions: Sequence[int],
         schema: pa.Schema,
-    ) -> DataFrame:
+        *,
+        size: int | None = None,
+    ) -> DataFrame | pa.Table:
         """See `Engine.from_tables`. Where delta-rs can open the lake, each task reads its rows by
         it, which needs no plan of Spark over Delta's log and no exchange.
         """
-        if not isinstance(self.reader, DeltaRsReader):
-            return self.per_partition(function, [*map(partial(read_input, self), inputs)], schema)
+        is_small = size is not None and size <= self.here_bytes
+        if (here := self._here) is None:
+            rows = self.per_partition(function, [*map(partial(read_input, self), inputs)], schema)
+            return self.collect(rows) if is_small else rows
+        if is_small:
+            return here.from_tables(function, inputs, partitions, schema)
         count = min(self._tasks, len(partitions))
         groups = [partitions[number::count] for number in range(count)]
         tasks = FromTables(self.lake, self._id, function, inputs, groups, schema)
@@ -214,9 +234,12 @@ class SparkEngine(SparkWriter):
         return normalise(self.collect(summarised(rows, by, values)))
 
     def validated(
-        self, rows: DataFrame, valid: str, value: str | None, max_bytes: int
-    ) -> DataFrame:
+        self, rows: DataFrame | pa.Table, valid: str, value: str | None, max_bytes: int
+    ) -> DataFrame | pa.Table:
         """See `Engine.validated`."""
+        if isinstance(rows, pa.Table):
+            judged = self.validated(self.rows(rows), valid, value, max_bytes)
+            return self.collect(judged).cast(rows.schema)
         is_finished = F.col("status") == "timed_out"
         reason = F.when(
             ~F.coalesce(pure(rows, valid).cast("boolean"), F.lit(False)), "predicate"
@@ -259,6 +282,14 @@ class SparkEngine(SparkWriter):
 
     # -- writing
 
+    @property
+    def _here(self) -> EmbeddedEngine | None:
+        """The engine that works in this process, where delta-rs can open the lake."""
+        reader = self.reader
+        if not isinstance(reader, DeltaRsReader):
+            return None
+        return EmbeddedEngine(self.lake, lambda: self, reader)
+
     def _by_delta_rs(self, table: str) -> EmbeddedEngine | None:
         """Return the engine that creates a table, and writes to it what this process has in memory;
         else None.
@@ -267,11 +298,8 @@ class SparkEngine(SparkWriter):
         table that it cannot write.
         """
         reader = self.reader
-        if not isinstance(reader, DeltaRsReader) or (
-            reader.exists(table) and reader.unknown_features(table, for_writing=True)
-        ):
-            return None
-        return EmbeddedEngine(self.lake, lambda: self, reader)
+        is_unknown = reader.exists(table) and reader.unknown_features(table, for_writing=True)
+        return None if is_unknown else self._here
 
     def create(self, table: Table) -> None:
         """See `Engine.create`."""
@@ -283,14 +311,24 @@ class SparkEngine(SparkWriter):
     def append(
         self, table: str, rows: DataFrame | pa.Table | WrittenFiles, commit: Commit | None = None
     ) -> None:
-        """See `Engine.append`."""
-        if isinstance(rows, WrittenFiles):
-            with self._changes[table]:
-                rows.writer.append(table, rows, commit)
-        elif isinstance(rows, pa.Table) and (by_delta_rs := self._by_delta_rs(table)) is not None:
-            by_delta_rs.append(table, rows, commit)
-        else:
+        """See `Engine.append`. Where delta-rs can write the table, it makes the commit: of rows in
+        this process, or of files that Spark's tasks write.
+        """
+        by_delta_rs = self._by_delta_rs(table)
+        if by_delta_rs is None:
             super().append(table, rows, commit)
+        elif isinstance(rows, pa.Table | WrittenFiles):
+            with self._changes[table]:
+                by_delta_rs.append(table, rows, commit)
+        elif by_delta_rs.takes_files(table):
+            tasks = RowsToFiles(self.lake, self._id, table)
+            rows = rows.select(*self.lake.schema(table).names)
+            written = rows.mapInArrow(tasks, self._type(tasks.schema)).toArrow()
+            entries = written[FILE.name].to_pylist()
+            self.append(table, _written_files(by_delta_rs, entries), commit)
+        else:
+            with self._changes[table]:
+                super().append(table, rows, commit)
 
     def prepared(self, table: str, chunks: Iterable[pa.Table]) -> AbstractContextManager[Any]:
         """See `Engine.prepared`."""
@@ -352,19 +390,21 @@ class SparkEngine(SparkWriter):
 
     # -- following
 
-    def follow_kafka(self, topics: Topics, work: Callable[[], None]) -> Running:
-        """See `Engine.follow_kafka`. The query's offsets are the ends of the topics, and its
-        batches have no rows.
-        """
-        name = register(self.spark, ends_source("watersmeet_ends", topics))
-        return self._start("kafka", self.spark.readStream.format(name).load(), work)
-
     def follow_tables(self, tables: Sequence[str], work: Callable[[], None]) -> Running:
         """See `Engine.follow_tables`. The streams begin with the last commit of each table, and
         their rows are not looked at.
+
+        The tables say where a layer stands; Spark insists on a checkpoint, so it gets one, which is
+        never read again.
         """
         news = reduce(DataFrame.union, [self._commits_of(table) for table in tables])
-        return self._start("tables", news, work)
+        folder = f"{self.lake.settings.checkpoints}/tables"
+        Files(self.lake.storage).delete(folder)
+        writer = news.writeStream.queryName("watersmeet tables").option(
+            "checkpointLocation", f"{folder}/{uuid.uuid4()}"
+        )
+        writer = writer.trigger(processingTime=LOOK_EVERY)
+        return _Query(writer.foreachBatch(lambda *_: work()).start())
 
     def _commits_of(self, table: str) -> DataFrame:
         options = {"startingVersion": str(self.reader.version(table)), "ignoreChanges": "true"}
@@ -373,18 +413,6 @@ class SparkEngine(SparkWriter):
         return (stream.table(address) if self.lake.is_catalog else stream.load(address)).select(
             F.lit(1).alias("news")
         )
-
-    def _start(self, name: str, stream: DataFrame, work: Callable[[], None]) -> Running:
-        """Start a query whose batches do `work`. The tables say where a layer stands; Spark insists
-        on a checkpoint, so it gets one, which is never read again.
-        """
-        folder = f"{self.lake.settings.checkpoints}/{name}"
-        self._files.delete(folder)
-        writer = stream.writeStream.queryName(f"watersmeet {name}").option(
-            "checkpointLocation", f"{folder}/{uuid.uuid4()}"
-        )
-        writer = writer.trigger(processingTime=LOOK_EVERY)
-        return _Query(writer.foreachBatch(lambda *_: work()).start())
 
     # -- keeping
 
@@ -435,6 +463,10 @@ class _Query:
     def stop(self) -> None:
         """Stop the query; return once it has ended."""
         self._query.stop()
+
+
+def _written_files(writer: EmbeddedEngine, entries: Iterable[str]) -> WrittenFiles:
+    return WrittenFiles(writer, [AddAction(**json.loads(entry)) for entry in entries])
 
 
 def _numbered(inputs: Sequence[DataFrame]) -> list[dict[str, str]]:

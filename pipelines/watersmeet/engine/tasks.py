@@ -121,6 +121,38 @@ class ToFiles:
         return tables.bronze(self.source.input.source)
 
 
+@dataclass(frozen=True)
+class RowsToFiles:
+    """`Engine.append` of rows that tasks have, as a function for mapInArrow.
+
+    A task writes its rows to files of a table, which no commit names yet, and yields the files'
+    entries for one.
+    """
+
+    lake: Lake
+    engine_id: str
+    table: str
+    schema = pa.schema([FILE])
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Run in a Python worker of Spark: yield the entries of the files."""
+        added = _engine(self.lake, self.engine_id).write_files(self.table, self._chunks(batches))
+        entries = pa.array([json.dumps(asdict(file)) for file in added], FILE.type)
+        yield pa.record_batch([entries], schema=self.schema)
+
+    def _chunks(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
+        """Yield the rows in chunks that are worth a row group."""
+        schema = self.lake.schema(self.table)
+        chunk = list[pa.RecordBatch]()
+        for batch in batches:
+            chunk.append(batch)
+            if sum(rows.nbytes for rows in chunk) >= ROW_GROUP_BYTES:
+                yield pa.Table.from_batches(chunk).cast(schema)
+                chunk = []
+        if any(rows.num_rows for rows in chunk):
+            yield pa.Table.from_batches(chunk).cast(schema)
+
+
 _engines: dict[str, EmbeddedEngine] = {}
 """The engine of the lake that this worker has read last. It keeps what it knows of the tables."""
 

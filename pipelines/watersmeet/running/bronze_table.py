@@ -14,8 +14,8 @@ import pyarrow.compute as pc
 
 from watersmeet.core.columns import Int64s, int64s, numbered
 from watersmeet.core.inputs import InputId
-from watersmeet.core.reading import WRITER_SCHEMA
-from watersmeet.engine import Engine, KafkaInput, Rows, Summary
+from watersmeet.core.reading import RECORD_BYTES, WRITER_SCHEMA
+from watersmeet.engine import Engine, KafkaInput, Rows, Selection, Summary
 from watersmeet.faults import fault_point
 from watersmeet.kafka.registry import rules_of
 from watersmeet.lake import tables
@@ -188,12 +188,14 @@ class BronzeTable:
         schema = self._engine.lake.layout[tables.QUARANTINE].schema
         columns = [name for name in schema.names if name != "source"]
         where = of_topic(self.input, refused)
-        source = {"source": self.input.source}
-        inputs = [self._engine.read(self.name, columns, where, constants=source)]
+        inputs = [Selection(self.name, columns, where, {"source": self.input.source})]
         if commit.facts["fills"]:
             noted = of_input(self.input, within(ranges))
-            inputs.append(self._engine.read(tables.QUARANTINE, ["partition", "offset"], noted))
-        rows = self._engine.per_partition(partial(_to_note, ranges=ranges), inputs, schema)
+            inputs.append(Selection(tables.QUARANTINE, ["partition", "offset"], noted))
+        sums = {"bytes": ("sum", RECORD_BYTES.name)}
+        size = self._engine.reader.summary(self.name, [], sums, where)["bytes"][0].as_py() or 0
+        to_note = partial(_to_note, ranges=ranges)
+        rows = self._engine.from_tables(to_note, inputs, sorted(ranges), schema, size=size)
         note = replace(commit, application=note_application(self.settings, self.input))
         self._engine.append(tables.QUARANTINE, rows, note)
 
