@@ -14,6 +14,9 @@ seconds, the timeout is five. `overlapping`: records come up to two minutes afte
 out of order; sessions last five minutes, 91 begin in a second, and with a timeout of nine minutes
 45,000 are open at once. The records of the time before are sent first, for the run to catch up
 with.
+
+An engine gets a stream that is not clean, too, beside the clean one: of a hundred records of the
+ordered load one is refused, five are late, and five repeat an earlier one.
 """
 
 from __future__ import annotations
@@ -41,6 +44,7 @@ from benchmarks.inputs import (
     SESSION_MS,
     TOPICS,
     Kind,
+    Variant,
     record_value,
     session_key,
     session_of,
@@ -60,6 +64,8 @@ SESSION_S = 2
 PATIENCE_S = 120.0
 """For so long after the measured time the last of its merge records may arrive."""
 MERGE_JOB = "merge_job"
+LATE_MS = 12 * TIMEOUT_MS
+"""How far behind the others a late record is."""
 PEERS = {
     MERGE_JOB: (points.MEDIAN_TO_MERGE_JOB, points.TAIL_TO_MERGE_JOB),
     peers.KAFKA_STREAMS: (points.MEDIAN_TO_KAFKA_STREAMS, points.TAIL_TO_KAFKA_STREAMS),
@@ -151,6 +157,43 @@ class OverlappingSender(Sender):
         self._produce(int(since * self._sessions_per_ms), event_time, topic)
 
 
+class MixedSender(Sender):
+    """Sends the ordered load with ids, and of a hundred records one that is refused, five that are
+    late, and five that repeat the one before: they move nothing, and are not among those
+    acknowledged."""
+
+    _sent = 0
+    _last = 0, ""
+    """Partition and value of the last click that is none of these."""
+
+    def _produce(self, session: int, event_time: int, topic: str) -> None:
+        self._sent += 1
+        place = self._sent * 37 % 100  # spread over the hundred
+        late = 1 <= place <= 5
+        if late:
+            event_time -= LATE_MS
+        more = f',"id":"{self._sent}"'
+        partition = session % self._partitions
+        value = record_value(session_key(session), event_time, topic, more)
+        if place == 0:
+            self._producer.produce(topic, value[:-1], partition=partition)
+        elif late:
+            self._producer.produce(topic, value, partition=partition)
+        elif 6 <= place <= 10 and self._last[1]:
+            partition, value = self._last
+            self._producer.produce(TOPICS[0], value, partition=partition)
+        else:
+            if topic == TOPICS[0]:
+                self._last = partition, value
+            self._producer.produce(
+                topic,
+                value,
+                partition=partition,
+                timestamp=event_time,
+                on_delivery=self._acknowledge,
+            )
+
+
 class Receiver:
     """Notes each committed message of the sink as it arrives: when (s), its partition, and its
     event time (ms)."""
@@ -216,6 +259,11 @@ def _of_kind(kind: Kind, sizes: Sizes, folder: Path) -> Iterator[Result]:
         own[engine] = found = _latency(engine, kind, sizes, folder)
         yield Result(points.LATENCY_MEDIAN, engine, found.median, found.details)
         yield Result(points.LATENCY_95, engine, found.tail)
+        if kind == "ordered":
+            mixed = _latency(engine, kind, sizes, folder, is_mixed=True)
+            both = {"median": round(mixed.median, 3), "p95": round(mixed.tail, 3), **mixed.details}
+            yield Result(points.MIXED_MEDIAN, engine, mixed.median / found.median, both)
+            yield Result(points.MIXED_95, engine, mixed.tail / found.tail)
     for name, (of_median, of_tail) in PEERS.items():
         try:
             peer = _latency(name, kind, sizes, folder)
@@ -235,13 +283,19 @@ def prepare(
     partitions: int,
     sink: str = "merged",
     timeout_ms: int = TIMEOUT_MS,
+    variant: Variant = "plain",
 ) -> Settings:
     """A configuration in the folder, and all its topics: before the run, so that a Receiver finds
     the sink.
     """
     settings = load_settings(
         write_configuration(
-            folder, bootstrap_servers, timeout_ms=timeout_ms, sink=sink, engine=engine
+            folder,
+            bootstrap_servers,
+            timeout_ms=timeout_ms,
+            sink=sink,
+            engine=engine,
+            variant=variant,
         )
     )
     cluster = Cluster(settings.kafka)
@@ -251,13 +305,18 @@ def prepare(
     return settings
 
 
-def _latency(name: str, kind: Kind, sizes: Sizes, folder: Path) -> Latency:
+def _latency(
+    name: str, kind: Kind, sizes: Sizes, folder: Path, *, is_mixed: bool = False
+) -> Latency:
     """Of an engine or a peer, with a broker of its own."""
+    variant: Variant = "ids" if is_mixed else "plain"
     partitions, timeout_ms = sizes.partitions, TIMEOUTS_MS[kind]
     try:
         with embedded_broker(folder / "broker") as servers:
             if name not in PEERS:
-                settings = prepare(folder, servers, name, partitions, timeout_ms=timeout_ms)
+                settings = prepare(
+                    folder, servers, name, partitions, timeout_ms=timeout_ms, variant=variant
+                )
                 command = [sys.executable, "-m", "watersmeet", "run"]
                 is_ready, place = "lake: ready", _by_id
             else:
@@ -267,7 +326,8 @@ def _latency(name: str, kind: Kind, sizes: Sizes, folder: Path) -> Latency:
                 command = peers.command(name, *arguments)
                 is_ready, place = peers.RUNS_ON, partial(_by_key, partitions)
             if kind == "ordered":
-                sender = Sender(settings, partitions, sizes.rate)
+                made = MixedSender if is_mixed else Sender
+                sender = made(settings, partitions, sizes.rate)
             else:
                 history_ms = timeout_ms + MAX_DELAY_MS
                 sender = OverlappingSender(settings, partitions, sizes.rate, history_ms)

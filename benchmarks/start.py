@@ -24,7 +24,7 @@ from watersmeet.settings import Settings
 
 NUMBERS = frozenset({12})
 RECORDS = 400
-TURNS = 1
+TURNS = 5
 FIRST_TASK = "first_task"
 _PATIENCE_S = 300.0
 

@@ -318,7 +318,8 @@ class EmbeddedEngine(Polling):
         Memory holds a chunk at a time. The chunks have the columns of the table.
         """
         layout = self.lake.layout[table]
-        counted = layout.properties[COUNTED_COLUMNS].split(",")
+        counted = layout.properties.get(COUNTED_COLUMNS, "").split(",")
+        counted = [name for name in counted if name]
         repeating = None  # a correction repeats what the one before it has
         if table != tables.CORRECTIONS:
             repeating = [name for name in layout.schema.names if name not in _DISTINCT]
