@@ -140,6 +140,7 @@ def test_status_tells_keys_that_two_partitioners_keep_apart(
 def test_the_ends_of_bronze_are_those_of_what_has_arrived(tmp_path: Path, merges: int) -> None:
     orders: Values = [at(f"k{n}", n) for n in range(9)]
     values = {p: {"tracking": orders[: p + 1], "orders": orders} for p in range(3)}
+    values[3] = {"tracking": [], "orders": []}
     lake = ModelLake(settings_for(tmp_path), {p: case_of(each) for p, each in values.items()})
     lake.arrive(0.5)
     for _ in range(merges):

@@ -26,6 +26,7 @@ from watersmeet.core.plan import TopicPartition
 from watersmeet.core.reading import RECORD_BYTES, bronze_schema
 from watersmeet.lake import tables
 from watersmeet.lake.epochs import read_epochs
+from watersmeet.lake.generations import read_generations
 from watersmeet.lake.inputs import of_topic
 from watersmeet.lake.progress import last_batch
 from watersmeet.lake.schemas import avro_schemas
@@ -50,11 +51,16 @@ Ends = Mapping[TopicPartition, int]
 
 
 def bronze_ends(reader: TableReader, settings: Settings) -> dict[TopicPartition, int]:
-    """Return the offset after the last record in bronze of each topic-partition that has one."""
+    """Return the offset after the last record in bronze of each topic-partition.
+
+    Where there is no record, it is the offset that is read first. Empty before the lake has begun.
+    """
+    generations = read_generations(reader, settings)
+    ends = dict(generations.newest.begin) if generations else {}
     has_batches = reader.exists(tables.SILVER) and reader.exists(tables.PROGRESS)
     last = last_batch(reader, settings) if has_batches else None
     merged = {} if last is None else last[0].ranges
-    ends = {tp: done.until_offset for tp, done in merged.items()}
+    ends |= {tp: done.until_offset for tp, done in merged.items()}
     for input_id in settings.inputs:
         table = tables.bronze(input_id.source)
         if not reader.exists(table):
