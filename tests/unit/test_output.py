@@ -16,6 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tests.support.commands import in_process
+from tests.unit.test_cli import config
 from watersmeet.audit import show
 from watersmeet.dev.init import write_example
 from watersmeet.output import answer, print_json
@@ -69,6 +70,14 @@ def test_without_a_terminal_an_item_is_one_plain_line_however_long(
         monkeypatch.setenv(colours, "1")
     answer({}, False, lambda _: shown)
     assert capsys.readouterr().out.splitlines() == lines
+
+
+def test_a_record_is_one_line_whatever_its_key_is(tmp_path: Path) -> None:
+    file = tmp_path / "records.jsonl"
+    file.write_text(json.dumps({"source": "orders", "value": {"ts": 5}, "key": "x\ny\tz\u2028ä"}))
+    done = in_process("try", file, "--no-close", "-c", config(tmp_path), cwd=tmp_path)
+    [line] = [line for line in done.stdout.splitlines() if line.startswith("orders[0]@0")]
+    assert line.split()[:3] == ["orders[0]@0", "1", "x\\ny\\tz\\u2028ä"]
 
 
 def test_json_is_ascii_and_loses_no_character(capsys: pytest.CaptureFixture[str]) -> None:

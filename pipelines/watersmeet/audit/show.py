@@ -13,6 +13,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from watersmeet.configuration.sources import spelled
+from watersmeet.core.texts import printable
 from watersmeet.core.times import LAST_EVENT_TIME_MS
 from watersmeet.errors import Problem
 
@@ -576,7 +577,7 @@ def _records(rows: list[dict[str, Any]], *more: str) -> Table:
         padding=(0, 2, 0, 0),
     )
     for row in rows:
-        cells = {name: "-" if row[name] is None else str(row[name]) for name in more}
+        cells = {name: "-" if row[name] is None else printable(str(row[name])) for name in more}
         cells |= {"event_time": utc(row["event_time"])} if "event_time" in more else {}
         if row.get("position") is not None:
             cells |= (
