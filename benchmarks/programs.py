@@ -101,8 +101,10 @@ def started(folder: Path, command: Sequence[str]) -> Iterator[Program]:
 @contextmanager
 def embedded_broker(folder: Path) -> Iterator[str]:
     """Where a broker of one's own is reached, until the end of the block."""
+    # A group's first member would wait three seconds for more of them.
+    settings = {"group.initial.rebalance.delay.ms": "0"}
     try:
-        yield str(broker.start(folder).bootstrap_servers)
+        yield str(broker.start(folder, settings=settings).bootstrap_servers)
     finally:
         broker.stop(folder)
 
