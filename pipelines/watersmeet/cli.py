@@ -142,16 +142,15 @@ def validate(config: Config = DEFAULT_CONFIG, as_json: Json = False) -> None:
     """Check configuration, schemas, topics and tables; exit status 2 where something is wrong."""
     problems, warnings, preview = _find_problems(config)
     facts: dict[str, Any] = {"ok": not problems, "problems": problems}
+    if warnings:
+        facts["warnings"] = warnings
     if problems:
-        facts |= {"warnings": warnings} if warnings else {}
         answer(facts, as_json, show.problems_view)
         raise typer.Exit(2)
     if not as_json:
         print_text(f"{config}: everything fits; a run would now read")
     if transactions := [_open_transaction(row) for row in preview if "transaction" in row]:
         facts["transactions"] = transactions
-    if warnings:
-        facts["warnings"] = warnings
     answer(facts, as_json, lambda _: show.preview_view(preview, warnings))
 
 
@@ -169,6 +168,7 @@ def _find_problems(
         check_lake,
         check_registries,
         check_schemas,
+        doubtful,
     )
     from watersmeet.engine.choice import open_engine
     from watersmeet.errors import Problem
@@ -178,18 +178,20 @@ def _find_problems(
     try:
         settings = load_settings(config)
     except ConfigurationError as error:
-        what, where, fix = error.problem
-        problem = Problem(what, where or str(config), fix or "correct the configuration")
-        return [problem._asdict()], [], []
-    problems = (
-        check_kafka(settings)
-        + check_schemas(settings)
-        + check_registries(settings)
-        + check_suites(settings)
-    )
+        faults = [
+            Problem(what, where or str(config), fix or "correct the configuration")
+            for what, where, fix in [each.problem for each in (error, *error.more)]
+        ]
+        return [fault._asdict() for fault in faults], [], []
+    problems = check_kafka(settings)
+    is_answering = not any(problem.where.startswith("kafka") for problem in problems)
+    schema_problems = check_schemas(settings)
+    problems += schema_problems + check_registries(settings)
     preview: list[dict[str, Any]] = []
+    warnings: list[Problem] = []
     # Without its schemas, silver has no columns.
-    if not any(problem.where.endswith(".schema") for problem in problems):
+    if not schema_problems:
+        problems += check_suites(settings)
         lake_problems, preview = check_lake(
             Lake(settings),
             unchecked(settings),
@@ -198,10 +200,11 @@ def _find_problems(
             with_kafka=not problems,
         )
         problems += lake_problems
-    warnings: list[Problem] = []
+        warnings += doubtful(settings, Lake(settings), unchecked(settings), with_kafka=is_answering)
     if not problems:
-        key_problems, warnings = check_keys(settings, unchecked(settings))
+        key_problems, key_warnings = check_keys(settings, unchecked(settings))
         problems += key_problems
+        warnings = key_warnings + warnings
     return (
         [problem._asdict() for problem in problems],
         [warning._asdict() for warning in warnings],

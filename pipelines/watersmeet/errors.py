@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import traceback
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
@@ -66,6 +66,16 @@ class ConfigurationError(WatersmeetError):
     started."""
 
     exit_code = 2
+    more: Sequence[ConfigurationError] = ()
+    """What else is wrong, in the order in which it was found."""
+
+
+def raise_first(errors: Iterable[ConfigurationError]) -> None:
+    """Raise the first of these errors, with the others as its `more`, if there are any."""
+    found = list(errors)
+    if found:
+        found[0].more = found[1:]
+        raise found[0]
 
 
 class KafkaTransientError(WatersmeetError):

@@ -28,9 +28,9 @@ from pydantic import (
 from watersmeet.configuration import values as kinds
 from watersmeet.configuration.file import (
     RefusedError,
-    first_problem,
     known_instead,
     problem_of,
+    problems_of,
     read_values,
 )
 from watersmeet.configuration.sources import (
@@ -748,20 +748,25 @@ def _next_schema(
 def load_settings(path: Path, environ: Mapping[str, str] | None = None) -> Settings:
     """Read and check a configuration file.
 
-    Raises ConfigurationError, with one sentence for the first thing that is wrong.
+    Raises ConfigurationError, with one sentence for the first thing that is wrong; the others are
+    its `more`.
     """
     try:
         values = read_values(path, os.environ if environ is None else environ)
         return Settings.model_validate(values, context={"folder": path.absolute().parent})
     except ValidationError as error:
-        problem = first_problem(error)
+        problems = problems_of(error)
     except RefusedError as refusal:
-        problem = problem_of(refusal, refusal.at)
+        problems = [problem_of(refusal, refusal.at)]
     except RecursionError:
-        problem = Problem(
-            "is not usable YAML: mappings or lists that contain themselves, or are nested too "
-            "deeply",
-            fix="write them out",
-        )
+        problems = [
+            Problem(
+                "is not usable YAML: mappings or lists that contain themselves, or are nested too "
+                "deeply",
+                fix="write them out",
+            )
+        ]
     # Raised outside the handlers, so that the error has no cause that contains values.
-    raise ConfigurationError(problem.what, path, problem.fix)
+    faults = [ConfigurationError(problem.what, path, problem.fix) for problem in problems]
+    faults[0].more = faults[1:]
+    raise faults[0]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.support.configurations import settings_for
-from tests.support.quality import expected, suite_file
+from tests.support.quality import QualityLake, expected, suite_file
 from watersmeet.dev.init import write_example
 from watersmeet.errors import ConfigurationError, WatersmeetError
 from watersmeet.quality.command import check_suites
@@ -111,6 +112,42 @@ def test_an_expectation_that_great_expectations_does_not_take_is_named(
     assert str(refused.value).startswith(f"{file}: expectations[1], {wrong['type']}: ")
     assert fault in str(refused.value)
     assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("document", "column"),
+    [
+        ({"type": "expect_column_values_to_not_be_null", "kwargs": {"column": "colour"}}, "colour"),
+        (
+            {
+                "type": "expect_column_pair_values_to_be_equal",
+                "kwargs": {"column_A": "partition", "column_B": "colour"},
+            },
+            "colour",
+        ),
+        (
+            {
+                "type": "expect_compound_columns_to_be_unique",
+                "kwargs": {"column_list": ["partition", "mergekey"]},
+            },
+            "mergekey",
+        ),
+        ({"type": "expect_column_to_exist", "kwargs": {"column": "colour"}}, None),
+        ({"type": "expect_column_max_to_be_between", "kwargs": {"column": "sources_met"}}, None),
+    ],
+)
+def test_a_column_that_is_not_there_is_refused_with_its_suite(
+    tmp_path: Path, document: dict[str, Any], column: str | None
+) -> None:
+    file = suite_file(tmp_path, "mine", None, NOT_NULL, document)
+    lake = QualityLake(tmp_path, quality={"suites": [file]})
+    problems = check_suites(lake.settings)
+    sentence = f"{file}: expectations[1]: silver has no column `{column}`"
+    assert [problem.what for problem in problems] == ([] if column is None else [sentence])
+    assert all(problem.fix for problem in problems)
+    if column is not None:
+        with pytest.raises(ConfigurationError, match=re.escape(sentence)):
+            lake.check()
 
 
 def test_the_examples_suites_are_suites(tmp_path: Path) -> None:

@@ -45,7 +45,7 @@ from watersmeet.core.plan import TopicPartition
 from watersmeet.core.reading import KAFKA, ReadingRules, read_records
 from watersmeet.core.times import LAST_EVENT_TIME_MS, set_back_ms, time_zone
 from watersmeet.core.types import TENANT
-from watersmeet.errors import KafkaAccessError, Problem
+from watersmeet.errors import KafkaAccessError, Problem, TopicChangedError
 from watersmeet.kafka.cluster import AFTER_MAX, Cluster, after_max
 from watersmeet.kafka.registry import rules_of
 from watersmeet.lake import tables
@@ -336,12 +336,13 @@ def doubts_in_kafka(
         yield _problem(what, f"sources.{name}.key", compared, settings)
 
 
-def unbounded_times(settings: Settings) -> Iterator[Problem]:
-    """Yield a problem for each topic whose producers choose event time and Kafka's timestamp
-    without a bound.
+def doubtful_topics(settings: Settings) -> Iterator[Problem]:
+    """Yield a problem for each topic that is compacted, or whose producers choose event time and
+    Kafka's timestamp without a bound.
 
     Nothing vouches for an event time there. Of a repartitioned source, the topics that its records
-    come from are checked. Topics that the user may not see are left out. Raises what Kafka raises.
+    come from are checked. Topics that do not exist, or that the user may not see, are left out.
+    Raises what Kafka raises.
     """
     cluster = Cluster(settings.kafka)
     topics: dict[str, str] = {}
@@ -354,8 +355,17 @@ def unbounded_times(settings: Settings) -> Iterator[Problem]:
     for topic, where in topics.items():
         try:
             topic_settings = cluster.topic_settings(topic)
-        except KafkaAccessError:
+        except (KafkaAccessError, TopicChangedError):
             continue
+        if "compact" in topic_settings.get("cleanup.policy", ""):
+            yield Problem(
+                f"{topic} is compacted (cleanup.policy={topic_settings['cleanup.policy']}): Kafka "
+                "deletes all records of a Kafka key but the last, and what bronze has not read by "
+                "then is missing from its merge records",
+                where,
+                "set cleanup.policy to delete on it, or min.compaction.lag.ms to longer than a run "
+                "is ever behind",
+            )
         latest = topic_settings.get(AFTER_MAX)
         if topic_settings.get("message.timestamp.type") == "CreateTime" and (
             latest is None or int(latest) > LAST_EVENT_TIME_MS

@@ -6,7 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
 
-from watersmeet.errors import Problem, WatersmeetError
+from watersmeet.errors import ConfigurationError, Problem, WatersmeetError
 
 SHOWN = 10
 """Maximum number of problems of a check that are shown: enough to see what they have in common."""
@@ -20,6 +20,12 @@ def as_problem(error: WatersmeetError, where: str) -> Problem:
     """Return what an error says; `where`: the place to blame where the error names none."""
     problem = error.problem
     return problem if problem.where else problem._replace(where=where)
+
+
+def as_problems(error: WatersmeetError, where: str) -> list[Problem]:
+    """Return all that an error says; `where` as for `as_problem`."""
+    more = error.more if isinstance(error, ConfigurationError) else ()
+    return [as_problem(each, where) for each in (error, *more)]
 
 
 class Findings:

@@ -7,18 +7,20 @@ All of them are looked at, and nothing is changed.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
 
 from watersmeet.audit.doubts import (
+    doubtful_topics,
     doubts_in_kafka,
     local_times_twice,
-    unbounded_times,
     unmet_in_lake,
 )
 from watersmeet.audit.partitioning import check_sample
-from watersmeet.audit.problems import as_problem
+from watersmeet.audit.problems import as_problem, as_problems
 from watersmeet.core.inputs import InputId
 from watersmeet.core.types import DUE, TENANT, ddl, widened
 from watersmeet.engine import Engine
@@ -30,13 +32,14 @@ from watersmeet.kafka.cluster import (
     dead_letter_settings,
     sink_settings,
     topics_of,
+    unpartitioned,
     written_topics,
 )
 from watersmeet.kafka.options import check_options
 from watersmeet.kafka.registry import Registry
 from watersmeet.lake import tables
 from watersmeet.lake.epochs import check_rules, may_begin_anew, read_epochs
-from watersmeet.lake.features import check_features
+from watersmeet.lake.features import check_features, touched
 from watersmeet.lake.identity import check_layout, differences, identity
 from watersmeet.lake.location import Lake
 from watersmeet.lake.restored import check_not_deleted, check_not_restored
@@ -63,35 +66,60 @@ def check_kafka(settings: Settings) -> list[Problem]:
     problems: list[Problem] = []
     try:
         counts = cluster.partition_counts(topics_of(settings))
-        for name, kept in settings.repartitioned.items():
-            existing = cluster.partition_counts(kept.from_topics)
-            if missing := [topic for topic in kept.from_topics if topic not in existing]:
-                fix = "create it, or name the topic that has the records"
-                return [
-                    Problem(
-                        f"there is no topic {missing[0]}", f"sources.{name}.repartition.from", fix
-                    )
-                ]
-        co_partitioned(settings, counts)
-        cluster.check_transactions()
-        for name, kept in settings.repartitioned.items():
-            [topic] = settings.sources[name].topics
-            required = copy_settings(cluster, kept.from_topics)
-            problems += _unfit_settings(
-                f"sources.{name}.topic", topic, required, cluster.topic_settings(topic)
+        origins = {
+            name: (kept.from_topics, cluster.partition_counts(kept.from_topics))
+            for name, kept in settings.repartitioned.items()
+        }
+        problems += [
+            Problem(
+                f"there is no topic {topic}",
+                f"sources.{name}.repartition.from",
+                "create it, or name the topic that has the records",
             )
+            for name, (topics, existing) in origins.items()
+            for topic in topics
+            if topic not in existing
+        ]
+        problems += [error.problem for error in unpartitioned(settings, counts)]
+        cluster.check_transactions()
+        for name, (topics, existing) in origins.items():
+            [topic] = settings.sources[name].topics
+            if topic in counts and existing.keys() >= set(topics):
+                required = copy_settings(cluster, topics)
+                problems += _unfit_settings(
+                    f"sources.{name}.topic", topic, required, cluster.topic_settings(topic)
+                )
+        has_all_sources = counts.keys() >= set(settings.topics)
         for name, topic in written_topics(settings).items():
-            if topic in counts:  # gold creates a missing one with these settings
+            is_sequence = topic in settings.publish.sequence_topics
+            # Gold creates a missing one with these settings.
+            if topic in counts and (is_sequence or has_all_sources):
                 required = (
                     sink_settings(settings)
-                    if topic in settings.publish.sequence_topics
+                    if is_sequence
                     else dead_letter_settings(cluster, settings)
                 )
                 problems += _unfit_settings(
                     f"publish.{name}", topic, required, cluster.topic_settings(topic)
                 )
     except WatersmeetError as error:
-        return [as_problem(error, "kafka")]
+        problems.append(as_problem(error, "kafka"))
+    return problems
+
+
+def doubtful(
+    settings: Settings, lake: Lake, reader: TableReader, *, with_kafka: bool
+) -> list[Problem]:
+    """Return what breaks no rule and still matters: of the topics of sources, where Kafka can be
+    asked, and of the lake's tables.
+
+    What cannot be read is left out: that is a problem of the other checks.
+    """
+    problems: list[Problem] = []
+    of_topics = [partial(doubtful_topics, settings)] if with_kafka else []
+    for doubts in (*of_topics, partial(touched, reader, lake)):
+        with suppress(WatersmeetError):
+            problems += doubts()
     return problems
 
 
@@ -99,8 +127,8 @@ def check_keys(settings: Settings, reader: TableReader) -> tuple[list[Problem], 
     """Check, as far as the last records say, that a key is in one partition of all sources.
 
     This is for a configuration that fits Kafka. Returns the problems, and then what looks wrong but
-    may be meant: keys that never meet, event times decades from Kafka's timestamps, topics whose
-    producers choose any timestamp, and local times that are there twice.
+    may be meant: keys that never meet, event times decades from Kafka's timestamps, and local times
+    that are there twice.
 
     Where the lake's rules have changed, what bronze has is left to `verify`: it may have been read
     by other rules.
@@ -122,8 +150,7 @@ def check_keys(settings: Settings, reader: TableReader) -> tuple[list[Problem], 
         # Keys in different partitions say enough of why they do not meet.
         unmet = [] if problems else unmet_in_lake(reader, settings)
         kafka_problems = doubts_in_kafka(settings, partitions, since, with_keys=unmet is None)
-        unbounded = unbounded_times(settings)
-        doubts = [*(unmet or []), *kafka_problems, *unbounded, *local_times_twice(settings)]
+        doubts = [*(unmet or []), *kafka_problems, *local_times_twice(settings)]
         return problems, doubts
     except WatersmeetError as error:
         return [as_problem(error, "kafka")], []
@@ -230,25 +257,7 @@ def check_lake(
     source, partition, from_offset, until_offset, because. `engine` is only called where there are
     expressions to check.
     """
-    problems: list[Problem] = []
-    try:
-        check_writable(lake)
-        if lake.is_catalog:
-            from watersmeet.engine.catalog import check_catalog  # imports Spark
-            from watersmeet.engine.session import spark_session
-
-            check_catalog(spark_session(settings.spark), lake)
-        if has_expressions(settings.publish):
-            problems += check_expressions(engine(), settings)
-        check_layout(reader, lake)
-        check_features(reader, lake)
-        check_not_restored(reader, lake)
-        check_not_deleted(reader, settings)
-    except WatersmeetError as error:
-        problems.append(as_problem(error, "lake"))
-    else:
-        lake_settings = read_epochs(reader, settings).current.settings.under(settings.rules())
-        problems += check_schemas(lake_settings) or check_tables(Lake(lake_settings), reader)
+    problems = _check_tables(lake, reader, settings, engine)
     if problems or not with_kafka:
         return problems, []
     try:
@@ -264,6 +273,38 @@ def check_lake(
         return problems, [] if problems else preview(reader, settings, partitions)
     except WatersmeetError as error:
         return [as_problem(error, "kafka.start")], []
+
+
+def _check_tables(
+    lake: Lake, reader: TableReader, settings: Settings, engine: Callable[[], Engine]
+) -> list[Problem]:
+    problems: list[Problem] = []
+    try:
+        check_writable(lake)
+        if lake.is_catalog:
+            from watersmeet.engine.catalog import check_catalog  # imports Spark
+            from watersmeet.engine.session import spark_session
+
+            check_catalog(spark_session(settings.spark), lake)
+        if has_expressions(settings.publish):
+            problems += check_expressions(engine(), settings)
+    except WatersmeetError as error:
+        return [*problems, as_problem(error, "lake")]
+    lake_problems: list[Problem] = []
+    for check in (
+        partial(check_layout, reader, lake),
+        partial(check_features, reader, lake),
+        partial(check_not_restored, reader, lake),
+        partial(check_not_deleted, reader, settings),
+    ):
+        try:
+            check()
+        except WatersmeetError as error:
+            lake_problems += as_problems(error, "lake")
+    if not lake_problems:
+        lake_settings = read_epochs(reader, settings).current.settings.under(settings.rules())
+        problems += check_schemas(lake_settings) or check_tables(Lake(lake_settings), reader)
+    return [*problems, *dict.fromkeys(lake_problems)]
 
 
 def check_tables(lake: Lake, reader: TableReader) -> list[Problem]:

@@ -263,17 +263,24 @@ _PROBLEMS = {
 """What pydantic finds, by the type of its error, with the facts that it gives open."""
 
 
-def first_problem(error: ValidationError) -> Problem:
-    """Return what is wrong first, with its place."""
-    first = error.errors(include_url=False)[0]
-    # Pydantic puts the kinds of a union into the place, and a word where a key is wrong.
-    at = tuple(str(step) for step in first["loc"] if not re.fullmatch(r"<.*>|\[key\]", str(step)))
-    facts: dict[str, Any] = first.get("ctx", {})
+def problems_of(error: ValidationError) -> list[Problem]:
+    """Return what is wrong, the first problem of each place, with its place."""
+    problems = dict[tuple[str, ...], Problem]()
+    for fault in error.errors(include_url=False):
+        # Pydantic puts the kinds of a union into the place, and a word where a key is wrong.
+        at = tuple(s for s in map(str, fault["loc"]) if not re.fullmatch(r"<.*>|\[key\]", s))
+        if not any(at[: len(known)] == known or known[: len(at)] == at for known in problems):
+            problems[at] = _problem_at(at, fault)
+    return list(problems.values())
+
+
+def _problem_at(at: tuple[str, ...], fault: Any) -> Problem:
+    facts: dict[str, Any] = fault.get("ctx", {})
     refusal = facts.get("error")
     if isinstance(refusal, RefusedError):
-        return problem_of(refusal, at + refusal.at, first["input"])
-    problem = _PROBLEMS.get(first["type"], Problem(first["msg"]))
-    return problem_of(problem, at, first["input"], **facts)
+        return problem_of(refusal, at + refusal.at, fault["input"])
+    problem = _PROBLEMS.get(fault["type"], Problem(fault["msg"]))
+    return problem_of(problem, at, fault["input"], **facts)
 
 
 def problem_of(

@@ -5,7 +5,7 @@ published to.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Future, wait
 from contextlib import suppress
 from functools import cached_property
@@ -29,6 +29,7 @@ from watersmeet.errors import (
     OpenTransactionError,
     TopicChangedError,
     WatersmeetError,
+    raise_first,
 )
 from watersmeet.kafka.failures import failure, is_passing
 from watersmeet.kafka.options import ListeningAdmin
@@ -354,45 +355,48 @@ def co_partitioned(settings: Settings, counts: Mapping[str, int]) -> int:
     `counts`: by topic, as `Cluster.partition_counts` returns them. Raises ConfigurationError where
     a source is missing or a number differs.
     """
+    raise_first(unpartitioned(settings, counts))
+    return counts[settings.topics[0]]
+
+
+def unpartitioned(settings: Settings, counts: Mapping[str, int]) -> Iterator[ConfigurationError]:
+    """Yield an error for each topic that `co_partitioned` does not take."""
     for source, topic in settings.inputs:
         repartition = settings.sources[source].repartition
         if topic not in counts:
             how = "create it, with as many partitions as the other sources have"
             if repartition is not None:
                 how = "`watersmeet repartition` creates it: start that first"
-            raise ConfigurationError(
+            yield ConfigurationError(
                 f"there is no topic {topic} at {settings.kafka.bootstrap_servers}",
-                where=f"sources.{source}.topic",
-                fix=how,
+                f"sources.{source}.topic",
+                how,
             )
-        if repartition is not None and counts[topic] != repartition.partitions:
-            raise ConfigurationError(
+        elif repartition is not None and counts[topic] != repartition.partitions:
+            yield ConfigurationError(
                 f"{topic} has {counts[topic]} partitions",
-                where=f"sources.{source}.repartition.partitions",
-                fix="name that number, or another topic and another lake for another number",
+                f"sources.{source}.repartition.partitions",
+                "name that number, or another topic and another lake for another number",
             )
-    source_counts = {name: counts[i.topic] for i, name in settings.input_names.items()}
+    source_counts = {
+        n: counts[i.topic] for i, n in settings.input_names.items() if i.topic in counts
+    }
     if len(set(source_counts.values())) > 1:
         listed = ", ".join(f"{name} has {count}" for name, count in source_counts.items())
-        raise ConfigurationError(
+        yield ConfigurationError(
             f"the topics are not co-partitioned ({listed} partitions)",
-            where="sources",
-            fix=(
-                "give all of them the same number, since a key must be in the same partition of "
-                "every source"
-            ),
+            "sources",
+            "give all of them the same number, since a key must be in the same partition of "
+            "every source",
         )
-    partitions = next(iter(source_counts.values()))
+    partitions = next(iter(source_counts.values()), 0)
     for field, topic in written_topics(settings).items():
-        if counts.get(topic, partitions) != partitions:
-            raise ConfigurationError(
+        if source_counts and counts.get(topic, partitions) != partitions:
+            yield ConfigurationError(
                 f"{topic} has {counts[topic]} partitions and the sources have {partitions}",
-                where=f"publish.{field}",
-                fix=(
-                    "give it the same number, since a message goes to the partition of its records"
-                ),
+                f"publish.{field}",
+                "give it the same number, since a message goes to the partition of its records",
             )
-    return partitions
 
 
 def topics_of(settings: Settings) -> list[str]:

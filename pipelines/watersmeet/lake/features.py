@@ -5,9 +5,12 @@ A feature that the engine cannot handle is refused.
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
 from typing import Final
 
-from watersmeet.errors import ConfigurationError
+from watersmeet.errors import ConfigurationError, Problem, raise_first
+from watersmeet.lake import tables
 from watersmeet.lake.location import Lake
 from watersmeet.lake.table_reader import TableReader
 
@@ -20,11 +23,52 @@ _REMOVED_BY: Final = {
 Each comes with the features to drop for it.
 """
 
+_APPEND_ONLY: Final = "delta.appendOnly"
+_CONSTRAINTS: Final = "delta.constraints."
+_MATTERS: Final = {
+    _APPEND_ONLY: "no row can be changed or deleted, so that `keep` and `forget` fail",
+    "delta.enableChangeDataFeed": "every change is written twice, and what `forget` erases stays "
+    "in the change data until a vacuum",
+}
+_MATTERS_LATER: Final = dict.fromkeys(
+    ["delta.columnMapping.mode", "delta.enableRowTracking"],
+    "`engine: embedded`, which could take the lake over, cannot write it",
+)
+"""What follows from a property that Watersmeet does not set; for the latter where Spark writes a
+lake that both engines can.
+"""
+
+_OFF: Final = ("false", "none")
+_RETENTION: Final = {
+    "delta.deletedFileRetentionDuration": "a vacuum deletes files that time travel, a check or a "
+    "reader still needs",
+    "delta.logRetentionDuration": "earlier versions cannot be read as long",
+}
+_UNITS_MS: Final = {
+    "millisecond": 1,
+    "second": 1000,
+    "minute": 60_000,
+    "hour": 3_600_000,
+    "day": 86_400_000,
+    "week": 604_800_000,
+}
+
+
+def interval_ms(text: str) -> int | None:
+    """Return the length of an interval as Delta's properties have it, such as `interval 7 days`.
+
+    None where it is another text.
+    """
+    parts = re.findall(r"(\d+)\s*([a-z]+?)s?\b", text.lower().removeprefix("interval"))
+    if not parts or any(unit not in _UNITS_MS for _, unit in parts):
+        return None
+    return sum(int(count) * _UNITS_MS[unit] for count, unit in parts)
+
 
 def check_features(reader: TableReader, lake: Lake) -> None:
     """Raise ConfigurationError where the engine cannot read or write a feature of a table."""
-    for table in filter(reader.exists, lake.layout):
-        check_features_of(reader, lake, table)
+    unusable = (_unusable(reader, lake, table) for table in filter(reader.exists, lake.layout))
+    raise_first(error for error in unusable if error is not None)
 
 
 def check_features_of(reader: TableReader, lake: Lake, table: str) -> None:
@@ -32,22 +76,79 @@ def check_features_of(reader: TableReader, lake: Lake, table: str) -> None:
 
     Spark writes what delta-rs cannot. On either engine, delta-rs must be able to read the table.
     """
+    if (error := _unusable(reader, lake, table)) is not None:
+        raise error
+
+
+def _unusable(reader: TableReader, lake: Lake, table: str) -> ConfigurationError | None:
+    if table == tables.SILVER and reader.properties(table).get(_APPEND_ONLY) == "true":
+        return ConfigurationError(
+            f"{table} has {_APPEND_ONLY}=true, which somebody has set: no batch can change a row",
+            where="lake",
+            fix=f"{_alter(lake, table)} UNSET TBLPROPERTIES ('{_APPEND_ONLY}')",
+        )
     is_embedded = lake.settings.engine == "embedded"
     unknown = reader.unknown_features(table, for_writing=is_embedded)
     if not unknown:
-        return
+        return None
     feature = next((name for name in unknown if name in _REMOVED_BY), unknown[0])
-    name = f"delta.`{lake.address(table)}`"
     removed = _REMOVED_BY.get(feature, ())
-    statements = [f"ALTER TABLE {name} DROP FEATURE {dropped}" for dropped in removed]
+    statements = [f"{_alter(lake, table)} DROP FEATURE {dropped}" for dropped in removed]
     ways = ["; ".join(statements)] if statements else []
     ways += (
         ["go on with `engine: spark`"]
         if is_embedded
         else ["restore the table to before", "read it in a catalog"]
     )
-    raise ConfigurationError(
+    return ConfigurationError(
         f"{table} has the table feature {feature}, which somebody has turned on and delta-rs "
         f"cannot {('write' if is_embedded else 'read')}: {', or '.join(ways)}",
         where="lake",
     )
+
+
+def touched(reader: TableReader, lake: Lake) -> Iterator[Problem]:
+    """Yield a problem for each property that somebody has put on a table and that matters.
+
+    A run goes on with them, as long as every row passes the constraints.
+    """
+    is_for_both = lake.settings.engine == "spark" and not lake.is_catalog
+    matters = _MATTERS | (_MATTERS_LATER if is_for_both else {})
+    for table in filter(reader.exists, lake.layout):
+        for key, value in sorted(reader.properties(table).items()):
+            if key not in lake.layout[table].properties or key in _RETENTION:
+                yield from _of_property(lake, table, key, value, matters.get(key))
+
+
+def _of_property(
+    lake: Lake, table: str, key: str, value: str, consequence: str | None
+) -> Iterator[Problem]:
+    if key.startswith(_CONSTRAINTS):
+        constraint = key.removeprefix(_CONSTRAINTS)
+        yield Problem(
+            f"{table} has the constraint {constraint}, `{value}`, which somebody has added: a "
+            "batch with a row that does not pass it stops the run",
+            "lake",
+            f"{_alter(lake, table)} DROP CONSTRAINT {constraint}, and make it an expectation "
+            "(`quality.suites`)",
+        )
+    elif consequence is not None and value.lower() not in _OFF:
+        yield Problem(
+            f"{table} has {key}={value}, which somebody has set: {consequence}",
+            "lake",
+            f"{_alter(lake, table)} UNSET TBLPROPERTIES ('{key}')",
+        )
+    elif key in _RETENTION and (interval_ms(value) or lake.settings.retention_ms) < (
+        lake.settings.retention_ms
+    ):
+        yield Problem(
+            f"{table} has {key}={value}, which is less than `retention`: {_RETENTION[key]}",
+            "lake",
+            "let `watersmeet maintain` set it, and vacuum the table with nothing else",
+        )
+
+
+def _alter(lake: Lake, table: str) -> str:
+    address = lake.address(table)
+    is_in_catalog = lake.owning_lake(table).is_catalog
+    return f"ALTER TABLE {address if is_in_catalog else f'delta.`{address}`'}"

@@ -21,6 +21,7 @@ from watersmeet.quality.rows import (
     batch_at,
     chunk_limit,
     coordinates,
+    missing_columns,
     published_until,
     read_batches,
     rows_of,
@@ -122,12 +123,14 @@ def check(
     the results to `quality`.
 
     All else is only read. Where the check is to stop, what was not looked at yet is left for the
-    next one. Raises ConfigurationError where silver has no such version, and what `evaluate`
-    raises.
+    next one. Raises ConfigurationError where silver has no such version, or a table no column that
+    an expectation is about, and what `evaluate` raises.
     """
     for suite in suites:
         # A suite that Great Expectations does not take is reported before anything is read.
         _ = suite.expectations
+    if missing := missing_columns(settings, suites):
+        raise ConfigurationError(*missing[0])
     reader = engine.reader
     table = engine.lake.layout[tables.QUALITY]
     if since is not None and (newest := reader.version(tables.SILVER)) < since:

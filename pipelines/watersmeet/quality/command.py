@@ -12,6 +12,7 @@ from watersmeet.lake.identity import check_layout
 from watersmeet.lake.quality import last_results
 from watersmeet.quality.check import Check, check
 from watersmeet.quality.page import page
+from watersmeet.quality.rows import missing_columns
 from watersmeet.quality.suites import read_suites
 from watersmeet.running.owner import now_ms
 from watersmeet.settings import Settings
@@ -36,12 +37,12 @@ def check_lake(settings: Settings, since: int | None, html: Path | None) -> Chec
 
 
 def check_suites(settings: Settings) -> list[Problem]:
-    """Return a problem where a suite does not have the form of one.
+    """Return a problem where a suite does not have the form of one, or is about a column that its
+    table does not have.
 
     Whether Great Expectations takes it, a check says.
     """
     try:
-        read_suites(settings)
+        return missing_columns(settings, read_suites(settings))
     except ConfigurationError as error:
         return [as_problem(error, "quality.suites")]
-    return []

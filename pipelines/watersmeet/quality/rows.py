@@ -12,7 +12,7 @@ Of `progress` the last batch is looked at: a row for each topic-partition, as it
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial, reduce
 from typing import Any, Final, NamedTuple
 
@@ -20,6 +20,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from watersmeet.configuration.file import known_instead
 from watersmeet.core.avro_schema import AvroSchema
 from watersmeet.core.columns import NULL_TIME, int64s, looked_up, times_ms
 from watersmeet.core.dropped_fields import dropped_fields, fields_in
@@ -31,6 +32,7 @@ from watersmeet.core.repeated import DUPLICATE_SCHEMA
 from watersmeet.core.sequence import CLOSED_AT, FORGOTTEN, ID, SEQ, parse_message_id
 from watersmeet.core.types import TIME
 from watersmeet.engine import Engine, Rows
+from watersmeet.errors import Problem
 from watersmeet.kafka.cluster import Cluster
 from watersmeet.kafka.reading import Range, read_range
 from watersmeet.lake import tables
@@ -41,7 +43,7 @@ from watersmeet.lake.newest import lake_schemas
 from watersmeet.lake.order import beyond
 from watersmeet.lake.published import last_published
 from watersmeet.lake.table_reader import Condition, TableReader, Where, in_portions, within
-from watersmeet.quality.suites import SINK
+from watersmeet.quality.suites import SINK, Suite
 from watersmeet.settings import Settings
 
 CHUNK_OFFSETS = 1_000_000
@@ -63,6 +65,12 @@ _COORDINATES: Final = {
     SINK: ("partition", "offset"),
 }
 _OF_BRONZE: Final = ("topic", "partition", "offset")
+
+_OF_PROGRESS: Final = (
+    *("batch", "source", "topic", "partition", "until_offset", "head", "clock", "position"),
+    "committed_at",
+)
+_ELAPSED: Final = {"minutes_since_batch": "committed_at", "minutes_behind": "head"}
 
 _OFFSETS: Final = pa.list_(pa.struct([("offset", pa.int64())]))
 
@@ -193,9 +201,7 @@ def rows_of(engine: Engine, settings: Settings, table: str, span: Span, now_ms: 
         for input_id, ranges in ranges_by_input.items()
         for term in of_topic(input_id, within(ranges))
     ]
-    schema = _text_schema(
-        pa.schema([field for field in bronze_schema() if field.name != "headers"])
-    )
+    schema = _bronze_columns()
     rows = engine.read(table, schema.names, where)
     return engine.per_partition(
         partial(
@@ -208,6 +214,51 @@ def rows_of(engine: Engine, settings: Settings, table: str, span: Span, now_ms: 
     )
 
 
+def columns_of(settings: Settings, table: str) -> list[str]:
+    """Return the names of the columns that `rows_of` returns of a table."""
+    if table in (tables.SILVER, tables.CORRECTIONS):
+        names = tables.layout(settings)[table].schema.names
+        return list(dict.fromkeys([*names, *_part_counts(settings.sources), MET]))
+    others = {
+        tables.DUPLICATES: DUPLICATE_SCHEMA.names,
+        tables.LATE: LATE_SCHEMA.names,
+        tables.PROGRESS: [*_OF_PROGRESS, *_ELAPSED],
+        SINK: MESSAGES.names,
+    }
+    return others.get(table) or [*_bronze_columns().names, DISTANCE, DROPPED]
+
+
+def missing_columns(settings: Settings, suites: Sequence[Suite]) -> list[Problem]:
+    """Return a problem for each column that an expectation is about and its table does not have.
+
+    Expectations about which columns a table has are left out.
+    """
+    problems = []
+    for suite in suites:
+        existing = columns_of(settings, suite.table)
+        for number, document in enumerate(suite.documents):
+            kwargs = document["kwargs"]
+            if str(document["type"]).startswith(("expect_column_to_exist", "expect_table_")):
+                continue
+            values = [kwargs.get(name) for name in ("column", "column_A", "column_B")]
+            values += kwargs.get("column_list") or []
+            problems += [
+                Problem(
+                    f"{suite.file}: expectations[{number}]: {suite.table} has no column `{name}`",
+                    "quality.suites",
+                    known_instead(name, existing),
+                )
+                for name in values
+                if isinstance(name, str) and name not in existing
+            ]
+    return list(dict.fromkeys(problems))
+
+
+def _part_counts(sources: Iterable[str]) -> dict[str, str]:
+    """Return the column that counts a source's parts, with the source, for each of them."""
+    return {f"{source}_parts": source for source in sources}
+
+
 def _merged_rows(engine: Engine, settings: Settings, table: str, span: Span) -> Rows:
     """Return rows of silver, or of corrections, with the offsets of their parts, and the counts
     that these lack.
@@ -215,9 +266,9 @@ def _merged_rows(engine: Engine, settings: Settings, table: str, span: Span) -> 
     stored = engine.lake.layout[table].schema
     rows = engine.read(table, stored.names, [span.where])
     counts = {
-        f"{source}_parts": source
-        for source in settings.sources
-        if f"{source}_parts" not in stored.names
+        name: source
+        for name, source in _part_counts(settings.sources).items()
+        if name not in stored.names
     }
     fields = [
         (field.name, _OFFSETS if field.name in settings.sources else field.type) for field in stored
@@ -231,6 +282,10 @@ def _merged_rows(engine: Engine, settings: Settings, table: str, span: Span) -> 
 
 
 # -- bronze, silver, late: pure functions of Arrow tables, which run where the engine keeps its rows
+
+
+def _bronze_columns() -> pa.Schema:
+    return _text_schema(pa.schema([field for field in bronze_schema() if field.name != "headers"]))
 
 
 def _text_schema(schema: pa.Schema) -> pa.Schema:
@@ -330,22 +385,12 @@ def _progress_rows(reader: TableReader, now_ms: int) -> pa.Table:
     Also, in minutes until now: `minutes_since_batch` from the batch's commit, `minutes_behind` from
     the head.
     """
-    names = [
-        "batch",
-        "source",
-        "topic",
-        "partition",
-        "until_offset",
-        "head",
-        "clock",
-        "position",
-        "committed_at",
-    ]
     last = reader.summary(tables.PROGRESS, [], {"batch": ("max", "batch")})["batch"][0].as_py()
-    rows = reader.select(tables.PROGRESS, names, [[("batch", "=", -1 if last is None else last)]])
-    columns = {name: rows[name] for name in names}
+    where: Where = [[("batch", "=", -1 if last is None else last)]]
+    rows = reader.select(tables.PROGRESS, _OF_PROGRESS, where)
+    columns = {name: rows[name] for name in _OF_PROGRESS}
     now = pa.scalar(now_ms, pa.int64())
-    for name, since in (("minutes_since_batch", "committed_at"), ("minutes_behind", "head")):
+    for name, since in _ELAPSED.items():
         elapsed_ms = pc.subtract(now, rows[since]).cast(pa.float64())
         columns[name] = pc.divide(elapsed_ms, 60_000.0)
     for name in ("head", "clock", "position", "committed_at"):
