@@ -106,6 +106,7 @@ class Bronze:
     def _take(self, reading: _Reading, ends: Mapping[int, int]) -> Mapping[int, int]:
         """Make a batch (steps 1 to 5), and return where reading has ended, by partition."""
         backlog = {p: max(ends[p] - offset, 0) for p, offset in reading.offsets.items()}
+        self.reporter.left(self.settings.input_names[self.input], sum(backlog.values()))
         counts = {p: count for p, count in share(backlog, reading.span).items() if count}
         if not counts:
             return {}

@@ -360,13 +360,16 @@ def verify(
 
     settings = load_settings(config)
     reader = reader_of(settings)
-    if against is None:
-        evaluate = evaluator(reader, settings) if full else None
-        result = find_broken(reader, settings, full=full, generation=generation, evaluate=evaluate)
-    else:
-        result = verify_against(
-            reader, unchecked(rebuilt_settings(settings, against)), settings, against, generation
-        )
+    with reporting() as reporter:
+        reporter.begin("checks the promises")
+        if against is None:
+            evaluate = evaluator(reader, settings) if full else None
+            result = find_broken(
+                reader, settings, full=full, generation=generation, evaluate=evaluate
+            )
+        else:
+            rebuilt = unchecked(rebuilt_settings(settings, against))
+            result = verify_against(reader, rebuilt, settings, against, generation)
     verdict = "every promise is kept"
     if against is not None:
         verdict = f"silver and late are the same as in {against}"
@@ -414,6 +417,7 @@ def rebuild(
     window = parse_window(timeout, gap, longest)
     lag_ms = None if lag is None else parse_duration(lag)
     with reporting() as reporter:
+        reporter.begin("derives silver again")
         reader = reader_of(settings)
         result = derive_again(
             reader,
@@ -613,6 +617,7 @@ def maintain(config: Config = DEFAULT_CONFIG, as_json: Json = False) -> None:
         this_run = Run(settings, LAYERS, reporter)
         names = [name for layer in LAYERS for name in kept_by(layer, this_run.settings)]
         with this_run.take_layers() as layer_set:
+            reporter.begin("deletes rows, compacts tables and removes old files")
             done = maintain_tables(layer_set.owner.engine, names, layer_set.expire)
     answer({"tables": done}, as_json, show.maintain_view)
 

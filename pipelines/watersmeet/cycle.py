@@ -131,8 +131,12 @@ class Cycle:
     def run(self) -> None:
         """Pass on everything that is available now, batch by batch, until a stop is asked for."""
         has_bronze = "bronze" in self._run.layers
-        if not (has_bronze and self.read(self._settings.inputs, self._pass_on)):
-            self._pass_on()
+        self._run.reporter.begin("works on the next batch")
+        try:
+            if not (has_bronze and self.read(self._settings.inputs, self._pass_on)):
+                self._pass_on()
+        finally:
+            self._run.reporter.begin()
 
     def read(self, inputs: Sequence[InputId], pass_on: Callable[[], None] = lambda: None) -> bool:
         """Read inputs up to where Kafka ends now, and pass on each batch while the next is read.

@@ -108,13 +108,17 @@ class Run:
             raise ConfigurationError(*unusable[0])
         for registry in self.settings.registries.values():
             Registry(registry).check_options()
+        self.reporter.begin(f"waits for Kafka at {self.settings.kafka.bootstrap_servers}")
         cluster = Cluster(self.settings.kafka)
         self.partitions = co_partitioned(
             self.settings, cluster.partition_counts(topics_of(self.settings))
         )
         lake = Lake(self.settings)
         check_writable(lake)
+        is_spark = self.settings.engine == "spark"
+        self.reporter.begin(f"waits for {'a session of Spark' if is_spark else 'the engine'}")
         self.engine = open_engine(self.settings)
+        self.reporter.begin("checks the lake's tables")
         reader = self.engine.reader
         check_layout(reader, self.engine.lake)
         check_features(reader, self.engine.lake)
@@ -248,6 +252,7 @@ class Run:
         reader = self.engine.reader
         if change is None and (unfit := check_schemas(self.settings)):
             raise ConfigurationError(*unfit[0])
+        self.reporter.begin("takes the layers, and keeps earlier runs out")
         ids = Cluster(self.settings.kafka).topic_ids(topics_of(self.settings))
         facts = identity(self.settings, self.partitions, ids)
         moved = moved_topics(reader, self.settings, self.partitions, facts)
@@ -278,7 +283,9 @@ class Run:
             if "bronze" in self.layers:
                 self._begin_reading(owner, epochs)
             cycle = Cycle(self, owner, lease, can_be_idle=can_be_idle)
+            self.reporter.begin("completes what the last run left")
             self.runner.retry(cycle.complete)
+            self.reporter.begin()
             yield cycle
             lease.check()
         except BaseException:

@@ -15,7 +15,12 @@ from pathlib import Path
 from rich.console import Console
 from rich.status import Status
 
+from watersmeet.monitoring.progress import Progress
+
 log = logging.getLogger("watersmeet")
+
+TICK_S = 1.0
+"""Interval at which progress is shown on a terminal."""
 
 
 class JsonLines(logging.Formatter):
@@ -89,8 +94,9 @@ class Reporter:
     streams.
     """
 
-    def __init__(self, status: Status | None = None) -> None:
+    def __init__(self, status: Status | None = None, progress: Progress | None = None) -> None:
         self._status = status
+        self._progress = progress or Progress()
         self.latest: dict[str, str] = {}
         self._lock = threading.Lock()
 
@@ -100,12 +106,35 @@ class Reporter:
         """
         with self._lock:
             self.latest[layer] = news
+            self._progress.spoke()
             if self._status is None:
                 log.info("%s: %s", layer, news, extra={"layer": layer, "facts": facts})
             else:
-                self._status.update(
-                    " · ".join(f"[bold]{name}[/] {text}" for name, text in self.latest.items())
-                )
+                self._update(self._status)
+
+    def begin(self, what: str = "") -> None:
+        """Set what is waited for from now on, in a few words; empty: nothing."""
+        with self._lock:
+            self._progress.begin(what)
+
+    def left(self, part: str, remaining: int) -> None:
+        """Set how many records a part of the work has still to do."""
+        with self._lock:
+            self._progress.left(part, remaining)
+
+    def tick(self) -> None:
+        """Show the progress where it is due: on the progress line at each call."""
+        with self._lock:
+            if self._status is not None:
+                self._update(self._status)
+            elif self._progress.is_due():
+                facts = {"layer": "progress", "facts": self._progress.facts()}
+                log.info("progress: %s", self._progress.line(), extra=facts)
+
+    def _update(self, status: Status) -> None:
+        news = [f"[bold]{name}[/] {text}" for name, text in self.latest.items()]
+        line = self._progress.line()
+        status.update(" · ".join([*([f"[bold]{line}[/]"] if line else []), *news]))
 
 
 @contextmanager
@@ -114,7 +143,30 @@ def reporting() -> Iterator[Reporter]:
     asked for, else with log lines.
     """
     if not sys.stderr.isatty() or logs_are_json():
-        yield Reporter()
+        with _ticking(reporter := Reporter()):
+            yield reporter
         return
-    with Console(stderr=True).status("starting Spark ...") as status:
-        yield Reporter(status)
+    with (
+        Console(stderr=True).status("starting ...") as status,
+        _ticking(reporter := Reporter(status)),
+    ):
+        yield reporter
+
+
+@contextmanager
+def _ticking(reporter: Reporter) -> Iterator[None]:
+    """Let a reporter show its progress every second."""
+    ended = threading.Event()
+
+    def tick() -> None:
+        """Show the progress until the end."""
+        while not ended.wait(TICK_S):
+            reporter.tick()
+
+    thread = threading.Thread(target=tick, name="progress", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()

@@ -117,6 +117,7 @@ class Repartition:
         self._state = state
         for topic, records in self._origins.backlog(state.written.offsets).items():
             self.notify(LagObserved(_LAYER, topic, records))
+            self.reporter.left(topic, sum(records.values()))
         if rows.num_rows:
             self._show(state.written.offsets)
 

@@ -1,0 +1,87 @@
+"""A command says how far it is, and is not silent for longer than ten seconds while it works."""
+
+from __future__ import annotations
+
+import json
+import logging
+
+import pytest
+
+from watersmeet.monitoring.observability import JsonLines, Reporter
+from watersmeet.monitoring.progress import Progress
+
+
+class Clock:
+    """A clock that a test moves."""
+
+    def __init__(self) -> None:
+        self.s = 100.0
+
+    def __call__(self) -> float:
+        return self.s
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+def said(
+    caplog: pytest.LogCaptureFixture, reporter: Reporter, clock: Clock, seconds: int
+) -> list[str]:
+    """What the log gets within so many seconds."""
+    caplog.clear()
+    with caplog.at_level(logging.INFO, "watersmeet"):
+        for _ in range(seconds):
+            clock.s += 1
+            reporter.tick()
+    return caplog.messages
+
+
+def test_a_backlog_is_said_every_ten_seconds_with_rate_and_time_left(
+    clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    reporter = Reporter(progress=Progress(clock))
+    reporter.left("tracking", 3_000)
+    reporter.left("orders", 2_000)
+    assert said(caplog, reporter, clock, 9) == []
+    reporter.left("tracking", 2_000)
+    reporter.notify("silver", "batch 1")
+    assert said(caplog, reporter, clock, 2) == ["progress: 1,000 of 5,000 records, 91/s, 44 s left"]
+    reporter.left("tracking", 4_000)
+    assert said(caplog, reporter, clock, 10) == [
+        "progress: 1,000 of 7,000 records, 48/s, 2 m 6 s left"
+    ], "2,000 more have come"
+    reporter.left("tracking", 0)
+    reporter.left("orders", 0)
+    assert said(caplog, reporter, clock, 60) == [], "nothing is left to do"
+
+
+def test_what_is_waited_for_is_said_after_ten_silent_seconds(
+    clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    reporter = Reporter(progress=Progress(clock))
+    reporter.begin("waits for a session of Spark")
+    assert said(caplog, reporter, clock, 25) == [
+        "progress: waits for a session of Spark (10 s)",
+        "progress: waits for a session of Spark (20 s)",
+    ]
+    reporter.notify("lake", "ready")
+    assert said(caplog, reporter, clock, 9) == [], "something else was said"
+    reporter.begin("works on the next batch")
+    assert said(caplog, reporter, clock, 10) == ["progress: works on the next batch (10 s)"]
+    reporter.begin()
+    assert said(caplog, reporter, clock, 60) == [], "a run without news is silent"
+
+
+def test_in_json_a_backlog_has_its_numbers(clock: Clock, caplog: pytest.LogCaptureFixture) -> None:
+    reporter = Reporter(progress=Progress(clock))
+    reporter.left("tracking", 4_000)
+    said(caplog, reporter, clock, 1)
+    clock.s += 9
+    reporter.left("tracking", 1_000)
+    said(caplog, reporter, clock, 1)
+    [record] = caplog.records
+    line = json.loads(JsonLines().format(record))
+    assert line["layer"] == "progress"
+    assert line["facts"] == {"done": 3000, "of": 4000, "rate": 273, "left_s": 4}
