@@ -52,9 +52,14 @@ def test_a_backlog_is_said_every_ten_seconds_with_rate_and_time_left(
     assert said(caplog, reporter, clock, 10) == [
         "progress: 1,000 of 7,000 records, 48/s, 2 m 6 s left"
     ], "2,000 more have come"
-    reporter.left("tracking", 0)
     reporter.left("orders", 0)
+    assert said(caplog, reporter, clock, 10) == [
+        "progress: 3,000 of 7,000 records, 97/s, 41 s left"
+    ], "what one part has done counts until all have"
+    reporter.left("tracking", 0)
     assert said(caplog, reporter, clock, 60) == [], "nothing is left to do"
+    reporter.left("tracking", 10)
+    assert said(caplog, reporter, clock, 11) == ["progress: 0 of 10 records"]
 
 
 def test_what_is_waited_for_is_said_after_ten_silent_seconds(

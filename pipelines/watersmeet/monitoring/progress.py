@@ -41,8 +41,10 @@ class Progress:
 
         Where these are more than before, more have come.
         """
+        if not self.facts():
+            self._backlogs.clear()  # what is done is no part of the next backlog
         known = self._backlogs.get(part)
-        if known is None or not known.remaining:
+        if known is None:
             self._backlogs[part] = _Backlog(self.now_s(), remaining, remaining)
             return
         known.total += max(0, remaining - known.remaining)
@@ -53,8 +55,8 @@ class Progress:
 
         The latter two only once some are done. Empty without a backlog.
         """
-        backlogs = [backlog for backlog in self._backlogs.values() if backlog.remaining]
-        if not backlogs:
+        backlogs = self._backlogs.values()
+        if not any(backlog.remaining for backlog in backlogs):
             return {}
         total = sum(backlog.total for backlog in backlogs)
         remaining = sum(backlog.remaining for backlog in backlogs)
@@ -71,7 +73,7 @@ class Progress:
         words = [f"{facts['done']:,} of {facts['of']:,} records"] if facts else []
         if "rate" in facts:
             words += [f"{facts['rate']:,}/s", f"{_clock(facts['left_s'])} left"]
-        if self.waits_for:
+        if self.waits_for and not facts:
             since_s = int(self.now_s() - self._waits_since_s)
             words.append(f"{self.waits_for} ({_clock(since_s)})")
         return ", ".join(words)
