@@ -91,6 +91,21 @@ def test_version_is_the_packages(tmp_path: Path) -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, f"{watersmeet.__version__}\n", "")
 
 
+def test_a_repository_with_packages_of_its_own_hides_none_of_the_programs(tmp_path: Path) -> None:
+    for name in ("pipelines", "core", "kafka", "lake", "engine", "run"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "__init__.py").write_text("raise ImportError('the user has this')")
+    done = subprocess.run(
+        [sys.executable, "-m", "watersmeet", "init", "shop"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+
+
 def test_help_groups_the_commands_and_marks_those_that_change_data(tmp_path: Path) -> None:
     done = in_process("--help", cwd=tmp_path)
     assert done.returncode == 0
