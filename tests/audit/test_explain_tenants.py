@@ -160,7 +160,7 @@ def test_it_says_why_a_record_waits_is_open_closed_or_late(tmp_path: Path) -> No
     assert told("A", "records") == [
         f"timed out in batch 0, at the clock {time(5300)}: the clock of tenant 'x' passed event "
         f"time + timeout ({time(5100)}) "
-        f"when the clock of all came to {time(5101)}"
+        f"when the clock of all came to {time(5101)}; not published yet"
     ]
     assert told("C", "waiting") == [
         f"read at {time(4525)} of tenant 'y', whose clock is {behind}",

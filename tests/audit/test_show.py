@@ -21,7 +21,14 @@ def read(view: Any) -> list[str]:
 
 def change(field: str, before: Any, after: Any) -> list[str]:
     changes = [{"field": field, "before": before, "after": after}]
-    found = {"epoch": 1, "from_batch": 2, "changes": changes, "problems": [], "applied": False}
+    found = {
+        "epoch": 1,
+        "from_batch": 2,
+        "changes": changes,
+        "fields": [],
+        "problems": [],
+        "applied": False,
+    }
     heading, *lines, _, _ = read(evolve_view(found))
     assert heading == "before after"
     return lines
