@@ -56,6 +56,7 @@ SPARK_TESTS = (
     "tests/integration/test_cli.py",
     "tests/integration/test_end_to_end.py",
     "tests/integration/test_live.py",
+    "tests/integration/test_monitoring.py::test_both_engines_",
     "tests/integration/test_notebooks.py::test_a_notebook_runs_on_",
     "tests/integration/test_operations.py::test_a_jump_",
     "tests/integration/test_other_readers.py",

@@ -24,6 +24,7 @@ from watersmeet.dev import broker, broker_launch
 from watersmeet.dev.broker import BrokerStatus
 from watersmeet.dev.broker_launch import INHERITED
 from watersmeet.errors import ArtifactsError, BrokerError, WatersmeetError
+from watersmeet.jvm.artifacts import REPOSITORY
 from watersmeet.kafka.groups import Group
 from watersmeet.settings import KafkaSettings
 
@@ -407,8 +408,8 @@ def test_missing_jars_are_a_clear_error(
 ) -> None:
     monkeypatch.setattr(sys, "prefix", str(tmp_path))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setitem(sys.modules, "pyspark", None)
-    with pytest.raises(ArtifactsError, match=r'pip install "watersmeet\[broker\]"') as raised:
+    monkeypatch.setenv(REPOSITORY, "http://127.0.0.1:9/maven2")
+    with pytest.raises(ArtifactsError, match="could not be fetched") as raised:
         broker.start(directory)
     assert_one_clear_sentence(raised.value)
 

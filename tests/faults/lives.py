@@ -760,7 +760,7 @@ def evolve_window(life: Fate) -> None:
 
 def evolve_key(life: Fate) -> None:
     source = life.river.config["sources"]["tracking"]
-    source["key"] = ["id", "k"] if source["key"] == "k" else "k"
+    source["key"] = {"first_of": ["id", "k"]} if source["key"] == "k" else "k"
     life.follow("evolve", "--apply")
 
 

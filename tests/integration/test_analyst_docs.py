@@ -7,6 +7,7 @@ from __future__ import annotations
 import io
 import os
 import re
+from collections.abc import Iterator
 from contextlib import redirect_stdout
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
@@ -129,8 +130,12 @@ def example(root_session: SparkSession, tmp_path_factory: pytest.TempPathFactory
 
 
 @pytest.fixture(scope="module")
-def names(example: Example) -> dict[str, Any]:
-    return example.names()
+def names(example: Example) -> Iterator[dict[str, Any]]:
+    names = example.names()
+    yield names
+    # The page's tables are in the connection that all tests of a process share.
+    for name, *_ in names["duckdb"].sql("SHOW TABLES").fetchall():
+        names["duckdb"].sql(f"DROP TABLE {name}")
 
 
 @dataclass

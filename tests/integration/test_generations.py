@@ -134,7 +134,7 @@ def test_a_redriven_record_and_the_refused_one_are_never_both_merged(
     fed(life)
     life.send("tracking", ("", 1100), id="k1")  # refused: an empty key
     life.run()
-    life.evolve("sources.tracking.key", ["id", "k"])
+    life.evolve("sources.tracking.key", {"first_of": ["id", "k"]})
     life.call("redrive", "--reason", "no_key", "--apply")
     fed(life, 1100)
     life.both((None, FAR))

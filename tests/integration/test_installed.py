@@ -14,8 +14,8 @@ from tests.support.packaging import extras
 from watersmeet.jvm.artifacts import BROKER, SPARK, pinned
 
 CHECKED = [
-    *["bronze_tracking"] * 3,
-    *["bronze_orders"] * 3,
+    *["bronze_tracking"] * 4,
+    *["bronze_orders"] * 4,
     *["silver", "silver", "late", "sink", "progress"],
 ]
 """The tables in the demo's check, a line for each suite."""

@@ -53,7 +53,7 @@ def run_with_oldest(
     environment.pip(*(f"{name}=={bound}" if bound else name for name, bound in bounds.items()))
     packages = sysconfig.get_path("purelib", vars={"base": str(folder), "platbase": str(folder)})
     Path(packages, "tests.pth").write_text(
-        f"{ROOT}\n{sysconfig.get_path('purelib')}\n", encoding="utf-8"
+        f"{ROOT}\n{ROOT / 'pipelines'}\n{sysconfig.get_path('purelib')}\n", encoding="utf-8"
     )
     (folder / "jars").symlink_to(Path(sys.prefix, "jars"))
     said = environment.run("python", "-c", VERSIONS, *bounds, cwd=ROOT)

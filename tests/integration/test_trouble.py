@@ -23,6 +23,7 @@ from watersmeet.dev.processes import free_port
 from watersmeet.errors import KafkaUnreachableError, TopicChangedError, WatersmeetError
 from watersmeet.kafka import topic_monitor
 from watersmeet.kafka.cluster import Cluster
+from watersmeet.kafka.permissions import transactional_id
 from watersmeet.kafka.topic_monitor import TopicMonitor
 from watersmeet.monitoring.observability import Reporter
 from watersmeet.run import LAYERS, Run
@@ -229,7 +230,7 @@ def test_a_transaction_that_somebody_abandoned_does_not_hold_the_sequence_up(
     river = River.make(kafka, tmp_path, "abandoned", partitions=1)
     create_topics(kafka, river.sink, partitions=1)
     left = Producer(
-        {"bootstrap.servers": kafka, "transactional.id": f"watersmeet-abandoned-{river.sink}"}
+        {"bootstrap.servers": kafka, "transactional.id": transactional_id("abandoned", river.sink)}
     )
     left.init_transactions(30)
     left.begin_transaction()

@@ -173,6 +173,7 @@ def test_spark_writes_the_password_into_no_plan_event_log_table_or_command_line(
         "spark.eventLog.rolling.enabled": False,
     }
     river = new_river(lake=FOLDER, spark=log_all)
+    river.flow(records=6_000)  # more than this process reads without a job of Spark
     run = river.run("--once")
     lines = CommandLines(run)
     assert run.wait() == 0, run.said()

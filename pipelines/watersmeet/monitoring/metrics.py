@@ -204,6 +204,8 @@ class Metrics:
         for error in kinds():  # an increase is only seen in a counter that was there before
             self._metric("retries_total", error)
             self._metric("errors_total", error)
+        for source in settings.sources:  # a value without a schema drops no field
+            self._metric("dropped_fields_ratio", source)
         self._lock = threading.Lock()
         self._next_offsets: dict[tuple[str, TopicPartition], int] = {}
         self._positions: dict[TopicPartition, int | None] = {}
