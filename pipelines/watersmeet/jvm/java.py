@@ -3,16 +3,8 @@
 from __future__ import annotations
 
 import os
-import re
 import shutil
-import subprocess
 from pathlib import Path
-from typing import Final
-
-RELEASES: Final = (17, 21)
-"""The releases of Java that Spark and the embedded broker run on."""
-
-_ANSWER_S: Final = 30.0
 
 
 def java_command() -> str | None:
@@ -29,20 +21,3 @@ def missing_java() -> str:
         if java_home
         else "no java is on the PATH"
     )
-
-
-def java_problem() -> str | None:
-    """Say why this machine's Java does not fit, or return None where it does. This starts a JVM."""
-    command = java_command()
-    if command is None:
-        return missing_java()
-    try:
-        answer = subprocess.run(
-            [command, "-version"], capture_output=True, text=True, timeout=_ANSWER_S, check=False
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return f"{command} does not run"
-    version = re.search(r'version "(\d+)', answer.stderr + answer.stdout)
-    if version is None:
-        return f"{command} does not say its version"
-    return None if int(version[1]) in RELEASES else f"{command} is Java {version[1]}"
