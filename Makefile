@@ -91,15 +91,20 @@ PYTEST := $(BIN)/python -m pytest --numprocesses $(PROCESSES) --dist loadscope -
 test: install
 	$(PYTEST) -m "not long and not nightly"
 
-test-long: install $(VENV)/jars/registry
+test-long: install $(VENV)/.registry
 	$(PYTEST) -m "long and not nightly"
 
 # Other random cases in every run: SEED=... repeats one.
-test-all: install $(VENV)/jars/registry $(VENV)/jars/s3
+test-all: install $(VENV)/.registry $(VENV)/.s3
 	seed=$${SEED:-$$(date +%s)} && WATERSMEET_TEST_SEED=$$seed $(PYTEST) --hypothesis-seed=$$seed
 
-# A schema registry for the tests of Avro, fetched the first time (109 MB).
-$(VENV)/jars/registry: tests/registry/jars.lock | install
+# Fetched the first time: a schema registry for the tests of Avro (109 MB); Hadoop's S3 connector with the AWS SDK; Spark's own Kafka
+# source and Kafka Streams, for what the benchmarks compare with. Stamps, since a fetch that fails halfway leaves the folder.
+$(VENV)/.registry: tests/registry/jars.lock
+$(VENV)/.s3: tests/stores/jars.lock
+$(VENV)/.benchmarks: benchmarks/jars.lock
+
+$(VENV)/.registry $(VENV)/.s3 $(VENV)/.benchmarks: | install
 	$(BIN)/python bin/fetch-jars $<
 	@touch $@
 
@@ -109,13 +114,8 @@ planted: install
 test-core: install
 	$(BIN)/python -m pytest tests/core tests/unit/test_architecture.py
 
-s3-test: install $(VENV)/jars/s3
+s3-test: install $(VENV)/.s3
 	$(BIN)/python -m pytest tests/stores/test_s3.py tests/stores/spark_on_s3.py
-
-# Hadoop's S3 connector with the AWS SDK.
-$(VENV)/jars/s3: tests/stores/jars.lock | install
-	$(BIN)/python bin/fetch-jars $<
-	@touch $@
 
 SEED ?= 1
 KILLS ?= 48
@@ -130,7 +130,7 @@ faults: install
 lives: install
 	$(BIN)/python -m tests.faults.lives --engine $(QUICK) --minutes $(MINUTES) --seed $(SEED)
 
-hostile: install $(VENV)/jars/registry
+hostile: install $(VENV)/.registry
 	$(BIN)/python -m tests.faults.hostile --engine $(ENGINE) --minutes $(MINUTES) --seed $(SEED)
 
 # `make test-long` kills an executor in a JVM of its own, without a cluster.
@@ -150,16 +150,11 @@ format: install
 
 BENCH ?=
 
-bench: install $(VENV)/jars/benchmarks
+bench: install $(VENV)/.benchmarks
 	$(BIN)/python -m benchmarks $(BENCH)
 
 soak: install
 	$(BIN)/python -m benchmarks.soak --engine $(ENGINE) --minutes $(MINUTES)
-
-# Spark's own Kafka source and Kafka Streams, for what the benchmarks compare with.
-$(VENV)/jars/benchmarks: benchmarks/jars.lock | install
-	$(BIN)/python bin/fetch-jars $<
-	@touch $@
 
 clean:
 	rm -rf $(VENV) demo-lake .pytest_cache .mypy_cache .ruff_cache .hypothesis
