@@ -30,6 +30,7 @@ from tests.support.crashes import CrashError, dying_at
 from tests.support.lakes import CaseLake, OpenSpark, folder_of
 from tests.support.topics import create_topics, delete_records, produce, produce_transaction
 from watersmeet.bronze import Bronze
+from watersmeet.core.reading import RECORD_BYTES
 from watersmeet.errors import DataLossError, QuarantineLimitError
 from watersmeet.kafka.cluster import Cluster
 from watersmeet.lake import tables
@@ -273,6 +274,9 @@ def test_a_batch_is_read_once_and_its_commit_and_its_files_say_what_they_hold(
         found = last_decision(lake.reader, table)
         assert found is not None
         facts = {"ranges": [[0, 0, last], [1, 0, last]], "refused": refused, "fills": False}
+        # Whoever notes them need not ask how large they are.
+        sizes = lake.reader.select(table, [RECORD_BYTES.name], [[("reason", "is not null", None)]])
+        facts["refused_bytes"] = sum(row[RECORD_BYTES.name] for row in sizes.to_pylist())
         assert found[1].facts == facts
         assert records(lake, source) == expected(cases, source)
         folder = Path(folder_of(lake.settings), table)

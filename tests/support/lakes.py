@@ -196,9 +196,10 @@ def headers_of(source: str, offset: int) -> list[dict[str, Any]]:
 def counted(rows: pa.Table) -> BatchCounts:
     """Bronze's rows by partition and reason, as `BronzeTable.append` takes them."""
     found = rows.group_by(["partition", "reason"]).aggregate(
-        [("offset", "count"), ("offset", "min"), ("offset", "max")]
+        [("offset", "count"), ("offset", "min"), ("offset", "max"), (RECORD_BYTES.name, "sum")]
     )
-    return BatchCounts(found.rename_columns(["partition", "reason", "records", "first", "last"]))
+    names = ["partition", "reason", "records", "first", "last", "bytes"]
+    return BatchCounts(found.rename_columns(names))
 
 
 def fill_bronze(bronze: BronzeTable, values: Mapping[tuple[int, int], bytes | None]) -> None:

@@ -56,7 +56,8 @@ class BatchCounts:
 
     `groups` has rows for each partition, reason and `heartbeat` (with a registry, for each
     `writer_schema`, too), each of some of the records, with the columns `records` (their number),
-    `timed` (how many of them have an event time), `first` and `last` (offsets).
+    `timed` (how many of them have an event time), `first` and `last` (offsets), and `bytes` (what
+    they take in memory).
     """
 
     groups: pa.Table
@@ -75,6 +76,11 @@ class BatchCounts:
     def refused(self) -> int:
         """Number of refused records."""
         return sum(self.refused_groups["records"].to_pylist())
+
+    @property
+    def refused_bytes(self) -> int:
+        """Bytes that the refused records take in memory."""
+        return sum(self.refused_groups["bytes"].to_pylist())
 
     @property
     def ranges(self) -> dict[int, tuple[int, int]]:
@@ -146,6 +152,7 @@ class BronzeTable:
             "timed": ("count", "event_time"),
             "first": ("min", "offset"),
             "last": ("max", "offset"),
+            "bytes": ("sum", RECORD_BYTES.name),
         }
         columns = self._engine.lake.schema(self.name).names
         by = ["partition", "reason", "heartbeat", WRITER_SCHEMA.name]
@@ -170,7 +177,12 @@ class BronzeTable:
         between others that are already there.
         """
         self.schemas.keep(counts.schema_ids)
-        facts = {"ranges": ranges_fact(counts.ranges), "refused": counts.refused, "fills": fills}
+        facts = {
+            "ranges": ranges_fact(counts.ranges),
+            "refused": counts.refused,
+            "refused_bytes": counts.refused_bytes,
+            "fills": fills,
+        }
         if reached:
             facts["reached"] = sorted(reached.items())
         return self.owner.append(self.name, rows, application_of(self.settings, self.input), facts)
@@ -192,9 +204,8 @@ class BronzeTable:
         if commit.facts["fills"]:
             noted = of_input(self.input, within(ranges))
             inputs.append(Selection(tables.QUARANTINE, ["partition", "offset"], noted))
-        sums = {"bytes": ("sum", RECORD_BYTES.name)}
-        size = self._engine.reader.summary(self.name, [], sums, where)["bytes"][0].as_py() or 0
         to_note = partial(_to_note, ranges=ranges)
+        size = commit.facts.get("refused_bytes")
         rows = self._engine.from_tables(to_note, inputs, sorted(ranges), schema, size=size)
         note = replace(commit, application=note_application(self.settings, self.input))
         self._engine.append(tables.QUARANTINE, rows, note)
