@@ -27,6 +27,7 @@ from pydantic import (
 
 from watersmeet.configuration import values as kinds
 from watersmeet.configuration.file import (
+    ANY,
     RefusedError,
     known_instead,
     problem_of,
@@ -79,6 +80,22 @@ _SOURCE_RULES = {
 """Rules that may change in an existing lake (in all of these mappings): names in YAML, with the
 attributes.
 """
+
+_TENANT = {"tenant": "tenant"}
+"""The path of tenants in the merge and in sources, which never changes in a lake."""
+
+_KEPT = frozenset(
+    path
+    for section, names in (
+        (("kafka",), _KAFKA_RULES),
+        (("merge",), _MERGE_RULES | _TENANT_RULES | _TENANT),
+        (("publish",), _PUBLISH_RULES),
+        (("sources", ANY), _SOURCE_RULES | _TENANT),
+    )
+    for path in ((*section, name) for name in names)
+    if path[-1] != "schema"
+)
+"""Fields that a lake keeps as the file has them, which a schema is not: its text is kept."""
 
 _PLACES = ("key", "event_time")
 """Rules of sources that lakes record in a form of their own (`recorded`)."""
@@ -313,7 +330,7 @@ class MetricsSettings(Part):
 class LineageSettings(Part):
     """The destination of OpenLineage events: a file or a URL."""
 
-    file: kinds.Location | None = None
+    file: kinds.File | None = None
     url: kinds.Url | None = Field(default=None, repr=False)
 
     @model_validator(mode="after")
@@ -752,7 +769,7 @@ def load_settings(path: Path, environ: Mapping[str, str] | None = None) -> Setti
     its `more`.
     """
     try:
-        values = read_values(path, os.environ if environ is None else environ)
+        values = read_values(path, os.environ if environ is None else environ, _KEPT)
         return Settings.model_validate(values, context={"folder": path.absolute().parent})
     except ValidationError as error:
         problems = problems_of(error)

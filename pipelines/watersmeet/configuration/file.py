@@ -6,7 +6,7 @@ import difflib
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from datetime import date
 from pathlib import Path
 from typing import Any, Final
@@ -43,16 +43,18 @@ itself has more.
 """
 _COMPARED: Final = "equals"
 _PASSED_ON: Final = frozenset(["options", "storage", "spark"])
-_RULES: Final = frozenset([("publish", "valid"), ("publish", "value"), ("merge", "tenant")])
-_RULES_OF_SOURCES: Final = frozenset(["key", "tenant", "event_time", "heartbeat", "where"])
-"""Fields of a configuration, and of each of its sources, whose texts are rules that the
-lake keeps.
-"""
+ANY: Final = "*"
+"""Name in the path of a field that stands for that of any source."""
 _MERGE: Final = "tag:yaml.org,2002:merge"
 
 
-def read_values(path: Path, environ: Mapping[str, str]) -> object:
-    """Return the file's mapping, with every variable filled in. Raises RefusedError."""
+def read_values(
+    path: Path, environ: Mapping[str, str], kept: Collection[tuple[str, ...]]
+) -> object:
+    """Return the file's mapping, with every variable filled in. Raises RefusedError.
+
+    `kept`: paths of the fields that the lake keeps, which take no variable.
+    """
     try:
         content = path.read_bytes()
         loader = yaml.SafeLoader(content)
@@ -84,7 +86,7 @@ def read_values(path: Path, environ: Mapping[str, str]) -> object:
         raise RefusedError("is empty", fix="write a configuration, or let `init` write an example")
     if not isinstance(values, dict):
         raise RefusedError(f"must be a mapping of fields, not {_kind_of(values)}")
-    return _substituted(values, environ)
+    return _substituted(values, environ, kept)
 
 
 def _yaml_problem(error: yaml.YAMLError) -> str:
@@ -198,17 +200,21 @@ def _refuse_repeated_keys(node: yaml.Node | None, at: tuple[str, ...], seen: set
             _refuse_repeated_keys(value, (*at, name), seen)
 
 
-def _substituted(value: object, environ: Mapping[str, str], *at: str) -> object:
+def _substituted(
+    value: object, environ: Mapping[str, str], kept: Collection[tuple[str, ...]], *at: str
+) -> object:
     """Return a value with every `${NAME}` in it replaced once; what a variable holds is not
     searched again.
     """
     if isinstance(value, dict):
-        return {key: _substituted(item, environ, *at, str(key)) for key, item in value.items()}
+        return {
+            key: _substituted(item, environ, kept, *at, str(key)) for key, item in value.items()
+        }
     if isinstance(value, list):
-        return [_substituted(item, environ, *at) for item in value]
+        return [_substituted(item, environ, kept, *at) for item in value]
     if not isinstance(value, str) or "${" not in value:
         return value
-    if at[:2] in _RULES or (at[:1] == ("sources",) and at[2:3] and at[2] in _RULES_OF_SOURCES):
+    if at[:2] in kept or (*at[:1], ANY, *at[2:3]) in kept:
         raise RefusedError(
             "{path} must not have `${`: a rule is kept with the lake for ever, where everybody who "
             "reads the lake sees it, and must be the same wherever it is used",

@@ -253,7 +253,7 @@ class RepartitionSettings(Part):
     """
 
     origin: kinds.Topics = Field(validation_alias="from", examples=["clicks"])
-    partitions: kinds.Count = Field(examples=["6"])
+    partitions: kinds.Partitions = Field(examples=["6"])
 
     @property
     def from_topics(self) -> tuple[str, ...]:

@@ -43,8 +43,14 @@ SIZE_UNITS: Final = {
 LARGEST_COUNT: Final = 2**31 - 1
 LARGEST_OFFSET: Final = 2**63 - 1
 LARGEST_PORT: Final = 65_535
+# Kafka's own limit of a cluster lies about there.
+MOST_PARTITIONS: Final = 100_000
 # librdkafka sends at most 1 000 000 000 bytes in one message, key and headers included.
 LARGEST_MESSAGE: Final = 999_000_000
+# What the headers of a message count; a smaller size is a number that lacks its unit.
+SMALLEST_SIZE: Final = 200
+# As milliseconds, every time in epoch seconds until the year 2969 lies in 1970.
+FIRST_START_MS: Final = 31_536_000_000
 # A reader (a run, a query, a notebook) needs a version of a table for as long as the reading takes.
 SHORTEST_RETENTION_MS: Final = 3_600_000
 
@@ -106,6 +112,13 @@ OWN_OPTIONS: Final = re.compile(
 
 _WITH_CONTAINERS: Final = frozenset(["abfs", "abfss", "wasb", "wasbs"])
 """Schemes of URIs with `container@account`."""
+
+_SCHEME: Final = r"[A-Za-z][A-Za-z0-9+.-]+:"
+_WHOLE_URI: Final = (
+    r"(?i:file:(//(localhost)?)?/[^/]"
+    rf"|(?!file:){_SCHEME}//[^/]|(?!(file|s3a?|gs|az|azure|adl|abfss?|wasbs?):){_SCHEME}/)"
+)
+"""A URI that says where it is, whatever the current folder; that of a file names no other host."""
 
 _NOT_A_DURATION: Final = "is not a duration"
 _RIGHT_DURATION: Final = "write a whole number and ms, s, m, h or d, such as `30m`"
@@ -209,11 +222,27 @@ def _timestamp(given: object) -> int:
             "{path}: {value} is not a time",
             fix="write ISO 8601, such as `2026-01-01T00:00:00Z`, or epoch milliseconds",
         )
-    if not 0 <= timestamp_ms <= LAST_EVENT_TIME_MS:
+    if not FIRST_START_MS <= timestamp_ms <= LAST_EVENT_TIME_MS:
         raise RefusedError(
-            "{path}: {value} is out of range", fix="it must lie from 1970 to the year 9999"
+            "{path}: {value} is out of range",
+            fix="it must lie from 1971 to the year 9999, a number in milliseconds; `earliest` is "
+            "before all",
         )
     return timestamp_ms
+
+
+def _not_without_unit(size: int, info: ValidationInfo) -> int:
+    """Return a size as it is; raise RefusedError for one of a file that is smaller than any use.
+
+    A lake may have been begun with one.
+    """
+    if info.context is not None and size < SMALLEST_SIZE:
+        raise RefusedError(
+            "{path}: {value} is too small, since the headers of a message alone count "
+            f"{SMALLEST_SIZE} bytes",
+            fix="write the unit, such as `8MiB`",
+        )
+    return size
 
 
 _FROM_1_TO: Final = "{path}: {value} is not a whole number from 1 to "
@@ -233,6 +262,13 @@ Size = Annotated[
         "{path}: {value} is not a size in bytes (such as `8MiB`, or a whole number) from 1 to "
         f"{LARGEST_MESSAGE}"
     ),
+    AfterValidator(_not_without_unit),
+]
+Partitions = Annotated[
+    int,
+    Field(strict=True, ge=1, le=MOST_PARTITIONS),
+    BeforeValidator(_whole),
+    _else(f"{_FROM_1_TO}{MOST_PARTITIONS}"),
 ]
 Port = Annotated[
     int,
@@ -305,9 +341,16 @@ def _location(text: str, info: ValidationInfo) -> str:
     """Return a URI as it is; any other text is a path, made absolute from the folder of the
     configuration file.
 
-    Raises RefusedError for a URI with credentials, since a location is shown to everybody.
+    Raises RefusedError for a URI with credentials, since a location is shown to everybody, and for
+    one that does not say the whole way: it would be counted from wherever the process runs.
     """
-    if re.match(r"[A-Za-z][A-Za-z0-9+.-]+:", text):
+    if re.match(_SCHEME, text):
+        if not re.match(_WHOLE_URI, text):
+            raise RefusedError(
+                "{path}: {value} is a URI without an absolute path",
+                fix="write `file:///folder` or `s3://bucket/folder`, or a path without a scheme, "
+                "which is counted from this file's folder",
+            )
         if _may_have_credentials(text):
             raise RefusedError(
                 "{path} has a user, a password or a query in its URI",
@@ -315,6 +358,15 @@ def _location(text: str, info: ValidationInfo) -> str:
             )
         return text.rstrip("/")
     return str(_absolute(Path(text), info))
+
+
+def _file(location: str) -> str:
+    """Return a location as it is. Raises RefusedError for one in a store, which has no files that
+    grow.
+    """
+    if re.match(_SCHEME, location):
+        raise RefusedError("{path}: {value} is a URI", fix="name a file by its path")
+    return location
 
 
 def _may_have_credentials(uri: str) -> bool:
@@ -397,6 +449,7 @@ def _shape_of_names(value: object) -> str:
 
 Text = Annotated[str, StringConstraints(strict=True, pattern=r"\S")]
 Location = Annotated[Text, AfterValidator(_location)]
+File = Annotated[Location, AfterValidator(_file)]
 Schema = Annotated[SchemaFile, BeforeValidator(_schema_file)]
 Name = Annotated[
     Text, _matching("[A-Za-z0-9._-]+", "a name", "use letters, digits, `-`, `_` and `.`")
@@ -439,7 +492,8 @@ DottedPath = Annotated[
 ]
 
 ZoneName = Annotated[Text, AfterValidator(_zone_name)]
-_SERVER = r"\s*([A-Za-z0-9_]+://)?(\[[0-9A-Fa-f:.]+\]|[^\s,:/\[\]]+):[0-9]{1,5}\s*"
+_PORT = "0*([1-9][0-9]{0,3}|[1-5][0-9]{4}|6[0-4][0-9]{3}|65[0-4][0-9]{2}|655[0-2][0-9]|6553[0-5])"
+_SERVER = rf"\s*([A-Za-z0-9_]+://)?(\[[0-9A-Fa-f:.]+\]|[^\s,:/\[\]]+):{_PORT}\s*"
 Servers = Annotated[
     Text,
     _matching(
