@@ -58,6 +58,7 @@ SPARK_TESTS = (
     "tests/integration/test_live.py",
     "tests/integration/test_monitoring.py::test_both_engines_",
     "tests/integration/test_notebooks.py::test_a_notebook_runs_on_",
+    "tests/integration/test_odd_timestamps.py",
     "tests/integration/test_operations.py::test_a_jump_",
     "tests/integration/test_other_readers.py",
     "tests/kafka/test_source.py",

@@ -5,14 +5,15 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Mapping, Sequence
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from deltalake.transaction import AddAction
 
+from watersmeet.core.times import LAST_EVENT_TIME_MS
 from watersmeet.lake.files import Files
 
 
@@ -62,7 +63,10 @@ class DataFile:
 
 
 def _statistics(written: pq.FileMetaData, counted: Sequence[str]) -> dict[str, Any]:
-    """Return the statistics of these columns of a file, as Delta's log has them."""
+    """Return the statistics of these columns of a file, as Delta's log has them.
+
+    A bound that is a time outside the calendar is left out: the log has times as text.
+    """
     least = dict[str, Any]()
     most = dict[str, Any]()
     nulls = dict[str, int]()
@@ -72,8 +76,18 @@ def _statistics(written: pq.FileMetaData, counted: Sequence[str]) -> dict[str, A
         statistics = [group.column(columns[name]).statistics for group in groups]
         nulls[name] = sum(column.null_count for column in statistics)
         if with_values := [column for column in statistics if column.has_min_max]:
-            least[name] = _json_value(min(column.min for column in with_values))
-            most[name] = _json_value(max(column.max for column in with_values))
+            # Not `min` and `max` of a time, which are times of Python.
+            is_time = with_values[0].logical_type.type == "TIMESTAMP"
+            first, last = ("min_raw", "max_raw") if is_time else ("min", "max")
+            bounds = (
+                (least, min(getattr(column, first) for column in with_values)),
+                (most, max(getattr(column, last) for column in with_values)),
+            )
+            for limits, bound in bounds:
+                if not is_time:
+                    limits[name] = bound
+                elif 0 <= bound // 1000 <= LAST_EVENT_TIME_MS:
+                    limits[name] = _time_text(bound)
     return {
         "numRecords": written.num_rows,
         "minValues": least,
@@ -82,10 +96,6 @@ def _statistics(written: pq.FileMetaData, counted: Sequence[str]) -> dict[str, A
     }
 
 
-def _json_value(value: Any) -> Any:
-    """Return a number or a text as it is, and a time as text with whole milliseconds."""
-    return (
-        value.isoformat(timespec="milliseconds").replace("+00:00", "Z")
-        if isinstance(value, datetime)
-        else value
-    )
+def _time_text(us: int) -> str:
+    """Return epoch microseconds as text with whole milliseconds."""
+    return str(np.datetime_as_string(np.datetime64(us, "us"), unit="ms", timezone="UTC"))

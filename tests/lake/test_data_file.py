@@ -1,0 +1,55 @@
+"""A file that a task writes: its statistics in the log say what it holds, or nothing."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable
+from deltalake.transaction import AddAction
+
+from watersmeet.core.times import LAST_EVENT_TIME_MS
+from watersmeet.core.types import TIME
+from watersmeet.lake.data_file import DataFile
+from watersmeet.lake.files import Files
+
+FIRST, LAST = "1970-01-01T00:00:00.000Z", "9999-12-31T23:59:59.999Z"
+BEYOND = (LAST_EVENT_TIME_MS + 1, 1_768_780_800_123_456, (2**63 - 1) // 1000)
+BEFORE = (-1, -(10**15), -(2**63) // 1000 + 1)
+SCHEMA = pa.schema([("offset", pa.int64()), ("time", TIME)])
+
+
+def written(folder: Path, *times_ms: int) -> AddAction:
+    times = pa.array([ms * 1000 for ms in times_ms], pa.int64()).cast(TIME)
+    file = DataFile(folder / "rows", SCHEMA, SCHEMA.names)
+    for offset, time in enumerate(times):  # a row group each
+        file.write(pa.table([[offset], pa.array([time], TIME)], schema=SCHEMA))
+    return file.put(Files({}), str(folder), "part.parquet", {})
+
+
+@pytest.mark.parametrize(
+    ("times", "least", "most"),
+    [
+        ((0, 5, LAST_EVENT_TIME_MS), FIRST, LAST),
+        *(((0, ms), FIRST, None) for ms in BEYOND),
+        *(((ms, LAST_EVENT_TIME_MS), None, LAST) for ms in BEFORE),
+        ((*BEFORE, *BEYOND), None, None),
+    ],
+)
+def test_a_time_of_any_number_is_written_and_bounds_are_times_of_the_calendar(
+    tmp_path: Path, times: tuple[int, ...], least: str | None, most: str | None
+) -> None:
+    added = written(tmp_path, *times)
+    statistics = json.loads(added.stats)
+    assert statistics["minValues"].get("time") == least
+    assert statistics["maxValues"].get("time") == most
+    assert (statistics["minValues"]["offset"], statistics["maxValues"]["offset"]) == (
+        0,
+        len(times) - 1,
+    )
+    table = DeltaTable.create(str(tmp_path), SCHEMA)
+    table.create_write_transaction([added], "append", table.schema())
+    rows = DeltaTable(str(tmp_path)).to_pyarrow_table()
+    assert sorted(us // 1000 for us in rows["time"].cast(pa.int64()).to_pylist()) == sorted(times)
